@@ -1,0 +1,1 @@
+"""Sources, per-image transforms, whole-batch mixing, and the loader that joins them."""

@@ -1,0 +1,62 @@
+"""The transformer block, written once: dense or isotypic by the parts it is given."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+
+class Block(nnx.Module):
+    """x + scale1(attention(norm1(x))), then x + scale2(mlp(norm2(x))).
+
+    Each branch is dropped out, then kept or dropped whole for each sample (stochastic depth); the two branches draw
+    independently.
+
+    Args:
+      norm1, attention, norm2, mlp: the parts, all dense or all isotypic of one group.
+      scale1, scale2: layer scales, or None.
+      drop_path: probability of dropping a branch for a sample.
+      dropout: probability of zeroing an entry of a branch.
+      drop: `dropout` of the parts' file.
+    """
+
+    def __init__(
+        self,
+        *,
+        norm1: nnx.Module,
+        attention: nnx.Module,
+        scale1: nnx.Module | None,
+        norm2: nnx.Module,
+        mlp: nnx.Module,
+        scale2: nnx.Module | None,
+        drop_path: float,
+        dropout: float,
+        drop: Callable,
+    ):
+        self.norm1, self.attention, self.scale1 = norm1, attention, scale1
+        self.norm2, self.mlp, self.scale2 = norm2, mlp, scale2
+        self.drop_path, self.dropout, self.drop = drop_path, dropout, drop
+
+    def __call__(self, x, *, key: jax.Array | None = None):
+        keys = (None, None) if key is None else jax.random.split(key)
+        x = self._add(x, self.attention(self.norm1(x)), self.scale1, keys[0])
+        return self._add(x, self.mlp(self.norm2(x)), self.scale2, keys[1])
+
+    def _add(self, x, branch, scale, key):
+        if key is not None:
+            dropout_key, path_key = jax.random.split(key)
+            branch = drop_path(self.drop(branch, self.dropout, dropout_key), self.drop_path, path_key)
+        branch = branch if scale is None else scale(branch)
+        return jax.tree.map(jnp.add, x, branch)
+
+
+def drop_path(x, rate: float, key: jax.Array | None):
+    """Keep x for a share 1 - rate of the samples, divided by that share, and zero it for the others.
+
+    One draw per sample serves all tokens, channels and irreps.
+    """
+    if key is None or not rate:
+        return x
+    kept = jax.random.bernoulli(key, 1 - rate, (*x.shape[:-2], 1, 1))
+    return jax.tree.map(lambda leaf: jnp.where(kept, leaf / (1 - rate), 0), x)

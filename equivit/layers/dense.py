@@ -1,0 +1,170 @@
+"""The layers of a plain transformer.  `isotypic.py` has the same names for fields.
+
+Batch, tokens and channels are the last three axes; there may be any number of batch axes.  A layer computes in the type
+of its input and parameters; normalisation and softmax inside in float32 at least.  The named scopes are how costs are
+told apart (`models/costs.py`).
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+# The official codes cut this normal at +-2 absolute, one hundred standard deviations: nothing is ever cut.
+WEIGHT_INIT = nnx.initializers.normal(0.02)
+
+
+class Linear(nnx.Module):
+    """y = x W + b.
+
+    Shapes: [*B, N, in_features] -> [*B, N, out_features].
+    """
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool = True, rngs: nnx.Rngs):
+        self.weight = nnx.Param(WEIGHT_INIT(rngs.params(), (in_features, out_features)))
+        self.bias = nnx.Param(jnp.zeros(out_features)) if bias else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        with jax.named_scope("linear"):
+            y = x @ self.weight[...]
+            return y if self.bias is None else y + self.bias[...]
+
+
+class LayerNorm(nnx.Module):
+    """Mean 0 and variance 1 over the channels of each token, then scale and bias.
+
+    Shapes: [*B, N, C] -> the same.
+    """
+
+    def __init__(self, width: int, *, eps: float = 1e-6):
+        self.scale = nnx.Param(jnp.ones(width))
+        self.bias = nnx.Param(jnp.zeros(width))
+        self.eps = eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        with jax.named_scope("norm"):
+            y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+            y = y - y.mean(-1, keepdims=True)
+            y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + self.eps)
+            return (y * self.scale[...] + self.bias[...]).astype(x.dtype)
+
+
+class LayerScale(nnx.Module):
+    """A learned factor per channel, small at first.  Shapes: [*B, N, C] -> the same."""
+
+    def __init__(self, width: int, init: float):
+        self.scale = nnx.Param(jnp.full(width, init))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x * self.scale[...]
+
+
+def gelu(x: jax.Array) -> jax.Array:
+    """The exact GELU, with erf."""
+    with jax.named_scope("activation"):
+        return jax.nn.gelu(x, approximate=False)
+
+
+class Mlp(nnx.Module):
+    """Linear, GELU, linear.  Shapes: [*B, N, width] -> the same, through [*B, N, hidden]."""
+
+    def __init__(self, width: int, hidden: int, *, rngs: nnx.Rngs):
+        self.fc1 = Linear(width, hidden, rngs=rngs)
+        self.fc2 = Linear(hidden, width, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.fc2(gelu(self.fc1(x)))
+
+
+def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Softmax attention, softmax in float32 at least.  Shapes: q [*B, H, N, d], k and v [*B, H, M, d] -> as q."""
+    with jax.named_scope("attention"):
+        logits = jnp.einsum("...nd,...md->...nm", q * (1 / math.sqrt(q.shape[-1])), k)
+        weights = jax.nn.softmax(logits.astype(jnp.promote_types(q.dtype, jnp.float32)), axis=-1)
+        return jnp.einsum("...nm,...md->...nd", weights.astype(v.dtype), v)
+
+
+class Attention(nnx.Module):
+    """Multi-head self-attention.  The columns of `qkv` are ordered (q | k | v) x heads x head channels.
+
+    Shapes: [*B, N, width] -> the same.
+
+    Raises:
+      ValueError: `num_heads` does not divide `width`.
+    """
+
+    def __init__(self, width: int, num_heads: int, *, qkv_bias: bool = True, rngs: nnx.Rngs):
+        if width % num_heads:
+            raise ValueError(f"Attention: {num_heads=} must divide {width=}.")
+        self.qkv = Linear(width, 3 * width, bias=qkv_bias, rngs=rngs)
+        self.proj = Linear(width, width, rngs=rngs)
+        self.num_heads = num_heads
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        qkv = self.qkv(x).reshape(*x.shape[:-1], 3, self.num_heads, -1)
+        q, k, v = jnp.moveaxis(qkv, (-3, -2), (0, -3))
+        y = attend(q, k, v)
+        return self.proj(jnp.swapaxes(y, -2, -3).reshape(x.shape))
+
+
+def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
+    """Zero each entry with probability `rate` and divide the others by 1 - rate; `key=None` leaves x alone."""
+    if key is None or not rate:
+        return x
+    return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0)
+
+
+class PatchEmbed(nnx.Module):
+    """Each patch of the image times one matrix: a convolution whose stride is its kernel.
+
+    Shapes: [*B, H, W, in_channels] -> [*B, (H/ph) (W/pw), width], tokens row by row.
+    """
+
+    def __init__(self, patch_size: tuple[int, int], in_channels: int, width: int, *, rngs: nnx.Rngs):
+        bound = 1 / math.sqrt(patch_size[0] * patch_size[1] * in_channels)
+        self.kernel = nnx.Param(uniform(rngs.params(), (*patch_size, in_channels, width), bound))
+        self.bias = nnx.Param(uniform(rngs.params(), (width,), bound))
+        self.patch_size = patch_size
+
+    def __call__(self, images: jax.Array) -> jax.Array:
+        with jax.named_scope("linear"):
+            kernel = self.kernel[...]
+            return patchify(images, self.patch_size) @ kernel.reshape(-1, kernel.shape[-1]) + self.bias[...]
+
+
+def uniform(key: jax.Array, shape: tuple[int, ...], bound: float) -> jax.Array:
+    """Uniform in [-bound, bound]: how convolutions start, bound = 1/sqrt(number of inputs)."""
+    return jax.random.uniform(key, shape, minval=-bound, maxval=bound)
+
+
+def patchify(images: jax.Array, patch_size: tuple[int, int]) -> jax.Array:
+    """Cut images into patches.  Shapes: [*B, H, W, C] -> [*B, N, ph pw C], patches and their pixels row by row."""
+    *batch, height, width, channels = images.shape
+    ph, pw = patch_size
+    x = images.reshape(*batch, height // ph, ph, width // pw, pw, channels)
+    return jnp.swapaxes(x, -3, -4).reshape(*batch, (height // ph) * (width // pw), ph * pw * channels)
+
+
+def unpatchify(patches: jax.Array, grid: tuple[int, int], patch_size: tuple[int, int]) -> jax.Array:
+    """The inverse of `patchify` for a grid (h, w) of patches: [*B, N, ph pw C] -> [*B, H, W, C]."""
+    *batch, _, size = patches.shape
+    (h, w), (ph, pw) = grid, patch_size
+    x = patches.reshape(*batch, h, w, ph, pw, size // (ph * pw))
+    return jnp.swapaxes(x, -3, -4).reshape(*batch, h * ph, w * pw, -1)
+
+
+class MlpHead(nnx.Module):
+    """Optional layer norm, linear, GELU, linear: the classifier after an invariantization (octic ViTs, Appendix C).
+
+    Shapes: [*B, in_features] -> [*B, num_classes].
+    """
+
+    def __init__(self, in_features: int, hidden: int, num_classes: int, *, norm: bool = False, rngs: nnx.Rngs):
+        self.norm = LayerNorm(in_features) if norm else None
+        self.fc1 = Linear(in_features, hidden, rngs=rngs)
+        self.fc2 = Linear(hidden, num_classes, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = x if self.norm is None else self.norm(x)
+        return self.fc2(gelu(self.fc1(x)))

@@ -1,0 +1,193 @@
+"""Invariantizations: from a field to channels that the group does not change (octic ViTs, Appendix C).
+
+Each maps a field to a dense array [*B, N, out_features] token by token; leading axes are free, so a field averaged over
+its tokens, [4, *B, C], is mapped to [*B, out_features].
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from equivit.layers.isotypic import channels
+from equivit.symmetry import fields
+from equivit.symmetry.fields import Isotypic
+from equivit.symmetry.groups import OCTIC, Group
+
+
+class Linear(nnx.Module):
+    """The invariant component alone: width / order channels.
+
+    Args:
+      absolute: take its absolute value, as the official octic code does; Eq. 13 does not.
+    """
+
+    def __init__(self, width: int, *, group: Group, absolute: bool = True):
+        self.out_features, self.absolute = channels("Linear invariant", width, group), absolute
+
+    def __call__(self, x: Isotypic) -> jax.Array:
+        return jnp.abs(x.one[0]) if self.absolute else x.one[0]
+
+
+class PowerSpectrum(nnx.Module):
+    """The size of each irrep: A1, |A2|, |B1|, |B2|, and the norm of each copy of E (Eq. 15); 6/8 of the width.
+
+    FLIP: sym and |asym|, the whole width.
+    """
+
+    def __init__(self, width: int, *, group: Group):
+        self.out_features = channels("PowerSpectrum", width, group) * sum(len(i.seeds) for i in group.irreps)
+
+    def __call__(self, x: Isotypic) -> jax.Array:
+        parts = [x.one[0], *jnp.abs(x.one[1:])]
+        return jnp.concatenate(parts if x.two is None else [*parts, _norm(x.two)], axis=-1)
+
+
+class TripleCorrelation(nnx.Module):
+    """The 15 invariant polynomials of degree three (Eq. 14); 15/8 of the width.  OCTIC only."""
+
+    def __init__(self, width: int, *, group: Group):
+        self.out_features = 15 * _octic_channels("TripleCorrelation", width, group)
+
+    def __call__(self, x: Isotypic) -> jax.Array:
+        a1, *_ = components = _components(x)
+        quadratic, cubic = _quadratic(*components), _cubic(*components)
+        return jnp.concatenate([a1**3, *(a1 * p for p in quadratic), *cubic], axis=-1).astype(x.dtype)
+
+
+class Polynomial(nnx.Module):
+    """The 32 polynomials that generate all invariant ones (Eq. 16); 32/8 of the width.  OCTIC only."""
+
+    def __init__(self, width: int, *, group: Group):
+        self.out_features = 32 * _octic_channels("Polynomial", width, group)
+
+    def __call__(self, x: Isotypic) -> jax.Array:
+        c = _components(x)
+        parts = [c[0], *_quadratic(*c), *_cubic(*c), *_quartic(*c), *_quintic(*c)]
+        return jnp.concatenate(parts, axis=-1).astype(x.dtype)
+
+
+class MaxFiltering(nnx.Module):
+    """For each learned reference y_k, the largest <g y_k, x> over the group (Eq. 17).
+
+    Args:
+      references: how many; the paper takes twice the width.
+    """
+
+    def __init__(self, width: int, *, group: Group, references: int | None = None, rngs: nnx.Rngs):
+        self.out_features, self.group = references or 2 * width, group
+        y = jax.random.normal(rngs.params(), (self.out_features, width))
+        channels("MaxFiltering", width, group)
+        self.references = nnx.Param(y / jnp.linalg.norm(y, axis=-1, keepdims=True))
+
+    def __call__(self, x: Isotypic) -> jax.Array:
+        y = fields.from_dense(self.references[...], self.group)
+        moved = jnp.stack([fields.to_dense(fields.act_on_channels(g, y)) for g in self.group.elements])
+        return jnp.einsum("...d,gkd->g...k", fields.to_dense(x), moved).max(0)
+
+
+class Canonisation(nnx.Module):
+    """Turn each token to where it fits a learned reference best: g* x, g* = argmax <y, g x> (Eq. 18); the whole width.
+
+    Of equal maxima the first in the group's order is taken.  The products are taken with the moved token, so that all
+    transforms of a token give the same eight numbers to the last bit.
+    """
+
+    def __init__(self, width: int, *, group: Group, rngs: nnx.Rngs):
+        channels("Canonisation", width, group)
+        y = jax.random.normal(rngs.params(), (width,))
+        self.reference = nnx.Param(y / jnp.linalg.norm(y))
+        self.out_features = width
+
+    def __call__(self, x: Isotypic) -> jax.Array:
+        moved = jnp.stack([fields.to_dense(fields.act_on_channels(g, x)) for g in x.group.elements])
+        best = (moved * self.reference[...]).sum(-1).argmax(0)
+        return jnp.take_along_axis(moved, best[None, ..., None], axis=0)[0]
+
+
+KINDS = {
+    "linear": Linear,
+    "linear_signed": lambda width, *, group: Linear(width, group=group, absolute=False),
+    "power_spectrum": PowerSpectrum,
+    "triple_correlation": TripleCorrelation,
+    "polynomial": Polynomial,
+    "max_filtering": MaxFiltering,
+    "canonisation": Canonisation,
+}
+
+
+def create(kind: str, width: int, *, group: Group, rngs: nnx.Rngs) -> nnx.Module:
+    """The invariantization of that name, with `out_features`.
+
+    Raises:
+      ValueError: no such kind.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"invariantization {kind!r} is not one of {', '.join(KINDS)}.")
+    learned = {"rngs": rngs} if KINDS[kind] in (MaxFiltering, Canonisation) else {}
+    return KINDS[kind](width, group=group, **learned)
+
+
+def _octic_channels(name, width, group):
+    if group is not OCTIC:
+        raise ValueError(
+            f"{name}: is defined for the octic group only, not for {group.name}; power_spectrum is for both."
+        )
+    return channels(name, width, group)
+
+
+def _norm(rows: jax.Array) -> jax.Array:
+    """Norm over the leading axis whose gradient at zero is zero, where a class token starts."""
+    squares = jnp.square(rows).sum(0)
+    zero = squares == 0
+    return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, squares)))
+
+
+def _components(x: Isotypic) -> tuple[jax.Array, ...]:
+    """A1, A2, B1, B2, E11, E12, E21, E22 in float32 at least: products of four numbers overflow half precision."""
+    return tuple(fields.to_components(x).astype(np.promote_types(x.dtype, np.float32)))
+
+
+def _quadratic(a1, a2, b1, b2, u1, v1, u2, v2):
+    """Invariants of degree two, without A1: u, v are the rows of E, 1 and 2 its copies."""
+    return u2**2 + v2**2, u1 * u2 + v1 * v2, u1**2 + v1**2, b2**2, b1**2, a2**2
+
+
+def _cubic(a1, a2, b1, b2, u1, v1, u2, v2):
+    return (
+        b2 * u2 * v2,
+        b2 * (v1 * u2 + u1 * v2),
+        b2 * u1 * v1,
+        b1 * (u2**2 - v2**2),
+        b1 * (u1 * u2 - v1 * v2),
+        b1 * (u1**2 - v1**2),
+        a2 * (v1 * u2 - u1 * v2),
+        a2 * b1 * b2,
+    )
+
+
+def _quartic(a1, a2, b1, b2, u1, v1, u2, v2):
+    return (
+        u2**4 + v2**4,
+        u1 * u2**3 + v1 * v2**3,
+        u1**2 * u2**2 + v1**2 * v2**2,
+        u1**3 * u2 + v1**3 * v2,
+        u1**4 + v1**4,
+        b1 * b2 * (v1 * u2 - u1 * v2),
+        a2 * b2 * (u2**2 - v2**2),
+        a2 * b2 * (u1 * u2 - v1 * v2),
+        a2 * b2 * (u1**2 - v1**2),
+        a2 * b1 * u2 * v2,
+        a2 * b1 * (v1 * u2 + u1 * v2),
+        a2 * b1 * u1 * v1,
+    )
+
+
+def _quintic(a1, a2, b1, b2, u1, v1, u2, v2):
+    return (
+        a2 * u2 * v2 * (u2**2 - v2**2),
+        a2 * (v1 * u2**3 - u1 * v2**3),
+        a2 * u1 * v1 * (u2**2 - v2**2),
+        a2 * u1 * v1 * (u1 * u2 - v1 * v2),
+        a2 * u1 * v1 * (u1**2 - v1**2),
+    )

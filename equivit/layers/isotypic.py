@@ -1,0 +1,285 @@
+"""Layers between fields that commute with a group: the isotypic counterparts of `dense.py`.
+
+Shapes are those of `Isotypic`: one [4, *B, N, C], two [2, *B, N, 2C] (FLIP: one [2, *B, N, C] alone), C = width / order.
+Source: octic ViTs, Section 3.2; for FLIP, "Flopping for FLOPs" (arXiv 2502.05169).
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from equivit.layers.dense import WEIGHT_INIT, attend, patchify, uniform, unpatchify
+from equivit.symmetry import fields
+from equivit.symmetry.fields import Isotypic
+from equivit.symmetry.groups import FLIP, OCTIC, Group
+
+try:
+    from kernels.d8_gelu import d8_gelu
+except ImportError as error:
+    import kernels
+
+    raise ImportError(
+        f"the package `kernels` at {list(kernels.__path__)} is not equivit's: run from the root of the repository, or "
+        "uninstall the other package of that name."
+    ) from error
+
+
+def channels(name: str, width: int, group: Group) -> int:
+    """Channels per component, width / order; ValueError when the order does not divide the width."""
+    if width % group.order:
+        lower = width // group.order * group.order
+        raise ValueError(
+            f"{name}: width {width} must be divisible by {group.order}, the order of the {group.name} group; "
+            f"the nearest are {lower} and {lower + group.order}."
+        )
+    return width // group.order
+
+
+def line_names(group: Group) -> tuple[str, ...]:
+    """Names of the 1-D irreps, for the logical tensors of a stacked leaf."""
+    return tuple(irrep.name for irrep in group.lines)
+
+
+class Linear(nnx.Module):
+    """A linear map that commutes with the group.
+
+    An irrep can only feed its own kind (Schur), so four C x C' matrices and one 2C x 2C' matrix shared by both rows of E
+    replace a dense 8C x 8C' one: 64/12 = 5.33 times fewer multiplications (FLIP: two matrices, 2 times fewer).  Only the
+    invariant component has a bias; a bias elsewhere would break the symmetry.
+
+    Raises:
+      ValueError: the order of the group does not divide a width.
+    """
+
+    def __init__(self, in_features: int, out_features: int, *, group: Group, bias: bool = True, rngs: nnx.Rngs):
+        c, c_out = channels("Linear in", in_features, group), channels("Linear out", out_features, group)
+        one = WEIGHT_INIT(rngs.params(), (len(group.lines), c, c_out))
+        self.one = nnx.Param(one, tensors=line_names(group))
+        self.two = nnx.Param(WEIGHT_INIT(rngs.params(), (2 * c, 2 * c_out)), tensors="E") if group.planes else None
+        self.bias = nnx.Param(jnp.zeros(c_out)) if bias else None
+
+    def __call__(self, x: Isotypic) -> Isotypic:
+        with jax.named_scope("linear"):
+            one = jnp.einsum("i...c,icd->i...d", x.one, self.one[...])
+            one = one if self.bias is None else _add_to_first(one, self.bias[...])
+            return Isotypic(one, None if x.two is None else x.two @ self.two[...])
+
+
+class LayerNorm(nnx.Module):
+    """Each irrep to mean 0, divided by one common deviation, then a scale per channel and a bias on the invariant part.
+
+    sigma^2 = (sum of weighted variances + eps) / order.  "official" weights a row of E by 1/2, as the public code does,
+    so E counts as one 1-D irrep though it holds half of the channels, and a field of unit variance leaves with deviation
+    sqrt(8/5); checkpoints need it.  "balanced" weights a row of E by 2, its share of the channels.  For FLIP they agree.
+    """
+
+    def __init__(self, width: int, *, group: Group, eps: float = 1e-5, weighting: str = "official"):
+        if weighting not in ("official", "balanced"):
+            raise ValueError(f"LayerNorm: {weighting=} must be 'official' or 'balanced'.")
+        c = channels("LayerNorm", width, group)
+        self.one = nnx.Param(jnp.ones((len(group.lines), c)), tensors=line_names(group))
+        self.two = nnx.Param(jnp.ones(2 * c), tensors="E") if group.planes else None
+        self.bias = nnx.Param(jnp.zeros(c))
+        self.eps, self.row_weight = eps, {"official": 0.5, "balanced": 2.0}[weighting]
+
+    def __call__(self, x: Isotypic) -> Isotypic:
+        with jax.named_scope("norm"):
+            y = jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)), x)
+            y = jax.tree.map(lambda leaf: leaf - leaf.mean(-1, keepdims=True), y)
+            total = jnp.square(y.one).mean(-1, keepdims=True).sum(0)
+            if y.two is not None:
+                total = total + self.row_weight * jnp.square(y.two).mean(-1, keepdims=True).sum(0)
+            inverse = jax.lax.rsqrt((total + self.eps) / x.group.order)
+            one = _add_to_first(y.one * inverse * _over_tokens(self.one[...], y.one), self.bias[...])
+            two = None if y.two is None else y.two * inverse * self.two[...]
+            return jax.tree.map(lambda leaf: leaf.astype(x.dtype), Isotypic(one, two))
+
+
+class LayerScale(nnx.Module):
+    """A learned factor per channel, the same for both rows of E."""
+
+    def __init__(self, width: int, init: float, *, group: Group):
+        c = channels("LayerScale", width, group)
+        self.one = nnx.Param(jnp.full((len(group.lines), c), init), tensors=line_names(group))
+        self.two = nnx.Param(jnp.full(2 * c, init), tensors="E") if group.planes else None
+
+    def __call__(self, x: Isotypic) -> Isotypic:
+        two = None if x.two is None else x.two * self.two[...]
+        return Isotypic(x.one * _over_tokens(self.one[...], x.one), two)
+
+
+def gelu(x: Isotypic) -> Isotypic:
+    """The exact GELU of the field's values on the group, which the group only permutes."""
+    with jax.named_scope("activation"):
+        if x.group is OCTIC:
+            return Isotypic(*d8_gelu(x.one, x.two, OCTIC.fourier))
+        return fields.from_regular(jax.nn.gelu(fields.to_regular(x), approximate=False))
+
+
+class Mlp(nnx.Module):
+    """Linear, GELU, linear."""
+
+    def __init__(self, width: int, hidden: int, *, group: Group, rngs: nnx.Rngs):
+        self.fc1 = Linear(width, hidden, group=group, rngs=rngs)
+        self.fc2 = Linear(hidden, width, group=group, rngs=rngs)
+
+    def __call__(self, x: Isotypic) -> Isotypic:
+        return self.fc2(gelu(self.fc1(x)))
+
+
+class Attention(nnx.Module):
+    """Multi-head self-attention: products of queries and keys are invariant, so weighted sums of values are equivariant.
+
+    The outputs of `qkv` are ordered (q | k | v) x heads x channels in each irrep; a head's vector is
+    [A1 | A2 | B1 | B2 | E row 0 | E row 1], of width / num_heads channels.
+
+    Raises:
+      ValueError: a head's channels are not divisible by the order of the group.
+    """
+
+    def __init__(self, width: int, num_heads: int, *, group: Group, qkv_bias: bool = True, rngs: nnx.Rngs):
+        if width % (num_heads * group.order):
+            raise ValueError(
+                f"Attention: {width=} must be divisible by {num_heads=} times {group.order}, the order of the "
+                f"{group.name} group; the nearest is {max(1, round(width / num_heads / group.order)) * num_heads * group.order}."
+            )
+        self.qkv = Linear(width, 3 * width, group=group, bias=qkv_bias, rngs=rngs)
+        self.proj = Linear(width, width, group=group, rngs=rngs)
+        self.num_heads = num_heads
+
+    def __call__(self, x: Isotypic) -> Isotypic:
+        leaves, structure = jax.tree.flatten(self.qkv(x))
+        q, k, v = jnp.concatenate([self._split(component) for leaf in leaves for component in leaf], axis=-1)
+        y = jnp.swapaxes(attend(q, k, v), -2, -3)
+        parts, at = [], 0
+        for leaf in jax.tree.leaves(x):
+            size = len(leaf) * leaf.shape[-1] // self.num_heads
+            part = y[..., at : at + size].reshape(*y.shape[:-1], len(leaf), -1)
+            parts.append(jnp.moveaxis(part, -2, 0).reshape(leaf.shape))
+            at += size
+        return self.proj(jax.tree.unflatten(structure, parts))
+
+    def _split(self, component: jax.Array) -> jax.Array:
+        """One irrep's row [*B, N, 3 H c] -> [3, *B, H, N, c]."""
+        x = component.reshape(*component.shape[:-1], 3, self.num_heads, -1)
+        return jnp.moveaxis(x, (-3, -2), (0, -3))
+
+
+def dropout(x: Isotypic, rate: float, key: jax.Array | None) -> Isotypic:
+    """Zero each entry with probability `rate`, both rows of E together, which keeps the symmetry."""
+    if key is None or not rate:
+        return x
+    keys = jax.random.split(key)
+    one = jnp.where(jax.random.bernoulli(keys[0], 1 - rate, x.one.shape), x.one / (1 - rate), 0)
+    if x.two is None:
+        return Isotypic(one, None)
+    return Isotypic(one, jnp.where(jax.random.bernoulli(keys[1], 1 - rate, x.two.shape[1:]), x.two / (1 - rate), 0))
+
+
+class PatchEmbed(nnx.Module):
+    """Image to field: kernels over the patch that turn with it, unfolded from a fundamental domain of the patch.
+
+    OCTIC learns six quarter kernels (one for each 1-D irrep and each copy of E), FLIP two half kernels.
+
+    Shapes: [*B, H, W, in_channels] -> a field of (H/ph) (W/pw) tokens, row by row.
+
+    Raises:
+      ValueError: the patch cannot be folded: OCTIC needs a square patch of even side, at least 4 (at 2 pixels the
+        kernels of A2 and B1 vanish); FLIP an even patch width.
+    """
+
+    def __init__(self, patch_size: tuple[int, int], in_channels: int, width: int, *, group: Group, rngs: nnx.Rngs):
+        c, domain = channels("PatchEmbed", width, group), fundamental_domain(patch_size, group)
+        bound = 1 / math.sqrt(in_channels * domain[0] * domain[1])
+        shape = (*domain, in_channels, c)
+        self.one = nnx.Param(uniform(rngs.params(), (len(group.lines), *shape), bound), tensors=line_names(group))
+        two = uniform(rngs.params(), (2, *shape), bound) if group.planes else None
+        self.two = nnx.Param(two, tensors=("E1", "E2")) if group.planes else None
+        self.bias = nnx.Param(uniform(rngs.params(), (c,), bound))
+        self.patch_size, self.group = patch_size, group
+
+    def kernels(self) -> Isotypic:
+        """The unfolded kernels: one [4, ph, pw, in, C], two [2, ph, pw, in, 2C]."""
+        one, two = self.one[...], None
+        shape = (*self.patch_size, one.shape[-2], -1)
+        if self.two is not None:  # the two copies of E side by side on the channel axis
+            two = jnp.moveaxis(self.two[...], 0, -2)
+            two = two.reshape(1, *two.shape[:2], -1)
+        full = fields.unfold(Isotypic(one.reshape(*one.shape[:3], -1), two), _kernel_scale(self.group))
+        return jax.tree.map(lambda leaf: leaf.reshape(len(leaf), *shape), full)
+
+    def __call__(self, images: jax.Array) -> Isotypic:
+        with jax.named_scope("linear"):
+            patches, full = patchify(images, self.patch_size), self.kernels()
+            size = patches.shape[-1]
+            y = jax.tree.map(lambda k: jnp.einsum("...p,ipc->i...c", patches, k.reshape(len(k), size, -1)), full)
+            # The official FLIP embedding has the bias inside the factor of its kernels, the octic one outside.
+            scale = 1 if self.group is OCTIC else _kernel_scale(FLIP)(1)
+            return Isotypic(_add_to_first(y.one, scale * self.bias[...]), y.two)
+
+
+def fundamental_domain(size: tuple[int, int], group: Group, name: str = "patch size") -> tuple[int, int]:
+    """The part of a grid that reaches all of it under the group: a quarter (OCTIC) or the left half (FLIP)."""
+    h, w = size
+    if group is FLIP:
+        if w % 2:
+            raise ValueError(
+                f"{name} {h}x{w}: the width must be even for the flip group; nearest are {w - 1}, {w + 1}."
+            )
+        return h, w // 2
+    if h != w or h % 2 or h < 4:
+        lower = max(4, h // 2 * 2)
+        near = f"{lower}x{lower} and {lower + 2}x{lower + 2}"
+        raise ValueError(
+            f"{name} {h}x{w}: must be square, even and at least 4 for the octic group; nearest are {near}."
+        )
+    return h // 2, w // 2
+
+
+def _kernel_scale(group: Group):
+    """Factors that give an unfolded kernel the variance of a free one."""
+    if group is FLIP:
+        return {1: math.sqrt(0.5)}.__getitem__
+    return {1: math.sqrt(2) / 4, 2: 0.5}.__getitem__
+
+
+class Unpatchify(nnx.Module):
+    """Field to image: a linear map to the pixels of a fundamental domain of the patch, then all their transforms.
+
+    Shapes: field of N = h w tokens, grid (h, w) -> [*B, h ph, w pw, out_channels].  For OCTIC the second copy of E does
+    not reach the pixels, as in the official layer.
+    """
+
+    def __init__(self, width: int, patch_size: tuple[int, int], out_channels: int, *, group: Group, rngs: nnx.Rngs):
+        self.domain = fundamental_domain(patch_size, group)
+        self.linear = Linear(width, math.prod(self.domain) * out_channels * group.order, group=group, rngs=rngs)
+        self.patch_size, self.out_channels = patch_size, out_channels
+
+    def __call__(self, x: Isotypic, grid: tuple[int, int]) -> jax.Array:
+        x = self.linear(x)
+        group, h, w = x.group, *self.domain
+        pad = [(0, 0)] * (x.one.ndim - 2) + [(0, self.patch_size[0] - h), (0, self.patch_size[1] - w), (0, 0)]
+        patches = 0
+        for g in group.elements:
+            part = fields.act_on_channels(group.inverse(g), x)
+            values = part.one.sum(0) * math.sqrt(1 / 2 if group is FLIP else 1 / 16)
+            if part.two is not None:
+                values = values + part.two[0, ..., : values.shape[-1]] * (math.sqrt(2) / 4)
+            values = values.reshape(*values.shape[:-1], h, w, self.out_channels)
+            patches = patches + fields.act_on_image(g, jnp.pad(values, pad))
+        return unpatchify(patches.reshape(*patches.shape[:-3], -1), grid, self.patch_size)
+
+
+def _add_to_first(one: jax.Array, bias: jax.Array) -> jax.Array:
+    """Add to the invariant component, as one broadcast sum: an indexed update would copy the field."""
+    first = np.zeros((len(one), *(1,) * (one.ndim - 1)), one.dtype)
+    first[0] = 1
+    return one + first * bias
+
+
+def _over_tokens(scale: jax.Array, one: jax.Array) -> jax.Array:
+    """[4, C] -> [4, 1, ..., 1, C], to multiply `one`."""
+    return scale.reshape(len(scale), *(1,) * (one.ndim - 2), -1)

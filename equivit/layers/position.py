@@ -1,0 +1,115 @@
+"""Learned positional tables for any grid, and how they are resized.
+
+A table is learned for one grid and resized to the grid of the image, in float32 at least, by the bicubic rule that the
+weights expect.  The default, torch's bicubic without antialiasing (a = -0.75, borders clamped), commutes with flips and
+quarter turns to rounding.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from equivit.layers.isotypic import channels, line_names
+from equivit.symmetry import fields
+from equivit.symmetry.fields import Isotypic
+from equivit.symmetry.groups import FLIP, OCTIC, Group
+
+
+class Position(nnx.Module):
+    """A free table for a plain transformer.
+
+    Shapes: (h, w) -> [h w, width], row by row.
+
+    Args:
+      grid: (rows, columns) of the learned table.
+      antialias: low-pass when shrinking (a = -0.5): timm, and DINOv2 with registers.
+      offset: added to the target size when the scale is computed, 0.1 in DINOv2 without registers.  It breaks mirror
+        symmetry, so it is for plain models only.
+    """
+
+    def __init__(
+        self,
+        grid: tuple[int, int],
+        width: int,
+        *,
+        std: float = 0.02,
+        antialias: bool = False,
+        offset: float = 0.0,
+        rngs: nnx.Rngs,
+    ):
+        self.table = nnx.Param(std * jax.random.normal(rngs.params(), (*grid, width)))
+        self.grid, self.antialias, self.offset = grid, antialias, offset
+
+    def __call__(self, grid: tuple[int, int]) -> jax.Array:
+        table = resize(self.table[...], grid, antialias=self.antialias, offset=self.offset)
+        return table.reshape(-1, table.shape[-1])
+
+
+class IsotypicPosition(nnx.Module):
+    """A table that the group leaves as it is: its fundamental domain is learned and unfolded (Eq. 11).
+
+    OCTIC learns a quarter of an even square, so an odd or non-square `grid` is served by the next even square, resized.
+    FLIP learns the left half of a grid of even width.
+
+    Shapes: (h, w) -> field of h w tokens without batch axes, [4, h w, C] and [2, h w, 2C].
+    """
+
+    def __init__(self, grid: tuple[int, int], width: int, *, group: Group, std: float, rngs: nnx.Rngs):
+        c, (h, w) = channels("IsotypicPosition", width, group), grid
+        even = 2 * math.ceil(max(h, w) / 2)
+        domain = (even // 2, even // 2) if group is OCTIC else (h, math.ceil(w / 2))
+        one = std * jax.random.normal(rngs.params(), (len(group.lines), *domain, c))
+        self.one = nnx.Param(one, tensors=line_names(group))
+        two = std * jax.random.normal(rngs.params(), (2, *domain, c)) if group.planes else None
+        self.two = nnx.Param(two, tensors=("E1", "E2")) if group.planes else None
+
+    def __call__(self, grid: tuple[int, int]) -> Isotypic:
+        two = None if self.two is None else jnp.concatenate(list(self.two[...]), axis=-1)[None]
+        table = fields.unfold(Isotypic(self.one[...], two))
+        return jax.tree.map(lambda leaf: resize(leaf, grid).reshape(len(leaf), -1, leaf.shape[-1]), table)
+
+
+def resize(table: jax.Array, grid: tuple[int, int], *, antialias: bool = False, offset: float = 0.0) -> jax.Array:
+    """Bicubic resize of [*, rows, columns, C] to `grid`; the same array when it has that size.
+
+    With an offset only a square table of a square grid of the same size is left alone, as in DINOv2.
+    """
+    rows, columns = table.shape[-3:-1]
+    if (rows, columns) == tuple(grid):
+        return table
+    dtype = jnp.promote_types(table.dtype, jnp.float32)
+    by_row = bicubic(rows, grid[0], antialias, offset).astype(dtype)
+    by_column = bicubic(columns, grid[1], antialias, offset).astype(dtype)
+    return jnp.einsum("hr,wc,...rcd->...hwd", by_row, by_column, table.astype(dtype)).astype(table.dtype)
+
+
+@functools.lru_cache
+def bicubic(size: int, target: int, antialias: bool = False, offset: float = 0.0) -> np.ndarray:
+    """The matrix [target, size] of torch's bicubic interpolation along one axis, pixel centres at half integers.
+
+    Without antialiasing a = -0.75, taps beyond a border read the border; the scale is (target + offset) / size.  With it
+    a = -0.5, the kernel widens by size / target when shrinking, taps beyond a border are left out.
+    """
+    scale = (target + offset) / size
+    centres = (np.arange(target) + 0.5) / scale - 0.5
+    matrix = np.zeros((target, size))
+    if antialias:
+        width = max(1.0, 1 / scale)
+        matrix = _cubic((np.arange(size)[None] - centres[:, None]) / width, a=-0.5)
+        return matrix / matrix.sum(1, keepdims=True)
+    for row, centre in enumerate(centres):
+        for tap in range(math.floor(centre) - 1, math.floor(centre) + 3):
+            matrix[row, min(max(tap, 0), size - 1)] += _cubic(np.float64(tap - centre), a=-0.75)
+    return matrix
+
+
+def _cubic(x, a: float):
+    """The cubic convolution kernel (Keys 1981), zero beyond distance 2."""
+    x = np.abs(x)
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+    return np.where(x <= 1, near, np.where(x < 2, far, 0.0))

@@ -1,0 +1,52 @@
+"""The interface between an objective and the training loop.
+
+The loop knows nothing of models: it holds `trainable` (a flat dict of arrays that is optimised), `extra` (everything
+else that lives from step to step: EMA weights, running statistics, teachers) and calls the functions below.
+"""
+
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+from flax import nnx
+
+Trainable = dict[str, jax.Array]
+Extra = dict[str, Any]  # what lies under "frozen" is neither optimised nor checkpointed
+Batch = dict[str, jax.Array]  # every leaf has the example axis first
+
+
+class Rule(NamedTuple):
+    """How one logical tensor is optimised."""
+
+    lr: float = 1.0  # multiplies the schedule
+    decay: bool = True  # weight decay, and with LAMB the trust ratio
+    clip: str = "all"  # gradients of one clip group share one global norm
+    frozen: bool = False
+
+
+class Objective(Protocol):
+    """What is minimised.  All functions but `init` are pure and run under `jax.jit`, except `static` and `rules`."""
+
+    def init(self, model: nnx.Module, key: jax.Array) -> tuple[Trainable, Extra]:
+        """The arrays to train and the arrays that go along; may run under `jax.eval_shape`."""
+
+    def names(self) -> dict[str, np.ndarray]:
+        """Logical names of each trainable leaf (`layers/parameters.py`); known after `init`."""
+
+    def rules(self) -> Callable[[str, tuple[int, ...]], Rule]:
+        """The rule for each logical tensor, from its name and shape."""
+
+    def static(self, step: int) -> Hashable:
+        """What the compiled step depends on, such as a token-drop phase; a new value compiles a new step."""
+
+    def loss(
+        self, trainable: Trainable, extra: Extra, batch: Batch, key: jax.Array, step: jax.Array, static: Hashable
+    ) -> tuple[jax.Array, tuple[dict[str, jax.Array], Extra]]:
+        """The scalar loss over the global batch, scalar metrics, and `extra` after the forward pass."""
+
+    def after_step(self, trainable: Trainable, extra: Extra, step: jax.Array) -> Extra:
+        """`extra` after the parameters changed; EMA weights are updated here.  `step` counts finished steps."""
+
+    def exported(self, trainable: Trainable, extra: Extra) -> nnx.Module:
+        """The model that evaluation and other programs use."""

@@ -1,0 +1,1 @@
+"""Groups of the pixel grid and their action on images, token grids and fields.  Mathematics only, no Flax."""

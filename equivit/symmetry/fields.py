@@ -1,0 +1,193 @@
+"""Fields split by irrep, and how a group acts on images, token grids and fields."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from equivit.symmetry.groups import FLIP, OCTIC, Group
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Isotypic:
+    """A field whose channels carry C copies of the regular representation, split by irrep.
+
+    Batch, tokens and channels are the last three axes of every leaf, as in a dense array; the leading axis counts the
+    irreps of one kind, so that residual sums, token gathers and sharding map over leaves.
+
+    Attributes:
+      one: [4, *B, N, C], the 1-D irreps A1, A2, B1, B2 (FLIP: [2, *B, N, C], sym and asym).
+      two: [2, *B, N, 2C], the two rows of E, each with the channels of copy 1, then of copy 2 (FLIP: None).
+    """
+
+    one: jax.Array
+    two: jax.Array | None
+
+    @property
+    def group(self) -> Group:
+        """The group whose irreps the field is split by."""
+        return FLIP if self.two is None else OCTIC
+
+    @property
+    def dtype(self):
+        """Type of the entries."""
+        return self.one.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the dense array that holds the same entries: [*B, N, D]."""
+        return (*self.one.shape[1:-1], self.one.shape[-1] * self.group.order)
+
+
+def to_components(field: Isotypic) -> jax.Array:
+    """All components on a leading axis, in the order of the Fourier matrix: [8, *B, N, C], A1 A2 B1 B2 E11 E12 E21 E22.
+
+    Exy is copy x, row y of E.
+    """
+    if field.two is None:
+        return field.one
+    copies = jnp.split(field.two, 2, axis=-1)
+    return jnp.concatenate([field.one, *copies])
+
+
+def from_components(components: jax.Array) -> Isotypic:
+    """The inverse of `to_components`: [8 or 2, *B, N, C] to a field."""
+    if len(components) == FLIP.order:
+        return Isotypic(components, None)
+    return Isotypic(components[:4], jnp.concatenate([components[4:6], components[6:8]], axis=-1))
+
+
+def to_dense(field: Isotypic) -> jax.Array:
+    """The components one after the other on the channel axis: [*B, N, D], [A1 | A2 | ... | E22].  Forgets the group."""
+    if field.two is None:
+        return jnp.concatenate(list(field.one), axis=-1)
+    channels = field.one.shape[-1]
+    copies = [row[..., c : c + channels] for c in (0, channels) for row in field.two]
+    return jnp.concatenate([*field.one, *copies], axis=-1)
+
+
+def from_dense(dense: jax.Array, group: Group) -> Isotypic:
+    """The inverse of `to_dense`: [*B, N, D] to a field of `group`."""
+    if dense.shape[-1] % group.order:
+        raise ValueError(
+            f"from_dense: width {dense.shape[-1]} must be divisible by {group.order}, the order of {group.name}."
+        )
+    return from_components(jnp.stack(jnp.split(dense, group.order, axis=-1)))
+
+
+def to_regular(field: Isotypic) -> jax.Array:
+    """Values on the group, [order, *B, N, C], by the inverse Fourier transform; g permutes the leading axis."""
+    components = to_components(field)
+    return jnp.einsum("ri,i...->r...", field.group.fourier.astype(components.dtype), components)
+
+
+def from_regular(values: jax.Array) -> Isotypic:
+    """The inverse of `to_regular`: the Fourier transform."""
+    group = FLIP if len(values) == FLIP.order else OCTIC
+    return from_components(jnp.einsum("ri,r...->i...", group.fourier.astype(values.dtype), values))
+
+
+def invariant_part(array: jax.Array, group: Group) -> Isotypic:
+    """The field whose invariant component is `array` [*B, N, C] and whose other components are zero."""
+    one = jnp.zeros((len(group.lines), *array.shape), array.dtype).at[0].set(array)
+    two = jnp.zeros((2, *array.shape[:-1], 2 * array.shape[-1]), array.dtype) if group.planes else None
+    return Isotypic(one, two)
+
+
+def act_on_grid(element: str, array: jax.Array, axes: tuple[int, int]) -> jax.Array:
+    """Move the entries of a pixel or token grid; `axes` are (height, width).  A quarter turn swaps their sizes."""
+    for letter in reversed(element):
+        array = {"e": _stay, "r": _turn, "m": _mirror}[letter](array, axes)
+    return array
+
+
+def act_on_image(element: str, images: jax.Array) -> jax.Array:
+    """Turn and mirror images [*B, H, W, C]."""
+    return act_on_grid(element, images, (images.ndim - 3, images.ndim - 2))
+
+
+def act_on_tokens(element: str, tokens: jax.Array, grid: tuple[int, int], prefix: int = 0) -> jax.Array:
+    """Move row-major tokens [*B, prefix + h w, C] of a grid (h, w); the first `prefix` tokens stay.
+
+    Raises:
+      ValueError: the number of tokens is not prefix + h w.
+    """
+    h, w = grid
+    if tokens.shape[-2] != prefix + h * w:
+        raise ValueError(f"act_on_tokens: {tokens.shape[-2]} tokens are not {prefix=} plus the grid {h}x{w}.")
+    head, patches = tokens[..., :prefix, :], tokens[..., prefix:, :]
+    patches = patches.reshape(*tokens.shape[:-2], h, w, tokens.shape[-1])
+    moved = act_on_image(element, patches)
+    return jnp.concatenate([head, moved.reshape(*tokens.shape[:-2], h * w, tokens.shape[-1])], axis=-2)
+
+
+def act_on_channels(element: str, field: Isotypic) -> Isotypic:
+    """Apply each irrep's matrix; tokens stay where they are."""
+    group = field.group
+    group.check(element)
+    signs = np.array([irrep(element)[0, 0] for irrep in group.lines], field.dtype)
+    one = field.one * signs.reshape(-1, *(1,) * (field.one.ndim - 1))
+    if field.two is None:
+        return Isotypic(one, None)
+    (plane,) = group.planes
+    return Isotypic(one, jnp.einsum("ij,j...->i...", plane(element).astype(field.dtype), field.two))
+
+
+def act(element: str, field: Isotypic, grid: tuple[int, int], prefix: int = 0) -> Isotypic:
+    """The action on a field over a token grid (h, w): tokens move as pixels do, channels by their irreps.
+
+    The first `prefix` tokens (class, registers) have no place in the grid: their channels turn, they stay.
+    """
+    moved = jax.tree.map(lambda leaf: act_on_tokens(element, leaf, grid, prefix), field)
+    return act_on_channels(element, moved)
+
+
+def unfold(part: Isotypic, scale: Callable[[int], float] = lambda dimension: 1.0) -> Isotypic:
+    """Extend a map from one fundamental domain of the grid to the whole grid, so that the group leaves it as it is.
+
+    The whole map is the sum over the group of the part, padded with zeros and acted on: full = sum_g D(g) g(part).
+
+    Args:
+      part: components on the fundamental domain: OCTIC, the upper left quarter [*, q, q, C] of a square, the rows of E
+        being those of one seed row only, [1, q, q, 2C]; FLIP, the left half [*, h, w/2, C].
+      scale: factor by the dimension of the irrep.
+
+    Returns:
+      The field over the whole grid, [*, H, W, C], with both rows of E.
+
+    Source: octic ViTs, Eq. 11 and Section 3.2.1.
+    """
+    group = FLIP if part.two is None else OCTIC
+    one = sum(
+        act_on_grid(g, _pad(part.one, group), (1, 2))
+        * np.array([irrep(g)[0, 0] for irrep in group.lines], part.dtype).reshape(-1, 1, 1, 1)
+        for g in group.elements
+    )
+    if part.two is None:
+        return Isotypic(one * scale(1), None)
+    (plane,) = group.planes
+    two = sum(
+        act_on_grid(g, _pad(part.two, group), (1, 2)) * plane(g)[:, 0].astype(part.dtype).reshape(2, 1, 1, 1)
+        for g in group.elements
+    )
+    return Isotypic(one * scale(1), two * scale(2))
+
+
+def _pad(part: jax.Array, group: Group) -> jax.Array:
+    _, h, w, _ = part.shape
+    return jnp.pad(part, ((0, 0), (0, h if group is OCTIC else 0), (0, w), (0, 0)))
+
+
+def _stay(array, axes):
+    return array
+
+
+def _turn(array, axes):
+    return jnp.rot90(array, 1, axes)
+
+
+def _mirror(array, axes):
+    return jnp.flip(array, axes[1])

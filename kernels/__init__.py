@@ -1,0 +1,1 @@
+"""equivit's kernels: one operation per file, each with its reference in plain jnp."""
