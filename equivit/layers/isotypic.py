@@ -1,6 +1,6 @@
 """Layers between fields that commute with a group: the isotypic counterparts of `dense.py`.
 
-Shapes are those of `Isotypic`: one [4, *B, N, C], two [2, *B, N, 2C] (FLIP: one [2, *B, N, C] alone), C = width / order.
+Shapes are those of `Isotypic` with C = width / order: one [4, *B, N, C], two [2, *B, N, 2C]; FLIP: one [2, *B, N, C].
 Source: octic ViTs, Section 3.2; for FLIP, "Flopping for FLOPs" (arXiv 2502.05169).
 """
 
@@ -46,9 +46,9 @@ def line_names(group: Group) -> tuple[str, ...]:
 class Linear(nnx.Module):
     """A linear map that commutes with the group.
 
-    An irrep can only feed its own kind (Schur), so four C x C' matrices and one 2C x 2C' matrix shared by both rows of E
-    replace a dense 8C x 8C' one: 64/12 = 5.33 times fewer multiplications (FLIP: two matrices, 2 times fewer).  Only the
-    invariant component has a bias; a bias elsewhere would break the symmetry.
+    An irrep can only feed its own kind (Schur), so four C x C' matrices and one 2C x 2C' matrix shared by both rows of
+    E replace a dense 8C x 8C' one: 64/12 = 5.33 times fewer multiplications (FLIP: two matrices, 2 times fewer).  Only
+    the invariant component has a bias; a bias elsewhere would break the symmetry.
 
     Raises:
       ValueError: the order of the group does not divide a width.
@@ -71,9 +71,9 @@ class Linear(nnx.Module):
 class LayerNorm(nnx.Module):
     """Each irrep to mean 0, divided by one common deviation, then a scale per channel and a bias on the invariant part.
 
-    sigma^2 = (sum of weighted variances + eps) / order.  "official" weights a row of E by 1/2, as the public code does,
-    so E counts as one 1-D irrep though it holds half of the channels, and a field of unit variance leaves with deviation
-    sqrt(8/5); checkpoints need it.  "balanced" weights a row of E by 2, its share of the channels.  For FLIP they agree.
+    sigma^2 = (sum of weighted variances + eps) / order.  "official" weights a row of E by 1/2, as the public code does:
+    E counts as one 1-D irrep though it holds half of the channels, and a field of unit variance leaves with deviation
+    sqrt(8/5); checkpoints need it.  "balanced" weights a row of E by 2, its share.  For FLIP they agree.
     """
 
     def __init__(self, width: int, *, group: Group, eps: float = 1e-5, weighting: str = "official"):
@@ -131,20 +131,22 @@ class Mlp(nnx.Module):
 
 
 class Attention(nnx.Module):
-    """Multi-head self-attention: products of queries and keys are invariant, so weighted sums of values are equivariant.
+    """Multi-head self-attention.
 
-    The outputs of `qkv` are ordered (q | k | v) x heads x channels in each irrep; a head's vector is
-    [A1 | A2 | B1 | B2 | E row 0 | E row 1], of width / num_heads channels.
+    Products of queries and keys are invariant, so weighted sums of values are equivariant.  The outputs of `qkv` are
+    ordered (q | k | v) x heads x channels in each irrep; a head's vector is [A1 | A2 | B1 | B2 | E row 0 | E row 1], of
+    width / num_heads channels.
 
     Raises:
       ValueError: a head's channels are not divisible by the order of the group.
     """
 
     def __init__(self, width: int, num_heads: int, *, group: Group, qkv_bias: bool = True, rngs: nnx.Rngs):
-        if width % (num_heads * group.order):
+        unit = num_heads * group.order
+        if width % unit:
             raise ValueError(
                 f"Attention: {width=} must be divisible by {num_heads=} times {group.order}, the order of the "
-                f"{group.name} group; the nearest is {max(1, round(width / num_heads / group.order)) * num_heads * group.order}."
+                f"{group.name} group; the nearest is {max(1, round(width / unit)) * unit}."
             )
         self.qkv = Linear(width, 3 * width, group=group, bias=qkv_bias, rngs=rngs)
         self.proj = Linear(width, width, group=group, rngs=rngs)

@@ -16,7 +16,7 @@ from flax import nnx
 from equivit.layers.isotypic import channels, line_names
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic
-from equivit.symmetry.groups import FLIP, OCTIC, Group
+from equivit.symmetry.groups import OCTIC, Group
 
 
 class Position(nnx.Module):
@@ -91,8 +91,8 @@ def resize(table: jax.Array, grid: tuple[int, int], *, antialias: bool = False, 
 def bicubic(size: int, target: int, antialias: bool = False, offset: float = 0.0) -> np.ndarray:
     """The matrix [target, size] of torch's bicubic interpolation along one axis, pixel centres at half integers.
 
-    Without antialiasing a = -0.75, taps beyond a border read the border; the scale is (target + offset) / size.  With it
-    a = -0.5, the kernel widens by size / target when shrinking, taps beyond a border are left out.
+    Without antialiasing a = -0.75, taps beyond a border read the border; the scale is (target + offset) / size.
+    With it a = -0.5, the kernel widens by size / target when shrinking, taps beyond a border are left out.
     """
     scale = (target + offset) / size
     centres = (np.arange(target) + 0.5) / scale - 0.5

@@ -2,13 +2,13 @@
 
 One class serves all families; they differ in what the channels carry and in what happens after block k:
 
-| family   | blocks 0..k-1      | then                               | blocks k.. | readout                              |
-|----------|--------------------|------------------------------------|------------|--------------------------------------|
-| plain    | (k = 0)            |                                    | dense      | norm, class token, linear            |
-| H8, H2   | octic, flip        | the symmetry is dropped            | dense      | norm, class token, linear            |
-| I8, I2   | octic, flip        | invariantization, (I8) projection  | dense      | norm, class token, linear            |
-| D8       | octic (k = depth)  |                                    |            | norm, invariantization, mean, MLP    |
-| D2       | flip (k = depth)   |                                    |            | norm, invariant part of class, linear|
+| family | blocks 0..k-1    | then                               | blocks k.. | readout                               |
+|--------|------------------|------------------------------------|------------|---------------------------------------|
+| plain  | (k = 0)          |                                    | dense      | norm, class token, linear             |
+| H8, H2 | octic, flip      | the symmetry is dropped            | dense      | norm, class token, linear             |
+| I8, I2 | octic, flip      | invariantization, (I8) projection  | dense      | norm, class token, linear             |
+| D8     | octic, k = depth |                                    |            | norm, invariantization, mean, MLP     |
+| D2     | flip, k = depth  |                                    |            | norm, class token's sym part, linear  |
 
 I8 with k = depth is what octic DINOv2 calls D8: every token invariantized and projected.
 
@@ -16,7 +16,6 @@ Sources: octic ViTs (arXiv 2505.15441), Sections 3.2 and 4.2; Flopping for FLOPs
 """
 
 import dataclasses
-import math
 
 import jax
 import jax.numpy as jnp

@@ -1,0 +1,120 @@
+"""Public checks of symmetry, for your own layers and models too."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from equivit.layers import parameters
+from equivit.symmetry import fields
+from equivit.symmetry.fields import Isotypic
+from equivit.symmetry.groups import Group
+
+
+def assert_equivariant(
+    fn: Callable,
+    group: Group,
+    x,
+    input: str = "image",
+    output: str = "invariant",
+    prefix: int = 0,
+    tol: float | None = None,
+    *,
+    grid: tuple[int, int] | None = None,
+    output_grid: tuple[int, int] | None = None,
+) -> float:
+    """Check fn(g x) = g fn(x) for every element g of `group`.
+
+    Args:
+      fn: the function to test.  Give it random parameters, biases included: zeros hide errors.
+      x: images [*B, H, W, C], or a field.
+      input: "image" or "field", how g acts on x.
+      output: "invariant" (g does nothing), "image", or "field".
+      prefix: class and register tokens of fields, which do not move.
+      tol: largest deviation allowed, relative to the largest entry of the output; None: 1e-5 in float32, 1e-10 in
+        float64, 5e-2 in bfloat16.
+      grid: (h, w) of an input field's tokens.
+      output_grid: (h, w) of an output field's tokens, upright; None: that of the input field.
+
+    Returns:
+      The largest relative deviation.
+
+    Raises:
+      AssertionError: names the element, the irrep and the deviation; also when the output is zero or not finite.
+      ValueError: an unknown kind of input or output, or a missing grid.
+    """
+    _check_kinds(input, output, grid, output_grid)
+    upright, worst = fn(x), 0.0
+    size = _largest(upright)
+    if not 0 < size < float("inf"):
+        raise AssertionError(
+            f"assert_equivariant: the largest entry of the output is {size}; nothing is shown by that."
+        )
+    tol = _tolerance(upright) if tol is None else tol
+    for g in group.elements:
+        y = fn(fields.act_on_image(g, x) if input == "image" else fields.act(g, x, grid, prefix))
+        expected = _act_on_output(g, upright, output, output_grid or grid, prefix)
+        for part, (a, b) in _parts(group, y, expected).items():
+            if a.shape != b.shape:
+                raise AssertionError(f"{group.name} element {g!r}: {part} has shape {a.shape}, expected {b.shape}.")
+            gap = _largest(a - b) / size
+            if not gap <= tol:
+                raise AssertionError(
+                    f"{group.name} element {g!r}: {part} deviates by {gap:.2e} (relative; {tol=:.0e})."
+                )
+            worst = max(worst, gap)
+    return worst
+
+
+def randomise(module: nnx.Module, key: jax.Array) -> nnx.Module:
+    """A copy whose every parameter is random, so that no zero hides an error.
+
+    Scales are near 1, biases and tokens of size 1/2, matrices of unit gain.  Parameters keep their type.
+    """
+
+    def draw(name, index, array):
+        noise = jax.random.normal(jax.random.fold_in(key, index), array.shape, array.dtype)
+        if array.ndim >= 2:
+            return noise * array[..., 0].size ** -0.5
+        scale = "scale" in name or ("norm" in name and not name.endswith("bias"))
+        return 1 + 0.2 * noise if scale else 0.5 * noise
+
+    tensors = parameters.to_logical(module)
+    return parameters.from_logical(module, {n: draw(n, i, a) for i, (n, a) in enumerate(tensors.items())})
+
+
+def _check_kinds(input, output, grid, output_grid):
+    if input not in ("image", "field"):
+        raise ValueError(f"assert_equivariant: {input=} must be 'image' or 'field'.")
+    if output not in ("invariant", "image", "field"):
+        raise ValueError(f"assert_equivariant: {output=} must be 'invariant', 'image' or 'field'.")
+    if input == "field" and grid is None:
+        raise ValueError("assert_equivariant: input='field' needs grid=(h, w), the token grid.")
+    if output == "field" and grid is None and output_grid is None:
+        raise ValueError("assert_equivariant: output='field' needs output_grid=(h, w), the upright token grid.")
+
+
+def _act_on_output(g, y, output, grid, prefix):
+    if output == "field":
+        return fields.act(g, y, grid, prefix)
+    return fields.act_on_image(g, y) if output == "image" else y
+
+
+def _parts(group, y, expected) -> dict[str, tuple[jax.Array, jax.Array]]:
+    """Pairs to compare, by the name that an error gives them."""
+    if isinstance(expected, Isotypic):
+        pairs = {f"irrep {i.name}": (y.one[k], expected.one[k]) for k, i in enumerate(group.lines)}
+        return pairs | {f"irrep {i.name}": (y.two, expected.two) for i in group.planes}
+    leaves = zip(jax.tree.leaves(y), jax.tree.leaves(expected), strict=True)
+    return {"the output" if k == 0 else f"output {k}": pair for k, pair in enumerate(leaves)}
+
+
+def _largest(tree) -> float:
+    return max(
+        float(jnp.abs(leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))).max()) for leaf in jax.tree.leaves(tree)
+    )
+
+
+def _tolerance(tree) -> float:
+    return {"float64": 1e-10, "float32": 1e-5}.get(str(jax.tree.leaves(tree)[0].dtype), 5e-2)

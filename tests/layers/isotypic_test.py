@@ -1,0 +1,164 @@
+"""Every isotypic layer commutes with every element, with all parameters random; wrong layers are caught."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from equivit import testing
+from equivit.layers import dense, isotypic
+from equivit.layers.block import Block, drop_path
+from equivit.symmetry import fields
+from equivit.symmetry.groups import FLIP, OCTIC
+from tests.symmetry.fields_test import random_field
+
+GROUPS = pytest.mark.parametrize("group", [FLIP, OCTIC], ids=lambda g: g.name)
+GRID, PREFIX = (2, 3), 1
+WIDTH = 32
+
+
+def layers(group):
+    rngs = nnx.Rngs(0)
+    block = Block(
+        norm1=isotypic.LayerNorm(WIDTH, group=group),
+        attention=isotypic.Attention(WIDTH, 2, group=group, rngs=rngs),
+        scale1=isotypic.LayerScale(WIDTH, 0.5, group=group),
+        norm2=isotypic.LayerNorm(WIDTH, group=group),
+        mlp=isotypic.Mlp(WIDTH, 64, group=group, rngs=rngs),
+        scale2=isotypic.LayerScale(WIDTH, 0.5, group=group),
+        drop_path=0.0,
+        dropout=0.0,
+        drop=isotypic.dropout,
+    )
+    return {
+        "linear": isotypic.Linear(WIDTH, 48, group=group, rngs=rngs),
+        "norm": isotypic.LayerNorm(WIDTH, group=group),
+        "balanced norm": isotypic.LayerNorm(WIDTH, group=group, weighting="balanced"),
+        "layer scale": block.scale1,
+        "mlp": block.mlp,
+        "attention": block.attention,
+        "block": block,
+    }
+
+
+@GROUPS
+@pytest.mark.parametrize("name", layers(OCTIC))
+def test_commutes(group, name):
+    layer = testing.randomise(layers(group)[name], jax.random.key(1))
+    x = random_field(group, GRID, WIDTH // group.order, PREFIX)
+    testing.assert_equivariant(layer, group, x, input="field", output="field", prefix=PREFIX, grid=GRID)
+
+
+@GROUPS
+def test_gelu_commutes(group):
+    x = random_field(group, GRID, 4, PREFIX)
+    testing.assert_equivariant(isotypic.gelu, group, x, "field", "field", PREFIX, grid=GRID)
+
+
+@GROUPS
+@pytest.mark.parametrize("size", [(12, 12), (12, 24)], ids=str)
+def test_patch_embedding_commutes(group, size):
+    layer = testing.randomise(isotypic.PatchEmbed((4, 4), 3, WIDTH, group=group, rngs=nnx.Rngs(0)), jax.random.key(1))
+    x = jax.random.normal(jax.random.key(2), (2, *size, 3))
+    grid = (size[0] // 4, size[1] // 4)
+    testing.assert_equivariant(layer, group, x, output="field", output_grid=grid)
+
+
+@GROUPS
+def test_unpatchify_commutes(group):
+    layer = testing.randomise(isotypic.Unpatchify(WIDTH, (6, 6), 5, group=group, rngs=nnx.Rngs(0)), jax.random.key(1))
+    x = random_field(group, GRID, WIDTH // group.order)
+
+    def to_image(field):  # the grid is told by the caller; a quarter turn swaps it
+        return layer(field, to_image.grid)
+
+    upright = layer(x, GRID)
+    for g in group.elements:
+        to_image.grid = GRID[::-1] if g.count("r") % 2 else GRID
+        np.testing.assert_allclose(
+            to_image(fields.act(g, x, GRID)), fields.act_on_image(g, upright), atol=1e-5 * float(abs(upright).max())
+        )
+
+
+@pytest.mark.parametrize("weighting,deviation", [("official", np.sqrt(8 / 5)), ("balanced", 1.0)])
+def test_norm_of_unit_variance(weighting, deviation):
+    x = random_field(OCTIC, (16, 16), 64)
+    y = fields.to_dense(isotypic.LayerNorm(512, group=OCTIC, weighting=weighting)(x))
+    np.testing.assert_allclose(float(y.std()), deviation, rtol=2e-3)  # 512 channels: the variance itself varies by 0.1 %
+
+
+@GROUPS
+def test_dropout_keeps_the_symmetry_and_the_mean(group):
+    key, x = jax.random.key(3), random_field(group, GRID, 512)
+    y = isotypic.dropout(x, 0.25, key)
+    if group is OCTIC:  # one mask for both rows of E
+        np.testing.assert_array_equal(y.two[0] == 0, y.two[1] == 0)
+    for leaf in jax.tree.leaves(jax.tree.map(lambda a, b: jnp.where(a == 0, 0.75, a / jnp.where(b == 0, 1, b)), y, x)):
+        np.testing.assert_allclose(leaf, 0.75 * jnp.where(leaf > 1, 1 / 0.75**2, 1), rtol=1e-5)
+    share = float((y.one == 0).mean())
+    assert abs(share - 0.25) < 5 * np.sqrt(0.25 * 0.75 / y.one.size)  # five deviations of a binomial share
+
+
+def test_drop_path_draws_once_per_sample():
+    x = random_field(OCTIC, GRID, 4, batch=(1000,))
+    y = drop_path(x, 0.3, jax.random.key(0))
+    gone = fields.to_dense(y).reshape(1000, -1) == 0
+    assert ((gone.all(1)) | (~gone.any(1))).all()
+    assert abs(gone.all(1).mean() - 0.3) < 5 * np.sqrt(0.21 / 1000)
+    kept = ~gone.all(1)
+    np.testing.assert_allclose(fields.to_dense(y)[kept], fields.to_dense(x)[kept] / 0.7, rtol=1e-6)
+
+
+class TestWrongLayersAreCaught:
+    """The test of the tests: each breaks the symmetry in one way only."""
+
+    field = random_field(OCTIC, GRID, 4)
+
+    def caught(self, layer, match):
+        with pytest.raises(AssertionError, match=match):
+            testing.assert_equivariant(layer, OCTIC, self.field, "field", "field", grid=GRID)
+
+    def test_bias_outside_the_invariant_part(self):
+        self.caught(lambda x: dataclasses.replace(x, one=x.one + 0.1), r"octic element 'r': irrep B1 deviates by")
+
+    def test_rows_of_e_treated_differently(self):
+        scale = jnp.array([1.0, 1.1]).reshape(2, 1, 1, 1)
+        self.caught(lambda x: dataclasses.replace(x, two=x.two * scale), r"octic element 'r': irrep E deviates by")
+
+    def test_pointwise_gelu(self):
+        self.caught(lambda x: jax.tree.map(jax.nn.gelu, x), "octic element")
+
+    def test_mixed_irreps(self):
+        self.caught(lambda x: dataclasses.replace(x, one=x.one[::-1]), "octic element")
+
+    def test_dense_dropout(self):
+        def wrong(x):
+            return jax.tree.map(lambda leaf: dense.dropout(leaf, 0.3, jax.random.key(0)), x)
+
+        self.caught(wrong, "octic element")
+
+    def test_zero_output(self):
+        self.caught(lambda x: jax.tree.map(jnp.zeros_like, x), "the largest entry of the output is 0")
+
+    def test_not_finite(self):
+        self.caught(lambda x: jax.tree.map(lambda leaf: leaf / 0, x), "the largest entry of the output is inf|nan")
+
+
+@pytest.mark.parametrize(
+    "make,message",
+    [
+        (lambda r: isotypic.Linear(20, 32, group=OCTIC, rngs=r), "width 20 must be divisible by 8.*nearest are 16 and 24"),
+        (lambda r: isotypic.Attention(64, 6, group=OCTIC, rngs=r), "num_heads=6 times 8.*nearest is 48"),
+        (lambda r: isotypic.PatchEmbed((7, 7), 3, 64, group=OCTIC, rngs=r), "patch size 7x7.*nearest are 6x6 and 8x8"),
+        (lambda r: isotypic.PatchEmbed((2, 2), 3, 64, group=OCTIC, rngs=r), "at least 4.*nearest are 4x4 and 6x6"),
+        (lambda r: isotypic.PatchEmbed((8, 4), 3, 64, group=OCTIC, rngs=r), "patch size 8x4: must be square"),
+        (lambda r: isotypic.PatchEmbed((8, 7), 3, 64, group=FLIP, rngs=r), "width must be even.*nearest are 6, 8"),
+        (lambda r: isotypic.LayerNorm(64, group=OCTIC, weighting="both"), "weighting='both' must be"),
+    ],
+)
+def test_bad_sizes_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make(nnx.Rngs(0))
