@@ -87,7 +87,9 @@ def test_unpatchify_commutes(group):
 def test_norm_of_unit_variance(weighting, deviation):
     x = random_field(OCTIC, (16, 16), 64)
     y = fields.to_dense(isotypic.LayerNorm(512, group=OCTIC, weighting=weighting)(x))
-    np.testing.assert_allclose(float(y.std()), deviation, rtol=2e-3)  # 512 channels: the variance itself varies by 0.1 %
+    np.testing.assert_allclose(
+        float(y.std()), deviation, rtol=2e-3
+    )  # 512 channels: the variance itself varies by 0.1 %
 
 
 @GROUPS
@@ -150,7 +152,10 @@ class TestWrongLayersAreCaught:
 @pytest.mark.parametrize(
     "make,message",
     [
-        (lambda r: isotypic.Linear(20, 32, group=OCTIC, rngs=r), "width 20 must be divisible by 8.*nearest are 16 and 24"),
+        (
+            lambda r: isotypic.Linear(20, 32, group=OCTIC, rngs=r),
+            "width 20 must be divisible by 8.*nearest are 16 and 24",
+        ),
         (lambda r: isotypic.Attention(64, 6, group=OCTIC, rngs=r), "num_heads=6 times 8.*nearest is 48"),
         (lambda r: isotypic.PatchEmbed((7, 7), 3, 64, group=OCTIC, rngs=r), "patch size 7x7.*nearest are 6x6 and 8x8"),
         (lambda r: isotypic.PatchEmbed((2, 2), 3, 64, group=OCTIC, rngs=r), "at least 4.*nearest are 4x4 and 6x6"),

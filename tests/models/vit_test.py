@@ -1,0 +1,217 @@
+"""Whole models: symmetry under every element with every parameter random, at any size; contracts of the interface."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from equivit import models, testing
+from equivit.models import zoo
+from equivit.symmetry import fields
+
+FAMILIES = {
+    "plain": "vit_ti16",
+    "H8": "octic_vit_ti16",
+    "I8": "octic_vit_ti16",
+    "D8": "octic_vit_ti16",
+    "H2": "flip_vit_ti16",
+    "I2": "flip_vit_ti16",
+    "D2": "flip_vit_ti16",
+}
+INVARIANT = ("I8", "D8", "I2", "D2")
+SYMMETRIC = tuple(family for family in FAMILIES if family != "plain")
+SIZES = pytest.mark.parametrize("size", [(16, 16), (12, 20)], ids=str)  # even square grid; odd, non-square grid
+
+
+@functools.lru_cache
+def model(family, **overrides):
+    """Learned at a 4x4 grid, so (12, 20) also resizes positions; two registers; layer scale near 1."""
+    small = dict(width=48, depth=2, num_heads=2, patch_size=4, image_size=(16, 16), num_classes=10, registers=2)
+    built = models.create(FAMILIES[family], family=family, **{**small, **overrides})
+    return testing.randomise(built, jax.random.key(0))
+
+
+def images(size, batch=2):
+    return jax.random.normal(jax.random.key(1), (batch, *size, 3))
+
+
+call = jax.jit(lambda model, images: model(images))
+first_field = jax.jit(lambda model, images: model.fields(images, (0,))[0])
+
+
+@SIZES
+@pytest.mark.parametrize("family", INVARIANT)
+def test_logits_are_invariant(family, size):
+    m = model(family)
+    gap = testing.assert_equivariant(lambda x: call(m, x), m.config.group, images(size))
+    print(f"{family} {size} logits float32: {gap:.1e}")
+
+
+@SIZES
+@pytest.mark.parametrize("family", SYMMETRIC)
+def test_fields_are_equivariant(family, size):
+    m, grid = model(family), (size[0] // 4, size[1] // 4)
+    gap = testing.assert_equivariant(
+        lambda x: first_field(m, x),
+        m.config.group,
+        images(size),
+        output="field",
+        prefix=m.config.prefix,
+        output_grid=grid,
+    )
+    print(f"{family} {size} field float32: {gap:.1e}")
+
+
+@pytest.mark.parametrize("family", SYMMETRIC)
+def test_float64(family):
+    """1e-10 relative: what is left in float32 is rounding, not a broken symmetry."""
+    with jax.enable_x64(True):
+        m = jax.tree.map(lambda a: a.astype(jnp.float64), model(family))
+        x = jax.random.normal(jax.random.key(1), (1, 12, 20, 3), jnp.float64)
+        if family in INVARIANT:
+            gap = testing.assert_equivariant(lambda x: call(m, x), m.config.group, x)
+        else:
+            gap = testing.assert_equivariant(
+                lambda x: first_field(m, x), m.config.group, x, output="field", prefix=3, output_grid=(3, 5)
+            )
+    print(f"{family} float64: {gap:.1e}")
+
+
+@pytest.mark.parametrize("family", INVARIANT)
+def test_bfloat16(family):
+    """Parameters stay float32; the model computes in bfloat16, whose rounding (2^-8) is what breaks the symmetry."""
+    m = model(family, dtype="bfloat16")
+    gap = testing.assert_equivariant(lambda x: call(m, x), m.config.group, images((16, 16)), tol=0.1)
+    print(f"{family} bfloat16: {gap:.1e}")
+    assert call(m, images((16, 16))).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_changes_under_what_is_no_symmetry(family):
+    m, x = model(family), images((16, 16))
+    y = call(m, x)
+    no_symmetry = {"colours": x[..., ::-1], "shift": jnp.roll(x, 3, axis=2)}
+    if family in ("plain", "H8", "H2"):
+        no_symmetry["mirror"] = x[:, :, ::-1]
+    if family in ("I2", "D2"):
+        no_symmetry["turn"] = jnp.rot90(x, 1, (1, 2))
+    for name, changed in no_symmetry.items():
+        assert float(jnp.abs(call(m, changed) - y).max() / jnp.abs(y).max()) > 1e-2, name
+
+
+@pytest.mark.parametrize("family", ("I8", "D8"))
+def test_black_image_has_finite_gradients(family):
+    """Exact zeros meet norms and absolute values: at initialisation the image's own part of every field is zero."""
+    m = models.create(
+        FAMILIES[family], family=family, width=48, depth=2, num_heads=2, patch_size=4, image_size=(16, 16)
+    )
+    grads = jax.jit(jax.grad(lambda m, x: m(x).sum()))(m, jnp.zeros((1, 16, 16, 3)))
+    assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(grads))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_features(family):
+    m, x = model(family), images((12, 20))
+    features = jax.jit(lambda m, x: m.features(x, blocks=(0, 1)))(m, x)
+    chex.assert_shape(features.patches.values, (2, 3, 5, 48))
+    chex.assert_shape(features.registers, (2, 2, 48))
+    chex.assert_shape(features.patches.offset, (2, 2))
+    assert features.patches.stride == (4, 4)
+    assert (features.cls is None) == (family == "D8")
+    chex.assert_trees_all_close(features.blocks[1].patches, features.patches, atol=1e-5)  # the last block
+
+
+@pytest.mark.parametrize("family", ("plain", "H8", "D2"))
+def test_keep_all_tokens_in_any_order_changes_nothing(family):
+    """Blocks do not see the order of tokens; positions are added before tokens are taken."""
+    m, x = model(family), images((16, 16))
+    order = jnp.stack([jax.random.permutation(jax.random.key(i), 16) for i in range(2)])
+    kept = jax.jit(lambda m, x, k: m(x, keep=k))(m, x, order)
+    np.testing.assert_allclose(kept, call(m, x), atol=1e-5 * float(jnp.abs(kept).max()))
+
+
+@pytest.mark.parametrize("family", ("plain", "H8", "I2"))
+def test_mask_hides_what_is_under_it(family):
+    m = model(family, mask_token=True)
+    x = images((16, 16))
+    mask = jnp.zeros((2, 16), bool).at[:, :4].set(True)  # the first row of patches
+    masked = jax.jit(lambda m, x: m(x, mask=mask))
+    y = masked(m, x)
+    np.testing.assert_allclose(masked(m, x.at[:, :4].set(7.0)), y, atol=1e-5 * float(jnp.abs(y).max()))
+    assert float(jnp.abs(y - call(m, x)).max()) > 1e-2
+
+
+def test_masks_commute_with_the_group():
+    m, x = model("D8", mask_token=True), images((16, 16))
+    mask = jax.random.bernoulli(jax.random.key(3), 0.4, (2, 16))
+    masked = jax.jit(lambda m, x, mask: m(x, mask=mask))
+    y = masked(m, x, mask)
+    for g in m.config.group.elements:
+        moved = fields.act_on_tokens(g, mask[..., None], (4, 4))[..., 0]
+        np.testing.assert_allclose(masked(m, fields.act_on_image(g, x), moved), y, atol=1e-5 * float(jnp.abs(y).max()))
+
+
+def test_key_drives_drop_path_and_nothing_else():
+    m = model("H8", drop_path=0.5)
+    run = jax.jit(lambda m, x, key: m(x, key=key))
+    x = images((16, 16))
+    a, b = run(m, x, jax.random.key(0)), run(m, x, jax.random.key(1))
+    assert float(jnp.abs(a - b).max()) > 1e-2
+    np.testing.assert_array_equal(a, run(m, x, jax.random.key(0)))
+    np.testing.assert_array_equal(call(m, x), call(model("H8"), x))
+
+
+def test_compute_type_is_a_cast():
+    """dtype= gives what casting parameters and images by hand gives."""
+    m, x = model("H8", dtype="bfloat16"), images((16, 16))
+    by_hand = jax.tree.map(lambda a: a.astype(jnp.bfloat16), model("H8"))
+    np.testing.assert_array_equal(call(m, x), call(by_hand, x.astype(jnp.bfloat16)))
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_every_name_is_constructible_without_memory(name):
+    assert zoo.abstract(name).config.depth in (12, 24, 32, 36, 48, 56)
+
+
+def test_dinov2_d8_is_invariant_early_at_full_depth():
+    m = zoo.abstract("octic_dinov2_vit_l16", family="D8")
+    assert (m.config.family, m.config.k, m.config.num_classes) == ("I8", 24, None)
+
+
+@pytest.mark.parametrize(
+    "name,overrides,message",
+    [
+        ("octic_vit_h15", {}, "did you mean octic_vit_h16 or octic_vit_h14"),
+        ("octic_vit_h14", {"famly": "H8"}, "'famly' is not one of its options; did you mean family"),
+        ("octic_vit_h14", {"equivariant_blocks": 32}, "H8 with equivariant_blocks=32 of 32.*D8 is that"),
+        ("octic_vit_h14", {"equivariant_blocks": 33}, "must lie between 0 and the depth, 32"),
+        ("octic_vit_h14", {"family": "D8", "equivariant_blocks": 3}, "D8 has all 32 blocks equivariant, not 3"),
+        ("vit_h14", {"equivariant_blocks": 3}, "needs a family with a symmetry"),
+        ("octic_vit_h14", {"family": "H4"}, "is not one of plain, H8"),
+        ("vit_h14", {"image_size": (224, 220)}, "width 220 is not divisible by the patch width 14.*210 and 224"),
+        ("octic_vit_ti16", {"num_heads": 5}, "num_heads=5 times 8"),
+        ("octic_vit_ti16", {"patch_size": 15, "image_size": (30, 30)}, "nearest are 14x14 and 16x16"),
+        ("vit_ti16", {"pool": "max"}, "must be 'class' or 'mean'"),
+        ("vit_ti16", {"class_token": False}, "pool='class' needs class_token=True"),
+    ],
+)
+def test_bad_choices_are_refused(name, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        zoo.abstract(name, **overrides)
+
+
+@pytest.mark.parametrize(
+    "shape,dtype,message",
+    [
+        ((2, 16, 18, 3), jnp.float32, "image 16x18: the width 18 is not divisible.*nearest are 16 and 20"),
+        ((2, 16, 16, 1), jnp.float32, r"must be \[\*B, H, W, 3\]"),
+        ((16, 16, 3), jnp.float32, r"must be \[\*B, H, W, 3\]"),
+        ((2, 16, 16, 3), jnp.uint8, "images are uint8; they must be floating point"),
+    ],
+)
+def test_bad_images_are_refused(shape, dtype, message):
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(model("H8"), jnp.zeros(shape, dtype))
