@@ -1,0 +1,68 @@
+"""Augmentations of one image that leave its geometry alone, and random erasing."""
+
+import math
+
+import numpy as np
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+
+from equivit.data.crops import Box, random_box
+
+ENHANCERS = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)  # Color is saturation
+
+
+def three_augment(image: Image.Image, rng: np.random.Generator) -> Image.Image:
+    """3-Augment (DeiT III, section 3): one of grey, solarise and blur, always, each as likely as the others.
+
+    Solarising inverts values from 128 up; the radius of the Gaussian blur is uniform in (0.1, 2).
+    """
+    choice = rng.integers(3)
+    if choice == 0:
+        return image.convert("L").convert(image.mode)
+    if choice == 1:
+        return ImageOps.solarize(image, 128)
+    return image.filter(ImageFilter.GaussianBlur(rng.uniform(0.1, 2.0)))
+
+
+def draw_jitter(rng: np.random.Generator, strength: float) -> list[tuple[int, float]]:
+    """(index into ENHANCERS, factor) in the order to apply: a random order, factors uniform in 1 -+ strength."""
+    low, high = max(0.0, 1 - strength), 1 + strength
+    return [(int(index), rng.uniform(low, high)) for index in rng.permutation(len(ENHANCERS))]
+
+
+def colour_jitter(image: Image.Image, rng: np.random.Generator, strength: float) -> Image.Image:
+    """Changes brightness, contrast and saturation in random order, as torchvision does."""
+    for index, factor in draw_jitter(rng, strength):
+        image = ENHANCERS[index](image).enhance(factor)
+    return image
+
+
+def erasing_box(rng: np.random.Generator, height: int, width: int) -> Box | None:
+    """A box of 1/50 to 1/3 of the area and log-uniform aspect in (0.3, 1/0.3); None if none fits in ten tries."""
+    for _ in range(10):
+        area = height * width * rng.uniform(0.02, 1 / 3)
+        aspect = math.exp(rng.uniform(math.log(0.3), -math.log(0.3)))
+        box_height, box_width = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if box_height < height and box_width < width:
+            return random_box(rng, height, width, box_height, box_width)
+    return None
+
+
+def random_erasing(
+    pixels: np.ndarray, rng: np.random.Generator, probability: float, mean: np.ndarray, std: np.ndarray
+) -> np.ndarray:
+    """With the given probability, fills a random box with noise (timm's "pixel" mode).
+
+    The noise is standard normal once the pixels are normalised by mean and std, which count in 0..1; what falls outside
+    of 0..255 is clipped, since images stay uint8.
+
+    Shapes: pixels uint8 [H, W, C], mean and std [C] -> uint8 [H, W, C].
+    """
+    if rng.random() >= probability:
+        return pixels
+    box = erasing_box(rng, *pixels.shape[:2])
+    if box is None:
+        return pixels
+    noise = mean + std * rng.standard_normal((box.height, box.width, pixels.shape[-1]))
+    pixels = pixels.copy()
+    pixels[box.top : box.top + box.height, box.left : box.left + box.width] = np.clip(np.round(255 * noise), 0, 255)
+    return pixels

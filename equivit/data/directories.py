@@ -1,0 +1,125 @@
+"""Sources that are directories: class folders, and TFDS data sets prepared as array_record."""
+
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".webp", ".tif", ".tiff")
+
+
+class Folder:
+    """Image files in one folder per class.
+
+    Layout: `<directory>/<split>/<class>/<image>`, or `<directory>/<class>/<image>` without splits, which is read as
+    split `train` or `all` only, so that nobody tests on the training images by accident.  Classes are sorted by name
+    and taken from `class_split` where that is there, so that a test split that lacks a class keeps the labels.
+    """
+
+    channels = 3
+
+    def __init__(self, directory: str, split: str, *, class_split: str):
+        self.root = pathlib.Path(directory).expanduser()
+        if not self.root.is_dir():
+            raise FileNotFoundError(f"folder:{directory}: there is no directory {self.root}.")
+        reference = self.root / class_split
+        if (self.root / split).is_dir():
+            self.root /= split
+        elif split not in ("train", "all") or not any(_images(folder) for folder in _folders(self.root)):
+            raise ValueError(
+                f"folder:{directory}: there is no {self.root / split}; folders: {_listed(_folders(self.root))}. Images "
+                "belong in <split>/<class>/, or without splits in <class>/, which is read as split 'train'."
+            )
+        folders = _folders(self.root)
+        self.classes = tuple(folder.name for folder in (_folders(reference) if reference.is_dir() else folders))
+        unknown = [folder for folder in folders if folder.name not in self.classes]
+        if unknown:
+            raise ValueError(f"{self.root}: classes that {reference} does not have: {_listed(unknown)}.")
+        files = [(folder.name, file) for folder in folders for file in _images(folder)]
+        # Arrays, not lists of strings: a million of them is quick to send to the workers.
+        self.labels = np.array([self.classes.index(name) for name, _ in files], np.int32)
+        self.files = np.array([os.fsencode(file) for _, file in files], np.bytes_)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"image": pathlib.Path(self.where(index)).read_bytes(), "label": int(self.labels[index])}
+
+    def where(self, index: int) -> str:
+        """The path of the image."""
+        return str(self.root / self.classes[self.labels[index]] / os.fsdecode(self.files[index]))
+
+
+class Tfds:
+    """A TFDS data set with features `image` and `label`, prepared as array_record; TensorFlow is not needed.
+
+    `name` is `<name>`, `<name>/<config>` or either with `:<version>`; the newest prepared version is taken if none is
+    named.  The directory is the environment variable TFDS_DATA_DIR, else ~/tensorflow_datasets.  A split may be sliced
+    as TFDS writes it: `train[:1%]`.
+    """
+
+    def __init__(self, name: str, split: str):
+        import tensorflow_datasets as tfds  # slow to import, and needed here alone
+
+        self.name, self.split = name, split
+        builder = tfds.builder_from_directory(_prepared(name))
+        features = builder.info.features
+        if not {"image", "label"} <= set(features):
+            raise ValueError(f"tfds:{name}: features {sorted(features)} must include 'image' and 'label'.")
+        if builder.info.file_format.value != "array_record":
+            raise ValueError(
+                f"tfds:{name}: {builder.data_dir} holds {builder.info.file_format.value} files, which need TensorFlow; "
+                f"prepare it as array_record: {_command(name)}"
+            )
+        try:
+            self.data = builder.as_data_source(split=split, decoders={"image": tfds.decode.SkipDecoding()})
+        except (ValueError, KeyError) as error:
+            splits = ", ".join(sorted(builder.info.splits))
+            raise ValueError(f"tfds:{name}: split {split!r} is not there; splits: {splits}.") from error
+        self.classes = tuple(features["label"].names)
+        self.channels = features["image"].shape[-1] or 3
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        example = self.data[index]
+        return {"image": example["image"], "label": int(example["label"])}
+
+    def where(self, index: int) -> str:
+        """The example's place in the split."""
+        return f"tfds:{self.name} {self.split}[{index}]"
+
+
+def _prepared(name: str) -> pathlib.Path:
+    """The directory of the newest prepared version of `name`."""
+    folder = _data_dir() / name.replace(":", "/")
+    versions = [path for path in (folder, *_folders(folder)) if (path / "features.json").is_file()]
+    if not versions:
+        raise FileNotFoundError(f"tfds:{name}: nothing prepared in {folder}. Prepare it once: {_command(name)}")
+    return max(versions, key=lambda path: [int(part) for part in path.name.split(".") if part.isdigit()])
+
+
+def _data_dir() -> pathlib.Path:
+    return pathlib.Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
+
+
+def _command(name: str) -> str:
+    return f"tfds build {name} --file_format=array_record --data_dir={_data_dir()} (needs TensorFlow once; see README)"
+
+
+def _folders(path: pathlib.Path) -> list[pathlib.Path]:
+    if not path.is_dir():
+        return []
+    return sorted(pathlib.Path(entry.path) for entry in os.scandir(path) if entry.is_dir() and entry.name[0] != ".")
+
+
+def _images(folder: pathlib.Path) -> list[str]:
+    return sorted(entry.name for entry in os.scandir(folder) if entry.name.lower().endswith(EXTENSIONS))
+
+
+def _listed(paths: list[pathlib.Path]) -> str:
+    names = [path.name for path in paths]
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "") if names else "none"

@@ -1,0 +1,72 @@
+"""Which example lies in which row of which batch: a function of the seed and the batch number alone."""
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import numpy as np
+
+SHUFFLES, EXAMPLES = 1, 2  # first word of the seeds, so that no two streams of random numbers are the same
+
+
+class Rows(NamedTuple):
+    """The rows of one global batch."""
+
+    epoch: int
+    examples: np.ndarray  # int64 [B], positions in the source
+    positions: np.ndarray  # int64 [B], place of each row in the epoch
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainOrder:
+    """Every epoch is a new permutation of the examples, cut into batches; the rest at the end is left out.
+
+    With `repeats` r > 1 (repeated augmentation, Hoffer et al. 2020), a batch holds ceil(B / r) distinct examples, each
+    r times in consecutive rows; the last of them fewer times if r does not divide B.  An epoch is then as long as the
+    DeiT sampler's, floor(n / 256) * 256 samples (n below 256), so it sees about 1/r of the examples.
+    """
+
+    num_examples: int
+    batch_size: int
+    repeats: int
+    seed: int
+
+    def __post_init__(self):
+        for name in ("batch_size", "repeats"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+        if self.seed < 0:
+            raise ValueError(f"seed={self.seed} must not be negative.")
+        if not self.steps_per_epoch:
+            raise ValueError(
+                f"batch_size={self.batch_size} must not exceed the {self.samples_per_epoch} samples of an epoch "
+                f"({self.num_examples} examples, {self.repeats=})."
+            )
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """Rows of an epoch before the last, incomplete batch is dropped."""
+        whole = self.repeats == 1 or self.num_examples < 256
+        return self.num_examples if whole else self.num_examples // 256 * 256
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches of an epoch."""
+        return self.samples_per_epoch // self.batch_size
+
+    def rows(self, batch: int) -> Rows:
+        """The rows of global batch number `batch`, counted over all epochs."""
+        epoch, step = divmod(batch, self.steps_per_epoch)
+        distinct = -(-self.batch_size // self.repeats)
+        examples = _permutation(self.seed, epoch, self.num_examples)[step * distinct : (step + 1) * distinct]
+        examples = np.repeat(examples, self.repeats)[: self.batch_size]
+        return Rows(epoch, examples, step * self.batch_size + np.arange(self.batch_size))
+
+    def generator(self, epoch: int, position: int) -> np.random.Generator:
+        """The randomness of one row's augmentation."""
+        return np.random.default_rng([EXAMPLES, self.seed, epoch, position])
+
+
+@functools.lru_cache(maxsize=2)  # two epochs overlap where workers run ahead
+def _permutation(seed: int, epoch: int, length: int) -> np.ndarray:
+    return np.random.default_rng([SHUFFLES, seed, epoch]).permutation(length)

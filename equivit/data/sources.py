@@ -1,0 +1,237 @@
+"""Labelled images by random access: digits, synthetic discs, `.npz` files, class folders, TFDS directories.
+
+A source is one split.  `source[i]` gives `{"image": ..., "label": int}`, where the image is a uint8 array [H, W, C] or
+the bytes of an image file, which `reading.py` decodes.  Sources are small to pickle, because every worker gets a copy.
+"""
+
+import difflib
+import functools
+import pathlib
+import zipfile
+from typing import Any, Protocol
+
+import ml_collections
+import numpy as np
+
+from equivit.data import directories
+
+
+class Source(Protocol):
+    """One split of labelled images."""
+
+    classes: tuple[str, ...]  # label k is called classes[k]
+    channels: int  # 1 (grey) or 3 (RGB)
+
+    def __len__(self) -> int:
+        """Number of examples."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """The example `{"image": uint8 [H, W, C] or bytes, "label": int}`."""
+
+    def where(self, index: int) -> str:
+        """What a message calls this example."""
+
+
+class Digits:
+    """scikit-learn's handwritten digits: 1797 grey images of 8x8, ten classes, no download.
+
+    Splits: a permutation with fixed seed gives 1437 images to `train` and 360 to `test`.  The writers are not known, so
+    one writer's digits may lie in both.  The stored values 0..16 are scaled to 0..255.
+    """
+
+    channels = 1
+    classes = tuple("0123456789")
+
+    def __init__(self, split: str):
+        from sklearn import datasets  # slow to import, and needed here alone
+
+        check_split("digits", split, ("train", "test"))
+        images, labels = datasets.load_digits(return_X_y=True)
+        order = np.random.default_rng(0).permutation(len(labels))
+        rows = order[:1437] if split == "train" else order[1437:]
+        self.split = split
+        self.images = np.round(images[rows] * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
+        self.labels = labels[rows]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"image": self.images[index], "label": int(self.labels[index])}
+
+    def where(self, index: int) -> str:
+        """The example's place in the split."""
+        return f"digits {self.split}[{index}]"
+
+
+class Synthetic:
+    """Bright discs on noise, made on demand at any size; the radius of the disc is the class, one of ten.
+
+    For quick runs: the label is a function of the image, unchanged by flips and turns, so every model can learn it.
+    Splits: `train` (2048 images) and `test` (512).
+    """
+
+    classes = tuple(f"radius_{k}" for k in range(10))
+
+    def __init__(self, split: str, image_size: tuple[int, int], channels: int):
+        check_split("synthetic", split, ("train", "test"))
+        self.split, self.image_size, self.channels = split, tuple(image_size), channels
+
+    def __len__(self) -> int:
+        return {"train": 2048, "test": 512}[self.split]
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        rng = np.random.default_rng([len(self), index])  # the length tells the splits apart
+        label = int(rng.integers(10))
+        height, width = self.image_size
+        side = min(height, width)
+        radius = side * (0.05 + 0.04 * label)
+        top, left = (rng.uniform(radius, size - radius) for size in self.image_size)
+        rows, columns = np.ogrid[:height, :width]
+        disc = np.hypot(rows + 0.5 - top, columns + 0.5 - left) < radius
+        image = rng.integers(0, 64, (height, width, self.channels)) + 160 * disc[..., None]
+        return {"image": image.astype(np.uint8), "label": label}
+
+    def where(self, index: int) -> str:
+        """The example's place in the split."""
+        return f"synthetic {self.split}[{index}]"
+
+
+class Npz:
+    """One split of an `.npz` file, in either of two layouts.
+
+    Arrays: `<split>_image` uint8 [N, H, W, C].  Image files in one blob: `<split>_jpeg` uint8 [bytes] and
+    `<split>_offset` int [N + 1]; image i is `jpeg[offset[i]:offset[i + 1]]`.  Both: `<split>_label` int [N] and
+    `classes`, the names.
+    """
+
+    def __init__(self, path: str, split: str):
+        self.path, self.split = pathlib.Path(path).expanduser(), split
+        if not self.path.is_file():
+            raise FileNotFoundError(f"npz:{path}: there is no file {self.path}.")
+        if not zipfile.is_zipfile(self.path):
+            raise ValueError(f"npz:{path}: this is not an .npz file, or it is damaged; np.savez writes them.")
+        with np.load(self.path) as file:
+            keys, splits = set(file), []
+            for key in sorted(keys):
+                name, _, kind = key.rpartition("_")
+                if kind in ("image", "jpeg") and f"{name}_label" in keys:
+                    splits.append(name)
+            check_split(f"npz:{path}", split, splits)
+            if "classes" not in keys:
+                raise ValueError(f"npz:{path}: `classes`, the names of the classes, is missing; keys: {sorted(keys)}.")
+            self.classes = tuple(str(name) for name in file["classes"])
+            self.labels = file[f"{split}_label"]
+            self.encoded = f"{split}_jpeg" in keys
+        self._check()
+        self.channels = 3 if self.encoded else self._arrays[0].shape[-1]
+
+    def __reduce__(self):
+        return Npz, (str(self.path), self.split)  # a worker opens the file again instead of being sent its content
+
+    @functools.cached_property
+    def _arrays(self) -> tuple[np.ndarray, ...]:
+        with np.load(self.path) as file:
+            names = ("jpeg", "offset") if self.encoded else ("image",)
+            return tuple(file[f"{self.split}_{name}"] for name in names)
+
+    def _check(self) -> None:
+        where = f"npz:{self.path}: {self.split}"
+        first = self._arrays[0]
+        if first.dtype != np.uint8 or first.ndim != (1 if self.encoded else 4):
+            rule = "jpeg must be uint8 [bytes]" if self.encoded else "image must be uint8 [N, H, W, C]"
+            raise ValueError(f"{where}_{rule}, not {first.dtype} {list(first.shape)}.")
+        images = len(self._arrays[1]) - 1 if self.encoded else len(first)
+        if len(self.labels) != images:
+            raise ValueError(f"{where}_label has {len(self.labels)} entries for {images} images.")
+        if len(self.labels) and not 0 <= self.labels.min() <= self.labels.max() < len(self.classes):
+            raise ValueError(
+                f"{where}_label lies in {self.labels.min()}..{self.labels.max()}; {len(self.classes)} classes allow "
+                f"0..{len(self.classes) - 1}."
+            )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if self.encoded:
+            blob, offset = self._arrays
+            image = blob[offset[index] : offset[index + 1]].tobytes()
+        else:
+            image = self._arrays[0][index]
+        return {"image": image, "label": int(self.labels[index])}
+
+    def where(self, index: int) -> str:
+        """The example's place in the file."""
+        return f"{self.path} {self.split}[{index}]"
+
+
+class Subset:
+    """The examples `rows` of a source."""
+
+    def __init__(self, source: Source, rows: np.ndarray):
+        self.source, self.rows = source, rows
+        self.classes, self.channels = source.classes, source.channels
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.source[int(self.rows[index])]
+
+    def where(self, index: int) -> str:
+        """The example's place in the whole source."""
+        return self.source.where(int(self.rows[index]))
+
+
+def open_source(config: ml_collections.ConfigDict, split: str) -> Source:
+    """Opens one split of the `data` section's source, cut to `train_examples` or `eval_examples`.
+
+    Raises:
+      ValueError: for an unknown source or split, or a limit above the size of the split.
+      FileNotFoundError: if a file or directory is missing.
+    """
+    kind, _, argument = config.source.partition(":")
+    kinds = {"digits": False, "synthetic": False, "npz": True, "folder": True, "tfds": True}  # True: needs an argument
+    if kind not in kinds:
+        nearest = difflib.get_close_matches(kind, kinds, n=1, cutoff=0.0)[0]
+        raise ValueError(f"config.data.source={config.source!r} is none of {_forms(kinds)}; nearest is {nearest!r}.")
+    if kinds[kind] != bool(argument):
+        raise ValueError(f"config.data.source={config.source!r} must have the form {_forms({kind: kinds[kind]})}.")
+    if kind == "digits":
+        source = Digits(split)
+    elif kind == "synthetic":
+        source = Synthetic(split, config.image_size, config.channels or 3)
+    elif kind == "npz":
+        source = Npz(argument, split)
+    elif kind == "folder":
+        source = directories.Folder(argument, split, class_split=config.split)
+    else:
+        source = directories.Tfds(argument, split)
+    if not len(source):
+        raise ValueError(f"config.data.source={config.source!r}: split {split!r} holds no examples.")
+    limits = {config.split: ("train_examples", config.train_examples)}
+    limits[config.eval_split] = ("eval_examples", config.eval_examples)  # last, so that it wins if the splits are one
+    return _limited(source, *limits.get(split, ("", None)))
+
+
+def check_split(source: str, split: str, known: tuple[str, ...] | list[str]) -> None:
+    """Raises ValueError if `split` is not one of the `known` splits of a source."""
+    if split not in known:
+        raise ValueError(f"{source}: split {split!r} is not there; splits: {', '.join(known) or 'none'}.")
+
+
+def _limited(source: Source, key: str, limit: int | None) -> Source:
+    """A fixed random subset: the first examples of a source may all be of one class."""
+    if limit is None:
+        return source
+    if not 1 <= limit <= len(source):
+        raise ValueError(f"config.data.{key}={limit} must lie in 1..{len(source)}, the size of the split.")
+    rows = np.random.default_rng(0).permutation(len(source))[:limit]
+    return Subset(source, np.sort(rows))
+
+
+def _forms(kinds: dict[str, bool]) -> str:
+    """What the user writes for each kind of source."""
+    arguments = {"npz": "<file>", "folder": "<dir>", "tfds": "<name>"}
+    return ", ".join(f"'{kind}:{arguments[kind]}'" if needed else f"'{kind}'" for kind, needed in kinds.items())

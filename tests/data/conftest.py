@@ -1,0 +1,51 @@
+"""The `data` section of a config, for the tests of this directory."""
+
+import ml_collections
+import pytest
+
+SECTION = {
+    "source": "digits",
+    "split": "train",
+    "eval_split": "test",
+    "image_size": (8, 8),
+    "channels": None,
+    "train_examples": None,
+    "eval_examples": None,
+    "workers": 0,
+    "repeats": 1,
+    "crop_ratio": 1.0,
+    "mean": (0.5,),
+    "std": (0.25,),
+    "augment": {
+        "crop": "none",
+        "scale": (0.08, 1.0),
+        "ratio": (3 / 4, 4 / 3),
+        "flip": 0.0,
+        "three_augment": False,
+        "rand_augment": None,
+        "color_jitter": 0.0,
+        "erase": 0.0,
+    },
+}
+EVERYTHING = {
+    "crop": "random_resized",
+    "flip": 0.5,
+    "three_augment": True,
+    "rand_augment": "rand-m9-mstd0.5-inc1",
+    "color_jitter": 0.3,
+    "erase": 0.25,
+}
+
+
+@pytest.fixture
+def section():
+    """Makes a `data` section: `section(workers=2, augment={"flip": 0.5})`; augment="everything" switches all on."""
+
+    def make(augment=(), **changes):
+        config = ml_collections.ConfigDict(SECTION)
+        config.augment.update(EVERYTHING if augment == "everything" else dict(augment))
+        with config.ignore_type():
+            config.update(changes)
+        return config
+
+    return make
