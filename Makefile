@@ -1,0 +1,40 @@
+# make quickstart   install, then train an octic ViT on handwritten digits (CPU, about three minutes)
+# make test         install what tests need, then run them
+# make test-all     the same, with every reference file under $EQUIVIT_PARITY
+
+VENV ?= .venv
+PYTHON ?= $(firstword $(foreach p,python3.12 python3.11 python3.13 python3,$(shell $(p) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $(p))))
+RUN = $(VENV)/bin/python
+TESTS ?= tests
+WORKDIR ?= runs/quickstart
+
+.PHONY: quickstart test test-all lint clean
+
+quickstart: $(VENV)/.installed
+	$(RUN) -m equivit.train --config=configs/quickstart.py --workdir=$(WORKDIR)
+
+test: $(VENV)/.installed-dev lint
+	$(RUN) -m pytest -n 2 --dist loadscope $(TESTS)
+
+test-all: $(VENV)/.installed-dev
+	@test -d "$(EQUIVIT_PARITY)" || { echo "test-all: EQUIVIT_PARITY='$(EQUIVIT_PARITY)' is not a directory of reference files; set it, or run make test."; exit 1; }
+	$(MAKE) test
+
+lint: $(VENV)/.installed-dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+$(VENV)/bin/python:
+	@test -n "$(PYTHON)" || { echo "equivit needs Python 3.11, 3.12 or 3.13; none was found.  Name one: make PYTHON=/path/to/python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: requirements.txt | $(VENV)/bin/python
+	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@touch $@
+
+$(VENV)/.installed-dev: requirements.txt requirements-dev.txt | $(VENV)/bin/python
+	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	@touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf $(VENV) .venv-newest build *.egg-info

@@ -1,0 +1,44 @@
+"""The first run: an octic ViT on scikit-learn's handwritten digits, which need no download.  CPU, under three minutes.
+
+    python -m equivit.train --config=configs/quickstart.py --workdir=runs/quickstart       # what `make quickstart` runs
+    python -m equivit.train --config=configs/quickstart.py:plain --workdir=runs/plain      # a plain ViT, for comparison
+    python -m equivit.train --config=configs/quickstart.py:quicktest --workdir=/tmp/quicktest
+
+Modes, joined by commas: a family (plain, H8, I8, D8, H2, D2; H8 by default), quicktest.  Results: README.md.
+"""
+
+from configs import deit3
+from equivit.training import config
+
+
+def get_config(mode: str = "H8"):
+    words = deit3.check(mode.split(","))
+    family = next((word for word in words if word in deit3.FAMILIES), "H8")
+    c = config.get_base()
+    c.epochs, c.batch_size = 60, 64
+    c.model.update(
+        name=f"{deit3.FAMILIES[family]}_ti16",
+        family=family,
+        width=96,
+        depth=6,
+        num_heads=3,
+        patch_size=4,
+        image_size=(32, 32),
+        in_channels=1,
+        num_classes=10,
+        layer_scale=0.1,
+    )
+    # The mean and deviation of the training images.
+    c.data.update(source="digits", image_size=(32, 32), channels=1, mean=(0.305,), std=(0.349,))
+    c.data.augment.update(crop="pad", flip=0.0)  # a mirrored 2 is not a 2
+    c.objective.update(loss="cross_entropy", label_smoothing=0.1)
+    c.optimizer.update(name="adamw", weight_decay=0.05, clip=1.0)
+    c.schedule.update(lr=1e-3, warmup_epochs=3)
+    c.checkpoint.every_seconds = 20
+    c.evaluation.update(suite=("accuracy", "orientation"))
+    c.log.every_steps = 22  # an epoch
+    if "quicktest" in words:
+        c.epochs, c.steps, c.schedule.warmup_epochs = None, 2, None
+        c.model.update(width=48, depth=2, num_heads=2)
+        c.data.update(train_examples=128, eval_examples=64)
+    return c
