@@ -1,0 +1,88 @@
+"""Convert weights: a model of ours from an official file, or an official file from a model of ours.
+
+python -m equivit.convert --source=octic_vits --input=hybrid_deit_huge_patch14.pth --output=models/h8_h14
+python -m equivit.convert --to=octic_vits --input=models/h8_h14 --output=back.safetensors
+"""
+
+import argparse
+import functools
+import math
+import pathlib
+import sys
+
+import jax
+import numpy as np
+from flax import nnx
+
+from equivit import pretrained
+from equivit.models import saved
+from equivit.pretrained import reading
+from equivit.train import command
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    return command(functools.partial(_write if options.to else _read, options), debug=options.debug)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m equivit.convert",
+        description="Convert official weights to a model of ours (--source), or back (--to).",
+        allow_abbrev=False,
+    )
+    direction = parser.add_mutually_exclusive_group(required=True)
+    direction.add_argument("--source", choices=list(pretrained.FORMATS), help="the format of --input")
+    direction.add_argument("--to", choices=list(pretrained.FORMATS), help="the format of --output")
+    parser.add_argument("--input", required=True, type=pathlib.Path, help="official file; with --to a saved model")
+    parser.add_argument("--output", required=True, type=pathlib.Path, help="directory; with --to a file")
+    parser.add_argument("--num_heads", type=int, help="heads per block, where the width does not tell")
+    parser.add_argument("--image_size", type=_size, help="HEIGHT,WIDTH of the learned positions, where not a square")
+    parser.add_argument("--num_classes", type=int, help="another number of classes: the model gets a new head")
+    parser.add_argument("--family", help="H2 or I2, for flip models")
+    parser.add_argument(
+        "--flavour", help="with --to: the spelling, such as deit or dinov2; the default suits the model"
+    )
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    return parser
+
+
+def _size(text: str) -> tuple[int, int]:
+    height, width = map(int, text.split(","))
+    return height, width
+
+
+def _read(options: argparse.Namespace) -> None:
+    if options.flavour is not None:
+        raise ValueError("--flavour goes with --to; with --source the file tells.")
+    print(f"Reading {options.input} as {options.source}.", flush=True)
+    model = pretrained.load(
+        options.source,
+        options.input,
+        num_heads=options.num_heads,
+        image_size=options.image_size,
+        num_classes=options.num_classes,
+        family=options.family,
+    )
+    saved.save(options.output, model)
+    config, size = model.config, sum(math.prod(x.shape) for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
+    print(
+        f"Done: {config.family}, width {config.width}, depth {config.depth}, {config.num_heads} heads, patch "
+        f"{config.patch_size[0]}x{config.patch_size[1]}, {size / 1e6:.2f} M parameters, in {options.output}."
+    )
+
+
+def _write(options: argparse.Namespace) -> None:
+    for hint in ("num_heads", "image_size", "num_classes", "family"):
+        if getattr(options, hint) is not None:
+            raise ValueError(f"--{hint} goes with --source; with --to the saved model tells.")
+    print(f"Reading the model in {options.input}.", flush=True)
+    state = pretrained.state_dict(options.to, saved.load(options.input), flavour=options.flavour)
+    reading.write(options.output, state)
+    size = sum(np.size(tensor) for tensor in state.values())
+    print(f"Done: {len(state)} tensors with {size / 1e6:.2f} M entries, in {options.output}.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

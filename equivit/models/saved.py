@@ -1,0 +1,67 @@
+"""A model on disk: a directory with `model.json`, its configuration, and `parameters.safetensors`.
+
+Parameters are stored as logical tensors (`layers/parameters.py`), so that a file does not depend on how layers and
+irreps are stacked in memory.
+"""
+
+import dataclasses
+import json
+import pathlib
+
+import jax
+import numpy as np
+import safetensors
+import safetensors.numpy
+from flax import nnx
+
+from equivit.layers import parameters
+from equivit.models.vit import ViT, ViTConfig
+
+
+def save(path: pathlib.Path, model: ViT) -> None:
+    """Write the model to the directory `path`, which is made if need be."""
+    path = pathlib.Path(path)
+    path.mkdir(parents=True, exist_ok=True)
+    tensors = jax.device_get(parameters.to_logical(model))
+    tensors = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+    safetensors.numpy.save_file(tensors, path / "parameters.safetensors")
+    (path / "model.json").write_text(json.dumps(dataclasses.asdict(model.config), indent=1) + "\n")
+
+
+def load(path: pathlib.Path) -> ViT:
+    """The model that `save` wrote.
+
+    Raises:
+      FileNotFoundError: the directory has no saved model.
+      ValueError: a file is damaged, or the parameters are not those of the configuration.
+    """
+    path = pathlib.Path(path)
+    config = _configuration(path / "model.json")
+    if not (path / "parameters.safetensors").is_file():
+        raise FileNotFoundError(f"{path}: has a model.json, but no parameters.safetensors.")
+    try:
+        tensors = safetensors.numpy.load_file(path / "parameters.safetensors")
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{path}/parameters.safetensors is damaged: {error}.") from error
+    expected = jax.eval_shape(lambda: parameters.to_logical(_create(config)))
+    wrong = sorted(
+        name
+        for name in expected.keys() | tensors.keys()
+        if name not in expected or name not in tensors or expected[name].shape != tensors[name].shape
+    )
+    if wrong:
+        raise ValueError(f"{path}: parameters do not fit model.json; missing, unexpected or misshapen: {wrong}.")
+    return parameters.from_logical(jax.eval_shape(lambda: _create(config)), tensors)
+
+
+def _create(config: ViTConfig) -> ViT:
+    return ViT(config, rngs=nnx.Rngs(params=0))
+
+
+def _configuration(path: pathlib.Path) -> ViTConfig:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path.parent}: is no saved model; there is no {path.name}.")
+    try:
+        return ViTConfig(**json.loads(path.read_text()))
+    except (json.JSONDecodeError, TypeError) as error:
+        raise ValueError(f"{path}: is damaged, or of another version: {error}.") from error

@@ -1,0 +1,109 @@
+"""The official flip-equivariant ViTs (flopping-for-flops): D2, H2 and I2.
+
+Files of H2 and I2 have the same names and shapes, so the family has to be told.  The official models order tokens by
+halves of the grid; ours go row by row, which changes no logits.  The order is stored in a file and checked here.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from equivit.models.vit import ViTConfig
+from equivit.pretrained import inference, mapping
+from equivit.pretrained.mapping import Constant, Pair, Table
+
+NAME = "flip"
+IRREPS = ("sym", "asym")
+FLAVOURS = ("deit",)
+ORDER = "patch_embed.flatten_and_permute.permutation"
+
+
+def token_order(grid: tuple[int, int]) -> np.ndarray:
+    """The row-major position of each official token: left half row by row, then its mirror image.  int64 [h w]."""
+    h, w = grid
+    positions = np.arange(h * w, dtype=np.int64).reshape(h, w)
+    return np.concatenate([positions[:, : w // 2].reshape(-1), positions[:, ::-1][:, : w // 2].reshape(-1)])
+
+
+def infer(
+    state: Mapping[str, np.ndarray],
+    *,
+    num_heads: int | None = None,
+    image_size: tuple[int, int] | None = None,
+    family: str | None = None,
+) -> tuple[ViTConfig, str]:
+    """The configuration and the flavour; `family` ("H2" or "I2") is needed where there are dense blocks."""
+    channels, in_channels, patch, half = inference.shape(state, NAME, "patch_embed.proj_sym.weight", 4)
+    width, depth = 2 * channels, inference.depth(state, NAME)
+    k = inference.count(state, "attn.qkv.linear_sym.weight")
+    config = ViTConfig(
+        width=width,
+        depth=depth,
+        num_heads=inference.heads(width, num_heads, NAME),
+        patch_size=(patch, 2 * half),
+        image_size=image_size or _image_size(state, (patch, 2 * half)),
+        in_channels=in_channels,
+        mlp_dim=2 * inference.shape(state, NAME, "blocks.0.mlp.fc1.linear_sym.weight", 2)[0],
+        isotypic_eps=1e-6,
+        qkv_bias=inference.count(state, "attn.qkv.linear_sym.bias") > 0,
+        layer_scale=1e-4 if inference.count(state, "gamma_1.alpha_sym") else None,
+        **_family(state, k, depth, channels, family),
+    )
+    return config, FLAVOURS[0]
+
+
+def default_flavour(config: ViTConfig) -> str:
+    """The flavour to write a model in."""
+    return FLAVOURS[0]
+
+
+def table(config: ViTConfig, flavour: str) -> Table:
+    """Pairs and constants of a file."""
+    inference.require(config, NAME, isotypic_norm="official", isotypic_eps=1e-6, class_token=True, pool="class")
+    inference.require(config, NAME, class_position=False, registers=0, mask_token=False)
+    h, w = (size // patch for size, patch in zip(config.image_size, config.patch_size, strict=True))
+    pairs = [
+        mapping.same("cls_token.0", "class_token", ones=2),
+        mapping.same("patch_embed.proj_sym.bias", "patch_embed.bias"),
+    ]
+    for i, irrep in enumerate(IRREPS):
+        pairs.append(mapping.moved(f"patch_embed.proj_{irrep}.weight", f"patch_embed.{irrep}", (2, 3, 1, 0)))
+        pairs.append(_position(f"pos_embed.{i}", f"position.{irrep}", (h, w // 2)))
+    for i in range(config.k):
+        pairs += mapping.isotypic_block(i, config, IRREPS, "linear", ("gamma_1", "gamma_2"))
+    for i in range(config.k, config.depth):
+        pairs += mapping.dense_block(i, config, ("gamma_1", "gamma_2"))
+    pairs += mapping.isotypic_norm("norm", "norm", IRREPS) if config.family == "D2" else mapping.norm("norm", "norm")
+    if config.num_classes is not None:
+        pairs += mapping.linear("head", "head")
+    zeros = Constant("cls_token.1", np.zeros((1, 1, config.width // 2), np.float32), "zeros")
+    order = Constant(ORDER, token_order((h, w)), f"the token order of the grid {h}x{w}")
+    return Table(pairs, [zeros, order])
+
+
+def _family(state, k, depth, channels, family) -> dict:
+    classes, features = inference.shape(state, NAME, "head.weight", 2) if "head.weight" in state else (None, channels)
+    if k == depth:
+        kind = "power_spectrum" if features == 2 * channels else "linear_signed"
+        return dict(family="D2", invariant=kind, num_classes=classes)
+    if family not in ("H2", "I2"):
+        given = "is not given" if family is None else f"is {family!r}"
+        raise ValueError(
+            f"{NAME}: family= {given}; {k} of {depth} blocks are equivariant, and files of H2 and I2 have the same "
+            "names and shapes, so it must be family='H2' (hybrid_*) or family='I2' (d2_inv_early_*)."
+        )
+    return dict(family=family, equivariant_blocks=k, num_classes=classes)
+
+
+def _image_size(state, patch_size):
+    """The image that the stored order of tokens belongs to: its second half begins at the end of the first row."""
+    (tokens,) = inference.shape(state, NAME, ORDER, 1)
+    columns = int(state[ORDER][tokens // 2]) + 1 if tokens else 0
+    if columns < 1 or tokens % columns:
+        raise ValueError(f"{NAME}: {ORDER} is not the token order of any grid of {tokens} tokens.")
+    return tokens // columns * patch_size[0], columns * patch_size[1]
+
+
+def _position(theirs, ours, half) -> Pair:
+    """[1, h w/2, C] <-> [h, w/2, C]."""
+    return Pair(theirs, (ours,), lambda x: (x.reshape(*half, -1),), lambda x: x.reshape(1, -1, x.shape[-1]))

@@ -1,0 +1,198 @@
+"""The official octic ViTs (octic-vits), in three flavours.
+
+"deit": the DeiT III classifiers; "dinov2": the DINOv2 backbones; "generic": the constructor with its default blocks.
+They differ in the names of layer scales and in how the zeros of special tokens are stored.  Fully octic models:
+DINOv2's D8 (every token invariantized and projected, our I8 with k = depth), and a classifier with the paper's head,
+our D8.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from equivit.models.vit import ViTConfig
+from equivit.pretrained import inference, mapping
+from equivit.pretrained.mapping import Constant, Pair, Table
+from equivit.symmetry.groups import OCTIC
+
+NAME = "octic_vits"
+LINES = ("A1", "A2", "B1", "B2")
+IRREPS = (*LINES, "E")
+KERNELS = {"A1": "A1", "A2": "A2", "B1": "B1", "B2": "B2", "E1": "E_left", "E2": "E_right"}
+POSITIONS = (*LINES, "E1", "E2")
+# Layer scales of an octic and of a dense block.
+SCALES = {
+    "deit": (("gamma_1", "gamma_2"), ("gamma_1", "gamma_2")),
+    "dinov2": (("ls1", "ls2"), ("ls1.gamma", "ls2.gamma")),
+    "generic": (("ls1", "ls2"), ("ls1.gamma", "ls2.gamma")),
+}
+FLAVOURS = tuple(SCALES)
+# The invariantization by its number of features in eighths of the width.
+INVARIANTS = {
+    1: "linear",
+    6: "power_spectrum",
+    8: "canonisation",
+    15: "triple_correlation",
+    16: "max_filtering",
+    32: "polynomial",
+}
+
+
+def infer(
+    state: Mapping[str, np.ndarray],
+    *,
+    num_heads: int | None = None,
+    image_size: tuple[int, int] | None = None,
+    family: str | None = None,
+) -> tuple[ViTConfig, str]:
+    """The configuration and the flavour that names and shapes tell; `family` is not needed."""
+    if "patch_embed.proj.weight" in state:
+        raise ValueError(f"{NAME}: the file is a plain ViT, one of the baselines; load it with the source 'timm'.")
+    channels, in_channels, half, _ = inference.shape(state, NAME, "patch_embed.lift8.conv_A1.weight", 4)
+    side = 4 * half * inference.shape(state, NAME, "pos_embed.0", 3)[0]
+    width, depth = 8 * channels, inference.depth(state, NAME)
+    flavour = _flavour(state)
+    octic_scale = f"{SCALES[flavour][0][0]}.alpha_A1"
+    config = ViTConfig(
+        width=width,
+        depth=depth,
+        num_heads=inference.heads(width, num_heads, NAME),
+        patch_size=2 * half,
+        image_size=image_size or (side, side),
+        in_channels=in_channels,
+        mlp_dim=8 * inference.shape(state, NAME, "blocks.0.mlp.fc1.lin_A1.weight", 2)[0],
+        class_token="cls_token.0" in state,
+        pool="class" if "cls_token.0" in state else "mean",
+        registers=inference.shape(state, NAME, "register_tokens.0", 3)[1] if "register_tokens.0" in state else 0,
+        mask_token="mask_token.0" in state,
+        qkv_bias=inference.count(state, "attn.qkv.lin_A1.bias") + inference.count(state, "attn.qkv.bias") > 0,
+        layer_scale=1e-4 if inference.count(state, octic_scale) else None,
+        **_family(state, depth, width),
+    )
+    return config, flavour
+
+
+def default_flavour(config: ViTConfig) -> str:
+    """The flavour to write a model in."""
+    return "dinov2" if config.num_classes is None else "deit"
+
+
+def table(config: ViTConfig, flavour: str) -> Table:
+    """Pairs and constants of a file of that flavour."""
+    inference.require(
+        config,
+        NAME,
+        isotypic_norm="official",
+        class_position=False,
+        isotypic_eps=1e-6 if _is_dinov2_d8(config) else 1e-5,
+    )
+    channels, (octic_scales, dense_scales) = config.width // 8, SCALES[flavour]
+    pairs, constants = _tokens(config, flavour, channels)
+    pairs += [mapping.moved(f"patch_embed.lift8.conv_{t}.weight", f"patch_embed.{o}", (2, 3, 1, 0))
+              for o, t in KERNELS.items()]  # fmt: skip
+    pairs += [mapping.same("patch_embed.lift8.conv_A1.bias", "patch_embed.bias")]
+    pairs += [mapping.same(f"pos_embed.{i}", f"position.{name}") for i, name in enumerate(POSITIONS)]
+    for i in range(config.k):
+        pairs += mapping.isotypic_block(i, config, IRREPS, "lin", octic_scales)
+    for i in range(config.k, config.depth):
+        pairs += mapping.dense_block(i, config, dense_scales)
+    for part_pairs, part_constants in (_invariant(config), _readout(config, channels)):
+        pairs, constants = pairs + part_pairs, constants + part_constants
+    return Table(pairs, constants)
+
+
+def _flavour(state):
+    if not inference.count(state, "ls1.alpha_A1"):
+        return "deit"
+    return "dinov2" if "cls_token.7" in state or "mask_token.0" in state else "generic"
+
+
+def _family(state, depth, width) -> dict:
+    """The fields of the configuration that depend on what follows the octic blocks."""
+    k, projection = inference.count(state, "attn.qkv.lin_A1.weight"), "invariant_proj.weight"
+    if k == depth and projection not in state:
+        features = inference.shape(state, NAME, "head.1.weight", 2)[1]
+        classes = inference.shape(state, NAME, "head.3.weight", 2)[0]
+        return dict(family="D8", invariant=_kind(features, width), num_classes=classes)
+    classes = inference.shape(state, NAME, "head.weight", 2)[0] if "head.weight" in state else None
+    if projection not in state:
+        return dict(family="H8", equivariant_blocks=k, num_classes=classes)
+    kind = _kind(inference.shape(state, NAME, projection, 2)[1], width)
+    eps = 1e-6 if k == depth else 1e-5
+    return dict(family="I8", equivariant_blocks=k, invariant=kind, num_classes=classes, isotypic_eps=eps)
+
+
+def _kind(features, width):
+    if 8 * features % width or 8 * features // width not in INVARIANTS:
+        known = ", ".join(f"{n * width // 8} ({kind})" for n, kind in INVARIANTS.items())
+        raise ValueError(f"{NAME}: {features} invariants of width {width} are of no known kind; there are {known}.")
+    return INVARIANTS[8 * features // width]
+
+
+def _is_dinov2_d8(config):
+    return config.family == "I8" and config.k == config.depth
+
+
+def _tokens(config, flavour, channels) -> tuple[list[Pair], list[Constant]]:
+    """Special tokens: only A1 is learned, the other components are stored as zeros."""
+    pairs, zeros = [], {}
+    if config.class_token:
+        pairs.append(mapping.same("cls_token.0", "class_token", ones=2))
+        if flavour == "dinov2":
+            zeros |= {f"cls_token.{i}": (1, 1, channels) for i in range(1, 8)}
+        else:
+            zeros |= {f"cls_token.{i}": (1, 1, channels) for i in range(1, 4)}
+            zeros["cls_token.4"] = (1, 1, 2, 2 * channels)
+    if config.registers:
+        pairs.append(mapping.same("register_tokens.0", "registers", ones=1))
+        zeros |= {f"register_tokens.{i}": (1, config.registers, channels) for i in range(1, 8)}
+    if config.mask_token:
+        pairs.append(mapping.same("mask_token.0", "mask_token", ones=1))
+        zeros |= {f"mask_token.{i}": (1, channels) for i in range(1, 8)}
+    return pairs, [Constant(name, np.zeros(shape, np.float32), "zeros") for name, shape in zeros.items()]
+
+
+def _invariant(config) -> tuple[list[Pair], list[Constant]]:
+    """Learned references of an invariantization, and the group's matrices beside them."""
+    if config.family[0] == "H" or config.invariant not in ("max_filtering", "canonisation"):
+        return [], []
+    constants = [
+        Constant(f"invariantization.{name}_action", _channel_action(g), "the group's matrix")
+        for name, g in (("rotation", "r"), ("reflection", "m"))
+    ]
+    if config.invariant == "canonisation":
+        return [mapping.same("invariantization.reference", "invariant.reference")], constants
+    pair = Pair(  # [n, C, 8] <-> [n, 8 C]
+        "invariantization.references",
+        ("invariant.references",),
+        lambda y: (y.transpose(0, 2, 1).reshape(len(y), -1),),
+        lambda y: y.reshape(len(y), 8, -1).transpose(0, 2, 1),
+    )
+    return [pair], constants
+
+
+def _channel_action(element) -> np.ndarray:
+    """The action on the components A1, A2, B1, B2, E11, E12, E21, E22 as an 8 x 8 matrix."""
+    (plane,) = OCTIC.planes
+    matrix = np.diag([irrep(element)[0, 0] for irrep in OCTIC.lines] + [0] * 4).astype(np.float32)
+    matrix[4:6, 4:6] = matrix[6:8, 6:8] = plane(element)
+    return matrix
+
+
+def _readout(config, channels) -> tuple[list[Pair], list[Constant]]:
+    """Projection, final norm and head."""
+    if config.family == "D8":
+        pairs = mapping.isotypic_norm("norm", "norm", IRREPS)
+        if config.num_classes is not None:
+            pairs += mapping.linear("head.1", "head.fc1") + mapping.linear("head.3", "head.fc2")
+        return pairs, []
+    pairs = mapping.linear("invariant_proj", "projection") if config.family == "I8" else []
+    if config.num_classes is not None:
+        pairs += mapping.linear("head", "head")
+    if not _is_dinov2_d8(config):
+        return pairs + mapping.norm("norm", "norm"), []
+    unused = {f"norm.scaling.alpha_{line}": np.ones(channels, np.float32) for line in LINES}
+    unused |= {"norm.scaling.alpha_E": np.ones(2 * channels, np.float32)}
+    unused |= {"norm.scaling.beta": np.zeros(channels, np.float32)}
+    constants = [Constant(name, value, "unused", fixed=False) for name, value in unused.items()]
+    return pairs + mapping.norm("standard_norm", "norm"), constants

@@ -1,0 +1,97 @@
+"""Files of named tensors: read as a state dict, whatever their container, and written."""
+
+import pathlib
+import re
+import zipfile
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from equivit.pretrained import torch_files
+
+CONTAINERS = ("model", "teacher", "state_dict")
+WRAPPERS = ("_orig_mod", "module", "backbone", "_fsdp_wrapped_module")  # torch.compile, DDP, DINOv2, FSDP
+OTHER_HEADS = ("dino_head.", "ibot_head.")  # of self-supervised training, beside the backbone
+
+
+def read(path: str | pathlib.Path) -> Any:
+    """What a .safetensors, .npz or .pth file holds, tensors as numpy arrays; no code in a file is ever run.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: another ending, or a damaged file.
+    """
+    path = pathlib.Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: there is no such file.")
+    if path.suffix not in _READERS:
+        raise ValueError(f"{path}: the ending {path.suffix!r} is not one of {', '.join(_READERS)}.")
+    return _READERS[path.suffix](path)
+
+
+def write(path: str | pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
+    """Write named tensors as .safetensors or .npz.
+
+    Raises:
+      ValueError: another ending.
+    """
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tensors = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+    if path.suffix == ".safetensors":
+        safetensors.numpy.save_file(tensors, path)
+    elif path.suffix == ".npz":
+        np.savez(path, **tensors)
+    else:
+        raise ValueError(f"{path}: weights are written as .safetensors or .npz, not as {path.suffix!r}.")
+
+
+def state_dict(content: Any) -> tuple[dict[str, np.ndarray], list[str]]:
+    """The tensors of a model without containers and wrappers, and the names of those that belong to no model.
+
+    Containers are {"model": ...}, {"teacher": ...} and {"state_dict": ...}; wrappers are parts of names, such as
+    `_orig_mod.` and `backbone.`; blocks in chunks, `blocks.1.7.`, become `blocks.7.`.
+
+    Raises:
+      ValueError: no tensors, something that is not a tensor, or two tensors of one name.
+    """
+    while isinstance(content, Mapping) and any(isinstance(content.get(key), Mapping) for key in CONTAINERS):
+        content = content[next(key for key in CONTAINERS if isinstance(content.get(key), Mapping))]
+    if not isinstance(content, Mapping) or not content:
+        raise ValueError(f"weights: expected named tensors, found {type(content).__name__} without any.")
+    tensors, left_out = {}, []
+    for name, value in content.items():
+        if not isinstance(name, str) or not hasattr(value, "shape"):
+            raise ValueError(f"weights: {name!r} is {type(value).__name__}, not a tensor.")
+        short = ".".join(part for part in name.split(".") if part not in WRAPPERS)
+        short = re.sub(r"^blocks\.\d+\.(\d+)\.", r"blocks.\1.", short)
+        if short.startswith(OTHER_HEADS):
+            left_out.append(short)
+        elif short in tensors:
+            raise ValueError(f"weights: two tensors are named {short!r} once wrappers are taken off, such as {name!r}.")
+        else:
+            tensors[short] = np.asarray(value)
+    return tensors, left_out
+
+
+def _read_safetensors(path):
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{path}: is damaged or not a safetensors file ({error}).") from error
+
+
+def _read_npz(path):
+    try:
+        with path.open("rb") as handle, np.load(handle, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (ValueError, TypeError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{path}: is damaged or not an npz file of plain arrays ({error}).") from error
+
+
+_READERS = {".safetensors": _read_safetensors, ".npz": _read_npz, ".pth": torch_files.read, ".pt": torch_files.read}
