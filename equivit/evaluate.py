@@ -1,0 +1,139 @@
+"""Evaluate a model.
+
+    python -m equivit.evaluate --workdir=runs/quickstart --suite=accuracy,orientation
+    python -m equivit.evaluate --model=models/h8_h14 --config=configs/octic_h.py --config.data.source=folder:imagenet
+
+The first takes a run from its newest checkpoint; the second a saved model, such as `equivit.convert` writes, with the
+data of a config.  Results go to the terminal, and to evaluation.json beside the run or the model.
+"""
+
+import argparse
+import functools
+import pathlib
+import sys
+from collections.abc import Iterable, Iterator
+
+import jax
+import rich.box
+import rich.console
+import rich.progress
+import rich.table
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+from ml_collections import ConfigDict
+
+from equivit.evaluation import suite, summary
+from equivit.models import saved
+from equivit.train import command
+from equivit.training import checkpoints, sharding
+from equivit.training import config as configs
+
+FREE = ("data", "batch_size", "seed", "evaluation")  # what may be changed about a finished run
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    options, rest = _parser().parse_known_args(arguments)
+    return command(functools.partial(_run, options, rest), debug=options.debug)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m equivit.evaluate",
+        description="Evaluate a run, or a saved model.",
+        epilog="Keys of the config can be changed: --config.data.source=npz:digits.npz --config.data.eval_split=test",
+        allow_abbrev=False,
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--workdir", type=pathlib.Path, help="run directory; its newest checkpoint is taken")
+    what.add_argument("--model", type=pathlib.Path, help="saved model; needs --config for the data")
+    parser.add_argument("--config", help="with --model: a file of configs/, and after a colon its mode")
+    parser.add_argument("--suite", help=f"some of {','.join(suite.PROTOCOLS)}; by default those of the config")
+    parser.add_argument("--averaged", action="store_true", help="with --workdir: the averaged weights (objective.ema)")
+    parser.add_argument("--distributed", action="store_true", help="join the other processes of the evaluation")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    return parser
+
+
+def _run(options: argparse.Namespace, rest: list[str]) -> None:
+    sharding.start_processes(options.distributed)
+    config, model = _load(options, _changes(rest))
+    protocols = suite.check(options.suite.split(",") if options.suite else config.evaluation.suite)
+    place = options.workdir or options.model
+    split = f"{config.data.source}, {config.data.eval_split}"
+    _say(f"Evaluating {', '.join(protocols)} of {place} on {split}, images of {_size(config)}.")
+    mesh = sharding.create_mesh(ConfigDict(dict(data=-1, fsdp=1)))
+    with jax.set_mesh(mesh):
+        model = jax.device_put(model, NamedSharding(mesh, PartitionSpec()))
+        results = suite.evaluate(model, config, protocols, track=_track)
+    if jax.process_index() == 0:
+        _print(summary.rows(results))
+        about = dict(weights="averaged" if options.averaged else "trained", data=split, image_size=_size(config))
+        _say(f"Done: {summary.write(place, results, **about)}")
+
+
+def _changes(arguments: list[str]) -> list[str]:
+    """The `key=value` of arguments `--config.key=value`.   Raises ValueError for any other argument."""
+    for argument in arguments:
+        if not argument.startswith("--config.") or "=" not in argument:
+            known = ("--workdir", "--model", "--config", "--suite", "--averaged", "--distributed", "--debug")
+            flag = argument.partition("=")[0]
+            raise ValueError(f"unknown argument '{flag}'{configs.nearest(flag, known)} (here also --config.KEY=VALUE).")
+    return [argument.removeprefix("--config.") for argument in arguments]
+
+
+def _load(options: argparse.Namespace, changes: list[str]) -> tuple[ConfigDict, nnx.Module]:
+    """The config, changed, and the model."""
+    if options.model:
+        if options.averaged:
+            raise ValueError("--averaged goes with --workdir; a saved model has one set of weights.")
+        if not options.config:
+            raise ValueError(f"--model={options.model} needs --config=FILE, which says what data to evaluate on.")
+        return configs.load(options.config, changes), saved.load(options.model)
+    if options.config:
+        raise ValueError("--config goes with --model; a run has its own config, change it with --config.KEY=VALUE.")
+    for change in changes:
+        if change.partition("=")[0].split(".")[0] not in FREE:
+            raise ValueError(f"--config.{change}: the run is finished; only {', '.join(FREE)} can be changed.")
+    config, model = checkpoints.load_run(options.workdir, averaged=options.averaged)
+    with config.unlocked():
+        for change in changes:
+            configs._override(config, change)
+    configs.validate(config)
+    return config, model
+
+
+def _track(batches: Iterable, total: int, name: str) -> Iterator:
+    """The batches; shows how far they are, as a bar on a terminal, else as a line for each tenth."""
+    if jax.process_index() != 0:
+        yield from batches
+    elif sys.stdout.isatty():
+        yield from rich.progress.track(batches, total=total, description=name)
+    else:
+        for done, batch in enumerate(batches, start=1):
+            yield batch
+            if done * 10 // total > (done - 1) * 10 // total:
+                _say(f"{name}: {done} of {total} batches")
+
+
+def _print(lines: list[tuple[str, str]]) -> None:
+    if not sys.stdout.isatty():
+        print(summary.text(lines), flush=True)
+        return
+    table = rich.table.Table(box=rich.box.SIMPLE, show_header=False)
+    for line in lines:
+        table.add_row(*line)
+    rich.console.Console().print(table)
+
+
+def _size(config: ConfigDict) -> str:
+    return "x".join(map(str, config.data.image_size))
+
+
+def _say(text: str) -> None:
+    if jax.process_index() == 0:
+        print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

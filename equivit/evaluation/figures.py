@@ -1,0 +1,122 @@
+"""Pictures of a run: its learning curves, and the patch filters that a model has learned."""
+
+import json
+import pathlib
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.experimental import multihost_utils
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from equivit.layers import dense, isotypic
+
+COMPONENTS = 16  # at most so many, as in Figure 6
+VISIBLE = 1e-4  # of the variance; components below it are rounding
+
+
+def learning_curves(metrics: pathlib.Path, output: pathlib.Path) -> None:
+    """Draw loss and accuracy over the steps of a run.
+
+    Args:
+      metrics: metrics.jsonl: one object a line, with "step" and some of "loss", "accuracy" and "eval/...".
+      output: the PNG to write.
+    """
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    _curve(left, rows, "loss", label="training", color="tab:blue")
+    left.set(xlabel="step", ylabel="loss")
+    _curve(right, rows, "accuracy", label="training", color="tab:blue")
+    _curve(right, rows, "eval/accuracy/top1", label="test", color="tab:orange", marker="o")
+    _curve(right, rows, "eval/orientation/accuracy_mean", label="test, all orientations", color="tab:red", marker="s")
+    right.set(xlabel="step", ylabel="accuracy", ylim=(0, 1.02))
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        if axes.lines:
+            axes.legend(loc="best", frameon=False)
+    figure.savefig(output, dpi=150)
+
+
+def patch_filters(kernels: dict[str, np.ndarray], output: pathlib.Path) -> None:
+    """Draw the principal components of a patch embedding's kernels, one row for each type of feature.
+
+    Up to 16 components each, the largest variance first, with their shares of it; the symmetry leaves fewer where the
+    patch is small.
+
+    Args:
+      kernels: from `patch_kernels`.
+      output: the PNG to write.
+
+    Source: octic ViTs, Figure 6 and Appendix B.2.
+    """
+    components = {name: principal_components(kernel) for name, kernel in kernels.items()}
+    columns = max(len(tiles) for tiles, _ in components.values())
+    figure = Figure(figsize=(1.6 + 0.8 * max(columns, 4), 0.3 + 0.9 * len(components)), layout="constrained")
+    grid = figure.subplots(len(components), columns, squeeze=False)
+    for row, (name, (tiles, shares)) in zip(grid, components.items(), strict=True):
+        for axes in row:
+            axes.set_axis_off()
+        row[0].text(-0.25, 0.5, name, transform=row[0].transAxes, ha="right", va="center", fontsize=11)
+        for axes, tile, share in zip(row, tiles, shares, strict=False):
+            _tile(axes, tile)
+            axes.set_title(f"{share:.0%}", fontsize=7, pad=2)
+    figure.savefig(output, dpi=150)
+
+
+def patch_kernels(model: nnx.Module) -> dict[str, np.ndarray]:
+    """Kernels [ph, pw, in, channels] of a model's patch embedding, by type of feature.
+
+    The types are A1, A2, B1, B2 and the two copies of E (of each the first of its two rows; the second is the same,
+    turned), sym and asym for the flip group, and all features of a plain model.  All processes of a run must call this.
+
+    Raises:
+      ValueError: the model has no patch embedding.
+    """
+    embed = getattr(model, "patch_embed", None)
+    if isinstance(embed, dense.PatchEmbed):
+        return {"all": _fetched(embed.kernel[...])}
+    if not isinstance(embed, isotypic.PatchEmbed):
+        raise ValueError(f"patch_filters: {type(model).__name__} has no patch embedding that is known here.")
+    kernels = _fetched(jax.jit(lambda embed: embed.kernels())(embed))
+    result = {irrep.name: kernel for irrep, kernel in zip(embed.group.lines, kernels.one, strict=True)}
+    if kernels.two is not None:
+        first, second = np.split(kernels.two[0], 2, axis=-1)
+        result |= {"E, copy 1": first, "E, copy 2": second}
+    return result
+
+
+def principal_components(kernels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Kernels [ph, pw, in, channels] to components [n, ph, pw, in] of length 1 and their shares of the variance [n].
+
+    A component's sign is chosen so that its largest entry is positive.
+    """
+    rows = kernels.reshape(-1, kernels.shape[-1]).T.astype(np.float64)
+    _, sizes, components = np.linalg.svd(rows - rows.mean(0), full_matrices=False)
+    shares = sizes**2 / max(np.sum(sizes**2), np.finfo(float).tiny)
+    kept = max(1, min(COMPONENTS, int(np.sum(shares > VISIBLE))))
+    components, shares = components[:kept], shares[:kept]
+    largest = np.take_along_axis(components, np.abs(components).argmax(1)[:, None], axis=1)
+    return (components * np.where(largest < 0, -1, 1)).reshape(kept, *kernels.shape[:-1]), shares
+
+
+def _curve(axes: Axes, rows, name, **style):
+    points = [(row["step"], row[name]) for row in rows if name in row]
+    if points:
+        axes.plot(*zip(*points, strict=True), **style)
+
+
+def _tile(axes: Axes, tile):
+    """Three channels as colours, any other number as their mean; zero is grey (white in the map of one channel)."""
+    largest = np.abs(tile).max() or 1.0
+    if tile.shape[-1] == 3:
+        axes.imshow(0.5 + 0.5 * tile / largest)
+        return
+    mean = tile.mean(-1)
+    largest = np.abs(mean).max() or 1.0
+    axes.imshow(mean, cmap="RdBu_r", vmin=-largest, vmax=largest)
+
+
+def _fetched(tree):
+    return multihost_utils.process_allgather(tree, tiled=True)

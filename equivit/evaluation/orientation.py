@@ -1,0 +1,109 @@
+"""What a classifier makes of images that are turned and mirrored.
+
+Every image is seen in all eight orientations.  The random-rotation protocol of octic ViTs (Table 2, last column, and
+Appendix D) follows from them: it takes, for each image, one of the four turned ones.
+"""
+
+from collections.abc import Iterable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from equivit.evaluation.predictions import Batch, Predict, all_finite, measured
+from equivit.symmetry import fields
+from equivit.symmetry.groups import OCTIC
+
+TURNS = ("e", "r", "rr", "rrr")
+TIE = 1e-4  # where the best two logits are nearer than this, rounding may decide between them
+
+
+def orientation(predict: Predict, batches: Iterable[Batch], *, seed: int = 0) -> dict:
+    """Accuracy, constancy and deviation over the eight orientations.
+
+    Args:
+      predict: uint8 images [B, H, W, C] to logits [B, classes].  Quarter turns of images that are not square have
+        another shape, for which it is called too.
+      batches: with "image", "label" [B], "weight" [B] (0 for padding) and "index" [B], the place in the split.
+      seed: of the random turns; the turn of an image depends on the seed and its index alone.
+
+    Returns:
+      "accuracy": top-1 in each orientation, by element of the group; "accuracy_mean" over the eight.
+      "upright", "rotated", "delta": top-1 as they are, each turned by a random multiple of 90 degrees, the difference.
+      "consistency": share of images whose prediction is one and the same in all eight.
+      "ties": indices of the images whose best two logits differ by at most `TIE` in one of the eight.
+      "decided", "identical": number of the other images, and of those among them predicted the same in all eight; an
+        exactly invariant model has identical = decided.
+      "deviation": for each element, the largest change of a logit over all images, relative to the largest logit.
+      "equivariance_error": the largest of these.
+
+    Raises:
+      ValueError: there is no example, or logits are not finite.
+    """
+    rows, changes, sizes = [], [], []
+
+    def compare(batch):
+        logits = jnp.stack([predict(_turned(g, batch["image"])) for g in OCTIC.elements])
+        return _compare(logits, batch["label"], batch["weight"], batch["index"], seed)
+
+    for result in measured(compare, batches):
+        real = result["weight"] > 0
+        rows.append({name: result[name][..., real] for name in ("right", "same", "margin", "turn", "index")})
+        changes.append(result["change"])
+        sizes.append(result["size"])
+    if not sum(part["index"].size for part in rows):
+        raise ValueError("orientation: the evaluation split holds no readable example.")
+    images = {name: np.concatenate([part[name] for part in rows], axis=-1) for name in rows[0]}
+    return _accuracies(images) | _constancy(images) | _deviations(np.max(changes, axis=0), np.max(sizes))
+
+
+_turned = jax.jit(fields.act_on_image, static_argnums=0)
+
+
+@jax.jit
+def _compare(logits, label, weight, index, seed):
+    """Figures of each image from its logits in all orientations, [8, B, classes]."""
+    best = jax.lax.top_k(logits, min(2, logits.shape[-1]))[0]
+    prediction = logits.argmax(-1)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), index.astype(jnp.uint32))
+    real = logits * (weight > 0)[:, None]
+    return {
+        "right": prediction == label,
+        "same": (prediction == prediction[0]).all(0),
+        "margin": (best[..., 0] - best[..., -1]).min(0),
+        "turn": jax.vmap(lambda key: jax.random.randint(key, (), 0, len(TURNS)))(keys),
+        "index": index,
+        "weight": weight,
+        "change": jnp.abs(real - real[0]).max((1, 2)),
+        "size": jnp.abs(real[0]).max(),
+        "finite": all_finite(logits, weight),
+    }
+
+
+def _accuracies(images):
+    each = dict(zip(OCTIC.elements, images["right"].mean(1).tolist(), strict=True))
+    rows = np.array([OCTIC.elements.index(g) for g in TURNS])[images["turn"]]
+    rotated = float(images["right"][rows, np.arange(len(rows))].mean())
+    return {
+        "accuracy": each,
+        "accuracy_mean": float(images["right"].mean()),
+        "upright": each["e"],
+        "rotated": rotated,
+        "delta": rotated - each["e"],
+    }
+
+
+def _constancy(images):
+    same, decided = images["same"], images["margin"] > TIE
+    return {
+        "consistency": float(same.mean()),
+        "decided": int(decided.sum()),
+        "identical": int((same & decided).sum()),
+        "ties": sorted(images["index"][~decided].tolist()),
+    }
+
+
+def _deviations(change, size):
+    relative = change / size if size else np.where(change > 0, np.inf, 0.0)
+    deviation = dict(zip(OCTIC.elements, relative.tolist(), strict=True))
+    return {"deviation": deviation, "equivariance_error": max(deviation.values())}

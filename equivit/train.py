@@ -1,0 +1,167 @@
+"""Train a model.
+
+    python -m equivit.train --config=configs/quickstart.py --workdir=/tmp/run
+    python -m equivit.train --config=configs/quickstart.py:quicktest --workdir=/tmp/run --config.data.workers=2
+
+Starting again with the same --workdir goes on where it stopped.
+"""
+
+import argparse
+import copy
+import functools
+import os
+import pathlib
+import statistics
+import sys
+from collections.abc import Callable
+
+import jax
+from flax import nnx
+from ml_collections import ConfigDict
+
+from equivit.data import loader
+from equivit.evaluation import suite, summary
+from equivit.training import build, checkpoints, loop, sharding
+from equivit.training import config as configs
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    options, rest = _parser().parse_known_args(arguments)
+    return command(functools.partial(_run, options, rest), debug=options.debug)
+
+
+def command(run: Callable[[], None], *, debug: bool) -> int:
+    """Run a command; errors become one line and exit status 1, or with `debug` a traceback."""
+    try:
+        run()
+    except (ValueError, OSError, ArithmeticError, jax.errors.JaxRuntimeError) as error:
+        if debug:
+            raise
+        text = " ".join(str(error).split())
+        if jax.distributed.is_initialized() and isinstance(error, jax.errors.JaxRuntimeError):
+            text = f"another process of this run has ended; start all of them again to go on.  ({text})"
+        print(f"error: {text}", file=sys.stderr, flush=True)
+        if jax.distributed.is_initialized():
+            os._exit(1)  # the usual way out waits for processes that may be gone
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m equivit.train",
+        description="Train a model, or go on with a run.",
+        epilog="Any key of the config can be changed: --config.data.source=npz:digits.npz --config.epochs=3",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", required=True, help="a file of configs/, and after a colon its mode")
+    parser.add_argument("--workdir", required=True, type=pathlib.Path, help="run directory; a run in it goes on")
+    parser.add_argument("--seeds", help="several runs, such as 0,1,2; report.json then has mean and spread")
+    parser.add_argument("--deterministic", action="store_true", help="bit for bit on GPU too; slower")
+    parser.add_argument("--distributed", action="store_true", help="join the other processes of the run")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    return parser
+
+
+def overrides(arguments: list[str]) -> list[str]:
+    """The `key=value` of arguments `--config.key=value`.   Raises ValueError for any other argument."""
+    for argument in arguments:
+        if not argument.startswith("--config."):
+            flag = argument.split("=")[0]
+            known = ["--config", "--workdir", "--seeds", "--deterministic", "--distributed", "--debug"]
+            raise ValueError(f"unknown argument '{flag}'{configs.nearest(flag, known)}.")
+    return [argument.removeprefix("--config.") for argument in arguments]
+
+
+def _run(options: argparse.Namespace, rest: list[str]) -> None:
+    config = configs.load(options.config, overrides(rest))
+    if options.deterministic:  # read when the first device is used
+        os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_deterministic_ops=true"
+    sharding.start_processes(options.distributed)
+    if options.seeds is None:
+        train(config, options.workdir)
+        return
+    reports = {}
+    for seed in _seeds(options.seeds):
+        one = copy.deepcopy(config).unlock()
+        one.seed = seed
+        report = train(one.lock(), options.workdir / f"seed_{seed}")
+        if report is None:  # stopped by SIGTERM
+            return
+        reports[seed] = report
+    loop.write_report(options.workdir, aggregate(reports))
+    _say(f"{len(reports)} runs: {options.workdir / 'report.json'}")
+
+
+def train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float] | None:
+    """One run with the supervised objective; returns its final figures, None if it was stopped by SIGTERM."""
+    suite.check(config.evaluation.suite)
+    processes = dict(process_index=jax.process_index(), process_count=jax.process_count())
+    pipeline = loader.train(config.data, batch_size=config.batch_size, seed=config.seed, **processes)
+    config = _completed(config, pipeline)
+    steps = loop.total_steps(config, pipeline.steps_per_epoch)
+    _say(
+        f"Training {config.model.name} on {config.data.source} ({pipeline.num_examples} images, {pipeline.num_classes} "
+        f"classes): {steps} steps of {config.batch_size} images, seed {config.seed}, in {workdir}."
+    )
+    exact = jax.default_backend() != "gpu" or "xla_gpu_deterministic_ops=true" in os.environ.get("XLA_FLAGS", "")
+    _say(
+        f"A resumed run equals an uninterrupted one {'bit for bit' if exact else 'within rounding (--deterministic)'}."
+    )
+    evaluation = _Evaluation()
+    report = loop.train(
+        config,
+        workdir=workdir,
+        objective=build.make_objective(config),
+        make_model=functools.partial(build.make_model, config),
+        pipeline=pipeline,
+        evaluate=evaluation,
+        initial=functools.partial(checkpoints.initial_parameters, config),
+    )
+    if report is not None:
+        _say(summary.conclude(workdir, evaluation.model, evaluation.results))
+    return report
+
+
+def _completed(config, pipeline):
+    """What the data decide about the model goes into its section, so that the run directory says it all."""
+    config = copy.deepcopy(config).unlock()
+    known = dict(image_size=config.data.image_size, num_classes=pipeline.num_classes, in_channels=pipeline.channels)
+    config.model = {**known, **config.model}
+    return config.lock()
+
+
+def aggregate(reports: dict[int, dict[str, float]]) -> dict:
+    """Mean, spread (standard deviation, n - 1) and values of each figure over the seeds."""
+    seeds = list(reports)
+    result = {"seeds": seeds}
+    for name in reports[seeds[0]]:
+        values = [reports[seed][name] for seed in seeds]
+        spread = statistics.stdev(values) if len(values) > 1 else None
+        result[name] = {"mean": statistics.fmean(values), "spread": spread, "values": values}
+    return result
+
+
+class _Evaluation:
+    """Runs the suite of the config, and keeps the last model and results for the end of the run."""
+
+    def __call__(self, model: nnx.Module, config: ConfigDict) -> dict[str, float]:
+        self.model, self.results = model, suite.evaluate(model, config, config.evaluation.suite)
+        return suite.scalars(self.results)
+
+
+def _seeds(text):
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--seeds={text}: give integers with commas between, such as --seeds=0,1,2.") from None
+
+
+def _say(text):
+    if jax.process_index() == 0:
+        print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

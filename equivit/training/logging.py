@@ -1,0 +1,158 @@
+"""What a run says: metrics.jsonl, TensorBoard events, and a progress bar or plain lines."""
+
+import collections
+import contextlib
+import json
+import pathlib
+import sys
+import time
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from tensorboardX import SummaryWriter
+
+IN_FLIGHT = 2  # steps the device may be behind: enough to keep it busy, few enough to hold few batches
+
+
+class Log:
+    """Writes the metrics of a run; only the first process writes.
+
+    Args:
+      workdir: the run directory.
+      options: the `log` section.
+      total: steps of the run.
+      start: steps finished before; lines of later steps, from a run that was killed, are dropped.
+    """
+
+    def __init__(self, workdir: pathlib.Path, options: ConfigDict, *, total: int, start: int):
+        self._total, self._writes = total, jax.process_index() == 0
+        self._bar, self._events = None, None
+        if not self._writes:
+            return
+        self._path = workdir / "metrics.jsonl"
+        _keep_until(self._path, start)
+        self._file = self._path.open("a")
+        if options.tensorboard:
+            self._events = SummaryWriter(str(workdir), purge_step=start + 1)
+        if sys.stdout.isatty():
+            columns = ("step {task.completed}/{task.total}", BarColumn(), "{task.fields[text]}", TimeRemainingColumn())
+            self._bar = Progress(*(TextColumn(c) if isinstance(c, str) else c for c in columns))
+            self._task = self._bar.add_task("", total=total, completed=start, text="compiling")
+            self._bar.start()
+
+    def __enter__(self) -> "Log":
+        return self
+
+    def __exit__(self, *exception):
+        if not self._writes:
+            return
+        self._file.close()
+        if self._events:
+            self._events.close()
+        if self._bar:
+            self._bar.stop()
+
+    def write(self, step: int, metrics: dict[str, float]) -> None:
+        """Record metrics after `step` steps, and show them."""
+        if not self._writes:
+            return
+        self._file.write(json.dumps({"step": step, **metrics}) + "\n")
+        self._file.flush()
+        if self._events:
+            for name, value in metrics.items():
+                self._events.add_scalar(name, value, step)
+        text = _line(metrics)
+        if self._bar:
+            self._bar.update(self._task, completed=step, text=text)
+        else:
+            print(f"step {step}/{self._total}  {text}", flush=True)
+
+    def advance(self, step: int) -> None:
+        """Move the progress bar."""
+        if self._bar:
+            self._bar.update(self._task, completed=step)
+
+    def say(self, text: str) -> None:
+        """One line for whoever watches."""
+        if self._writes:
+            (self._bar.console.print if self._bar else print)(text)
+            sys.stdout.flush()
+
+
+class Meter:
+    """Collects the metrics of steps while the device works, and times the steps.
+
+    Metrics are fetched `IN_FLIGHT` steps late, when the device has them ready, so that it never waits for the host.
+    """
+
+    def __init__(self, batch_size: int):
+        self._batch_size = batch_size
+        self._pending: collections.deque = collections.deque()
+        self._begin()
+
+    def _begin(self):
+        self._values, self._waited, self._since = collections.defaultdict(list), 0.0, time.perf_counter()
+
+    @contextlib.contextmanager
+    def waiting(self):
+        """Time spent in this context is time spent waiting for data."""
+        begin = time.perf_counter()
+        yield
+        self._waited += time.perf_counter() - begin
+
+    @contextlib.contextmanager
+    def paused(self):
+        """Time spent in this context does not count."""
+        begin = time.perf_counter()
+        yield
+        self._since += time.perf_counter() - begin
+
+    def add(self, metrics: dict[str, jax.Array]) -> bool:
+        """Take the metrics of one step; False if one that has arrived by now was not finite."""
+        self._pending.append(metrics)
+        return self._fetch(IN_FLIGHT)
+
+    def flush(self) -> bool:
+        """Wait for all steps so far; False if one of them was not finite."""
+        return self._fetch(0)
+
+    def _fetch(self, leave):
+        good = True
+        while len(self._pending) > leave:
+            metrics = jax.device_get(self._pending.popleft())
+            good &= bool(metrics.pop("good"))
+            for name, value in metrics.items():
+                self._values[name].append(float(value))
+        return good
+
+    def summary(self) -> dict[str, float]:
+        """Means since the last summary, and speed; call after `flush`."""
+        seconds, steps = time.perf_counter() - self._since, len(self._values["loss"])
+        result = {name: float(np.mean(values)) for name, values in self._values.items()}
+        result |= {"images_per_second": steps * self._batch_size / seconds, "step_seconds": seconds / max(steps, 1)}
+        result["data_wait_share"] = self._waited / seconds
+        memory = jax.local_devices()[0].memory_stats()
+        if memory and "peak_bytes_in_use" in memory:
+            result["peak_memory_gb"] = memory["peak_bytes_in_use"] / 1e9
+        self._begin()
+        return result
+
+
+def _keep_until(path, step):
+    """Drop the lines of later steps, and a last line that a kill cut short."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= step]
+    if kept != lines:
+        path.write_text("".join(line + "\n" for line in kept))
+
+
+def _line(metrics):
+    formats = {
+        "loss": "loss {:.4f}", "accuracy": "accuracy {:.3f}", "lr": "lr {:.2e}", "grad_norm": "grad norm {:.2f}",
+        "images_per_second": "{:.0f} images/s", "step_seconds": "{:.3f} s/step", "data_wait_share": "waiting {:.0%}",
+    }  # fmt: skip
+    known = [form.format(metrics[name]) for name, form in formats.items() if name in metrics]
+    others = [f"{name} {value:.4g}" for name, value in metrics.items() if "/" in name]
+    return "  ".join(known + others[:3])

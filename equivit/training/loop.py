@@ -1,0 +1,181 @@
+"""The training loop.  One loop serves every objective."""
+
+import contextlib
+import json
+import pathlib
+import signal
+from collections.abc import Callable, Generator
+from typing import Protocol
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.experimental import multihost_utils
+from ml_collections import ConfigDict
+
+from equivit.objectives.objective import Objective
+from equivit.training import config as configs
+from equivit.training import optimizers, schedules, sharding
+from equivit.training.checkpoints import Checkpoints
+from equivit.training.logging import Log, Meter
+from equivit.training.state import compile_program
+
+Evaluate = Callable[[nnx.Module, ConfigDict], dict[str, float]]
+
+
+class Pipeline(Protocol):
+    """The training data (`equivit/data/loader.py`)."""
+
+    steps_per_epoch: int
+
+    def batches(self, start: int = 0) -> Generator[dict[str, np.ndarray], None, None]:
+        """This process's rows of the global batches start, start + 1, ... without end."""
+
+
+class NotFiniteError(ArithmeticError):
+    """The loss or a gradient became NaN or infinite."""
+
+
+def total_steps(config: ConfigDict, steps_per_epoch: int) -> int:
+    """Steps of the whole run."""
+    return config.steps if config.steps is not None else max(1, round(config.epochs * steps_per_epoch))
+
+
+def train(
+    config: ConfigDict,
+    *,
+    workdir: pathlib.Path,
+    objective: Objective,
+    make_model: Callable[[nnx.Rngs], nnx.Module],
+    pipeline: Pipeline,
+    evaluate: Evaluate,
+    initial: Callable[[], dict[str, jax.Array]] = dict,
+) -> dict[str, float] | None:
+    """Train, or go on with training, in `workdir`; returns the final figures, or None if SIGTERM ended the run early.
+
+    A fresh run begins with the parameters that `initial` returns, and draws those it does not name.
+
+    Raises NotFiniteError, with the state of the last good step saved, when the loss or a gradient is not finite.
+    """
+    mesh = sharding.create_mesh(config.mesh)
+    sharding.check_batch(config.batch_size, config.optimizer.accumulation, mesh)
+    total = total_steps(config, pipeline.steps_per_epoch)
+    schedule = schedules.create(config.schedule, total_steps=total, steps_per_epoch=pipeline.steps_per_epoch)
+    epochs = config.evaluation.every_epochs
+    evaluate_every = epochs and max(1, round(epochs * pipeline.steps_per_epoch))
+
+    with jax.set_mesh(mesh), Checkpoints(workdir, config.checkpoint) as checkpoints, _Sigterm() as sigterm:
+        # ---- State: the newest whole checkpoint, or a fresh one.
+        program = compile_program(
+            objective,
+            make_model,
+            lambda trainable: optimizers.create(config.optimizer, objective, trainable, schedule),
+            mesh,
+            seed=config.seed,
+            accumulation=config.optimizer.accumulation,
+        )
+        like = program.init({}) if "frozen" in program.abstract.extra else program.abstract
+        state = checkpoints.restore(like)
+        if state is None:
+            state = program.init(initial())
+        start = int(state.step)
+        changed = _write_config(workdir, config)  # now that the checkpoint is known to be of this model
+
+        log = Log(workdir, config.log, total=total, start=start)
+        with log, contextlib.closing(pipeline.batches(start)) as batches:
+            log.say(f"{'Resuming' if start else 'Starting'} at step {start} of {total} on {mesh.size} device(s).")
+            if start and changed:
+                log.say(f"Other values than before: {', '.join(changed)}.")
+            meter = Meter(config.batch_size)
+            for step in range(start, total):
+                # ---- One step.
+                with meter.waiting():
+                    batch = sharding.to_global(mesh, next(batches))
+                state, metrics = program.step(state, batch, objective.static(step))
+                good, done = meter.add(metrics), step + 1
+                log.advance(done)
+
+                # ---- Every so often.  Before anything is kept, all steps so far are known to be good.
+                logs, evaluates = done % config.log.every_steps == 0, evaluate_every and done % evaluate_every == 0
+                stops = sigterm.received(done)
+                saves = done == total or stops or checkpoints.due(done, clock=jax.process_count() == 1 or logs)
+                if logs or evaluates or saves:
+                    good &= meter.flush()
+                if not good:
+                    raise _not_finite(state, schedule, checkpoints)
+                if logs or done == total:
+                    log.write(done, {"lr": float(schedule(step)), **meter.summary()})
+                if evaluates and done < total:
+                    with meter.paused():
+                        log.write(done, _evaluated(evaluate, objective, state, config))
+                if saves:
+                    checkpoints.save(state)
+                if stops and done < total:
+                    checkpoints.wait()
+                    log.say(f"SIGTERM: saved {checkpoints.latest}; start again with the same --workdir to go on.")
+                    return None
+
+            # ---- The final figures.
+            checkpoints.wait()
+            report = {"step": total, **_evaluated(evaluate, objective, state, config)}
+            log.write(total, {name: value for name, value in report.items() if name != "step"})
+    write_report(workdir, report)
+    return report
+
+
+def write_report(workdir: pathlib.Path, report: dict) -> None:
+    """Write report.json."""
+    _write(workdir / "report.json", json.dumps(report, indent=2) + "\n")
+
+
+def _write_config(workdir, config):
+    """Write config.json; returns the keys in which it differs from the one that was there."""
+    path = workdir / "config.json"
+    changed = configs.differences(configs.from_json(path), config) if path.is_file() else []
+    _write(path, configs.to_json(config))
+    return changed
+
+
+def _write(path, text):
+    """Write a whole file or none, by the first process."""
+    if jax.process_index() == 0:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_suffix(".part").write_text(text)
+        path.with_suffix(".part").replace(path)
+
+
+def _evaluated(evaluate, objective, state, config):
+    figures = evaluate(objective.exported(state.trainable, state.extra), config)
+    return {f"eval/{name}": value for name, value in figures.items()}
+
+
+def _not_finite(state, schedule, checkpoints):
+    """Save the state before the bad step, which the step left untouched, and say what happened."""
+    step = int(state.step)
+    if step:
+        checkpoints.save(state._replace(good=state.good | True))
+        checkpoints.wait()
+    return NotFiniteError(
+        f"the loss or a gradient was not finite at step {step} (learning rate {float(schedule(step)):.3g}); last good "
+        f"checkpoint: {checkpoints.latest}.  Lower schedule.lr, or clip gradients with optimizer.clip."
+    )
+
+
+class _Sigterm:
+    """Notes a SIGTERM; with several processes, all learn of it at the same step."""
+
+    def __enter__(self):
+        self._noted, self._several = False, jax.process_count() > 1
+        if not self._several:  # else the distributed runtime listens
+            self._before = signal.signal(signal.SIGTERM, self._note)
+        return self
+
+    def __exit__(self, *exception):
+        if not self._several:
+            signal.signal(signal.SIGTERM, self._before)
+
+    def _note(self, number, frame):
+        self._noted = True
+
+    def received(self, step: int) -> bool:
+        return multihost_utils.reached_preemption_sync_point(step) if self._several else self._noted

@@ -1,0 +1,44 @@
+"""Learning-rate schedules: functions of the step that trace under `jax.jit`."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+Schedule = Callable[[jax.Array], jax.Array]
+
+
+def create(config: ConfigDict, *, total_steps: int, steps_per_epoch: int) -> Schedule:
+    """The learning rate at each step, from the `schedule` section.
+
+    Raises ValueError if the warm-up is not shorter than the run.
+    """
+    warmup = config.warmup_steps or (config.warmup_epochs or 0) * steps_per_epoch
+    if warmup >= total_steps:
+        raise ValueError(f"schedule: a warm-up of {warmup} steps does not fit in a run of {total_steps}; shorten it.")
+    if config.per_epoch:
+        return _by_epoch(config, total_steps / steps_per_epoch, steps_per_epoch)
+    return lambda step: _warmed_up(config, step, warmup, decayed=(step - warmup) / (total_steps - warmup))
+
+
+def _by_epoch(config, epochs, steps_per_epoch):
+    """As timm's scheduler when it is stepped after each epoch with the index of the epoch just finished (DeiT III).
+
+    So epochs 0 and 1 both run at `warmup_lr`, and the cosine is counted from epoch 0, not from the end of the warm-up.
+    """
+
+    def lr(step):
+        finished = jnp.maximum(step // steps_per_epoch - 1, 0)
+        return _warmed_up(config, finished, config.warmup_epochs or 0, decayed=finished / epochs)
+
+    return lr
+
+
+def _warmed_up(config, t, warmup, *, decayed):
+    """Linear from `warmup_lr` to `lr` while t < warmup; then what `decayed`, the share of the decay done, gives."""
+    rising = config.warmup_lr + (config.lr - config.warmup_lr) * t / max(warmup, 1)
+    # (1 + cos x) / 2 written as cos^2 (x / 2), which keeps its digits near the end of the run.
+    cosine = config.min_lr + (config.lr - config.min_lr) * jnp.cos(jnp.pi / 2 * jnp.clip(decayed, 0, 1)) ** 2
+    after = cosine if config.name == "cosine" else jnp.float32(config.lr)
+    return jnp.where(t < warmup, rising, after).astype(jnp.float32)

@@ -1,0 +1,89 @@
+"""Where arrays lie: one mesh of (data, fsdp), and shardings by rule from shapes alone.
+
+The same rule covers parameters, optimiser state and averaged weights, so that each lies like its parameter.
+"""
+
+import math
+import os
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from ml_collections import ConfigDict
+
+BATCH = PartitionSpec(("data", "fsdp"))
+HEARTBEAT_SECONDS = 30  # a process that is silent for so long is taken for dead, and the others end
+
+
+def start_processes(asked: bool) -> None:
+    """Join the other processes of the run, when asked or when the environment shows a cluster of several.
+
+    SLURM, Open MPI and TPU slices describe themselves.  Elsewhere give each process JAX_COORDINATOR_ADDRESS (host:port
+    of the first), JAX_NUM_PROCESSES and JAX_PROCESS_ID.
+    """
+    if jax.distributed.is_initialized() or not (asked or _several_shown()):
+        return
+    count, index = os.environ.get("JAX_NUM_PROCESSES"), os.environ.get("JAX_PROCESS_ID")
+    given = {} if count is None or index is None else dict(num_processes=int(count), process_id=int(index))
+    jax.distributed.initialize(heartbeat_timeout_seconds=HEARTBEAT_SECONDS, **given)
+
+
+def _several_shown():
+    launched = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "JAX_NUM_PROCESSES")
+    hosts = os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",")
+    return len(hosts) > 1 or any(int(os.environ.get(name, "1")) > 1 for name in launched)
+
+
+def create_mesh(config: ConfigDict) -> Mesh:
+    """All devices as a mesh [data, fsdp]; `config.data` of -1 takes those that `config.fsdp` leaves.
+
+    Raises ValueError if the sizes do not multiply to the number of devices.
+    """
+    devices = jax.device_count()
+    fsdp = config.fsdp
+    data = devices // fsdp if config.data == -1 else config.data
+    if data * fsdp != devices:
+        divisors = [n for n in range(1, devices + 1) if devices % n == 0]
+        raise ValueError(
+            f"mesh: data={config.data} and fsdp={fsdp} do not multiply to the {devices} devices here; "
+            f"fsdp may be one of {divisors} with data=-1."
+        )
+    return jax.make_mesh((data, fsdp), ("data", "fsdp"), axis_types=(AxisType.Auto, AxisType.Auto))
+
+
+def check_batch(batch_size: int, accumulation: int, mesh: Mesh) -> None:
+    """Raise ValueError unless every device gets equally many examples of each micro-batch."""
+    unit = accumulation * mesh.size
+    if batch_size % unit:
+        below = batch_size // unit * unit
+        raise ValueError(
+            f"config.batch_size={batch_size} must be divisible by {unit} ({mesh.size} devices, accumulation "
+            f"{accumulation}); the nearest are {below or unit} and {below + unit}."
+        )
+
+
+def of_tree(mesh: Mesh, tree, stack_axes: dict[str, int]):
+    """A NamedSharding for each leaf of an abstract tree.
+
+    A leaf is split along `fsdp` on its largest axis that divides, never on a stack axis; `stack_axes` counts those of
+    each parameter, and an array elsewhere in the tree under a parameter's name (moments, averages) follows it.
+    """
+
+    def rule(path, leaf):
+        name = next((key.key for key in reversed(path) if getattr(key, "key", None) in stack_axes), None)
+        return NamedSharding(mesh, _spec(leaf.shape, stack_axes.get(name, 0), mesh.shape["fsdp"]))
+
+    return jax.tree.map_with_path(rule, tree)
+
+
+def _spec(shape, stacked, fsdp):
+    axes = [axis for axis in range(stacked, len(shape)) if shape[axis] % fsdp == 0]
+    if fsdp == 1 or not axes or math.prod(shape) == 0:
+        return PartitionSpec()
+    chosen = max(axes, key=lambda axis: shape[axis])
+    return PartitionSpec(*(None for _ in range(chosen)), "fsdp")
+
+
+def to_global(mesh: Mesh, batch: dict) -> dict[str, jax.Array]:
+    """This process's rows of a batch as global arrays, split over all devices along the example axis."""
+    sharding = NamedSharding(mesh, BATCH)
+    return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}

@@ -1,0 +1,130 @@
+"""The suite by name on a config's data, and the command."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+
+from equivit import evaluate
+from equivit.evaluation import predictions, suite
+from equivit.models import saved
+from equivit.training.config import get_base
+from tests.evaluation.predictors import random_model
+
+CONFIG = """
+from equivit.training.config import get_base
+
+def get_config():
+    config = get_base()
+    config.update(steps=1, batch_size=12)
+    config.data.update(image_size=(12, 20), mean=(0.3,), std=(0.3,), eval_examples=20)
+    return config
+"""
+
+
+@pytest.fixture(scope="module")
+def model():
+    return random_model("D8")
+
+
+@pytest.fixture
+def config():
+    config = get_base()
+    config.batch_size = 12
+    config.data.update(image_size=(12, 20), mean=(0.3,), std=(0.3,), eval_examples=20)
+    return config
+
+
+def test_protocols_by_name(model, config):
+    seen = []
+
+    def track(batches, total, name):
+        seen.append((name, total))
+        return batches
+
+    results = suite.evaluate(model, config, ("accuracy", "orientation"), track=track)
+    assert seen == [("accuracy", 2), ("orientation", 2)]  # 20 images in batches of 12, rounded up to 16 for 8 devices
+    assert results["accuracy"]["examples"] == 20
+    assert results["accuracy"]["top1"] == pytest.approx(results["orientation"]["upright"])
+    assert results["orientation"]["identical"] == results["orientation"]["decided"]
+    assert results["orientation"]["field_error"] < 1e-5
+    numbers = suite.scalars(results)
+    assert numbers["accuracy/top1"] == results["accuracy"]["top1"] and "orientation/rotated" in numbers
+    assert all(isinstance(value, float) for value in numbers.values())
+
+
+def test_evaluating_another_model_of_the_same_kind_compiles_nothing(model, config):
+    suite.evaluate(model, config, ["accuracy"])
+    compiled = predictions._forward._cache_size()
+    graph, state = nnx.split(model)
+    suite.evaluate(nnx.merge(graph, jax.tree.map(lambda a: a + 0.1, state)), config, ["accuracy"])
+    assert predictions._forward._cache_size() == compiled
+
+
+def test_on_a_mesh_equals_one_device(model, config):
+    alone = suite.evaluate(model, config, suite.PROTOCOLS)
+    mesh = jax.make_mesh((4, 2), ("data", "fsdp"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    with jax.set_mesh(mesh):
+        model = jax.device_put(model, NamedSharding(mesh, PartitionSpec()))
+        spread = suite.evaluate(model, config, suite.PROTOCOLS)
+    assert spread["accuracy"] == alone["accuracy"]
+    assert spread["orientation"]["accuracy"] == alone["orientation"]["accuracy"]
+    assert spread["orientation"]["equivariance_error"] < 1e-5
+
+
+@pytest.mark.parametrize(("names", "message"), [(["acuracy"], "the nearest is 'accuracy'"), ([], "is empty")])
+def test_unknown_protocols_are_refused(model, config, names, message):
+    with pytest.raises(ValueError, match=message):
+        suite.evaluate(model, config, names)
+
+
+def test_another_number_of_classes_is_refused(config):
+    with pytest.raises(ValueError, match="tells 7 classes apart and digits has 10"):
+        suite.evaluate(random_model("plain", num_classes=7), config, ["accuracy"])
+
+
+@pytest.fixture(scope="module")
+def files(model, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("saved")
+    saved.save(directory / "model", model)
+    (directory / "config.py").write_text(CONFIG)
+    return directory
+
+
+def run(files, *arguments):
+    return evaluate.main([f"--model={files}/model", f"--config={files}/config.py", *arguments])
+
+
+def test_the_command_on_a_saved_model(files, capsys):
+    assert run(files, "--suite=accuracy,orientation", "--config.data.eval_examples=10") == 0
+    output = capsys.readouterr().out
+    assert "orientation: 1 of 1 batches" in output and f"Done: {files}/model/evaluation.json" in output
+    stored = json.loads((files / "model" / "evaluation.json").read_text())
+    assert stored["data"] == "digits, test" and stored["image_size"] == "12x20"
+    assert stored["accuracy"]["examples"] == 10
+    assert np.isfinite(stored["orientation"]["delta"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--suite=orientatoin"], "the nearest is 'orientation'"),
+        (["--suits=accuracy"], "unknown argument '--suits'; the nearest is '--suite'"),
+        (["--config.data.sorce=digits"], "the nearest is 'source'"),
+        (["--config.data.source=npz:nowhere.npz"], "nowhere.npz"),
+        (["--config.data.image_size=(13,20)"], "the height 13 is not divisible by the patch height 4"),
+        (["--averaged"], "--averaged goes with --workdir"),
+    ],
+)
+def test_mistakes_are_one_line(files, arguments, message, capsys):
+    assert run(files, *arguments) == 1
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1 and error.startswith("error: ")
+
+
+def test_a_directory_without_a_run_is_refused(tmp_path, capsys):
+    assert evaluate.main([f"--workdir={tmp_path}"]) == 1
+    assert "holds no config.json" in capsys.readouterr().err

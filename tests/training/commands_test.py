@@ -1,0 +1,129 @@
+"""Runs as a user starts them, in processes of their own: killed and resumed, and two processes as one run."""
+
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+
+import chex
+import jax
+import pytest
+
+from equivit.training import checkpoints
+
+ROOT = pathlib.Path(__file__).parents[2]
+CONFIG = "tests/training/run_config.py"
+SECONDS = 240  # after which a run hangs
+
+
+def start(workdir, *arguments, send=0, at=-1, mode="", environment=()):
+    """Start a run that sends itself a signal at its `at`-th batch."""
+    hashes = f"{workdir}.hashes{dict(environment).get('JAX_PROCESS_ID', '')}"
+    command = [sys.executable, "-m", "tests.training.run_driver", hashes, str(int(send)), str(at)]
+    command += [f"--config={CONFIG}{mode}", f"--workdir={workdir}", *arguments]
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(pathlib.Path(workdir).with_name("compiled"))}  # runs compile once
+    variables = {**os.environ, **cache, "PYTHONPATH": str(ROOT), **dict(environment)}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=ROOT, env=variables, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(process):
+    """The exit status and everything that was said."""
+    try:
+        return process.communicate(timeout=SECONDS)[0], process.returncode
+    finally:
+        process.kill()
+
+
+def final_state(workdir):
+    _, model = checkpoints.load_run(workdir)
+    _, averaged = checkpoints.load_run(workdir, averaged=True)
+    return jax.device_get((jax.tree.leaves(model), jax.tree.leaves(averaged)))
+
+
+def hashes(workdir):
+    return pathlib.Path(f"{workdir}.hashes").read_text().split()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Where all runs lie side by side, and what they compile."""
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(place):
+    workdir = place / "whole"
+    output, status = finish(start(workdir))
+    assert status == 0, output
+    return workdir, output
+
+
+def test_a_run_says_what_it_does_and_leaves_its_results(uninterrupted):
+    workdir, output = uninterrupted
+    lines = output.strip().splitlines()
+    assert lines[0].startswith("Training vit_ti16 on digits (1437 images, 10 classes): 32 steps of 64 images")
+    assert str(workdir) in lines[-1] and "Warning" not in output
+    report = json.loads((workdir / "report.json").read_text())
+    assert report["step"] == 32 and 0 <= report["eval/accuracy/top1"] <= 1
+    rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [*range(4, 33, 4), 32]
+    expected = {"loss", "accuracy", "lr", "grad_norm", "images_per_second", "step_seconds", "data_wait_share"}
+    assert expected <= rows[0].keys()
+
+
+@pytest.mark.parametrize(("send", "status"), [(signal.SIGKILL, -9), (signal.SIGTERM, 0)])
+def test_stopped_and_resumed_equals_uninterrupted(uninterrupted, send, status):
+    """Stopped in the first epoch (22 steps), with 2 workers, random augmentation, mixup, accumulation and EMA."""
+    whole, workdir = uninterrupted[0], uninterrupted[0].with_name(send.name)
+    output, code = finish(start(workdir, send=send, at=12))
+    assert code == status, output
+    steps = sorted(int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdigit())
+    if send == signal.SIGTERM:
+        assert "SIGTERM: saved" in output and steps[-1] == 12
+    output, code = finish(start(workdir))
+    assert code == 0, output
+    assert hashes(workdir)[12:] == hashes(whole)[steps[-1] :]
+    assert len(hashes(workdir)[12:]) >= 20
+    chex.assert_trees_all_equal(final_state(workdir), final_state(whole))
+    rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "loss" in row] == [*range(4, 33, 4)]
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("localhost", 0))
+        return s.getsockname()[1]
+
+
+def two_processes(workdir, **second):
+    environment = {"JAX_COORDINATOR_ADDRESS": f"localhost:{free_port()}", "JAX_NUM_PROCESSES": "2"}
+    processes = []
+    for i, extra in enumerate(({}, second)):
+        variables = {**environment, "JAX_PROCESS_ID": str(i)}
+        processes.append(
+            start(workdir, "--config.mesh.fsdp=2", mode=":processes", environment=variables.items(), **extra)
+        )
+    return processes
+
+
+def test_two_processes_train_together_and_save_one_checkpoint(place):
+    outcomes = [finish(process) for process in two_processes(place / "two")]
+    assert [status for _, status in outcomes] == [0, 0], outcomes
+    output, status = finish(start(place / "one", mode=":processes"))
+    assert status == 0, output
+    saved = sorted(path.name for path in (place / "two" / "checkpoints").iterdir())
+    assert saved == ["3", "6"]
+    # The mean over the batch is summed in another order.
+    chex.assert_trees_all_close(final_state(place / "two"), final_state(place / "one"), rtol=1e-4, atol=1e-5)
+
+
+def test_when_one_process_is_killed_the_other_ends_with_a_message(place):
+    first, second = two_processes(place / "killed", send=signal.SIGKILL, at=5)
+    assert finish(second)[1] == -9
+    output, status = finish(first)
+    assert status != 0
+    assert "another process of this run has ended" in output

@@ -1,0 +1,141 @@
+import json
+import re
+
+import pytest
+
+from equivit import train
+from equivit.training import config as configs
+
+CONFIG = "tests/training/run_config.py"
+
+
+def valid(**changes):
+    """The defaults with a length, changed at dotted keys."""
+    config = configs.get_base()
+    config.steps = changes.pop("steps", 10)
+    for key, value in changes.items():
+        *sections, last = key.split("__")
+        here = config
+        for section in sections:
+            here = here[section]
+        here[last] = value
+    return config
+
+
+def test_the_defaults_need_only_a_length():
+    configs.validate(valid())
+    with pytest.raises(ValueError, match="set exactly one"):
+        configs.validate(configs.get_base())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(step=1), "config.step: no such key; the nearest is 'steps'"),
+        (dict(data__augment__flips=1), "config.data.augment.flips: no such key; the nearest is 'flip'"),
+        (dict(optimizer__name="lamp"), "config.optimizer.name='lamp' is not one of lamb, adamw, sgd; the nearest"),
+        (dict(data__source="digit"), "config.data.source='digit' is not one of .*; the nearest is 'digits'"),
+        (dict(data__augment__flip=1.5), r"config.data.augment.flip=1.5 must be in \[0, 1\]"),
+        (dict(schedule__lr=-1.0), "config.schedule.lr=-1.0 must be positive"),
+        (dict(schedule__lr=float("nan")), "config.schedule.lr=nan must be positive"),
+        (dict(batch_size=0), "config.batch_size=0 must be positive"),
+        (dict(steps=2.5), "config.steps=2.5 must be a whole number"),
+        (dict(data__image_size=(16, 0)), "config.data.image_size=.* must be .height, width."),
+        (dict(data__std=(0.0,)), "std positive"),
+        (dict(optimizer__betas=(0.9, 1.0)), r"config.optimizer.betas=\(0.9, 1.0\) must be two numbers in \[0, 1\)"),
+        (dict(optimizer__accumulation=3), "config.batch_size=128 must be divisible by optimizer.accumulation=3; .*126"),
+        (dict(objective__label_smoothing=0.1, objective__mixup=0.8), "makes every target 1"),
+        (dict(objective__ema=1.0), "config.objective.ema=1.0 must be a decay"),
+        (dict(epochs=3), "set exactly one"),
+        (dict(schedule__warmup_steps=1, schedule__warmup_epochs=1), "warmup_epochs and warmup_steps are both set"),
+        (dict(mesh__data=0), "config.mesh.data=0 must be positive, or -1"),
+    ],
+)
+def test_impossible_values_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message) as error:
+        configs.validate(valid(**changes))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "value"),
+    [
+        ("data.source=npz:file.npz", "source", "npz:file.npz"),
+        ("data.image_size=(8, 16)", "image_size", (8, 16)),
+        ("data.image_size=[8, 16]", "image_size", (8, 16)),
+        ("data.train_examples=100", "train_examples", 100),
+        ("data.train_examples=none", "train_examples", None),
+        ("data.crop_ratio=1", "crop_ratio", 1.0),
+    ],
+)
+def test_overrides(override, key, value):
+    assert configs.load(CONFIG, [override]).data[key] == value
+
+
+def test_the_model_section_takes_new_keys():
+    assert configs.load(CONFIG, ["model.registers=4"]).model.registers == 4
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.sourc=digits", "--config.data.sourc: no key 'sourc'; the nearest is 'source'"),
+        ("dat.source=digits", "--config.dat.source: no key 'dat'; the nearest is 'data'"),
+        ("seed.x=1", "'seed' is a value, not a section"),
+        ("batch_size=many", "--config.batch_size=many: not of the type int"),
+        ("batch_size", "give a value"),
+        ("data=3", "--config.data: this is a section"),
+    ],
+)
+def test_wrong_overrides_are_refused(override, message):
+    with pytest.raises(ValueError, match=message) as error:
+        configs.load(CONFIG, [override])
+    assert "\n" not in str(error.value)
+
+
+def test_a_config_survives_its_file(tmp_path):
+    config = configs.load(CONFIG, ["data.image_size=(8, 16)"])
+    (tmp_path / "config.json").write_text(configs.to_json(config))
+    again = configs.from_json(tmp_path / "config.json")
+    assert configs.differences(config, again) == []
+    assert again.data.image_size == (8, 16)
+    assert configs.differences(config, configs.load(CONFIG, ["seed=1"])) == ["data.image_size", "seed"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--config=tests/training/run_confg.py"], "there is no file .* the nearest is 'tests/training/run_config.py'"),
+        ([f"--config={CONFIG}", "--workdr=x"], "unknown argument '--workdr'; the nearest is '--workdir'"),
+        ([f"--config={CONFIG}", "--config.model.name=octic_vit_ti61"], "octic_vit_ti16"),
+        ([f"--config={CONFIG}", "--config.model.wdth=3"], "width"),
+        ([f"--config={CONFIG}", "--config.data.image_size=(16, 17)"], "17"),
+        ([f"--config={CONFIG}", "--config.objective.name=supervise"], "the nearest is 'supervised'"),
+        (
+            [f"--config={CONFIG}", "--config.data.mean=(0.5, 0.5)", "--config.data.std=(1.0, 1.0)"],
+            "must hold 1 numbers",
+        ),
+        ([f"--config={CONFIG}", "--seeds=a"], "--seeds=a: give integers"),
+        ([f"--config={CONFIG}:processes", "--config.mesh.fsdp=3"], "fsdp=3 do not multiply"),
+    ],
+)
+def test_commands_fail_in_one_line(arguments, message, tmp_path, capsys):
+    assert train.main([*arguments, f"--workdir={tmp_path}"]) == 1
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: ")
+    assert re.search(message, lines[0])
+
+
+def test_aggregate():
+    reports = {3: {"step": 5, "eval/accuracy": 0.5}, 7: {"step": 5, "eval/accuracy": 0.7}}
+    figure = train.aggregate(reports)["eval/accuracy"]
+    assert figure["mean"] == pytest.approx(0.6) and figure["spread"] == pytest.approx(0.02**0.5)
+    assert figure["values"] == [0.5, 0.7]
+
+
+def test_several_seeds(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(train, "train", lambda config, workdir: {"step": 2, "figure": float(config.seed)})
+    assert train.main([f"--config={CONFIG}", f"--workdir={tmp_path}", "--seeds=0,5"]) == 0
+    figure = json.loads((tmp_path / "report.json").read_text())["figure"]
+    assert figure["mean"] == 2.5 and figure["values"] == [0, 5]
+    assert str(tmp_path / "report.json") in capsys.readouterr().out

@@ -1,0 +1,55 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from equivit.training import schedules
+from equivit.training.config import get_base
+
+
+def _schedule(total_steps, steps_per_epoch, **options):
+    config = get_base().schedule
+    config.update(options)
+    return schedules.create(config, total_steps=total_steps, steps_per_epoch=steps_per_epoch)
+
+
+def _deit3(steps_per_epoch=1251):
+    options = dict(lr=3e-3, warmup_lr=1e-6, min_lr=1e-5, warmup_epochs=5, per_epoch=True)
+    return _schedule(400 * steps_per_epoch, steps_per_epoch, **options)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "expected"),
+    [
+        (0, 1e-6),
+        (1, 1e-6),  # the scheduler is stepped after epoch 0 with the index 0
+        (5, 1e-6 + 4 / 5 * (3e-3 - 1e-6)),
+        (6, 1e-5 + 0.5 * (3e-3 - 1e-5) * (1 + np.cos(np.pi * 5 / 400))),
+        (399, 1e-5 + 0.5 * (3e-3 - 1e-5) * (1 + np.cos(np.pi * 398 / 400))),
+    ],
+)
+def test_deit3_learning_rate_of_an_epoch(epoch, expected):
+    schedule = _deit3()
+    rates = [float(schedule(jnp.int32(step))) for step in (epoch * 1251, epoch * 1251 + 1250)]
+    np.testing.assert_allclose(rates, expected, rtol=1e-6)  # float32
+
+
+def test_per_step_rises_to_the_peak_and_falls_to_the_minimum():
+    schedule = _schedule(100, 10, lr=1.0, warmup_lr=0.2, min_lr=0.1, warmup_steps=20)
+    np.testing.assert_allclose([schedule(0), schedule(10), schedule(20)], [0.2, 0.6, 1.0], rtol=1e-6)
+    np.testing.assert_allclose([schedule(60), schedule(100)], [0.55, 0.1], rtol=1e-6)
+
+
+def test_warmup_epochs_are_steps():
+    options = dict(lr=1.0, warmup_lr=0.0)
+    by_epoch, by_step = _schedule(100, 10, warmup_epochs=2, **options), _schedule(100, 10, warmup_steps=20, **options)
+    assert [by_epoch(t) for t in (0, 7, 20, 63)] == [by_step(t) for t in (0, 7, 20, 63)]
+
+
+def test_constant_stays():
+    schedule = _schedule(100, 10, name="constant", lr=0.5, warmup_lr=0.1, warmup_steps=4)
+    np.testing.assert_allclose([schedule(0), schedule(4), schedule(99)], [0.1, 0.5, 0.5], rtol=1e-6)
+
+
+def test_a_warmup_as_long_as_the_run_is_refused():
+    with pytest.raises(ValueError, match="warm-up of 10 steps does not fit in a run of 10"):
+        _schedule(10, 5, warmup_epochs=2)
