@@ -15,12 +15,12 @@ def get_config(mode: str = "H8"):
     words = deit3.check(mode.split(","))
     family = next((word for word in words if word in deit3.FAMILIES), "H8")
     c = config.get_base()
-    c.epochs, c.batch_size = 60, 64
+    c.epochs, c.batch_size = 24, 32
     c.model.update(
         name=f"{deit3.FAMILIES[family]}_ti16",
         family=family,
         width=96,
-        depth=6,
+        depth=4,
         num_heads=3,
         patch_size=4,
         image_size=(32, 32),
@@ -33,10 +33,10 @@ def get_config(mode: str = "H8"):
     c.data.augment.update(crop="pad", flip=0.0)  # a mirrored 2 is not a 2
     c.objective.update(loss="cross_entropy", label_smoothing=0.1)
     c.optimizer.update(name="adamw", weight_decay=0.05, clip=1.0)
-    c.schedule.update(lr=1e-3, warmup_epochs=3)
+    c.schedule.update(lr=2e-3, warmup_epochs=3)
     c.checkpoint.every_seconds = 20
     c.evaluation.update(suite=("accuracy", "orientation"))
-    c.log.every_steps = 22  # an epoch
+    c.log.every_steps = 44  # an epoch
     if "quicktest" in words:
         c.epochs, c.steps, c.schedule.warmup_epochs = None, 2, None
         c.model.update(width=48, depth=2, num_heads=2)

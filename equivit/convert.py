@@ -18,6 +18,7 @@ from equivit import pretrained
 from equivit.models import saved
 from equivit.pretrained import reading
 from equivit.train import command
+from equivit.training import checkpoints
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -35,7 +36,9 @@ def _parser() -> argparse.ArgumentParser:
     direction = parser.add_mutually_exclusive_group(required=True)
     direction.add_argument("--source", choices=list(pretrained.FORMATS), help="the format of --input")
     direction.add_argument("--to", choices=list(pretrained.FORMATS), help="the format of --output")
-    parser.add_argument("--input", required=True, type=pathlib.Path, help="official file; with --to a saved model")
+    parser.add_argument(
+        "--input", required=True, type=pathlib.Path, help="official file; with --to a saved model or a run directory"
+    )
     parser.add_argument("--output", required=True, type=pathlib.Path, help="directory; with --to a file")
     parser.add_argument("--num_heads", type=int, help="heads per block, where the width does not tell")
     parser.add_argument("--image_size", type=_size, help="HEIGHT,WIDTH of the learned positions, where not a square")
@@ -78,7 +81,9 @@ def _write(options: argparse.Namespace) -> None:
         if getattr(options, hint) is not None:
             raise ValueError(f"--{hint} goes with --source; with --to the saved model tells.")
     print(f"Reading the model in {options.input}.", flush=True)
-    state = pretrained.state_dict(options.to, saved.load(options.input), flavour=options.flavour)
+    is_run = (options.input / "config.json").is_file()
+    model = checkpoints.load_run(options.input)[1] if is_run else saved.load(options.input)
+    state = pretrained.state_dict(options.to, model, flavour=options.flavour)
     reading.write(options.output, state)
     size = sum(np.size(tensor) for tensor in state.values())
     print(f"Done: {len(state)} tensors with {size / 1e6:.2f} M entries, in {options.output}.")

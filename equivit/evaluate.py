@@ -98,7 +98,7 @@ def _load(options: argparse.Namespace, changes: list[str]) -> tuple[ConfigDict, 
     config, model = checkpoints.load_run(options.workdir, averaged=options.averaged)
     with config.unlocked():
         for change in changes:
-            configs._override(config, change)
+            configs.override(config, change)
     configs.validate(config)
     return config, model
 

@@ -70,8 +70,9 @@ def from_logical(module: nnx.Module, tensors: Mapping[str, jax.Array]) -> nnx.Mo
     """The inverse of `to_logical`; every logical tensor of `module` must be in `tensors`."""
     arrays = {}
     for leaf, table in names(module).items():
-        slices = [jnp.asarray(tensors[str(name)]) for name in table.reshape(-1)]
-        arrays[leaf] = jnp.stack(slices).reshape(*table.shape, *slices[0].shape) if table.ndim else slices[0]
+        slices = [tensors[str(name)] for name in table.reshape(-1)]
+        stack = np.stack if all(isinstance(part, np.ndarray) for part in slices) else jnp.stack  # one copy for files
+        arrays[leaf] = jnp.asarray(stack(slices).reshape(*table.shape, *slices[0].shape) if table.ndim else slices[0])
     return put(module, arrays)
 
 
@@ -79,7 +80,7 @@ def per_tensor(table: np.ndarray, leaf: jax.Array, rule: Callable[[str, tuple[in
     """`rule(name, shape)` of each logical tensor in a leaf, shaped to broadcast against the leaf."""
     shape = leaf.shape[table.ndim :]
     values = np.array([rule(str(name), shape) for name in table.reshape(-1)])
-    return values.reshape(*table.shape, *(1 for _ in shape))
+    return values.reshape((*table.shape, *(1 for _ in shape)))
 
 
 def _variables(module):

@@ -40,10 +40,13 @@ class Objective(Protocol):
     def static(self, step: int) -> Hashable:
         """What the compiled step depends on, such as a token-drop phase; a new value compiles a new step."""
 
+    def prepare(self, batch: Batch, key: jax.Array) -> Batch:
+        """The whole global batch, normalised and mixed or masked, before it is cut into micro-batches."""
+
     def loss(
         self, trainable: Trainable, extra: Extra, batch: Batch, key: jax.Array, step: jax.Array, static: Hashable
     ) -> tuple[jax.Array, tuple[dict[str, jax.Array], Extra]]:
-        """The scalar loss over the global batch, scalar metrics, and `extra` after the forward pass."""
+        """The scalar loss over a prepared batch, scalar metrics, and `extra` after the forward pass."""
 
     def after_step(self, trainable: Trainable, extra: Extra, step: jax.Array) -> Extra:
         """`extra` after the parameters changed; EMA weights are updated here.  `step` counts finished steps."""

@@ -100,8 +100,8 @@ def load(path: str, overrides: Iterable[str] = ()) -> ConfigDict:
     except (TypeError, AttributeError) as error:  # of ConfigDict: a value of another type, a missing key
         raise ValueError(f"config {file}: {error}") from error
     with config.unlocked():
-        for override in overrides:
-            _override(config, override)
+        for text in overrides:
+            override(config, text)
     validate(config)
     return config.lock()
 
@@ -218,16 +218,17 @@ def _check_combinations(config):
         raise ValueError(f"config.batch_size={batch} must be divisible by optimizer.accumulation={parts}; {fix}.")
     if not 0 <= objective.label_smoothing < 1:
         raise ValueError(f"config.objective.label_smoothing={objective.label_smoothing} must be in [0, 1).")
-    if objective.loss == "bce" and objective.label_smoothing and (objective.mixup or objective.cutmix):
+    if objective.loss == "bce" and objective.label_smoothing:
         raise ValueError(
-            f"config.objective.label_smoothing={objective.label_smoothing} with loss='bce' and mixing makes every "
-            "target 1; set label_smoothing=0.0 or loss='cross_entropy'."
+            f"config.objective.label_smoothing={objective.label_smoothing} with loss='bce' makes every target "
+            "1; set label_smoothing=0.0 or loss='cross_entropy'."
         )
     if objective.ema is not None and not (_number(objective.ema) and 0 < objective.ema < 1):
         raise ValueError(f"config.objective.ema={objective.ema!r} must be a decay in (0, 1), or None.")
 
 
-def _override(config, text):
+def override(config: ConfigDict, text: str) -> None:
+    """Change one key, from text such as "data.workers=2".   Raises ValueError for a key or a type that is not known."""
     key, equals, value = text.partition("=")
     if not equals:
         raise ValueError(f"--config.{key}: give a value, --config.{key}=VALUE.")
@@ -251,9 +252,11 @@ def _override(config, text):
 
 
 def _parse(text, old):
+    if text.lower() == "none":
+        return None
     if isinstance(old, str):
         return text
-    if text.lower() in ("true", "false", "none"):
+    if text.lower() in ("true", "false"):
         text = text.capitalize()
     try:
         return ast.literal_eval(text)

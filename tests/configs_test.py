@@ -1,0 +1,91 @@
+"""Every full configuration is built abstractly and its step lowered for eight devices; quick ones run two steps."""
+
+import json
+import math
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from equivit import train
+from equivit.training import build, optimizers, schedules, sharding
+from equivit.training import config as configs
+from equivit.training.state import compile_program
+
+ROOT = pathlib.Path(__file__).parents[1] / "configs"
+# Millions of trained parameters: octic ViTs, Table 2, and facts of the recipes (I8 and D8 with the power spectrum).
+FULL = {
+    "deit3.py": 304.37,
+    "octic_h.py:H8": 355.78,
+    "octic_h.py:I8": 357.01,
+    "octic_h.py:D8": 81.54,
+    "octic_h.py:H2": 474.19,
+    "octic_h.py:D2": 316.15,
+    "octic_h.py:plain,800": 631.95,  # positions of an 11x11 grid
+    "octic_l.py:H8": 171.32,
+    "octic_l.py:I8": 172.11,
+    "octic_l.py:D8,800": 39.85,
+    "octic_ablations.py:I8,invariant=polynomial": 175.52,
+    "octic_ablations.py:D8,invariant=linear": 39.20,
+    "octic_ablations.py:H8,k=6": 237.44,
+    "octic_finetune.py:H,H8": 355.74,
+    "octic_finetune.py:L,I8,384": 172.08,
+}
+CIFAR = {"cifar.py:10,H8": 3.02, "cifar.py:100,D8": 0.73}
+
+
+@pytest.mark.parametrize("name,millions", {**FULL, **CIFAR}.items())
+def test_full_configuration(name, millions):
+    config = configs.load(str(ROOT / name))
+    classes = config.model.get("num_classes", 1000)
+    with config.unlocked():
+        config.model.update(num_classes=classes, in_channels=3)
+        config.mesh.fsdp = 8
+        config.batch_size = -(-config.batch_size // 8) * 8
+    objective, mesh = build.make_objective(config), sharding.create_mesh(config.mesh)
+    schedule = schedules.create(config.schedule, total_steps=625 * 400, steps_per_epoch=625)
+    with jax.set_mesh(mesh):
+        program = compile_program(
+            objective,
+            lambda rngs: build.make_model(config, rngs),
+            lambda trainable: optimizers.create(config.optimizer, objective, trainable, schedule),
+            mesh,
+            seed=0,
+        )
+        count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(program.abstract.trainable)) / 1e6
+        assert abs(count - millions) < 0.02, f"{count:.3f} M"
+        assert {leaf.dtype for leaf in jax.tree.leaves(program.abstract.trainable)} == {jnp.dtype("float32")}
+        batch = {
+            "image": jax.ShapeDtypeStruct((config.batch_size, *config.data.image_size, 3), jnp.uint8),
+            "label": jax.ShapeDtypeStruct((config.batch_size,), jnp.int32),
+        }
+        text = program.step.lower(program.abstract, batch, objective.static(0)).as_text()
+    assert "sharding" in text
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in ROOT.glob("*.py")))
+def test_quicktest_runs(name, tmp_path):
+    config = configs.load(f"{ROOT / name}:quicktest")
+    with config.unlocked():
+        config.batch_size = 24 if name != "quickstart.py" else 64  # eight devices share a batch
+        config.data.train_examples = 48 if name != "quickstart.py" else 128
+    report = train.train(config, tmp_path)
+    assert report["step"] == 2 and 0 <= report["eval/accuracy/top1"] <= 1
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert all(math.isfinite(line["loss"]) for line in lines if "loss" in line)
+    assert {p.name for p in tmp_path.glob("*.png")} == {"learning_curves.png", "patch_filters.png"}
+
+
+@pytest.mark.parametrize(
+    "name,message",
+    [
+        ("octic_h.py:H9", "config mode 'H9' is not one of plain, H8.*the nearest is 'H"),
+        ("octic_ablations.py:k=six", "k='six' must be a number of blocks"),
+        ("octic_ablations.py:D8,depth=3", "config mode 'depth=3' is not one of"),
+        ("cifar.py:1000", "config mode '1000' is not one of"),
+    ],
+)
+def test_bad_modes_are_refused(name, message):
+    with pytest.raises(ValueError, match=message):
+        configs.load(str(ROOT / name))
