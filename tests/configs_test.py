@@ -80,7 +80,7 @@ def test_quicktest_runs(name, tmp_path):
 @pytest.mark.parametrize(
     "name,message",
     [
-        ("octic_h.py:H9", "config mode 'H9' is not one of plain, H8.*the nearest is 'H"),
+        ("octic_h.py:H9", "config mode 'H9' is not one of plain, H8"),
         ("octic_ablations.py:k=six", "k='six' must be a number of blocks"),
         ("octic_ablations.py:D8,depth=3", "config mode 'depth=3' is not one of"),
         ("cifar.py:1000", "config mode '1000' is not one of"),

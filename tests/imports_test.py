@@ -1,0 +1,55 @@
+"""Imports run one way, and `equivit` itself imports nothing."""
+
+import ast
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+# What each room may import from, beside itself.  Commands (equivit/*.py) may import everything.
+ALLOWED = {
+    "symmetry": set(),
+    "kernels": set(),
+    "data": set(),
+    "layers": {"symmetry", "kernels"},
+    "models": {"symmetry", "layers"},
+    "objectives": {"symmetry", "layers", "models", "data"},
+    "evaluation": {"symmetry", "layers", "models", "objectives", "data"},
+    "pretrained": {"symmetry", "layers", "models"},
+    "training": {"symmetry", "layers", "models", "objectives", "evaluation", "pretrained", "data"},
+}
+
+
+def rooms_imported(path):
+    """The rooms that a file imports from, anywhere in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "kernels":
+                yield "kernels"
+            elif parts[0] == "equivit" and len(parts) > 1:
+                yield parts[1]
+
+
+@pytest.mark.parametrize("room", ALLOWED)
+def test_imports_run_one_way(room):
+    folder = ROOT / room if room == "kernels" else ROOT / "equivit" / room
+    for path in folder.glob("*.py"):
+        wrong = set(rooms_imported(path)) - ALLOWED[room] - {room}
+        assert not wrong, f"{path.relative_to(ROOT)} imports from {sorted(wrong)}"
+
+
+def test_the_package_imports_nothing():
+    assert not list(rooms_imported(ROOT / "equivit" / "__init__.py"))
+    assert "import " not in (ROOT / "equivit" / "__init__.py").read_text()
+
+
+def test_kernels_are_imported_in_one_place_per_operation():
+    users = [p.name for p in (ROOT / "equivit").rglob("*.py") if "kernels" in set(rooms_imported(p))]
+    assert users == ["isotypic.py"]
