@@ -1,7 +1,10 @@
 """Imports run one way, and `equivit` itself imports nothing."""
 
 import ast
+import os
 import pathlib
+import subprocess
+import sys
 
 import pytest
 
@@ -53,3 +56,12 @@ def test_the_package_imports_nothing():
 def test_kernels_are_imported_in_one_place_per_operation():
     users = [p.name for p in (ROOT / "equivit").rglob("*.py") if "kernels" in set(rooms_imported(p))]
     assert users == ["isotypic.py"]
+
+
+def test_another_package_of_the_name_kernels_is_told(tmp_path):
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "__init__.py").touch()
+    command = [sys.executable, "-c", "import equivit.layers.isotypic"]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert f"needs its own package `kernels`, and the one at ['{tmp_path}/kernels'] is another" in run.stderr

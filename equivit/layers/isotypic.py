@@ -4,6 +4,7 @@ Shapes are those of `Isotypic` with C = width / order: one [4, *B, N, C], two [2
 Source: octic ViTs, Section 3.2; for FLIP, "Flopping for FLOPs" (arXiv 2502.05169).
 """
 
+import importlib.util
 import math
 
 import jax
@@ -19,11 +20,11 @@ from equivit.symmetry.groups import FLIP, OCTIC, Group
 try:
     from kernels.d8_gelu import d8_gelu
 except ImportError as error:
-    import kernels
-
+    spec = importlib.util.find_spec("kernels")
+    found = "none was found" if spec is None else f"the one at {list(spec.submodule_search_locations)} is another"
     raise ImportError(
-        f"the package `kernels` at {list(kernels.__path__)} is not equivit's: run from the root of the repository, or "
-        "uninstall the other package of that name."
+        f"equivit needs its own package `kernels`, and {found}: run from the root of the repository, or uninstall the "
+        "other package of that name."
     ) from error
 
 
