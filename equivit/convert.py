@@ -14,17 +14,16 @@ import jax
 import numpy as np
 from flax import nnx
 
-from equivit import pretrained
+from equivit import command, pretrained
 from equivit.models import saved
 from equivit.pretrained import reading
-from equivit.train import command
 from equivit.training import checkpoints
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     options = _parser().parse_args(arguments)
-    return command(functools.partial(_write if options.to else _read, options), debug=options.debug)
+    return command.run(functools.partial(_write if options.to else _read, options), debug=options.debug)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -22,9 +22,9 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
+from equivit import command
 from equivit.evaluation import suite, summary
 from equivit.models import saved
-from equivit.train import command
 from equivit.training import checkpoints, sharding
 from equivit.training import config as configs
 
@@ -34,7 +34,7 @@ FREE = ("data", "batch_size", "seed", "evaluation")  # what may be changed about
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     options, rest = _parser().parse_known_args(arguments)
-    return command(functools.partial(_run, options, rest), debug=options.debug)
+    return command.run(functools.partial(_run, options, rest), debug=options.debug)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace, rest: list[str]) -> None:
     sharding.start_processes(options.distributed)
-    config, model = _load(options, _changes(rest))
+    config, model = _load(options, command.changes(rest, _parser()))
     protocols = suite.check(options.suite.split(",") if options.suite else config.evaluation.suite)
     place = options.workdir or options.model
     split = f"{config.data.source}, {config.data.eval_split}"
@@ -70,16 +70,6 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
         _print(summary.rows(results))
         about = dict(weights="averaged" if options.averaged else "trained", data=split, image_size=_size(config))
         _say(f"Done: {summary.write(place, results, **about)}")
-
-
-def _changes(arguments: list[str]) -> list[str]:
-    """The `key=value` of arguments `--config.key=value`.   Raises ValueError for any other argument."""
-    for argument in arguments:
-        if not argument.startswith("--config.") or "=" not in argument:
-            known = ("--workdir", "--model", "--config", "--suite", "--averaged", "--distributed", "--debug")
-            flag = argument.partition("=")[0]
-            raise ValueError(f"unknown argument '{flag}'{configs.nearest(flag, known)} (here also --config.KEY=VALUE).")
-    return [argument.removeprefix("--config.") for argument in arguments]
 
 
 def _load(options: argparse.Namespace, changes: list[str]) -> tuple[ConfigDict, nnx.Module]:

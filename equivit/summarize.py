@@ -22,20 +22,20 @@ import rich.table
 from flax import nnx
 from ml_collections import ConfigDict
 
+from equivit import command
 from equivit.data import sources
 from equivit.layers import parameters
 from equivit.models import costs, zoo
-from equivit.objectives.supervised import Supervised, normalize
-from equivit.train import command
+from equivit.objectives.supervised import normalize
+from equivit.training import build, optimizers, schedules, sharding
 from equivit.training import config as configs
-from equivit.training import optimizers, schedules, sharding
 from equivit.training.state import compile_program
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     options, rest = _parser().parse_known_args(arguments)
-    return command(functools.partial(_run, options, rest), debug=options.debug)
+    return command.run(functools.partial(_run, options, rest), debug=options.debug)
 
 
 def summarize(config: ConfigDict) -> dict:
@@ -91,12 +91,14 @@ def _train_step(config, num_classes, mesh, batch):
     """The lowered training step of a config."""
     if num_classes is None:
         raise ValueError(f"--memory: {config.model.name} has no head to train; give it one with num_classes.")
-    objective = Supervised(config.objective, mean=config.data.mean, std=config.data.std, num_classes=num_classes)
+    config = config.copy_and_resolve_references().unlock()
+    config.model.num_classes = num_classes
+    objective = build.make_objective(config)
     # The length of the schedule is a constant inside the step: any that the warm-up fits into will do.
     schedule = schedules.create(config.schedule, total_steps=10**9, steps_per_epoch=1)
     program = compile_program(
         objective,
-        lambda rngs: zoo.create(rngs=rngs, **config.model),
+        lambda rngs: build.make_model(config, rngs),
         lambda trainable: optimizers.create(config.optimizer, objective, trainable, schedule),
         mesh,
         seed=config.seed,
@@ -159,9 +161,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace, rest: list[str]) -> None:
     if options.config:
-        config, notes = _completed(configs.load(options.config, _changes(rest, "--config.")))
+        config, notes = _completed(configs.load(options.config, command.changes(rest, _parser())))
     else:
-        config, notes = _named(options.model, _changes(rest, "--model.")), []
+        config, notes = _named(options.model, command.changes(rest, _parser(), "--model.")), []
     summary = summarize(config)
     summary["notes"] += notes
     if options.memory:
@@ -170,15 +172,6 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
         print(json.dumps(summary))
     else:
         _print(summary)
-
-
-def _changes(arguments: list[str], prefix: str) -> list[str]:
-    """The `key=value` of arguments `--config.key=value`.   Raises ValueError for any other argument."""
-    for argument in arguments:
-        if not argument.startswith(prefix) or "=" not in argument:
-            flag, known = argument.partition("=")[0], ["--config", "--model", "--memory", "--json", "--debug"]
-            raise ValueError(f"unknown argument '{flag}'{configs.nearest(flag, known)} (here also {prefix}KEY=VALUE).")
-    return [argument.removeprefix(prefix) for argument in arguments]
 
 
 def _named(name: str, changes: list[str]) -> ConfigDict:

@@ -13,12 +13,12 @@ import os
 import pathlib
 import statistics
 import sys
-from collections.abc import Callable
 
 import jax
 from flax import nnx
 from ml_collections import ConfigDict
 
+from equivit import command
 from equivit.data import loader
 from equivit.evaluation import suite, summary
 from equivit.training import build, checkpoints, loop, sharding
@@ -28,24 +28,7 @@ from equivit.training import config as configs
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     options, rest = _parser().parse_known_args(arguments)
-    return command(functools.partial(_run, options, rest), debug=options.debug)
-
-
-def command(run: Callable[[], None], *, debug: bool) -> int:
-    """Run a command; errors become one line and exit status 1, or with `debug` a traceback."""
-    try:
-        run()
-    except (ValueError, OSError, ArithmeticError, jax.errors.JaxRuntimeError) as error:
-        if debug:
-            raise
-        text = " ".join(str(error).split())
-        if jax.distributed.is_initialized() and isinstance(error, jax.errors.JaxRuntimeError):
-            text = f"another process of this run has ended; start all of them again to go on.  ({text})"
-        print(f"error: {text}", file=sys.stderr, flush=True)
-        if jax.distributed.is_initialized():
-            os._exit(1)  # the usual way out waits for processes that may be gone
-        return 1
-    return 0
+    return command.run(functools.partial(_run, options, rest), debug=options.debug)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -64,18 +47,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def overrides(arguments: list[str]) -> list[str]:
-    """The `key=value` of arguments `--config.key=value`.   Raises ValueError for any other argument."""
-    for argument in arguments:
-        if not argument.startswith("--config."):
-            flag = argument.split("=")[0]
-            known = ["--config", "--workdir", "--seeds", "--deterministic", "--distributed", "--debug"]
-            raise ValueError(f"unknown argument '{flag}'{configs.nearest(flag, known)}.")
-    return [argument.removeprefix("--config.") for argument in arguments]
-
-
 def _run(options: argparse.Namespace, rest: list[str]) -> None:
-    config = configs.load(options.config, overrides(rest))
+    config = configs.load(options.config, command.changes(rest, _parser()))
     if options.deterministic:  # read when the first device is used
         os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_deterministic_ops=true"
     sharding.start_processes(options.distributed)
