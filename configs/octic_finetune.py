@@ -17,6 +17,7 @@ def get_config(mode: str = "L,H8"):
     size = "H" if "H" in words else "L"
     large = "384" in words
     c = deit3.recipe(size, ["800", *(word for word in words if word not in ("L", "H", "384"))])
+    c.schedule.per_epoch = False
     if "quicktest" not in words:
         side = {("L", False): 224, ("H", False): 224, ("L", True): 384, ("H", True): 378}[size, large]
         c.data.image_size, c.epochs, c.batch_size = (side, side), 20, 512
@@ -24,5 +25,5 @@ def get_config(mode: str = "L,H8"):
     c.data.augment.update(three_augment=False, rand_augment="rand-m9-mstd0.5-inc1", color_jitter=0.0)
     c.objective.update(loss="cross_entropy", label_smoothing=0.1)
     c.optimizer.update(name="adamw", weight_decay=0.1, clip=None)
-    c.schedule.update(lr=1e-5, warmup_lr=1e-6, min_lr=1e-6, warmup_epochs=5)
+    c.schedule.update(lr=1e-5, warmup_lr=1e-6, min_lr=1e-6)
     return c

@@ -27,13 +27,13 @@ from equivit import train
 from equivit.training import config as configs
 
 FAMILIES = ("plain", "H8", "I8", "D8")
-SMALL = ["model.width=64", "model.depth=4", "model.num_heads=2", "batch_size=64", "data.eval_examples=2000"]
+SMALL = ["model.width=64", "model.depth=4", "model.num_heads=2", "batch_size=64"]
 # A few epochs of a small model: nothing to regularise.
 SMALL += ["model.drop_path=0.0", "data.augment.rand_augment=None", "objective.mixup=0.0", "objective.cutmix=0.0"]
 SMALL += ["data.workers=0", "model.remat=full"]  # remat is faster here: the CPU waits for memory
 DATA = {
     "digits": ["configs/quickstart.py:{family}"],
-    "cifar10": ["configs/cifar.py:10,{family}", *SMALL, "data.train_examples=10000"],
+    "cifar10": ["configs/cifar.py:10,{family}", *SMALL, "data.train_examples=10000", "data.eval_examples=2000"],
     # No canonical orientation: every model is trained with mirrored images only, as on CIFAR.
     "blood_cells": [
         "configs/cifar.py:10,{family}",
