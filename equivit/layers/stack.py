@@ -56,7 +56,7 @@ class Stack(nnx.Module):
 
     def replace(self, index: int, block: nnx.Module) -> "Stack":
         """A stack with `block` at `index`; neighbouring blocks of one structure and shape share a run."""
-        self._locate(index)
+        self.check(index)
         blocks = [block if i == index else self[i] for i in range(len(self))]
         return self.from_blocks(blocks, remat=self.remat, unroll=self.unroll)
 
@@ -102,9 +102,14 @@ class Stack(nnx.Module):
             body = jax.checkpoint(body, policy=REMAT[self.remat], prevent_cse=self.unroll)
         return jax.lax.scan(body, x, (jnp.arange(begin, end), part), unroll=end - begin if self.unroll else 1)[0]
 
+    def check(self, *indices: int) -> None:
+        """Raise IndexError for an index that no block has."""
+        for index in indices:
+            if not 0 <= index < len(self):
+                raise IndexError(f"Stack: block {index} of {len(self)}; the blocks are 0 to {len(self) - 1}.")
+
     def _locate(self, index: int) -> tuple[int, int]:
-        if not 0 <= index < len(self):
-            raise IndexError(f"Stack: block {index} of {len(self)}; the blocks are 0 to {len(self) - 1}.")
+        self.check(index)
         return next((run, index - first) for run, (first, n) in enumerate(self.spans) if index < first + n)
 
 

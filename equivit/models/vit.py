@@ -242,8 +242,7 @@ class ViT(nnx.Module):
             x = jax.tree.map(lambda leaf: _gather(leaf, keep), x)
         if config.prefix:
             x = jax.tree.map(lambda a, b: jnp.concatenate([a, b.astype(a.dtype)], axis=-2), self._prefix(batch), x)
-        for i in capture:
-            self.blocks._locate(i)
+        self.blocks.check(*capture)
         x, captured = self.blocks(x, stop=config.k, capture=capture, key=key)
         if config.family[0] != "D":
             x = self._transition(x)
