@@ -1,4 +1,4 @@
-"""The first run: an octic ViT on scikit-learn's handwritten digits, which need no download.  About two minutes on two CPU cores.
+"""The first run: an octic ViT on scikit-learn's digits, which need no download.  Two minutes on two CPU cores.
 
     python -m equivit.train --config=configs/quickstart.py --workdir=runs/quickstart       # what `make quickstart` runs
     python -m equivit.train --config=configs/quickstart.py:plain --workdir=runs/plain      # a plain ViT, for comparison
