@@ -1,4 +1,4 @@
-"""Parity is measured on the programs that users run; after a run, the largest deviations by group of files."""
+"""Parity is measured on the programs that users run."""
 
 import jax
 import pytest
@@ -11,14 +11,3 @@ def optimised_programs():
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", before)
-
-
-def pytest_terminal_summary(terminalreporter):
-    groups = {}
-    for report in terminalreporter.getreports("passed"):
-        for group, deviation in (value for name, value in report.user_properties if name == "parity"):
-            groups.setdefault(group, []).append(deviation)
-    for group, deviations in sorted(groups.items()):
-        terminalreporter.write_line(
-            f"parity {group}: {len(deviations)} files, largest deviation {max(deviations):.1e} of the largest entry"
-        )
