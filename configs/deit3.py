@@ -2,7 +2,7 @@
 
 Source: octic ViTs, Appendix D.1 and Table 5a (400 epochs); DeiT III (arXiv 2204.07118) for 800 epochs.
 Expected top-1, plain, 400 epochs at 224 px: L/16 84.2 %, H/14 84.6 % (octic ViTs, Table 2).  Ours: not trained yet.
-Cost, from the paper: 16 (L) or 32 (H) A100-40GB for about 1.5 to 2.5 days.
+Cost, from the paper, of its octic models: 36 to 39 hours on 16 (L), 55 to 58 on 32 (H) A100-40GB.
 
     python -m equivit.train --config=configs/deit3.py --workdir=/tmp/vit_l --config.data.source=tfds:imagenet2012
     python -m equivit.train --config=configs/deit3.py:quicktest --workdir=/tmp/quicktest     # a minute on a laptop CPU

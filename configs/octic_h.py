@@ -4,12 +4,13 @@
 |-------|------------|--------|--------------------|------------------------------|
 | H8    | 355.8 M    | 102.3  | 85.0 %             | 1760                         |
 | I8    | 357.0 M    | 102.6  | 84.7 %             | 1856                         |
-| D8    | 81.5 M     | 36.6   | 82.0 %             | 1824                         |
-| H2    | 474.2 M    | 127.4  | 85.0 %             |                              |
-| D2    | 316.1 M    | 87.3   | 84.4 %             |                              |
+| D8    | 81.5 M     | 36.5   | 82.0 %             | 1824                         |
+| H2    | 474.2 M    | 127.6  | 85.0 %             |                              |
+| D2    | 316.1 M    | 87.2   | 84.4 %             |                              |
 | plain | 632.1 M    | 167.8  | 84.6 %             |                              |
 
-Parameters and GFLOPs are what `summarize` gives; the paper's I8 and D8 have other invariantizations (polynomial:
+Parameters and GFLOPs are what `summarize` gives (H2, D2: attention unfused);
+the paper's I8 and D8 have other invariantizations (polynomial:
 362.3 M; linear: 80.5 M), see configs/octic_ablations.py.  Ours: not trained yet.
 
     python -m equivit.train --config=configs/octic_h.py:I8 --workdir=/tmp/octic_h

@@ -9,7 +9,8 @@
 | D2    | 152.2 M    | 32.2   | 83.4 %             |                              |
 | plain | 304.4 M    | 61.8   | 84.2 %             |                              |
 
-Parameters and GFLOPs are what `summarize` gives; the paper's I8 and D8 have other invariantizations (polynomial:
+Parameters and GFLOPs are what `summarize` gives (H2, D2: attention unfused);
+the paper's I8 and D8 have other invariantizations (polynomial:
 175.5 M; linear: 39.2 M), see configs/octic_ablations.py.  Ours: not trained yet.
 
     python -m equivit.train --config=configs/octic_l.py:H8 --workdir=/tmp/octic_l

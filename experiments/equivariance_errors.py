@@ -3,8 +3,8 @@
     python experiments/equivariance_errors.py
 
 For each family the largest relative deviation over all elements and over two image sizes, one of them with an odd,
-non-square token grid: of the logits where the family is invariant, else of the field after the first block.  CPU, two
-minutes.  Exits 1 above 1e-10 in float64 or 1e-5 in float32; bfloat16 is printed only.
+non-square token grid: of the logits where the family is invariant, else of the field after the first block.
+Exits 1 above 1e-10 in float64 or 1e-5 in float32; bfloat16 is printed only.
 """
 
 import functools
