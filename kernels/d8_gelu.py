@@ -3,24 +3,113 @@
 Shapes: one [4, *B, N, C] and two [2, *B, N, 2C] -> the same.  Source: octic ViTs, Section 3.2.3 and Appendix A.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
-import numpy as np
+
+from kernels import d8_gelu_gpu, dispatch, tpu_blocks
+from kernels.pointwise import FOURIER, gelu, gelu_gradient, to_isotypic, to_regular
+
+NAME = "d8_gelu"
 
 
-def reference(one: jax.Array, two: jax.Array, fourier: np.ndarray) -> tuple[jax.Array, jax.Array]:
-    """Plain jnp; this defines what is right.
+def reference(one: jax.Array, two: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Plain jnp; this defines what is right.  Arithmetic in float32 at least.
 
     The transforms are matrix products on one stacked array: written as sums of eight arrays, XLA:CPU fuses the eight
     GELUs into each of the eight outputs and computes them eight times.
     """
-    copies = jnp.split(two, 2, axis=-1)
-    q = fourier.astype(one.dtype)
-    values = jax.nn.gelu(jnp.einsum("ri,i...->r...", q, jnp.concatenate([one, *copies])), approximate=False)
-    y = jnp.einsum("ri,r...->i...", q, values)
+    dtype = jnp.promote_types(one.dtype, jnp.float32)
+    q = FOURIER.astype(dtype)
+    components = jnp.concatenate([one, *jnp.split(two, 2, axis=-1)]).astype(dtype)
+    values = jax.nn.gelu(jnp.einsum("ri,i...->r...", q, components), approximate=False)
+    y = jnp.einsum("ri,r...->i...", q, values).astype(one.dtype)
     return y[:4], jnp.concatenate([y[4:6], y[6:8]], axis=-1)
 
 
-def d8_gelu(one: jax.Array, two: jax.Array, fourier: np.ndarray) -> tuple[jax.Array, jax.Array]:
-    """GELU of an octic field; `fourier` is the group's matrix Q [8, 8], regular = Q isotypic."""
-    return reference(one, two, fourier)
+def d8_gelu(one: jax.Array, two: jax.Array, *, implementation: str = "auto") -> tuple[jax.Array, jax.Array]:
+    """GELU of an octic field.  Kernels compute in float32; the derivative keeps the input only and recomputes.
+
+    Args:
+      one: [4, *B, N, C], the components A1, A2, B1, B2.
+      two: [2, *B, N, 2C], the rows of E, each with the channels of copy 1, then of copy 2.
+      implementation: "auto" takes the kernel of the platform that the program is lowered for, where there is one for
+        these shapes and types, and else plain XLA.  "xla", "tpu" and "gpu" insist; "interpret" runs the TPU kernel
+        anywhere, slowly.  On several devices a kernel needs the mesh of `jax.set_mesh`, and gives way to plain XLA
+        where axis -3 does not divide evenly.
+
+    Returns:
+      Arrays like `one` and `two`.
+
+    Raises:
+      ValueError: an unknown implementation, arrays that are no octic field, or no kernel for them.
+    """
+    dispatch.check_implementation(NAME, implementation)
+    dispatch.check_field(NAME, one, two)
+    if implementation == "xla":
+        return reference(one, two)
+    return _d8_gelu(implementation, one, two)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _d8_gelu(implementation, one, two):
+    return forward(one, two, implementation=implementation)
+
+
+_d8_gelu.defvjp(
+    lambda implementation, one, two: (forward(one, two, implementation=implementation), (one, two)),
+    lambda implementation, field, gradient: backward(*field, *gradient, implementation=implementation),
+)
+
+
+# Compiled on its own: outside of jit a choice by platform would be compiled again at every call.
+@functools.partial(jax.jit, static_argnames="implementation", inline=True)
+def forward(one, two, *, implementation):
+    """The GELU, without a derivative."""
+    kernels = _kernels(_forward_tpu, d8_gelu_gpu.forward, one, fields=1)
+    return dispatch.run(NAME, implementation, reference, kernels, (one, two))
+
+
+@functools.partial(jax.jit, static_argnames="implementation", inline=True)
+def backward(one, two, d_one, d_two, *, implementation):
+    """The gradient at the input `one`, `two` from that at the output; shapes alike."""
+    kernels = _kernels(_backward_tpu, d8_gelu_gpu.backward, one, fields=2)
+    return dispatch.run(NAME, implementation, _reference_backward, kernels, (one, two, d_one, d_two))
+
+
+def _reference_backward(one, two, d_one, d_two):
+    return jax.vjp(reference, one, two)[1]((d_one, d_two))
+
+
+def _kernels(tpu, gpu, one, *, fields):
+    """The kernels that support the type and width of `one`; they read so many fields and write one."""
+    width, dtype = one.shape[-1], one.dtype
+    if not tpu_blocks.supported(dtype, [width] * (fields + 1)):
+        tpu = None
+    gpu = dispatch.on_rows(gpu, 2 * fields) if d8_gelu_gpu.supported(width, dtype) else None
+    return {"tpu": tpu, "interpret": tpu and functools.partial(tpu, interpret=True), "gpu": gpu}
+
+
+def _forward_tpu(one, two, *, interpret=False):
+    def body(one, two, y_one, y_two):
+        def tile(*at):
+            values = [gelu(v) for v in to_regular(tpu_blocks.read(one, two, *at))]
+            tpu_blocks.write(y_one, y_two, *at, to_isotypic(values))
+
+        tpu_blocks.for_each_tile(*one.shape[1:], tile)
+
+    return tpu_blocks.call(body, (one, two), channels=one.shape[-1], name=NAME, interpret=interpret)
+
+
+def _backward_tpu(*fields, interpret=False):
+    def body(one, two, d_one, d_two, y_one, y_two):
+        def tile(*at):
+            values, gradients = (to_regular(tpu_blocks.read(*f, *at)) for f in ((one, two), (d_one, d_two)))
+            values = [gelu_gradient(v) * g for v, g in zip(values, gradients, strict=True)]
+            tpu_blocks.write(y_one, y_two, *at, to_isotypic(values))
+
+        tpu_blocks.for_each_tile(*one.shape[1:], tile)
+
+    channels = fields[0].shape[-1]
+    return tpu_blocks.call(body, fields, channels=channels, name=f"{NAME}_backward", interpret=interpret)

@@ -12,11 +12,13 @@ import numpy as np
 
 SCALE = math.sqrt(2) / 4
 
-# erfc(z) = (A1 t + ... + A5 t^5) exp(-z^2) with t = 1 / (1 + P z), for z >= 0: Abramowitz and Stegun, 7.1.26, whose
-# error is below 1.5e-7.  It needs no erf, which Mosaic GPU does not lower, and shares its exponential with the density.
-P = 0.3275911 * math.sqrt(0.5)  # z = |x| / sqrt(2)
-A1, A2, A3, A4, A5 = (c / 2 for c in (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429))
-DENSITY = 1 / math.sqrt(2 * math.pi)
+# The upper tail of the normal distribution is 1 - Phi(a) = 2^p(a) for 0 <= a <= LARGEST; p is the minimax polynomial of
+# degree 6 with p(0) = -1, found by linear programming on 1,500 points: the tail's error times max(a, 0.6) is 1.3e-7.
+# It needs no erf, which Mosaic GPU does not lower, no division and one exponential: compiled for a Hopper GPU, an octic
+# GELU takes a third fewer instructions than with Abramowitz and Stegun's 7.1.26.
+LARGEST = 6.0  # where the tail has fallen to 1e-9; past it the polynomial would turn
+TAIL = (2.45608595e-5, -6.96318022e-4, 7.84691604e-3, -5.30603817e-2, -4.5902321e-1, -1.15112479, -1.0)
+LOG2_DENSITY = (-0.5 / math.log(2), -0.5 * math.log2(2 * math.pi))  # log2 of phi(x) = this[0] x^2 + this[1]
 
 
 def to_regular(components):
@@ -45,18 +47,24 @@ FOURIER = np.stack(to_regular(np.eye(8)))  # [8, 8], values on the group = FOURI
 
 def gelu(x: jax.Array) -> jax.Array:
     """The exact GELU, x Phi(x), of float32 values; within 5e-7 of it for all x."""
-    return x * _distribution(x)[0]
+    a = _magnitude(x)
+    return jnp.maximum(x, 0.0) - a * _tail(a)
 
 
 def gelu_gradient(x: jax.Array) -> jax.Array:
     """The derivative Phi(x) + x phi(x) of the exact GELU, within 5e-7."""
-    distribution, bell = _distribution(x)
-    return distribution + x * (DENSITY * bell)
+    tail = _tail(_magnitude(x))
+    density = jnp.exp2(LOG2_DENSITY[0] * (x * x) + LOG2_DENSITY[1])
+    return jnp.where(x > 0, 1.0 - tail, tail) + x * density
 
 
-def _distribution(x):
-    """Phi(x), the distribution of a standard normal variable, and exp(-x^2/2)."""
-    bell = jnp.exp(-0.5 * (x * x))
-    t = 1.0 / (1.0 + P * jnp.abs(x))
-    tail = t * (A1 + t * (A2 + t * (A3 + t * (A4 + t * A5)))) * bell
-    return jnp.where(x > 0, 1.0 - tail, tail), bell
+def _magnitude(x):
+    return jnp.minimum(jnp.abs(x), LARGEST)
+
+
+def _tail(a):
+    """1 - Phi(a) of a normal variable, for a in [0, LARGEST]."""
+    p = TAIL[0] * a + TAIL[1]
+    for coefficient in TAIL[2:]:
+        p = p * a + coefficient
+    return jnp.exp2(p)

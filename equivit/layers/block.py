@@ -6,6 +6,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from equivit.layers.by_image import by_image
+from equivit.symmetry.fields import Isotypic
+
 
 class Block(nnx.Module):
     """x + scale1(attention(norm1(x))), then x + scale2(mlp(norm2(x))).
@@ -40,8 +43,11 @@ class Block(nnx.Module):
 
     def __call__(self, x, *, key: jax.Array | None = None):
         keys = (None, None) if key is None else jax.random.split(key)
-        x = self._add(x, self.attention(self.norm1(x)), self.scale1, keys[0])
-        return self._add(x, self.mlp(self.norm2(x)), self.scale2, keys[1])
+        # A dense block's weights are as large as its activations: reading them again for each image would cost more.
+        # In training the backward pass needs every image's activations at once, and nothing is won.
+        apply = by_image if key is None and isinstance(x, Isotypic) else _whole
+        x = self._add(x, apply(lambda x: self.attention(self.norm1(x)), x), self.scale1, keys[0])
+        return self._add(x, apply(lambda x: self.mlp(self.norm2(x)), x), self.scale2, keys[1])
 
     def _add(self, x, branch, scale, key):
         if key is not None:
@@ -49,6 +55,10 @@ class Block(nnx.Module):
             branch = drop_path(self.drop(branch, self.dropout, dropout_key), self.drop_path, path_key)
         branch = branch if scale is None else scale(branch)
         return jax.tree.map(jnp.add, x, branch)
+
+
+def _whole(function, x):
+    return function(x)
 
 
 def drop_path(x, rate: float, key: jax.Array | None):

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from equivit.layers.attention import attend
+
 # The official codes cut this normal at +-2 absolute, one hundred standard deviations: nothing is ever cut.
 WEIGHT_INIT = nnx.initializers.normal(0.02)
 
@@ -77,14 +79,6 @@ class Mlp(nnx.Module):
         return self.fc2(gelu(self.fc1(x)))
 
 
-def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Softmax attention, softmax in float32 at least.  Shapes: q [*B, H, N, d], k and v [*B, H, M, d] -> as q."""
-    with jax.named_scope("attention"):
-        logits = jnp.einsum("...nd,...md->...nm", q * (1 / math.sqrt(q.shape[-1])), k)
-        weights = jax.nn.softmax(logits.astype(jnp.promote_types(q.dtype, jnp.float32)), axis=-1)
-        return jnp.einsum("...nm,...md->...nd", weights.astype(v.dtype), v)
-
-
 class Attention(nnx.Module):
     """Multi-head self-attention.  The columns of `qkv` are ordered (q | k | v) x heads x head channels.
 
@@ -104,7 +98,7 @@ class Attention(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         qkv = self.qkv(x).reshape(*x.shape[:-1], 3, self.num_heads, -1)
         q, k, v = jnp.moveaxis(qkv, (-3, -2), (0, -3))
-        y = attend(q, k, v)
+        (y,) = attend((q,), (k,), (v,))
         return self.proj(jnp.swapaxes(y, -2, -3).reshape(x.shape))
 
 

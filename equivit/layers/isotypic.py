@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from equivit.layers.dense import WEIGHT_INIT, attend, patchify, uniform, unpatchify
+from equivit.layers.attention import attend
+from equivit.layers.dense import WEIGHT_INIT, patchify, uniform, unpatchify
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic
 from equivit.symmetry.groups import FLIP, OCTIC, Group
@@ -116,7 +117,7 @@ def gelu(x: Isotypic) -> Isotypic:
     """The exact GELU of the field's values on the group, which the group only permutes."""
     with jax.named_scope("activation"):
         if x.group is OCTIC:
-            return Isotypic(*d8_gelu(x.one, x.two, OCTIC.fourier))
+            return Isotypic(*d8_gelu(x.one, x.two))
         return fields.from_regular(jax.nn.gelu(fields.to_regular(x), approximate=False))
 
 
@@ -155,20 +156,27 @@ class Attention(nnx.Module):
 
     def __call__(self, x: Isotypic) -> Isotypic:
         leaves, structure = jax.tree.flatten(self.qkv(x))
-        q, k, v = jnp.concatenate([self._split(component) for leaf in leaves for component in leaf], axis=-1)
-        y = jnp.swapaxes(attend(q, k, v), -2, -3)
-        parts, at = [], 0
-        for leaf in jax.tree.leaves(x):
-            size = len(leaf) * leaf.shape[-1] // self.num_heads
-            part = y[..., at : at + size].reshape(*y.shape[:-1], len(leaf), -1)
-            parts.append(jnp.moveaxis(part, -2, 0).reshape(leaf.shape))
-            at += size
+        q, k, v = zip(*map(self._to_heads, leaves), strict=True)
+        parts = [_from_heads(part, len(leaf)) for part, leaf in zip(attend(q, k, v), leaves, strict=True)]
         return self.proj(jax.tree.unflatten(structure, parts))
 
-    def _split(self, component: jax.Array) -> jax.Array:
-        """One irrep's row [*B, N, 3 H c] -> [3, *B, H, N, c]."""
-        x = component.reshape(*component.shape[:-1], 3, self.num_heads, -1)
-        return jnp.moveaxis(x, (-3, -2), (0, -3))
+    def _to_heads(self, leaf: jax.Array) -> jax.Array:
+        """The part of q, k and v that one leaf [i, *B, N, 3 H c] of irreps holds: [3, *B, H, N, i c].
+
+        One pass over the leaf; the parts are not put side by side, which would be another.
+        """
+        batch = range(1, leaf.ndim - 2)
+        x = leaf.reshape(*leaf.shape[:-1], 3, self.num_heads, -1)
+        x = x.transpose(x.ndim - 3, *batch, x.ndim - 2, x.ndim - 4, 0, x.ndim - 1)
+        return x.reshape(*x.shape[:-2], -1)
+
+
+def _from_heads(part: jax.Array, irreps: int) -> jax.Array:
+    """[*B, H, N, i c] -> [i, *B, N, H c]."""
+    x = part.reshape(*part.shape[:-1], irreps, -1)
+    batch = range(x.ndim - 4)
+    x = x.transpose(x.ndim - 2, *batch, x.ndim - 3, x.ndim - 4, x.ndim - 1)
+    return x.reshape(*x.shape[:-2], -1)
 
 
 def dropout(x: Isotypic, rate: float, key: jax.Array | None) -> Isotypic:

@@ -1,0 +1,75 @@
+"""Softmax attention, one switch for all models: cuDNN's fused kernel where it can run, else plain products.
+
+A head's vectors may come in parts, (q1, q2, ...), as if concatenated on the last axis: the layers between fields have
+one part for each kind of irrep, and the plain products need no copy that puts them side by side.
+"""
+
+import functools
+import math
+import operator
+
+import jax
+import jax.numpy as jnp
+
+IMPLEMENTATIONS = ("auto", "xla", "cudnn")
+HEAD_CHANNELS = 128  # the most that cuDNN takes on every GPU; a multiple of 8
+
+Parts = tuple[jax.Array, ...]
+
+
+def attend(q: Parts, k: Parts, v: Parts, *, implementation: str = "auto") -> Parts:
+    """softmax(q k^T / sqrt(d)) v for each head, d the channels of all parts; the softmax in float32 at least.
+
+    Shapes: each part of q [*B, H, N, d_i], of k and v [*B, H, M, d_i] -> as the parts of v, with N tokens.
+
+    "auto" is cuDNN's flash attention on an NVIDIA GPU in bfloat16 or float16 with at most 128 channels, a multiple of
+    8, in a head, and "xla" elsewhere: on a TPU too, whose fused kernels need 128 tokens or a multiple, so that 197 or
+    257 would be padded to 256 or 384.  cuDNN is found through a GPU of this machine; a program that a machine without
+    one lowers for CUDA has the plain products.
+
+    Raises:
+      ValueError: an unknown implementation.
+    """
+    if implementation not in IMPLEMENTATIONS:
+        raise ValueError(f"attend: {implementation=} is not one of {', '.join(IMPLEMENTATIONS)}.")
+    with jax.named_scope("attention"):
+        if implementation == "auto" and cudnn_takes(q, k, v) and _has_cudnn():
+            return jax.lax.platform_dependent(q, k, v, cuda=_cudnn, default=_xla)
+        return (_cudnn if implementation == "cudnn" else _xla)(q, k, v)
+
+
+def cudnn_takes(q: Parts, k: Parts, v: Parts) -> bool:
+    """Whether cuDNN's attention has a kernel for these types and head channels."""
+    channels, dtypes = sum(part.shape[-1] for part in q), {part.dtype for part in (*q, *k, *v)}
+    return (
+        dtypes in ({jnp.dtype("bfloat16")}, {jnp.dtype("float16")}) and channels <= HEAD_CHANNELS and not channels % 8
+    )
+
+
+@functools.cache
+def _has_cudnn() -> bool:
+    return jax.default_backend() == "gpu" and "cuda" in jax.devices()[0].client.platform_version.lower()
+
+
+def _xla(q, k, v):
+    scale = 1 / math.sqrt(sum(part.shape[-1] for part in q))
+    products = (jnp.einsum("...nd,...md->...nm", a * scale, b) for a, b in zip(q, k, strict=True))
+    logits = functools.reduce(operator.add, products)
+    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    weights = jnp.exp(logits - jax.lax.stop_gradient(logits.max(-1, keepdims=True)))
+    # Dividing the result, not the weights, saves a pass over N x M entries.
+    total = weights.sum(-1, keepdims=True)
+    return tuple(
+        (jnp.einsum("...nm,...md->...nd", weights.astype(part.dtype), part) / total).astype(part.dtype) for part in v
+    )
+
+
+def _cudnn(q, k, v):
+    """The same with parts put side by side and, as cuDNN wants them, heads after tokens."""
+    shape = v[0].shape[:-3]
+    q, k, v_all = (jnp.swapaxes(jnp.concatenate(parts, -1), -2, -3) for parts in (q, k, v))
+    q, k, v_all = (x.reshape(-1, *x.shape[-3:]) for x in (q, k, v_all))
+    y = jax.nn.dot_product_attention(q, k, v_all, implementation="cudnn")
+    y = jnp.swapaxes(y.reshape(*shape, *y.shape[-3:]), -2, -3)
+    ends = [sum(part.shape[-1] for part in v[: i + 1]) for i in range(len(v) - 1)]
+    return tuple(jnp.split(y, ends, axis=-1))

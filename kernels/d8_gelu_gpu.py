@@ -1,0 +1,150 @@
+"""The GELU of an octic field and its derivative on a Hopper GPU (Pallas, Mosaic GPU).
+
+Both are bound by memory.  A fixed number of blocks walks over tiles of some rows by some channels.  A block holds a
+ring of tiles in shared memory: the tensor memory accelerator (TMA) fills one while another is transformed in place and
+a third drains.  TMA clips what lies past an edge, so any number of rows is right.  It sees `two` as [2, M, 2, C], so
+that each copy of E ends at its own last channel.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+
+from kernels import pointwise
+
+THREADS = 128  # of a block: one warpgroup
+MULTIPROCESSORS = 132  # of an H200; with another number of them the load is less even, the result the same
+BLOCKS = 4  # that share a multiprocessor: what registers (at most 128 each) and shared memory (51 KB each) allow
+SLOTS = 3  # of a block's ring
+SLOT_BYTES = 16 * 1024  # a tile of every field the kernel reads
+WIDEST = 128  # channels of a tile
+
+
+def supported(channels: int, dtype) -> bool:
+    """Whether the kernels take fields of so many channels per irrep: TMA wants rows of whole 16 bytes."""
+    dtype = jnp.dtype(dtype)
+    return dtype in (jnp.float32, jnp.bfloat16) and channels * dtype.itemsize % 16 == 0
+
+
+def forward(one: jax.Array, two: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """GELU in the regular basis.
+
+    Shapes: one [4, M, C] and two [2, M, 2C] -> the same.  Source: octic ViTs, Section 3.2.3.
+    """
+
+    def point(components):
+        return pointwise.to_isotypic([pointwise.gelu(value) for value in pointwise.to_regular(components)])
+
+    return _everywhere(point, [(one, two)], "d8_gelu")
+
+
+def backward(one: jax.Array, two: jax.Array, d_one: jax.Array, d_two: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The input's gradient, from the input and the output's gradient; the values on the group are computed again.
+
+    Shapes: one, d_one [4, M, C] and two, d_two [2, M, 2C] -> d_one, d_two.
+    """
+
+    def point(components, gradients):
+        slopes = [pointwise.gelu_gradient(value) for value in pointwise.to_regular(components)]
+        gradients = pointwise.to_regular(gradients)
+        return pointwise.to_isotypic([slope * g for slope, g in zip(slopes, gradients, strict=True)])
+
+    return _everywhere(point, [(one, two), (d_one, d_two)], "d8_gelu_backward")
+
+
+class _Tiles(NamedTuple):
+    """How a field is cut: tiles of rows x width, channels first, `blocks` of them at a time."""
+
+    rows: int
+    width: int
+    columns: int
+    count: int
+    blocks: int
+
+    @classmethod
+    def cut(cls, m: int, c: int, points: int):
+        """Tiles of so many points, the widest that waste at most an eighth of their work on the last channels."""
+        width = WIDEST
+        while -(-c // width) * width * 8 > c * 9:
+            width //= 2
+        rows, columns = points // width, -(-c // width)
+        count = -(-m // rows) * columns
+        return cls(rows, width, columns, count, min(count, MULTIPROCESSORS * BLOCKS))
+
+    def window(self, tile):
+        """The tile's indices into one [4, M, C] and two [2, M, 2, C]."""
+        row = pl.ds(tile // self.columns * self.rows, self.rows)
+        channel = pl.ds(tile % self.columns * self.width, self.width)
+        return (slice(None), row, channel), (slice(None), row, slice(None), channel)
+
+
+def _everywhere(point, fields, name):
+    """Applies `point`, a function of the eight float32 components of every field, at each row and channel."""
+    (_, m, c), dtype = fields[0][0].shape, fields[0][0].dtype
+    points = SLOT_BYTES // (8 * dtype.itemsize * len(fields))
+    tiles = _Tiles.cut(m, c, points)
+    one, two = plgpu.kernel(
+        functools.partial(_body, point, tiles),
+        out_type=(jax.ShapeDtypeStruct((4, m, c), dtype), jax.ShapeDtypeStruct((2, m, 2, c), dtype)),
+        scratch_types=[
+            plgpu.SMEM((SLOTS, len(fields), 4, tiles.rows, tiles.width), dtype),
+            plgpu.SMEM((SLOTS, len(fields), 2, tiles.rows, 2, tiles.width), dtype),
+            plgpu.Barrier(num_arrivals=2 * len(fields), num_barriers=SLOTS),
+        ],
+        grid=(tiles.blocks,),
+        grid_names=("block",),
+        kernel_name=name,
+        compiler_params=plgpu.CompilerParams(
+            approx_math=True,  # exp2 by the hardware's instruction, within 2^-22 relative
+            unsafe_no_auto_barriers=True,  # safe: a thread reads and writes only its own points of a tile
+            lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
+        ),
+    )(*[x for x_one, x_two in fields for x in (x_one, x_two.reshape(2, m, 2, c))])
+    return one, two.reshape(2, m, 2 * c)
+
+
+def _body(point, tiles, *refs):
+    *sources, out_one, out_two, one_smem, two_smem, loaded = refs
+    sources = list(zip(sources[::2], sources[1::2], strict=True))
+    last = len(sources) - 1
+    block = jax.lax.axis_index("block")
+    steps = (tiles.count - block + tiles.blocks - 1) // tiles.blocks
+
+    def load(step):
+        slot, (at_one, at_two) = step % SLOTS, tiles.window(block + step * tiles.blocks)
+        for i, (source_one, source_two) in enumerate(sources):
+            plgpu.copy_gmem_to_smem(source_one.at[at_one], one_smem.at[slot, i], loaded.at[slot])
+            plgpu.copy_gmem_to_smem(source_two.at[at_two], two_smem.at[slot, i], loaded.at[slot])
+
+    for step in range(SLOTS - 1):
+        pl.when(step < steps)(functools.partial(load, jnp.int32(step)))
+
+    @pl.loop(0, steps)
+    def _(step):
+        slot, (at_one, at_two) = step % SLOTS, tiles.window(block + step * tiles.blocks)
+        plgpu.barrier_wait(loaded.at[slot])
+        _transform(point, one_smem.at[slot], two_smem.at[slot])
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(one_smem.at[slot, last], out_one.at[at_one], commit_group=False)
+        plgpu.copy_smem_to_gmem(two_smem.at[slot, last], out_two.at[at_two])
+        plgpu.wait_smem_to_gmem(1, wait_read_only=True)  # all but this tile have left: the slot before it is free
+        pl.when(step + SLOTS - 1 < steps)(lambda: load(step + SLOTS - 1))
+
+    plgpu.wait_smem_to_gmem(0)
+
+
+def _transform(point, one, two):
+    """One slot, [fields, 4, rows, width] and [fields, 2, rows, 2, width]; the result replaces the last field."""
+    fields, _, rows, width = one.shape
+    layout = plgpu.Layout.WG_STRIDED((rows, width), vec_size=rows * width // THREADS)
+    refs = [
+        [one.at[i, k] for k in range(4)] + [two.at[i, row, :, copy] for copy in range(2) for row in range(2)]
+        for i in range(fields)
+    ]
+    values = [[plgpu.layout_cast(ref[...], layout).astype(jnp.float32) for ref in field] for field in refs]
+    for ref, value in zip(refs[-1], point(*values), strict=True):
+        ref[...] = value.astype(ref.dtype)

@@ -1,0 +1,135 @@
+"""Choosing an implementation of an operation on octic fields, by name or by platform, and splitting it over a mesh.
+
+A field's arrays have batch, tokens and channels as their last three axes, [k, *B, N, c].  Kernels see whole arrays of
+one device; weights are whole on every device.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, PartitionSpec
+
+IMPLEMENTATIONS = ("auto", "xla", "tpu", "gpu", "interpret")
+PLATFORMS = {"tpu": "tpu", "cuda": "gpu"}  # of `jax.lax.platform_dependent`, and the kernel that "auto" takes there
+BATCH_AXES = ("data", "fsdp")  # mesh axes that share the batch
+
+
+def check_implementation(name: str, implementation: str) -> None:
+    """ValueError unless `implementation` is one of IMPLEMENTATIONS."""
+    if implementation not in IMPLEMENTATIONS:
+        raise ValueError(f"{name}: {implementation=} is not one of {', '.join(map(repr, IMPLEMENTATIONS))}.")
+
+
+def check_field(name: str, one: jax.Array, two: jax.Array) -> None:
+    """ValueError unless the arrays are an octic field, one [4, *B, N, C] and two [2, *B, N, 2C], of one type."""
+    expected = (2, *one.shape[1:-1], 2 * one.shape[-1]) if one.ndim else ()
+    if one.ndim < 3 or one.shape[0] != 4 or two.shape != expected:
+        raise ValueError(
+            f"{name}: shapes {one.shape} and {two.shape} are not those of an octic field, one [4, *B, N, C] and "
+            f"two [2, *B, N, 2C]{f'; with this one, two is {expected}' if one.ndim > 2 and len(one) == 4 else ''}."
+        )
+    if one.dtype != two.dtype:
+        raise ValueError(f"{name}: one is {one.dtype} and two {two.dtype}; a field has one type: cast one of them.")
+
+
+def run(
+    name: str,
+    implementation: str,
+    plain: Callable,
+    kernels: dict[str, Callable | None],
+    fields: tuple[jax.Array, ...],
+    weights: tuple[jax.Array, ...] = (),
+) -> tuple[jax.Array, ...]:
+    """Apply an operation to `(*fields, *weights)`; the results are arrays of fields.
+
+    Not to be differentiated: an operation defines its derivative around this.  Under `jax.vmap` the new axis becomes a
+    batch axis of the fields, so that a kernel sees one larger batch.
+
+    Args:
+      name: of the operation, for errors.
+      implementation: "auto", or a key of `kernels`.
+      plain: the operation in plain jnp, for any shape and type.
+      kernels: by implementation, the operation as a kernel on one device, or None where it does not support the
+        shapes or types.
+      fields: arrays [k, *B, N, c].
+      weights: arrays of any shape.
+
+    Raises:
+      ValueError: the kernel asked for does not support the shapes or types.
+    """
+
+    @jax.custom_batching.custom_vmap
+    def call(*arrays):
+        chosen = functools.partial(_on_shards, plain=plain, fields=arrays[: len(fields)], weights=arrays[len(fields) :])
+        if implementation != "auto":
+            return chosen(_existing(name, implementation, kernels, arrays))(*arrays)
+        branches = {p: chosen(kernels[key]) for p, key in PLATFORMS.items() if kernels.get(key)}
+        return jax.lax.platform_dependent(*arrays, **branches, default=plain) if branches else plain(*arrays)
+
+    @call.def_vmap
+    def call_batched(size, batched, *arrays):
+        if any(batched[len(fields) :]):  # one operation for each set of weights
+            results = jax.vmap(plain, in_axes=[0 if b else None for b in batched])(*arrays)
+            return results, (True,) * len(results)
+        wide = [_fold(a, b, size) for a, b in zip(arrays[: len(fields)], batched, strict=False)]
+        results = run(name, implementation, plain, kernels, tuple(wide), arrays[len(fields) :])
+        return tuple(jnp.moveaxis(a, 1, 0) for a in results), (True,) * len(results)
+
+    return call(*fields, *weights)
+
+
+def on_rows(kernel: Callable, fields: int) -> Callable:
+    """The kernel, whose first `fields` arguments and whose results are [k, M, c], for arrays [k, *B, N, c]."""
+
+    def call(*arrays):
+        rows = arrays[0].shape[1:-1]
+        results = kernel(*(a.reshape(len(a), -1, a.shape[-1]) for a in arrays[:fields]), *arrays[fields:])
+        return tuple(y.reshape(len(y), *rows, y.shape[-1]) for y in results)
+
+    return call
+
+
+def _existing(name, implementation, kernels, arrays):
+    if kernels[implementation] is None:
+        shapes = ", ".join(f"{a.dtype}{list(a.shape)}" for a in arrays)
+        raise ValueError(f"{name}: {implementation=} has no kernel for {shapes}; 'auto' and 'xla' take any.")
+    return kernels[implementation]
+
+
+def _on_shards(kernel, *, plain, fields, weights):
+    """The kernel on each device's part of the batch, or `plain` where the ambient mesh does not split it evenly.
+
+    No kernel can be partitioned by the compiler, so it has to see a mesh whose axes are all manual.
+    """
+    mesh, batch = jax.sharding.get_abstract_mesh(), fields[0].shape[1:-2]
+    if fields[0].size == 0:
+        return plain
+    # Inside a shard_map that checks over which axes values vary: kernels do not tell it.
+    if any(jax.typeof(a).manual_axis_type.varying for a in fields):
+        return plain
+    if mesh.empty or mesh.size == 1 or all(kind == AxisType.Manual for kind in mesh.axis_types):
+        return kernel
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    split = tuple(axis for axis in BATCH_AXES if kinds.get(axis) == AxisType.Auto)
+    if AxisType.Explicit in kinds.values() or not split or not batch:
+        return plain
+    if batch[-1] % math.prod(mesh.shape[axis] for axis in split):
+        return plain
+    specs = tuple(PartitionSpec(*(None,) * (a.ndim - 3), split) for a in fields)
+    return jax.shard_map(
+        kernel,
+        in_specs=(*specs, *(PartitionSpec() for _ in weights)),
+        out_specs=PartitionSpec(*(None,) * len(batch), split),
+        axis_names={axis for axis, kind in kinds.items() if kind == AxisType.Auto},
+        check_vma=False,
+    )
+
+
+def _fold(array, is_batched, size):
+    """[size, k, *B, N, c] -> [k, size, *B, N, c]; an array without the new axis is repeated."""
+    if is_batched:
+        return jnp.moveaxis(array, 0, 1)
+    return jnp.broadcast_to(array[:, None], (len(array), size, *array.shape[1:]))

@@ -1,0 +1,152 @@
+"""The first linear map of an octic MLP with the GELU as its epilogue, so that the hidden field is written once.
+
+Shapes: one [4, *B, N, C] and two [2, *B, N, 2C] -> one [4, *B, N, F] and two [2, *B, N, 2F].
+Source: octic ViTs, Sections 3.2.1 and 3.2.3.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kernels import d8_gelu, dispatch, octic_linear_gelu_gpu, tpu_blocks
+from kernels.pointwise import gelu, to_isotypic, to_regular
+
+NAME = "octic_linear_gelu"
+# Kernels that "auto" may take.  On a GPU XLA's products, then the kernel of `d8_gelu`: the fused one is not measured.
+AUTOMATIC = ("tpu",)
+# What the weights, held whole, may take of `tpu_blocks.VMEM_BYTES`.  In bfloat16 all widths of the paper up to ViT-e
+# (6.6 MiB) fit, in float32 up to ViT-G (6.5 MiB), and the fields keep a third.
+WEIGHT_BYTES = 8 * 2**20
+
+
+def linear(one, two, w_one, w_two, bias) -> tuple[jax.Array, jax.Array]:
+    """The linear map in plain jnp."""
+    with jax.named_scope("linear"):
+        first = np.zeros((4, *(1,) * (one.ndim - 1)), one.dtype)
+        first[0] = 1  # one broadcast sum: an indexed update would copy the field
+        return jnp.einsum("i...c,icd->i...d", one, w_one) + first * bias, two @ w_two
+
+
+def reference(one, two, w_one, w_two, bias) -> tuple[jax.Array, jax.Array]:
+    """Plain jnp; this defines what is right."""
+    h = linear(one, two, w_one, w_two, bias)
+    with jax.named_scope("activation"):
+        return d8_gelu.reference(*h)
+
+
+def octic_linear_gelu(
+    one: jax.Array,
+    two: jax.Array,
+    w_one: jax.Array,
+    w_two: jax.Array,
+    bias: jax.Array,
+    *,
+    implementation: str = "auto",
+) -> tuple[jax.Array, jax.Array]:
+    """GELU of a linear map of an octic field; the derivative keeps the arguments and recomputes the hidden field.
+
+    Where the kernel does not support the shapes, "auto" is the linear map in XLA, then `d8_gelu`.  In bfloat16 the
+    kernel's GELU sees the sums in float32, the others see them rounded.
+
+    Args:
+      one: [4, *B, N, C].
+      two: [2, *B, N, 2C].
+      w_one: [4, C, F], for each 1-D irrep.
+      w_two: [2C, 2F], for both rows of E.
+      bias: [F], of the invariant component.
+      implementation: as for `d8_gelu`.
+
+    Returns:
+      one [4, *B, N, F] and two [2, *B, N, 2F].
+
+    Raises:
+      ValueError: an unknown implementation, arrays that do not belong together, or no kernel for them.
+    """
+    dispatch.check_implementation(NAME, implementation)
+    dispatch.check_field(NAME, one, two)
+    _check_weights(one.shape[-1], w_one, w_two, bias)
+    arrays = (one, two, w_one, w_two, bias)
+    if implementation == "xla":
+        return reference(*arrays)
+    dtype = jnp.result_type(*arrays)
+    return _octic_linear_gelu(implementation, *(a.astype(dtype) for a in arrays))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _octic_linear_gelu(implementation, *arrays):
+    return _forward(*arrays, implementation=implementation)
+
+
+_octic_linear_gelu.defvjp(
+    lambda implementation, *arrays: (_forward(*arrays, implementation=implementation), arrays),
+    lambda implementation, arrays, gradient: _backward(implementation, arrays, gradient),
+)
+
+
+# Compiled on its own: outside of jit a choice by platform would be compiled again at every call.
+@functools.partial(jax.jit, static_argnames="implementation", inline=True)
+def _forward(one, two, w_one, w_two, bias, *, implementation):
+    def plain(*arrays):
+        h = linear(*arrays)
+        with jax.named_scope("activation"):
+            return d8_gelu.forward(*h, implementation=implementation)
+
+    kernels = _kernels(one, w_one, w_two, bias)
+    if implementation == "auto":
+        kernels = {key: kernels[key] for key in AUTOMATIC}
+    return dispatch.run(NAME, implementation, plain, kernels, (one, two), (w_one, w_two, bias))
+
+
+def _backward(implementation, arrays, gradient):
+    h, transposed = jax.vjp(linear, *arrays)
+    with jax.named_scope("activation"):
+        gradient = d8_gelu.backward(*h, *gradient, implementation=implementation)
+    return transposed(gradient)
+
+
+def _check_weights(c, w_one, w_two, bias):
+    f = bias.shape[-1] if bias.ndim else 0
+    expected = ((4, c, f), (2 * c, 2 * f), (f,))
+    shapes = (w_one.shape, w_two.shape, bias.shape)
+    if shapes != expected:
+        raise ValueError(
+            f"{NAME}: w_one {shapes[0]}, w_two {shapes[1]} and bias {shapes[2]} must be [4, C, F], [2C, 2F] and [F]; "
+            f"for a field of C={c} channels and this bias, {expected[0]} and {expected[1]}."
+        )
+
+
+def _kernels(one, *weights):
+    """The kernels that support the type and widths."""
+    c, f, dtype = *weights[0].shape[1:], one.dtype
+    size = sum(a.nbytes for a in weights)
+    tpu = _forward_tpu if size <= WEIGHT_BYTES and tpu_blocks.supported(dtype, [c, f], size) else None
+    supported = octic_linear_gelu_gpu.supported(c, f, dtype)
+    gpu = dispatch.on_rows(octic_linear_gelu_gpu.forward, 2) if supported else None
+    return {"tpu": tpu, "interpret": tpu and functools.partial(tpu, interpret=True), "gpu": gpu}
+
+
+def _forward_tpu(one, two, w_one, w_two, bias, *, interpret=False):
+    dot = functools.partial(jnp.dot, precision=_precision(one.dtype), preferred_element_type=jnp.float32)
+    channels = len(bias)
+
+    def body(one, two, w_one, w_two, bias, y_one, y_two):
+        def tile(rows, lanes):
+            h = [dot(one[i, rows, :], w_one[i, :, lanes]) for i in range(4)]
+            h[0] += bias[0, lanes].astype(jnp.float32)
+            for columns in (lanes, tpu_blocks.second_copy(lanes, channels)):
+                h += [dot(two[row, rows, :], w_two[:, columns]) for row in (0, 1)]
+            tpu_blocks.write(y_one, y_two, rows, lanes, to_isotypic([gelu(v) for v in to_regular(h)]))
+
+        tpu_blocks.for_each_tile(one.shape[1], channels, tile)
+
+    weights = (w_one, w_two, bias[None])
+    return tpu_blocks.call(body, (one, two), weights, channels=channels, name=NAME, interpret=interpret)
+
+
+def _precision(dtype):
+    """Mosaic knows two precisions; a product of float32 takes the better one when any but the default was asked for."""
+    asked = jax.config.jax_default_matmul_precision
+    exact = dtype == jnp.float32 and asked not in (None, "default", "fastest", "bfloat16")
+    return jax.lax.Precision.HIGHEST if exact else jax.lax.Precision.DEFAULT

@@ -1,0 +1,201 @@
+"""The first linear map of an octic MLP and its GELU in one Hopper kernel (Pallas, Mosaic GPU), in bfloat16.
+
+A block holds the eight components of a tile of rows by channels in the registers of two warpgroups, so that the GELU
+works on the float32 accumulators of the tensor cores and the hidden field is written once.  A third warpgroup only asks
+for the operands: the tensor memory accelerator (TMA) fills a ring in shared memory, some channels of the contraction at
+a time.  Blocks of a cluster work on neighbouring rows and receive the weights together.  What lies past an edge is read
+as zero and not written.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+
+from kernels import pointwise
+
+MULTIPROCESSORS = 132  # of an H200; with another number of them the load is less even, the result the same
+CLUSTER = 2  # blocks
+ROWS = 64  # of a block, as one instruction of the tensor cores takes
+COMPUTE = 2  # warpgroups of a block that compute
+WIDTH = 32  # channels of each: eight accumulators [64, 32] are half of its registers
+RING = 64  # channels of the contraction that the ring holds, 2 KB each; the staged results take 64 KB too
+
+
+def supported(c: int, f: int, dtype) -> bool:
+    """Whether the kernel maps C to F channels: whole tiles, in bfloat16."""
+    return jnp.dtype(dtype) == jnp.bfloat16 and c % 16 == 0 and f % (COMPUTE * WIDTH) == 0
+
+
+def forward(
+    one: jax.Array, two: jax.Array, w_one: jax.Array, w_two: jax.Array, bias: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """GELU in the regular basis of the linear map.
+
+    TMA cuts tiled memory in eights of rows: with another number of them the arrays are padded, which is a copy.
+
+    Shapes: one [4, M, C], two [2, M, 2C], w_one [4, C, F], w_two [2C, 2F], bias [F] -> one [4, M, F], two [2, M, 2F].
+    Source: octic ViTs, Sections 3.2.1 and 3.2.3.
+    """
+    m = one.shape[1]
+    padding = ((0, 0), (0, -m % 8), (0, 0))
+    y_one, y_two = _whole_tiles(jnp.pad(one, padding), jnp.pad(two, padding), w_one, w_two, bias)
+    return y_one[:, :m], y_two[:, :m]
+
+
+def _whole_tiles(one, two, w_one, w_two, bias):
+    (_, m, c), f, dtype = one.shape, w_one.shape[-1], one.dtype
+    block = COMPUTE * WIDTH
+    depth = 32 if c % 32 == 0 else 16
+    slots = RING // depth
+    tiles = _Tiles(-(-m // (ROWS * CLUSTER)), f // block, c // depth)
+
+    def smem(*shape, width):
+        """Memory as the tensor cores want it: tiles of 8 x width, their 16-byte units exchanged."""
+        return plgpu.SMEM(
+            shape, dtype, transforms=(plgpu.TilingTransform((8, width)), plgpu.SwizzleTransform(2 * width))
+        )
+
+    return plgpu.kernel(
+        functools.partial(_body, tiles),
+        out_type=(jax.ShapeDtypeStruct((4, m, f), dtype), jax.ShapeDtypeStruct((2, m, 2 * f), dtype)),
+        scratch_types=[
+            smem(slots, 4, ROWS, depth, width=depth),
+            smem(slots, 2, 2, ROWS, depth, width=depth),
+            smem(slots, 4, depth, block, width=depth),
+            smem(slots, 2, depth, 2 * block, width=depth),
+            smem(COMPUTE, 4, ROWS, WIDTH, width=WIDTH),
+            smem(COMPUTE, 2, 2, ROWS, WIDTH, width=WIDTH),
+            plgpu.SMEM((COMPUTE, WIDTH), jnp.float32),
+            plgpu.Barrier(num_barriers=COMPUTE),
+            plgpu.Barrier(num_arrivals=5, num_barriers=slots),
+            plgpu.ClusterBarrier(collective_axes=("cluster",), num_arrivals=COMPUTE, num_barriers=slots),
+        ],
+        grid=(min(tiles.count, MULTIPROCESSORS // CLUSTER),),
+        grid_names=("grid",),
+        cluster=(CLUSTER,),
+        cluster_names=("cluster",),
+        num_threads=COMPUTE + 1,
+        thread_name="warpgroup",
+        kernel_name="octic_linear_gelu",
+        compiler_params=plgpu.CompilerParams(
+            approx_math=True,  # exp2 by the hardware's instruction, within 2^-22 relative
+            unsafe_no_auto_barriers=True,  # safe: threads only read what TMA writes, and only write what it reads
+            lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
+        ),
+    )(one, two, w_one, _side_by_side(w_two, f), bias.astype(jnp.float32))
+
+
+class _Tiles(NamedTuple):
+    """How the result is cut: clusters' rows x blocks' channels, and the steps of a tile's contraction."""
+
+    rows: int
+    columns: int
+    depth: int
+
+    @property
+    def count(self) -> int:
+        return self.rows * self.columns
+
+    def at(self, tile):
+        """First row and first channel of this block's part of a tile."""
+        row = (tile // self.columns * CLUSTER + jax.lax.axis_index("cluster")) * ROWS
+        return row, tile % self.columns * (COMPUTE * WIDTH)
+
+
+def _body(tiles, one, two, w_one, w_two, bias, y_one, y_two, *scratch):
+    *operands, y_one_smem, y_two_smem, bias_smem, bias_loaded, loaded, consumed = scratch
+    slots = operands[0].shape[0]
+    warpgroup = jax.lax.axis_index("warpgroup")
+    first, stride = jax.lax.axis_index("grid"), jax.lax.axis_size("grid")
+    steps = (tiles.count - first + stride - 1) // stride
+    total = steps * tiles.depth
+
+    @pl.when(warpgroup == COMPUTE)
+    def _():
+        @pl.loop(0, total)
+        def _(step):
+            slot = step % slots
+            pl.when(step >= slots)(lambda: plgpu.barrier_wait(consumed.at[slot]))
+            at = (*tiles.at(first + step // tiles.depth * stride), step % tiles.depth)
+            _load((one, two, w_one, w_two), [ref.at[slot] for ref in operands], loaded.at[slot], *at)
+
+        # The other block of the cluster reports here too: stay until it has.
+        pl.loop(jnp.maximum(total - slots, 0), total)(lambda step: plgpu.barrier_wait(consumed.at[step % slots]))
+
+    @pl.when(warpgroup < COMPUTE)
+    def _():
+        @pl.loop(0, steps)
+        def _(step):
+            row, channel = tiles.at(first + step * stride)
+            channel += warpgroup * WIDTH
+            plgpu.copy_gmem_to_smem(bias.at[pl.ds(channel, WIDTH)], bias_smem.at[warpgroup], bias_loaded.at[warpgroup])
+            h = _contract(tiles.depth, step * tiles.depth, operands, loaded, consumed, warpgroup)
+            plgpu.barrier_wait(bias_loaded.at[warpgroup])
+            h[0] += jax.lax.broadcast_in_dim(bias_smem[warpgroup], (ROWS, WIDTH), (1,))
+            y = pointwise.to_isotypic([pointwise.gelu(value) for value in pointwise.to_regular(h)])
+            _store(y, y_one_smem.at[warpgroup], y_two_smem.at[warpgroup], y_one, y_two, row, channel)
+
+        plgpu.wait_smem_to_gmem(0)
+
+
+def _side_by_side(w_two, f):
+    """w_two [2C, 2F] as [2, C, 2F], the channels of both copies that one warpgroup computes next to each other."""
+    w_two = w_two.reshape(2, -1, 2, f // WIDTH, WIDTH)
+    return w_two.swapaxes(2, 3).reshape(2, -1, 2 * f)
+
+
+def _load(sources, slots, barrier, row, channel, step):
+    """Asks for one step's operands: [4, rows, depth], [copy, 2, rows, depth], [4, depth, F], [copy, depth, 2F]."""
+    one, two, w_one, w_two = sources
+    one_smem, two_smem, w_one_smem, w_two_smem = slots
+    depth = one_smem.shape[-1]
+    rows, inner = pl.ds(row, ROWS), pl.ds(step * depth, depth)
+    load = functools.partial(plgpu.copy_gmem_to_smem, barrier=barrier)
+    load(one.at[:, rows, inner], one_smem)
+    for copy in range(2):
+        load(two.at[:, rows, pl.ds(copy * one.shape[-1] + step * depth, depth)], two_smem.at[copy])
+    share = functools.partial(load, collective_axes="cluster")
+    share(w_one.at[:, inner, pl.ds(channel, COMPUTE * WIDTH)], w_one_smem)
+    share(w_two.at[:, inner, pl.ds(2 * channel, 2 * COMPUTE * WIDTH)], w_two_smem)
+
+
+def _contract(depth, first, operands, loaded, consumed, warpgroup):
+    """The eight components of a warpgroup's tile, float32 [ROWS, WIDTH] each."""
+
+    def contract(*accumulators):
+        @pl.loop(0, depth)
+        def _(k):
+            slot = (first + k) % operands[0].shape[0]
+            one, two, w_one, w_two = (ref.at[slot] for ref in operands)
+            plgpu.barrier_wait(loaded.at[slot])
+            for i in range(4):
+                plgpu.wgmma(accumulators[i], one.at[i], w_one.at[i, :, pl.ds(warpgroup * WIDTH, WIDTH)])
+            for row in range(2):
+                for copy in range(2):
+                    columns = pl.ds(warpgroup * 2 * WIDTH, 2 * WIDTH)
+                    plgpu.wgmma(accumulators[4 + row], two.at[copy, row], w_two.at[copy, :, columns])
+            plgpu.wgmma_wait(0)
+            plgpu.barrier_arrive(consumed.at[slot])
+
+        return [accumulator[...] for accumulator in accumulators]
+
+    wide = plgpu.ACC((ROWS, 2 * WIDTH), jnp.float32)
+    *one, row_1, row_2 = pl.run_scoped(contract, *[plgpu.ACC((ROWS, WIDTH), jnp.float32)] * 4, wide, wide)
+    return [*one, row_1[:, :WIDTH], row_2[:, :WIDTH], row_1[:, WIDTH:], row_2[:, WIDTH:]]
+
+
+def _store(y, one_smem, two_smem, one, two, row, channel):
+    plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the tile before this one has left
+    for i in range(4):
+        one_smem[i] = y[i].astype(one_smem.dtype)
+        two_smem[i // 2, i % 2] = y[4 + i].astype(two_smem.dtype)
+    plgpu.commit_smem()
+    rows, channels = pl.ds(row, ROWS), pl.ds(channel, WIDTH)
+    plgpu.copy_smem_to_gmem(one_smem, one.at[:, rows, channels], commit_group=False)
+    for copy in range(2):
+        channels = pl.ds(copy * one.shape[-1] + channel, WIDTH)
+        plgpu.copy_smem_to_gmem(two_smem.at[copy], two.at[:, rows, channels], commit_group=copy == 1)

@@ -1,0 +1,53 @@
+"""Shapes of octic fields that tests and benchmarks share: those of the models, and awkward ones."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """A field one [4, *batch, tokens, channels], and its width after the first linear map of the MLP.
+
+    Attributes:
+      name: of the model, or what is awkward.
+      batch: the batch axes.
+      tokens: number of tokens.
+      channels: per component, width / 8.
+      hidden: the same in the hidden layer.
+    """
+
+    name: str
+    batch: tuple[int, ...]
+    tokens: int
+    channels: int
+    hidden: int
+
+    def field(self, channels: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shapes of the two arrays of a field of so many channels."""
+        return (4, *self.batch, self.tokens, channels), (2, *self.batch, self.tokens, 2 * channels)
+
+    def weights(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of w_one, w_two and bias of the first linear map."""
+        c, f = self.channels, self.hidden
+        return (4, c, f), (2 * c, 2 * f), (f,)
+
+
+# The paper's models at the batch of its benchmark: octic ViTs, Table 1 and Appendix D.4.
+REALISTIC = (
+    Shape("ViT-S", (64,), 197, 48, 192),
+    Shape("ViT-B", (64,), 197, 96, 384),
+    Shape("ViT-L", (64,), 196, 128, 512),
+    Shape("ViT-L, class token", (64,), 197, 128, 512),
+    Shape("ViT-H", (64,), 256, 160, 640),
+    Shape("ViT-H, class token", (64,), 257, 160, 640),
+    Shape("ViT-G", (64,), 256, 208, 1024),
+    Shape("ViT-e", (64,), 256, 224, 1920),
+    Shape("ViT-22B", (64,), 256, 768, 3072),
+)
+AWKWARD = (
+    Shape("no batch", (), 5, 3, 5),
+    Shape("two batch axes", (2, 3), 7, 12, 20),
+    Shape("one token", (4,), 1, 16, 8),
+    Shape("odd tokens", (3,), 37, 24, 40),
+    Shape("a row more than a tile", (2,), 33, 5, 130),
+    Shape("ragged blocks", (1,), 1030, 8, 136),
+)

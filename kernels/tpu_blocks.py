@@ -1,0 +1,126 @@
+"""How the TPU kernels walk over an octic field: blocks of rows in VMEM, and tiles of a block in registers.
+
+A block holds some tokens of one image with all channels; the pipeline of `pallas_call` clips what lies past the edges,
+so a tile may hold rows that are never written.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+LANES = 128  # of a register
+# Rows of a tile: enough to hide the latencies of a loop's step; and the fewest that fill registers in both types.
+ROWS, FEWEST_ROWS = 32, 16
+# What one call may hold in VMEM.  TPUs of generation 2 to 4 have 16 MiB, and later ones lend a kernel 16 MiB unless it
+# asks for more; the difference is for the compiler's own temporaries.
+VMEM_BYTES = 12 * 2**20
+
+
+def supported(dtype, channels: Sequence[int], weight_bytes: int = 0) -> bool:
+    """Whether blocks of fields with so many channels each fit into VMEM beside the weights."""
+    return dtype in (jnp.float32, jnp.bfloat16) and _most_rows(dtype, channels, weight_bytes) >= FEWEST_ROWS
+
+
+def call(
+    body: Callable,
+    fields: Sequence[jax.Array],
+    weights: Sequence[jax.Array] = (),
+    *,
+    channels: int,
+    name: str,
+    interpret: bool,
+) -> tuple[jax.Array, jax.Array]:
+    """Run `body(*fields, *weights, one, two)` on every block of rows.
+
+    Args:
+      body: gets references to blocks, [4, rows, C] and [2, rows, 2C] of each field; fills those of the result.
+      fields: arrays [4, *B, N, C] and [2, *B, N, 2C] in turn.
+      weights: arrays that every call of `body` gets whole.
+      channels: of the result.
+      name: of the kernel in the compiled program.
+      interpret: whether to run as a JAX program, on any platform.
+
+    Returns:
+      one [4, *B, N, channels] and two [2, *B, N, 2 channels], of the type of the fields.
+    """
+    (_, *batch, tokens, _), dtype = fields[0].shape, fields[0].dtype
+    # Images are merged where that moves no data, registers being 8 rows high, or little.
+    images, n = (1, math.prod(batch) * tokens) if tokens % 8 == 0 or tokens < ROWS else (math.prod(batch), tokens)
+    fields = [a.reshape(len(a), images, n, a.shape[-1]) for a in fields]
+    widths = [*(a.shape[-1] for a in fields[::2]), channels]
+    rows = _rows(n, _most_rows(dtype, widths, sum(a.nbytes for a in weights)))
+
+    def block(k, width):
+        return pl.BlockSpec((k, None, rows, width), lambda image, i: (0, image, i, 0))
+
+    def whole(a):
+        return pl.BlockSpec(a.shape, lambda image, i: (0,) * a.ndim, pipeline_mode=pl.Buffered(1))
+
+    out = [(4, channels), (2, 2 * channels)]
+    results = pl.pallas_call(
+        body,
+        grid=(images, pl.cdiv(n, rows)),
+        in_specs=[*(block(len(a), a.shape[-1]) for a in fields), *map(whole, weights)],
+        out_specs=[block(*size) for size in out],
+        out_shape=[jax.typeof(fields[0]).update(shape=(k, images, n, width)) for k, width in out],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
+        interpret=interpret,
+        name=name,
+    )(*fields, *weights)
+    return tuple(y.reshape(len(y), *batch, tokens, y.shape[-1]) for y in results)
+
+
+def for_each_tile(rows: int, channels: int, tile: Callable) -> None:
+    """Call `tile(rows, lanes)` with slices that cover a block."""
+    step = min(ROWS, rows)
+
+    def strip(i, _):
+        for start in range(0, channels, LANES):
+            tile(pl.ds(pl.multiple_of(i * step, step), step), slice(start, min(start + LANES, channels)))
+
+    jax.lax.fori_loop(0, rows // step, strip, None)
+
+
+def read(one, two, rows, lanes: slice) -> list[jax.Array]:
+    """The eight components of a tile, A1 A2 B1 B2 E11 E12 E21 E22, in float32."""
+    places = _places(one, two, lanes)
+    return [ref[i, rows, columns].astype(jnp.float32) for ref, i, columns in places]
+
+
+def write(one, two, rows, lanes: slice, components) -> None:
+    """The inverse of `read`."""
+    for (ref, i, columns), component in zip(_places(one, two, lanes), components, strict=True):
+        ref[i, rows, columns] = component.astype(ref.dtype)
+
+
+def second_copy(lanes: slice, channels: int) -> slice:
+    """Where the row of E holds those channels of its second copy."""
+    return slice(lanes.start + channels, lanes.stop + channels)
+
+
+def _places(one, two, lanes):
+    second = second_copy(lanes, one.shape[-1])
+    return [
+        *((one, i, lanes) for i in range(4)),
+        *((two, row, columns) for columns in (lanes, second) for row in (0, 1)),
+    ]
+
+
+def _most_rows(dtype, channels, weight_bytes):
+    """Rows of a block, each array of a field being padded to whole registers and held twice: in use and in transfer."""
+    lanes = sum(4 * _up(c, LANES) + 2 * _up(2 * c, LANES) for c in channels)
+    return (VMEM_BYTES - weight_bytes) // (2 * lanes * jnp.dtype(dtype).itemsize)
+
+
+def _rows(tokens, most):
+    """Rows of equal blocks, a multiple of the tile's."""
+    step = ROWS if most >= ROWS else FEWEST_ROWS
+    return _up(pl.cdiv(tokens, pl.cdiv(tokens, most // step * step)), step)
+
+
+def _up(size, unit):
+    return -(-size // unit) * unit

@@ -1,0 +1,117 @@
+"""Lowering for TPU and GPU on a machine that has neither: the program holds the kernels, and only where asked for."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from kernels.d8_gelu import d8_gelu
+from kernels.octic_linear_gelu import octic_linear_gelu
+from kernels.shapes import AWKWARD, REALISTIC, Shape
+
+SMALL = Shape("small", (8,), 40, 16, 64)
+ACCELERATORS = pytest.mark.parametrize("platform", ["tpu", "cuda"])
+TYPES = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+NAMES = GELU, BACKWARD, LINEAR = "d8_gelu", "d8_gelu_backward", "octic_linear_gelu"
+FORWARD = {"tpu": [LINEAR], "cuda": [GELU]}  # of the MLP's first map: on a GPU its products are left to XLA
+
+
+def kernels_in(function, platform, *arguments) -> list[str]:
+    """Names of the kernels in the program lowered for a platform, sorted, as often as they are called."""
+    text = jax.jit(function).trace(*arguments).lower(lowering_platforms=(platform,)).as_text()
+    calls = [line for line in text.splitlines() if "custom_call @tpu_" in line or "custom_call @mosaic_gpu" in line]
+    # A TPU's call has the name as an attribute; in a GPU's bytecode the name stands between two zeros.
+    names = [[n for n in NAMES if f'kernel_name = "{n}"' in c or rf"\00{n}_mosaic_gpu\00" in c] for c in calls]
+    assert all(len(found) == 1 for found in names), names
+    return sorted(name for (name,) in names)
+
+
+def abstract(shapes, dtype):
+    return tuple(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
+
+
+def gelu_arguments(shape, dtype):
+    return abstract(shape.field(shape.hidden), dtype)
+
+
+def linear_arguments(shape, dtype):
+    return abstract((*shape.field(shape.channels), *shape.weights()), dtype)
+
+
+def gradient(op):
+    def loss(*arrays):
+        return sum(jnp.square(y.astype(jnp.float32)).sum() for y in op(*arrays))
+
+    return lambda *arrays: jax.grad(loss, argnums=tuple(range(len(arrays))))(*arrays)
+
+
+def in_scan(one, two):
+    return jax.lax.scan(jax.checkpoint(lambda field, _: (d8_gelu(*field), None)), (one, two), None, length=3)[0]
+
+
+@ACCELERATORS
+@TYPES
+def test_forward_and_gradient_hold_the_kernels(platform, dtype):
+    field, arrays = gelu_arguments(SMALL, dtype), linear_arguments(SMALL, dtype)
+    assert kernels_in(d8_gelu, platform, *field) == [GELU]
+    assert kernels_in(gradient(d8_gelu), platform, *field) == [GELU, BACKWARD]
+    assert kernels_in(octic_linear_gelu, platform, *arrays) == FORWARD[platform]
+    assert kernels_in(gradient(octic_linear_gelu), platform, *arrays) == sorted([BACKWARD, *FORWARD[platform]])
+
+
+@ACCELERATORS
+def test_so_do_a_scan_and_vmap(platform):
+    field = gelu_arguments(SMALL, "bfloat16")
+    assert kernels_in(in_scan, platform, *field) == [GELU]
+    assert kernels_in(gradient(in_scan), platform, *field).count(BACKWARD) == 1
+    assert kernels_in(jax.vmap(d8_gelu, in_axes=1, out_axes=1), platform, *field) == [GELU]
+
+
+@ACCELERATORS
+def test_so_does_a_mesh(platform):
+    mesh = jax.make_mesh((4, 2), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
+    batch, whole = (NamedSharding(mesh, p) for p in (PartitionSpec(None, ("data", "fsdp")), PartitionSpec()))
+    with jax.set_mesh(mesh):
+        field = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=batch) for a in gelu_arguments(SMALL, "bfloat16")]
+        assert kernels_in(d8_gelu, platform, *field) == [GELU]
+        assert kernels_in(gradient(in_scan), platform, *field).count(BACKWARD) == 1
+        arrays = linear_arguments(SMALL, "bfloat16")
+        arrays = [
+            jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=whole if i > 1 else batch) for i, a in enumerate(arrays)
+        ]
+        assert kernels_in(gradient(octic_linear_gelu), platform, *arrays) == sorted([BACKWARD, *FORWARD[platform]])
+
+
+@pytest.mark.parametrize("platform", ["tpu", "cuda", "cpu"])
+def test_xla_holds_none_and_neither_does_a_cpu(platform):
+    implementation = "auto" if platform == "cpu" else "xla"
+    for op, arrays in ((d8_gelu, gelu_arguments), (octic_linear_gelu, linear_arguments)):
+        op = functools.partial(op, implementation=implementation)
+        assert kernels_in(gradient(op), platform, *arrays(SMALL, "bfloat16")) == []
+
+
+def test_the_name_of_a_platform_insists():
+    arrays = linear_arguments(SMALL, "bfloat16")
+    assert kernels_in(functools.partial(octic_linear_gelu, implementation="tpu"), "tpu", *arrays) == [LINEAR]
+    assert kernels_in(functools.partial(octic_linear_gelu, implementation="gpu"), "cuda", *arrays) == [LINEAR]
+
+
+@ACCELERATORS
+@pytest.mark.parametrize("shape", REALISTIC, ids=lambda shape: shape.name)
+def test_every_model_lowers_with_kernels(shape, platform):
+    both = gradient(d8_gelu)
+    assert kernels_in(both, platform, *gelu_arguments(shape, "bfloat16")) == [GELU, BACKWARD]
+    fused = [GELU] if shape.name == "ViT-22B" else FORWARD[platform]  # its weights are beyond VMEM
+    assert kernels_in(octic_linear_gelu, platform, *linear_arguments(shape, "bfloat16")) == fused
+
+
+@ACCELERATORS
+@TYPES
+def test_what_kernels_do_not_support_lowers_without(platform, dtype):
+    for shape in AWKWARD:
+        for op, arrays in ((d8_gelu, gelu_arguments), (octic_linear_gelu, linear_arguments)):
+            found = kernels_in(op, platform, *arrays(shape, dtype))
+            assert found or platform == "cuda" and shape.hidden * jnp.dtype(dtype).itemsize % 16
+    assert kernels_in(gradient(octic_linear_gelu), platform, *linear_arguments(SMALL, "float16")) == []

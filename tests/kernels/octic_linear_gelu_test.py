@@ -1,0 +1,96 @@
+"""The first linear map of an octic MLP with its GELU: the TPU kernel in interpret mode against the reference."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kernels import d8_gelu
+from kernels.octic_linear_gelu import WEIGHT_BYTES, linear, octic_linear_gelu, reference
+from kernels.shapes import AWKWARD, REALISTIC
+from tests.kernels.comparison import assert_near, draw, draw_arguments, value_and_gradient, widen
+
+interpreted = functools.partial(octic_linear_gelu, implementation="interpret")
+SMALL = AWKWARD[3]
+
+CASES = [(shape, dtype) for shape in AWKWARD for dtype in ("float32", "bfloat16")]
+CASES += [  # one image of two models: ViT-L, and ViT-H whose channels do not fill registers
+    (dataclasses.replace(REALISTIC[3], batch=(1,)), "bfloat16"),
+    (dataclasses.replace(REALISTIC[5], batch=(1,)), "float32"),
+]
+
+
+@pytest.mark.parametrize("shape, dtype", CASES, ids=lambda value: getattr(value, "name", value))
+def test_values_are_the_reference_s_and_gradients_those_of_plain_xla(shape, dtype):
+    arguments, gradient = draw_arguments(shape, dtype), draw(shape.field(shape.hidden), dtype, seed=9)
+    results = value_and_gradient(interpreted, arguments, gradient)
+    # Products are summed in float32 in another order: 1e-6 of a value near 10.  In bfloat16 the kernel's GELU sees
+    # those sums: the results are rounded once, as if all had been computed in float32.
+    assert_near(results[:2], jax.jit(reference)(*widen(arguments)), absolute=2e-5)
+    # Both put the gradient at the hidden field, but for its last rounding the same, into the same products.  The sums
+    # over rows, in bfloat16, amplify that; XLA:CPU's own are off by up to 4 % in some versions, so float32 is no measure.
+    share = {"float32": 2e-6, "bfloat16": 3e-2}[dtype]
+    for a, b in zip(results[2:], value_and_gradient(octic_linear_gelu, arguments, gradient)[2:], strict=True):
+        assert a.dtype == dtype
+        a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
+        np.testing.assert_allclose(a, b, atol=share * np.abs(b).max(), rtol=0)
+
+
+def test_gradients_of_plain_xla_are_the_reference_s():
+    arguments, gradient = draw_arguments(SMALL, "float32"), draw(SMALL.field(SMALL.hidden), "float32", seed=9)
+    expected = value_and_gradient(reference, arguments, gradient)
+    for a, b in zip(value_and_gradient(octic_linear_gelu, arguments, gradient), expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6 * float(jnp.abs(b).max()), rtol=0)
+
+
+def test_a_bias_or_a_weight_in_the_wrong_place_is_caught():
+    one, two, w_one, w_two, bias = arguments = draw_arguments(SMALL, "float32")
+    results, f = interpreted(*arguments), SMALL.hidden
+    h_one, h_two = linear(one, two, w_one, w_two, jnp.zeros_like(bias))
+    wrong = {
+        "bias on another irrep": d8_gelu.reference(h_one.at[1].add(bias), h_two),
+        "no bias": d8_gelu.reference(h_one, h_two),
+        "irreps of the weights": reference(one, two, w_one[::-1], w_two, bias),
+        "copies of E": reference(one, two, w_one, jnp.roll(w_two, f, axis=1), bias),
+        "rows of E": reference(one, two[::-1], w_one, w_two, bias),
+    }
+    for name, other in wrong.items():
+        assert max(np.abs(a - b).max() for a, b in zip(results, other, strict=True)) > 0.1, name
+
+
+def test_one_call_for_each_set_of_weights_under_vmap():
+    field = draw(SMALL.field(SMALL.channels), "float32")
+    weights = [draw_arguments(SMALL, "float32", seed)[2:] for seed in (3, 4)]
+    stacked = [jnp.stack(ws) for ws in zip(*weights, strict=True)]
+    op = functools.partial(interpreted, *field)
+    expected = [jnp.stack(ys) for ys in zip(*(reference(*field, *ws) for ws in weights), strict=True)]
+    assert_near(jax.jit(jax.vmap(op))(*stacked), expected, absolute=2e-5)
+
+
+def test_mixed_types_promote():
+    one, two, *weights = draw_arguments(SMALL, "float32")
+    field = (one.astype(jnp.bfloat16), two.astype(jnp.bfloat16))
+    results = octic_linear_gelu(*field, *weights)
+    assert_near(results, reference(*widen(field), *weights))
+
+
+def test_bad_arguments_are_named():
+    one, two, w_one, w_two, bias = draw_arguments(SMALL, "float32")
+    with pytest.raises(ValueError, match="octic_linear_gelu: implementation='fast' is not one of 'auto', 'xla'"):
+        octic_linear_gelu(one, two, w_one, w_two, bias, implementation="fast")
+    with pytest.raises(ValueError, match="octic_linear_gelu: shapes .* are not those of an octic field"):
+        octic_linear_gelu(two, one, w_one, w_two, bias)
+    with pytest.raises(ValueError, match=r"C=24 channels and this bias, \(4, 24, 40\) and \(48, 80\)"):
+        octic_linear_gelu(one, two, w_one, w_two.T, bias)
+
+
+def test_weights_beyond_the_budget_have_no_fused_kernel():
+    shape = REALISTIC[-1]
+    arrays = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in (*shape.field(shape.channels), *shape.weights())]
+    assert sum(2 * a.size for a in arrays[2:]) > WEIGHT_BYTES
+    with pytest.raises(ValueError, match="implementation='interpret' has no kernel for bfloat16"):
+        jax.eval_shape(interpreted, *arrays)
+    assert [a.shape for a in jax.eval_shape(octic_linear_gelu, *arrays)] == [*shape.field(shape.hidden)]

@@ -1,0 +1,86 @@
+"""Branches that run a few images at a time on a CPU."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+
+from equivit import models, testing
+from equivit.layers import by_image as module
+from equivit.layers.by_image import by_image
+from equivit.symmetry import fields
+from equivit.symmetry.fields import Isotypic
+from equivit.symmetry.groups import OCTIC
+
+
+@pytest.fixture
+def small_caches(monkeypatch):
+    """Images of 6 tokens and 8 channels are large, and two of them fill a group."""
+    monkeypatch.setattr(module, "IMAGE_BYTES", 6 * 16 * 4)
+    monkeypatch.setattr(module, "GROUP_BYTES", 2 * 6 * 16 * 4)
+
+
+def field(*batch):
+    return fields.from_dense(jax.random.normal(jax.random.key(0), (*batch, 6, 16)), OCTIC)
+
+
+def centred(x: Isotypic) -> Isotypic:
+    """Tokens meet, images do not; one leaf is not the other."""
+    return Isotypic(jnp.sin(x.one) - x.one.mean(-2, keepdims=True), x.two * x.two.max(-2, keepdims=True))
+
+
+@pytest.mark.parametrize("batch", [(), (1,), (8,), (7,), (3, 4)])
+def test_values_and_gradients_are_those_of_the_whole(small_caches, batch):
+    x = field(*batch)
+    chex.assert_trees_all_close(jax.jit(lambda x: by_image(centred, x))(x), centred(x), atol=1e-6)
+
+    def loss(function):
+        return lambda x: sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(function(x)))
+
+    gradient = jax.grad(loss(lambda x: by_image(centred, x)))(x)
+    chex.assert_trees_all_close(gradient, jax.grad(loss(centred))(x), atol=1e-5)
+
+
+@pytest.mark.parametrize(("images", "groups"), [(8, 4), (7, 7), (2, None), (1, None)])
+def test_groups_are_the_largest_that_fit(small_caches, images, groups):
+    """The largest divisor: two of eight images, one of seven; a batch that fits is not divided."""
+    lengths = [
+        eqn.params["length"] for eqn in loops(jax.make_jaxpr(lambda x: by_image(centred, x))(field(images)).jaxpr)
+    ]
+    assert lengths == ([groups] if groups else [])
+
+
+def test_small_images_are_not_divided():
+    assert not loops(jax.make_jaxpr(lambda x: by_image(centred, x))(field(64)).jaxpr)
+
+
+def test_only_a_cpu_divides(small_caches):
+    traced = jax.jit(lambda x: by_image(centred, x)).trace(field(8))
+    assert "stablehlo.while" in traced.lower(lowering_platforms=("cpu",)).as_text()
+    for platform in ("cuda", "tpu"):
+        assert "stablehlo.while" not in traced.lower(lowering_platforms=(platform,)).as_text()
+
+
+def test_a_mesh_has_its_images_spread_already(small_caches):
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    with jax.set_mesh(mesh):
+        assert not loops(jax.make_jaxpr(lambda x: by_image(centred, x))(field(8)).jaxpr)
+
+
+def test_a_block_divides_when_nothing_is_random(small_caches, monkeypatch):
+    options = dict(family="D8", width=16, num_heads=2, depth=1, image_size=(32, 32), num_classes=None)
+    block = testing.randomise(models.create("octic_vit_ti16", **options).blocks[0], jax.random.key(1))
+    x, key = field(8), jax.random.key(2)
+    divided, whole = (jax.make_jaxpr(lambda x, k=k: block(x, key=k))(x).jaxpr for k in (None, key))
+    assert len(loops(divided)) == 2 and not loops(whole)
+    expected = block(x, key=key)  # no dropout in this block: the key changes nothing else
+    chex.assert_trees_all_close(jax.jit(lambda x: block(x))(x), expected, atol=2e-6 * np.abs(expected.one).max())
+
+
+def loops(jaxpr):
+    """The scans in a jaxpr, those inside its choices by platform included."""
+    found = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan"]
+    inner = (sub.jaxpr for eqn in jaxpr.eqns for sub in eqn.params.get("branches", ()))
+    return found + [eqn for sub in inner for eqn in loops(sub)]
