@@ -4,7 +4,11 @@ Features of the octic block are five tensors, A1, A2, B1, B2 [B, N, C] and E [B,
 the logical names of equivit (`layers/parameters.py`).  Source: octic ViTs, Section 3.2.
 """
 
+import functools
 import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
 
 try:
     import torch
@@ -17,6 +21,34 @@ except ImportError as error:
 
 LINES = ("A1", "A2", "B1", "B2")
 IRREPS = (*LINES, "E")
+
+
+def compiled(
+    kind: str, parameters: Mapping[str, np.ndarray], heads: int, x: np.ndarray, dtype: str
+) -> tuple[Callable, np.ndarray]:
+    """A compiled block as a call without arguments, and its result as a dense array.
+
+    Args:
+      kind: "dense" or "octic".
+      parameters: by logical name; matrices are [in, out].
+      heads: of the attention.
+      x: [B, N, D]; for the octic block its eight components side by side.
+      dtype: of parameters and features.
+    """
+    cast = getattr(torch, dtype)
+    tensors = {name: torch.tensor(array).to(cast) for name, array in parameters.items()}
+    # Stored as a linear layer of torch stores its matrix, [out, in].
+    tensors = {name: t.T.contiguous().T if t.ndim == 2 else t for name, t in tensors.items()}
+    block, x = {"dense": dense_block, "octic": octic_block}[kind], torch.tensor(x).to(cast)
+    x = split(x) if kind == "octic" else x
+    torch._dynamo.config.recompile_limit = 64  # sizes and types; beyond the limit nothing would be compiled
+    function = torch.compile(functools.partial(block, tensors, heads), dynamic=False)
+
+    def call():
+        with torch.inference_mode():
+            return function(x)
+
+    return call, (join(call()) if kind == "octic" else call()).float().numpy()
 
 
 def dense_block(p: dict, heads: int, x: torch.Tensor) -> torch.Tensor:
@@ -113,7 +145,7 @@ def _to_isotypic(values):
     q, t, n, s = v4 + v6, v6 - v4, v5 + v7, v7 - v5
     a, c, b, d = p + m, p - m, q + n, q - n
     e, h, f, g = r + s, r - s, t + u, t - u
-    return tuple((a + b, a - b, c + d, c - d, e + f, e - f, g + h, g - h))
+    return a + b, a - b, c + d, c - d, e + f, e - f, g + h, g - h
 
 
 def _scaled(p, name, x):

@@ -1,1 +1,1 @@
-"""equivit's kernels: one operation per file, each with its reference in plain jnp."""
+"""equivit's kernels: one operation per file, each with its reference in plain jnp; `dispatch.py` chooses."""

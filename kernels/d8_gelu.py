@@ -15,16 +15,17 @@ NAME = "d8_gelu"
 
 
 def reference(one: jax.Array, two: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Plain jnp; this defines what is right.  Arithmetic in float32 at least.
+    """Plain jnp; this defines what is right.  Sums and the GELU in float32 at least.
 
     The transforms are matrix products on one stacked array: written as sums of eight arrays, XLA:CPU fuses the eight
     GELUs into each of the eight outputs and computes them eight times.
     """
-    dtype = jnp.promote_types(one.dtype, jnp.float32)
+    dtype, wide = one.dtype, jnp.promote_types(one.dtype, jnp.float32)
     q = FOURIER.astype(dtype)
-    components = jnp.concatenate([one, *jnp.split(two, 2, axis=-1)]).astype(dtype)
-    values = jax.nn.gelu(jnp.einsum("ri,i...->r...", q, components), approximate=False)
-    y = jnp.einsum("ri,r...->i...", q, values).astype(one.dtype)
+    components = jnp.concatenate([one, *jnp.split(two, 2, axis=-1)])
+    values = jnp.einsum("ri,i...->r...", q, components, preferred_element_type=wide)
+    values = jax.nn.gelu(values, approximate=False).astype(dtype)
+    y = jnp.einsum("ri,r...->i...", q, values)
     return y[:4], jnp.concatenate([y[4:6], y[6:8]], axis=-1)
 
 
@@ -92,24 +93,19 @@ def _kernels(tpu, gpu, one, *, fields):
 
 
 def _forward_tpu(one, two, *, interpret=False):
-    def body(one, two, y_one, y_two):
-        def tile(*at):
-            values = [gelu(v) for v in to_regular(tpu_blocks.read(one, two, *at))]
-            tpu_blocks.write(y_one, y_two, *at, to_isotypic(values))
+    def tile(rows, lanes, one, two, *results):
+        values = [gelu(v) for v in to_regular(tpu_blocks.read(one, two, rows, lanes))]
+        tpu_blocks.write(*results, rows, lanes, to_isotypic(values))
 
-        tpu_blocks.for_each_tile(*one.shape[1:], tile)
-
-    return tpu_blocks.call(body, (one, two), channels=one.shape[-1], name=NAME, interpret=interpret)
+    return tpu_blocks.call(tile, (one, two), channels=one.shape[-1], name=NAME, interpret=interpret)
 
 
 def _backward_tpu(*fields, interpret=False):
-    def body(one, two, d_one, d_two, y_one, y_two):
-        def tile(*at):
-            values, gradients = (to_regular(tpu_blocks.read(*f, *at)) for f in ((one, two), (d_one, d_two)))
-            values = [gelu_gradient(v) * g for v, g in zip(values, gradients, strict=True)]
-            tpu_blocks.write(y_one, y_two, *at, to_isotypic(values))
-
-        tpu_blocks.for_each_tile(*one.shape[1:], tile)
+    def tile(rows, lanes, one, two, d_one, d_two, *results):
+        values = to_regular(tpu_blocks.read(one, two, rows, lanes))
+        gradients = to_regular(tpu_blocks.read(d_one, d_two, rows, lanes))
+        gradients = [gelu_gradient(v) * g for v, g in zip(values, gradients, strict=True)]
+        tpu_blocks.write(*results, rows, lanes, to_isotypic(gradients))
 
     channels = fields[0].shape[-1]
-    return tpu_blocks.call(body, fields, channels=channels, name=f"{NAME}_backward", interpret=interpret)
+    return tpu_blocks.call(tile, fields, channels=channels, name=f"{NAME}_backward", interpret=interpret)

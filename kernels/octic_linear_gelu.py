@@ -45,7 +45,10 @@ def octic_linear_gelu(
     *,
     implementation: str = "auto",
 ) -> tuple[jax.Array, jax.Array]:
-    """GELU of a linear map of an octic field; the derivative keeps the arguments and recomputes the hidden field.
+    """GELU of a linear map of an octic field.
+
+    Where it is differentiated it is the linear map in XLA, then `d8_gelu`, and the hidden field is kept between them:
+    the derivative needs it, and computing it again would be a tenth of a training step's products.
 
     Where the kernel does not support the shapes, "auto" is the linear map in XLA, then `d8_gelu`.  In bfloat16 the
     kernel's GELU sees the sums in float32, the others see them rounded.
@@ -79,10 +82,21 @@ def _octic_linear_gelu(implementation, *arrays):
     return _forward(*arrays, implementation=implementation)
 
 
-_octic_linear_gelu.defvjp(
-    lambda implementation, *arrays: (_forward(*arrays, implementation=implementation), arrays),
-    lambda implementation, arrays, gradient: _backward(implementation, arrays, gradient),
-)
+def _forward_and_hidden(implementation, *arrays):
+    h = linear(*arrays)
+    with jax.named_scope("activation"):
+        return d8_gelu.forward(*h, implementation=implementation), (arrays, h)
+
+
+def _backward(implementation, kept, gradient):
+    (one, two, w_one, w_two, bias), h = kept
+    with jax.named_scope("activation"):
+        gradient = d8_gelu.backward(*h, *gradient, implementation=implementation)
+    _, transposed = jax.vjp(linear, one, two, w_one, w_two, bias)
+    return transposed(gradient)
+
+
+_octic_linear_gelu.defvjp(_forward_and_hidden, _backward)
 
 
 # Compiled on its own: outside of jit a choice by platform would be compiled again at every call.
@@ -97,13 +111,6 @@ def _forward(one, two, w_one, w_two, bias, *, implementation):
     if implementation == "auto":
         kernels = {key: kernels[key] for key in AUTOMATIC}
     return dispatch.run(NAME, implementation, plain, kernels, (one, two), (w_one, w_two, bias))
-
-
-def _backward(implementation, arrays, gradient):
-    h, transposed = jax.vjp(linear, *arrays)
-    with jax.named_scope("activation"):
-        gradient = d8_gelu.backward(*h, *gradient, implementation=implementation)
-    return transposed(gradient)
 
 
 def _check_weights(c, w_one, w_two, bias):
@@ -131,18 +138,15 @@ def _forward_tpu(one, two, w_one, w_two, bias, *, interpret=False):
     dot = functools.partial(jnp.dot, precision=_precision(one.dtype), preferred_element_type=jnp.float32)
     channels = len(bias)
 
-    def body(one, two, w_one, w_two, bias, y_one, y_two):
-        def tile(rows, lanes):
-            h = [dot(one[i, rows, :], w_one[i, :, lanes]) for i in range(4)]
-            h[0] += bias[0, lanes].astype(jnp.float32)
-            for columns in (lanes, tpu_blocks.second_copy(lanes, channels)):
-                h += [dot(two[row, rows, :], w_two[:, columns]) for row in (0, 1)]
-            tpu_blocks.write(y_one, y_two, rows, lanes, to_isotypic([gelu(v) for v in to_regular(h)]))
-
-        tpu_blocks.for_each_tile(one.shape[1], channels, tile)
+    def tile(rows, lanes, one, two, w_one, w_two, bias, *results):
+        h = [dot(one[i, rows, :], w_one[i, :, lanes]) for i in range(4)]
+        h[0] += bias[0, lanes].astype(jnp.float32)
+        for columns in (lanes, tpu_blocks.second_copy(lanes, channels)):
+            h += [dot(two[row, rows, :], w_two[:, columns]) for row in (0, 1)]
+        tpu_blocks.write(*results, rows, lanes, to_isotypic([gelu(v) for v in to_regular(h)]))
 
     weights = (w_one, w_two, bias[None])
-    return tpu_blocks.call(body, (one, two), weights, channels=channels, name=NAME, interpret=interpret)
+    return tpu_blocks.call(tile, (one, two), weights, channels=channels, name=NAME, interpret=interpret)
 
 
 def _precision(dtype):

@@ -4,6 +4,7 @@ A block holds some tokens of one image with all channels; the pipeline of `palla
 so a tile may hold rows that are never written.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -26,7 +27,7 @@ def supported(dtype, channels: Sequence[int], weight_bytes: int = 0) -> bool:
 
 
 def call(
-    body: Callable,
+    tile: Callable,
     fields: Sequence[jax.Array],
     weights: Sequence[jax.Array] = (),
     *,
@@ -34,12 +35,12 @@ def call(
     name: str,
     interpret: bool,
 ) -> tuple[jax.Array, jax.Array]:
-    """Run `body(*fields, *weights, one, two)` on every block of rows.
+    """Run `tile(rows, lanes, *fields, *weights, one, two)` for slices that cover every block of the result.
 
     Args:
-      body: gets references to blocks, [4, rows, C] and [2, rows, 2C] of each field; fills those of the result.
+      tile: gets the blocks as references, [4, rows, C] and [2, rows, 2C] of each field; fills its part of the last two.
       fields: arrays [4, *B, N, C] and [2, *B, N, 2C] in turn.
-      weights: arrays that every call of `body` gets whole.
+      weights: arrays that every block gets whole.
       channels: of the result.
       name: of the kernel in the compiled program.
       interpret: whether to run as a JAX program, on any platform.
@@ -48,11 +49,18 @@ def call(
       one [4, *B, N, channels] and two [2, *B, N, 2 channels], of the type of the fields.
     """
     (_, *batch, tokens, _), dtype = fields[0].shape, fields[0].dtype
-    # Images are merged where that moves no data, registers being 8 rows high, or little.
-    images, n = (1, math.prod(batch) * tokens) if tokens % 8 == 0 or tokens < ROWS else (math.prod(batch), tokens)
-    fields = [a.reshape(len(a), images, n, a.shape[-1]) for a in fields]
     widths = [*(a.shape[-1] for a in fields[::2]), channels]
-    rows = _rows(n, _most_rows(dtype, widths, sum(a.nbytes for a in weights)))
+    images, n, rows, step = _plan(batch, tokens, _most_rows(dtype, widths, sum(a.nbytes for a in weights)))
+    fields = [a.reshape(len(a), images, n, a.shape[-1]) for a in fields]
+
+    def body(*refs):
+        left = n - pl.program_id(1) * rows  # the last block may be mostly empty
+        jax.lax.fori_loop(0, pl.cdiv(jnp.minimum(left, rows), step), functools.partial(strip, refs), None)
+
+    def strip(refs, i, _):
+        for start in range(0, channels, LANES):
+            lanes = slice(start, min(start + LANES, channels))
+            tile(pl.ds(pl.multiple_of(i * step, step), step), lanes, *refs)
 
     def block(k, width):
         return pl.BlockSpec((k, None, rows, width), lambda image, i: (0, image, i, 0))
@@ -66,23 +74,15 @@ def call(
         grid=(images, pl.cdiv(n, rows)),
         in_specs=[*(block(len(a), a.shape[-1]) for a in fields), *map(whole, weights)],
         out_specs=[block(*size) for size in out],
-        out_shape=[jax.typeof(fields[0]).update(shape=(k, images, n, width)) for k, width in out],
+        out_shape=[
+            jax.ShapeDtypeStruct((k, images, n, width), dtype, manual_axis_type=jax.typeof(fields[0]).manual_axis_type)
+            for k, width in out
+        ],
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
         interpret=interpret,
         name=name,
     )(*fields, *weights)
     return tuple(y.reshape(len(y), *batch, tokens, y.shape[-1]) for y in results)
-
-
-def for_each_tile(rows: int, channels: int, tile: Callable) -> None:
-    """Call `tile(rows, lanes)` with slices that cover a block."""
-    step = min(ROWS, rows)
-
-    def strip(i, _):
-        for start in range(0, channels, LANES):
-            tile(pl.ds(pl.multiple_of(i * step, step), step), slice(start, min(start + LANES, channels)))
-
-    jax.lax.fori_loop(0, rows // step, strip, None)
 
 
 def read(one, two, rows, lanes: slice) -> list[jax.Array]:
@@ -110,16 +110,20 @@ def _places(one, two, lanes):
     ]
 
 
+def _plan(batch: Sequence[int], tokens: int, most: int) -> tuple[int, int, int, int]:
+    """How to divide a field into blocks of at most so many rows: images, rows of one, rows of a block and of a tile."""
+    images, n = math.prod(batch), tokens
+    # Images are merged where that moves no data, registers being 8 rows high, or little.
+    if tokens % 8 == 0 or tokens < ROWS:
+        images, n = 1, images * tokens
+    step = ROWS if most >= ROWS else FEWEST_ROWS
+    return images, n, _up(pl.cdiv(n, pl.cdiv(n, most // step * step)), step), step
+
+
 def _most_rows(dtype, channels, weight_bytes):
     """Rows of a block, each array of a field being padded to whole registers and held twice: in use and in transfer."""
     lanes = sum(4 * _up(c, LANES) + 2 * _up(2 * c, LANES) for c in channels)
     return (VMEM_BYTES - weight_bytes) // (2 * lanes * jnp.dtype(dtype).itemsize)
-
-
-def _rows(tokens, most):
-    """Rows of equal blocks, a multiple of the tile's."""
-    step = ROWS if most >= ROWS else FEWEST_ROWS
-    return _up(pl.cdiv(tokens, pl.cdiv(tokens, most // step * step)), step)
 
 
 def _up(size, unit):

@@ -20,6 +20,7 @@ from equivit.symmetry.groups import FLIP, OCTIC, Group
 
 try:
     from kernels.d8_gelu import d8_gelu
+    from kernels.octic_linear_gelu import octic_linear_gelu
 except ImportError as error:
     spec = importlib.util.find_spec("kernels")
     found = "none was found" if spec is None else f"the one at {list(spec.submodule_search_locations)} is another"
@@ -129,7 +130,10 @@ class Mlp(nnx.Module):
         self.fc2 = Linear(hidden, width, group=group, rngs=rngs)
 
     def __call__(self, x: Isotypic) -> Isotypic:
-        return self.fc2(gelu(self.fc1(x)))
+        if x.group is not OCTIC:
+            return self.fc2(gelu(self.fc1(x)))
+        w = self.fc1
+        return self.fc2(Isotypic(*octic_linear_gelu(x.one, x.two, w.one[...], w.two[...], w.bias[...])))
 
 
 class Attention(nnx.Module):

@@ -58,7 +58,7 @@ def test_forward_and_gradient_hold_the_kernels(platform, dtype):
     assert kernels_in(d8_gelu, platform, *field) == [GELU]
     assert kernels_in(gradient(d8_gelu), platform, *field) == [GELU, BACKWARD]
     assert kernels_in(octic_linear_gelu, platform, *arrays) == FORWARD[platform]
-    assert kernels_in(gradient(octic_linear_gelu), platform, *arrays) == sorted([BACKWARD, *FORWARD[platform]])
+    assert kernels_in(gradient(octic_linear_gelu), platform, *arrays) == [GELU, BACKWARD]
 
 
 @ACCELERATORS
@@ -81,7 +81,8 @@ def test_so_does_a_mesh(platform):
         arrays = [
             jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=whole if i > 1 else batch) for i, a in enumerate(arrays)
         ]
-        assert kernels_in(gradient(octic_linear_gelu), platform, *arrays) == sorted([BACKWARD, *FORWARD[platform]])
+        assert kernels_in(octic_linear_gelu, platform, *arrays) == FORWARD[platform]
+        assert kernels_in(gradient(octic_linear_gelu), platform, *arrays) == [GELU, BACKWARD]
 
 
 @pytest.mark.parametrize("platform", ["tpu", "cuda", "cpu"])

@@ -26,14 +26,14 @@ CASES += [  # one image of two models: ViT-L, and ViT-H whose channels do not fi
 @pytest.mark.parametrize("shape, dtype", CASES, ids=lambda value: getattr(value, "name", value))
 def test_values_are_the_reference_s_and_gradients_those_of_plain_xla(shape, dtype):
     arguments, gradient = draw_arguments(shape, dtype), draw(shape.field(shape.hidden), dtype, seed=9)
-    results = value_and_gradient(interpreted, arguments, gradient)
     # Products are summed in float32 in another order: 1e-6 of a value near 10.  In bfloat16 the kernel's GELU sees
     # those sums: the results are rounded once, as if all had been computed in float32.
-    assert_near(results[:2], jax.jit(reference)(*widen(arguments)), absolute=2e-5)
-    # Both put the gradient at the hidden field, but for its last rounding the same, into the same products.  The sums
-    # over rows, in bfloat16, amplify that; XLA:CPU's own are off by up to 4 % in some versions, so float32 is no measure.
+    assert_near(jax.jit(interpreted)(*arguments), jax.jit(reference)(*widen(arguments)), absolute=2e-5)
+    # Both put the gradient at the hidden field, the same but for its last rounding, into the same products.  Sums over
+    # rows in bfloat16 amplify that; XLA:CPU's own are off by up to 4 % in some versions, so float32 is no measure.
     share = {"float32": 2e-6, "bfloat16": 3e-2}[dtype]
-    for a, b in zip(results[2:], value_and_gradient(octic_linear_gelu, arguments, gradient)[2:], strict=True):
+    ours, plain = (value_and_gradient(op, arguments, gradient)[2:] for op in (interpreted, octic_linear_gelu))
+    for a, b in zip(ours, plain, strict=True):
         assert a.dtype == dtype
         a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
         np.testing.assert_allclose(a, b, atol=share * np.abs(b).max(), rtol=0)

@@ -1,0 +1,139 @@
+"""The programs that the benchmarks time: forward passes of models and blocks of the zoo, and training steps.
+
+A program is compiled from shapes alone, so that its memory is known before anything is allocated.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from equivit.models import vit, zoo
+from equivit.symmetry import fields
+from experiments import benchmark
+
+COMPUTE = "bfloat16"
+# How parameters are stored: "mixed" as in octic ViTs, Appendix D.4; "bfloat16" as they would be to serve a model.
+PRECISIONS = {"mixed": "float32", "bfloat16": "bfloat16"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A compiled function.
+
+    Attributes:
+      start: allocates random arguments and returns the call to time; without references to it they are freed.
+      memory: what the compiled program takes.
+    """
+
+    start: Callable[[], Callable[[], Any]]
+    memory: benchmark.Memory | None
+
+
+def forward(name: str, *, batch: int, precision: str, **options) -> Program:
+    """Logits of a batch of images by a model of the zoo."""
+    make = functools.partial(_stored, lambda: zoo.create(name, dtype=COMPUTE, **options), precision)
+    size = zoo.configuration(name, **options).image_size
+    return _compiled(
+        lambda model, images: model(images), make, lambda: jax.random.normal(jax.random.key(1), (batch, *size, 3))
+    )
+
+
+def block(name: str, *, batch: int, precision: str, **options) -> Program:
+    """The first block of a model of the zoo, on as many tokens as the model has."""
+    config = zoo.configuration(name, **options)
+    make = functools.partial(_stored, lambda: zoo.create(name, **{**options, "depth": 1}).blocks[0], precision)
+    h, w = vit.check_grid(config.image_size, config.patch_size, "image_size")
+
+    def tokens():
+        x = jax.random.normal(jax.random.key(1), (batch, config.prefix + h * w, config.width), COMPUTE)
+        return x if config.group is None else fields.from_dense(x, config.group)
+
+    return _compiled(lambda block, x: jax.tree.map(lambda a: a.astype(COMPUTE), block)(x), make, tokens)
+
+
+def parameters(name: str, **options) -> int:
+    """The number of parameters of a model of the zoo."""
+    return sum(a.size for a in jax.tree.leaves(zoo.abstract(name, **options)))
+
+
+def _stored(make, precision):
+    return jax.tree.map(lambda a: a.astype(PRECISIONS[precision]), make())
+
+
+def _compiled(apply, *makers) -> Program:
+    """`apply` compiled for the values of `makers`.  They are passed as a flat list: a module is slow to flatten."""
+
+    def make():
+        return [maker() for maker in makers]
+
+    leaves, structure = jax.tree.flatten(jax.eval_shape(make))
+    compiled = jax.jit(lambda leaves: apply(*jax.tree.unflatten(structure, leaves))).lower(leaves).compile()
+
+    def start():
+        arguments = jax.block_until_ready(jax.jit(lambda: jax.tree.leaves(make()))())
+        return lambda: compiled(arguments)
+
+    return Program(start, benchmark.memory(compiled))
+
+
+def training_step(config) -> Program:
+    """A training step of a config (`ml_collections.ConfigDict`): objective, gradient and optimizer, random images."""
+    lowered, batch, init = lower_training_step(config)
+    compiled = lowered.compile()
+
+    def start():
+        state, arrays = [init()], jax.tree.map(lambda a: _random(a.shape, a.dtype), batch)
+
+        def call():
+            state[0], metrics = compiled(state[0], arrays)
+            return metrics
+
+        return call
+
+    return Program(start, benchmark.memory(compiled))
+
+
+class Lowered(NamedTuple):
+    """A training step that is not compiled yet, the shapes of its batch, and how its state begins."""
+
+    step: jax.stages.Lowered
+    batch: dict[str, jax.ShapeDtypeStruct]
+    init: Callable[[], Any]
+
+
+def lower_training_step(config) -> Lowered:
+    """The training step of a config, as `equivit/training/loop.py` runs it, traced and lowered for one device.
+
+    Raises ImportError without ml_collections, which forward passes do not need.
+    """
+    from equivit.training import build, optimizers, schedules, sharding, state
+
+    mesh = jax.make_mesh((1, 1), ("data", "fsdp"), (jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:1])
+    objective = build.make_objective(config)
+    schedule = schedules.create(config.schedule, total_steps=10**6, steps_per_epoch=10**3)
+    program = state.compile_program(
+        objective,
+        lambda rngs: build.make_model(config, rngs),
+        lambda trainable: optimizers.create(config.optimizer, objective, trainable, schedule),
+        mesh,
+        seed=config.seed,
+    )
+    where = jax.sharding.NamedSharding(mesh, sharding.BATCH)
+    shapes = {"image": ((*config.data.image_size, 3), np.uint8), "label": ((), np.int32)}
+    batch = {
+        name: jax.ShapeDtypeStruct((config.batch_size, *shape), dtype, sharding=where)
+        for name, (shape, dtype) in shapes.items()
+    }
+    with jax.set_mesh(mesh):
+        step = program.step.lower(program.abstract, batch, objective.static(0))
+    return Lowered(step, batch, lambda: program.init({}))
+
+
+def _random(shape, dtype):
+    """Pixels 0..255 or labels 0..9; every model has ten classes or more."""
+    return jnp.asarray(np.random.default_rng(0).integers(0, 256 if dtype == np.uint8 else 10, shape, dtype))
