@@ -4,9 +4,12 @@ Features of the octic block are five tensors, A1, A2, B1, B2 [B, N, C] and E [B,
 the logical names of equivit (`layers/parameters.py`).  Source: octic ViTs, Section 3.2.
 """
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
 
 import numpy as np
 
@@ -23,12 +26,13 @@ LINES = ("A1", "A2", "B1", "B2")
 IRREPS = (*LINES, "E")
 
 
-def compiled(
-    kind: str, parameters: Mapping[str, np.ndarray], heads: int, x: np.ndarray, dtype: str
-) -> tuple[Callable, np.ndarray]:
-    """A compiled block as a call without arguments, and its result as a dense array.
+def serve(
+    connection: Connection, kind: str, parameters: Mapping[str, np.ndarray], heads: int, x: np.ndarray, dtype: str
+) -> None:
+    """Send a compiled block's result, a dense array; then for every message run it twice and send the second's seconds.
 
     Args:
+      connection: to the process that asks; when it closes, this one ends.
       kind: "dense" or "octic".
       parameters: by logical name; matrices are [in, out].
       heads: of the attention.
@@ -41,14 +45,15 @@ def compiled(
     tensors = {name: t.T.contiguous().T if t.ndim == 2 else t for name, t in tensors.items()}
     block, x = {"dense": dense_block, "octic": octic_block}[kind], torch.tensor(x).to(cast)
     x = split(x) if kind == "octic" else x
-    torch._dynamo.config.recompile_limit = 64  # sizes and types; beyond the limit nothing would be compiled
-    function = torch.compile(functools.partial(block, tensors, heads), dynamic=False)
-
-    def call():
-        with torch.inference_mode():
-            return function(x)
-
-    return call, (join(call()) if kind == "octic" else call()).float().numpy()
+    run = torch.compile(functools.partial(block, tensors, heads))
+    with torch.inference_mode(), contextlib.suppress(EOFError):
+        y = run(x)
+        connection.send((join(y) if kind == "octic" else y).float().numpy())
+        while connection.recv():
+            run(x)  # wakes threads and fills caches
+            start = time.perf_counter()
+            run(x)
+            connection.send(time.perf_counter() - start)
 
 
 def dense_block(p: dict, heads: int, x: torch.Tensor) -> torch.Tensor:

@@ -32,7 +32,7 @@ _FREE = (
     "masked_load masked_swap mesh_cast name optimization_barrier pad ppermute psum psum_invariant pvary random_bits "
     "random_fold_in random_seed random_split random_unwrap random_wrap reduce_precision reduce_scatter reshape reshard "
     "rev scatter scatter-add select_n sharding_constraint slice sort split squeeze stop_gradient swap threefry2x32 tie "
-    "transpose"
+    "transpose unstack"
 )
 # Operations for each element of the result.
 ELEMENTWISE = dict.fromkeys(_CHEAP.split(), 1) | dict.fromkeys(_DEAR.split(), 4) | {"pow": 5}

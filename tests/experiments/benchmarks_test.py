@@ -12,6 +12,7 @@ from experiments import (
     benchmark,
     compile_time,
     kernels_bench,
+    octic_block_cpu,
     octic_complexity,
     octic_flops_width,
     octic_scaling,
@@ -323,3 +324,26 @@ def test_an_implementation_without_a_kernel_is_left_out(monkeypatch):
     assert kernels_bench.variants(operation, odd) == ["xla", "eight", "auto"]
     with pytest.raises(ValueError):
         octic_linear_gelu(*odd[0], *odd[1], implementation="gpu")
+
+
+class TestBlockOnACpu:
+    def test_end_to_end(self, tmp_path, monkeypatch):
+        monkeypatch.setitem(octic_block_cpu.SIZES, 384, (6, 9, 2))
+        output = tmp_path / "out.json"
+        options = [*ONCE, "--peer=none", "--widths=384", "--types=float32,bfloat16", f"--output={output}"]
+        assert octic_block_cpu.main(options) == 0  # without a peer nothing is judged
+        results = json.loads(output.read_text())
+        assert [row["type"] for row in results["rows"]] == ["float32", "bfloat16"]
+        assert all(row["dense"] > 0 and row["octic"] > 0 for row in results["rows"])
+        assert [claim["holds"] for claim in results["claims"]] == [None, None]
+
+    def test_targets(self):
+        row = dict(width=384, type="float32", octic_over_torch=1.01, dense_over_torch=1.29)
+        assert [claim.holds for claim in octic_block_cpu.claims_of(row)] == [False, True]
+        assert not octic_block_cpu.claims_of(row | dict(type="bfloat16"))
+
+    def test_turns(self):
+        log = []
+        variants = {name: lambda name=name: log.append(name) or 0.5 for name in "ab"}
+        assert octic_block_cpu.in_turn(variants, warmup=1, runs=2) == {"a": [0.5, 0.5], "b": [0.5, 0.5]}
+        assert log == ["a", "b", "b", "a", "a", "b"]
