@@ -10,7 +10,7 @@ WORKDIR ?= runs/quickstart
 
 .PHONY: quickstart test test-all lint clean
 
-# Large arrays in large pages: on Linux a training step on a CPU spends a third of its time on the pages of fresh arrays.
+# Large arrays in large pages: on Linux a training step on a CPU else spends much of its time on the pages of fresh arrays.
 quickstart: export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 quickstart: $(VENV)/.installed
 	$(RUN) -m equivit.train --config=configs/quickstart.py --workdir=$(WORKDIR)
