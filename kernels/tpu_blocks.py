@@ -54,8 +54,9 @@ def call(
     fields = [a.reshape(len(a), images, n, a.shape[-1]) for a in fields]
 
     def body(*refs):
-        left = n - pl.program_id(1) * rows  # the last block may be mostly empty
-        jax.lax.fori_loop(0, pl.cdiv(jnp.minimum(left, rows), step), functools.partial(strip, refs), None)
+        left = jnp.minimum(n - pl.program_id(1) * rows, rows)  # the last block may be mostly empty
+        strips = jax.lax.div(left + (step - 1), jnp.int32(step))  # int32 with 64-bit types enabled too
+        jax.lax.fori_loop(jnp.int32(0), strips, functools.partial(strip, refs), None)
 
     def strip(refs, i, _):
         for start in range(0, channels, LANES):

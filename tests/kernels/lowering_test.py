@@ -85,6 +85,15 @@ def test_so_does_a_mesh(platform):
         assert kernels_in(gradient(octic_linear_gelu), platform, *arrays) == [GELU, BACKWARD]
 
 
+@ACCELERATORS
+def test_so_does_a_program_with_64_bit_types_enabled(platform):
+    """As in experiments that compare types: a field of float32 still has the kernel, one of float64 has none."""
+    with jax.enable_x64(True):
+        for dtype, kernels in (("float32", [GELU]), ("float64", [])):
+            assert kernels_in(d8_gelu, platform, *gelu_arguments(SMALL, dtype)) == kernels
+        assert kernels_in(octic_linear_gelu, platform, *linear_arguments(SMALL, "float32")) == FORWARD[platform]
+
+
 @pytest.mark.parametrize("platform", ["tpu", "cuda", "cpu"])
 def test_xla_holds_none_and_neither_does_a_cpu(platform):
     implementation = "auto" if platform == "cpu" else "xla"
