@@ -6,12 +6,13 @@ the logical names of equivit (`layers/parameters.py`).  Source: octic ViTs, Sect
 
 import contextlib
 import functools
-import math
 import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 
 import numpy as np
+
+from kernels.pointwise import to_isotypic, to_regular
 
 try:
     import torch
@@ -131,26 +132,8 @@ def _octic_attention(p, heads, x):
 def _octic_gelu(x):
     first, second = x[4].chunk(2, dim=-1)
     components = (*x[:4], first[..., 0, :], first[..., 1, :], second[..., 0, :], second[..., 1, :])
-    a1, a2, b1, b2, e11, e12, e21, e22 = _to_isotypic(tuple(F.gelu(v) for v in _to_regular(components)))
+    a1, a2, b1, b2, e11, e12, e21, e22 = to_isotypic([F.gelu(v) for v in to_regular(components)])
     return a1, a2, b1, b2, torch.stack([torch.cat([e11, e21], -1), torch.cat([e12, e22], -1)], dim=-2)
-
-
-def _to_regular(components):
-    a1, a2, b1, b2, e11, e12, e21, e22 = components
-    a, b, c, d = a1 + a2, a1 - a2, b1 + b2, b1 - b2
-    e, f, g, h = e11 + e12, e11 - e12, e21 + e22, e21 - e22
-    p, m, q, n = a + c, a - c, b + d, b - d
-    r, s, t, u = e + h, e - h, f + g, f - g
-    return tuple(math.sqrt(2) / 4 * v for v in (p + r, m + u, p - r, m - u, q - t, n - s, q + t, n + s))
-
-
-def _to_isotypic(values):
-    v0, v1, v2, v3, v4, v5, v6, v7 = (math.sqrt(2) / 4 * v for v in values)
-    p, r, m, u = v0 + v2, v0 - v2, v1 + v3, v1 - v3
-    q, t, n, s = v4 + v6, v6 - v4, v5 + v7, v7 - v5
-    a, c, b, d = p + m, p - m, q + n, q - n
-    e, h, f, g = r + s, r - s, t + u, t - u
-    return a + b, a - b, c + d, c - d, e + f, e - f, g + h, g - h
 
 
 def _scaled(p, name, x):
