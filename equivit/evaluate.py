@@ -5,6 +5,29 @@
 
 The first takes a run from its newest checkpoint; the second a saved model, such as `equivit.convert` writes, with the
 data of a config.  Results go to the terminal, and to evaluation.json beside the run or the model.
+
+Test sets of a model of ImageNet's 1000 classes; each line goes after --suite=accuracy:
+
+    ImageNet  --config.data.source=tfds:imagenet2012 --config.data.eval_split=validation
+    ReaL      --config.data.source=tfds:imagenet2012_real --config.data.eval_split=validation
+    v2        --config.data.source=tfds:imagenet_v2/matched-frequency --config.data.eval_split=test
+              (or threshold-0.7, topimages; its own folders: folder:<dir>, --config.data.eval_split=all)
+    R         --config.data.source=tfds:imagenet_r --config.data.eval_split=test
+              --suite=accuracy,present_classes: among all 1000 classes, and among the 200 that it has
+    HR        --config.data.source=folder:<dir>, with the images in <dir>/all/<class>/ and --config.data.eval_split=all
+
+Class folders that lack classes, such as R's, belong beside ImageNet's: <dir>/train/<class>/, <dir>/imagenet-r/<class>/
+and --config.data.source=folder:<dir> --config.data.eval_split=imagenet-r.  The released Jumbo models take the whole
+shorter side: --config.data.image_size=(224,224) --config.data.crop_ratio=1.0.
+
+Corruptions and test-time adaptation, severity 5 unless --config.evaluation.severities=(1,2,3,4,5) says otherwise:
+
+    --suite=corruptions       ImageNet-C's 15, made from the split by a library (pip install imagecorruptions-imaug)
+    --suite=corruptions_sar   the same with and without SAR: Table 2 of Jumbo
+    --suite=sar               SAR on the split itself; its settings are --config.evaluation.sar.KEY=VALUE
+
+The official files of ImageNet-C are taken from <dir>/imagenet-c/<corruption>/<severity>/<class>/ by
+--config.data.source=folder:<dir> --config.data.eval_split=imagenet-c.
 """
 
 import argparse
@@ -107,13 +130,14 @@ def _track(batches: Iterable, total: int, name: str) -> Iterator:
 
 
 def _print(lines: list[tuple[str, str]]) -> None:
-    if not sys.stdout.isatty():
-        print(summary.text(lines), flush=True)
+    console, plain = rich.console.Console(), summary.text(lines)
+    if not sys.stdout.isatty() or max(map(len, plain.splitlines())) > console.width - 4:  # a box would break long rows
+        print(plain, flush=True)
         return
     table = rich.table.Table(box=rich.box.SIMPLE, show_header=False)
     for line in lines:
         table.add_row(*line)
-    rich.console.Console().print(table)
+    console.print(table)
 
 
 def _size(config: ConfigDict) -> str:

@@ -27,7 +27,7 @@ from equivit.data import sources
 from equivit.layers import parameters
 from equivit.models import costs, zoo
 from equivit.objectives.supervised import normalize
-from equivit.training import build, optimizers, schedules, sharding
+from equivit.training import build, optimizers, schedules, sharding, start
 from equivit.training import config as configs
 from equivit.training.state import compile_program
 
@@ -43,7 +43,7 @@ def summarize(config: ConfigDict) -> dict:
 
     Returns:
       "model" (its section of the config), "image_size", "parameters", "costs" ({kind: {"macs", "operations"}}), "macs",
-      "fvcore", "fvcore_unfused" (`models/costs.py`), "notes".
+      "fvcore", "fvcore_unfused", "linear_and_norms" (`models/costs.py`), "notes".
     """
     model, image_size = _model(config), tuple(config.data.image_size)
     image = jax.ShapeDtypeStruct((1, *image_size, model.config.in_channels), jnp.float32)
@@ -56,6 +56,7 @@ def summarize(config: ConfigDict) -> dict:
         "macs": counted.macs,
         "fvcore": counted.fvcore,
         "fvcore_unfused": counted.fvcore_unfused,
+        "linear_and_norms": counted.linear_and_norms,
         "notes": list(counted.notes),
     }
 
@@ -69,12 +70,15 @@ def memory(config: ConfigDict) -> dict[str, dict[str, int]]:
     mesh = sharding.create_mesh(config.mesh)
     sharding.check_batch(config.batch_size, config.optimizer.accumulation, mesh)
     model = _model(config)
-    batch = _batch(config, model.config.in_channels, mesh)
+    channels, data = model.config.in_channels, config.data
+    batch, train_batch = (
+        _batch(config, size, channels, mesh) for size in (data.image_size, data.train_image_size or data.image_size)
+    )
     forward = jax.jit(lambda m, images: _forward(m, normalize(images, config.data.mean, config.data.std)))
     with jax.set_mesh(mesh):
         return {
             "forward": _bytes(forward.lower(_placed(model, mesh), batch["image"]).compile()),
-            "train": _bytes(_train_step(config, model.config.num_classes, mesh, batch).compile()),
+            "train": _bytes(_train_step(config, model.config.num_classes, mesh, train_batch).compile()),
         }
 
 
@@ -89,11 +93,12 @@ def _placed(model, mesh):
 
 def _train_step(config, num_classes, mesh, batch):
     """The lowered training step of a config."""
-    if num_classes is None:
+    if num_classes is None and config.objective.name != "mae":
         raise ValueError(f"--memory: {config.model.name} has no head to train; give it one with num_classes.")
     config = config.copy_and_resolve_references().unlock()
     config.model.num_classes = num_classes
-    objective = build.make_objective(config)
+    frozen = start.frozen_models(config)
+    objective = build.make_objective(config, **frozen)
     # The length of the schedule is a constant inside the step: any that the warm-up fits into will do.
     schedule = schedules.create(config.schedule, total_steps=10**9, steps_per_epoch=1)
     program = compile_program(
@@ -103,13 +108,14 @@ def _train_step(config, num_classes, mesh, batch):
         mesh,
         seed=config.seed,
         accumulation=config.optimizer.accumulation,
+        frozen=frozen,
     )
     return program.step.lower(program.abstract, batch, objective.static(0))
 
 
-def _batch(config, channels, mesh):
+def _batch(config, image_size, channels, mesh):
     sharded = jax.sharding.NamedSharding(mesh, sharding.BATCH)
-    shapes = {"image": ((*config.data.image_size, channels), np.uint8), "label": ((), np.int32)}
+    shapes = {"image": ((*image_size, channels), np.uint8), "label": ((), np.int32)}
     return {
         name: jax.ShapeDtypeStruct((config.batch_size, *shape), dtype, sharding=sharded)
         for name, (shape, dtype) in shapes.items()
@@ -203,6 +209,8 @@ def _completed(config: ConfigDict) -> tuple[ConfigDict, list[str]]:
             notes.append(f"{data.source} is not here; left as the model has it: {', '.join(sorted(missing))}")
     config = config.copy_and_resolve_references().unlock()
     config.model = {**known, **config.model}
+    if config.objective.name == "mae":
+        notes.append("counts are of the encoder on all patches, without the decoder")
     return config.lock(), notes
 
 
@@ -220,6 +228,7 @@ def _print(summary: dict) -> None:
         [
             ("octic ViTs: fvcore, attention fused", _giga(summary["fvcore"])),
             ("flip ViTs: fvcore, attention unfused", _giga(summary["fvcore_unfused"])),
+            ("Jumbo: linear maps and norms", _giga(summary["linear_and_norms"])),
         ],
     )
     if "memory" in summary:

@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 from equivit import command
 from equivit.data import loader
 from equivit.evaluation import suite, summary
-from equivit.training import build, checkpoints, loop, sharding
+from equivit.training import build, loop, sharding, start
 from equivit.training import config as configs
 
 
@@ -69,7 +69,7 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
 
 def train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float] | None:
     """One run with the supervised objective; returns its final figures, None if it was stopped by SIGTERM."""
-    suite.check(config.evaluation.suite)
+    suite.check(config.evaluation.suite, autoencoder=config.objective.name == "mae")
     processes = dict(process_index=jax.process_index(), process_count=jax.process_count())
     pipeline = loader.train(config.data, batch_size=config.batch_size, seed=config.seed, **processes)
     config = _completed(config, pipeline)
@@ -82,15 +82,16 @@ def train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float] | None:
     _say(
         f"A resumed run equals an uninterrupted one {'bit for bit' if exact else 'within rounding (--deterministic)'}."
     )
-    evaluation = _Evaluation()
+    evaluation, frozen = _Evaluation(), start.frozen_models(config)
     report = loop.train(
         config,
         workdir=workdir,
-        objective=build.make_objective(config),
+        objective=build.make_objective(config, **frozen),
         make_model=functools.partial(build.make_model, config),
         pipeline=pipeline,
         evaluate=evaluation,
-        initial=functools.partial(checkpoints.initial_parameters, config),
+        initial=functools.partial(start.initial_parameters, config),
+        frozen=frozen,
     )
     if report is not None:
         _say(summary.conclude(workdir, evaluation.model, evaluation.results))

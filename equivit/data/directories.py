@@ -13,8 +13,9 @@ class Folder:
     """Image files in one folder per class.
 
     Layout: `<directory>/<split>/<class>/<image>`, or `<directory>/<class>/<image>` without splits, which is read as
-    split `train` or `all` only, so that nobody tests on the training images by accident.  Classes are sorted by name
-    and taken from `class_split` where that is there, so that a test split that lacks a class keeps the labels.
+    split `train` or `all` only, so that nobody tests on the training images by accident.  Classes are sorted by name,
+    as numbers where all names are numbers (ImageNet-v2), and taken from `class_split` where that is there, so that a
+    test split that lacks a class keeps the labels: ImageNet-R belongs beside ImageNet's training split.
     """
 
     channels = 3
@@ -55,6 +56,8 @@ class Folder:
 class Tfds:
     """A TFDS data set with features `image` and `label`, prepared as array_record; TensorFlow is not needed.
 
+    In place of `label` it may have `real_label`, any number of classes that are all right (imagenet2012_real).
+
     `name` is `<name>`, `<name>/<config>` or either with `:<version>`; the newest prepared version is taken if none is
     named.  The directory is the environment variable TFDS_DATA_DIR, else ~/tensorflow_datasets.  A split may be sliced
     as TFDS writes it: `train[:1%]`.
@@ -66,7 +69,8 @@ class Tfds:
         self.name, self.split = name, split
         builder = tfds.builder_from_directory(_prepared(name))
         features = builder.info.features
-        if not {"image", "label"} <= set(features):
+        self.label = next((key for key in ("label", "real_label") if key in features), None)
+        if "image" not in features or self.label is None:
             raise ValueError(f"tfds:{name}: features {sorted(features)} must include 'image' and 'label'.")
         if builder.info.file_format.value != "array_record":
             raise ValueError(
@@ -78,7 +82,9 @@ class Tfds:
         except (ValueError, KeyError) as error:
             splits = ", ".join(sorted(builder.info.splits))
             raise ValueError(f"tfds:{name}: split {split!r} is not there; splits: {splits}.") from error
-        self.classes = tuple(features["label"].names)
+        self.label_sets = isinstance(features[self.label], tfds.features.Sequence)
+        label = features[self.label].feature if self.label_sets else features[self.label]
+        self.classes = tuple(label.names)
         self.channels = features["image"].shape[-1] or 3
 
     def __len__(self) -> int:
@@ -86,7 +92,8 @@ class Tfds:
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         example = self.data[index]
-        return {"image": example["image"], "label": int(example["label"])}
+        label = example[self.label]
+        return {"image": example["image"], "label": tuple(map(int, label)) if self.label_sets else int(label)}
 
     def where(self, index: int) -> str:
         """The example's place in the split."""
@@ -113,7 +120,9 @@ def _command(name: str) -> str:
 def _folders(path: pathlib.Path) -> list[pathlib.Path]:
     if not path.is_dir():
         return []
-    return sorted(pathlib.Path(entry.path) for entry in os.scandir(path) if entry.is_dir() and entry.name[0] != ".")
+    found = [pathlib.Path(entry.path) for entry in os.scandir(path) if entry.is_dir() and entry.name[0] != "."]
+    numbered = all(folder.name.isdecimal() for folder in found)
+    return sorted(found, key=lambda folder: int(folder.name) if numbered else folder.name)
 
 
 def _images(folder: pathlib.Path) -> list[str]:

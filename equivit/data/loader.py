@@ -23,8 +23,8 @@ import ml_collections
 import numpy as np
 from absl import logging
 
-from equivit.data import reading, sources, transforms
-from equivit.data.order import TrainOrder
+from equivit.data import corruptions, reading, sources, transforms
+from equivit.data.order import TrainOrder, permutation
 
 Batch = dict[str, np.ndarray]
 
@@ -161,28 +161,46 @@ class _EvaluationBatch:
     channels: int
     share: _Share
     transform: transforms.Evaluation
+    corruption: corruptions.Corruption | None
+    order: np.ndarray | None
 
     def __call__(self, batch: int) -> dict[str, Any]:
-        rows = np.arange(self.share.batch_size)[self.share.rows]
-        index = batch * self.share.batch_size + rows
-        index[index >= len(self.source)] = -1
-        size = (len(rows), self.transform.height, self.transform.width, self.channels)
-        image, label, weight, unreadable = np.zeros(size, np.uint8), np.zeros(len(rows), np.int32), [], {}
+        index = self._examples(batch)
+        size = (len(index), self.transform.height, self.transform.width, self.channels)
+        image, weight, labels, unreadable = np.zeros(size, np.uint8), np.zeros(len(index), np.float32), [], {}
         for row, example in enumerate(index.tolist()):
             if example < 0:
-                weight.append(0.0)
+                labels.append(())
                 continue
-            pixels, label[row], missed = reading.read(self.source, example, self.channels)
-            image[row] = self.transform(pixels)
-            weight.append(0.0 if missed else 1.0)  # its replacement is counted in its own place
+            pixels, label, missed = reading.read(self.source, example, self.channels)
+            pixels = self.transform(pixels)
+            image[row] = pixels if self.corruption is None else self.corruption(pixels, example)
+            labels.append(label)
+            weight[row] = not missed and label != ()  # its replacement is counted in its own place
             unreadable |= missed
         return {
             "image": image,
-            "label": label,
-            "weight": np.array(weight, np.float32),
+            "label": self._label(labels),
+            "weight": weight,
             "index": index,
             "unreadable": list(unreadable.items()),
         }
+
+    def _examples(self, batch: int) -> np.ndarray:
+        """The place in the split of each row's example, -1 for padding."""
+        place = batch * self.share.batch_size + np.arange(self.share.batch_size)[self.share.rows]
+        real = place < len(self.source)
+        index = np.full(len(place), -1)
+        index[real] = place[real] if self.order is None else self.order[place[real]]
+        return index
+
+    def _label(self, labels: list[int | tuple[int, ...]]) -> np.ndarray:
+        if not sources.has_label_sets(self.source):
+            return np.array([label or 0 for label in labels], np.int32)
+        sets = np.zeros((len(labels), len(self.source.classes)), bool)
+        for row, label in zip(sets, labels, strict=True):
+            row[list(label)] = True
+        return sets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,9 +226,14 @@ class TrainPipeline(_Pipeline):
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationPipeline(_Pipeline):
-    """Batches that hold every example of a split once.  `unreadable` holds what has been replaced so far, and why."""
+    """Batches that hold every example of a split once.  `unreadable` holds what has been replaced so far, and why.
+
+    `order` says which example comes when; None: as the source has them.
+    """
 
     transform: transforms.Evaluation = dataclasses.field(kw_only=True)
+    corruption: corruptions.Corruption | None = dataclasses.field(kw_only=True)
+    order: np.ndarray | None = dataclasses.field(kw_only=True)
 
     @property
     def num_batches(self) -> int:
@@ -222,9 +245,10 @@ class EvaluationPipeline(_Pipeline):
 
         Shapes: image uint8 [B, H, W, C], label int32 [B], weight float32 [B], index int64 [B], with
         B = batch_size / process_count.  `index` is the place in the split.  `weight` is 1, and 0 for padding (index -1)
-        and for an unreadable image, in whose row the next readable one stands.
+        and for an unreadable image, in whose row the next readable one stands.  Where an example may have any number of
+        labels, label is bool [B, classes], and weight also 0 where there is none.
         """
-        make = _EvaluationBatch(self.source, self.channels, self.share, self.transform)
+        make = _EvaluationBatch(self.source, self.channels, self.share, self.transform, self.corruption, self.order)
         return self._stream(make, start, self.num_batches)
 
 
@@ -245,6 +269,8 @@ def train(
       FileNotFoundError: if the data are not there.
     """
     source, channels = _open(config, config.split)
+    if sources.has_label_sets(source):
+        raise ValueError(f"config.data.source={config.source!r}: examples with sets of labels are for evaluation only.")
     return TrainPipeline(
         source,
         channels,
@@ -260,13 +286,27 @@ def evaluate(
     *,
     batch_size: int,
     split: str | None = None,
+    seed: int = 0,
+    shuffle: bool = False,
     process_index: int = 0,
     process_count: int = 1,
 ) -> EvaluationPipeline:
-    """The evaluation pipeline of a `data` section; `split` is `config.eval_split` unless given.  See `train`."""
+    """The evaluation pipeline of a `data` section; `split` is `config.eval_split` unless given.  See `train`.
+
+    Args:
+      seed: decides what corruptions draw, and the order of a shuffled split.
+      shuffle: examples come in random order; what an example looks like does not depend on it.
+    """
     source, channels = _open(config, config.eval_split if split is None else split)
-    share = _Share(batch_size, process_index, process_count)
-    return EvaluationPipeline(source, channels, share, config.workers, transform=transforms.Evaluation(config))
+    return EvaluationPipeline(
+        source,
+        channels,
+        _Share(batch_size, process_index, process_count),
+        config.workers,
+        transform=transforms.Evaluation(config),
+        corruption=corruptions.create(config, seed),
+        order=permutation(seed, 0, len(source)) if shuffle else None,
+    )
 
 
 def _open(config: ml_collections.ConfigDict, split: str) -> tuple[sources.Source, int]:

@@ -6,7 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-SHUFFLES, EXAMPLES = 1, 2  # first word of the seeds, so that no two streams of random numbers are the same
+SHUFFLES, EXAMPLES, CORRUPTIONS = (
+    1,
+    2,
+    3,
+)  # first word of the seeds, so that no two streams of random numbers are the same
 
 
 class Rows(NamedTuple):
@@ -58,7 +62,7 @@ class TrainOrder:
         """The rows of global batch number `batch`, counted over all epochs."""
         epoch, step = divmod(batch, self.steps_per_epoch)
         distinct = -(-self.batch_size // self.repeats)
-        examples = _permutation(self.seed, epoch, self.num_examples)[step * distinct : (step + 1) * distinct]
+        examples = permutation(self.seed, epoch, self.num_examples)[step * distinct : (step + 1) * distinct]
         examples = np.repeat(examples, self.repeats)[: self.batch_size]
         return Rows(epoch, examples, step * self.batch_size + np.arange(self.batch_size))
 
@@ -68,5 +72,6 @@ class TrainOrder:
 
 
 @functools.lru_cache(maxsize=2)  # two epochs overlap where workers run ahead
-def _permutation(seed: int, epoch: int, length: int) -> np.ndarray:
+def permutation(seed: int, epoch: int, length: int) -> np.ndarray:
+    """The order of the examples in an epoch, int64 [length]."""
     return np.random.default_rng([SHUFFLES, seed, epoch]).permutation(length)

@@ -16,7 +16,7 @@ class Reading(NamedTuple):
     """One example as read.  `unreadable` maps what could not be read in its place, and comes with the reason."""
 
     image: Image.Image
-    label: int
+    label: int | tuple[int, ...]
     unreadable: dict[str, str]
 
 

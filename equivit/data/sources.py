@@ -1,7 +1,8 @@
 """Labelled images by random access: digits, synthetic discs, `.npz` files, class folders, TFDS directories.
 
 A source is one split.  `source[i]` gives `{"image": ..., "label": int}`, where the image is a uint8 array [H, W, C] or
-the bytes of an image file, which `reading.py` decodes.  Sources are small to pickle, because every worker gets a copy.
+the bytes of an image file, which `reading.py` decodes.  Where an example may have any number of labels, `label` is a
+tuple of them, and the source has `label_sets = True`.  Sources are small to pickle, because every worker gets a copy.
 """
 
 import difflib
@@ -171,7 +172,7 @@ class Subset:
 
     def __init__(self, source: Source, rows: np.ndarray):
         self.source, self.rows = source, rows
-        self.classes, self.channels = source.classes, source.channels
+        self.classes, self.channels, self.label_sets = source.classes, source.channels, has_label_sets(source)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -213,6 +214,25 @@ def open_source(config: ml_collections.ConfigDict, split: str) -> Source:
     limits = {config.split: ("train_examples", config.train_examples)}
     limits[config.eval_split] = ("eval_examples", config.eval_examples)  # last, so that it wins if the splits are one
     return _limited(source, *limits.get(split, ("", None)))
+
+
+def has_label_sets(source: Source) -> bool:
+    """Whether the label of an example is a tuple of any number of classes."""
+    return getattr(source, "label_sets", False)
+
+
+def present(source: Source) -> np.ndarray:
+    """The classes that have an example in this split, int [K], sorted.  Reads the split where nothing lists its labels.
+
+    ImageNet-R is such a split: 200 of ImageNet's 1000 classes.
+    """
+    rows = slice(None)
+    if isinstance(source, Subset):
+        source, rows = source.source, source.rows
+    if hasattr(source, "labels"):
+        return np.unique(source.labels[rows])
+    labels = (source[i]["label"] for i in np.arange(len(source))[rows].tolist())
+    return np.unique(np.concatenate([np.atleast_1d(np.array(label, int)) for label in labels]))
 
 
 def check_split(source: str, split: str, known: tuple[str, ...] | list[str]) -> None:

@@ -24,7 +24,8 @@ class Train:
     """
 
     def __init__(self, config: ml_collections.ConfigDict, channels: int):
-        self.height, self.width = _image_size(config)
+        key = "image_size" if config.train_image_size is None else "train_image_size"
+        self.height, self.width = _image_size(config, key)
         self.mean, self.std = _statistics(config, channels)
         self.options = options = config.augment.to_dict()
         if options["crop"] not in CROPS:
@@ -92,12 +93,11 @@ def _pixels(image: Image.Image) -> np.ndarray:
     return pixels if pixels.ndim == 3 else pixels[..., None]
 
 
-def _image_size(config: ml_collections.ConfigDict) -> tuple[int, int]:
-    size = tuple(config.image_size) if isinstance(config.image_size, (tuple, list)) else (config.image_size,)
+def _image_size(config: ml_collections.ConfigDict, key: str = "image_size") -> tuple[int, int]:
+    value = config[key]
+    size = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     if len(size) != 2 or not all(isinstance(side, int) and side > 0 for side in size):
-        raise ValueError(
-            f"config.data.image_size={config.image_size} must be two positive whole numbers, (height, width)."
-        )
+        raise ValueError(f"config.data.{key}={value} must be two positive whole numbers, (height, width).")
     return size
 
 

@@ -1,6 +1,6 @@
 """Top-1 and top-5 accuracy."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,8 @@ def accuracy(predict: Predict, batches: Iterable[Batch]) -> dict[str, float]:
 
     Args:
       predict: uint8 images [B, H, W, C] to logits [B, classes] (`predictions.predictor`).
-      batches: with "image", "label" [B], and "weight" [B]: 1 for examples, 0 for padding.
+      batches: with "image", "label" and "weight" [B]: 1 for examples, 0 for padding.  Labels are int [B], or, where an
+        example has several, bool [B, classes]; then any of them is right (ReaL, Beyer et al. 2020).
 
     Returns:
       "top1", "top5" (of all classes where there are fewer than five), "examples".
@@ -21,22 +22,42 @@ def accuracy(predict: Predict, batches: Iterable[Batch]) -> dict[str, float]:
     Raises:
       ValueError: there is no example, or logits are not finite.
     """
-    totals = {"top1": 0.0, "top5": 0.0, "examples": 0.0}
-    for counts in measured(lambda batch: _count(predict(batch["image"]), batch["label"], batch["weight"]), batches):
-        totals = {name: total + float(counts[name]) for name, total in totals.items()}
-    examples = totals["examples"]
-    if not examples:
-        raise ValueError("accuracy: the evaluation split holds no readable example.")
-    return {"top1": totals["top1"] / examples, "top5": totals["top5"] / examples, "examples": int(examples)}
+    return shares(
+        total(measured(lambda batch: count(predict(batch["image"]), batch["label"], batch["weight"]), batches))
+    )
+
+
+def hits(classes: jax.Array, label: jax.Array) -> jax.Array:
+    """Whether `classes` [*, B, K] are right, given labels int [B] or bool [B, classes]."""
+    if label.ndim == 1:
+        return classes == label[:, None]
+    return jnp.take_along_axis(jnp.broadcast_to(label, (*classes.shape[:-1], label.shape[-1])), classes, axis=-1)
 
 
 @jax.jit
-def _count(logits, label, weight):
+def count(logits: jax.Array, label: jax.Array, weight: jax.Array) -> dict[str, jax.Array]:
+    """Right examples of a batch, "top1" and "top5", all its "examples", and whether its logits are "finite"."""
     best = jax.lax.top_k(logits, min(5, logits.shape[-1]))[1]
-    hits = (best == label[:, None]) * weight[:, None]
+    right = hits(best, label) & (weight > 0)[:, None]
     return {
-        "top1": hits[:, 0].sum(),
-        "top5": hits.sum(),
-        "examples": jnp.sum(weight),
+        "top1": right[:, 0].sum(),
+        "top5": right.any(-1).sum(),
+        "examples": jnp.sum(weight > 0),
         "finite": all_finite(logits, weight),
     }
+
+
+def total(counts: Iterable[Mapping[str, jax.Array]]) -> dict[str, float]:
+    """The sum over batches of each count."""
+    totals = {}
+    for batch in counts:
+        totals = {name: totals.get(name, 0.0) + float(value) for name, value in batch.items() if name != "finite"}
+    return totals
+
+
+def shares(totals: Mapping[str, float]) -> dict[str, float]:
+    """Every total as a share of "examples", which stays a number; ValueError where there is none."""
+    examples = totals.get("examples", 0)
+    if not examples:
+        raise ValueError("accuracy: the evaluation split holds no readable example.")
+    return {name: int(value) if name == "examples" else value / examples for name, value in totals.items()}

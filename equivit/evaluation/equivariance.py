@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from equivit.evaluation.predictions import Batch, on_devices
-from equivit.models.vit import ViT, check_grid
+from equivit.models.vit import ViT
+from equivit.models.vit_config import check_grid
 from equivit.objectives.supervised import normalize
 from equivit.symmetry import fields
 

@@ -28,6 +28,7 @@ def learning_curves(metrics: pathlib.Path, output: pathlib.Path) -> None:
     left, right = figure.subplots(1, 2)
     _curve(left, rows, "loss", label="training", color="tab:blue")
     left.set(xlabel="step", ylabel="loss")
+    _curve(left, rows, "eval/reconstruction/loss", label="test", color="tab:orange", marker="o")
     _curve(right, rows, "accuracy", label="training", color="tab:blue")
     _curve(right, rows, "eval/accuracy/top1", label="test", color="tab:orange", marker="o")
     _curve(right, rows, "eval/orientation/accuracy_mean", label="test, all orientations", color="tab:red", marker="s")

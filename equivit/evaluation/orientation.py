@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from equivit.evaluation.classification import hits
 from equivit.evaluation.predictions import Batch, Predict, all_finite, measured
 from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC
@@ -24,7 +25,8 @@ def orientation(predict: Predict, batches: Iterable[Batch], *, seed: int = 0) ->
     Args:
       predict: uint8 images [B, H, W, C] to logits [B, classes].  Quarter turns of images that are not square have
         another shape, for which it is called too.
-      batches: with "image", "label" [B], "weight" [B] (0 for padding) and "index" [B], the place in the split.
+      batches: with "image", "label" (as `classification.accuracy` takes them), "weight" [B] (0 for padding) and "index"
+        [B], the place in the split.
       seed: of the random turns; the turn of an image depends on the seed and its index alone.
 
     Returns:
@@ -68,7 +70,7 @@ def _compare(logits, label, weight, index, seed):
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), index.astype(jnp.uint32))
     real = logits * (weight > 0)[:, None]
     return {
-        "right": prediction == label,
+        "right": hits(prediction[..., None], label)[..., 0],
         "same": (prediction == prediction[0]).all(0),
         "margin": (best[..., 0] - best[..., -1]).min(0),
         "turn": jax.vmap(lambda key: jax.random.randint(key, (), 0, len(TURNS)))(keys),

@@ -6,7 +6,7 @@ import pathlib
 import jax
 from flax import nnx
 
-from equivit.evaluation import figures
+from equivit.evaluation import corrupted, figures
 
 ANGLES = ("", "r", "rr", "rrr")
 
@@ -17,6 +17,9 @@ def rows(results: dict) -> list[tuple[str, str]]:
     if "accuracy" in results:
         r = results["accuracy"]
         lines.append(("accuracy", f"{_share(r['top1'])} upright, top-5 {_share(r['top5'])} ({r['examples']} images)"))
+    if "present_classes" in results:
+        r = results["present_classes"]
+        lines.append((f"among the {r['classes']} classes present", f"{_share(r['top1'])}, top-5 {_share(r['top5'])}"))
     if "orientation" in results:
         r = results["orientation"]
         each = r["accuracy"]
@@ -30,6 +33,16 @@ def rows(results: dict) -> list[tuple[str, str]]:
         ]
         if "field_error" in r:
             lines.append(("... of the equivariant blocks", f"{r['field_error']:.2g} of the largest entry"))
+    if "sar" in results:
+        lines += _sar(results["sar"])
+    if "reconstruction" in results:
+        r = results["reconstruction"]
+        lines.append(
+            ("loss of removed patches", f"{r['loss']:.4f}, {_share(r['explained'])} explained ({r['examples']} images)")
+        )
+    for name in ("corruptions", "corruptions_sar"):
+        if name in results:
+            lines += _table(results[name])
     return lines
 
 
@@ -49,7 +62,8 @@ def conclude(workdir: pathlib.Path, model: nnx.Module, results: dict) -> str:
       model: the trained model.
       results: what `suite.evaluate` returned.
     """
-    kernels = figures.patch_kernels(model) if hasattr(model, "patch_embed") else {}
+    encoder = getattr(model, "encoder", model)  # of a masked autoencoder
+    kernels = figures.patch_kernels(encoder) if hasattr(encoder, "patch_embed") else {}
     places = {
         "checkpoints": workdir / "checkpoints",
         "metrics": workdir / "metrics.jsonl",
@@ -76,6 +90,26 @@ def write(directory: pathlib.Path, results: dict, **about: str) -> pathlib.Path:
 
 def _share(value: float) -> str:
     return f"{100 * value:.1f} %"
+
+
+def _sar(result):
+    seen = f"{_share(result['kept'])} of the images confident, {result['resets']} resets"
+    return [
+        ("without adaptation", f"{_share(result['unadapted_top1'])}, top-5 {_share(result['unadapted_top5'])}"),
+        ("with SAR", f"{_share(result['top1'])}, top-5 {_share(result['top5'])}; {seen}"),
+    ]
+
+
+def _table(result):
+    """Table 2 of Jumbo for each severity."""
+    plain = "unadapted_top1" if "unadapted_top1" in result else "top1"
+    lines = []
+    for severity in result["top1"]:
+        lines.append((f"corruptions of severity {severity}, %", corrupted.headings()))
+        lines.append(("without adaptation", corrupted.row(result[plain][severity])))
+        if plain != "top1":
+            lines.append(("with SAR", corrupted.row(result["top1"][severity])))
+    return lines
 
 
 def _constancy(result):

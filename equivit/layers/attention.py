@@ -38,6 +38,15 @@ def attend(q: Parts, k: Parts, v: Parts, *, implementation: str = "auto") -> Par
         return (_cudnn if implementation == "cudnn" else _xla)(q, k, v)
 
 
+def attention_weights(q: Parts, k: Parts) -> jax.Array:
+    """softmax(q k^T / sqrt(d)) for each head: what `attend` weighs values with, in float32 at least.
+
+    Shapes: each part of q [*B, H, N, d_i], of k [*B, H, M, d_i] -> [*B, H, N, M].
+    """
+    with jax.named_scope("attention"):
+        return jax.nn.softmax(_logits(q, k))
+
+
 def cudnn_takes(q: Parts, k: Parts, v: Parts) -> bool:
     """Whether cuDNN's attention has a kernel for these types and head channels."""
     channels, dtypes = sum(part.shape[-1] for part in q), {part.dtype for part in (*q, *k, *v)}
@@ -51,11 +60,15 @@ def _has_cudnn() -> bool:
     return jax.default_backend() == "gpu" and "cuda" in jax.devices()[0].client.platform_version.lower()
 
 
-def _xla(q, k, v):
+def _logits(q, k):
     scale = 1 / math.sqrt(sum(part.shape[-1] for part in q))
     products = (jnp.einsum("...nd,...md->...nm", a * scale, b) for a, b in zip(q, k, strict=True))
     logits = functools.reduce(operator.add, products)
-    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+
+
+def _xla(q, k, v):
+    logits = _logits(q, k)
     weights = jnp.exp(logits - jax.lax.stop_gradient(logits.max(-1, keepdims=True)))
     # Dividing the result, not the weights, saves a pass over N x M entries.
     total = weights.sum(-1, keepdims=True)

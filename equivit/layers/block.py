@@ -43,16 +43,25 @@ class Block(nnx.Module):
 
     def __call__(self, x, *, key: jax.Array | None = None):
         keys = (None, None) if key is None else jax.random.split(key)
-        # A dense block's weights are as large as its activations: reading them again for each image would cost more.
-        # In training the backward pass needs every image's activations at once, and nothing is won.
-        apply = by_image if key is None and isinstance(x, Isotypic) else _whole
+        apply = self._applied(x, key)
         x = self._add(x, apply(lambda x: self.attention(self.norm1(x)), x), self.scale1, keys[0])
         return self._add(x, apply(lambda x: self.mlp(self.norm2(x)), x), self.scale2, keys[1])
 
-    def _add(self, x, branch, scale, key):
+    def attention_weights(self, x, rows: int | None = None) -> jax.Array:
+        """The weights of this block's attention, [*B, heads, rows, N], for the tokens that the block is given."""
+        return self.attention.weights(self.norm1(x), rows)
+
+    def _applied(self, x, key) -> Callable:
+        """`apply(function, x)`: how a branch is run."""
+        # A dense block's weights are as large as its activations: reading them again for each image would cost more.
+        # In training the backward pass needs every image's activations at once, and nothing is won.
+        return by_image if key is None and isinstance(x, Isotypic) else _whole
+
+    def _add(self, x, branch, scale, key, *, drop: Callable | None = None):
         if key is not None:
             dropout_key, path_key = jax.random.split(key)
-            branch = drop_path(self.drop(branch, self.dropout, dropout_key), self.drop_path, path_key)
+            branch = (drop or self.drop)(branch, self.dropout, dropout_key)
+            branch = drop_path(branch, self.drop_path, path_key)
         branch = branch if scale is None else scale(branch)
         return jax.tree.map(jnp.add, x, branch)
 

@@ -6,12 +6,13 @@ told apart (`models/costs.py`).
 """
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from equivit.layers.attention import attend
+from equivit.layers.attention import attend, attention_weights
 
 # The official codes cut this normal at +-2 absolute, one hundred standard deviations: nothing is ever cut.
 WEIGHT_INIT = nnx.initializers.normal(0.02)
@@ -68,15 +69,39 @@ def gelu(x: jax.Array) -> jax.Array:
         return jax.nn.gelu(x, approximate=False)
 
 
+def gelu_tanh(x: jax.Array) -> jax.Array:
+    """The approximation of the GELU with tanh, Flax's default; off by up to 5e-4."""
+    with jax.named_scope("activation"):
+        return jax.nn.gelu(x, approximate=True)
+
+
 class Mlp(nnx.Module):
     """Linear, GELU, linear.  Shapes: [*B, N, width] -> the same, through [*B, N, hidden]."""
 
-    def __init__(self, width: int, hidden: int, *, rngs: nnx.Rngs):
+    def __init__(self, width: int, hidden: int, *, activation: Callable = gelu, rngs: nnx.Rngs):
         self.fc1 = Linear(width, hidden, rngs=rngs)
+        self.fc2 = Linear(hidden, width, rngs=rngs)
+        self.activation = activation
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.fc2(self.activation(self.fc1(x)))
+
+
+class SwiGlu(nnx.Module):
+    """fc2(silu(a) * b) with (a, b) = fc1(x): the gated MLP of DINOv2's giant (Shazeer 2020).
+
+    Shapes: [*B, N, width] -> the same, through [*B, N, 2 hidden] and [*B, N, hidden].
+    """
+
+    def __init__(self, width: int, hidden: int, *, rngs: nnx.Rngs):
+        self.fc1 = Linear(width, 2 * hidden, rngs=rngs)
         self.fc2 = Linear(hidden, width, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return self.fc2(gelu(self.fc1(x)))
+        gate, value = jnp.split(self.fc1(x), 2, axis=-1)
+        with jax.named_scope("activation"):
+            hidden = jax.nn.silu(gate) * value
+        return self.fc2(hidden)
 
 
 class Attention(nnx.Module):
@@ -96,15 +121,24 @@ class Attention(nnx.Module):
         self.num_heads = num_heads
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        qkv = self.qkv(x).reshape(*x.shape[:-1], 3, self.num_heads, -1)
-        q, k, v = jnp.moveaxis(qkv, (-3, -2), (0, -3))
+        q, k, v = self._heads(x)
         (y,) = attend((q,), (k,), (v,))
         return self.proj(jnp.swapaxes(y, -2, -3).reshape(x.shape))
 
+    def weights(self, x: jax.Array, rows: int | None = None) -> jax.Array:
+        """How much the first `rows` tokens attend to each token, [*B, num_heads, rows, N]; None: all tokens."""
+        q, k, _ = self._heads(x)
+        return attention_weights((q[..., :rows, :],), (k,))
 
-def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
+    def _heads(self, x: jax.Array) -> jax.Array:
+        """q, k and v, [3, *B, num_heads, N, head channels]."""
+        qkv = self.qkv(x).reshape(*x.shape[:-1], 3, self.num_heads, -1)
+        return jnp.moveaxis(qkv, (-3, -2), (0, -3))
+
+
+def dropout(x: jax.Array, rate: float | jax.Array, key: jax.Array | None) -> jax.Array:
     """Zero each entry with probability `rate` and divide the others by 1 - rate; `key=None` leaves x alone."""
-    if key is None or not rate:
+    if key is None or (isinstance(rate, float | int) and not rate):  # a traced rate may be 0 too: then all are kept
         return x
     return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0)
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from equivit.layers.attention import attend
+from equivit.layers.attention import attend, attention_weights
 from equivit.layers.dense import WEIGHT_INIT, patchify, uniform, unpatchify
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic
@@ -163,6 +163,11 @@ class Attention(nnx.Module):
         q, k, v = zip(*map(self._to_heads, leaves), strict=True)
         parts = [_from_heads(part, len(leaf)) for part, leaf in zip(attend(q, k, v), leaves, strict=True)]
         return self.proj(jax.tree.unflatten(structure, parts))
+
+    def weights(self, x: Isotypic, rows: int | None = None) -> jax.Array:
+        """How much the first `rows` tokens attend to each token, [*B, num_heads, rows, N]; None: all tokens."""
+        q, k, _ = zip(*map(self._to_heads, jax.tree.leaves(self.qkv(x))), strict=True)
+        return attention_weights(tuple(part[..., :rows, :] for part in q), k)
 
     def _to_heads(self, leaf: jax.Array) -> jax.Array:
         """The part of q, k and v that one leaf [i, *B, N, 3 H c] of irreps holds: [3, *B, H, N, i c].

@@ -27,12 +27,12 @@ class Buffer(nnx.Variable):
 
 def take(module: nnx.Module, kind: type = nnx.Param) -> Arrays:
     """The arrays of every variable of `kind`, by leaf name ("blocks.runs.0.attention.qkv.one")."""
-    return {leaf: variable[...] for leaf, variable in _variables(module).items() if isinstance(variable, kind)}
+    return {leaf: variable.get_value() for leaf, variable in _variables(module).items() if isinstance(variable, kind)}
 
 
 def take_state(module: nnx.Module) -> Arrays:
     """The arrays that are not trained: running statistics and buffers."""
-    return {leaf: v[...] for leaf, v in _variables(module).items() if not isinstance(v, nnx.Param)}
+    return {leaf: v.get_value() for leaf, v in _variables(module).items() if not isinstance(v, nnx.Param)}
 
 
 def put(module: nnx.Module, arrays: Mapping[str, jax.Array]) -> nnx.Module:

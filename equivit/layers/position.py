@@ -5,6 +5,7 @@ weights expect.  The default, torch's bicubic without antialiasing (a = -0.75, b
 quarter turns to rounding.
 """
 
+import dataclasses
 import functools
 import math
 
@@ -71,6 +72,38 @@ class IsotypicPosition(nnx.Module):
         two = None if self.two is None else jnp.concatenate(list(self.two[...]), axis=-1)[None]
         table = fields.unfold(Isotypic(self.one[...], two))
         return jax.tree.map(lambda leaf: resize(leaf, grid).reshape(len(leaf), -1, leaf.shape[-1]), table)
+
+
+@dataclasses.dataclass(frozen=True)  # equal tables are equal, so that models of one kind share compiled functions
+class SinCos:
+    """The fixed table of MAE: [sin x, cos x, sin y, cos y], x the column, y the row, width / 4 frequencies each.
+
+    Frequency i is 10000^(-i / (width / 4)), or with `inclusive` 10000^(-i / (width / 4 - 1)), as the JAX version of
+    MAE has it.  It is worked out for the grid asked for; there is nothing to resize.
+
+    Shapes: (h, w) -> [h w, width], row by row.
+
+    Raises:
+      ValueError: 4 does not divide the width.
+    """
+
+    width: int
+    inclusive: bool = False
+
+    def __post_init__(self):
+        if self.width % 4:
+            nearest = max(4, round(self.width / 4) * 4)
+            raise ValueError(f"SinCos: {self.width=} must be divisible by 4; the nearest is {nearest}.")
+
+    def __call__(self, grid: tuple[int, int]) -> jax.Array:
+        return jnp.asarray(self.table(grid))
+
+    def table(self, grid: tuple[int, int]) -> np.ndarray:
+        """The table in float32, worked out in float64 as the originals do."""
+        number = self.width // 4
+        frequencies = 10000.0 ** (-np.arange(number) / max(1, number - self.inclusive))
+        y, x = (axis.reshape(-1, 1) * frequencies for axis in np.indices(grid))
+        return np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1).astype(np.float32)
 
 
 def resize(table: jax.Array, grid: tuple[int, int], *, antialias: bool = False, offset: float = 0.0) -> jax.Array:

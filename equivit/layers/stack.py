@@ -18,7 +18,7 @@ class Stack(nnx.Module):
 
     Each run is one block whose parameters carry a leading axis, the blocks of the run, and is applied by `lax.scan`, so
     that depth costs no compile time.  `stack[i]` is block i; `stack.replace(i, block)` puts another there, of any
-    structure.  A block is called as `block(x, key=...)` and returns a value of the shape of x.
+    structure.  A block is called as `block(x, *shared, key=...)` and returns a value of the shape of x.
 
     Args:
       runs: (length, make) pairs; `make(rngs)` builds one block.
@@ -74,11 +74,14 @@ class Stack(nnx.Module):
         stack.runs = nnx.List([jax.tree.map(lambda *a: jnp.stack(a), *group) for group in groups])
         return stack
 
-    def __call__(self, x, *, start: int = 0, stop: int | None = None, capture: tuple[int, ...] = (), key=None):
+    def __call__(
+        self, x, *, start: int = 0, stop: int | None = None, capture: tuple[int, ...] = (), shared: tuple = (), key=None
+    ):
         """Apply blocks start <= i < stop; returns x and {i: output of block i} for each i in `capture`.
 
         `key` drives what is random inside the blocks (drop path, dropout): block i always gets `fold_in(key, i)`, so
         the result does not depend on how the blocks are divided into runs or calls.  None: nothing is random.
+        `shared` goes to every block: modules that all of them use, whose gradients add up.
         """
         stop, captured = len(self) if stop is None else stop, {}
         for run, (first, length) in zip(self.runs, self.spans, strict=True):
@@ -86,17 +89,17 @@ class Stack(nnx.Module):
             cuts = [i + 1 for i in sorted(set(capture)) if begin <= i < end]
             for cut in [*cuts, end] if begin < end else []:
                 if begin < cut:
-                    x, begin = self._apply(run, x, begin, cut, first, key), cut
+                    x, begin = self._apply(run, x, begin, cut, first, shared, key), cut
                 if cut - 1 in capture:
                     captured[cut - 1] = x
         return x, captured
 
-    def _apply(self, run, x, begin, end, first, key):
+    def _apply(self, run, x, begin, end, first, shared, key):
         part = run if end - begin == _length(run) else jax.tree.map(lambda a: a[begin - first : end - first], run)
 
         def body(x, index_block):
             index, block = index_block
-            return block(x, key=None if key is None else jax.random.fold_in(key, index)), None
+            return block(x, *shared, key=None if key is None else jax.random.fold_in(key, index)), None
 
         if REMAT[self.remat] is not None:
             body = jax.checkpoint(body, policy=REMAT[self.remat], prevent_cse=self.unroll)

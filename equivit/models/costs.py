@@ -4,7 +4,7 @@ A primitive belongs to the innermost of the named scopes "linear", "attention", 
 open, and to "other" outside all of them.  The body of a scan counts as often as it runs.
 
 Papers count differently; each figure is a named sum of these counts.  `Costs.fvcore` is the one of octic ViTs, Tables
-2 and 3 ("FLOPs", which are multiply-adds).
+2 and 3 ("FLOPs", which are multiply-adds), `Costs.linear_and_norms` that of Jumbo.
 """
 
 import dataclasses
@@ -97,6 +97,11 @@ class Costs:
     def fvcore_unfused(self) -> int:
         """The count of "Flopping for FLOPs": the same with the scaling and the softmax inside attention."""
         return self.fvcore + self.kinds["attention"].operations
+
+    @property
+    def linear_and_norms(self) -> int:
+        """The count of Jumbo, Tables 1, 4 and 5: linear maps and norms, without the products of attention."""
+        return self.kinds["linear"].macs + self.kinds["norm"].operations
 
 
 def count(function: Callable, *arguments) -> Costs:

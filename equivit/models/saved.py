@@ -15,7 +15,9 @@ import safetensors.numpy
 from flax import nnx
 
 from equivit.layers import parameters
-from equivit.models.vit import ViT, ViTConfig
+from equivit.models import zoo
+from equivit.models.vit import ViT
+from equivit.models.vit_config import ViTConfig
 
 
 def save(path: pathlib.Path, model: ViT) -> None:
@@ -25,7 +27,7 @@ def save(path: pathlib.Path, model: ViT) -> None:
     tensors = jax.device_get(parameters.to_logical(model))
     tensors = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
     safetensors.numpy.save_file(tensors, path / "parameters.safetensors")
-    (path / "model.json").write_text(json.dumps(dataclasses.asdict(model.config), indent=1) + "\n")
+    (path / "model.json").write_text(json.dumps(_described(model.config), indent=1) + "\n")
 
 
 def load(path: pathlib.Path) -> ViT:
@@ -55,13 +57,26 @@ def load(path: pathlib.Path) -> ViT:
 
 
 def _create(config: ViTConfig) -> ViT:
-    return ViT(config, rngs=nnx.Rngs(params=0))
+    return zoo.build(config, nnx.Rngs(params=0))
 
 
 def _configuration(path: pathlib.Path) -> ViTConfig:
     if not path.is_file():
         raise FileNotFoundError(f"{path.parent}: is no saved model; there is no {path.name}.")
     try:
-        return ViTConfig(**json.loads(path.read_text()))
-    except (json.JSONDecodeError, TypeError) as error:
+        return _from_description(json.loads(path.read_text()))
+    except (json.JSONDecodeError, TypeError, KeyError) as error:
         raise ValueError(f"{path}: is damaged, or of another version: {error}.") from error
+
+
+def _described(config) -> dict:
+    """A configuration as JSON has it.  One may hold another, as that of a masked autoencoder holds its encoder's."""
+    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    nested = {name: _described(value) for name, value in fields.items() if dataclasses.is_dataclass(value)}
+    return {"kind": zoo.kind(config), **fields, **nested}
+
+
+def _from_description(stored: dict):
+    nested = {name: _from_description(value) for name, value in stored.items() if isinstance(value, dict)}
+    fields = {**stored, **nested}
+    return zoo.KINDS[fields.pop("kind")][0](**fields)

@@ -15,7 +15,7 @@ I8 with k = depth is what octic DINOv2 calls D8: every token invariantized and p
 Sources: octic ViTs (arXiv 2505.15441), Sections 3.2 and 4.2; Flopping for FLOPs (arXiv 2502.05169); DeiT III; DINOv2.
 """
 
-import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -23,121 +23,13 @@ from flax import nnx
 
 from equivit.layers import dense, invariants, isotypic
 from equivit.layers.block import Block
-from equivit.layers.position import IsotypicPosition, Position
+from equivit.layers.position import IsotypicPosition, Position, SinCos
+from equivit.layers.split_mlp import SplitMlp
 from equivit.layers.stack import Stack
 from equivit.models.features import Features, Grid
+from equivit.models.vit_config import ViTConfig, check_grid, check_images
 from equivit.symmetry import fields
 from equivit.symmetry.groups import FLIP, OCTIC, Group
-
-FAMILIES = {"plain": None, "H8": OCTIC, "I8": OCTIC, "D8": OCTIC, "H2": FLIP, "I2": FLIP, "D2": FLIP}
-
-
-@dataclasses.dataclass(frozen=True)
-class ViTConfig:
-    """The choices that make one ViT.
-
-    Attributes:
-      width, depth, num_heads: embedding width, number of blocks, heads per block.
-      patch_size: (height, width) of a patch in pixels; an int for a square.
-      image_size: (height, width) that the positional table is learned at; any size divisible by the patch can be used.
-      mlp_dim: hidden width of the MLP; None: four times the width.
-      family: a key of `FAMILIES`.
-      equivariant_blocks: k of the table above; None: half of the depth (rounded down) for H and I, all for D.
-      invariant: the invariantization of I and D (`layers/invariants.py`).
-      pool_first: D8 averages over tokens before the invariantization instead of after it.
-      isotypic_norm: "official" or "balanced" (`layers/isotypic.py`); isotypic_eps: its epsilon.
-      num_classes: None for no head.
-      pool: "class" or "mean" over patch tokens; what the head reads.
-      class_token: whether there is one; class_position: whether it has a position of its own (DINOv2, ViT).
-      registers: number of register tokens; mask_token: whether there is one, for `mask=`.
-      token_std, position_std: initial deviations of class token and positions.
-      position_antialias, position_offset: how the weights expect plain positions to be resized (`layers/position.py`).
-      qkv_bias: whether queries, keys and values have biases.
-      layer_scale: initial layer scale; None for none.
-      drop_path, dropout: probabilities, used when a key is given.
-      remat, unroll: how blocks are run (`layers/stack.py`).
-      dtype: type to compute in, such as "bfloat16"; None: that of parameters and inputs.
-    """
-
-    width: int
-    depth: int
-    num_heads: int
-    patch_size: tuple[int, int] | int = 16
-    image_size: tuple[int, int] = (224, 224)
-    in_channels: int = 3
-    mlp_dim: int | None = None
-    family: str = "plain"
-    equivariant_blocks: int | None = None
-    invariant: str = "power_spectrum"
-    pool_first: bool = False
-    isotypic_norm: str = "official"
-    isotypic_eps: float = 1e-5
-    num_classes: int | None = 1000
-    pool: str = "class"
-    class_token: bool = True
-    class_position: bool = False
-    registers: int = 0
-    mask_token: bool = False
-    token_std: float = 0.02
-    position_std: float = 0.02
-    position_antialias: bool = False
-    position_offset: float = 0.0
-    qkv_bias: bool = True
-    layer_scale: float | None = 1e-4
-    drop_path: float = 0.0
-    dropout: float = 0.0
-    remat: str = "none"
-    unroll: bool = False
-    dtype: str | None = None
-
-    def __post_init__(self):
-        if isinstance(self.patch_size, int):
-            object.__setattr__(self, "patch_size", (self.patch_size, self.patch_size))
-        for name in ("patch_size", "image_size"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        if self.family not in FAMILIES:
-            raise ValueError(f"ViT: {self.family=} is not one of {', '.join(FAMILIES)}.")
-        if self.pool not in ("class", "mean"):
-            raise ValueError(f"ViT: {self.pool=} must be 'class' or 'mean'.")
-        if self.pool == "class" and not self.class_token:
-            raise ValueError("ViT: pool='class' needs class_token=True; without one use pool='mean'.")
-        check_grid(self.image_size, self.patch_size, "image_size")
-        self._check_blocks()
-
-    def _check_blocks(self):
-        k, letter = self.equivariant_blocks, self.family[0]
-        if k is None:
-            return
-        if not 0 <= k <= self.depth:
-            raise ValueError(f"ViT: equivariant_blocks={k} must lie between 0 and the depth, {self.depth}.")
-        if letter == "p" and k:
-            raise ValueError(f"ViT: equivariant_blocks={k} needs a family with a symmetry, such as H8; this is plain.")
-        if letter == "H" and k == self.depth:
-            whole = "D" + self.family[1]
-            raise ValueError(
-                f"ViT: {self.family} with equivariant_blocks={k} of {self.depth} has no dense block; {whole} is that."
-            )
-        if letter == "D" and k != self.depth:
-            raise ValueError(
-                f"ViT: {self.family} has all {self.depth} blocks equivariant, not {k}; families H and I have fewer."
-            )
-
-    @property
-    def group(self) -> Group | None:
-        """The symmetry group of the first k blocks."""
-        return FAMILIES[self.family]
-
-    @property
-    def k(self) -> int:
-        """Number of equivariant blocks."""
-        if self.equivariant_blocks is not None:
-            return self.equivariant_blocks
-        return {"p": 0, "H": self.depth // 2, "I": self.depth // 2, "D": self.depth}[self.family[0]]
-
-    @property
-    def prefix(self) -> int:
-        """Number of tokens before the patch tokens."""
-        return int(self.class_token) + self.registers
 
 
 class ViT(nnx.Module):
@@ -150,32 +42,19 @@ class ViT(nnx.Module):
     def __init__(self, config: ViTConfig, *, rngs: nnx.Rngs):
         self.config = config
         group, width = config.group, config.width
-        grid = check_grid(config.image_size, config.patch_size, "image_size")
         token_width = width if group is None else isotypic.channels("ViT", width, group)
-        if group is None:
-            self.patch_embed = dense.PatchEmbed(config.patch_size, config.in_channels, width, rngs=rngs)
-            self.position = Position(
-                grid,
-                width,
-                std=config.position_std,
-                antialias=config.position_antialias,
-                offset=config.position_offset,
-                rngs=rngs,
-            )
-        else:
-            self.patch_embed = isotypic.PatchEmbed(config.patch_size, config.in_channels, width, group=group, rngs=rngs)
-            self.position = IsotypicPosition(grid, width, group=group, std=config.position_std, rngs=rngs)
-        self.class_token = _token(config.class_token, (token_width,), config.token_std, rngs)
-        self.class_position = _token(config.class_position, (token_width,), config.position_std, rngs)
-        self.registers = _token(config.registers > 0, (config.registers, token_width), 1e-6, rngs)
-        self.mask_token = _token(config.mask_token, (token_width,), 0.0, rngs)
-        runs = [(config.k, self._isotypic_block), (config.depth - config.k, self._dense_block)]
-        self.blocks = Stack(runs, remat=config.remat, unroll=config.unroll, rngs=rngs)
-        wanted = config.family[0] in "ID"
-        self.invariant = invariants.create(config.invariant, width, group=group, rngs=rngs) if wanted else None
+        kind, options = (dense, {}) if group is None else (isotypic, {"group": group})
+        self.patch_embed = kind.PatchEmbed(config.patch_size, config.in_channels, width, **options, rngs=rngs)
+        self.position = _position(config, rngs)
+        self.class_token = token(config.class_token, (token_width,), config.token_std, rngs)
+        self.class_position = token(config.class_position, (token_width,), config.position_std, rngs)
+        self.registers = token(config.registers > 0, (config.registers, token_width), 1e-6, rngs)
+        self.mask_token = token(config.mask_token, (token_width,), 0.0, rngs)
+        self.blocks = Stack(self._runs(), remat=config.remat, unroll=config.unroll, rngs=rngs)
+        self.invariant = self._invariant(rngs) if config.family[0] in "ID" else None
         project = config.family[0] == "I" and (group is OCTIC or self.invariant.out_features != width)
         self.projection = dense.Linear(self.invariant.out_features, width, rngs=rngs) if project else None
-        self.norm = self._isotypic_norm() if config.family[0] == "D" else dense.LayerNorm(width)
+        self.norm = self._final_norm()
         self.head = None if config.num_classes is None else self._head(rngs)
 
     def __call__(self, images, *, key=None, train=False, keep=None, mask=None) -> jax.Array:
@@ -194,7 +73,7 @@ class ViT(nnx.Module):
             raise ValueError("ViT: the model has no head (num_classes=None); call features, or create it with classes.")
         model, key = self._in_compute_type(), key if key is None else jax.random.split(key)
         x, _, _ = model._tokens(images, None if key is None else key[0], keep, mask, ())
-        pooled = model._pool(model.norm(x))
+        pooled = model._pool(x)
         return model.head(dense.dropout(pooled, model.config.dropout, None if key is None else key[1]))
 
     def features(
@@ -208,9 +87,16 @@ class ViT(nnx.Module):
         """
         model = self._in_compute_type()
         x, captured, grid = model._tokens(images, key, keep, mask, blocks)
-        finish = model._finish if norm else _dense
-        each = {i: model._features(finish(y), grid, keep, {}) for i, y in captured.items()}
-        return model._features(finish(x), grid, keep, each)
+        each = {i: model._features(y, norm, grid, keep, {}) for i, y in captured.items()}
+        return model._features(x, norm, grid, keep, each)
+
+    def tokens(self, images, *, key=None, keep=None) -> jax.Array:
+        """All tokens after the last block and the final norm, [*B, prefix + N or K, width], dense.
+
+        They are in the order class token, registers (of a Jumbo model the J rows), patches.
+        """
+        model = self._in_compute_type()
+        return to_dense(model._normed(model._tokens(images, key, keep, None, ())[0]))
 
     def fields(self, images, blocks: tuple[int, ...], *, key=None, keep=None, mask=None) -> dict[int, fields.Isotypic]:
         """The fields after the given blocks, tokens in the order class, registers, patches.
@@ -223,6 +109,20 @@ class ViT(nnx.Module):
             raise ValueError(f"ViT.fields: blocks {wrong} carry no field; blocks 0 to {self.config.k - 1} do.")
         return self._in_compute_type()._tokens(images, key, keep, mask, blocks)[1]
 
+    def attention_weights(self, images, block: int, *, rows: int | None = None) -> jax.Array:
+        """Softmax weights of a block's attention, [*B, heads, rows, N]; tokens in the order class, registers, patches.
+
+        Args:
+          block: 0 to depth - 1.
+          rows: the weights of the first rows only; None: of all N.
+        """
+        self.blocks.check(block)
+        model, k = self._in_compute_type(), self.config.k
+        x, _ = model._run(model._embed(images, None, None)[0], self.config.group, stop=min(block, k))
+        if block >= k:
+            x, _ = model._run(model._transition(x), None, start=k, stop=block)
+        return model.blocks[block].attention_weights(x, rows)
+
     def _in_compute_type(self) -> "ViT":
         if self.config.dtype is None:
             return self
@@ -230,6 +130,18 @@ class ViT(nnx.Module):
 
     def _tokens(self, images, key, keep, mask, capture):
         """Tokens after all blocks, tokens after the blocks in `capture`, and the patch grid."""
+        self.blocks.check(*capture)
+        config = self.config
+        x, grid = self._embed(images, keep, mask)
+        x, captured = self._run(x, config.group, stop=config.k, capture=capture, key=key)
+        if config.family[0] != "D":
+            x = self._transition(x)
+            x, later = self._run(x, None, start=config.k, capture=capture, key=key)
+            captured |= later
+        return x, captured, grid
+
+    def _embed(self, images, keep, mask):
+        """The tokens that the first block is given, and the patch grid."""
         config = self.config
         grid = check_images(images, config)
         x = self.patch_embed(images if config.dtype is None else images.astype(config.dtype))
@@ -242,13 +154,11 @@ class ViT(nnx.Module):
             x = jax.tree.map(lambda leaf: _gather(leaf, keep), x)
         if config.prefix:
             x = jax.tree.map(lambda a, b: jnp.concatenate([a, b.astype(a.dtype)], axis=-2), self._prefix(batch), x)
-        self.blocks.check(*capture)
-        x, captured = self.blocks(x, stop=config.k, capture=capture, key=key)
-        if config.family[0] != "D":
-            x = self._transition(x)
-            x, later = self.blocks(x, start=config.k, capture=capture, key=key)
-            captured |= later
-        return x, captured, grid
+        return x, grid
+
+    def _run(self, x, group, **options):
+        """Blocks of one kind, between fields of `group` or dense."""
+        return self.blocks(x, **options)
 
     def _masked(self, x, mask):
         if self.mask_token is None:
@@ -284,12 +194,22 @@ class ViT(nnx.Module):
             return jnp.concatenate(list(fields.to_regular(x)), axis=-1)
         return fields.to_dense(x)
 
-    def _finish(self, x):
-        return _dense(self.norm(x if self.config.family[0] == "D" else self._transition(x)))
+    def _normed(self, x):
+        """All tokens after the final norm."""
+        return self.norm(x)
+
+    def _roles(self, x, norm: bool):
+        """Class token, or None, registers and patches of tokens that a block left, dense."""
+        config = self.config
+        if norm:
+            x = self.norm(x if config.family[0] == "D" else self._transition(x))
+        x = to_dense(x)
+        first = int(config.class_token)
+        return (x[..., 0, :] if first else None), x[..., first : config.prefix, :], x[..., config.prefix :, :]
 
     def _pool(self, x):
-        """What the head reads: [*B, features]."""
-        prefix = self.config.prefix
+        """What the head reads, [*B, features], of tokens after the last block."""
+        x, prefix = self.norm(x), self.config.prefix
         if self.config.pool == "class":
             x = jax.tree.map(lambda leaf: leaf[..., 0, :], x)
             return x if self.invariant is None or isinstance(x, jax.Array) else self.invariant(x)
@@ -300,17 +220,19 @@ class ViT(nnx.Module):
             return self.invariant(jax.tree.map(lambda leaf: leaf.mean(-2), x))
         return self.invariant(x).mean(-2)
 
-    def _features(self, x, grid, keep, blocks) -> Features:
-        config, prefix = self.config, self.config.prefix
-        shape = grid if keep is None else (x.shape[-2] - prefix,)
-        stride = config.patch_size if keep is None else (1,)
-        patches = x[..., prefix:, :].reshape(*x.shape[:-2], *shape, x.shape[-1])
-        return Features(
-            cls=x[..., 0, :] if config.class_token else None,
-            registers=x[..., int(config.class_token) : prefix, :],
-            patches=Grid(patches, stride, jnp.zeros((*x.shape[:-2], len(shape)))),
-            blocks=blocks,
-        )
+    def _features(self, x, norm, grid, keep, blocks) -> Features:
+        cls, registers, patches = self._roles(x, norm)
+        *batch, number, width = patches.shape
+        shape, stride = (grid, self.config.patch_size) if keep is None else ((number,), (1,))
+        patches = Grid(patches.reshape(*batch, *shape, width), stride, jnp.zeros((*batch, len(shape))))
+        return Features(cls, registers, patches, blocks)
+
+    def _invariant(self, rngs) -> nnx.Module:
+        config = self.config
+        return invariants.create(config.invariant, config.width, group=config.group, rngs=rngs)
+
+    def _final_norm(self) -> nnx.Module:
+        return self._norm(self.config.group if self.config.family[0] == "D" else None)
 
     def _head(self, rngs) -> nnx.Module:
         config = self.config
@@ -319,73 +241,92 @@ class ViT(nnx.Module):
         features = self.invariant.out_features if config.family == "D2" else config.width
         return dense.Linear(features, config.num_classes, rngs=rngs)
 
-    def _isotypic_norm(self):
+    def _kinds(self) -> list[tuple[int, Group | None]]:
+        """Number of blocks and their group, in order."""
         config = self.config
-        return isotypic.LayerNorm(
-            config.width, group=config.group, eps=config.isotypic_eps, weighting=config.isotypic_norm
-        )
+        kinds = ((config.k, config.group), (config.depth - config.k, None))
+        return [(length, group) for length, group in kinds if length]
 
-    def _isotypic_block(self, rngs) -> Block:
-        config, group, width = self.config, self.config.group, self.config.width
-        return Block(
-            norm1=self._isotypic_norm(),
-            attention=isotypic.Attention(width, config.num_heads, group=group, qkv_bias=config.qkv_bias, rngs=rngs),
-            scale1=_scale(isotypic.LayerScale, config, group=group),
-            norm2=self._isotypic_norm(),
-            mlp=isotypic.Mlp(width, config.mlp_dim or 4 * width, group=group, rngs=rngs),
-            scale2=_scale(isotypic.LayerScale, config, group=group),
-            drop_path=config.drop_path,
-            dropout=config.dropout,
-            drop=isotypic.dropout,
-        )
+    def _runs(self):
+        """(length, make) of each run of like blocks."""
+        return [(length, functools.partial(self._block, group)) for length, group in self._kinds()]
 
-    def _dense_block(self, rngs) -> Block:
+    def _block(self, group: Group | None, rngs) -> nnx.Module:
+        return Block(**self._parts(group, rngs))
+
+    def _parts(self, group: Group | None, rngs) -> dict:
+        """The parts of a block between fields of `group`, or of a dense one."""
         config, width = self.config, self.config.width
-        return Block(
-            norm1=dense.LayerNorm(width),
-            attention=dense.Attention(width, config.num_heads, qkv_bias=config.qkv_bias, rngs=rngs),
-            scale1=_scale(dense.LayerScale, config),
-            norm2=dense.LayerNorm(width),
-            mlp=dense.Mlp(width, config.mlp_dim or 4 * width, rngs=rngs),
-            scale2=_scale(dense.LayerScale, config),
+        kind, options = (dense, {}) if group is None else (isotypic, {"group": group})
+        attention = kind.Attention(width, config.num_heads, qkv_bias=config.qkv_bias, **options, rngs=rngs)
+        return dict(
+            norm1=self._norm(group),
+            attention=attention,
+            scale1=self._scale(group),
+            norm2=self._norm(group),
+            mlp=self._mlp(group, rngs),
+            scale2=self._scale(group),
             drop_path=config.drop_path,
             dropout=config.dropout,
-            drop=dense.dropout,
+            drop=kind.dropout,
         )
 
+    def _mlp(self, group, rngs) -> nnx.Module:
+        """The MLP of a block; with `register_mlp` another beside it for some of the tokens before the patches."""
+        config = self.config
+        make = functools.partial(mlp, config.mlp, config.width, config.mlp_dim or 4 * config.width, group, rngs)
+        if config.register_mlp is None:
+            return make()
+        first = int(config.class_token) if config.register_mlp == "registers" else 0
+        return SplitMlp(make(), make(), first, config.prefix)
 
-def check_grid(image_size: tuple[int, int], patch_size: tuple[int, int], name: str) -> tuple[int, int]:
-    """The token grid (h, w); ValueError when the patch does not divide the image."""
-    for axis, size, patch in zip(("height", "width"), image_size, patch_size, strict=True):
-        if size % patch or size < patch:
-            lower = max(1, size // patch) * patch
-            raise ValueError(
-                f"ViT: {name} {image_size[0]}x{image_size[1]}: the {axis} {size} is not divisible by the patch {axis} "
-                f"{patch}; the nearest are {lower} and {lower + patch}."
-            )
-    return image_size[0] // patch_size[0], image_size[1] // patch_size[1]
+    def _norm(self, group, width: int | None = None) -> nnx.Module:
+        config, width = self.config, width or self.config.width
+        if group is None:
+            return dense.LayerNorm(width, eps=config.norm_eps)
+        return isotypic.LayerNorm(width, group=group, eps=config.isotypic_eps, weighting=config.isotypic_norm)
+
+    def _scale(self, group, width: int | None = None) -> nnx.Module | None:
+        config, width = self.config, width or self.config.width
+        if config.layer_scale is None:
+            return None
+        if group is None:
+            return dense.LayerScale(width, config.layer_scale)
+        return isotypic.LayerScale(width, config.layer_scale, group=group)
 
 
-def check_images(images, config: ViTConfig) -> tuple[int, int]:
-    """The token grid of images [*B, H, W, C]; ValueError for a wrong rank, type, channel count or size."""
-    if images.ndim < 4 or images.shape[-1] != config.in_channels:
-        raise ValueError(f"ViT: images {images.shape} must be [*B, H, W, {config.in_channels}].")
-    if not jnp.issubdtype(images.dtype, jnp.floating):
-        raise ValueError(
-            f"ViT: images are {images.dtype}; they must be floating point, normalised by mean and deviation."
-        )
-    return check_grid(images.shape[-3:-1], config.patch_size, "image")
+def mlp(name: str, width: int, hidden: int, group: Group | None, rngs: nnx.Rngs) -> nnx.Module:
+    """An MLP of the kind `ViTConfig.mlp` names, dense or between fields of `group`."""
+    if group is not None:
+        return isotypic.Mlp(width, hidden, group=group, rngs=rngs)
+    if name == "swiglu":
+        return dense.SwiGlu(width, hidden, rngs=rngs)
+    return dense.Mlp(width, hidden, activation=dense.gelu_tanh if name == "gelu_tanh" else dense.gelu, rngs=rngs)
 
 
-def _token(wanted: bool, shape: tuple[int, ...], std: float, rngs: nnx.Rngs) -> nnx.Param | None:
+def _position(config: ViTConfig, rngs: nnx.Rngs) -> nnx.Module:
+    grid = check_grid(config.image_size, config.patch_size, "image_size")
+    if config.group is not None:
+        return IsotypicPosition(grid, config.width, group=config.group, std=config.position_std, rngs=rngs)
+    if config.position != "learned":
+        return SinCos(config.width, inclusive=config.position == "sincos_inclusive")
+    return Position(
+        grid,
+        config.width,
+        std=config.position_std,
+        antialias=config.position_antialias,
+        offset=config.position_offset,
+        rngs=rngs,
+    )
+
+
+def token(wanted: bool, shape: tuple[int, ...], std: float, rngs: nnx.Rngs) -> nnx.Param | None:
+    """A learned token, normal with deviation `std`, if there is to be one."""
     return nnx.Param(std * jax.random.normal(rngs.params(), shape)) if wanted else None
 
 
-def _scale(kind, config: ViTConfig, **group):
-    return None if config.layer_scale is None else kind(config.width, config.layer_scale, **group)
-
-
-def _dense(x) -> jax.Array:
+def to_dense(x) -> jax.Array:
+    """A dense array as it is; of a field the concatenation of its components."""
     return x if isinstance(x, jax.Array) else fields.to_dense(x)
 
 

@@ -5,14 +5,15 @@ else that lives from step to step: EMA weights, running statistics, teachers) an
 """
 
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import numpy as np
 from flax import nnx
+from ml_collections import ConfigDict
 
 Trainable = dict[str, jax.Array]
-Extra = dict[str, Any]  # what lies under "frozen" is neither optimised nor checkpointed
+Extra = dict[str, Any]  # what the loop puts under "frozen", a teacher, is neither optimised nor checkpointed
 Batch = dict[str, jax.Array]  # every leaf has the example axis first
 
 
@@ -26,7 +27,24 @@ class Rule(NamedTuple):
 
 
 class Objective(Protocol):
-    """What is minimised.  All functions but `init` are pure and run under `jax.jit`, except `static` and `rules`."""
+    """What is minimised.  All functions but `init` are pure and run under `jax.jit`, except `static` and `rules`.
+
+    Attributes:
+      DEFAULTS: the keys that the `objective` section of a config has beside `name`, with their defaults.
+    """
+
+    DEFAULTS: ClassVar[dict[str, Any]]
+
+    @classmethod
+    def create(cls, config: ConfigDict) -> "Objective":
+        """The objective of a checked config; `model.num_classes` is known where the data have classes.
+
+        An objective with a teacher takes it as `teacher=`, and can do all but `prepare` and `loss` without one.
+        """
+
+    @staticmethod
+    def check(config: ConfigDict) -> None:
+        """ValueError for a value of the `objective` section that is impossible, or does not go with the others."""
 
     def init(self, model: nnx.Module, key: jax.Array) -> tuple[Trainable, Extra]:
         """The arrays to train and the arrays that go along; may run under `jax.eval_shape`."""
@@ -37,8 +55,11 @@ class Objective(Protocol):
     def rules(self) -> Callable[[str, tuple[int, ...]], Rule]:
         """The rule for each logical tensor, from its name and shape."""
 
-    def static(self, step: int) -> Hashable:
-        """What the compiled step depends on, such as a token-drop phase; a new value compiles a new step."""
+    def static(self, progress: float) -> Hashable:
+        """What the compiled step depends on, such as a token-drop phase; a new value compiles a new step.
+
+        `progress` in [0, 1) is the share of all steps that is done.  A value that is not None is logged when it is new.
+        """
 
     def prepare(self, batch: Batch, key: jax.Array) -> Batch:
         """The whole global batch, normalised and mixed or masked, before it is cut into micro-batches."""

@@ -14,10 +14,12 @@ import numpy as np
 from flax import nnx
 
 from equivit.layers import parameters
-from equivit.models.vit import ViT, ViTConfig
-from equivit.pretrained import flip, mapping, octic_vits, reading, timm
+from equivit.models import zoo
+from equivit.models.vit import ViT
+from equivit.models.vit_config import ViTConfig
+from equivit.pretrained import flip, jumbo, mae, mapping, octic_vits, reading, timm
 
-FORMATS = {format.NAME: format for format in (octic_vits, flip, timm)}
+FORMATS = {format.NAME: format for format in (octic_vits, flip, timm, jumbo, mae)}
 
 
 def load(
@@ -36,13 +38,14 @@ def load(
     Prints the names of tensors that are left out on purpose: constants, and what the model does not use.
 
     Args:
-      source: "octic_vits", "flip" or "timm".
+      source: "octic_vits", "flip", "timm", "jumbo" or "mae" (the encoder; `mae.load_autoencoder` has the decoder too).
       weights: a state dict, or the path of a .safetensors, .npz or .pth file; containers and wrappers are taken off.
       num_heads: heads per block; None: those of the published model of that width.
       image_size: (height, width) that the table of positions belongs to; needed where it is not a square.
       num_classes: if not the file's number, the model gets a new head, drawn with `seed`.
       family: "H2" or "I2" for "flip"; else a check.
-      options: other fields of `ViTConfig`, such as drop_path=0.1 or pool_first=True.
+      options: other fields of the model's configuration, such as drop_path=0.1; norm_eps=1e-5 for a plain ViT of a
+        code that has it, which no file tells.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -50,7 +53,7 @@ def load(
     """
     format = _format(source)
     content = reading.read(weights) if isinstance(weights, str | os.PathLike) else weights
-    state, left_out = reading.state_dict(content)
+    state, left_out = reading.state_dict(content, reading.OTHER_HEADS + getattr(format, "OTHERS", ()))
     config, flavour = format.infer(state, num_heads=num_heads, image_size=image_size, family=family)
     if family not in (None, config.family):
         raise ValueError(f"{source}: family={family!r}, but the weights are those of {config.family!r}.")
@@ -93,7 +96,7 @@ def _format(source: str):
 
 
 def _with_options(source, config: ViTConfig, options) -> ViTConfig:
-    valid = [field.name for field in dataclasses.fields(ViTConfig)]
+    valid = [field.name for field in dataclasses.fields(config)]
     for name in options:
         if name not in valid:
             near = difflib.get_close_matches(name, valid, n=1)
@@ -103,12 +106,12 @@ def _with_options(source, config: ViTConfig, options) -> ViTConfig:
 
 def _abstract(config: ViTConfig) -> ViT:
     """The model with shapes in place of arrays."""
-    return jax.eval_shape(lambda: ViT(config, rngs=nnx.Rngs(params=0)))
+    return jax.eval_shape(lambda: zoo.build(config, nnx.Rngs(params=0)))
 
 
 def _shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
     """The shape of each logical tensor."""
-    tensors = jax.eval_shape(lambda: parameters.to_logical(ViT(config, rngs=nnx.Rngs(params=0))))
+    tensors = jax.eval_shape(lambda: parameters.to_logical(zoo.build(config, nnx.Rngs(params=0))))
     return {name: tensor.shape for name, tensor in tensors.items()}
 
 
@@ -117,7 +120,7 @@ def _new_head(config: ViTConfig, seed: int) -> dict[str, jax.Array]:
 
     @jax.jit
     def draw():
-        tensors = parameters.to_logical(ViT(config, rngs=nnx.Rngs(params=seed)))
+        tensors = parameters.to_logical(zoo.build(config, nnx.Rngs(params=seed)))
         return {name: tensor for name, tensor in tensors.items() if name.startswith("head.")}
 
     return draw()

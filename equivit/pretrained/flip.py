@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from equivit.models.vit import ViTConfig
+from equivit.models.vit_config import ViTConfig
 from equivit.pretrained import inference, mapping
-from equivit.pretrained.mapping import Constant, Pair, Table
+from equivit.pretrained.mapping import Constant, Table
 
 NAME = "flip"
 IRREPS = ("sym", "asym")
@@ -68,7 +68,7 @@ def table(config: ViTConfig, flavour: str) -> Table:
     ]
     for i, irrep in enumerate(IRREPS):
         pairs.append(mapping.moved(f"patch_embed.proj_{irrep}.weight", f"patch_embed.{irrep}", (2, 3, 1, 0)))
-        pairs.append(_position(f"pos_embed.{i}", f"position.{irrep}", (h, w // 2)))
+        pairs.append(mapping.grid(f"pos_embed.{i}", f"position.{irrep}", (h, w // 2)))
     for i in range(config.k):
         pairs += mapping.isotypic_block(i, config, IRREPS, "linear", ("gamma_1", "gamma_2"))
     for i in range(config.k, config.depth):
@@ -102,8 +102,3 @@ def _image_size(state, patch_size):
     if columns < 1 or tokens % columns:
         raise ValueError(f"{NAME}: {ORDER} is not the token order of any grid of {tokens} tokens.")
     return tokens // columns * patch_size[0], columns * patch_size[1]
-
-
-def _position(theirs, ours, half) -> Pair:
-    """[1, h w/2, C] <-> [h, w/2, C]."""
-    return Pair(theirs, (ours,), lambda x: (x.reshape(*half, -1),), lambda x: x.reshape(1, -1, x.shape[-1]))

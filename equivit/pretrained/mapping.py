@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 import jax.numpy as jnp
 import numpy as np
 
-from equivit.models.vit import ViTConfig
+from equivit.models.vit_config import ViTConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +65,17 @@ def same(theirs: str, ours: str, ones: int = 0) -> Pair:
     return Pair(theirs, (ours,), lambda x: (x.reshape(x.shape[ones:]),), lambda x: x.reshape(*(1,) * ones, *x.shape))
 
 
+def grid(theirs: str, ours: str, size: tuple[int, int]) -> Pair:
+    """A table of positions: [1, h w, C] <-> [h, w, C]."""
+    return Pair(theirs, (ours,), lambda x: (x.reshape(*size, -1),), lambda x: x.reshape(1, -1, x.shape[-1]))
+
+
+def patch_embed() -> list[Pair]:
+    """A dense patch embedding."""
+    kernel = moved("patch_embed.proj.weight", "patch_embed.kernel", (2, 3, 1, 0))
+    return [kernel, same("patch_embed.proj.bias", "patch_embed.bias")]
+
+
 def linear(theirs: str, ours: str, *, bias: bool = True) -> list[Pair]:
     """A matrix [out, in] and its bias."""
     weight = moved(f"{theirs}.weight", f"{ours}.weight", (1, 0))
@@ -76,14 +87,20 @@ def norm(theirs: str, ours: str) -> list[Pair]:
     return [same(f"{theirs}.weight", f"{ours}.scale"), same(f"{theirs}.bias", f"{ours}.bias")]
 
 
-def dense_block(index: int, config: ViTConfig, scales: tuple[str, str]) -> list[Pair]:
-    """A dense block; `scales` are the foreign names of its layer scales."""
+def mlp(theirs: str, ours: str, maps: tuple[str, str] = ("fc1", "fc2")) -> list[Pair]:
+    """A dense MLP; `maps` are the foreign names of its two linear maps."""
+    return linear(f"{theirs}.{maps[0]}", f"{ours}.fc1") + linear(f"{theirs}.{maps[1]}", f"{ours}.fc2")
+
+
+def dense_block(
+    index: int, config: ViTConfig, scales: tuple[str, ...], maps: tuple[str, str] = ("fc1", "fc2")
+) -> list[Pair]:
+    """A dense block; `scales` are the foreign names of its layer scales, `maps` those of its MLP's linear maps."""
     at = f"blocks.{index}"
     pairs = norm(f"{at}.norm1", f"{at}.norm1") + norm(f"{at}.norm2", f"{at}.norm2")
     pairs += linear(f"{at}.attn.qkv", f"{at}.attention.qkv", bias=config.qkv_bias)
     pairs += linear(f"{at}.attn.proj", f"{at}.attention.proj")
-    for layer in ("mlp.fc1", "mlp.fc2"):
-        pairs += linear(f"{at}.{layer}", f"{at}.{layer}")
+    pairs += mlp(f"{at}.mlp", f"{at}.mlp", maps)
     if config.layer_scale is not None:
         pairs += [same(f"{at}.{scale}", f"{at}.scale{i}.scale") for i, scale in enumerate(scales, 1)]
     return pairs

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from equivit.models.vit import ViTConfig
+from equivit.models.vit_config import ViTConfig
 from equivit.pretrained import inference, mapping
 from equivit.pretrained.mapping import Constant, Pair, Table
 from equivit.symmetry.groups import OCTIC

@@ -50,8 +50,8 @@ def write(path: str | pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
         raise ValueError(f"{path}: weights are written as .safetensors or .npz, not as {path.suffix!r}.")
 
 
-def state_dict(content: Any) -> tuple[dict[str, np.ndarray], list[str]]:
-    """The tensors of a model without containers and wrappers, and the names of those that belong to no model.
+def state_dict(content: Any, others: tuple[str, ...] = OTHER_HEADS) -> tuple[dict[str, np.ndarray], list[str]]:
+    """The tensors of a model without containers and wrappers, and the names of those that begin as in `others`.
 
     Containers are {"model": ...}, {"teacher": ...} and {"state_dict": ...}; wrappers are parts of names, such as
     `_orig_mod.` and `backbone.`; blocks in chunks, `blocks.1.7.`, become `blocks.7.`.
@@ -69,7 +69,7 @@ def state_dict(content: Any) -> tuple[dict[str, np.ndarray], list[str]]:
             raise ValueError(f"weights: {name!r} is {type(value).__name__}, not a tensor.")
         short = ".".join(part for part in name.split(".") if part not in WRAPPERS)
         short = re.sub(r"^blocks\.\d+\.(\d+)\.", r"blocks.\1.", short)
-        if short.startswith(OTHER_HEADS):
+        if short.startswith(others):
             left_out.append(short)
         elif short in tensors:
             raise ValueError(f"weights: two tensors are named {short!r} once wrappers are taken off, such as {name!r}.")

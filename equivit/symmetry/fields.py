@@ -97,6 +97,11 @@ def invariant_part(array: jax.Array, group: Group) -> Isotypic:
     return Isotypic(one, two)
 
 
+def take_invariant(field: Isotypic) -> jax.Array:
+    """The invariant component alone: [*B, N, C]."""
+    return field.one[0]
+
+
 def act_on_grid(element: str, array: jax.Array, axes: tuple[int, int]) -> jax.Array:
     """Move the entries of a pixel or token grid; `axes` are (height, width).  A quarter turn swaps their sizes."""
     for letter in reversed(element):

@@ -5,10 +5,7 @@ from ml_collections import ConfigDict
 
 from equivit import models
 from equivit.objectives.objective import Objective
-from equivit.objectives.supervised import Supervised
-from equivit.training import config as configs
-
-OBJECTIVES = {"supervised": Supervised}
+from equivit.objectives.registry import OBJECTIVES
 
 
 def make_model(config: ConfigDict, rngs: nnx.Rngs) -> nnx.Module:
@@ -17,14 +14,9 @@ def make_model(config: ConfigDict, rngs: nnx.Rngs) -> nnx.Module:
     return models.create(config.model.name, rngs=rngs, **options)
 
 
-def make_objective(config: ConfigDict) -> Objective:
+def make_objective(config: ConfigDict, **frozen: nnx.Module) -> Objective:
     """The objective of the `objective` section; `config.model.num_classes` must be known.
 
-    Raises ValueError for a name that is not in `OBJECTIVES`.
+    `frozen` are the models that it uses and does not train, `teacher=` for one that distils (`start.frozen_models`).
     """
-    name = config.objective.name
-    if name not in OBJECTIVES:
-        known = ", ".join(OBJECTIVES)
-        raise ValueError(f"config.objective.name={name!r} is not one of {known}{configs.nearest(name, OBJECTIVES)}.")
-    data = config.data
-    return OBJECTIVES[name](config.objective, mean=data.mean, std=data.std, num_classes=config.model.num_classes)
+    return OBJECTIVES[config.objective.name].create(config, **frozen)

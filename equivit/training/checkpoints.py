@@ -8,6 +8,7 @@ import functools
 import logging
 import pathlib
 import time
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +18,6 @@ from flax import nnx
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
-from equivit.layers import parameters
-from equivit.models import saved
 from equivit.training import build
 from equivit.training import config as configs
 from equivit.training.state import State
@@ -138,7 +137,7 @@ def load_run(workdir: pathlib.Path, *, averaged: bool = False) -> tuple[ConfigDi
     if not (workdir / "config.json").is_file():
         raise FileNotFoundError(f"{workdir} holds no config.json; give the --workdir of a run.")
     config = configs.from_json(workdir / "config.json")
-    if averaged and config.objective.ema is None:
+    if averaged and config.objective.get("ema") is None:
         raise ValueError(f"{workdir} keeps no averaged weights: its config.objective.ema is None.")
     objective = build.make_objective(config)
 
@@ -152,22 +151,6 @@ def load_run(workdir: pathlib.Path, *, averaged: bool = False) -> tuple[ConfigDi
             raise FileNotFoundError(f"{workdir} has no checkpoint yet; train on with the same --workdir.")
         state = jax.tree.map(jnp.asarray, checkpoints.restore_model(like))
     return config, objective.exported(state.extra["ema"] if averaged else state.trainable, state.extra)
-
-
-def initial_parameters(config: ConfigDict) -> dict[str, jax.Array]:
-    """The parameters in `config.init`, a run directory or a saved model, to begin with; empty if it is None.
-
-    Raises ValueError naming the parameters that do not fit the model of the config.
-    """
-    if config.init is None:
-        return {}
-    directory = pathlib.Path(config.init)
-    model = saved.load(directory) if (directory / "model.json").is_file() else load_run(directory)[1]
-    arrays = parameters.take(model)
-    wanted = parameters.take(jax.eval_shape(lambda: build.make_model(config, nnx.Rngs(0))))
-    if lines := _differences(_about_leaves(arrays), wanted):
-        raise ValueError(f"config.init={config.init}: {len(lines)} parameters do not fit config.model: {_some(lines)}.")
-    return arrays
 
 
 def _items(state):
@@ -210,9 +193,19 @@ def _about_leaves(leaves):
 def _check_leaves(path, about, like):
     if lines := _differences(about, like):
         raise OtherModelError(
-            f"checkpoint {path} is of another model or optimiser, {len(lines)} arrays differ: {_some(lines)}.  Give "
+            f"checkpoint {path} is of another model or optimiser, {len(lines)} arrays differ: {some(lines)}.  Give "
             "the config that wrote it, or another --workdir."
         )
+
+
+def differences(arrays: Mapping[str, jax.Array], like: Mapping[str, jax.Array]) -> list[str]:
+    """A line for each array whose shape or type is not that in `like`."""
+    return _differences(_about_leaves(arrays), like)
+
+
+def some(lines: list[str]) -> str:
+    """The first of them, on one line."""
+    return "; ".join(lines[:6]) + (" ..." if len(lines) > 6 else "")
 
 
 def _differences(about, like):
@@ -222,10 +215,6 @@ def _differences(about, like):
     lines += [f"{name} is not of this model" for name in about.keys() - wanted.keys()]
     both = (name for name in wanted.keys() & about.keys() if list(about[name]) != wanted[name])
     return sorted(lines + [f"{name} is {about[name]}, here {wanted[name]}" for name in both])
-
-
-def _some(lines):
-    return "; ".join(lines[:6]) + (" ..." if len(lines) > 6 else "")
 
 
 def _agreed(late: bool, *, asked: bool) -> bool:

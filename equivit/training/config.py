@@ -9,24 +9,30 @@ sections take the keys below and no others.
 """
 
 import ast
-import difflib
 import importlib.util
 import json
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ml_collections import ConfigDict
 
-LOSSES = ("bce", "cross_entropy")
+from equivit.data import corruptions
+from equivit.objectives.options import is_number, nearest, number, one_of
+from equivit.objectives.registry import OBJECTIVES
+
 CROPS = ("random_resized", "simple_random", "none", "pad")
-OPTIMIZERS = ("lamb", "adamw", "sgd")
+OPTIMIZERS = ("lamb", "lars", "adamw", "sgd")
 SCHEDULES = ("cosine", "constant")
 WHOLE = ("steps", "data.channels", "data.train_examples", "data.eval_examples", "schedule.warmup_steps")
 SOURCES = ("digits", "synthetic", "tfds:<name>", "folder:<dir>", "npz:<file>")
 
 
-def get_base() -> ConfigDict:
-    """Every section with its defaults; values of None are "not set"."""
+def get_base(objective: str = "supervised") -> ConfigDict:
+    """Every section with its defaults; values of None are "not set".
+
+    The keys of the `objective` section are those of the objective named.  Raises ValueError for an unknown one.
+    """
+    one_of("objective.name", objective, OBJECTIVES)
     config = ConfigDict(dict(seed=0, steps=None, epochs=None, batch_size=128, init=None))  # init: a run or saved model
     config.model = dict(name="vit_ti16")
     config.data = dict(
@@ -34,12 +40,15 @@ def get_base() -> ConfigDict:
         split="train",
         eval_split="test",
         image_size=(32, 32),  # height, width
+        train_image_size=None,  # of the images that are loaded to train; None: the same
         channels=None,  # None: as the source has them
         train_examples=None,  # None: all
         eval_examples=None,
         workers=0,  # processes that decode and augment
         repeats=1,  # copies of an example in one batch (repeated augmentation)
         crop_ratio=1.0,  # evaluation: share of the resized side that the centre crop keeps
+        corruption=None,  # evaluation: one of ImageNet-C's, such as "gaussian_noise" (data/corruptions.py)
+        severity=5,  # of the corruption, 1 to 5
         mean=(0.485, 0.456, 0.406),  # per channel, of values in 0..1
         std=(0.229, 0.224, 0.225),
     )
@@ -53,38 +62,35 @@ def get_base() -> ConfigDict:
         color_jitter=0.0,
         erase=0.0,
     )
-    config.objective = dict(
-        name="supervised",
-        loss="bce",
-        mixup=0.0,  # alpha of the Beta distribution; 0: never
-        cutmix=0.0,
-        mix_probability=1.0,
-        switch_probability=0.5,  # of cutmix where both are on
-        label_smoothing=0.0,
-        ema=None,  # decay of the averaged weights
-    )
+    config.objective = dict(name=objective, **OBJECTIVES[objective].DEFAULTS)
     config.optimizer = dict(
         name="lamb",
         weight_decay=0.02,
         betas=(0.9, 0.999),
         eps=1e-8,
         clip=1.0,  # largest global norm of the gradients; None: any
-        momentum=0.9,  # sgd only
+        momentum=0.9,  # sgd and lars only
         accumulation=1,  # micro-batches per step
         no_decay=(),  # patterns of logical names, such as "head.*", beside the objective's own rules
+        layer_decay=None,  # of the learning rate from layer to layer, backwards from the head; such as 0.75
     )
     config.schedule = dict(
         name="cosine", lr=1e-3, warmup_lr=1e-6, min_lr=1e-5, warmup_epochs=None, warmup_steps=None, per_epoch=False
     )
     config.mesh = dict(data=-1, fsdp=1)  # -1: the devices that are left
     config.checkpoint = dict(every_steps=None, every_seconds=None, keep=2)
-    config.evaluation = dict(every_epochs=None, suite=("accuracy",))
+    config.evaluation = dict(every_epochs=None, suite=("accuracy",), severities=(5,))  # severities: of corruptions
+    config.evaluation.sar = dict(  # test-time adaptation (evaluation/adaptation.py)
+        batch_size=64, lr=1e-3, momentum=0.9, rho=0.05, margin=0.4, decay=0.9, reset_below=0.2, official=False
+    )
     config.log = dict(every_steps=50, tensorboard=True)
     return config
 
 
-def load(path: str, overrides: Iterable[str] = ()) -> ConfigDict:
+def load(path: str, overrides: Iterable[str] = (), *, check: Callable[[ConfigDict], None] | None = None) -> ConfigDict:
     """The checked configuration of `file.py` or `file.py:mode`, changed by overrides such as `data.workers=2`.
+
+    `check` replaces `validate` where a command has a configuration of its own.
 
     Raises ValueError naming the key, the value, the rule and the nearest fix.
     """
@@ -102,13 +108,14 @@ def load(path: str, overrides: Iterable[str] = ()) -> ConfigDict:
     with config.unlocked():
         for text in overrides:
             override(config, text)
-    validate(config)
+    (check or validate)(config)
     return config.lock()
 
 
 def from_json(path: pathlib.Path) -> ConfigDict:
     """The configuration that a run wrote into its directory."""
-    config, stored = get_base(), json.loads(path.read_text())
+    stored = json.loads(path.read_text())
+    config = get_base(stored["objective"]["name"])
     config.model = stored.pop("model")
     _update(config, stored)
     return config.lock()
@@ -130,25 +137,24 @@ def validate(config: ConfigDict) -> None:
 
     Raises ValueError with one line: the key, its value, the rule, and the nearest valid name.
     """
-    _check_keys(config, get_base(), "")
-    _one_of("objective.loss", config.objective.loss, LOSSES)
-    _one_of("data.augment.crop", config.data.augment.crop, CROPS)
-    _one_of("optimizer.name", config.optimizer.name, OPTIMIZERS)
-    _one_of("schedule.name", config.schedule.name, SCHEDULES)
+    name = config.objective.get("name") if isinstance(config.get("objective"), ConfigDict) else None
+    base = get_base(name or "supervised")
+    check_keys(config, base, "")
+    one_of("data.augment.crop", config.data.augment.crop, CROPS)
+    one_of("optimizer.name", config.optimizer.name, OPTIMIZERS)
+    one_of("schedule.name", config.schedule.name, SCHEDULES)
+    if config.data.corruption is not None:
+        one_of("data.corruption", config.data.corruption, corruptions.NAMES)
     source = config.data.source.partition(":")[0]
     if source not in {known.partition(":")[0] for known in SOURCES}:
-        _one_of("data.source", config.data.source, SOURCES)
-    _check_numbers(config)
+        one_of("data.source", config.data.source, SOURCES)
+    _check_numbers(config, base)
     _check_combinations(config)
+    OBJECTIVES[name].check(config)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """ "; did you mean 'x'?" without the question mark, or nothing where no known name is near."""
-    match = difflib.get_close_matches(name, list(known), n=1)
-    return f"; the nearest is '{match[0]}'" if match else ""
-
-
-def _check_keys(config, base, prefix):
+def check_keys(config: ConfigDict, base: ConfigDict, prefix: str = "") -> None:
+    """Raise ValueError unless `config` has the keys of `base` and no others; a `model` section may have any."""
     for key in config:
         if key not in base:
             known = ", ".join(base)
@@ -157,38 +163,42 @@ def _check_keys(config, base, prefix):
             if not isinstance(config[key], ConfigDict):
                 raise ValueError(f"config.{prefix}{key}={config[key]!r}: this is a section, not a value.")
             if prefix + key != "model":
-                _check_keys(config[key], base[key], f"{prefix}{key}.")
+                check_keys(config[key], base[key], f"{prefix}{key}.")
     for key in base:
         if key not in config:
-            raise ValueError(f"config.{prefix}{key}: missing; begin the file with equivit.training.config.get_base().")
+            raise ValueError(f"config.{prefix}{key}: missing; begin the file with get_base().")
 
 
-def _check_numbers(config):
+def _check_numbers(config, base):
     probability, positive, zero_or_more = "in [0, 1]", "positive", "zero or more"
     rules = {
-        probability: ("objective.mix_probability", "objective.switch_probability", "data.augment.flip",
-                      "data.augment.erase"),
+        probability: ("data.augment.flip", "data.augment.erase"),
         positive: ("batch_size", "steps", "epochs", "data.train_examples", "data.eval_examples", "data.repeats",
                    "data.channels", "data.crop_ratio", "optimizer.eps", "optimizer.clip", "optimizer.accumulation",
                    "schedule.lr", "mesh.fsdp", "checkpoint.every_steps", "checkpoint.every_seconds",
                    "checkpoint.keep", "evaluation.every_epochs", "log.every_steps"),
-        zero_or_more: ("seed", "data.workers", "data.augment.color_jitter", "objective.mixup", "objective.cutmix",
-                       "optimizer.weight_decay", "schedule.warmup_lr", "schedule.min_lr", "schedule.warmup_epochs",
-                       "schedule.warmup_steps"),
+        zero_or_more: ("seed", "data.workers", "data.augment.color_jitter", "optimizer.weight_decay",
+                       "schedule.warmup_lr", "schedule.min_lr", "schedule.warmup_epochs", "schedule.warmup_steps"),
     }  # fmt: skip
-    holds = {probability: lambda v: 0 <= v <= 1, positive: lambda v: v > 0, zero_or_more: lambda v: v >= 0}
-    base = _flat(get_base())
+    base = _flat(base)
     for rule, keys in rules.items():
         for key in keys:
             value = _get(config, key)
             if value is None and (base[key] is None or key == "optimizer.clip"):
                 continue
-            if not _number(value) or not holds[rule](value):
-                raise ValueError(f"config.{key}={value!r} must be {rule}.")
+            number(key, value, rule)
+    if config.optimizer.layer_decay is not None:
+        number("optimizer.layer_decay", config.optimizer.layer_decay, "in (0, 1)")
+    for key, severities in {
+        "data.severity": (config.data.severity,),
+        "evaluation.severities": config.evaluation.severities or (None,),
+    }.items():
+        if not set(severities) <= set(corruptions.SEVERITIES):
+            raise ValueError(f"config.{key}={_get(config, key)!r}: severities of corruptions are 1 to 5.")
     for key in WHOLE:
         if isinstance(value := _get(config, key), float):
             raise ValueError(f"config.{key}={value!r} must be a whole number.")
-    if config.mesh.data != -1 and not (_number(config.mesh.data) and config.mesh.data > 0):
+    if config.mesh.data != -1 and not (is_number(config.mesh.data) and config.mesh.data > 0):
         raise ValueError(f"config.mesh.data={config.mesh.data!r} must be positive, or -1 for the devices left.")
     ranges = {
         "optimizer.betas": ("in [0, 1)", lambda v: 0 <= v < 1),
@@ -197,34 +207,28 @@ def _check_numbers(config):
     }
     for key, (rule, holds) in ranges.items():
         pair = _get(config, key)
-        if len(pair) != 2 or not all(_number(v) and holds(v) for v in pair):
+        if len(pair) != 2 or not all(is_number(v) and holds(v) for v in pair):
             raise ValueError(f"config.{key}={pair!r} must be two numbers {rule}.")
 
 
 def _check_combinations(config):
-    objective, data, batch = config.objective, config.data, config.batch_size
+    data, batch = config.data, config.batch_size
     if (config.steps is None) == (config.epochs is None):
         raise ValueError(f"config: {config.steps=} and {config.epochs=}; set exactly one, and the other to None.")
     if config.schedule.warmup_epochs is not None and config.schedule.warmup_steps is not None:
         raise ValueError("config.schedule: warmup_epochs and warmup_steps are both set; set one to None.")
     if config.schedule.per_epoch and config.schedule.warmup_steps is not None:
         raise ValueError("config.schedule: per_epoch=True counts in epochs; give warmup_epochs, not warmup_steps.")
-    if len(data.image_size) != 2 or not all(isinstance(side, int) and side > 0 for side in data.image_size):
-        raise ValueError(f"config.data.image_size={data.image_size!r} must be (height, width) in pixels.")
+    for key in ("image_size", "train_image_size"):
+        if (size := data[key]) is None and key == "train_image_size":
+            continue
+        if len(size) != 2 or not all(isinstance(side, int) and side > 0 for side in size):
+            raise ValueError(f"config.data.{key}={size!r} must be (height, width) in pixels.")
     if len(data.mean) != len(data.std) or not all(s > 0 for s in data.std):
         raise ValueError(f"config.data: {data.mean=} and {data.std=} must have one entry per channel, std positive.")
     if batch % (parts := config.optimizer.accumulation):
         fix = f"the nearest are {batch // parts * parts or parts} and {(batch // parts + 1) * parts}"
         raise ValueError(f"config.batch_size={batch} must be divisible by optimizer.accumulation={parts}; {fix}.")
-    if not 0 <= objective.label_smoothing < 1:
-        raise ValueError(f"config.objective.label_smoothing={objective.label_smoothing} must be in [0, 1).")
-    if objective.loss == "bce" and objective.label_smoothing:
-        raise ValueError(
-            f"config.objective.label_smoothing={objective.label_smoothing} with loss='bce' makes every target "
-            "1; set label_smoothing=0.0 or loss='cross_entropy'."
-        )
-    if objective.ema is not None and not (_number(objective.ema) and 0 < objective.ema < 1):
-        raise ValueError(f"config.objective.ema={objective.ema!r} must be a decay in (0, 1), or None.")
 
 
 def override(config: ConfigDict, text: str) -> None:
@@ -261,7 +265,8 @@ def _parse(text, old):
     try:
         return ast.literal_eval(text)
     except (SyntaxError, ValueError):
-        return text
+        words = isinstance(old, tuple) and all(isinstance(entry, str) for entry in old)
+        return tuple(text.split(",")) if words else text
 
 
 def _update(config, values):
@@ -284,12 +289,3 @@ def _get(config, key):
     for name in key.split("."):
         config = config[name]
     return config
-
-
-def _number(value):
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _one_of(key, value, known):
-    if value not in known:
-        raise ValueError(f"config.{key}={value!r} is not one of {', '.join(known)}{nearest(str(value), known)}.")

@@ -4,7 +4,8 @@ import contextlib
 import json
 import pathlib
 import signal
-from collections.abc import Callable, Generator
+import types
+from collections.abc import Callable, Generator, Mapping
 from typing import Protocol
 
 import jax
@@ -50,10 +51,12 @@ def train(
     pipeline: Pipeline,
     evaluate: Evaluate,
     initial: Callable[[], dict[str, jax.Array]] = dict,
+    frozen: Mapping[str, nnx.Module] = types.MappingProxyType({}),
 ) -> dict[str, float] | None:
     """Train, or go on with training, in `workdir`; returns the final figures, or None if SIGTERM ended the run early.
 
-    A fresh run begins with the parameters that `initial` returns, and draws those it does not name.
+    A fresh run begins with the parameters that `initial` returns, and draws those it does not name.  The arrays of the
+    `frozen` models lie in `extra["frozen"]`.
 
     Raises NotFiniteError, with the state of the last good step saved, when the loss or a gradient is not finite.
     """
@@ -73,6 +76,7 @@ def train(
             mesh,
             seed=config.seed,
             accumulation=config.optimizer.accumulation,
+            frozen=frozen,
         )
         like = program.init({}) if "frozen" in program.abstract.extra else program.abstract
         state = checkpoints.restore(like)
@@ -86,12 +90,15 @@ def train(
             log.say(f"{'Resuming' if start else 'Starting'} at step {start} of {total} on {mesh.size} device(s).")
             if start and changed:
                 log.say(f"Other values than before: {', '.join(changed)}.")
-            meter = Meter(config.batch_size)
+            meter, static = Meter(config.batch_size), None
             for step in range(start, total):
                 # ---- One step.
+                before, static = static, objective.static(step / total)
+                if static not in (None, before):
+                    log.say(f"{static} from step {step}.")
                 with meter.waiting():
                     batch = sharding.to_global(mesh, next(batches))
-                state, metrics = program.step(state, batch, objective.static(step))
+                state, metrics = program.step(state, batch, static)
                 good, done = meter.add(metrics), step + 1
                 log.advance(done)
 

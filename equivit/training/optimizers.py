@@ -1,4 +1,4 @@
-"""LAMB, AdamW and SGD as optax chains, with every rule stated on logical tensors.
+"""LAMB, LARS, AdamW and SGD as optax chains, with every rule stated on logical tensors.
 
 A leaf may stack many tensors of a paper (blocks, irreps).  Clip groups, decay, trust ratios and learning-rate
 multipliers are computed for each slice, so that a stacked model is optimised exactly as its unstacked tensors would be.
@@ -6,7 +6,8 @@ multipliers are computed for each slice, so that a stacked model is optimised ex
 
 import fnmatch
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,16 @@ from equivit.objectives.objective import Objective
 from equivit.training.schedules import Schedule
 
 Arrays = Mapping[str, jax.Array]
+LARS_COEFFICIENT = 1e-3  # of the trust ratio
+BLOCK = re.compile(r"blocks\.(\d+)\.")
+# Beginnings of the names of what comes before the blocks, and of what all blocks use.
+BEFORE = ("patch_embed", "position", "class_token", "class_position", "jumbo_token", "registers", "mask_token")
+SHARED = ("jumbo_mlp", "isotypic_jumbo_mlp")
+LARS_COEFFICIENT = 1e-3  # of the trust ratio
+BLOCK = re.compile(r"blocks\.(\d+)\.")
+# Beginnings of the names of what comes before the blocks, and of what all blocks use.
+BEFORE = ("patch_embed", "position", "class_token", "class_position", "jumbo_token", "registers", "mask_token")
+SHARED = ("jumbo_mlp", "isotypic_jumbo_mlp")
 
 
 class Rules:
@@ -28,11 +39,18 @@ class Rules:
       objective: gives names and rules of the logical tensors.
       trainable: the leaves, which may be abstract.
       no_decay: shell patterns of logical names that get no decay, whatever the objective says.
+      layer_decay: the layer-wise decay of the learning rate (`layer_factors`); None for none.
 
-    Raises ValueError if a pattern matches no logical tensor.
+    Raises ValueError if a pattern matches no logical tensor, or if there are no blocks whose rate could decay.
     """
 
-    def __init__(self, objective: Objective, trainable: Arrays, no_decay: tuple[str, ...] = ()):
+    def __init__(
+        self,
+        objective: Objective,
+        trainable: Arrays,
+        no_decay: tuple[str, ...] = (),
+        layer_decay: float | None = None,
+    ):
         self.tables, rule = objective.names(), objective.rules()
         everything = [str(name) for table in self.tables.values() for name in table.reshape(-1)]
         for pattern in no_decay:
@@ -45,8 +63,10 @@ class Rules:
         def per_leaf(value):
             return {k: parameters.per_tensor(self.tables[k], a, value) for k, a in trainable.items()}
 
-        self.lr = per_leaf(lambda *tensor: rule(*tensor).lr)
+        factor = (lambda name: 1.0) if layer_decay is None else layer_factors(everything, layer_decay)
+        self.lr = per_leaf(lambda name, shape: rule(name, shape).lr * factor(name))
         self.decay = per_leaf(decays)
+        self.matrix = per_leaf(lambda name, shape: len(shape) > 1)
         self.clip = per_leaf(lambda *tensor: rule(*tensor).clip)
         self.trained = per_leaf(lambda *tensor: not rule(*tensor).frozen)
 
@@ -59,22 +79,50 @@ class Rules:
         return jnp.sum(jnp.square(array), axis=tuple(range(self.tables[leaf].ndim, array.ndim)), keepdims=True)
 
 
+def layer_factors(names: Iterable[str], decay: float) -> Callable[[str], float]:
+    """The factor of the learning rate by logical name: decay^(depth + 1 - layer) (Clark et al. 2020; BEiT, MAE).
+
+    Block i is layer i + 1; patch embedding, positions and tokens are layer 0; the rest, norm and head, layer depth + 1.
+    The MLP that all blocks of a Jumbo ViT share is in each of them, and moves at the mean of their rates.
+
+    Raises ValueError if no name is that of a block.
+    """
+    blocks = [int(match[1]) for name in names if (match := BLOCK.match(name))]
+    if not blocks:
+        raise ValueError(f"optimizer.layer_decay={decay}: the model has no blocks; set it to None.")
+    depth = max(blocks) + 1
+    shared = sum(decay ** (depth - i) for i in range(depth)) / depth
+
+    def factor(name):
+        if match := BLOCK.match(name):
+            return decay ** (depth - int(match[1]))
+        if name.startswith(SHARED):
+            return shared
+        return decay ** (depth + 1) if name.startswith(BEFORE) else 1.0
+
+    return factor
+
+
 def create(
     config: ConfigDict, objective: Objective, trainable: Arrays, schedule: Schedule
 ) -> optax.GradientTransformation:
     """The optimiser of the `optimizer` section; `objective.init` must have run.
 
     LAMB is You et al. (2020) as apex's FusedLAMB and timm's Lamb run it: the trust ratio |p| / |u| belongs to weight
-    decay, and a tensor without decay gets neither.  Clipping divides by max(norm / clip, 1).
+    decay, and a tensor without decay gets neither.  LARS is You et al. (2017) as the public MAE code runs it for linear
+    probes: the trust ratio 0.001 |p| / |u| belongs to tensors of two axes or more, and momentum gathers u before the
+    learning rate.  Clipping divides by max(norm / clip, 1).
     """
-    rules = Rules(objective, trainable, tuple(config.no_decay))
+    rules = Rules(objective, trainable, tuple(config.no_decay), config.layer_decay)
     parts = [_clip(rules, config.clip)] if config.clip else []
-    if config.name == "sgd":
-        parts += [_decay(rules, config.weight_decay), optax.trace(config.momentum)]
+    if config.name in ("sgd", "lars"):
+        parts.append(_decay(rules, config.weight_decay))
+        parts += [_trust_ratio(rules, rules.matrix, LARS_COEFFICIENT)] if config.name == "lars" else []
+        parts.append(optax.trace(config.momentum))
     else:
         parts += [_adam(*config.betas, config.eps), _decay(rules, config.weight_decay)]
     if config.name == "lamb" and config.weight_decay:
-        parts.append(_trust_ratio(rules))
+        parts.append(_trust_ratio(rules, rules.decay))
     parts += [optax.scale_by_learning_rate(schedule), _scale(rules.lr)]
     return _only_trained(optax.chain(*parts), rules)
 
@@ -124,13 +172,16 @@ def _decay(rules: Rules, weight_decay: float) -> optax.GradientTransformation:
     return optax.stateless(update)
 
 
-def _trust_ratio(rules: Rules) -> optax.GradientTransformation:
-    """Multiply each decayed tensor's update u by |p| / |u|, or by 1 where either norm is 0."""
+def _trust_ratio(
+    rules: Rules, where: Mapping[str, np.ndarray], coefficient: float = 1.0
+) -> optax.GradientTransformation:
+    """Multiply the update u of each tensor in `where` by coefficient |p| / |u|, or by 1 where either norm is 0."""
 
     def update(updates, params):
         p, u = rules.norms({k: params[k] for k in updates}), rules.norms(updates)
-        ratio = {k: jnp.where((p[k] > 0) & (u[k] > 0), p[k] / jnp.where(u[k] > 0, u[k], 1), 1) for k in updates}
-        return {k: updates[k] * jnp.where(rules.decay[k], ratio[k], 1) for k in updates}
+        some = {k: where[k] & (p[k] > 0) & (u[k] > 0) for k in updates}
+        ratio = {k: coefficient * p[k] / jnp.where(u[k] > 0, u[k], 1) for k in updates}
+        return {k: updates[k] * jnp.where(some[k], ratio[k], 1) for k in updates}
 
     return optax.stateless(update)
 

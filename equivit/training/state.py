@@ -1,6 +1,7 @@
 """The train state, and the pure step that takes it forward."""
 
-from collections.abc import Callable, Hashable
+import types
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -40,8 +41,13 @@ def compile_program(
     *,
     seed: int,
     accumulation: int = 1,
+    frozen: Mapping[str, nnx.Module] = types.MappingProxyType({}),
 ) -> Program:
-    """Place the state on the mesh by rule, and compile its beginning and its step."""
+    """Place the state on the mesh by rule, and compile its beginning and its step.
+
+    The arrays of `frozen` go along in `extra["frozen"]`; the models may be abstract if the program is only lowered.
+    """
+    frozen = {name: {**parameters.take(model), **parameters.take_state(model)} for name, model in frozen.items()}
 
     def init_objective(arrays):
         model_key, objective_key = jax.random.split(jax.random.key(seed))
@@ -49,12 +55,13 @@ def compile_program(
 
     optimizer = make_optimizer(jax.eval_shape(init_objective, {})[0])  # also lets the objective know its names
 
-    def init(arrays):
+    def init(arrays, frozen):
         trainable, extra = init_objective(arrays)
+        extra = extra if not frozen else {**extra, "frozen": frozen}
         state = State(jnp.int32(0), jnp.bool_(True), trainable, extra, optimizer.init(trainable))
         return jax.tree.map(lambda a: jnp.asarray(a, a.dtype), state)  # a weak type would compile the step twice
 
-    abstract = jax.eval_shape(init, {})
+    abstract = jax.eval_shape(init, {}, frozen)
     stack_axes = {leaf: table.ndim for leaf, table in objective.names().items()}
     shardings = sharding.of_tree(mesh, abstract, stack_axes)
     everywhere = NamedSharding(mesh, PartitionSpec())
@@ -66,7 +73,9 @@ def compile_program(
         out_shardings=(shardings, everywhere),
     )
     placed = jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), abstract, shardings)
-    return Program(placed, jax.jit(init, out_shardings=shardings), step)
+    begin = jax.jit(init, out_shardings=shardings)
+    # `frozen` is an argument, since a constant would be part of the program, and a copy, since steps donate it.
+    return Program(placed, lambda arrays: begin(arrays, jax.device_get(frozen)), step)
 
 
 def make_step(objective: Objective, optimizer: optax.GradientTransformation, *, seed: int, accumulation: int):

@@ -190,11 +190,11 @@ def test_dinov2_d8_is_invariant_early_at_full_depth():
         ("octic_vit_h14", {"equivariant_blocks": 33}, "must lie between 0 and the depth, 32"),
         ("octic_vit_h14", {"family": "D8", "equivariant_blocks": 3}, "D8 has all 32 blocks equivariant, not 3"),
         ("vit_h14", {"equivariant_blocks": 3}, "needs a family with a symmetry"),
-        ("octic_vit_h14", {"family": "H4"}, "is not one of plain, H8"),
+        ("octic_vit_h14", {"family": "H4"}, "is not one of .plain., .H8."),
         ("vit_h14", {"image_size": (224, 220)}, "width 220 is not divisible by the patch width 14.*210 and 224"),
         ("octic_vit_ti16", {"num_heads": 5}, "num_heads=5 times 8"),
         ("octic_vit_ti16", {"patch_size": 15, "image_size": (30, 30)}, "nearest are 14x14 and 16x16"),
-        ("vit_ti16", {"pool": "max"}, "must be 'class' or 'mean'"),
+        ("vit_ti16", {"pool": "max"}, "pool=.max. is not one of .class., .mean."),
         ("vit_ti16", {"class_token": False}, "pool='class' needs class_token=True"),
     ],
 )

@@ -19,12 +19,13 @@ from tests.parity.arrays import Comparison, field, files, images, load, state
 
 FILES = [("octic_vits", path) for path in files("octic", "model_*.npz")]
 FILES += [("flip", path) for path in files("flip", "model_*.npz")]
-FILES += [("timm", path) for path in files("timm", "timm_*.npz", "jumbo") if "swiglu" not in path.stem]
+FILES += [("timm", path) for path in files("timm", "timm_*.npz", "jumbo")]
+FILES += [("jumbo", path) for path in files("jumbo", "vit_plain_*.npz")]
 
 
 def hints(path) -> dict:
     """What no file tells."""
-    if path.stem.startswith("timm"):
+    if path.stem.startswith(("timm", "vit_plain")):
         return dict(num_heads=3)
     return dict(num_heads=4, family=next((name for name in ("H2", "I2") if f"_{name.lower()}" in path.stem), None))
 
@@ -146,7 +147,7 @@ def load_model(source, path, **options):
 def test_model(source, path, record_property):
     model, data, format, flavour = load_model(source, path)
     stored = expected(data, data.get(f"param/{flip.ORDER}"))
-    if source == "timm":  # all tokens, where the others keep what the head reads
+    if source in ("timm", "jumbo"):  # all tokens, where the others keep what the head reads
         stored["output/all_features"] = stored.pop("output/features")
     comparison = Comparison(stored | {key: array for key, array in data.items() if key.startswith("grad/")})
     for prefix, variant, x, mask in [*variants(model, data, stored), *pooling(model, data, source, path)]:

@@ -13,8 +13,9 @@ from flax import nnx
 
 from equivit import convert, pretrained
 from equivit.layers import parameters
-from equivit.models import saved
-from equivit.models.vit import ViT, ViTConfig
+from equivit.models import saved, zoo
+from equivit.models.jumbo_vit import PRESETS, JumboViTConfig
+from equivit.models.vit_config import ViTConfig
 from equivit.pretrained import flip, mapping, reading
 from tests.parity.arrays import load, state
 from tests.parity.models_test import FILES, hints
@@ -42,6 +43,15 @@ MODELS = {
     "DINOv2": ("timm", "dinov2", dict(class_position=True, position_offset=0.1, **NO_HEAD)),
     "DINOv2 registers": ("timm", "dinov2", dict(class_position=True, registers=4, position_antialias=True, **NO_HEAD)),
 }
+SWIGLU = dict(mlp="swiglu", mlp_dim=24, registers=4, position_antialias=True)
+JUMBO = dict(jumbo=3, jumbo_multiplier=1.5)
+MODELS |= {
+    "SwiGLU": ("timm", "timm", SWIGLU),
+    "DINOv2 SwiGLU": ("timm", "dinov2", SWIGLU | NO_HEAD),
+    "Jumbo": ("jumbo", "release", JUMBO | PRESETS["release"]),
+    "Jumbo of 2025": ("jumbo", "legacy", JUMBO | PRESETS["legacy"] | dict(image_size=(16, 48))),
+    "Jumbo's baseline": ("jumbo", "plain", dict(norm_eps=1e-5, position_antialias=True)),
+}
 KINDS = ("linear", "power_spectrum", "triple_correlation", "polynomial", "max_filtering", "canonisation")
 MODELS |= {f"I8 {kind}": ("octic_vits", "deit", I8 | dict(invariant=kind)) for kind in KINDS}
 
@@ -50,11 +60,11 @@ MODELS |= {f"I8 {kind}": ("octic_vits", "deit", I8 | dict(invariant=kind)) for k
 def written(name):
     """A model of `MODELS`, its configuration, and the foreign state dict of it."""
     source, flavour, fields = MODELS[name]
-    config = ViTConfig(**(SMALL | fields))
-    shapes = jax.eval_shape(lambda: parameters.to_logical(ViT(config, rngs=nnx.Rngs(0))))
+    config = (JumboViTConfig if "jumbo" in fields else ViTConfig)(**(SMALL | fields))
+    shapes = jax.eval_shape(lambda: parameters.to_logical(zoo.build(config, nnx.Rngs(0))))
     random = np.random.default_rng(0)
     tensors = {name: random.normal(size=t.shape).astype(np.float32) for name, t in shapes.items()}
-    model = parameters.from_logical(jax.eval_shape(lambda: ViT(config, rngs=nnx.Rngs(0))), tensors)
+    model = parameters.from_logical(jax.eval_shape(lambda: zoo.build(config, nnx.Rngs(0))), tensors)
     return model, config, pretrained.state_dict(source, model, flavour=flavour)
 
 
@@ -88,9 +98,8 @@ def test_theirs_to_ours_to_theirs(source, path):
     flavour = pretrained.FORMATS[source].infer(weights, **hints(path))[1]
     back = pretrained.state_dict(source, pretrained.load(source, weights, **hints(path)), flavour=flavour)
     assert back.keys() == weights.keys()
-    unused = (
-        "norm.scaling." if "standard_norm.weight" in weights else None
-    )  # our model does not hold what it never uses
+    # Our model does not hold what it never uses.
+    unused = "norm.scaling." if "standard_norm.weight" in weights else None
     for name, tensor in weights.items():
         assert back[name].dtype == tensor.dtype
         if not (unused and name.startswith(unused)):
@@ -186,7 +195,14 @@ def test_the_order_of_flip_tokens_is_checked():
         ("plain", dict(image_size=(33, 32)), "the height 33 is not divisible by the patch height 8"),
         ("H8", dict(source="flip"), "flip: no tensor 'patch_embed.proj_sym.weight' among"),
         ("plain", dict(source="octic_vits"), "the file is a plain ViT.* load it with the source 'timm'"),
-        ("plain", dict(source="tim"), "source 'tim' is not one of octic_vits, flip, timm"),
+        ("plain", dict(source="tim"), "source 'tim' is not one of octic_vits, flip, timm, jumbo"),
+        ("H8", dict(source="jumbo"), "jumbo: no tensor 'patch_embed.proj.weight' among"),
+        ("Jumbo", dict(source="timm"), "timm .*unexpected: jumbo_token, blocks.0.norm3.weight"),
+        ("Jumbo", dict(num_heads=5), "num_heads=5 must divide width=64"),
+        ("Jumbo", dict(normed_residual=True), "jumbo: cannot hold a model with normed_residual=True"),
+        ("Jumbo", dict(pool_frist=True), "'pool_frist' is not an option; did you mean 'pool_first'"),
+        ("Jumbo's baseline", dict(jumbo=3), "'jumbo' is not an option"),
+        ("Jumbo of 2025", dict(), "jumbo: pos_embed has 12 rows, which is no square grid.* give image_size="),
         ("plain registers", dict(), "no square grid of patches.* give image_size="),
         ("plain", dict(image_size=(64, 64)), "not those of an image of 64x64 in patches of 8x8"),
         ("H8", dict(image_size=(64, 64)), r"misshapen: .*pos_embed.0 \(2, 2, 8\), expected \(4, 4, 8\)"),
@@ -198,13 +214,11 @@ def test_wrong_hints(name, arguments, message):
         pretrained.load(arguments.pop("source"), written(name)[2], **arguments)
 
 
-def test_swiglu_is_refused():
-    weights = dict(written("DINOv2")[2])
-    packed = weights | {"blocks.0.mlp.fc1.weight": np.ones((256, 64), np.float32)}
-    hub = weights | {"blocks.0.mlp.w12.weight": np.ones((512, 64), np.float32)}
-    for swiglu in (packed, hub):
-        with pytest.raises(ValueError, match="SwiGLU .* is not supported yet"):
-            pretrained.load("timm", swiglu, num_heads=2)
+def test_the_two_spellings_of_a_swiglu_hold_the_same_arrays():
+    timm, dinov2 = (pretrained.state_dict("timm", written("SwiGLU")[0], flavour=f) for f in ("timm", "dinov2"))
+    np.testing.assert_array_equal(timm["blocks.1.mlp.fc1.weight"], dinov2["blocks.1.mlp.w12.weight"])
+    np.testing.assert_array_equal(timm["blocks.1.mlp.fc2.bias"], dinov2["blocks.1.mlp.w3.bias"])
+    same_model(*(pretrained.load("timm", state, num_heads=2) for state in (timm, dinov2)))
 
 
 def test_models_that_a_format_cannot_hold_are_refused():
@@ -214,6 +228,13 @@ def test_models_that_a_format_cannot_hold_are_refused():
         pretrained.state_dict("octic_vits", written("H2")[0])
     with pytest.raises(ValueError, match="flavour='dino' is not one of deit, dinov2, generic"):
         pretrained.state_dict("octic_vits", written("H8")[0], flavour="dino")
+    with pytest.raises(ValueError, match="jumbo: cannot hold a model with class_token=True"):
+        pretrained.state_dict("jumbo", written("Jumbo's baseline")[0], flavour="release")
+    with pytest.raises(ValueError, match="jumbo: cannot hold a model with norm_eps=1e-06"):
+        pretrained.state_dict("jumbo", written("plain")[0])
+    for flavour, other in (("release", "Jumbo of 2025"), ("legacy", "Jumbo"), ("plain", "Jumbo")):
+        with pytest.raises(ValueError, match="jumbo: cannot hold a model with"):
+            pretrained.state_dict("jumbo", written(other)[0], flavour=flavour)
 
 
 def test_convert_there_and_back(tmp_path, capsys):

@@ -92,7 +92,7 @@ def test_parity(file, case, rule, options):
         np.testing.assert_allclose(ours, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max(), err_msg=name)
 
 
-@pytest.mark.parametrize("name", ["lamb", "adamw", "sgd"])
+@pytest.mark.parametrize("name", ["lamb", "lars", "adamw", "sgd"])
 def test_a_stack_is_optimised_as_its_tensors(name):
     """Three steps on stacked leaves [block, irrep, ...] equal those on the separate tensors, every rule included."""
     key = jax.random.split(jax.random.key(0), 8)
@@ -150,3 +150,24 @@ def test_no_decay_patterns():
     chex.assert_trees_all_close(after, {"head.w": jnp.ones((2, 2)), "body.w": 0.9 * jnp.ones((2, 2))}, rtol=1e-6)
     with pytest.raises(ValueError, match="'heed.*' matches no parameter"):
         make(unstacked(params, all_decay), params, no_decay=("heed.*",))
+
+
+def test_the_rate_falls_from_layer_to_layer():
+    names = ["patch_embed.kernel", "position.table", "jumbo_token", "blocks.0.mlp.fc1.weight", "blocks.2.norm1.scale",
+             "jumbo_mlp.fc1.weight", "norm.scale", "head.weight"]  # fmt: skip
+    factor = optimizers.layer_factors(names, 0.5)
+    expected = [1 / 16, 1 / 16, 1 / 16, 1 / 8, 1 / 2, (1 / 2 + 1 / 4 + 1 / 8) / 3, 1, 1]
+    assert [factor(name) for name in names] == expected
+    with pytest.raises(ValueError, match="layer_decay=0.5: the model has no blocks"):
+        optimizers.layer_factors(["head.weight"], 0.5)
+
+
+def test_layer_decay_multiplies_the_rate_of_each_slice():
+    params = {"blocks.w": jnp.zeros((2, 3)), "head": jnp.zeros(3)}
+    table = {"blocks.w": np.array(["blocks.0.w", "blocks.1.w"]), "head": np.asarray("head")}
+    problem = Problem(table, lambda name, shape: Rule(lr=3.0 if name == "head" else 1.0))
+    gradients = [jax.tree.map(jnp.ones_like, params)]
+    options = dict(name="sgd", weight_decay=0.0, clip=None, lr=1.0, layer_decay=0.5)
+    after = run(make(problem, params, **options), params, gradients)[-1]
+    rows = -jnp.array([[0.25], [0.5]]) * jnp.ones(3)
+    chex.assert_trees_all_equal(after, {"blocks.w": rows, "head": -3 * jnp.ones(3)})

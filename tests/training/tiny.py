@@ -43,7 +43,7 @@ def config(**sections):
 
 
 def objective(options):
-    return Supervised(options.objective, mean=(0.5,), std=(0.5,), num_classes=CLASSES)
+    return Supervised(options.objective, mean=(0.5,), std=(0.5,), num_classes=CLASSES, image_size=(SIDE, SIDE))
 
 
 def program(options, mesh, *, make_model=Tiny, lr=1e-2):

@@ -1,0 +1,54 @@
+"""PatchTST, with registers and with a Jumbo token, on sets of the UCR and UEA archives; 12 runs each, trained together.
+
+Jumbo, Section 4.5 and Appendix A.3.2: best test accuracy with 8 patches, plain / registers / Jumbo: ElectricDevices
+89.0 / 88.8 / 90.1 %, Crop 80.9 / 81.2 / 82.0 %, MelbournePedestrian 92.1 / 91.5 / 91.0 %; all in its Tables 13 and 14.
+Ours and the cost: experiments/results/jumbo_timeseries.json.
+
+    python -m equivit.sweep --config=configs/timeseries.py --workdir=runs/timeseries --config.data.directory=/data/ucr
+    python -m equivit.sweep --config=configs/timeseries.py:multivariate --workdir=runs/timeseries   # through aeon
+    python -m equivit.sweep --config=configs/timeseries.py:quicktest --workdir=/tmp/quicktest
+
+Modes: univariate (the paper's ten sets), multivariate (its other ten), quicktest.
+"""
+
+from equivit.objectives import options
+from equivit.training import sweep_config
+
+SETS = {
+    "univariate": (
+        "Sleep",
+        "InsectSound",
+        "FruitFlies",
+        "RightWhaleCalls",
+        "FaultDetectionA",
+        "ElectricDevices",
+        "Crop",
+        "FordB",
+        "FordA",
+        "MelbournePedestrian",
+    ),
+    "multivariate": (
+        "Tiselac",
+        "WalkingSittingStanding",
+        "SpokenArabicDigits",
+        "FaceDetection",
+        "PhonemeSpectra",
+        "LSST",
+        "UWaveGestureLibrary",
+        "CharacterTrajectories",
+        "AsphaltPavementTypeCoordinates",
+        "MotorImagery",
+    ),
+    "quicktest": ("synthetic",),
+}
+
+
+def get_config(mode: str = "univariate"):
+    options.one_of("mode", mode, SETS)
+    c = sweep_config.get_base()
+    c.data.names = SETS[mode]
+    if mode == "quicktest":
+        c.epochs, c.batch_size, c.patches = 2, 64, (8,)
+        c.model.update(width=32, num_heads=4, mlp_dim=64)
+        c.runs.update(lr=(3e-3, 1e-3), dropout=(0.0, 0.1))
+    return c

@@ -1,0 +1,108 @@
+"""ImageNet-C's 15 corruptions of single images (Hendrycks and Dietterich 2019), drawn anew by a library.
+
+The library, imagecorruptions-imaug, re-implements what made the official files, and differs from them: motion blur and
+snow do without ImageMagick, and nothing is saved as JPEG of quality 85.  Figures to be compared with published ones
+need the official files, which are class folders (`evaluation/corrupted.py` finds them).
+"""
+
+import difflib
+import importlib.metadata
+import threading
+
+import ml_collections
+import numpy as np
+from PIL import Image
+
+from equivit.data.order import CORRUPTIONS
+
+NAMES = (
+    "gaussian_noise",
+    "shot_noise",
+    "impulse_noise",
+    "defocus_blur",
+    "glass_blur",
+    "motion_blur",
+    "zoom_blur",
+    "snow",
+    "frost",
+    "fog",
+    "brightness",
+    "contrast",
+    "elastic_transform",
+    "pixelate",
+    "jpeg_compression",
+)  # in the order of the tables
+SEVERITIES = (1, 2, 3, 4, 5)
+SMALLEST = 32  # pixels a side
+SEEDED = ("impulse_noise", "glass_blur")  # draw from generators of their own, and take a seed; the others from numpy's
+LIBRARY = "imagecorruptions-imaug"
+
+_ALONE = threading.Lock()  # numpy's global generator belongs to one thread at a time
+
+
+class Corruption:
+    """One corruption of one severity: a function of the seed, an image's pixels and its place in the split, no more.
+
+    Shapes: uint8 [H, W, C] -> the same; C is 1 or 3, and H and W at least 32.
+
+    Raises:
+      ValueError: no such corruption or severity.
+    """
+
+    def __init__(self, name: str, severity: int, seed: int):
+        if name not in NAMES:
+            nearest = difflib.get_close_matches(str(name), NAMES, n=1, cutoff=0.0)[0]
+            raise ValueError(
+                f"config.data.corruption={name!r} is not one of {', '.join(NAMES)}; the nearest is {nearest!r}."
+            )
+        if severity not in SEVERITIES:
+            raise ValueError(f"config.data.severity={severity!r} must be one of {SEVERITIES}.")
+        self.name, self.severity, self.seed = name, severity, seed
+
+    def __call__(self, pixels: np.ndarray, index: int) -> np.ndarray:
+        """The corrupted pixels of the example at `index` of the split."""
+        import imagecorruptions  # slow to import, and needed here alone
+
+        words = [CORRUPTIONS, self.seed, NAMES.index(self.name), self.severity, index]
+        seeds = np.random.SeedSequence(words).generate_state(4)
+        own = {"seed": int(seeds[0])} if self.name in SEEDED else {}
+        function = imagecorruptions.corruption_dict[self.name]
+        with _ALONE:
+            before = np.random.get_state()
+            np.random.seed(seeds)
+            try:
+                corrupted = function(
+                    Image.fromarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3))), self.severity, **own
+                )
+            finally:
+                np.random.set_state(before)
+        corrupted = Image.fromarray(np.asarray(corrupted).astype(np.uint8))
+        return np.asarray(corrupted) if pixels.shape[-1] == 3 else np.asarray(corrupted.convert("L"))[..., None]
+
+
+def create(config: ml_collections.ConfigDict, seed: int) -> Corruption | None:
+    """The corruption that a `data` section asks for, or None.
+
+    Raises:
+      ValueError: no such corruption or severity, images too small for it, or the library is not installed.
+    """
+    if config.corruption is None:
+        return None
+    corruption = Corruption(config.corruption, config.severity, seed)
+    if min(config.image_size) < SMALLEST:
+        raise ValueError(
+            f"config.data.image_size={tuple(config.image_size)}: corruptions need at least {SMALLEST} pixels a side."
+        )
+    _check_library()
+    return corruption
+
+
+def _check_library():
+    """Two distributions share the import name; the older one fails on three of the 15 with numpy 2."""
+    try:
+        importlib.metadata.version(LIBRARY)
+    except importlib.metadata.PackageNotFoundError:
+        raise ValueError(
+            f"config.data.corruption: {LIBRARY} is not installed: pip install {LIBRARY} (after pip uninstall "
+            "imagecorruptions, which has the same import name), or evaluate the official ImageNet-C files by folder:."
+        ) from None

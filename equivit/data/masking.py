@@ -1,0 +1,53 @@
+"""Which patches a masked autoencoder sees: drawn for a whole batch, on the device."""
+
+import jax
+import jax.numpy as jnp
+
+
+def random_keep(
+    key: jax.Array, batch: int, tokens: int, kept: int, groups: int | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """A random choice of tokens for each image.
+
+    Args:
+      key: drives the choice.
+      batch: B, how many images.
+      tokens: N, how many patch tokens an image has.
+      kept: K, how many of them are kept.
+      groups: the batch is cut into so many runs of neighbours whose images share a choice; None: each has its own.
+
+    Returns:
+      The indices of the kept tokens, int [B, K], in random order, and a mask, float [B, N], 1 where a token is removed.
+
+    Raises:
+      ValueError: `kept` is not between 1 and `tokens`, or `groups` does not divide `batch`.
+    """
+    if not 1 <= kept <= tokens:
+        raise ValueError(f"random_keep: {kept=} must lie between 1 and the number of tokens, {tokens}.")
+    if groups is not None and (groups < 1 or batch % groups):
+        raise ValueError(f"random_keep: {groups=} must divide the batch of {batch} images.")
+    noise = jax.random.uniform(key, (batch if groups is None else groups, tokens))
+    keep, mask = from_noise(noise, kept)
+    copies = batch // len(noise)
+    return jnp.repeat(keep, copies, axis=0), jnp.repeat(mask, copies, axis=0)
+
+
+def from_noise(noise: jax.Array, kept: int) -> tuple[jax.Array, jax.Array]:
+    """The `kept` tokens of least noise, and the mask of the others.  Shapes: [*B, N] -> int [*B, K], float [*B, N]."""
+    order = jnp.argsort(noise, axis=-1)
+    rank = jnp.argsort(order, axis=-1)
+    return order[..., :kept], (rank >= kept).astype(jnp.float32)
+
+
+def number_kept(tokens: int, ratio: float) -> int:
+    """How many of `tokens` are kept when a share `ratio` of them is removed, rounded down as MAE does.
+
+    Raises ValueError when none would be kept, or none removed.
+    """
+    kept = int(tokens * (1 - ratio) + 1e-6)  # 10 * (1 - 0.9) is a little less than 1
+    if not 1 <= kept < tokens:
+        raise ValueError(
+            f"masking: {ratio=} of {tokens} patches keeps {kept}; some must be kept and some removed, as with a ratio "
+            f"from {1 / tokens:.3g} to {1 - 1 / tokens:.3g}."
+        )
+    return kept

@@ -1,0 +1,144 @@
+"""Time series for classification: reading a set by name, and making it ready for a model.
+
+    data = series.load("Crop", directory="/data/ucr", normalize="training", seed=0)
+    data.train.series, data.train.labels  # float32 [N, T, channels], int32 [N]
+
+Unequal lengths and missing values are one matter here: a step without a value.  It gets the value on the straight line
+between its neighbours in time; before the first and after the last value it repeats that one.  So a short series is
+padded at its end with its last value, as PatchTST pads, up to the longest of both splits.
+"""
+
+import dataclasses
+import difflib
+import pathlib
+
+import numpy as np
+
+from equivit.data import series_formats
+from equivit.data.series_formats import Cases
+
+NORMALIZE = ("training", "series", "none")
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Series float32 [N, T, channels] and labels int32 [N]."""
+
+    series: np.ndarray
+    labels: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class SeriesData:
+    """A set that is ready for a model.  `validation` and `test` are halves of the archive's test set."""
+
+    name: str
+    train: Split
+    validation: Split
+    test: Split
+    classes: tuple[str, ...]
+
+
+def load(name: str, *, directory: str | None = None, normalize: str = "training", seed: int = 0) -> SeriesData:
+    """The set `name`: read, normalised, filled, and its test set halved (Jumbo, Appendix A.3.2).
+
+    Args:
+      name: "synthetic", or the name of the set and its files.
+      directory: holds `<name>.npz`, or `<name>_TRAIN.ts` or `.tsv` and `_TEST` beside it or in a folder `<name>`.
+        None: aeon knows the name.
+      normalize: "training": each channel by mean and deviation of the training series, so that the size of a series
+        still tells; "series": each channel of each series by its own; "none".  What is missing does not count.
+      seed: of the halving.
+
+    Raises:
+      ValueError: an unknown `normalize`, files that do not fit together, or aeon is missing.
+      FileNotFoundError: there is no such set in the directory.
+    """
+    if normalize not in NORMALIZE:
+        raise ValueError(f"series: {normalize=} is not one of {', '.join(NORMALIZE)}.")
+    cases = read(name, directory)
+    classes = sorted({*cases["train"].labels, *cases["test"].labels}, key=_order)
+    train, test = (_split(cases[split], classes, _shape(cases, name)) for split in ("train", "test"))
+    center, scale = _statistics(train.series, axis=(0, 1))
+    filled = []
+    for split in (train, test):
+        if normalize == "series":
+            center, scale = _statistics(split.series, axis=1)
+        x = split.series if normalize == "none" else (split.series - center) / scale
+        filled.append(Split(fill(x).astype(np.float32), split.labels))
+    return SeriesData(name, filled[0], *halve(filled[1], seed), tuple(classes))
+
+
+def read(name: str, directory: str | None) -> dict[str, Cases]:
+    """Both splits of a set as they were published."""
+    if name == "synthetic":
+        return series_formats.synthetic()
+    if directory is None:
+        return series_formats.read_aeon(name)
+    folder = pathlib.Path(directory).expanduser()
+    if (folder / f"{name}.npz").is_file():
+        return series_formats.read_npz(folder / f"{name}.npz")
+    for suffix, reader in ((".ts", series_formats.read_ts), (".tsv", series_formats.read_tsv)):
+        for place in (folder, folder / name):
+            train, test = (place / f"{name}_{split}{suffix}" for split in ("TRAIN", "TEST"))
+            if train.is_file() and test.is_file():
+                return {"train": reader(train), "test": reader(test)}
+    there = {p.stem.removesuffix("_TRAIN") for p in folder.glob("*") if p.suffix in (".npz", ".ts", ".tsv", "")}
+    near = difflib.get_close_matches(name, there, n=1)
+    raise FileNotFoundError(
+        f"series '{name}': {folder} has no {name}.npz, and no {name}_TRAIN and {name}_TEST of .ts or .tsv"
+        + (f"; the nearest is '{near[0]}'." if near else ".")
+    )
+
+
+def fill(series: np.ndarray) -> np.ndarray:
+    """A value for every NaN, from the values before and after it in its channel; zeros where a channel has none.
+
+    Shapes: [N, T, channels] -> the same.
+    """
+    result, time = series.copy(), np.arange(series.shape[1])
+    for n, channel in zip(*np.nonzero(np.isnan(series).any(axis=1)), strict=True):
+        known = ~np.isnan(series[n, :, channel])
+        result[n, :, channel] = np.interp(time, time[known], series[n, known, channel]) if known.any() else 0
+    return result
+
+
+def halve(split: Split, seed: int) -> tuple[Split, Split]:
+    """Two halves at random with equal shares of every class: of each class they differ by at most one series."""
+    order = np.random.default_rng(seed).permutation(len(split.labels))
+    order = order[np.argsort(split.labels[order], kind="stable")]
+    first, second = (Split(split.series[rows], split.labels[rows]) for rows in (order[::2], order[1::2]))
+    return first, second
+
+
+def _shape(cases, name) -> tuple[int, int]:
+    """(longest length, channels) of both splits."""
+    everything = [x.shape for split in cases.values() for x in split.series]
+    channels = {shape[0] for shape in everything}
+    if len(channels) > 1:
+        raise ValueError(f"series '{name}': all series must have as many channels; there are {sorted(channels)}.")
+    return max(shape[1] for shape in everything), channels.pop()
+
+
+def _split(cases: Cases, classes: list[str], shape: tuple[int, int]) -> Split:
+    series = np.full((len(cases.series), *shape), np.nan, np.float64)
+    for row, x in zip(series, cases.series, strict=True):
+        row[: x.shape[1]] = x.T
+    return Split(series, np.array([classes.index(label) for label in cases.labels], np.int32))
+
+
+def _statistics(series, axis) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and deviation of the values that are there; a deviation of 0, of a constant, counts as 1."""
+    known = ~np.isnan(series)
+    number = np.maximum(known.sum(axis, keepdims=True), 1)
+    mean = np.where(known, series, 0).sum(axis, keepdims=True) / number
+    deviation = np.sqrt((np.where(known, series - mean, 0) ** 2).sum(axis, keepdims=True) / number)
+    return mean, np.where(deviation > 0, deviation, 1)
+
+
+def _order(label: str):
+    """Numbers by their value, then names."""
+    try:
+        return (0, float(label), label)
+    except ValueError:
+        return (1, 0.0, label)

@@ -1,0 +1,150 @@
+"""Files of the UCR and UEA archives: `.npz`, `.ts` and `.tsv`, and the archives by name through aeon.
+
+Every reader gives `{"train": Cases, "test": Cases}`, the series as they were published: NaN where a value is missing,
+lengths unequal where they are.
+"""
+
+import math
+import pathlib
+import zipfile
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+SPLITS = ("train", "test")
+
+
+class Cases(NamedTuple):
+    """One split."""
+
+    series: list[np.ndarray]  # each float32 [channels, T]
+    labels: list[str]
+
+
+def read_npz(path: pathlib.Path) -> dict[str, Cases]:
+    """A file with `train_x` [N, channels, T], `train_y` int [N], the same for test, and the names `classes`.
+
+    `train_len` int [N], where it is there, gives the length of each series; what lies behind it is filling.
+
+    Raises:
+      ValueError: an array is missing, or shapes or labels do not fit.
+    """
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"{path}: this is not an .npz file, or it is damaged; np.savez writes them.")
+    with np.load(path) as file:
+        arrays = {key: file[key] for key in file.files}
+    for key in ("classes", *(f"{split}_{kind}" for split in SPLITS for kind in "xy")):
+        if key not in arrays:
+            raise ValueError(f"{path}: the array `{key}` is missing; there are {', '.join(sorted(arrays)) or 'none'}.")
+    return {split: _npz_split(path, arrays, split) for split in SPLITS}
+
+
+def _npz_split(path, arrays, split):
+    series, labels, classes = arrays[f"{split}_x"], arrays[f"{split}_y"], arrays["classes"]
+    lengths = arrays.get(f"{split}_len", np.full(len(series), series.shape[-1]))
+    if series.ndim != 3 or not len(series) == len(labels) == len(lengths):
+        raise ValueError(
+            f"{path}: {split}_x {series.shape} must be [N, channels, T], for {len(labels)} labels and {len(lengths)} "
+            "lengths."
+        )
+    if not np.issubdtype(labels.dtype, np.integer) or not 0 <= labels.min() <= labels.max() < len(classes):
+        raise ValueError(f"{path}: {split}_y must be integers in 0..{len(classes) - 1}, the indices of `classes`.")
+    cases = [np.float32(x[:, :length]) for x, length in zip(series, lengths, strict=True)]
+    return Cases(cases, [str(classes[label]) for label in labels])
+
+
+def read_ts(path: pathlib.Path) -> Cases:
+    """One split in aeon's format: tags such as `@classLabel true a b`, and after `@data` one series a line.
+
+    Channels stand between colons, values between commas, the label last; "?" and "NaN" are missing values.
+
+    Raises:
+      ValueError: time stamps, no class labels, or a line that cannot be read.
+    """
+    cases, reading = Cases([], []), False
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        line = line.strip()
+        if not line or line[0] in "#%":
+            continue
+        if reading:
+            *channels, label = line.split(":")
+            cases.series.append(_stack([_numbers(text.split(","), path, number) for text in channels], path, number))
+            cases.labels.append(label.strip())
+            continue
+        tag, *words = line.lower().split()
+        if tag == "@timestamps" and words[:1] == ["true"]:
+            raise ValueError(f"{path}: series with time stamps are not supported; give values at equal steps.")
+        if tag == "@classlabel" and words[:1] != ["true"] or tag == "@targetlabel" and words[:1] == ["true"]:
+            raise ValueError(f"{path}: '{line}': there are no classes; this reads sets for classification.")
+        reading = tag == "@data"
+    return _not_empty(cases, path)
+
+
+def read_tsv(path: pathlib.Path) -> Cases:
+    """One split of the UCR archive: a label and the values of one channel a line, between tabs.
+
+    NaNs at the end of a line make a series shorter than others, as the archive does; other NaNs are missing values.
+    """
+    cases = Cases([], [])
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if line.strip():
+            label, *values = line.strip().split("\t")
+            cases.series.append(_stack([_numbers(values, path, number)], path, number))
+            cases.labels.append(label)
+    return _not_empty(cases, path)
+
+
+def read_aeon(name: str, directory: pathlib.Path | None = None) -> dict[str, Cases]:
+    """A set by its name in the archives, from aeon's own few, from `directory`, or downloaded to it from Zenodo.
+
+    Raises:
+      ValueError: aeon is not installed, or does not know or cannot get the set.
+    """
+    try:
+        from aeon.datasets import load_classification  # optional, and slow to import
+    except ImportError as error:
+        raise ValueError(
+            f"series '{name}': reading a set by its name alone needs aeon; pip install aeon, or give a directory with "
+            f"{name}.npz, {name}_TRAIN.ts or {name}_TRAIN.tsv."
+        ) from error
+    result, where = {}, None if directory is None else str(directory)
+    for split in SPLITS:
+        try:
+            series, labels = load_classification(name, split=split, extract_path=where)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"series '{name}': aeon could not read or download it: {error}") from error
+        result[split] = Cases([np.float32(x) for x in series], [str(label) for label in labels])
+    return result
+
+
+def synthetic(length: int = 40, seed: int = 0) -> dict[str, Cases]:
+    """Two channels of noisy waves whose frequency is the class, one of three: 96 series to train, 64 to test."""
+    rng, result = np.random.default_rng(seed), {}
+    for split, size in zip(SPLITS, (96, 64), strict=True):
+        labels = rng.integers(3, size=size)
+        phase, time = rng.uniform(0, 2 * math.pi, (size, 2, 1)), np.arange(length) / length
+        waves = np.sin(2 * math.pi * (1 + 2 * labels[:, None, None]) * time + phase)
+        noisy = waves + 0.3 * rng.standard_normal(waves.shape)
+        result[split] = Cases(list(np.float32(noisy)), [str(label) for label in labels])
+    return result
+
+
+def _numbers(words: Iterable[str], path, number) -> np.ndarray:
+    try:
+        return np.array([math.nan if word.strip() in ("?", "") else float(word) for word in words], np.float32)
+    except ValueError as error:
+        raise ValueError(f"{path}, line {number}: {error}; values must be numbers, NaN or '?'.") from None
+
+
+def _stack(channels: list[np.ndarray], path, number) -> np.ndarray:
+    """Channels [T_c] of one series as [channels, T], with NaN behind the shorter ones."""
+    if not channels or not max(map(len, channels)):
+        raise ValueError(f"{path}, line {number}: there are no values; a line must have values and a label.")
+    return np.stack([np.pad(x, (0, max(map(len, channels)) - len(x)), constant_values=np.nan) for x in channels])
+
+
+def _not_empty(cases, path):
+    if not cases.series:
+        raise ValueError(f"{path}: there are no series in it.")
+    return cases

@@ -1,0 +1,32 @@
+"""Where the global tokens look: attention of class token, registers or Jumbo token over the image.
+
+Source: Jumbo, Appendix A.6.
+"""
+
+import jax
+
+from equivit.models.vit import ViT
+from equivit.models.vit_config import check_images
+
+
+def attention_maps(model: ViT, images: jax.Array, block: int = -1) -> jax.Array:
+    """Attention weights of the tokens before the patches to each patch, on the grid: [*B, heads, P, h, w].
+
+    P rows are the class token and the registers, or the J parts of a Jumbo token, of any family that has them.  The
+    softmax is over all tokens, so that a map sums to what is left by the P tokens themselves.  In equivariant blocks
+    the maps move with the image.
+
+    Args:
+      images: [*B, H, W, C], of any size that the patch divides.
+      block: its index; negative ones count from the last.
+
+    Raises:
+      IndexError: there is no such block.
+      ValueError: the model has patch tokens only.
+    """
+    config, (h, w) = model.config, check_images(images, model.config)
+    if not config.prefix:
+        raise ValueError("attention_maps: the model has patch tokens only; maps are those of the tokens before them.")
+    index = block + config.depth if -config.depth <= block < 0 else block
+    weights = model.attention_weights(images, index, rows=config.prefix)
+    return weights[..., config.prefix :].reshape(*weights.shape[:-1], h, w)

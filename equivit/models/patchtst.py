@@ -1,0 +1,321 @@
+"""PatchTST: a transformer over the patches of a time series, plain, with registers, or with a Jumbo token.
+
+Each channel of a series is a sequence of its own: cut into patches that overlap by half, embedded, and sent with a
+class token through blocks that all channels share.  The class tokens of the channels side by side make the logits.
+
+| name               | global tokens of a channel                              | what the head reads          |
+|--------------------|---------------------------------------------------------|------------------------------|
+| patchtst           | a class token                                           | the class token              |
+| patchtst_registers | a class token and R registers, R by Proposition 1       | the class token              |
+| patchtst_jumbo     | a Jumbo token, J = 4 times as wide, with an FFN for all | the mean of its J parts      |
+| patchtst_public    | none                                                    | the last patch token         |
+
+Sources: PatchTST (arXiv 2211.14730); Jumbo, Section 4.5 and Appendices A.3.2 and A.3.3.
+"""
+
+import dataclasses
+import difflib
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from equivit.layers import dense
+from equivit.layers.batch_norm import BatchNorm
+from equivit.models.features import Features, Grid
+
+NORMS = {"layer": dense.LayerNorm, "batch": BatchNorm}
+PADDINGS = {"repeat": "edge", "zero": "constant"}  # the modes of jnp.pad
+CHOICES = dict(norm=tuple(NORMS), padding=tuple(PADDINGS), pool=("class", "last"), jumbo_ffn=("shared", "per_layer"))
+VARIANTS = {
+    "patchtst": {},
+    "patchtst_registers": {},  # registers: `configuration` counts them
+    "patchtst_jumbo": dict(jumbo=4),
+    "patchtst_public": dict(norm="batch", norm_first=False, residual_attention=True, pool="last"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class PatchTSTConfig:
+    """The choices that make one PatchTST.
+
+    The Jumbo paper "closely follows" PatchTST and leaves open which norm, where it stands, and whether attention is
+    residual.  The defaults are those of its vision models: layer norms before each branch and one over every token at
+    the end, plain attention.  Public PatchTST has batch norms after each branch and residual attention
+    (`VARIANTS["patchtst_public"]`); in training its code drops out inside the FFN and twice after attention, ours
+    after the embedding and once after each branch.
+
+    Attributes:
+      length, channels: of the series.
+      num_classes: None for no head.
+      patches: patches per channel; their length follows (`patch_length`).
+      width, depth, num_heads, mlp_dim: of the transformer.
+      registers: register tokens per channel.
+      jumbo: J, the width of the global token in units of `width`; 1 is a class token, which shares the patches' FFN.
+      jumbo_mlp: hidden width of the Jumbo token's FFN in units of its own; jumbo_ffn: "shared" by all blocks or
+        "per_layer".
+      norm: "layer", or "batch" over all tokens of all series.
+      norm_first: norms stand before the branches, and one at the end; else after each residual sum.
+      residual_attention: products of queries and keys are added up from block to block, before the softmax.
+      pool: what the head reads: "class", the global token, or "last", the last patch token; then there is no other.
+      padding: how the end is filled up to whole patches: "repeat" (the last value, as PatchTST does) or "zero".
+      dropout: probability of zeroing an entry of the embedding or a branch, used when a key is given.
+    """
+
+    length: int
+    channels: int
+    num_classes: int | None
+    patches: int = 8
+    width: int = 128
+    depth: int = 3
+    num_heads: int = 16
+    mlp_dim: int = 256
+    registers: int = 0
+    jumbo: int = 1
+    jumbo_mlp: int = 2
+    jumbo_ffn: str = "shared"
+    norm: str = "layer"
+    norm_first: bool = True
+    residual_attention: bool = False
+    pool: str = "class"
+    padding: str = "repeat"
+    dropout: float = 0.0
+
+    def __post_init__(self):
+        for name, known in CHOICES.items():
+            if (value := getattr(self, name)) not in known:
+                raise ValueError(f"PatchTST: {name}={value!r} is not one of {', '.join(known)}.")
+        for name in ("length", "channels", "patches", "width", "depth", "jumbo"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"PatchTST: {name}={value} must be at least 1.")
+        if self.pool == "last" and (self.jumbo > 1 or self.registers):
+            raise ValueError(
+                f"PatchTST: pool='last' has patch tokens only, but jumbo={self.jumbo} and registers={self.registers}; "
+                "use pool='class'."
+            )
+
+    @property
+    def patch_length(self) -> int:
+        """Time steps of a patch."""
+        return patch_length(self.length, self.patches)
+
+    @property
+    def prefix(self) -> int:
+        """Tokens of a channel before its patches."""
+        return 0 if self.pool == "last" else self.jumbo + self.registers
+
+
+def patch_length(length: int, patches: int) -> int:
+    """The length p of `patches` patches that overlap by half and cover a series: the smallest even p >= 2 T / (n + 1).
+
+    They span p (n + 1) / 2 steps; what lies beyond the series is padding.
+    """
+    return 2 * math.ceil(length / (patches + 1))
+
+
+def equal_cost_registers(width: int, patches: int, jumbo: int) -> int:
+    """How many registers cost as many operations in a block as a Jumbo token: Proposition 1, rounded."""
+    total = 2 * width + patches
+    return round(math.sqrt(total**2 + (1 + 2 * width) * jumbo**2 + 2 * (width + patches) * jumbo) - total)
+
+
+def configuration(name: str, **fields) -> PatchTSTConfig:
+    """The configuration of a named model; `fields` (length, channels and num_classes at least) go before its own.
+
+    Raises:
+      ValueError: no such name, or no such field; the message gives the nearest.
+    """
+    if name not in VARIANTS:
+        raise ValueError(f"model {name!r} is not known; {_nearest(name, VARIANTS)}.")
+    known = {field.name: field.default for field in dataclasses.fields(PatchTSTConfig)}
+    for key in fields:
+        if key not in known:
+            raise ValueError(f"model {name}: {key!r} is not one of its options; {_nearest(key, known)}.")
+    if name == "patchtst_registers" and "registers" not in fields:
+        width, patches = (fields.get(key, known[key]) for key in ("width", "patches"))
+        fields["registers"] = equal_cost_registers(width, patches, VARIANTS["patchtst_jumbo"]["jumbo"])
+    return PatchTSTConfig(**{**VARIANTS[name], **fields})
+
+
+class PatchTST(nnx.Module):
+    """A classifier of time series.
+
+    Raises:
+      ValueError: `num_heads` does not divide `width`.
+    """
+
+    def __init__(self, config: PatchTSTConfig, *, rngs: nnx.Rngs):
+        self.config = config
+        width, wide = config.width, config.jumbo * config.width
+        self.embed = dense.Linear(config.patch_length, width, rngs=rngs)
+        self.position = nnx.Param(dense.uniform(rngs.params(), (config.patches, width), 0.02))
+        self.class_token = _tokens(config.jumbo if config.pool == "class" else 0, width, rngs)
+        self.registers = _tokens(config.registers, width, rngs)
+        self.blocks = nnx.List([PatchTSTBlock(config, rngs=rngs) for _ in range(config.depth)])
+        shared = config.jumbo > 1 and config.jumbo_ffn == "shared"
+        self.jumbo_mlp = dense.Mlp(wide, config.jumbo_mlp * wide, rngs=rngs) if shared else None
+        self.norm = NORMS[config.norm](width) if config.norm_first else None
+        classes = config.num_classes
+        self.head = None if classes is None else dense.Linear(config.channels * width, classes, rngs=rngs)
+
+    def __call__(self, series, *, key=None, train=False, dropout=None) -> jax.Array:
+        """Class logits [*B, num_classes] of series [*B, T, channels].
+
+        Args:
+          key: drives dropout; None means none.
+          train: batch norms use and record the statistics of these series.
+          dropout: in place of the configuration's, and may be traced.
+
+        Raises:
+          ValueError: the series are of another length or number of channels, or the model has no head.
+        """
+        return self.classify(self.cut(series), key=key, train=train, dropout=dropout)
+
+    def cut(self, series: jax.Array) -> jax.Array:
+        """The patches [*B, channels, patches, patch_length] of series [*B, T, channels]; each begins halfway through
+        the one before."""
+        config = self.config
+        if series.ndim < 2 or series.shape[-2:] != (config.length, config.channels):
+            raise ValueError(f"PatchTST: series {series.shape} must be [*B, {config.length}, {config.channels}].")
+        x, half = jnp.swapaxes(series, -1, -2), config.patch_length // 2
+        ends = [(0, 0)] * (x.ndim - 1) + [(0, half * (config.patches + 1) - config.length)]
+        halves = jnp.pad(x, ends, PADDINGS[config.padding]).reshape(*x.shape[:-1], -1, half)
+        return jnp.concatenate([halves[..., :-1, :], halves[..., 1:, :]], axis=-1)
+
+    def classify(self, patches: jax.Array, *, key=None, train=False, dropout=None) -> jax.Array:
+        """Class logits [*B, num_classes] of patches [*B, channels, patches, patch_length], however they were cut."""
+        if self.head is None:
+            raise ValueError("PatchTST: the model has no head (num_classes=None); call features.")
+        config = self.config
+        # Of the last block's tokens only the global one is read.  A batch norm would see in training that others lack.
+        keep = config.jumbo if config.pool == "class" and config.norm == "layer" else None
+        x, _ = self._tokens(patches, key, train, dropout, (), keep)
+        pooled = self._pool(self._finish(x, train))
+        return self.head(pooled.reshape(*pooled.shape[:-2], -1))
+
+    def features(
+        self, series, *, blocks: tuple[int, ...] = (), norm: bool = True, key=None, train=False, dropout=None
+    ) -> Features:
+        """Tokens after the last block and after each of `blocks`, with the final norm, if there is one, or without.
+
+        The channels are one more batch axis: `cls` [*B, channels, D] is what the head reads, `registers` is
+        [*B, channels, R, D], and the patches' grid has one axis.
+        """
+        x, captured = self._tokens(self.cut(series), key, train, dropout, blocks)
+        finish = functools.partial(self._finish, train=train) if norm else lambda x: x
+        return self._features(finish(x), {i: self._features(finish(y), {}) for i, y in captured.items()})
+
+    def _tokens(self, patches, key, train, dropout, capture, keep=None):
+        """Tokens [*B, channels, prefix + patches, D] after all blocks, and after those in `capture`.
+
+        With `keep` only the first `keep` tokens go through the last FFN.
+        """
+        last = len(self.blocks) - 1
+        rate, captured = self.config.dropout if dropout is None else dropout, {}
+        x = self.embed(patches) + self.position[...]
+        x = dense.dropout(x, rate, _fold(key, self.config.depth))
+        prefix = [token[...] for token in (self.class_token, self.registers) if token is not None]
+        prefix = [jnp.broadcast_to(rows.astype(x.dtype), (*x.shape[:-2], *rows.shape)) for rows in prefix]
+        x, products = jnp.concatenate([*prefix, x], axis=-2), None
+        for i, block in enumerate(self.blocks):
+            mlp = block.jumbo_mlp or self.jumbo_mlp
+            kept = keep if i == last else None
+            x, products = block(x, products, mlp, key=_fold(key, i), train=train, dropout=rate, keep=kept)
+            if i in capture:
+                captured[i] = x
+        return x, captured
+
+    def _finish(self, x, train):
+        return x if self.norm is None else _normalized(self.norm, x, train)
+
+    def _pool(self, x):
+        """What the head reads of each channel: [*B, channels, D]."""
+        return x[..., -1, :] if self.config.pool == "last" else x[..., : self.config.jumbo, :].mean(-2)
+
+    def _features(self, x, blocks) -> Features:
+        config = self.config
+        patches = Grid(x[..., config.prefix :, :], (config.patch_length // 2,), jnp.zeros((*x.shape[:-2], 1)))
+        registers = x[..., config.prefix - config.registers : config.prefix, :]
+        return Features(cls=self._pool(x), registers=registers, patches=patches, blocks=blocks)
+
+
+class PatchTSTBlock(nnx.Module):
+    """Attention among all tokens, then an FFN: one for the tokens, another for the Jumbo token as a whole.
+
+    Shapes: [*B, N, D] -> the same, the first J tokens the parts of the Jumbo token.
+    """
+
+    def __init__(self, config: PatchTSTConfig, *, rngs: nnx.Rngs):
+        self.config = config
+        norm, width, wide = NORMS[config.norm], config.width, config.jumbo * config.width
+        attention = ResidualAttention if config.residual_attention else dense.Attention
+        self.norm1, self.attention = norm(width), attention(width, config.num_heads, rngs=rngs)
+        self.norm2, self.mlp = norm(width), dense.Mlp(width, config.mlp_dim, rngs=rngs)
+        self.norm3 = norm(wide) if config.jumbo > 1 else None
+        own = config.jumbo > 1 and config.jumbo_ffn == "per_layer"
+        self.jumbo_mlp = dense.Mlp(wide, config.jumbo_mlp * wide, rngs=rngs) if own else None
+
+    def __call__(self, x, products, jumbo_mlp, *, key, train, dropout, keep=None):
+        """The tokens, and with residual attention the sum of products so far; `products` is that before the block.
+
+        With `keep` the tokens behind the first `keep` end with the attention.
+        """
+        add = functools.partial(self._add, train=train, dropout=dropout)
+
+        def attend(x):
+            nonlocal products
+            if not self.config.residual_attention:
+                return self.attention(x)
+            x, products = self.attention(x, products)
+            return x
+
+        x = add(x, self.norm1, attend, key=_fold(key, 0))[..., :keep, :]
+        if self.norm3 is None:
+            return add(x, self.norm2, self.mlp, key=_fold(key, 1)), products
+        jumbo, others = x[..., : self.config.jumbo, :], x[..., self.config.jumbo :, :]
+        merged = jumbo.reshape(*jumbo.shape[:-2], 1, -1)
+        merged = add(merged, self.norm3, jumbo_mlp, key=_fold(key, 2))
+        others = add(others, self.norm2, self.mlp, key=_fold(key, 1))
+        return jnp.concatenate([merged.reshape(jumbo.shape), others], axis=-2), products
+
+    def _add(self, x, norm, branch, *, key, train, dropout):
+        """x + branch(norm(x)), or norm(x + branch(x))."""
+        y = branch(_normalized(norm, x, train) if self.config.norm_first else x)
+        x = x + dense.dropout(y, dropout, key)
+        return x if self.config.norm_first else _normalized(norm, x, train)
+
+
+class ResidualAttention(dense.Attention):
+    """Attention whose products of queries and keys are added to those of the layers before (RealFormer).
+
+    Shapes: [*B, N, width] and None or [*B, H, N, N] -> the same two.
+    """
+
+    def __call__(self, x: jax.Array, products: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        qkv = self.qkv(x).reshape(*x.shape[:-1], 3, self.num_heads, -1)
+        q, k, v = jnp.moveaxis(qkv, (-3, -2), (0, -3))
+        with jax.named_scope("attention"):
+            own = jnp.einsum("...nd,...md->...nm", q / math.sqrt(q.shape[-1]), k)
+            products = own if products is None else own + products
+            weights = jax.nn.softmax(products.astype(jnp.promote_types(x.dtype, jnp.float32)), axis=-1)
+            y = jnp.einsum("...nm,...md->...nd", weights.astype(v.dtype), v)
+        return self.proj(jnp.swapaxes(y, -2, -3).reshape(x.shape)), products
+
+
+def _tokens(number: int, width: int, rngs: nnx.Rngs) -> nnx.Param | None:
+    return nnx.Param(0.02 * jax.random.normal(rngs.params(), (number, width))) if number else None
+
+
+def _normalized(norm, x, train):
+    return norm(x, train=train) if isinstance(norm, BatchNorm) else norm(x)
+
+
+def _fold(key, index):
+    return None if key is None else jax.random.fold_in(key, index)
+
+
+def _nearest(name, known):
+    match = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+    return f"the nearest is {match!r}; all: {', '.join(known)}"

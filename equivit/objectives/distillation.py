@@ -1,0 +1,129 @@
+"""Distillation: a classifier learns what another one, the teacher, says of the same images.
+
+Source: Beyer et al. 2022 (arXiv 2106.05237); Jumbo (arXiv 2502.15021), Section 4.1.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from ml_collections import ConfigDict
+
+from equivit.layers import parameters
+from equivit.objectives import options
+from equivit.objectives.objective import Batch
+from equivit.objectives.supervised import Supervised
+
+
+class Distillation(Supervised):
+    """The divergence of the model's classes from the teacher's, KL(teacher || model), on mixed images; no label counts.
+
+    Both see the same crop and the same mix.  Images are loaded (`data.train_image_size`) and mixed at the teacher's
+    size; the model's are then shrunk to `data.image_size` by the antialiased bicubic filter with which images are
+    resized for evaluation.  The teacher's parameters lie in `extra["frozen"]["teacher"]`.
+
+    Args:
+      objective, mean, std, num_classes, image_size: as in `Supervised`; `image_size` is the model's.
+      teacher: the teacher, which may be abstract; without one there is no `loss`.
+
+    Raises:
+      ValueError: the teacher tells another number of classes apart.
+    """
+
+    DEFAULTS = dict(
+        {k: v for k, v in Supervised.DEFAULTS.items() if k not in ("loss", "label_smoothing")},
+        teacher=None,  # a run, a saved model, "<source>:<file>" of pretrained weights, or "zoo:<name>", not trained
+        teacher_mean=None,  # pixel statistics that it was trained with; None: those of data
+        teacher_std=None,
+    )
+
+    @classmethod
+    def create(cls, config: ConfigDict, teacher: nnx.Module | None = None) -> "Distillation":
+        """The objective of a config; the teacher computes in the type that the model does."""
+        data, model = config.data, config.model
+        if teacher is not None:
+            teacher = _in_type(teacher, model.get("dtype"))
+        return cls(
+            config.objective,
+            mean=data.mean,
+            std=data.std,
+            num_classes=model.num_classes,
+            image_size=tuple(data.image_size),
+            teacher=teacher,
+        )
+
+    @staticmethod
+    def check(config: ConfigDict) -> None:
+        """ValueError for impossible values."""
+        objective, data = config.objective, config.data
+        Supervised.check_mixing(objective)
+        if not isinstance(objective.teacher, str):
+            raise ValueError(
+                f"config.objective.teacher={objective.teacher!r}: name a teacher: a run, a saved model, or pretrained "
+                "weights such as 'timm:deit3_base_patch16_224.safetensors'."
+            )
+        for key in ("mean", "std"):
+            value = objective[f"teacher_{key}"]
+            if value is not None and (len(value) != len(data[key]) or not all(map(options.is_number, value))):
+                raise ValueError(f"config.objective.teacher_{key}={value!r} must have one entry per channel, or None.")
+        if data.train_image_size is not None and min(map(int.__sub__, data.train_image_size, data.image_size)) < 0:
+            raise ValueError(
+                f"config.data.train_image_size={data.train_image_size} is the teacher's and must not be smaller than "
+                f"the model's, data.image_size={data.image_size}."
+            )
+
+    def __init__(self, *arguments, teacher: nnx.Module | None = None, **options):
+        super().__init__(*arguments, **options)
+        self._teacher = None if teacher is None else jax.tree.map(_shape, teacher)
+        classes = getattr(getattr(teacher, "config", None), "num_classes", self._num_classes)
+        if classes != self._num_classes:
+            raise ValueError(
+                f"distillation: the teacher {self._options.teacher} tells {classes} classes apart and the model "
+                f"{self._num_classes}; give a teacher of the same classes."
+            )
+
+    def prepare(self, batch: Batch, key: jax.Array) -> Batch:
+        """The batch, mixed at the teacher's size; "image" is the model's copy and "teacher_image" the teacher's."""
+        batch = super().prepare(batch, key)
+        section, images = self._options, batch["image"]
+        teacher_mean, teacher_std = section.teacher_mean or self._mean, section.teacher_std or self._std
+        # The weights of a mix add up to 1, so it does not matter whether images are mixed or normalised first.
+        scale = jnp.asarray(self._std) / jnp.asarray(teacher_std)
+        shift = (jnp.asarray(self._mean) - jnp.asarray(teacher_mean)) / jnp.asarray(teacher_std)
+        return {**batch, "image": shrink(images, self._image_size), "teacher_image": images * scale + shift}
+
+    def _compare(self, logits, batch, extra):
+        if self._teacher is None:
+            raise ValueError("distillation: the objective was made without a teacher.")
+        teacher = parameters.put(self._teacher, extra["frozen"]["teacher"])
+        target = jax.lax.stop_gradient(teacher(batch["teacher_image"])).astype(jnp.float32)
+        return divergence(logits, target)
+
+
+def _in_type(model, dtype):
+    """A model that computes in `dtype`, where it is one that has a choice."""
+    if not hasattr(getattr(model, "config", None), "dtype"):
+        return model
+    model = jax.tree.map(lambda a: a, model)  # a copy
+    model.config = dataclasses.replace(model.config, dtype=dtype)
+    return model
+
+
+def _shape(array):
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)
+
+
+def divergence(logits: jax.Array, teacher_logits: jax.Array) -> jax.Array:
+    """KL(teacher || model), the sum over classes of p_T (log p_T - log p), mean over the batch.
+
+    Shapes: [B, classes] twice -> [].
+    """
+    log_p, log_target = jax.nn.log_softmax(logits), jax.nn.log_softmax(teacher_logits)
+    return jnp.sum(jnp.exp(log_target) * (log_target - log_p), axis=-1).mean()
+
+
+def shrink(images: jax.Array, size: tuple[int, int]) -> jax.Array:
+    """Bicubic, antialiased; the images themselves if they have that size.  Shapes: [B, H, W, C] -> [B, *size, C]."""
+    shape = (images.shape[0], *size, images.shape[-1])
+    return images if images.shape == shape else jax.image.resize(images, shape, "cubic", antialias=True)

@@ -1,0 +1,14 @@
+"""The objectives by the name that a config gives them."""
+
+from equivit.objectives.distillation import Distillation
+from equivit.objectives.linear_probe import LinearProbe
+from equivit.objectives.mae import Mae
+from equivit.objectives.objective import Objective
+from equivit.objectives.supervised import Supervised
+
+OBJECTIVES: dict[str, type[Objective]] = {
+    "mae": Mae,
+    "supervised": Supervised,
+    "distillation": Distillation,
+    "linear_probe": LinearProbe,
+}

@@ -1,0 +1,165 @@
+"""Train models for time series with several learning rates and dropout rates, and report the best run and the mean.
+
+    python -m equivit.sweep --config=configs/timeseries.py --workdir=runs/timeseries \\
+        --config.data.directory=/data/ucr --config.data.names=Crop,MelbournePedestrian --config.patches="(8,)"
+
+For every set, number of patches and model, a result goes into --workdir as soon as it is there; one that is there is
+not computed again, so that a sweep that was stopped goes on.  `experiments/jumbo_timeseries.py` makes the tables.
+"""
+
+import argparse
+import functools
+import itertools
+import json
+import pathlib
+import sys
+import time
+
+import jax
+import numpy as np
+from flax import nnx
+from ml_collections import ConfigDict
+
+from equivit import command
+from equivit.data import series
+from equivit.data.series import SeriesData
+from equivit.layers import parameters
+from equivit.models import patchtst
+from equivit.training import config as configs
+from equivit.training import sweep, sweep_config
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    options, rest = _parser().parse_known_args(arguments)
+    return command.run(functools.partial(_run, options, rest), debug=options.debug)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m equivit.sweep",
+        description="Sweep learning rates and dropout rates of PatchTST models over sets of time series.",
+        epilog="Any key of the config can be changed: --config.data.names=Crop,ElectricDevices --config.epochs=20",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", required=True, help="a file of configs/, and after a colon its mode")
+    parser.add_argument("--workdir", required=True, type=pathlib.Path, help="where results go; a sweep in it goes on")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    return parser
+
+
+def _run(options: argparse.Namespace, rest: list[str]) -> None:
+    config = configs.load(options.config, command.changes(rest, _parser()), check=sweep_config.validate)
+    results = run(config, options.workdir)
+    print(f"{len(results)} results: {options.workdir}", flush=True)
+
+
+def run(config: ConfigDict, workdir: pathlib.Path) -> list[dict]:
+    """All results of a sweep, from `workdir` where they are there.
+
+    Raises ValueError if a result in it is of another recipe.
+    """
+    results = []
+    for name in config.data.names:
+        data = None
+        for patches in config.patches:
+            for model in config.models:
+                path = workdir / f"{name}-{model}-{patches}.json"
+                if path.is_file():
+                    results.append(_stored(path, config))
+                    continue
+                data = data or series.load(
+                    name,
+                    directory=config.data.directory,
+                    normalize=config.data.normalize,
+                    seed=config.data.split_seed,
+                )
+                results.append(_one(config, data, model, patches))
+                _write(path, results[-1])
+                _say(results[-1])
+    return results
+
+
+def _one(config: ConfigDict, data: SeriesData, name: str, patches: int) -> dict:
+    """The result of one model on one set."""
+    _, length, channels = data.train.series.shape
+    sizes = dict(length=length, channels=channels, num_classes=len(data.classes), patches=patches)
+    model = patchtst.configuration(name, **sizes, **config.model)
+    make, examples = (lambda rngs: patchtst.PatchTST(model, rngs=rngs)), len(data.train.labels)
+    epochs, runs = sweep_config.epochs(config, data.name), sweep.grid(config.runs.lr, config.runs.dropout, config.seed)
+    print(f"{data.name}: {name}, {patches} patches of {model.patch_length} steps, {epochs} epochs", flush=True)
+    program = sweep.Program(config, make, examples=examples, epochs=epochs)
+    start = time.monotonic()
+    state, figures = sweep.train(program, runs, data, epochs=epochs, seed=config.seed, report=_Progress(epochs))
+    figures = jax.device_get(figures)
+    best, good = sweep.best(figures["validation"]), np.asarray(state.good)
+    rows = [
+        dict(lr=lr, dropout=dropout, finite=bool(good[k]))
+        | {split: float(values.accuracy[k]) for split, values in figures.items()}
+        | {f"{split}_loss": float(values.loss[k]) for split, values in figures.items()}
+        for k, (lr, dropout) in enumerate(itertools.product(config.runs.lr, config.runs.dropout))
+    ]
+    weights = jax.eval_shape(lambda: parameters.take(make(nnx.Rngs(0))))
+    return dict(
+        data=data.name,
+        model=name,
+        patches=patches,
+        patch_length=model.patch_length,
+        **{key: sizes[key] for key in ("length", "channels", "num_classes")},
+        registers=model.registers,
+        examples={split: len(getattr(data, split).labels) for split in ("train", "validation", "test")},
+        epochs=epochs,
+        best=rows[best] | dict(run=best),
+        test_mean=float(np.mean(figures["test"].accuracy)),
+        runs=rows,
+        parameters=sum(int(np.prod(a.shape)) for a in weights.values()),
+        recipe=sweep_config.recipe(config),
+        seconds=round(time.monotonic() - start, 1),
+        device=jax.devices()[0].device_kind,
+        jax=jax.__version__,
+    )
+
+
+class _Progress:
+    """Says now and then how far the runs are."""
+
+    def __init__(self, epochs: int, every: float = 60.0):
+        self._epochs, self._every, self._last = epochs, every, time.monotonic()
+
+    def __call__(self, epoch: int, losses: np.ndarray) -> None:
+        if (now := time.monotonic()) - self._last >= self._every:
+            self._last = now
+            print(f"  epoch {epoch + 1} of {self._epochs}, losses {losses.min():.3f} to {losses.max():.3f}", flush=True)
+
+
+def _stored(path: pathlib.Path, config: ConfigDict) -> dict:
+    result, recipe = json.loads(path.read_text()), sweep_config.recipe(config)
+    stored = result["recipe"]
+    if other := sorted(key for key in stored.keys() | recipe.keys() if stored.get(key) != recipe.get(key)):
+        key = other[0]
+        raise ValueError(
+            f"{path}: a result of another recipe, config.{key}={stored.get(key)!r} where it is now "
+            f"{recipe.get(key)!r}; give another --workdir."
+        )
+    return result
+
+
+def _write(path: pathlib.Path, result: dict) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_text(json.dumps(result, indent=1) + "\n")
+    unfinished.replace(path)
+
+
+def _say(result):
+    best = result["best"]
+    print(
+        f"  best run: lr {best['lr']:g}, dropout {best['dropout']:g}, test {100 * best['test']:.1f} % "
+        f"(validation {100 * best['validation']:.1f} %); mean of {len(result['runs'])} runs "
+        f"{100 * result['test_mean']:.1f} %; {result['seconds']:.0f} s",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,184 @@
+"""Sets of time series: files of every kind, values that are missing, normalisation, halves of the test set."""
+
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from equivit.data import series, series_formats
+
+NAN = np.nan
+
+TS = """#a comment
+% another
+@problemName Vowels
+@timeStamps false
+@missing true
+@univariate false
+@classLabel true b a
+@data
+1,2,3:10,20,30:b
+4,?:40,50,NaN,70:a
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "Vowels").mkdir()
+    for split in ("TRAIN", "TEST"):
+        (tmp_path / "Vowels" / f"Vowels_{split}.ts").write_text(TS)
+        (tmp_path / f"Italy_{split}.tsv").write_text("10\t1.0\t2.0\t4.0\n9\t3.0\tNaN\t5.0\n9\t7\t8\tNaN\n")
+    x = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
+    arrays = dict(x=x, y=np.array([0, 1, 0, 1]), len=np.array([3, 2, 3, 1]))
+    np.savez(
+        tmp_path / "Plain.npz",
+        classes=np.array(["walk", "run"]),
+        **{f"{split}_{kind}": a for split in ("train", "test") for kind, a in arrays.items()},
+    )
+    return tmp_path
+
+
+def test_ts(folder):
+    first, second = series.read("Vowels", str(folder))["train"].series
+    np.testing.assert_array_equal(first, [[1, 2, 3], [10, 20, 30]])
+    np.testing.assert_array_equal(second, [[4, NAN, NAN, NAN], [40, 50, NAN, 70]])
+    data = series.load("Vowels", directory=str(folder), normalize="none")
+    assert data.classes == ("a", "b") and data.train.labels.tolist() == [1, 0]
+    assert data.train.series.dtype == np.float32 and data.train.labels.dtype == np.int32
+    expected = [[[1, 10], [2, 20], [3, 30], [3, 30]], [[4, 40], [4, 50], [4, 60], [4, 70]]]
+    np.testing.assert_array_equal(data.train.series, expected)
+
+
+def test_tsv(folder):
+    data = series.load("Italy", directory=str(folder), normalize="none")
+    assert data.classes == ("9", "10") and data.train.labels.tolist() == [1, 0, 0]  # numbers in their order
+    np.testing.assert_array_equal(data.train.series[..., 0], [[1, 2, 4], [3, 4, 5], [7, 8, 8]])
+
+
+def test_npz_repeats_the_last_value_of_a_short_series(folder):
+    data = series.load("Plain", directory=str(folder), normalize="none")
+    assert data.classes == ("run", "walk") and data.train.labels.tolist() == [1, 0, 1, 0]
+    np.testing.assert_array_equal(data.train.series[1], [[6, 9], [7, 10], [7, 10]])
+    np.testing.assert_array_equal(data.train.series[3], [[18, 21]] * 3)
+
+
+def test_fill():
+    x = np.array([[NAN, 2, NAN, NAN, 8, NAN], [NAN] * 6, [1, 2, 3, 4, 5, 6.0]])[..., None]
+    filled = series.fill(x)[..., 0]
+    np.testing.assert_array_equal(filled, [[2, 2, 4, 6, 8, 8], [0] * 6, [1, 2, 3, 4, 5, 6]])
+    assert np.isnan(x[0, 0, 0])  # what was given stays
+
+
+@pytest.mark.parametrize("normalize", series.NORMALIZE)
+def test_normalisation_is_that_of_the_values_that_are_there(folder, normalize):
+    data = series.load("Plain", directory=str(folder), normalize=normalize)
+    x = np.arange(24, dtype=np.float64).reshape(4, 2, 3)
+    there = [[case[c, :length] for case, length in zip(x, (3, 2, 3, 1), strict=True)] for c in (0, 1)]
+    for channel, parts in enumerate(there):
+        for n, part in enumerate(parts):
+            whole = {"training": np.concatenate(parts), "series": part, "none": np.array([-1.0, 1.0])}[normalize]
+            expected = (part - whole.mean()) / (whole.std() or 1)  # a series of one value is constant
+            np.testing.assert_allclose(data.train.series[n, : len(part), channel], expected, rtol=1e-6)
+
+
+def test_the_test_set_is_normalised_by_the_training_series(tmp_path):
+    x = np.random.default_rng(0).normal(5, 3, (6, 1, 8)).astype(np.float32)
+    labels = dict(train_y=np.zeros(6, int), test_y=np.zeros(6, int), classes=np.array(["one"]))
+    np.savez(tmp_path / "a.npz", train_x=x, test_x=x + 100, **labels)
+    data = series.load("a", directory=str(tmp_path))
+    assert abs(data.train.series.mean()) < 1e-6 and abs(data.train.series.std() - 1) < 1e-6
+    assert data.test.series.mean() > 20
+
+
+def test_halves_have_equal_shares_of_every_class():
+    labels = np.array([0] * 7 + [1] * 3 + [2] * 1 + [3] * 10, np.int32)
+    split = series.Split(np.arange(21.0).reshape(-1, 1, 1), labels)
+    first, second = series.halve(split, 0)
+    assert sorted([*first.series.ravel(), *second.series.ravel()]) == list(range(21))
+    for half in (first, second):
+        np.testing.assert_array_equal(half.labels, labels[half.series.ravel().astype(int)])
+    assert max(abs(np.bincount(first.labels, minlength=4) - np.bincount(second.labels, minlength=4))) <= 1
+    assert abs(len(first.labels) - len(second.labels)) <= 1
+    np.testing.assert_array_equal(series.halve(split, 0)[0].series, first.series)
+    assert not np.array_equal(series.halve(split, 1)[0].series, first.series)
+
+
+def test_synthetic_is_the_same_every_time():
+    data, again = series.load("synthetic"), series.load("synthetic")
+    assert data.train.series.shape == (96, 40, 2) and len(data.classes) == 3
+    np.testing.assert_array_equal(data.train.series, again.train.series)
+
+
+def test_aeon_by_name(monkeypatch):
+    def load_classification(name, split, extract_path):
+        assert name == "Three" and extract_path is None
+        return [np.full((2, length), length) for length in (3, 5)], np.array(["x", split])
+
+    module = types.ModuleType("aeon.datasets")
+    module.load_classification = load_classification
+    monkeypatch.setitem(sys.modules, "aeon", types.ModuleType("aeon"))
+    monkeypatch.setitem(sys.modules, "aeon.datasets", module)
+    data = series.load("Three", normalize="none")
+    assert data.train.series.shape == (2, 5, 2) and data.classes == ("test", "train", "x")
+
+
+def test_a_set_that_ships_inside_aeon():
+    pytest.importorskip("aeon")
+    data = series.load("JapaneseVowels", normalize="none")
+    assert data.train.series.shape == (270, 29, 12) and len(data.classes) == 9
+    np.testing.assert_allclose(data.train.series[0, 19:, 0], 1.261441)  # it is 20 steps long
+
+
+def test_without_aeon(monkeypatch):
+    monkeypatch.setitem(sys.modules, "aeon", None)
+    monkeypatch.setitem(sys.modules, "aeon.datasets", None)
+    with pytest.raises(ValueError, match="'Crop': reading a set by its name alone needs aeon; pip install aeon, or"):
+        series.load("Crop")
+
+
+def test_a_name_that_is_not_there(folder):
+    with pytest.raises(FileNotFoundError, match="no Vowel.npz, .* the nearest is 'Vowels'"):
+        series.load("Vowel", directory=str(folder))
+    with pytest.raises(ValueError, match="normalize='serie' is not one of training, series, none"):
+        series.load("Vowels", directory=str(folder), normalize="serie")
+
+
+@pytest.mark.parametrize(
+    "text,message",
+    [
+        ("@timeStamps true\n@data\n", "time stamps are not supported"),
+        ("@classLabel false\n@data\n", "there are no classes"),
+        ("@classLabel true a\n@data\n1,x:a\n", "line 3: could not convert string to float: 'x'"),
+        ("@classLabel true a\n@data\nlabel\n", "line 3: there are no values"),
+        ("@classLabel true a\n@data\n", "no series"),
+    ],
+)
+def test_bad_ts_files(tmp_path, text, message):
+    (tmp_path / "a_TRAIN.ts").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        series_formats.read_ts(tmp_path / "a_TRAIN.ts")
+
+
+@pytest.mark.parametrize(
+    "change,message",
+    [
+        (dict(train_y=None), "the array `train_y` is missing"),
+        (dict(test_x=np.zeros((4, 3))), r"test_x \(4, 3\) must be \[N, channels, T\]"),
+        (dict(test_y=np.zeros(3, int)), "for 3 labels"),
+        (dict(train_y=np.full(4, 2)), "train_y must be integers in 0..1"),
+        (dict(test_x=np.zeros((4, 3, 5))), r"as many channels; there are \[2, 3\]"),
+    ],
+)
+def test_bad_npz_files(tmp_path, change, message):
+    x, y = np.zeros((4, 2, 5)), np.zeros(4, int)
+    arrays = dict(train_x=x, train_y=y, test_x=x, test_y=y, classes=np.array(["a", "b"])) | change
+    np.savez(tmp_path / "a.npz", **{key: array for key, array in arrays.items() if array is not None})
+    with pytest.raises(ValueError, match=message):
+        series.load("a", directory=str(tmp_path))
+
+
+def test_a_damaged_npz_file(tmp_path):
+    (tmp_path / "a.npz").write_bytes(b"PK")
+    with pytest.raises(ValueError, match="not an .npz file, or it is damaged"):
+        series.load("a", directory=str(tmp_path))

@@ -1,0 +1,41 @@
+"""Batch norm, written out."""
+
+import jax
+import numpy as np
+import pytest
+
+from equivit.layers import parameters
+from equivit.layers.batch_norm import BatchNorm
+
+
+@pytest.fixture
+def layer():
+    layer = BatchNorm(3)
+    layer.scale[...], layer.bias[...] = np.array([1.0, 2.0, 0.5]), np.array([0.1, 0.2, 0.3])
+    return layer
+
+
+X = 2 + 3 * np.random.default_rng(0).standard_normal((4, 5, 3)).astype(np.float32)
+
+
+def test_training_uses_and_records_the_statistics_of_the_batch(layer):
+    rows = X.reshape(-1, 3).astype(np.float64)
+    expected = (X - rows.mean(0)) / np.sqrt(rows.var(0) + 1e-5) * layer.scale[...] + layer.bias[...]
+    np.testing.assert_allclose(layer(X, train=True), expected, atol=1e-5)  # float32 sums of 20 entries near 10
+    np.testing.assert_allclose(layer.mean[...], 0.1 * rows.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(layer.variance[...], 0.9 + 0.1 * rows.var(0, ddof=1), rtol=1e-5)
+
+
+def test_evaluation_uses_the_running_statistics_and_changes_nothing(layer):
+    layer.mean[...], layer.variance[...] = np.array([1.0, 2.0, 3.0]), np.array([4.0, 9.0, 1.0])
+    expected = (X - [1, 2, 3]) / np.sqrt(np.array([4, 9, 1]) + 1e-5) * layer.scale[...] + layer.bias[...]
+    np.testing.assert_allclose(layer(X), expected, atol=1e-5)
+    np.testing.assert_array_equal(layer.mean[...], [1, 2, 3])
+
+
+def test_the_gradient_goes_through_the_statistics_of_the_batch(layer):
+    """A constant added to the batch changes nothing, so the gradient's sum over a channel is zero."""
+    weights = np.random.default_rng(1).standard_normal(X.shape).astype(np.float32)
+    gradient = jax.grad(lambda x: (parameters.put(layer, {})(x, train=True) * weights).sum())(X)
+    assert abs(gradient).max() > 0.1
+    np.testing.assert_allclose(gradient.sum((0, 1)), 0, atol=1e-5)

@@ -1,0 +1,123 @@
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from equivit.layers import parameters
+from equivit.models import decoders, saved, zoo
+
+# An odd, non-square grid: 3 x 5 patches; not the grid that positions are learned at.
+IMAGES = jax.random.normal(jax.random.key(1), (2, 12, 20, 2))
+KEEP = jnp.asarray([[11, 0, 7, 3], [2, 14, 5, 9]])
+ENCODERS = {
+    "plain": dict(name="vit_ti16", position="sincos", registers=1),
+    "jumbo": dict(name="jumbo_vit_mae_ti16", jumbo=3),
+    "octic": dict(name="octic_vit_ti16", depth=2),
+    "octic_jumbo": dict(name="octic_jumbo_vit_ti16", jumbo=3, family="D8", field="invariant"),
+}
+
+
+@functools.cache
+def autoencoder(encoder, **options):
+    """Every parameter random.  Drawn by numpy: nothing has to be compiled."""
+    small = dict(width=48, depth=1, num_heads=2, patch_size=4, image_size=(16, 16), in_channels=2, num_classes=None)
+    config = zoo.configuration(**{**small, **ENCODERS[encoder], **options})
+    whole = decoders.MaskedAutoencoderConfig(config, decoder_width=24, decoder_depth=2, decoder_heads=2)
+    model, rng = jax.eval_shape(lambda: zoo.build(whole, nnx.Rngs(params=0))), np.random.default_rng(0)
+    arrays = {}
+    for leaf, shape in jax.eval_shape(parameters.take, model).items():
+        arrays[leaf] = jnp.asarray(0.2 * rng.normal(size=shape.shape) + ("scale" in leaf), shape.dtype)
+    return parameters.put(model, arrays)
+
+
+predict = jax.jit(lambda model, images, keep: model(images, keep))
+encode = jax.jit(lambda model, images, keep: model.encoder.tokens(images, keep=keep))
+decode = jax.jit(lambda model, rows, keep: model.decoder(rows, keep, (3, 5)))
+
+
+def pixels(images, places):
+    """Images [2, 12, 20, 2] with the patches at `places` [2, K] changed."""
+    rows, columns = np.divmod(np.asarray(places), 5)
+    images = np.array(images)
+    for image, row, column in zip(images, rows, columns, strict=True):
+        for r, c in zip(row, column, strict=True):
+            image[4 * r : 4 * r + 4, 4 * c : 4 * c + 4] += 1.0
+    return jnp.asarray(images)
+
+
+@pytest.mark.parametrize("encoder", ["plain", "octic_jumbo"])
+def test_what_is_removed_is_not_seen_and_what_is_kept_is(encoder):
+    model = autoencoder(encoder)
+    predictions = predict(model, IMAGES, KEEP)
+    chex.assert_shape(predictions, (2, 15, 4 * 4 * 2))
+    removed = np.stack([np.setdiff1d(np.arange(15), row) for row in KEEP])
+    np.testing.assert_array_equal(predict(model, pixels(IMAGES, removed), KEEP), predictions)
+    assert (jnp.abs(predict(model, pixels(IMAGES, KEEP[:, :1]), KEEP) - predictions).max((1, 2)) > 1e-2).all()
+
+
+def test_the_order_of_kept_patches_does_not_matter_but_their_places_do():
+    model = autoencoder("plain")
+    predictions = predict(model, IMAGES, KEEP)
+    np.testing.assert_allclose(predict(model, IMAGES, KEEP[:, ::-1]), predictions, atol=2e-5)
+    rows = encode(model, IMAGES, KEEP)
+    wrong = decode(model, rows, KEEP[:, ::-1])
+    np.testing.assert_allclose(decode(model, rows, KEEP), predictions, atol=2e-5)
+    assert jnp.abs(wrong - predictions).max() > 1e-2
+
+
+def test_mask_tokens_fill_the_places_that_are_left():
+    model = autoencoder("plain")
+    changed = jax.tree.map(lambda a: a, model)
+    changed.decoder.mask_token.set_value(2 * changed.decoder.mask_token[...])
+    changed.decoder.blocks = model.decoder.blocks.from_blocks([])  # without mixing
+    model = jax.tree.map(lambda a: a, model)
+    model.decoder.blocks = changed.decoder.blocks
+    rows = encode(model, IMAGES, KEEP)
+    difference = jnp.abs(decode(changed, rows, KEEP) - decode(model, rows, KEEP)).max(-1)
+    expected = np.ones((2, 15))
+    np.put_along_axis(expected, np.asarray(KEEP), 0, axis=1)
+    np.testing.assert_array_equal(difference > 1e-6, expected)
+
+
+def test_tokens_are_those_of_features():
+    model = autoencoder("jumbo", wide_norm=True).encoder
+    tokens, features = jax.jit(lambda model, x: (model.tokens(x, keep=KEEP), model.features(x, keep=KEEP)))(
+        model, IMAGES
+    )
+    np.testing.assert_array_equal(tokens[:, :3].reshape(2, -1), features.cls)
+    np.testing.assert_array_equal(tokens[:, 3:], features.patches.values)
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_any_encoder_and_type(encoder):
+    model = autoencoder(encoder, dtype="bfloat16")
+    predictions = jax.eval_shape(predict, model, IMAGES, KEEP)
+    assert predictions.shape == (2, 15, 32) and predictions.dtype == jnp.bfloat16
+
+
+def test_half_precision_is_close():
+    exact, model = predict(autoencoder("plain"), IMAGES, KEEP), autoencoder("plain", dtype="bfloat16")
+    np.testing.assert_allclose(predict(model, IMAGES, KEEP), exact, atol=0.1 * float(jnp.abs(exact).max()))
+
+
+def test_saved_and_loaded(tmp_path):
+    model = autoencoder("jumbo")
+    saved.save(tmp_path, model)
+    again = saved.load(tmp_path)
+    assert again.config == model.config
+    chex.assert_trees_all_equal(again, model)
+
+
+def test_bad_sizes_are_refused():
+    config = zoo.configuration("vit_ti16")
+    with pytest.raises(ValueError, match="the encoder has a head for 1000 classes.*num_classes=None"):
+        decoders.MaskedAutoencoderConfig(config)
+    with pytest.raises(ValueError, match="image 12x18: the width 18 is not divisible"):
+        jax.eval_shape(predict, autoencoder("plain"), IMAGES[:, :, :18], KEEP)
+    with pytest.raises(ValueError, match="must be divisible by 4; the nearest is 24"):
+        whole = decoders.MaskedAutoencoderConfig(autoencoder("plain").encoder.config, decoder_width=25)
+        jax.eval_shape(lambda: zoo.build(whole, nnx.Rngs(0)))

@@ -1,0 +1,99 @@
+"""Token dropping: how many tokens when, a random part of each image, and a message for each phase."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from equivit.objectives import token_drop
+from equivit.objectives.token_drop import Tokens, tokens_at
+from equivit.training import build, loop
+from equivit.training.config import get_base, validate
+from tests.training import tiny
+
+
+def test_the_staircase():
+    phases = [tokens_at(step / 1000, (0.9, 0.1), 10, 196) for step in range(1000)]
+    assert phases[0] == Tokens(20, 196) and phases[-1] == Tokens(177, 196)  # int(0.9 * 196) and int(0.1 * 196) are gone
+    assert len(set(phases)) == 10 and sorted(phases) == phases
+    mean = np.mean([1 - tokens.kept / 196 for tokens in phases])
+    np.testing.assert_allclose(mean, 0.5, atol=0.01)  # rounding leaves up to one token more
+    assert [tokens_at(p, (0.9, 0.1), 1, 10).kept for p in (0, 0.99)] == [1, 1]
+    assert tokens_at(1.0, (0.0, 0.5), 4, 10) == Tokens(5, 10)
+
+
+def options(**objective):
+    config = get_base()
+    config.epochs = 1
+    config.model.update(name="jumbo_vit_ti16", width=24, num_heads=2, depth=1, patch_size=4, jumbo=2, num_classes=4)
+    config.model.update(image_size=(16, 8), in_channels=3)
+    config.data.image_size = (16, 8)
+    config.objective.update({"loss": "cross_entropy", "token_drop": (0.75, 0.25), "token_drop_phases": 2, **objective})
+    validate(config)
+    return config
+
+
+def test_the_number_of_tokens_is_that_of_the_training_images():
+    config = options()
+    goal = build.make_objective(config)
+    jax.eval_shape(lambda: goal.init(build.make_model(config, nnx.Rngs(0)), jax.random.key(0)))
+    assert goal.static(0.0) == Tokens(2, 8) and goal.static(0.5) == Tokens(6, 8)
+    assert build.make_objective(options(token_drop=None)).static(0.0) is None
+
+
+def test_each_image_keeps_tokens_of_its_own():
+    """A spy takes the place of the model."""
+    goal, seen = build.make_objective(options()), []
+
+    def model(images, *, keep, **rest):
+        seen.append(keep)
+        return jnp.zeros((len(images), 4))
+
+    spy = types.SimpleNamespace(put=lambda *_: model, take_state=lambda _: {})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("equivit.objectives.supervised.parameters", spy)
+        batch = {"image": jnp.zeros((64, 16, 8, 3)), "target": jnp.ones((64, 4))}
+        for key in (1, 1, 2):
+            goal.loss({}, {"state": {}}, batch, jax.random.key(key), 0, Tokens(6, 8))
+    first, again, other = map(np.asarray, seen)
+    assert first.shape == (64, 6) and all(len(set(row)) == 6 for row in first.tolist())
+    assert len({tuple(sorted(row)) for row in first.tolist()}) > 10  # of 28 choices
+    assert set(first.ravel()) == set(range(8))
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
+
+
+def test_the_log_says_each_phase(tmp_path, capsys):
+    config = tiny.config(log=dict(tensorboard=False))
+    config.steps = 4
+    goal = tiny.objective(config)
+    goal.static = lambda progress: Tokens(2 if progress < 0.5 else 6, 8)
+    plain, compiled = goal.loss, []
+
+    def loss(*arguments):
+        compiled.append(arguments[-1])
+        return plain(*arguments[:-1], None)
+
+    goal.loss = loss
+    pipeline = types.SimpleNamespace(steps_per_epoch=4, batches=lambda start: (tiny.batch(t) for t in range(start, 4)))
+    loop.train(
+        config, workdir=tmp_path, objective=goal, make_model=tiny.Tiny, pipeline=pipeline, evaluate=lambda *_: {}
+    )
+    said = capsys.readouterr().out
+    assert said.count("tokens:") == 2
+    assert "tokens: 2 of 8 from step 0." in said and "tokens: 6 of 8 from step 2." in said
+    assert set(compiled) == {Tokens(2, 8), Tokens(6, 8)}
+
+
+@pytest.mark.parametrize("rates", [0.9, (0.9,), (1.0, 0.1), ("a", 0.1)])
+def test_bad_rates(rates):
+    with pytest.raises(ValueError, match="token_drop=.* must be two shares in"):
+        token_drop.check(rates, 10)
+
+
+def test_bad_phases():
+    with pytest.raises(ValueError, match="token_drop_phases=0 must be a positive whole number"):
+        options(token_drop_phases=0)

@@ -1,0 +1,72 @@
+"""Beginning with another model's parameters: other image sizes, other classes, no fit."""
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from equivit.layers import parameters
+from equivit.models import saved, zoo
+from equivit.training import build, start
+from equivit.training.config import get_base
+
+SIZE = dict(width=24, num_heads=2, depth=1, patch_size=4, num_classes=4, in_channels=3)
+
+
+def create(name, **options):
+    return jax.jit(lambda: zoo.create(name, rngs=nnx.Rngs(3), **{**SIZE, **options}))()
+
+
+def config(path, name="vit_ti16", **model):
+    c = get_base()
+    c.init = str(path)
+    c.model.update(dict(SIZE, name=name, **model))
+    return c
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A saved model of a 2 x 3 grid."""
+    path = tmp_path_factory.mktemp("plain")
+    model = create("vit_ti16", image_size=(8, 12), position_antialias=True)
+    saved.save(path, model)
+    return path, model
+
+
+def test_the_same_model(plain, capsys):
+    path, model = plain
+    arrays = start.initial_parameters(config(path, image_size=(8, 12)))
+    jax.tree.map(np.testing.assert_array_equal, arrays, parameters.take(model))
+    assert not capsys.readouterr().out
+    assert start.initial_parameters(get_base()) == {}
+
+
+def test_other_sizes_and_classes(plain, capsys):
+    path, model = plain
+    c = config(path, image_size=(20, 16), num_classes=7)
+    arrays = start.initial_parameters(c)
+    table = jax.image.resize(model.position.table[...], (5, 4, 24), "cubic", antialias=True)
+    np.testing.assert_allclose(arrays["position.table"], table, atol=1e-6)
+    assert not any(leaf.startswith("head.") for leaf in arrays)
+    said = capsys.readouterr().out
+    assert "a new head is drawn; positions are resized from 2x3 to 5x4." in said
+    whole = jax.eval_shape(lambda: parameters.put(build.make_model(c, nnx.Rngs(0)), arrays))
+    assert whole.head.weight.shape == (24, 7) and whole.position.table.shape == (5, 4, 24)
+
+
+def test_a_model_without_a_head(plain, capsys):
+    path = plain[0]
+    c = config(path, image_size=(8, 12))
+    c.model.num_classes = None
+    assert "head.weight" not in start.initial_parameters(c)
+    assert "its head is left out" in capsys.readouterr().out
+
+
+def test_what_does_not_fit_is_named(plain, tmp_path):
+    with pytest.raises(ValueError, match=r"config.init=.*: \d+ parameters do not fit config.model: blocks.runs.0"):
+        start.initial_parameters(config(plain[0], image_size=(8, 12), width=32))
+    saved.save(tmp_path, create("octic_vit_ti16", width=64, depth=2, image_size=(16, 16)))
+    c = config(tmp_path, "octic_vit_ti16", image_size=(32, 32))
+    c.model.update(width=64, depth=2)
+    with pytest.raises(ValueError, match=r"position.one.*Set config.model.image_size=\(16, 16\)"):
+        start.initial_parameters(c)
