@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from equivit.models import vit, zoo
+from equivit.models import vit_config, zoo
 from equivit.symmetry import fields
 from experiments import benchmark
 
@@ -36,7 +36,7 @@ class Program:
 
 def forward(name: str, *, batch: int, precision: str, **options) -> Program:
     """Logits of a batch of images by a model of the zoo."""
-    make = functools.partial(_stored, lambda: zoo.create(name, dtype=COMPUTE, **options), precision)
+    make = functools.partial(_stored, lambda: zoo.create(name, **{"dtype": COMPUTE, **options}), precision)
     size = zoo.configuration(name, **options).image_size
     return _compiled(
         lambda model, images: model(images), make, lambda: jax.random.normal(jax.random.key(1), (batch, *size, 3))
@@ -47,7 +47,7 @@ def block(name: str, *, batch: int, precision: str, **options) -> Program:
     """The first block of a model of the zoo, on as many tokens as the model has."""
     config = zoo.configuration(name, **options)
     make = functools.partial(_stored, lambda: zoo.create(name, **{**options, "depth": 1}).blocks[0], precision)
-    h, w = vit.check_grid(config.image_size, config.patch_size, "image_size")
+    h, w = vit_config.check_grid(config.image_size, config.patch_size, "image_size")
 
     def tokens():
         x = jax.random.normal(jax.random.key(1), (batch, config.prefix + h * w, config.width), COMPUTE)
@@ -81,9 +81,12 @@ def _compiled(apply, *makers) -> Program:
     return Program(start, benchmark.memory(compiled))
 
 
-def training_step(config) -> Program:
-    """A training step of a config (`ml_collections.ConfigDict`): objective, gradient and optimizer, random images."""
-    lowered, batch, init = lower_training_step(config)
+def training_step(config, objective=None) -> Program:
+    """A training step of a config (`ml_collections.ConfigDict`): objective, gradient and optimizer, random images.
+
+    `objective` is one to take in place of the config's.
+    """
+    lowered, batch, init = lower_training_step(config, objective)
     compiled = lowered.compile()
 
     def start():
@@ -106,7 +109,7 @@ class Lowered(NamedTuple):
     init: Callable[[], Any]
 
 
-def lower_training_step(config) -> Lowered:
+def lower_training_step(config, objective=None) -> Lowered:
     """The training step of a config, as `equivit/training/loop.py` runs it, traced and lowered for one device.
 
     Raises ImportError without ml_collections, which forward passes do not need.
@@ -114,7 +117,7 @@ def lower_training_step(config) -> Lowered:
     from equivit.training import build, optimizers, schedules, sharding, state
 
     mesh = jax.make_mesh((1, 1), ("data", "fsdp"), (jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:1])
-    objective = build.make_objective(config)
+    objective = objective or build.make_objective(config)
     schedule = schedules.create(config.schedule, total_steps=10**6, steps_per_epoch=10**3)
     program = state.compile_program(
         objective,
