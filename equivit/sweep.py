@@ -92,13 +92,7 @@ def _one(config: ConfigDict, data: SeriesData, name: str, patches: int) -> dict:
     start = time.monotonic()
     state, figures = sweep.train(program, runs, data, epochs=epochs, seed=config.seed, report=_Progress(epochs))
     figures = jax.device_get(figures)
-    best, good = sweep.best(figures["validation"]), np.asarray(state.good)
-    rows = [
-        dict(lr=lr, dropout=dropout, finite=bool(good[k]))
-        | {split: float(values.accuracy[k]) for split, values in figures.items()}
-        | {f"{split}_loss": float(values.loss[k]) for split, values in figures.items()}
-        for k, (lr, dropout) in enumerate(itertools.product(config.runs.lr, config.runs.dropout))
-    ]
+    best, rows = sweep.best(figures["validation"]), _rows(config, figures, np.asarray(state.good))
     weights = jax.eval_shape(lambda: parameters.take(make(nnx.Rngs(0))))
     return dict(
         data=data.name,
@@ -118,6 +112,16 @@ def _one(config: ConfigDict, data: SeriesData, name: str, patches: int) -> dict:
         device=jax.devices()[0].device_kind,
         jax=jax.__version__,
     )
+
+
+def _rows(config: ConfigDict, figures: dict[str, sweep.Figures], good: np.ndarray) -> list[dict]:
+    """The figures run by run; `finite` is False where training ended at a loss or gradient that was not."""
+    rows = []
+    for k, (lr, dropout) in enumerate(itertools.product(config.runs.lr, config.runs.dropout)):
+        rows.append(dict(lr=lr, dropout=dropout, finite=bool(good[k])))
+        for split, values in figures.items():
+            rows[-1] |= {split: float(values.accuracy[k]), f"{split}_loss": float(values.loss[k])}
+    return rows
 
 
 class _Progress:

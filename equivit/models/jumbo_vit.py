@@ -65,8 +65,12 @@ class JumboViTConfig(ViTConfig):
         one_of("field", self.field, ("steerable", "invariant"))
         if self.jumbo < 1 or self.jumbo_multiplier <= 0:
             raise ValueError(f"JumboViT: jumbo={self.jumbo} must be at least 1, {self.jumbo_multiplier=} positive.")
-        if self.class_token or self.registers:
+        if self.class_token or self.registers or self.register_mlp is not None:
             raise ValueError("JumboViT: the Jumbo token replaces class token and registers; leave them out.")
+        if self.jumbo_mlp == "linear_lora" and self.mlp != "gelu":
+            raise ValueError(
+                f"JumboViT: jumbo_mlp='linear_lora' is for mlp='gelu', not {self.mlp!r}; 'lora' is for all."
+            )
         if self.field == "invariant" and self.jumbo_mlp == "none":
             raise ValueError("JumboViT: field='invariant' needs a Jumbo MLP; jumbo_mlp='none' keeps whole fields.")
         if self.family[0] == "D" and (self.pool != "jumbo" or not self.wide_norm):

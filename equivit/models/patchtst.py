@@ -116,7 +116,10 @@ def patch_length(length: int, patches: int) -> int:
 
 
 def equal_cost_registers(width: int, patches: int, jumbo: int) -> int:
-    """How many registers cost as many operations in a block as a Jumbo token: Proposition 1, rounded."""
+    """How many registers cost as many operations in a block as a Jumbo token: Proposition 1, rounded.
+
+    The proposition counts no class token beside the registers; ours costs as much as one more.
+    """
     total = 2 * width + patches
     return round(math.sqrt(total**2 + (1 + 2 * width) * jumbo**2 + 2 * (width + patches) * jumbo) - total)
 
@@ -174,8 +177,7 @@ class PatchTST(nnx.Module):
         return self.classify(self.cut(series), key=key, train=train, dropout=dropout)
 
     def cut(self, series: jax.Array) -> jax.Array:
-        """The patches [*B, channels, patches, patch_length] of series [*B, T, channels]; each begins halfway through
-        the one before."""
+        """The patches [*B, channels, patches, patch_length] of series [*B, T, channels]; neighbours share a half."""
         config = self.config
         if series.ndim < 2 or series.shape[-2:] != (config.length, config.channels):
             raise ValueError(f"PatchTST: series {series.shape} must be [*B, {config.length}, {config.channels}].")
@@ -188,9 +190,9 @@ class PatchTST(nnx.Module):
         """Class logits [*B, num_classes] of patches [*B, channels, patches, patch_length], however they were cut."""
         if self.head is None:
             raise ValueError("PatchTST: the model has no head (num_classes=None); call features.")
-        config = self.config
-        # Of the last block's tokens only the global one is read.  A batch norm would see in training that others lack.
-        keep = config.jumbo if config.pool == "class" and config.norm == "layer" else None
+        # Of the last block's tokens only the global one is read.  A batch norm, though, looks at all of them.
+        whole = self.config.pool == "last" or self.config.norm == "batch"
+        keep = None if whole else self.config.jumbo
         x, _ = self._tokens(patches, key, train, dropout, (), keep)
         pooled = self._pool(self._finish(x, train))
         return self.head(pooled.reshape(*pooled.shape[:-2], -1))
@@ -201,8 +203,10 @@ class PatchTST(nnx.Module):
         """Tokens after the last block and after each of `blocks`, with the final norm, if there is one, or without.
 
         The channels are one more batch axis: `cls` [*B, channels, D] is what the head reads, `registers` is
-        [*B, channels, R, D], and the patches' grid has one axis.
+        [*B, channels, R, D], and the patches' grid has one axis.  Raises IndexError for a block that is not there.
         """
+        if wrong := [i for i in blocks if not 0 <= i < len(self.blocks)]:
+            raise IndexError(f"PatchTST.features: blocks {wrong}; the blocks are 0 to {len(self.blocks) - 1}.")
         x, captured = self._tokens(self.cut(series), key, train, dropout, blocks)
         finish = functools.partial(self._finish, train=train) if norm else lambda x: x
         return self._features(finish(x), {i: self._features(finish(y), {}) for i, y in captured.items()})

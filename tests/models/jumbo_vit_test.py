@@ -163,7 +163,7 @@ def plain_slopes():
     return slopes(model("jumbo_vit_release_s16"), images((16, 16)))
 
 
-@pytest.mark.parametrize("options", [dict(unroll=True, remat="dots"), dict(remat="full")], ids=str)
+@pytest.mark.parametrize("options", [dict(unroll=True), dict(remat="full")], ids=str)
 def test_how_blocks_are_run_changes_no_gradient(options):
     same(slopes(with_parameters(model("jumbo_vit_release_s16"), **options), images((16, 16))), plain_slopes())
 
@@ -316,6 +316,8 @@ def test_an_invariant_token_holds_the_invariant_component_alone():
         (dict(jumbo_multiplier=-1.0), "jumbo_multiplier=-1.0 positive"),
         (dict(registers=4), "the Jumbo token replaces class token and registers"),
         (dict(class_token=True), "the Jumbo token replaces class token and registers"),
+        (dict(register_mlp="registers"), "the Jumbo token replaces class token and registers"),
+        (dict(jumbo_mlp="linear_lora", mlp="swiglu"), "'linear_lora' is for mlp='gelu', not 'swiglu'"),
         (dict(family="H8", field="invariant", jumbo_mlp="none"), "field='invariant' needs a Jumbo MLP"),
         (dict(family="D8", wide_norm=False), "family D8 reads the merged Jumbo token"),
         (dict(family="D8", mlp="swiglu"), "mlp='swiglu' is for plain models"),

@@ -220,6 +220,8 @@ def test_bad_series_are_refused(series):
         make("plain")(series[:, 1:])
     with pytest.raises(ValueError, match="no head"):
         make("plain", num_classes=None)(series)
+    with pytest.raises(IndexError, match=r"blocks \[2\]; the blocks are 0 to 1"):
+        make("plain").features(series, blocks=(1, 2))
     with pytest.raises(ValueError, match="num_heads=3 must divide width=16"):
         make("plain", num_heads=3)
 

@@ -21,7 +21,7 @@ def test_the_unused_class_token_is_left_out(capsys):
 
 @pytest.mark.parametrize(("width", "heads"), [(96, 3), (128, 4), (192, 3), (384, 6), (768, 12)])
 def test_heads_of_the_published_sizes(width, heads):
-    shapes = {"patch_embed.proj.weight": (width, 3, 16, 16), "pos_embed": (1, 196, width), "head.bias": (9,)}
+    shapes = {"patch_embed.proj.weight": (width, 3, 16, 16), "pos_embed": (1, 196, width)}
     shapes |= {"jumbo_token": (1, 6, width), "blocks.0.attn.qkv.bias": (3 * width,)}
     shapes |= {"blocks.0.mlp.fc1.weight": (4 * width, width), "jumbo_mlp.fc1.weight": (24 * width, 6 * width)}
     state = {name: np.broadcast_to(np.float32(0), shape) for name, shape in shapes.items()}

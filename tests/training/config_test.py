@@ -33,7 +33,10 @@ def test_the_defaults_need_only_a_length():
     [
         (dict(step=1), "config.step: no such key; the nearest is 'steps'"),
         (dict(data__augment__flips=1), "config.data.augment.flips: no such key; the nearest is 'flip'"),
-        (dict(optimizer__name="lamp"), "config.optimizer.name='lamp' is not one of lamb, adamw, sgd; the nearest"),
+        (
+            dict(optimizer__name="lamp"),
+            "config.optimizer.name='lamp' is not one of lamb, lars, adamw, sgd; the nearest",
+        ),
         (dict(data__source="digit"), "config.data.source='digit' is not one of .*; the nearest is 'digits'"),
         (dict(data__augment__flip=1.5), r"config.data.augment.flip=1.5 must be in \[0, 1\]"),
         (dict(schedule__lr=-1.0), "config.schedule.lr=-1.0 must be positive"),
