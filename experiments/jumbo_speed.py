@@ -126,7 +126,8 @@ def draw(rows, path):
         axes.set_xscale("log")
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.grid(alpha=0.3)
-        axes.legend(frameon=False, fontsize=7)
+        if axes.lines:
+            axes.legend(frameon=False, fontsize=7)
     figure.savefig(path, dpi=150)
 
 
