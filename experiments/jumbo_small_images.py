@@ -50,7 +50,7 @@ def main(arguments=None) -> int:
             if row is None:
                 return 1
             rows[f"{model} {width}"] = row
-    gains = _gains(rows)
+    gains = gains_of(rows)
     _print(rows, gains)
     facts = dict(device=benchmark.device(), versions=benchmark.versions(), commit=benchmark.commit())
     small_images.write(options.out, dict(data="cifar10", rows=rows, gains=gains, **facts))
@@ -64,7 +64,7 @@ def _options(arguments):
     return parser.parse_args(arguments)
 
 
-def _gains(rows) -> dict[str, dict]:
+def gains_of(rows) -> dict[str, dict]:
     """The difference of each model to those it is compared with, at each width, and its standard error."""
     gains = {}
     for name in rows:

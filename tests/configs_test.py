@@ -82,6 +82,8 @@ def test_quicktest_runs(name, tmp_path):
     with config.unlocked():
         config.batch_size = 24 if name != "quickstart.py" else 64  # eight devices share a batch
         config.data.train_examples = 48 if name != "quickstart.py" else 128
+        if "orientation" in config.evaluation.suite and name != "octic_h.py":
+            config.evaluation.suite = ("accuracy",)  # the protocol takes longest, and is the same for every recipe
     report = train.train(config, tmp_path)
     assert report["step"] == 2
     if name == "mae.py":

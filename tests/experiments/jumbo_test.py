@@ -40,20 +40,21 @@ def test_outliers_are_what_stands_out():
     assert float(patch_norms.outlier_share(norms)) == pytest.approx(1 / 6)
 
 
-def test_small_images_and_the_pictures_of_its_runs(tmp_path):
+def test_small_images_and_the_pictures_of_a_run(tmp_path):
     tiny = ["epochs=None", "steps=1", "data.source=synthetic", "data.train_examples=64", "data.eval_examples=8"]
-    tiny += ["schedule.warmup_epochs=None", "batch_size=8"]
-    options = [
-        "--seeds=0",
-        "--widths=64",
-        "--models=registers,jumbo",
-        f"--workdir={tmp_path}",
-        f"--out={tmp_path}/o.json",
-    ]
+    tiny += ["schedule.warmup_epochs=None", "batch_size=8", "model.depth=2"]
+    options = ["--seeds=0", "--widths=64", "--models=jumbo", f"--workdir={tmp_path}", f"--out={tmp_path}/o.json"]
     assert jumbo_small_images.main([*options, *(f"--override={text}" for text in tiny)]) == 0
-    assert list(json.loads((tmp_path / "o.json").read_text())["gains"]) == ["jumbo - registers, 64"]
-    runs = [str(tmp_path / f"{model}_64/seed_0") for model in ("registers", "jumbo")]
-    assert jumbo_global_tokens.main([*runs, f"--output={tmp_path / 'tokens.json'}"]) == 0
-    rows = json.loads((tmp_path / "tokens.json").read_text())["rows"]
-    assert [row["run"] for row in rows] == ["registers_64/seed_0", "jumbo_64/seed_0"]
+    assert list(json.loads((tmp_path / "o.json").read_text())["rows"]) == ["jumbo 64"]
+    assert jumbo_global_tokens.main([str(tmp_path / "jumbo_64/seed_0"), f"--output={tmp_path / 'tokens.json'}"]) == 0
+    (row,) = json.loads((tmp_path / "tokens.json").read_text())["rows"]
+    assert row["run"] == "jumbo_64/seed_0" and row["median"] > 0
     assert (tmp_path / "tokens_attention.png").is_file() and (tmp_path / "tokens_norms.png").is_file()
+
+
+def test_gains_are_of_the_same_width():
+    rows = {f"{model} {width}": {jumbo_small_images.ACCURACY: {"values": [value, value + 0.02]}}
+            for model, width, value in (("plain", 64, 0.3), ("jumbo", 64, 0.4), ("jumbo", 96, 0.5))}  # fmt: skip
+    assert jumbo_small_images.gains_of(rows) == {
+        "jumbo - plain, 64": dict(gap=pytest.approx(0.1), standard_error=pytest.approx(0.02**0.5 / 10))
+    }
