@@ -1,11 +1,11 @@
-"""Plain, Registers and Jumbo ViTs of three widths on CIFAR-10 at equal epochs: does Jumbo's gain grow as width falls?
+r"""Plain, Registers and Jumbo ViTs of three widths on CIFAR-10 at equal epochs: does Jumbo's gain grow as width falls?
 
 The paper claims it on ImageNet-1K (Table 6, 224 px, Jumbo over Registers: +13.0 points at width 128, +3.9 at 192, +0.8
 at 384).  Here: 32 px in patches of 8, three blocks, and as many tokens before the patches everywhere but in the plain
 ViT: a Jumbo token of J = 6, or a class token and 5 registers.
 
     python experiments/jumbo_small_images.py --source=npz:/data/cifar10.npz --epochs=5
-    python experiments/jumbo_small_images.py --source=npz:/data/cifar10.npz --epochs=5 --widths=96 \\
+    python experiments/jumbo_small_images.py --source=npz:/data/cifar10.npz --epochs=5 --widths=96 \
         --models=octic,steerable,invariant --out=runs/octic_jumbo_small_images.json
 
 The second compares Jumbo tokens among octic patches: an H8 without one, with a wide field, and with one that is
@@ -38,12 +38,7 @@ def main(arguments=None) -> int:
     options = _options(arguments)
     rows = {}
     for width in options.widths:
-        size = [
-            f"model.width={width}",
-            f"model.num_heads={HEADS[int(width)]}",
-            "model.depth=4",
-            "model.layer_scale=0.1",
-        ]
+        size = [f"model.width={width}", f"model.num_heads={HEADS[int(width)]}", *SHAPE]
         for model in options.models:
             overrides = [*size, *MODELS[model], *small_images.SMALL, *small_images.CIFAR10]
             row = small_images.run(options, "configs/cifar.py:10,plain", overrides, f"{model}_{width}")

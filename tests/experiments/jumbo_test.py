@@ -46,6 +46,8 @@ def test_small_images_and_the_pictures_of_a_run(tmp_path):
     options = ["--seeds=0", "--widths=64", "--models=jumbo", f"--workdir={tmp_path}", f"--out={tmp_path}/o.json"]
     assert jumbo_small_images.main([*options, *(f"--override={text}" for text in tiny)]) == 0
     assert list(json.loads((tmp_path / "o.json").read_text())["rows"]) == ["jumbo 64"]
+    model = json.loads((tmp_path / "jumbo_64/seed_0/config.json").read_text())["model"]
+    assert (model["width"], model["patch_size"], model["layer_scale"]) == (64, 8, 0.1)  # what the docstring says
     assert jumbo_global_tokens.main([str(tmp_path / "jumbo_64/seed_0"), f"--output={tmp_path / 'tokens.json'}"]) == 0
     (row,) = json.loads((tmp_path / "tokens.json").read_text())["rows"]
     assert row["run"] == "jumbo_64/seed_0" and row["median"] > 0
