@@ -16,12 +16,10 @@ import io
 import json
 import math
 import pathlib
-import platform
 import statistics
 import sys
 from collections.abc import Callable
 
-import jax
 import numpy as np
 from PIL import Image
 
@@ -32,6 +30,7 @@ from equivit.data import corruptions, loader
 from equivit.evaluation import adaptation, corrupted
 from equivit.training import checkpoints
 from equivit.training import config as configs
+from experiments import benchmark, small_images
 
 MODELS = {"Registers": "register_vit_pico16", "Jumbo": "jumbo_vit_pico16"}
 SHARED = ["model.depth=4", "model.patch_size=4", "model.drop_path=0.0", "epochs=4", "batch_size=64"]
@@ -159,10 +158,9 @@ def report(runs: dict, names: tuple[str, ...], options: argparse.Namespace) -> i
     for a, b in (("Jumbo", "Registers"), ("Jumbo+SAR", "Registers+SAR"), ("Registers+SAR", "Registers"),
                  ("Jumbo+SAR", "Jumbo")):  # fmt: skip
         print(f"{a} - {b}, mean over the corruptions: {verdict(averages[a], averages[b])}")
-    device = jax.devices()[0]
     about = dict(source=options.source, library=options.library, lr=options.lr, seeds=options.seeds,
-                 overrides=[*SHARED, *options.override], jax=jax.__version__, device=device.device_kind,
-                 host=platform.processor() or platform.machine())  # fmt: skip
+                 overrides=[*SHARED, *options.override], device=benchmark.device(), versions=benchmark.versions(),
+                 commit=benchmark.commit())  # fmt: skip
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps({**about, "paper": PAPER, "runs": runs}, indent=1) + "\n")
     print(f"written: {options.out}")
@@ -172,11 +170,10 @@ def report(runs: dict, names: tuple[str, ...], options: argparse.Namespace) -> i
 
 def verdict(a: list[float], b: list[float]) -> str:
     """The mean difference of paired seeds, and whether they resolve it."""
-    gaps = [100 * (x - y) for x, y in zip(a, b, strict=True)]
+    gaps = [x - y for x, y in zip(a, b, strict=True)]
     if len(gaps) < 2:
-        return f"{gaps[0]:+.2f} points; one seed resolves nothing"
-    gap, error = statistics.fmean(gaps), statistics.stdev(gaps) / math.sqrt(len(gaps))
-    return f"{gap:+.2f} points, standard error {error:.2f}: {'' if abs(gap) > 2 * error else 'not '}resolved"
+        return small_images.verdict(gaps[0], None)
+    return small_images.verdict(statistics.fmean(gaps), statistics.stdev(gaps) / math.sqrt(len(gaps)))
 
 
 def _cells(values) -> str:

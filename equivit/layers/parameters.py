@@ -42,6 +42,11 @@ def put(module: nnx.Module, arrays: Mapping[str, jax.Array]) -> nnx.Module:
     return nnx.merge(graph, nnx.from_flat_state(flat))
 
 
+def abstract(module: nnx.Module) -> nnx.Module:
+    """The module with shapes in place of arrays."""
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), module)
+
+
 def names(module: nnx.Module, kind: type = nnx.Param) -> dict[str, np.ndarray]:
     """For each leaf, its logical names: a string array whose shape is the leaf's leading stack axes."""
     stacks = {path: m for path, m in nnx.iter_modules(module) if isinstance(m, Stack)}

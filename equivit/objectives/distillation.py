@@ -75,7 +75,7 @@ class Distillation(Supervised):
 
     def __init__(self, *arguments, teacher: nnx.Module | None = None, **options):
         super().__init__(*arguments, **options)
-        self._teacher = None if teacher is None else jax.tree.map(_shape, teacher)
+        self._teacher = None if teacher is None else parameters.abstract(teacher)
         classes = getattr(getattr(teacher, "config", None), "num_classes", self._num_classes)
         if classes != self._num_classes:
             raise ValueError(
@@ -108,10 +108,6 @@ def _in_type(model, dtype):
     model = jax.tree.map(lambda a: a, model)  # a copy
     model.config = dataclasses.replace(model.config, dtype=dtype)
     return model
-
-
-def _shape(array):
-    return jax.ShapeDtypeStruct(array.shape, array.dtype)
 
 
 def divergence(logits: jax.Array, teacher_logits: jax.Array) -> jax.Array:

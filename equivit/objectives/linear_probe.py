@@ -96,7 +96,7 @@ class LinearProbe:
         images = jax.ShapeDtypeStruct((1, *model.config.image_size, model.config.in_channels), jnp.float32)
         features = jax.eval_shape(lambda model, x: model(x), model, images).shape[-1]
         head = ProbeHead(features, self._num_classes, self._options, rngs=nnx.Rngs(params=key))
-        self._backbone, self._head = jax.tree.map(_shape, model), jax.tree.map(_shape, head)
+        self._backbone, self._head = parameters.abstract(model), parameters.abstract(head)
         backbone = {**parameters.take(model), **parameters.take_state(model)}
         return parameters.take(head), {"backbone": backbone, "state": parameters.take_state(head)}
 
@@ -140,7 +140,3 @@ class _Identity(nnx.Module):
 
     def __call__(self, features):
         return features
-
-
-def _shape(array):
-    return jax.ShapeDtypeStruct(array.shape, array.dtype)

@@ -17,8 +17,8 @@ from equivit.layers.dense import patchify
 from equivit.models.decoders import MaskedAutoencoder, MaskedAutoencoderConfig
 from equivit.models.vit_config import check_grid
 from equivit.objectives import options
-from equivit.objectives.objective import Batch, Extra, Rule, Trainable
-from equivit.objectives.supervised import UNDECAYED, normalize
+from equivit.objectives.objective import Batch, Extra, Rule, Trainable, usual_rule
+from equivit.objectives.supervised import normalize
 
 TARGETS = ("normalised_pixels", "pixels")
 VARIANCES = ("unbiased", "biased")
@@ -79,7 +79,7 @@ class Mae:
         sizes = {name: self._options[name] for name in ("decoder_width", "decoder_depth", "decoder_heads")}
         config = MaskedAutoencoderConfig(model.config, **sizes)
         whole = MaskedAutoencoder(config, model, rngs=nnx.Rngs(params=key))
-        self._model = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), whole)
+        self._model = parameters.abstract(whole)
         return parameters.take(whole), {"state": parameters.take_state(whole)}
 
     def names(self) -> dict[str, np.ndarray]:
@@ -88,9 +88,7 @@ class Mae:
 
     def rules(self) -> Callable[[str, tuple[int, ...]], Rule]:
         """No decay for vectors, position tables and tokens."""
-        return lambda name, shape: Rule(
-            decay=len(shape) > 1 and not any(part.startswith(UNDECAYED) for part in name.split("."))
-        )
+        return usual_rule
 
     def static(self, progress: float) -> None:
         """One compiled step serves the whole run."""

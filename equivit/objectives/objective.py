@@ -26,6 +26,15 @@ class Rule(NamedTuple):
     frozen: bool = False
 
 
+UNDECAYED = ("position", "class_token", "jumbo_token", "registers", "mask_token")  # beginnings of leaf names
+
+
+def usual_rule(name: str, shape: tuple[int, ...]) -> Rule:
+    """No decay for vectors and scalars, position tables and tokens."""
+    undecayed = any(part.startswith(UNDECAYED) for part in name.split("."))
+    return Rule(decay=len(shape) > 1 and not undecayed)
+
+
 class Objective(Protocol):
     """What is minimised.  All functions but `init` are pure and run under `jax.jit`, except `static` and `rules`.
 

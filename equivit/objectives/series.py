@@ -9,8 +9,7 @@ import optax
 from flax import nnx
 
 from equivit.layers import parameters
-from equivit.objectives.objective import Batch, Extra, Rule, Trainable
-from equivit.objectives.supervised import UNDECAYED
+from equivit.objectives.objective import Batch, Extra, Rule, Trainable, usual_rule
 
 
 class SeriesClassification:
@@ -36,7 +35,7 @@ class SeriesClassification:
 
     def rules(self) -> Callable[[str, tuple[int, ...]], Rule]:
         """No decay for vectors, position tables and tokens."""
-        return lambda name, shape: Rule(decay=len(shape) > 1 and not name.startswith(UNDECAYED))
+        return usual_rule
 
     def static(self, progress: float) -> None:
         """One compiled step serves the whole run."""

@@ -14,10 +14,9 @@ from equivit.data import masking, mixing
 from equivit.layers import parameters
 from equivit.models.vit_config import check_grid
 from equivit.objectives import options, token_drop
-from equivit.objectives.objective import Batch, Extra, Rule, Trainable
+from equivit.objectives.objective import Batch, Extra, Rule, Trainable, usual_rule
 
 LOSSES = ("bce", "cross_entropy")
-UNDECAYED = ("position", "class_token", "jumbo_token", "registers", "mask_token")  # beginnings of leaf names
 
 
 class Supervised:
@@ -95,7 +94,7 @@ class Supervised:
 
     def init(self, model: nnx.Module, key: jax.Array) -> tuple[Trainable, Extra]:
         """The model's parameters, and its state and averages; `key` is not needed."""
-        self._model = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), model)
+        self._model = parameters.abstract(model)
         trainable, extra = parameters.take(model), {"state": parameters.take_state(model)}
         if self._options.ema is not None:
             extra["ema"] = jax.tree.map(jnp.copy, trainable)  # a copy: the step gives both buffers away
@@ -107,7 +106,7 @@ class Supervised:
 
     def rules(self) -> Callable[[str, tuple[int, ...]], Rule]:
         """No decay for vectors and scalars, position tables and tokens."""
-        return lambda name, shape: Rule(decay=len(shape) > 1 and not _undecayed(name))
+        return usual_rule
 
     def static(self, progress: float) -> token_drop.Tokens | None:
         """How many patch tokens are used; None: all, and one compiled step serves the whole run."""
@@ -172,7 +171,3 @@ def normalize(images: jax.Array, mean: tuple[float, ...], std: tuple[float, ...]
 def binary_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
     """Every class a yes or no: yes wherever the target [B, classes] is above 0.  Mean over batch and classes."""
     return optax.sigmoid_binary_cross_entropy(logits, targets > 0).mean()
-
-
-def _undecayed(name: str) -> bool:
-    return any(part.startswith(UNDECAYED) for part in name.split("."))
