@@ -57,9 +57,9 @@ class Mae:
         options.one_of("objective.target", section.target, TARGETS)
         options.one_of("objective.variance", section.variance, VARIANCES)
         for key in ("decoder_width", "decoder_depth", "decoder_heads"):
-            options.number(f"objective.{key}", section[key], "positive")
+            options.whole(f"objective.{key}", section[key])
         if section.groups is not None:
-            options.number("objective.groups", section.groups, "positive")
+            options.whole("objective.groups", section.groups)
             if config.batch_size % section.groups:
                 raise ValueError(
                     f"config.objective.groups={section.groups} must divide config.batch_size={config.batch_size}."

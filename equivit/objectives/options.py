@@ -25,6 +25,12 @@ def number(key: str, value: Any, rule: str) -> None:
         raise ValueError(f"config.{key}={value!r} must be {rule}.")
 
 
+def whole(key: str, value: Any) -> None:
+    """ValueError unless `config.<key>` is a positive whole number."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"config.{key}={value!r} must be a positive whole number.")
+
+
 def is_number(value: Any) -> bool:
     """Whether a value is a number; True and False are none."""
     return isinstance(value, int | float) and not isinstance(value, bool)

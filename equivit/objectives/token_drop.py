@@ -45,5 +45,4 @@ def check(rates: Any, phases: Any) -> None:
             f"config.objective.token_drop={rates!r} must be two shares in [0, 1), left out at the beginning and at the "
             "end, such as (0.9, 0.1), or None."
         )
-    if not isinstance(phases, int) or phases < 1:
-        raise ValueError(f"config.objective.token_drop_phases={phases!r} must be a positive whole number.")
+    options.whole("objective.token_drop_phases", phases)
