@@ -8,6 +8,10 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 
 import jax
 
+# The fusion emitters of this XLA take half of the compile time.  Later ones have no others, and end at a flag unknown.
+if jax.__version_info__ < (0, 11):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
+
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_platforms", "cpu")
 
