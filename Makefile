@@ -15,8 +15,9 @@ quickstart: export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 quickstart: $(VENV)/.installed
 	$(RUN) -m equivit.train --config=configs/quickstart.py --workdir=$(WORKDIR)
 
+# In the order of the folders the long modules (notebooks, recipes) come first, and no process is left alone with one.
 test: $(VENV)/.installed-dev lint
-	$(RUN) -m pytest -n 2 --dist loadscope $(TESTS)
+	$(RUN) -m pytest -n 2 --dist loadscope --no-loadscope-reorder $(TESTS)
 
 test-all: $(VENV)/.installed-dev
 	@test -d "$(EQUIVIT_PARITY)" || { echo "test-all: EQUIVIT_PARITY='$(EQUIVIT_PARITY)' is not a directory of reference files; set it, or run make test."; exit 1; }
