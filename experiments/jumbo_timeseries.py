@@ -92,7 +92,8 @@ def accuracies(results: list[dict]) -> dict:
     for r in results:
         group = "univariate" if r["channels"] == 1 else "multivariate"
         for kind, value in (("best", r["best"]["test"]), ("mean", r["test_mean"])):
-            found.setdefault((group, kind, r["patches"]), {}).setdefault(r["data"], {})[r["model"]] = 100 * value
+            percent = round(100 * value, 4)  # float32 means of equal accuracies differ in the last digit
+            found.setdefault((group, kind, r["patches"]), {}).setdefault(r["data"], {})[r["model"]] = percent
     return {
         key: {name: tuple(by[m] for m in MODELS) for name, by in sets.items() if set(by) >= set(MODELS)}
         for key, sets in found.items()

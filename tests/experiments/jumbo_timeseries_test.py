@@ -26,6 +26,12 @@ def test_ranks_of_equals_are_shared(values, expected):
     assert script.ranks(values) == expected
 
 
+def test_means_that_rounding_alone_tells_apart_are_equals():
+    means = (0.9833333492279053, 0.9833332896232605, 0.9958333373069763)
+    results = [result("Waves", m, 1.0, mean) for m, mean in zip(script.MODELS, means, strict=True)]
+    assert script.mean_ranks(script.accuracies(results)["univariate", "mean", 8]) == (2.5, 2.5, 1)
+
+
 def test_the_papers_tables_fit_together():
     claims = script.claims_of(script.paper())
     assert len(claims) == 8 and all(claim.holds for claim in claims)
