@@ -33,12 +33,13 @@ def main(arguments=None) -> int:
     parser.add_argument("runs", nargs="+", type=pathlib.Path, help="run directories")
     options = parser.parse_args(arguments)
     rows = [looked_at(run) for run in options.runs]
+    table = [dict(run=row["run"], median=float(np.median(row["norms"])), outliers=row["outliers"]) for row in rows]
+    print(benchmark.table(table, dict(run="run", median="median norm", outliers="share above 3 medians")))
+    status = benchmark.finish(options.output, dict(images=IMAGES, rows=table), [])
     stem = options.output.with_suffix("")
     draw_attention(rows, stem.with_name(f"{stem.name}_attention.png"))
     draw_norms(rows, stem.with_name(f"{stem.name}_norms.png"))
-    table = [dict(run=row["run"], median=float(np.median(row["norms"])), outliers=row["outliers"]) for row in rows]
-    print(benchmark.table(table, dict(run="run", median="median norm", outliers="share above 3 medians")))
-    return benchmark.finish(options.output, dict(images=IMAGES, rows=table), [])
+    return status
 
 
 def looked_at(run: pathlib.Path) -> dict:

@@ -48,7 +48,7 @@ class ViT(nnx.Module):
         self.position = _position(config, rngs)
         self.class_token = token(config.class_token, (token_width,), config.token_std, rngs)
         self.class_position = token(config.class_position, (token_width,), config.position_std, rngs)
-        self.registers = token(config.registers > 0, (config.registers, token_width), 1e-6, rngs)
+        self.registers = token(config.registers > 0, (config.registers, token_width), config.register_std, rngs)
         self.mask_token = token(config.mask_token, (token_width,), 0.0, rngs)
         self.blocks = Stack(self._runs(), remat=config.remat, unroll=config.unroll, rngs=rngs)
         self.invariant = self._invariant(rngs) if config.family[0] in "ID" else None

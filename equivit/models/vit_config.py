@@ -36,6 +36,8 @@ class ViTConfig:
       register_mlp: tokens with an MLP of their own in each block: None, "registers" or "class_and_registers" (Jumbo,
         Section 4.7, alternatives 2 and 1).
       token_std, position_std: initial deviations of class token and positions.
+      register_std: that of registers.  The default is the official codes' (DINOv2, timm), with which registers begin
+        next to equal and stay so for long: all registers of a short run are one register, repeated.
       position: "learned", or the fixed "sincos" (MAE) or "sincos_inclusive" (its JAX version) tables, for plain models.
       position_antialias, position_offset: how the weights expect learned plain positions to be resized
         (`layers/position.py`).
@@ -69,6 +71,7 @@ class ViTConfig:
     register_mlp: str | None = None
     mask_token: bool = False
     token_std: float = 0.02
+    register_std: float = 1e-6
     position: str = "learned"
     position_std: float = 0.02
     position_antialias: bool = False

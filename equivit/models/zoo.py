@@ -43,7 +43,8 @@ SIZES = {
     "22b": dict(width=6144, depth=36, num_heads=48, mlp_dim=24576),
 }
 VARIANTS = ("pico16", "nano16", "ti16", "s16", "b16", "l16", "h14", "h16", "g14", "e14", "22b14")
-# Deviations of positions and class token at the start are those of the official codes.
+# Deviations of positions and class token at the start are those of the official codes.  That of Jumbo's Registers
+# is not public; registers that began as close together as others do would be one register in all but the longest runs.
 FLAVOURS = {
     "vit": dict(family="plain"),
     "octic_vit": dict(family="H8", token_std=0.16, position_std=0.16 * 2**-0.5),
@@ -52,7 +53,7 @@ FLAVOURS = {
     "octic_dinov2_vit": dict(
         family="H8", num_classes=None, mask_token=True, token_std=1e-6, position_std=0.16 * 2**-0.5
     ),
-    "register_vit": dict(family="plain", registers=16, norm_eps=1e-5, token_std=0.02),
+    "register_vit": dict(family="plain", registers=16, norm_eps=1e-5, register_std=0.02),
     "jumbo_vit": PRESETS["paper"],
     "jumbo_vit_release": PRESETS["release"],
     "jumbo_vit_legacy": PRESETS["legacy"],

@@ -48,10 +48,11 @@ def test_small_images_and_the_pictures_of_a_run(tmp_path):
     assert list(json.loads((tmp_path / "o.json").read_text())["rows"]) == ["jumbo 64"]
     model = json.loads((tmp_path / "jumbo_64/seed_0/config.json").read_text())["model"]
     assert (model["width"], model["patch_size"], model["layer_scale"]) == (64, 8, 0.1)  # what the docstring says
-    assert jumbo_global_tokens.main([str(tmp_path / "jumbo_64/seed_0"), f"--output={tmp_path / 'tokens.json'}"]) == 0
-    (row,) = json.loads((tmp_path / "tokens.json").read_text())["rows"]
+    output = tmp_path / "new/tokens.json"
+    assert jumbo_global_tokens.main([str(tmp_path / "jumbo_64/seed_0"), f"--output={output}"]) == 0
+    (row,) = json.loads(output.read_text())["rows"]
     assert row["run"] == "jumbo_64/seed_0" and row["median"] > 0
-    assert (tmp_path / "tokens_attention.png").is_file() and (tmp_path / "tokens_norms.png").is_file()
+    assert {path.name for path in output.parent.glob("*.png")} == {"tokens_attention.png", "tokens_norms.png"}
 
 
 def test_gains_are_of_the_same_width():

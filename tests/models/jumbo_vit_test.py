@@ -101,6 +101,12 @@ def test_parameters_of_the_paper(name, overrides, paper):
     assert millions(name, **overrides) == pytest.approx(paper, abs=0.051)  # its rounding, once cut instead of rounded
 
 
+def test_registers_begin_apart():
+    registers = models.create("register_vit_pico16", depth=1, image_size=(16, 16)).registers[...]
+    gaps = jnp.linalg.norm(registers[:, None] - registers, axis=-1) / jnp.linalg.norm(registers, axis=-1)
+    assert gaps[~jnp.eye(len(registers), dtype=bool)].min() > 1
+
+
 @pytest.mark.parametrize(
     ("size", "width", "count"),
     [
