@@ -8,9 +8,10 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 
 import jax
 
-# The fusion emitters of this XLA take half of the compile time.  Later ones have no others, and end at a flag unknown.
-if jax.__version_info__ < (0, 11):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
+# Half of the compile time goes into XLA's fusion emitters, which 0.10 can do without.  Later versions refuse the flag.
+EMITTERS, flags = "--xla_cpu_use_fusion_emitters", os.environ.get("XLA_FLAGS", "")
+if jax.__version_info__ < (0, 11) and EMITTERS not in flags:
+    os.environ["XLA_FLAGS"] = f"{flags} {EMITTERS}=false"
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_platforms", "cpu")
