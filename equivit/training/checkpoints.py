@@ -48,7 +48,9 @@ class Checkpoints:
     def __enter__(self) -> "Checkpoints":
         return self
 
-    def __exit__(self, *exception):
+    def __exit__(self, kind, error, trace):
+        if isinstance(error, jax.errors.JaxRuntimeError) and jax.process_count() > 1:
+            return  # a process is gone, and a save that is under way would wait for it
         self._manager.close()  # waits for a save that is under way
 
     @property

@@ -130,3 +130,20 @@ def test_when_a_checkpoint_is_due(tmp_path, monkeypatch):
     now[0] = 61.0
     assert manager.due(11)
     assert not manager.due(11, clock=False)
+
+
+@pytest.mark.parametrize(("processes", "error", "waits"), [
+    (2, jax.errors.JaxRuntimeError("Connection reset by peer"), False),  # what a collective raises without its peer
+    (2, ValueError("of this process"), True),
+    (1, jax.errors.JaxRuntimeError("out of memory"), True),
+])  # fmt: skip
+def test_where_a_process_is_gone_nobody_waits_for_it(tmp_path, monkeypatch, processes, error, waits):
+    closed = []
+    with pytest.raises(type(error)), checkpoints.Checkpoints(tmp_path, OPTIONS.checkpoint) as manager:
+        close = manager._manager.close
+        monkeypatch.setattr(manager._manager, "close", lambda: closed.append(close()))
+        monkeypatch.setattr(jax, "process_count", lambda *_: processes)
+        raise error
+    monkeypatch.undo()
+    close()
+    assert bool(closed) == waits
