@@ -76,13 +76,13 @@ def configuration(name: str, **overrides) -> ViTConfig:
       ValueError: no such name, or no such field; the message gives the nearest.
     """
     if name not in names():
-        raise ValueError(f"model {name!r} is not known; {_nearest(name, names())}.")
+        raise ValueError(f"model {name!r} is not known; {_nearest(name, names())}")
     flavour, variant = name.rsplit("_", 1)
     kind = JumboViTConfig if "jumbo" in flavour else ViTConfig
     valid = [field.name for field in dataclasses.fields(kind)]
     for key in overrides:
         if key not in valid:
-            raise ValueError(f"model {name}: {key!r} is not one of its options; {_nearest(key, valid)}.")
+            raise ValueError(f"model {name}: {key!r} is not one of its options; {_nearest(key, valid)}")
     size, patch = variant[:-2], int(variant[-2:])
     jumbo = {"jumbo": JUMBO.get(size, 6)} if kind is JumboViTConfig else {}
     fields = {**SIZES[size], **jumbo, **FLAVOURS[flavour], "patch_size": patch, **overrides}
@@ -124,4 +124,4 @@ def _readout(flavour: str, fields: dict) -> dict:
 
 def _nearest(word: str, valid: list[str]) -> str:
     close = difflib.get_close_matches(word, valid, n=3, cutoff=0.4)
-    return f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(valid)}"
+    return f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(valid)}."
