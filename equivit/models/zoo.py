@@ -43,8 +43,8 @@ SIZES = {
     "22b": dict(width=6144, depth=36, num_heads=48, mlp_dim=24576),
 }
 VARIANTS = ("pico16", "nano16", "ti16", "s16", "b16", "l16", "h14", "h16", "g14", "e14", "22b14")
-# Deviations of positions and class token at the start are those of the official codes.  That of Jumbo's Registers
-# is not public; registers that began as close together as others do would be one register in all but the longest runs.
+# Deviations of positions and class token at the start are those of the official codes.  The Jumbo authors' code of
+# Registers is not public; begun as close together as elsewhere, they stay one register, repeated, in a short run.
 FLAVOURS = {
     "vit": dict(family="plain"),
     "octic_vit": dict(family="H8", token_std=0.16, position_std=0.16 * 2**-0.5),
