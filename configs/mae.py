@@ -17,7 +17,7 @@ last frequency, tanh-GELU, and in Jumbo's own MLP a residual after the norm); qu
 Weights begin as in the rest of this library, normal with deviation 0.02; MAE draws them by Xavier's rule.
 """
 
-from equivit.objectives import options
+from equivit import errors
 from equivit.training import config
 
 WORDS = ("B", "L", "cifar", "plain", "jumbo", "800", "1600", "fork", "quicktest")
@@ -27,7 +27,7 @@ def get_config(mode: str = "B,jumbo"):
     words = mode.split(",")
     for word in words:
         if word not in WORDS:
-            near = options.nearest(word, WORDS)
+            near = errors.nearest(word, WORDS)
             raise ValueError(f"config mode {word!r} is not one of {', '.join(WORDS)}{near}.")
     size = next((word for word in words if word in ("B", "L", "cifar")), "B")
     c = config.get_base("mae")

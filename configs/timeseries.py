@@ -11,7 +11,7 @@ Ours and the cost: experiments/results/jumbo_timeseries.json.
 Modes: univariate (the paper's ten sets), multivariate (its other ten), quicktest.
 """
 
-from equivit.objectives import options
+from equivit import errors
 from equivit.training import sweep_config
 
 SETS = {
@@ -44,7 +44,7 @@ SETS = {
 
 
 def get_config(mode: str = "univariate"):
-    options.one_of("mode", mode, SETS)
+    errors.one_of("config.mode", mode, SETS)
     c = sweep_config.get_base()
     c.data.names = SETS[mode]
     if mode == "quicktest":

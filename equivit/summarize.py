@@ -22,11 +22,10 @@ import rich.table
 from flax import nnx
 from ml_collections import ConfigDict
 
-from equivit import command
+from equivit import command, costs, logical
 from equivit.data import sources
-from equivit.layers import parameters
-from equivit.models import costs, zoo
-from equivit.objectives.supervised import normalize
+from equivit.data.pixels import normalize
+from equivit.models import zoo
 from equivit.training import build, optimizers, schedules, sharding, start
 from equivit.training import config as configs
 from equivit.training.state import compile_program
@@ -43,7 +42,7 @@ def summarize(config: ConfigDict) -> dict:
 
     Returns:
       "model" (its section of the config), "image_size", "parameters", "costs" ({kind: {"macs", "operations"}}), "macs",
-      "fvcore", "fvcore_unfused", "linear_and_norms" (`models/costs.py`), "notes".
+      "fvcore", "fvcore_unfused", "linear_and_norms" (`equivit/costs.py`), "notes".
     """
     model, image_size = _model(config), tuple(config.data.image_size)
     image = jax.ShapeDtypeStruct((1, *image_size, model.config.in_channels), jnp.float32)
@@ -84,9 +83,9 @@ def memory(config: ConfigDict) -> dict[str, dict[str, int]]:
 
 def _placed(model, mesh):
     """The abstract model with its parameters where training has them."""
-    arrays = jax.eval_shape(parameters.take, model)
-    where = sharding.of_tree(mesh, arrays, parameters.stack_axes(model))
-    return parameters.put(
+    arrays = jax.eval_shape(logical.take, model)
+    where = sharding.of_tree(mesh, arrays, logical.stack_axes(model))
+    return logical.put(
         model, jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), arrays, where)
     )
 

@@ -20,10 +20,9 @@ import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
 
-from equivit import command
+from equivit import command, logical
 from equivit.data import series
 from equivit.data.series import SeriesData
-from equivit.layers import parameters
 from equivit.models import patchtst
 from equivit.training import config as configs
 from equivit.training import sweep, sweep_config
@@ -93,7 +92,7 @@ def _one(config: ConfigDict, data: SeriesData, name: str, patches: int) -> dict:
     state, figures = sweep.train(program, runs, data, epochs=epochs, seed=config.seed, report=_Progress(epochs))
     figures = jax.device_get(figures)
     best, rows = sweep.best(figures["validation"]), _rows(config, figures, np.asarray(state.good))
-    weights = jax.eval_shape(lambda: parameters.take(make(nnx.Rngs(0))))
+    weights = jax.eval_shape(lambda: logical.take(make(nnx.Rngs(0))))
     return dict(
         data=data.name,
         model=name,

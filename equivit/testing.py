@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from equivit.layers import parameters
+from equivit import logical
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic
 from equivit.symmetry.groups import Group
@@ -80,8 +80,8 @@ def randomise(module: nnx.Module, key: jax.Array) -> nnx.Module:
         scale = "scale" in name or ("norm" in name and not name.endswith("bias"))
         return 1 + 0.2 * noise if scale else 0.5 * noise
 
-    tensors = parameters.to_logical(module)
-    return parameters.from_logical(module, {n: draw(n, i, a) for i, (n, a) in enumerate(tensors.items())})
+    tensors = logical.to_logical(module)
+    return logical.from_logical(module, {n: draw(n, i, a) for i, (n, a) in enumerate(tensors.items())})
 
 
 def _check_kinds(input, output, grid, output_grid):
@@ -104,8 +104,8 @@ def _act_on_output(g, y, output, grid, prefix):
 def _parts(group, y, expected) -> dict[str, tuple[jax.Array, jax.Array]]:
     """Pairs to compare, by the name that an error gives them."""
     if isinstance(expected, Isotypic):
-        pairs = {f"irrep {i.name}": (y.one[k], expected.one[k]) for k, i in enumerate(group.lines)}
-        return pairs | {f"irrep {i.name}": (y.two, expected.two) for i in group.planes}
+        pairs = {f"irrep {i.name}": (y.lines[k], expected.lines[k]) for k, i in enumerate(group.lines)}
+        return pairs | {f"irrep {i.name}": (y.planes, expected.planes) for i in group.planes}
     leaves = zip(jax.tree.leaves(y), jax.tree.leaves(expected), strict=True)
     return {"the output" if k == 0 else f"output {k}": pair for k, pair in enumerate(leaves)}
 

@@ -20,7 +20,8 @@ import jax
 import jax.numpy as jnp
 from matplotlib.figure import Figure
 
-from equivit.models import costs, zoo
+from equivit import costs
+from equivit.models import zoo
 from experiments import benchmark
 from experiments.benchmark import Claim
 

@@ -18,9 +18,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from equivit.data import loader
+from equivit.data.pixels import normalize
 from equivit.evaluation.attention_maps import attention_maps
 from equivit.evaluation.patch_norms import outlier_share, patch_norms
-from equivit.objectives.supervised import normalize
 from equivit.training import checkpoints
 from experiments import benchmark
 

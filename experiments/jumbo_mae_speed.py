@@ -18,7 +18,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from configs import mae as recipe
-from equivit.models import costs, zoo
+from equivit import costs
+from equivit.models import zoo
 from equivit.models.decoders import MaskedAutoencoderConfig
 from equivit.objectives.mae import Mae
 from equivit.training import build

@@ -7,7 +7,7 @@
 Variants of an operation: "xla", its reference; "eight", where the components are eight separate arrays from the start
 and XLA fuses as it likes; "gpu" or "tpu", its kernel; "auto", what `implementation="auto"` takes where that is neither.
 The bandwidth counts each argument and each result once, over that of a copy of 256 MiB timed in the same rounds; the
-arithmetic is multiply-adds as two operations, elementwise operations by the prices of `equivit/models/costs.py`, over a
+arithmetic is multiply-adds as two operations, elementwise operations by the prices of `equivit/costs.py`, over a
 matrix product of 8192 x 8192 timed before.  Errors are relative to the reference in float32.
 
 Four calls are written out in a program, and ten such programs dispatched in a row, so that a time is the device's and
@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 from matplotlib.figure import Figure
 
-from equivit.models import costs
+from equivit import costs
 from experiments import benchmark
 from experiments.benchmark import Claim
 from kernels import shapes

@@ -26,8 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from equivit import models, testing
-from equivit.layers import parameters
+from equivit import logical, models, testing
 from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC
 from experiments import benchmark
@@ -144,7 +143,7 @@ def theirs(kind: str, block: nnx.Module, x: np.ndarray, dtype: str) -> tuple[Cal
     """The same of torch, in a process that ends with this one."""
     from experiments import torch_blocks
 
-    tensors = {name: np.asarray(array) for name, array in parameters.to_logical(block).items()}
+    tensors = {name: np.asarray(array) for name, array in logical.to_logical(block).items()}
     arguments = (kind, tensors, block.attention.num_heads, x, dtype)
     here, there = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process

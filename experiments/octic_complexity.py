@@ -38,7 +38,8 @@ import jax.numpy as jnp
 from matplotlib.colors import TABLEAU_COLORS
 from matplotlib.figure import Figure
 
-from equivit.models import costs, zoo
+from equivit import costs
+from equivit.models import zoo
 from experiments import benchmark, programs
 from experiments.benchmark import Claim
 

@@ -3,7 +3,7 @@
     python experiments/octic_flops_width.py         # counted on shapes, some seconds on a CPU
 
 Left: how many times fewer operations an octic block takes than a plain one, in matrix products only and in all, as the
-paper counts (`equivit/models/costs.py`), on the 196 tokens of a 224 px image in patches of 16 (the paper does not say
+paper counts (`equivit/costs.py`), on the 196 tokens of a 224 px image in patches of 16 (the paper does not say
 how many; its figure cannot be read to digits).  Right: multiply-adds, twice, for each byte of the linear map D -> 4D of
 one image, by the paper's formulas, and for the two kinds of matrix product that an octic layer really consists of.
 
@@ -22,7 +22,8 @@ import jax
 import jax.numpy as jnp
 from matplotlib.figure import Figure
 
-from equivit.models import costs, zoo
+from equivit import costs
+from equivit.models import zoo
 from equivit.symmetry import fields
 from experiments import benchmark
 from experiments.benchmark import Claim

@@ -11,7 +11,7 @@ Memory is that of a compiled program (`benchmark.Memory`), parameters included; 
 bfloat16 copies of all its parameters at once, which count too, in plain as in octic.  The paper's is the highest that
 PyTorch's allocator held.
 
-FLOPs are counted on shapes, on any machine (`equivit/models/costs.py`).  The table gives widths and depths only.  For
+FLOPs are counted on shapes, on any machine (`equivit/costs.py`).  The table gives widths and depths only.  For
 ViT-G, e and 22B its FLOPs are those of patches of 16 pixels and a class token in the octic model too (with 14 pixels
 they would be 4.81, 4.98 and 5.17); so these three are measured with patches of 16, without the class token, which D8
 does not need.
@@ -31,7 +31,8 @@ import jax
 import jax.numpy as jnp
 from matplotlib.figure import Figure
 
-from equivit.models import costs, zoo
+from equivit import costs
+from equivit.models import zoo
 from experiments import benchmark, programs
 from experiments.benchmark import Claim
 

@@ -1,7 +1,7 @@
 """The dense and the octic block in plain torch: the peer that `octic_block_cpu.py` times.
 
 Features of the octic block are five tensors, A1, A2, B1, B2 [B, N, C] and E [B, N, 2, 2C]; tensors of parameters have
-the logical names of equivit (`layers/parameters.py`).  Source: octic ViTs, Section 3.2.
+the logical names of equivit (`logical.py`).  Source: octic ViTs, Section 3.2.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """GELU of an octic field: to the eight values on the group, exact GELU, and back, in one pass.
 
-Shapes: one [4, *B, N, C] and two [2, *B, N, 2C] -> the same.  Source: octic ViTs, Section 3.2.3 and Appendix A.
+Shapes: lines [4, *B, N, C] and planes [2, *B, N, 2C] -> the same.  Source: octic ViTs, Section 3.2.3 and Appendix A.
 """
 
 import functools
@@ -14,96 +14,96 @@ from kernels.pointwise import FOURIER, gelu, gelu_gradient, to_isotypic, to_regu
 NAME = "d8_gelu"
 
 
-def reference(one: jax.Array, two: jax.Array) -> tuple[jax.Array, jax.Array]:
+def reference(lines: jax.Array, planes: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Plain jnp; this defines what is right.  Sums and the GELU in float32 at least.
 
     The transforms are matrix products on one stacked array: written as sums of eight arrays, XLA:CPU fuses the eight
     GELUs into each of the eight outputs and computes them eight times.
     """
-    dtype, wide = one.dtype, jnp.promote_types(one.dtype, jnp.float32)
+    dtype, wide = lines.dtype, jnp.promote_types(lines.dtype, jnp.float32)
     q = FOURIER.astype(dtype)
-    components = jnp.concatenate([one, *jnp.split(two, 2, axis=-1)])
+    components = jnp.concatenate([lines, *jnp.split(planes, 2, axis=-1)])
     values = jnp.einsum("ri,i...->r...", q, components, preferred_element_type=wide)
     values = jax.nn.gelu(values, approximate=False).astype(dtype)
     y = jnp.einsum("ri,r...->i...", q, values)
     return y[:4], jnp.concatenate([y[4:6], y[6:8]], axis=-1)
 
 
-def d8_gelu(one: jax.Array, two: jax.Array, *, implementation: str = "auto") -> tuple[jax.Array, jax.Array]:
+def d8_gelu(lines: jax.Array, planes: jax.Array, *, implementation: str = "auto") -> tuple[jax.Array, jax.Array]:
     """GELU of an octic field.  Kernels compute in float32; the derivative keeps the input only and recomputes.
 
     Args:
-      one: [4, *B, N, C], the components A1, A2, B1, B2.
-      two: [2, *B, N, 2C], the rows of E, each with the channels of copy 1, then of copy 2.
+      lines: [4, *B, N, C], the components A1, A2, B1, B2.
+      planes: [2, *B, N, 2C], the rows of E, each with the channels of copy 1, then of copy 2.
       implementation: "auto" takes the kernel of the platform that the program is lowered for, where there is one for
         these shapes and types, and else plain XLA.  "xla", "tpu" and "gpu" insist; "interpret" runs the TPU kernel
         anywhere, slowly.  On several devices a kernel needs the mesh of `jax.set_mesh`, and gives way to plain XLA
         where axis -3 does not divide evenly.
 
     Returns:
-      Arrays like `one` and `two`.
+      Arrays like `lines` and `planes`.
 
     Raises:
       ValueError: an unknown implementation, arrays that are no octic field, or no kernel for them.
     """
     dispatch.check_implementation(NAME, implementation)
-    dispatch.check_field(NAME, one, two)
+    dispatch.check_field(NAME, lines, planes)
     if implementation == "xla":
-        return reference(one, two)
-    return _d8_gelu(implementation, one, two)
+        return reference(lines, planes)
+    return _d8_gelu(implementation, lines, planes)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _d8_gelu(implementation, one, two):
-    return forward(one, two, implementation=implementation)
+def _d8_gelu(implementation, lines, planes):
+    return forward(lines, planes, implementation=implementation)
 
 
 _d8_gelu.defvjp(
-    lambda implementation, one, two: (forward(one, two, implementation=implementation), (one, two)),
+    lambda implementation, lines, planes: (forward(lines, planes, implementation=implementation), (lines, planes)),
     lambda implementation, field, gradient: backward(*field, *gradient, implementation=implementation),
 )
 
 
 # Compiled on its own: outside of jit a choice by platform would be compiled again at every call.
 @functools.partial(jax.jit, static_argnames="implementation", inline=True)
-def forward(one, two, *, implementation):
+def forward(lines, planes, *, implementation):
     """The GELU, without a derivative."""
-    kernels = _kernels(_forward_tpu, d8_gelu_gpu.forward, one, fields=1)
-    return dispatch.run(NAME, implementation, reference, kernels, (one, two))
+    kernels = _kernels(_forward_tpu, d8_gelu_gpu.forward, lines, fields=1)
+    return dispatch.run(NAME, implementation, reference, kernels, (lines, planes))
 
 
 @functools.partial(jax.jit, static_argnames="implementation", inline=True)
-def backward(one, two, d_one, d_two, *, implementation):
-    """The gradient at the input `one`, `two` from that at the output; shapes alike."""
-    kernels = _kernels(_backward_tpu, d8_gelu_gpu.backward, one, fields=2)
-    return dispatch.run(NAME, implementation, _reference_backward, kernels, (one, two, d_one, d_two))
+def backward(lines, planes, d_lines, d_planes, *, implementation):
+    """The gradient at the input `lines`, `planes` from that at the output; shapes alike."""
+    kernels = _kernels(_backward_tpu, d8_gelu_gpu.backward, lines, fields=2)
+    return dispatch.run(NAME, implementation, _reference_backward, kernels, (lines, planes, d_lines, d_planes))
 
 
-def _reference_backward(one, two, d_one, d_two):
-    return jax.vjp(reference, one, two)[1]((d_one, d_two))
+def _reference_backward(lines, planes, d_lines, d_planes):
+    return jax.vjp(reference, lines, planes)[1]((d_lines, d_planes))
 
 
-def _kernels(tpu, gpu, one, *, fields):
-    """The kernels that support the type and width of `one`; they read so many fields and write one."""
-    width, dtype = one.shape[-1], one.dtype
+def _kernels(tpu, gpu, lines, *, fields):
+    """The kernels that support the type and width of `lines`; they read so many fields and write one."""
+    width, dtype = lines.shape[-1], lines.dtype
     if not tpu_blocks.supported(dtype, [width] * (fields + 1)):
         tpu = None
     gpu = dispatch.on_rows(gpu, 2 * fields) if d8_gelu_gpu.supported(width, dtype) else None
     return {"tpu": tpu, "interpret": tpu and functools.partial(tpu, interpret=True), "gpu": gpu}
 
 
-def _forward_tpu(one, two, *, interpret=False):
-    def tile(rows, lanes, one, two, *results):
-        values = [gelu(v) for v in to_regular(tpu_blocks.read(one, two, rows, lanes))]
+def _forward_tpu(lines, planes, *, interpret=False):
+    def tile(rows, lanes, lines, planes, *results):
+        values = [gelu(v) for v in to_regular(tpu_blocks.read(lines, planes, rows, lanes))]
         tpu_blocks.write(*results, rows, lanes, to_isotypic(values))
 
-    return tpu_blocks.call(tile, (one, two), channels=one.shape[-1], name=NAME, interpret=interpret)
+    return tpu_blocks.call(tile, (lines, planes), channels=lines.shape[-1], name=NAME, interpret=interpret)
 
 
 def _backward_tpu(*fields, interpret=False):
-    def tile(rows, lanes, one, two, d_one, d_two, *results):
-        values = to_regular(tpu_blocks.read(one, two, rows, lanes))
-        gradients = to_regular(tpu_blocks.read(d_one, d_two, rows, lanes))
+    def tile(rows, lanes, lines, planes, d_lines, d_planes, *results):
+        values = to_regular(tpu_blocks.read(lines, planes, rows, lanes))
+        gradients = to_regular(tpu_blocks.read(d_lines, d_planes, rows, lanes))
         gradients = [gelu_gradient(v) * g for v, g in zip(values, gradients, strict=True)]
         tpu_blocks.write(*results, rows, lanes, to_isotypic(gradients))
 

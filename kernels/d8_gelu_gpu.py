@@ -2,7 +2,7 @@
 
 Both are bound by memory.  A fixed number of blocks walks over tiles of some rows by some channels.  A block holds a
 ring of tiles in shared memory: the tensor memory accelerator (TMA) fills one while another is transformed in place and
-a third drains.  TMA clips what lies past an edge, so any number of rows is right.  It sees `two` as [2, M, 2, C], so
+a third drains.  TMA clips what lies past an edge, so any number of rows is right.  It sees `planes` as [2, M, 2, C], so
 that each copy of E ends at its own last channel.
 """
 
@@ -30,22 +30,24 @@ def supported(channels: int, dtype) -> bool:
     return dtype in (jnp.float32, jnp.bfloat16) and channels * dtype.itemsize % 16 == 0
 
 
-def forward(one: jax.Array, two: jax.Array) -> tuple[jax.Array, jax.Array]:
+def forward(lines: jax.Array, planes: jax.Array) -> tuple[jax.Array, jax.Array]:
     """GELU in the regular basis.
 
-    Shapes: one [4, M, C] and two [2, M, 2C] -> the same.  Source: octic ViTs, Section 3.2.3.
+    Shapes: lines [4, M, C] and planes [2, M, 2C] -> the same.  Source: octic ViTs, Section 3.2.3.
     """
 
     def point(components):
         return pointwise.to_isotypic([pointwise.gelu(value) for value in pointwise.to_regular(components)])
 
-    return _everywhere(point, [(one, two)], "d8_gelu")
+    return _everywhere(point, [(lines, planes)], "d8_gelu")
 
 
-def backward(one: jax.Array, two: jax.Array, d_one: jax.Array, d_two: jax.Array) -> tuple[jax.Array, jax.Array]:
+def backward(
+    lines: jax.Array, planes: jax.Array, d_lines: jax.Array, d_planes: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """The input's gradient, from the input and the output's gradient; the values on the group are computed again.
 
-    Shapes: one, d_one [4, M, C] and two, d_two [2, M, 2C] -> d_one, d_two.
+    Shapes: lines, d_lines [4, M, C] and planes, d_planes [2, M, 2C] -> d_lines, d_planes.
     """
 
     def point(components, gradients):
@@ -53,7 +55,7 @@ def backward(one: jax.Array, two: jax.Array, d_one: jax.Array, d_two: jax.Array)
         gradients = pointwise.to_regular(gradients)
         return pointwise.to_isotypic([slope * g for slope, g in zip(slopes, gradients, strict=True)])
 
-    return _everywhere(point, [(one, two), (d_one, d_two)], "d8_gelu_backward")
+    return _everywhere(point, [(lines, planes), (d_lines, d_planes)], "d8_gelu_backward")
 
 
 class _Tiles(NamedTuple):
@@ -76,7 +78,7 @@ class _Tiles(NamedTuple):
         return cls(rows, width, columns, count, min(count, MULTIPROCESSORS * BLOCKS))
 
     def window(self, tile):
-        """The tile's indices into one [4, M, C] and two [2, M, 2, C]."""
+        """The tile's indices into lines [4, M, C] and planes [2, M, 2, C]."""
         row = pl.ds(tile // self.columns * self.rows, self.rows)
         channel = pl.ds(tile % self.columns * self.width, self.width)
         return (slice(None), row, channel), (slice(None), row, slice(None), channel)
@@ -87,7 +89,7 @@ def _everywhere(point, fields, name):
     (_, m, c), dtype = fields[0][0].shape, fields[0][0].dtype
     points = SLOT_BYTES // (8 * dtype.itemsize * len(fields))
     tiles = _Tiles.cut(m, c, points)
-    one, two = plgpu.kernel(
+    lines, planes = plgpu.kernel(
         functools.partial(_body, point, tiles),
         out_type=(jax.ShapeDtypeStruct((4, m, c), dtype), jax.ShapeDtypeStruct((2, m, 2, c), dtype)),
         scratch_types=[
@@ -103,46 +105,46 @@ def _everywhere(point, fields, name):
             unsafe_no_auto_barriers=True,  # safe: a thread reads and writes only its own points of a tile
             lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
         ),
-    )(*[x for x_one, x_two in fields for x in (x_one, x_two.reshape(2, m, 2, c))])
-    return one, two.reshape(2, m, 2 * c)
+    )(*[x for x_lines, x_planes in fields for x in (x_lines, x_planes.reshape(2, m, 2, c))])
+    return lines, planes.reshape(2, m, 2 * c)
 
 
 def _body(point, tiles, *refs):
-    *sources, out_one, out_two, one_smem, two_smem, loaded = refs
+    *sources, out_lines, out_planes, lines_smem, planes_smem, loaded = refs
     sources = list(zip(sources[::2], sources[1::2], strict=True))
     last = len(sources) - 1
     block = jax.lax.axis_index("block")
     steps = (tiles.count - block + tiles.blocks - 1) // tiles.blocks
 
     def load(step):
-        slot, (at_one, at_two) = step % SLOTS, tiles.window(block + step * tiles.blocks)
-        for i, (source_one, source_two) in enumerate(sources):
-            plgpu.copy_gmem_to_smem(source_one.at[at_one], one_smem.at[slot, i], loaded.at[slot])
-            plgpu.copy_gmem_to_smem(source_two.at[at_two], two_smem.at[slot, i], loaded.at[slot])
+        slot, (at_lines, at_planes) = step % SLOTS, tiles.window(block + step * tiles.blocks)
+        for i, (source_lines, source_planes) in enumerate(sources):
+            plgpu.copy_gmem_to_smem(source_lines.at[at_lines], lines_smem.at[slot, i], loaded.at[slot])
+            plgpu.copy_gmem_to_smem(source_planes.at[at_planes], planes_smem.at[slot, i], loaded.at[slot])
 
     for step in range(SLOTS - 1):
         pl.when(step < steps)(functools.partial(load, jnp.int32(step)))
 
     @pl.loop(0, steps)
     def _(step):
-        slot, (at_one, at_two) = step % SLOTS, tiles.window(block + step * tiles.blocks)
+        slot, (at_lines, at_planes) = step % SLOTS, tiles.window(block + step * tiles.blocks)
         plgpu.barrier_wait(loaded.at[slot])
-        _transform(point, one_smem.at[slot], two_smem.at[slot])
+        _transform(point, lines_smem.at[slot], planes_smem.at[slot])
         plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(one_smem.at[slot, last], out_one.at[at_one], commit_group=False)
-        plgpu.copy_smem_to_gmem(two_smem.at[slot, last], out_two.at[at_two])
+        plgpu.copy_smem_to_gmem(lines_smem.at[slot, last], out_lines.at[at_lines], commit_group=False)
+        plgpu.copy_smem_to_gmem(planes_smem.at[slot, last], out_planes.at[at_planes])
         plgpu.wait_smem_to_gmem(1, wait_read_only=True)  # all but this tile have left: the slot before it is free
         pl.when(step + SLOTS - 1 < steps)(lambda: load(step + SLOTS - 1))
 
     plgpu.wait_smem_to_gmem(0)
 
 
-def _transform(point, one, two):
+def _transform(point, lines, planes):
     """One slot, [fields, 4, rows, width] and [fields, 2, rows, 2, width]; the result replaces the last field."""
-    fields, _, rows, width = one.shape
+    fields, _, rows, width = lines.shape
     layout = plgpu.Layout.WG_STRIDED((rows, width), vec_size=rows * width // THREADS)
     refs = [
-        [one.at[i, k] for k in range(4)] + [two.at[i, row, :, copy] for copy in range(2) for row in range(2)]
+        [lines.at[i, k] for k in range(4)] + [planes.at[i, row, :, copy] for copy in range(2) for row in range(2)]
         for i in range(fields)
     ]
     values = [[plgpu.layout_cast(ref[...], layout).astype(jnp.float32) for ref in field] for field in refs]

@@ -23,16 +23,19 @@ def check_implementation(name: str, implementation: str) -> None:
         raise ValueError(f"{name}: {implementation=} is not one of {', '.join(map(repr, IMPLEMENTATIONS))}.")
 
 
-def check_field(name: str, one: jax.Array, two: jax.Array) -> None:
-    """ValueError unless the arrays are an octic field, one [4, *B, N, C] and two [2, *B, N, 2C], of one type."""
-    expected = (2, *one.shape[1:-1], 2 * one.shape[-1]) if one.ndim else ()
-    if one.ndim < 3 or one.shape[0] != 4 or two.shape != expected:
+def check_field(name: str, lines: jax.Array, planes: jax.Array) -> None:
+    """ValueError unless the arrays are an octic field, lines [4, *B, N, C] and planes [2, *B, N, 2C], of one type."""
+    expected = (2, *lines.shape[1:-1], 2 * lines.shape[-1]) if lines.ndim else ()
+    if lines.ndim < 3 or lines.shape[0] != 4 or planes.shape != expected:
+        hint = f"; with these lines, planes are {expected}" if lines.ndim > 2 and len(lines) == 4 else ""
         raise ValueError(
-            f"{name}: shapes {one.shape} and {two.shape} are not those of an octic field, one [4, *B, N, C] and "
-            f"two [2, *B, N, 2C]{f'; with this one, two is {expected}' if one.ndim > 2 and len(one) == 4 else ''}."
+            f"{name}: shapes {lines.shape} and {planes.shape} are not those of an octic field, lines [4, *B, N, C] and "
+            f"planes [2, *B, N, 2C]{hint}."
         )
-    if one.dtype != two.dtype:
-        raise ValueError(f"{name}: one is {one.dtype} and two {two.dtype}; a field has one type: cast one of them.")
+    if lines.dtype != planes.dtype:
+        raise ValueError(
+            f"{name}: lines are {lines.dtype} and planes {planes.dtype}; a field has one type: cast one of them."
+        )
 
 
 def run(

@@ -1,6 +1,6 @@
 """The first linear map of an octic MLP with the GELU as its epilogue, so that the hidden field is written once.
 
-Shapes: one [4, *B, N, C] and two [2, *B, N, 2C] -> one [4, *B, N, F] and two [2, *B, N, 2F].
+Shapes: lines [4, *B, N, C] and planes [2, *B, N, 2C] -> lines [4, *B, N, F] and planes [2, *B, N, 2F].
 Source: octic ViTs, Sections 3.2.1 and 3.2.3.
 """
 
@@ -21,26 +21,26 @@ AUTOMATIC = ("tpu",)
 WEIGHT_BYTES = 8 * 2**20
 
 
-def linear(one, two, w_one, w_two, bias) -> tuple[jax.Array, jax.Array]:
+def linear(lines, planes, w_lines, w_planes, bias) -> tuple[jax.Array, jax.Array]:
     """The linear map in plain jnp."""
     with jax.named_scope("linear"):
-        first = np.zeros((4, *(1,) * (one.ndim - 1)), one.dtype)
+        first = np.zeros((4, *(1,) * (lines.ndim - 1)), lines.dtype)
         first[0] = 1  # one broadcast sum: an indexed update would copy the field
-        return jnp.einsum("i...c,icd->i...d", one, w_one) + first * bias, two @ w_two
+        return jnp.einsum("i...c,icd->i...d", lines, w_lines) + first * bias, planes @ w_planes
 
 
-def reference(one, two, w_one, w_two, bias) -> tuple[jax.Array, jax.Array]:
+def reference(lines, planes, w_lines, w_planes, bias) -> tuple[jax.Array, jax.Array]:
     """Plain jnp; this defines what is right."""
-    h = linear(one, two, w_one, w_two, bias)
+    h = linear(lines, planes, w_lines, w_planes, bias)
     with jax.named_scope("activation"):
         return d8_gelu.reference(*h)
 
 
 def octic_linear_gelu(
-    one: jax.Array,
-    two: jax.Array,
-    w_one: jax.Array,
-    w_two: jax.Array,
+    lines: jax.Array,
+    planes: jax.Array,
+    w_lines: jax.Array,
+    w_planes: jax.Array,
     bias: jax.Array,
     *,
     implementation: str = "auto",
@@ -54,23 +54,23 @@ def octic_linear_gelu(
     kernel's GELU sees the sums in float32, the others see them rounded.
 
     Args:
-      one: [4, *B, N, C].
-      two: [2, *B, N, 2C].
-      w_one: [4, C, F], for each 1-D irrep.
-      w_two: [2C, 2F], for both rows of E.
+      lines: [4, *B, N, C].
+      planes: [2, *B, N, 2C].
+      w_lines: [4, C, F], for each 1-D irrep.
+      w_planes: [2C, 2F], for both rows of E.
       bias: [F], of the invariant component.
       implementation: as for `d8_gelu`.
 
     Returns:
-      one [4, *B, N, F] and two [2, *B, N, 2F].
+      lines [4, *B, N, F] and planes [2, *B, N, 2F].
 
     Raises:
       ValueError: an unknown implementation, arrays that do not belong together, or no kernel for them.
     """
     dispatch.check_implementation(NAME, implementation)
-    dispatch.check_field(NAME, one, two)
-    _check_weights(one.shape[-1], w_one, w_two, bias)
-    arrays = (one, two, w_one, w_two, bias)
+    dispatch.check_field(NAME, lines, planes)
+    _check_weights(lines.shape[-1], w_lines, w_planes, bias)
+    arrays = (lines, planes, w_lines, w_planes, bias)
     if implementation == "xla":
         return reference(*arrays)
     dtype = jnp.result_type(*arrays)
@@ -89,10 +89,10 @@ def _forward_and_hidden(implementation, *arrays):
 
 
 def _backward(implementation, kept, gradient):
-    (one, two, w_one, w_two, bias), h = kept
+    (lines, planes, w_lines, w_planes, bias), h = kept
     with jax.named_scope("activation"):
         gradient = d8_gelu.backward(*h, *gradient, implementation=implementation)
-    _, transposed = jax.vjp(linear, one, two, w_one, w_two, bias)
+    _, transposed = jax.vjp(linear, lines, planes, w_lines, w_planes, bias)
     return transposed(gradient)
 
 
@@ -101,32 +101,32 @@ _octic_linear_gelu.defvjp(_forward_and_hidden, _backward)
 
 # Compiled on its own: outside of jit a choice by platform would be compiled again at every call.
 @functools.partial(jax.jit, static_argnames="implementation", inline=True)
-def _forward(one, two, w_one, w_two, bias, *, implementation):
+def _forward(lines, planes, w_lines, w_planes, bias, *, implementation):
     def plain(*arrays):
         h = linear(*arrays)
         with jax.named_scope("activation"):
             return d8_gelu.forward(*h, implementation=implementation)
 
-    kernels = _kernels(one, w_one, w_two, bias)
+    kernels = _kernels(lines, w_lines, w_planes, bias)
     if implementation == "auto":
         kernels = {key: kernels[key] for key in AUTOMATIC}
-    return dispatch.run(NAME, implementation, plain, kernels, (one, two), (w_one, w_two, bias))
+    return dispatch.run(NAME, implementation, plain, kernels, (lines, planes), (w_lines, w_planes, bias))
 
 
-def _check_weights(c, w_one, w_two, bias):
+def _check_weights(c, w_lines, w_planes, bias):
     f = bias.shape[-1] if bias.ndim else 0
     expected = ((4, c, f), (2 * c, 2 * f), (f,))
-    shapes = (w_one.shape, w_two.shape, bias.shape)
+    shapes = (w_lines.shape, w_planes.shape, bias.shape)
     if shapes != expected:
         raise ValueError(
-            f"{NAME}: w_one {shapes[0]}, w_two {shapes[1]} and bias {shapes[2]} must be [4, C, F], [2C, 2F] and [F]; "
-            f"for a field of C={c} channels and this bias, {expected[0]} and {expected[1]}."
+            f"{NAME}: w_lines {shapes[0]}, w_planes {shapes[1]} and bias {shapes[2]} must be [4, C, F], [2C, 2F] and "
+            f"[F]; for a field of C={c} channels and this bias, {expected[0]} and {expected[1]}."
         )
 
 
-def _kernels(one, *weights):
+def _kernels(lines, *weights):
     """The kernels that support the type and widths."""
-    c, f, dtype = *weights[0].shape[1:], one.dtype
+    c, f, dtype = *weights[0].shape[1:], lines.dtype
     size = sum(a.nbytes for a in weights)
     tpu = _forward_tpu if size <= WEIGHT_BYTES and tpu_blocks.supported(dtype, [c, f], size) else None
     supported = octic_linear_gelu_gpu.supported(c, f, dtype)
@@ -134,19 +134,19 @@ def _kernels(one, *weights):
     return {"tpu": tpu, "interpret": tpu and functools.partial(tpu, interpret=True), "gpu": gpu}
 
 
-def _forward_tpu(one, two, w_one, w_two, bias, *, interpret=False):
-    dot = functools.partial(jnp.dot, precision=_precision(one.dtype), preferred_element_type=jnp.float32)
+def _forward_tpu(lines, planes, w_lines, w_planes, bias, *, interpret=False):
+    dot = functools.partial(jnp.dot, precision=_precision(lines.dtype), preferred_element_type=jnp.float32)
     channels = len(bias)
 
-    def tile(rows, lanes, one, two, w_one, w_two, bias, *results):
-        h = [dot(one[i, rows, :], w_one[i, :, lanes]) for i in range(4)]
+    def tile(rows, lanes, lines, planes, w_lines, w_planes, bias, *results):
+        h = [dot(lines[i, rows, :], w_lines[i, :, lanes]) for i in range(4)]
         h[0] += bias[0, lanes].astype(jnp.float32)
         for columns in (lanes, tpu_blocks.second_copy(lanes, channels)):
-            h += [dot(two[row, rows, :], w_two[:, columns]) for row in (0, 1)]
+            h += [dot(planes[row, rows, :], w_planes[:, columns]) for row in (0, 1)]
         tpu_blocks.write(*results, rows, lanes, to_isotypic([gelu(v) for v in to_regular(h)]))
 
-    weights = (w_one, w_two, bias[None])
-    return tpu_blocks.call(tile, (one, two), weights, channels=channels, name=NAME, interpret=interpret)
+    weights = (w_lines, w_planes, bias[None])
+    return tpu_blocks.call(tile, (lines, planes), weights, channels=channels, name=NAME, interpret=interpret)
 
 
 def _precision(dtype):

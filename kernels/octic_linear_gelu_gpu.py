@@ -31,23 +31,24 @@ def supported(c: int, f: int, dtype) -> bool:
 
 
 def forward(
-    one: jax.Array, two: jax.Array, w_one: jax.Array, w_two: jax.Array, bias: jax.Array
+    lines: jax.Array, planes: jax.Array, w_lines: jax.Array, w_planes: jax.Array, bias: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """GELU in the regular basis of the linear map.
 
     TMA cuts tiled memory in eights of rows: with another number of them the arrays are padded, which is a copy.
 
-    Shapes: one [4, M, C], two [2, M, 2C], w_one [4, C, F], w_two [2C, 2F], bias [F] -> one [4, M, F], two [2, M, 2F].
+    Shapes: lines [4, M, C], planes [2, M, 2C], w_lines [4, C, F], w_planes [2C, 2F], bias [F]
+      -> lines [4, M, F], planes [2, M, 2F].
     Source: octic ViTs, Sections 3.2.1 and 3.2.3.
     """
-    m = one.shape[1]
+    m = lines.shape[1]
     padding = ((0, 0), (0, -m % 8), (0, 0))
-    y_one, y_two = _whole_tiles(jnp.pad(one, padding), jnp.pad(two, padding), w_one, w_two, bias)
-    return y_one[:, :m], y_two[:, :m]
+    y_lines, y_planes = _whole_tiles(jnp.pad(lines, padding), jnp.pad(planes, padding), w_lines, w_planes, bias)
+    return y_lines[:, :m], y_planes[:, :m]
 
 
-def _whole_tiles(one, two, w_one, w_two, bias):
-    (_, m, c), f, dtype = one.shape, w_one.shape[-1], one.dtype
+def _whole_tiles(lines, planes, w_lines, w_planes, bias):
+    (_, m, c), f, dtype = lines.shape, w_lines.shape[-1], lines.dtype
     block = COMPUTE * WIDTH
     depth = 32 if c % 32 == 0 else 16
     slots = RING // depth
@@ -86,7 +87,7 @@ def _whole_tiles(one, two, w_one, w_two, bias):
             unsafe_no_auto_barriers=True,  # safe: threads only read what TMA writes, and only write what it reads
             lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
         ),
-    )(one, two, w_one, _side_by_side(w_two, f), bias.astype(jnp.float32))
+    )(lines, planes, w_lines, _side_by_side(w_planes, f), bias.astype(jnp.float32))
 
 
 class _Tiles(NamedTuple):
@@ -106,8 +107,8 @@ class _Tiles(NamedTuple):
         return row, tile % self.columns * (COMPUTE * WIDTH)
 
 
-def _body(tiles, one, two, w_one, w_two, bias, y_one, y_two, *scratch):
-    *operands, y_one_smem, y_two_smem, bias_smem, bias_loaded, loaded, consumed = scratch
+def _body(tiles, lines, planes, w_lines, w_planes, bias, y_lines, y_planes, *scratch):
+    *operands, y_lines_smem, y_planes_smem, bias_smem, bias_loaded, loaded, consumed = scratch
     slots = operands[0].shape[0]
     warpgroup = jax.lax.axis_index("warpgroup")
     first, stride = jax.lax.axis_index("grid"), jax.lax.axis_size("grid")
@@ -121,7 +122,7 @@ def _body(tiles, one, two, w_one, w_two, bias, y_one, y_two, *scratch):
             slot = step % slots
             pl.when(step >= slots)(lambda: plgpu.barrier_wait(consumed.at[slot]))
             at = (*tiles.at(first + step // tiles.depth * stride), step % tiles.depth)
-            _load((one, two, w_one, w_two), [ref.at[slot] for ref in operands], loaded.at[slot], *at)
+            _load((lines, planes, w_lines, w_planes), [ref.at[slot] for ref in operands], loaded.at[slot], *at)
 
         # The other block of the cluster reports here too: stay until it has.
         pl.loop(jnp.maximum(total - slots, 0), total)(lambda step: plgpu.barrier_wait(consumed.at[step % slots]))
@@ -137,30 +138,30 @@ def _body(tiles, one, two, w_one, w_two, bias, y_one, y_two, *scratch):
             plgpu.barrier_wait(bias_loaded.at[warpgroup])
             h[0] += jax.lax.broadcast_in_dim(bias_smem[warpgroup], (ROWS, WIDTH), (1,))
             y = pointwise.to_isotypic([pointwise.gelu(value) for value in pointwise.to_regular(h)])
-            _store(y, y_one_smem.at[warpgroup], y_two_smem.at[warpgroup], y_one, y_two, row, channel)
+            _store(y, y_lines_smem.at[warpgroup], y_planes_smem.at[warpgroup], y_lines, y_planes, row, channel)
 
         plgpu.wait_smem_to_gmem(0)
 
 
-def _side_by_side(w_two, f):
-    """w_two [2C, 2F] as [2, C, 2F], the channels of both copies that one warpgroup computes next to each other."""
-    w_two = w_two.reshape(2, -1, 2, f // WIDTH, WIDTH)
-    return w_two.swapaxes(2, 3).reshape(2, -1, 2 * f)
+def _side_by_side(w_planes, f):
+    """w_planes [2C, 2F] as [2, C, 2F], the channels of both copies that one warpgroup computes next to each other."""
+    w_planes = w_planes.reshape(2, -1, 2, f // WIDTH, WIDTH)
+    return w_planes.swapaxes(2, 3).reshape(2, -1, 2 * f)
 
 
 def _load(sources, slots, barrier, row, channel, step):
     """Asks for one step's operands: [4, rows, depth], [copy, 2, rows, depth], [4, depth, F], [copy, depth, 2F]."""
-    one, two, w_one, w_two = sources
-    one_smem, two_smem, w_one_smem, w_two_smem = slots
-    depth = one_smem.shape[-1]
+    lines, planes, w_lines, w_planes = sources
+    lines_smem, planes_smem, w_lines_smem, w_planes_smem = slots
+    depth = lines_smem.shape[-1]
     rows, inner = pl.ds(row, ROWS), pl.ds(step * depth, depth)
     load = functools.partial(plgpu.copy_gmem_to_smem, barrier=barrier)
-    load(one.at[:, rows, inner], one_smem)
+    load(lines.at[:, rows, inner], lines_smem)
     for copy in range(2):
-        load(two.at[:, rows, pl.ds(copy * one.shape[-1] + step * depth, depth)], two_smem.at[copy])
+        load(planes.at[:, rows, pl.ds(copy * lines.shape[-1] + step * depth, depth)], planes_smem.at[copy])
     share = functools.partial(load, collective_axes="cluster")
-    share(w_one.at[:, inner, pl.ds(channel, COMPUTE * WIDTH)], w_one_smem)
-    share(w_two.at[:, inner, pl.ds(2 * channel, 2 * COMPUTE * WIDTH)], w_two_smem)
+    share(w_lines.at[:, inner, pl.ds(channel, COMPUTE * WIDTH)], w_lines_smem)
+    share(w_planes.at[:, inner, pl.ds(2 * channel, 2 * COMPUTE * WIDTH)], w_planes_smem)
 
 
 def _contract(depth, first, operands, loaded, consumed, warpgroup):
@@ -170,32 +171,32 @@ def _contract(depth, first, operands, loaded, consumed, warpgroup):
         @pl.loop(0, depth)
         def _(k):
             slot = (first + k) % operands[0].shape[0]
-            one, two, w_one, w_two = (ref.at[slot] for ref in operands)
+            lines, planes, w_lines, w_planes = (ref.at[slot] for ref in operands)
             plgpu.barrier_wait(loaded.at[slot])
             for i in range(4):
-                plgpu.wgmma(accumulators[i], one.at[i], w_one.at[i, :, pl.ds(warpgroup * WIDTH, WIDTH)])
+                plgpu.wgmma(accumulators[i], lines.at[i], w_lines.at[i, :, pl.ds(warpgroup * WIDTH, WIDTH)])
             for row in range(2):
                 for copy in range(2):
                     columns = pl.ds(warpgroup * 2 * WIDTH, 2 * WIDTH)
-                    plgpu.wgmma(accumulators[4 + row], two.at[copy, row], w_two.at[copy, :, columns])
+                    plgpu.wgmma(accumulators[4 + row], planes.at[copy, row], w_planes.at[copy, :, columns])
             plgpu.wgmma_wait(0)
             plgpu.barrier_arrive(consumed.at[slot])
 
         return [accumulator[...] for accumulator in accumulators]
 
     wide = plgpu.ACC((ROWS, 2 * WIDTH), jnp.float32)
-    *one, row_1, row_2 = pl.run_scoped(contract, *[plgpu.ACC((ROWS, WIDTH), jnp.float32)] * 4, wide, wide)
-    return [*one, row_1[:, :WIDTH], row_2[:, :WIDTH], row_1[:, WIDTH:], row_2[:, WIDTH:]]
+    *lines, row_1, row_2 = pl.run_scoped(contract, *[plgpu.ACC((ROWS, WIDTH), jnp.float32)] * 4, wide, wide)
+    return [*lines, row_1[:, :WIDTH], row_2[:, :WIDTH], row_1[:, WIDTH:], row_2[:, WIDTH:]]
 
 
-def _store(y, one_smem, two_smem, one, two, row, channel):
+def _store(y, lines_smem, planes_smem, lines, planes, row, channel):
     plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the tile before this one has left
     for i in range(4):
-        one_smem[i] = y[i].astype(one_smem.dtype)
-        two_smem[i // 2, i % 2] = y[4 + i].astype(two_smem.dtype)
+        lines_smem[i] = y[i].astype(lines_smem.dtype)
+        planes_smem[i // 2, i % 2] = y[4 + i].astype(planes_smem.dtype)
     plgpu.commit_smem()
     rows, channels = pl.ds(row, ROWS), pl.ds(channel, WIDTH)
-    plgpu.copy_smem_to_gmem(one_smem, one.at[:, rows, channels], commit_group=False)
+    plgpu.copy_smem_to_gmem(lines_smem, lines.at[:, rows, channels], commit_group=False)
     for copy in range(2):
-        channels = pl.ds(copy * one.shape[-1] + channel, WIDTH)
-        plgpu.copy_smem_to_gmem(two_smem.at[copy], two.at[:, rows, channels], commit_group=copy == 1)
+        channels = pl.ds(copy * lines.shape[-1] + channel, WIDTH)
+        plgpu.copy_smem_to_gmem(planes_smem.at[copy], planes.at[:, rows, channels], commit_group=copy == 1)

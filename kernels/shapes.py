@@ -5,7 +5,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """A field one [4, *batch, tokens, channels], and its width after the first linear map of the MLP.
+    """A field lines [4, *batch, tokens, channels], and its width after the first linear map of the MLP.
 
     Attributes:
       name: of the model, or what is awkward.
@@ -26,7 +26,7 @@ class Shape:
         return (4, *self.batch, self.tokens, channels), (2, *self.batch, self.tokens, 2 * channels)
 
     def weights(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of w_one, w_two and bias of the first linear map."""
+        """Shapes of w_lines, w_planes and bias of the first linear map."""
         c, f = self.channels, self.hidden
         return (4, c, f), (2 * c, 2 * f), (f,)
 

@@ -35,7 +35,7 @@ def call(
     name: str,
     interpret: bool,
 ) -> tuple[jax.Array, jax.Array]:
-    """Run `tile(rows, lanes, *fields, *weights, one, two)` for slices that cover every block of the result.
+    """Run `tile(rows, lanes, *fields, *weights, lines, planes)` for slices that cover every block of the result.
 
     Args:
       tile: gets the blocks as references, [4, rows, C] and [2, rows, 2C] of each field; fills its part of the last two.
@@ -46,7 +46,7 @@ def call(
       interpret: whether to run as a JAX program, on any platform.
 
     Returns:
-      one [4, *B, N, channels] and two [2, *B, N, 2 channels], of the type of the fields.
+      lines [4, *B, N, channels] and planes [2, *B, N, 2 channels], of the type of the fields.
     """
     (_, *batch, tokens, _), dtype = fields[0].shape, fields[0].dtype
     widths = [*(a.shape[-1] for a in fields[::2]), channels]
@@ -86,15 +86,15 @@ def call(
     return tuple(y.reshape(len(y), *batch, tokens, y.shape[-1]) for y in results)
 
 
-def read(one, two, rows, lanes: slice) -> list[jax.Array]:
+def read(lines, planes, rows, lanes: slice) -> list[jax.Array]:
     """The eight components of a tile, A1 A2 B1 B2 E11 E12 E21 E22, in float32."""
-    places = _places(one, two, lanes)
+    places = _places(lines, planes, lanes)
     return [ref[i, rows, columns].astype(jnp.float32) for ref, i, columns in places]
 
 
-def write(one, two, rows, lanes: slice, components) -> None:
+def write(lines, planes, rows, lanes: slice, components) -> None:
     """The inverse of `read`."""
-    for (ref, i, columns), component in zip(_places(one, two, lanes), components, strict=True):
+    for (ref, i, columns), component in zip(_places(lines, planes, lanes), components, strict=True):
         ref[i, rows, columns] = component.astype(ref.dtype)
 
 
@@ -103,11 +103,11 @@ def second_copy(lanes: slice, channels: int) -> slice:
     return slice(lanes.start + channels, lanes.stop + channels)
 
 
-def _places(one, two, lanes):
-    second = second_copy(lanes, one.shape[-1])
+def _places(lines, planes, lanes):
+    second = second_copy(lanes, lines.shape[-1])
     return [
-        *((one, i, lanes) for i in range(4)),
-        *((two, row, columns) for columns in (lanes, second) for row in (0, 1)),
+        *((lines, i, lanes) for i in range(4)),
+        *((planes, row, columns) for columns in (lanes, second) for row in (0, 1)),
     ]
 
 

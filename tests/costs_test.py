@@ -10,10 +10,11 @@ from absl.testing import absltest, parameterized
 from flax import nnx
 from jax.experimental import pallas as pl
 
+from equivit import costs
+from equivit.costs import Cost
 from equivit.layers import dense, isotypic
 from equivit.layers.attention import attend
-from equivit.models import costs, zoo
-from equivit.models.costs import Cost
+from equivit.models import zoo
 from equivit.symmetry import fields
 from equivit.symmetry.groups import FLIP, OCTIC
 

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from equivit import summarize
-from equivit.models import costs
+from equivit import costs, summarize
 
 CONFIG = """
 from equivit.training import config

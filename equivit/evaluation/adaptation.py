@@ -17,7 +17,6 @@ Sources: arXiv 2302.12400; Jumbo, Section 4.4.
 import dataclasses
 import functools
 import math
-import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -27,12 +26,11 @@ import numpy as np
 import optax
 from flax import nnx
 
+from equivit import logical
+from equivit.data.pixels import normalize
 from equivit.evaluation import classification
 from equivit.evaluation.predictions import Batch, all_finite, measured, predictor
-from equivit.layers import parameters
-from equivit.objectives.supervised import normalize
 
-BLOCK_NORM = re.compile(r"blocks\.(\d+)\.(?:.+\.)?norm")
 REFERENCE_BATCH = 64  # images in the batches that `Sar.lr` is stated for
 
 
@@ -90,8 +88,8 @@ class Sar:
 class State(NamedTuple):
     """What SAR carries from batch to batch, for the leaves of the model that hold adapted tensors."""
 
-    parameters: parameters.Arrays
-    velocity: parameters.Arrays
+    parameters: logical.Arrays
+    velocity: logical.Arrays
     entropy: jax.Array  # average over batches; NaN while there is none
 
 
@@ -105,18 +103,16 @@ def adapted(model: nnx.Module) -> dict[str, np.ndarray]:
     Raises:
       ValueError: the model has no norm in its blocks.
     """
-    tables = parameters.names(model)
-    found = [match for table in tables.values() for name in table.reshape(-1) if (match := BLOCK_NORM.match(str(name)))]
-    if not found:
+    tables = logical.tensors(model)
+    if not any(tensor.norm and tensor.block is not None for table in tables.values() for tensor in table.flat):
         raise ValueError(f"sar: {type(model).__name__} has no norm inside its blocks, and nothing else is adapted.")
-    depth = 1 + max(int(match[1]) for match in found)
 
-    def moves(name, shape):
-        match = BLOCK_NORM.match(name)
-        return match is not None and int(match[1]) < depth - depth // 4
+    def moves(tensor):
+        depth = tensor.last - 1
+        return tensor.norm and tensor.block is not None and tensor.block < depth - depth // 4
 
-    leaves = jax.eval_shape(parameters.take, model)
-    masks = {leaf: parameters.per_tensor(table, leaves[leaf], moves) for leaf, table in tables.items()}
+    leaves = jax.eval_shape(logical.take, model)
+    masks = {leaf: logical.per_tensor(table, leaves[leaf], moves) for leaf, table in tables.items()}
     return {leaf: mask for leaf, mask in masks.items() if mask.any()}
 
 
@@ -147,7 +143,7 @@ def step(
     masks = adapted(model)
 
     def entropy_of_kept(arrays, candidates):
-        logits = parameters.put(model, arrays)(images)
+        logits = logical.put(model, arrays)(images)
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
         entropy = -(jax.nn.softmax(logits) * jax.nn.log_softmax(logits)).sum(-1)
         kept = candidates & (entropy < settings.margin * math.log(logits.shape[-1]))
@@ -206,8 +202,8 @@ def adaptation(
     return classification.shares(totals) | {"resets": int(resets)}
 
 
-def _initial(model) -> parameters.Arrays:
-    leaves = parameters.take(model)
+def _initial(model) -> logical.Arrays:
+    leaves = logical.take(model)
     return {leaf: leaves[leaf] for leaf in adapted(model)}
 
 

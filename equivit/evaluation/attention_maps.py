@@ -5,8 +5,8 @@ Source: Jumbo, Appendix A.6.
 
 import jax
 
+from equivit.layers.grid import check_images
 from equivit.models.vit import ViT
-from equivit.models.vit_config import check_images
 
 
 def attention_maps(model: ViT, images: jax.Array, block: int = -1) -> jax.Array:
@@ -24,7 +24,8 @@ def attention_maps(model: ViT, images: jax.Array, block: int = -1) -> jax.Array:
       IndexError: there is no such block.
       ValueError: the model has patch tokens only.
     """
-    config, (h, w) = model.config, check_images(images, model.config)
+    config = model.config
+    h, w = check_images(images, config.in_channels, config.patch_size)
     if not config.prefix:
         raise ValueError("attention_maps: the model has patch tokens only; maps are those of the tokens before them.")
     index = block + config.depth if -config.depth <= block < 0 else block

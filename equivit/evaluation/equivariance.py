@@ -5,10 +5,10 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from equivit.data.pixels import normalize
 from equivit.evaluation.predictions import Batch, on_devices
+from equivit.layers.grid import check_grid
 from equivit.models.vit import ViT
-from equivit.models.vit_config import check_grid
-from equivit.objectives.supervised import normalize
 from equivit.symmetry import fields
 
 

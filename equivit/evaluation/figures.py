@@ -81,9 +81,9 @@ def patch_kernels(model: nnx.Module) -> dict[str, np.ndarray]:
     if not isinstance(embed, isotypic.PatchEmbed):
         raise ValueError(f"patch_filters: {type(model).__name__} has no patch embedding that is known here.")
     kernels = _fetched(jax.jit(lambda embed: embed.kernels())(embed))
-    result = {irrep.name: kernel for irrep, kernel in zip(embed.group.lines, kernels.one, strict=True)}
-    if kernels.two is not None:
-        first, second = np.split(kernels.two[0], 2, axis=-1)
+    result = {irrep.name: kernel for irrep, kernel in zip(embed.group.lines, kernels.lines, strict=True)}
+    if kernels.planes is not None:
+        first, second = np.split(kernels.planes[0], 2, axis=-1)
         result |= {"E, copy 1": first, "E, copy 2": second}
     return result
 

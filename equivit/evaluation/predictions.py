@@ -11,7 +11,7 @@ from flax import nnx
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
-from equivit.objectives.supervised import normalize
+from equivit.data.pixels import normalize
 
 Batch = Mapping[str, np.ndarray | jax.Array]
 Predict = Callable[[jax.Array], jax.Array]

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 import jax
 import jax.numpy as jnp
 
-from equivit.data import masking
+from equivit.data.pixels import normalize
 from equivit.evaluation.classification import total
 from equivit.evaluation.predictions import Batch, all_finite, measured
+from equivit.layers.grid import check_grid
 from equivit.models.decoders import MaskedAutoencoder
-from equivit.models.vit_config import check_grid
+from equivit.objectives import masking
 from equivit.objectives.mae import removed_errors, targets
-from equivit.objectives.supervised import normalize
 
 
 def reconstruction(

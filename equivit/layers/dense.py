@@ -2,7 +2,7 @@
 
 Batch, tokens and channels are the last three axes; there may be any number of batch axes.  A layer computes in the type
 of its input and parameters; normalisation and softmax inside in float32 at least.  The named scopes are how costs are
-told apart (`models/costs.py`).
+told apart (`equivit/costs.py`).
 """
 
 import math
@@ -25,7 +25,7 @@ class Linear(nnx.Module):
     """
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = True, rngs: nnx.Rngs):
-        self.weight = nnx.Param(WEIGHT_INIT(rngs.params(), (in_features, out_features)))
+        self.weight = nnx.Param(WEIGHT_INIT(rngs.params(), (in_features, out_features)), product=True)
         self.bias = nnx.Param(jnp.zeros(out_features)) if bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -41,8 +41,8 @@ class LayerNorm(nnx.Module):
     """
 
     def __init__(self, width: int, *, eps: float = 1e-6):
-        self.scale = nnx.Param(jnp.ones(width))
-        self.bias = nnx.Param(jnp.zeros(width))
+        self.scale = nnx.Param(jnp.ones(width), norm=True)
+        self.bias = nnx.Param(jnp.zeros(width), norm=True)
         self.eps = eps
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -151,7 +151,7 @@ class PatchEmbed(nnx.Module):
 
     def __init__(self, patch_size: tuple[int, int], in_channels: int, width: int, *, rngs: nnx.Rngs):
         bound = 1 / math.sqrt(patch_size[0] * patch_size[1] * in_channels)
-        self.kernel = nnx.Param(uniform(rngs.params(), (*patch_size, in_channels, width), bound))
+        self.kernel = nnx.Param(uniform(rngs.params(), (*patch_size, in_channels, width), bound), product=True)
         self.bias = nnx.Param(uniform(rngs.params(), (width,), bound))
         self.patch_size = patch_size
 

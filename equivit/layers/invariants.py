@@ -26,7 +26,7 @@ class Linear(nnx.Module):
         self.out_features, self.absolute = channels("Linear invariant", width, group), absolute
 
     def __call__(self, x: Isotypic) -> jax.Array:
-        return jnp.abs(x.one[0]) if self.absolute else x.one[0]
+        return jnp.abs(x.lines[0]) if self.absolute else x.lines[0]
 
 
 class PowerSpectrum(nnx.Module):
@@ -39,8 +39,8 @@ class PowerSpectrum(nnx.Module):
         self.out_features = channels("PowerSpectrum", width, group) * sum(len(i.seeds) for i in group.irreps)
 
     def __call__(self, x: Isotypic) -> jax.Array:
-        parts = [x.one[0], *jnp.abs(x.one[1:])]
-        return jnp.concatenate(parts if x.two is None else [*parts, _norm(x.two)], axis=-1)
+        parts = [x.lines[0], *jnp.abs(x.lines[1:])]
+        return jnp.concatenate(parts if x.planes is None else [*parts, _norm(x.planes)], axis=-1)
 
 
 class TripleCorrelation(nnx.Module):
@@ -78,7 +78,7 @@ class MaxFiltering(nnx.Module):
         self.out_features, self.group = references or 2 * width, group
         y = jax.random.normal(rngs.params(), (self.out_features, width))
         channels("MaxFiltering", width, group)
-        self.references = nnx.Param(y / jnp.linalg.norm(y, axis=-1, keepdims=True))
+        self.references = nnx.Param(y / jnp.linalg.norm(y, axis=-1, keepdims=True), product=True)
 
     def __call__(self, x: Isotypic) -> jax.Array:
         y = fields.from_dense(self.references[...], self.group)

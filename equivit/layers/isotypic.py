@@ -1,6 +1,7 @@
 """Layers between fields that commute with a group: the isotypic counterparts of `dense.py`.
 
-Shapes are those of `Isotypic` with C = width / order: one [4, *B, N, C], two [2, *B, N, 2C]; FLIP: one [2, *B, N, C].
+Shapes are those of `Isotypic` with C = width / order: lines [4, *B, N, C], planes [2, *B, N, 2C]; for FLIP lines
+[2, *B, N, C] alone.
 Source: octic ViTs, Section 3.2; for FLIP, "Flopping for FLOPs" (arXiv 2502.05169).
 """
 
@@ -59,16 +60,17 @@ class Linear(nnx.Module):
 
     def __init__(self, in_features: int, out_features: int, *, group: Group, bias: bool = True, rngs: nnx.Rngs):
         c, c_out = channels("Linear in", in_features, group), channels("Linear out", out_features, group)
-        one = WEIGHT_INIT(rngs.params(), (len(group.lines), c, c_out))
-        self.one = nnx.Param(one, tensors=line_names(group))
-        self.two = nnx.Param(WEIGHT_INIT(rngs.params(), (2 * c, 2 * c_out)), tensors="E") if group.planes else None
+        lines = WEIGHT_INIT(rngs.params(), (len(group.lines), c, c_out))
+        self.lines = nnx.Param(lines, tensors=line_names(group), product=True)
+        planes = WEIGHT_INIT(rngs.params(), (2 * c, 2 * c_out)) if group.planes else None
+        self.planes = None if planes is None else nnx.Param(planes, tensors="E", product=True)
         self.bias = nnx.Param(jnp.zeros(c_out)) if bias else None
 
     def __call__(self, x: Isotypic) -> Isotypic:
         with jax.named_scope("linear"):
-            one = jnp.einsum("i...c,icd->i...d", x.one, self.one[...])
-            one = one if self.bias is None else _add_to_first(one, self.bias[...])
-            return Isotypic(one, None if x.two is None else x.two @ self.two[...])
+            lines = jnp.einsum("i...c,icd->i...d", x.lines, self.lines[...])
+            lines = lines if self.bias is None else _add_to_first(lines, self.bias[...])
+            return Isotypic(lines, None if x.planes is None else x.planes @ self.planes[...])
 
 
 class LayerNorm(nnx.Module):
@@ -83,22 +85,22 @@ class LayerNorm(nnx.Module):
         if weighting not in ("official", "balanced"):
             raise ValueError(f"LayerNorm: {weighting=} must be 'official' or 'balanced'.")
         c = channels("LayerNorm", width, group)
-        self.one = nnx.Param(jnp.ones((len(group.lines), c)), tensors=line_names(group))
-        self.two = nnx.Param(jnp.ones(2 * c), tensors="E") if group.planes else None
-        self.bias = nnx.Param(jnp.zeros(c))
+        self.lines = nnx.Param(jnp.ones((len(group.lines), c)), tensors=line_names(group), norm=True)
+        self.planes = nnx.Param(jnp.ones(2 * c), tensors="E", norm=True) if group.planes else None
+        self.bias = nnx.Param(jnp.zeros(c), norm=True)
         self.eps, self.row_weight = eps, {"official": 0.5, "balanced": 2.0}[weighting]
 
     def __call__(self, x: Isotypic) -> Isotypic:
         with jax.named_scope("norm"):
             y = jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)), x)
             y = jax.tree.map(lambda leaf: leaf - leaf.mean(-1, keepdims=True), y)
-            total = jnp.square(y.one).mean(-1, keepdims=True).sum(0)
-            if y.two is not None:
-                total = total + self.row_weight * jnp.square(y.two).mean(-1, keepdims=True).sum(0)
+            total = jnp.square(y.lines).mean(-1, keepdims=True).sum(0)
+            if y.planes is not None:
+                total = total + self.row_weight * jnp.square(y.planes).mean(-1, keepdims=True).sum(0)
             inverse = jax.lax.rsqrt((total + self.eps) / x.group.order)
-            one = _add_to_first(y.one * inverse * _over_tokens(self.one[...], y.one), self.bias[...])
-            two = None if y.two is None else y.two * inverse * self.two[...]
-            return jax.tree.map(lambda leaf: leaf.astype(x.dtype), Isotypic(one, two))
+            lines = _add_to_first(y.lines * inverse * _over_tokens(self.lines[...], y.lines), self.bias[...])
+            planes = None if y.planes is None else y.planes * inverse * self.planes[...]
+            return jax.tree.map(lambda leaf: leaf.astype(x.dtype), Isotypic(lines, planes))
 
 
 class LayerScale(nnx.Module):
@@ -106,19 +108,19 @@ class LayerScale(nnx.Module):
 
     def __init__(self, width: int, init: float, *, group: Group):
         c = channels("LayerScale", width, group)
-        self.one = nnx.Param(jnp.full((len(group.lines), c), init), tensors=line_names(group))
-        self.two = nnx.Param(jnp.full(2 * c, init), tensors="E") if group.planes else None
+        self.lines = nnx.Param(jnp.full((len(group.lines), c), init), tensors=line_names(group))
+        self.planes = nnx.Param(jnp.full(2 * c, init), tensors="E") if group.planes else None
 
     def __call__(self, x: Isotypic) -> Isotypic:
-        two = None if x.two is None else x.two * self.two[...]
-        return Isotypic(x.one * _over_tokens(self.one[...], x.one), two)
+        planes = None if x.planes is None else x.planes * self.planes[...]
+        return Isotypic(x.lines * _over_tokens(self.lines[...], x.lines), planes)
 
 
 def gelu(x: Isotypic) -> Isotypic:
     """The exact GELU of the field's values on the group, which the group only permutes."""
     with jax.named_scope("activation"):
         if x.group is OCTIC:
-            return Isotypic(*d8_gelu(x.one, x.two))
+            return Isotypic(*d8_gelu(x.lines, x.planes))
         return fields.from_regular(jax.nn.gelu(fields.to_regular(x), approximate=False))
 
 
@@ -133,7 +135,7 @@ class Mlp(nnx.Module):
         if x.group is not OCTIC:
             return self.fc2(gelu(self.fc1(x)))
         w = self.fc1
-        return self.fc2(Isotypic(*octic_linear_gelu(x.one, x.two, w.one[...], w.two[...], w.bias[...])))
+        return self.fc2(Isotypic(*octic_linear_gelu(x.lines, x.planes, w.lines[...], w.planes[...], w.bias[...])))
 
 
 class Attention(nnx.Module):
@@ -193,10 +195,12 @@ def dropout(x: Isotypic, rate: float, key: jax.Array | None) -> Isotypic:
     if key is None or not rate:
         return x
     keys = jax.random.split(key)
-    one = jnp.where(jax.random.bernoulli(keys[0], 1 - rate, x.one.shape), x.one / (1 - rate), 0)
-    if x.two is None:
-        return Isotypic(one, None)
-    return Isotypic(one, jnp.where(jax.random.bernoulli(keys[1], 1 - rate, x.two.shape[1:]), x.two / (1 - rate), 0))
+    lines = jnp.where(jax.random.bernoulli(keys[0], 1 - rate, x.lines.shape), x.lines / (1 - rate), 0)
+    if x.planes is None:
+        return Isotypic(lines, None)
+    return Isotypic(
+        lines, jnp.where(jax.random.bernoulli(keys[1], 1 - rate, x.planes.shape[1:]), x.planes / (1 - rate), 0)
+    )
 
 
 class PatchEmbed(nnx.Module):
@@ -215,20 +219,21 @@ class PatchEmbed(nnx.Module):
         c, domain = channels("PatchEmbed", width, group), fundamental_domain(patch_size, group)
         bound = 1 / math.sqrt(in_channels * domain[0] * domain[1])
         shape = (*domain, in_channels, c)
-        self.one = nnx.Param(uniform(rngs.params(), (len(group.lines), *shape), bound), tensors=line_names(group))
-        two = uniform(rngs.params(), (2, *shape), bound) if group.planes else None
-        self.two = nnx.Param(two, tensors=("E1", "E2")) if group.planes else None
+        lines = uniform(rngs.params(), (len(group.lines), *shape), bound)
+        self.lines = nnx.Param(lines, tensors=line_names(group), product=True)
+        planes = uniform(rngs.params(), (2, *shape), bound) if group.planes else None
+        self.planes = nnx.Param(planes, tensors=("E1", "E2"), product=True) if group.planes else None
         self.bias = nnx.Param(uniform(rngs.params(), (c,), bound))
         self.patch_size, self.group = patch_size, group
 
     def kernels(self) -> Isotypic:
-        """The unfolded kernels: one [4, ph, pw, in, C], two [2, ph, pw, in, 2C]."""
-        one, two = self.one[...], None
-        shape = (*self.patch_size, one.shape[-2], -1)
-        if self.two is not None:  # the two copies of E side by side on the channel axis
-            two = jnp.moveaxis(self.two[...], 0, -2)
-            two = two.reshape(1, *two.shape[:2], -1)
-        full = fields.unfold(Isotypic(one.reshape(*one.shape[:3], -1), two), _kernel_scale(self.group))
+        """The unfolded kernels: lines [4, ph, pw, in, C], planes [2, ph, pw, in, 2C]."""
+        lines, planes = self.lines[...], None
+        shape = (*self.patch_size, lines.shape[-2], -1)
+        if self.planes is not None:  # the two copies of E side by side on the channel axis
+            planes = jnp.moveaxis(self.planes[...], 0, -2)
+            planes = planes.reshape(1, *planes.shape[:2], -1)
+        full = fields.unfold(Isotypic(lines.reshape(*lines.shape[:3], -1), planes), _kernel_scale(self.group))
         return jax.tree.map(lambda leaf: leaf.reshape(len(leaf), *shape), full)
 
     def __call__(self, images: jax.Array) -> Isotypic:
@@ -238,7 +243,7 @@ class PatchEmbed(nnx.Module):
             y = jax.tree.map(lambda k: jnp.einsum("...p,ipc->i...c", patches, k.reshape(len(k), size, -1)), full)
             # The official FLIP embedding has the bias inside the factor of its kernels, the octic one outside.
             scale = 1 if self.group is OCTIC else _kernel_scale(FLIP)(1)
-            return Isotypic(_add_to_first(y.one, scale * self.bias[...]), y.two)
+            return Isotypic(_add_to_first(y.lines, scale * self.bias[...]), y.planes)
 
 
 def fundamental_domain(size: tuple[int, int], group: Group, name: str = "patch size") -> tuple[int, int]:
@@ -281,25 +286,25 @@ class Unpatchify(nnx.Module):
     def __call__(self, x: Isotypic, grid: tuple[int, int]) -> jax.Array:
         x = self.linear(x)
         group, h, w = x.group, *self.domain
-        pad = [(0, 0)] * (x.one.ndim - 2) + [(0, self.patch_size[0] - h), (0, self.patch_size[1] - w), (0, 0)]
+        pad = [(0, 0)] * (x.lines.ndim - 2) + [(0, self.patch_size[0] - h), (0, self.patch_size[1] - w), (0, 0)]
         patches = 0
         for g in group.elements:
             part = fields.act_on_channels(group.inverse(g), x)
-            values = part.one.sum(0) * math.sqrt(1 / 2 if group is FLIP else 1 / 16)
-            if part.two is not None:
-                values = values + part.two[0, ..., : values.shape[-1]] * (math.sqrt(2) / 4)
+            values = part.lines.sum(0) * math.sqrt(1 / 2 if group is FLIP else 1 / 16)
+            if part.planes is not None:
+                values = values + part.planes[0, ..., : values.shape[-1]] * (math.sqrt(2) / 4)
             values = values.reshape(*values.shape[:-1], h, w, self.out_channels)
             patches = patches + fields.act_on_image(g, jnp.pad(values, pad))
         return unpatchify(patches.reshape(*patches.shape[:-3], -1), grid, self.patch_size)
 
 
-def _add_to_first(one: jax.Array, bias: jax.Array) -> jax.Array:
+def _add_to_first(lines: jax.Array, bias: jax.Array) -> jax.Array:
     """Add to the invariant component, as one broadcast sum: an indexed update would copy the field."""
-    first = np.zeros((len(one), *(1,) * (one.ndim - 1)), one.dtype)
+    first = np.zeros((len(lines), *(1,) * (lines.ndim - 1)), lines.dtype)
     first[0] = 1
-    return one + first * bias
+    return lines + first * bias
 
 
-def _over_tokens(scale: jax.Array, one: jax.Array) -> jax.Array:
-    """[4, C] -> [4, 1, ..., 1, C], to multiply `one`."""
-    return scale.reshape(len(scale), *(1,) * (one.ndim - 2), -1)
+def _over_tokens(scale: jax.Array, lines: jax.Array) -> jax.Array:
+    """[4, C] -> [4, 1, ..., 1, C], to multiply `lines`."""
+    return scale.reshape(len(scale), *(1,) * (lines.ndim - 2), -1)

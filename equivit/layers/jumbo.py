@@ -10,9 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from equivit.layers.block import Block
-from equivit.layers.split_mlp import join, rows
 from equivit.symmetry import fields
-from equivit.symmetry.fields import Isotypic
+from equivit.symmetry.fields import Isotypic, join, rows
 
 
 def merge(x):

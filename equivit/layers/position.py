@@ -42,7 +42,7 @@ class Position(nnx.Module):
         offset: float = 0.0,
         rngs: nnx.Rngs,
     ):
-        self.table = nnx.Param(std * jax.random.normal(rngs.params(), (*grid, width)))
+        self.table = nnx.Param(std * jax.random.normal(rngs.params(), (*grid, width)), decay=False)
         self.grid, self.antialias, self.offset = grid, antialias, offset
 
     def __call__(self, grid: tuple[int, int]) -> jax.Array:
@@ -63,14 +63,14 @@ class IsotypicPosition(nnx.Module):
         c, (h, w) = channels("IsotypicPosition", width, group), grid
         even = 2 * math.ceil(max(h, w) / 2)
         domain = (even // 2, even // 2) if group is OCTIC else (h, math.ceil(w / 2))
-        one = std * jax.random.normal(rngs.params(), (len(group.lines), *domain, c))
-        self.one = nnx.Param(one, tensors=line_names(group))
-        two = std * jax.random.normal(rngs.params(), (2, *domain, c)) if group.planes else None
-        self.two = nnx.Param(two, tensors=("E1", "E2")) if group.planes else None
+        lines = std * jax.random.normal(rngs.params(), (len(group.lines), *domain, c))
+        self.lines = nnx.Param(lines, tensors=line_names(group), decay=False)
+        planes = std * jax.random.normal(rngs.params(), (2, *domain, c)) if group.planes else None
+        self.planes = nnx.Param(planes, tensors=("E1", "E2"), decay=False) if group.planes else None
 
     def __call__(self, grid: tuple[int, int]) -> Isotypic:
-        two = None if self.two is None else jnp.concatenate(list(self.two[...]), axis=-1)[None]
-        table = fields.unfold(Isotypic(self.one[...], two))
+        planes = None if self.planes is None else jnp.concatenate(list(self.planes[...]), axis=-1)[None]
+        table = fields.unfold(Isotypic(self.lines[...], planes))
         return jax.tree.map(lambda leaf: resize(leaf, grid).reshape(len(leaf), -1, leaf.shape[-1]), table)
 
 

@@ -1,8 +1,8 @@
 """One MLP for some tokens, another for the others."""
 
-import jax
-import jax.numpy as jnp
 from flax import nnx
+
+from equivit.symmetry.fields import join, rows
 
 
 class SplitMlp(nnx.Module):
@@ -19,13 +19,3 @@ class SplitMlp(nnx.Module):
         special = self.special(rows(x, first, stop))
         others = self.common(join(rows(x, 0, first), rows(x, stop)))
         return join(rows(others, 0, first), special, rows(others, first))
-
-
-def rows(x, start: int, stop: int | None = None):
-    """Tokens start <= i < stop of an array or a field."""
-    return jax.tree.map(lambda leaf: leaf[..., start:stop, :], x)
-
-
-def join(*parts):
-    """Arrays or fields one after the other along the tokens."""
-    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=-2), *parts)

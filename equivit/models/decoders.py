@@ -11,10 +11,11 @@ from flax import nnx
 
 from equivit.layers import dense
 from equivit.layers.block import Block
+from equivit.layers.grid import check_images
 from equivit.layers.position import SinCos
 from equivit.layers.stack import Stack
 from equivit.models.vit import ViT, mlp, token
-from equivit.models.vit_config import ViTConfig, check_images
+from equivit.models.vit_config import ViTConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +98,7 @@ class MaskedAutoencoder(nnx.Module):
         Raises:
           ValueError: the patch does not divide the image.
         """
-        grid = check_images(images, self.config.encoder)
+        grid = check_images(images, self.config.encoder.in_channels, self.config.encoder.patch_size)
         return self.decoder(self.encoder.tokens(images, key=key, keep=keep), keep, grid)
 
 

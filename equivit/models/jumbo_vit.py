@@ -17,12 +17,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from equivit import errors
 from equivit.layers import dense, invariants, isotypic
 from equivit.layers.jumbo import JumboBlock, LinearLora, MlpLora, merge, split
-from equivit.layers.split_mlp import join, rows
 from equivit.models.vit import ViT, mlp, to_dense, token
-from equivit.models.vit_config import ViTConfig, one_of
+from equivit.models.vit_config import ViTConfig
 from equivit.symmetry import fields
+from equivit.symmetry.fields import join, rows
 from equivit.symmetry.groups import Group
 
 JUMBO_MLPS = ("shared", "per_layer", "none", "lora", "linear_lora")
@@ -61,8 +62,8 @@ class JumboViTConfig(ViTConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        one_of("jumbo_mlp", self.jumbo_mlp, JUMBO_MLPS)
-        one_of("field", self.field, ("steerable", "invariant"))
+        errors.one_of("ViT: jumbo_mlp", self.jumbo_mlp, JUMBO_MLPS)
+        errors.one_of("ViT: field", self.field, ("steerable", "invariant"))
         if self.jumbo < 1 or self.jumbo_multiplier <= 0:
             raise ValueError(f"JumboViT: jumbo={self.jumbo} must be at least 1, {self.jumbo_multiplier=} positive.")
         if self.class_token or self.registers or self.register_mlp is not None:
@@ -79,7 +80,7 @@ class JumboViTConfig(ViTConfig):
             )
 
     def _check_readout(self):
-        one_of("pool", self.pool, POOLS)
+        errors.one_of("ViT: pool", self.pool, POOLS)
 
     @property
     def prefix(self) -> int:
@@ -107,6 +108,9 @@ PRESETS = {
 
 class JumboViT(ViT):
     """A vision transformer with a Jumbo token.  `features` gives the merged token as `cls`, [*B, J width]."""
+
+    before = (*ViT.before, "jumbo_token")
+    throughout = ("jumbo_mlp", "isotypic_jumbo_mlp")
 
     def __init__(self, config: JumboViTConfig, *, rngs: nnx.Rngs):
         group, width = config.group, config.width

@@ -149,11 +149,14 @@ class PatchTST(nnx.Module):
       ValueError: `num_heads` does not divide `width`.
     """
 
+    before = ("embed", "position", "class_token", "registers")
+    throughout = ("jumbo_mlp",)
+
     def __init__(self, config: PatchTSTConfig, *, rngs: nnx.Rngs):
         self.config = config
         width, wide = config.width, config.jumbo * config.width
         self.embed = dense.Linear(config.patch_length, width, rngs=rngs)
-        self.position = nnx.Param(dense.uniform(rngs.params(), (config.patches, width), 0.02))
+        self.position = nnx.Param(dense.uniform(rngs.params(), (config.patches, width), 0.02), decay=False)
         self.class_token = _tokens(config.jumbo if config.pool == "class" else 0, width, rngs)
         self.registers = _tokens(config.registers, width, rngs)
         self.blocks = nnx.List([PatchTSTBlock(config, rngs=rngs) for _ in range(config.depth)])
@@ -309,7 +312,7 @@ class ResidualAttention(dense.Attention):
 
 
 def _tokens(number: int, width: int, rngs: nnx.Rngs) -> nnx.Param | None:
-    return nnx.Param(0.02 * jax.random.normal(rngs.params(), (number, width))) if number else None
+    return nnx.Param(0.02 * jax.random.normal(rngs.params(), (number, width)), decay=False) if number else None
 
 
 def _normalized(norm, x, train):

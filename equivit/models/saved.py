@@ -1,6 +1,6 @@
 """A model on disk: a directory with `model.json`, its configuration, and `parameters.safetensors`.
 
-Parameters are stored as logical tensors (`layers/parameters.py`), so that a file does not depend on how layers and
+Parameters are stored as logical tensors (`logical.py`), so that a file does not depend on how layers and
 irreps are stacked in memory.
 """
 
@@ -14,7 +14,7 @@ import safetensors
 import safetensors.numpy
 from flax import nnx
 
-from equivit.layers import parameters
+from equivit import logical
 from equivit.models import zoo
 from equivit.models.vit import ViT
 from equivit.models.vit_config import ViTConfig
@@ -24,7 +24,7 @@ def save(path: pathlib.Path, model: ViT) -> None:
     """Write the model to the directory `path`, which is made if need be."""
     path = pathlib.Path(path)
     path.mkdir(parents=True, exist_ok=True)
-    tensors = jax.device_get(parameters.to_logical(model))
+    tensors = jax.device_get(logical.to_logical(model))
     tensors = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
     safetensors.numpy.save_file(tensors, path / "parameters.safetensors")
     (path / "model.json").write_text(json.dumps(_described(model.config), indent=1) + "\n")
@@ -45,7 +45,7 @@ def load(path: pathlib.Path) -> ViT:
         tensors = safetensors.numpy.load_file(path / "parameters.safetensors")
     except safetensors.SafetensorError as error:
         raise ValueError(f"{path}/parameters.safetensors is damaged: {error}.") from error
-    expected = jax.eval_shape(lambda: parameters.to_logical(_create(config)))
+    expected = jax.eval_shape(lambda: logical.to_logical(_create(config)))
     wrong = sorted(
         name
         for name in expected.keys() | tensors.keys()
@@ -53,7 +53,7 @@ def load(path: pathlib.Path) -> ViT:
     )
     if wrong:
         raise ValueError(f"{path}: parameters do not fit model.json; missing, unexpected or misshapen: {wrong}.")
-    return parameters.from_logical(jax.eval_shape(lambda: _create(config)), tensors)
+    return logical.from_logical(jax.eval_shape(lambda: _create(config)), tensors)
 
 
 def _create(config: ViTConfig) -> ViT:

@@ -23,11 +23,12 @@ from flax import nnx
 
 from equivit.layers import dense, invariants, isotypic
 from equivit.layers.block import Block
+from equivit.layers.grid import check_grid, check_images
 from equivit.layers.position import IsotypicPosition, Position, SinCos
 from equivit.layers.split_mlp import SplitMlp
 from equivit.layers.stack import Stack
 from equivit.models.features import Features, Grid
-from equivit.models.vit_config import ViTConfig, check_grid, check_images
+from equivit.models.vit_config import ViTConfig
 from equivit.symmetry import fields
 from equivit.symmetry.groups import FLIP, OCTIC, Group
 
@@ -38,6 +39,8 @@ class ViT(nnx.Module):
     Raises:
       ValueError: widths, patches or heads that the group's order does not divide.
     """
+
+    before = ("patch_embed", "position", "class_token", "class_position", "registers", "mask_token")
 
     def __init__(self, config: ViTConfig, *, rngs: nnx.Rngs):
         self.config = config
@@ -143,7 +146,7 @@ class ViT(nnx.Module):
     def _embed(self, images, keep, mask):
         """The tokens that the first block is given, and the patch grid."""
         config = self.config
-        grid = check_images(images, config)
+        grid = check_images(images, config.in_channels, config.patch_size)
         x = self.patch_embed(images if config.dtype is None else images.astype(config.dtype))
         batch = x.shape[:-2]
         if mask is not None:
@@ -322,7 +325,7 @@ def _position(config: ViTConfig, rngs: nnx.Rngs) -> nnx.Module:
 
 def token(wanted: bool, shape: tuple[int, ...], std: float, rngs: nnx.Rngs) -> nnx.Param | None:
     """A learned token, normal with deviation `std`, if there is to be one."""
-    return nnx.Param(std * jax.random.normal(rngs.params(), shape)) if wanted else None
+    return nnx.Param(std * jax.random.normal(rngs.params(), shape), decay=False) if wanted else None
 
 
 def to_dense(x) -> jax.Array:

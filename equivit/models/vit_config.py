@@ -1,10 +1,9 @@
 """The choices that make one ViT, and the checks of its sizes."""
 
 import dataclasses
-import difflib
 
-import jax.numpy as jnp
-
+from equivit import errors
+from equivit.layers.grid import check_grid
 from equivit.symmetry.groups import FLIP, OCTIC, Group
 
 FAMILIES = {"plain": None, "H8": OCTIC, "I8": OCTIC, "D8": OCTIC, "H2": FLIP, "I2": FLIP, "D2": FLIP}
@@ -89,19 +88,19 @@ class ViTConfig:
             object.__setattr__(self, "patch_size", (self.patch_size, self.patch_size))
         for name in ("patch_size", "image_size"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        one_of("family", self.family, FAMILIES)
-        one_of("mlp", self.mlp, MLPS)
-        one_of("position", self.position, POSITIONS)
-        one_of("register_mlp", self.register_mlp, REGISTER_MLPS)
+        errors.one_of("ViT: family", self.family, FAMILIES)
+        errors.one_of("ViT: mlp", self.mlp, MLPS)
+        errors.one_of("ViT: position", self.position, POSITIONS)
+        errors.one_of("ViT: register_mlp", self.register_mlp, REGISTER_MLPS)
         self._check_readout()
         for name, plain in (("mlp", "gelu"), ("position", "learned")):
             if self.group is not None and (value := getattr(self, name)) != plain:
                 raise ValueError(f"ViT: {name}={value!r} is for plain models; family {self.family} takes {plain!r}.")
-        check_grid(self.image_size, self.patch_size, "image_size")
+        check_grid(self.image_size, self.patch_size, "ViT: image_size")
         self._check_blocks()
 
     def _check_readout(self):
-        one_of("pool", self.pool, ("class", "mean"))
+        errors.one_of("ViT: pool", self.pool, ("class", "mean"))
         if self.pool == "class" and not self.class_token:
             raise ValueError("ViT: pool='class' needs class_token=True; without one use pool='mean'.")
         if self.register_mlp is not None and not self.registers:
@@ -141,34 +140,3 @@ class ViTConfig:
     def prefix(self) -> int:
         """Number of tokens before the patch tokens."""
         return int(self.class_token) + self.registers
-
-
-def one_of(name: str, value, known) -> None:
-    """ValueError unless `value` is one of the known ones; the message names the nearest."""
-    if value not in known:
-        near = difflib.get_close_matches(str(value), [str(k) for k in known], n=1)
-        hint = f"; the nearest is {near[0]!r}" if near else ""
-        raise ValueError(f"ViT: {name}={value!r} is not one of {', '.join(map(repr, known))}{hint}.")
-
-
-def check_grid(image_size: tuple[int, int], patch_size: tuple[int, int], name: str) -> tuple[int, int]:
-    """The token grid (h, w); ValueError when the patch does not divide the image."""
-    for axis, size, patch in zip(("height", "width"), image_size, patch_size, strict=True):
-        if size % patch or size < patch:
-            lower = max(1, size // patch) * patch
-            raise ValueError(
-                f"ViT: {name} {image_size[0]}x{image_size[1]}: the {axis} {size} is not divisible by the patch {axis} "
-                f"{patch}; the nearest are {lower} and {lower + patch}."
-            )
-    return image_size[0] // patch_size[0], image_size[1] // patch_size[1]
-
-
-def check_images(images, config: ViTConfig) -> tuple[int, int]:
-    """The token grid of images [*B, H, W, C]; ValueError for a wrong rank, type, channel count or size."""
-    if images.ndim < 4 or images.shape[-1] != config.in_channels:
-        raise ValueError(f"ViT: images {images.shape} must be [*B, H, W, {config.in_channels}].")
-    if not jnp.issubdtype(images.dtype, jnp.floating):
-        raise ValueError(
-            f"ViT: images are {images.dtype}; they must be floating point, normalised by mean and deviation."
-        )
-    return check_grid(images.shape[-3:-1], config.patch_size, "image")

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
-from equivit.layers import parameters
-from equivit.objectives import options
+from equivit import errors, logical
 from equivit.objectives.objective import Batch
 from equivit.objectives.supervised import Supervised
 
@@ -65,7 +64,7 @@ class Distillation(Supervised):
             )
         for key in ("mean", "std"):
             value = objective[f"teacher_{key}"]
-            if value is not None and (len(value) != len(data[key]) or not all(map(options.is_number, value))):
+            if value is not None and (len(value) != len(data[key]) or not all(map(errors.is_number, value))):
                 raise ValueError(f"config.objective.teacher_{key}={value!r} must have one entry per channel, or None.")
         if data.train_image_size is not None and min(map(int.__sub__, data.train_image_size, data.image_size)) < 0:
             raise ValueError(
@@ -75,7 +74,7 @@ class Distillation(Supervised):
 
     def __init__(self, *arguments, teacher: nnx.Module | None = None, **options):
         super().__init__(*arguments, **options)
-        self._teacher = None if teacher is None else parameters.abstract(teacher)
+        self._teacher = None if teacher is None else logical.abstract(teacher)
         classes = getattr(getattr(teacher, "config", None), "num_classes", self._num_classes)
         if classes != self._num_classes:
             raise ValueError(
@@ -96,7 +95,7 @@ class Distillation(Supervised):
     def _compare(self, logits, batch, extra):
         if self._teacher is None:
             raise ValueError("distillation: the objective was made without a teacher.")
-        teacher = parameters.put(self._teacher, extra["frozen"]["teacher"])
+        teacher = logical.put(self._teacher, extra["frozen"]["teacher"])
         target = jax.lax.stop_gradient(teacher(batch["teacher_image"])).astype(jnp.float32)
         return divergence(logits, target)
 

@@ -12,11 +12,12 @@ import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from equivit.layers import dense, parameters
+from equivit import errors, logical
+from equivit.data.pixels import normalize
+from equivit.layers import dense
 from equivit.layers.batch_norm import BatchNorm
-from equivit.objectives import options
+from equivit.logical import Tensor
 from equivit.objectives.objective import Batch, Extra, Rule, Trainable
-from equivit.objectives.supervised import normalize
 
 
 class ProbeHead(nnx.Module):
@@ -83,7 +84,7 @@ class LinearProbe:
     def check(config: ConfigDict) -> None:
         """ValueError for impossible values."""
         for key, rule in (("eps", "positive"), ("momentum", "in [0, 1]"), ("weight_std", "zero or more")):
-            options.number(f"objective.{key}", config.objective[key], rule)
+            errors.number(f"config.objective.{key}", config.objective[key], rule)
 
     def __init__(self, objective: ConfigDict, *, mean: tuple[float, ...], std: tuple[float, ...], num_classes: int):
         self._options, self._mean, self._std, self._num_classes = objective, mean, std, num_classes
@@ -96,17 +97,17 @@ class LinearProbe:
         images = jax.ShapeDtypeStruct((1, *model.config.image_size, model.config.in_channels), jnp.float32)
         features = jax.eval_shape(lambda model, x: model(x), model, images).shape[-1]
         head = ProbeHead(features, self._num_classes, self._options, rngs=nnx.Rngs(params=key))
-        self._backbone, self._head = parameters.abstract(model), parameters.abstract(head)
-        backbone = {**parameters.take(model), **parameters.take_state(model)}
-        return parameters.take(head), {"backbone": backbone, "state": parameters.take_state(head)}
+        self._backbone, self._head = logical.abstract(model), logical.abstract(head)
+        backbone = {**logical.take(model), **logical.take_state(model)}
+        return logical.take(head), {"backbone": backbone, "state": logical.take_state(head)}
 
     def names(self) -> dict[str, np.ndarray]:
-        """Logical names of each parameter leaf of the head."""
-        return parameters.names(self._head)
+        """The logical tensors of each parameter leaf of the head."""
+        return logical.tensors(self._head)
 
-    def rules(self) -> Callable[[str, tuple[int, ...]], Rule]:
+    def rules(self) -> Callable[[Tensor], Rule]:
         """No decay for vectors."""
-        return lambda name, shape: Rule(decay=len(shape) > 1)
+        return lambda tensor: Rule(decay=len(tensor.shape) > 1)
 
     def static(self, progress: float) -> None:
         """One compiled step serves the whole run."""
@@ -117,12 +118,12 @@ class LinearProbe:
 
     def loss(self, trainable, extra, batch, key, step, static):
         """The cross-entropy over a batch, and the share of images whose best class is the label."""
-        features = parameters.put(self._backbone, extra["backbone"])(batch["image"]).astype(jnp.float32)
-        head = parameters.put(self._head, {**trainable, **extra["state"]})
+        features = logical.put(self._backbone, extra["backbone"])(batch["image"]).astype(jnp.float32)
+        head = logical.put(self._head, {**trainable, **extra["state"]})
         logits = head(features, train=True)
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
         accuracy = jnp.mean(logits.argmax(-1) == batch["label"])
-        return loss, ({"accuracy": accuracy}, {**extra, "state": parameters.take_state(head)})
+        return loss, ({"accuracy": accuracy}, {**extra, "state": logical.take_state(head)})
 
     def after_step(self, trainable: Trainable, extra: Extra, step: jax.Array) -> Extra:
         """Nothing is averaged."""
@@ -130,8 +131,8 @@ class LinearProbe:
 
     def exported(self, trainable: Trainable, extra: Extra) -> nnx.Module:
         """The backbone with a linear head."""
-        model = parameters.put(self._backbone, extra["backbone"])
-        model.head = parameters.put(self._head, {**trainable, **extra["state"]}).folded()
+        model = logical.put(self._backbone, extra["backbone"])
+        model.head = logical.put(self._head, {**trainable, **extra["state"]}).folded()
         return model
 
 

@@ -11,14 +11,14 @@ import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
 
-from equivit.data import masking
-from equivit.layers import parameters
+from equivit import errors, logical
+from equivit.data.pixels import normalize
 from equivit.layers.dense import patchify
+from equivit.layers.grid import check_grid
+from equivit.logical import Tensor
 from equivit.models.decoders import MaskedAutoencoder, MaskedAutoencoderConfig
-from equivit.models.vit_config import check_grid
-from equivit.objectives import options
+from equivit.objectives import masking
 from equivit.objectives.objective import Batch, Extra, Rule, Trainable, usual_rule
-from equivit.objectives.supervised import normalize
 
 TARGETS = ("normalised_pixels", "pixels")
 VARIANCES = ("unbiased", "biased")
@@ -53,13 +53,13 @@ class Mae:
     def check(config: ConfigDict) -> None:
         """ValueError for impossible values, and for a model with a head."""
         section = config.objective
-        options.number("objective.ratio", section.ratio, "in (0, 1)")
-        options.one_of("objective.target", section.target, TARGETS)
-        options.one_of("objective.variance", section.variance, VARIANCES)
+        errors.number("config.objective.ratio", section.ratio, "in (0, 1)")
+        errors.one_of("config.objective.target", section.target, TARGETS)
+        errors.one_of("config.objective.variance", section.variance, VARIANCES)
         for key in ("decoder_width", "decoder_depth", "decoder_heads"):
-            options.whole(f"objective.{key}", section[key])
+            errors.whole(f"config.objective.{key}", section[key])
         if section.groups is not None:
-            options.whole("objective.groups", section.groups)
+            errors.whole("config.objective.groups", section.groups)
             if config.batch_size % section.groups:
                 raise ValueError(
                     f"config.objective.groups={section.groups} must divide config.batch_size={config.batch_size}."
@@ -79,14 +79,14 @@ class Mae:
         sizes = {name: self._options[name] for name in ("decoder_width", "decoder_depth", "decoder_heads")}
         config = MaskedAutoencoderConfig(model.config, **sizes)
         whole = MaskedAutoencoder(config, model, rngs=nnx.Rngs(params=key))
-        self._model = parameters.abstract(whole)
-        return parameters.take(whole), {"state": parameters.take_state(whole)}
+        self._model = logical.abstract(whole)
+        return logical.take(whole), {"state": logical.take_state(whole)}
 
     def names(self) -> dict[str, np.ndarray]:
-        """Logical names of each parameter leaf, beginning with "encoder." or "decoder."."""
-        return parameters.names(self._model)
+        """The logical tensors of each parameter leaf, beginning with "encoder." or "decoder."."""
+        return logical.tensors(self._model)
 
-    def rules(self) -> Callable[[str, tuple[int, ...]], Rule]:
+    def rules(self) -> Callable[[Tensor], Rule]:
         """No decay for vectors, position tables and tokens."""
         return usual_rule
 
@@ -108,7 +108,7 @@ class Mae:
         wanted = targets(batch["image"], model.config.encoder.patch_size, self._options.target, self._options.variance)
         loss = removed_errors(predictions, wanted, batch["mask"]).mean()
         explained = 1 - loss / removed_errors(jnp.zeros_like(wanted), wanted, batch["mask"]).mean()
-        return loss, ({"explained": explained}, {**extra, "state": parameters.take_state(model)})
+        return loss, ({"explained": explained}, {**extra, "state": logical.take_state(model)})
 
     def after_step(self, trainable: Trainable, extra: Extra, step: jax.Array) -> Extra:
         """Nothing is averaged."""
@@ -116,7 +116,7 @@ class Mae:
 
     def exported(self, trainable: Trainable, extra: Extra) -> MaskedAutoencoder:
         """The masked autoencoder with the trained weights; its `encoder` is what other programs use."""
-        return parameters.put(self._model, {**trainable, **extra["state"]})
+        return logical.put(self._model, {**trainable, **extra["state"]})
 
 
 def targets(images: jax.Array, patch_size: tuple[int, int], target: str, variance: str) -> jax.Array:

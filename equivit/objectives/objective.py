@@ -12,6 +12,8 @@ import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
 
+from equivit.logical import Tensor
+
 Trainable = dict[str, jax.Array]
 Extra = dict[str, Any]  # what the loop puts under "frozen", a teacher, is neither optimised nor checkpointed
 Batch = dict[str, jax.Array]  # every leaf has the example axis first
@@ -26,13 +28,9 @@ class Rule(NamedTuple):
     frozen: bool = False
 
 
-UNDECAYED = ("position", "class_token", "jumbo_token", "registers", "mask_token")  # beginnings of leaf names
-
-
-def usual_rule(name: str, shape: tuple[int, ...]) -> Rule:
-    """No decay for vectors and scalars, position tables and tokens."""
-    undecayed = any(part.startswith(UNDECAYED) for part in name.split("."))
-    return Rule(decay=len(shape) > 1 and not undecayed)
+def usual_rule(tensor: Tensor) -> Rule:
+    """No decay for vectors and scalars, nor for what declares it, such as positions and tokens."""
+    return Rule(decay=tensor.decay and len(tensor.shape) > 1)
 
 
 class Objective(Protocol):
@@ -59,10 +57,10 @@ class Objective(Protocol):
         """The arrays to train and the arrays that go along; may run under `jax.eval_shape`."""
 
     def names(self) -> dict[str, np.ndarray]:
-        """Logical names of each trainable leaf (`layers/parameters.py`); known after `init`."""
+        """The logical tensors of each trainable leaf (`logical.py`); known after `init`."""
 
-    def rules(self) -> Callable[[str, tuple[int, ...]], Rule]:
-        """The rule for each logical tensor, from its name and shape."""
+    def rules(self) -> Callable[[Tensor], Rule]:
+        """The rule for each logical tensor, from what is known of it."""
 
     def static(self, progress: float) -> Hashable:
         """What the compiled step depends on, such as a token-drop phase; a new value compiles a new step.

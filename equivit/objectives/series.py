@@ -8,7 +8,8 @@ import numpy as np
 import optax
 from flax import nnx
 
-from equivit.layers import parameters
+from equivit import logical
+from equivit.logical import Tensor
 from equivit.objectives.objective import Batch, Extra, Rule, Trainable, usual_rule
 
 
@@ -27,13 +28,13 @@ class SeriesClassification:
 
     def init(self, model: nnx.Module, key: jax.Array) -> tuple[Trainable, Extra]:
         """The model's parameters and state; `key` is not needed."""
-        return parameters.take(model), {"state": parameters.take_state(model)}
+        return logical.take(model), {"state": logical.take_state(model)}
 
     def names(self) -> dict[str, np.ndarray]:
-        """Logical names of each parameter leaf."""
-        return parameters.names(self._model)
+        """The logical tensors of each parameter leaf."""
+        return logical.tensors(self._model)
 
-    def rules(self) -> Callable[[str, tuple[int, ...]], Rule]:
+    def rules(self) -> Callable[[Tensor], Rule]:
         """No decay for vectors, position tables and tokens."""
         return usual_rule
 
@@ -50,7 +51,7 @@ class SeriesClassification:
         logits = model(batch["series"], key=key, train=True, dropout=self._dropout).astype(jnp.float32)
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
         accuracy = jnp.mean(logits.argmax(-1) == batch["label"])
-        return loss, ({"accuracy": accuracy}, {**extra, "state": parameters.take_state(model)})
+        return loss, ({"accuracy": accuracy}, {**extra, "state": logical.take_state(model)})
 
     def after_step(self, trainable: Trainable, extra: Extra, step: jax.Array) -> Extra:
         """Nothing is averaged."""
@@ -58,4 +59,4 @@ class SeriesClassification:
 
     def exported(self, trainable: Trainable, extra: Extra) -> nnx.Module:
         """The model with the trained weights."""
-        return parameters.put(self._model, {**trainable, **extra["state"]})
+        return logical.put(self._model, {**trainable, **extra["state"]})

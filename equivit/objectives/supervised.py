@@ -10,10 +10,11 @@ import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from equivit.data import masking, mixing
-from equivit.layers import parameters
-from equivit.models.vit_config import check_grid
-from equivit.objectives import options, token_drop
+from equivit import errors, logical
+from equivit.data.pixels import normalize
+from equivit.layers.grid import check_grid
+from equivit.logical import Tensor
+from equivit.objectives import masking, mixing, token_drop
 from equivit.objectives.objective import Batch, Extra, Rule, Trainable, usual_rule
 
 LOSSES = ("bce", "cross_entropy")
@@ -60,8 +61,8 @@ class Supervised:
         """ValueError for impossible values."""
         objective = config.objective
         Supervised.check_mixing(objective)
-        options.one_of("objective.loss", objective.loss, LOSSES)
-        options.number("objective.label_smoothing", objective.label_smoothing, "in [0, 1)")
+        errors.one_of("config.objective.loss", objective.loss, LOSSES)
+        errors.number("config.objective.label_smoothing", objective.label_smoothing, "in [0, 1)")
         if objective.loss == "bce" and objective.label_smoothing:
             raise ValueError(
                 f"config.objective.label_smoothing={objective.label_smoothing} with loss='bce' makes every target 1; "
@@ -72,10 +73,10 @@ class Supervised:
     def check_mixing(objective: ConfigDict) -> None:
         """ValueError for impossible values of the keys that do not belong to the loss."""
         for key in ("mix_probability", "switch_probability"):
-            options.number(f"objective.{key}", objective[key], "in [0, 1]")
+            errors.number(f"config.objective.{key}", objective[key], "in [0, 1]")
         for key in ("mixup", "cutmix"):
-            options.number(f"objective.{key}", objective[key], "zero or more")
-        if objective.ema is not None and not (options.is_number(objective.ema) and 0 < objective.ema < 1):
+            errors.number(f"config.objective.{key}", objective[key], "zero or more")
+        if objective.ema is not None and not (errors.is_number(objective.ema) and 0 < objective.ema < 1):
             raise ValueError(f"config.objective.ema={objective.ema!r} must be a decay in (0, 1), or None.")
         token_drop.check(objective.token_drop, objective.token_drop_phases)
 
@@ -94,17 +95,17 @@ class Supervised:
 
     def init(self, model: nnx.Module, key: jax.Array) -> tuple[Trainable, Extra]:
         """The model's parameters, and its state and averages; `key` is not needed."""
-        self._model = parameters.abstract(model)
-        trainable, extra = parameters.take(model), {"state": parameters.take_state(model)}
+        self._model = logical.abstract(model)
+        trainable, extra = logical.take(model), {"state": logical.take_state(model)}
         if self._options.ema is not None:
             extra["ema"] = jax.tree.map(jnp.copy, trainable)  # a copy: the step gives both buffers away
         return trainable, extra
 
     def names(self) -> dict[str, np.ndarray]:
-        """Logical names of each parameter leaf."""
-        return parameters.names(self._model)
+        """The logical tensors of each parameter leaf."""
+        return logical.tensors(self._model)
 
-    def rules(self) -> Callable[[str, tuple[int, ...]], Rule]:
+    def rules(self) -> Callable[[Tensor], Rule]:
         """No decay for vectors and scalars, position tables and tokens."""
         return usual_rule
 
@@ -132,14 +133,14 @@ class Supervised:
 
     def loss(self, trainable, extra, batch, key, step, static):
         """The loss over a prepared batch, and the share of images whose best class is the label of the larger part."""
-        model, chosen = parameters.put(self._model, {**trainable, **extra["state"]}), {}
+        model, chosen = logical.put(self._model, {**trainable, **extra["state"]}), {}
         if static is not None:
             key, keep_key = jax.random.split(key)
             chosen["keep"], _ = masking.random_keep(keep_key, len(batch["image"]), static.all, static.kept)
         logits = model(batch["image"], key=key, train=True, **chosen).astype(jnp.float32)
         accuracy = jnp.mean(logits.argmax(-1) == batch["target"].argmax(-1))
         metrics = {"accuracy": accuracy}
-        return self._compare(logits, batch, extra), (metrics, {**extra, "state": parameters.take_state(model)})
+        return self._compare(logits, batch, extra), (metrics, {**extra, "state": logical.take_state(model)})
 
     def _compare(self, logits, batch, extra):
         """The loss of logits [B, classes]."""
@@ -155,17 +156,7 @@ class Supervised:
 
     def exported(self, trainable: Trainable, extra: Extra) -> nnx.Module:
         """The model with the trained weights, as DeiT III reports them; pass `extra["ema"]` for the averaged ones."""
-        return parameters.put(self._model, {**trainable, **extra["state"]})
-
-
-def normalize(images: jax.Array, mean: tuple[float, ...], std: tuple[float, ...]) -> jax.Array:
-    """Pixel values 0..255 [B, H, W, C] as float32 of mean 0 and deviation 1.
-
-    Raises ValueError unless mean and std have one entry, or one for each channel.
-    """
-    if len(mean) not in (1, images.shape[-1]):
-        raise ValueError(f"data.mean={mean} has {len(mean)} entries for images of {images.shape[-1]} channels.")
-    return (images.astype(jnp.float32) / 255 - jnp.asarray(mean)) / jnp.asarray(std)
+        return logical.put(self._model, {**trainable, **extra["state"]})
 
 
 def binary_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:

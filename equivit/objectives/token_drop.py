@@ -8,7 +8,7 @@ Source: Jumbo (arXiv 2502.15021), Section 4.2; its code of 2025 for the rounding
 
 from typing import Any, NamedTuple
 
-from equivit.objectives import options
+from equivit import errors
 
 
 class Tokens(NamedTuple):
@@ -39,10 +39,10 @@ def tokens_at(progress: float, rates: tuple[float, float], phases: int, tokens: 
 def check(rates: Any, phases: Any) -> None:
     """ValueError unless `objective.token_drop` and `objective.token_drop_phases` are possible."""
     if rates is not None and not (
-        isinstance(rates, tuple | list) and len(rates) == 2 and all(options.is_number(r) and 0 <= r < 1 for r in rates)
+        isinstance(rates, tuple | list) and len(rates) == 2 and all(errors.is_number(r) and 0 <= r < 1 for r in rates)
     ):
         raise ValueError(
             f"config.objective.token_drop={rates!r} must be two shares in [0, 1), left out at the beginning and at the "
             "end, such as (0.9, 0.1), or None."
         )
-    options.whole("objective.token_drop_phases", phases)
+    errors.whole("config.objective.token_drop_phases", phases)

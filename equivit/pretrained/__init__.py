@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from equivit.layers import parameters
+from equivit import logical
 from equivit.models import zoo
 from equivit.models.vit import ViT
 from equivit.models.vit_config import ViTConfig
@@ -69,7 +69,7 @@ def load(
         tensors = {name: t for name, t in tensors.items() if not name.startswith("head.")} | _new_head(config, seed)
     if left_out:
         print(f"{source}: left out knowingly: {mapping.brief(left_out)}.")
-    return parameters.from_logical(_abstract(config), tensors)
+    return logical.from_logical(_abstract(config), tensors)
 
 
 def state_dict(source: str, model: ViT, *, flavour: str | None = None) -> dict[str, np.ndarray]:
@@ -85,7 +85,7 @@ def state_dict(source: str, model: ViT, *, flavour: str | None = None) -> dict[s
     flavour = format.default_flavour(config) if flavour is None else flavour
     if flavour not in format.FLAVOURS:
         raise ValueError(f"{source}: {flavour=} is not one of {', '.join(format.FLAVOURS)}.")
-    tensors = jax.device_get(parameters.to_logical(model))
+    tensors = jax.device_get(logical.to_logical(model))
     return mapping.write(format.table(config, flavour), tensors, _about(source, config, flavour))
 
 
@@ -111,7 +111,7 @@ def _abstract(config: ViTConfig) -> ViT:
 
 def _shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
     """The shape of each logical tensor."""
-    tensors = jax.eval_shape(lambda: parameters.to_logical(zoo.build(config, nnx.Rngs(params=0))))
+    tensors = jax.eval_shape(lambda: logical.to_logical(zoo.build(config, nnx.Rngs(params=0))))
     return {name: tensor.shape for name, tensor in tensors.items()}
 
 
@@ -120,7 +120,7 @@ def _new_head(config: ViTConfig, seed: int) -> dict[str, jax.Array]:
 
     @jax.jit
     def draw():
-        tensors = parameters.to_logical(zoo.build(config, nnx.Rngs(params=seed)))
+        tensors = logical.to_logical(zoo.build(config, nnx.Rngs(params=seed)))
         return {name: tensor for name, tensor in tensors.items() if name.startswith("head.")}
 
     return draw()

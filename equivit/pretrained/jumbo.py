@@ -10,8 +10,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from equivit.layers.grid import check_grid
 from equivit.models.jumbo_vit import PRESETS, JumboViTConfig
-from equivit.models.vit_config import ViTConfig, check_grid
+from equivit.models.vit_config import ViTConfig
 from equivit.pretrained import inference, mapping, timm
 from equivit.pretrained.mapping import Constant, Pair, Table
 

@@ -12,11 +12,12 @@ import jax
 import numpy as np
 from flax import nnx
 
-from equivit.layers import parameters
+from equivit import logical
+from equivit.layers.grid import check_grid
 from equivit.layers.position import SinCos
 from equivit.models import zoo
 from equivit.models.decoders import MaskedAutoencoder, MaskedAutoencoderConfig
-from equivit.models.vit_config import ViTConfig, check_grid
+from equivit.models.vit_config import ViTConfig
 from equivit.pretrained import inference, mapping, reading, timm
 from equivit.pretrained.mapping import Constant, Pair, Table
 
@@ -87,9 +88,9 @@ def load_autoencoder(
     decoder = {k.removeprefix("decoder_"): t for k, t in state.items() if k.startswith("decoder_blocks.")}
     config = MaskedAutoencoderConfig(encoder, width, inference.depth(decoder, NAME), decoder_heads)
     abstract = jax.eval_shape(lambda: zoo.build(config, nnx.Rngs(params=0)))
-    shapes = {name: t.shape for name, t in jax.eval_shape(parameters.to_logical, abstract).items()}
+    shapes = {name: t.shape for name, t in jax.eval_shape(logical.to_logical, abstract).items()}
     tensors = mapping.read(_autoencoder_table(config), state, shapes, f"{NAME} with its decoder")
-    return parameters.from_logical(abstract, tensors)
+    return logical.from_logical(abstract, tensors)
 
 
 def _autoencoder_table(config: MaskedAutoencoderConfig) -> Table:

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from equivit.models.vit_config import ViTConfig, check_grid
+from equivit.layers.grid import check_grid
+from equivit.models.vit_config import ViTConfig
 from equivit.pretrained import inference, mapping
 from equivit.pretrained.mapping import Pair, Table
 

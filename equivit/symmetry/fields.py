@@ -19,27 +19,27 @@ class Isotypic:
     irreps of one kind, so that residual sums, token gathers and sharding map over leaves.
 
     Attributes:
-      one: [4, *B, N, C], the 1-D irreps A1, A2, B1, B2 (FLIP: [2, *B, N, C], sym and asym).
-      two: [2, *B, N, 2C], the two rows of E, each with the channels of copy 1, then of copy 2 (FLIP: None).
+      lines: [4, *B, N, C], the 1-D irreps A1, A2, B1, B2 (FLIP: [2, *B, N, C], sym and asym).
+      planes: [2, *B, N, 2C], the two rows of E, each with the channels of copy 1, then of copy 2 (FLIP: None).
     """
 
-    one: jax.Array
-    two: jax.Array | None
+    lines: jax.Array
+    planes: jax.Array | None
 
     @property
     def group(self) -> Group:
         """The group whose irreps the field is split by."""
-        return FLIP if self.two is None else OCTIC
+        return FLIP if self.planes is None else OCTIC
 
     @property
     def dtype(self):
         """Type of the entries."""
-        return self.one.dtype
+        return self.lines.dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the dense array that holds the same entries: [*B, N, D]."""
-        return (*self.one.shape[1:-1], self.one.shape[-1] * self.group.order)
+        return (*self.lines.shape[1:-1], self.lines.shape[-1] * self.group.order)
 
 
 def to_components(field: Isotypic) -> jax.Array:
@@ -47,10 +47,10 @@ def to_components(field: Isotypic) -> jax.Array:
 
     Exy is copy x, row y of E.
     """
-    if field.two is None:
-        return field.one
-    copies = jnp.split(field.two, 2, axis=-1)
-    return jnp.concatenate([field.one, *copies])
+    if field.planes is None:
+        return field.lines
+    copies = jnp.split(field.planes, 2, axis=-1)
+    return jnp.concatenate([field.lines, *copies])
 
 
 def from_components(components: jax.Array) -> Isotypic:
@@ -62,11 +62,11 @@ def from_components(components: jax.Array) -> Isotypic:
 
 def to_dense(field: Isotypic) -> jax.Array:
     """The components one after the other on the channel axis: [*B, N, D], [A1 | A2 | ... | E22].  Forgets the group."""
-    if field.two is None:
-        return jnp.concatenate(list(field.one), axis=-1)
-    channels = field.one.shape[-1]
-    copies = [row[..., c : c + channels] for c in (0, channels) for row in field.two]
-    return jnp.concatenate([*field.one, *copies], axis=-1)
+    if field.planes is None:
+        return jnp.concatenate(list(field.lines), axis=-1)
+    channels = field.lines.shape[-1]
+    copies = [row[..., c : c + channels] for c in (0, channels) for row in field.planes]
+    return jnp.concatenate([*field.lines, *copies], axis=-1)
 
 
 def from_dense(dense: jax.Array, group: Group) -> Isotypic:
@@ -92,14 +92,24 @@ def from_regular(values: jax.Array) -> Isotypic:
 
 def invariant_part(array: jax.Array, group: Group) -> Isotypic:
     """The field whose invariant component is `array` [*B, N, C] and whose other components are zero."""
-    one = jnp.zeros((len(group.lines), *array.shape), array.dtype).at[0].set(array)
-    two = jnp.zeros((2, *array.shape[:-1], 2 * array.shape[-1]), array.dtype) if group.planes else None
-    return Isotypic(one, two)
+    lines = jnp.zeros((len(group.lines), *array.shape), array.dtype).at[0].set(array)
+    planes = jnp.zeros((2, *array.shape[:-1], 2 * array.shape[-1]), array.dtype) if group.planes else None
+    return Isotypic(lines, planes)
 
 
 def take_invariant(field: Isotypic) -> jax.Array:
     """The invariant component alone: [*B, N, C]."""
-    return field.one[0]
+    return field.lines[0]
+
+
+def rows(x, start: int, stop: int | None = None):
+    """Tokens start <= i < stop of an array or a field."""
+    return jax.tree.map(lambda leaf: leaf[..., start:stop, :], x)
+
+
+def join(*parts):
+    """Arrays or fields one after the other along the tokens."""
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=-2), *parts)
 
 
 def act_on_grid(element: str, array: jax.Array, axes: tuple[int, int]) -> jax.Array:
@@ -134,11 +144,11 @@ def act_on_channels(element: str, field: Isotypic) -> Isotypic:
     group = field.group
     group.check(element)
     signs = np.array([irrep(element)[0, 0] for irrep in group.lines], field.dtype)
-    one = field.one * signs.reshape(-1, *(1,) * (field.one.ndim - 1))
-    if field.two is None:
-        return Isotypic(one, None)
+    lines = field.lines * signs.reshape(-1, *(1,) * (field.lines.ndim - 1))
+    if field.planes is None:
+        return Isotypic(lines, None)
     (plane,) = group.planes
-    return Isotypic(one, jnp.einsum("ij,j...->i...", plane(element).astype(field.dtype), field.two))
+    return Isotypic(lines, jnp.einsum("ij,j...->i...", plane(element).astype(field.dtype), field.planes))
 
 
 def act(element: str, field: Isotypic, grid: tuple[int, int], prefix: int = 0) -> Isotypic:
@@ -165,20 +175,20 @@ def unfold(part: Isotypic, scale: Callable[[int], float] = lambda dimension: 1.0
 
     Source: octic ViTs, Eq. 11 and Section 3.2.1.
     """
-    group = FLIP if part.two is None else OCTIC
-    one = sum(
-        act_on_grid(g, _pad(part.one, group), (1, 2))
+    group = FLIP if part.planes is None else OCTIC
+    lines = sum(
+        act_on_grid(g, _pad(part.lines, group), (1, 2))
         * np.array([irrep(g)[0, 0] for irrep in group.lines], part.dtype).reshape(-1, 1, 1, 1)
         for g in group.elements
     )
-    if part.two is None:
-        return Isotypic(one * scale(1), None)
+    if part.planes is None:
+        return Isotypic(lines * scale(1), None)
     (plane,) = group.planes
-    two = sum(
-        act_on_grid(g, _pad(part.two, group), (1, 2)) * plane(g)[:, 0].astype(part.dtype).reshape(2, 1, 1, 1)
+    planes = sum(
+        act_on_grid(g, _pad(part.planes, group), (1, 2)) * plane(g)[:, 0].astype(part.dtype).reshape(2, 1, 1, 1)
         for g in group.elements
     )
-    return Isotypic(one * scale(1), two * scale(2))
+    return Isotypic(lines * scale(1), planes * scale(2))
 
 
 def _pad(part: jax.Array, group: Group) -> jax.Array:

@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterable
 
 from ml_collections import ConfigDict
 
+from equivit import errors
 from equivit.data import corruptions
-from equivit.objectives.options import is_number, nearest, number, one_of
+from equivit.errors import is_number, nearest
 from equivit.objectives.registry import OBJECTIVES
 
 CROPS = ("random_resized", "simple_random", "none", "pad")
@@ -32,7 +33,7 @@ def get_base(objective: str = "supervised") -> ConfigDict:
 
     The keys of the `objective` section are those of the objective named.  Raises ValueError for an unknown one.
     """
-    one_of("objective.name", objective, OBJECTIVES)
+    errors.one_of("config.objective.name", objective, OBJECTIVES)
     config = ConfigDict(dict(seed=0, steps=None, epochs=None, batch_size=128, init=None))  # init: a run or saved model
     config.model = dict(name="vit_ti16")
     config.data = dict(
@@ -140,14 +141,14 @@ def validate(config: ConfigDict) -> None:
     name = config.objective.get("name") if isinstance(config.get("objective"), ConfigDict) else None
     base = get_base(name or "supervised")
     check_keys(config, base, "")
-    one_of("data.augment.crop", config.data.augment.crop, CROPS)
-    one_of("optimizer.name", config.optimizer.name, OPTIMIZERS)
-    one_of("schedule.name", config.schedule.name, SCHEDULES)
+    errors.one_of("config.data.augment.crop", config.data.augment.crop, CROPS)
+    errors.one_of("config.optimizer.name", config.optimizer.name, OPTIMIZERS)
+    errors.one_of("config.schedule.name", config.schedule.name, SCHEDULES)
     if config.data.corruption is not None:
-        one_of("data.corruption", config.data.corruption, corruptions.NAMES)
+        errors.one_of("config.data.corruption", config.data.corruption, corruptions.NAMES)
     source = config.data.source.partition(":")[0]
     if source not in {known.partition(":")[0] for known in SOURCES}:
-        one_of("data.source", config.data.source, SOURCES)
+        errors.one_of("config.data.source", config.data.source, SOURCES)
     _check_numbers(config, base)
     _check_combinations(config)
     OBJECTIVES[name].check(config)
@@ -186,9 +187,9 @@ def _check_numbers(config, base):
             value = _get(config, key)
             if value is None and (base[key] is None or key == "optimizer.clip"):
                 continue
-            number(key, value, rule)
+            errors.number(f"config.{key}", value, rule)
     if config.optimizer.layer_decay is not None:
-        number("optimizer.layer_decay", config.optimizer.layer_decay, "in (0, 1)")
+        errors.number("config.optimizer.layer_decay", config.optimizer.layer_decay, "in (0, 1)")
     for key, severities in {
         "data.severity": (config.data.severity,),
         "evaluation.severities": config.evaluation.severities or (None,),

@@ -6,8 +6,7 @@ multipliers are computed for each slice, so that a stacked model is optimised ex
 
 import fnmatch
 import math
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -15,21 +14,13 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from equivit.layers import parameters
+from equivit import logical
+from equivit.logical import Tensor
 from equivit.objectives.objective import Objective
 from equivit.training.schedules import Schedule
 
 Arrays = Mapping[str, jax.Array]
 LARS_COEFFICIENT = 1e-3  # of the trust ratio
-BLOCK = re.compile(r"blocks\.(\d+)\.")
-# Beginnings of the names of what comes before the blocks, and of what all blocks use.
-BEFORE = ("patch_embed", "position", "class_token", "class_position", "jumbo_token", "registers", "mask_token")
-SHARED = ("jumbo_mlp", "isotypic_jumbo_mlp")
-LARS_COEFFICIENT = 1e-3  # of the trust ratio
-BLOCK = re.compile(r"blocks\.(\d+)\.")
-# Beginnings of the names of what comes before the blocks, and of what all blocks use.
-BEFORE = ("patch_embed", "position", "class_token", "class_position", "jumbo_token", "registers", "mask_token")
-SHARED = ("jumbo_mlp", "isotypic_jumbo_mlp")
 
 
 class Rules:
@@ -39,7 +30,7 @@ class Rules:
       objective: gives names and rules of the logical tensors.
       trainable: the leaves, which may be abstract.
       no_decay: shell patterns of logical names that get no decay, whatever the objective says.
-      layer_decay: the layer-wise decay of the learning rate (`layer_factors`); None for none.
+      layer_decay: the layer-wise decay of the learning rate (`layer_factor`); None for none.
 
     Raises ValueError if a pattern matches no logical tensor, or if there are no blocks whose rate could decay.
     """
@@ -52,23 +43,26 @@ class Rules:
         layer_decay: float | None = None,
     ):
         self.tables, rule = objective.names(), objective.rules()
-        everything = [str(name) for table in self.tables.values() for name in table.reshape(-1)]
+        everything = [tensor for table in self.tables.values() for tensor in table.flat]
         for pattern in no_decay:
-            if not fnmatch.filter(everything, pattern):
-                raise ValueError(f"optimizer.no_decay: '{pattern}' matches no parameter, such as '{everything[0]}'.")
+            if not fnmatch.filter([tensor.name for tensor in everything], pattern):
+                raise ValueError(
+                    f"optimizer.no_decay: '{pattern}' matches no parameter, such as '{everything[0].name}'."
+                )
+        if layer_decay is not None:
+            check_layers(everything, layer_decay)
 
-        def decays(name, shape):
-            return rule(name, shape).decay and not any(fnmatch.fnmatchcase(name, pattern) for pattern in no_decay)
+        def decays(tensor):
+            return rule(tensor).decay and not any(fnmatch.fnmatchcase(tensor.name, pattern) for pattern in no_decay)
 
         def per_leaf(value):
-            return {k: parameters.per_tensor(self.tables[k], a, value) for k, a in trainable.items()}
+            return {k: logical.per_tensor(self.tables[k], a, value) for k, a in trainable.items()}
 
-        factor = (lambda name: 1.0) if layer_decay is None else layer_factors(everything, layer_decay)
-        self.lr = per_leaf(lambda name, shape: rule(name, shape).lr * factor(name))
+        self.lr = per_leaf(lambda tensor: rule(tensor).lr * layer_factor(tensor, layer_decay))
         self.decay = per_leaf(decays)
-        self.matrix = per_leaf(lambda name, shape: len(shape) > 1)
-        self.clip = per_leaf(lambda *tensor: rule(*tensor).clip)
-        self.trained = per_leaf(lambda *tensor: not rule(*tensor).frozen)
+        self.matrix = per_leaf(lambda tensor: len(tensor.shape) > 1)
+        self.clip = per_leaf(lambda tensor: rule(tensor).clip)
+        self.trained = per_leaf(lambda tensor: not rule(tensor).frozen)
 
     def norms(self, tree: Arrays) -> dict[str, jax.Array]:
         """The norm of each logical tensor, shaped to broadcast against its leaf."""
@@ -79,28 +73,24 @@ class Rules:
         return jnp.sum(jnp.square(array), axis=tuple(range(self.tables[leaf].ndim, array.ndim)), keepdims=True)
 
 
-def layer_factors(names: Iterable[str], decay: float) -> Callable[[str], float]:
-    """The factor of the learning rate by logical name: decay^(depth + 1 - layer) (Clark et al. 2020; BEiT, MAE).
+def layer_factor(tensor: Tensor, decay: float | None) -> float:
+    """The factor of the learning rate, decay^(depth + 1 - layer) (Clark et al. 2020; BEiT, MAE).
 
-    Block i is layer i + 1; patch embedding, positions and tokens are layer 0; the rest, norm and head, layer depth + 1.
-    The MLP that all blocks of a Jumbo ViT share is in each of them, and moves at the mean of their rates.
-
-    Raises ValueError if no name is that of a block.
+    What stands before the blocks is layer 0, block i layer i + 1, norm and head layer depth + 1.  What all blocks use,
+    the MLP of a Jumbo ViT, moves at the mean of their rates; what belongs to no such model, a decoder, at the full one.
     """
-    blocks = [int(match[1]) for name in names if (match := BLOCK.match(name))]
-    if not blocks:
-        raise ValueError(f"optimizer.layer_decay={decay}: the model has no blocks; set it to None.")
-    depth = max(blocks) + 1
-    shared = sum(decay ** (depth - i) for i in range(depth)) / depth
+    if decay is None or not tensor.layers:
+        return 1.0
+    return sum(decay ** (tensor.last - layer) for layer in tensor.layers) / len(tensor.layers)
 
-    def factor(name):
-        if match := BLOCK.match(name):
-            return decay ** (depth - int(match[1]))
-        if name.startswith(SHARED):
-            return shared
-        return decay ** (depth + 1) if name.startswith(BEFORE) else 1.0
 
-    return factor
+def check_layers(tensors: Iterable[Tensor], decay: float) -> None:
+    """ValueError unless some model says what comes before its blocks."""
+    if not any(tensor.layers == (0,) for tensor in tensors):
+        raise ValueError(
+            f"optimizer.layer_decay={decay}: no part of the model says what comes before its blocks (`before`); set it "
+            "to None."
+        )
 
 
 def create(

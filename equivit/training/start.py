@@ -6,8 +6,7 @@ import jax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from equivit import pretrained
-from equivit.layers import parameters
+from equivit import logical, pretrained
 from equivit.models import saved, zoo
 from equivit.models.decoders import MaskedAutoencoder
 from equivit.training import build, checkpoints
@@ -63,7 +62,7 @@ def initial_parameters(config: ConfigDict) -> dict[str, jax.Array]:
     if config.init is None:
         return {}
     model = load_model(config.init)
-    like = jax.eval_shape(lambda: parameters.take(build.make_model(config, nnx.Rngs(0))))
+    like = jax.eval_shape(lambda: logical.take(build.make_model(config, nnx.Rngs(0))))
     dropped = []
     if isinstance(model, MaskedAutoencoder):
         model, dropped = model.encoder, ["its decoder is left out"]
@@ -84,7 +83,7 @@ def initial_parameters(config: ConfigDict) -> dict[str, jax.Array]:
 
 def _fitted(model, like):
     """The parameters of `model` as a model with parameters `like` can take them, and what was done to them."""
-    arrays, notes = parameters.take(model), []
+    arrays, notes = logical.take(model), []
     heads = [{k: a.shape for k, a in tree.items() if k.startswith("head.")} for tree in (arrays, like)]
     if heads[0] != heads[1]:
         arrays = {leaf: array for leaf, array in arrays.items() if leaf not in heads[0]}

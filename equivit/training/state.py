@@ -10,7 +10,7 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from equivit.layers import parameters
+from equivit import logical
 from equivit.objectives.objective import Batch, Extra, Objective, Trainable
 from equivit.training import sharding
 
@@ -47,11 +47,11 @@ def compile_program(
 
     The arrays of `frozen` go along in `extra["frozen"]`; the models may be abstract if the program is only lowered.
     """
-    frozen = {name: {**parameters.take(model), **parameters.take_state(model)} for name, model in frozen.items()}
+    frozen = {name: {**logical.take(model), **logical.take_state(model)} for name, model in frozen.items()}
 
     def init_objective(arrays):
         model_key, objective_key = jax.random.split(jax.random.key(seed))
-        return objective.init(parameters.put(make_model(nnx.Rngs(model_key)), arrays), objective_key)
+        return objective.init(logical.put(make_model(nnx.Rngs(model_key)), arrays), objective_key)
 
     optimizer = make_optimizer(jax.eval_shape(init_objective, {})[0])  # also lets the objective know its names
 

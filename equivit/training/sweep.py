@@ -21,8 +21,8 @@ import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
+from equivit import logical
 from equivit.data.series import SeriesData, Split
-from equivit.layers import parameters
 from equivit.objectives.objective import Batch
 from equivit.objectives.series import SeriesClassification
 from equivit.training import optimizers, schedules
@@ -75,7 +75,7 @@ class Program:
     ):
         self._config, self._make_model, self._together = config, make_model, together
         self._model = jax.eval_shape(lambda: make_model(nnx.Rngs(0)))
-        self._trainable = jax.eval_shape(parameters.take, self._model)
+        self._trainable = jax.eval_shape(logical.take, self._model)
         self._steps_per_epoch = -(-examples // config.batch_size)
         self._steps = epochs * self._steps_per_epoch
 

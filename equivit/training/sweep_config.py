@@ -12,9 +12,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from equivit import errors
 from equivit.data.series import NORMALIZE
 from equivit.models import patchtst
-from equivit.objectives import options
 from equivit.training import config as configs
 
 OF_DATA = ("length", "channels", "num_classes", "patches", "dropout")  # fields of a model that are not for `model`
@@ -51,8 +51,8 @@ def validate(config: ConfigDict) -> None:
         if not _get(config, key):
             raise ValueError(f"config.{key}=() must have an entry.")
     for name in config.models:
-        options.one_of("models", name, patchtst.VARIANTS)
-    options.one_of("data.normalize", config.data.normalize, NORMALIZE)
+        errors.one_of("config.models", name, patchtst.VARIANTS)
+    errors.one_of("config.data.normalize", config.data.normalize, NORMALIZE)
     for key in ("epochs", "large.epochs", "batch_size", "patches"):
         _whole(key, _get(config, key))
     rules = {
@@ -65,7 +65,7 @@ def validate(config: ConfigDict) -> None:
     }
     for key, rule in rules.items():
         for value in _entries(_get(config, key)):
-            options.number(key, value, rule)
+            errors.number(f"config.{key}", value, rule)
     if (config.optimizer.name, config.optimizer.accumulation) != ("adamw", 1):
         raise ValueError("config.optimizer: a sweep is run with name='adamw' and accumulation=1.")
     for key in OF_DATA:

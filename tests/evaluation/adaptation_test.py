@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from equivit import logical
 from equivit.evaluation import adaptation, classification
 from equivit.evaluation.adaptation import Sar
 from equivit.evaluation.predictions import predictor
-from equivit.layers import parameters
 from equivit.models import zoo
 from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC
@@ -41,8 +41,8 @@ def settings(**changes):
 
 def confident(model):
     """The same model with logits so large that the entropy of every prediction is near zero."""
-    head = parameters.take(model)["head.weight"]
-    return parameters.put(model, {"head.weight": 1000 * head})
+    head = logical.take(model)["head.weight"]
+    return logical.put(model, {"head.weight": 1000 * head})
 
 
 def equal(a, b):
@@ -50,7 +50,7 @@ def equal(a, b):
 
 
 def names_adapted(model):
-    tables = parameters.names(model)
+    tables = logical.names(model)
     found = set()
     for leaf, mask in adaptation.adapted(model).items():
         rows = np.broadcast_to(mask.reshape(mask.shape[: tables[leaf].ndim]), tables[leaf].shape)
@@ -151,7 +151,7 @@ def test_an_adapted_invariant_model_is_still_invariant():
     model = random_model("D8", depth=2)
     images = jax.random.normal(jax.random.key(1), (4, 16, 16, 1))
     state, *_ = step(settings(), model, adaptation.start(model), images, (1.0,) * 4)
-    adapted = parameters.put(model, state.parameters)
+    adapted = logical.put(model, state.parameters)
     assert not equal(state.parameters, adaptation.start(model).parameters)
     turned = jnp.concatenate([fields.act_on_image(g, images) for g in OCTIC.elements])
     logits = jax.jit(lambda model, x: model(x))(adapted, turned).reshape(8, 4, -1)

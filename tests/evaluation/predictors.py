@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from equivit.layers import parameters
+from equivit import logical
 from equivit.models import zoo
 
 
@@ -56,7 +56,7 @@ def random_model(family, **options):
     sizes = dict(width=32, depth=2, num_heads=2, patch_size=4, image_size=(16, 16), num_classes=10, in_channels=1)
     model = zoo.abstract(name, family=family, **sizes | options)
     rng, arrays = np.random.default_rng(0), {}
-    for leaf, shape in jax.eval_shape(parameters.take, model).items():
+    for leaf, shape in jax.eval_shape(logical.take, model).items():
         noise = 0.2 * rng.normal(size=shape.shape)  # 0.2 is about the unit gain of 32 channels
         arrays[leaf] = jnp.asarray(noise + ("scale" in leaf), shape.dtype)
-    return parameters.put(model, arrays)
+    return logical.put(model, arrays)

@@ -61,7 +61,7 @@ def test_plain_implementations_are_the_reference_in_any_type(implementation):
 
 def test_it_commutes_with_the_group():
     field = Isotypic(*draw(SMALL.field(SMALL.channels), "float32"))
-    op = jax.jit(lambda x: Isotypic(*interpreted(x.one, x.two)))
+    op = jax.jit(lambda x: Isotypic(*interpreted(x.lines, x.planes)))
     y = op(field)
     for g in OCTIC.elements:
         moved, expected = op(fields.act_on_channels(g, field)), fields.act_on_channels(g, y)
@@ -83,7 +83,7 @@ def test_a_kernel_that_mixes_up_components_is_caught():
 
 def _arrays(components):
     field = fields.from_components(components[:, None])
-    return field.one, field.two
+    return field.lines, field.planes
 
 
 @pytest.mark.parametrize("implementation", ["auto", "xla", "interpret"])
@@ -100,16 +100,16 @@ def test_only_the_input_is_kept_for_the_derivative():
 
 
 def test_bad_arguments_are_named():
-    one, two = draw(SMALL.field(8), "float32")
+    lines, planes = draw(SMALL.field(8), "float32")
     with pytest.raises(ValueError, match="d8_gelu: implementation='triton' is not one of 'auto', 'xla'"):
-        d8_gelu(one, two, implementation="triton")
+        d8_gelu(lines, planes, implementation="triton")
     with pytest.raises(ValueError, match=r"\(2, 3, 37, 8\) are not those of an octic field.*two is \(2, 3, 37, 16\)"):
-        d8_gelu(one, two[..., :8])
+        d8_gelu(lines, planes[..., :8])
     with pytest.raises(ValueError, match="are not those of an octic field"):
-        d8_gelu(one[0], two)
+        d8_gelu(lines[0], planes)
     with pytest.raises(ValueError, match="one is float32 and two bfloat16; a field has one type"):
-        d8_gelu(one, two.astype(jnp.bfloat16))
+        d8_gelu(lines, planes.astype(jnp.bfloat16))
     with pytest.raises(ValueError, match=r"implementation='tpu' has no kernel for float16\[4, 3, 37, 8\]"):
-        d8_gelu(one.astype(jnp.float16), two.astype(jnp.float16), implementation="tpu")
+        d8_gelu(lines.astype(jnp.float16), planes.astype(jnp.float16), implementation="tpu")
     with pytest.raises(ValueError, match=r"implementation='gpu' has no kernel for float32\[4, 3, 37, 5\]"):
-        d8_gelu(one[..., :5], two[..., :10], implementation="gpu")
+        d8_gelu(lines[..., :5], planes[..., :10], implementation="gpu")

@@ -102,7 +102,7 @@ def test_in_a_scan_with_remat(op, implementation):
 @OPS
 @IMPLEMENTATIONS
 @pytest.mark.parametrize("shape", MESHES, ids=str)
-def test_eight_devices_equal_one(op, implementation, shape):
+def test_eight_devices_equal_lines(op, implementation, shape):
     field, weights = arguments()
     op = in_scan(functools.partial(op, implementation))
 
@@ -144,7 +144,7 @@ def test_auto_on_a_cpu_is_plain_and_a_name_insists():
     assert float(toy("auto", x, kernel=None).max()) == 0
 
 
-def test_vmap_gives_the_kernel_one_larger_batch():
+def test_vmap_gives_the_kernel_lines_larger_batch():
     seen = []
 
     def kernel(x):

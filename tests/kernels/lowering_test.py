@@ -47,8 +47,8 @@ def gradient(op):
     return lambda *arrays: jax.grad(loss, argnums=tuple(range(len(arrays))))(*arrays)
 
 
-def in_scan(one, two):
-    return jax.lax.scan(jax.checkpoint(lambda field, _: (d8_gelu(*field), None)), (one, two), None, length=3)[0]
+def in_scan(lines, planes):
+    return jax.lax.scan(jax.checkpoint(lambda field, _: (d8_gelu(*field), None)), (lines, planes), None, length=3)[0]
 
 
 @ACCELERATORS

@@ -47,21 +47,21 @@ def test_gradients_of_plain_xla_are_the_reference_s():
 
 
 def test_a_bias_or_a_weight_in_the_wrong_place_is_caught():
-    one, two, w_one, w_two, bias = arguments = draw_arguments(SMALL, "float32")
+    lines, planes, w_lines, w_planes, bias = arguments = draw_arguments(SMALL, "float32")
     results, f = interpreted(*arguments), SMALL.hidden
-    h_one, h_two = linear(one, two, w_one, w_two, jnp.zeros_like(bias))
+    h_lines, h_planes = linear(lines, planes, w_lines, w_planes, jnp.zeros_like(bias))
     wrong = {
-        "bias on another irrep": d8_gelu.reference(h_one.at[1].add(bias), h_two),
-        "no bias": d8_gelu.reference(h_one, h_two),
-        "irreps of the weights": reference(one, two, w_one[::-1], w_two, bias),
-        "copies of E": reference(one, two, w_one, jnp.roll(w_two, f, axis=1), bias),
-        "rows of E": reference(one, two[::-1], w_one, w_two, bias),
+        "bias on another irrep": d8_gelu.reference(h_lines.at[1].add(bias), h_planes),
+        "no bias": d8_gelu.reference(h_lines, h_planes),
+        "irreps of the weights": reference(lines, planes, w_lines[::-1], w_planes, bias),
+        "copies of E": reference(lines, planes, w_lines, jnp.roll(w_planes, f, axis=1), bias),
+        "rows of E": reference(lines, planes[::-1], w_lines, w_planes, bias),
     }
     for name, other in wrong.items():
         assert max(np.abs(a - b).max() for a, b in zip(results, other, strict=True)) > 0.1, name
 
 
-def test_one_call_for_each_set_of_weights_under_vmap():
+def test_lines_call_for_each_set_of_weights_under_vmap():
     field = draw(SMALL.field(SMALL.channels), "float32")
     weights = [draw_arguments(SMALL, "float32", seed)[2:] for seed in (3, 4)]
     stacked = [jnp.stack(ws) for ws in zip(*weights, strict=True)]
@@ -71,20 +71,20 @@ def test_one_call_for_each_set_of_weights_under_vmap():
 
 
 def test_mixed_types_promote():
-    one, two, *weights = draw_arguments(SMALL, "float32")
-    field = (one.astype(jnp.bfloat16), two.astype(jnp.bfloat16))
+    lines, planes, *weights = draw_arguments(SMALL, "float32")
+    field = (lines.astype(jnp.bfloat16), planes.astype(jnp.bfloat16))
     results = octic_linear_gelu(*field, *weights)
     assert_near(results, reference(*widen(field), *weights))
 
 
 def test_bad_arguments_are_named():
-    one, two, w_one, w_two, bias = draw_arguments(SMALL, "float32")
+    lines, planes, w_lines, w_planes, bias = draw_arguments(SMALL, "float32")
     with pytest.raises(ValueError, match="octic_linear_gelu: implementation='fast' is not one of 'auto', 'xla'"):
-        octic_linear_gelu(one, two, w_one, w_two, bias, implementation="fast")
+        octic_linear_gelu(lines, planes, w_lines, w_planes, bias, implementation="fast")
     with pytest.raises(ValueError, match="octic_linear_gelu: shapes .* are not those of an octic field"):
-        octic_linear_gelu(two, one, w_one, w_two, bias)
+        octic_linear_gelu(planes, lines, w_lines, w_planes, bias)
     with pytest.raises(ValueError, match=r"C=24 channels and this bias, \(4, 24, 40\) and \(48, 80\)"):
-        octic_linear_gelu(one, two, w_one, w_two.T, bias)
+        octic_linear_gelu(lines, planes, w_lines, w_planes.T, bias)
 
 
 def test_weights_beyond_the_budget_have_no_fused_kernel():

@@ -28,7 +28,7 @@ def field(*batch):
 
 def centred(x: Isotypic) -> Isotypic:
     """Tokens meet, images do not; one leaf is not the other."""
-    return Isotypic(jnp.sin(x.one) - x.one.mean(-2, keepdims=True), x.two * x.two.max(-2, keepdims=True))
+    return Isotypic(jnp.sin(x.lines) - x.lines.mean(-2, keepdims=True), x.planes * x.planes.max(-2, keepdims=True))
 
 
 @pytest.mark.parametrize("batch", [(), (1,), (8,), (7,), (3, 4)])
@@ -76,7 +76,7 @@ def test_a_block_divides_when_nothing_is_random(small_caches, monkeypatch):
     divided, whole = (jax.make_jaxpr(lambda x, k=k: block(x, key=k))(x).jaxpr for k in (None, key))
     assert len(loops(divided)) == 2 and not loops(whole)
     expected = block(x, key=key)  # no dropout in this block: the key changes nothing else
-    chex.assert_trees_all_close(jax.jit(lambda x: block(x))(x), expected, atol=2e-6 * np.abs(expected.one).max())
+    chex.assert_trees_all_close(jax.jit(lambda x: block(x))(x), expected, atol=2e-6 * np.abs(expected.lines).max())
 
 
 def loops(jaxpr):

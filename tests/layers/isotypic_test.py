@@ -97,11 +97,11 @@ def test_dropout_keeps_the_symmetry_and_the_mean(group):
     key, x = jax.random.key(3), random_field(group, GRID, 512)
     y = isotypic.dropout(x, 0.25, key)
     if group is OCTIC:  # one mask for both rows of E
-        np.testing.assert_array_equal(y.two[0] == 0, y.two[1] == 0)
+        np.testing.assert_array_equal(y.planes[0] == 0, y.planes[1] == 0)
     for leaf in jax.tree.leaves(jax.tree.map(lambda a, b: jnp.where(a == 0, 0.75, a / jnp.where(b == 0, 1, b)), y, x)):
         np.testing.assert_allclose(leaf, 0.75 * jnp.where(leaf > 1, 1 / 0.75**2, 1), rtol=1e-5)
-    share = float((y.one == 0).mean())
-    assert abs(share - 0.25) < 5 * np.sqrt(0.25 * 0.75 / y.one.size)  # five deviations of a binomial share
+    share = float((y.lines == 0).mean())
+    assert abs(share - 0.25) < 5 * np.sqrt(0.25 * 0.75 / y.lines.size)  # five deviations of a binomial share
 
 
 def test_drop_path_draws_once_per_sample():
@@ -124,17 +124,19 @@ class TestWrongLayersAreCaught:
             testing.assert_equivariant(layer, OCTIC, self.field, "field", "field", grid=GRID)
 
     def test_bias_outside_the_invariant_part(self):
-        self.caught(lambda x: dataclasses.replace(x, one=x.one + 0.1), r"octic element 'r': irrep B1 deviates by")
+        self.caught(lambda x: dataclasses.replace(x, lines=x.lines + 0.1), r"octic element 'r': irrep B1 deviates by")
 
     def test_rows_of_e_treated_differently(self):
         scale = jnp.array([1.0, 1.1]).reshape(2, 1, 1, 1)
-        self.caught(lambda x: dataclasses.replace(x, two=x.two * scale), r"octic element 'r': irrep E deviates by")
+        self.caught(
+            lambda x: dataclasses.replace(x, planes=x.planes * scale), r"octic element 'r': irrep E deviates by"
+        )
 
     def test_pointwise_gelu(self):
         self.caught(lambda x: jax.tree.map(jax.nn.gelu, x), "octic element")
 
     def test_mixed_irreps(self):
-        self.caught(lambda x: dataclasses.replace(x, one=x.one[::-1]), "octic element")
+        self.caught(lambda x: dataclasses.replace(x, lines=x.lines[::-1]), "octic element")
 
     def test_dense_dropout(self):
         def wrong(x):

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from equivit.layers import isotypic, parameters
+from equivit import logical
+from equivit.layers import isotypic
 from equivit.layers.stack import Stack
 from equivit.symmetry.groups import OCTIC
 
@@ -99,26 +100,26 @@ class Octic(nnx.Module):
 
 
 def test_logical_names_and_shapes():
-    tensors = parameters.to_logical(Octic())
+    tensors = logical.to_logical(Octic())
     shapes = {"A1": (2, 2), "A2": (2, 2), "B1": (2, 2), "B2": (2, 2), "E": (4, 4), "bias": (2,)}
     prefixes = ("blocks.0", "blocks.1", "head")
     assert {k: v.shape for k, v in tensors.items()} == {f"{p}.{n}": s for p in prefixes for n, s in shapes.items()}
-    assert parameters.stack_axes(Octic())["blocks.runs.0.one"] == 2
+    assert logical.stack_axes(Octic())["blocks.runs.0.lines"] == 2
 
 
 def test_logical_tensors_are_slices_and_come_back():
     model = Octic()
-    tensors = parameters.to_logical(model)
-    np.testing.assert_array_equal(tensors["blocks.1.B1"], model.blocks[1].one[2])
+    tensors = logical.to_logical(model)
+    np.testing.assert_array_equal(tensors["blocks.1.B1"], model.blocks[1].lines[2])
     skeleton = jax.eval_shape(lambda: model)
-    again = parameters.take(parameters.from_logical(skeleton, tensors))
-    for leaf, array in parameters.take(model).items():
+    again = logical.take(logical.from_logical(skeleton, tensors))
+    for leaf, array in logical.take(model).items():
         np.testing.assert_array_equal(again[leaf], array)
 
 
 def test_rules_are_computed_per_slice():
     model = Octic()
-    table, leaf = parameters.names(model)["blocks.runs.0.one"], parameters.take(model)["blocks.runs.0.one"]
-    values = parameters.per_tensor(table, leaf, lambda name, shape: float(name == "blocks.1.A2") + len(shape))
+    table, leaf = logical.tensors(model)["blocks.runs.0.lines"], logical.take(model)["blocks.runs.0.lines"]
+    values = logical.per_tensor(table, leaf, lambda t: float(t.name == "blocks.1.A2") + len(t.shape))
     assert values.shape == (2, 4, 1, 1)
     np.testing.assert_array_equal(values[..., 0, 0], [[2, 2, 2, 2], [2, 3, 2, 2]])

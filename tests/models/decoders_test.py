@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from equivit.layers import parameters
+from equivit import logical
 from equivit.models import decoders, saved, zoo
 
 # An odd, non-square grid: 3 x 5 patches; not the grid that positions are learned at.
@@ -29,9 +29,9 @@ def autoencoder(encoder, **options):
     whole = decoders.MaskedAutoencoderConfig(config, decoder_width=24, decoder_depth=2, decoder_heads=2)
     model, rng = jax.eval_shape(lambda: zoo.build(whole, nnx.Rngs(params=0))), np.random.default_rng(0)
     arrays = {}
-    for leaf, shape in jax.eval_shape(parameters.take, model).items():
+    for leaf, shape in jax.eval_shape(logical.take, model).items():
         arrays[leaf] = jnp.asarray(0.2 * rng.normal(size=shape.shape) + ("scale" in leaf), shape.dtype)
-    return parameters.put(model, arrays)
+    return logical.put(model, arrays)
 
 
 predict = jax.jit(lambda model, images, keep: model(images, keep))

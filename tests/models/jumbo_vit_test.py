@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from equivit import models, testing
-from equivit.layers import parameters
+from equivit import logical, models, testing
 from equivit.layers.split_mlp import SplitMlp
 from equivit.models import zoo
 from equivit.models.jumbo_vit import JUMBO_MLPS
@@ -42,8 +41,8 @@ def model(name="jumbo_vit_s16", **overrides):
         is_scale = "scale" in name or ("norm" in name and not name.endswith("bias"))
         return 1 + 0.2 * noise if is_scale else 0.5 * noise
 
-    tensors = jax.eval_shape(parameters.to_logical, abstract)
-    return parameters.from_logical(abstract, {name: draw(name, tensor.shape) for name, tensor in tensors.items()})
+    tensors = jax.eval_shape(logical.to_logical, abstract)
+    return logical.from_logical(abstract, {name: draw(name, tensor.shape) for name, tensor in tensors.items()})
 
 
 @functools.lru_cache
@@ -69,7 +68,7 @@ def same(a, b, tolerance=1e-5):
 def with_parameters(other, **options):
     """A model of the same logical tensors, with other options."""
     config = dataclasses.replace(other.config, **options)
-    return parameters.from_logical(jax.eval_shape(lambda: zoo.build(config, nnx.Rngs(0))), parameters.to_logical(other))
+    return logical.from_logical(jax.eval_shape(lambda: zoo.build(config, nnx.Rngs(0))), logical.to_logical(other))
 
 
 def millions(name, **overrides):
@@ -157,11 +156,11 @@ def test_key_drives_drop_path_and_nothing_else():
 
 @jax.jit
 def gradient(arrays, model, x):
-    return jax.grad(lambda arrays: jnp.square(parameters.put(model, arrays)(x)).sum())(arrays)
+    return jax.grad(lambda arrays: jnp.square(logical.put(model, arrays)(x)).sum())(arrays)
 
 
 def slopes(model, x):
-    return gradient(parameters.take(model), model, x)
+    return gradient(logical.take(model), model, x)
 
 
 @functools.lru_cache
@@ -177,9 +176,9 @@ def test_how_blocks_are_run_changes_no_gradient(options):
 def test_parameters_on_eight_devices_give_the_same_gradient():
     m = model("jumbo_vit_release_s16")
     mesh = jax.make_mesh((1, 8), ("data", "fsdp"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-    where = sharding.of_tree(mesh, parameters.take(m), parameters.stack_axes(m))
+    where = sharding.of_tree(mesh, logical.take(m), logical.stack_axes(m))
     with jax.set_mesh(mesh):
-        divided = parameters.put(m, jax.device_put(parameters.take(m), where))
+        divided = logical.put(m, jax.device_put(logical.take(m), where))
         shared = divided.jumbo_mlp.fc1.weight[...]
         assert shared.addressable_shards[0].data.size == shared.size // 8
         found = slopes(divided, images((16, 16)))
@@ -189,13 +188,13 @@ def test_parameters_on_eight_devices_give_the_same_gradient():
 def test_the_gradient_of_the_shared_mlp_is_the_sum_over_the_layers():
     """A model whose layers have copies of it, each with a gradient of its own, gives the same logits."""
     m, x = model("jumbo_vit_release_s16"), images((16, 16))
-    tensors = parameters.to_logical(m)
+    tensors = logical.to_logical(m)
     shared = {name: tensors.pop(name) for name in list(tensors) if name.startswith("jumbo_mlp.")}
     tensors |= {f"blocks.{i}.{name}": tensor for name, tensor in shared.items() for i in range(2)}
     abstract = zoo.abstract("jumbo_vit_release_s16", **SMALL, jumbo_mlp="per_layer")
-    copies = parameters.from_logical(abstract, tensors)
+    copies = logical.from_logical(abstract, tensors)
     same(call(copies, x), call(m, x))
-    each = parameters.to_logical(parameters.put(copies, slopes(copies, x)))
+    each = logical.to_logical(logical.put(copies, slopes(copies, x)))
     for name in shared:
         same(sum(each[f"blocks.{i}.{name}"] for i in range(2)), plain_slopes()[name])
 
@@ -203,15 +202,15 @@ def test_the_gradient_of_the_shared_mlp_is_the_sum_over_the_layers():
 @pytest.mark.parametrize("kind", ["lora", "linear_lora"])
 def test_low_rank_additions_start_at_nothing(kind):
     m, x = model(), images((16, 16))
-    common, changed = parameters.to_logical(m), model(jumbo_mlp=kind)
+    common, changed = logical.to_logical(m), model(jumbo_mlp=kind)
 
     @jax.jit
     def additions():
-        tensors = parameters.to_logical(models.create("jumbo_vit_s16", **SMALL, jumbo_mlp=kind))
+        tensors = logical.to_logical(models.create("jumbo_vit_s16", **SMALL, jumbo_mlp=kind))
         return {name: tensor for name, tensor in tensors.items() if name not in common}
 
     fresh = additions()
-    np.testing.assert_array_equal(call(parameters.from_logical(changed, fresh | common), x), call(m, x))
+    np.testing.assert_array_equal(call(logical.from_logical(changed, fresh | common), x), call(m, x))
     assert float(jnp.abs(call(changed, x) - call(m, x)).max()) > 1e-2
     # Two blocks; maps of rank 8 between 96 and 96 channels, or 96 and 384, and 384 and 96.
     assert sum(tensor.size for tensor in fresh.values()) == 2 * 8 * {"lora": 192, "linear_lora": 960}[kind]
@@ -223,9 +222,9 @@ def test_without_its_mlp_the_parts_of_the_token_are_registers():
     config = ViTConfig(**given | dict(registers=2, pool="mean", num_classes=None))
     registers = jax.eval_shape(lambda: ViT(config, rngs=nnx.Rngs(0)))
     norm = {f"norm.{name}": jnp.ones(48) for name in ("scale", "bias")}  # the merged token's is wider
-    tensors = parameters.to_logical(m) | {"registers": m.jumbo_token[...], **norm}
+    tensors = logical.to_logical(m) | {"registers": m.jumbo_token[...], **norm}
     features = jax.jit(lambda m, x: m.features(x, norm=False))
-    a, b = features(m, x), features(parameters.from_logical(registers, tensors), x)
+    a, b = features(m, x), features(logical.from_logical(registers, tensors), x)
     same((a.cls, a.patches.values), (b.registers.reshape(2, -1), b.patches.values))
 
 
@@ -237,7 +236,7 @@ def test_no_logit_depends_on_what_the_last_block_feeds_the_patches():
 
 def test_a_new_classifier_gives_equal_probabilities():
     """Whatever the image; and logits that are their logarithms, as in the public code."""
-    head = jax.jit(lambda: parameters.take(models.create("jumbo_vit_s16", **SMALL).head))()
+    head = jax.jit(lambda: logical.take(models.create("jumbo_vit_s16", **SMALL).head))()
     np.testing.assert_array_equal(head["weight"], np.zeros((2 * 48, 10)))
     np.testing.assert_allclose(head["bias"], np.full(10, math.log(0.1)), rtol=1e-6)
 
@@ -291,7 +290,7 @@ class Biased(nnx.Module):
 
     def __call__(self, x):
         y = self.inner(x)
-        return Isotypic(y.one, y.two + 1)
+        return Isotypic(y.lines, y.planes + 1)
 
 
 def test_a_wrong_layer_is_caught():
@@ -305,11 +304,11 @@ def test_an_invariant_token_holds_the_invariant_component_alone():
     """J width / 8 channels, fed by a dense MLP; a steerable one has all J width."""
     narrow, wide = (octic("D8", field) for field in ("invariant", "steerable"))
     assert narrow.isotypic_jumbo_mlp.fc1.weight.shape == (12, 48)
-    assert wide.isotypic_jumbo_mlp.fc1.one.shape == (4, 12, 48)
+    assert wide.isotypic_jumbo_mlp.fc1.lines.shape == (4, 12, 48)
     field = first_field(narrow, images((16, 16)))
-    others = jax.tree.leaves(Isotypic(field.one[1:, ..., :2, :], field.two[..., :2, :]))
+    others = jax.tree.leaves(Isotypic(field.lines[1:, ..., :2, :], field.planes[..., :2, :]))
     assert all(bool((leaf == 0).all()) for leaf in others)
-    assert float(jnp.abs(field.one[0, ..., :2, :]).min()) > 0
+    assert float(jnp.abs(field.lines[0, ..., :2, :]).min()) > 0
 
 
 @pytest.mark.parametrize(

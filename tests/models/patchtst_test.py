@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from equivit.layers import dense, parameters
-from equivit.models import costs, patchtst
+from equivit import costs, logical
+from equivit.layers import dense
+from equivit.models import patchtst
 from equivit.models.patchtst import PatchTST
 
 T, C = 31, 3  # odd, so that there is padding
@@ -35,7 +36,7 @@ def make(name, **changes):
         leaf = ".".join(map(str, path))
         start = leaf.endswith(("scale", "variance"))
         arrays[leaf] = jnp.asarray(start + 0.2 * rng.uniform(-1, 1, variable.shape), jnp.float32)
-    return parameters.put(model, arrays)
+    return logical.put(model, arrays)
 
 
 @jax.jit
@@ -184,8 +185,8 @@ def test_dropout_may_be_traced(series):
 
 def test_training_moves_running_statistics_and_evaluation_uses_them(series):
     model = make("public")
-    before = parameters.take_state(model)
-    after = jax.jit(lambda model: (model(series, train=True), parameters.take_state(model))[1])(model)
+    before = logical.take_state(model)
+    after = jax.jit(lambda model: (model(series, train=True), logical.take_state(model))[1])(model)
     assert set(before) == {f"blocks.{i}.norm{n}.{x}" for i in (0, 1) for n in (1, 2) for x in ("mean", "variance")}
     assert all(abs(before[leaf] - after[leaf]).max() > 1e-4 for leaf in before)
     alone = run(model, series[:1])  # a series does not see the others

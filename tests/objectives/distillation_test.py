@@ -8,10 +8,10 @@ import pytest
 from flax import nnx
 from PIL import Image
 
-from equivit.data import crops, mixing
-from equivit.layers import parameters
+from equivit import logical
+from equivit.data import crops
 from equivit.models import zoo
-from equivit.objectives import distillation, supervised
+from equivit.objectives import distillation, mixing, supervised
 from equivit.training import build, optimizers, start
 from equivit.training.checkpoints import Checkpoints
 from equivit.training.config import get_base, validate
@@ -88,7 +88,7 @@ def test_the_loss_is_the_divergence_from_the_teacher(teacher):
     model = jax.jit(lambda: zoo.create("jumbo_vit_ti16", image_size=(8, 12), jumbo=2, **SMALL))()
     trainable, extra = goal.init(model, jax.random.key(0))
     assert "frozen" not in extra
-    extra["frozen"] = {"teacher": parameters.take(teacher)}
+    extra["frozen"] = {"teacher": logical.take(teacher)}
 
     @jax.jit
     def value(trainable):
@@ -121,7 +121,7 @@ def test_the_teacher_is_neither_trained_nor_saved(tmp_path):
         checkpoints.wait()
         again = checkpoints.restore(program.init({}))
     chex.assert_trees_all_equal(jax.device_get(again), jax.device_get(state))
-    chex.assert_trees_all_equal(jax.device_get(state.extra["frozen"]["teacher"]), parameters.take(teacher))
+    chex.assert_trees_all_equal(jax.device_get(state.extra["frozen"]["teacher"]), logical.take(teacher))
     items = [path for path in (tmp_path / "checkpoints" / "1").rglob("*") if path.is_file()]
     assert items and not any(b"frozen" in path.read_bytes() for path in items)
 

@@ -8,7 +8,7 @@ import optax
 import pytest
 from flax import nnx
 
-from equivit.layers import parameters
+from equivit import logical
 from equivit.models import saved, zoo
 from equivit.objectives.linear_probe import LinearProbe, ProbeHead
 from equivit.training import optimizers, sharding
@@ -74,7 +74,7 @@ def test_eight_devices_equal_one(run):
 
 def test_the_loss_by_hand(run):
     goal, before = run[:2]
-    model = jax.jit(lambda extra: parameters.put(create(nnx.Rngs(0)), extra))(before.extra["backbone"])
+    model = jax.jit(lambda extra: logical.put(create(nnx.Rngs(0)), extra))(before.extra["backbone"])
     prepared = goal.prepare(batch(), jax.random.key(0))
     features = np.asarray(jax.jit(lambda m, x: m.features(x).cls)(model, prepared["image"]))
     normal = (features - features.mean(0)) / np.sqrt(features.var(0) + 1e-6)
@@ -103,8 +103,8 @@ def test_folding(affine):
     section.affine = affine
     head = ProbeHead(6, 3, section, rngs=nnx.Rngs(0))
     keys = iter(jax.random.split(jax.random.key(0), 20))
-    values = {**parameters.take(head), **parameters.take_state(head)}
-    head = parameters.put(head, {k: 0.5 + jax.random.uniform(next(keys), a.shape) for k, a in values.items()})
+    values = {**logical.take(head), **logical.take_state(head)}
+    head = logical.put(head, {k: 0.5 + jax.random.uniform(next(keys), a.shape) for k, a in values.items()})
     x = jax.random.normal(next(keys), (5, 6))
     np.testing.assert_allclose(head.folded()(x), head(x), rtol=1e-5)
     assert np.abs(head(x, train=True) - head(x)).max() > 0.1

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from equivit import logical
 from equivit.evaluation import suite
-from equivit.layers import parameters
 from equivit.objectives import mae
 from equivit.training import build, checkpoints, config, optimizers, sharding, start
 from equivit.training.state import compile_program
@@ -125,7 +125,7 @@ def test_which_tensors_decay(run):
 def test_evaluation_depends_on_the_seed_and_not_on_the_batches(run):
     c, workdir = run[:2]
     model = checkpoints.load_run(workdir)[1]
-    assert parameters.take(model).keys() == run[4].trainable.keys()
+    assert logical.take(model).keys() == run[4].trainable.keys()
     found = suite.evaluate(model, c, ("reconstruction",))["reconstruction"]
     assert found["examples"] == 13 and found["loss"] > 0
     c = c.copy_and_resolve_references().unlock()

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from equivit.layers import parameters
+from equivit import logical
 from equivit.pretrained import mapping
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic
@@ -81,13 +81,13 @@ def run(layer, x):
 
 def fill(make: Callable, data: dict[str, np.ndarray], pairs: list[mapping.Pair]):
     """The module that `make` builds with the official parameters; a bias that the file does not have is zero."""
-    shapes = {name: t.shape for name, t in jax.eval_shape(lambda: parameters.to_logical(make())).items()}
+    shapes = {name: t.shape for name, t in jax.eval_shape(lambda: logical.to_logical(make())).items()}
     there = {name: tensor for name, tensor in state(data).items() if "permutation" not in name}
     absent = [pair for pair in pairs if pair.theirs not in there and pair.theirs.endswith(".bias")]
     pairs = [pair for pair in pairs if pair not in absent]
     tensors = mapping.read(mapping.Table(pairs, []), there, shapes, "parity")
     tensors |= {name: np.zeros(shapes[name]) for pair in absent for name in pair.ours if name in shapes}
-    return parameters.from_logical(jax.eval_shape(make), tensors)
+    return logical.from_logical(jax.eval_shape(make), tensors)
 
 
 class Comparison:
@@ -113,15 +113,15 @@ class Comparison:
     def field(self, prefix: str, ours: Isotypic) -> None:
         """A field against the arrays stored under `prefix`."""
         if ours.group is FLIP:
-            for name, part in zip(("sym", "asym"), ours.one, strict=True):
+            for name, part in zip(("sym", "asym"), ours.lines, strict=True):
                 self.array(prefix + name, part)
         elif f"{prefix}E11" in self.data:
             for name, part in zip(COMPONENTS, fields.to_components(ours), strict=True):
                 self.array(prefix + name, part)
         else:
-            for name, part in zip(LINES, ours.one, strict=True):
+            for name, part in zip(LINES, ours.lines, strict=True):
                 self.array(prefix + name, part)
-            self.array(f"{prefix}E", jnp.moveaxis(ours.two, 0, -2))
+            self.array(f"{prefix}E", jnp.moveaxis(ours.planes, 0, -2))
 
     def finish(self, record_property, group: str) -> None:
         """Check that nothing was left out, and note the largest deviation for the summary of the run."""

@@ -60,7 +60,7 @@ def affine(c, data, name):
     pairs = [pair for pair in below(block_pairs(), "norm1.scaling.", "norm1.") if pair.theirs != "beta"]
     bias = data.pop("param/beta")
     scale = fill(lambda: isotypic.LayerScale(WIDTH, 1.0, group=FLIP), data, pairs)
-    c.field("output/", Isotypic(run(scale, field(data, "input/")).one.at[0].add(bias), None))
+    c.field("output/", Isotypic(run(scale, field(data, "input/")).lines.at[0].add(bias), None))
 
 
 def layerscale(c, data, name):
@@ -72,14 +72,14 @@ def layernorm_separate(c, data, name):
     # An older norm with statistics of its own for each half; no published model has it, so we have no such layer.  Its
     # formula is written out here, and ours with the same parameters is shown to be another.
     x = field(data, "input/")
-    y = x.one - x.one.mean(-1, keepdims=True)
+    y = x.lines - x.lines.mean(-1, keepdims=True)
     y = y / jnp.sqrt(jnp.square(y).mean(-1, keepdims=True) + 1e-6)
     y = y * jnp.stack([data["param/ln_sym.weight"], data["param/ln_asym.weight"]])[:, None, None]
     c.field("output/", Isotypic(jnp.stack([y[0] + data["param/ln_sym.bias"], y[1]]), None))
     ours = isotypic.LayerNorm(WIDTH, group=FLIP, eps=1e-6)
-    ours.one[...] = jnp.stack([data["param/ln_sym.weight"], data["param/ln_asym.weight"]])
+    ours.lines[...] = jnp.stack([data["param/ln_sym.weight"], data["param/ln_asym.weight"]])
     ours.bias[...] = jnp.asarray(data["param/ln_sym.bias"])
-    assert abs(run(ours, x).one - jnp.stack([data["output/sym"], data["output/asym"]])).max() > 0.1
+    assert abs(run(ours, x).lines - jnp.stack([data["output/sym"], data["output/asym"]])).max() > 0.1
 
 
 def layernorm(c, data, name):
@@ -88,7 +88,7 @@ def layernorm(c, data, name):
     x = field(data, "input/")
     c.field("output/", run(norm, x))
     if "output/zero_asym/sym" in data:
-        c.field("output/zero_asym/", run(norm, fields.invariant_part(x.one[0], FLIP)))
+        c.field("output/zero_asym/", run(norm, fields.invariant_part(x.lines[0], FLIP)))
 
 
 def gelu(c, data, name):
@@ -114,9 +114,9 @@ def attention_mixer(c, data, name):
         below(block_pairs(), "attn.", "attention."),
     )
     x = field(data, "input/")
-    assert abs(run(layer, x).one - jnp.stack([data["output/sym"], data["output/asym"]])).max() > 10 * TOLERANCE
+    assert abs(run(layer, x).lines - jnp.stack([data["output/sym"], data["output/asym"]])).max() > 10 * TOLERANCE
     queries = WIDTH // 2
-    layer.qkv.one[...] = layer.qkv.one[...].at[..., :queries].multiply(weights[:, None, None])
+    layer.qkv.lines[...] = layer.qkv.lines[...].at[..., :queries].multiply(weights[:, None, None])
     layer.qkv.bias[...] = layer.qkv.bias[...].at[:queries].multiply(weights[0])
     c.field("output/", run(layer, x))
 
@@ -162,7 +162,7 @@ def patch_embed(c, data, name):
     c.field("output/", official_order(y, grid))
     c.field("output/flipped_image/", official_order(run(layer, images(data)[:, :, ::-1]), grid))
     if "output/kernel/sym" in data:  # stored without the factor that ours contain
-        kernels = layer.kernels().one * np.sqrt(2)
+        kernels = layer.kernels().lines * np.sqrt(2)
         c.field("output/kernel/", Isotypic(kernels.transpose(0, 4, 3, 1, 2), None))
 
 

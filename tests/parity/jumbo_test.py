@@ -14,9 +14,9 @@ import optax
 import pytest
 from flax import nnx
 
-from equivit import pretrained
+from equivit import logical, pretrained
 from equivit.evaluation.attention_maps import attention_maps
-from equivit.layers import parameters, position
+from equivit.layers import position
 from equivit.models import zoo
 from tests.parity.arrays import TOLERANCE, Comparison, files, images, load, state
 
@@ -59,10 +59,10 @@ def sequence(model, features) -> jax.Array:
 def gradients(model, x, labels):
     """The mean cross-entropy, and the model with its gradient in place of each parameter."""
     loss = lambda arrays: optax.softmax_cross_entropy_with_integer_labels(  # noqa: E731
-        parameters.put(model, arrays)(x), labels
+        logical.put(model, arrays)(x), labels
     ).mean()
-    value, slopes = jax.value_and_grad(loss)(parameters.take(model))
-    return value, parameters.put(model, slopes)
+    value, slopes = jax.value_and_grad(loss)(logical.take(model))
+    return value, logical.put(model, slopes)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -115,7 +115,7 @@ def test_what_is_nearly_right_is_caught():
     def deviation(**options):
         config = dataclasses.replace(model.config, **options)
         other = jax.eval_shape(lambda: zoo.build(config, nnx.Rngs(0)))
-        logits = jax.jit(lambda m, x: m(x))(parameters.put(other, parameters.take(model)), x)
+        logits = jax.jit(lambda m, x: m(x))(logical.put(other, logical.take(model)), x)
         return np.abs(logits - expected).max() / np.abs(expected).max()
 
     assert deviation() < TOLERANCE

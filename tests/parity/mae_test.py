@@ -8,15 +8,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from equivit import pretrained
-from equivit.data import masking
-from equivit.layers import parameters
+from equivit import logical, pretrained
+from equivit.data.pixels import normalize
 from equivit.layers.dense import patchify
 from equivit.layers.position import SinCos
 from equivit.models import zoo
 from equivit.models.decoders import MaskedAutoencoderConfig
-from equivit.objectives import mae
-from equivit.objectives.supervised import normalize
+from equivit.objectives import mae, masking
 from equivit.pretrained.mae import load_autoencoder
 from tests.parity.arrays import Comparison, files, images, load, state
 
@@ -95,7 +93,7 @@ def test_jax_version_of_jumbo(path, record_property):
     size = dict(width=48, depth=3, num_heads=3, patch_size=8, image_size=(32, 32), jumbo=3, num_classes=None)
     config = MaskedAutoencoderConfig(zoo.configuration("jumbo_vit_mae_ti16", **size), 32, 2, 4)
     abstract = jax.eval_shape(lambda: zoo.build(config, nnx.Rngs(params=0)))
-    model = parameters.from_logical(abstract, jax_names(data))
+    model = logical.from_logical(abstract, jax_names(data))
     comparison = Comparison({key: value for key, value in data.items() if key != "output/probe_logits"})
     x = normalize(images(data, "input/images_uint8_nchw"), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     keep, mask = masking.from_noise(jnp.asarray(data["input/noise"]), masking.number_kept(16, 0.75))

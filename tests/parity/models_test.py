@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from equivit import pretrained
-from equivit.layers import parameters
+from equivit import logical, pretrained
 from equivit.pretrained import flip
 from equivit.symmetry import fields
 from equivit.symmetry.groups import FLIP
@@ -121,8 +120,8 @@ def results(model, x, wanted: tuple[str, ...], mask=None) -> dict[str, jax.Array
 @jax.jit
 def gradients(model, x, cotangent):
     """The model with the gradient of sum(logits * cotangent) in place of each parameter."""
-    loss = lambda arrays: (parameters.put(model, arrays)(x) * cotangent).sum()  # noqa: E731
-    return parameters.put(model, jax.grad(loss)(parameters.take(model)))
+    loss = lambda arrays: (logical.put(model, arrays)(x) * cotangent).sum()  # noqa: E731
+    return logical.put(model, jax.grad(loss)(logical.take(model)))
 
 
 def variants(model, data, wanted):

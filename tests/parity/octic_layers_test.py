@@ -45,7 +45,7 @@ def affine(c, data, name):
     bias = data.pop("param/beta")
     scale = fill(lambda: isotypic.LayerScale(WIDTH, 1.0, group=OCTIC), data, pairs)
     y = run(scale, field(data, "input/"))
-    c.field("output/", Isotypic(y.one.at[0].add(bias), y.two))
+    c.field("output/", Isotypic(y.lines.at[0].add(bias), y.planes))
 
 
 def layernorm(c, data, name):

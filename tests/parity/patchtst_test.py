@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from equivit.layers import parameters
+from equivit import logical
 from equivit.models import patchtst
 from tests.parity.arrays import Comparison, files, load, state
 
@@ -52,9 +52,9 @@ def test_patchtst(path, record_property):
     )
     model = jax.eval_shape(lambda: patchtst.PatchTST(config, rngs=nnx.Rngs(0)))
     arrays = weights(state(data))
-    expected = {**parameters.names(model), **parameters.names(model, nnx.BatchStat)}
+    expected = {**logical.names(model), **logical.names(model, nnx.BatchStat)}
     assert arrays.keys() == expected.keys()  # nothing of ours keeps its beginning
-    model = parameters.put(model, {leaf: jnp.asarray(a) for leaf, a in arrays.items()})
+    model = logical.put(model, {leaf: jnp.asarray(a) for leaf, a in arrays.items()})
     c = Comparison(data)
     c.array("output/logits", jax.jit(model.classify)(patches))
     tokens, _ = jax.jit(lambda patches: model._tokens(patches, None, False, None, ()))(patches)

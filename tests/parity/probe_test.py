@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from equivit.layers import parameters
+from equivit import logical
 from equivit.models import zoo
 from equivit.objectives.linear_probe import LinearProbe
 from equivit.training.config import get_base
@@ -26,7 +26,7 @@ def test_probe(path, record_property):
     norm = {name: data[f"probe_param/model/head/BatchNorm_0/{name}"] for name in ("scale", "bias")}
     running = {name: data[f"probe_batch_stats/model/head/BatchNorm_0/{name}"] for name in ("mean", "var")}
     abstract = jax.eval_shape(lambda: zoo.create("jumbo_vit_mae_ti16", **{**SIZE, "num_classes": None}))
-    backbone = parameters.take(parameters.from_logical(abstract, encoder))
+    backbone = logical.take(logical.from_logical(abstract, encoder))
     assert set(backbone) == set(extra["backbone"])
     ours = {"linear.bias": head["bias"], "linear.weight": head["kernel"]}
     ours |= {f"norm.{name}": value for name, value in norm.items()}

@@ -10,10 +10,9 @@ import jax
 import numpy as np
 import pytest
 
-from equivit import pretrained
+from equivit import logical, pretrained
 from equivit.evaluation import adaptation
 from equivit.evaluation.adaptation import REFERENCE_BATCH, Sar
-from equivit.layers import parameters
 from tests.parity.arrays import TOLERANCE, Comparison, files, images, load, state
 
 RATES = {"sar_jumbo_nokeep": 0.02, "sar_jumbo_partial": 0.02, "sar_jumbo_reset": 0.05}  # of their batches
@@ -29,7 +28,7 @@ def run(path, **options):
         x = images(data, f"input/batch_{t}")
         settings = Sar(lr=RATES[path.stem] * REFERENCE_BATCH / len(x), **options)
         current, logits, info = adaptation.step(settings, model, current, x)
-        steps.append((current, logits, info, parameters.to_logical(parameters.put(model, current.parameters))))
+        steps.append((current, logits, info, logical.to_logical(logical.put(model, current.parameters))))
     return data, steps
 
 
@@ -52,7 +51,7 @@ def test_official(path, record_property):
             comparison.array(key, tensors[ours(key.rpartition("/")[2])])
     comparison.finish(record_property, "sar")
     names = {ours(key.rpartition("/")[2]) for key in adapted}
-    before = parameters.to_logical(pretrained.load("jumbo", state(data), num_heads=3))
+    before = logical.to_logical(pretrained.load("jumbo", state(data), num_heads=3))
     assert {name for name, tensor in tensors.items() if (tensor != before[name]).any()} <= names
     assert len(names) == 18
 

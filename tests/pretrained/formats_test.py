@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from equivit import convert, pretrained
-from equivit.layers import parameters
+from equivit import convert, logical, pretrained
 from equivit.models import saved, zoo
 from equivit.models.jumbo_vit import PRESETS, JumboViTConfig
 from equivit.models.vit_config import ViTConfig
@@ -61,15 +60,15 @@ def written(name):
     """A model of `MODELS`, its configuration, and the foreign state dict of it."""
     source, flavour, fields = MODELS[name]
     config = (JumboViTConfig if "jumbo" in fields else ViTConfig)(**(SMALL | fields))
-    shapes = jax.eval_shape(lambda: parameters.to_logical(zoo.build(config, nnx.Rngs(0))))
+    shapes = jax.eval_shape(lambda: logical.to_logical(zoo.build(config, nnx.Rngs(0))))
     random = np.random.default_rng(0)
     tensors = {name: random.normal(size=t.shape).astype(np.float32) for name, t in shapes.items()}
-    model = parameters.from_logical(jax.eval_shape(lambda: zoo.build(config, nnx.Rngs(0))), tensors)
+    model = logical.from_logical(jax.eval_shape(lambda: zoo.build(config, nnx.Rngs(0))), tensors)
     return model, config, pretrained.state_dict(source, model, flavour=flavour)
 
 
 def same_model(a, b):
-    one, two = (jax.device_get(parameters.to_logical(model)) for model in (a, b))
+    one, two = (jax.device_get(logical.to_logical(model)) for model in (a, b))
     assert one.keys() == two.keys()
     for name in one:
         np.testing.assert_array_equal(one[name], two[name], err_msg=name)
@@ -152,7 +151,7 @@ def test_a_new_head(capsys):
     model, _, weights = written("H8")
     heads = [pretrained.load("octic_vits", weights, num_heads=2, num_classes=7, seed=seed) for seed in (0, 0, 1)]
     assert "head.weight, head.bias" in capsys.readouterr().out
-    head = [parameters.to_logical(model)["head.weight"] for model in heads]
+    head = [logical.to_logical(model)["head.weight"] for model in heads]
     assert head[0].shape == (64, 7) and heads[0].config.num_classes == 7
     assert 0.015 < head[0].std() < 0.025
     np.testing.assert_array_equal(head[0], head[1])

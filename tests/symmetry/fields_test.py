@@ -74,7 +74,7 @@ def test_unfolded_maps_are_fixed(group):
     full = fields.unfold(Isotypic(one, two))
     flat = jax.tree.map(lambda leaf: leaf.reshape(len(leaf), -1, leaf.shape[-1]), full)
     for g in group.elements:
-        chex.assert_trees_all_close(fields.act(g, flat, full.one.shape[1:3]), flat, atol=1e-6)
+        chex.assert_trees_all_close(fields.act(g, flat, full.lines.shape[1:3]), flat, atol=1e-6)
 
 
 def test_wrong_sizes_are_refused():

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from equivit.layers import parameters
+from equivit import logical
 from equivit.models import saved, zoo
 from equivit.training import build, start
 from equivit.training.config import get_base
@@ -36,7 +36,7 @@ def plain(tmp_path_factory):
 def test_the_same_model(plain, capsys):
     path, model = plain
     arrays = start.initial_parameters(config(path, image_size=(8, 12)))
-    jax.tree.map(np.testing.assert_array_equal, arrays, parameters.take(model))
+    jax.tree.map(np.testing.assert_array_equal, arrays, logical.take(model))
     assert not capsys.readouterr().out
     assert start.initial_parameters(get_base()) == {}
 
@@ -50,7 +50,7 @@ def test_other_sizes_and_classes(plain, capsys):
     assert not any(leaf.startswith("head.") for leaf in arrays)
     said = capsys.readouterr().out
     assert "a new head is drawn; positions are resized from 2x3 to 5x4." in said
-    whole = jax.eval_shape(lambda: parameters.put(build.make_model(c, nnx.Rngs(0)), arrays))
+    whole = jax.eval_shape(lambda: logical.put(build.make_model(c, nnx.Rngs(0)), arrays))
     assert whole.head.weight.shape == (24, 7) and whole.position.table.shape == (5, 4, 24)
 
 
@@ -68,5 +68,5 @@ def test_what_does_not_fit_is_named(plain, tmp_path):
     saved.save(tmp_path, create("octic_vit_ti16", width=64, depth=2, image_size=(16, 16)))
     c = config(tmp_path, "octic_vit_ti16", image_size=(32, 32))
     c.model.update(width=64, depth=2)
-    with pytest.raises(ValueError, match=r"position.one.*Set config.model.image_size=\(16, 16\)"):
+    with pytest.raises(ValueError, match=r"position.lines.*Set config.model.image_size=\(16, 16\)"):
         start.initial_parameters(c)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from equivit.data import mixing
+from equivit.objectives import mixing
 
 FIXTURE = pathlib.Path(__file__).parents[1] / "fixtures" / "losses" / "mixup_bce.npz"
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from equivit.data import masking
+from equivit.objectives import masking
 
 KEY = jax.random.key(0)
 

@@ -1,0 +1,193 @@
+"""Parameters as plain dicts, and the logical tensors inside them.
+
+Storage and meaning are kept apart.  Stored, a model is a flat dict `{leaf: array}` whose leaves may stack many tensors
+of a paper along leading axes: blocks of one kind (`layers/stack.py`) and irreps of one kind (`layers/isotypic.py`).
+A *logical tensor* is one of those: `blocks.7.attention.qkv.B1`.  Decay, trust ratio, learning rate, freezing, clipping
+and conversion are all stated on logical tensors.
+
+What is known of a parameter is declared where it is made, as metadata of `nnx.Param(x, ...)`:
+
+    tensors=("A1", "A2")   one logical tensor per entry of axis 0; tensors="E" only renames the leaf
+    decay=False            it gets no weight decay, whatever its shape: positions, tokens
+    product=True           it is a factor of matrix products, which low precision may round (`precision.py`)
+    norm=True              the scale or bias of a layer norm
+
+A model says which of its attributes come `before` its blocks, and which all blocks use (`throughout`).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from equivit.layers.stack import Stack
+
+Arrays = dict[str, jax.Array]
+
+
+class Tensor(NamedTuple):
+    """A logical tensor, and what was declared of it.
+
+    Attributes:
+      name: "blocks.7.attention.qkv.B1".
+      shape: without stack axes.
+      decay: whether weight decay may act on it.
+      product: whether it is a factor of matrix products.
+      norm: whether it is the scale or bias of a layer norm.
+      layers: the layers that use it: 0 before the blocks, i + 1 is block i, `last` after them; () where no model says.
+      last: number of blocks + 1.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    decay: bool
+    product: bool
+    norm: bool
+    layers: tuple[int, ...]
+    last: int
+
+    @property
+    def block(self) -> int | None:
+        """The index of the block that the tensor belongs to, if it belongs to one."""
+        return self.layers[0] - 1 if len(self.layers) == 1 and 0 < self.layers[0] < self.last else None
+
+
+class Buffer(nnx.Variable):
+    """A fixed array that is saved with the model but never trained, such as a sin-cos table."""
+
+
+def take(module: nnx.Module, kind: type = nnx.Param) -> Arrays:
+    """The arrays of every variable of `kind`, by leaf name ("blocks.runs.0.attention.qkv.lines")."""
+    return {leaf: variable.get_value() for leaf, variable in _variables(module).items() if isinstance(variable, kind)}
+
+
+def take_state(module: nnx.Module) -> Arrays:
+    """The arrays that are not trained: running statistics and buffers."""
+    return {leaf: v.get_value() for leaf, v in _variables(module).items() if not isinstance(v, nnx.Param)}
+
+
+def put(module: nnx.Module, arrays: Mapping[str, jax.Array]) -> nnx.Module:
+    """A copy of `module` (which may be abstract) holding `arrays`; leaves not named keep what they have."""
+    graph, state = nnx.split(module)
+    flat = [(path, v.replace(arrays.get(_name(path), v.get_value()))) for path, v in nnx.to_flat_state(state)]
+    return nnx.merge(graph, nnx.from_flat_state(flat))
+
+
+def abstract(module: nnx.Module) -> nnx.Module:
+    """The module with shapes in place of arrays."""
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), module)
+
+
+def tensors(module: nnx.Module, kind: type = nnx.Param) -> dict[str, np.ndarray]:
+    """For each leaf, its logical tensors: an array of `Tensor` whose shape is the leaf's leading stack axes."""
+    places = _Places(module)
+    result = {}
+    for path, variable in nnx.to_flat_state(nnx.state(module)):
+        if isinstance(variable, kind):
+            result[_name(path)] = _logical_tensors(path, variable, places)
+    return result
+
+
+def names(module: nnx.Module, kind: type = nnx.Param) -> dict[str, np.ndarray]:
+    """For each leaf, its logical names: a string array whose shape is the leaf's leading stack axes."""
+    tables = tensors(module, kind)
+    return {leaf: np.array([t.name for t in table.flat]).reshape(table.shape) for leaf, table in tables.items()}
+
+
+def stack_axes(module: nnx.Module) -> dict[str, int]:
+    """How many leading axes of each leaf are stacks of logical tensors."""
+    return {leaf: table.ndim for leaf, table in tensors(module).items()}
+
+
+def to_logical(module: nnx.Module) -> dict[str, jax.Array]:
+    """Every parameter as its logical tensors: {"blocks.7.attention.qkv.B1": [C, 3C], ...}."""
+    arrays, result = take(module), {}
+    for leaf, table in names(module).items():
+        for index in np.ndindex(table.shape):
+            result[str(table[index])] = arrays[leaf][index]
+    return result
+
+
+def from_logical(module: nnx.Module, tensors: Mapping[str, jax.Array]) -> nnx.Module:
+    """The inverse of `to_logical`; every logical tensor of `module` must be in `tensors`."""
+    arrays = {}
+    for leaf, table in names(module).items():
+        slices = [tensors[str(name)] for name in table.reshape(-1)]
+        stack = np.stack if all(isinstance(part, np.ndarray) for part in slices) else jnp.stack  # one copy for files
+        arrays[leaf] = jnp.asarray(stack(slices).reshape(*table.shape, *slices[0].shape) if table.ndim else slices[0])
+    return put(module, arrays)
+
+
+def per_tensor(table: np.ndarray, leaf: jax.Array, rule: Callable[[Tensor], float]) -> np.ndarray:
+    """`rule(tensor)` of each logical tensor in a leaf, shaped to broadcast against the leaf."""
+    values = np.array([rule(tensor) for tensor in table.flat])
+    return values.reshape((*table.shape, *(1 for _ in leaf.shape[table.ndim :])))
+
+
+def _variables(module):
+    return {_name(path): variable for path, variable in nnx.to_flat_state(nnx.state(module))}
+
+
+def _name(path) -> str:
+    return ".".join(map(str, path))
+
+
+class _Places:
+    """Where the parts of a model stand: its stacks, and before or after which blocks a leaf lies.
+
+    Blocks are counted through all stacks of the innermost module that has `before`, in the order of their paths.
+    """
+
+    def __init__(self, module: nnx.Module):
+        modules = dict(nnx.iter_modules(module))
+        self.stacks = {path: m for path, m in modules.items() if isinstance(m, Stack)}
+        self.models = {path: m for path, m in modules.items() if hasattr(m, "before")}
+        self._first, self._depth = {}, {}
+        for path in sorted(self.stacks):
+            owner = self._owner(path)
+            owner = path if owner is None else owner
+            self._first[path] = self._depth.get(owner, 0)
+            self._depth[owner] = self._first[path] + len(self.stacks[path])
+
+    def _owner(self, path):
+        above = [path[:n] for n in range(len(path) + 1) if path[:n] in self.models]
+        return above[-1] if above else None
+
+    def layers(self, path, stack=None, index=0) -> tuple[tuple[int, ...], int]:
+        """`Tensor.layers` and `Tensor.last` of a leaf, inside a stack with that path and the block's index."""
+        owner = self._owner(path)
+        if stack is not None:
+            depth = self._depth[stack if owner is None else owner]
+            return (self._first[stack] + index + 1,), depth + 1
+        depth = self._depth.get(owner, 0)
+        if not depth:
+            return (), 0
+        attribute, model = path[len(owner)], self.models[owner]
+        if attribute in getattr(model, "throughout", ()):
+            return tuple(range(1, depth + 1)), depth + 1
+        return (0 if attribute in model.before else depth + 1,), depth + 1
+
+
+def _logical_tensors(path, variable, places) -> np.ndarray:
+    """One entry per slice.  `path` is ("blocks", "runs", 0, "attention", "qkv", "lines") for a leaf inside a stack."""
+    about = variable.get_metadata()
+    names = about.get("tensors")
+    last = (path[-1],) if names is None else (names,) if isinstance(names, str) else names
+    parent, rows = path[:-1], [("", *places.layers(path))]
+    stack = next((path[:n] for n in range(len(path)) if path[:n] in places.stacks and path[n] == "runs"), None)
+    if stack is not None:
+        start, length = places.stacks[stack].spans[path[len(stack) + 1]]
+        blocks = range(start, start + length)
+        rows = [(f"{_name(stack)}.{i}.", *places.layers(path, stack, i)) for i in blocks]
+        parent = path[len(stack) + 2 : -1]
+    axes = (len(rows),) * (stack is not None) + (len(last),) * isinstance(names, tuple)
+    flags = [bool(about.get(name, default)) for name, default in (("decay", True), ("product", False), ("norm", False))]
+    shape = tuple(variable.get_value().shape[len(axes) :])
+    table = np.empty((len(rows), len(last)), object)
+    for i, (prefix, layers, top) in enumerate(rows):
+        for j, name in enumerate(last):
+            table[i, j] = Tensor(prefix + _name((*parent, name)), shape, *flags, layers, top)
+    return table.reshape(axes)
