@@ -55,10 +55,6 @@ class Tensor(NamedTuple):
         return self.layers[0] - 1 if len(self.layers) == 1 and 0 < self.layers[0] < self.last else None
 
 
-class Buffer(nnx.Variable):
-    """A fixed array that is saved with the model but never trained, such as a sin-cos table."""
-
-
 def take(module: nnx.Module, kind: type = nnx.Param) -> Arrays:
     """The arrays of every variable of `kind`, by leaf name ("blocks.runs.0.attention.qkv.lines")."""
     return {leaf: variable.get_value() for leaf, variable in _variables(module).items() if isinstance(variable, kind)}
@@ -102,19 +98,19 @@ def stack_axes(module: nnx.Module) -> dict[str, int]:
     return {leaf: table.ndim for leaf, table in tensors(module).items()}
 
 
-def to_logical(module: nnx.Module) -> dict[str, jax.Array]:
-    """Every parameter as its logical tensors: {"blocks.7.attention.qkv.B1": [C, 3C], ...}."""
-    arrays, result = take(module), {}
-    for leaf, table in names(module).items():
+def to_logical(module: nnx.Module, kind: type = nnx.Param) -> dict[str, jax.Array]:
+    """Every variable of `kind` as its logical tensors: {"blocks.7.attention.qkv.B1": [C, 3C], ...}."""
+    arrays, result = take(module, kind), {}
+    for leaf, table in names(module, kind).items():
         for index in np.ndindex(table.shape):
             result[str(table[index])] = arrays[leaf][index]
     return result
 
 
-def from_logical(module: nnx.Module, tensors: Mapping[str, jax.Array]) -> nnx.Module:
+def from_logical(module: nnx.Module, tensors: Mapping[str, jax.Array], kind: type = nnx.Param) -> nnx.Module:
     """The inverse of `to_logical`; every logical tensor of `module` must be in `tensors`."""
     arrays = {}
-    for leaf, table in names(module).items():
+    for leaf, table in names(module, kind).items():
         slices = [tensors[str(name)] for name in table.reshape(-1)]
         stack = np.stack if all(isinstance(part, np.ndarray) for part in slices) else jnp.stack  # one copy for files
         arrays[leaf] = jnp.asarray(stack(slices).reshape(*table.shape, *slices[0].shape) if table.ndim else slices[0])

@@ -1,8 +1,8 @@
 """The layers of a plain transformer.  `isotypic.py` has the same names for fields.
 
-Batch, tokens and channels are the last three axes; there may be any number of batch axes.  A layer computes in the type
-of its input and parameters; normalisation and softmax inside in float32 at least.  The named scopes are how costs are
-told apart (`equivit/costs.py`).
+Batch, tokens and channels are the last three axes; there may be any number of batch axes.  A linear map computes in the
+type of its weight (`equivit/precision.py`); normalisation and softmax in float32 at least.  The named scopes are how
+costs are told apart (`equivit/costs.py`).
 """
 
 import math
@@ -13,13 +13,14 @@ import jax.numpy as jnp
 from flax import nnx
 
 from equivit.layers.attention import attend, attention_weights
+from equivit.layers.grid import Layout
 
 # The official codes cut this normal at +-2 absolute, one hundred standard deviations: nothing is ever cut.
 WEIGHT_INIT = nnx.initializers.normal(0.02)
 
 
 class Linear(nnx.Module):
-    """y = x W + b.
+    """y = x W + b, in the type of W.
 
     Shapes: [*B, N, in_features] -> [*B, N, out_features].
     """
@@ -30,8 +31,9 @@ class Linear(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         with jax.named_scope("linear"):
-            y = x @ self.weight[...]
-            return y if self.bias is None else y + self.bias[...]
+            weight = self.weight[...]
+            y = x.astype(weight.dtype) @ weight
+            return y if self.bias is None else y + self.bias[...].astype(weight.dtype)
 
 
 class LayerNorm(nnx.Module):
@@ -83,7 +85,7 @@ class Mlp(nnx.Module):
         self.fc2 = Linear(hidden, width, rngs=rngs)
         self.activation = activation
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, layout: Layout | None = None) -> jax.Array:
         return self.fc2(self.activation(self.fc1(x)))
 
 
@@ -97,7 +99,7 @@ class SwiGlu(nnx.Module):
         self.fc1 = Linear(width, 2 * hidden, rngs=rngs)
         self.fc2 = Linear(hidden, width, rngs=rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, layout: Layout | None = None) -> jax.Array:
         gate, value = jnp.split(self.fc1(x), 2, axis=-1)
         with jax.named_scope("activation"):
             hidden = jax.nn.silu(gate) * value
@@ -120,31 +122,33 @@ class Attention(nnx.Module):
         self.proj = Linear(width, width, rngs=rngs)
         self.num_heads = num_heads
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        q, k, v = self._heads(x)
+    def __call__(self, x: jax.Array, layout: Layout | None = None) -> jax.Array:
+        q, k, v = self.heads(x)
         (y,) = attend((q,), (k,), (v,))
-        return self.proj(jnp.swapaxes(y, -2, -3).reshape(x.shape))
+        return self.proj(self.side_by_side(y))
 
     def weights(self, x: jax.Array, rows: int | None = None) -> jax.Array:
         """How much the first `rows` tokens attend to each token, [*B, num_heads, rows, N]; None: all tokens."""
-        q, k, _ = self._heads(x)
+        q, k, _ = self.heads(x)
         return attention_weights((q[..., :rows, :],), (k,))
 
-    def _heads(self, x: jax.Array) -> jax.Array:
+    def heads(self, x: jax.Array) -> jax.Array:
         """q, k and v, [3, *B, num_heads, N, head channels]."""
-        qkv = self.qkv(x).reshape(*x.shape[:-1], 3, self.num_heads, -1)
-        return jnp.moveaxis(qkv, (-3, -2), (0, -3))
+        qkv = self.qkv(x)
+        qkv = qkv.reshape(*qkv.shape[:-1], 3, self.num_heads, -1)
+        return jnp.einsum("...nqhd->q...hnd", qkv)
 
-
-def dropout(x: jax.Array, rate: float | jax.Array, key: jax.Array | None) -> jax.Array:
-    """Zero each entry with probability `rate` and divide the others by 1 - rate; `key=None` leaves x alone."""
-    if key is None or (isinstance(rate, float | int) and not rate):  # a traced rate may be 0 too: then all are kept
-        return x
-    return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0)
+    @staticmethod
+    def side_by_side(y: jax.Array) -> jax.Array:
+        """[*B, num_heads, N, head channels] -> [*B, N, width]."""
+        y = jnp.einsum("...hnd->...nhd", y)
+        return y.reshape(*y.shape[:-2], -1)
 
 
 class PatchEmbed(nnx.Module):
     """Each patch of the image times one matrix: a convolution whose stride is its kernel.
+
+    The product is in the type of the kernel, the sum and so the residual stream in that of the bias.
 
     Shapes: [*B, H, W, in_channels] -> [*B, (H/ph) (W/pw), width], tokens row by row.
     """
@@ -158,7 +162,8 @@ class PatchEmbed(nnx.Module):
     def __call__(self, images: jax.Array) -> jax.Array:
         with jax.named_scope("linear"):
             kernel = self.kernel[...]
-            return patchify(images, self.patch_size) @ kernel.reshape(-1, kernel.shape[-1]) + self.bias[...]
+            patches = patchify(images, self.patch_size).astype(kernel.dtype)
+            return patches @ kernel.reshape(-1, kernel.shape[-1]) + self.bias[...]
 
 
 def uniform(key: jax.Array, shape: tuple[int, ...], bound: float) -> jax.Array:

@@ -82,6 +82,7 @@ class MaxFiltering(nnx.Module):
 
     def __call__(self, x: Isotypic) -> jax.Array:
         y = fields.from_dense(self.references[...], self.group)
+        x = x.astype(y.dtype)
         moved = jnp.stack([fields.to_dense(fields.act_on_channels(g, y)) for g in self.group.elements])
         return jnp.einsum("...d,gkd->g...k", fields.to_dense(x), moved).max(0)
 

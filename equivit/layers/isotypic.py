@@ -15,6 +15,7 @@ from flax import nnx
 
 from equivit.layers.attention import attend, attention_weights
 from equivit.layers.dense import WEIGHT_INIT, patchify, uniform, unpatchify
+from equivit.layers.grid import Layout
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic
 from equivit.symmetry.groups import FLIP, OCTIC, Group
@@ -68,8 +69,9 @@ class Linear(nnx.Module):
 
     def __call__(self, x: Isotypic) -> Isotypic:
         with jax.named_scope("linear"):
+            x = x.astype(self.lines[...].dtype)
             lines = jnp.einsum("i...c,icd->i...d", x.lines, self.lines[...])
-            lines = lines if self.bias is None else _add_to_first(lines, self.bias[...])
+            lines = lines if self.bias is None else _add_to_first(lines, self.bias[...].astype(x.dtype))
             return Isotypic(lines, None if x.planes is None else x.planes @ self.planes[...])
 
 
@@ -92,7 +94,7 @@ class LayerNorm(nnx.Module):
 
     def __call__(self, x: Isotypic) -> Isotypic:
         with jax.named_scope("norm"):
-            y = jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)), x)
+            y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
             y = jax.tree.map(lambda leaf: leaf - leaf.mean(-1, keepdims=True), y)
             total = jnp.square(y.lines).mean(-1, keepdims=True).sum(0)
             if y.planes is not None:
@@ -100,7 +102,7 @@ class LayerNorm(nnx.Module):
             inverse = jax.lax.rsqrt((total + self.eps) / x.group.order)
             lines = _add_to_first(y.lines * inverse * _over_tokens(self.lines[...], y.lines), self.bias[...])
             planes = None if y.planes is None else y.planes * inverse * self.planes[...]
-            return jax.tree.map(lambda leaf: leaf.astype(x.dtype), Isotypic(lines, planes))
+            return Isotypic(lines, planes).astype(x.dtype)
 
 
 class LayerScale(nnx.Module):
@@ -131,11 +133,13 @@ class Mlp(nnx.Module):
         self.fc1 = Linear(width, hidden, group=group, rngs=rngs)
         self.fc2 = Linear(hidden, width, group=group, rngs=rngs)
 
-    def __call__(self, x: Isotypic) -> Isotypic:
+    def __call__(self, x: Isotypic, layout: Layout | None = None) -> Isotypic:
         if x.group is not OCTIC:
             return self.fc2(gelu(self.fc1(x)))
         w = self.fc1
-        return self.fc2(Isotypic(*octic_linear_gelu(x.lines, x.planes, w.lines[...], w.planes[...], w.bias[...])))
+        x = x.astype(w.lines[...].dtype)
+        bias = w.bias[...].astype(x.dtype)
+        return self.fc2(Isotypic(*octic_linear_gelu(x.lines, x.planes, w.lines[...], w.planes[...], bias)))
 
 
 class Attention(nnx.Module):
@@ -160,7 +164,7 @@ class Attention(nnx.Module):
         self.proj = Linear(width, width, group=group, rngs=rngs)
         self.num_heads = num_heads
 
-    def __call__(self, x: Isotypic) -> Isotypic:
+    def __call__(self, x: Isotypic, layout: Layout | None = None) -> Isotypic:
         leaves, structure = jax.tree.flatten(self.qkv(x))
         q, k, v = zip(*map(self._to_heads, leaves), strict=True)
         parts = [_from_heads(part, len(leaf)) for part, leaf in zip(attend(q, k, v), leaves, strict=True)]
@@ -176,31 +180,16 @@ class Attention(nnx.Module):
 
         One pass over the leaf; the parts are not put side by side, which would be another.
         """
-        batch = range(1, leaf.ndim - 2)
         x = leaf.reshape(*leaf.shape[:-1], 3, self.num_heads, -1)
-        x = x.transpose(x.ndim - 3, *batch, x.ndim - 2, x.ndim - 4, 0, x.ndim - 1)
+        x = jnp.einsum("i...nqhc->q...hnic", x)
         return x.reshape(*x.shape[:-2], -1)
 
 
 def _from_heads(part: jax.Array, irreps: int) -> jax.Array:
     """[*B, H, N, i c] -> [i, *B, N, H c]."""
     x = part.reshape(*part.shape[:-1], irreps, -1)
-    batch = range(x.ndim - 4)
-    x = x.transpose(x.ndim - 2, *batch, x.ndim - 3, x.ndim - 4, x.ndim - 1)
+    x = jnp.einsum("...hnic->i...nhc", x)
     return x.reshape(*x.shape[:-2], -1)
-
-
-def dropout(x: Isotypic, rate: float, key: jax.Array | None) -> Isotypic:
-    """Zero each entry with probability `rate`, both rows of E together, which keeps the symmetry."""
-    if key is None or not rate:
-        return x
-    keys = jax.random.split(key)
-    lines = jnp.where(jax.random.bernoulli(keys[0], 1 - rate, x.lines.shape), x.lines / (1 - rate), 0)
-    if x.planes is None:
-        return Isotypic(lines, None)
-    return Isotypic(
-        lines, jnp.where(jax.random.bernoulli(keys[1], 1 - rate, x.planes.shape[1:]), x.planes / (1 - rate), 0)
-    )
 
 
 class PatchEmbed(nnx.Module):
@@ -238,11 +227,13 @@ class PatchEmbed(nnx.Module):
 
     def __call__(self, images: jax.Array) -> Isotypic:
         with jax.named_scope("linear"):
-            patches, full = patchify(images, self.patch_size), self.kernels()
+            full = self.kernels()
+            patches = patchify(images, self.patch_size).astype(full.dtype)
             size = patches.shape[-1]
             y = jax.tree.map(lambda k: jnp.einsum("...p,ipc->i...c", patches, k.reshape(len(k), size, -1)), full)
             # The official FLIP embedding has the bias inside the factor of its kernels, the octic one outside.
             scale = 1 if self.group is OCTIC else _kernel_scale(FLIP)(1)
+            y = y.astype(self.bias[...].dtype)
             return Isotypic(_add_to_first(y.lines, scale * self.bias[...]), y.planes)
 
 

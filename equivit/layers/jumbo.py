@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from equivit.layers.block import Block
+from equivit.layers.drop import split
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic, join, rows
 
@@ -19,7 +20,7 @@ def merge(x):
     return jax.tree.map(lambda leaf: leaf.reshape(*leaf.shape[:-2], 1, -1), x)
 
 
-def split(x, number: int):
+def divide(x, number: int):
     """The inverse of `merge`: [*B, 1, J C] -> [*B, J, C]."""
     return jax.tree.map(lambda leaf: leaf.reshape(*leaf.shape[:-2], number, -1), x)
 
@@ -42,38 +43,36 @@ class LowRank(nnx.Module):
 class MlpLora(nnx.Module):
     """A block's own low-rank map around the whole of the shared MLP: 0.44 M parameters in Jumbo's Table 4."""
 
-    def __init__(self, linear: Callable[[int, int], nnx.Module], width: int, rank: int):
+    def __init__(self, linear: Callable[..., nnx.Module], width: int, rank: int):
         self.around = LowRank(linear, width, width, rank)
 
     def __call__(self, mlp: nnx.Module, x):
-        return jax.tree.map(jnp.add, mlp(x), self.around(x))
+        return mlp(x) + self.around(x)
 
 
 class LinearLora(nnx.Module):
     """A block's own low-rank map beside each of the two linear maps of the shared MLP, as LoRA is usually placed."""
 
-    def __init__(self, linear: Callable[[int, int], nnx.Module], width: int, hidden: int, rank: int, gelu: Callable):
+    def __init__(self, linear: Callable[..., nnx.Module], width: int, hidden: int, rank: int, gelu: Callable):
         self.fc1, self.fc2 = LowRank(linear, width, hidden, rank), LowRank(linear, hidden, width, rank)
         self.gelu = gelu
 
     def __call__(self, mlp: nnx.Module, x):
-        x = self.gelu(jax.tree.map(jnp.add, mlp.fc1(x), self.fc1(x)))
-        return jax.tree.map(jnp.add, mlp.fc2(x), self.fc2(x))
+        x = self.gelu(mlp.fc1(x) + self.fc1(x))
+        return mlp.fc2(x) + self.fc2(x)
 
 
 class JumboBlock(Block):
-    """x + scale1(attention(norm1(x))) on all rows; then each kind of token has an MLP.
+    """x + path(scale1(attention(norm1(x)))) on all rows; then each kind of token has an MLP.
 
-    The merged Jumbo token u becomes u + scale3(mlp(norm3(u))); patches p become p + scale2(mlp(norm2(p))).
+    The merged Jumbo token u becomes u + path(scale3(mlp(norm3(u)))); patches p become p + path(scale2(mlp(norm2(p)))).
 
-    Shapes: [*B, J + N, width] or a field -> the same.
+    Shapes: [*B, J + N, width] or a field -> the same; J is `layout.prefix`.
 
     Args:
-      tokens: J.
       norm3, scale3: parts for the merged token.
       jumbo_mlp: the wide MLP of this block; None: the one that all blocks share, given to the call.
       lora: `MlpLora` or `LinearLora`, this block's additions to the shared MLP; or None.
-      jumbo_drop: `dropout` for the merged token.
       normed_residual: u is norm3(u) in the sum too, as in the JAX version of Jumbo's MAE.
       invariant: of a field the Jumbo token keeps the invariant part alone, and `norm3`, `scale3` and the MLP are dense.
       feeds_patches: False leaves the patches as attention left them; their MLP is there all the same, since the
@@ -84,12 +83,10 @@ class JumboBlock(Block):
     def __init__(
         self,
         *,
-        tokens: int,
         norm3: nnx.Module,
-        scale3: nnx.Module | None,
+        scale3: Callable,
         jumbo_mlp: nnx.Module | None,
         lora: nnx.Module | None,
-        jumbo_drop: Callable,
         normed_residual: bool,
         invariant: bool,
         feeds_patches: bool,
@@ -97,26 +94,23 @@ class JumboBlock(Block):
     ):
         super().__init__(**parts)
         self.norm3, self.scale3, self.jumbo_mlp, self.lora = norm3, scale3, jumbo_mlp, lora
-        self.tokens, self.jumbo_drop = tokens, jumbo_drop
         self.normed_residual, self.invariant, self.feeds_patches = normed_residual, invariant, feeds_patches
 
-    def __call__(self, x, shared: nnx.Module | None = None, *, key: jax.Array | None = None):
-        keys = (None,) * 3 if key is None else jax.random.split(key, 3)
-        apply = self._applied(x, key)
-        x = self._add(x, apply(lambda x: self.attention(self.norm1(x)), x), self.scale1, keys[0])
-        token, patches = rows(x, 0, self.tokens), rows(x, self.tokens)
+    def __call__(self, x, layout, shared: nnx.Module | None = None, *, rate=0.0, phase=0, train=False, key=None):
+        keys = split(key, 3)
+        x = x + self.path(self.scale1(self.attention(self.norm1(x), layout)), rate, keys[0])
+        token, patches = rows(x, 0, layout.prefix), rows(x, layout.prefix)
         if self.feeds_patches:
-            patches = self._add(patches, apply(lambda x: self.mlp(self.norm2(x)), patches), self.scale2, keys[1])
-        return join(self._feed(token, shared, keys[2]), patches)
+            branch = self.scale2(self.mlp(self.norm2(patches), layout._replace(prefix=0)))
+            patches = patches + self.path(branch, rate, keys[1])
+        return join(self.feed(token, shared if self.jumbo_mlp is None else self.jumbo_mlp, rate, keys[2]), patches)
 
-    def _feed(self, token, shared, key):
-        """The wide MLP, on the J rows."""
-        lift = self.invariant and isinstance(token, Isotypic)
-        group = token.group if lift else None
-        merged = merge(fields.take_invariant(token) if lift else token)
+    def feed(self, token, mlp: nnx.Module, rate, key):
+        """The J rows after the wide MLP."""
+        number, group = token.shape[-2], token.group if self.invariant and isinstance(token, Isotypic) else None
+        merged = merge(token if group is None else fields.take_invariant(token))
         normed = self.norm3(merged)
-        mlp = shared if self.jumbo_mlp is None else self.jumbo_mlp
         branch = mlp(normed) if self.lora is None else self.lora(mlp, normed)
         base = normed if self.normed_residual else merged
-        token = split(self._add(base, branch, self.scale3, key, drop=self.jumbo_drop), self.tokens)
-        return fields.invariant_part(token, group) if lift else token
+        token = divide(base + self.path(self.scale3(branch), rate, key), number)
+        return token if group is None else fields.invariant_part(token, group)

@@ -17,7 +17,7 @@ from flax import nnx
 from equivit.layers.isotypic import channels, line_names
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic
-from equivit.symmetry.groups import OCTIC, Group
+from equivit.symmetry.groups import FLIP, OCTIC, Group
 
 
 class Position(nnx.Module):
@@ -49,6 +49,10 @@ class Position(nnx.Module):
         table = resize(self.table[...], grid, antialias=self.antialias, offset=self.offset)
         return table.reshape(-1, table.shape[-1])
 
+    def tables(self, grid: tuple[int, int]) -> dict[str, jax.Array]:
+        """The parameters, by name, of the same positions learned for another grid."""
+        return {"table": self(grid).reshape(*grid, -1)}
+
 
 class IsotypicPosition(nnx.Module):
     """A table that the group leaves as it is: its fundamental domain is learned and unfolded (Eq. 11).
@@ -60,18 +64,40 @@ class IsotypicPosition(nnx.Module):
     """
 
     def __init__(self, grid: tuple[int, int], width: int, *, group: Group, std: float, rngs: nnx.Rngs):
-        c, (h, w) = channels("IsotypicPosition", width, group), grid
-        even = 2 * math.ceil(max(h, w) / 2)
-        domain = (even // 2, even // 2) if group is OCTIC else (h, math.ceil(w / 2))
+        c, domain = channels("IsotypicPosition", width, group), _domain(grid, group)
         lines = std * jax.random.normal(rngs.params(), (len(group.lines), *domain, c))
         self.lines = nnx.Param(lines, tensors=line_names(group), decay=False)
         planes = std * jax.random.normal(rngs.params(), (2, *domain, c)) if group.planes else None
         self.planes = nnx.Param(planes, tensors=("E1", "E2"), decay=False) if group.planes else None
+        self.grid = tuple(grid)
 
     def __call__(self, grid: tuple[int, int]) -> Isotypic:
         planes = None if self.planes is None else jnp.concatenate(list(self.planes[...]), axis=-1)[None]
         table = fields.unfold(Isotypic(self.lines[...], planes))
         return jax.tree.map(lambda leaf: resize(leaf, grid).reshape(len(leaf), -1, leaf.shape[-1]), table)
+
+    def tables(self, grid: tuple[int, int]) -> dict[str, jax.Array]:
+        """The parameters, by name, of the same positions learned for another grid: a part of the resized table."""
+        h, w = _domain(grid, FLIP if self.planes is None else OCTIC)
+        whole = self((2 * h, 2 * w) if self.planes is not None else (h, 2 * w))
+        width = 2 * w
+
+        def part(leaf):
+            return leaf.reshape(len(leaf), -1, width, leaf.shape[-1])[:, :h, :w]
+
+        tables = {"lines": part(whole.lines)}
+        if self.planes is not None:  # the row of E that the domain holds; its two copies lie side by side
+            tables["planes"] = jnp.stack(jnp.split(part(whole.planes)[0], 2, axis=-1))
+        return tables
+
+
+def _domain(grid: tuple[int, int], group: Group) -> tuple[int, int]:
+    """The fundamental domain of the grid whose table is learned."""
+    h, w = grid
+    if group is FLIP:
+        return h, math.ceil(w / 2)
+    half = math.ceil(max(h, w) / 2)
+    return half, half
 
 
 @dataclasses.dataclass(frozen=True)  # equal tables are equal, so that models of one kind share compiled functions

@@ -2,20 +2,21 @@
 
 from flax import nnx
 
+from equivit.layers.grid import Layout
 from equivit.symmetry.fields import join, rows
 
 
 class SplitMlp(nnx.Module):
-    """Tokens first <= i < stop go through `special`, all others through `common` (Jumbo, Section 4.7).
+    """The tokens before the patches, from `first` on, go through `special`, all others through `common`.
 
-    Shapes: [*B, N, C] or a field -> the same.
+    Shapes: [*B, N, C] or a field -> the same.  Source: Jumbo, Section 4.7.
     """
 
-    def __init__(self, common: nnx.Module, special: nnx.Module, first: int, stop: int):
-        self.common, self.special, self.first, self.stop = common, special, first, stop
+    def __init__(self, common: nnx.Module, special: nnx.Module, first: int):
+        self.common, self.special, self.first = common, special, first
 
-    def __call__(self, x):
-        first, stop = self.first, self.stop
+    def __call__(self, x, layout: Layout):
+        first, stop = self.first, layout.prefix
         special = self.special(rows(x, first, stop))
         others = self.common(join(rows(x, 0, first), rows(x, stop)))
         return join(rows(others, 0, first), special, rows(others, first))

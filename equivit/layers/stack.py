@@ -1,10 +1,18 @@
 """A stack of blocks: like blocks share one stacked parameter and run under `jax.lax.scan`."""
 
+import functools
 from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
+
+from equivit import errors
+from equivit.layers.by_image import by_image
+from equivit.layers.grid import Layout
+from equivit.symmetry.fields import Isotypic
 
 REMAT = {
     "none": None,
@@ -13,12 +21,32 @@ REMAT = {
 }
 
 
+class Seen(NamedTuple):
+    """What was asked for on the way through a stack.
+
+    Attributes:
+      outputs: the outputs of the blocks in `capture`, by their index.
+      collected: what `collect` gave, stacked over the blocks; None where nothing was asked for.
+    """
+
+    outputs: dict[int, Any]
+    collected: Any = None
+
+    def joined(self, later: "Seen") -> "Seen":
+        """With what was seen in the blocks after these."""
+        collected = [part for part in (self.collected, later.collected) if part is not None]
+        return Seen(self.outputs | later.outputs, _concatenated(collected) if collected else None)
+
+
 class Stack(nnx.Module):
     """Blocks 0, 1, ... as runs of like blocks.
 
     Each run is one block whose parameters carry a leading axis, the blocks of the run, and is applied by `lax.scan`, so
     that depth costs no compile time.  `stack[i]` is block i; `stack.replace(i, block)` puts another there, of any
-    structure.  A block is called as `block(x, *shared, key=...)` and returns a value of the shape of x.
+    structure.
+
+    A block is called as `block(x, layout, *shared, rate=, phase=, train=, key=)` and returns a value of the shape of x.
+    What it changes in itself, such as running statistics, comes out of the scan into the stack.
 
     Args:
       runs: (length, make) pairs; `make(rngs)` builds one block.
@@ -35,8 +63,7 @@ class Stack(nnx.Module):
         unroll: bool = False,
         rngs: nnx.Rngs,
     ):
-        if remat not in REMAT:
-            raise ValueError(f"Stack: {remat=} is not one of {sorted(REMAT)}.")
+        errors.one_of("Stack: remat", remat, REMAT)
         runs = [(length, make) for length, make in runs if length]
         self.remat, self.unroll = remat, unroll
         self.lengths = tuple(length for length, _ in runs)
@@ -75,35 +102,74 @@ class Stack(nnx.Module):
         return stack
 
     def __call__(
-        self, x, *, start: int = 0, stop: int | None = None, capture: tuple[int, ...] = (), shared: tuple = (), key=None
-    ):
-        """Apply blocks start <= i < stop; returns x and {i: output of block i} for each i in `capture`.
+        self,
+        x,
+        layout: Layout | None = None,
+        *,
+        start: int = 0,
+        stop: int | None = None,
+        shared: tuple = (),
+        rates: np.ndarray | None = None,
+        phases: int = 1,
+        capture: tuple[int, ...] = (),
+        collect: Callable[[nnx.Module, Any], Any] | None = None,
+        train: bool = False,
+        key: jax.Array | None = None,
+    ) -> tuple[Any, Seen]:
+        """Apply blocks start <= i < stop; returns x and what was seen on the way.
 
-        `key` drives what is random inside the blocks (drop path, dropout): block i always gets `fold_in(key, i)`, so
-        the result does not depend on how the blocks are divided into runs or calls.  None: nothing is random.
-        `shared` goes to every block: modules that all of them use, whose gradients add up.
+        Args:
+          layout: where the tokens lie, for every block.
+          shared: modules that all blocks use; their gradients add up.
+          rates: [len(self)], the rate of stochastic depth of each block; None: 0.
+          phases: blocks alternate with this period: block i is told `phase=i % phases`, which is static.
+          capture: the blocks whose outputs are to be kept.
+          collect: `collect(block, x)` is evaluated before each block, x being what the block is given.
+          train: passed on; says whether batch statistics are taken and recorded.
+          key: drives what is random inside the blocks: block i always gets `fold_in(key, i)`, so the result does not
+            depend on how the blocks are divided into runs or calls.  None: nothing is random.
         """
-        stop, captured = len(self) if stop is None else stop, {}
-        for run, (first, length) in zip(self.runs, self.spans, strict=True):
-            begin, end = max(start, first), min(stop, first + length)
-            cuts = [i + 1 for i in sorted(set(capture)) if begin <= i < end]
-            for cut in [*cuts, end] if begin < end else []:
-                if begin < cut:
-                    x, begin = self._apply(run, x, begin, cut, first, shared, key), cut
-                if cut - 1 in capture:
-                    captured[cut - 1] = x
-        return x, captured
+        stop = len(self) if stop is None else stop
+        block = functools.partial(_call, layout=layout, shared=shared, collect=collect, train=train, key=key)
+        outputs, collected = {}, []
+        for run, begin, end, period in self._segments(start, stop, capture, phases):
+            x, part = self._scan(run, begin, end, period, x, rates, functools.partial(block, phases=phases))
+            collected.append(part)
+            if end - 1 in capture:
+                outputs[end - 1] = x
+        return x, Seen(outputs, None if collect is None else _concatenated(collected))
 
-    def _apply(self, run, x, begin, end, first, shared, key):
-        part = run if end - begin == _length(run) else jax.tree.map(lambda a: a[begin - first : end - first], run)
+    def _segments(self, start, stop, capture, phases):
+        """(run, begin, end, period): what one scan applies, each step being `period` blocks."""
+        for run, (first, length) in enumerate(self.spans):
+            begin, last = max(start, first), min(stop, first + length)
+            for end in sorted({last, *(i + 1 for i in capture if begin <= i < last)} if begin < last else ()):
+                whole = begin + (end - begin) // phases * phases
+                if begin < whole:
+                    yield run, begin, whole, phases
+                if whole < end:
+                    yield run, whole, end, end - whole
+                begin = end
 
-        def body(x, index_block):
-            index, block = index_block
-            return block(x, *shared, key=None if key is None else jax.random.fold_in(key, index)), None
-
+    def _scan(self, run, begin, end, period, x, rates, block):
+        first, length = self.spans[run]
+        chosen = slice(begin - first, end - first)
+        part = self.runs[run]
+        part = part if end - begin == length else jax.tree.map(lambda a: a[chosen], part)
+        steps = (jnp.arange(begin, end), None if rates is None else jnp.asarray(rates[begin:end]), part)
+        body = functools.partial(block, phase=begin)
+        if period > 1:
+            steps = jax.tree.map(lambda a: a.reshape(-1, period, *a.shape[1:]), steps)
+            body = functools.partial(_several, block, begin, period)
         if REMAT[self.remat] is not None:
             body = jax.checkpoint(body, policy=REMAT[self.remat], prevent_cse=self.unroll)
-        return jax.lax.scan(body, x, (jnp.arange(begin, end), part), unroll=end - begin if self.unroll else 1)[0]
+        number = (end - begin) // period
+        x, seen = jax.lax.scan(body, x, steps, length=number, unroll=number if self.unroll else 1)
+        if period > 1:
+            seen = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), seen)
+        changed, collected = seen
+        _write(self.runs[run], changed, None if end - begin == length else chosen)
+        return x, collected
 
     def check(self, *indices: int) -> None:
         """Raise IndexError for an index that no block has."""
@@ -116,13 +182,64 @@ class Stack(nnx.Module):
         return next((run, index - first) for run, (first, n) in enumerate(self.spans) if index < first + n)
 
 
+def _call(x, step, *, phase, phases, layout, shared, collect, train, key):
+    """One block as a body of `lax.scan`; returns x, and what the block changed in itself and what was collected."""
+    index, rate, block = step
+    options = dict(
+        rate=0.0 if rate is None else rate,
+        phase=phase % phases,
+        train=train,
+        key=None if key is None else jax.random.fold_in(key, index),
+    )
+    collected = None if collect is None else collect(block, x)
+    before = _state(block)
+    # A dense block's weights are as large as its activations: reading them again for each image would cost more.
+    # In training the backward pass keeps all activations anyway.
+    if key is None and not train and isinstance(x, Isotypic):
+        x = by_image(lambda x: block(x, layout, *shared, **options), x)
+    else:
+        x = block(x, layout, *shared, **options)
+    after = _state(block)
+    if new := after.keys() - before.keys():
+        raise ValueError(f"Stack: {type(block).__name__} made {sorted(new)} when called; make variables in __init__.")
+    return x, ({name: value for name, value in after.items() if value is not before[name]}, collected)
+
+
+def _several(block, begin, period, x, steps):
+    """`period` blocks one after the other, each with a phase of its own."""
+    seen = []
+    for i in range(period):
+        x, part = block(x, jax.tree.map(lambda a, i=i: a[i], steps), phase=begin + i)
+        seen.append(part)
+    return x, jax.tree.map(lambda *parts: jnp.stack(parts), *seen)
+
+
+def _state(module) -> dict[str, jax.Array]:
+    """The arrays of a module that are no parameters, by name."""
+    state = nnx.to_flat_state(nnx.state(module, nnx.Not(nnx.Param)))
+    return {".".join(map(str, path)): variable.get_value() for path, variable in state}
+
+
+def _write(run, values, chosen: slice | None):
+    """Put `values` into the variables of a run, or into the rows `chosen` of them."""
+    if not values:
+        return
+
+    def written(path, variable):
+        new, old = values.get(".".join(map(str, path))), variable.get_value()
+        return variable.replace(old if new is None else new if chosen is None else old.at[chosen].set(new))
+
+    state = nnx.to_flat_state(nnx.state(run, nnx.Not(nnx.Param)))
+    nnx.update(run, nnx.from_flat_state([(path, written(path, variable)) for path, variable in state]))
+
+
+def _concatenated(parts):
+    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *a: jnp.concatenate(a), *parts)
+
+
 def _stacked(length: int, make, rngs: nnx.Rngs) -> nnx.Module:
     keys = jax.random.split(rngs.params(), length)
     return jax.vmap(lambda key: make(nnx.Rngs(params=key)))(keys)
-
-
-def _length(run) -> int:
-    return jax.tree.leaves(run)[0].shape[0]
 
 
 def _kind(block):

@@ -4,17 +4,20 @@ Source: MAE (He et al. 2022, arXiv 2111.06377), Section 3; with a Jumbo token: J
 """
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from equivit.layers import dense
 from equivit.layers.block import Block
-from equivit.layers.grid import check_images
+from equivit.layers.grid import Layout, check_images
+from equivit.layers.parts import Parts
 from equivit.layers.position import SinCos
+from equivit.layers.prefix import token
 from equivit.layers.stack import Stack
-from equivit.models.vit import ViT, mlp, token
+from equivit.models.features import Features
+from equivit.models.vit import ViT
 from equivit.models.vit_config import ViTConfig
 
 
@@ -24,7 +27,7 @@ class MaskedAutoencoderConfig:
 
     Attributes:
       encoder: those of the encoder, which has no head.  The decoder has its kind of MLP, its epsilon, its spelling of
-        the sin-cos table, its type to compute in, and runs its blocks as it does.
+        the sin-cos table, and runs its blocks as it does.
       decoder_width, decoder_depth, decoder_heads: embedding width, blocks, and heads per block of the decoder.
     """
 
@@ -40,6 +43,17 @@ class MaskedAutoencoderConfig:
                 "would train; create it with num_classes=None."
             )
 
+    num_classes: ClassVar = None
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """Of one image: (height, width, channels)."""
+        return self.encoder.input_shape
+
+    def build(self, rngs: nnx.Rngs) -> "MaskedAutoencoder":
+        """The model, encoder and decoder drawn from `rngs`."""
+        return MaskedAutoencoder(self, self.encoder.build(rngs), rngs=rngs)
+
 
 class MaeDecoder(nnx.Module):
     """Predicts the pixels of every patch from the rows that an encoder made of some.
@@ -53,26 +67,28 @@ class MaeDecoder(nnx.Module):
     def __init__(self, config: MaskedAutoencoderConfig, *, rngs: nnx.Rngs):
         encoder, width = config.encoder, config.decoder_width
         ph, pw = encoder.patch_size
-        self.embed = dense.Linear(encoder.width, width, rngs=rngs)
-        self.mask_token = token(True, (width,), 0.02, rngs)
+        parts = _parts(config, rngs)
+        self.embed = parts.linear(encoder.width, width)
+        self.mask_token = token((width,), 0.02, rngs)
         self.position = SinCos(width, inclusive=encoder.position == "sincos_inclusive")
         runs = [(config.decoder_depth, lambda rngs: _block(config, rngs))]
         self.blocks = Stack(runs, remat=encoder.remat, unroll=encoder.unroll, rngs=rngs)
-        self.norm = dense.LayerNorm(width, eps=encoder.norm_eps)
-        self.pixels = dense.Linear(width, ph * pw * encoder.in_channels, rngs=rngs)
+        self.norm = parts.norm(width)
+        self.pixels = parts.linear(width, ph * pw * encoder.in_channels)
 
-    def __call__(self, rows: jax.Array, keep: jax.Array, grid: tuple[int, int]) -> jax.Array:
-        decoder = jax.tree.map(lambda a: a.astype(rows.dtype), self)
-        tokens, prefix = decoder.tokens(rows, keep, grid), rows.shape[-2] - keep.shape[-1]
-        return decoder.pixels(tokens[..., prefix:, :])
+    def __call__(self, rows: jax.Array, keep: jax.Array, grid: tuple[int, int], *, train: bool = False) -> jax.Array:
+        tokens, prefix = self.tokens(rows, keep, grid, train=train), rows.shape[-2] - keep.shape[-1]
+        return self.pixels(tokens[..., prefix:, :])
 
-    def tokens(self, rows: jax.Array, keep: jax.Array, grid: tuple[int, int]) -> jax.Array:
+    def tokens(self, rows: jax.Array, keep: jax.Array, grid: tuple[int, int], *, train: bool = False) -> jax.Array:
         """All tokens after the final norm, [*B, P + h w, width]."""
-        rows, prefix = self.embed(rows), rows.shape[-2] - keep.shape[-1]
-        position = self.position(grid).astype(rows.dtype)
-        empty = jnp.broadcast_to(self.mask_token[...], (*rows.shape[:-2], *position.shape))
+        empty, prefix = self.mask_token[...], rows.shape[-2] - keep.shape[-1]
+        rows = self.embed(rows).astype(empty.dtype)
+        position = self.position(grid).astype(empty.dtype)
+        empty = jnp.broadcast_to(empty, (*rows.shape[:-2], *position.shape))
         patches = _put(empty, keep, rows[..., prefix:, :]) + position
-        x, _ = self.blocks(jnp.concatenate([rows[..., :prefix, :], patches], axis=-2))
+        x = jnp.concatenate([rows[..., :prefix, :], patches], axis=-2)
+        x, _ = self.blocks(x, Layout(grid, prefix), train=train)
         return self.norm(x)
 
 
@@ -88,7 +104,11 @@ class MaskedAutoencoder(nnx.Module):
         self.config, self.encoder = config, encoder
         self.decoder = MaeDecoder(config, rngs=rngs)
 
-    def __call__(self, images: jax.Array, keep: jax.Array, *, key: jax.Array | None = None) -> jax.Array:
+    head = None
+
+    def __call__(
+        self, images: jax.Array, keep: jax.Array, *, key: jax.Array | None = None, train: bool = False
+    ) -> jax.Array:
         """Predicted pixels of all patches, [*B, N, ph pw C], of images [*B, H, W, C] of any size.
 
         Args:
@@ -99,22 +119,24 @@ class MaskedAutoencoder(nnx.Module):
           ValueError: the patch does not divide the image.
         """
         grid = check_images(images, self.config.encoder.in_channels, self.config.encoder.patch_size)
-        return self.decoder(self.encoder.tokens(images, key=key, keep=keep), keep, grid)
+        return self.decoder(self.encoder.tokens(images, key=key, train=train, keep=keep), keep, grid, train=train)
+
+    def pooled(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
+        """What a head of the encoder would read."""
+        return self.encoder.pooled(images, key=key, train=train)
+
+    def features(self, images: jax.Array, **options) -> Features:
+        """The encoder's features of all patches."""
+        return self.encoder.features(images, **options)
+
+
+def _parts(config: MaskedAutoencoderConfig, rngs: nnx.Rngs) -> Parts:
+    return Parts(None, rngs, norm_eps=config.encoder.norm_eps, activation=config.encoder.mlp)
 
 
 def _block(config: MaskedAutoencoderConfig, rngs: nnx.Rngs) -> Block:
-    width, eps = config.decoder_width, config.encoder.norm_eps
-    return Block(
-        norm1=dense.LayerNorm(width, eps=eps),
-        attention=dense.Attention(width, config.decoder_heads, rngs=rngs),
-        scale1=None,
-        norm2=dense.LayerNorm(width, eps=eps),
-        mlp=mlp(config.encoder.mlp, width, 4 * width, None, rngs),
-        scale2=None,
-        drop_path=0.0,
-        dropout=0.0,
-        drop=dense.dropout,
-    )
+    width = config.decoder_width
+    return Block(**_parts(config, rngs).branches(width, config.decoder_heads, 4 * width))
 
 
 def _put(tokens: jax.Array, places: jax.Array, rows: jax.Array) -> jax.Array:

@@ -12,22 +12,23 @@ Source: Jumbo (arXiv 2502.15021), Sections 3 and 4.
 import dataclasses
 import functools
 import math
+from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from equivit import errors
-from equivit.layers import dense, invariants, isotypic
-from equivit.layers.jumbo import JumboBlock, LinearLora, MlpLora, merge, split
-from equivit.models.vit import ViT, mlp, to_dense, token
-from equivit.models.vit_config import ViTConfig
-from equivit.symmetry import fields
-from equivit.symmetry.fields import join, rows
-from equivit.symmetry.groups import Group
+from equivit.layers import dense, invariants
+from equivit.layers.block import Block
+from equivit.layers.jumbo import JumboBlock, LinearLora, MlpLora
+from equivit.layers.parts import Parts
+from equivit.layers.prefix import JumboRows, token
+from equivit.layers.readout import JumboReadout
+from equivit.models.model import Preset
+from equivit.models.vit import ViT
+from equivit.models.vit_config import SIZES, ViTConfig, learned_width, parts_of, position, stack, transition
 
 JUMBO_MLPS = ("shared", "per_layer", "none", "lora", "linear_lora")
-POOLS = ("jumbo", "jumbo_and_patches")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +47,8 @@ class JumboViTConfig(ViTConfig):
       pool: what the head reads, the "jumbo" token alone or "jumbo_and_patches", the mean patch token beside it.
       field: in equivariant blocks, "steerable" or "invariant".
     """
+
+    pools: ClassVar = ("jumbo", "jumbo_and_patches")
 
     class_token: bool = False
     pool: str = "jumbo"
@@ -74,18 +77,19 @@ class JumboViTConfig(ViTConfig):
             )
         if self.field == "invariant" and self.jumbo_mlp == "none":
             raise ValueError("JumboViT: field='invariant' needs a Jumbo MLP; jumbo_mlp='none' keeps whole fields.")
-        if self.family[0] == "D" and (self.pool != "jumbo" or not self.wide_norm):
+        if self.ends_with_fields and (self.pool != "jumbo" or not self.wide_norm):
             raise ValueError(
                 f"JumboViT: family {self.family} reads the merged Jumbo token: pool='jumbo', wide_norm=True."
             )
-
-    def _check_readout(self):
-        errors.one_of("ViT: pool", self.pool, POOLS)
 
     @property
     def prefix(self) -> int:
         """Number of tokens before the patch tokens."""
         return self.jumbo
+
+    def build(self, rngs: nnx.Rngs) -> ViT:
+        """The model, with parameters drawn from `rngs`; raises ValueError as in `ViTConfig`."""
+        return build(self, rngs)
 
 
 PAPER = dict(layer_scale=1e-4)
@@ -106,135 +110,104 @@ PRESETS = {
 }
 
 
-class JumboViT(ViT):
-    """A vision transformer with a Jumbo token.  `features` gives the merged token as `cls`, [*B, J width]."""
+def build(config: JumboViTConfig, rngs: nnx.Rngs) -> ViT:
+    """A ViT with a Jumbo token.  Its `features` give the merged token as `cls`, [*B, J width]."""
+    parts = parts_of(config, rngs)
+    last = functools.partial(_block, config, feeds_patches=False)
+    if config.last_patch_mlp or config.jumbo_mlp == "none":
+        last = None
+    shared = config.jumbo_mlp not in ("none", "per_layer")
+    return ViT(
+        config,
+        patch_embed=parts.patch_embed(config.patch_size, config.in_channels, config.width),
+        position=position(config, rngs),
+        mask_token=token((learned_width(config),), 0.0, rngs) if config.mask_token else None,
+        blocks=stack(config, functools.partial(_block, config), rngs, last),
+        transition=transition(config, parts),
+        **_exit(config, parts),
+        prefix=JumboRows(config.jumbo, learned_width(config), std=config.token_std, rngs=rngs),
+        jumbo_mlp=_jumbo_mlp(config, parts.of(None)) if shared and config.k < config.depth else None,
+        isotypic_jumbo_mlp=_jumbo_mlp(config, parts) if shared and config.k else None,
+    )
 
-    before = (*ViT.before, "jumbo_token")
-    throughout = ("jumbo_mlp", "isotypic_jumbo_mlp")
 
-    def __init__(self, config: JumboViTConfig, *, rngs: nnx.Rngs):
-        group, width = config.group, config.width
-        token_width = width if group is None else isotypic.channels("JumboViT", width, group)
-        super().__init__(config, rngs=rngs)
-        self.jumbo_token = token(True, (config.jumbo, token_width), config.token_std, rngs)
-        shared = config.jumbo_mlp not in ("none", "per_layer")
-        dense_too = shared and config.k < config.depth
-        self.jumbo_mlp = self._jumbo_mlp(None, rngs) if dense_too else None
-        self.isotypic_jumbo_mlp = self._jumbo_mlp(group, rngs) if shared and config.k else None
+def _block(config: JumboViTConfig, parts: Parts, feeds_patches: bool = True) -> nnx.Module:
+    branches = parts.branches(config.width, config.num_heads, config.hidden)
+    if config.jumbo_mlp == "none":
+        return Block(**branches)
+    wide, width = _merged(config, parts)
+    return JumboBlock(
+        **branches,
+        norm3=wide.norm(width),
+        scale3=wide.scale(width),
+        jumbo_mlp=_jumbo_mlp(config, parts) if config.jumbo_mlp == "per_layer" else None,
+        lora=_lora(config, wide, width),
+        normed_residual=config.normed_residual,
+        invariant=config.field == "invariant",
+        feeds_patches=feeds_patches,
+    )
 
-    def _run(self, x, group, **options):
-        if self.config.jumbo_mlp == "none":
-            return self.blocks(x, **options)
-        shared = self.jumbo_mlp if group is None else self.isotypic_jumbo_mlp
-        return self.blocks(x, shared=(shared,), **options)
 
-    def _prefix(self, batch):
-        tokens = self.jumbo_token[...]
-        return self._lift(jnp.broadcast_to(tokens, (*batch, *tokens.shape)))
+def _merged(config: JumboViTConfig, parts: Parts) -> tuple[Parts, int]:
+    """The parts for the merged Jumbo token beside patches of `parts`, and its width."""
+    if parts.group is not None and config.field == "invariant":
+        return parts.of(None), config.jumbo * config.width // parts.group.order
+    return parts, config.jumbo * config.width
 
-    def _runs(self):
-        """As in a ViT; the last block is a run of its own where it lacks the MLP of the patches."""
-        runs = super()._runs()
-        if self.config.last_patch_mlp or self.config.jumbo_mlp == "none":
-            return runs
-        (length, make), group = runs.pop(), self._kinds()[-1][1]
-        return [*runs, (length - 1, make), (1, functools.partial(self._block, group, last=True))]
 
-    def _block(self, group: Group | None, rngs, last: bool = False) -> nnx.Module:
-        config = self.config
-        if config.jumbo_mlp == "none":
-            return super()._block(group, rngs)
-        parts = self._parts(group, rngs)
-        wide_group, width = self._merged(group)
-        return JumboBlock(
-            **parts,
-            tokens=config.jumbo,
-            norm3=self._norm(wide_group, width),
-            scale3=self._scale(wide_group, width),
-            jumbo_mlp=self._jumbo_mlp(group, rngs) if config.jumbo_mlp == "per_layer" else None,
-            lora=self._lora(wide_group, width, rngs),
-            jumbo_drop=dense.dropout if wide_group is None else isotypic.dropout,
-            normed_residual=config.normed_residual,
-            invariant=config.field == "invariant",
-            feeds_patches=not last,
-        )
+def _jumbo_mlp(config: JumboViTConfig, parts: Parts) -> nnx.Module:
+    wide, width = _merged(config, parts)
+    return wide.mlp(width, round(config.jumbo_multiplier * width))
 
-    def _merged(self, group) -> tuple[Group | None, int]:
-        """Group and width of the merged Jumbo token in a block between fields of `group`."""
-        config = self.config
-        if group is not None and config.field == "invariant":
-            return None, config.jumbo * config.width // group.order
-        return group, config.jumbo * config.width
 
-    def _jumbo_mlp(self, group, rngs) -> nnx.Module:
-        group, width = self._merged(group)
-        return mlp(self.config.mlp, width, round(self.config.jumbo_multiplier * width), group, rngs)
-
-    def _lora(self, group, width, rngs) -> nnx.Module | None:
-        config = self.config
-        if config.jumbo_mlp not in ("lora", "linear_lora"):
-            return None
-        kind, options = (dense, {}) if group is None else (isotypic, {"group": group})
-        linear = functools.partial(kind.Linear, bias=False, **options, rngs=rngs)
-        if config.jumbo_mlp == "lora":
+def _lora(config: JumboViTConfig, wide: Parts, width: int) -> nnx.Module | None:
+    linear = functools.partial(wide.linear, bias=False)
+    match config.jumbo_mlp:
+        case "lora":
             return MlpLora(linear, width, config.lora_rank)
-        hidden = round(config.jumbo_multiplier * width)
-        return LinearLora(linear, width, hidden, config.lora_rank, kind.gelu)
+        case "linear_lora":
+            return LinearLora(linear, width, round(config.jumbo_multiplier * width), config.lora_rank, wide.gelu)
+    return None
 
-    def _invariant(self, rngs) -> nnx.Module | None:
-        """Family D: of the merged token; an invariant token needs none."""
-        if self.config.family[0] != "D":
-            return super()._invariant(rngs)
-        group, width = self._merged(self.config.group)
-        return None if group is None else invariants.create(self.config.invariant, width, group=group, rngs=rngs)
 
-    def _final_norm(self) -> nnx.Module:
-        config = self.config
-        if not config.wide_norm:
-            return self._norm(None)
-        return self._norm(*self._merged(config.group if config.family[0] == "D" else None))
+def _exit(config: JumboViTConfig, parts: Parts) -> dict[str, nnx.Module | None]:
+    """Readout and head.  The public code's head begins at zero weights and the bias of equal probabilities."""
+    rngs, classes = parts.rngs, config.num_classes
+    wide, width = _merged(config, parts if config.ends_with_fields else parts.of(None))
+    invariant = None
+    if wide.group is not None:
+        invariant = invariants.create(config.invariant, width, group=wide.group, rngs=rngs)
+    readout = JumboReadout(
+        wide.norm(width) if config.wide_norm else parts.of(None).norm(config.width),
+        wide=config.wide_norm,
+        patches=config.pool == "jumbo_and_patches",
+        invariant=invariant,
+        takes_invariant=config.field == "invariant",
+    )
+    if classes is None:
+        return dict(readout=readout, head=None)
+    if config.ends_with_fields:
+        features = width if invariant is None else invariant.out_features
+        return dict(readout=readout, head=dense.MlpHead(features, config.width, classes, rngs=rngs))
+    head = dense.Linear((config.jumbo + (config.pool != "jumbo")) * config.width, classes, rngs=rngs)
+    head.weight.set_value(jnp.zeros_like(head.weight[...]))
+    head.bias.set_value(jnp.full_like(head.bias[...], -math.log(classes)))
+    return dict(readout=readout, head=head)
 
-    def _head(self, rngs) -> nnx.Module:
-        """Zero weights and the bias of equal probabilities, as in the public code; an MLP after an invariantization."""
-        config = self.config
-        if config.family[0] == "D":
-            features = self._merged(config.group)[1] if self.invariant is None else self.invariant.out_features
-            return dense.MlpHead(features, config.width, config.num_classes, rngs=rngs)
-        head = dense.Linear((config.jumbo + (config.pool != "jumbo")) * config.width, config.num_classes, rngs=rngs)
-        head.weight.set_value(jnp.zeros_like(head.weight[...]))
-        head.bias.set_value(jnp.full_like(head.bias[...], -math.log(config.num_classes)))
-        return head
 
-    def _normed(self, x):
-        """As in a ViT, but a wide norm is over the merged Jumbo token and leaves the patches as they are."""
-        if not self.config.wide_norm:
-            return super()._normed(x)
-        token, patches = self._read(x, norm=True)
-        token = split(token, self.config.jumbo)
-        lift = isinstance(patches, fields.Isotypic) and self.config.field == "invariant"
-        return join(self._lift(token) if lift else token, patches)
-
-    def _roles(self, x, norm: bool):
-        """The merged token [*B, J width], no registers, and the patches, dense."""
-        if norm and self.config.family[0] != "D":
-            x = self._transition(x)
-        wide, patches = self._read(x, norm)
-        return to_dense(wide)[..., 0, :], jnp.zeros((*patches.shape[:-2], 0, self.config.width)), to_dense(patches)
-
-    def _read(self, x, norm: bool):
-        """The merged token, one row, and the patches."""
-        config = self.config
-        if norm and not config.wide_norm:
-            x = self.norm(x)
-        wide = rows(x, 0, config.jumbo)
-        if isinstance(wide, fields.Isotypic) and config.field == "invariant":
-            wide = fields.take_invariant(wide)
-        wide = merge(wide)
-        return self.norm(wide) if norm and config.wide_norm else wide, rows(x, config.jumbo)
-
-    def _pool(self, x):
-        wide, patches = self._read(x, norm=True)
-        wide = wide if isinstance(wide, jax.Array) else self.invariant(wide)
-        if self.config.pool == "jumbo":
-            return wide[..., 0, :]
-        return jnp.concatenate([wide[..., 0, :], patches.mean(-2)], axis=-1)
+# `jumbo_vit_*` is Jumbo as its paper's tables count it, the others are its further public versions, and Jumbo among
+# octic patches.  J of the paper: 6, and 3 from the width of Base on (Tables 1 and 5).
+FLAVOURS = {
+    "jumbo_vit": PRESETS["paper"],
+    "jumbo_vit_release": PRESETS["release"],
+    "jumbo_vit_legacy": PRESETS["legacy"],
+    "jumbo_vit_mae": PRESETS["mae_jax"],
+    "octic_jumbo_vit": dict(PRESETS["paper"], family="H8", position_std=0.16 * 2**-0.5),
+}
+NAMES = {
+    f"{flavour}_{size}": Preset(
+        JumboViTConfig, {**numbers, **fields, "jumbo": 3 if numbers["width"] >= SIZES["b16"]["width"] else 6}
+    )
+    for flavour, fields in FLAVOURS.items()
+    for size, numbers in SIZES.items()
+}

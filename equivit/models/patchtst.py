@@ -14,7 +14,6 @@ Sources: PatchTST (arXiv 2211.14730); Jumbo, Section 4.5 and Appendices A.3.2 an
 """
 
 import dataclasses
-import difflib
 import functools
 import math
 
@@ -22,19 +21,21 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from equivit import errors
 from equivit.layers import dense
 from equivit.layers.batch_norm import BatchNorm
+from equivit.layers.drop import dropout as drop
+from equivit.layers.drop import split
+from equivit.layers.grid import Layout
+from equivit.layers.jumbo import divide, merge
+from equivit.layers.prefix import token
+from equivit.layers.stack import Stack
 from equivit.models.features import Features, Grid
+from equivit.models.model import Preset
 
 NORMS = {"layer": dense.LayerNorm, "batch": BatchNorm}
 PADDINGS = {"repeat": "edge", "zero": "constant"}  # the modes of jnp.pad
 CHOICES = dict(norm=tuple(NORMS), padding=tuple(PADDINGS), pool=("class", "last"), jumbo_ffn=("shared", "per_layer"))
-VARIANTS = {
-    "patchtst": {},
-    "patchtst_registers": {},  # registers: `configuration` counts them
-    "patchtst_jumbo": dict(jumbo=4),
-    "patchtst_public": dict(norm="batch", norm_first=False, residual_attention=True, pool="last"),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +45,7 @@ class PatchTSTConfig:
     The Jumbo paper "closely follows" PatchTST and leaves open which norm, where it stands, and whether attention is
     residual.  The defaults are those of its vision models: layer norms before each branch and one over every token at
     the end, plain attention.  Public PatchTST has batch norms after each branch and residual attention
-    (`VARIANTS["patchtst_public"]`); in training its code drops out inside the FFN and twice after attention, ours
+    (`patchtst_public`); in training its code drops out inside the FFN and twice after attention, ours
     after the embedding and once after each branch.
 
     Attributes:
@@ -52,7 +53,7 @@ class PatchTSTConfig:
       num_classes: None for no head.
       patches: patches per channel; their length follows (`patch_length`).
       width, depth, num_heads, mlp_dim: of the transformer.
-      registers: register tokens per channel.
+      registers: register tokens per channel; None: as many as cost what a Jumbo token of J = 4 does (Proposition 1).
       jumbo: J, the width of the global token in units of `width`; 1 is a class token, which shares the patches' FFN.
       jumbo_mlp: hidden width of the Jumbo token's FFN in units of its own; jumbo_ffn: "shared" by all blocks or
         "per_layer".
@@ -72,7 +73,7 @@ class PatchTSTConfig:
     depth: int = 3
     num_heads: int = 16
     mlp_dim: int = 256
-    registers: int = 0
+    registers: int | None = 0
     jumbo: int = 1
     jumbo_mlp: int = 2
     jumbo_ffn: str = "shared"
@@ -85,11 +86,12 @@ class PatchTSTConfig:
 
     def __post_init__(self):
         for name, known in CHOICES.items():
-            if (value := getattr(self, name)) not in known:
-                raise ValueError(f"PatchTST: {name}={value!r} is not one of {', '.join(known)}.")
+            errors.one_of(f"PatchTST: {name}", getattr(self, name), known)
         for name in ("length", "channels", "patches", "width", "depth", "jumbo"):
             if (value := getattr(self, name)) < 1:
                 raise ValueError(f"PatchTST: {name}={value} must be at least 1.")
+        if self.registers is None:
+            object.__setattr__(self, "registers", equal_cost_registers(self.width, self.patches, JUMBO))
         if self.pool == "last" and (self.jumbo > 1 or self.registers):
             raise ValueError(
                 f"PatchTST: pool='last' has patch tokens only, but jumbo={self.jumbo} and registers={self.registers}; "
@@ -105,6 +107,15 @@ class PatchTSTConfig:
     def prefix(self) -> int:
         """Tokens of a channel before its patches."""
         return 0 if self.pool == "last" else self.jumbo + self.registers
+
+    @property
+    def input_shape(self) -> tuple[int, int]:
+        """Of one series: (steps, channels)."""
+        return self.length, self.channels
+
+    def build(self, rngs: nnx.Rngs) -> "PatchTST":
+        """The model, with parameters drawn from `rngs`."""
+        return PatchTST(self, rngs=rngs)
 
 
 def patch_length(length: int, patches: int) -> int:
@@ -124,24 +135,6 @@ def equal_cost_registers(width: int, patches: int, jumbo: int) -> int:
     return round(math.sqrt(total**2 + (1 + 2 * width) * jumbo**2 + 2 * (width + patches) * jumbo) - total)
 
 
-def configuration(name: str, **fields) -> PatchTSTConfig:
-    """The configuration of a named model; `fields` (length, channels and num_classes at least) go before its own.
-
-    Raises:
-      ValueError: no such name, or no such field; the message gives the nearest.
-    """
-    if name not in VARIANTS:
-        raise ValueError(f"model {name!r} is not known; {_nearest(name, VARIANTS)}.")
-    known = {field.name: field.default for field in dataclasses.fields(PatchTSTConfig)}
-    for key in fields:
-        if key not in known:
-            raise ValueError(f"model {name}: {key!r} is not one of its options; {_nearest(key, known)}.")
-    if name == "patchtst_registers" and "registers" not in fields:
-        width, patches = (fields.get(key, known[key]) for key in ("width", "patches"))
-        fields["registers"] = equal_cost_registers(width, patches, VARIANTS["patchtst_jumbo"]["jumbo"])
-    return PatchTSTConfig(**{**VARIANTS[name], **fields})
-
-
 class PatchTST(nnx.Module):
     """A classifier of time series.
 
@@ -157,9 +150,9 @@ class PatchTST(nnx.Module):
         width, wide = config.width, config.jumbo * config.width
         self.embed = dense.Linear(config.patch_length, width, rngs=rngs)
         self.position = nnx.Param(dense.uniform(rngs.params(), (config.patches, width), 0.02), decay=False)
-        self.class_token = _tokens(config.jumbo if config.pool == "class" else 0, width, rngs)
-        self.registers = _tokens(config.registers, width, rngs)
-        self.blocks = nnx.List([PatchTSTBlock(config, rngs=rngs) for _ in range(config.depth)])
+        self.class_token = token((config.jumbo, width), 0.02, rngs) if config.pool == "class" else None
+        self.registers = token((config.registers, width), 0.02, rngs) if config.registers else None
+        self.blocks = Stack([(config.depth, functools.partial(PatchTSTBlock, config))], rngs=rngs)
         shared = config.jumbo > 1 and config.jumbo_ffn == "shared"
         self.jumbo_mlp = dense.Mlp(wide, config.jumbo_mlp * wide, rngs=rngs) if shared else None
         self.norm = NORMS[config.norm](width) if config.norm_first else None
@@ -189,16 +182,15 @@ class PatchTST(nnx.Module):
         halves = jnp.pad(x, ends, PADDINGS[config.padding]).reshape(*x.shape[:-1], -1, half)
         return jnp.concatenate([halves[..., :-1, :], halves[..., 1:, :]], axis=-1)
 
+    def pooled(self, series, *, key=None, train=False, dropout=None) -> jax.Array:
+        """What the head reads, [*B, channels width]: of each channel the global token, or the last patch."""
+        return self._pooled(self.cut(series), key, train, dropout)
+
     def classify(self, patches: jax.Array, *, key=None, train=False, dropout=None) -> jax.Array:
         """Class logits [*B, num_classes] of patches [*B, channels, patches, patch_length], however they were cut."""
         if self.head is None:
             raise ValueError("PatchTST: the model has no head (num_classes=None); call features.")
-        # Of the last block's tokens only the global one is read.  A batch norm, though, looks at all of them.
-        whole = self.config.pool == "last" or self.config.norm == "batch"
-        keep = None if whole else self.config.jumbo
-        x, _ = self._tokens(patches, key, train, dropout, (), keep)
-        pooled = self._pool(self._finish(x, train))
-        return self.head(pooled.reshape(*pooled.shape[:-2], -1))
+        return self.head(self._pooled(patches, key, train, dropout))
 
     def features(
         self, series, *, blocks: tuple[int, ...] = (), norm: bool = True, key=None, train=False, dropout=None
@@ -208,30 +200,40 @@ class PatchTST(nnx.Module):
         The channels are one more batch axis: `cls` [*B, channels, D] is what the head reads, `registers` is
         [*B, channels, R, D], and the patches' grid has one axis.  Raises IndexError for a block that is not there.
         """
-        if wrong := [i for i in blocks if not 0 <= i < len(self.blocks)]:
-            raise IndexError(f"PatchTST.features: blocks {wrong}; the blocks are 0 to {len(self.blocks) - 1}.")
+        self.blocks.check(*blocks)
         x, captured = self._tokens(self.cut(series), key, train, dropout, blocks)
         finish = functools.partial(self._finish, train=train) if norm else lambda x: x
         return self._features(finish(x), {i: self._features(finish(y), {}) for i, y in captured.items()})
+
+    def _pooled(self, patches, key, train, dropout):
+        # Of the last block's tokens only the global one is read.  A batch norm, though, looks at all of them.
+        whole = self.config.pool == "last" or self.config.norm == "batch"
+        x, _ = self._tokens(patches, key, train, dropout, (), None if whole else self.config.jumbo)
+        pooled = self._pool(self._finish(x, train))
+        return pooled.reshape(*pooled.shape[:-2], -1)
 
     def _tokens(self, patches, key, train, dropout, capture, keep=None):
         """Tokens [*B, channels, prefix + patches, D] after all blocks, and after those in `capture`.
 
         With `keep` only the first `keep` tokens go through the last FFN.
         """
-        last = len(self.blocks) - 1
-        rate, captured = self.config.dropout if dropout is None else dropout, {}
+        config, last = self.config, self.config.depth - 1
+        rate = config.dropout if dropout is None else dropout
         x = self.embed(patches) + self.position[...]
-        x = dense.dropout(x, rate, _fold(key, self.config.depth))
-        prefix = [token[...] for token in (self.class_token, self.registers) if token is not None]
+        x = drop(x, rate, None if key is None else jax.random.fold_in(key, config.depth))
+        prefix = [rows[...] for rows in (self.class_token, self.registers) if rows is not None]
         prefix = [jnp.broadcast_to(rows.astype(x.dtype), (*x.shape[:-2], *rows.shape)) for rows in prefix]
-        x, products = jnp.concatenate([*prefix, x], axis=-2), None
-        for i, block in enumerate(self.blocks):
-            mlp = block.jumbo_mlp or self.jumbo_mlp
-            kept = keep if i == last else None
-            x, products = block(x, products, mlp, key=_fold(key, i), train=train, dropout=rate, keep=kept)
-            if i in capture:
-                captured[i] = x
+        x = jnp.concatenate([*prefix, x], axis=-2)
+        if config.residual_attention:
+            x = x, jnp.zeros((*x.shape[:-2], config.num_heads, x.shape[-2], x.shape[-2]), x.dtype)
+        layout, shared = Layout((config.patches,), config.prefix), (self.jumbo_mlp,)
+        rates = None if key is None else jnp.broadcast_to(rate, (config.depth,))
+        options = dict(shared=shared, rates=rates, capture=capture, train=train, key=key)
+        x, seen = self.blocks(x, layout, stop=None if keep is None else last, **options)
+        if keep is not None:
+            block, key = self.blocks[last], None if key is None else jax.random.fold_in(key, last)
+            x = block(x, layout, *shared, rate=rate, train=train, key=key, keep=keep)
+        x, captured = _without_products(x), {i: _without_products(y) for i, y in seen.outputs.items()}
         return x, captured
 
     def _finish(self, x, train):
@@ -243,7 +245,8 @@ class PatchTST(nnx.Module):
 
     def _features(self, x, blocks) -> Features:
         config = self.config
-        patches = Grid(x[..., config.prefix :, :], (config.patch_length // 2,), jnp.zeros((*x.shape[:-2], 1)))
+        offset = jnp.zeros((*x.shape[:-2], 1), jnp.int32)
+        patches = Grid(x[..., config.prefix :, :], (config.patch_length // 2,), offset)
         registers = x[..., config.prefix - config.registers : config.prefix, :]
         return Features(cls=self._pool(x), registers=registers, patches=patches, blocks=blocks)
 
@@ -251,10 +254,11 @@ class PatchTST(nnx.Module):
 class PatchTSTBlock(nnx.Module):
     """Attention among all tokens, then an FFN: one for the tokens, another for the Jumbo token as a whole.
 
-    Shapes: [*B, N, D] -> the same, the first J tokens the parts of the Jumbo token.
+    Shapes: [*B, N, D] -> the same, the first J tokens the parts of the Jumbo token.  With residual attention the sum of
+    the products of queries and keys so far, [*B, H, N, N], goes along.
     """
 
-    def __init__(self, config: PatchTSTConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: PatchTSTConfig, rngs: nnx.Rngs):
         self.config = config
         norm, width, wide = NORMS[config.norm], config.width, config.jumbo * config.width
         attention = ResidualAttention if config.residual_attention else dense.Attention
@@ -264,65 +268,71 @@ class PatchTSTBlock(nnx.Module):
         own = config.jumbo > 1 and config.jumbo_ffn == "per_layer"
         self.jumbo_mlp = dense.Mlp(wide, config.jumbo_mlp * wide, rngs=rngs) if own else None
 
-    def __call__(self, x, products, jumbo_mlp, *, key, train, dropout, keep=None):
-        """The tokens, and with residual attention the sum of products so far; `products` is that before the block.
+    def __call__(self, x, layout, shared=None, *, rate=0.0, phase=0, train=False, key=None, keep=None):
+        """The tokens after the block, and with residual attention the products.
 
-        With `keep` the tokens behind the first `keep` end with the attention.
+        Args:
+          rate: of dropout after each branch.
+          keep: the tokens behind the first `keep` end with the attention; None: all go on.
         """
-        add = functools.partial(self._add, train=train, dropout=dropout)
+        keys, products = split(key, 3), None
+        add = functools.partial(self._add, train=train, dropout=rate)
+        if self.config.residual_attention:
+            x, products = x
 
         def attend(x):
             nonlocal products
-            if not self.config.residual_attention:
+            if products is None:
                 return self.attention(x)
             x, products = self.attention(x, products)
             return x
 
-        x = add(x, self.norm1, attend, key=_fold(key, 0))[..., :keep, :]
+        x = add(x, self.norm1, attend, key=keys[0])[..., :keep, :]
         if self.norm3 is None:
-            return add(x, self.norm2, self.mlp, key=_fold(key, 1)), products
+            x = add(x, self.norm2, self.mlp, key=keys[1])
+            return x if products is None else (x, products)
         jumbo, others = x[..., : self.config.jumbo, :], x[..., self.config.jumbo :, :]
-        merged = jumbo.reshape(*jumbo.shape[:-2], 1, -1)
-        merged = add(merged, self.norm3, jumbo_mlp, key=_fold(key, 2))
-        others = add(others, self.norm2, self.mlp, key=_fold(key, 1))
-        return jnp.concatenate([merged.reshape(jumbo.shape), others], axis=-2), products
+        merged = add(merge(jumbo), self.norm3, self.jumbo_mlp or shared, key=keys[2])
+        others = add(others, self.norm2, self.mlp, key=keys[1])
+        x = jnp.concatenate([divide(merged, self.config.jumbo), others], axis=-2)
+        return x if products is None else (x, products)
 
     def _add(self, x, norm, branch, *, key, train, dropout):
         """x + branch(norm(x)), or norm(x + branch(x))."""
         y = branch(_normalized(norm, x, train) if self.config.norm_first else x)
-        x = x + dense.dropout(y, dropout, key)
+        x = x + drop(y, dropout, key)
         return x if self.config.norm_first else _normalized(norm, x, train)
 
 
 class ResidualAttention(dense.Attention):
     """Attention whose products of queries and keys are added to those of the layers before (RealFormer).
 
-    Shapes: [*B, N, width] and None or [*B, H, N, N] -> the same two.
+    Shapes: [*B, N, width] and [*B, H, N, N] -> the same two.
     """
 
-    def __call__(self, x: jax.Array, products: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-        qkv = self.qkv(x).reshape(*x.shape[:-1], 3, self.num_heads, -1)
-        q, k, v = jnp.moveaxis(qkv, (-3, -2), (0, -3))
+    def __call__(self, x: jax.Array, products: jax.Array) -> tuple[jax.Array, jax.Array]:
+        q, k, v = self.heads(x)
         with jax.named_scope("attention"):
-            own = jnp.einsum("...nd,...md->...nm", q / math.sqrt(q.shape[-1]), k)
-            products = own if products is None else own + products
+            products = products + jnp.einsum("...nd,...md->...nm", q / math.sqrt(q.shape[-1]), k).astype(products.dtype)
             weights = jax.nn.softmax(products.astype(jnp.promote_types(x.dtype, jnp.float32)), axis=-1)
             y = jnp.einsum("...nm,...md->...nd", weights.astype(v.dtype), v)
-        return self.proj(jnp.swapaxes(y, -2, -3).reshape(x.shape)), products
+        return self.proj(self.side_by_side(y)), products
 
 
-def _tokens(number: int, width: int, rngs: nnx.Rngs) -> nnx.Param | None:
-    return nnx.Param(0.02 * jax.random.normal(rngs.params(), (number, width)), decay=False) if number else None
+def _without_products(x):
+    return x[0] if isinstance(x, tuple) else x
 
 
 def _normalized(norm, x, train):
     return norm(x, train=train) if isinstance(norm, BatchNorm) else norm(x)
 
 
-def _fold(key, index):
-    return None if key is None else jax.random.fold_in(key, index)
-
-
-def _nearest(name, known):
-    match = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
-    return f"the nearest is {match!r}; all: {', '.join(known)}"
+JUMBO = 4  # J of the paper's time series
+NAMES = {
+    "patchtst": Preset(PatchTSTConfig, {}),
+    "patchtst_registers": Preset(PatchTSTConfig, dict(registers=None)),
+    "patchtst_jumbo": Preset(PatchTSTConfig, dict(jumbo=JUMBO)),
+    "patchtst_public": Preset(
+        PatchTSTConfig, dict(norm="batch", norm_first=False, residual_attention=True, pool="last")
+    ),
+}

@@ -1,7 +1,7 @@
 """A model on disk: a directory with `model.json`, its configuration, and `parameters.safetensors`.
 
-Parameters are stored as logical tensors (`logical.py`), so that a file does not depend on how layers and
-irreps are stacked in memory.
+Parameters and running statistics are stored as logical tensors (`logical.py`), so that a file does not depend on how
+layers and irreps are stacked in memory.
 """
 
 import dataclasses
@@ -16,21 +16,20 @@ from flax import nnx
 
 from equivit import logical
 from equivit.models import zoo
-from equivit.models.vit import ViT
-from equivit.models.vit_config import ViTConfig
+from equivit.models.model import Config
 
 
-def save(path: pathlib.Path, model: ViT) -> None:
+def save(path: pathlib.Path, model: nnx.Module) -> None:
     """Write the model to the directory `path`, which is made if need be."""
     path = pathlib.Path(path)
     path.mkdir(parents=True, exist_ok=True)
-    tensors = jax.device_get(logical.to_logical(model))
+    tensors = jax.device_get(logical.to_logical(model, nnx.Variable))
     tensors = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
     safetensors.numpy.save_file(tensors, path / "parameters.safetensors")
     (path / "model.json").write_text(json.dumps(_described(model.config), indent=1) + "\n")
 
 
-def load(path: pathlib.Path) -> ViT:
+def load(path: pathlib.Path) -> nnx.Module:
     """The model that `save` wrote.
 
     Raises:
@@ -45,7 +44,7 @@ def load(path: pathlib.Path) -> ViT:
         tensors = safetensors.numpy.load_file(path / "parameters.safetensors")
     except safetensors.SafetensorError as error:
         raise ValueError(f"{path}/parameters.safetensors is damaged: {error}.") from error
-    expected = jax.eval_shape(lambda: logical.to_logical(_create(config)))
+    expected = jax.eval_shape(lambda: logical.to_logical(_create(config), nnx.Variable))
     wrong = sorted(
         name
         for name in expected.keys() | tensors.keys()
@@ -53,14 +52,14 @@ def load(path: pathlib.Path) -> ViT:
     )
     if wrong:
         raise ValueError(f"{path}: parameters do not fit model.json; missing, unexpected or misshapen: {wrong}.")
-    return logical.from_logical(jax.eval_shape(lambda: _create(config)), tensors)
+    return logical.from_logical(jax.eval_shape(lambda: _create(config)), tensors, nnx.Variable)
 
 
-def _create(config: ViTConfig) -> ViT:
-    return zoo.build(config, nnx.Rngs(params=0))
+def _create(config: Config) -> nnx.Module:
+    return config.build(nnx.Rngs(params=0))
 
 
-def _configuration(path: pathlib.Path) -> ViTConfig:
+def _configuration(path: pathlib.Path) -> Config:
     if not path.is_file():
         raise FileNotFoundError(f"{path.parent}: is no saved model; there is no {path.name}.")
     try:
@@ -79,4 +78,4 @@ def _described(config) -> dict:
 def _from_description(stored: dict):
     nested = {name: _from_description(value) for name, value in stored.items() if isinstance(value, dict)}
     fields = {**stored, **nested}
-    return zoo.KINDS[fields.pop("kind")][0](**fields)
+    return zoo.CONFIGS[fields.pop("kind")](**fields)

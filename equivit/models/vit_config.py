@@ -1,12 +1,62 @@
-"""The choices that make one ViT, and the checks of its sizes."""
+"""The choices that make one ViT, the checks of its sizes, and the parts that they pick.
+
+| family | blocks 0..k-1    | then                               | blocks k.. | readout                               |
+|--------|------------------|------------------------------------|------------|---------------------------------------|
+| plain  | (k = 0)          |                                    | dense      | norm, class token, linear             |
+| H8, H2 | octic, flip      | the symmetry is dropped            | dense      | norm, class token, linear             |
+| I8, I2 | octic, flip      | invariantization, (I8) projection  | dense      | norm, class token, linear             |
+| D8     | octic, k = depth |                                    |            | norm, invariantization, mean, MLP     |
+| D2     | flip, k = depth  |                                    |            | norm, class token's sym part, linear  |
+
+I8 with k = depth is what octic DINOv2 calls D8: every token invariantized and projected.
+"""
 
 import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from flax import nnx
 
 from equivit import errors
+from equivit.layers import dense, invariants
+from equivit.layers.block import Block
 from equivit.layers.grid import check_grid
+from equivit.layers.isotypic import channels
+from equivit.layers.parts import Parts
+from equivit.layers.position import IsotypicPosition, Position, SinCos
+from equivit.layers.prefix import Prefix, token
+from equivit.layers.readout import ClassReadout, MeanReadout
+from equivit.layers.split_mlp import SplitMlp
+from equivit.layers.stack import Stack
+from equivit.layers.transition import Invariantize, components, values
+from equivit.models.model import Preset
+from equivit.models.vit import ViT
 from equivit.symmetry.groups import FLIP, OCTIC, Group
 
-FAMILIES = {"plain": None, "H8": OCTIC, "I8": OCTIC, "D8": OCTIC, "H2": FLIP, "I2": FLIP, "D2": FLIP}
+
+class Family(NamedTuple):
+    """What the first blocks commute with, and how tokens leave them.
+
+    Attributes:
+      group: of the first k blocks; None for plain models.
+      leaves: the symmetry is "dropped" or made "invariant" after block k - 1; None: the model ends with fields.
+    """
+
+    group: Group | None
+    leaves: str | None
+
+
+FAMILIES = {
+    "plain": Family(None, None),
+    "H8": Family(OCTIC, "dropped"),
+    "I8": Family(OCTIC, "invariant"),
+    "D8": Family(OCTIC, None),
+    "H2": Family(FLIP, "dropped"),
+    "I2": Family(FLIP, "invariant"),
+    "D2": Family(FLIP, None),
+}
 MLPS = ("gelu", "gelu_tanh", "swiglu")
 POSITIONS = ("learned", "sincos", "sincos_inclusive")
 REGISTER_MLPS = (None, "registers", "class_and_registers")
@@ -25,12 +75,14 @@ class ViTConfig:
       norm_eps: epsilon of dense layer norms.
       family: a key of `FAMILIES`.
       equivariant_blocks: k of the table above; None: half of the depth (rounded down) for H and I, all for D.
-      invariant: the invariantization of I and D (`layers/invariants.py`).
+      invariant: the invariantization of I and D (`layers/invariants.py`); None: the sym part for D2, else the power
+        spectrum.
       pool_first: D8 averages over tokens before the invariantization instead of after it.
       isotypic_norm: "official" or "balanced" (`layers/isotypic.py`); isotypic_eps: its epsilon.
       num_classes: None for no head.
-      pool: "class" or "mean" over patch tokens; what the head reads.
-      class_token: whether there is one; class_position: whether it has a position of its own (DINOv2, ViT).
+      pool: "class" or "mean" over patch tokens; what the head reads.  None: "class" if there is a class token.
+      class_token: whether there is one; None: unless the family is D8.
+      class_position: whether the class token has a position of its own (DINOv2, ViT).
       registers: number of register tokens; mask_token: whether there is one, for `mask=`.
       register_mlp: tokens with an MLP of their own in each block: None, "registers" or "class_and_registers" (Jumbo,
         Section 4.7, alternatives 2 and 1).
@@ -42,10 +94,13 @@ class ViTConfig:
         (`layers/position.py`).
       qkv_bias: whether queries, keys and values have biases.
       layer_scale: initial layer scale; None for none.
-      drop_path, dropout: probabilities, used when a key is given.
+      drop_path: probability of dropping a branch of a block for a sample, used when a key is given; a pair grows
+        linearly from the first block to the last.
+      dropout: the same for single entries.
       remat, unroll: how blocks are run (`layers/stack.py`).
-      dtype: type to compute in, such as "bfloat16"; None: that of parameters and inputs.
     """
+
+    pools: ClassVar = ("class", "mean")
 
     width: int
     depth: int
@@ -58,13 +113,13 @@ class ViTConfig:
     norm_eps: float = 1e-6
     family: str = "plain"
     equivariant_blocks: int | None = None
-    invariant: str = "power_spectrum"
+    invariant: str | None = None
     pool_first: bool = False
     isotypic_norm: str = "official"
     isotypic_eps: float = 1e-5
     num_classes: int | None = 1000
-    pool: str = "class"
-    class_token: bool = True
+    pool: str | None = None
+    class_token: bool | None = None
     class_position: bool = False
     registers: int = 0
     register_mlp: str | None = None
@@ -77,18 +132,19 @@ class ViTConfig:
     position_offset: float = 0.0
     qkv_bias: bool = True
     layer_scale: float | None = 1e-4
-    drop_path: float = 0.0
+    drop_path: float | tuple[float, float] = 0.0
     dropout: float = 0.0
     remat: str = "none"
     unroll: bool = False
-    dtype: str | None = None
 
     def __post_init__(self):
         if isinstance(self.patch_size, int):
-            object.__setattr__(self, "patch_size", (self.patch_size, self.patch_size))
-        for name in ("patch_size", "image_size"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+            self._set(patch_size=(self.patch_size, self.patch_size))
+        self._set(patch_size=tuple(self.patch_size), image_size=tuple(self.image_size))
+        if isinstance(self.drop_path, list):
+            self._set(drop_path=tuple(self.drop_path))
         errors.one_of("ViT: family", self.family, FAMILIES)
+        self._choose_by_family()
         errors.one_of("ViT: mlp", self.mlp, MLPS)
         errors.one_of("ViT: position", self.position, POSITIONS)
         errors.one_of("ViT: register_mlp", self.register_mlp, REGISTER_MLPS)
@@ -99,27 +155,39 @@ class ViTConfig:
         check_grid(self.image_size, self.patch_size, "ViT: image_size")
         self._check_blocks()
 
+    def _set(self, **values):
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def _choose_by_family(self):
+        if self.class_token is None:
+            self._set(class_token=self.family != "D8")
+        if self.pool is None:
+            self._set(pool="class" if self.class_token else "mean")
+        if self.invariant is None:
+            self._set(invariant="linear_signed" if self.family == "D2" else "power_spectrum")
+
     def _check_readout(self):
-        errors.one_of("ViT: pool", self.pool, ("class", "mean"))
+        errors.one_of("ViT: pool", self.pool, self.pools)
         if self.pool == "class" and not self.class_token:
             raise ValueError("ViT: pool='class' needs class_token=True; without one use pool='mean'.")
         if self.register_mlp is not None and not self.registers:
             raise ValueError(f"ViT: register_mlp={self.register_mlp!r} needs registers, such as registers=16.")
 
     def _check_blocks(self):
-        k, letter = self.equivariant_blocks, self.family[0]
+        k = self.equivariant_blocks
         if k is None:
             return
         if not 0 <= k <= self.depth:
             raise ValueError(f"ViT: equivariant_blocks={k} must lie between 0 and the depth, {self.depth}.")
-        if letter == "p" and k:
+        if self.group is None and k:
             raise ValueError(f"ViT: equivariant_blocks={k} needs a family with a symmetry, such as H8; this is plain.")
-        if letter == "H" and k == self.depth:
+        if FAMILIES[self.family].leaves == "dropped" and k == self.depth:
             whole = "D" + self.family[1]
             raise ValueError(
                 f"ViT: {self.family} with equivariant_blocks={k} of {self.depth} has no dense block; {whole} is that."
             )
-        if letter == "D" and k != self.depth:
+        if self.ends_with_fields and k != self.depth:
             raise ValueError(
                 f"ViT: {self.family} has all {self.depth} blocks equivariant, not {k}; families H and I have fewer."
             )
@@ -127,16 +195,220 @@ class ViTConfig:
     @property
     def group(self) -> Group | None:
         """The symmetry group of the first k blocks."""
-        return FAMILIES[self.family]
+        return FAMILIES[self.family].group
+
+    @property
+    def ends_with_fields(self) -> bool:
+        """Whether the readout is given a field (D8, D2)."""
+        return self.group is not None and FAMILIES[self.family].leaves is None
 
     @property
     def k(self) -> int:
         """Number of equivariant blocks."""
         if self.equivariant_blocks is not None:
             return self.equivariant_blocks
-        return {"p": 0, "H": self.depth // 2, "I": self.depth // 2, "D": self.depth}[self.family[0]]
+        if self.group is None:
+            return 0
+        return self.depth if self.ends_with_fields else self.depth // 2
 
     @property
     def prefix(self) -> int:
         """Number of tokens before the patch tokens."""
         return int(self.class_token) + self.registers
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """Of one image: (height, width, channels)."""
+        return *self.image_size, self.in_channels
+
+    @property
+    def hidden(self) -> int:
+        """Hidden width of the MLP."""
+        return self.mlp_dim or 4 * self.width
+
+    @property
+    def rates(self) -> np.ndarray | None:
+        """The rate of stochastic depth of each block, [depth]; None where there is none."""
+        first, last = self.drop_path if isinstance(self.drop_path, tuple) else (self.drop_path,) * 2
+        return np.linspace(first, last, self.depth, dtype=np.float32) if first or last else None
+
+    def build(self, rngs: nnx.Rngs) -> ViT:
+        """The model, with parameters drawn from `rngs`.
+
+        Raises:
+          ValueError: widths, patches or heads that the group's order does not divide.
+        """
+        return build(self, rngs)
+
+
+def build(config: ViTConfig, rngs: nnx.Rngs) -> ViT:
+    """A ViT with class token and registers, or none."""
+    parts = parts_of(config, rngs)
+    width = learned_width(config)
+    prefix = dict(
+        class_token=config.class_token,
+        class_position=config.class_position,
+        registers=config.registers,
+        token_std=config.token_std,
+        position_std=config.position_std,
+        register_std=config.register_std,
+    )
+    return ViT(
+        config,
+        patch_embed=parts.patch_embed(config.patch_size, config.in_channels, config.width),
+        position=position(config, rngs),
+        prefix=Prefix(width, **prefix, rngs=rngs) if config.prefix else None,
+        mask_token=token((width,), 0.0, rngs) if config.mask_token else None,
+        blocks=stack(config, functools.partial(_block, config), rngs),
+        **_exit(config, parts),
+    )
+
+
+def parts_of(config: ViTConfig, rngs: nnx.Rngs) -> Parts:
+    """The layers of the first blocks; `.of(None)` gives those of the dense ones."""
+    return Parts(
+        config.group,
+        rngs,
+        norm_eps=config.norm_eps,
+        isotypic_eps=config.isotypic_eps,
+        isotypic_norm=config.isotypic_norm,
+        layer_scale=config.layer_scale,
+        activation=config.mlp,
+        qkv_bias=config.qkv_bias,
+        dropout=config.dropout,
+    )
+
+
+def learned_width(config: ViTConfig) -> int:
+    """Entries of a learned token: between fields those of the invariant component."""
+    return config.width if config.group is None else channels("ViT", config.width, config.group)
+
+
+def position(config: ViTConfig, rngs: nnx.Rngs) -> Callable:
+    """The positions of the patches."""
+    grid = check_grid(config.image_size, config.patch_size, "ViT: image_size")
+    if config.group is not None:
+        return IsotypicPosition(grid, config.width, group=config.group, std=config.position_std, rngs=rngs)
+    if config.position != "learned":
+        return SinCos(config.width, inclusive=config.position == "sincos_inclusive")
+    return Position(
+        grid,
+        config.width,
+        std=config.position_std,
+        antialias=config.position_antialias,
+        offset=config.position_offset,
+        rngs=rngs,
+    )
+
+
+MakeBlock = Callable[[Parts], nnx.Module]
+
+
+def stack(config: ViTConfig, block: MakeBlock, rngs: nnx.Rngs, last: MakeBlock | None = None) -> Stack:
+    """k blocks between fields, then dense ones; `block` makes one, and `last` the last one where it is another."""
+    kinds = ((config.k, config.group), (config.depth - config.k, None))
+    runs = [(length, group, block) for length, group in kinds if length]
+    if last is not None:
+        length, group, _ = runs.pop()
+        runs += [(length - 1, group, block), (1, group, last)]
+
+    def maker(group, make):
+        return lambda rngs: make(parts_of(config, rngs).of(group))
+
+    runs = [(length, maker(group, make)) for length, group, make in runs]
+    return Stack(runs, remat=config.remat, unroll=config.unroll, rngs=rngs)
+
+
+def transition(config: ViTConfig, parts: Parts) -> Callable | None:
+    """What leads from fields to dense tokens."""
+    match FAMILIES[config.family].leaves:
+        case "dropped":
+            return components if config.group is OCTIC else values
+        case "invariant":
+            invariant = invariants.create(config.invariant, config.width, group=config.group, rngs=parts.rngs)
+            if config.group is FLIP and invariant.out_features == config.width:
+                return Invariantize(invariant, None)
+            return Invariantize(invariant, parts.of(None).linear(invariant.out_features, config.width))
+    return None
+
+
+def _block(config: ViTConfig, parts: Parts) -> nnx.Module:
+    """A block; with `register_mlp` some of the tokens before the patches have an MLP of their own."""
+    width, hidden = config.width, config.hidden
+    if config.register_mlp is None:
+        return Block(**parts.branches(width, config.num_heads, hidden))
+    first = int(config.class_token) if config.register_mlp == "registers" else 0
+
+    def mlp():
+        return SplitMlp(parts.mlp(width, hidden), parts.mlp(width, hidden), first)
+
+    return Block(**parts.branches(width, config.num_heads, hidden, mlp))
+
+
+def _exit(config: ViTConfig, parts: Parts) -> dict[str, nnx.Module | Callable | None]:
+    """Transition, readout and head."""
+    width, classes, rngs = config.width, config.num_classes, parts.rngs
+    leave = transition(config, parts)
+    invariant = None
+    if config.ends_with_fields:
+        invariant = invariants.create(config.invariant, width, group=config.group, rngs=rngs)
+    norm = (parts if config.ends_with_fields else parts.of(None)).norm(width)
+    options = dict(class_token=config.class_token, invariant=invariant)
+    if config.pool == "class":
+        readout = ClassReadout(norm, **options)
+    else:
+        readout = MeanReadout(norm, pool_first=config.pool_first, **options)
+    features = width if invariant is None else invariant.out_features
+    if classes is None:
+        head = None
+    elif config.family == "D8":
+        head = dense.MlpHead(features, width, classes, rngs=rngs)
+    else:
+        head = dense.Linear(features, classes, rngs=rngs)
+    return dict(transition=leave, readout=readout, head=head)
+
+
+# Sizes are those of octic ViTs, Table 1, and of DeiT III.
+SIZES = {
+    "pico16": dict(width=96, depth=12, num_heads=3, patch_size=16),
+    "nano16": dict(width=128, depth=12, num_heads=4, patch_size=16),
+    "ti16": dict(width=192, depth=12, num_heads=3, patch_size=16),
+    "s16": dict(width=384, depth=12, num_heads=6, patch_size=16),
+    "b16": dict(width=768, depth=12, num_heads=12, patch_size=16),
+    "l16": dict(width=1024, depth=24, num_heads=16, patch_size=16),
+    "h14": dict(width=1280, depth=32, num_heads=16, patch_size=14),
+    "h16": dict(width=1280, depth=32, num_heads=16, patch_size=16),
+    "g14": dict(width=1664, depth=48, num_heads=16, mlp_dim=8192, patch_size=14),
+    "e14": dict(width=1792, depth=56, num_heads=16, mlp_dim=15360, patch_size=14),
+    "22b14": dict(width=6144, depth=36, num_heads=48, mlp_dim=24576, patch_size=14),
+}
+# `vit_*`, `octic_vit_*` and `flip_vit_*` follow DeiT III (no position on the class token, layer scale 1e-4); `dinov2_*`
+# and `octic_dinov2_*` follow DINOv2 (mask token, no head).  Deviations of positions and class token at the start are
+# those of the official codes.  The Jumbo authors' code of `register_vit_*` is not public; begun as close together as
+# elsewhere, registers stay one register, repeated, in a short run.
+FLAVOURS = {
+    "vit": dict(family="plain"),
+    "octic_vit": dict(family="H8", token_std=0.16, position_std=0.16 * 2**-0.5),
+    "flip_vit": dict(family="H2", isotypic_eps=1e-6),
+    "dinov2_vit": dict(family="plain", num_classes=None, class_position=True, mask_token=True, token_std=1e-6),
+    "register_vit": dict(family="plain", registers=16, norm_eps=1e-5, register_std=0.02),
+}
+OCTIC_DINOV2 = dict(family="H8", num_classes=None, mask_token=True, token_std=1e-6, position_std=0.16 * 2**-0.5)
+
+
+NAMES = {
+    f"{flavour}_{size}": Preset(ViTConfig, {**numbers, **fields})
+    for flavour, fields in FLAVOURS.items()
+    for size, numbers in SIZES.items()
+}
+
+
+def _every_block(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What octic DINOv2 calls D8 projects every token to invariants: our I8 with k = depth."""
+    return dict(family="I8", equivariant_blocks=fields["depth"], isotypic_eps=1e-6)
+
+
+NAMES |= {
+    f"octic_dinov2_vit_{size}": Preset(ViTConfig, {**numbers, **OCTIC_DINOV2}, {"D8": _every_block})
+    for size, numbers in SIZES.items()
+}

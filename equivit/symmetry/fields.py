@@ -36,6 +36,16 @@ class Isotypic:
         """Type of the entries."""
         return self.lines.dtype
 
+    def astype(self, dtype) -> "Isotypic":
+        """The field with entries of another type."""
+        return jax.tree.map(lambda leaf: leaf.astype(dtype), self)
+
+    def __add__(self, other: "Isotypic") -> "Isotypic":
+        if not isinstance(other, Isotypic) or self.group != other.group:
+            kind = f"{other.group.name} field" if isinstance(other, Isotypic) else type(other).__name__
+            raise ValueError(f"{self.group.name} field + {kind}: the sum is not equivariant; add fields of one group.")
+        return jax.tree.map(jnp.add, self, other)
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the dense array that holds the same entries: [*B, N, D]."""

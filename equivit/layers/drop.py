@@ -1,0 +1,43 @@
+"""What is random inside blocks: dropout and stochastic depth, for arrays and for fields."""
+
+import jax
+import jax.numpy as jnp
+
+from equivit.symmetry.fields import Isotypic
+
+
+def split(key: jax.Array | None, number: int = 2) -> tuple[jax.Array | None, ...]:
+    """`number` keys from one; of None, which means that nothing is random, as many Nones."""
+    return (None,) * number if key is None else tuple(jax.random.split(key, number))
+
+
+def dropout(x, rate: float | jax.Array, key: jax.Array | None):
+    """Zero each entry with probability `rate` and divide the others by 1 - rate; `key=None` leaves x alone.
+
+    The two rows of E are zeroed together, which keeps the symmetry.  A traced rate may be 0 too: then all are kept.
+    """
+    if key is None or _is_zero(rate):
+        return x
+    if isinstance(x, jax.Array):
+        return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0)
+    keys = jax.random.split(key)
+    lines = dropout(x.lines, rate, keys[0])
+    if x.planes is None:
+        return Isotypic(lines, None)
+    kept = jax.random.bernoulli(keys[1], 1 - rate, x.planes.shape[1:])
+    return Isotypic(lines, jnp.where(kept, x.planes / (1 - rate), 0))
+
+
+def drop_path(x, rate: float | jax.Array, key: jax.Array | None):
+    """Keep x for a share 1 - rate of the samples, divided by that share, and zero it for the others.
+
+    One draw per sample serves all tokens, channels and irreps.
+    """
+    if key is None or _is_zero(rate):
+        return x
+    kept = jax.random.bernoulli(key, 1 - rate, (*x.shape[:-2], 1, 1))
+    return jax.tree.map(lambda leaf: jnp.where(kept, leaf / (1 - rate), 0), x)
+
+
+def _is_zero(rate) -> bool:
+    return isinstance(rate, float | int) and not rate

@@ -1,0 +1,102 @@
+"""The parts of a block, dense or between fields of a group, made with one set of choices."""
+
+import dataclasses
+from collections.abc import Callable
+
+from flax import nnx
+
+from equivit.layers import dense, isotypic
+from equivit.symmetry.groups import Group
+
+
+def identity(x):
+    """In place of a layer scale that is not there."""
+    return x
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """Makes layers between fields of `group`, or dense ones where it is None.
+
+    Attributes:
+      rngs: draws the parameters.
+      norm_eps: epsilon of dense layer norms.
+      isotypic_eps, isotypic_norm: epsilon and weighting of norms between fields (`layers/isotypic.py`).
+      layer_scale: initial layer scale; None for none.
+      activation: "gelu", "gelu_tanh" or "swiglu"; fields take "gelu" only.
+      qkv_bias: whether queries, keys and values have biases.
+      dropout: of the branches of a block.
+    """
+
+    group: Group | None
+    rngs: nnx.Rngs
+    norm_eps: float = 1e-6
+    isotypic_eps: float = 1e-5
+    isotypic_norm: str = "official"
+    layer_scale: float | None = None
+    activation: str = "gelu"
+    qkv_bias: bool = True
+    dropout: float = 0.0
+
+    def of(self, group: Group | None) -> "Parts":
+        """The same choices for another group."""
+        return dataclasses.replace(self, group=group)
+
+    def patch_embed(self, patch_size: tuple[int, int], in_channels: int, width: int) -> nnx.Module:
+        """Images to tokens."""
+        if self.group is None:
+            return dense.PatchEmbed(patch_size, in_channels, width, rngs=self.rngs)
+        return isotypic.PatchEmbed(patch_size, in_channels, width, group=self.group, rngs=self.rngs)
+
+    def linear(self, in_features: int, out_features: int, *, bias: bool = True) -> nnx.Module:
+        """A linear map."""
+        if self.group is None:
+            return dense.Linear(in_features, out_features, bias=bias, rngs=self.rngs)
+        return isotypic.Linear(in_features, out_features, group=self.group, bias=bias, rngs=self.rngs)
+
+    def norm(self, width: int) -> nnx.Module:
+        """A layer norm."""
+        if self.group is None:
+            return dense.LayerNorm(width, eps=self.norm_eps)
+        return isotypic.LayerNorm(width, group=self.group, eps=self.isotypic_eps, weighting=self.isotypic_norm)
+
+    def scale(self, width: int):
+        """A layer scale, or the identity."""
+        if self.layer_scale is None:
+            return identity
+        if self.group is None:
+            return dense.LayerScale(width, self.layer_scale)
+        return isotypic.LayerScale(width, self.layer_scale, group=self.group)
+
+    def attention(self, width: int, num_heads: int) -> nnx.Module:
+        """Multi-head self-attention."""
+        if self.group is None:
+            return dense.Attention(width, num_heads, qkv_bias=self.qkv_bias, rngs=self.rngs)
+        return isotypic.Attention(width, num_heads, group=self.group, qkv_bias=self.qkv_bias, rngs=self.rngs)
+
+    def mlp(self, width: int, hidden: int) -> nnx.Module:
+        """An MLP."""
+        if self.group is not None:
+            return isotypic.Mlp(width, hidden, group=self.group, rngs=self.rngs)
+        if self.activation == "swiglu":
+            return dense.SwiGlu(width, hidden, rngs=self.rngs)
+        return dense.Mlp(width, hidden, activation=self.gelu, rngs=self.rngs)
+
+    @property
+    def gelu(self) -> Callable:
+        """The activation function of an MLP that is not gated."""
+        if self.group is not None:
+            return isotypic.gelu
+        return dense.gelu_tanh if self.activation == "gelu_tanh" else dense.gelu
+
+    def branches(self, width: int, num_heads: int, hidden: int, mlp: Callable[[], nnx.Module] | None = None) -> dict:
+        """The arguments of `Block`; `mlp()` makes another MLP than the usual one."""
+        return dict(
+            norm1=self.norm(width),
+            attention=self.attention(width, num_heads),
+            scale1=self.scale(width),
+            norm2=self.norm(width),
+            mlp=self.mlp(width, hidden) if mlp is None else mlp(),
+            scale2=self.scale(width),
+            dropout=self.dropout,
+        )

@@ -1,0 +1,125 @@
+"""What happens after the last block: the final norm, and what of the tokens the head reads.
+
+A readout is called as `readout(x, layout)` and gives what the head reads, [*B, features].  `normed` gives all tokens
+after the final norm, and `roles` takes tokens apart into class token, registers and patches, dense.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from equivit.layers.grid import Layout
+from equivit.layers.jumbo import divide, merge
+from equivit.symmetry import fields
+from equivit.symmetry.fields import Isotypic, join, rows
+
+
+class Roles(NamedTuple):
+    """Tokens by what they are for: cls [*B, D] or None, registers [*B, R, D], patches [*B, N, D]."""
+
+    cls: jax.Array | None
+    registers: jax.Array
+    patches: jax.Array
+
+
+class _Readout(nnx.Module):
+    """Norm and roles of tokens that begin with a class token or none, and registers."""
+
+    def __init__(self, norm: nnx.Module, *, class_token: bool, invariant: nnx.Module | None = None):
+        self.norm, self.invariant, self.class_token = norm, invariant, class_token
+
+    def normed(self, x, layout: Layout):
+        """All tokens after the final norm."""
+        return self.norm(x)
+
+    def roles(self, x, layout: Layout) -> Roles:
+        """Tokens by their role, a field as the concatenation of its components."""
+        x, first = to_dense(x), int(self.class_token)
+        cls = x[..., 0, :] if self.class_token else None
+        return Roles(cls, x[..., first : layout.prefix, :], x[..., layout.prefix :, :])
+
+
+class ClassReadout(_Readout):
+    """The class token after the norm; of a field its invariants (D2)."""
+
+    def __call__(self, x, layout: Layout) -> jax.Array:
+        cls = jax.tree.map(lambda leaf: leaf[..., 0, :], self.norm(x))
+        return cls if self.invariant is None else self.invariant(cls)
+
+
+class MeanReadout(_Readout):
+    """The mean patch token after the norm; of a field the mean of the invariants of each token (D8).
+
+    Args:
+      pool_first: the invariants of the mean instead.
+    """
+
+    def __init__(self, norm: nnx.Module, *, pool_first: bool = False, **options):
+        super().__init__(norm, **options)
+        self.pool_first = pool_first
+
+    def __call__(self, x, layout: Layout) -> jax.Array:
+        patches = rows(self.norm(x), layout.prefix)
+        if self.invariant is None:
+            return patches.mean(-2)
+        if self.pool_first:
+            return self.invariant(jax.tree.map(lambda leaf: leaf.mean(-2), patches))
+        return self.invariant(patches).mean(-2)
+
+
+class JumboReadout(nnx.Module):
+    """The merged Jumbo token; with `patches` the mean patch token beside it.
+
+    Args:
+      norm: over the merged token if `wide`, and patches stay as they are; else over each row.
+      invariant: of a merged token that is a field; or None.
+      takes_invariant: the Jumbo token of a field is its invariant part alone.
+    """
+
+    def __init__(
+        self,
+        norm: nnx.Module,
+        *,
+        wide: bool,
+        patches: bool = False,
+        invariant: nnx.Module | None = None,
+        takes_invariant: bool = False,
+    ):
+        self.norm, self.invariant = norm, invariant
+        self.wide, self.patches, self.takes_invariant = wide, patches, takes_invariant
+
+    def __call__(self, x, layout: Layout) -> jax.Array:
+        x = self.normed(x, layout)
+        token = self.token(x, layout)
+        token = token if self.invariant is None else self.invariant(token)
+        if not self.patches:
+            return token[..., 0, :]
+        return jnp.concatenate([token[..., 0, :], rows(x, layout.prefix).mean(-2)], axis=-1)
+
+    def token(self, x, layout: Layout):
+        """The merged token, one row."""
+        token = rows(x, 0, layout.prefix)
+        if self.takes_invariant and isinstance(token, Isotypic):
+            token = fields.take_invariant(token)
+        return merge(token)
+
+    def normed(self, x, layout: Layout):
+        """All tokens after the final norm."""
+        if not self.wide:
+            return self.norm(x)
+        token, patches = divide(self.norm(self.token(x, layout)), layout.prefix), rows(x, layout.prefix)
+        if isinstance(patches, Isotypic) and isinstance(token, jax.Array):
+            token = fields.invariant_part(token, patches.group)
+        return join(token, patches)
+
+    def roles(self, x, layout: Layout) -> Roles:
+        """The merged token [*B, J width], no registers, and the patches."""
+        patches = to_dense(rows(x, layout.prefix))
+        return Roles(to_dense(self.token(x, layout))[..., 0, :], patches[..., :0, :], patches)
+
+
+def to_dense(x) -> jax.Array:
+    """A dense array as it is; of a field the concatenation of its components."""
+    return x if isinstance(x, jax.Array) else fields.to_dense(x)
