@@ -20,6 +20,8 @@ def get_config(mode: str = "D8"):
     values = dict(k=int, invariant=str)
     w = recipes.words(mode, "quicktest", family=recipes.FAMILIES, epochs=("400", "800"), values=values)
     family, long = w.family or "D8", w.epochs == "800"
+    if w.invariant is not None and family[0] not in "ID":
+        raise ValueError(f"config mode={mode!r}: invariant= is for I8, D8 and D2; {family} has no invariantization.")
     side = 192 if long else 224
     c = config.get_base()
     c.epochs, c.batch_size, c.precision = (800 if long else 400), 2048, "mixed"
