@@ -12,8 +12,8 @@ Cost of the public code: 7 h 11 min for B, 8 h 52 min for L on 32 V100.
 --config.init names a run, a saved model or weights; they must be those of the model that configs/mae.py trains for the
 same words.  A plain model's classifier reads the mean of the normalised patch tokens; the public code normalises after
 the mean.
-Modes, joined by commas: B, L or cifar (B by default); plain or jumbo (plain by default); fork (a model of that kind);
-quicktest.
+Modes, joined by commas (B,jumbo if none is given): B, L or cifar (default B); plain or jumbo (default plain); fork (a
+model of that kind); quicktest.
 """
 
 from configs import recipes

@@ -12,8 +12,9 @@ Cost of MAE's public code: 2 h 20 min for B on 32 V100.
 --config.init names a run, a saved model or weights; they must be those of the model that configs/mae.py trains for the
 same words.  The classifier reads the class token or the merged Jumbo token; with --config.model.pool=mean, plain models
 only, the mean patch token.
-Modes, joined by commas: B, L or cifar (B by default); plain or jumbo (plain by default); fork: the head, the crops and
-the last learning rate of the JAX version that the paper used; sgd: its alternative to LARS; quicktest.
+Modes, joined by commas (B,jumbo if none is given): B, L or cifar (default B); plain or jumbo (default plain); fork: the
+head, the crops and the last learning rate of the JAX version that the paper used; sgd: its alternative to LARS;
+quicktest.
 """
 
 from configs import recipes

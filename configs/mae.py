@@ -9,10 +9,11 @@ baselines are those of the JAX version of MAE, B for 1600 epochs and L for 800. 
     python -m equivit.train --config=configs/mae.py:cifar,jumbo --workdir=/tmp/c --config.data.source=npz:cifar10.npz
     python -m equivit.train --config=configs/mae.py:quicktest --workdir=/tmp/quicktest
 
-Modes, joined by commas: B, L or cifar (B by default; cifar is a small model at 32 px, patch 4, in no paper); plain or
-jumbo (plain by default); 800 or 1600 (epochs; by default 1600 for B, 800 for L); fork: what the JAX version that the
-paper used does differently (raw pixels as targets, one mask for all images of a device, of which a TPU v4-64 has 32, a
-sin-cos table that includes the last frequency, tanh-GELU, and in Jumbo's own MLP a residual after the norm); quicktest.
+Modes, joined by commas (B,jumbo if none is given): B, L or cifar (default B; cifar is a small model at 32 px, patch 4,
+in no paper); plain or jumbo (default plain); 800 or 1600 (epochs; default 1600 for B, 800 for L, 100 for cifar); fork:
+what the JAX version that the paper used does differently (raw pixels as targets, one mask for all images of a device,
+of which a TPU v4-64 has 32, a sin-cos table that includes the last frequency, tanh-GELU, and in Jumbo's own MLP a
+residual after the norm); quicktest.
 
 Initial weights are those of the rest of this library, normal with deviation 0.02; MAE draws them by Xavier's rule.
 """

@@ -6,7 +6,8 @@ at 192 px and H/14 at 154 px; the model resizes its positions.  Ours: not traine
     python -m equivit.train --config=configs/octic_finetune.py:H,H8 --config.init=/tmp/octic_h --workdir=/tmp/h_224
     python -m equivit.train --config=configs/octic_finetune.py:quicktest --workdir=/tmp/quicktest
 
-Modes, joined by commas: L or H (L by default), a family (plain by default), 384 (pixels; H/14: 378), quicktest.
+Modes, joined by commas (L,H8 if none is given): L or H (default L), a family (default plain), 384 (pixels; H/14: 378),
+quicktest.
 """
 
 from configs import recipes

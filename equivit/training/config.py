@@ -58,7 +58,7 @@ def _defaults(objective: str) -> dict[str, Any]:
         optimizer=optimizers.DEFAULTS,
         schedule=schedules.DEFAULTS,
         mesh=sharding.DEFAULTS,
-        checkpoint=dict(every_steps=None, every_seconds=None, keep=2),
+        checkpoint=dict(every_steps=None, every_seconds=None, keep=2),  # here, because checkpoints.py imports this file
         evaluation=evaluation.DEFAULTS,
         log=logging.DEFAULTS,
     )
