@@ -3,57 +3,59 @@
 Source: Jumbo (arXiv 2502.15021), Sections 4.2, 4.6 and 4.7, Appendix A.3.1.
 Expected top-1 from the paper.  Table 5: base 46.95, with registers 45.73, wide 47.08; small 44.61, with registers
 41.48, alternative1 41.51, alternative2 42.11.  Table 4, small: unshared 44.95, no_mlp 43.64, lora 44.94, j=10 45.62.
-Ours: not trained yet.  Cost: the paper does not say.
+Ours: not trained yet.  Cost: not in the paper.
 
     python -m equivit.train --config=configs/jumbo_in21k.py:small --config.data.source=folder:in21k --workdir=/tmp/s
     python -m equivit.train --config=configs/jumbo_in21k.py:small,registers,alternative2 --workdir=/tmp/second
     python -m equivit.train --config=configs/jumbo_in21k.py:quicktest --workdir=/tmp/quicktest
 
 The data are the 10,450 classes of the processed Winter 2021 release (Ridnik et al. 2021), as class folders train/ and
-val/.  Whether tokens are dropped by step or by epoch is not said; here it is ten phases.
-Modes, joined by commas: small or base; unshared, no_mlp, lora (rank 8) or linear_lora; j=<J>; registers, and with them
-wide (width 1024), alternative1 (class token and registers have an MLP of their own) or alternative2 (registers have);
-quicktest.
+val/.  The paper does not say whether tokens are dropped by step or by epoch; here there are ten phases.
+Modes, joined by commas: small or base (small by default); unshared, no_mlp, lora (rank 8) or linear_lora; j=<J>;
+registers, and with them wide (width 1024), alternative1 (class token and registers have an MLP of their own) or
+alternative2 (registers have); quicktest.
 """
 
-from configs import jumbo_in1k
+from configs import recipes
 from equivit.training import config
 
 SIZES = {"small": "s16", "base": "b16"}
-JUMBO = {
-    "unshared": dict(jumbo_mlp="per_layer"),
-    "no_mlp": dict(jumbo_mlp="none"),
-    "lora": dict(jumbo_mlp="lora"),
-    "linear_lora": dict(jumbo_mlp="linear_lora"),
-}
-REGISTERS = {
-    "wide": dict(width=1024, num_heads=16),
-    "alternative1": dict(register_mlp="class_and_registers"),
-    "alternative2": dict(register_mlp="registers"),
-}
+JUMBO = {"unshared": "per_layer", "no_mlp": "none", "lora": "lora", "linear_lora": "linear_lora"}
+REGISTERS = {"alternative1": "class_and_registers", "alternative2": "registers"}
 
 
 def get_config(mode: str = "small"):
-    words, numbers = jumbo_in1k.read(mode, (*SIZES, *JUMBO, "registers", *REGISTERS, "quicktest"), j=int)
-    registers, size = "registers" in words, SIZES["base" if "base" in words else "small"]
-    for word in words:
-        if word in (JUMBO if registers else REGISTERS):
-            raise ValueError(
-                f"config mode {word!r} is for {'Jumbo' if registers else 'registers'} and does not go here."
-            )
-    c = jumbo_in1k.recipe(config.get_base(), lr=3e-3)
-    c.epochs = 50
-    c.data.update(source="folder:imagenet21k", eval_split="val", image_size=(224, 224), train_image_size=None)
+    w = recipes.words(
+        mode, "registers", "wide", "quicktest", size=SIZES, jumbo=JUMBO, alternative=REGISTERS, values=dict(j=int)
+    )
+    if w.registers and (w.jumbo or w.j is not None):
+        raise ValueError(f"config mode={mode!r}: {w.jumbo or 'j='!r} is for the Jumbo token; leave out 'registers'.")
+    if not w.registers and (w.wide or w.alternative):
+        raise ValueError(f"config mode={mode!r}: {w.alternative or 'wide'!r} is for registers; add 'registers'.")
+    c = config.get_base()
+    c.epochs, c.batch_size, c.precision = 50, 1024, "mixed"
+    c.model.update(
+        name=f"{'register' if w.registers else 'jumbo'}_vit_{SIZES[w.size or 'small']}",
+        image_size=(224, 224),
+        num_classes=10450,
+        position_antialias=True,
+    )
+    if w.jumbo:
+        c.model.jumbo_mlp = JUMBO[w.jumbo]
+    if w.j is not None:
+        c.model.jumbo = w.j
+    if w.wide:
+        c.model.update(width=1024, num_heads=16)
+    if w.alternative:
+        c.model.register_mlp = REGISTERS[w.alternative]
+    c.data.update(source="folder:imagenet21k", eval_split="val", image_size=(224, 224), channels=3, workers=16)
+    c.data.augment.update(crop="random_resized", scale=(0.08, 1.0), flip=0.5, three_augment=True, color_jitter=0.3)
     c.objective.update(loss="cross_entropy", mixup=0.8, cutmix=0.0, token_drop=(0.9, 0.1))
-    c.optimizer.weight_decay = 0.02
-    c.schedule.warmup_epochs = 5
+    c.optimizer.update(name="adamw", weight_decay=0.02, clip=1.0)
+    c.schedule.update(lr=3e-3, warmup_lr=1e-6, min_lr=1e-5, warmup_epochs=5)
+    c.checkpoint.every_steps = 1000
     c.evaluation.every_epochs = 1
-    jumbo_in1k.model(c, size, registers, numbers)
-    c.model.num_classes = 10450
-    for word in words:
-        c.model.update((REGISTERS if registers else JUMBO).get(word, {}))
-    if "quicktest" in words:
-        jumbo_in1k.quicktest(c)
+    if w.quicktest:
+        recipes.small(c, image_size=(64, 64), width=48, depth=2, num_heads=3, num_classes=10)
         c.objective.token_drop_phases = 2
-        c.data.image_size = c.model.image_size = (64, 64)
     return c

@@ -9,48 +9,42 @@ Cost of MAE's public code: 2 h 20 min for B on 32 V100.
         --workdir=/tmp/probe_mae
     python -m equivit.train --config=configs/linear_probe.py:quicktest --workdir=/tmp/quicktest     # of a random model
 
-The run, the saved model or the weights that --config.init names must be those of a model as configs/mae.py makes it
-for the same words.  The classifier reads the class token or the merged Jumbo token; --config.model.pool=mean, of a
-plain model, the mean patch token.
-Modes, joined by commas: B, L or cifar; plain or jumbo; fork: the head, the crops
-and the last learning rate of the JAX version that the paper used; sgd: its alternative to LARS; quicktest.
+--config.init names a run, a saved model or weights; they must be those of the model that configs/mae.py trains for the
+same words.  The classifier reads the class token or the merged Jumbo token; with --config.model.pool=mean, plain models
+only, the mean patch token.
+Modes, joined by commas (B,jumbo if none is given): B, L or cifar (default B); plain or jumbo (default plain); fork: the
+head, the crops and the last learning rate of the JAX version that the paper used; sgd: its alternative to LARS;
+quicktest.
 """
 
-from configs import mae
+from configs import recipes
 from equivit.training import config
 
 
 def get_config(mode: str = "B,jumbo"):
-    words = mode.split(",")
-    fork, sgd = "fork" in words, "sgd" in words
-    c = begin(config.get_base("linear_probe"), [word for word in words if word != "sgd"])
-    c.epochs, c.batch_size = (50 if "L" in words and not fork else 90), (4096 if sgd else 16384)
-    if "cifar" in words:
-        c.batch_size = 1024
-    c.data.augment.update(crop="random_resized", scale=(0.2 if fork else 0.08, 1.0), flip=0.5)
-    c.optimizer.update(name="sgd" if sgd else "lars", momentum=0.9, weight_decay=0.0, clip=None)
-    c.schedule.update(lr=3.0 if sgd else 0.1 * c.batch_size / 256, warmup_lr=0.0, min_lr=1e-6 if fork else 0.0)
-    c.schedule.warmup_epochs = None if sgd else 10
-    if fork:
+    w = recipes.words(mode, "fork", "sgd", "quicktest", size=("B", "L", "cifar"), kind=("plain", "jumbo"))
+    size = w.size or "B"
+    cifar = size == "cifar"
+    side = 32 if cifar else 224
+    c = config.get_base("linear_probe")
+    c.epochs, c.batch_size = (50 if size == "L" and not w.fork else 90), (4096 if w.sgd else 16384)
+    c.precision = "mixed"
+    c.model = recipes.mae_encoder(size, jumbo=w.kind == "jumbo", fork=w.fork)
+    c.model.image_size = (side, side)
+    c.data.update(source="tfds:imagenet2012", eval_split="validation", image_size=(side, side), channels=3, workers=16)
+    c.data.crop_ratio = 0.875
+    if cifar:
+        c.batch_size, c.precision = 1024, "float32"
+        c.model.patch_size = 4
+        c.data.update(source="tfds:cifar10", eval_split="test", crop_ratio=1.0, workers=2)
+    c.data.augment.update(crop="random_resized", scale=(0.2 if w.fork else 0.08, 1.0), flip=0.5)
+    c.optimizer.update(name="sgd" if w.sgd else "lars", momentum=0.9, weight_decay=0.0, clip=None)
+    c.schedule.update(lr=3.0 if w.sgd else 0.1 * c.batch_size / 256, warmup_lr=0.0, min_lr=1e-6 if w.fork else 0.0)
+    c.schedule.warmup_epochs = None if w.sgd else 10
+    if w.fork:
         c.objective.update(affine=True, eps=1e-5, momentum=0.01, weight_std=0.02)
-    return quicktest(c) if "quicktest" in words else c
-
-
-def begin(c, words: list[str]):
-    """Model and data as configs/mae.py has them for the same words; the model gets a head."""
-    before = mae.get_config(",".join(words) or "B,jumbo")
-    c.model = before.model
-    del c.model["num_classes"]
-    for key in ("source", "eval_split", "image_size", "channels", "workers", "train_examples", "eval_examples"):
-        c.data[key] = before.data[key]
-    c.data.crop_ratio = 0.875 if c.data.image_size == (224, 224) else 1.0
     c.checkpoint.every_steps, c.evaluation.every_epochs = 1000, 5
-    return c
-
-
-def quicktest(c):
-    """The same run made small; the model and the data are so already."""
-    c.epochs, c.steps, c.batch_size, c.schedule.warmup_epochs = None, 2, 8, None
-    c.model.update(num_classes=10, dtype=None)
-    c.checkpoint.every_steps, c.log.every_steps, c.evaluation.every_epochs = 1, 1, None
+    if w.quicktest:
+        recipes.small(c, width=48, depth=2, num_heads=2, patch_size=8, num_classes=10)
+        c.data.crop_ratio = 1.0
     return c

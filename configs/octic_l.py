@@ -9,19 +9,42 @@
 | D2    | 152.2 M    | 32.2   | 83.4 %             |                              |
 | plain | 304.4 M    | 61.8   | 84.2 %             |                              |
 
-Parameters and GFLOPs are what `summarize` gives (H2, D2: attention unfused);
-the paper's I8 and D8 have other invariantizations (polynomial:
-175.5 M; linear: 39.2 M), see configs/octic_ablations.py.  Ours: not trained yet.
+Parameters and GFLOPs are those of `summarize` (H2, D2: attention unfused); the paper's I8 and D8 have other
+invariantizations (polynomial: 175.5 M; linear: 39.2 M), see configs/octic_ablations.py.  Ours: not trained yet.
 
     python -m equivit.train --config=configs/octic_l.py:H8 --workdir=/tmp/octic_l
     python -m equivit.train --config=configs/octic_l.py:quicktest --workdir=/tmp/quicktest
 
-Modes, joined by commas: a family, 400 or 800 (epochs), quicktest.
+Modes, joined by commas: a family (H8 by default), 400 or 800 (epochs), quicktest.
 """
 
-from configs import deit3
+from configs import recipes
+from equivit.training import config
 
 
 def get_config(mode: str = "H8"):
-    words = mode.split(",")
-    return deit3.recipe("L", words if set(words) & set(deit3.FAMILIES) else ["H8", *words])
+    w = recipes.words(mode, "quicktest", family=recipes.FAMILIES, epochs=("400", "800"))
+    family, long = w.family or "H8", w.epochs == "800"
+    side = 192 if long else 224
+    c = config.get_base()
+    c.epochs, c.batch_size, c.precision = (800 if long else 400), 2048, "mixed"
+    c.model.update(
+        name=f"{recipes.FAMILIES[family]}_l16",
+        family=family,
+        image_size=(side, side),
+        drop_path=0.45 if long else 0.4,
+    )
+    c.data.update(
+        source="tfds:imagenet2012", eval_split="validation", image_size=(side, side), channels=3, workers=16, repeats=3
+    )
+    c.data.augment.update(crop="random_resized", scale=(0.08, 1.0), flip=0.5, three_augment=True, color_jitter=0.3)
+    c.objective.update(loss="bce", mixup=0.8, cutmix=1.0, ema=0.99996)
+    c.optimizer.update(name="lamb", weight_decay=0.05 if long else 0.02, eps=1e-8, clip=1.0)
+    c.schedule.update(lr=3e-3, warmup_lr=1e-6, min_lr=1e-5, warmup_epochs=5, per_epoch=True)
+    c.checkpoint.every_steps = 1000
+    c.evaluation.update(every_epochs=5, suite=("accuracy", "orientation"))
+    if w.quicktest:
+        # Four patches a side, so that quarter turns move something; the smallest width of sixteen octic channels.
+        tiny = dict(width=64, depth=4, num_heads=2, mlp_dim=128, num_classes=10)
+        recipes.small(c, batch_size=12, image_size=(64, 64), **tiny)
+    return c

@@ -7,17 +7,17 @@
 Modes, joined by commas: a family (plain, H8, I8, D8, H2, D2; H8 by default), quicktest.  Results: README.md.
 """
 
-from configs import deit3
+from configs import recipes
 from equivit.training import config
 
 
 def get_config(mode: str = "H8"):
-    words = deit3.check(mode.split(","))
-    family = next((word for word in words if word in deit3.FAMILIES), "H8")
+    w = recipes.words(mode, "quicktest", family=recipes.FAMILIES)
+    family = w.family or "H8"
     c = config.get_base()
     c.epochs, c.batch_size = 24, 32
     c.model.update(
-        name=f"{deit3.FAMILIES[family]}_ti16",
+        name=f"{recipes.FAMILIES[family]}_ti16",
         family=family,
         width=96,
         depth=4,
@@ -28,7 +28,7 @@ def get_config(mode: str = "H8"):
         num_classes=10,
         layer_scale=0.1,
     )
-    # The mean and deviation of the training images.
+    # Mean and deviation of the training images.
     c.data.update(source="digits", image_size=(32, 32), channels=1, mean=(0.305,), std=(0.349,))
     c.data.augment.update(crop="pad", flip=0.0)  # a mirrored 2 is not a 2
     c.objective.update(loss="cross_entropy", label_smoothing=0.1)
@@ -37,8 +37,7 @@ def get_config(mode: str = "H8"):
     c.checkpoint.every_seconds = 20
     c.evaluation.update(suite=("accuracy", "orientation"))
     c.log.every_steps = 44  # an epoch
-    if "quicktest" in words:
-        c.epochs, c.steps, c.schedule.warmup_epochs = None, 2, None
-        c.model.update(width=48, depth=2, num_heads=2)
-        c.data.update(train_examples=128, eval_examples=64)
+    if w.quicktest:
+        recipes.small(c, batch_size=32, width=48, depth=2, num_heads=2)
+        c.data.update(source="digits", train_examples=128, eval_examples=64)
     return c

@@ -11,7 +11,7 @@ Ours and the cost: experiments/results/jumbo_timeseries.json.
 Modes: univariate (the paper's ten sets), multivariate (its other ten), quicktest.
 """
 
-from equivit import errors
+from configs import recipes
 from equivit.training import sweep_config
 
 SETS = {
@@ -44,10 +44,10 @@ SETS = {
 
 
 def get_config(mode: str = "univariate"):
-    errors.one_of("config.mode", mode, SETS)
+    chosen = recipes.words(mode, sets=SETS).sets
     c = sweep_config.get_base()
-    c.data.names = SETS[mode]
-    if mode == "quicktest":
+    c.data.names = SETS[chosen]
+    if chosen == "quicktest":
         c.epochs, c.batch_size, c.patches = 2, 64, (8,)
         c.model.update(width=32, num_heads=4, mlp_dim=64)
         c.runs.update(lr=(3e-3, 1e-3), dropout=(0.0, 0.1))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import jax
 
-from equivit.training import config as configs
+from equivit import errors
 
 
 def run(main: Callable[[], None], *, debug: bool) -> int:
@@ -36,5 +36,5 @@ def changes(arguments: list[str], parser: argparse.ArgumentParser, prefix: str =
     for argument in arguments:
         if not argument.startswith(prefix):
             flag, known = argument.partition("=")[0], [name for a in parser._actions for name in a.option_strings]
-            raise ValueError(f"unknown argument '{flag}'{configs.nearest(flag, known)} (here also {prefix}KEY=VALUE).")
+            raise ValueError(f"unknown argument '{flag}'{errors.nearest(flag, known)} (here also {prefix}KEY=VALUE).")
     return [argument.removeprefix(prefix) for argument in arguments]

@@ -39,7 +39,8 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--config", required=True, help="a file of configs/, and after a colon its mode")
-    parser.add_argument("--workdir", required=True, type=pathlib.Path, help="run directory; a run in it goes on")
+    parser.add_argument("--workdir", type=pathlib.Path, help="run directory (required); a run in it goes on")
+    parser.add_argument("--show", action="store_true", help="print every key of the config, and do nothing else")
     parser.add_argument("--seeds", help="several runs, such as 0,1,2; report.json then has mean and spread")
     parser.add_argument("--deterministic", action="store_true", help="bit for bit on GPU too; slower")
     parser.add_argument("--distributed", action="store_true", help="join the other processes of the run")
@@ -49,6 +50,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace, rest: list[str]) -> None:
     config = configs.load(options.config, command.changes(rest, _parser()))
+    if options.show:
+        print(configs.page(config))
+        return
+    if options.workdir is None:
+        raise ValueError("--workdir is missing: give the directory of the run, --workdir=DIR.")
     if options.deterministic:  # read when the first device is used
         os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_deterministic_ops=true"
     sharding.start_processes(options.distributed)

@@ -3,6 +3,7 @@
 import json
 import math
 import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -76,7 +77,9 @@ def test_full_configuration(name, millions):
 
 
 # A sweep has a configuration and a command of its own: tests/training/sweep_test.py.
-@pytest.mark.parametrize("name", sorted(path.name for path in ROOT.glob("*.py") if path.name != "timeseries.py"))
+@pytest.mark.parametrize(
+    "name", sorted(path.name for path in ROOT.glob("*.py") if path.name not in ("recipes.py", "timeseries.py"))
+)
 def test_quicktest_runs(name, tmp_path):
     config = configs.load(f"{ROOT / name}:quicktest")
     with config.unlocked():
@@ -98,15 +101,45 @@ def test_quicktest_runs(name, tmp_path):
 @pytest.mark.parametrize(
     "name,message",
     [
-        ("octic_h.py:H9", "config mode 'H9' is not one of plain, H8"),
-        ("octic_ablations.py:k=six", "k='six' must be a number of blocks"),
-        ("octic_ablations.py:D8,depth=3", "config mode 'depth=3' is not one of"),
-        ("jumbo_in1k.py:smal", "config mode 'smal' is not one of pico, nano.*the nearest is 'small'"),
-        ("jumbo_in1k.py:j=six", "'six' is not a number"),
-        ("jumbo_in21k.py:registers,lora", "config mode 'lora' is for Jumbo"),
-        ("cifar.py:1000", "config mode '1000' is not one of"),
+        ("octic_h.py:H9", "config mode='H9' is not one of plain, H8"),
+        ("octic_ablations.py:k=six", "config mode='k=six': 'six' is not a whole number"),
+        ("octic_ablations.py:D8,depth=3", "config mode='depth=3' is not one of"),
+        ("jumbo_in1k.py:smal", "config mode='smal' is not one of pico, nano.*the nearest is 'small'"),
+        ("jumbo_in1k.py:j=six", "'six' is not a whole number"),
+        ("jumbo_in21k.py:registers,lora", "'lora' is for the Jumbo token"),
+        ("cifar.py:1000", "config mode='1000' is not one of"),
+        ("cifar.py:10,H8,400", "config mode='400' is not one of"),
+        ("quickstart.py:H8,800", "config mode='800' is not one of"),
+        ("linear_probe.py:B,jumbo,800", "config mode='800' is not one of"),
+        ("octic_finetune.py:L,H8,400", "config mode='400' is not one of"),
+        ("octic_l.py:H8,400,D8", "'H8' and 'D8' exclude each other"),
+        ("octic_ablations.py:k=6,k=8", "'k=6' and 'k=8' exclude each other"),
+        ("octic_ablations.py:H8,invariant=linear", "invariant= is for I8, D8 and D2; H8 has no"),
+        ("jumbo_in1k.py:registers,j=3", "j= and multiplier= are for the Jumbo token"),
+        ("jumbo_in21k.py:wide", "'wide' is for registers; add 'registers'"),
+        ("octic_l.py:H8,", "config mode='' is not one of"),
     ],
 )
 def test_bad_modes_are_refused(name, message):
     with pytest.raises(ValueError, match=message):
         configs.load(str(ROOT / name))
+
+
+@pytest.mark.parametrize(
+    "name,key,value",
+    [
+        ("jumbo_in1k.py:tiny,224,lr=3e-3", "schedule.lr", 3e-3),
+        ("jumbo_in1k.py:tiny,224", "schedule.lr", 5e-5),
+        ("mae.py:cifar,1600", "epochs", 1600),
+        ("mae.py:L,1600", "epochs", 1600),
+        ("octic_l.py:H8", "precision", "mixed"),
+        ("octic_l.py:H8,quicktest", "precision", "float32"),
+    ],
+)
+def test_every_word_of_a_mode_counts(name, key, value):
+    assert configs.flat(configs.load(str(ROOT / name)))[key] == value
+
+
+@pytest.mark.parametrize("name", [path.name for path in ROOT.glob("*.py") if path.name != "recipes.py"])
+def test_a_recipe_is_one_page(name):
+    assert set(re.findall(r"^from configs import (.+)$", (ROOT / name).read_text(), re.MULTILINE)) == {"recipes"}

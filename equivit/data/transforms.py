@@ -3,15 +3,11 @@
 A transform is small, can be pickled, and takes all its randomness from the generator that it is given.
 """
 
-import difflib
-
 import ml_collections
 import numpy as np
 from PIL import Image
 
-from equivit.data import augment, crops, rand_augment
-
-CROPS = ("random_resized", "simple_random", "pad", "none")
+from equivit.data import augment, crops, rand_augment, section
 
 
 class Train:
@@ -24,20 +20,10 @@ class Train:
     """
 
     def __init__(self, config: ml_collections.ConfigDict, channels: int):
-        key = "image_size" if config.train_image_size is None else "train_image_size"
-        self.height, self.width = _image_size(config, key)
+        section.check(config)
+        self.height, self.width = config.train_image_size or config.image_size
         self.mean, self.std = _statistics(config, channels)
         self.options = options = config.augment.to_dict()
-        if options["crop"] not in CROPS:
-            nearest = difflib.get_close_matches(options["crop"], CROPS, n=1, cutoff=0.0)[0]
-            raise ValueError(
-                f"config.data.augment.crop={options['crop']!r} is not one of {CROPS}; nearest is {nearest!r}."
-            )
-        for name in ("flip", "erase"):
-            _check_range(f"augment.{name}", options[name], 0, 1)
-        _check_interval("augment.scale", options["scale"], 1.0)
-        _check_interval("augment.ratio", options["ratio"], float("inf"))
-        _check_range("augment.color_jitter", options["color_jitter"], 0, float("inf"))
         self.policy = None
         if options["rand_augment"] is not None:
             fill = tuple(min(255, round(255 * float(value))) for value in self.mean)
@@ -77,9 +63,8 @@ class Evaluation:
     """
 
     def __init__(self, config: ml_collections.ConfigDict):
-        self.height, self.width = _image_size(config)
-        if not 0 < config.crop_ratio <= 1:
-            raise ValueError(f"config.data.crop_ratio={config.crop_ratio} must be above 0 and at most 1.")
+        section.check(config)
+        self.height, self.width = config.image_size
         self.crop_ratio = config.crop_ratio
 
     def __call__(self, image: Image.Image) -> np.ndarray:
@@ -93,14 +78,6 @@ def _pixels(image: Image.Image) -> np.ndarray:
     return pixels if pixels.ndim == 3 else pixels[..., None]
 
 
-def _image_size(config: ml_collections.ConfigDict, key: str = "image_size") -> tuple[int, int]:
-    value = config[key]
-    size = tuple(value) if isinstance(value, (tuple, list)) else (value,)
-    if len(size) != 2 or not all(isinstance(side, int) and side > 0 for side in size):
-        raise ValueError(f"config.data.{key}={value} must be two positive whole numbers, (height, width).")
-    return size
-
-
 def _statistics(config: ml_collections.ConfigDict, channels: int) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation per channel, float64 [C]; one number stands for all channels."""
     values = []
@@ -110,17 +87,5 @@ def _statistics(config: ml_collections.ConfigDict, channels: int) -> tuple[np.nd
             raise ValueError(
                 f"config.data.{name}={getattr(config, name)} must hold {channels} numbers, one per channel."
             )
-        if not np.all((value >= 0) & (value <= 1)) or (name == "std" and not np.all(value)):
-            raise ValueError(f"config.data.{name}={getattr(config, name)} is of pixel values in 0..1, std above 0.")
         values.append(np.broadcast_to(value, channels))
     return tuple(values)
-
-
-def _check_range(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise ValueError(f"config.data.{name}={value} must lie in {low}..{high}.")
-
-
-def _check_interval(name: str, interval: tuple[float, float], high: float) -> None:
-    if len(interval) != 2 or not 0 < interval[0] <= interval[1] <= high:
-        raise ValueError(f"config.data.{name}={interval} must satisfy 0 < low <= high <= {high}.")

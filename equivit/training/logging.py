@@ -13,6 +13,9 @@ from ml_collections import ConfigDict
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from tensorboardX import SummaryWriter
 
+from equivit import errors
+
+DEFAULTS = dict(every_steps=50, tensorboard=True)  # of the `log` section
 IN_FLIGHT = 2  # steps the device may be behind: enough to keep it busy, few enough to hold few batches
 
 
@@ -156,3 +159,8 @@ def _line(metrics):
     known = [form.format(metrics[name]) for name, form in formats.items() if name in metrics]
     others = [f"{name} {value:.4g}" for name, value in metrics.items() if "/" in name]
     return "  ".join(known + others[:3])
+
+
+def check(section: ConfigDict) -> None:
+    """ValueError for an impossible value in the `log` section."""
+    errors.whole("config.log.every_steps", section.every_steps)

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from equivit import logical
+from equivit import errors, logical
 from equivit.logical import Tensor
 from equivit.objectives.objective import Objective
 from equivit.training.schedules import Schedule
@@ -195,3 +195,30 @@ def _only_trained(chain: optax.GradientTransformation, rules: Rules) -> optax.Gr
         return {**still, **{k: u * mask[k] for k, u in updates.items()}}, state
 
     return optax.GradientTransformation(init, update)
+
+
+DEFAULTS = dict(
+    name="lamb",
+    weight_decay=0.02,
+    weight_decay_end=None,  # the decay moves to it along a cosine over the run; None: constant
+    betas=(0.9, 0.999),
+    eps=1e-8,
+    clip=1.0,  # largest global norm of the gradients; None: any
+    momentum=0.9,  # sgd and lars only
+    accumulation=1,  # micro-batches per step
+    no_decay=(),  # patterns of logical names, such as "head.*", on top of the objective's own rules
+    layer_decay=None,  # of the learning rate from layer to layer, backwards from the head; such as 0.75
+)
+
+
+def check(section: ConfigDict) -> None:
+    """ValueError for an impossible value in the `optimizer` section."""
+    errors.one_of("config.optimizer.name", section.name, ("lamb", "lars", "adamw", "sgd"))
+    errors.number("config.optimizer.weight_decay", section.weight_decay, "zero or more")
+    errors.number("config.optimizer.weight_decay_end", section.weight_decay_end, "zero or more", optional=True)
+    errors.pair("config.optimizer.betas", section.betas, "in [0, 1)")
+    errors.number("config.optimizer.eps", section.eps, "positive")
+    errors.number("config.optimizer.clip", section.clip, "positive", optional=True)
+    errors.number("config.optimizer.momentum", section.momentum, "in [0, 1)")
+    errors.whole("config.optimizer.accumulation", section.accumulation)
+    errors.number("config.optimizer.layer_decay", section.layer_decay, "in (0, 1)", optional=True)

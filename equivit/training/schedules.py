@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
+from equivit import errors
+
 Schedule = Callable[[jax.Array], jax.Array]
 
 
@@ -42,3 +44,28 @@ def _warmed_up(config, t, warmup, *, decayed):
     cosine = config.min_lr + (config.lr - config.min_lr) * jnp.cos(jnp.pi / 2 * jnp.clip(decayed, 0, 1)) ** 2
     after = cosine if config.name == "cosine" else jnp.float32(config.lr)
     return jnp.where(t < warmup, rising, after).astype(jnp.float32)
+
+
+DEFAULTS = dict(
+    name="cosine",
+    lr=1e-3,
+    warmup_lr=1e-6,
+    min_lr=1e-5,
+    warmup_epochs=None,  # this or warmup_steps
+    warmup_steps=None,
+    per_epoch=False,  # the rate changes from epoch to epoch, not from step to step
+)
+
+
+def check(section: ConfigDict) -> None:
+    """ValueError for an impossible value in the `schedule` section, or two that exclude each other."""
+    errors.one_of("config.schedule.name", section.name, ("cosine", "constant"))
+    errors.number("config.schedule.lr", section.lr, "positive")
+    errors.number("config.schedule.warmup_lr", section.warmup_lr, "zero or more")
+    errors.number("config.schedule.min_lr", section.min_lr, "zero or more")
+    errors.number("config.schedule.warmup_epochs", section.warmup_epochs, "zero or more", optional=True)
+    errors.whole("config.schedule.warmup_steps", section.warmup_steps, "zero or more", optional=True)
+    if section.warmup_epochs is not None and section.warmup_steps is not None:
+        raise ValueError("config.schedule: warmup_epochs and warmup_steps are both set; set one to None.")
+    if section.per_epoch and section.warmup_steps is not None:
+        raise ValueError("config.schedule: per_epoch=True counts in epochs; give warmup_epochs, not warmup_steps.")

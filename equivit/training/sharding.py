@@ -10,6 +10,9 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
+from equivit import errors
+
+DEFAULTS = dict(data=-1, fsdp=1)  # of the `mesh` section; -1: the devices that are left
 BATCH = PartitionSpec(("data", "fsdp"))
 HEARTBEAT_SECONDS = 30  # a process that is silent for so long is taken for dead, and the others end
 
@@ -87,3 +90,10 @@ def to_global(mesh: Mesh, batch: dict) -> dict[str, jax.Array]:
     """This process's rows of a batch as global arrays, split over all devices along the example axis."""
     sharding = NamedSharding(mesh, BATCH)
     return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}
+
+
+def check(section: ConfigDict) -> None:
+    """ValueError for an impossible value in the `mesh` section."""
+    errors.whole("config.mesh.fsdp", section.fsdp)
+    if section.data != -1 and not (isinstance(section.data, int) and section.data > 0):
+        raise ValueError(f"config.mesh.data={section.data!r} must be positive, or -1 for the devices that are left.")

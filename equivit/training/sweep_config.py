@@ -7,7 +7,6 @@ A file of `configs/` begins with `get_base()`; `python -m equivit.sweep` reads i
 The `model` section holds fields of `models/patchtst.PatchTSTConfig`, for all models alike.
 """
 
-import json
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -16,13 +15,14 @@ from equivit import errors
 from equivit.data.series import NORMALIZE
 from equivit.models import patchtst
 from equivit.training import config as configs
+from equivit.training import optimizers
 
 OF_DATA = ("length", "channels", "num_classes", "patches", "dropout")  # fields of a model that are not for `model`
-CHOOSING = ("data.directory", "data.names", "models", "patches")  # which results there are, not what they are
+CHOOSING = ("data.directory", "data.names", "models", "patches")  # choose results, and do not change them
 
 
 def get_base() -> ConfigDict:
-    """The recipe of Jumbo, Appendix A.3.2; what the paper leaves open is said beside the key."""
+    """The recipe of Jumbo, Appendix A.3.2; the comments say what the paper leaves open."""
     config = ConfigDict(dict(seed=0, epochs=100, batch_size=256))
     config.models = ("patchtst", "patchtst_registers", "patchtst_jumbo")
     config.patches = (8, 42)
@@ -32,12 +32,12 @@ def get_base() -> ConfigDict:
         names=("synthetic",),
         directory=None,  # of .npz, .ts or .tsv files; None: by name through aeon
         normalize="training",  # open (`data/series.py`)
-        split_seed=0,  # of the test set's halves; open
+        split_seed=0,  # of the split of the test set into halves; open
     )
     config.runs = dict(lr=(3e-3, 1e-3, 3e-4, 1e-4), dropout=(0.0, 0.1, 0.2))
-    config.optimizer = configs.get_base().optimizer
+    config.optimizer = optimizers.DEFAULTS
     config.optimizer.update(name="adamw", weight_decay=0.02, clip=None)
-    config.schedule = dict(warmup=0.1, min_lr=1e-8)  # warmup: a share of the steps, from 0
+    config.schedule = dict(warmup=0.1, min_lr=1e-8)  # warmup: share of the steps; the rate starts at 0
     return config
 
 
@@ -47,25 +47,25 @@ def validate(config: ConfigDict) -> None:
     Raises ValueError with one line: the key, its value, the rule, and the nearest valid name.
     """
     configs.check_keys(config, get_base())
+    values = configs.flat(config)
     for key in ("models", "patches", "data.names", "runs.lr", "runs.dropout"):
-        if not _get(config, key):
+        if not values[key]:
             raise ValueError(f"config.{key}=() must have an entry.")
     for name in config.models:
         errors.one_of("config.models", name, patchtst.VARIANTS)
+    for number in config.patches:
+        errors.whole("config.patches", number)
+    for lr in config.runs.lr:
+        errors.number("config.runs.lr", lr, "positive")
+    for rate in config.runs.dropout:
+        errors.number("config.runs.dropout", rate, "in [0, 1)")
+    errors.whole("config.epochs", config.epochs)
+    errors.whole("config.large.epochs", config.large.epochs)
+    errors.whole("config.batch_size", config.batch_size)
     errors.one_of("config.data.normalize", config.data.normalize, NORMALIZE)
-    for key in ("epochs", "large.epochs", "batch_size", "patches"):
-        _whole(key, _get(config, key))
-    rules = {
-        "runs.lr": "positive",
-        "runs.dropout": "in [0, 1)",
-        "schedule.warmup": "in [0, 1)",
-        "schedule.min_lr": "zero or more",
-        "optimizer.weight_decay": "zero or more",
-        "optimizer.eps": "positive",
-    }
-    for key, rule in rules.items():
-        for value in _entries(_get(config, key)):
-            errors.number(f"config.{key}", value, rule)
+    errors.number("config.schedule.warmup", config.schedule.warmup, "in [0, 1)")
+    errors.number("config.schedule.min_lr", config.schedule.min_lr, "zero or more")
+    optimizers.check(config.optimizer)
     if (config.optimizer.name, config.optimizer.accumulation) != ("adamw", 1):
         raise ValueError("config.optimizer: a sweep is run with name='adamw' and accumulation=1.")
     for key in OF_DATA:
@@ -80,28 +80,5 @@ def epochs(config: ConfigDict, name: str) -> int:
 
 
 def recipe(config: ConfigDict) -> dict[str, Any]:
-    """What a result depends on beside set, model and number of patches: plain JSON values by key."""
-    return {key: value for key, value in _flat(json.loads(config.to_json())).items() if key not in CHOOSING}
-
-
-def _whole(key, value):
-    for entry in _entries(value):
-        if not isinstance(entry, int) or isinstance(entry, bool) or entry < 1:
-            raise ValueError(f"config.{key}={entry!r} must be a positive whole number.")
-
-
-def _entries(value):
-    return value if isinstance(value, tuple) else (value,)
-
-
-def _get(config, key):
-    for name in key.split("."):
-        config = config[name]
-    return config
-
-
-def _flat(tree, prefix=""):
-    flat = {}
-    for key, value in tree.items():
-        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
-    return flat
+    """What a result depends on besides the set, the model and the number of patches: plain JSON values by key."""
+    return {key: value for key, value in configs.flat(configs.plain(config)).items() if key not in CHOOSING}

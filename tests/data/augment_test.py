@@ -8,6 +8,7 @@ import pytest
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from equivit.data import augment, crops, rand_augment, reading, transforms
+from equivit.data.section import CROPS
 
 DRAWS = 10_000
 
@@ -240,7 +241,7 @@ def test_an_image_of_the_right_size_is_not_resampled(section, crop, monkeypatch)
     assert equal(transforms.Evaluation(config)(image), image)
 
 
-@pytest.mark.parametrize("crop", transforms.CROPS)
+@pytest.mark.parametrize("crop", CROPS)
 @pytest.mark.parametrize("channels", [1, 3])
 def test_every_crop_with_everything_on_gives_the_size_and_depends_on_the_generator_alone(section, crop, channels):
     config = section(image_size=(24, 40), augment="everything")
@@ -267,12 +268,16 @@ def test_evaluation_covers_and_cuts_the_centre(section, size, resized, corner):
     ("changes", "message"),
     [
         ({"augment": {"crop": "randomresized"}}, "nearest is 'random_resized'"),
-        ({"augment": {"flip": 1.5}}, "augment.flip=1.5 must lie in 0..1"),
-        ({"augment": {"scale": (0.5, 0.2)}}, "augment.scale"),
+        ({"augment": {"flip": 1.5}}, r"augment.flip=1.5 must be in \[0, 1\]"),
+        ({"augment": {"scale": (0.5, 0.2)}}, r"augment.scale=\(0.5, 0.2\) must be .smallest, largest."),
+        ({"augment": {"scale": (0.5, 2.0)}}, r"augment.scale=.* must be two numbers in \(0, 1\]"),
+        ({"augment": {"rand_augment": "rand-m9"}}, "rand_augment='rand-m9' must be like"),
         ({"augment": {"ratio": (0.0, 1.0)}}, "augment.ratio"),
         ({"augment": {"color_jitter": -1.0}}, "augment.color_jitter"),
-        ({"mean": (0.5, 0.5)}, "mean=.* must hold 1 numbers"),
-        ({"std": (0.0,)}, "std=.* above 0"),
+        ({"mean": (0.5, 0.5)}, "mean=.* and config.data.std=.* must have one entry per channel"),
+        ({"mean": (0.5, 0.5), "std": (0.5, 0.5)}, "mean=.* must hold 1 numbers"),
+        ({"mean": (1.5,)}, r"mean=1.5 must be in \[0, 1\]"),
+        ({"std": (0.0,)}, r"std=0.0 must be in \(0, 1\]"),
         ({"image_size": (8,)}, "image_size=.*height, width"),
         ({"image_size": (8, 0)}, "image_size=.*height, width"),
     ],
@@ -283,5 +288,5 @@ def test_impossible_values_are_refused(section, changes, message):
 
 
 def test_impossible_crop_ratio_is_refused(section):
-    with pytest.raises(ValueError, match="crop_ratio=1.2 must be above 0 and at most 1"):
+    with pytest.raises(ValueError, match=r"crop_ratio=1.2 must be in \(0, 1\]"):
         transforms.Evaluation(section(crop_ratio=1.2))

@@ -1,9 +1,14 @@
+import ast
+import functools
 import json
+import math
 import re
 
 import pytest
 
 from equivit import train
+from equivit.errors import is_number
+from equivit.objectives.registry import OBJECTIVES
 from equivit.training import config as configs
 
 CONFIG = "tests/training/run_config.py"
@@ -41,10 +46,17 @@ def test_the_defaults_need_only_a_length():
         (dict(data__augment__flip=1.5), r"config.data.augment.flip=1.5 must be in \[0, 1\]"),
         (dict(schedule__lr=-1.0), "config.schedule.lr=-1.0 must be positive"),
         (dict(schedule__lr=float("nan")), "config.schedule.lr=nan must be positive"),
-        (dict(batch_size=0), "config.batch_size=0 must be positive"),
-        (dict(steps=2.5), "config.steps=2.5 must be a whole number"),
+        (dict(batch_size=0), "config.batch_size=0 must be a positive whole number"),
+        (dict(steps=2.5), "config.steps=2.5 must be a positive whole number, or None"),
         (dict(data__image_size=(16, 0)), "config.data.image_size=.* must be .height, width."),
-        (dict(data__std=(0.0,)), "std positive"),
+        (dict(data__std=(0.2,)), "config.data.mean=.* and config.data.std=.* must have one entry per channel"),
+        (dict(data__std=(0.2, 0.2, 0.0)), r"config.data.std=0.0 must be in \(0, 1\]"),
+        (dict(data__crop_ratio=1.5), r"config.data.crop_ratio=1.5 must be in \(0, 1\]"),
+        (dict(precision="bfloat6"), "config.precision='bfloat6' is not one of .*; the nearest is 'bfloat16'"),
+        (dict(optimizer__weight_decay_end=-1.0), "weight_decay_end=-1.0 must be zero or more, or None"),
+        (dict(checkpoint__keep=0), "config.checkpoint.keep=0 must be a positive whole number"),
+        (dict(evaluation__severities=(3, 6)), "config.evaluation.severities=6 is not one of 1, 2, 3, 4, 5"),
+        (dict(evaluation__sar__rho=-1.0), "rho=-1.0 must lie in"),
         (dict(optimizer__betas=(0.9, 1.0)), r"config.optimizer.betas=\(0.9, 1.0\) must be two numbers in \[0, 1\)"),
         (dict(optimizer__accumulation=3), "config.batch_size=128 must be divisible by optimizer.accumulation=3; .*126"),
         (dict(objective__label_smoothing=0.1, objective__mixup=0.8), "makes every target 1"),
@@ -58,6 +70,26 @@ def test_impossible_values_are_refused(changes, message):
     with pytest.raises(ValueError, match=message) as error:
         configs.validate(valid(**changes))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_every_number_is_checked(objective):
+    base = configs.get_base(objective)
+    base.steps = 10
+    numbers = {key: value for key, value in configs.flat(base).items() if is_number(value) or _is_tuple(value)}
+    assert len(numbers) > 30
+    for key, value in numbers.items():
+        config = base.copy_and_resolve_references()
+        *sections, last = key.split(".")
+        here = functools.reduce(lambda section, name: section[name], sections, config)
+        with here.ignore_type():
+            here[last] = (math.nan, *value[1:]) if _is_tuple(value) else math.nan
+        with pytest.raises(ValueError, match=f"{last}=.*nan"):
+            configs.validate(config)
+
+
+def _is_tuple(value):
+    return isinstance(value, tuple) and len(value) > 0 and is_number(value[0])
 
 
 @pytest.mark.parametrize(
@@ -105,6 +137,20 @@ def test_a_config_survives_its_file(tmp_path):
     assert configs.differences(config, configs.load(CONFIG, ["seed=1"])) == ["data.image_size", "seed"]
 
 
+def test_show_prints_every_key_as_an_override(capsys):
+    changes = ["data.image_size=(8, 16)", "data.source=npz:absent.npz", "model.registers=4", "epochs=3", "steps=None"]
+    assert train.main([f"--config={CONFIG}", *(f"--config.{change}" for change in changes), "--show"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line]
+    shown = dict(line.partition("#")[0].strip().split(" = ", 1) for line in lines)
+    config = configs.load(CONFIG, changes)
+    assert {key: ast.literal_eval(value) for key, value in shown.items()} == configs.flat(config)
+    assert "data.image_size = (8, 16)".ljust(52) + "# default: (32, 32)" in lines
+    strings = {key: value.strip("'") for key, value in shown.items()}  # as a shell does
+    del strings["objective.name"]  # which decides the keys
+    again = configs.load(CONFIG, [f"{key}={value}" for key, value in strings.items()])
+    assert configs.differences(config, again) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -127,6 +173,11 @@ def test_commands_fail_in_one_line(arguments, message, tmp_path, capsys):
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1 and lines[0].startswith("error: ")
     assert re.search(message, lines[0])
+
+
+def test_a_missing_workdir_is_refused(capsys):
+    assert train.main([f"--config={CONFIG}"]) == 1
+    assert capsys.readouterr().err == "error: --workdir is missing: give the directory of the run, --workdir=DIR.\n"
 
 
 def test_aggregate():
