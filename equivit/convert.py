@@ -15,7 +15,7 @@ import numpy as np
 from flax import nnx
 
 from equivit import command, pretrained
-from equivit.models import saved, zoo
+from equivit.models import saved
 from equivit.pretrained import reading
 from equivit.training import checkpoints
 
@@ -68,12 +68,8 @@ def _read(options: argparse.Namespace) -> None:
         family=options.family,
     )
     saved.save(options.output, model)
-    config, size = model.config, sum(math.prod(x.shape) for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
-    print(
-        f"Done: {zoo.kind(config)} {config.family}, width {config.width}, depth {config.depth}, "
-        f"{config.num_heads} heads, patch {config.patch_size[0]}x{config.patch_size[1]}, "
-        f"{size / 1e6:.2f} M parameters, in {options.output}."
-    )
+    size = sum(math.prod(x.shape) for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
+    print(f"Done: {pretrained.describe(model.config)}, {size / 1e6:.2f} M parameters, in {options.output}.")
 
 
 def _write(options: argparse.Namespace) -> None:

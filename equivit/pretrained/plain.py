@@ -13,7 +13,7 @@ from equivit.layers.grid import check_grid
 from equivit.models.vit_config import ViTConfig
 from equivit.pretrained import inference, mapping
 from equivit.pretrained.format import Hints
-from equivit.pretrained.mapping import Pair, Table
+from equivit.pretrained.mapping import Pair, Table, named
 
 
 class Spelling(NamedTuple):
@@ -52,14 +52,11 @@ def fields(state: Mapping[str, np.ndarray], spelling: Spelling, hints: Hints, so
     Raises:
       ValueError: a tensor that they are read from is absent or has the wrong number of axes, or a hint is missing.
     """
-    width, in_channels, *patch = inference.shape(state, source, mapping.named(spelling.patch_embed, "weight"), 4)
+    width, in_channels, *patch = inference.shape(state, source, named(spelling.patch_embed, "weight"), 4)
     size, class_position = _positions(state, spelling, tuple(patch), hints.image_size, source)
     mlp, mlp_dim = _mlp(state, spelling, source)
-    head, registers, scales = (
-        spelling.head and mapping.named(spelling.head, "weight"),
-        spelling.registers,
-        spelling.scales,
-    )
+    head, registers = spelling.head and named(spelling.head, "weight"), spelling.registers
+    has = lambda name: inference.count(state, name, spelling.blocks) > 0  # noqa: E731
     return dict(
         width=width,
         depth=inference.depth(state, source, spelling.blocks),
@@ -74,8 +71,8 @@ def fields(state: Mapping[str, np.ndarray], spelling: Spelling, hints: Hints, so
         class_position=class_position,
         registers=inference.shape(state, source, registers, 2 + spelling.batched)[-2] if registers in state else 0,
         mask_token=spelling.mask_token in state,
-        qkv_bias=inference.count(state, mapping.named(spelling.qkv, "bias"), spelling.blocks) > 0,
-        layer_scale=1e-4 if scales and inference.count(state, scales[0], spelling.blocks) else None,
+        qkv_bias=has(named(spelling.qkv, "bias")),
+        layer_scale=1e-4 if any(map(has, spelling.scales[:1])) else None,
     )
 
 
@@ -88,8 +85,8 @@ def table(config: ViTConfig, spelling: Spelling, source: str) -> Table:
     _require(config, spelling, source)
     ones = int(spelling.batched)
     pairs = [
-        mapping.moved(mapping.named(spelling.patch_embed, "weight"), "patch_embed.kernel", (2, 3, 1, 0)),
-        mapping.same(mapping.named(spelling.patch_embed, "bias"), "patch_embed.bias"),
+        mapping.moved(named(spelling.patch_embed, "weight"), "patch_embed.kernel", (2, 3, 1, 0)),
+        mapping.same(named(spelling.patch_embed, "bias"), "patch_embed.bias"),
     ]
     if config.class_token:
         pairs.append(mapping.same(spelling.class_token, "class_token", 2 * ones))
@@ -133,14 +130,17 @@ def _require(config, spelling, source):
 
 
 def _mlp(state, spelling, source) -> tuple[str, int]:
-    """Kind and hidden width: a SwiGLU's first map gives twice what its second takes, the gates before the values."""
-    names = [mapping.named(f"{spelling.blocks}.0.{name}", "weight") for name in spelling.fc]
-    if spelling.swiglu is None:
-        return "gelu", inference.shape(state, source, names[0], 2)[0]
-    gated = [mapping.named(f"{spelling.blocks}.0.{name}", "weight") for name in spelling.swiglu]
-    first, second = gated if gated[0] in state else names
-    given, taken = inference.shape(state, source, first, 2)[0], inference.shape(state, source, second, 2)[1]
-    return "swiglu" if given == 2 * taken or first not in names else "gelu", taken
+    """Kind and hidden width: a SwiGLU's first map gives gates and values, twice what its second takes."""
+
+    def shape(name):
+        return inference.shape(state, source, named(f"{spelling.blocks}.0.{name}", "weight"), 2)
+
+    gates = spelling.swiglu is not None and named(f"{spelling.blocks}.0.{spelling.swiglu[0]}", "weight") in state
+    first, second = spelling.swiglu if gates else spelling.fc
+    width = shape(first)[0]
+    if gates and (spelling.swiglu != spelling.fc or width == 2 * shape(second)[1]):
+        return "swiglu", width // 2
+    return "gelu", width
 
 
 def _positions(state, spelling, patch, image_size, source) -> tuple[tuple[int, int], bool]:
