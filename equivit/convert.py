@@ -39,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
         "--input", required=True, type=pathlib.Path, help="official file; with --to a saved model or a run directory"
     )
     parser.add_argument("--output", required=True, type=pathlib.Path, help="directory; with --to a file")
-    parser.add_argument("--num_heads", type=int, help="heads per block, where the width does not tell")
+    parser.add_argument("--num_heads", type=int, help="heads per block, where no published model has that width")
     parser.add_argument("--image_size", type=_size, help="HEIGHT,WIDTH of the learned positions, where not a square")
     parser.add_argument("--num_classes", type=int, help="another number of classes: the model gets a new head")
     parser.add_argument("--family", help="H2 or I2, for flip models")

@@ -1,7 +1,7 @@
 """The official flip-equivariant ViTs (flopping-for-flops): D2, H2 and I2.
 
-Files of H2 and I2 have the same names and shapes, so the family has to be told.  The official models order tokens by
-halves of the grid; ours go row by row, which changes no logits.  The order is stored in a file and checked here.
+Files of H2 and I2 have the same names and shapes, so the caller has to say which it is.  The official models order
+tokens by halves of the grid, ours row by row, which changes no logits.  Files store that order; it is checked here.
 """
 
 import numpy as np

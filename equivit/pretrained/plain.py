@@ -1,4 +1,4 @@
-"""Plain ViTs in any spelling: what a state dict tells of one, and its table.
+"""Plain ViTs in any spelling: the configuration that a state dict has, and its table.
 
 A format of plain ViTs is a `Spelling` and the few things that it does differently.
 """
@@ -25,14 +25,14 @@ class Spelling(NamedTuple):
     Attributes:
       fc, swiglu: the two maps of an MLP, and of a gated one.
       scales: the layer scales of a block.
-      batched: tokens and positions have a batch axis of one in front, and the class token is a row: [1, 1, D].
+      batched: whether tokens and positions have a leading batch axis: a class token [1, 1, D], not [D].
     """
 
     patch_embed: str = "patch_embed.proj"
     class_token: str | None = "cls_token"
     registers: str | None = "reg_token"
     mask_token: str | None = "mask_token"
-    position: str = "pos_embed"
+    position: str | None = "pos_embed"
     blocks: str = "blocks"
     norm1: str = "norm1"
     qkv: str = "attn.qkv"
@@ -47,16 +47,15 @@ class Spelling(NamedTuple):
 
 
 def fields(state: Mapping[str, np.ndarray], spelling: Spelling, hints: Hints, source: str) -> dict:
-    """The fields of the configuration that names and shapes tell.
+    """The fields of the configuration that follow from names and shapes.
 
     Raises:
-      ValueError: a tensor that they are read from is absent or has the wrong number of axes, or a hint is missing.
+      ValueError: a tensor they follow from is absent or has the wrong number of axes, or a hint is needed.
     """
     width, in_channels, *patch = inference.shape(state, source, named(spelling.patch_embed, "weight"), 4)
     size, class_position = _positions(state, spelling, tuple(patch), hints.image_size, source)
     mlp, mlp_dim = _mlp(state, spelling, source)
     head, registers = spelling.head and named(spelling.head, "weight"), spelling.registers
-    has = lambda name: inference.count(state, name, spelling.blocks) > 0  # noqa: E731
     return dict(
         width=width,
         depth=inference.depth(state, source, spelling.blocks),
@@ -71,8 +70,8 @@ def fields(state: Mapping[str, np.ndarray], spelling: Spelling, hints: Hints, so
         class_position=class_position,
         registers=inference.shape(state, source, registers, 2 + spelling.batched)[-2] if registers in state else 0,
         mask_token=spelling.mask_token in state,
-        qkv_bias=has(named(spelling.qkv, "bias")),
-        layer_scale=1e-4 if any(map(has, spelling.scales[:1])) else None,
+        qkv_bias=inference.count(state, named(spelling.qkv, "bias"), spelling.blocks) > 0,
+        layer_scale=1e-4 if spelling.scales and inference.count(state, spelling.scales[0], spelling.blocks) else None,
     )
 
 
@@ -120,7 +119,7 @@ def block(index: int, config: ViTConfig, spelling: Spelling) -> list[Pair]:
 
 
 def _require(config, spelling, source):
-    """Refuse a model that no tensors would tell from another."""
+    """Refuse what `mapping.check` cannot: these choices show in no tensor, or in too many to list."""
     values = dict(family="plain", class_token=spelling.class_token is not None)
     values |= dict(pool="class") if spelling.class_token is not None else {}
     values |= dict(position="learned") if spelling.position is not None else {}
@@ -153,7 +152,7 @@ def _positions(state, spelling, patch, image_size, source) -> tuple[tuple[int, i
         if patches and h * w == patches:
             return image_size or (h * patch[0], w * patch[1]), with_class
     raise ValueError(
-        f"{source}: {name} has {rows} rows, which is no square grid of patches, with or without a class token; give "
+        f"{source}: {name} has {rows} rows, which form no square grid of patches, with or without a class token; give "
         f"image_size=(height, width) with height/{patch[0]} times width/{patch[1]} patches."
         if image_size is None
         else f"{source}: {name} has {rows} rows, not those of an image of {image_size[0]}x{image_size[1]} in "

@@ -22,22 +22,10 @@ from equivit.pretrained.plain import Spelling
 # quick GELU, which our models do not have.
 NAME = "clip"
 CLIP = Spelling(
-    patch_embed="conv1",
-    class_token="class_embedding",
-    registers=None,
-    mask_token=None,
-    position="positional_embedding",
-    blocks="transformer.resblocks",
-    norm1="ln_1",
-    qkv="attn.in_proj_{}",
-    proj="attn.out_proj",
-    norm2="ln_2",
-    fc=("mlp.c_fc", "mlp.c_proj"),
-    scales=(),
-    norm="ln_post",
-    head=None,
-    batched=False,
-)
+    patch_embed="conv1", class_token="class_embedding", position="positional_embedding", registers=None,
+    mask_token=None, blocks="transformer.resblocks", norm1="ln_1", qkv="attn.in_proj_{}", proj="attn.out_proj",
+    norm2="ln_2", fc=("mlp.c_fc", "mlp.c_proj"), scales=(), norm="ln_post", head=None, batched=False,
+)  # fmt: skip
 
 
 def infer(state, hints):
@@ -54,9 +42,8 @@ def table(config, flavour):
 
 
 def biasless(theirs, ours, bias, axes):
-    inverse = np.argsort(axes)  # our bias is zero, and is not written
-    read = lambda x: (x.transpose(axes), np.zeros(x.shape[inverse[-1]], np.float32))  # noqa: E731
-    return Pair(theirs, (ours, bias), read, lambda x, _: x.transpose(inverse))
+    read = lambda x: (x.transpose(axes), np.zeros(x.shape[axes[-1]], np.float32))  # noqa: E731
+    return Pair(theirs, (ours, bias), read, lambda x, _: x.transpose(np.argsort(axes)))  # our bias is zero
 
 
 def rename(name):

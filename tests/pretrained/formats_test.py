@@ -204,7 +204,7 @@ def test_the_order_of_flip_tokens_is_checked():
         ("Jumbo", dict(normed_residual=True), "jumbo: cannot hold a model with normed_residual=True"),
         ("Jumbo", dict(pool_frist=True), "'pool_frist' is not an option; the nearest is 'pool_first'"),
         ("Jumbo's baseline", dict(jumbo=3), "'jumbo' is not an option"),
-        ("Jumbo of 2025", dict(), "jumbo: pos_embed has 12 rows, which is no square grid.* give image_size="),
+        ("Jumbo of 2025", dict(), "jumbo: pos_embed has 12 rows, which form no square grid.* give image_size="),
         ("plain registers", dict(), "no square grid of patches.* give image_size="),
         ("plain", dict(image_size=(64, 64)), "not those of an image of 64x64 in patches of 8x8"),
         ("H8", dict(image_size=(64, 64)), r"misshapen: .*pos_embed.0 \(2, 2, 8\), expected \(4, 4, 8\)"),
