@@ -15,7 +15,7 @@ import numpy as np
 from flax import nnx
 
 from equivit import command, pretrained
-from equivit.models import saved, zoo
+from equivit.models import saved
 from equivit.pretrained import reading
 from equivit.training import checkpoints
 
@@ -39,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
         "--input", required=True, type=pathlib.Path, help="official file; with --to a saved model or a run directory"
     )
     parser.add_argument("--output", required=True, type=pathlib.Path, help="directory; with --to a file")
-    parser.add_argument("--num_heads", type=int, help="heads per block, where the width does not tell")
+    parser.add_argument("--num_heads", type=int, help="heads per block, where no published model has that width")
     parser.add_argument("--image_size", type=_size, help="HEIGHT,WIDTH of the learned positions, where not a square")
     parser.add_argument("--num_classes", type=int, help="another number of classes: the model gets a new head")
     parser.add_argument("--family", help="H2 or I2, for flip models")
@@ -68,12 +68,8 @@ def _read(options: argparse.Namespace) -> None:
         family=options.family,
     )
     saved.save(options.output, model)
-    config, size = model.config, sum(math.prod(x.shape) for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
-    print(
-        f"Done: {zoo.kind(config)} {config.family}, width {config.width}, depth {config.depth}, "
-        f"{config.num_heads} heads, patch {config.patch_size[0]}x{config.patch_size[1]}, "
-        f"{size / 1e6:.2f} M parameters, in {options.output}."
-    )
+    size = sum(math.prod(x.shape) for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
+    print(f"Done: {pretrained.describe(model.config)}, {size / 1e6:.2f} M parameters, in {options.output}.")
 
 
 def _write(options: argparse.Namespace) -> None:

@@ -5,21 +5,24 @@ reading.write("back.safetensors", pretrained.state_dict("octic_vits", model))
 """
 
 import dataclasses
-import difflib
 import os
 from collections.abc import Mapping
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from equivit import logical
+from equivit import errors, logical
 from equivit.models import zoo
-from equivit.models.vit import ViT
-from equivit.models.vit_config import ViTConfig
-from equivit.pretrained import flip, jumbo, mae, mapping, octic_vits, reading, timm
+from equivit.pretrained import flip, jumbo, mae, mapping, names, octic_vits, reading, timm
+from equivit.pretrained.format import Format
 
-FORMATS = {format.NAME: format for format in (octic_vits, flip, timm, jumbo, mae)}
+# A new format: one file of this folder, and its place in this line.
+_ALL = (octic_vits.FORMAT, flip.FORMAT, timm.FORMAT, jumbo.FORMAT, mae.FORMAT, mae.AUTOENCODER)
+FORMATS = {format.name: format for format in _ALL}
+STORED = (nnx.Param, nnx.BatchStat)  # the variables that files hold: parameters and running statistics
 
 
 def load(
@@ -32,13 +35,13 @@ def load(
     family: str | None = None,
     seed: int = 0,
     **options,
-) -> ViT:
-    """A model with foreign weights, in float32.  Names and shapes tell which; hints tell the rest.
+) -> nnx.Module:
+    """A model with foreign weights, in float32.  Names and shapes tell which model; hints tell the rest.
 
     Prints the names of tensors that are left out on purpose: constants, and what the model does not use.
 
     Args:
-      source: "octic_vits", "flip", "timm", "jumbo" or "mae" (the encoder; `mae.load_autoencoder` has the decoder too).
+      source: a key of `FORMATS`: "octic_vits", "flip", "timm", "jumbo", "mae" (the encoder) or "mae_autoencoder".
       weights: a state dict, or the path of a .safetensors, .npz or .pth file; containers and wrappers are taken off.
       num_heads: heads per block; None: those of the published model of that width.
       image_size: (height, width) that the table of positions belongs to; needed where it is not a square.
@@ -53,79 +56,119 @@ def load(
     """
     format = _format(source)
     content = reading.read(weights) if isinstance(weights, str | os.PathLike) else weights
-    state, left_out = reading.state_dict(content, reading.OTHER_HEADS + getattr(format, "OTHERS", ()))
-    config, flavour = format.infer(state, num_heads=num_heads, image_size=image_size, family=family)
-    if family not in (None, config.family):
-        raise ValueError(f"{source}: family={family!r}, but the weights are those of {config.family!r}.")
+    state, left_out = reading.state_dict(content, format.rename, format.ignored)
+    size = None if image_size is None else tuple(image_size)
+    config, flavour = format.infer(state, num_heads=num_heads, image_size=size, family=family)
     config = _with_options(source, config, options)
-    table = format.table(config, flavour)
-    tensors = mapping.read(table, state, _shapes(config), _about(source, config, flavour))
+    table, what = format.table(config, flavour), _what(source, flavour, config)
+    shapes = _shapes(config)
+    mapping.check(table, shapes, what)
+    tensors = mapping.read(table, state, shapes, what)
     left_out += [constant.name for constant in table.constants]
-    if num_classes is not None and num_classes < 1:
-        raise ValueError(f"{source}: {num_classes=} must be at least 1.")
-    if num_classes not in (None, config.num_classes):
-        left_out += [name for name in state if name.startswith("head.")]
-        config = dataclasses.replace(config, num_classes=num_classes)
-        tensors = {name: t for name, t in tensors.items() if not name.startswith("head.")} | _new_head(config, seed)
+    if num_classes not in (None, getattr(config, "num_classes", None)):
+        left_out += [pair.theirs for pair in table.pairs if pair.ours[0].startswith("head.")]
+        config, tensors = _with_new_head(source, config, tensors, num_classes, seed)
     if left_out:
-        print(f"{source}: left out knowingly: {mapping.brief(left_out)}.")
-    return logical.from_logical(_abstract(config), tensors)
+        print(f"{source}: left out knowingly: {names.brief(left_out)}.")
+    return _filled(_abstract(config), tensors)
 
 
-def state_dict(source: str, model: ViT, *, flavour: str | None = None) -> dict[str, np.ndarray]:
+def state_dict(source: str, model: nnx.Module, *, flavour: str | None = None) -> dict[str, np.ndarray]:
     """The model's weights under the names of a foreign format, constants included; the inverse of `load`.
 
     Args:
-      flavour: one of the format's `FLAVOURS`; None: the one that goes with the model's configuration.
+      flavour: one of the format's `flavours`; None: the one that goes with the model's configuration.
 
     Raises:
       ValueError: no such flavour, or the format has no such model.
     """
     format, config = _format(source), model.config
-    flavour = format.default_flavour(config) if flavour is None else flavour
-    if flavour not in format.FLAVOURS:
-        raise ValueError(f"{source}: {flavour=} is not one of {', '.join(format.FLAVOURS)}.")
-    tensors = jax.device_get(logical.to_logical(model))
-    return mapping.write(format.table(config, flavour), tensors, _about(source, config, flavour))
+    if not isinstance(config, format.kind):
+        raise ValueError(f"{source}: cannot hold a {type(model).__name__}; its models have a {format.kind.__name__}.")
+    if flavour is None:
+        flavour = format.default_flavour(config) if format.default_flavour else format.flavours[0]
+    errors.one_of(f"{source}: flavour", flavour, format.flavours)
+    return mapping.write(format.table(config, flavour), jax.device_get(_taken(model)), _what(source, flavour, config))
 
 
-def _format(source: str):
-    if source not in FORMATS:
-        raise ValueError(f"pretrained: source {source!r} is not one of {', '.join(FORMATS)}.")
+def describe(config: Any) -> str:
+    """A configuration in one line, by those of the usual fields that it has: "ViT, family H8, width 1280, ..."."""
+    parts = [type(config).__name__.removesuffix("Config")]
+    for field, words in _DESCRIBED.items():
+        if value := getattr(config, field, None):
+            parts.append(words.format("x".join(map(str, value)) if isinstance(value, tuple) else value))
+    for field in dataclasses.fields(config):
+        if dataclasses.is_dataclass(part := getattr(config, field.name)):
+            parts.append(f"{field.name} ({describe(part)})")
+    return ", ".join(parts)
+
+
+_DESCRIBED = {
+    "family": "family {}",
+    "width": "width {}",
+    "depth": "depth {}",
+    "num_heads": "{} heads",
+    "patch_size": "patch {}",
+    "k": "equivariant blocks {}",
+    "decoder_width": "decoder width {}",
+    "decoder_depth": "decoder depth {}",
+    "decoder_heads": "{} decoder heads",
+}
+
+
+def _format(source: str) -> Format:
+    errors.one_of("pretrained: source", source, FORMATS)
     return FORMATS[source]
 
 
-def _with_options(source, config: ViTConfig, options) -> ViTConfig:
+def _what(source: str, flavour: str, config: Any) -> str:
+    return f"{source} ({flavour}; {describe(config)})"
+
+
+def _with_options(source: str, config: Any, options: Mapping[str, Any]) -> Any:
     valid = [field.name for field in dataclasses.fields(config)]
     for name in options:
         if name not in valid:
-            near = difflib.get_close_matches(name, valid, n=1)
-            raise ValueError(f"{source}: {name!r} is not an option{f'; did you mean {near[0]!r}?' if near else '.'}")
+            raise ValueError(f"{source}: {name!r} is not an option{errors.nearest(name, valid)}.")
     return dataclasses.replace(config, **options)
 
 
-def _abstract(config: ViTConfig) -> ViT:
+def _with_new_head(source: str, config: Any, tensors: dict, num_classes: int, seed: int) -> tuple[Any, dict]:
+    """Configuration and logical tensors with a fresh head for `num_classes`; it is all that is ever drawn."""
+    errors.whole(f"{source}: num_classes", num_classes)
+    if "num_classes" not in (field.name for field in dataclasses.fields(config)):
+        raise ValueError(f"{source}: {num_classes=}, but its models have no head.")
+    config = dataclasses.replace(config, num_classes=num_classes)
+
+    @jax.jit  # so that the compiler drops the rest of the model
+    def draw():
+        drawn = _taken(zoo.build(config, nnx.Rngs(params=seed)))
+        return {name: tensor for name, tensor in drawn.items() if name.startswith("head.")}
+
+    return config, {name: t for name, t in tensors.items() if not name.startswith("head.")} | draw()
+
+
+def _abstract(config: Any) -> nnx.Module:
     """The model with shapes in place of arrays."""
     return jax.eval_shape(lambda: zoo.build(config, nnx.Rngs(params=0)))
 
 
-def _shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
+def _shapes(config: Any) -> dict[str, tuple[int, ...]]:
     """The shape of each logical tensor."""
-    tensors = jax.eval_shape(lambda: logical.to_logical(zoo.build(config, nnx.Rngs(params=0))))
-    return {name: tensor.shape for name, tensor in tensors.items()}
+    tables = logical.tensors(_abstract(config), STORED).values()
+    return {tensor.name: tensor.shape for table in tables for tensor in table.flat}
 
 
-def _new_head(config: ViTConfig, seed: int) -> dict[str, jax.Array]:
-    """Logical tensors of a fresh head; under jit, so that the rest of the model is never drawn."""
-
-    @jax.jit
-    def draw():
-        tensors = logical.to_logical(zoo.build(config, nnx.Rngs(params=seed)))
-        return {name: tensor for name, tensor in tensors.items() if name.startswith("head.")}
-
-    return draw()
+def _taken(model: nnx.Module) -> dict[str, jax.Array]:
+    """Everything that files hold, by logical name."""
+    arrays, tables = logical.take(model, STORED), logical.names(model, STORED)
+    return {str(name): arrays[leaf][i] for leaf, table in tables.items() for i, name in np.ndenumerate(table)}
 
 
-def _about(source: str, config: ViTConfig, flavour: str) -> str:
-    k = f", {config.k} of {config.depth} blocks equivariant" if config.group else f", {config.depth} blocks"
-    return f"{source} ({flavour}, {config.family}, width {config.width}{k})"
+def _filled(model: nnx.Module, tensors: Mapping[str, np.ndarray]) -> nnx.Module:
+    """The abstract model with everything that files hold; the inverse of `_taken`."""
+    arrays = {}
+    for leaf, table in logical.names(model, STORED).items():
+        slices = [np.asarray(tensors[name]) for name in table.flat]
+        arrays[leaf] = jnp.asarray(np.stack(slices).reshape(*table.shape, *slices[0].shape))
+    return logical.put(model, arrays)

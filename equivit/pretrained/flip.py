@@ -1,20 +1,20 @@
 """The official flip-equivariant ViTs (flopping-for-flops): D2, H2 and I2.
 
-Files of H2 and I2 have the same names and shapes, so the family has to be told.  The official models order tokens by
-halves of the grid; ours go row by row, which changes no logits.  The order is stored in a file and checked here.
+Files of H2 and I2 have the same names and shapes, so the caller has to say which it is.  The official models order
+tokens by halves of the grid, ours row by row, which changes no logits.  Files store that order; it is checked here.
 """
-
-from collections.abc import Mapping
 
 import numpy as np
 
 from equivit.models.vit_config import ViTConfig
-from equivit.pretrained import inference, mapping
+from equivit.pretrained import inference, mapping, plain
+from equivit.pretrained.format import Format, Hints, State
 from equivit.pretrained.mapping import Constant, Table
+from equivit.pretrained.plain import Spelling
 
 NAME = "flip"
 IRREPS = ("sym", "asym")
-FLAVOURS = ("deit",)
+SCALES = ("gamma_1", "gamma_2")
 ORDER = "patch_embed.flatten_and_permute.permutation"
 
 
@@ -25,13 +25,7 @@ def token_order(grid: tuple[int, int]) -> np.ndarray:
     return np.concatenate([positions[:, : w // 2].reshape(-1), positions[:, ::-1][:, : w // 2].reshape(-1)])
 
 
-def infer(
-    state: Mapping[str, np.ndarray],
-    *,
-    num_heads: int | None = None,
-    image_size: tuple[int, int] | None = None,
-    family: str | None = None,
-) -> tuple[ViTConfig, str]:
+def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
     """The configuration and the flavour; `family` ("H2" or "I2") is needed where there are dense blocks."""
     channels, in_channels, patch, half = inference.shape(state, NAME, "patch_embed.proj_sym.weight", 4)
     width, depth = 2 * channels, inference.depth(state, NAME)
@@ -39,26 +33,21 @@ def infer(
     config = ViTConfig(
         width=width,
         depth=depth,
-        num_heads=inference.heads(width, num_heads, NAME),
+        num_heads=inference.heads(width, hints.num_heads, NAME),
         patch_size=(patch, 2 * half),
-        image_size=image_size or _image_size(state, (patch, 2 * half)),
+        image_size=hints.image_size or _image_size(state, (patch, 2 * half)),
         in_channels=in_channels,
         mlp_dim=2 * inference.shape(state, NAME, "blocks.0.mlp.fc1.linear_sym.weight", 2)[0],
         isotypic_eps=1e-6,
         qkv_bias=inference.count(state, "attn.qkv.linear_sym.bias") > 0,
         layer_scale=1e-4 if inference.count(state, "gamma_1.alpha_sym") else None,
-        **_family(state, k, depth, channels, family),
+        **_family(state, k, depth, channels, hints.family),
     )
-    return config, FLAVOURS[0]
-
-
-def default_flavour(config: ViTConfig) -> str:
-    """The flavour to write a model in."""
-    return FLAVOURS[0]
+    return config, "deit"
 
 
 def table(config: ViTConfig, flavour: str) -> Table:
-    """Pairs and constants of a file."""
+    """All tensors of a file."""
     inference.require(config, NAME, isotypic_norm="official", isotypic_eps=1e-6, class_token=True, pool="class")
     inference.require(config, NAME, class_position=False, registers=0, mask_token=False)
     h, w = (size // patch for size, patch in zip(config.image_size, config.patch_size, strict=True))
@@ -70,9 +59,9 @@ def table(config: ViTConfig, flavour: str) -> Table:
         pairs.append(mapping.moved(f"patch_embed.proj_{irrep}.weight", f"patch_embed.{irrep}", (2, 3, 1, 0)))
         pairs.append(mapping.grid(f"pos_embed.{i}", f"position.{irrep}", (h, w // 2)))
     for i in range(config.k):
-        pairs += mapping.isotypic_block(i, config, IRREPS, "linear", ("gamma_1", "gamma_2"))
+        pairs += mapping.isotypic_block(i, config, IRREPS, "linear", SCALES)
     for i in range(config.k, config.depth):
-        pairs += mapping.dense_block(i, config, ("gamma_1", "gamma_2"))
+        pairs += plain.block(i, config, Spelling(scales=SCALES))
     pairs += mapping.isotypic_norm("norm", "norm", IRREPS) if config.family == "D2" else mapping.norm("norm", "norm")
     if config.num_classes is not None:
         pairs += mapping.linear("head", "head")
@@ -102,3 +91,6 @@ def _image_size(state, patch_size):
     if columns < 1 or tokens % columns:
         raise ValueError(f"{NAME}: {ORDER} is not the token order of any grid of {tokens} tokens.")
     return tokens // columns * patch_size[0], columns * patch_size[1]
+
+
+FORMAT = Format(NAME, ("deit",), ViTConfig, infer, table)

@@ -5,16 +5,14 @@
 of the same code, spelt as in timm.  All of them resize positions with antialiasing and have norms of epsilon 1e-5.
 """
 
-import dataclasses
-from collections.abc import Mapping
-
 import numpy as np
 
-from equivit.layers.grid import check_grid
 from equivit.models.jumbo_vit import PRESETS, JumboViTConfig
 from equivit.models.vit_config import ViTConfig
-from equivit.pretrained import inference, mapping, timm
+from equivit.pretrained import inference, mapping, plain
+from equivit.pretrained.format import Format, Hints, State
 from equivit.pretrained.mapping import Constant, Pair, Table
+from equivit.pretrained.plain import Spelling
 
 NAME = "jumbo"
 EPS = 1e-5
@@ -24,61 +22,45 @@ VERSIONS = {
     "legacy": PRESETS["legacy"],
 }
 TOKENS = {"release": "jumbo_token", "legacy": "cls_token"}
-FLAVOURS = (*VERSIONS, "plain")
-SCALES = ("ls1.gamma", "ls2.gamma", "ls3.gamma")
+BASELINE = Spelling(registers=None, mask_token=None)
+JUMBO = BASELINE._replace(class_token=None, scales=("ls1.gamma", "ls2.gamma", "ls3.gamma"))
 
 
-def infer(
-    state: Mapping[str, np.ndarray],
-    *,
-    num_heads: int | None = None,
-    image_size: tuple[int, int] | None = None,
-    family: str | None = None,
-) -> tuple[ViTConfig, str]:
+def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
     """The configuration and the flavour; `image_size` is needed where the grid of positions is not square."""
     flavour = _flavour(state)
     if flavour == "plain":
-        config, _ = timm.infer(state, num_heads=num_heads, image_size=image_size, source=NAME)
-        return dataclasses.replace(config, norm_eps=EPS), flavour
-    fields, jumbo = inference.transformer(state, NAME, num_heads), inference.shape(state, NAME, TOKENS[flavour], 3)[1]
+        fields = plain.fields(state, BASELINE, hints, NAME)
+        return ViTConfig(**fields, norm_eps=EPS, position_antialias=True), flavour
+    jumbo = inference.shape(state, NAME, TOKENS[flavour], 3)[1]
     mlp = "jumbo_mlp" if flavour == "release" else "blocks.0.jumbo_mlp"
-    config = JumboViTConfig(
-        **fields,
-        **VERSIONS[flavour],
-        image_size=inference.positions(state, NAME, fields["patch_size"], image_size)[0],
-        mlp_dim=inference.shape(state, NAME, "blocks.0.mlp.fc1.weight", 2)[0],
-        jumbo=jumbo,
-        jumbo_multiplier=inference.shape(state, NAME, f"{mlp}.fc1.weight", 2)[0] / (jumbo * fields["width"]),
-        norm_eps=EPS,
-    )
-    return config, flavour
-
-
-def default_flavour(config: ViTConfig) -> str:
-    """The flavour to write a model in."""
-    if not isinstance(config, JumboViTConfig):
-        return "plain"
-    return "legacy" if config.jumbo_mlp == "per_layer" else "release"
+    fields = plain.fields(state, JUMBO, hints, NAME) | VERSIONS[flavour]
+    hidden = inference.shape(state, NAME, f"{mlp}.fc1.weight", 2)[0]
+    return JumboViTConfig(
+        **fields, jumbo=jumbo, jumbo_multiplier=hidden / (jumbo * fields["width"]), norm_eps=EPS
+    ), flavour
 
 
 def table(config: ViTConfig, flavour: str) -> Table:
-    """Pairs and constants of a file of that flavour."""
+    """All tensors of a file of that flavour."""
     if flavour == "plain":
-        inference.require(config, NAME, class_token=True, norm_eps=EPS, registers=0, class_position=False)
-        return timm.table(config, "timm", NAME)
+        inference.require(config, NAME, class_token=True, norm_eps=EPS, class_position=False)
+        return plain.table(config, BASELINE, NAME)
     _require(config, flavour)
-    grid = check_grid(config.image_size, config.patch_size, "image_size")
-    pairs = [mapping.same(TOKENS[flavour], "jumbo_token", ones=1), *mapping.patch_embed()]
-    pairs.append(mapping.grid("pos_embed", "position.table", grid))
+    jumbo = [mapping.same(TOKENS[flavour], "jumbo_token", ones=1)]
     for i in range(config.depth):
-        pairs += _block(f"blocks.{i}", i, config)
-    pairs += mapping.norm("norm", "norm")
-    if config.num_classes is not None:
-        pairs += mapping.linear("head", "head")
+        jumbo += _block(f"blocks.{i}", config)
+    whole = plain.table(config, JUMBO, NAME) + Table(jumbo)
     if flavour == "legacy":
-        return Table(pairs, [])
+        return whole
     unused = Constant("cls_token", np.zeros((1, 1, config.width), np.float32), "unused", fixed=False)
-    return Table(pairs + mapping.mlp("jumbo_mlp", "jumbo_mlp"), [unused])
+    return whole + Table(_mlp("jumbo_mlp"), [unused])
+
+
+def _default_flavour(config):
+    if not isinstance(config, JumboViTConfig):
+        return "plain"
+    return "legacy" if config.jumbo_mlp == "per_layer" else "release"
 
 
 def _flavour(state):
@@ -92,11 +74,17 @@ def _require(config, flavour):
     version = {"class_token": False, **VERSIONS[flavour]}  # first what sets a Jumbo ViT apart
     if version["layer_scale"] is not None and config.layer_scale is not None:
         del version["layer_scale"]  # where it starts does not matter
-    fixed = dict(normed_residual=False, family="plain", position="learned", mlp="gelu", norm_eps=EPS)
-    inference.require(config, NAME, **version, **fixed)
+    inference.require(config, NAME, **version, normed_residual=False, mlp="gelu", norm_eps=EPS)
 
 
-def _block(at, index, config) -> list[Pair]:
-    pairs = mapping.dense_block(index, config, SCALES) + mapping.norm(f"{at}.norm3", f"{at}.norm3")
-    own = config.jumbo_mlp == "per_layer"
-    return pairs + mapping.mlp(f"{at}.jumbo_mlp", f"{at}.jumbo_mlp") if own else pairs
+def _block(at, config) -> list[Pair]:
+    """What a block has beside that of a plain ViT."""
+    pairs = mapping.norm(f"{at}.norm3", f"{at}.norm3")
+    return pairs + _mlp(f"{at}.jumbo_mlp") if config.jumbo_mlp == "per_layer" else pairs
+
+
+def _mlp(at) -> list[Pair]:
+    return mapping.linear(f"{at}.fc1", f"{at}.fc1") + mapping.linear(f"{at}.fc2", f"{at}.fc2")
+
+
+FORMAT = Format(NAME, (*VERSIONS, "plain"), ViTConfig, infer, table, default_flavour=_default_flavour)

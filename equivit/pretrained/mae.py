@@ -1,115 +1,63 @@
-"""The official masked autoencoders (facebookresearch/mae): encoders alone, or with their decoder.
+"""The official masked autoencoders (facebookresearch/mae): "mae" is the encoder, "mae_autoencoder" has the decoder too.
 
-`pretrained.load("mae", file)` gives the encoder, `load_autoencoder(file)` both.  Positions are the fixed sin-cos table,
-which is not a parameter of ours, or, in files that were fine-tuned, a learned one with a row for the class token.
+Positions are the fixed sin-cos table, which is not a parameter of ours, or, in files that were fine-tuned, a learned
+one with a row for the class token.
 """
 
 import dataclasses
-import os
-from collections.abc import Mapping
 
-import jax
 import numpy as np
-from flax import nnx
 
-from equivit import logical
 from equivit.layers.grid import check_grid
 from equivit.layers.position import SinCos
-from equivit.models import zoo
-from equivit.models.decoders import MaskedAutoencoder, MaskedAutoencoderConfig
+from equivit.models.decoders import MaskedAutoencoderConfig
 from equivit.models.vit_config import ViTConfig
-from equivit.pretrained import inference, mapping, reading, timm
-from equivit.pretrained.mapping import Constant, Pair, Table
+from equivit.pretrained import inference, mapping, plain
+from equivit.pretrained.format import Format, Hints, State
+from equivit.pretrained.mapping import Constant, Table
+from equivit.pretrained.plain import Spelling
 
 NAME = "mae"
-FLAVOURS = ("encoder",)
-OTHERS = ("decoder_", "mask_token")  # beginnings of the names of the decoder's tensors
+SPELLING = Spelling(registers=None, mask_token=None, scales=())
+DECODER = SPELLING._replace(blocks="decoder_blocks")
 DECODER_HEADS = 16  # of the published decoders
 
 
-def infer(
-    state: Mapping[str, np.ndarray],
-    *,
-    num_heads: int | None = None,
-    image_size: tuple[int, int] | None = None,
-    family: str | None = None,
-) -> tuple[ViTConfig, str]:
+def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
     """The configuration of the encoder; `image_size` is needed where the grid of positions is not square."""
-    config, _ = timm.infer(state, num_heads=num_heads, image_size=image_size, source=NAME)
-    config = dataclasses.replace(config, position_antialias=False)
-    fixed = _sincos(config.width, config)
-    table = state["pos_embed"]
-    if fixed is not None and table.shape == fixed.shape and np.abs(table - fixed).max() < 1e-5:
+    config = ViTConfig(**plain.fields(state, SPELLING, hints, NAME))
+    fixed, stored = _sincos(config.width, config), state["pos_embed"]
+    if fixed is not None and stored.shape == fixed.shape and np.abs(stored - fixed).max() < 1e-5:
         config = dataclasses.replace(config, position="sincos", class_position=False)
     return config, "encoder"
 
 
-def default_flavour(config: ViTConfig) -> str:
-    """The flavour to write a model in."""
-    return "encoder"
-
-
 def table(config: ViTConfig, flavour: str) -> Table:
-    """Pairs and constants of an encoder."""
-    inference.require(config, NAME, registers=0, layer_scale=None, mlp="gelu", norm_eps=1e-6)
-    whole = timm.table(config, "timm", NAME)
+    """All tensors of an encoder."""
+    inference.require(config, NAME, mlp="gelu", norm_eps=1e-6)
     if config.position == "learned":
-        return whole
+        return plain.table(config, SPELLING, NAME)
     inference.require(config, NAME, position="sincos", class_position=False)
-    return Table(
-        [pair for pair in whole.pairs if pair.theirs != "pos_embed"], [_fixed("pos_embed", config.width, config)]
-    )
+    tokens_and_blocks = plain.table(config, SPELLING._replace(position=None), NAME)
+    return tokens_and_blocks + Table([], [_fixed("pos_embed", config.width, config)])
 
 
-def load_autoencoder(
-    weights: Mapping[str, np.ndarray] | str | os.PathLike,
-    *,
-    num_heads: int | None = None,
-    decoder_heads: int = DECODER_HEADS,
-    image_size: tuple[int, int] | None = None,
-) -> MaskedAutoencoder:
-    """Encoder and decoder of a file that has both, in float32.
-
-    Args:
-      weights: a state dict, or the path of a .safetensors, .npz or .pth file; containers and wrappers are taken off.
-      num_heads, decoder_heads: heads per block; None: those of the published encoder of that width.
-      image_size: (height, width) that the table of positions belongs to; needed where it is not a square.
-
-    Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: there is no decoder, or one message with every tensor that is missing, unexpected or misshapen.
-    """
-    content = reading.read(weights) if isinstance(weights, str | os.PathLike) else weights
-    state, _ = reading.state_dict(content)
-    width = inference.shape(state, NAME, "decoder_embed.weight", 2)[0]
-    encoder, _ = infer(
-        {k: t for k, t in state.items() if not k.startswith(OTHERS)}, num_heads=num_heads, image_size=image_size
-    )
-    decoder = {k.removeprefix("decoder_"): t for k, t in state.items() if k.startswith("decoder_blocks.")}
-    config = MaskedAutoencoderConfig(encoder, width, inference.depth(decoder, NAME), decoder_heads)
-    abstract = jax.eval_shape(lambda: zoo.build(config, nnx.Rngs(params=0)))
-    shapes = {name: t.shape for name, t in jax.eval_shape(logical.to_logical, abstract).items()}
-    tensors = mapping.read(_autoencoder_table(config), state, shapes, f"{NAME} with its decoder")
-    return logical.from_logical(abstract, tensors)
+def infer_autoencoder(state: State, hints: Hints) -> tuple[MaskedAutoencoderConfig, str]:
+    """The configuration of both; the option `decoder_heads` is not told by any file."""
+    width = inference.shape(state, "mae_autoencoder", "decoder_embed.weight", 2)[0]
+    depth = inference.depth(state, "mae_autoencoder", DECODER.blocks)
+    return MaskedAutoencoderConfig(infer(state, hints)[0], width, depth, DECODER_HEADS), "autoencoder"
 
 
-def _autoencoder_table(config: MaskedAutoencoderConfig) -> Table:
-    encoder, width = table(config.encoder, "encoder"), config.decoder_width
-    pairs = [_renamed(pair, "", "encoder.") for pair in encoder.pairs]
-    pairs += mapping.linear("decoder_embed", "decoder.embed") + mapping.norm("decoder_norm", "decoder.norm")
-    pairs += [
-        mapping.same("mask_token", "decoder.mask_token", ones=2),
-        *mapping.linear("decoder_pred", "decoder.pixels"),
-    ]
+def autoencoder_table(config: MaskedAutoencoderConfig, flavour: str) -> Table:
+    """All tensors of an encoder and its decoder."""
+    encoder, block = table(config.encoder, "encoder"), dataclasses.replace(config.encoder, qkv_bias=True)
+    pairs = mapping.linear("decoder_embed", "embed") + [mapping.same("mask_token", "mask_token", ones=2)]
     for i in range(config.decoder_depth):
-        block = mapping.dense_block(i, dataclasses.replace(config.encoder, qkv_bias=True), ())
-        pairs += [_renamed(pair, "decoder_", "decoder.") for pair in block]
-    return Table(pairs, [*encoder.constants, _fixed("decoder_pos_embed", width, config.encoder)])
-
-
-def _renamed(pair: Pair, theirs: str, ours: str) -> Pair:
-    """The pair of tensors whose names have something before them."""
-    return dataclasses.replace(pair, theirs=theirs + pair.theirs, ours=tuple(ours + name for name in pair.ours))
+        pairs += plain.block(i, block, DECODER)
+    pairs += mapping.norm("decoder_norm", "norm") + mapping.linear("decoder_pred", "pixels")
+    position = _fixed("decoder_pos_embed", config.decoder_width, config.encoder)
+    return encoder.inside("encoder") + Table(pairs, [position]).inside("decoder")
 
 
 def _fixed(name: str, width: int, config: ViTConfig) -> Constant:
@@ -122,3 +70,7 @@ def _sincos(width: int, config: ViTConfig) -> np.ndarray | None:
         return None
     rows = SinCos(width).table(check_grid(config.image_size, config.patch_size, "image_size"))
     return np.concatenate([np.zeros((1, width), np.float32), rows])[None]
+
+
+FORMAT = Format(NAME, ("encoder",), ViTConfig, infer, table, ignored=("^decoder_", "^mask_token"))
+AUTOENCODER = Format("mae_autoencoder", ("autoencoder",), MaskedAutoencoderConfig, infer_autoencoder, autoencoder_table)

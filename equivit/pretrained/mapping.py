@@ -4,7 +4,6 @@ A pair only moves entries (transposes, reshapes, splits), so that going there an
 """
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterable, Mapping
 
 import jax.numpy as jnp
@@ -49,10 +48,23 @@ class Constant:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """All tensors of one kind of file."""
+    """All tensors of one kind of file, or of a part of it; `+` joins parts."""
 
     pairs: list[Pair]
-    constants: list[Constant]
+    constants: list[Constant] = dataclasses.field(default_factory=list)
+
+    def __add__(self, other: "Table") -> "Table":
+        return Table([*self.pairs, *other.pairs], [*self.constants, *other.constants])
+
+    def inside(self, module: str) -> "Table":
+        """The table where all of our tensors are those of a module inside the model."""
+        pairs = [dataclasses.replace(p, ours=tuple(f"{module}.{name}" for name in p.ours)) for p in self.pairs]
+        return dataclasses.replace(self, pairs=pairs)
+
+
+def named(theirs: str, last: str) -> str:
+    """The foreign name of a tensor of a map or norm: "x", "bias" -> "x.bias"; "x_{}", "bias" -> "x_bias"."""
+    return theirs.format(last) if "{}" in theirs else f"{theirs}.{last}"
 
 
 def moved(theirs: str, ours: str, axes: tuple[int, ...]) -> Pair:
@@ -65,45 +77,21 @@ def same(theirs: str, ours: str, ones: int = 0) -> Pair:
     return Pair(theirs, (ours,), lambda x: (x.reshape(x.shape[ones:]),), lambda x: x.reshape(*(1,) * ones, *x.shape))
 
 
-def grid(theirs: str, ours: str, size: tuple[int, int]) -> Pair:
-    """A table of positions: [1, h w, C] <-> [h, w, C]."""
-    return Pair(theirs, (ours,), lambda x: (x.reshape(*size, -1),), lambda x: x.reshape(1, -1, x.shape[-1]))
-
-
-def patch_embed() -> list[Pair]:
-    """A dense patch embedding."""
-    kernel = moved("patch_embed.proj.weight", "patch_embed.kernel", (2, 3, 1, 0))
-    return [kernel, same("patch_embed.proj.bias", "patch_embed.bias")]
+def grid(theirs: str, ours: str, size: tuple[int, int], ones: int = 1) -> Pair:
+    """A table of positions: [h w, C] after `ones` axes of one <-> [h, w, C]."""
+    lead = (1,) * ones
+    return Pair(theirs, (ours,), lambda x: (x.reshape(*size, -1),), lambda x: x.reshape(*lead, -1, x.shape[-1]))
 
 
 def linear(theirs: str, ours: str, *, bias: bool = True) -> list[Pair]:
     """A matrix [out, in] and its bias."""
-    weight = moved(f"{theirs}.weight", f"{ours}.weight", (1, 0))
-    return [weight, same(f"{theirs}.bias", f"{ours}.bias")] if bias else [weight]
+    pairs = [moved(named(theirs, "weight"), f"{ours}.weight", (1, 0)), same(named(theirs, "bias"), f"{ours}.bias")]
+    return pairs if bias else pairs[:1]
 
 
 def norm(theirs: str, ours: str) -> list[Pair]:
     """A dense layer norm."""
-    return [same(f"{theirs}.weight", f"{ours}.scale"), same(f"{theirs}.bias", f"{ours}.bias")]
-
-
-def mlp(theirs: str, ours: str, maps: tuple[str, str] = ("fc1", "fc2")) -> list[Pair]:
-    """A dense MLP; `maps` are the foreign names of its two linear maps."""
-    return linear(f"{theirs}.{maps[0]}", f"{ours}.fc1") + linear(f"{theirs}.{maps[1]}", f"{ours}.fc2")
-
-
-def dense_block(
-    index: int, config: ViTConfig, scales: tuple[str, ...], maps: tuple[str, str] = ("fc1", "fc2")
-) -> list[Pair]:
-    """A dense block; `scales` are the foreign names of its layer scales, `maps` those of its MLP's linear maps."""
-    at = f"blocks.{index}"
-    pairs = norm(f"{at}.norm1", f"{at}.norm1") + norm(f"{at}.norm2", f"{at}.norm2")
-    pairs += linear(f"{at}.attn.qkv", f"{at}.attention.qkv", bias=config.qkv_bias)
-    pairs += linear(f"{at}.attn.proj", f"{at}.attention.proj")
-    pairs += mlp(f"{at}.mlp", f"{at}.mlp", maps)
-    if config.layer_scale is not None:
-        pairs += [same(f"{at}.{scale}", f"{at}.scale{i}.scale") for i, scale in enumerate(scales, 1)]
-    return pairs
+    return [same(named(theirs, "weight"), f"{ours}.scale"), same(named(theirs, "bias"), f"{ours}.bias")]
 
 
 def isotypic_norm(theirs: str, ours: str, irreps: Iterable[str]) -> list[Pair]:
@@ -133,6 +121,13 @@ def isotypic_block(
         for i, scale in enumerate(scales, 1):
             pairs += isotypic_scale(f"{at}.{scale}", f"{at}.scale{i}", irreps)
     return pairs
+
+
+def check(table: Table, names: Iterable[str], what: str) -> None:
+    """ValueError unless the table has the logical tensors of that name and no others."""
+    known = {name for pair in table.pairs for name in pair.ours}
+    if wrong := sorted(known ^ set(names)):
+        raise ValueError(f"{what}: the format has no such model; no counterpart for {', '.join(wrong)}.")
 
 
 def read(
@@ -180,21 +175,9 @@ def write(table: Table, tensors: Mapping[str, np.ndarray], what: str) -> dict[st
     Raises:
       ValueError: the format has no place for a tensor of the model.
     """
-    known = {name for pair in table.pairs for name in pair.ours}
-    if wrong := sorted(known ^ tensors.keys()):
-        raise ValueError(f"{what}: the format has no such model; no counterpart for {', '.join(wrong)}.")
+    check(table, tensors, what)
     state = {pair.theirs: pair.write(*(np.asarray(tensors[name]) for name in pair.ours)) for pair in table.pairs}
     return state | {constant.name: constant.value for constant in table.constants}
-
-
-def brief(names: Iterable[str]) -> str:
-    """Names in one line, runs of numbers at the end drawn together: "cls_token.1-4"."""
-    stems: dict[str, list[str]] = {}
-    for name in names:
-        stem, number = re.fullmatch(r"(.*?)(?:\.(\d+))?", name).groups()
-        stems.setdefault(stem, []).extend([number] if number else [])
-    runs = {stem: f".{n[0]}-{n[-1]}" if len(n) > 1 else "".join(f".{i}" for i in n) for stem, n in stems.items()}
-    return ", ".join(stem + run for stem, run in runs.items())
 
 
 def _foreign_shape(pair: Pair, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:

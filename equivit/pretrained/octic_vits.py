@@ -6,13 +6,13 @@ DINOv2's D8 (every token invariantized and projected, our I8 with k = depth), an
 our D8.
 """
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from equivit.models.vit_config import ViTConfig
-from equivit.pretrained import inference, mapping
+from equivit.pretrained import inference, mapping, names, plain
+from equivit.pretrained.format import Format, Hints, State
 from equivit.pretrained.mapping import Constant, Pair, Table
+from equivit.pretrained.plain import Spelling
 from equivit.symmetry.groups import OCTIC
 
 NAME = "octic_vits"
@@ -26,7 +26,6 @@ SCALES = {
     "dinov2": (("ls1", "ls2"), ("ls1.gamma", "ls2.gamma")),
     "generic": (("ls1", "ls2"), ("ls1.gamma", "ls2.gamma")),
 }
-FLAVOURS = tuple(SCALES)
 # The invariantization by its number of features in eighths of the width.
 INVARIANTS = {
     1: "linear",
@@ -38,14 +37,8 @@ INVARIANTS = {
 }
 
 
-def infer(
-    state: Mapping[str, np.ndarray],
-    *,
-    num_heads: int | None = None,
-    image_size: tuple[int, int] | None = None,
-    family: str | None = None,
-) -> tuple[ViTConfig, str]:
-    """The configuration and the flavour that names and shapes tell; `family` is not needed."""
+def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
+    """The configuration and the flavour that names and shapes tell."""
     if "patch_embed.proj.weight" in state:
         raise ValueError(f"{NAME}: the file is a plain ViT, one of the baselines; load it with the source 'timm'.")
     channels, in_channels, half, _ = inference.shape(state, NAME, "patch_embed.lift8.conv_A1.weight", 4)
@@ -56,9 +49,9 @@ def infer(
     config = ViTConfig(
         width=width,
         depth=depth,
-        num_heads=inference.heads(width, num_heads, NAME),
+        num_heads=inference.heads(width, hints.num_heads, NAME),
         patch_size=2 * half,
-        image_size=image_size or (side, side),
+        image_size=hints.image_size or (side, side),
         in_channels=in_channels,
         mlp_dim=8 * inference.shape(state, NAME, "blocks.0.mlp.fc1.lin_A1.weight", 2)[0],
         class_token="cls_token.0" in state,
@@ -72,13 +65,8 @@ def infer(
     return config, flavour
 
 
-def default_flavour(config: ViTConfig) -> str:
-    """The flavour to write a model in."""
-    return "dinov2" if config.num_classes is None else "deit"
-
-
 def table(config: ViTConfig, flavour: str) -> Table:
-    """Pairs and constants of a file of that flavour."""
+    """All tensors of a file of that flavour."""
     inference.require(
         config,
         NAME,
@@ -87,18 +75,15 @@ def table(config: ViTConfig, flavour: str) -> Table:
         isotypic_eps=1e-6 if _is_dinov2_d8(config) else 1e-5,
     )
     channels, (octic_scales, dense_scales) = config.width // 8, SCALES[flavour]
-    pairs, constants = _tokens(config, flavour, channels)
-    pairs += [mapping.moved(f"patch_embed.lift8.conv_{t}.weight", f"patch_embed.{o}", (2, 3, 1, 0))
-              for o, t in KERNELS.items()]  # fmt: skip
+    pairs = [mapping.moved(f"patch_embed.lift8.conv_{t}.weight", f"patch_embed.{o}", (2, 3, 1, 0))
+             for o, t in KERNELS.items()]  # fmt: skip
     pairs += [mapping.same("patch_embed.lift8.conv_A1.bias", "patch_embed.bias")]
     pairs += [mapping.same(f"pos_embed.{i}", f"position.{name}") for i, name in enumerate(POSITIONS)]
     for i in range(config.k):
         pairs += mapping.isotypic_block(i, config, IRREPS, "lin", octic_scales)
     for i in range(config.k, config.depth):
-        pairs += mapping.dense_block(i, config, dense_scales)
-    for part_pairs, part_constants in (_invariant(config), _readout(config, channels)):
-        pairs, constants = pairs + part_pairs, constants + part_constants
-    return Table(pairs, constants)
+        pairs += plain.block(i, config, Spelling(scales=dense_scales))
+    return _tokens(config, flavour, channels) + Table(pairs) + _invariant(config) + _readout(config, channels)
 
 
 def _flavour(state):
@@ -133,7 +118,7 @@ def _is_dinov2_d8(config):
     return config.family == "I8" and config.k == config.depth
 
 
-def _tokens(config, flavour, channels) -> tuple[list[Pair], list[Constant]]:
+def _tokens(config, flavour, channels) -> Table:
     """Special tokens: only A1 is learned, the other components are stored as zeros."""
     pairs, zeros = [], {}
     if config.class_token:
@@ -149,26 +134,26 @@ def _tokens(config, flavour, channels) -> tuple[list[Pair], list[Constant]]:
     if config.mask_token:
         pairs.append(mapping.same("mask_token.0", "mask_token", ones=1))
         zeros |= {f"mask_token.{i}": (1, channels) for i in range(1, 8)}
-    return pairs, [Constant(name, np.zeros(shape, np.float32), "zeros") for name, shape in zeros.items()]
+    return Table(pairs, [Constant(name, np.zeros(shape, np.float32), "zeros") for name, shape in zeros.items()])
 
 
-def _invariant(config) -> tuple[list[Pair], list[Constant]]:
+def _invariant(config) -> Table:
     """Learned references of an invariantization, and the group's matrices beside them."""
     if config.family[0] == "H" or config.invariant not in ("max_filtering", "canonisation"):
-        return [], []
+        return Table([])
     constants = [
         Constant(f"invariantization.{name}_action", _channel_action(g), "the group's matrix")
         for name, g in (("rotation", "r"), ("reflection", "m"))
     ]
     if config.invariant == "canonisation":
-        return [mapping.same("invariantization.reference", "invariant.reference")], constants
+        return Table([mapping.same("invariantization.reference", "invariant.reference")], constants)
     pair = Pair(  # [n, C, 8] <-> [n, 8 C]
         "invariantization.references",
         ("invariant.references",),
         lambda y: (y.transpose(0, 2, 1).reshape(len(y), -1),),
         lambda y: y.reshape(len(y), 8, -1).transpose(0, 2, 1),
     )
-    return [pair], constants
+    return Table([pair], constants)
 
 
 def _channel_action(element) -> np.ndarray:
@@ -179,20 +164,32 @@ def _channel_action(element) -> np.ndarray:
     return matrix
 
 
-def _readout(config, channels) -> tuple[list[Pair], list[Constant]]:
+def _readout(config, channels) -> Table:
     """Projection, final norm and head."""
     if config.family == "D8":
         pairs = mapping.isotypic_norm("norm", "norm", IRREPS)
         if config.num_classes is not None:
             pairs += mapping.linear("head.1", "head.fc1") + mapping.linear("head.3", "head.fc2")
-        return pairs, []
+        return Table(pairs)
     pairs = mapping.linear("invariant_proj", "projection") if config.family == "I8" else []
     if config.num_classes is not None:
         pairs += mapping.linear("head", "head")
     if not _is_dinov2_d8(config):
-        return pairs + mapping.norm("norm", "norm"), []
+        return Table(pairs + mapping.norm("norm", "norm"))
     unused = {f"norm.scaling.alpha_{line}": np.ones(channels, np.float32) for line in LINES}
     unused |= {"norm.scaling.alpha_E": np.ones(2 * channels, np.float32)}
     unused |= {"norm.scaling.beta": np.zeros(channels, np.float32)}
     constants = [Constant(name, value, "unused", fixed=False) for name, value in unused.items()]
-    return pairs + mapping.norm("standard_norm", "norm"), constants
+    return Table(pairs + mapping.norm("standard_norm", "norm"), constants)
+
+
+FORMAT = Format(
+    NAME,
+    tuple(SCALES),
+    ViTConfig,
+    infer,
+    table,
+    default_flavour=lambda config: "dinov2" if config.num_classes is None else "deit",
+    rename=names.dinov2,
+    ignored=(names.DINOV2_HEADS,),
+)

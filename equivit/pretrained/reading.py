@@ -1,21 +1,19 @@
-"""Files of named tensors: read as a state dict, whatever their container, and written."""
+"""Files of named tensors: read as a state dict, whatever container they are in, and written."""
 
 import pathlib
 import re
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import safetensors
 import safetensors.numpy
 
-from equivit.pretrained import torch_files
+from equivit.pretrained import names, torch_files
 
 CONTAINERS = ("model", "teacher", "state_dict")
-WRAPPERS = ("_orig_mod", "module", "backbone", "_fsdp_wrapped_module")  # torch.compile, DDP, DINOv2, FSDP
-OTHER_HEADS = ("dino_head.", "ibot_head.")  # of self-supervised training, beside the backbone
 
 
 def read(path: str | pathlib.Path) -> Any:
@@ -50,11 +48,13 @@ def write(path: str | pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
         raise ValueError(f"{path}: weights are written as .safetensors or .npz, not as {path.suffix!r}.")
 
 
-def state_dict(content: Any, others: tuple[str, ...] = OTHER_HEADS) -> tuple[dict[str, np.ndarray], list[str]]:
-    """The tensors of a model without containers and wrappers, and the names of those that begin as in `others`.
+def state_dict(
+    content: Any, rename: Callable[[str], str] = names.unwrapped, ignored: tuple[str, ...] = ()
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """The tensors of a model out of their containers, and the names of those left out.
 
-    Containers are {"model": ...}, {"teacher": ...} and {"state_dict": ...}; wrappers are parts of names, such as
-    `_orig_mod.` and `backbone.`; blocks in chunks, `blocks.1.7.`, become `blocks.7.`.
+    Containers are {"model": ...}, {"teacher": ...} and {"state_dict": ...}.  `rename` and `ignored` are those of the
+    format (`format.py`).
 
     Raises:
       ValueError: no tensors, something that is not a tensor, or two tensors of one name.
@@ -67,9 +67,8 @@ def state_dict(content: Any, others: tuple[str, ...] = OTHER_HEADS) -> tuple[dic
     for name, value in content.items():
         if not isinstance(name, str) or not hasattr(value, "shape"):
             raise ValueError(f"weights: {name!r} is {type(value).__name__}, not a tensor.")
-        short = ".".join(part for part in name.split(".") if part not in WRAPPERS)
-        short = re.sub(r"^blocks\.\d+\.(\d+)\.", r"blocks.\1.", short)
-        if short.startswith(others):
+        short = rename(name)
+        if any(re.search(pattern, short) for pattern in ignored):
             left_out.append(short)
         elif short in tensors:
             raise ValueError(f"weights: two tensors are named {short!r} once wrappers are taken off, such as {name!r}.")

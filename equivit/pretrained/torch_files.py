@@ -1,8 +1,8 @@
 """Tensors out of a .pth file, without torch and without ever running what the file says.
 
 A .pth file (torch 1.6 and later) is a zip archive: a pickle that describes the objects, and one raw file for each
-storage.  Unpickling can call anything, so only these names mean something here: tensors, storages, OrderedDict, and
-argparse.Namespace, of which an empty shell remains.  Any other name is an error.
+storage.  Unpickling can call anything, so only these names are known here: tensors, storages, OrderedDict, and
+argparse.Namespace, which comes back empty.  Any other name is an error.
 """
 
 import collections
@@ -50,13 +50,13 @@ def read(path: pathlib.Path) -> Any:
 
 
 class Refused(Exception):
-    """The file asks for something that is not read."""
+    """The file asks for something that this module does not read."""
 
 
 class _Unpickler(pickle.Unpickler):
     """Knows the few names of the module's docstring.
 
-    What `find_class` hands out is made anew for each file: a pickle can set attributes of what it gets hold of.
+    `find_class` hands out new objects for each file: a pickle can set attributes of what it gets.
     """
 
     def __init__(self, archive: zipfile.ZipFile):

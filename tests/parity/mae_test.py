@@ -15,7 +15,6 @@ from equivit.layers.position import SinCos
 from equivit.models import zoo
 from equivit.models.decoders import MaskedAutoencoderConfig
 from equivit.objectives import mae, masking
-from equivit.pretrained.mae import load_autoencoder
 from tests.parity.arrays import Comparison, files, images, load, state
 
 
@@ -34,7 +33,8 @@ def loss(predictions, x, mask, target, variance):
 @pytest.mark.parametrize("path", files("jumbo", "mae_d48.npz"), ids=lambda path: path.stem)
 def test_official(path, record_property):
     data = load(path)
-    model, x, noise = load_autoencoder(state(data), num_heads=3, decoder_heads=4), images(data), data["input/noise"]
+    model = pretrained.load("mae_autoencoder", state(data), num_heads=3, decoder_heads=4)
+    x, noise = images(data), data["input/noise"]
     comparison = Comparison(data)
     keep, mask = masking.from_noise(jnp.asarray(noise), masking.number_kept(16, 0.75))
     latent, _, predictions = run(model, x, keep)
@@ -130,7 +130,7 @@ def test_encoder_alone(path, capsys):
     data = load(path)
     encoder = pretrained.load("mae", state(data), num_heads=3)
     assert "decoder_blocks.1" in capsys.readouterr().out and encoder.config.position == "sincos"
-    both = load_autoencoder(state(data), num_heads=3, decoder_heads=4)
+    both = pretrained.load("mae_autoencoder", state(data), num_heads=3, decoder_heads=4)
     jax.tree.map(np.testing.assert_array_equal, encoder, both.encoder)
     back = pretrained.state_dict("mae", encoder)
     for name, tensor in back.items():
@@ -139,5 +139,5 @@ def test_encoder_alone(path, capsys):
     jax.tree.map(np.testing.assert_array_equal, again, encoder)
     learned = dict(back, pos_embed=back["pos_embed"] + 0.1)  # as after fine-tuning
     assert pretrained.load("mae", learned, num_heads=3).config.class_position
-    with pytest.raises(ValueError, match="mae: no tensor 'decoder_embed.weight'"):
-        load_autoencoder(back, num_heads=3)
+    with pytest.raises(ValueError, match="mae_autoencoder: no tensor 'decoder_embed.weight'"):
+        pretrained.load("mae_autoencoder", back, num_heads=3)

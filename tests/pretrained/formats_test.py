@@ -15,7 +15,7 @@ from equivit import convert, logical, pretrained
 from equivit.models import saved, zoo
 from equivit.models.jumbo_vit import PRESETS, JumboViTConfig
 from equivit.models.vit_config import ViTConfig
-from equivit.pretrained import flip, mapping, reading
+from equivit.pretrained import flip, names, reading
 from tests.parity.arrays import load, state
 from tests.parity.models_test import FILES, hints
 from tests.pretrained import torch_archive
@@ -130,7 +130,10 @@ def test_everything_that_does_not_fit_is_in_one_message():
     with pytest.raises(ValueError) as caught:
         pretrained.load("octic_vits", weights, num_heads=2)
     message = str(caught.value)
-    assert message.startswith("octic_vits (deit, H8, width 64, 1 of 3 blocks equivariant): the tensors do not fit.")
+    assert message.startswith(
+        "octic_vits (deit; ViT, family H8, width 64, depth 3, 2 heads, patch 8x8, equivariant blocks 1): "
+        "the tensors do not fit."
+    )
     for part in (
         "missing: blocks.2.mlp.fc1.weight, norm.bias;",
         "unexpected: fc_norm.weight;",
@@ -165,7 +168,7 @@ def test_options_are_fields_of_the_configuration():
     weights = written("D8")[2]
     model = pretrained.load("octic_vits", weights, num_heads=2, pool_first=True, drop_path=0.1)
     assert model.config.pool_first and model.config.drop_path == 0.1
-    with pytest.raises(ValueError, match="'drop_pth' is not an option; did you mean 'drop_path'?"):
+    with pytest.raises(ValueError, match="'drop_pth' is not an option; the nearest is 'drop_path'"):
         pretrained.load("octic_vits", weights, num_heads=2, drop_pth=0.1)
 
 
@@ -187,21 +190,21 @@ def test_the_order_of_flip_tokens_is_checked():
         ("H2", dict(family="D2"), "family= is 'D2'"),
         ("D2", dict(family="H2"), "family='H2', but the weights are those of 'D2'"),
         ("H8", dict(family="I8"), "family='I8', but the weights are those of 'H8'"),
-        ("H8", dict(num_heads=None), "width 64 is not that of a published model .* give num_heads="),
+        ("H8", dict(num_heads=None), "no published model has the width 64 .* give num_heads="),
         ("H8", dict(num_heads=3), "divisible"),
-        ("H8", dict(num_heads=0), "num_heads=0 must be at least 1"),
-        ("H8", dict(num_classes=0), "num_classes=0 must be at least 1"),
+        ("H8", dict(num_heads=0), "num_heads=0 must be a whole number, positive"),
+        ("H8", dict(num_classes=0), "num_classes=0 must be a whole number, positive"),
         ("plain", dict(image_size=(33, 32)), "the height 33 is not divisible by the patch height 8"),
         ("H8", dict(source="flip"), "flip: no tensor 'patch_embed.proj_sym.weight' among"),
         ("plain", dict(source="octic_vits"), "the file is a plain ViT.* load it with the source 'timm'"),
-        ("plain", dict(source="tim"), "source 'tim' is not one of octic_vits, flip, timm, jumbo"),
+        ("plain", dict(source="tim"), "source='tim' is not one of octic_vits, .*; the nearest is 'timm'"),
         ("H8", dict(source="jumbo"), "jumbo: no tensor 'patch_embed.proj.weight' among"),
         ("Jumbo", dict(source="timm"), "timm .*unexpected: jumbo_token, blocks.0.norm3.weight"),
         ("Jumbo", dict(num_heads=5), "num_heads=5 must divide width=64"),
         ("Jumbo", dict(normed_residual=True), "jumbo: cannot hold a model with normed_residual=True"),
-        ("Jumbo", dict(pool_frist=True), "'pool_frist' is not an option; did you mean 'pool_first'"),
+        ("Jumbo", dict(pool_frist=True), "'pool_frist' is not an option; the nearest is 'pool_first'"),
         ("Jumbo's baseline", dict(jumbo=3), "'jumbo' is not an option"),
-        ("Jumbo of 2025", dict(), "jumbo: pos_embed has 12 rows, which is no square grid.* give image_size="),
+        ("Jumbo of 2025", dict(), "jumbo: pos_embed has 12 rows, which form no square grid.* give image_size="),
         ("plain registers", dict(), "no square grid of patches.* give image_size="),
         ("plain", dict(image_size=(64, 64)), "not those of an image of 64x64 in patches of 8x8"),
         ("H8", dict(image_size=(64, 64)), r"misshapen: .*pos_embed.0 \(2, 2, 8\), expected \(4, 4, 8\)"),
@@ -276,5 +279,5 @@ def test_a_saved_model_that_is_not_whole(tmp_path):
 
 
 def test_names_in_brief():
-    names = ["cls_token.1", "cls_token.2", "cls_token.3", "permutation", "head.0"]
-    assert mapping.brief(names) == "cls_token.1-3, permutation, head.0"
+    given = ["cls_token.1", "cls_token.2", "cls_token.3", "permutation", "head.0"]
+    assert names.brief(given) == "cls_token.1-3, permutation, head.0"

@@ -51,7 +51,7 @@ def test_what_a_file_lacks():
     with pytest.raises(ValueError) as caught:
         pretrained.load("jumbo", weights, num_heads=2)
     message = str(caught.value)
-    assert message.startswith("jumbo (release, plain, width 64, 3 blocks): the tensors do not fit.")
+    assert message.startswith("jumbo (release; JumboViT, family plain, width 64, depth 3, 2 heads, patch 8x8): the")
     assert "missing: blocks.1.norm3.weight, jumbo_mlp.fc2.bias; " in message
     assert "misshapen: jumbo_token (1, 3, 63), expected (1, 3, 64)." in message
 

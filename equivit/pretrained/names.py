@@ -1,0 +1,30 @@
+"""Names of tensors in files: without what training wrapped around them, and in short for printing."""
+
+import re
+from collections.abc import Iterable
+
+WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module")  # torch.compile, DDP, FSDP
+DINOV2_HEADS = r"^(dino|ibot)_head\."  # of self-supervised training, beside the backbone
+
+
+def unwrapped(name: str, wrappers: tuple[str, ...] = WRAPPERS) -> str:
+    """`module._orig_mod.norm.weight` -> `norm.weight`."""
+    return ".".join(part for part in name.split(".") if part not in wrappers)
+
+
+def dinov2(name: str) -> str:
+    """Also without the prefix and the chunks of DINOv2's training: `backbone.blocks.1.7.norm1` -> `blocks.7.norm1`.
+
+    A chunk is a run of blocks that FSDP shards together; the second number counts through all of them.
+    """
+    return re.sub(r"^blocks\.\d+\.(\d+)\.", r"blocks.\1.", unwrapped(name, (*WRAPPERS, "backbone")))
+
+
+def brief(names: Iterable[str]) -> str:
+    """Names in one line, numbers at the end as a range: "cls_token.1-4"."""
+    stems: dict[str, list[str]] = {}
+    for name in names:
+        stem, number = re.fullmatch(r"(.*?)(?:\.(\d+))?", name).groups()
+        stems.setdefault(stem, []).extend([number] if number else [])
+    runs = {stem: f".{n[0]}-{n[-1]}" if len(n) > 1 else "".join(f".{i}" for i in n) for stem, n in stems.items()}
+    return ", ".join(stem + run for stem, run in runs.items())

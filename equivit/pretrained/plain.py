@@ -1,0 +1,177 @@
+"""Plain ViTs in any spelling: the configuration that a state dict has, and its table.
+
+A format of plain ViTs is a `Spelling` and the few things that it does differently.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from equivit.layers.grid import check_grid
+from equivit.models.vit_config import ViTConfig
+from equivit.pretrained import inference, mapping
+from equivit.pretrained.format import Hints
+from equivit.pretrained.mapping import Pair, Table, named
+
+
+class Spelling(NamedTuple):
+    """The foreign names of a plain ViT's tensors; the defaults are timm's.
+
+    A map or norm "x" has tensors `x.weight` and `x.bias`; where they are joined otherwise, "x_{}" stands for `x_weight`
+    and `x_bias`.  None: the format has none, or its own table has them.
+
+    Attributes:
+      fc, swiglu: the two maps of an MLP, and of a gated one.
+      scales: the layer scales of a block.
+      batched: whether tokens and positions have a leading batch axis: a class token [1, 1, D], not [D].
+    """
+
+    patch_embed: str = "patch_embed.proj"
+    class_token: str | None = "cls_token"
+    registers: str | None = "reg_token"
+    mask_token: str | None = "mask_token"
+    position: str | None = "pos_embed"
+    blocks: str = "blocks"
+    norm1: str = "norm1"
+    qkv: str = "attn.qkv"
+    proj: str = "attn.proj"
+    norm2: str = "norm2"
+    fc: tuple[str, str] = ("mlp.fc1", "mlp.fc2")
+    swiglu: tuple[str, str] | None = None
+    scales: tuple[str, ...] = ("ls1.gamma", "ls2.gamma")
+    norm: str = "norm"
+    head: str | None = "head"
+    batched: bool = True
+
+
+def fields(state: Mapping[str, np.ndarray], spelling: Spelling, hints: Hints, source: str) -> dict:
+    """The fields of the configuration that follow from names and shapes.
+
+    Raises:
+      ValueError: a tensor they follow from is absent or has the wrong number of axes, or a hint is needed.
+    """
+    width, in_channels, *patch = inference.shape(state, source, named(spelling.patch_embed, "weight"), 4)
+    size, class_position = _positions(state, spelling, tuple(patch), hints.image_size, source)
+    mlp, mlp_dim = _mlp(state, spelling, source)
+    head, registers = spelling.head and named(spelling.head, "weight"), spelling.registers
+    return dict(
+        width=width,
+        depth=inference.depth(state, source, spelling.blocks),
+        num_heads=inference.heads(width, hints.num_heads, source),
+        patch_size=tuple(patch),
+        image_size=size,
+        in_channels=in_channels,
+        mlp=mlp,
+        mlp_dim=mlp_dim,
+        num_classes=inference.shape(state, source, head, 2)[0] if head in state else None,
+        class_token=spelling.class_token is not None,
+        class_position=class_position,
+        registers=inference.shape(state, source, registers, 2 + spelling.batched)[-2] if registers in state else 0,
+        mask_token=spelling.mask_token in state,
+        qkv_bias=inference.count(state, named(spelling.qkv, "bias"), spelling.blocks) > 0,
+        layer_scale=1e-4 if spelling.scales and inference.count(state, spelling.scales[0], spelling.blocks) else None,
+    )
+
+
+def table(config: ViTConfig, spelling: Spelling, source: str) -> Table:
+    """All tensors of a file that the spelling has names for.
+
+    Raises:
+      ValueError: the format has no such model.
+    """
+    _require(config, spelling, source)
+    ones = int(spelling.batched)
+    pairs = [
+        mapping.moved(named(spelling.patch_embed, "weight"), "patch_embed.kernel", (2, 3, 1, 0)),
+        mapping.same(named(spelling.patch_embed, "bias"), "patch_embed.bias"),
+    ]
+    if config.class_token:
+        pairs.append(mapping.same(spelling.class_token, "class_token", 2 * ones))
+    if spelling.position is not None:
+        pairs.append(_position(config, spelling.position, ones))
+    if config.registers and spelling.registers is not None:
+        pairs.append(mapping.same(spelling.registers, "registers", ones))
+    if config.mask_token and spelling.mask_token is not None:
+        pairs.append(mapping.same(spelling.mask_token, "mask_token", ones))
+    for i in range(config.depth):
+        pairs += block(i, config, spelling)
+    pairs += mapping.norm(spelling.norm, "norm")
+    if config.num_classes is not None and spelling.head is not None:
+        pairs += mapping.linear(spelling.head, "head")
+    return Table(pairs)
+
+
+def block(index: int, config: ViTConfig, spelling: Spelling) -> list[Pair]:
+    """One block."""
+    theirs, ours = f"{spelling.blocks}.{index}", f"blocks.{index}"
+    first, second = spelling.swiglu if config.mlp == "swiglu" else spelling.fc
+    pairs = mapping.norm(f"{theirs}.{spelling.norm1}", f"{ours}.norm1")
+    pairs += mapping.linear(f"{theirs}.{spelling.qkv}", f"{ours}.attention.qkv", bias=config.qkv_bias)
+    pairs += mapping.linear(f"{theirs}.{spelling.proj}", f"{ours}.attention.proj")
+    pairs += mapping.norm(f"{theirs}.{spelling.norm2}", f"{ours}.norm2")
+    pairs += mapping.linear(f"{theirs}.{first}", f"{ours}.mlp.fc1")
+    pairs += mapping.linear(f"{theirs}.{second}", f"{ours}.mlp.fc2")
+    if config.layer_scale is not None:
+        pairs += [mapping.same(f"{theirs}.{x}", f"{ours}.scale{i}.scale") for i, x in enumerate(spelling.scales, 1)]
+    return pairs
+
+
+def _require(config, spelling, source):
+    """Refuse what `mapping.check` cannot: these choices show in no tensor, or in too many to list."""
+    values = dict(family="plain", class_token=spelling.class_token is not None)
+    values |= dict(pool="class") if spelling.class_token is not None else {}
+    values |= dict(position="learned") if spelling.position is not None else {}
+    values |= dict(layer_scale=None) if not spelling.scales else {}
+    values |= dict(mlp="gelu") if spelling.swiglu is None and config.mlp == "swiglu" else {}
+    inference.require(config, source, **values)
+
+
+def _mlp(state, spelling, source) -> tuple[str, int]:
+    """Kind and hidden width: a SwiGLU's first map gives gates and values, twice what its second takes."""
+
+    def shape(name):
+        return inference.shape(state, source, named(f"{spelling.blocks}.0.{name}", "weight"), 2)
+
+    gates = spelling.swiglu is not None and named(f"{spelling.blocks}.0.{spelling.swiglu[0]}", "weight") in state
+    first, second = spelling.swiglu if gates else spelling.fc
+    width = shape(first)[0]
+    if gates and (spelling.swiglu != spelling.fc or width == 2 * shape(second)[1]):
+        return "swiglu", width // 2
+    return "gelu", width
+
+
+def _positions(state, spelling, patch, image_size, source) -> tuple[tuple[int, int], bool]:
+    """The image size of the table of positions, and whether its first row is the class token's."""
+    name = spelling.position
+    rows = inference.shape(state, source, name, 2 + spelling.batched)[-2]
+    for with_class in (False, True) if spelling.class_token is not None else (False,):
+        patches = rows - with_class
+        h, w = (image_size[i] // patch[i] for i in (0, 1)) if image_size else (math.isqrt(patches),) * 2
+        if patches and h * w == patches:
+            return image_size or (h * patch[0], w * patch[1]), with_class
+    raise ValueError(
+        f"{source}: {name} has {rows} rows, which form no square grid of patches, with or without a class token; give "
+        f"image_size=(height, width) with height/{patch[0]} times width/{patch[1]} patches."
+        if image_size is None
+        else f"{source}: {name} has {rows} rows, not those of an image of {image_size[0]}x{image_size[1]} in "
+        f"patches of {patch[0]}x{patch[1]}."
+    )
+
+
+def _position(config, name, ones) -> Pair:
+    """[h w, D] <-> [h, w, D], or [1 + h w, D] <-> [D] and [h, w, D], after `ones` axes of one."""
+    size = check_grid(config.image_size, config.patch_size, "image_size")
+    if not config.class_position:
+        return mapping.grid(name, "position.table", size, ones)
+
+    def read(rows):
+        rows = rows.reshape(-1, rows.shape[-1])
+        return rows[0], rows[1:].reshape(*size, -1)
+
+    def write(token, patches):
+        rows = np.concatenate([token[None], patches.reshape(-1, len(token))])
+        return rows.reshape(*(1,) * ones, *rows.shape)
+
+    return Pair(name, ("class_position", "position.table"), read, write)
