@@ -26,6 +26,7 @@ from flax import nnx
 from equivit.layers.stack import Stack
 
 Arrays = dict[str, jax.Array]
+Kind = type | tuple[type, ...]  # of variables
 
 
 class Tensor(NamedTuple):
@@ -55,7 +56,7 @@ class Tensor(NamedTuple):
         return self.layers[0] - 1 if len(self.layers) == 1 and 0 < self.layers[0] < self.last else None
 
 
-def take(module: nnx.Module, kind: type = nnx.Param) -> Arrays:
+def take(module: nnx.Module, kind: Kind = nnx.Param) -> Arrays:
     """The arrays of every variable of `kind`, by leaf name ("blocks.runs.0.attention.qkv.lines")."""
     return {leaf: variable.get_value() for leaf, variable in _variables(module).items() if isinstance(variable, kind)}
 
@@ -77,7 +78,7 @@ def abstract(module: nnx.Module) -> nnx.Module:
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), module)
 
 
-def tensors(module: nnx.Module, kind: type = nnx.Param) -> dict[str, np.ndarray]:
+def tensors(module: nnx.Module, kind: Kind = nnx.Param) -> dict[str, np.ndarray]:
     """For each leaf, its logical tensors: an array of `Tensor` whose shape is the leaf's leading stack axes."""
     places = _Places(module)
     result = {}
@@ -87,7 +88,7 @@ def tensors(module: nnx.Module, kind: type = nnx.Param) -> dict[str, np.ndarray]
     return result
 
 
-def names(module: nnx.Module, kind: type = nnx.Param) -> dict[str, np.ndarray]:
+def names(module: nnx.Module, kind: Kind = nnx.Param) -> dict[str, np.ndarray]:
     """For each leaf, its logical names: a string array whose shape is the leaf's leading stack axes."""
     tables = tensors(module, kind)
     return {leaf: np.array([t.name for t in table.flat]).reshape(table.shape) for leaf, table in tables.items()}
@@ -98,7 +99,7 @@ def stack_axes(module: nnx.Module) -> dict[str, int]:
     return {leaf: table.ndim for leaf, table in tensors(module).items()}
 
 
-def to_logical(module: nnx.Module, kind: type = nnx.Param) -> dict[str, jax.Array]:
+def to_logical(module: nnx.Module, kind: Kind = nnx.Param) -> dict[str, jax.Array]:
     """Every variable of `kind` as its logical tensors: {"blocks.7.attention.qkv.B1": [C, 3C], ...}."""
     arrays, result = take(module, kind), {}
     for leaf, table in names(module, kind).items():
@@ -107,7 +108,7 @@ def to_logical(module: nnx.Module, kind: type = nnx.Param) -> dict[str, jax.Arra
     return result
 
 
-def from_logical(module: nnx.Module, tensors: Mapping[str, jax.Array], kind: type = nnx.Param) -> nnx.Module:
+def from_logical(module: nnx.Module, tensors: Mapping[str, jax.Array], kind: Kind = nnx.Param) -> nnx.Module:
     """The inverse of `to_logical`; every logical tensor of `module` must be in `tensors`."""
     arrays = {}
     for leaf, table in names(module, kind).items():

@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 from equivit import command, logical
 from equivit.data import series
 from equivit.data.series import SeriesData
-from equivit.models import patchtst
+from equivit.models import zoo
 from equivit.training import config as configs
 from equivit.training import sweep, sweep_config
 
@@ -83,8 +83,8 @@ def _one(config: ConfigDict, data: SeriesData, name: str, patches: int) -> dict:
     """The result of one model on one set."""
     _, length, channels = data.train.series.shape
     sizes = dict(length=length, channels=channels, num_classes=len(data.classes), patches=patches)
-    model = patchtst.configuration(name, **sizes, **config.model)
-    make, examples = (lambda rngs: patchtst.PatchTST(model, rngs=rngs)), len(data.train.labels)
+    model = zoo.configuration(name, **sizes, **config.model)
+    make, examples = model.build, len(data.train.labels)
     epochs, runs = sweep_config.epochs(config, data.name), sweep.grid(config.runs.lr, config.runs.dropout, config.seed)
     print(f"{data.name}: {name}, {patches} patches of {model.patch_length} steps, {epochs} epochs", flush=True)
     program = sweep.Program(config, make, examples=examples, epochs=epochs)

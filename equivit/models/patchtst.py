@@ -201,18 +201,19 @@ class PatchTST(nnx.Module):
         [*B, channels, R, D], and the patches' grid has one axis.  Raises IndexError for a block that is not there.
         """
         self.blocks.check(*blocks)
-        x, captured = self._tokens(self.cut(series), key, train, dropout, blocks)
+        x, captured = self.tokens(self.cut(series), capture=blocks, key=key, train=train, dropout=dropout)
         finish = functools.partial(self._finish, train=train) if norm else lambda x: x
         return self._features(finish(x), {i: self._features(finish(y), {}) for i, y in captured.items()})
 
     def _pooled(self, patches, key, train, dropout):
         # Of the last block's tokens only the global one is read.  A batch norm, though, looks at all of them.
         whole = self.config.pool == "last" or self.config.norm == "batch"
-        x, _ = self._tokens(patches, key, train, dropout, (), None if whole else self.config.jumbo)
+        keep = None if whole else self.config.jumbo
+        x, _ = self.tokens(patches, key=key, train=train, dropout=dropout, keep=keep)
         pooled = self._pool(self._finish(x, train))
         return pooled.reshape(*pooled.shape[:-2], -1)
 
-    def _tokens(self, patches, key, train, dropout, capture, keep=None):
+    def tokens(self, patches, *, capture=(), key=None, train=False, dropout=None, keep=None):
         """Tokens [*B, channels, prefix + patches, D] after all blocks, and after those in `capture`.
 
         With `keep` only the first `keep` tokens go through the last FFN.

@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from equivit import errors, logical
-from equivit.models import zoo
+from equivit.models.remade import remade
 from equivit.pretrained import flip, jumbo, mae, mapping, names, octic_vits, reading, timm
 from equivit.pretrained.format import Format
 
@@ -65,12 +64,14 @@ def load(
     mapping.check(table, shapes, what)
     tensors = mapping.read(table, state, shapes, what)
     left_out += [constant.name for constant in table.constants]
-    if num_classes not in (None, getattr(config, "num_classes", None)):
+    model = logical.from_logical(_abstract(config), tensors, STORED)
+    if num_classes not in (None, config.num_classes):
+        errors.whole(f"{source}: num_classes", num_classes)
         left_out += [pair.theirs for pair in table.pairs if pair.ours[0].startswith("head.")]
-        config, tensors = _with_new_head(source, config, tensors, num_classes, seed)
+        model, _ = remade(model, rngs=nnx.Rngs(params=seed), num_classes=num_classes)
     if left_out:
         print(f"{source}: left out knowingly: {names.brief(left_out)}.")
-    return _filled(_abstract(config), tensors)
+    return model
 
 
 def state_dict(source: str, model: nnx.Module, *, flavour: str | None = None) -> dict[str, np.ndarray]:
@@ -88,7 +89,9 @@ def state_dict(source: str, model: nnx.Module, *, flavour: str | None = None) ->
     if flavour is None:
         flavour = format.default_flavour(config) if format.default_flavour else format.flavours[0]
     errors.one_of(f"{source}: flavour", flavour, format.flavours)
-    return mapping.write(format.table(config, flavour), jax.device_get(_taken(model)), _what(source, flavour, config))
+    return mapping.write(
+        format.table(config, flavour), jax.device_get(logical.to_logical(model, STORED)), _what(source, flavour, config)
+    )
 
 
 def describe(config: Any) -> str:
@@ -133,42 +136,12 @@ def _with_options(source: str, config: Any, options: Mapping[str, Any]) -> Any:
     return dataclasses.replace(config, **options)
 
 
-def _with_new_head(source: str, config: Any, tensors: dict, num_classes: int, seed: int) -> tuple[Any, dict]:
-    """Configuration and logical tensors with a fresh head for `num_classes`; it is all that is ever drawn."""
-    errors.whole(f"{source}: num_classes", num_classes)
-    if "num_classes" not in (field.name for field in dataclasses.fields(config)):
-        raise ValueError(f"{source}: {num_classes=}, but its models have no head.")
-    config = dataclasses.replace(config, num_classes=num_classes)
-
-    @jax.jit  # so that the compiler drops the rest of the model
-    def draw():
-        drawn = _taken(zoo.build(config, nnx.Rngs(params=seed)))
-        return {name: tensor for name, tensor in drawn.items() if name.startswith("head.")}
-
-    return config, {name: t for name, t in tensors.items() if not name.startswith("head.")} | draw()
-
-
 def _abstract(config: Any) -> nnx.Module:
     """The model with shapes in place of arrays."""
-    return jax.eval_shape(lambda: zoo.build(config, nnx.Rngs(params=0)))
+    return jax.eval_shape(lambda: config.build(nnx.Rngs(params=0)))
 
 
 def _shapes(config: Any) -> dict[str, tuple[int, ...]]:
     """The shape of each logical tensor."""
     tables = logical.tensors(_abstract(config), STORED).values()
     return {tensor.name: tensor.shape for table in tables for tensor in table.flat}
-
-
-def _taken(model: nnx.Module) -> dict[str, jax.Array]:
-    """Everything that files hold, by logical name."""
-    arrays, tables = logical.take(model, STORED), logical.names(model, STORED)
-    return {str(name): arrays[leaf][i] for leaf, table in tables.items() for i, name in np.ndenumerate(table)}
-
-
-def _filled(model: nnx.Module, tensors: Mapping[str, np.ndarray]) -> nnx.Module:
-    """The abstract model with everything that files hold; the inverse of `_taken`."""
-    arrays = {}
-    for leaf, table in logical.names(model, STORED).items():
-        slices = [np.asarray(tensors[name]) for name in table.flat]
-        arrays[leaf] = jnp.asarray(np.stack(slices).reshape(*table.shape, *slices[0].shape))
-    return logical.put(model, arrays)

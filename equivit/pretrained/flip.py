@@ -52,7 +52,7 @@ def table(config: ViTConfig, flavour: str) -> Table:
     inference.require(config, NAME, class_position=False, registers=0, mask_token=False)
     h, w = (size // patch for size, patch in zip(config.image_size, config.patch_size, strict=True))
     pairs = [
-        mapping.same("cls_token.0", "class_token", ones=2),
+        mapping.same("cls_token.0", "prefix.class_token", ones=2),
         mapping.same("patch_embed.proj_sym.bias", "patch_embed.bias"),
     ]
     for i, irrep in enumerate(IRREPS):
@@ -62,7 +62,10 @@ def table(config: ViTConfig, flavour: str) -> Table:
         pairs += mapping.isotypic_block(i, config, IRREPS, "linear", SCALES)
     for i in range(config.k, config.depth):
         pairs += plain.block(i, config, Spelling(scales=SCALES))
-    pairs += mapping.isotypic_norm("norm", "norm", IRREPS) if config.family == "D2" else mapping.norm("norm", "norm")
+    if config.family == "D2":
+        pairs += mapping.isotypic_norm("norm", "readout.norm", IRREPS)
+    else:
+        pairs += mapping.norm("norm", "readout.norm")
     if config.num_classes is not None:
         pairs += mapping.linear("head", "head")
     zeros = Constant("cls_token.1", np.zeros((1, 1, config.width // 2), np.float32), "zeros")

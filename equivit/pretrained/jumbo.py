@@ -47,7 +47,7 @@ def table(config: ViTConfig, flavour: str) -> Table:
         inference.require(config, NAME, class_token=True, norm_eps=EPS, class_position=False)
         return plain.table(config, BASELINE, NAME)
     _require(config, flavour)
-    jumbo = [mapping.same(TOKENS[flavour], "jumbo_token", ones=1)]
+    jumbo = [mapping.same(TOKENS[flavour], "prefix.jumbo_token", ones=1)]
     for i in range(config.depth):
         jumbo += _block(f"blocks.{i}", config)
     whole = plain.table(config, JUMBO, NAME) + Table(jumbo)

@@ -122,14 +122,14 @@ def _tokens(config, flavour, channels) -> Table:
     """Special tokens: only A1 is learned, the other components are stored as zeros."""
     pairs, zeros = [], {}
     if config.class_token:
-        pairs.append(mapping.same("cls_token.0", "class_token", ones=2))
+        pairs.append(mapping.same("cls_token.0", "prefix.class_token", ones=2))
         if flavour == "dinov2":
             zeros |= {f"cls_token.{i}": (1, 1, channels) for i in range(1, 8)}
         else:
             zeros |= {f"cls_token.{i}": (1, 1, channels) for i in range(1, 4)}
             zeros["cls_token.4"] = (1, 1, 2, 2 * channels)
     if config.registers:
-        pairs.append(mapping.same("register_tokens.0", "registers", ones=1))
+        pairs.append(mapping.same("register_tokens.0", "prefix.registers", ones=1))
         zeros |= {f"register_tokens.{i}": (1, config.registers, channels) for i in range(1, 8)}
     if config.mask_token:
         pairs.append(mapping.same("mask_token.0", "mask_token", ones=1))
@@ -139,17 +139,18 @@ def _tokens(config, flavour, channels) -> Table:
 
 def _invariant(config) -> Table:
     """Learned references of an invariantization, and the group's matrices beside them."""
-    if config.family[0] == "H" or config.invariant not in ("max_filtering", "canonisation"):
+    if config.family == "H8" or config.invariant not in ("max_filtering", "canonisation"):
         return Table([])
+    ours = "readout.invariant" if config.ends_with_fields else "transition.invariant"
     constants = [
         Constant(f"invariantization.{name}_action", _channel_action(g), "the group's matrix")
         for name, g in (("rotation", "r"), ("reflection", "m"))
     ]
     if config.invariant == "canonisation":
-        return Table([mapping.same("invariantization.reference", "invariant.reference")], constants)
+        return Table([mapping.same("invariantization.reference", f"{ours}.reference")], constants)
     pair = Pair(  # [n, C, 8] <-> [n, 8 C]
         "invariantization.references",
-        ("invariant.references",),
+        (f"{ours}.references",),
         lambda y: (y.transpose(0, 2, 1).reshape(len(y), -1),),
         lambda y: y.reshape(len(y), 8, -1).transpose(0, 2, 1),
     )
@@ -167,20 +168,20 @@ def _channel_action(element) -> np.ndarray:
 def _readout(config, channels) -> Table:
     """Projection, final norm and head."""
     if config.family == "D8":
-        pairs = mapping.isotypic_norm("norm", "norm", IRREPS)
+        pairs = mapping.isotypic_norm("norm", "readout.norm", IRREPS)
         if config.num_classes is not None:
             pairs += mapping.linear("head.1", "head.fc1") + mapping.linear("head.3", "head.fc2")
         return Table(pairs)
-    pairs = mapping.linear("invariant_proj", "projection") if config.family == "I8" else []
+    pairs = mapping.linear("invariant_proj", "transition.projection") if config.family == "I8" else []
     if config.num_classes is not None:
         pairs += mapping.linear("head", "head")
     if not _is_dinov2_d8(config):
-        return Table(pairs + mapping.norm("norm", "norm"))
+        return Table(pairs + mapping.norm("norm", "readout.norm"))
     unused = {f"norm.scaling.alpha_{line}": np.ones(channels, np.float32) for line in LINES}
     unused |= {"norm.scaling.alpha_E": np.ones(2 * channels, np.float32)}
     unused |= {"norm.scaling.beta": np.zeros(channels, np.float32)}
     constants = [Constant(name, value, "unused", fixed=False) for name, value in unused.items()]
-    return Table(pairs + mapping.norm("standard_norm", "norm"), constants)
+    return Table(pairs + mapping.norm("standard_norm", "readout.norm"), constants)
 
 
 FORMAT = Format(

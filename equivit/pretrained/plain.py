@@ -88,16 +88,16 @@ def table(config: ViTConfig, spelling: Spelling, source: str) -> Table:
         mapping.same(named(spelling.patch_embed, "bias"), "patch_embed.bias"),
     ]
     if config.class_token:
-        pairs.append(mapping.same(spelling.class_token, "class_token", 2 * ones))
+        pairs.append(mapping.same(spelling.class_token, "prefix.class_token", 2 * ones))
     if spelling.position is not None:
         pairs.append(_position(config, spelling.position, ones))
     if config.registers and spelling.registers is not None:
-        pairs.append(mapping.same(spelling.registers, "registers", ones))
+        pairs.append(mapping.same(spelling.registers, "prefix.registers", ones))
     if config.mask_token and spelling.mask_token is not None:
         pairs.append(mapping.same(spelling.mask_token, "mask_token", ones))
     for i in range(config.depth):
         pairs += block(i, config, spelling)
-    pairs += mapping.norm(spelling.norm, "norm")
+    pairs += mapping.norm(spelling.norm, "readout.norm")
     if config.num_classes is not None and spelling.head is not None:
         pairs += mapping.linear(spelling.head, "head")
     return Table(pairs)
@@ -174,4 +174,4 @@ def _position(config, name, ones) -> Pair:
         rows = np.concatenate([token[None], patches.reshape(-1, len(token))])
         return rows.reshape(*(1,) * ones, *rows.shape)
 
-    return Pair(name, ("class_position", "position.table"), read, write)
+    return Pair(name, ("prefix.class_position", "position.table"), read, write)

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from equivit import errors
 from equivit.data.series import NORMALIZE
-from equivit.models import patchtst
+from equivit.models import patchtst, zoo
 from equivit.training import config as configs
 from equivit.training import optimizers
 
@@ -52,7 +52,7 @@ def validate(config: ConfigDict) -> None:
         if not values[key]:
             raise ValueError(f"config.{key}=() must have an entry.")
     for name in config.models:
-        errors.one_of("config.models", name, patchtst.VARIANTS)
+        errors.one_of("config.models", name, patchtst.NAMES)
     for number in config.patches:
         errors.whole("config.patches", number)
     for lr in config.runs.lr:
@@ -71,7 +71,7 @@ def validate(config: ConfigDict) -> None:
     for key in OF_DATA:
         if key in config.model:
             raise ValueError(f"config.model.{key}: the data, `patches` and `runs` say this; leave it out.")
-    patchtst.configuration("patchtst", length=1, channels=1, num_classes=1, **config.model)
+    zoo.configuration("patchtst", length=1, channels=1, num_classes=1, **config.model)
 
 
 def epochs(config: ConfigDict, name: str) -> int:

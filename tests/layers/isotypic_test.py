@@ -9,8 +9,10 @@ import pytest
 from flax import nnx
 
 from equivit import testing
-from equivit.layers import dense, isotypic
-from equivit.layers.block import Block, drop_path
+from equivit.layers import isotypic
+from equivit.layers.block import Block
+from equivit.layers.drop import drop_path, dropout
+from equivit.layers.parts import Parts
 from equivit.symmetry import fields
 from equivit.symmetry.groups import FLIP, OCTIC
 from tests.symmetry.fields_test import random_field
@@ -22,17 +24,7 @@ WIDTH = 32
 
 def layers(group):
     rngs = nnx.Rngs(0)
-    block = Block(
-        norm1=isotypic.LayerNorm(WIDTH, group=group),
-        attention=isotypic.Attention(WIDTH, 2, group=group, rngs=rngs),
-        scale1=isotypic.LayerScale(WIDTH, 0.5, group=group),
-        norm2=isotypic.LayerNorm(WIDTH, group=group),
-        mlp=isotypic.Mlp(WIDTH, 64, group=group, rngs=rngs),
-        scale2=isotypic.LayerScale(WIDTH, 0.5, group=group),
-        drop_path=0.0,
-        dropout=0.0,
-        drop=isotypic.dropout,
-    )
+    block = Block(**Parts(group, rngs, layer_scale=0.5).branches(WIDTH, 2, 64))
     return {
         "linear": isotypic.Linear(WIDTH, 48, group=group, rngs=rngs),
         "norm": isotypic.LayerNorm(WIDTH, group=group),
@@ -95,7 +87,7 @@ def test_norm_of_unit_variance(weighting, deviation):
 @GROUPS
 def test_dropout_keeps_the_symmetry_and_the_mean(group):
     key, x = jax.random.key(3), random_field(group, GRID, 512)
-    y = isotypic.dropout(x, 0.25, key)
+    y = dropout(x, 0.25, key)
     if group is OCTIC:  # one mask for both rows of E
         np.testing.assert_array_equal(y.planes[0] == 0, y.planes[1] == 0)
     for leaf in jax.tree.leaves(jax.tree.map(lambda a, b: jnp.where(a == 0, 0.75, a / jnp.where(b == 0, 1, b)), y, x)):
@@ -140,7 +132,7 @@ class TestWrongLayersAreCaught:
 
     def test_dense_dropout(self):
         def wrong(x):
-            return jax.tree.map(lambda leaf: dense.dropout(leaf, 0.3, jax.random.key(0)), x)
+            return jax.tree.map(lambda leaf: dropout(leaf, 0.3, jax.random.key(0)), x)
 
         self.caught(wrong, "octic element")
 

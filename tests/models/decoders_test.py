@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from equivit import logical
+from equivit import logical, precision
 from equivit.models import decoders, saved, zoo
 
 # An odd, non-square grid: 3 x 5 patches; not the grid that positions are learned at.
@@ -94,13 +94,15 @@ def test_tokens_are_those_of_features():
 
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_any_encoder_and_type(encoder):
-    model = autoencoder(encoder, dtype="bfloat16")
-    predictions = jax.eval_shape(predict, model, IMAGES, KEEP)
-    assert predictions.shape == (2, 15, 32) and predictions.dtype == jnp.bfloat16
+    for kind in ("mixed", "bfloat16"):
+        model = precision.cast(autoencoder(encoder), kind)
+        predictions = jax.eval_shape(predict, model, IMAGES, KEEP)
+        assert predictions.shape == (2, 15, 32) and predictions.dtype == jnp.bfloat16
 
 
-def test_half_precision_is_close():
-    exact, model = predict(autoencoder("plain"), IMAGES, KEEP), autoencoder("plain", dtype="bfloat16")
+@pytest.mark.parametrize("kind", ["mixed", "bfloat16"])
+def test_half_precision_is_close(kind):
+    exact, model = predict(autoencoder("plain"), IMAGES, KEEP), precision.cast(autoencoder("plain"), kind)
     np.testing.assert_allclose(predict(model, IMAGES, KEEP), exact, atol=0.1 * float(jnp.abs(exact).max()))
 
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from equivit import logical, models, testing
+from equivit import logical, models, precision, testing
+from equivit.layers.grid import Layout
 from equivit.layers.split_mlp import SplitMlp
 from equivit.models import zoo
 from equivit.models.jumbo_vit import JUMBO_MLPS
-from equivit.models.vit import ViT
 from equivit.models.vit_config import ViTConfig
 from equivit.symmetry.fields import Isotypic
 from equivit.training import sharding
@@ -101,7 +101,7 @@ def test_parameters_of_the_paper(name, overrides, paper):
 
 
 def test_registers_begin_apart():
-    registers = models.create("register_vit_pico16", depth=1, image_size=(16, 16)).registers[...]
+    registers = models.create("register_vit_pico16", depth=1, image_size=(16, 16)).prefix.registers[...]
     gaps = jnp.linalg.norm(registers[:, None] - registers, axis=-1) / jnp.linalg.norm(registers, axis=-1)
     assert gaps[~jnp.eye(len(registers), dtype=bool)].min() > 1
 
@@ -140,7 +140,7 @@ def test_keep_all_tokens_in_any_order_changes_nothing():
 
 
 def test_compute_type_is_a_cast():
-    m, x = model(dtype="bfloat16"), images((16, 16))
+    m, x = precision.cast(model(), "bfloat16"), images((16, 16))
     by_hand = jax.tree.map(lambda a: a.astype(jnp.bfloat16), model())
     assert call(m, x).dtype == jnp.bfloat16
     np.testing.assert_array_equal(call(m, x), call(by_hand, x.astype(jnp.bfloat16)))
@@ -219,10 +219,10 @@ def test_low_rank_additions_start_at_nothing(kind):
 def test_without_its_mlp_the_parts_of_the_token_are_registers():
     m, x = model(jumbo_mlp="none"), images((12, 20))
     given = {field.name: getattr(m.config, field.name) for field in dataclasses.fields(ViTConfig)}
-    config = ViTConfig(**given | dict(registers=2, pool="mean", num_classes=None))
-    registers = jax.eval_shape(lambda: ViT(config, rngs=nnx.Rngs(0)))
-    norm = {f"norm.{name}": jnp.ones(48) for name in ("scale", "bias")}  # the merged token's is wider
-    tensors = logical.to_logical(m) | {"registers": m.jumbo_token[...], **norm}
+    config = ViTConfig(**given | dict(registers=2, class_token=False, pool="mean", num_classes=None))
+    registers = jax.eval_shape(lambda: config.build(nnx.Rngs(0)))
+    norm = {f"readout.norm.{name}": jnp.ones(48) for name in ("scale", "bias")}  # the merged token's is wider
+    tensors = logical.to_logical(m) | {"prefix.registers": m.prefix.jumbo_token[...], **norm}
     features = jax.jit(lambda m, x: m.features(x, norm=False))
     a, b = features(m, x), features(logical.from_logical(registers, tensors), x)
     same((a.cls, a.patches.values), (b.registers.reshape(2, -1), b.patches.values))
@@ -244,11 +244,11 @@ def test_a_new_classifier_gives_equal_probabilities():
 def test_the_other_mlp_takes_the_rows_before_the_patches():
     x = jnp.arange(1.0, 8.0)[:, None]
     for first, expected in ((1, [1, -2, -3, 4, 5, 6, 7]), (0, [-1, -2, -3, 4, 5, 6, 7])):
-        y = SplitMlp(common=lambda x: x, special=lambda x: -x, first=first, stop=3)(x)
+        y = SplitMlp(common=lambda x: x, special=lambda x: -x, first=first)(x, Layout((4,), prefix=3))
         np.testing.assert_array_equal(y[:, 0], expected)
     for kind, first in (("registers", 1), ("class_and_registers", 0)):
         split = jax.eval_shape(lambda kind=kind: models.create("register_vit_s16", register_mlp=kind).blocks[0]).mlp
-        assert (split.first, split.stop) == (first, 17)
+        assert split.first == first
 
 
 @pytest.mark.parametrize("field", FIELDS)
@@ -314,9 +314,9 @@ def test_an_invariant_token_holds_the_invariant_component_alone():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (dict(jumbo_mlp="sharde"), f"jumbo_mlp='sharde' is not one of {', '.join(map(repr, JUMBO_MLPS))}; .*'shared'"),
-        (dict(field="covariant"), "field='covariant' is not one of 'steerable', 'invariant'"),
-        (dict(pool="class"), "pool='class' is not one of 'jumbo', 'jumbo_and_patches'"),
+        (dict(jumbo_mlp="sharde"), f"jumbo_mlp='sharde' is not one of {', '.join(JUMBO_MLPS)}; .*'shared'"),
+        (dict(field="covariant"), "field='covariant' is not one of steerable, invariant"),
+        (dict(pool="class"), "pool='class' is not one of jumbo, jumbo_and_patches"),
         (dict(jumbo=0), "jumbo=0 must be at least 1"),
         (dict(jumbo_multiplier=-1.0), "jumbo_multiplier=-1.0 positive"),
         (dict(registers=4), "the Jumbo token replaces class token and registers"),

@@ -3,6 +3,7 @@
 import functools
 import math
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,9 +11,8 @@ import pytest
 from flax import nnx
 
 from equivit import costs, logical
-from equivit.layers import dense
-from equivit.models import patchtst
-from equivit.models.patchtst import PatchTST
+from equivit.layers.drop import dropout
+from equivit.models import patchtst, saved, zoo
 
 T, C = 31, 3  # odd, so that there is padding
 SMALL = dict(length=T, channels=C, num_classes=5, patches=6, width=16, depth=2, num_heads=4, mlp_dim=24)
@@ -29,8 +29,8 @@ VARIANTS = {
 def make(name, **changes):
     """A model with every parameter and statistic random, so that no term is zero."""
     kind, fields = VARIANTS[name]
-    config = patchtst.configuration(kind, **{**SMALL, **fields, **changes})
-    model, rng = jax.eval_shape(lambda: PatchTST(config, rngs=nnx.Rngs(0))), np.random.default_rng(0)
+    config = zoo.configuration(kind, **{**SMALL, **fields, **changes})
+    model, rng = jax.eval_shape(lambda: config.build(nnx.Rngs(0))), np.random.default_rng(0)
     arrays = {}
     for path, variable in nnx.to_flat_state(nnx.state(model)):
         leaf = ".".join(map(str, path))
@@ -73,9 +73,7 @@ def test_registers_of_equal_cost(patches, expected):
     """Proposition 1 with the paper's numbers; the operations counted here are those of its proof."""
     d, j = 128, 4
     assert patchtst.equal_cost_registers(d, patches, j) == expected
-    assert (
-        patchtst.configuration("patchtst_registers", **{**SMALL, "width": d, "patches": patches}).registers == expected
-    )
+    assert zoo.configuration("patchtst_registers", **{**SMALL, "width": d, "patches": patches}).registers == expected
 
     def registers(r):
         return 8 * (patches + r) * d**2 + 2 * (patches + r) ** 2 * d
@@ -88,12 +86,12 @@ def test_counted_costs_of_registers_and_jumbo():
     """At the paper's size: registers instead of the class token cost what Jumbo does, within half a register."""
     macs = {}
     for name, changes in (("patchtst_jumbo", {}), ("patchtst_registers", {})):
-        config = patchtst.configuration(name, length=96, channels=1, num_classes=2, **changes)
-        block = jax.eval_shape(lambda config=config: PatchTST(config, rngs=nnx.Rngs(0)))
+        config = zoo.configuration(name, length=96, channels=1, num_classes=2, **changes)
+        block = jax.eval_shape(lambda config=config: config.build(nnx.Rngs(0)))
         tokens = 8 + (config.jumbo if config.jumbo > 1 else config.registers)
 
         def apply(model, x):
-            return model.blocks[0](x, None, model.jumbo_mlp, key=None, train=False, dropout=0.0)[0]
+            return model.blocks[0](x, None, model.jumbo_mlp)
 
         counted = costs.count(apply, block, jax.ShapeDtypeStruct((tokens, 128), jnp.float32))
         macs[name] = counted["linear"].macs + counted["attention"].macs
@@ -152,8 +150,8 @@ def test_parameters_by_variant():
 
     def count(name, **changes):
         kind, fields = VARIANTS[name]
-        config = patchtst.configuration(kind, **{**SMALL, **fields, **changes})
-        model = jax.eval_shape(lambda: PatchTST(config, rngs=nnx.Rngs(0)))
+        config = zoo.configuration(kind, **{**SMALL, **fields, **changes})
+        model = jax.eval_shape(lambda: config.build(nnx.Rngs(0)))
         return sum(variable.size for _, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)))
 
     plain, wide = count("plain"), 3 * 16
@@ -185,12 +183,20 @@ def test_dropout_may_be_traced(series):
 
 def test_training_moves_running_statistics_and_evaluation_uses_them(series):
     model = make("public")
-    before = logical.take_state(model)
-    after = jax.jit(lambda model: (model(series, train=True), logical.take_state(model))[1])(model)
+    before = logical.to_logical(model, nnx.BatchStat)
+    after = jax.jit(lambda model: (model(series, train=True), logical.to_logical(model, nnx.BatchStat))[1])(model)
     assert set(before) == {f"blocks.{i}.norm{n}.{x}" for i in (0, 1) for n in (1, 2) for x in ("mean", "variance")}
     assert all(abs(before[leaf] - after[leaf]).max() > 1e-4 for leaf in before)
     alone = run(model, series[:1])  # a series does not see the others
     np.testing.assert_allclose(run(model, series)[0], alone[0], atol=1e-5)
+
+
+def test_saved_and_loaded_with_its_statistics(tmp_path):
+    model = make("public")
+    saved.save(tmp_path, model)
+    again = saved.load(tmp_path)
+    assert again.config == model.config
+    chex.assert_trees_all_equal(again, model)
 
 
 def test_any_batch_axes(series):
@@ -204,8 +210,8 @@ def test_any_batch_axes(series):
 @pytest.mark.parametrize(
     "name,fields,message",
     [
-        ("patchtst_jmbo", {}, "the nearest is 'patchtst_jumbo'"),
-        ("patchtst", dict(registers_=4), "'registers_' is not one of its options; the nearest is 'registers'"),
+        ("patchtst_jmbo", {}, "did you mean patchtst_jumbo"),
+        ("patchtst", dict(registers_=4), "'registers_' is not one of its options; did you mean registers"),
         ("patchtst", dict(norm="group"), "norm='group' is not one of layer, batch"),
         ("patchtst_public", dict(jumbo=4), "pool='last' has patch tokens only, but jumbo=4"),
         ("patchtst", dict(patches=0), "patches=0 must be at least 1"),
@@ -213,7 +219,7 @@ def test_any_batch_axes(series):
 )
 def test_bad_configurations_are_refused(name, fields, message):
     with pytest.raises(ValueError, match=message):
-        patchtst.configuration(name, **{**SMALL, **fields})
+        zoo.configuration(name, **{**SMALL, **fields})
 
 
 def test_bad_series_are_refused(series):
@@ -221,7 +227,7 @@ def test_bad_series_are_refused(series):
         make("plain")(series[:, 1:])
     with pytest.raises(ValueError, match="no head"):
         make("plain", num_classes=None)(series)
-    with pytest.raises(IndexError, match=r"blocks \[2\]; the blocks are 0 to 1"):
+    with pytest.raises(IndexError, match=r"block 2 of 2; the blocks are 0 to 1"):
         make("plain").features(series, blocks=(1, 2))
     with pytest.raises(ValueError, match="num_heads=3 must divide width=16"):
         make("plain", num_heads=3)
@@ -230,6 +236,6 @@ def test_bad_series_are_refused(series):
 def test_rates_of_dropout(series):
     """A share of about `rate` is zeroed and the others are larger, so that the mean stays."""
     x = jnp.ones((200, 200))
-    y = jax.jit(lambda rate: dense.dropout(x, rate, jax.random.key(0)))(jnp.float32(0.2))
+    y = jax.jit(lambda rate: dropout(x, rate, jax.random.key(0)))(jnp.float32(0.2))
     assert abs((y == 0).mean() - 0.2) < 5 * math.sqrt(0.2 * 0.8 / x.size)
     np.testing.assert_allclose(y[y > 0], 1.25, rtol=1e-6)

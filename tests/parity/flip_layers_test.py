@@ -7,7 +7,6 @@ import pytest
 from flax import nnx
 
 from equivit.layers import isotypic
-from equivit.models.vit import ViT
 from equivit.models.vit_config import ViTConfig
 from equivit.pretrained import flip
 from equivit.symmetry import fields
@@ -135,13 +134,13 @@ def attention(c, data, name):
 
 
 def block(c, data, name):
-    layer, x = fill(lambda: ViT(CONFIG, rngs=nnx.Rngs(0)).blocks[0], data, block_pairs()), field(data, "input/")
+    layer, x = fill(lambda: CONFIG.build(nnx.Rngs(0)).blocks[0], data, block_pairs()), field(data, "input/")
     c.field("output/", run(layer, x))
     c.field("inter/attn_branch/", jax.jit(lambda b, x: b.scale1(b.attention(b.norm1(x))))(layer, x))
 
 
 def std_block(c, data, name):
-    layer = fill(lambda: ViT(CONFIG, rngs=nnx.Rngs(0)).blocks[1], data, block_pairs(index=1))
+    layer = fill(lambda: CONFIG.build(nnx.Rngs(0)).blocks[1], data, block_pairs(index=1))
     c.array("output/x", run(layer, jnp.asarray(data["input/x"])))
 
 

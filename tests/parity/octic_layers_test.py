@@ -12,7 +12,6 @@ from flax import nnx
 from equivit import testing
 from equivit.layers import dense, invariants, isotypic
 from equivit.layers.position import IsotypicPosition
-from equivit.models.vit import ViT
 from equivit.models.vit_config import ViTConfig
 from equivit.pretrained import mapping, octic_vits
 from equivit.symmetry import fields
@@ -87,12 +86,12 @@ def attention(c, data, name):
 
 
 def block(c, data, name):
-    layer = fill(lambda: ViT(CONFIG, rngs=nnx.Rngs(0)).blocks[0], data, block_pairs(name.split("_")[1]))
+    layer = fill(lambda: CONFIG.build(nnx.Rngs(0)).blocks[0], data, block_pairs(name.split("_")[1]))
     c.field("output/", run(layer, field(data, "input/")))
 
 
 def std_block(c, data, name):
-    layer = fill(lambda: ViT(CONFIG, rngs=nnx.Rngs(0)).blocks[1], data, block_pairs(name.split("_")[2], index=1))
+    layer = fill(lambda: CONFIG.build(nnx.Rngs(0)).blocks[1], data, block_pairs(name.split("_")[2], index=1))
     c.array("output/x", run(layer, jnp.asarray(data["input/x"])))
 
 
@@ -158,7 +157,9 @@ def inv(c, data, name):
     else:
         make = functools.partial(invariants.create, kind)
     layer = fill(
-        lambda: make(WIDTH, group=OCTIC, rngs=nnx.Rngs(0)), data, below(table.pairs, "invariantization.", "invariant.")
+        lambda: make(WIDTH, group=OCTIC, rngs=nnx.Rngs(0)),
+        data,
+        below(table.pairs, "invariantization.", "transition.invariant."),
     )
     c.array("output/x", run(layer, x))
 

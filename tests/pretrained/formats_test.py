@@ -159,7 +159,7 @@ def test_a_new_head(capsys):
     assert 0.015 < head[0].std() < 0.025
     np.testing.assert_array_equal(head[0], head[1])
     assert abs(head[0] - head[2]).max() > 0.01
-    np.testing.assert_array_equal(heads[0].norm.scale[...], model.norm.scale[...])
+    np.testing.assert_array_equal(heads[0].readout.norm.scale[...], model.readout.norm.scale[...])
     backbone = pretrained.load("octic_vits", written("I8 dinov2")[2], num_heads=2, num_classes=3)
     assert backbone(jnp.ones((1, 32, 32, 3))).shape == (1, 3)
 

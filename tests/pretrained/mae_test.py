@@ -10,8 +10,8 @@ from flax import nnx
 from equivit import convert, logical, pretrained
 from equivit.models import saved, zoo
 from equivit.models.decoders import MaskedAutoencoderConfig
-from equivit.models.patchtst import configuration
 from equivit.models.vit_config import ViTConfig
+from equivit.models.zoo import configuration
 from equivit.pretrained import reading
 from tests.pretrained.formats_test import SMALL, same_model
 

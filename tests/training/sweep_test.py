@@ -11,7 +11,7 @@ from flax import nnx
 from equivit import sweep as command
 from equivit.data import series
 from equivit.data.series import SeriesData
-from equivit.models import patchtst
+from equivit.models import zoo
 from equivit.training import config as configs
 from equivit.training import schedules, sweep, sweep_config
 
@@ -35,10 +35,8 @@ def data() -> SeriesData:
 
 @pytest.fixture(scope="module")
 def program(config):
-    model = patchtst.configuration("patchtst", length=40, channels=2, num_classes=3, **config.model)
-    return sweep.Program(
-        config, lambda rngs: patchtst.PatchTST(model, rngs=rngs), examples=96, epochs=EPOCHS, together=4
-    )
+    model = zoo.configuration("patchtst", length=40, channels=2, num_classes=3, **config.model)
+    return sweep.Program(config, model.build, examples=96, epochs=EPOCHS, together=4)
 
 
 RUNS = sweep.grid((1e-2, 1e-3), (0.0, 0.3), seed=5)
@@ -151,8 +149,8 @@ def test_the_command_writes_a_result(finished):
     assert result["best"]["validation"] == max(run["validation"] for run in result["runs"])
     assert result["test_mean"] == pytest.approx(np.mean([run["test"] for run in result["runs"]]))
     assert result["examples"] == dict(train=96, validation=32, test=32) and result["patch_length"] == 10
-    model = patchtst.configuration("patchtst_jumbo", length=40, channels=2, num_classes=3, **SMALL)
-    leaves = jax.tree.leaves(jax.eval_shape(lambda: patchtst.PatchTST(model, rngs=nnx.Rngs(0))))
+    model = zoo.configuration("patchtst_jumbo", length=40, channels=2, num_classes=3, **SMALL)
+    leaves = jax.tree.leaves(jax.eval_shape(lambda: model.build(nnx.Rngs(0))))
     assert result["parameters"] == sum(leaf.size for leaf in leaves)
 
 
