@@ -9,6 +9,7 @@ The matrix units take one row of an operand per cycle each.  The assembly does n
 program can need more cycles for its rows than it has bundles.
 """
 
+import collections
 import operator
 import pathlib
 import re
@@ -21,27 +22,29 @@ ROWS, PACKED_ROWS = 8, 16  # that one product takes: a register of 32-bit number
 ITEMSIZE = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f32": 4, "s32": 4, "u32": 4}
 
 ARITHMETIC: Mapping[str, Callable[..., int]] = {
-    "simm": lambda a: a,
-    "smov": lambda a: a,
-    "sadd": operator.add,
-    "ssub": operator.sub,
-    "smul": operator.mul,
-    "sand": operator.and_,
-    "sor": operator.or_,
-    "sxor": operator.xor,
-    "sshll": lambda a, b: a << (b & 31),
-    "sshrl": lambda a, b: (a & 0xFFFFFFFF) >> (b & 31),
-    "sshra": lambda a, b: a >> (b & 31),
-    "slt": operator.lt,
-    "sle": operator.le,
-    "sgt": operator.gt,
-    "sge": operator.ge,
-    "seq": operator.eq,
-    "sne": operator.ne,
+    "simm.u32": lambda a: a,
+    "smov.u32": lambda a: a,
+    "sadd.s32": operator.add,
+    "ssub.s32": operator.sub,
+    "smul.u32": operator.mul,
+    "smulhi.u32": lambda a, b: (a % 2**32) * (b % 2**32) >> 32,
+    "smin.u32": lambda a, b: min(a, b, key=lambda value: value % 2**32),
+    "sand.u32": operator.and_,
+    "sor.u32": operator.or_,
+    "sxor.u32": operator.xor,
+    "sshll.u32": operator.lshift,
+    "sshrl.u32": lambda a, b: a % 2**32 >> b,
+    "sshra.s32": operator.rshift,
+    "slt.s32": operator.lt,
+    "sle.s32": operator.le,
+    "sgt.s32": operator.gt,
+    "sge.s32": operator.ge,
+    "seq.s32": operator.eq,
+    "sne.s32": operator.ne,
 }
 
 _LINE = re.compile(r"0:0x[0-9a-f]+ *: \{(.*)\}")
-_OPERATION = re.compile(r"(\S+) = (s\w+|por)(?:\.\w+)? ?(?:@(!?p\d+) ?)?(.*)")
+_OPERATION = re.compile(r"(\S+) = (s[\w.]+|por) ?(?:@(!?p\d+) ?)?(.*)")
 _PRODUCT = re.compile(r"\(mrf(\d)[^)]*\) = vmatmul\.(?:lmr|8x128\.(\w+))")
 _INSTRUCTION = re.compile(r"operation: %(\S+) = (.*)\n.*bundle range: \[\w+:0:0x([0-9a-f]+), \w+:0:0x([0-9a-f]+)\)")
 _SHAPE = re.compile(r"\b(\w+)\[([\d,]*)\](\{[^}]*\})?")
@@ -170,16 +173,17 @@ class _ScalarCore:
 
     def __init__(self):
         self._known: dict[str | int | None, int | None] = {}
+        self._divided = collections.deque()  # quotients and remainders that wait to be popped
 
     def issue(self, operations: Sequence[tuple]) -> tuple[int | None, bool]:
         """Execute one bundle: where it branches to, if it does, and whether that is known."""
         target, known, writes = None, True, []
         for destination, name, predicate, operands in operations:
             wanted = True if predicate is None else self._predicate(predicate)
-            if destination == "(pc)" or name == "scall":
+            if destination == "(pc)" or name.startswith("scall"):
                 if wanted is not False:
                     offset = re.search(r"\(=0x([0-9a-f]+)\)", operands)
-                    known = wanted is not None and name == "sbr" and offset is not None
+                    known = wanted is not None and name == "sbr.rel" and offset is not None
                     target = int(offset[1], 16) if known else None
             elif wanted is not False:
                 writes.append(self._write(destination, name, operands, wanted))
@@ -193,6 +197,12 @@ class _ScalarCore:
         elif name == "sld":
             address = self._address(operands)
             value = None if address is None else self._known.get(address)
+        elif name == "sdivrem.u32":
+            a, b = map(self._value, operands.split(", "))
+            self._divided += (None, None) if None in (a, b, wanted) else divmod(a % 2**32, b % 2**32)
+            value = None
+        elif name == "spop":
+            value = self._divided.popleft() if operands == "(drf)" and self._divided else None
         elif name == "por":
             values = [self._predicate(operand) for operand in operands.split(", ")]
             value = None if None in values else any(values)
