@@ -11,10 +11,10 @@ estimate has one scale.  An instruction of XLA, or a kernel, takes the largest o
   - the bytes of its operands and results in HBM, over the bandwidth;
 
 copies between HBM and VMEM that run beside other instructions count by their bundles.  A block takes the sum over its
-instructions, which run one after the other, or all its bytes over the bandwidth if that is more.  It is a lower bound:
-no stall and no wait for a transfer is in it.  Nor does it say much of large batches: the activations of 8 images stay
-in VMEM, those of 64 would not fit.  The cycles that XLA itself notes beside its instructions are listed, but they are
-on another scale: for copies and reductions they are 3 to 30 times what is issued.
+instructions, which run one after the other, or all its bytes over the bandwidth if that is more.  No stall and no wait
+for a transfer is in it: at best it is a lower bound.  Nor does it say much of large batches: the activations of 8
+images stay in VMEM, those of 64 would not fit.  The cycles that XLA itself notes beside its instructions are listed
+too, but they are on another scale: for copies and reductions they are 3 to 30 times what is issued.
 
 In bfloat16, 8 images; gradients are those of all parameters and the input.  A block is dense, octic without kernels
 ("octic, XLA") or octic with them ("octic, kernels").  Not in the paper.
@@ -92,7 +92,9 @@ def main() -> int:
         os.environ.update(CHIP, LIBTPU_INIT_ARGS=f"--xla_jf_dump_to={folder} {llo.FLAGS}")
         kernels = kernel_rows(budget, pathlib.Path(folder))
         blocks = block_rows(budget, pathlib.Path(folder))
-    print("Estimates in thousands of cycles from the compiled code, a lower bound; nothing ran.  Kernels:")
+    print(
+        "Estimates in thousands of cycles, from compiled code and without stalls: lower bounds.  Nothing ran.  Kernels:"
+    )
     print(benchmark.table(kernels, KERNEL_COLUMNS))
     print("\nOne block:")
     print(benchmark.table(blocks, BLOCK_COLUMNS))
@@ -167,11 +169,11 @@ def cycles(work: llo.Work) -> float:
 
 def parts(text: str, works: Mapping[str, llo.Work]) -> dict[str, float]:
     """Thousands of cycles by the layers' named scopes, kernels apart; "other" is what bears none of these names."""
-    result = dict.fromkeys((*PARTS, "kernels", "other"), 0.0)
+    result, kernels = dict.fromkeys((*PARTS, "kernels", "other"), 0.0), kernels_in(text)
     for name, work in works.items():
         line = re.search(rf'%{re.escape(name)} = .*op_name="([^"]*)"', text)
         scopes = re.findall("|".join(PARTS), line[1]) if line else []
-        part = "kernels" if name in kernels_in(text) else scopes[-1] if scopes else "other"
+        part = "kernels" if name in kernels else scopes[-1] if scopes else "other"
         result[part] += cycles(work) / 1e3
     return result
 
