@@ -4,6 +4,7 @@ import collections
 import itertools
 import json
 import pathlib
+from collections.abc import Iterable
 
 import jax
 import numpy as np
@@ -17,15 +18,14 @@ VISIBLE = 1e-4  # of the variance; components below it are rounding
 TEST_STYLES = (("tab:orange", "o"), ("tab:red", "s"), ("tab:green", "^"), ("tab:purple", "D"), ("tab:brown", "v"))
 
 
-def learning_curves(metrics: pathlib.Path, output: pathlib.Path) -> None:
-    """Draw the training loss and accuracy of a run over its steps, and the first figure of each protocol.
-
-    A figure named "loss" is drawn beside the training loss, any other is a share and drawn beside the accuracy.
+def learning_curves(metrics: pathlib.Path, output: pathlib.Path, curves: Iterable[str] = ()) -> None:
+    """Draw loss and accuracy over the steps of a run, in training and as protocols measured them.
 
     Args:
-      metrics: metrics.jsonl: one object a line, with "step" and some of "loss", "accuracy" and
-        "eval/<protocol>/<figure>".
+      metrics: metrics.jsonl: one object a line, with "step" and some of "loss", "accuracy" and `curves`.
       output: the PNG to write.
+      curves: names such as "eval/accuracy/top1"; those that end with "/loss" are drawn beside the training loss, the
+        others beside the accuracy.
     """
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     figure = Figure(figsize=(9, 3.4), layout="constrained")
@@ -34,7 +34,8 @@ def learning_curves(metrics: pathlib.Path, output: pathlib.Path) -> None:
     right.set(xlabel="step", ylabel="accuracy", ylim=(0, 1.02))
     _curve(left, rows, "loss", label="training", color="tab:blue")
     _curve(right, rows, "accuracy", label="training", color="tab:blue")
-    for (color, marker), key in zip(itertools.cycle(TEST_STYLES), evaluated(rows), strict=False):
+    measured = [key for key in curves if any(key in row for row in rows)]
+    for (color, marker), key in zip(itertools.cycle(TEST_STYLES), measured, strict=False):
         axes = left if key.endswith("/loss") else right
         _curve(axes, rows, key, label="test: " + key.removeprefix("eval/"), color=color, marker=marker)
     for axes in (left, right):
@@ -42,14 +43,6 @@ def learning_curves(metrics: pathlib.Path, output: pathlib.Path) -> None:
         if axes.lines:
             axes.legend(loc="best", frameon=False)
     figure.savefig(output, dpi=150)
-
-
-def evaluated(rows: list[dict]) -> list[str]:
-    """The first "eval/<protocol>/<figure>" of each protocol, the one that it considers the main one."""
-    first = {}
-    for key in (key for row in rows for key in row if key.startswith("eval/")):
-        first.setdefault(key.split("/")[1], key)
-    return list(first.values())
 
 
 def patch_filters(kernels: dict[str, np.ndarray], output: pathlib.Path) -> None:

@@ -47,10 +47,11 @@ class Protocol:
     Attributes:
       needs: what a model must offer, some of NEEDS.
       run: `run(run)` measures.  The results go into evaluation.json; single numbers among them also into the metrics of
-        a run, and the first of these becomes a learning curve.
+        a run.
       lines: the results as (name, value) lines for people.
       check: ValueError for a config that the protocol cannot run on; called before anything runs.
       data: the first `data` section that it reads, which is opened before anything runs.
+      curve: the number that is drawn over the steps of a run, a share or a "loss".
       default: it belongs to the suite of a config that names none.
     """
 
@@ -59,6 +60,7 @@ class Protocol:
     lines: Callable[[dict[str, Any]], list[Line]]
     check: Callable[[ConfigDict], None] = lambda config: None
     data: Callable[[ConfigDict], ConfigDict] = lambda config: config.data
+    curve: str | None = None
     default: bool = False
 
     def __post_init__(self):

@@ -85,6 +85,11 @@ def scalars(results: dict[str, dict]) -> dict[str, float]:
     }
 
 
+def curves() -> list[str]:
+    """The metrics of a run that are drawn over its steps, such as "eval/accuracy/top1", of all protocols."""
+    return [f"eval/{name}/{protocol.curve}" for name, protocol in PROTOCOLS.items() if protocol.curve]
+
+
 def _check_needs(name: str, model: nnx.Module) -> None:
     if not (missing := sorted(PROTOCOLS[name].needs - offers(model))):
         return

@@ -44,7 +44,7 @@ def conclude(workdir: pathlib.Path, model: nnx.Module, results: dict) -> str:
         places["patch filters"] = workdir / "patch_filters.png"
     if jax.process_index() == 0:
         write(workdir, results)
-        figures.learning_curves(places["metrics"], places["learning curves"])
+        figures.learning_curves(places["metrics"], places["learning curves"], suite.curves())
         if kernels:
             figures.patch_filters(kernels, places["patch filters"])
     return text([*rows(results), *((name, str(path)) for name, path in places.items())])

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 from PIL import Image
 
-from equivit.evaluation import figures, summary
+from equivit.evaluation import figures, suite, summary
 from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC
 from tests.evaluation.predictors import random_model
@@ -111,14 +111,19 @@ def test_the_end_of_a_run(tmp_path, results):
     assert json.loads((tmp_path / "evaluation.json").read_text()) == results
 
 
-def test_every_protocol_has_a_curve_of_its_first_figure():
-    rows = [
-        {"step": 1, "loss": 2.0, "eval/orientation/accuracy_mean": 0.1, "eval/orientation/upright": 0.2},
-        {"step": 2, "eval/reconstruction/loss": 1.0, "eval/knn/top1": 0.5, "eval/knn/top5": 0.7},
-    ]
-    assert figures.evaluated(rows) == [
-        "eval/orientation/accuracy_mean", "eval/reconstruction/loss", "eval/knn/top1"
-    ]  # fmt: skip
+def test_figures_of_protocols_are_drawn_beside_those_of_training(tmp_path, monkeypatch):
+    write_metrics(tmp_path)
+    row = {"step": 19, "eval/reconstruction/loss": 0.5, "eval/knn/top1": 0.5, "eval/knn/top5": 0.7}
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write(json.dumps(row) + "\n")
+    drawn = []
+    monkeypatch.setattr(
+        figures.Figure, "savefig", lambda figure, *_, **__: drawn.extend(axes.get_legend() for axes in figure.axes)
+    )
+    figures.learning_curves(tmp_path / "metrics.jsonl", tmp_path / "c.png", [*suite.curves(), "eval/knn/top1"])
+    left, right = ([text.get_text() for text in legend.get_texts()] for legend in drawn)
+    assert left == ["training", "test: reconstruction/loss"]
+    assert right == ["training", "test: accuracy/top1", "test: orientation/accuracy_mean", "test: knn/top1"]
 
 
 def test_a_run_without_evaluation_or_metrics_still_has_its_curves(tmp_path):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from equivit import evaluate, precision
+from equivit import evaluate, logical, precision
 from equivit.evaluation import adaptation, predictions, protocols, suite, summary
 from equivit.evaluation.protocol import NEEDS, Protocol, offers
 from equivit.models import saved
@@ -74,7 +74,7 @@ def test_what_models_offer(headless):
     assert offers(random_model("D8")) == {"logits", "features"}
     assert offers(headless) == {"features"}
     assert "reconstruction" in offers(autoencoder) and "logits" not in offers(autoencoder)
-    assert offers(jax.eval_shape(lambda: random_model("plain"))) == {"logits", "features"}
+    assert offers(logical.abstract(random_model("plain"))) == {"logits", "features"}
     assert "maps" in offers(Segmenter())
 
 
@@ -83,6 +83,12 @@ def test_every_file_is_a_protocol_and_says_what_it_does():
     assert set(suite.PROTOCOLS) == set(protocols.about()) == {p.stem for p in files} - {"__init__"}
     assert all(protocol.needs <= NEEDS.keys() for protocol in suite.PROTOCOLS.values())
     assert all(len(line) <= 100 and line.endswith(".") for line in protocols.about().values())
+
+
+def test_curves_are_numbers_that_protocols_return(config):
+    results = suite.evaluate(random_model("plain"), config, ["accuracy", "orientation", "sar", "present_classes"])
+    found = {f"eval/{name}" for name in suite.scalars(results)}
+    assert found >= {curve for curve in suite.curves() if curve.split("/")[1] in results}
 
 
 def test_protocols_are_named_in_their_files_only():
@@ -136,16 +142,24 @@ def test_needs_that_are_not_met_are_one_clear_line(spread, headless, config):
         Protocol(needs=frozenset({"logit"}), run=measure, lines=lambda result: [])
 
 
-def test_a_config_that_a_protocol_cannot_run_on_is_refused_before_anything_runs(config):
+def test_a_config_that_a_protocol_cannot_run_on_is_refused_before_anything_runs(config, monkeypatch):
     def run(run):
         raise AssertionError("nothing may run")
 
-    first = Protocol(needs=frozenset(), run=run, lines=lambda result: [])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(suite.PROTOCOLS, "first", first)
-        config.evaluation.sar.momentum = 1.5
-        with pytest.raises(ValueError, match="momentum=1.5"):
-            suite.evaluate(random_model("plain"), config, ["first", "sar"])
+    def check(config):
+        raise ValueError(f"config.seed={config.seed}")
+
+    for name, protocol in {
+        "first": Protocol(needs=frozenset(), run=run, lines=lambda result: []),
+        "second": Protocol(needs=frozenset(), run=run, lines=lambda result: [], check=check),
+    }.items():
+        monkeypatch.setitem(suite.PROTOCOLS, name, protocol)
+    with pytest.raises(ValueError, match="config.seed=0"):
+        suite.evaluate(random_model("plain"), config, ["first", "second"])
+    with config.unlocked():
+        config.data.source = "npz:nowhere.npz"
+    with pytest.raises(FileNotFoundError, match="nowhere.npz"):
+        suite.evaluate(random_model("plain"), config, ["first", "accuracy"])
 
 
 @pytest.fixture(scope="module")

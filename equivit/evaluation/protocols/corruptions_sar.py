@@ -9,4 +9,5 @@ PROTOCOL = Protocol(
     run=lambda run: corrupted.each(run, sar.run),
     lines=corrupted.lines,
     data=corrupted.first,
+    curve="mean_top1",
 )

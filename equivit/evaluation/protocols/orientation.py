@@ -149,4 +149,4 @@ def _in_words(result):
     return f"{result['identical']} of {result['decided']} images{undecided}"
 
 
-PROTOCOL = Protocol(needs=frozenset({"logits"}), run=run, lines=lines)
+PROTOCOL = Protocol(needs=frozenset({"logits"}), run=run, lines=lines, curve="accuracy_mean")

@@ -29,4 +29,4 @@ def lines(result: dict[str, Any]) -> list[Line]:
     return [(name, f"{percent(result['top1'])}, top-5 {percent(result['top5'])}")]
 
 
-PROTOCOL = Protocol(needs=frozenset({"logits"}), run=run, lines=lines)
+PROTOCOL = Protocol(needs=frozenset({"logits"}), run=run, lines=lines, curve="top1")

@@ -102,4 +102,4 @@ def _count(settings, model, key, images, index, weight):
     }
 
 
-PROTOCOL = Protocol(needs=frozenset({"reconstruction"}), run=run, lines=lines, check=check, default=True)
+PROTOCOL = Protocol(needs=frozenset({"reconstruction"}), run=run, lines=lines, check=check, curve="loss", default=True)

@@ -2,21 +2,20 @@
 
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from equivit.evaluation import adaptation
 from equivit.evaluation.protocol import Line, Protocol, Run, percent
 
 
 def run(run: Run) -> dict[str, Any]:
     """What `adaptation.adaptation` returns, with the settings of `config.evaluation.sar`."""
-    pipeline = run.open(batch_size=run.config.evaluation.sar.batch_size, shuffle=True)
+    options = run.config.evaluation.sar.to_dict()
+    pipeline = run.open(batch_size=options.pop("batch_size"), shuffle=True)
     return adaptation.adaptation(
         run.model,
         run.batches(pipeline),
         mean=tuple(run.data.mean),
         std=tuple(run.data.std),
-        settings=_settings(run.config),
+        settings=adaptation.Sar(**options),
         precision=run.precision,
     )
 
@@ -30,15 +29,4 @@ def lines(result: dict[str, Any]) -> list[Line]:
     ]
 
 
-def check(config: ConfigDict) -> None:
-    """ValueError for impossible settings."""
-    _settings(config)
-
-
-def _settings(config: ConfigDict) -> adaptation.Sar:
-    options = config.evaluation.sar.to_dict()
-    del options["batch_size"]
-    return adaptation.Sar(**options)
-
-
-PROTOCOL = Protocol(needs=frozenset({"logits"}), run=run, lines=lines, check=check)
+PROTOCOL = Protocol(needs=frozenset({"logits"}), run=run, lines=lines, curve="top1")
