@@ -3,30 +3,27 @@
     python -m equivit.evaluate --workdir=runs/quickstart --suite=accuracy,orientation
     python -m equivit.evaluate --model=models/h8_h14 --config=configs/octic_h.py --config.data.source=folder:imagenet
 
-The first takes a run from its newest checkpoint; the second a saved model, such as `equivit.convert` writes, with the
-data of a config.  Results go to the terminal, and to evaluation.json beside the run or the model.
+The first evaluates the newest checkpoint of a run; the second a saved model, such as `equivit.convert` writes, on the
+data of a config.  Results go to the terminal, and to evaluation.json in the directory of the run or the model.  Keys of
+the config are changed by --config.KEY=VALUE.
 
-Test sets of a model of ImageNet's 1000 classes; each line goes after --suite=accuracy:
+Test sets for models of ImageNet's 1000 classes; each line goes after --suite=accuracy:
 
     ImageNet  --config.data.source=tfds:imagenet2012 --config.data.eval_split=validation
     ReaL      --config.data.source=tfds:imagenet2012_real --config.data.eval_split=validation
     v2        --config.data.source=tfds:imagenet_v2/matched-frequency --config.data.eval_split=test
               (or threshold-0.7, topimages; its own folders: folder:<dir>, --config.data.eval_split=all)
     R         --config.data.source=tfds:imagenet_r --config.data.eval_split=test
-              --suite=accuracy,present_classes: among all 1000 classes, and among the 200 that it has
+              --suite=accuracy,present_classes: among all 1000 classes, and among the 200 in the set
     HR        --config.data.source=folder:<dir>, with the images in <dir>/all/<class>/ and --config.data.eval_split=all
 
 Class folders that lack classes, such as R's, belong beside ImageNet's: <dir>/train/<class>/, <dir>/imagenet-r/<class>/
-and --config.data.source=folder:<dir> --config.data.eval_split=imagenet-r.  The released Jumbo models take the whole
+and --config.data.source=folder:<dir> --config.data.eval_split=imagenet-r.  The released Jumbo models use the whole
 shorter side: --config.data.image_size=(224,224) --config.data.crop_ratio=1.0.
 
-Corruptions and test-time adaptation, severity 5 unless --config.evaluation.severities=(1,2,3,4,5) says otherwise:
-
-    --suite=corruptions       ImageNet-C's 15, made from the split by a library (pip install imagecorruptions-imaug)
-    --suite=corruptions_sar   the same with and without SAR: Table 2 of Jumbo
-    --suite=sar               SAR on the split itself; its settings are --config.evaluation.sar.KEY=VALUE
-
-The official files of ImageNet-C are taken from <dir>/imagenet-c/<corruption>/<severity>/<class>/ by
+--suite=corruptions and corruptions_sar make ImageNet-C's corruptions from the split, with a library
+(pip install imagecorruptions-imaug), at severity 5 unless --config.evaluation.severities=(1,2,3,4,5) says otherwise.
+To use the official files, <dir>/imagenet-c/<corruption>/<severity>/<class>/, add
 --config.data.source=folder:<dir> --config.data.eval_split=imagenet-c.
 """
 
@@ -35,23 +32,17 @@ import functools
 import pathlib
 import sys
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
-import jax
-import rich.box
-import rich.console
-import rich.progress
-import rich.table
-from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from equivit import command
-from equivit.evaluation import suite, summary
-from equivit.models import saved
-from equivit.training import checkpoints, sharding
-from equivit.training import config as configs
+from equivit.evaluation import protocols
 
-FREE = ("data", "batch_size", "seed", "evaluation")  # what may be changed about a finished run
+if TYPE_CHECKING:
+    from flax import nnx
+
+FREE = ("data", "batch_size", "seed", "precision", "evaluation")  # what may be changed about a finished run
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -61,17 +52,20 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    about = protocols.about()
+    width = max(map(len, about))
     parser = argparse.ArgumentParser(
         prog="python -m equivit.evaluate",
-        description="Evaluate a run, or a saved model.",
-        epilog="Keys of the config can be changed: --config.data.source=npz:digits.npz --config.data.eval_split=test",
+        description=__doc__,
+        epilog="protocols for --suite:\n" + "\n".join(f"  {name:{width}}  {line}" for name, line in about.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--workdir", type=pathlib.Path, help="run directory; its newest checkpoint is taken")
     what.add_argument("--model", type=pathlib.Path, help="saved model; needs --config for the data")
     parser.add_argument("--config", help="with --model: a file of configs/, and after a colon its mode")
-    parser.add_argument("--suite", help=f"some of {','.join(suite.PROTOCOLS)}; by default those of the config")
+    parser.add_argument("--suite", help="protocols with commas between; by default those of the config")
     parser.add_argument("--averaged", action="store_true", help="with --workdir: the averaged weights (objective.ema)")
     parser.add_argument("--distributed", action="store_true", help="join the other processes of the evaluation")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
@@ -79,24 +73,38 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace, rest: list[str]) -> None:
+    import jax
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    from equivit.evaluation import suite, summary
+    from equivit.training import sharding
+
     sharding.start_processes(options.distributed)
     config, model = _load(options, command.changes(rest, _parser()))
-    protocols = suite.check(options.suite.split(",") if options.suite else config.evaluation.suite)
+    names = suite.check(options.suite or config.evaluation.suite, config, model)
+    if not names:
+        fitting = ", ".join(suite.fitting(model)) or "none"
+        raise ValueError(f"--suite: name protocols for this {type(model).__name__}; those that fit it: {fitting}.")
     place = options.workdir or options.model
     split = f"{config.data.source}, {config.data.eval_split}"
-    _say(f"Evaluating {', '.join(protocols)} of {place} on {split}, images of {_size(config)}.")
+    _say(f"Evaluating {', '.join(names)} of {place} on {split}, images of {_size(config)}.")
     mesh = sharding.create_mesh(ConfigDict(dict(data=-1, fsdp=1)))
     with jax.set_mesh(mesh):
         model = jax.device_put(model, NamedSharding(mesh, PartitionSpec()))
-        results = suite.evaluate(model, config, protocols, track=_track)
+        results = suite.evaluate(model, config, names, track=_track)
     if jax.process_index() == 0:
-        _print(summary.rows(results))
+        lines = summary.rows(results)
+        _print(lines, summary.text(lines))
         about = dict(weights="averaged" if options.averaged else "trained", data=split, image_size=_size(config))
         _say(f"Done: {summary.write(place, results, **about)}")
 
 
-def _load(options: argparse.Namespace, changes: list[str]) -> tuple[ConfigDict, nnx.Module]:
+def _load(options: argparse.Namespace, changes: list[str]) -> "tuple[ConfigDict, nnx.Module]":
     """The config, changed, and the model."""
+    from equivit.models import saved
+    from equivit.training import checkpoints
+    from equivit.training import config as configs
+
     if options.model:
         if options.averaged:
             raise ValueError("--averaged goes with --workdir; a saved model has one set of weights.")
@@ -117,7 +125,10 @@ def _load(options: argparse.Namespace, changes: list[str]) -> tuple[ConfigDict, 
 
 
 def _track(batches: Iterable, total: int, name: str) -> Iterator:
-    """The batches; shows how far they are, as a bar on a terminal, else as a line for each tenth."""
+    """The batches; shows progress, as a bar on a terminal, otherwise as a line for each tenth."""
+    import jax
+    import rich.progress
+
     if jax.process_index() != 0:
         yield from batches
     elif sys.stdout.isatty():
@@ -129,8 +140,13 @@ def _track(batches: Iterable, total: int, name: str) -> Iterator:
                 _say(f"{name}: {done} of {total} batches")
 
 
-def _print(lines: list[tuple[str, str]]) -> None:
-    console, plain = rich.console.Console(), summary.text(lines)
+def _print(lines: list[tuple[str, str]], plain: str) -> None:
+    """The lines as a table on a terminal that is wide enough, else the plain text of them."""
+    import rich.box
+    import rich.console
+    import rich.table
+
+    console = rich.console.Console()
     if not sys.stdout.isatty() or max(map(len, plain.splitlines())) > console.width - 4:  # a box would break long rows
         print(plain, flush=True)
         return
@@ -145,6 +161,8 @@ def _size(config: ConfigDict) -> str:
 
 
 def _say(text: str) -> None:
+    import jax
+
     if jax.process_index() == 0:
         print(text, flush=True)
 

@@ -75,7 +75,7 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
 
 def train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float] | None:
     """One run with the supervised objective; returns its final figures, None if it was stopped by SIGTERM."""
-    suite.check(config.evaluation.suite, autoencoder=config.objective.name == "mae")
+    suite.check(config.evaluation.suite, config)
     processes = dict(process_index=jax.process_index(), process_count=jax.process_count())
     pipeline = loader.train(config.data, batch_size=config.batch_size, seed=config.seed, **processes)
     config = _completed(config, pipeline)
@@ -89,10 +89,12 @@ def train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float] | None:
         f"A resumed run equals an uninterrupted one {'bit for bit' if exact else 'within rounding (--deterministic)'}."
     )
     evaluation, frozen = _Evaluation(), start.frozen_models(config)
+    objective = build.make_objective(config, **frozen)
+    suite.check(config.evaluation.suite, config, _exported(config, objective))
     report = loop.train(
         config,
         workdir=workdir,
-        objective=build.make_objective(config, **frozen),
+        objective=objective,
         make_model=functools.partial(build.make_model, config),
         pipeline=pipeline,
         evaluate=evaluation,
@@ -110,6 +112,16 @@ def _completed(config, pipeline):
     known = dict(image_size=config.data.image_size, num_classes=pipeline.num_classes, in_channels=pipeline.channels)
     config.model = {**known, **config.model}
     return config.lock()
+
+
+def _exported(config, objective):
+    """The model that the run will be evaluated as, with shapes in place of arrays."""
+
+    def make():
+        model = build.make_model(config, nnx.Rngs(params=0))
+        return objective.exported(*objective.init(model, jax.random.key(0)))
+
+    return jax.eval_shape(make)
 
 
 def aggregate(reports: dict[int, dict[str, float]]) -> dict:

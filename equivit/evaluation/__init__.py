@@ -1,1 +1,1 @@
-"""Evaluation protocols, one per file."""
+"""Evaluation: the protocols, one per file in `protocols/`, what they measure with, and the pictures of a run."""

@@ -1,10 +1,10 @@
 """Test-time adaptation by SAR: sharpness-aware and reliable entropy minimisation (Niu et al. 2023).
 
-A classifier meets a stream of batches from another distribution, without labels.  On each batch it predicts, and then
-takes one step that makes its confident predictions more confident: down the gradient of the entropy, averaged over
-images of low entropy, at the sharper point to which a first such gradient leads (SAM).  Only scales and biases of
-LayerNorms move.  When the average entropy is so low that the model may have collapsed, it starts again from where it
-was.
+A classifier is given a stream of batches from another distribution, without labels.  It predicts each batch, then takes
+one step that makes its confident predictions more confident: down the gradient of the entropy, averaged over images of
+low entropy, taken at the sharper point to which a first such gradient leads (SAM).  Only scales and biases of
+LayerNorms move.  When the average entropy is so low that the model may have collapsed, it is reset to its original
+parameters.
 
     state = adaptation.start(model)
     step = functools.partial(adaptation.step, adaptation.Sar(), model)
@@ -30,30 +30,31 @@ from equivit import logical
 from equivit.data.pixels import normalize
 from equivit.evaluation import classification
 from equivit.evaluation.predictions import Batch, all_finite, measured, predictor
+from equivit.precision import cast
 
-REFERENCE_BATCH = 64  # images in the batches that `Sar.lr` is stated for
+REFERENCE_BATCH = 64  # the batch size that `Sar.lr` is stated for
 
 
-@jax.tree_util.register_dataclass  # so that other settings compile nothing again
+@jax.tree_util.register_dataclass  # traced, so that other settings do not recompile
 @dataclasses.dataclass(frozen=True)
 class Sar:
     """Settings of SAR; the defaults are its authors'.
 
-    The public code does some things that its paper does not say, and that cannot have been meant.  By default:
-      a batch of which no image is left after the filters changes nothing: the public code moves on by momentum alone;
-      after a reset momentum and average entropy are forgotten too: the public code keeps both, so that the old average
-        resets the model again on the batches that follow, and the old momentum moves the fresh parameters;
-      `reset_below` counts: the public code always takes 0.2.
-    Dropout and drop path are off: the public code adapts in training mode, and must be given a model without them.
+    The public code does some things that the paper does not mention and that are probably bugs.  By default:
+      a batch with no image left after the filters changes nothing; the public code still moves by momentum;
+      a reset also forgets momentum and average entropy; the public code keeps both, so the old average resets the model
+        again on the next batches, and the old momentum moves the fresh parameters;
+      `reset_below` is used; the public code always takes 0.2.
+    Dropout and drop path are off; the public code adapts in training mode and needs a model without them.
 
     Attributes:
       lr: learning rate for batches of 64 images.  A batch of B images takes lr B / 64, a single image twice that.
-      momentum: of the plain (not Nesterov) momentum, v = momentum v + gradient.
-      rho: length of the way to the sharper point.
-      margin: images count whose entropy is below this share of that of the uniform distribution, log(classes).
-      decay: of the average entropy, over batches.
+      momentum: v = momentum v + gradient, not Nesterov.
+      rho: distance to the sharper point.
+      margin: images count if their entropy is below this share of the largest possible, log(classes).
+      decay: of the average entropy, per batch.
       reset_below: the average entropy, in nats, below which the model is reset.
-      official: do as the public code does in all of the above.
+      official: do all of the above as the public code does.
 
     Raises:
       ValueError: an impossible value.
@@ -81,14 +82,14 @@ class Sar:
             )
 
     def rate(self, batch_size: int) -> float:
-        """The learning rate for batches of so many images."""
+        """The learning rate for batches of `batch_size` images."""
         return self.lr * batch_size / REFERENCE_BATCH * (2 if batch_size == 1 else 1)
 
 
 class State(NamedTuple):
     """What SAR carries from batch to batch, for the leaves of the model that hold adapted tensors."""
 
-    parameters: logical.Arrays
+    parameters: logical.Arrays  # float32 at any precision: bfloat16 would lose steps this small
     velocity: logical.Arrays
     entropy: jax.Array  # average over batches; NaN while there is none
 
@@ -96,16 +97,16 @@ class State(NamedTuple):
 def adapted(model: nnx.Module) -> dict[str, np.ndarray]:
     """Which logical tensors are adapted: {leaf: bool, of a shape that broadcasts against it}, for leaves with any.
 
-    Those are scales and biases of all norms inside the blocks, Jumbo's own too, except in the last quarter of the
-    blocks (depth // 4 of them, 9 to 11 of 12), whose features should keep their meaning.  The final norm is none.  The
-    public code leaves blocks 9, 10 and 11 out by name, at any depth.
+    These are the scales and biases of all norms inside the blocks, Jumbo's own too, except in the last quarter of the
+    blocks (depth // 4 of them, 9 to 11 of 12), whose features should keep their meaning.  The final norm is not
+    adapted.  The public code excludes blocks 9, 10 and 11 by name, at any depth.
 
     Raises:
       ValueError: the model has no norm in its blocks.
     """
     tables = logical.tensors(model)
     if not any(tensor.norm and tensor.block is not None for table in tables.values() for tensor in table.flat):
-        raise ValueError(f"sar: {type(model).__name__} has no norm inside its blocks, and nothing else is adapted.")
+        raise ValueError(f"sar: {type(model).__name__} has no norm inside its blocks, and SAR adapts nothing else.")
 
     def moves(tensor):
         depth = tensor.last - 1
@@ -123,27 +124,34 @@ def start(model: nnx.Module) -> State:
     return State(initial, jax.tree.map(jnp.zeros_like, initial), jnp.full((), jnp.nan, jnp.float32))
 
 
-@jax.jit
+@functools.partial(jax.jit, static_argnames="precision")
 def step(
-    settings: Sar, model: nnx.Module, state: State, images: jax.Array, weight: jax.Array | None = None
+    settings: Sar,
+    model: nnx.Module,
+    state: State,
+    images: jax.Array,
+    weight: jax.Array | None = None,
+    *,
+    precision: str = "float32",
 ) -> tuple[State, jax.Array, dict[str, Any]]:
     """Predict one batch, then adapt to it.
 
     Args:
-      settings: what is adapted how.
+      settings: of SAR.
       model: as it was before adaptation; called as `model(images)`.
-      state: from `start`, or from the batch before.
+      state: from `start` or the previous batch.
       images: [B, H, W, C], normalised.
-      weight: [B]; images of weight 0 (padding) adapt nothing.  None: all count.
+      weight: [B]; images of weight 0 (padding) are ignored.  None: all count.
+      precision: in which the model computes.  Inside the step all but the adapted parameters are cast.
 
     Returns:
       The next state; the logits float32 [B, classes] from before the step; "entropy" [B] of these predictions, "kept"
-      [B], whether an image has passed the first filter, and "reset", whether the step ended in a reset.
+      [B], whether an image passed the first filter, and "reset", whether the step ended in a reset.
     """
     masks = adapted(model)
 
     def entropy_of_kept(arrays, candidates):
-        logits = logical.put(model, arrays)(images)
+        logits = logical.put(cast(model, precision), arrays)(images)
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
         entropy = -(jax.nn.softmax(logits) * jax.nn.log_softmax(logits)).sum(-1)
         kept = candidates & (entropy < settings.margin * math.log(logits.shape[-1]))
@@ -169,6 +177,7 @@ def adaptation(
     mean: tuple[float, ...],
     std: tuple[float, ...],
     settings: Sar = Sar(),
+    precision: str = "float32",
 ) -> dict[str, float]:
     """Accuracy on a stream of batches with and without SAR; every image is predicted before the model adapts to it.
 
@@ -177,6 +186,7 @@ def adaptation(
       batches: with "image", "label", "weight" as `classification.accuracy` takes them, in the order of the stream.
       mean, std: of each channel (or one for all), of pixel values in 0..1.
       settings: of SAR.
+      precision: as in `step`.
 
     Returns:
       "top1", "top5" with SAR, "unadapted_top1", "unadapted_top5" without, "examples"; "kept", the share of images that
@@ -185,16 +195,17 @@ def adaptation(
     Raises:
       ValueError: there is no example, logits are not finite, or the model has nothing to adapt.
     """
-    predict, prepare = predictor(model, mean, std), jax.jit(functools.partial(normalize, mean=mean, std=std))
+    predict, prepare = predictor(model, mean, std, precision), jax.jit(functools.partial(normalize, mean=mean, std=std))
     state = start(model)
 
     def measure(batch):
         nonlocal state
-        state, logits, info = step(settings, model, state, prepare(batch["image"]), batch["weight"])
-        counts = classification.count(logits, batch["label"], batch["weight"])
-        before = classification.count(predict(batch["image"]), batch["label"], batch["weight"])
+        images, weight = prepare(batch["image"]), batch["weight"]
+        state, logits, info = step(settings, model, state, images, weight, precision=precision)
+        counts = classification.count(logits, batch["label"], weight)
+        before = classification.count(predict(batch["image"]), batch["label"], weight)
         counts |= {"unadapted_top1": before["top1"], "unadapted_top5": before["top5"]}
-        finite = all_finite(logits, batch["weight"]) & before["finite"]
+        finite = all_finite(logits, weight) & before["finite"]
         return counts | {"kept": info["kept"].sum(), "resets": info["reset"], "finite": finite}
 
     totals = classification.total(measured(measure, batches))
@@ -204,11 +215,11 @@ def adaptation(
 
 def _initial(model) -> logical.Arrays:
     leaves = logical.take(model)
-    return {leaf: leaves[leaf] for leaf in adapted(model)}
+    return {leaf: leaves[leaf].astype(jnp.promote_types(leaves[leaf].dtype, jnp.float32)) for leaf in adapted(model)}
 
 
 def _update(settings, batch_size, initial, state, grads, value, counts):
-    """Momentum, average entropy and reset; `counts` says whether any image was left to take the gradient of."""
+    """Momentum, average entropy and reset; `counts`: whether any image was left for the gradient."""
     keep = counts | settings.official
     velocity = jax.tree.map(lambda v, g: jnp.where(keep, settings.momentum * v + g, v), state.velocity, grads)
     rate = settings.rate(batch_size)

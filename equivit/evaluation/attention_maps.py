@@ -1,4 +1,4 @@
-"""Where the global tokens look: attention of class token, registers or Jumbo token over the image.
+"""What the global tokens attend to: attention of class token, registers or Jumbo token over the image.
 
 Source: Jumbo, Appendix A.6.
 """
@@ -12,12 +12,12 @@ from equivit.models.vit import ViT
 def attention_maps(model: ViT, images: jax.Array, block: int = -1) -> jax.Array:
     """Attention weights of the tokens before the patches to each patch, on the grid: [*B, heads, P, h, w].
 
-    P rows are the class token and the registers, or the J parts of a Jumbo token, of any family that has them.  The
-    softmax is over all tokens, so that a map sums to what is left by the P tokens themselves.  In equivariant blocks
-    the maps move with the image.
+    The P rows are the class token and the registers, or the J parts of a Jumbo token, in any family that has them.  The
+    softmax is over all tokens, so a map sums to 1 minus the attention on the P tokens themselves.  In equivariant
+    blocks the maps move with the image.
 
     Args:
-      images: [*B, H, W, C], of any size that the patch divides.
+      images: [*B, H, W, C], of any size the patch divides.
       block: its index; negative ones count from the last.
 
     Raises:
@@ -27,7 +27,7 @@ def attention_maps(model: ViT, images: jax.Array, block: int = -1) -> jax.Array:
     config = model.config
     h, w = check_images(images, config.in_channels, config.patch_size)
     if not config.prefix:
-        raise ValueError("attention_maps: the model has patch tokens only; maps are those of the tokens before them.")
+        raise ValueError("attention_maps: the model has patch tokens only; take one with a class token or registers.")
     index = block + config.depth if -config.depth <= block < 0 else block
     weights = model.attention_weights(images, index, rows=config.prefix)
     return weights[..., config.prefix :].reshape(*weights.shape[:-1], h, w)

@@ -1,4 +1,4 @@
-"""Top-1 and top-5 accuracy."""
+"""Counting correct predictions."""
 
 from collections.abc import Iterable, Mapping
 
@@ -9,26 +9,28 @@ from equivit.evaluation.predictions import Batch, Predict, all_finite, measured
 
 
 def accuracy(predict: Predict, batches: Iterable[Batch]) -> dict[str, float]:
-    """The share of examples whose label is the best class, or one of the best five.
+    """Top-1 and top-5 accuracy.
 
     Args:
       predict: uint8 images [B, H, W, C] to logits [B, classes] (`predictions.predictor`).
       batches: with "image", "label" and "weight" [B]: 1 for examples, 0 for padding.  Labels are int [B], or, where an
-        example has several, bool [B, classes]; then any of them is right (ReaL, Beyer et al. 2020).
+        example has several, bool [B, classes]; then any of them is correct (ReaL, Beyer et al. 2020).
 
     Returns:
-      "top1", "top5" (of all classes where there are fewer than five), "examples".
+      "top1", "top5" (of all classes if there are fewer than five), "examples".
 
     Raises:
       ValueError: there is no example, or logits are not finite.
     """
-    return shares(
-        total(measured(lambda batch: count(predict(batch["image"]), batch["label"], batch["weight"]), batches))
-    )
+
+    def measure(batch):
+        return count(predict(batch["image"]), batch["label"], batch["weight"])
+
+    return shares(total(measured(measure, batches)))
 
 
 def hits(classes: jax.Array, label: jax.Array) -> jax.Array:
-    """Whether `classes` [*, B, K] are right, given labels int [B] or bool [B, classes]."""
+    """Whether `classes` [*, B, K] are correct, given labels int [B] or bool [B, classes]."""
     if label.ndim == 1:
         return classes == label[:, None]
     return jnp.take_along_axis(jnp.broadcast_to(label, (*classes.shape[:-1], label.shape[-1])), classes, axis=-1)
@@ -36,7 +38,7 @@ def hits(classes: jax.Array, label: jax.Array) -> jax.Array:
 
 @jax.jit
 def count(logits: jax.Array, label: jax.Array, weight: jax.Array) -> dict[str, jax.Array]:
-    """Right examples of a batch, "top1" and "top5", all its "examples", and whether its logits are "finite"."""
+    """How many examples of a batch are correct, "top1" and "top5", of how many "examples"; are the logits "finite"?"""
     best = jax.lax.top_k(logits, min(5, logits.shape[-1]))[1]
     right = hits(best, label) & (weight > 0)[:, None]
     return {
@@ -56,7 +58,7 @@ def total(counts: Iterable[Mapping[str, jax.Array]]) -> dict[str, float]:
 
 
 def shares(totals: Mapping[str, float]) -> dict[str, float]:
-    """Every total as a share of "examples", which stays a number; ValueError where there is none."""
+    """Each total as a share of "examples", which stays a number; ValueError if there are none."""
     examples = totals.get("examples", 0)
     if not examples:
         raise ValueError("accuracy: the evaluation split holds no readable example.")

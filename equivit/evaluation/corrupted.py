@@ -1,17 +1,45 @@
-"""Accuracy on corrupted images: a table of 15 corruptions, and where each one's images come from."""
+"""Any protocol on corrupted images: a table of 15 corruptions, and where each one's images come from."""
 
 import pathlib
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from equivit.data.corruptions import NAMES
+from equivit.evaluation.protocol import Line, Run
 
-# Of Table 2: the NAMES in short, and their mean.
+# The columns of Table 2: the NAMES in short, and their mean.
 HEADINGS = (
     "Gauss.", "Shot", "Impul.", "Defoc.", "Glass", "Motion", "Zoom", "Snow", "Frost", "Fog", "Brit.", "Contr.",
     "Elastic", "Pixel", "JPEG", "Avg.",
 )  # fmt: skip
+
+
+def each(run: Run, measure: Callable[[Run], dict[str, Any]]) -> dict:
+    """`corrupted` for a run: `measure(run)` on every corruption, at `config.evaluation.severities`."""
+
+    def on(data: ConfigDict, name: str) -> dict[str, Any]:
+        return measure(run.on(data, name))
+
+    return corrupted(on, run.data, run.config.evaluation.severities)
+
+
+def first(config: ConfigDict) -> ConfigDict:
+    """The `data` section of the first corruption that `each` measures."""
+    return section(config.data, NAMES[0], config.evaluation.severities[0])
+
+
+def lines(result: dict[str, Any]) -> list[Line]:
+    """Table 2 of Jumbo for each severity."""
+    plain = "unadapted_top1" if "unadapted_top1" in result else "top1"
+    found = []
+    for severity in result["top1"]:
+        found.append((f"corruptions of severity {severity}, %", headings()))
+        found.append(("without adaptation", row(result[plain][severity])))
+        if plain != "top1":
+            found.append(("with SAR", row(result["top1"][severity])))
+    return found
 
 
 def corrupted(
@@ -20,13 +48,13 @@ def corrupted(
     """Every corruption at every severity.
 
     Args:
-      measure: `measure(data, name)` evaluates the stream of a `data` section; `name` is for people.
+      measure: `measure(data, name)` evaluates a `data` section; `name` is for people.
       data: the `data` section without corruption.
       severities: from 1 to 5.
 
     Returns:
-      For each figure that `measure` gives, such as "top1": {severity: {corruption: figure}}; and the mean over all of
-      each share, such as "mean_top1".
+      For each figure that `measure` returns, such as "top1": {severity: {corruption: figure}}; for each share also its
+      mean over all of them, such as "mean_top1".
 
     Source: Hendrycks and Dietterich 2019; Jumbo, Table 2.
     """
@@ -42,8 +70,8 @@ def corrupted(
 def section(data: ConfigDict, name: str, severity: int) -> ConfigDict:
     """The `data` section of one corruption.
 
-    The official files are taken where the split is a folder of them, `<split>/<corruption>/<severity>/<class>/`.  They
-    are cropped already, so all of an image is used.  Elsewhere images of the split are corrupted as they are read.
+    Where the split is a folder of the official files, `<split>/<corruption>/<severity>/<class>/`, those are read.  They
+    are already cropped, so the whole image is used.  Otherwise the images of the split are corrupted as they are read.
     """
     data = data.copy_and_resolve_references().unlock()
     kind, _, directory = data.source.partition(":")
@@ -56,12 +84,12 @@ def section(data: ConfigDict, name: str, severity: int) -> ConfigDict:
 
 
 def headings() -> str:
-    """The first line of Table 2."""
+    """The header of Table 2."""
     return "  ".join(f"{name:>5}" for name in HEADINGS)
 
 
 def row(figures: dict[str, float]) -> str:
-    """A line of Table 2: each corruption, and their mean, in percent."""
+    """A row of Table 2: each corruption, and their mean, in percent."""
     values = [figures[name] for name in NAMES]
     values.append(sum(values) / len(values))
     return "  ".join(f"{100 * value:>{max(5, len(name))}.1f}" for value, name in zip(values, HEADINGS, strict=True))

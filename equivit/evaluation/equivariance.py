@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from equivit.data.pixels import normalize
 from equivit.evaluation.predictions import Batch, on_devices
@@ -12,11 +13,16 @@ from equivit.models.vit import ViT
 from equivit.symmetry import fields
 
 
+def has_fields(model: nnx.Module) -> bool:
+    """Whether a model has an equivariant block, whose output `model.fields` gives."""
+    return hasattr(model, "fields") and model.config.k > 0
+
+
 def field_error(model: ViT, batch: Batch, mean: tuple[float, ...], std: tuple[float, ...]) -> float:
     """The largest deviation of f(g x) from g f(x), relative to the largest entry of f(x), over all elements g.
 
-    f gives the field after the last equivariant block.  Rounding is all that it measures, also for hybrid models, whose
-    logits are free to change.
+    f(x) is the field after the last equivariant block.  This measures rounding only, for hybrid models too, whose
+    logits may change.
 
     Args:
       model: a ViT of any family.
@@ -27,8 +33,8 @@ def field_error(model: ViT, batch: Batch, mean: tuple[float, ...], std: tuple[fl
       ValueError: the model has no equivariant block.
     """
     config = model.config
-    if config.k == 0:
-        raise ValueError(f"field_error: a {config.family} model has no equivariant block; one of family H8 has.")
+    if not has_fields(model):
+        raise ValueError(f"field_error: a {config.family} model has no equivariant block; one of family H8 does.")
     images = on_devices({"image": batch["image"]})["image"]
     grid = check_grid(images.shape[1:3], config.patch_size, "image")
     field = functools.partial(_field, tuple(mean), tuple(std), model)

@@ -1,7 +1,10 @@
-"""Pictures of a run: its learning curves, and the patch filters that a model has learned."""
+"""Pictures of a run: its learning curves, and the patch filters it has learned."""
 
+import collections
+import itertools
 import json
 import pathlib
+from collections.abc import Iterable
 
 import jax
 import numpy as np
@@ -10,29 +13,31 @@ from jax.experimental import multihost_utils
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from equivit.layers import dense, isotypic
-
-COMPONENTS = 16  # at most so many, as in Figure 6
+COMPONENTS = 16  # at most, as in Figure 6
 VISIBLE = 1e-4  # of the variance; components below it are rounding
+TEST_STYLES = (("tab:orange", "o"), ("tab:red", "s"), ("tab:green", "^"), ("tab:purple", "D"), ("tab:brown", "v"))
 
 
-def learning_curves(metrics: pathlib.Path, output: pathlib.Path) -> None:
-    """Draw loss and accuracy over the steps of a run.
+def learning_curves(metrics: pathlib.Path, output: pathlib.Path, curves: Iterable[str] = ()) -> None:
+    """Draw loss and accuracy over the steps of a run, in training and as protocols measured them.
 
     Args:
-      metrics: metrics.jsonl: one object a line, with "step" and some of "loss", "accuracy" and "eval/...".
+      metrics: metrics.jsonl: one object a line, with "step" and some of "loss", "accuracy" and `curves`.
       output: the PNG to write.
+      curves: names such as "eval/accuracy/top1"; those that end with "/loss" are drawn beside the training loss, the
+        others beside the accuracy.
     """
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    _curve(left, rows, "loss", label="training", color="tab:blue")
     left.set(xlabel="step", ylabel="loss")
-    _curve(left, rows, "eval/reconstruction/loss", label="test", color="tab:orange", marker="o")
-    _curve(right, rows, "accuracy", label="training", color="tab:blue")
-    _curve(right, rows, "eval/accuracy/top1", label="test", color="tab:orange", marker="o")
-    _curve(right, rows, "eval/orientation/accuracy_mean", label="test, all orientations", color="tab:red", marker="s")
     right.set(xlabel="step", ylabel="accuracy", ylim=(0, 1.02))
+    _curve(left, rows, "loss", label="training", color="tab:blue")
+    _curve(right, rows, "accuracy", label="training", color="tab:blue")
+    measured = [key for key in curves if any(key in row for row in rows)]
+    for (color, marker), key in zip(itertools.cycle(TEST_STYLES), measured, strict=False):
+        axes = left if key.endswith("/loss") else right
+        _curve(axes, rows, key, label="test: " + key.removeprefix("eval/"), color=color, marker=marker)
     for axes in (left, right):
         axes.grid(alpha=0.3)
         if axes.lines:
@@ -43,8 +48,8 @@ def learning_curves(metrics: pathlib.Path, output: pathlib.Path) -> None:
 def patch_filters(kernels: dict[str, np.ndarray], output: pathlib.Path) -> None:
     """Draw the principal components of a patch embedding's kernels, one row for each type of feature.
 
-    Up to 16 components each, the largest variance first, with their shares of it; the symmetry leaves fewer where the
-    patch is small.
+    Up to 16 components each, the largest variance first, each with its share.  On small patches the symmetry leaves
+    fewer.
 
     Args:
       kernels: from `patch_kernels`.
@@ -69,29 +74,20 @@ def patch_filters(kernels: dict[str, np.ndarray], output: pathlib.Path) -> None:
 def patch_kernels(model: nnx.Module) -> dict[str, np.ndarray]:
     """Kernels [ph, pw, in, channels] of a model's patch embedding, by type of feature.
 
-    The types are A1, A2, B1, B2 and the two copies of E (of each the first of its two rows; the second is the same,
-    turned), sym and asym for the flip group, and all features of a plain model.  All processes of a run must call this.
-
-    Raises:
-      ValueError: the model has no patch embedding.
+    They are what `patch_embed.filters()` returns, in the model or, for a masked autoencoder, in its encoder; none for a
+    model without.  All processes of a run must call this.
     """
-    embed = getattr(model, "patch_embed", None)
-    if isinstance(embed, dense.PatchEmbed):
-        return {"all": _fetched(embed.kernel[...])}
-    if not isinstance(embed, isotypic.PatchEmbed):
-        raise ValueError(f"patch_filters: {type(model).__name__} has no patch embedding that is known here.")
-    kernels = _fetched(jax.jit(lambda embed: embed.kernels())(embed))
-    result = {irrep.name: kernel for irrep, kernel in zip(embed.group.lines, kernels.lines, strict=True)}
-    if kernels.planes is not None:
-        first, second = np.split(kernels.planes[0], 2, axis=-1)
-        result |= {"E, copy 1": first, "E, copy 2": second}
-    return result
+    embed = next((m for path, m in nnx.iter_modules(model) if path and path[-1] == "patch_embed"), None)
+    if not hasattr(embed, "filters"):
+        return {}
+    in_order = jax.jit(lambda embed: collections.OrderedDict(embed.filters()))  # jit would sort a dict
+    return dict(multihost_utils.process_allgather(in_order(embed), tiled=True))
 
 
 def principal_components(kernels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Kernels [ph, pw, in, channels] to components [n, ph, pw, in] of length 1 and their shares of the variance [n].
 
-    A component's sign is chosen so that its largest entry is positive.
+    The sign of a component makes its largest entry positive.
     """
     rows = kernels.reshape(-1, kernels.shape[-1]).T.astype(np.float64)
     _, sizes, components = np.linalg.svd(rows - rows.mean(0), full_matrices=False)
@@ -117,7 +113,3 @@ def _tile(axes: Axes, tile):
     mean = tile.mean(-1)
     largest = np.abs(mean).max() or 1.0
     axes.imshow(mean, cmap="RdBu_r", vmin=-largest, vmax=largest)
-
-
-def _fetched(tree):
-    return multihost_utils.process_allgather(tree, tiled=True)

@@ -1,6 +1,6 @@
 """Norms of patch tokens, and how many of them stand out.
 
-ViTs without registers keep global information in a few patch tokens of large norm, which spoils their attention maps
+ViTs without registers store global information in a few patch tokens of large norm, which spoils their attention maps
 (Darcet et al. 2024).  Source: Jumbo, Figure 5.
 """
 
@@ -11,7 +11,7 @@ from equivit.models.vit import ViT
 
 
 def patch_norms(model: ViT, images: jax.Array, block: int = -1) -> jax.Array:
-    """L2 norms of the patch tokens as a block leaves them, before the final norm: [*B, h, w].
+    """L2 norms of the patch tokens after a block, before the final norm: [*B, h, w].
 
     Args:
       images: [*B, H, W, C].

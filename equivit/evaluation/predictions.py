@@ -1,4 +1,4 @@
-"""A model as a function from pixels to logits, and batches on the devices of the run."""
+"""A model as a function from pixels to logits or features, and batches on the devices of the run."""
 
 import collections
 import functools
@@ -12,27 +12,52 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
 from equivit.data.pixels import normalize
+from equivit.models.features import Features
+from equivit.precision import cast
 
 Batch = Mapping[str, np.ndarray | jax.Array]
 Predict = Callable[[jax.Array], jax.Array]
+Extract = Callable[[jax.Array], Features]
 
 IN_FLIGHT = 2  # batches the device may be behind: enough to keep it busy, few enough to hold little memory
 
 
-def predictor(model: nnx.Module, mean: tuple[float, ...], std: tuple[float, ...]) -> Predict:
-    """`predict(images)`: the logits [B, classes] of uint8 images [B, H, W, C], compiled once for each shape.
+def predictor(
+    model: nnx.Module, mean: tuple[float, ...], std: tuple[float, ...], precision: str = "float32"
+) -> Predict:
+    """`predict(images)`: logits [B, classes] of uint8 images [B, H, W, C], compiled once for each shape.
 
     Args:
       model: called as `model(images)`.
       mean, std: of each channel (or one for all), of pixel values in 0..1.
+      precision: in which the model computes; it is cast once, here.  Logits are float32 at any precision.
     """
-    return functools.partial(_forward, tuple(mean), tuple(std), model)
+    return functools.partial(_forward, tuple(mean), tuple(std), cast(model, precision))
+
+
+def extractor(
+    model: nnx.Module, mean: tuple[float, ...], std: tuple[float, ...], precision: str = "float32"
+) -> Extract:
+    """`extract(images)`: the `Features` of uint8 images [B, H, W, C]; no head is needed.  Otherwise as `predictor`.
+
+    Args:
+      model: called as `model.features(images)`.
+    """
+    return functools.partial(_features, tuple(mean), tuple(std), cast(model, precision))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))  # one for all calls: evaluating again compiles nothing
 def _forward(mean, std, model, images):
-    logits = model(normalize(images, mean, std))
-    return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    return _float32(model(normalize(images, mean, std)))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _features(mean, std, model, images):
+    return _float32(model.features(normalize(images, mean, std)))
+
+
+def _float32(tree):
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)), tree)
 
 
 def measured(measure: Callable[[Batch], dict], batches: Iterable[Batch]) -> Iterator[dict]:
@@ -41,7 +66,7 @@ def measured(measure: Callable[[Batch], dict], batches: Iterable[Batch]) -> Iter
     Under a mesh, `batches` are this process's rows; `measure` gets global arrays, and every process gets all results.
 
     Raises:
-      ValueError: an entry "finite" of a result is False: the model gives NaN or infinity.
+      ValueError: the entry "finite" of a result is False: the model gives NaN or infinity.
     """
     pending = collections.deque()
     for batch in batches:
@@ -61,12 +86,12 @@ def on_devices(batch: Batch) -> Batch:
 
 
 def all_finite(logits: jax.Array, weight: jax.Array) -> jax.Array:
-    """Whether the logits [*, B, classes] of all real examples, those of positive weight [B], are finite."""
+    """Whether the logits [*, B, classes] of all real examples, those with a positive weight [B], are finite."""
     return (jnp.isfinite(logits).all(-1) | (weight <= 0)).all()
 
 
 def _fetched(result):
     result = multihost_utils.process_allgather(result, tiled=True)
     if not result["finite"]:
-        raise ValueError("evaluation: the model's logits are NaN or infinite; its parameters or data.std are broken.")
+        raise ValueError("evaluation: the model's outputs are NaN or infinite; check its parameters and data.std.")
     return result

@@ -1,87 +1,81 @@
 """Protocols by name, on the evaluation split of a config."""
 
 import dataclasses
-import difflib
-import functools
-import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
 
-from equivit.data import corruptions, loader, sources
-from equivit.evaluation import adaptation, classification, corrupted, orientation, reconstruction
-from equivit.evaluation.equivariance import field_error
-from equivit.evaluation.predictions import Batch, Predict, predictor
-from equivit.models.decoders import MaskedAutoencoder
-from equivit.models.vit import ViT
+from equivit import errors
+from equivit.evaluation import protocols
+from equivit.evaluation.protocol import NEEDS, Protocol, Run, Track, offers
 
-PROTOCOLS = ("accuracy", "present_classes", "orientation", "sar", "corruptions", "corruptions_sar", "reconstruction")
-Track = Callable[[Iterable[Batch], int, str], Iterable[Batch]]
+PROTOCOLS: dict[str, Protocol] = protocols.load()
 
 
-def evaluate(model: nnx.Module, config: ConfigDict, suite: Iterable[str], *, track: Track | None = None) -> dict:
+def evaluate(
+    model: nnx.Module, config: ConfigDict, suite: Iterable[str] | str | None, *, track: Track | None = None
+) -> dict[str, dict]:
     """Run protocols on the evaluation split of `config.data`.
 
     Under a mesh (`jax.set_mesh`) batches are split over all its devices; every process gets the results.
 
     Args:
-      model: called as `model(images)`; its arrays lie on the mesh, if there is one.
-      config: of the run; `data`, `evaluation`, `batch_size` and `seed` count.
-      suite: names of `PROTOCOLS`.
+      model: offers what the protocols need (`protocol.offers`); its arrays lie on the mesh, if there is one.
+      config: of the run; `data`, `evaluation`, `precision`, `batch_size` and `seed` count.
+      suite: as in `check`.
       track: shows progress; `track(batches, total, name)` yields the batches.
 
     Returns:
-      The results of each protocol by its name:
-        accuracy: `classification.accuracy`;
-        present_classes: the same among the classes that the split has examples of, and "classes", how many they are;
-        orientation: `orientation.orientation`, with "field_error" (`equivariance.field_error`) where the model has
-          equivariant blocks;
-        sar: `adaptation.adaptation` on the shuffled split, with the settings of `config.evaluation.sar`;
-        corruptions, corruptions_sar: `corrupted.corrupted` of accuracy and of sar, at `config.evaluation.severities`;
-          the model is as it was at the beginning of each corruption;
-        reconstruction: `reconstruction.reconstruction`, of masked autoencoders alone, which have no other protocol.
+      The results of each protocol by its name; the protocol's file says what they are.
 
     Raises:
-      ValueError: no such protocol, the model does not fit the data, or the library of corruptions is missing.
+      ValueError: as `check`, or the model does not fit the data, or the library of corruptions is missing.
       FileNotFoundError: the data are not there.
     """
-    suite = check(suite, autoencoder=isinstance(model, MaskedAutoencoder))
-    run = _Run(model, config, predictor(model, config.data.mean, config.data.std), track)
-    for name in suite:  # what cannot run shall say so before anything has taken its time
-        run.open(_first_corrupted(config) if name.startswith("corruptions") else config.data)
-    return {name: _PROTOCOLS[name](run, config.data, name) for name in suite}
+    suite = check(suite, config, model)
+    runs = {name: Run(model, config, PROTOCOLS[name], config.data, name, track) for name in suite}
+    for run in runs.values():  # fail early: open all data before anything runs
+        dataclasses.replace(run, data=run.protocol.data(config)).open()
+    return {name: run.protocol.run(run) for name, run in runs.items()}
 
 
-def check(suite: Iterable[str], *, autoencoder: bool | None = None) -> tuple[str, ...]:
-    """The names of a suite; ValueError for one that is not known, or for none.
+def check(suite: Iterable[str] | str | None, config: ConfigDict, model: nnx.Module | None = None) -> tuple[str, ...]:
+    """The names of a suite's protocols, after checking that they can run.
 
-    `autoencoder` says whether the model is a masked autoencoder; then a protocol of the other kind is a ValueError too.
+    Args:
+      suite: names of `PROTOCOLS`, or one text with commas between; None: the default protocols that fit the model,
+        possibly none.
+      config: of the run.
+      model: may be abstract; None: not known yet, so its needs are not checked, and a suite of None is empty.
+
+    Raises:
+      ValueError: an unknown or no name, a protocol that cannot run on this config, or that needs what the model does
+        not offer.
     """
-    suite = tuple(suite)
+    if suite is None:
+        suite = () if model is None else tuple(name for name in fitting(model) if PROTOCOLS[name].default)
+    else:
+        suite = tuple(suite.split(",") if isinstance(suite, str) else suite)
+        if not suite:
+            raise ValueError(f"evaluation.suite is empty; name some of {', '.join(PROTOCOLS)}.")
     for name in suite:
         if name not in PROTOCOLS:
-            near = difflib.get_close_matches(name, PROTOCOLS, n=1)
-            hint = f"; the nearest is '{near[0]}'" if near else ""
-            raise ValueError(f"evaluation.suite: '{name}' is not one of {', '.join(PROTOCOLS)}{hint}.")
-        if autoencoder and name != "reconstruction":
-            raise ValueError(
-                f"evaluation.suite: '{name}' is for classifiers, and this is a masked autoencoder; its protocol is "
-                "'reconstruction'.  Another run with config.init=<this run> trains a classifier from its encoder."
-            )
-        if autoencoder is False and name == "reconstruction":
-            raise ValueError(
-                "evaluation.suite: 'reconstruction' is for masked autoencoders, objective.name='mae'; this is none."
-            )
-    if not suite:
-        raise ValueError(f"evaluation.suite is empty; name some of {', '.join(PROTOCOLS)}.")
+            known = ", ".join(PROTOCOLS)
+            raise ValueError(f"evaluation.suite: {name!r} is not one of {known}{errors.nearest(name, PROTOCOLS)}.")
+        if model is not None:
+            _check_needs(name, model)
+        PROTOCOLS[name].check(config)
     return suite
 
 
-def scalars(results: dict) -> dict[str, float]:
+def fitting(model: nnx.Module) -> tuple[str, ...]:
+    """The protocols whose needs a model meets."""
+    offered = offers(model)
+    return tuple(name for name, protocol in PROTOCOLS.items() if protocol.needs <= offered)
+
+
+def scalars(results: dict[str, dict]) -> dict[str, float]:
     """The single numbers among the results, such as "orientation/rotated", for logs and for statistics over seeds."""
     return {
         f"{protocol}/{name}": float(value)
@@ -91,109 +85,18 @@ def scalars(results: dict) -> dict[str, float]:
     }
 
 
-@dataclasses.dataclass(frozen=True)
-class _Run:
-    model: nnx.Module
-    config: ConfigDict
-    predict: Predict
-    track: Track | None
-
-    def open(self, data: ConfigDict, *, batch_size: int | None = None, shuffle: bool = False):
-        """The evaluation split, in batches that all devices can share; the last one is padded anyway."""
-        devices = jax.device_count()
-        pipeline = loader.evaluate(
-            data,
-            batch_size=-(-(batch_size or self.config.batch_size) // devices) * devices,
-            seed=self.config.seed,
-            shuffle=shuffle,
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
-        )
-        if isinstance(self.model, MaskedAutoencoder):
-            return pipeline
-        images = jax.ShapeDtypeStruct((devices, *data.image_size, pipeline.channels), np.uint8)
-        classes = jax.eval_shape(self.predict, images).shape[-1]
-        if classes != pipeline.num_classes:
-            raise ValueError(
-                f"evaluation: the model tells {classes} classes apart and {data.source} has {pipeline.num_classes}; "
-                "give the data that it was trained for with data.source, or another model.  Class folders with fewer "
-                "classes belong beside those that it was trained for, as another split of that folder."
-            )
-        return pipeline
-
-    def batches(self, pipeline, name):
-        batches = pipeline.batches()
-        return batches if self.track is None else self.track(batches, pipeline.num_batches, name)
+def curves() -> list[str]:
+    """The metrics of a run that are drawn over its steps, such as "eval/accuracy/top1", of all protocols."""
+    return [f"eval/{name}/{protocol.curve}" for name, protocol in PROTOCOLS.items() if protocol.curve]
 
 
-def _accuracy(run, data, name):
-    return classification.accuracy(run.predict, run.batches(run.open(data), name))
-
-
-def _present_classes(run, data, name):
-    pipeline = run.open(data)
-    classes = sources.present(pipeline.source)
-    allowed = np.isin(np.arange(pipeline.num_classes), classes)
-
-    def predict(images):
-        logits = run.predict(images)
-        return jnp.where(allowed, logits, jnp.finfo(logits.dtype).min)
-
-    return classification.accuracy(predict, run.batches(pipeline, name)) | {"classes": len(classes)}
-
-
-def _orientation(run, data, name):
-    batches = iter(run.batches(run.open(data), name))
-    first = next(batches)
-    result = orientation.orientation(run.predict, itertools.chain([first], batches), seed=run.config.seed)
-    if isinstance(run.model, ViT) and run.model.config.k:
-        result["field_error"] = field_error(run.model, first, data.mean, data.std)
-    return result
-
-
-def _sar(run, data, name):
-    options = run.config.evaluation.sar.to_dict()
-    pipeline = run.open(data, batch_size=options.pop("batch_size"), shuffle=True)
-    settings, batches = adaptation.Sar(**options), run.batches(pipeline, name)
-    return adaptation.adaptation(run.model, batches, mean=tuple(data.mean), std=tuple(data.std), settings=settings)
-
-
-def _reconstruction(run, data, name):
-    section = run.config.objective
-    if section.name != "mae":
-        raise ValueError(
-            f"evaluation: config.objective.name={section.name!r} does not say how much a masked autoencoder sees; give "
-            "a config with 'mae', such as configs/mae.py."
-        )
-    return reconstruction.reconstruction(
-        run.model,
-        run.batches(run.open(data), name),
-        mean=data.mean,
-        std=data.std,
-        ratio=section.ratio,
-        target=section.target,
-        variance=section.variance,
-        seed=run.config.seed,
+def _check_needs(name: str, model: nnx.Module) -> None:
+    if not (missing := sorted(PROTOCOLS[name].needs - offers(model))):
+        return
+    others = ", ".join(map(repr, fitting(model)))
+    would_do = f"protocols that fit it: {others}" if others else "no protocol fits it"
+    fix = "  A run with config.init=<this run> trains a classifier from it." if "logits" in missing else ""
+    raise ValueError(
+        f"evaluation.suite: {name!r} is for {' and '.join(NEEDS[need] for need in missing)}, and this "
+        f"{type(model).__name__} offers no {' and no '.join(missing)}; {would_do}.{fix}"
     )
-
-
-def _corrupted(protocol, run, data, name):
-    def measure(data, stream):
-        return protocol(run, data, f"{name}, {stream}")
-
-    return corrupted.corrupted(measure, data, run.config.evaluation.severities)
-
-
-_PROTOCOLS = {
-    "accuracy": _accuracy,
-    "present_classes": _present_classes,
-    "orientation": _orientation,
-    "sar": _sar,
-    "reconstruction": _reconstruction,
-    "corruptions": functools.partial(_corrupted, _accuracy),
-    "corruptions_sar": functools.partial(_corrupted, _sar),
-}
-
-
-def _first_corrupted(config):
-    return corrupted.section(config.data, corruptions.NAMES[0], config.evaluation.severities[0])

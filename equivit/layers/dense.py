@@ -165,6 +165,10 @@ class PatchEmbed(nnx.Module):
             patches = patchify(images, self.patch_size).astype(kernel.dtype)
             return patches @ kernel.reshape(-1, kernel.shape[-1]) + self.bias[...]
 
+    def filters(self) -> dict[str, jax.Array]:
+        """The kernels [ph, pw, in, width], by type of feature: one type, "all"."""
+        return {"all": self.kernel[...]}
+
 
 def uniform(key: jax.Array, shape: tuple[int, ...], bound: float) -> jax.Array:
     """Uniform in [-bound, bound]: how convolutions start, bound = 1/sqrt(number of inputs)."""

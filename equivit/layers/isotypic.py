@@ -236,6 +236,17 @@ class PatchEmbed(nnx.Module):
             y = y.astype(self.bias[...].dtype)
             return Isotypic(_add_to_first(y.lines, scale * self.bias[...]), y.planes)
 
+    def filters(self) -> dict[str, jax.Array]:
+        """The unfolded kernels [ph, pw, in, C] by type of feature: each 1-D irrep, and each copy of E.
+
+        Of a copy of E it is the first of the two rows; the second is the same, turned.
+        """
+        full = self.kernels()
+        found = dict(zip(line_names(self.group), full.lines, strict=True))
+        if full.planes is not None:
+            found["E, copy 1"], found["E, copy 2"] = jnp.split(full.planes[0], 2, axis=-1)
+        return found
+
 
 def fundamental_domain(size: tuple[int, int], group: Group, name: str = "patch size") -> tuple[int, int]:
     """The part of a grid that reaches all of it under the group: a quarter (OCTIC) or the left half (FLIP)."""

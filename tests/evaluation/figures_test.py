@@ -4,9 +4,10 @@ import json
 
 import numpy as np
 import pytest
+from flax import nnx
 from PIL import Image
 
-from equivit.evaluation import figures, summary
+from equivit.evaluation import figures, suite, summary
 from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC
 from tests.evaluation.predictors import random_model
@@ -60,9 +61,24 @@ def test_constant_kernels_give_one_blank_component():
     assert len(tiles) == 1 and np.isfinite(tiles).all() and shares == [0]
 
 
-def test_a_model_without_patches_is_refused():
-    with pytest.raises(ValueError, match="no patch embedding"):
-        figures.patch_kernels(random_model("plain", **TINY).norm)
+def test_a_model_without_patches_has_no_filters(tmp_path):
+    assert figures.patch_kernels(random_model("plain", **TINY).norm) == {}
+    write_metrics(tmp_path)
+    text = summary.conclude(tmp_path, random_model("plain", **TINY).norm, {})
+    assert "patch filters" not in text and is_a_picture(tmp_path / "learning_curves.png")
+
+
+def test_filters_of_an_encoder_are_found():
+    """In a masked autoencoder and in any other model that holds a ViT."""
+
+    class Holder(nnx.Module):
+        def __init__(self, encoder):
+            self.encoder = encoder
+
+    encoder = random_model("H2", **TINY)
+    found, expected = figures.patch_kernels(Holder(encoder)), figures.patch_kernels(encoder)
+    assert list(found) == list(expected) == ROWS["H2"]
+    assert all(np.array_equal(found[name], expected[name]) for name in found)
 
 
 @pytest.fixture
@@ -93,6 +109,21 @@ def test_the_end_of_a_run(tmp_path, results):
         assert str(tmp_path / name) in text
     assert is_a_picture(tmp_path / "learning_curves.png") and is_a_picture(tmp_path / "patch_filters.png")
     assert json.loads((tmp_path / "evaluation.json").read_text()) == results
+
+
+def test_figures_of_protocols_are_drawn_beside_those_of_training(tmp_path, monkeypatch):
+    write_metrics(tmp_path)
+    row = {"step": 19, "eval/reconstruction/loss": 0.5, "eval/knn/top1": 0.5, "eval/knn/top5": 0.7}
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write(json.dumps(row) + "\n")
+    drawn = []
+    monkeypatch.setattr(
+        figures.Figure, "savefig", lambda figure, *_, **__: drawn.extend(axes.get_legend() for axes in figure.axes)
+    )
+    figures.learning_curves(tmp_path / "metrics.jsonl", tmp_path / "c.png", [*suite.curves(), "eval/knn/top1"])
+    left, right = ([text.get_text() for text in legend.get_texts()] for legend in drawn)
+    assert left == ["training", "test: reconstruction/loss"]
+    assert right == ["training", "test: accuracy/top1", "test: orientation/accuracy_mean", "test: knn/top1"]
 
 
 def test_a_run_without_evaluation_or_metrics_still_has_its_curves(tmp_path):

@@ -7,8 +7,8 @@ import pytest
 from flax import nnx
 
 from equivit.evaluation.equivariance import field_error
-from equivit.evaluation.orientation import TURNS, orientation
 from equivit.evaluation.predictions import predictor
+from equivit.evaluation.protocols.orientation import TURNS, orientation
 from equivit.models.vit import ViT
 from equivit.symmetry.groups import OCTIC
 from tests.evaluation.predictors import batches, brightness, corner, marked, random_model

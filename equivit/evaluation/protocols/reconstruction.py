@@ -1,18 +1,51 @@
-"""How well a masked autoencoder predicts the patches that it does not see."""
+"""How well a masked autoencoder predicts the patches it does not see."""
 
 import functools
 from collections.abc import Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 
 from equivit.data.pixels import normalize
 from equivit.evaluation.classification import total
 from equivit.evaluation.predictions import Batch, all_finite, measured
+from equivit.evaluation.protocol import Line, Protocol, Run, percent
 from equivit.layers.grid import check_grid
 from equivit.models.decoders import MaskedAutoencoder
 from equivit.objectives import masking
 from equivit.objectives.mae import removed_errors, targets
+from equivit.precision import cast
+
+KEYS = ("ratio", "target", "variance")  # of config.objective: how much is removed, and what is predicted
+
+
+def check(config: ConfigDict) -> None:
+    """ValueError unless `config.objective` has KEYS."""
+    if not all(key in config.objective for key in KEYS):
+        raise ValueError(
+            f"evaluation: config.objective.name={config.objective.name!r} does not say how much a masked autoencoder "
+            "sees; give a config with 'mae', such as configs/mae.py."
+        )
+
+
+def run(run: Run) -> dict[str, Any]:
+    """What `reconstruction` returns."""
+    return reconstruction(
+        cast(run.model, run.precision),
+        run.batches(),
+        mean=run.data.mean,
+        std=run.data.std,
+        seed=run.config.seed,
+        **{key: run.config.objective[key] for key in KEYS},
+    )
+
+
+def lines(result: dict[str, Any]) -> list[Line]:
+    """One line."""
+    loss, explained = f"{result['loss']:.4f}", percent(result["explained"])
+    return [("loss on removed patches", f"{loss}, {explained} explained ({result['examples']} images)")]
 
 
 def reconstruction(
@@ -28,8 +61,8 @@ def reconstruction(
 ) -> dict[str, float]:
     """The mean squared error over removed patches.
 
-    An example's mask depends on `seed` and on its index alone, so the result does not depend on the batch size, nor on
-    the number of devices.
+    An example's mask depends only on `seed` and its index, so the result depends neither on the batch size nor on the
+    number of devices.
 
     Args:
       batches: with "image" uint8 [B, H, W, C], "index" and "weight" [B]: 1 for examples, 0 for padding.
@@ -37,8 +70,8 @@ def reconstruction(
       ratio, target, variance: as in the `objective` section of a masked autoencoder's config.
 
     Returns:
-      "loss"; "explained", 1 - loss over that of predicting zeros, so the share of the variation that is predicted where
-      the target is normalised; "examples".
+      "loss"; "explained", 1 - loss / (loss of predicting zeros): the share of the variance that is predicted, if the
+      target is normalised; "examples".
 
     Raises:
       ValueError: there is no example, or predictions are not finite.
@@ -59,7 +92,7 @@ def _count(settings, model, key, images, index, weight):
     h, w = check_grid(images.shape[1:3], patch_size, "image")
     noise = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i), (h * w,)))(index)
     keep, mask = masking.from_noise(noise, masking.number_kept(h * w, ratio))
-    predictions, wanted = model(images, keep), targets(images, patch_size, target, variance)
+    predictions, wanted = model(images, keep=keep), targets(images, patch_size, target, variance)
     real = weight > 0
     return {
         "error": jnp.sum(removed_errors(predictions, wanted, mask), where=real),
@@ -67,3 +100,6 @@ def _count(settings, model, key, images, index, weight):
         "examples": real.sum(),
         "finite": all_finite(predictions, weight[:, None]),
     }
+
+
+PROTOCOL = Protocol(needs=frozenset({"reconstruction"}), run=run, lines=lines, check=check, curve="loss", default=True)

@@ -1,40 +1,72 @@
-"""What a classifier makes of images that are turned and mirrored.
+"""Accuracy in all eight orientations and when randomly rotated, consistency, equivariance error.
 
 Every image is seen in all eight orientations.  The random-rotation protocol of octic ViTs (Table 2, last column, and
-Appendix D) follows from them: it takes, for each image, one of the four turned ones.
+Appendix D) follows from them: for each image it takes one of the four rotations.
 """
 
+import itertools
 from collections.abc import Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from equivit.evaluation.classification import hits
+from equivit.evaluation.equivariance import field_error, has_fields
 from equivit.evaluation.predictions import Batch, Predict, all_finite, measured
+from equivit.evaluation.protocol import Line, Protocol, Run, percent
+from equivit.precision import cast
 from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC
 
 TURNS = ("e", "r", "rr", "rrr")
-TIE = 1e-4  # where the best two logits are nearer than this, rounding may decide between them
+TIE = 1e-4  # closer than this, rounding may decide between the best two logits
+
+
+def run(run: Run) -> dict[str, Any]:
+    """What `orientation` returns; if the model has equivariant blocks, also "field_error" (`equivariance.py`)."""
+    batches = iter(run.batches())
+    first = next(batches)
+    result = orientation(run.predict, itertools.chain([first], batches), seed=run.config.seed)
+    if has_fields(run.model):
+        model = cast(run.model, run.precision)
+        result["field_error"] = field_error(model, first, run.data.mean, run.data.std)
+    return result
+
+
+def lines(result: dict[str, Any]) -> list[Line]:
+    """Accuracies, then how constant predictions and logits are."""
+    each, turns = result["accuracy"], ("", *TURNS[1:])
+    found = [
+        ("rotated by 0, 90, 180, 270 degrees", "  ".join(percent(each[turn or "e"]) for turn in turns)),
+        ("and mirrored", "  ".join(percent(each["m" + turn]) for turn in turns)),
+        ("mean of the eight orientations", percent(result["accuracy_mean"])),
+        ("randomly rotated", f"{percent(result['rotated'])} ({100 * result['delta']:+.1f} points against upright)"),
+        ("same prediction in all eight", _in_words(result)),
+        ("equivariance error of the logits", f"{result['equivariance_error']:.2g} of the largest logit"),
+    ]
+    if "field_error" in result:
+        found.append(("... of the equivariant blocks", f"{result['field_error']:.2g} of the largest entry"))
+    return found
 
 
 def orientation(predict: Predict, batches: Iterable[Batch], *, seed: int = 0) -> dict:
     """Accuracy, constancy and deviation over the eight orientations.
 
     Args:
-      predict: uint8 images [B, H, W, C] to logits [B, classes].  Quarter turns of images that are not square have
-        another shape, for which it is called too.
+      predict: uint8 images [B, H, W, C] to logits [B, classes]; also called on [B, W, H, C], the quarter turns.
       batches: with "image", "label" (as `classification.accuracy` takes them), "weight" [B] (0 for padding) and "index"
         [B], the place in the split.
-      seed: of the random turns; the turn of an image depends on the seed and its index alone.
+      seed: of the random rotations; that of an image depends on the seed and its index only.
 
     Returns:
       "accuracy": top-1 in each orientation, by element of the group; "accuracy_mean" over the eight.
-      "upright", "rotated", "delta": top-1 as they are, each turned by a random multiple of 90 degrees, the difference.
-      "consistency": share of images whose prediction is one and the same in all eight.
+      "upright", "rotated", "delta": top-1 of the images as they are, of each rotated by a random multiple of 90
+        degrees, and the difference.
+      "consistency": the share of images with the same prediction in all eight.
       "ties": indices of the images whose best two logits differ by at most `TIE` in one of the eight.
-      "decided", "identical": number of the other images, and of those among them predicted the same in all eight; an
+      "decided", "identical": the number of other images, and how many of them have the same prediction in all eight; an
         exactly invariant model has identical = decided.
       "deviation": for each element, the largest change of a logit over all images, relative to the largest logit.
       "equivariance_error": the largest of these.
@@ -64,7 +96,7 @@ _turned = jax.jit(fields.act_on_image, static_argnums=0)
 
 @jax.jit
 def _compare(logits, label, weight, index, seed):
-    """Figures of each image from its logits in all orientations, [8, B, classes]."""
+    """The figures of each image, from its logits in all orientations [8, B, classes]."""
     best = jax.lax.top_k(logits, min(2, logits.shape[-1]))[0]
     prediction = logits.argmax(-1)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), index.astype(jnp.uint32))
@@ -109,3 +141,12 @@ def _deviations(change, size):
     relative = change / size if size else np.where(change > 0, np.inf, 0.0)
     deviation = dict(zip(OCTIC.elements, relative.tolist(), strict=True))
     return {"deviation": deviation, "equivariance_error": max(deviation.values())}
+
+
+def _in_words(result):
+    ties = ", ".join(map(str, result["ties"][:10])) + (", ..." if len(result["ties"]) > 10 else "")
+    undecided = f"; {len(result['ties'])} with a tie, by index: {ties}" if ties else "; no ties"
+    return f"{result['identical']} of {result['decided']} images{undecided}"
+
+
+PROTOCOL = Protocol(needs=frozenset({"logits"}), run=run, lines=lines, curve="accuracy_mean")

@@ -1,0 +1,149 @@
+"""What a protocol is, what it may need of a model, and what it is given to run on."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from ml_collections import ConfigDict
+
+from equivit.data import loader
+from equivit.data.loader import EvaluationPipeline
+from equivit.evaluation import predictions
+from equivit.evaluation.predictions import Batch, Extract, Predict
+
+NEEDS = {  # and the models that offer it
+    "logits": "classifiers",
+    "features": "models with features",
+    "reconstruction": "masked autoencoders",
+    "maps": "models that predict label maps",
+}
+Line = tuple[str, str]
+Track = Callable[[Iterable[Batch], int, str], Iterable[Batch]]
+
+
+def offers(model: nnx.Module) -> set[str]:
+    """Which of NEEDS a model offers.
+
+    logits: `model(images)` gives them: there is no decoder, and `model.config.num_classes`, if there is one, is set;
+    features: `model.features(images)`;
+    reconstruction: there is a decoder, and `model(images, keep=keep)` predicts the patches;
+    maps: `model.label_maps(images)`.
+    """
+    given = {need for need, method in (("features", "features"), ("maps", "label_maps")) if hasattr(model, method)}
+    if hasattr(model, "decoder"):
+        return given | {"reconstruction"}
+    headless = getattr(getattr(model, "config", None), "num_classes", "unknown") is None
+    return given if headless else given | {"logits"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Protocol:
+    """One way to evaluate a model.
+
+    Attributes:
+      needs: what a model must offer, some of NEEDS.
+      run: `run(run)` measures.  The results go into evaluation.json; single numbers among them also into the metrics of
+        a run.
+      lines: the results as (name, value) lines for people.
+      check: ValueError for a config that the protocol cannot run on; called before anything runs.
+      data: the first `data` section that it reads, which is opened before anything runs.
+      curve: the number that is drawn over the steps of a run, a share or a "loss".
+      default: it belongs to the suite of a config that names none.
+    """
+
+    needs: frozenset[str]
+    run: Callable[["Run"], dict[str, Any]]
+    lines: Callable[[dict[str, Any]], list[Line]]
+    check: Callable[[ConfigDict], None] = lambda config: None
+    data: Callable[[ConfigDict], ConfigDict] = lambda config: config.data
+    curve: str | None = None
+    default: bool = False
+
+    def __post_init__(self):
+        if unknown := self.needs - NEEDS.keys():
+            raise ValueError(f"protocol: needs={sorted(unknown)}; a protocol can need {', '.join(NEEDS)}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What a protocol runs on.
+
+    Attributes:
+      model: with its parameters as trained, in float32.
+      config: of the run; `data`, `evaluation`, `precision`, `batch_size` and `seed` count.
+      protocol: the one that runs.
+      data: the `data` section of the stream, that of the config or a variation of it.
+      stream: its name, for people.
+      track: shows progress.
+    """
+
+    model: nnx.Module
+    config: ConfigDict
+    protocol: Protocol
+    data: ConfigDict
+    stream: str
+    track: Track | None = None
+
+    def on(self, data: ConfigDict, name: str) -> "Run":
+        """The same run on another `data` section."""
+        return dataclasses.replace(self, data=data, stream=f"{self.stream}, {name}")
+
+    @property
+    def precision(self) -> str:
+        """In which type the model computes."""
+        return self.config.get("precision", "float32")
+
+    @functools.cached_property
+    def predict(self) -> Predict:
+        """Pixels to logits (`predictions.predictor`)."""
+        return predictions.predictor(self.model, self.data.mean, self.data.std, self.precision)
+
+    @functools.cached_property
+    def extract(self) -> Extract:
+        """Pixels to features (`predictions.extractor`)."""
+        return predictions.extractor(self.model, self.data.mean, self.data.std, self.precision)
+
+    def open(self, *, batch_size: int | None = None, shuffle: bool = False) -> EvaluationPipeline:
+        """The evaluation split, in batches that all devices can share; the last one is padded anyway.
+
+        Raises:
+          ValueError: the data cannot be read, or the protocol needs logits and they are of another number of classes.
+        """
+        devices = jax.device_count()
+        pipeline = loader.evaluate(
+            self.data,
+            batch_size=-(-(batch_size or self.config.batch_size) // devices) * devices,
+            seed=self.config.seed,
+            shuffle=shuffle,
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+        )
+        if "logits" in self.protocol.needs:
+            self._check_classes(pipeline)
+        return pipeline
+
+    def batches(self, pipeline: EvaluationPipeline | None = None) -> Iterable[Batch]:
+        """The batches of `pipeline`, or of the split as `open` gives it."""
+        pipeline = pipeline or self.open()
+        batches = pipeline.batches()
+        return batches if self.track is None else self.track(batches, pipeline.num_batches, self.stream)
+
+    def _check_classes(self, pipeline):
+        images = jax.ShapeDtypeStruct((jax.device_count(), *self.data.image_size, pipeline.channels), np.uint8)
+        predict = predictions.predictor(self.model, self.data.mean, self.data.std)
+        classes = jax.eval_shape(predict, images).shape[-1]
+        if classes != pipeline.num_classes:
+            raise ValueError(
+                f"evaluation: the model has {classes} classes, the data ({self.data.source}) {pipeline.num_classes}; "
+                "set data.source to the data that the model was trained for, or take another model.  Class folders "
+                "that lack classes belong beside the full ones, as another split of the same folder."
+            )
+
+
+def percent(share: float) -> str:
+    """0.75 as "75.0 %"."""
+    return f"{100 * share:.1f} %"

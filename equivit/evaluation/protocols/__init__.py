@@ -1,0 +1,23 @@
+"""Evaluation protocols, one per file.  The file's name is the protocol's, its first line is what `--help` says of it.
+
+A file holds one `PROTOCOL` (`evaluation/protocol.py`); a new protocol touches nothing else.  They are found by listing
+this folder rather than by a decorator or a list: names and first lines are known without importing JAX, and a broken
+import names its file.
+"""
+
+import ast
+import importlib
+import pathlib
+from typing import Any
+
+_FILES = sorted(path for path in pathlib.Path(__file__).parent.glob("*.py") if path.stem != "__init__")
+
+
+def about() -> dict[str, str]:
+    """The first line of each protocol's docstring, by the protocol's name; imports none of them."""
+    return {path.stem: ast.get_docstring(ast.parse(path.read_text())).partition("\n")[0] for path in _FILES}
+
+
+def load() -> dict[str, Any]:
+    """Every protocol by its name."""
+    return {path.stem: importlib.import_module(f"{__name__}.{path.stem}").PROTOCOL for path in _FILES}

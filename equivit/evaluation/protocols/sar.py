@@ -1,0 +1,32 @@
+"""Accuracy with and without SAR, test-time adaptation (--config.evaluation.sar.KEY=VALUE)."""
+
+from typing import Any
+
+from equivit.evaluation import adaptation
+from equivit.evaluation.protocol import Line, Protocol, Run, percent
+
+
+def run(run: Run) -> dict[str, Any]:
+    """What `adaptation.adaptation` returns, with the settings of `config.evaluation.sar`."""
+    options = run.config.evaluation.sar.to_dict()
+    pipeline = run.open(batch_size=options.pop("batch_size"), shuffle=True)
+    return adaptation.adaptation(
+        run.model,
+        run.batches(pipeline),
+        mean=tuple(run.data.mean),
+        std=tuple(run.data.std),
+        settings=adaptation.Sar(**options),
+        precision=run.precision,
+    )
+
+
+def lines(result: dict[str, Any]) -> list[Line]:
+    """One line without adaptation and one with it."""
+    seen = f"{percent(result['kept'])} of the images confident, {result['resets']} resets"
+    return [
+        ("without adaptation", f"{percent(result['unadapted_top1'])}, top-5 {percent(result['unadapted_top5'])}"),
+        ("with SAR", f"{percent(result['top1'])}, top-5 {percent(result['top5'])}; {seen}"),
+    ]
+
+
+PROTOCOL = Protocol(needs=frozenset({"logits"}), run=run, lines=lines, curve="top1")
