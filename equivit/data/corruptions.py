@@ -5,7 +5,6 @@ snow do without ImageMagick, and nothing is saved as JPEG of quality 85.  Figure
 need the official files, which are class folders (`evaluation/corrupted.py` finds them).
 """
 
-import difflib
 import importlib.metadata
 import threading
 
@@ -13,6 +12,7 @@ import ml_collections
 import numpy as np
 from PIL import Image
 
+from equivit import errors
 from equivit.data.order import CORRUPTIONS
 
 NAMES = (
@@ -50,13 +50,9 @@ class Corruption:
     """
 
     def __init__(self, name: str, severity: int, seed: int):
-        if name not in NAMES:
-            nearest = difflib.get_close_matches(str(name), NAMES, n=1, cutoff=0.0)[0]
-            raise ValueError(
-                f"config.data.corruption={name!r} is not one of {', '.join(NAMES)}; the nearest is {nearest!r}."
-            )
+        errors.one_of("config.data.corruption", name, NAMES)
         if severity not in SEVERITIES:
-            raise ValueError(f"config.data.severity={severity!r} must be one of {SEVERITIES}.")
+            raise ValueError(f"config.data.severity={severity!r} must be one of {', '.join(map(str, SEVERITIES))}.")
         self.name, self.severity, self.seed = name, severity, seed
 
     def __call__(self, pixels: np.ndarray, index: int) -> np.ndarray:

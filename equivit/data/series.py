@@ -9,11 +9,11 @@ padded at its end with its last value, as PatchTST pads, up to the longest of bo
 """
 
 import dataclasses
-import difflib
 import pathlib
 
 import numpy as np
 
+from equivit import errors
 from equivit.data import series_formats
 from equivit.data.series_formats import Cases
 
@@ -54,8 +54,7 @@ def load(name: str, *, directory: str | None = None, normalize: str = "training"
       ValueError: an unknown `normalize`, files that do not fit together, or aeon is missing.
       FileNotFoundError: there is no such set in the directory.
     """
-    if normalize not in NORMALIZE:
-        raise ValueError(f"series: {normalize=} is not one of {', '.join(NORMALIZE)}.")
+    errors.one_of("series: normalize", normalize, NORMALIZE)
     cases = read(name, directory)
     classes = sorted({*cases["train"].labels, *cases["test"].labels}, key=_order)
     train, test = (_split(cases[split], classes, _shape(cases, name)) for split in ("train", "test"))
@@ -84,10 +83,9 @@ def read(name: str, directory: str | None) -> dict[str, Cases]:
             if train.is_file() and test.is_file():
                 return {"train": reader(train), "test": reader(test)}
     there = {p.stem.removesuffix("_TRAIN") for p in folder.glob("*") if p.suffix in (".npz", ".ts", ".tsv", "")}
-    near = difflib.get_close_matches(name, there, n=1)
     raise FileNotFoundError(
         f"series '{name}': {folder} has no {name}.npz, and no {name}_TRAIN and {name}_TEST of .ts or .tsv"
-        + (f"; the nearest is '{near[0]}'." if near else ".")
+        f"{errors.nearest(name, there)}."
     )
 
 
