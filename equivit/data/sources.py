@@ -126,10 +126,10 @@ class Blank:
 class Npz:
     """One split of an `.npz` file.
 
-    Images are `<split>_image` uint8 [N, H, W, C], or image files in one blob: `<split>_jpeg` uint8 [bytes] and
-    `<split>_offset` int [N + 1], where image i is `jpeg[offset[i]:offset[i + 1]]`.  With them come `classes`, the names,
-    and `<split>_label` int [N], or `<split>_map` (or `<split>_mask`) int [N, H, W] with the label of each pixel, or
-    both.  What a map calls pixels without a class is for the objective to know.
+    Images: `<split>_image` uint8 [N, H, W, C], or image files in one blob, `<split>_jpeg` uint8 [bytes] and
+    `<split>_offset` int [N + 1]; image i is `jpeg[offset[i]:offset[i + 1]]`.  Labels: `<split>_label` int [N], or the
+    label of each pixel, `<split>_map` (or `<split>_mask`) int [N, H, W], or both.  `classes` holds the names.  Maps may
+    hold other numbers for pixels without a class; the objective must know them.
     """
 
     def __init__(self, path: str, split: str):
