@@ -37,7 +37,7 @@ class _Pipeline:
     channels: int
     share: Share
     workers: int
-    unreadable: dict[str, str] = dataclasses.field(default_factory=dict)  # what was replaced so far, and why
+    unreadable: dict[str, str] = dataclasses.field(default_factory=dict)  # replaced so far, and why
 
     @property
     def num_examples(self) -> int:
@@ -73,7 +73,7 @@ class _Pipeline:
             return
         workers = min(self.workers, stop - start)
         if not absl.flags.FLAGS.is_parsed():
-            absl.flags.FLAGS.mark_as_parsed()  # Grain's workers want the flags, also where no absl app runs
+            absl.flags.FLAGS.mark_as_parsed()  # Grain's workers need parsed flags, even without an absl app
         # Few batches in advance: they are large.  PIL frees the interpreter lock, so threads help without workers.
         ahead = grain.ReadOptions(num_threads=1 if workers else 2, prefetch_buffer_size=1 if workers else 2)
         dataset = grain.MapDataset.range(start, stop).map(make).to_iter_dataset(ahead)
@@ -81,7 +81,7 @@ class _Pipeline:
         try:
             for batch in batches:
                 self._note(batch.pop("unreadable"))
-                # Copies, because workers hand over shared memory, which must not outlive this loop in JAX's hands.
+                # Copies: workers hand over shared memory, which JAX must not hold after this loop.
                 yield {name: np.array(value) for name, value in batch.items()} if workers else batch
         finally:
             batches.close()
@@ -99,8 +99,8 @@ class _Pipeline:
 def _bind_to_parent(worker: int, workers: int) -> None:
     """Makes a worker live as long as the training process.
 
-    Not shorter: a signal to the whole process group asks the run to save and end, and it needs its batches till then.
-    Not longer: without its parent, when that is killed, a worker would wait for ever and hold its memory.
+    Not shorter: a signal to the whole process group asks the run to save and end, and until then it needs batches.
+    Not longer: if its parent is killed, a worker would wait forever and hold its memory.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -114,7 +114,7 @@ def _bind_to_parent(worker: int, workers: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class TrainPipeline(_Pipeline):
-    """Training batches.  `unreadable` holds what has been replaced so far, and why."""
+    """Training batches.  `unreadable` holds the images replaced so far, and why."""
 
     order: TrainOrder = dataclasses.field(kw_only=True)
     transform: Transform = dataclasses.field(kw_only=True)
@@ -138,9 +138,9 @@ class TrainPipeline(_Pipeline):
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationPipeline(_Pipeline):
-    """Batches that hold every example of a split once.  `unreadable` holds what has been replaced so far, and why.
+    """Batches that hold every example of a split once.  `unreadable` holds the images replaced so far, and why.
 
-    `order` says which example comes when; None: as the source has them.
+    `order` is the order of the examples; None: that of the source.
     """
 
     transform: transforms.Evaluation = dataclasses.field(kw_only=True)
@@ -157,7 +157,7 @@ class EvaluationPipeline(_Pipeline):
 
         Shapes: image uint8 [B, H, W, C], label int32 [B], weight float32 [B], index int64 [B], with
         B = batch_size / process_count.  `index` is the place in the split.  `weight` is 1, and 0 for padding (index -1)
-        and for an unreadable image, in whose row the next readable one stands.  Where an example may have any number of
+        and for an unreadable image, whose row holds the next readable one.  Where an example may have any number of
         labels, label is bool [B, classes], and weight also 0 where there is none.  Other entries of the source, such as
         map int32 [B, H, W], are 0 in padding.
         """
@@ -260,7 +260,7 @@ def shapes(
 
 
 def _open(config: ml_collections.ConfigDict, split: str) -> tuple[sources.Source, int]:
-    """The source, and the number of channels its images shall have."""
+    """The source, and the number of channels that its images are decoded to."""
     if config.workers < 0:
         raise ValueError(f"config.data.workers={config.workers} must not be negative; 0 works in this process.")
     source = sources.open_source(config, split)

@@ -9,7 +9,7 @@ from PIL import Image
 from equivit.data.sources import Source
 
 MODES = {1: "L", 3: "RGB"}  # PIL's names
-MAX_MISSES = 100  # so many unreadable images in a row are a broken data set, not bad luck
+MAX_MISSES = 100  # this many unreadable images in a row mean a broken data set
 
 
 class Reading(NamedTuple):

@@ -39,7 +39,7 @@ class Digits:
     """scikit-learn's handwritten digits: 1797 grey images of 8x8, ten classes, no download.
 
     Splits: a permutation with fixed seed gives 1437 images to `train` and 360 to `test`.  The writers are not known, so
-    one writer's digits may lie in both.  The stored values 0..16 are scaled to 0..255.
+    one writer's digits may be in both.  The stored values 0..16 are scaled to 0..255.
     """
 
     channels = 1
@@ -252,7 +252,7 @@ def open_source(config: ml_collections.ConfigDict, split: str) -> Source:
 
 
 def has_label_sets(source: Source) -> bool:
-    """Whether the label of an example is a tuple of any number of classes."""
+    """Whether labels are tuples of any number of classes."""
     return getattr(source, "label_sets", False)
 
 
