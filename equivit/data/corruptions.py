@@ -1,11 +1,10 @@
-"""ImageNet-C's 15 corruptions of single images (Hendrycks and Dietterich 2019), drawn anew by a library.
+"""ImageNet-C's 15 corruptions of single images (Hendrycks and Dietterich 2019), computed by a library.
 
-The library, imagecorruptions-imaug, re-implements what made the official files, and differs from them: motion blur and
-snow do without ImageMagick, and nothing is saved as JPEG of quality 85.  Figures to be compared with published ones
-need the official files, which are class folders (`evaluation/corrupted.py` finds them).
+The library, imagecorruptions-imaug, re-implements the code behind the official files and differs from it: motion blur
+and snow do not use ImageMagick, and images are not saved as JPEG of quality 85.  To compare with published figures, use
+the official files, which are class folders (`evaluation/corrupted.py` finds them).
 """
 
-import difflib
 import importlib.metadata
 import threading
 
@@ -13,6 +12,7 @@ import ml_collections
 import numpy as np
 from PIL import Image
 
+from equivit import errors
 from equivit.data.order import CORRUPTIONS
 
 NAMES = (
@@ -34,14 +34,14 @@ NAMES = (
 )  # in the order of the tables
 SEVERITIES = (1, 2, 3, 4, 5)
 SMALLEST = 32  # pixels a side
-SEEDED = ("impulse_noise", "glass_blur")  # draw from generators of their own, and take a seed; the others from numpy's
+SEEDED = ("impulse_noise", "glass_blur")  # take a seed for their own generator; the others use numpy's
 LIBRARY = "imagecorruptions-imaug"
 
-_ALONE = threading.Lock()  # numpy's global generator belongs to one thread at a time
+_ALONE = threading.Lock()  # one thread at a time uses numpy's global generator
 
 
 class Corruption:
-    """One corruption of one severity: a function of the seed, an image's pixels and its place in the split, no more.
+    """One corruption of one severity; it depends only on the seed, the pixels and the position in the split.
 
     Shapes: uint8 [H, W, C] -> the same; C is 1 or 3, and H and W at least 32.
 
@@ -50,13 +50,9 @@ class Corruption:
     """
 
     def __init__(self, name: str, severity: int, seed: int):
-        if name not in NAMES:
-            nearest = difflib.get_close_matches(str(name), NAMES, n=1, cutoff=0.0)[0]
-            raise ValueError(
-                f"config.data.corruption={name!r} is not one of {', '.join(NAMES)}; the nearest is {nearest!r}."
-            )
+        errors.one_of("config.data.corruption", name, NAMES)
         if severity not in SEVERITIES:
-            raise ValueError(f"config.data.severity={severity!r} must be one of {SEVERITIES}.")
+            raise ValueError(f"config.data.severity={severity!r} must be one of {', '.join(map(str, SEVERITIES))}.")
         self.name, self.severity, self.seed = name, severity, seed
 
     def __call__(self, pixels: np.ndarray, index: int) -> np.ndarray:

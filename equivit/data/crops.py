@@ -1,16 +1,22 @@
 """Geometry of one image: where to crop and how to resize.
 
-Boxes are drawn apart from the images they cut, so that their distribution can be tested alone.  Resizing is PIL's
-bicubic with antialiasing, as in the recipes; an image that already has the size asked for is not resampled.
+Everything random is drawn apart from the pixels: boxes, so that their distribution can be tested alone, and whole crops
+as functions, so that an image and its label map are cut in the same place.  Images are resized with PIL's antialiased
+bicubic, as in the recipes, and maps (PIL images of mode I) by nearest neighbour; an image that already has the size is
+not resampled.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps
 
+Geometry = Callable[[Image.Image], Image.Image]  # for images and maps of the size that it was drawn for
+
 PADDING = 4  # pixels on each side, in the simple random crop (DeiT III) and the padded crop (CIFAR)
+VOID = -1  # the label of map pixels outside of the image
 
 
 class Box(NamedTuple):
@@ -22,9 +28,16 @@ class Box(NamedTuple):
     width: int
 
 
+def is_map(image: Image.Image) -> bool:
+    """Whether the pixels are labels, which cannot be blended."""
+    return image.mode == "I"
+
+
 def resize(image: Image.Image, height: int, width: int) -> Image.Image:
-    """Bicubic, antialiased; the image itself if it has that size."""
-    return image if image.size == (width, height) else image.resize((width, height), Image.Resampling.BICUBIC)
+    """Antialiased bicubic, or nearest neighbour for a map; the image itself if it has that size."""
+    if image.size == (width, height):
+        return image
+    return image.resize((width, height), Image.Resampling.NEAREST if is_map(image) else Image.Resampling.BICUBIC)
 
 
 def cut(image: Image.Image, box: Box) -> Image.Image:
@@ -32,6 +45,11 @@ def cut(image: Image.Image, box: Box) -> Image.Image:
     if image.size == (box.width, box.height):
         return image
     return image.crop((box.left, box.top, box.left + box.width, box.top + box.height))
+
+
+def flip(image: Image.Image) -> Image.Image:
+    """Left and right exchanged."""
+    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
 
 
 def random_resized_box(
@@ -59,12 +77,17 @@ def random_box(rng: np.random.Generator, height: int, width: int, box_height: in
     return Box(top, left, box_height, box_width)
 
 
+def covering(size: tuple[int, int], height: int, width: int) -> tuple[int, int]:
+    """The smallest (height, width) of the aspect of `size` (PIL's: width, height) that height x width fits in."""
+    old_width, old_height = size
+    if height * old_width >= width * old_height:
+        return height, height * old_width // old_height
+    return width * old_height // old_width, width
+
+
 def cover(image: Image.Image, height: int, width: int) -> Image.Image:
     """Resized with its aspect kept, as small as possible such that height x width fits in it."""
-    old_width, old_height = image.size
-    if height * old_width >= width * old_height:
-        return resize(image, height, height * old_width // old_height)
-    return resize(image, width * old_height // old_width, width)
+    return resize(image, *covering(image.size, height, width))
 
 
 def centre(image: Image.Image, height: int, width: int) -> Image.Image:
@@ -74,28 +97,33 @@ def centre(image: Image.Image, height: int, width: int) -> Image.Image:
 
 
 def random_resized_crop(
-    image: Image.Image,
     rng: np.random.Generator,
+    size: tuple[int, int],
     height: int,
     width: int,
     *,
     scale: tuple[float, float],
     ratio: tuple[float, float],
-) -> Image.Image:
-    """A random part of the image, resized to height x width (Inception crop)."""
-    box = random_resized_box(rng, image.size[1], image.size[0], scale, ratio)
-    return resize(cut(image, box), height, width)
+) -> Geometry:
+    """A random part, resized to height x width (Inception crop).  `size` is PIL's, (width, height)."""
+    box = random_resized_box(rng, size[1], size[0], scale, ratio)
+    return lambda image: resize(cut(image, box), height, width)
 
 
-def simple_random_crop(image: Image.Image, rng: np.random.Generator, height: int, width: int) -> Image.Image:
+def simple_random_crop(rng: np.random.Generator, size: tuple[int, int], height: int, width: int) -> Geometry:
     """DeiT III's milder crop: cover the size, reflect 4 pixels at each border, cut at a random place."""
-    pixels = np.asarray(cover(image, height, width))
-    margins = ((PADDING, PADDING), (PADDING, PADDING)) + ((0, 0),) * (pixels.ndim - 2)
-    padded = Image.fromarray(np.pad(pixels, margins, mode="reflect"))
-    return cut(padded, random_box(rng, padded.size[1], padded.size[0], height, width))
+    covered = covering(size, height, width)
+    box = random_box(rng, covered[0] + 2 * PADDING, covered[1] + 2 * PADDING, height, width)
+
+    def crop(image: Image.Image) -> Image.Image:
+        pixels = np.asarray(resize(image, *covered))
+        margins = ((PADDING, PADDING), (PADDING, PADDING)) + ((0, 0),) * (pixels.ndim - 2)
+        return cut(Image.fromarray(np.pad(pixels, margins, mode="reflect")), box)
+
+    return crop
 
 
-def padded_crop(image: Image.Image, rng: np.random.Generator, height: int, width: int) -> Image.Image:
-    """The CIFAR crop: resize to the size, add 4 black pixels at each border, cut at a random place."""
-    padded = ImageOps.expand(resize(image, height, width), PADDING)
-    return cut(padded, random_box(rng, padded.size[1], padded.size[0], height, width))
+def padded_crop(rng: np.random.Generator, height: int, width: int) -> Geometry:
+    """The CIFAR crop: resize to the size, add 4 black (or void) pixels at each border, cut at a random place."""
+    box = random_box(rng, height + 2 * PADDING, width + 2 * PADDING, height, width)
+    return lambda image: cut(ImageOps.expand(resize(image, height, width), PADDING, VOID if is_map(image) else 0), box)

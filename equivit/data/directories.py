@@ -12,8 +12,8 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".webp", ".tif", 
 class Folder:
     """Image files in one folder per class.
 
-    Layout: `<directory>/<split>/<class>/<image>`, or `<directory>/<class>/<image>` without splits, which is read as
-    split `train` or `all` only, so that nobody tests on the training images by accident.  Classes are sorted by name,
+    Layout: `<directory>/<split>/<class>/<image>`, or `<directory>/<class>/<image>` without splits, which is read
+    only as split `train` or `all`, so that nobody tests on training images by accident.  Classes are sorted by name, or
     as numbers where all names are numbers (ImageNet-v2), and taken from `class_split` where that is there, so that a
     test split that lacks a class keeps the labels: ImageNet-R belongs beside ImageNet's training split.
     """
@@ -56,7 +56,7 @@ class Folder:
 class Tfds:
     """A TFDS data set with features `image` and `label`, prepared as array_record; TensorFlow is not needed.
 
-    In place of `label` it may have `real_label`, any number of classes that are all right (imagenet2012_real).
+    Instead of `label` it may have `real_label`: any number of classes, all of them correct (imagenet2012_real).
 
     `name` is `<name>`, `<name>/<config>` or either with `:<version>`; the newest prepared version is taken if none is
     named.  The directory is the environment variable TFDS_DATA_DIR, else ~/tensorflow_datasets.  A split may be sliced

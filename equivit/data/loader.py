@@ -4,11 +4,11 @@
     for batch in pipeline.batches(start=step):  # endless
         ...  # batch["image"] uint8 [B, H, W, C], batch["label"] int32 [B]
 
-A position in the stream is just t, so that is all a checkpoint has to hold.  Grain runs the workers.
+A position in the stream is just t, so that is all a checkpoint has to hold.  Grain runs the workers; `batches.py` makes
+the batches.  Another objective brings its own transform: `loader.train(..., transform=MultiCrop)`.
 """
 
 import dataclasses
-import itertools
 import multiprocessing
 import os
 import signal
@@ -19,47 +19,25 @@ from typing import Any
 
 import absl.flags
 import grain
+import jax
 import ml_collections
 import numpy as np
 from absl import logging
 
 from equivit.data import corruptions, reading, sources, transforms
+from equivit.data.batches import Batch, EvaluationBatch, MakeTransform, Share, TrainBatch, Transform
 from equivit.data.order import TrainOrder, permutation
 
-Batch = dict[str, np.ndarray]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Share:
-    """The rows of a global batch that belong to one process: an equal slice for each."""
-
-    batch_size: int
-    process_index: int
-    process_count: int
-
-    def __post_init__(self):
-        if self.batch_size < 1 or self.batch_size % self.process_count:
-            below = self.batch_size // self.process_count * self.process_count
-            raise ValueError(
-                f"batch_size={self.batch_size} must be positive and divisible by the {self.process_count} processes; "
-                f"nearest are {', '.join(str(b) for b in (below, below + self.process_count) if b)}."
-            )
-        if not 0 <= self.process_index < self.process_count:
-            raise ValueError(f"process_index={self.process_index} must lie in 0..{self.process_count - 1}.")
-
-    @property
-    def rows(self) -> slice:
-        size = self.batch_size // self.process_count
-        return slice(self.process_index * size, (self.process_index + 1) * size)
+Shapes = dict[str, jax.ShapeDtypeStruct]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Pipeline:
     source: sources.Source
     channels: int
-    share: _Share
+    share: Share
     workers: int
-    unreadable: dict[str, str] = dataclasses.field(default_factory=dict)  # what was replaced so far, and why
+    unreadable: dict[str, str] = dataclasses.field(default_factory=dict)  # replaced so far, and why
 
     @property
     def num_examples(self) -> int:
@@ -76,6 +54,14 @@ class _Pipeline:
         """Number of classes."""
         return len(self.source.classes)
 
+    def shapes(self) -> Shapes:
+        """The shapes and types of a global batch, known from the first example."""
+        blank = self._make(Share(self.share.batch_size)).blank()
+        return {name: jax.ShapeDtypeStruct(value.shape, value.dtype) for name, value in blank.items()}
+
+    def _make(self, share: Share) -> TrainBatch | EvaluationBatch:
+        raise NotImplementedError
+
     def _stream(self, make: Callable[[int], dict[str, Any]], start: int, stop: int) -> Generator[Batch, None, None]:
         """Yields make(start), make(start + 1), ... up to stop, made ahead of time by threads or worker processes."""
         if not 0 <= start <= stop:
@@ -87,7 +73,7 @@ class _Pipeline:
             return
         workers = min(self.workers, stop - start)
         if not absl.flags.FLAGS.is_parsed():
-            absl.flags.FLAGS.mark_as_parsed()  # Grain's workers want the flags, also where no absl app runs
+            absl.flags.FLAGS.mark_as_parsed()  # Grain's workers need parsed flags, even without an absl app
         # Few batches in advance: they are large.  PIL frees the interpreter lock, so threads help without workers.
         ahead = grain.ReadOptions(num_threads=1 if workers else 2, prefetch_buffer_size=1 if workers else 2)
         dataset = grain.MapDataset.range(start, stop).map(make).to_iter_dataset(ahead)
@@ -95,7 +81,7 @@ class _Pipeline:
         try:
             for batch in batches:
                 self._note(batch.pop("unreadable"))
-                # Copies, because workers hand over shared memory, which must not outlive this loop in JAX's hands.
+                # Copies: workers hand over shared memory, which JAX must not hold after this loop.
                 yield {name: np.array(value) for name, value in batch.items()} if workers else batch
         finally:
             batches.close()
@@ -113,8 +99,8 @@ class _Pipeline:
 def _bind_to_parent(worker: int, workers: int) -> None:
     """Makes a worker live as long as the training process.
 
-    Not shorter: a signal to the whole process group asks the run to save and end, and it needs its batches till then.
-    Not longer: without its parent, when that is killed, a worker would wait for ever and hold its memory.
+    Not shorter: a signal to the whole process group asks the run to save and end, and until then it needs batches.
+    Not longer: if its parent is killed, a worker would wait forever and hold its memory.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -127,88 +113,11 @@ def _bind_to_parent(worker: int, workers: int) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class _TrainBatch:
-    """Makes this process's rows of one training batch; sent to the workers."""
-
-    source: sources.Source
-    channels: int
-    share: _Share
-    order: TrainOrder
-    transform: transforms.Train
-
-    def __call__(self, batch: int) -> dict[str, Any]:
-        epoch, examples, positions = self.order.rows(batch)
-        own, images, labels, unreadable = self.share.rows, [], [], {}
-        rows = zip(examples[own].tolist(), positions[own].tolist(), strict=True)
-        for example, copies in itertools.groupby(rows, key=lambda row: row[0]):
-            image, label, missed = reading.read(self.source, example, self.channels)  # once for all its copies
-            unreadable |= missed
-            for _, position in copies:
-                images.append(self.transform(image, self.order.generator(epoch, position)))
-                labels.append(label)
-        return {
-            "image": np.stack(images),
-            "label": np.array(labels, np.int32),
-            "unreadable": list(unreadable.items()),
-        }
-
-
-@dataclasses.dataclass(frozen=True)
-class _EvaluationBatch:
-    """Makes this process's rows of one evaluation batch; sent to the workers."""
-
-    source: sources.Source
-    channels: int
-    share: _Share
-    transform: transforms.Evaluation
-    corruption: corruptions.Corruption | None
-    order: np.ndarray | None
-
-    def __call__(self, batch: int) -> dict[str, Any]:
-        index = self._examples(batch)
-        size = (len(index), self.transform.height, self.transform.width, self.channels)
-        image, weight, labels, unreadable = np.zeros(size, np.uint8), np.zeros(len(index), np.float32), [], {}
-        for row, example in enumerate(index.tolist()):
-            if example < 0:
-                labels.append(())
-                continue
-            pixels, label, missed = reading.read(self.source, example, self.channels)
-            pixels = self.transform(pixels)
-            image[row] = pixels if self.corruption is None else self.corruption(pixels, example)
-            labels.append(label)
-            weight[row] = not missed and label != ()  # its replacement is counted in its own place
-            unreadable |= missed
-        return {
-            "image": image,
-            "label": self._label(labels),
-            "weight": weight,
-            "index": index,
-            "unreadable": list(unreadable.items()),
-        }
-
-    def _examples(self, batch: int) -> np.ndarray:
-        """The place in the split of each row's example, -1 for padding."""
-        place = batch * self.share.batch_size + np.arange(self.share.batch_size)[self.share.rows]
-        real = place < len(self.source)
-        index = np.full(len(place), -1)
-        index[real] = place[real] if self.order is None else self.order[place[real]]
-        return index
-
-    def _label(self, labels: list[int | tuple[int, ...]]) -> np.ndarray:
-        if not sources.has_label_sets(self.source):
-            return np.array([label or 0 for label in labels], np.int32)
-        sets = np.zeros((len(labels), len(self.source.classes)), bool)
-        for row, label in zip(sets, labels, strict=True):
-            row[list(label)] = True
-        return sets
-
-
-@dataclasses.dataclass(frozen=True)
 class TrainPipeline(_Pipeline):
-    """Training batches.  `unreadable` holds what has been replaced so far, and why."""
+    """Training batches.  `unreadable` holds the images replaced so far, and why."""
 
     order: TrainOrder = dataclasses.field(kw_only=True)
-    transform: transforms.Train = dataclasses.field(kw_only=True)
+    transform: Transform = dataclasses.field(kw_only=True)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -218,17 +127,20 @@ class TrainPipeline(_Pipeline):
     def batches(self, start: int = 0) -> Generator[Batch, None, None]:
         """This process's rows of the global batches start, start + 1, ... without end.
 
-        Shapes: image uint8 [B, H, W, C], label int32 [B], with B = batch_size / process_count.
+        Shapes: image uint8 [B, H, W, C], label int32 [B], with B = batch_size / process_count, and what else the source
+        and the transform give: map int32 [B, H, W], several crops [B, G, H, W, C].
         """
-        make = _TrainBatch(self.source, self.channels, self.share, self.order, self.transform)
-        return self._stream(make, start, sys.maxsize)
+        return self._stream(self._make(self.share), start, sys.maxsize)
+
+    def _make(self, share: Share) -> TrainBatch:
+        return TrainBatch(self.source, self.channels, share, self.order, self.transform)
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationPipeline(_Pipeline):
-    """Batches that hold every example of a split once.  `unreadable` holds what has been replaced so far, and why.
+    """Batches that hold every example of a split once.  `unreadable` holds the images replaced so far, and why.
 
-    `order` says which example comes when; None: as the source has them.
+    `order` is the order of the examples; None: that of the source.
     """
 
     transform: transforms.Evaluation = dataclasses.field(kw_only=True)
@@ -245,24 +157,34 @@ class EvaluationPipeline(_Pipeline):
 
         Shapes: image uint8 [B, H, W, C], label int32 [B], weight float32 [B], index int64 [B], with
         B = batch_size / process_count.  `index` is the place in the split.  `weight` is 1, and 0 for padding (index -1)
-        and for an unreadable image, in whose row the next readable one stands.  Where an example may have any number of
-        labels, label is bool [B, classes], and weight also 0 where there is none.
+        and for an unreadable image, whose row holds the next readable one.  Where an example may have any number of
+        labels, label is bool [B, classes], and weight also 0 where there is none.  Other entries of the source, such as
+        map int32 [B, H, W], are 0 in padding.
         """
-        make = _EvaluationBatch(self.source, self.channels, self.share, self.transform, self.corruption, self.order)
-        return self._stream(make, start, self.num_batches)
+        return self._stream(self._make(self.share), start, self.num_batches)
+
+    def _make(self, share: Share) -> EvaluationBatch:
+        return EvaluationBatch(self.source, self.channels, share, self.transform, self.corruption, self.order)
 
 
 def train(
-    config: ml_collections.ConfigDict, *, batch_size: int, seed: int, process_index: int = 0, process_count: int = 1
+    config: ml_collections.ConfigDict,
+    *,
+    batch_size: int,
+    seed: int,
+    process_index: int = 0,
+    process_count: int = 1,
+    transform: MakeTransform = transforms.Train,
 ) -> TrainPipeline:
     """The training pipeline of a `data` section, for one of `process_count` processes.
 
     Args:
       config: the `data` section.
       batch_size: rows of a global batch, over all processes.
-      seed: decides the order and the augmentation.
+      seed: of the order and the augmentation.
       process_index: this process.
       process_count: all processes; each gets an equal slice of every batch.
+      transform: makes the transform (`batches.py`) from the `data` section and the number of channels.
 
     Raises:
       ValueError: for an impossible value in the config, or a batch larger than the data set.
@@ -274,10 +196,10 @@ def train(
     return TrainPipeline(
         source,
         channels,
-        _Share(batch_size, process_index, process_count),
+        Share(batch_size, process_index, process_count),
         config.workers,
         order=TrainOrder(len(source), batch_size, config.repeats, seed),
-        transform=transforms.Train(config, channels),
+        transform=transform(config, channels),
     )
 
 
@@ -294,14 +216,14 @@ def evaluate(
     """The evaluation pipeline of a `data` section; `split` is `config.eval_split` unless given.  See `train`.
 
     Args:
-      seed: decides what corruptions draw, and the order of a shuffled split.
+      seed: of the corruptions, and of the order of a shuffled split.
       shuffle: examples come in random order; what an example looks like does not depend on it.
     """
     source, channels = _open(config, config.eval_split if split is None else split)
     return EvaluationPipeline(
         source,
         channels,
-        _Share(batch_size, process_index, process_count),
+        Share(batch_size, process_index, process_count),
         config.workers,
         transform=transforms.Evaluation(config),
         corruption=corruptions.create(config, seed),
@@ -309,8 +231,36 @@ def evaluate(
     )
 
 
+def shapes(
+    config: ml_collections.ConfigDict,
+    batch_size: int,
+    *,
+    channels: int,
+    training: bool = True,
+    entries: tuple[str, ...] = ("image", "label"),
+    transform: MakeTransform = transforms.Train,
+) -> Shapes:
+    """What `train(...).shapes()` or `evaluate(...).shapes()` would be, without the data; for lowering a step.
+
+    Args:
+      config: the `data` section.
+      batch_size: rows of a global batch.
+      channels: of the images: 1 (grey) or 3 (RGB).
+      training: of training batches, or of evaluation batches.
+      entries: what the source's examples hold: "image", "label", "map".
+      transform: as in `train`.
+    """
+    blank = sources.Blank(config.image_size, channels, entries)
+    share = Share(batch_size)
+    if training:
+        order = TrainOrder(batch_size, batch_size, repeats=1, seed=0)
+        return TrainPipeline(blank, channels, share, 0, order=order, transform=transform(config, channels)).shapes()
+    evaluation = transforms.Evaluation(config)
+    return EvaluationPipeline(blank, channels, share, 0, transform=evaluation, corruption=None, order=None).shapes()
+
+
 def _open(config: ml_collections.ConfigDict, split: str) -> tuple[sources.Source, int]:
-    """The source, and the number of channels its images shall have."""
+    """The source, and the number of channels that its images are decoded to."""
     if config.workers < 0:
         raise ValueError(f"config.data.workers={config.workers} must not be negative; 0 works in this process.")
     source = sources.open_source(config, split)

@@ -6,11 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-SHUFFLES, EXAMPLES, CORRUPTIONS = (
-    1,
-    2,
-    3,
-)  # first word of the seeds, so that no two streams of random numbers are the same
+# The first word of each seed, so that no two streams of random numbers are the same.
+SHUFFLES, EXAMPLES, CORRUPTIONS, BATCHES = 1, 2, 3, 4
 
 
 class Rows(NamedTuple):
@@ -23,7 +20,7 @@ class Rows(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TrainOrder:
-    """Every epoch is a new permutation of the examples, cut into batches; the rest at the end is left out.
+    """Every epoch is a new permutation of the examples, cut into batches; an incomplete last batch is dropped.
 
     With `repeats` r > 1 (repeated augmentation, Hoffer et al. 2020), a batch holds ceil(B / r) distinct examples, each
     r times in consecutive rows; the last of them fewer times if r does not divide B.  An epoch is then as long as the
@@ -67,8 +64,12 @@ class TrainOrder:
         return Rows(epoch, examples, step * self.batch_size + np.arange(self.batch_size))
 
     def generator(self, epoch: int, position: int) -> np.random.Generator:
-        """The randomness of one row's augmentation."""
+        """The generator for the augmentation of one row."""
         return np.random.default_rng([EXAMPLES, self.seed, epoch, position])
+
+    def batch_generator(self, batch: int) -> np.random.Generator:
+        """The generator for a whole global batch, the same in every process."""
+        return np.random.default_rng([BATCHES, self.seed, batch])
 
 
 @functools.lru_cache(maxsize=2)  # two epochs overlap where workers run ahead

@@ -1,4 +1,4 @@
-"""RandAugment as timm reads it, with the operations that grow stronger with the magnitude ("inc1").
+"""RandAugment as in timm, with the operations that get stronger as the magnitude grows ("inc1").
 
 Each of n operations is drawn uniformly, with replacement, and applied with probability 1/2 at a magnitude drawn from a
 normal distribution around m and clipped to 0..10.  Turns and shears are bicubic.  (Cubuk et al. 2020; the probability,
@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
-Fill = tuple[int, ...] | int  # the colour of pixels that come from outside of the image
+Fill = tuple[int, ...] | int  # the colour of pixels from outside the image
 
 
 def _enhance(enhancer: type) -> Callable:

@@ -1,7 +1,7 @@
-"""From a source's example to a PIL image; an unreadable one gives way to the next that can be read."""
+"""Decodes the examples of a source; an unreadable one gives way to the next that can be read."""
 
 import io
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -9,31 +9,30 @@ from PIL import Image
 from equivit.data.sources import Source
 
 MODES = {1: "L", 3: "RGB"}  # PIL's names
-MAX_MISSES = 100  # so many unreadable images in a row are a broken data set, not bad luck
+MAX_MISSES = 100  # this many unreadable images in a row mean a broken data set
 
 
 class Reading(NamedTuple):
-    """One example as read.  `unreadable` maps what could not be read in its place, and comes with the reason."""
+    """One example, decoded.  `unreadable` maps the examples that it replaces to what is wrong with them."""
 
-    image: Image.Image
-    label: int | tuple[int, ...]
+    example: dict[str, Any]
     unreadable: dict[str, str]
 
 
 def read(source: Source, index: int, channels: int) -> Reading:
-    """Example `index`, or the next readable one of the source (after the last comes the first), with its own label.
+    """Example `index`, or the next readable one (the first follows the last), with all its own entries.
 
-    The number of examples read, and so the size of a batch, never depends on how many files are damaged.
+    "image" becomes a PIL image of mode L or RGB and "map" one of mode I; other entries stay as they are.  The number of
+    examples read, and so the size of a batch, does not depend on how many files are damaged.
 
     Raises:
-      OSError: if 100 images in a row, or all of them, are unreadable.
+      OSError: 100 images in a row, or all of them, are unreadable.
     """
     unreadable = {}
     for offset in range(min(MAX_MISSES, len(source))):
         position = (index + offset) % len(source)
         try:
-            example = source[position]
-            return Reading(decode(example["image"], channels), example["label"], unreadable)
+            return Reading(_decoded(source[position], channels), unreadable)
         except Exception as error:  # PIL's decoders raise nearly everything: OSError, SyntaxError, struct.error, ...
             unreadable[source.where(position)] = " ".join(str(error).split()) or type(error).__name__
     where, reason = next(iter(unreadable.items()))
@@ -48,9 +47,34 @@ def decode(image: np.ndarray | bytes, channels: int) -> Image.Image:
     return Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).convert(MODES[channels])
 
 
+def decode_map(labels: np.ndarray | bytes) -> Image.Image:
+    """A PIL image of whole numbers (mode I) from an array [H, W] or the bytes of a PNG file, grey or with a palette.
+
+    The mode tells a map from an image, so that `crops.resize` never blends labels.
+    """
+    if isinstance(labels, bytes):
+        with Image.open(io.BytesIO(labels)) as file:
+            labels = np.asarray(file)
+    if labels.ndim != 2:
+        raise ValueError(f"a label map must have one channel, not the shape {list(labels.shape)}")
+    return Image.fromarray(labels.astype(np.int32))
+
+
 def check_channels(channels: int) -> None:
-    """Raises ValueError unless images of so many channels can be handled."""
+    """ValueError unless images can have so many channels."""
     if channels not in MODES:
         raise ValueError(
             f"config.data.channels={channels} must be 1 (grey) or 3 (RGB); None takes the source's number."
         )
+
+
+def _decoded(example: dict[str, Any], channels: int) -> dict[str, Any]:
+    """The example with "image" and "map", where it has them, as PIL images."""
+    decoded = dict(example)
+    if "image" in example:
+        decoded["image"] = decode(example["image"], channels)
+    if "map" in example:
+        decoded["map"] = decode_map(example["map"])
+    if len(sizes := {decoded[name].size for name in ("image", "map") if name in decoded}) > 1:
+        raise ValueError(f"image and label map differ in size (width, height): {sorted(sizes)}")
+    return decoded

@@ -1,19 +1,19 @@
-"""Time series for classification: reading a set by name, and making it ready for a model.
+"""Time series for classification: reads a set by name and prepares it for a model.
 
     data = series.load("Crop", directory="/data/ucr", normalize="training", seed=0)
     data.train.series, data.train.labels  # float32 [N, T, channels], int32 [N]
 
-Unequal lengths and missing values are one matter here: a step without a value.  It gets the value on the straight line
-between its neighbours in time; before the first and after the last value it repeats that one.  So a short series is
-padded at its end with its last value, as PatchTST pads, up to the longest of both splits.
+Unequal lengths and missing values are treated alike, as steps without a value.  They are interpolated linearly in time;
+before the first and after the last value, that value is repeated.  So a short series is padded at its end with its last
+value, as PatchTST does, to the longest length of both splits.
 """
 
 import dataclasses
-import difflib
 import pathlib
 
 import numpy as np
 
+from equivit import errors
 from equivit.data import series_formats
 from equivit.data.series_formats import Cases
 
@@ -30,7 +30,7 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class SeriesData:
-    """A set that is ready for a model.  `validation` and `test` are halves of the archive's test set."""
+    """A set prepared for a model.  `validation` and `test` are halves of the archive's test set."""
 
     name: str
     train: Split
@@ -46,16 +46,15 @@ def load(name: str, *, directory: str | None = None, normalize: str = "training"
       name: "synthetic", or the name of the set and its files.
       directory: holds `<name>.npz`, or `<name>_TRAIN.ts` or `.tsv` and `_TEST` beside it or in a folder `<name>`.
         None: aeon knows the name.
-      normalize: "training": each channel by mean and deviation of the training series, so that the size of a series
-        still tells; "series": each channel of each series by its own; "none".  What is missing does not count.
+      normalize: "training": each channel by mean and deviation of the training series, so that the scale of a
+        series is kept; "series": each channel of each series by its own; "none".  Missing values are left out.
       seed: of the halving.
 
     Raises:
       ValueError: an unknown `normalize`, files that do not fit together, or aeon is missing.
       FileNotFoundError: there is no such set in the directory.
     """
-    if normalize not in NORMALIZE:
-        raise ValueError(f"series: {normalize=} is not one of {', '.join(NORMALIZE)}.")
+    errors.one_of("series: normalize", normalize, NORMALIZE)
     cases = read(name, directory)
     classes = sorted({*cases["train"].labels, *cases["test"].labels}, key=_order)
     train, test = (_split(cases[split], classes, _shape(cases, name)) for split in ("train", "test"))
@@ -84,15 +83,14 @@ def read(name: str, directory: str | None) -> dict[str, Cases]:
             if train.is_file() and test.is_file():
                 return {"train": reader(train), "test": reader(test)}
     there = {p.stem.removesuffix("_TRAIN") for p in folder.glob("*") if p.suffix in (".npz", ".ts", ".tsv", "")}
-    near = difflib.get_close_matches(name, there, n=1)
     raise FileNotFoundError(
         f"series '{name}': {folder} has no {name}.npz, and no {name}_TRAIN and {name}_TEST of .ts or .tsv"
-        + (f"; the nearest is '{near[0]}'." if near else ".")
+        f"{errors.nearest(name, there)}."
     )
 
 
 def fill(series: np.ndarray) -> np.ndarray:
-    """A value for every NaN, from the values before and after it in its channel; zeros where a channel has none.
+    """Replaces each NaN by interpolating its channel in time; a channel without any values becomes zeros.
 
     Shapes: [N, T, channels] -> the same.
     """
@@ -128,7 +126,7 @@ def _split(cases: Cases, classes: list[str], shape: tuple[int, int]) -> Split:
 
 
 def _statistics(series, axis) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation of the values that are there; a deviation of 0, of a constant, counts as 1."""
+    """Mean and deviation without missing values; a deviation of 0 (a constant channel) counts as 1."""
     known = ~np.isnan(series)
     number = np.maximum(known.sum(axis, keepdims=True), 1)
     mean = np.where(known, series, 0).sum(axis, keepdims=True) / number

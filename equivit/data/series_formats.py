@@ -25,7 +25,7 @@ class Cases(NamedTuple):
 def read_npz(path: pathlib.Path) -> dict[str, Cases]:
     """A file with `train_x` [N, channels, T], `train_y` int [N], the same for test, and the names `classes`.
 
-    `train_len` int [N], where it is there, gives the length of each series; what lies behind it is filling.
+    `train_len` int [N], where it is there, gives the length of each series; the rest is padding.
 
     Raises:
       ValueError: an array is missing, or shapes or labels do not fit.
@@ -84,7 +84,7 @@ def read_ts(path: pathlib.Path) -> Cases:
 def read_tsv(path: pathlib.Path) -> Cases:
     """One split of the UCR archive: a label and the values of one channel a line, between tabs.
 
-    NaNs at the end of a line make a series shorter than others, as the archive does; other NaNs are missing values.
+    NaNs at the end of a line mean a shorter series, as in the archive; other NaNs are missing values.
     """
     cases = Cases([], [])
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
@@ -96,7 +96,7 @@ def read_tsv(path: pathlib.Path) -> Cases:
 
 
 def read_aeon(name: str, directory: pathlib.Path | None = None) -> dict[str, Cases]:
-    """A set by its name in the archives, from aeon's own few, from `directory`, or downloaded to it from Zenodo.
+    """A set by its name in the archives: bundled with aeon, in `directory`, or downloaded to it from Zenodo.
 
     Raises:
       ValueError: aeon is not installed, or does not know or cannot get the set.

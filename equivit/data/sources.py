@@ -1,12 +1,11 @@
-"""Labelled images by random access: digits, synthetic discs, `.npz` files, class folders, TFDS directories.
+"""Images by random access: digits, synthetic discs, `.npz` files, class folders, TFDS directories.
 
-A source is one split.  `source[i]` gives `{"image": ..., "label": int}`, where the image is a uint8 array [H, W, C] or
-the bytes of an image file, which `reading.py` decodes.  Where an example may have any number of labels, `label` is a
-tuple of them, and the source has `label_sets = True`.  Sources are small to pickle, because every worker gets a copy.
+A source is one split, and an example is a dict.  `reading.py` decodes two of its entries: "image", a uint8 array
+[H, W, C] or the bytes of an image file, and "map", the label of each pixel, an integer array [H, W] or the bytes of a
+PNG file.  Others reach the transform as they are: "label" is an int.  Where an example may have any number of labels,
+it is a tuple, and the source has `label_sets = True`.  Sources are small to pickle, because every worker gets a copy.
 """
 
-import difflib
-import functools
 import pathlib
 import zipfile
 from typing import Any, Protocol
@@ -14,11 +13,14 @@ from typing import Any, Protocol
 import ml_collections
 import numpy as np
 
+from equivit import errors
 from equivit.data import directories
+
+MAPS = ("map", "mask")  # names of label maps in an .npz file
 
 
 class Source(Protocol):
-    """One split of labelled images."""
+    """One split of a data set."""
 
     classes: tuple[str, ...]  # label k is called classes[k]
     channels: int  # 1 (grey) or 3 (RGB)
@@ -27,7 +29,7 @@ class Source(Protocol):
         """Number of examples."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """The example `{"image": uint8 [H, W, C] or bytes, "label": int}`."""
+        """The example, such as `{"image": uint8 [H, W, C] or bytes, "label": int}`."""
 
     def where(self, index: int) -> str:
         """What a message calls this example."""
@@ -37,7 +39,7 @@ class Digits:
     """scikit-learn's handwritten digits: 1797 grey images of 8x8, ten classes, no download.
 
     Splits: a permutation with fixed seed gives 1437 images to `train` and 360 to `test`.  The writers are not known, so
-    one writer's digits may lie in both.  The stored values 0..16 are scaled to 0..255.
+    one writer's digits may be in both.  The stored values 0..16 are scaled to 0..255.
     """
 
     channels = 1
@@ -98,12 +100,36 @@ class Synthetic:
         return f"synthetic {self.split}[{index}]"
 
 
-class Npz:
-    """One split of an `.npz` file, in either of two layouts.
+class Blank:
+    """One black image with the entries asked for, from which `loader.shapes` knows what a batch holds."""
 
-    Arrays: `<split>_image` uint8 [N, H, W, C].  Image files in one blob: `<split>_jpeg` uint8 [bytes] and
-    `<split>_offset` int [N + 1]; image i is `jpeg[offset[i]:offset[i + 1]]`.  Both: `<split>_label` int [N] and
-    `classes`, the names.
+    classes = ()
+
+    def __init__(self, image_size: tuple[int, int], channels: int, entries: tuple[str, ...]):
+        for name in entries:
+            errors.one_of("entries", name, ("image", "label", "map"))
+        self.image_size, self.channels, self.entries = tuple(image_size), channels, entries
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        black = np.zeros((*self.image_size, self.channels), np.uint8)
+        example = {"image": black, "label": 0, "map": black[..., 0]}
+        return {name: example[name] for name in self.entries}
+
+    def where(self, index: int) -> str:
+        """What a message calls it."""
+        return "a black image"
+
+
+class Npz:
+    """One split of an `.npz` file.
+
+    Images: `<split>_image` uint8 [N, H, W, C], or image files in one blob, `<split>_jpeg` uint8 [bytes] and
+    `<split>_offset` int [N + 1]; image i is `jpeg[offset[i]:offset[i + 1]]`.  Labels: `<split>_label` int [N], or the
+    label of each pixel, `<split>_map` (or `<split>_mask`) int [N, H, W], or both.  `classes` holds the names.  Maps may
+    hold other numbers for pixels without a class; the objective must know them.
     """
 
     def __init__(self, path: str, split: str):
@@ -113,58 +139,67 @@ class Npz:
         if not zipfile.is_zipfile(self.path):
             raise ValueError(f"npz:{path}: this is not an .npz file, or it is damaged; np.savez writes them.")
         with np.load(self.path) as file:
-            keys, splits = set(file), []
-            for key in sorted(keys):
-                name, _, kind = key.rpartition("_")
-                if kind in ("image", "jpeg") and f"{name}_label" in keys:
-                    splits.append(name)
-            check_split(f"npz:{path}", split, splits)
+            keys = set(file)
+            check_split(f"npz:{path}", split, _npz_splits(keys))
             if "classes" not in keys:
                 raise ValueError(f"npz:{path}: `classes`, the names of the classes, is missing; keys: {sorted(keys)}.")
             self.classes = tuple(str(name) for name in file["classes"])
-            self.labels = file[f"{split}_label"]
-            self.encoded = f"{split}_jpeg" in keys
+            kinds = [kind for kind in ("jpeg", "offset", "image", "label", *MAPS) if f"{split}_{kind}" in keys]
+            arrays = {kind: file[f"{split}_{kind}"] for kind in kinds}
+        self.encoded = "jpeg" in arrays
+        self.images, self.offset = arrays["jpeg" if self.encoded else "image"], arrays.get("offset")
+        self.labels = arrays.get("label")
+        self.maps = next((arrays[kind] for kind in MAPS if kind in arrays), None)
         self._check()
-        self.channels = 3 if self.encoded else self._arrays[0].shape[-1]
+        self.channels = 3 if self.encoded else self.images.shape[-1]
 
     def __reduce__(self):
         return Npz, (str(self.path), self.split)  # a worker opens the file again instead of being sent its content
 
-    @functools.cached_property
-    def _arrays(self) -> tuple[np.ndarray, ...]:
-        with np.load(self.path) as file:
-            names = ("jpeg", "offset") if self.encoded else ("image",)
-            return tuple(file[f"{self.split}_{name}"] for name in names)
-
     def _check(self) -> None:
-        where = f"npz:{self.path}: {self.split}"
-        first = self._arrays[0]
-        if first.dtype != np.uint8 or first.ndim != (1 if self.encoded else 4):
+        where, images = f"npz:{self.path}: {self.split}", self.images
+        if images.dtype != np.uint8 or images.ndim != (1 if self.encoded else 4):
             rule = "jpeg must be uint8 [bytes]" if self.encoded else "image must be uint8 [N, H, W, C]"
-            raise ValueError(f"{where}_{rule}, not {first.dtype} {list(first.shape)}.")
-        images = len(self._arrays[1]) - 1 if self.encoded else len(first)
-        if len(self.labels) != images:
-            raise ValueError(f"{where}_label has {len(self.labels)} entries for {images} images.")
-        if len(self.labels) and not 0 <= self.labels.min() <= self.labels.max() < len(self.classes):
+            raise ValueError(f"{where}_{rule}, not {images.dtype} {list(images.shape)}.")
+        for kind, array in (("label", self.labels), ("map", self.maps)):
+            if array is not None and len(array) != len(self):
+                raise ValueError(f"{where}_{kind} has {len(array)} entries for {len(self)} images.")
+        if self.maps is not None and (self.maps.ndim != 3 or not np.issubdtype(self.maps.dtype, np.integer)):
+            raise ValueError(f"{where}_map must be int [N, H, W], not {self.maps.dtype} {list(self.maps.shape)}.")
+        if self.labels is None or not len(self.labels):
+            return
+        if not 0 <= self.labels.min() <= self.labels.max() < len(self.classes):
             raise ValueError(
                 f"{where}_label lies in {self.labels.min()}..{self.labels.max()}; {len(self.classes)} classes allow "
                 f"0..{len(self.classes) - 1}."
             )
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.offset) - 1 if self.encoded else len(self.images)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         if self.encoded:
-            blob, offset = self._arrays
-            image = blob[offset[index] : offset[index + 1]].tobytes()
+            example = {"image": self.images[self.offset[index] : self.offset[index + 1]].tobytes()}
         else:
-            image = self._arrays[0][index]
-        return {"image": image, "label": int(self.labels[index])}
+            example = {"image": self.images[index]}
+        if self.labels is not None:
+            example["label"] = int(self.labels[index])
+        if self.maps is not None:
+            example["map"] = self.maps[index]
+        return example
 
     def where(self, index: int) -> str:
         """The example's place in the file."""
         return f"{self.path} {self.split}[{index}]"
+
+
+def _npz_splits(keys: set[str]) -> list[str]:
+    """The splits that have images and labels or maps."""
+    found = {}
+    for key in sorted(keys):
+        name, _, kind = key.rpartition("_")
+        found.setdefault(name, set()).add(kind)
+    return [name for name, kinds in found.items() if kinds & {"image", "jpeg"} and kinds & {"label", *MAPS}]
 
 
 class Subset:
@@ -195,8 +230,8 @@ def open_source(config: ml_collections.ConfigDict, split: str) -> Source:
     kind, _, argument = config.source.partition(":")
     kinds = {"digits": False, "synthetic": False, "npz": True, "folder": True, "tfds": True}  # True: needs an argument
     if kind not in kinds:
-        nearest = difflib.get_close_matches(kind, kinds, n=1, cutoff=0.0)[0]
-        raise ValueError(f"config.data.source={config.source!r} is none of {_forms(kinds)}; nearest is {nearest!r}.")
+        near = errors.nearest(kind, kinds)
+        raise ValueError(f"config.data.source={config.source!r} is none of {_forms(kinds)}{near}.")
     if kinds[kind] != bool(argument):
         raise ValueError(f"config.data.source={config.source!r} must have the form {_forms({kind: kinds[kind]})}.")
     if kind == "digits":
@@ -217,7 +252,7 @@ def open_source(config: ml_collections.ConfigDict, split: str) -> Source:
 
 
 def has_label_sets(source: Source) -> bool:
-    """Whether the label of an example is a tuple of any number of classes."""
+    """Whether labels are tuples of any number of classes."""
     return getattr(source, "label_sets", False)
 
 
@@ -229,7 +264,7 @@ def present(source: Source) -> np.ndarray:
     rows = slice(None)
     if isinstance(source, Subset):
         source, rows = source.source, source.rows
-    if hasattr(source, "labels"):
+    if getattr(source, "labels", None) is not None:
         return np.unique(source.labels[rows])
     labels = (source[i]["label"] for i in np.arange(len(source))[rows].tolist())
     return np.unique(np.concatenate([np.atleast_1d(np.array(label, int)) for label in labels]))

@@ -1,7 +1,10 @@
-"""What is done to one image: the training augmentation and the evaluation crop, as the `data` section says.
+"""From one example to one row of a batch: the training augmentation and the evaluation crop of the `data` section.
 
-A transform is small, can be pickled, and takes all its randomness from the generator that it is given.
+A transform is called with an example, whose "image" and "map" are PIL images, and a generator from which it draws
+everything; it returns a new dict.  Entries that it does not know pass through.  It is small and can be pickled.
 """
+
+from typing import Any
 
 import ml_collections
 import numpy as np
@@ -13,7 +16,7 @@ from equivit.data import augment, crops, rand_augment, section
 class Train:
     """Crop, flip, 3-Augment, RandAugment, colour jitter and random erasing, in this order, each if asked for.
 
-    Shapes: PIL image of any size -> uint8 [H, W, C].
+    Shapes: "image" of any size -> uint8 [H, W, C]; "map" of the same size -> int32 [H, W].
 
     Raises:
       ValueError: when built, if a value in the `data` section is impossible.
@@ -29,37 +32,46 @@ class Train:
             fill = tuple(min(255, round(255 * float(value))) for value in self.mean)
             self.policy = rand_augment.parse(options["rand_augment"], fill)
 
-    def __call__(self, image: Image.Image, rng: np.random.Generator) -> np.ndarray:
-        """The augmented pixels, with all randomness taken from `rng`."""
-        options = self.options
-        image = self._crop(image, rng)
-        if rng.random() < options["flip"]:
-            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    def __call__(self, example: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        """The example, augmented; a label map is cropped and flipped with its image.
+
+        Raises:
+          ValueError: RandAugment with a label map, which would not follow its turns and shifts.
+        """
+        options, image = self.options, example["image"]
+        crop = self._crop(rng, image.size)
+        flip = rng.random() < options["flip"]
+        image = _placed(image, crop, flip)
         if options["three_augment"]:
             image = augment.three_augment(image, rng)
         if self.policy is not None:
             image = self.policy(image, rng)
         if options["color_jitter"]:
             image = augment.colour_jitter(image, rng, options["color_jitter"])
-        return augment.random_erasing(_pixels(image), rng, options["erase"], self.mean, self.std)
+        row = {**example, "image": augment.random_erasing(_pixels(image), rng, options["erase"], self.mean, self.std)}
+        if "map" in example:
+            if self.policy is not None:
+                raise ValueError("config.data.augment.rand_augment: label maps cannot follow it; set it to None.")
+            row["map"] = np.asarray(_placed(example["map"], crop, flip))
+        return row
 
-    def _crop(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
+    def _crop(self, rng: np.random.Generator, size: tuple[int, int]) -> crops.Geometry:
         match self.options["crop"]:
             case "random_resized":
                 scale, ratio = self.options["scale"], self.options["ratio"]
-                return crops.random_resized_crop(image, rng, self.height, self.width, scale=scale, ratio=ratio)
+                return crops.random_resized_crop(rng, size, self.height, self.width, scale=scale, ratio=ratio)
             case "simple_random":
-                return crops.simple_random_crop(image, rng, self.height, self.width)
+                return crops.simple_random_crop(rng, size, self.height, self.width)
             case "pad":
-                return crops.padded_crop(image, rng, self.height, self.width)
+                return crops.padded_crop(rng, self.height, self.width)
             case _:
-                return crops.resize(image, self.height, self.width)
+                return lambda image: crops.resize(image, self.height, self.width)
 
 
 class Evaluation:
     """Resizes with the aspect kept, so that image_size / crop_ratio is covered, and cuts image_size from the centre.
 
-    Shapes: PIL image of any size -> uint8 [H, W, C].
+    Shapes: "image" of any size -> uint8 [H, W, C]; "map" of the same size -> int32 [H, W].
     """
 
     def __init__(self, config: ml_collections.ConfigDict):
@@ -67,10 +79,18 @@ class Evaluation:
         self.height, self.width = config.image_size
         self.crop_ratio = config.crop_ratio
 
-    def __call__(self, image: Image.Image) -> np.ndarray:
-        """The pixels that are evaluated."""
+    def __call__(self, example: dict[str, Any], rng: np.random.Generator | None = None) -> dict[str, Any]:
+        """The example as it is evaluated; nothing is drawn."""
+        row = {**example, "image": _pixels(self._crop(example["image"]))}
+        return row | {"map": np.asarray(self._crop(example["map"]))} if "map" in example else row
+
+    def _crop(self, image: Image.Image) -> Image.Image:
         image = crops.cover(image, int(self.height / self.crop_ratio), int(self.width / self.crop_ratio))
-        return _pixels(crops.centre(image, self.height, self.width))
+        return crops.centre(image, self.height, self.width)
+
+
+def _placed(image: Image.Image, crop: crops.Geometry, flip: bool) -> Image.Image:
+    return crops.flip(crop(image)) if flip else crop(image)
 
 
 def _pixels(image: Image.Image) -> np.ndarray:

@@ -66,7 +66,7 @@ def test_random_resized_crop_is_pil_crop_and_bicubic_resize():
     image, rng = image_of(), np.random.default_rng(3)
     box = crops.random_resized_box(np.random.default_rng(3), 37, 50, (0.3, 0.8), (3 / 4, 4 / 3))
     cropped = image.crop((box.left, box.top, box.left + box.width, box.top + box.height))
-    ours = crops.random_resized_crop(image, rng, 16, 24, scale=(0.3, 0.8), ratio=(3 / 4, 4 / 3))
+    ours = crops.random_resized_crop(rng, image.size, 16, 24, scale=(0.3, 0.8), ratio=(3 / 4, 4 / 3))(image)
     assert equal(ours, cropped.resize((24, 16), Image.Resampling.BICUBIC))
 
 
@@ -75,14 +75,14 @@ def test_simple_random_crop_reflects_four_pixels():
     padded = np.pad(np.asarray(image), ((4, 4), (4, 4), (0, 0)), mode="reflect")
     for rng, again in zip(generators(10), generators(10), strict=True):
         top, left = int(again.integers(40 - 32 + 1)), int(again.integers(48 - 32 + 1))
-        assert equal(crops.simple_random_crop(image, rng, 32, 32), padded[top : top + 32, left : left + 32])
+        assert equal(crops.simple_random_crop(rng, image.size, 32, 32)(image), padded[top : top + 32, left : left + 32])
 
 
 def test_padded_crop_adds_four_black_pixels_and_reaches_every_place():
     image = Image.fromarray(np.full((6, 9), 255, np.uint8))
     shifts = set()
     for rng in generators(2000):
-        pixels = np.asarray(crops.padded_crop(image, rng, 6, 9))
+        pixels = np.asarray(crops.padded_crop(rng, 6, 9)(image))
         assert pixels.shape == (6, 9)
         shifts.add(((pixels.any(1) > 0).argmax(), (pixels.any(1)).sum(), (pixels.any(0)).argmax(), pixels.any(0).sum()))
     assert len(shifts) == 81  # 9 x 9 places
@@ -226,7 +226,7 @@ def test_other_specs_of_rand_augment_are_refused(spec):
 def test_rate_of_flips_and_that_flips_are_exact(section):
     transform = transforms.Train(section(image_size=(1, 2), augment={"flip": 0.3}), channels=1)
     image = Image.fromarray(np.array([[10, 20]], np.uint8))
-    flipped = [transform(image, rng)[0, 0, 0] == 20 for rng in generators()]
+    flipped = [transform({"image": image}, rng)["image"][0, 0, 0] == 20 for rng in generators()]
     assert_rate(sum(flipped), 0.3)
 
 
@@ -235,10 +235,10 @@ def test_an_image_of_the_right_size_is_not_resampled(section, crop, monkeypatch)
     config = section(image_size=(37, 50), mean=(0.5,) * 3, std=(0.2,) * 3, augment={"crop": crop})
     image = image_of()
     monkeypatch.setattr(Image.Image, "resize", None)  # would fail if called
-    pixels = transforms.Train(config, 3)(image, np.random.default_rng(0))
+    pixels = transforms.Train(config, 3)({"image": image}, np.random.default_rng(0))["image"]
     assert pixels.shape == (37, 50, 3) and pixels.dtype == np.uint8
     assert crop == "pad" or equal(pixels, image)
-    assert equal(transforms.Evaluation(config)(image), image)
+    assert equal(transforms.Evaluation(config)({"image": image})["image"], image)
 
 
 @pytest.mark.parametrize("crop", CROPS)
@@ -247,7 +247,7 @@ def test_every_crop_with_everything_on_gives_the_size_and_depends_on_the_generat
     config = section(image_size=(24, 40), augment="everything")
     config.augment.crop = crop
     transform, image = transforms.Train(config, channels), image_of(channels=channels)
-    first, second, other = (transform(image, np.random.default_rng(seed)) for seed in (1, 1, 2))
+    first, second, other = (transform({"image": image}, np.random.default_rng(s))["image"] for s in (1, 1, 2))
     assert first.shape == (24, 40, channels) and first.dtype == np.uint8
     assert equal(first, second) and not equal(first, other)
 
@@ -260,7 +260,8 @@ def test_evaluation_covers_and_cuts_the_centre(section, size, resized, corner):
     image = image_of(*size)
     expected = np.asarray(image.resize(resized[::-1], Image.Resampling.BICUBIC))
     top, left = corner
-    pixels = transforms.Evaluation(section(image_size=(28, 36), crop_ratio=0.9))(image)  # 31 x 40 is covered
+    transform = transforms.Evaluation(section(image_size=(28, 36), crop_ratio=0.9))  # 31 x 40 is covered
+    pixels = transform({"image": image})["image"]
     assert equal(pixels, expected[top : top + 28, left : left + 36])
 
 

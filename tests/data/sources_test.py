@@ -21,7 +21,7 @@ def labels_of(source):
 
 def values_of(source):
     """The grey level of the first pixel of each image, as read."""
-    return [reading.read(source, i, 1).image.getpixel((0, 0)) for i in range(len(source))]
+    return [reading.read(source, i, 1).example["image"].getpixel((0, 0)) for i in range(len(source))]
 
 
 def test_digits_are_all_there_and_the_splits_are_apart(section):

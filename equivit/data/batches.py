@@ -1,0 +1,163 @@
+"""How one process makes its rows of a batch: read, transform, collate.
+
+A transform turns one example into the arrays of one row, and draws everything from the generator that it is given:
+
+    row = transform(example, rng)  # {"image": uint8 [H, W, C], "label": 3, ...}
+
+Several crops are just entries of shape [G, H, W, C].  Where work needs the whole batch (masks whose ratios are spread
+over it), a transform also has
+
+    batch = transform.finish(batch, rng, share)
+
+which runs after collation, with this process's rows.  All processes get the same `rng` and so must draw for the whole
+batch: `rng.uniform(size=share.batch_size)[share.rows]`, or `rng.spawn(share.batch_size)[share.rows]` for a generator
+per row.  This keeps the batch the same for any number of processes.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import ml_collections
+import numpy as np
+
+from equivit.data import corruptions, reading, sources, transforms
+from equivit.data.order import TrainOrder
+
+Batch = dict[str, np.ndarray]
+Row = dict[str, Any]  # arrays, numbers, and for evaluation tuples of labels
+Transform = Callable[[Row, np.random.Generator], Row]
+MakeTransform = Callable[[ml_collections.ConfigDict, int], Transform]  # from the `data` section and the channels
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """The rows of a global batch that belong to one process: an equal slice for each."""
+
+    batch_size: int
+    process_index: int = 0
+    process_count: int = 1
+
+    def __post_init__(self):
+        if self.batch_size < 1 or self.batch_size % self.process_count:
+            below = self.batch_size // self.process_count * self.process_count
+            raise ValueError(
+                f"batch_size={self.batch_size} must be positive and divisible by the {self.process_count} processes; "
+                f"nearest are {', '.join(str(b) for b in (below, below + self.process_count) if b)}."
+            )
+        if not 0 <= self.process_index < self.process_count:
+            raise ValueError(f"process_index={self.process_index} must lie in 0..{self.process_count - 1}.")
+
+    @property
+    def size(self) -> int:
+        """The number of this process's rows."""
+        return self.batch_size // self.process_count
+
+    @property
+    def rows(self) -> slice:
+        """This process's slice of the global batch."""
+        return slice(self.process_index * self.size, (self.process_index + 1) * self.size)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainBatch:
+    """Makes this process's rows of one training batch; sent to the workers."""
+
+    source: sources.Source
+    channels: int
+    share: Share
+    order: TrainOrder
+    transform: Transform
+
+    def __call__(self, batch: int) -> dict[str, Any]:
+        epoch, examples, positions = self.order.rows(batch)
+        own, made, unreadable = self.share.rows, [], {}
+        places = zip(examples[own].tolist(), positions[own].tolist(), strict=True)
+        for index, copies in itertools.groupby(places, key=lambda place: place[0]):
+            example, missed = reading.read(self.source, index, self.channels)  # once for all its copies
+            unreadable |= missed
+            made += [self.transform(example, self.order.generator(epoch, position)) for _, position in copies]
+        finished = finish(self.transform, collate(made), self.order.batch_generator(batch), self.share)
+        return {**finished, "unreadable": list(unreadable.items())}
+
+    def blank(self) -> Batch:
+        """Zeros in the shapes of all batches, known from the first example."""
+        rng = np.random.default_rng(0)
+        row = self.transform(reading.read(self.source, 0, self.channels).example, rng)
+        return finish(self.transform, padded(collate([row]), 0, self.share.batch_size), rng, self.share)
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationBatch:
+    """Makes this process's rows of one evaluation batch; sent to the workers."""
+
+    source: sources.Source
+    channels: int
+    share: Share
+    transform: transforms.Evaluation
+    corruption: corruptions.Corruption | None
+    order: np.ndarray | None
+
+    def __call__(self, batch: int) -> dict[str, Any]:
+        index, made, unreadable = self._examples(batch), [], {}
+        for position in index[index >= 0].tolist():
+            row, missed = self.row(position)
+            made.append(row)
+            unreadable |= missed
+        rows = padded(collate(made), len(made), len(index)) if made else self.blank()
+        return {**rows, "index": index, "unreadable": list(unreadable.items())}
+
+    def blank(self) -> Batch:
+        """A share of padding, in the shapes of all batches."""
+        rows = padded(collate([self.row(0).example]), 0, self.share.size)
+        return {**rows, "index": np.full(self.share.size, -1)}
+
+    def row(self, position: int) -> reading.Reading:
+        """The example at a position of the split as it is evaluated, with its weight."""
+        example, missed = reading.read(self.source, position, self.channels)
+        row = self.transform(example)
+        if self.corruption is not None:
+            row["image"] = self.corruption(row["image"], position)
+        counts = not missed and row.get("label") != ()  # the replacement is counted in its own place
+        if sources.has_label_sets(self.source):
+            row["label"] = np.isin(np.arange(len(self.source.classes)), row["label"])
+        return reading.Reading(row | {"weight": np.float32(counts)}, missed)
+
+    def _examples(self, batch: int) -> np.ndarray:
+        """The position in the split of each row's example, -1 for padding, which comes last."""
+        place = batch * self.share.batch_size + np.arange(self.share.batch_size)[self.share.rows]
+        real = place < len(self.source)
+        index = np.full(len(place), -1)
+        index[real] = place[real] if self.order is None else self.order[place[real]]
+        return index
+
+
+def collate(rows: list[Row]) -> Batch:
+    """Stacks the rows entry by entry; whole numbers become int32.
+
+    Raises:
+      ValueError: the arrays of an entry differ in shape, or rows in their entries.
+    """
+    batch = {}
+    for name, first in rows[0].items():
+        values = [row[name] for row in rows]
+        if isinstance(first, np.ndarray) and len(shapes := {value.shape for value in values}) > 1:
+            raise ValueError(f"'{name}': all rows of a batch must have one shape; there are {sorted(shapes)}.")
+        batch[name] = np.array(values, np.int32) if type(first) is int else np.stack(values)
+    return batch
+
+
+def padded(batch: Batch, real: int, size: int) -> Batch:
+    """The first `real` rows, and zeros up to `size` rows."""
+    if real == size:
+        return batch
+    result = {name: np.zeros((size, *value.shape[1:]), value.dtype) for name, value in batch.items()}
+    for name, value in batch.items():
+        result[name][:real] = value[:real]
+    return result
+
+
+def finish(transform: Transform, batch: Batch, rng: np.random.Generator, share: Share) -> Batch:
+    """The batch after the transform's work on whole batches, if it has any."""
+    return transform.finish(batch, rng, share) if hasattr(transform, "finish") else batch
