@@ -5,7 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from equivit.data import batches, crops, loader, transforms
+from equivit.data import batches, crops, loader
+from equivit.data.section import CROPS
 
 
 class MultiCrop:
@@ -117,7 +118,7 @@ def test_a_share_that_is_all_padding_has_the_shapes_of_the_others(maps):
     assert not any(second[name].any() for name in ("image", "map", "weight"))
 
 
-@pytest.mark.parametrize("crop", transforms.CROPS)
+@pytest.mark.parametrize("crop", CROPS)
 def test_shapes_are_those_of_the_batches_and_need_no_data(section, crop):
     config = section(image_size=(8, 12), train_image_size=(6, 10), augment={"crop": crop}, channels=3)
     for training, pipeline in (

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from equivit.data import crops, reading, transforms
+from equivit.data import crops, reading, section, transforms
 
 
 def example_of(height, width, seed=0):
@@ -36,7 +36,7 @@ def assert_nearly_equal(row, shape):
     assert np.mean(row["map"] == labels_in(row["image"])) > 0.75
 
 
-@pytest.mark.parametrize("crop", transforms.CROPS)
+@pytest.mark.parametrize("crop", section.CROPS)
 def test_with_resampling_a_map_still_fits_its_image(section, crop):
     augment = {"crop": crop, "flip": 0.5, "scale": (0.5, 1.0)}
     transform = transforms.Train(section(image_size=(100, 120), augment=augment), channels=1)
