@@ -64,13 +64,13 @@ class JumboViTConfig(ViTConfig):
     field: str = "steerable"
 
     def __post_init__(self):
+        if self.class_token or self.registers or self.register_mlp is not None:
+            raise ValueError("JumboViT: the Jumbo token replaces class token and registers; leave them out.")
         super().__post_init__()
         errors.one_of("ViT: jumbo_mlp", self.jumbo_mlp, JUMBO_MLPS)
         errors.one_of("ViT: field", self.field, ("steerable", "invariant"))
         if self.jumbo < 1 or self.jumbo_multiplier <= 0:
             raise ValueError(f"JumboViT: jumbo={self.jumbo} must be at least 1, {self.jumbo_multiplier=} positive.")
-        if self.class_token or self.registers or self.register_mlp is not None:
-            raise ValueError("JumboViT: the Jumbo token replaces class token and registers; leave them out.")
         if self.jumbo_mlp == "linear_lora" and self.mlp != "gelu":
             raise ValueError(
                 f"JumboViT: jumbo_mlp='linear_lora' is for mlp='gelu', not {self.mlp!r}; 'lora' is for all."

@@ -67,6 +67,8 @@ def load(
     model = logical.from_logical(_abstract(config), tensors, STORED)
     if num_classes not in (None, config.num_classes):
         errors.whole(f"{source}: num_classes", num_classes)
+        if "num_classes" not in (field.name for field in dataclasses.fields(config)):
+            raise ValueError(f"{source}: {num_classes=}, but its models have no head.")
         left_out += [pair.theirs for pair in table.pairs if pair.ours[0].startswith("head.")]
         model, _ = remade(model, rngs=nnx.Rngs(params=seed), num_classes=num_classes)
     if left_out:

@@ -11,7 +11,6 @@ from flax import nnx
 from equivit import pretrained
 from equivit.layers import dense
 from equivit.layers.batch_norm import BatchNorm
-from equivit.models import zoo
 from equivit.models.vit_config import ViTConfig
 from equivit.pretrained import inference, mapping, plain
 from equivit.pretrained.format import Format
@@ -82,7 +81,7 @@ def test_a_dialect_of_plain_vits(monkeypatch, capsys):
     model = pretrained.load(NAME, state | text, num_heads=2)
     assert "text.token_embedding.weight, text.transformer.resblocks.0.ln_1.weight" in capsys.readouterr().out
     assert model.config.class_position and model.config.image_size == (32, 32) and model.config.num_classes == 5
-    np.testing.assert_array_equal(model.class_token[...], state["visual.class_embedding"])
+    np.testing.assert_array_equal(model.prefix.class_token[...], state["visual.class_embedding"])
     back = pretrained.state_dict(NAME, model)
     assert {f"visual.{name}" for name in back} == state.keys()
     for name, tensor in back.items():
@@ -142,7 +141,6 @@ NET = Format("net", ("timm",), NetConfig, net_infer, net_table, ignored=(r"\.num
 def net(monkeypatch):
     """The format in place, and a state dict of it."""
     monkeypatch.setitem(pretrained.FORMATS, "net", NET)
-    monkeypatch.setattr(zoo, "build", lambda config, rngs: config.build(rngs))
     shapes = {"conv_stem.weight": (4, 3, 3, 3), "classifier.weight": (5, 4), "classifier.bias": (5,)}
     shapes |= {f"blocks.0.{i}.conv.weight": (4, 4, 3, 3) for i in range(3)}
     for norm in ("bn1", *(f"blocks.0.{i}.bn1" for i in range(3))):
