@@ -10,6 +10,9 @@ import sys
 
 import chex
 import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from equivit.training import checkpoints
@@ -42,6 +45,17 @@ def final_state(workdir):
     _, model = checkpoints.load_run(workdir)
     _, averaged = checkpoints.load_run(workdir, averaged=True)
     return jax.device_get((jax.tree.leaves(model), jax.tree.leaves(averaged)))
+
+
+def saved_and_actual_bits(path):
+    """Of a checkpoint's arrays: the sums of bits that were saved with them, and those of what is read back here."""
+    with ocp.CheckpointManager(path.parent) as manager:
+        about = manager.restore(int(path.name), args=ocp.args.Composite(about=ocp.args.JsonRestore()))["about"]
+        like = {name: np.empty(shape, dtype) for name, (shape, dtype) in about["leaves"].items()}
+        parts = ({name: like[name] for name in like if name.startswith("optimizer.") == part} for part in (False, True))
+        args = dict(zip(("model", "optimizer"), map(ocp.args.StandardRestore, parts), strict=True))
+        arrays = manager.restore(int(path.name), args=ocp.args.Composite(**args))
+    return about["bits"], checkpoints._bits(jax.tree.map(jnp.asarray, arrays["model"] | arrays["optimizer"]))
 
 
 def hashes(workdir):
@@ -117,6 +131,8 @@ def test_two_processes_train_together_and_save_one_checkpoint(place):
     assert status == 0, output
     saved = sorted(path.name for path in (place / "two" / "checkpoints").iterdir())
     assert saved == ["3", "6"]
+    bits, actual = saved_and_actual_bits(place / "two" / "checkpoints" / "6")
+    assert bits == actual
     # The mean over the batch is summed in another order.
     chex.assert_trees_all_close(final_state(place / "two"), final_state(place / "one"), rtol=1e-4, atol=1e-5)
 
