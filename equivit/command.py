@@ -1,17 +1,20 @@
-"""What all commands share: errors as one line, and changes of single keys."""
+"""What all commands share: errors as one line, and changes of single keys.
+
+A command imports what it works with inside the functions that work, so that `--help` answers before JAX is imported.
+"""
 
 import argparse
 import os
 import sys
 from collections.abc import Callable
 
-import jax
-
-from equivit.training import config as configs
+from equivit import errors
 
 
 def run(main: Callable[[], None], *, debug: bool) -> int:
     """Run a command; errors become one line and exit status 1, or with `debug` a traceback."""
+    import jax
+
     try:
         main()
     except (ValueError, OSError, ArithmeticError, jax.errors.JaxRuntimeError) as error:
@@ -36,5 +39,5 @@ def changes(arguments: list[str], parser: argparse.ArgumentParser, prefix: str =
     for argument in arguments:
         if not argument.startswith(prefix):
             flag, known = argument.partition("=")[0], [name for a in parser._actions for name in a.option_strings]
-            raise ValueError(f"unknown argument '{flag}'{configs.nearest(flag, known)} (here also {prefix}KEY=VALUE).")
+            raise ValueError(f"unknown argument '{flag}'{errors.nearest(flag, known)} (here also {prefix}KEY=VALUE).")
     return [argument.removeprefix(prefix) for argument in arguments]

@@ -35,21 +35,18 @@ import functools
 import pathlib
 import sys
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
-import jax
-import rich.box
-import rich.console
-import rich.progress
-import rich.table
-from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from equivit import command
-from equivit.evaluation import suite, summary
-from equivit.models import saved
-from equivit.training import checkpoints, sharding
-from equivit.training import config as configs
+
+if TYPE_CHECKING:
+    from flax import nnx
+
+PROTOCOLS = (
+    "accuracy,present_classes,orientation,sar,corruptions,corruptions_sar,reconstruction"  # of evaluation/suite.py
+)
 
 FREE = ("data", "batch_size", "seed", "evaluation")  # what may be changed about a finished run
 
@@ -71,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--workdir", type=pathlib.Path, help="run directory; its newest checkpoint is taken")
     what.add_argument("--model", type=pathlib.Path, help="saved model; needs --config for the data")
     parser.add_argument("--config", help="with --model: a file of configs/, and after a colon its mode")
-    parser.add_argument("--suite", help=f"some of {','.join(suite.PROTOCOLS)}; by default those of the config")
+    parser.add_argument("--suite", help=f"some of {PROTOCOLS}; by default those of the config")
     parser.add_argument("--averaged", action="store_true", help="with --workdir: the averaged weights (objective.ema)")
     parser.add_argument("--distributed", action="store_true", help="join the other processes of the evaluation")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
@@ -79,6 +76,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace, rest: list[str]) -> None:
+    import jax
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    from equivit.evaluation import suite, summary
+    from equivit.training import sharding
+
     sharding.start_processes(options.distributed)
     config, model = _load(options, command.changes(rest, _parser()))
     protocols = suite.check(options.suite.split(",") if options.suite else config.evaluation.suite)
@@ -90,13 +93,18 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
         model = jax.device_put(model, NamedSharding(mesh, PartitionSpec()))
         results = suite.evaluate(model, config, protocols, track=_track)
     if jax.process_index() == 0:
-        _print(summary.rows(results))
+        lines = summary.rows(results)
+        _print(lines, summary.text(lines))
         about = dict(weights="averaged" if options.averaged else "trained", data=split, image_size=_size(config))
         _say(f"Done: {summary.write(place, results, **about)}")
 
 
-def _load(options: argparse.Namespace, changes: list[str]) -> tuple[ConfigDict, nnx.Module]:
+def _load(options: argparse.Namespace, changes: list[str]) -> "tuple[ConfigDict, nnx.Module]":
     """The config, changed, and the model."""
+    from equivit.models import saved
+    from equivit.training import checkpoints
+    from equivit.training import config as configs
+
     if options.model:
         if options.averaged:
             raise ValueError("--averaged goes with --workdir; a saved model has one set of weights.")
@@ -118,6 +126,9 @@ def _load(options: argparse.Namespace, changes: list[str]) -> tuple[ConfigDict, 
 
 def _track(batches: Iterable, total: int, name: str) -> Iterator:
     """The batches; shows how far they are, as a bar on a terminal, else as a line for each tenth."""
+    import jax
+    import rich.progress
+
     if jax.process_index() != 0:
         yield from batches
     elif sys.stdout.isatty():
@@ -129,8 +140,13 @@ def _track(batches: Iterable, total: int, name: str) -> Iterator:
                 _say(f"{name}: {done} of {total} batches")
 
 
-def _print(lines: list[tuple[str, str]]) -> None:
-    console, plain = rich.console.Console(), summary.text(lines)
+def _print(lines: list[tuple[str, str]], plain: str) -> None:
+    """The lines as a table on a terminal that is wide enough, else the plain text of them."""
+    import rich.box
+    import rich.console
+    import rich.table
+
+    console = rich.console.Console()
     if not sys.stdout.isatty() or max(map(len, plain.splitlines())) > console.width - 4:  # a box would break long rows
         print(plain, flush=True)
         return
@@ -145,6 +161,8 @@ def _size(config: ConfigDict) -> str:
 
 
 def _say(text: str) -> None:
+    import jax
+
     if jax.process_index() == 0:
         print(text, flush=True)
 

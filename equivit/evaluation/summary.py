@@ -6,7 +6,7 @@ import pathlib
 import jax
 from flax import nnx
 
-from equivit.evaluation import corrupted, figures
+from equivit.evaluation import corrupted
 
 ANGLES = ("", "r", "rr", "rrr")
 
@@ -62,6 +62,8 @@ def conclude(workdir: pathlib.Path, model: nnx.Module, results: dict) -> str:
       model: the trained model.
       results: what `suite.evaluate` returned.
     """
+    from equivit.evaluation import figures  # here: matplotlib takes long to import, and only the end of a run draws
+
     encoder = getattr(model, "encoder", model)  # of a masked autoencoder
     kernels = figures.patch_kernels(encoder) if hasattr(encoder, "patch_embed") else {}
     places = {
