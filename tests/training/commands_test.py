@@ -27,8 +27,7 @@ def start(workdir, *arguments, send=0, at=-1, mode="", environment=()):
     hashes = f"{workdir}.hashes{dict(environment).get('JAX_PROCESS_ID', '')}"
     command = [sys.executable, "-m", "tests.training.run_driver", hashes, str(int(send)), str(at)]
     command += [f"--config={CONFIG}{mode}", f"--workdir={workdir}", *arguments]
-    cache = {"JAX_COMPILATION_CACHE_DIR": str(pathlib.Path(workdir).with_name("compiled"))}  # runs compile once
-    variables = {**os.environ, **cache, "PYTHONPATH": str(ROOT), **dict(environment)}
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), **dict(environment)}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, env=variables, stdout=pipe, stderr=subprocess.STDOUT, text=True)
 
@@ -64,7 +63,7 @@ def hashes(workdir):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """Where all runs lie side by side, and what they compile."""
+    """Where all runs lie side by side."""
     return tmp_path_factory.mktemp("runs")
 
 
