@@ -1,4 +1,4 @@
-"""Settings of the whole suite: eight virtual CPU devices ($EQUIVIT_DEVICES), no display; warnings are errors (pyproject.toml)."""
+"""Settings of the whole suite: eight virtual CPU devices, no display; warnings are errors (pyproject.toml)."""
 
 import collections
 import gc
