@@ -6,6 +6,7 @@ VENV ?= .venv
 PYTHON ?= $(firstword $(foreach p,python3.12 python3.11 python3.13 python3,$(shell $(p) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $(p))))
 RUN = $(VENV)/bin/python
 TESTS ?= tests
+PYTEST = $(RUN) -m pytest -n 2
 WORKDIR ?= runs/quickstart
 
 .PHONY: quickstart test test-all lint clean
@@ -15,9 +16,15 @@ quickstart: export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 quickstart: $(VENV)/.installed
 	$(RUN) -m equivit.train --config=configs/quickstart.py --workdir=$(WORKDIR)
 
-# In the order of the folders the long modules (notebooks, recipes) come first, and no process is left alone with one.
+# Recipes run on one virtual device, for which programs compile faster than for eight.  Order and budgets of the others:
+# tests/conftest.py.
 test: $(VENV)/.installed-dev lint
-	$(RUN) -m pytest -n 2 --dist loadscope --no-loadscope-reorder $(TESTS)
+ifeq ($(TESTS),tests)
+	EQUIVIT_DEVICES=1 $(PYTEST) --dist load tests/recipes
+	$(PYTEST) --dist loadscope --no-loadscope-reorder --ignore=tests/recipes tests
+else
+	$(PYTEST) --dist loadscope --no-loadscope-reorder $(TESTS)
+endif
 
 test-all: $(VENV)/.installed-dev
 	@test -d "$(EQUIVIT_PARITY)" || { echo "test-all: EQUIVIT_PARITY='$(EQUIVIT_PARITY)' is not a directory of reference files; set it, or run make test."; exit 1; }
@@ -40,4 +47,4 @@ $(VENV)/.installed-dev: requirements.txt requirements-dev.txt | $(VENV)/bin/pyth
 	@touch $@ $(VENV)/.installed
 
 clean:
-	rm -rf $(VENV) .venv-newest build *.egg-info
+	rm -rf $(VENV) .venv-newest .cache build *.egg-info

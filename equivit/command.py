@@ -1,17 +1,20 @@
-"""What all commands share: errors as one line, and changes of single keys."""
+"""What all commands share: errors as one line, and changes of single keys.
+
+A command imports what it works with inside the functions that work, so that `--help` answers before JAX is imported.
+"""
 
 import argparse
 import os
 import sys
 from collections.abc import Callable
 
-import jax
-
 from equivit import errors
 
 
 def run(main: Callable[[], None], *, debug: bool) -> int:
     """Run a command; errors become one line and exit status 1, or with `debug` a traceback."""
+    import jax
+
     try:
         main()
     except (ValueError, OSError, ArithmeticError, jax.errors.JaxRuntimeError) as error:

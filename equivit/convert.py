@@ -10,14 +10,9 @@ import math
 import pathlib
 import sys
 
-import jax
-import numpy as np
-from flax import nnx
+from equivit import command
 
-from equivit import command, pretrained
-from equivit.models import saved
-from equivit.pretrained import reading
-from equivit.training import checkpoints
+FORMATS = ("octic_vits", "flip", "timm", "jumbo", "mae", "mae_autoencoder")  # of pretrained/
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -33,8 +28,8 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     direction = parser.add_mutually_exclusive_group(required=True)
-    direction.add_argument("--source", choices=list(pretrained.FORMATS), help="the format of --input")
-    direction.add_argument("--to", choices=list(pretrained.FORMATS), help="the format of --output")
+    direction.add_argument("--source", choices=FORMATS, help="the format of --input")
+    direction.add_argument("--to", choices=FORMATS, help="the format of --output")
     parser.add_argument(
         "--input", required=True, type=pathlib.Path, help="official file; with --to a saved model or a run directory"
     )
@@ -56,6 +51,12 @@ def _size(text: str) -> tuple[int, int]:
 
 
 def _read(options: argparse.Namespace) -> None:
+    import jax
+    from flax import nnx
+
+    from equivit import pretrained
+    from equivit.models import saved
+
     if options.flavour is not None:
         raise ValueError("--flavour goes with --to; with --source the file tells.")
     print(f"Reading {options.input} as {options.source}.", flush=True)
@@ -73,6 +74,13 @@ def _read(options: argparse.Namespace) -> None:
 
 
 def _write(options: argparse.Namespace) -> None:
+    import numpy as np
+
+    from equivit import pretrained
+    from equivit.models import saved
+    from equivit.pretrained import reading
+    from equivit.training import checkpoints
+
     for hint in ("num_heads", "image_size", "num_classes", "family"):
         if getattr(options, hint) is not None:
             raise ValueError(f"--{hint} goes with --source; with --to the saved model tells.")

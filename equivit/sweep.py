@@ -14,18 +14,17 @@ import json
 import pathlib
 import sys
 import time
+from typing import TYPE_CHECKING
 
-import jax
-import numpy as np
-from flax import nnx
 from ml_collections import ConfigDict
 
-from equivit import command, logical
-from equivit.data import series
-from equivit.data.series import SeriesData
-from equivit.models import zoo
-from equivit.training import config as configs
-from equivit.training import sweep, sweep_config
+from equivit import command
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from equivit.data.series import SeriesData
+    from equivit.training import sweep
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -48,6 +47,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace, rest: list[str]) -> None:
+    from equivit.training import config as configs
+    from equivit.training import sweep_config
+
     config = configs.load(options.config, command.changes(rest, _parser()), check=sweep_config.validate)
     results = run(config, options.workdir)
     print(f"{len(results)} results: {options.workdir}", flush=True)
@@ -58,6 +60,8 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> list[dict]:
 
     Raises ValueError if a result in it is of another recipe.
     """
+    from equivit.data import series
+
     results = []
     for name in config.data.names:
         data = None
@@ -79,8 +83,16 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> list[dict]:
     return results
 
 
-def _one(config: ConfigDict, data: SeriesData, name: str, patches: int) -> dict:
+def _one(config: ConfigDict, data: "SeriesData", name: str, patches: int) -> dict:
     """The result of one model on one set."""
+    import jax
+    import numpy as np
+    from flax import nnx
+
+    from equivit import logical
+    from equivit.models import zoo
+    from equivit.training import sweep, sweep_config
+
     _, length, channels = data.train.series.shape
     sizes = dict(length=length, channels=channels, num_classes=len(data.classes), patches=patches)
     model = zoo.configuration(name, **sizes, **config.model)
@@ -113,7 +125,7 @@ def _one(config: ConfigDict, data: SeriesData, name: str, patches: int) -> dict:
     )
 
 
-def _rows(config: ConfigDict, figures: dict[str, sweep.Figures], good: np.ndarray) -> list[dict]:
+def _rows(config: ConfigDict, figures: "dict[str, sweep.Figures]", good: "np.ndarray") -> list[dict]:
     """The figures run by run; `finite` is False where training ended at a loss or gradient that was not."""
     rows = []
     for k, (lr, dropout) in enumerate(itertools.product(config.runs.lr, config.runs.dropout)):
@@ -129,13 +141,15 @@ class _Progress:
     def __init__(self, epochs: int, every: float = 60.0):
         self._epochs, self._every, self._last = epochs, every, time.monotonic()
 
-    def __call__(self, epoch: int, losses: np.ndarray) -> None:
+    def __call__(self, epoch: int, losses: "np.ndarray") -> None:
         if (now := time.monotonic()) - self._last >= self._every:
             self._last = now
             print(f"  epoch {epoch + 1} of {self._epochs}, losses {losses.min():.3f} to {losses.max():.3f}", flush=True)
 
 
 def _stored(path: pathlib.Path, config: ConfigDict) -> dict:
+    from equivit.training import sweep_config
+
     result, recipe = json.loads(path.read_text()), sweep_config.recipe(config)
     stored = result["recipe"]
     if other := sorted(key for key in stored.keys() | recipe.keys() if stored.get(key) != recipe.get(key)):

@@ -13,16 +13,14 @@ import os
 import pathlib
 import statistics
 import sys
+from typing import TYPE_CHECKING
 
-import jax
-from flax import nnx
 from ml_collections import ConfigDict
 
 from equivit import command
-from equivit.data import loader
-from equivit.evaluation import suite, summary
-from equivit.training import build, loop, sharding, start
-from equivit.training import config as configs
+
+if TYPE_CHECKING:
+    from flax import nnx
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -49,6 +47,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace, rest: list[str]) -> None:
+    from equivit.training import config as configs
+    from equivit.training import loop, sharding
+
     config = configs.load(options.config, command.changes(rest, _parser()))
     if options.show:
         print(configs.page(config))
@@ -75,6 +76,12 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
 
 def train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float] | None:
     """One run with the supervised objective; returns its final figures, None if it was stopped by SIGTERM."""
+    import jax
+
+    from equivit.data import loader
+    from equivit.evaluation import suite, summary
+    from equivit.training import build, loop, start
+
     suite.check(config.evaluation.suite, config)
     processes = dict(process_index=jax.process_index(), process_count=jax.process_count())
     pipeline = loader.train(config.data, batch_size=config.batch_size, seed=config.seed, **processes)
@@ -116,6 +123,10 @@ def _completed(config, pipeline):
 
 def _exported(config, objective):
     """The model that the run will be evaluated as, with shapes in place of arrays."""
+    import jax
+    from flax import nnx
+
+    from equivit.training import build
 
     def make():
         model = build.make_model(config, nnx.Rngs(params=0))
@@ -138,7 +149,9 @@ def aggregate(reports: dict[int, dict[str, float]]) -> dict:
 class _Evaluation:
     """Runs the suite of the config, and keeps the last model and results for the end of the run."""
 
-    def __call__(self, model: nnx.Module, config: ConfigDict) -> dict[str, float]:
+    def __call__(self, model: "nnx.Module", config: ConfigDict) -> dict[str, float]:
+        from equivit.evaluation import suite
+
         self.model, self.results = model, suite.evaluate(model, config, config.evaluation.suite)
         return suite.scalars(self.results)
 
@@ -151,6 +164,8 @@ def _seeds(text):
 
 
 def _say(text):
+    import jax
+
     if jax.process_index() == 0:
         print(text, flush=True)
 

@@ -8,7 +8,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from kernels import d8_gelu_gpu, dispatch, tpu_blocks
+from kernels import dispatch, tpu_blocks
 from kernels.pointwise import FOURIER, gelu, gelu_gradient, to_isotypic, to_regular
 
 NAME = "d8_gelu"
@@ -68,14 +68,14 @@ _d8_gelu.defvjp(
 @functools.partial(jax.jit, static_argnames="implementation", inline=True)
 def forward(lines, planes, *, implementation):
     """The GELU, without a derivative."""
-    kernels = _kernels(_forward_tpu, d8_gelu_gpu.forward, lines, fields=1)
+    kernels = _kernels(lines, tpu=_forward_tpu, gpu="forward", fields=1)
     return dispatch.run(NAME, implementation, reference, kernels, (lines, planes))
 
 
 @functools.partial(jax.jit, static_argnames="implementation", inline=True)
 def backward(lines, planes, d_lines, d_planes, *, implementation):
     """The gradient at the input `lines`, `planes` from that at the output; shapes alike."""
-    kernels = _kernels(_backward_tpu, d8_gelu_gpu.backward, lines, fields=2)
+    kernels = _kernels(lines, tpu=_backward_tpu, gpu="backward", fields=2)
     return dispatch.run(NAME, implementation, _reference_backward, kernels, (lines, planes, d_lines, d_planes))
 
 
@@ -83,12 +83,18 @@ def _reference_backward(lines, planes, d_lines, d_planes):
     return jax.vjp(reference, lines, planes)[1]((d_lines, d_planes))
 
 
-def _kernels(tpu, gpu, lines, *, fields):
-    """The kernels that support the type and width of `lines`; they read so many fields and write one."""
+def _kernels(lines, *, tpu, gpu, fields):
+    """The kernels that support the type and width of `lines`; `fields`: how many fields they read, to write one.
+
+    `tpu` is the kernel itself, `gpu` its name in d8_gelu_gpu.
+    """
+    from kernels import d8_gelu_gpu  # here: Mosaic GPU takes long to import, and models without fields need none of it
+
     width, dtype = lines.shape[-1], lines.dtype
     if not tpu_blocks.supported(dtype, [width] * (fields + 1)):
         tpu = None
-    gpu = dispatch.on_rows(gpu, 2 * fields) if d8_gelu_gpu.supported(width, dtype) else None
+    supported = d8_gelu_gpu.supported(width, dtype)
+    gpu = dispatch.on_rows(getattr(d8_gelu_gpu, gpu), 2 * fields) if supported else None
     return {"tpu": tpu, "interpret": tpu and functools.partial(tpu, interpret=True), "gpu": gpu}
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels import d8_gelu, dispatch, octic_linear_gelu_gpu, tpu_blocks
+from kernels import d8_gelu, dispatch, tpu_blocks
 from kernels.pointwise import gelu, to_isotypic, to_regular
 
 NAME = "octic_linear_gelu"
@@ -126,6 +126,8 @@ def _check_weights(c, w_lines, w_planes, bias):
 
 def _kernels(lines, *weights):
     """The kernels that support the type and widths."""
+    from kernels import octic_linear_gelu_gpu  # here, as in d8_gelu.py
+
     c, f, dtype = *weights[0].shape[1:], lines.dtype
     size = sum(a.nbytes for a in weights)
     tpu = _forward_tpu if size <= WEIGHT_BYTES and tpu_blocks.supported(dtype, [c, f], size) else None

@@ -1,6 +1,5 @@
-"""Every full configuration is built abstractly and its step lowered for eight devices; quick ones run two steps."""
+"""Every full configuration is built abstractly and its step lowered for eight devices; tests/recipes runs others."""
 
-import json
 import math
 import pathlib
 import re
@@ -9,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from equivit import train
 from equivit.models import zoo
 from equivit.training import build, optimizers, schedules, sharding
 from equivit.training import config as configs
@@ -74,28 +72,6 @@ def test_full_configuration(name, millions):
         }
         text = program.step.lower(program.abstract, batch, objective.static(0)).as_text()
     assert "sharding" in text
-
-
-# A sweep has a configuration and a command of its own: tests/training/sweep_test.py.
-@pytest.mark.parametrize(
-    "name", sorted(path.name for path in ROOT.glob("*.py") if path.name not in ("recipes.py", "timeseries.py"))
-)
-def test_quicktest_runs(name, tmp_path):
-    config = configs.load(f"{ROOT / name}:quicktest")
-    with config.unlocked():
-        config.batch_size = 24 if name != "quickstart.py" else 64  # eight devices share a batch
-        config.data.train_examples = 48 if name != "quickstart.py" else 128
-        if "orientation" in config.evaluation.suite and name != "octic_h.py":
-            config.evaluation.suite = ("accuracy",)  # the protocol takes longest, and is the same for every recipe
-    report = train.train(config, tmp_path)
-    assert report["step"] == 2
-    if name == "mae.py":
-        assert 0 < report["eval/reconstruction/loss"] < 10
-    else:
-        assert 0 <= report["eval/accuracy/top1"] <= 1
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert all(math.isfinite(line["loss"]) for line in lines if "loss" in line)
-    assert {p.name for p in tmp_path.glob("*.png")} == {"learning_curves.png", "patch_filters.png"}
 
 
 @pytest.mark.parametrize(

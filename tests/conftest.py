@@ -1,10 +1,22 @@
 """Settings of the whole suite: eight virtual CPU devices, no display; warnings are errors (pyproject.toml)."""
 
+import collections
+import gc
 import os
+import pathlib
+import resource
+
+import pytest
 
 # Most of the suite's time is compilation.  LLVM's optimisations change speed, not results; XLA's own passes all run.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
+# Compiled programs stay for the next run, and are shared with the other worker, commands and notebooks.  A program is
+# found by its text, its options and the flags of XLA.  JAX bounds the size only where `filelock` is installed, and then
+# looks through all files at each compilation; `make clean` removes them.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".cache" / "jax"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 import jax
 
@@ -13,12 +25,95 @@ EMITTERS, flags = "--xla_cpu_use_fusion_emitters", os.environ.get("XLA_FLAGS", "
 if jax.__version_info__ < (0, 11) and EMITTERS not in flags:
     os.environ["XLA_FLAGS"] = f"{flags} {EMITTERS}=false"
 
-jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_num_cpu_devices", int(os.environ.get("EQUIVIT_DEVICES", 8)))
 jax.config.update("jax_platforms", "cpu")
 
 
+# CPU seconds that the tests of a folder may take from an empty cache; together, what two cores do in eight minutes.  A
+# run prints what they took; no test fails by time.  To come: adaptive 120, dinov2 90, depthwise 90, segmentation 30.
+BUDGETS = {
+    "colabs": 150,
+    "recipes": 150,
+    "training": 170,
+    "models": 110,
+    "experiments": 80,
+    "parity": 80,
+    "evaluation": 50,
+    "objectives": 50,
+    "layers": 40,
+    "": 80,  # the modules beside the folders
+}
+# What takes longest begins first, so that no process is left alone with it.
+FIRST = (
+    "tests/colabs/octic_quickstart_test.py",
+    "tests/training/commands_test.py",
+    "tests/experiments/benchmarks_test.py",
+    "tests/configs_test.py",
+    "tests/parity/models_test.py",
+    "tests/models",
+    "tests/colabs",
+)
+STARTED = pytest.StashKey[float]()
+
+
+def pytest_configure(config):
+    """A program that another process is just writing into the cache is compiled here too; JAX warns of it."""
+    config.addinivalue_line("filterwarnings", "ignore:Error reading persistent compilation cache entry:UserWarning")
+
+
+def pytest_collection_modifyitems(items):
+    """Put the modules of FIRST first, in its order."""
+    rank = {prefix: i for i, prefix in enumerate(FIRST)}
+    items.sort(key=lambda item: min((i for prefix, i in rank.items() if item.nodeid.startswith(prefix)), default=99))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs():
+    """What a module has compiled goes with it: a process would otherwise keep the programs of the whole suite."""
+    yield
+    jax.clear_caches()
+    gc.collect()
+
+
+def cpu_seconds() -> float:
+    """Of this process and of those that it has waited for."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item):
+    """Note when a test begins, before its fixtures."""
+    item.stash[STARTED] = cpu_seconds()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item):
+    """Note what a test has taken, with its fixtures; the report of the teardown brings it out of the worker."""
+    result = yield
+    item.user_properties.append(("cpu", cpu_seconds() - item.stash[STARTED]))
+    return result
+
+
 def pytest_terminal_summary(terminalreporter):
-    """After a run: the largest deviation from the official codes, by group of files (tests/parity)."""
+    """After a run: deviations from the official codes (tests/parity), and what each folder took of its budget."""
+    _write_deviations(terminalreporter)
+    _write_seconds(terminalreporter)
+
+
+def _write_seconds(terminalreporter):
+    folders = collections.Counter()
+    for report in terminalreporter.getreports(""):  # setups and teardowns
+        folder, _, rest = report.nodeid.removeprefix("tests/").partition("/")
+        folders[folder if rest else ""] += dict(report.user_properties).get("cpu", 0.0)
+    for folder, seconds in sorted(folders.items()):
+        budget = f" of {BUDGETS[folder]}" if folder in BUDGETS else ""
+        terminalreporter.write_line(f"tests/{folder}: {seconds:.0f}{budget} CPU seconds")
+
+
+def _write_deviations(terminalreporter):
+    """The largest deviation of each group of files."""
     groups = {}
     for report in terminalreporter.getreports("passed"):
         for group, deviation in (value for name, value in report.user_properties if name == "parity"):

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from experiments import (
     benchmark,
@@ -295,7 +296,16 @@ class TestKernels:
 
 
 class TestCompileTime:
-    def test_end_to_end(self, tmp_path, monkeypatch):
+    @pytest.fixture
+    def compiling(self):
+        """Without the cache of tests/conftest.py: what is compiled is timed."""
+        jax.config.update("jax_enable_compilation_cache", False)
+        compilation_cache.reset_cache()  # JAX looks at the setting once
+        yield
+        jax.config.update("jax_enable_compilation_cache", True)
+        compilation_cache.reset_cache()
+
+    def test_end_to_end(self, tmp_path, monkeypatch, compiling):
         monkeypatch.setattr(compile_time, "FAMILIES", {"plain": "vit_ti16"})
         monkeypatch.setattr(compile_time, "REMAT", ("full",))
         _, written = run(compile_time, tmp_path, "--runs=1", "--warmup=0", "--depths", "3")

@@ -171,9 +171,16 @@ def test_compute_type_is_a_cast():
     np.testing.assert_array_equal(call(m, x), call(by_hand, x.astype(jnp.bfloat16)))
 
 
-@pytest.mark.parametrize("name", zoo.names())
-def test_every_name_is_constructible_without_memory(name):
-    assert zoo.abstract(name).config.depth in (12, 24, 32, 36, 48, 56)
+def test_every_name_has_a_valid_configuration():
+    assert {zoo.configuration(name).depth for name in zoo.names()} == {12, 24, 32, 36, 48, 56}
+
+
+# A name is a flavour and a size, and a model's code looks at each alone.
+@pytest.mark.parametrize(
+    "name", [f"{flavour}_ti16" for flavour in zoo.FLAVOURS] + [f"octic_vit_{variant}" for variant in zoo.VARIANTS]
+)
+def test_every_flavour_and_every_size_is_constructible_without_memory(name):
+    assert zoo.abstract(name).config == zoo.configuration(name)
 
 
 def test_dinov2_d8_is_invariant_early_at_full_depth():

@@ -86,7 +86,8 @@ def head_input(model, final) -> jax.Array:
 def results(model, x, wanted: tuple[str, ...], mask=None) -> dict[str, jax.Array]:
     """The quantities named in `wanted`; those that take a run of their own only if they are."""
     config, last = model.config, model.config.depth - 1
-    final = sequence(model.features(x, mask=mask))
+    features = model.features(x, blocks=(last,) if "output/intermediate_cls" in wanted else (), mask=mask)
+    final = sequence(features)
     result = {"inter/norm": final, "output/all_features": final, "output/features": head_input(model, final)}
     result |= {"output/x_norm_clstoken": final[:, 0], "output/x_norm_regtokens": final[:, 1 : config.prefix]}
     result |= {"output/x_norm_patchtokens": final[:, config.prefix :]}
@@ -97,7 +98,7 @@ def results(model, x, wanted: tuple[str, ...], mask=None) -> dict[str, jax.Array
         result |= {f"inter/block{i}": sequence(block) for i, block in inner.blocks.items()}
         result |= {"output/x_prenorm": sequence(inner)}
     if "output/intermediate_cls" in wanted:
-        block = model.features(x, blocks=(last,)).blocks[last]
+        block = features.blocks[last]
         result |= {"output/intermediate_cls": block.cls}
         result |= {"output/intermediate_patch": sequence(block)[:, config.prefix :]}
     if "inter/patch_embed" in wanted:

@@ -7,8 +7,10 @@ import shutil
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from equivit.training import checkpoints
 from tests.training import tiny
@@ -147,3 +149,29 @@ def test_where_a_process_is_gone_nobody_waits_for_it(tmp_path, monkeypatch, proc
     monkeypatch.undo()
     close()
     assert bool(closed) == waits
+
+
+def bit_sum(array):
+    """The sum of the bits as one program over the whole array, for types of up to four bytes."""
+    unsigned = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[array.dtype.itemsize]
+    bits = array.astype(jnp.uint8) if array.dtype == jnp.bool_ else jax.lax.bitcast_convert_type(array, unsigned)
+    return int(bits.astype(jnp.uint32).sum(dtype=jnp.uint32))
+
+
+@pytest.mark.parametrize("spec", [(), ("data",), (None, "fsdp"), ("fsdp", "data")], ids=str)
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "bfloat16", "float16", "float32", "int32", "uint32"])
+def test_sums_of_bits_are_those_of_the_whole_array(dtype, spec):
+    """Replicas count once; the sums of 32-bit types wrap around."""
+    array = jnp.asarray(jax.random.normal(jax.random.key(0), (8, 12)) * 100, dtype)
+    placed = jax.device_put(array, NamedSharding(mesh_of(4, 2), PartitionSpec(*spec)))
+    leaves = {"array": placed, "scalar": jnp.asarray(3, dtype), "none": jnp.zeros((0, 2), dtype)}
+    assert checkpoints._bits(leaves) == {name: bit_sum(leaf) for name, leaf in leaves.items()}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64", "uint64"])
+def test_sums_of_bits_of_eight_bytes(dtype):
+    """The upper half of each entry is left out."""
+    with jax.enable_x64(True):
+        array = jnp.asarray(jax.random.normal(jax.random.key(0), (64,)) * 1e6, dtype)
+        low = jax.lax.bitcast_convert_type(array, jnp.uint64).astype(jnp.uint32)
+        assert checkpoints._bits({"array": array}) == {"array": int(low.sum(dtype=jnp.uint32))}

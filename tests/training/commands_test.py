@@ -10,6 +10,9 @@ import sys
 
 import chex
 import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from equivit.training import checkpoints
@@ -24,8 +27,7 @@ def start(workdir, *arguments, send=0, at=-1, mode="", environment=()):
     hashes = f"{workdir}.hashes{dict(environment).get('JAX_PROCESS_ID', '')}"
     command = [sys.executable, "-m", "tests.training.run_driver", hashes, str(int(send)), str(at)]
     command += [f"--config={CONFIG}{mode}", f"--workdir={workdir}", *arguments]
-    cache = {"JAX_COMPILATION_CACHE_DIR": str(pathlib.Path(workdir).with_name("compiled"))}  # runs compile once
-    variables = {**os.environ, **cache, "PYTHONPATH": str(ROOT), **dict(environment)}
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), **dict(environment)}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, env=variables, stdout=pipe, stderr=subprocess.STDOUT, text=True)
 
@@ -44,13 +46,24 @@ def final_state(workdir):
     return jax.device_get((jax.tree.leaves(model), jax.tree.leaves(averaged)))
 
 
+def saved_and_actual_bits(path):
+    """Of a checkpoint's arrays: the sums of bits that were saved with them, and those of what is read back here."""
+    with ocp.CheckpointManager(path.parent) as manager:
+        about = manager.restore(int(path.name), args=ocp.args.Composite(about=ocp.args.JsonRestore()))["about"]
+        like = {name: np.empty(shape, dtype) for name, (shape, dtype) in about["leaves"].items()}
+        parts = ({name: like[name] for name in like if name.startswith("optimizer.") == part} for part in (False, True))
+        args = dict(zip(("model", "optimizer"), map(ocp.args.StandardRestore, parts), strict=True))
+        arrays = manager.restore(int(path.name), args=ocp.args.Composite(**args))
+    return about["bits"], checkpoints._bits(jax.tree.map(jnp.asarray, arrays["model"] | arrays["optimizer"]))
+
+
 def hashes(workdir):
     return pathlib.Path(f"{workdir}.hashes").read_text().split()
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """Where all runs lie side by side, and what they compile."""
+    """Where all runs lie side by side."""
     return tmp_path_factory.mktemp("runs")
 
 
@@ -117,6 +130,8 @@ def test_two_processes_train_together_and_save_one_checkpoint(place):
     assert status == 0, output
     saved = sorted(path.name for path in (place / "two" / "checkpoints").iterdir())
     assert saved == ["3", "6"]
+    bits, actual = saved_and_actual_bits(place / "two" / "checkpoints" / "6")
+    assert bits == actual
     # The mean over the batch is summed in another order.
     chex.assert_trees_all_close(final_state(place / "two"), final_state(place / "one"), rtol=1e-4, atol=1e-5)
 

@@ -1,0 +1,60 @@
+"""The commands of `equivit` answer `--help` before anything large is imported, and runs import only what they use."""
+
+import ast
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from equivit import convert, evaluate, pretrained
+from equivit.evaluation import suite
+
+ROOT = pathlib.Path(__file__).parents[1]
+COMMANDS = sorted(path.stem for path in (ROOT / "equivit").glob("*.py") if '"__main__"' in path.read_text())
+LARGE = {"numpy", "jax", "flax", "optax", "orbax", "grain", "matplotlib", "rich", "PIL", "tensorboardX", "sklearn"}
+PRINT = "import sys; print([*sys.modules])"
+
+
+def imported(program: str) -> set[str]:
+    """The modules that there are after a program in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    run = subprocess.run(
+        [sys.executable, "-c", f"{program}\n{PRINT}"], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    return set(ast.literal_eval(run.stdout.splitlines()[-1]))
+
+
+def test_there_are_five_commands():
+    assert COMMANDS == ["convert", "evaluate", "summarize", "sweep", "train"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_imports_nothing_large(command):
+    """As `python -m equivit.<command> --help`, which the parser ends."""
+    program = (
+        f"import contextlib, equivit.{command} as command\n"
+        "with contextlib.suppress(SystemExit): command.main(['--help'])\n"
+    )
+    assert not imported(program) & LARGE
+
+
+def test_a_plain_run_imports_no_gpu_kernels_and_draws_at_its_end_alone():
+    """All that `equivit.train` imports before the pictures; octic models get the kernels when they are traced."""
+    modules = imported(
+        "from equivit.data import loader\n"
+        "from equivit.evaluation import suite, summary\n"
+        "from equivit.training import build, loop, sharding, start\n"
+        "from equivit import models\n"
+    )
+    assert "jax.experimental.pallas" in modules  # the names below are those of today
+    assert not modules & {"jax.experimental.mosaic.gpu", "jax.experimental.pallas.mosaic_gpu", "kernels.d8_gelu_gpu"}
+    assert not modules & {"matplotlib", "sklearn", "tensorflow", "tensorflow_datasets", "imagecorruptions"}
+
+
+def test_the_names_that_help_shows_are_those_there_are():
+    """They stand in the commands a second time, because the modules that define them are large."""
+    assert list(pretrained.FORMATS) == list(convert.FORMATS)
+    assert list(suite.PROTOCOLS) == evaluate.PROTOCOLS.split(",")
