@@ -26,9 +26,10 @@ from equivit import command, costs, logical
 from equivit.data import sources
 from equivit.data.pixels import normalize
 from equivit.models import zoo
-from equivit.training import build, optimizers, schedules, sharding, start
+from equivit.objectives.objective import Objective
+from equivit.objectives.registry import OBJECTIVES
 from equivit.training import config as configs
-from equivit.training.state import compile_program
+from equivit.training import program, sharding, start
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -92,24 +93,11 @@ def _placed(model, mesh):
 
 def _train_step(config, num_classes, mesh, batch):
     """The lowered training step of a config."""
-    if num_classes is None and config.objective.name != "mae":
-        raise ValueError(f"--memory: {config.model.name} has no head to train; give it one with num_classes.")
     config = config.copy_and_resolve_references().unlock()
     config.model.num_classes = num_classes
-    frozen = start.frozen_models(config)
-    objective = build.make_objective(config, **frozen)
-    # The length of the schedule is a constant inside the step: any that the warm-up fits into will do.
-    schedule = schedules.create(config.schedule, total_steps=10**9, steps_per_epoch=1)
-    program = compile_program(
-        objective,
-        lambda rngs: build.make_model(config, rngs),
-        lambda trainable: optimizers.create(config.optimizer, objective, trainable, schedule),
-        mesh,
-        seed=config.seed,
-        accumulation=config.optimizer.accumulation,
-        frozen=frozen,
-    )
-    return program.step.lower(program.abstract, batch, objective.static(0))
+    # The length of the run is a constant inside the step: any that the warm-up fits into will do.
+    run = program.of_config(config, mesh, total=10**9, per_epoch=1, given=start.given_models(config))
+    return run.lower(batch)
 
 
 def _batch(config, image_size, channels, mesh):
@@ -208,8 +196,10 @@ def _completed(config: ConfigDict) -> tuple[ConfigDict, list[str]]:
             notes.append(f"{data.source} is not here; left as the model has it: {', '.join(sorted(missing))}")
     config = config.copy_and_resolve_references().unlock()
     config.model = {**known, **config.model}
-    if config.objective.name == "mae":
-        notes.append("counts are of the encoder on all patches, without the decoder")
+    if OBJECTIVES[config.objective.name].module is not Objective.module:
+        notes.append(
+            f"counts are of the model on whole images, without what the {config.objective.name} objective adds"
+        )
     return config.lock(), notes
 
 

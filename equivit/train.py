@@ -15,14 +15,13 @@ import statistics
 import sys
 
 import jax
-from flax import nnx
 from ml_collections import ConfigDict
 
 from equivit import command
 from equivit.data import loader
 from equivit.evaluation import suite, summary
-from equivit.training import build, loop, sharding, start
 from equivit.training import config as configs
+from equivit.training import loop, sharding, start
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -68,8 +67,8 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
 
 
 def train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float] | None:
-    """One run with the supervised objective; returns its final figures, None if it was stopped by SIGTERM."""
-    suite.check(config.evaluation.suite, autoencoder=config.objective.name == "mae")
+    """One run; returns its final figures, or None if SIGTERM ended it."""
+    suite.check(config.evaluation.suite, autoencoder=config.model.get("num_classes", "not set") is None)
     processes = dict(process_index=jax.process_index(), process_count=jax.process_count())
     pipeline = loader.train(config.data, batch_size=config.batch_size, seed=config.seed, **processes)
     config = _completed(config, pipeline)
@@ -82,20 +81,18 @@ def train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float] | None:
     _say(
         f"A resumed run equals an uninterrupted one {'bit for bit' if exact else 'within rounding (--deterministic)'}."
     )
-    evaluation, frozen = _Evaluation(), start.frozen_models(config)
-    report = loop.train(
+    outcome = loop.train(
         config,
         workdir=workdir,
-        objective=build.make_objective(config, **frozen),
-        make_model=functools.partial(build.make_model, config),
         pipeline=pipeline,
-        evaluate=evaluation,
+        evaluate=lambda model, config: suite.evaluate(model, config, config.evaluation.suite),
         initial=functools.partial(start.initial_parameters, config),
-        frozen=frozen,
+        given=start.given_models(config),
     )
-    if report is not None:
-        _say(summary.conclude(workdir, evaluation.model, evaluation.results))
-    return report
+    if outcome is None:
+        return None
+    _say(summary.conclude(workdir, outcome.model, outcome.results))
+    return outcome.report
 
 
 def _completed(config, pipeline):
@@ -115,14 +112,6 @@ def aggregate(reports: dict[int, dict[str, float]]) -> dict:
         spread = statistics.stdev(values) if len(values) > 1 else None
         result[name] = {"mean": statistics.fmean(values), "spread": spread, "values": values}
     return result
-
-
-class _Evaluation:
-    """Runs the suite of the config, and keeps the last model and results for the end of the run."""
-
-    def __call__(self, model: nnx.Module, config: ConfigDict) -> dict[str, float]:
-        self.model, self.results = model, suite.evaluate(model, config, config.evaluation.suite)
-        return suite.scalars(self.results)
 
 
 def _seeds(text):

@@ -1,4 +1,4 @@
-"""What a run begins with: its first parameters, and models that it uses and does not train."""
+"""What a run begins with: its first parameters, and the models that it uses and does not train."""
 
 import pathlib
 
@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from equivit import logical, pretrained
 from equivit.models import saved, zoo
 from equivit.models.decoders import MaskedAutoencoder
-from equivit.training import build, checkpoints
+from equivit.training import checkpoints, program
 
 
 def load_model(place: str) -> nnx.Module:
@@ -35,8 +35,8 @@ def load_model(place: str) -> nnx.Module:
     )
 
 
-def frozen_models(config: ConfigDict) -> dict[str, nnx.Module]:
-    """The teacher of an objective that has one, by the name "teacher".
+def given_models(config: ConfigDict) -> dict[str, nnx.Module]:
+    """The models that an objective is given (`Step.given`): "teacher", where it has one.
 
     `objective.teacher` is a place (`load_model`), or "zoo:<name>", a model with random weights, to try a recipe out.
     """
@@ -55,14 +55,14 @@ def frozen_models(config: ConfigDict) -> dict[str, nnx.Module]:
 def initial_parameters(config: ConfigDict) -> dict[str, jax.Array]:
     """The parameters of the model at `config.init` (`load_model`), to begin with; empty if it is None.
 
-    A table of positions for another image size is resized, and a head for other classes left out, so that a new one is
-    drawn; of a masked autoencoder the encoder is taken.  All is said.  Raises ValueError naming the parameters that do
-    not fit the model of the config.
+    Resizes a table of positions for another image size, leaves out a head for other classes, so that a new one is
+    drawn, and takes the encoder of a masked autoencoder.  Prints what it did.  Raises ValueError naming the parameters
+    that do not fit the model of the config.
     """
     if config.init is None:
         return {}
     model = load_model(config.init)
-    like = jax.eval_shape(lambda: logical.take(build.make_model(config, nnx.Rngs(0))))
+    like = jax.eval_shape(lambda: logical.take(program.make_model(config, nnx.Rngs(0))))
     dropped = []
     if isinstance(model, MaskedAutoencoder):
         model, dropped = model.encoder, ["its decoder is left out"]
