@@ -11,6 +11,7 @@ import jax
 from flax import nnx
 from ml_collections import ConfigDict
 
+from equivit import logical, precision
 from equivit.logical import Arrays, Tensor
 from equivit.objectives.clock import Clock
 
@@ -117,8 +118,12 @@ class Objective:
         raise NotImplementedError(f"{type(self).__name__} has no loss.")
 
     def after_step(self, trainable: Arrays, extra: Extra, clock: Clock) -> Extra:
-        """`extra` after the parameters changed; `clock.step` counts the step just finished."""
+        """`extra` after the parameters changed; averages move here.  The clock is that of the loss."""
         return extra
+
+    def holding(self, module: nnx.Module, arrays: Arrays) -> nnx.Module:
+        """The module of a loss with other parameters, such as averages, at the precision of the run."""
+        return precision.cast(logical.put(module, arrays), self.config.get("precision", "float32"))
 
     def exported(self, module: nnx.Module, extra: Extra) -> nnx.Module:
         """The model that evaluation and other programs use."""

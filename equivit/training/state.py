@@ -105,7 +105,7 @@ def make_step(
         value, metrics, carried, gradients = _gradients(loss, state.trainable, carried, batch, loss_key, accumulation)
         updates, moments = optimizer.update(gradients, state.optimizer, state.trainable)
         trainable = optax.apply_updates(state.trainable, updates)
-        extra = objective.after_step(trainable, carried[0], clock._replace(step=state.step + 1))
+        extra = objective.after_step(trainable, carried[0], clock)
         norm = optax.tree.norm(gradients)
         good = state.good & jnp.isfinite(value) & jnp.isfinite(norm)
         after = State(state.step + 1, good, trainable, state.frozen, carried[1], extra, moments)
