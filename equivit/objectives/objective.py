@@ -122,7 +122,10 @@ class Objective:
         return extra
 
     def holding(self, module: nnx.Module, arrays: Arrays) -> nnx.Module:
-        """The module of a loss with other parameters, such as averages, at the precision of the run."""
+        """A copy of `module`, which may be abstract, with `arrays` in it, at the precision of the run.
+
+        A loss calls it for what it computes with other parameters than the trained ones, such as their averages.
+        """
         return precision.cast(logical.put(module, arrays), self.config.get("precision", "float32"))
 
     def exported(self, module: nnx.Module, extra: Extra) -> nnx.Module:

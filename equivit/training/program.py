@@ -116,7 +116,6 @@ def of_config(
         total=total,
         per_epoch=per_epoch,
         accumulation=config.optimizer.accumulation,
-        compute=config.get("precision", "float32"),
         given={name: logical.abstract(model) for name, model in given.items()},
     )
     compiled = jax.jit(

@@ -10,7 +10,7 @@ import optax
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from equivit import logical, precision
+from equivit import logical
 from equivit.logical import Arrays
 from equivit.objectives.clock import Clock
 from equivit.objectives.objective import Batch, Extra, Objective, Step
@@ -61,7 +61,6 @@ def make_step(
     total: int,
     per_epoch: int,
     accumulation: int = 1,
-    compute: str = "float32",
     given: Mapping[str, nnx.Module] = types.MappingProxyType({}),
 ) -> Callable[[State, dict[str, Arrays], Batch, Hashable], tuple[State, Metrics]]:
     """`step(state, arrays of the given models, batch, static) -> state, metrics`.
@@ -77,15 +76,11 @@ def make_step(
       seed: of everything that is random.
       total, per_epoch: steps of the run and of an epoch.
       accumulation: number of micro-batches.
-      compute: a precision of `precision.py`, for the module and the given models.
       given: models that are used and not trained.
 
     Raises:
       ValueError: when it is traced, if the loss leaves all running statistics of trained parts as they were.
     """
-
-    def whole(module, arrays):
-        return precision.cast(logical.put(module, arrays), compute)
 
     def step(state: State, arrays: dict[str, Arrays], batch: Batch, static: Hashable):
         prepare_key, loss_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), state.step))
@@ -94,8 +89,8 @@ def make_step(
 
         def loss(trainable, carried, batch, key):
             extra, statistics = carried
-            models = {name: whole(model, arrays[name]) for name, model in given.items()}
-            trained = whole(module, {**state.frozen, **statistics, **trainable})
+            models = {name: objective.holding(model, arrays[name]) for name, model in given.items()}
+            trained = objective.holding(module, {**state.frozen, **statistics, **trainable})
             before = logical.take(trained, nnx.BatchStat)
             value, metrics, after = objective.loss(trained, batch, Step(key, clock, static, extra, models))
             _check_statistics(objective, trained, before, trainable)
