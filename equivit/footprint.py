@@ -4,15 +4,14 @@ import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
 
-from equivit import costs, logical
+from equivit import costs, logical, precision
+from equivit.data import loader
 from equivit.data.pixels import normalize
 from equivit.models import zoo
-from equivit.training import build, optimizers, schedules, sharding, start
-from equivit.training.state import compile_program
+from equivit.training import program, sharding, start
 
 
 def counts(config: ConfigDict) -> dict:
@@ -23,7 +22,7 @@ def counts(config: ConfigDict) -> dict:
       "fvcore", "fvcore_unfused", "linear_and_norms" (`equivit/costs.py`), "notes".
     """
     model, image_size = abstract_model(config), tuple(config.data.image_size)
-    image = jax.ShapeDtypeStruct((1, *image_size, model.config.in_channels), jnp.float32)
+    image = jax.ShapeDtypeStruct((1, *image_size, model.config.input_shape[-1]), jnp.float32)
     counted = costs.count(_forward, model, image)
     return {
         "model": config.model.to_dict(),
@@ -47,15 +46,17 @@ def memory(config: ConfigDict) -> dict[str, dict[str, int]]:
     mesh = sharding.create_mesh(config.mesh)
     sharding.check_batch(config.batch_size, config.optimizer.accumulation, mesh)
     model = abstract_model(config)
-    channels, data = model.config.in_channels, config.data
-    batch, train_batch = (
-        _batch(config, size, channels, mesh) for size in (data.image_size, data.train_image_size or data.image_size)
-    )
-    forward = jax.jit(lambda m, images: _forward(m, normalize(images, config.data.mean, config.data.std)))
+    evaluated, trained = (_batch(config, model.config.input_shape[-1], mesh, training=t) for t in (False, True))
+
+    @jax.jit
+    def forward(model, images):
+        model = precision.cast(model, config.precision)
+        return _forward(model, normalize(images, config.data.mean, config.data.std))
+
     with jax.set_mesh(mesh):
         return {
-            "forward": _bytes(forward.lower(_placed(model, mesh), batch["image"]).compile()),
-            "train": _bytes(_train_step(config, model.config.num_classes, mesh, train_batch).compile()),
+            "forward": _bytes(forward.lower(_placed(model, mesh), evaluated["image"]).compile()),
+            "train": _bytes(_train_step(config, model.config.num_classes, mesh, trained).compile()),
         }
 
 
@@ -70,33 +71,18 @@ def _placed(model, mesh):
 
 def _train_step(config, num_classes, mesh, batch):
     """The lowered training step of a config."""
-    if num_classes is None and config.objective.name != "mae":
-        raise ValueError(f"--memory: {config.model.name} has no head to train; give it one with num_classes.")
     config = config.copy_and_resolve_references().unlock()
     config.model.num_classes = num_classes
-    frozen = start.frozen_models(config)
-    objective = build.make_objective(config, **frozen)
-    # The length of the schedule is a constant inside the step: any that the warm-up fits into will do.
-    schedule = schedules.create(config.schedule, total_steps=10**9, steps_per_epoch=1)
-    program = compile_program(
-        objective,
-        lambda rngs: build.make_model(config, rngs),
-        lambda trainable: optimizers.create(config.optimizer, objective, trainable, schedule),
-        mesh,
-        seed=config.seed,
-        accumulation=config.optimizer.accumulation,
-        frozen=frozen,
-    )
-    return program.step.lower(program.abstract, batch, objective.static(0))
+    # The length of the run is a constant inside the step: any that the warm-up fits into will do.
+    run = program.of_config(config, mesh, total=10**9, per_epoch=1, given=start.given_models(config))
+    return run.lower(batch)
 
 
-def _batch(config, image_size, channels, mesh):
-    sharded = jax.sharding.NamedSharding(mesh, sharding.BATCH)
-    shapes = {"image": ((*image_size, channels), np.uint8), "label": ((), np.int32)}
-    return {
-        name: jax.ShapeDtypeStruct((config.batch_size, *shape), dtype, sharding=sharded)
-        for name, (shape, dtype) in shapes.items()
-    }
+def _batch(config, channels, mesh, *, training):
+    """The abstract global batch."""
+    shapes = loader.shapes(config.data, config.batch_size, channels=channels, training=training)
+    where = jax.sharding.NamedSharding(mesh, sharding.BATCH)
+    return {name: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where) for name, a in shapes.items()}
 
 
 def _bytes(compiled) -> dict[str, int]:

@@ -109,13 +109,15 @@ def to_logical(module: nnx.Module, kind: Kind = nnx.Param) -> dict[str, jax.Arra
 
 
 def from_logical(module: nnx.Module, tensors: Mapping[str, jax.Array], kind: Kind = nnx.Param) -> nnx.Module:
-    """The inverse of `to_logical`; every logical tensor of `module` must be in `tensors`."""
-    arrays = {}
-    for leaf, table in names(module, kind).items():
-        slices = [tensors[str(name)] for name in table.reshape(-1)]
-        stack = np.stack if all(isinstance(part, np.ndarray) for part in slices) else jnp.stack  # one copy for files
-        arrays[leaf] = jnp.asarray(stack(slices).reshape(*table.shape, *slices[0].shape) if table.ndim else slices[0])
-    return put(module, arrays)
+    """The inverse of `to_logical`; KeyError if a logical tensor of `module` is not in `tensors`."""
+    return put(module, {leaf: _stacked(table, tensors) for leaf, table in names(module, kind).items()})
+
+
+def stacked(module: nnx.Module, tensors: Mapping[str, jax.Array], kind: Kind = nnx.Param) -> Arrays:
+    """The leaves of `module`, which may be abstract, all of whose logical tensors are in `tensors`."""
+    tables = names(module, kind)
+    whole = {leaf: table for leaf, table in tables.items() if all(str(name) in tensors for name in table.flat)}
+    return {leaf: _stacked(table, tensors) for leaf, table in whole.items()}
 
 
 def per_tensor(table: np.ndarray, leaf: jax.Array, rule: Callable[[Tensor], float]) -> np.ndarray:
@@ -130,6 +132,14 @@ def _variables(module):
 
 def _name(path) -> str:
     return ".".join(map(str, path))
+
+
+def _stacked(table: np.ndarray, tensors: Mapping[str, jax.Array]) -> jax.Array:
+    slices = [tensors[str(name)] for name in table.flat]
+    if not table.ndim:
+        return jnp.asarray(slices[0])
+    stack = np.stack if all(isinstance(part, np.ndarray) for part in slices) else jnp.stack  # one copy for files
+    return jnp.asarray(stack(slices).reshape(*table.shape, *slices[0].shape))
 
 
 class _Places:

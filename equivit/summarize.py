@@ -64,7 +64,7 @@ def _named(name: str, changes: list[str]) -> ConfigDict:
 
     config = configs.get_base()
     config.model = {"name": name, **{key: _value(text) for key, _, text in (c.partition("=") for c in changes)}}
-    config.data.image_size = footprint.abstract_model(config).config.image_size
+    config.data.image_size = footprint.abstract_model(config).config.input_shape[:-1]
     return config.lock()
 
 
@@ -78,6 +78,8 @@ def _value(text: str):
 def _completed(config: ConfigDict) -> tuple[ConfigDict, list[str]]:
     """The config with what the data decide about the model, as in training, and notes on what is not known."""
     from equivit.data import sources
+    from equivit.objectives.objective import Objective
+    from equivit.objectives.registry import OBJECTIVES
 
     data, notes, known = config.data, [], {"image_size": config.data.image_size}
     if data.channels is not None:
@@ -91,8 +93,10 @@ def _completed(config: ConfigDict) -> tuple[ConfigDict, list[str]]:
             notes.append(f"{data.source} is not here; left as the model has it: {', '.join(sorted(missing))}")
     config = config.copy_and_resolve_references().unlock()
     config.model = {**known, **config.model}
-    if config.objective.name == "mae":
-        notes.append("counts are of the encoder on all patches, without the decoder")
+    if OBJECTIVES[config.objective.name].module is not Objective.module:
+        notes.append(
+            f"counts are of the model on whole images, without what the {config.objective.name} objective adds"
+        )
     return config.lock(), notes
 
 

@@ -3,8 +3,8 @@
     python -m equivit.sweep --config=configs/timeseries.py --workdir=runs/timeseries \\
         --config.data.directory=/data/ucr --config.data.names=Crop,MelbournePedestrian --config.patches="(8,)"
 
-For every set, number of patches and model, a result goes into --workdir as soon as it is there; one that is there is
-not computed again, so that a sweep that was stopped goes on.  `experiments/jumbo_timeseries.py` makes the tables.
+The result of each set, number of patches and model is written to --workdir as soon as it is known.  Results that are
+there are not computed again, so a sweep that was stopped goes on.  `experiments/jumbo_timeseries.py` makes the tables.
 """
 
 import argparse
@@ -61,6 +61,7 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> list[dict]:
     Raises ValueError if a result in it is of another recipe.
     """
     from equivit.data import series
+    from equivit.training import files
 
     results = []
     for name in config.data.names:
@@ -78,7 +79,7 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> list[dict]:
                     seed=config.data.split_seed,
                 )
                 results.append(_one(config, data, model, patches))
-                _write(path, results[-1])
+                files.write_text(path, json.dumps(results[-1], indent=1) + "\n")
                 _say(results[-1])
     return results
 
@@ -99,7 +100,7 @@ def _one(config: ConfigDict, data: "SeriesData", name: str, patches: int) -> dic
     make, examples = model.build, len(data.train.labels)
     epochs, runs = sweep_config.epochs(config, data.name), sweep.grid(config.runs.lr, config.runs.dropout, config.seed)
     print(f"{data.name}: {name}, {patches} patches of {model.patch_length} steps, {epochs} epochs", flush=True)
-    program = sweep.Program(config, make, examples=examples, epochs=epochs)
+    program = sweep.Sweep(config, make, examples=examples, epochs=epochs)
     start = time.monotonic()
     state, figures = sweep.train(program, runs, data, epochs=epochs, seed=config.seed, report=_Progress(epochs))
     figures = jax.device_get(figures)
@@ -136,7 +137,7 @@ def _rows(config: ConfigDict, figures: "dict[str, sweep.Figures]", good: "np.nda
 
 
 class _Progress:
-    """Says now and then how far the runs are."""
+    """Prints progress at most once a minute."""
 
     def __init__(self, epochs: int, every: float = 60.0):
         self._epochs, self._every, self._last = epochs, every, time.monotonic()
@@ -159,13 +160,6 @@ def _stored(path: pathlib.Path, config: ConfigDict) -> dict:
             f"{recipe.get(key)!r}; give another --workdir."
         )
     return result
-
-
-def _write(path: pathlib.Path, result: dict) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text(json.dumps(result, indent=1) + "\n")
-    unfinished.replace(path)
 
 
 def _say(result):

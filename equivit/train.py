@@ -13,14 +13,10 @@ import os
 import pathlib
 import statistics
 import sys
-from typing import TYPE_CHECKING
 
 from ml_collections import ConfigDict
 
 from equivit import command
-
-if TYPE_CHECKING:
-    from flax import nnx
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -75,12 +71,12 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
 
 
 def train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float] | None:
-    """One run with the supervised objective; returns its final figures, None if it was stopped by SIGTERM."""
+    """One run; returns its final figures, or None if SIGTERM ended it."""
     import jax
 
     from equivit.data import loader
     from equivit.evaluation import suite, summary
-    from equivit.training import build, loop, start
+    from equivit.training import loop, program, start
 
     suite.check(config.evaluation.suite, config)
     processes = dict(process_index=jax.process_index(), process_count=jax.process_count())
@@ -95,22 +91,19 @@ def train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float] | None:
     _say(
         f"A resumed run equals an uninterrupted one {'bit for bit' if exact else 'within rounding (--deterministic)'}."
     )
-    evaluation, frozen = _Evaluation(), start.frozen_models(config)
-    objective = build.make_objective(config, **frozen)
-    suite.check(config.evaluation.suite, config, _exported(config, objective))
-    report = loop.train(
+    suite.check(config.evaluation.suite, config, program.exported_model(config))
+    outcome = loop.train(
         config,
         workdir=workdir,
-        objective=objective,
-        make_model=functools.partial(build.make_model, config),
         pipeline=pipeline,
-        evaluate=evaluation,
+        evaluate=lambda model, config: suite.evaluate(model, config, config.evaluation.suite),
         initial=functools.partial(start.initial_parameters, config),
-        frozen=frozen,
+        given=start.given_models(config),
     )
-    if report is not None:
-        _say(summary.conclude(workdir, evaluation.model, evaluation.results))
-    return report
+    if outcome is None:
+        return None
+    _say(summary.conclude(workdir, outcome.model, outcome.results))
+    return outcome.report
 
 
 def _completed(config, pipeline):
@@ -119,20 +112,6 @@ def _completed(config, pipeline):
     known = dict(image_size=config.data.image_size, num_classes=pipeline.num_classes, in_channels=pipeline.channels)
     config.model = {**known, **config.model}
     return config.lock()
-
-
-def _exported(config, objective):
-    """The model that the run will be evaluated as, with shapes in place of arrays."""
-    import jax
-    from flax import nnx
-
-    from equivit.training import build
-
-    def make():
-        model = build.make_model(config, nnx.Rngs(params=0))
-        return objective.exported(*objective.init(model, jax.random.key(0)))
-
-    return jax.eval_shape(make)
 
 
 def aggregate(reports: dict[int, dict[str, float]]) -> dict:
@@ -144,16 +123,6 @@ def aggregate(reports: dict[int, dict[str, float]]) -> dict:
         spread = statistics.stdev(values) if len(values) > 1 else None
         result[name] = {"mean": statistics.fmean(values), "spread": spread, "values": values}
     return result
-
-
-class _Evaluation:
-    """Runs the suite of the config, and keeps the last model and results for the end of the run."""
-
-    def __call__(self, model: "nnx.Module", config: ConfigDict) -> dict[str, float]:
-        from equivit.evaluation import suite
-
-        self.model, self.results = model, suite.evaluate(model, config, config.evaluation.suite)
-        return suite.scalars(self.results)
 
 
 def _seeds(text):

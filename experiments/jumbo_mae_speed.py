@@ -22,7 +22,7 @@ from equivit import costs
 from equivit.models import zoo
 from equivit.models.decoders import MaskedAutoencoderConfig
 from equivit.objectives.mae import Mae
-from equivit.training import build
+from equivit.training import program
 from experiments import benchmark, programs
 from experiments.benchmark import Budget, Claim
 
@@ -46,8 +46,8 @@ COLUMNS = dict(
 class EncodesAll(Mae):
     """The same loss on the same removed patches, but the encoder sees all of them."""
 
-    def prepare(self, batch, key):
-        batch = super().prepare(batch, key)
+    def prepare(self, module, batch, key):
+        batch = super().prepare(module, batch, key)
         return {**batch, "keep": jnp.broadcast_to(jnp.arange(batch["mask"].shape[-1]), batch["mask"].shape)}
 
 
@@ -77,8 +77,7 @@ def main(arguments=None) -> int:
 def measured(encoder: str, depth: int, options) -> dict:
     """Both steps in turn, and how the multiply-adds of their forward passes compare."""
     config = configuration(encoder, depth, options)
-    data = config.data
-    objectives = {"masked": None, "all": EncodesAll(config.objective, mean=data.mean, std=data.std)}
+    objectives = {"masked": None, "all": EncodesAll(config)}
     steps = {name: programs.training_step(config, objective) for name, objective in objectives.items()}
     calls = {name: program.start() for name, program in steps.items()}
     seconds = benchmark.medians(benchmark.interleaved(calls, warmup=options.warmup, runs=options.runs))
@@ -110,7 +109,7 @@ def configuration(encoder: str, depth: int, options):
 
 def forward_macs(config) -> tuple[list[int], tuple[int, int]]:
     """Multiply-adds of a forward pass of one image with kept and with all patches, and how many those are."""
-    encoder = jax.eval_shape(lambda: build.make_model(config, nnx.Rngs(0))).config
+    encoder = jax.eval_shape(lambda: program.make_model(config, nnx.Rngs(0))).config
     section = config.objective
     whole = MaskedAutoencoderConfig(encoder, section.decoder_width, section.decoder_depth, section.decoder_heads)
     model = jax.eval_shape(lambda: zoo.build(whole, nnx.Rngs(0)))

@@ -136,7 +136,7 @@ def measure(rows: dict, size: str, phase: str, options: argparse.Namespace, budg
             print(f"{name}, {family}: {reference / seconds:.2f} times plain", flush=True)
 
 
-def in_turn(plain_call, program: programs.Program, phase: str, options: argparse.Namespace) -> tuple[float, float]:
+def in_turn(plain_call, program: programs.Compiled, phase: str, options: argparse.Namespace) -> tuple[float, float]:
     """Median seconds of the plain model and of another, whose arrays live no longer than this."""
     runs = options.runs if phase == "forward" else options.train_runs
     calls = {"plain": plain_call, "other": program.start()}
@@ -149,7 +149,7 @@ def add(rows: dict, family: str, values: dict) -> None:
     rows[family] = {**values, **rows.get(family, {})}
 
 
-def plain_program(size, phase, options) -> tuple[programs.Program, str]:
+def plain_program(size, phase, options) -> tuple[programs.Compiled, str]:
     """The plain model's program, and what all models of this size do about activations: they are kept if they fit."""
     for remat in ("none", "full"):
         program = build(size, "plain", phase, remat, options)
@@ -158,7 +158,7 @@ def plain_program(size, phase, options) -> tuple[programs.Program, str]:
     return program, remat
 
 
-def build(size: str, family: str, phase: str, remat: str, options: argparse.Namespace) -> programs.Program:
+def build(size: str, family: str, phase: str, remat: str, options: argparse.Namespace) -> programs.Compiled:
     name, more = f"{FLAVOURS[family]}_{SIZES[size][1]}", TINY if options.quick else {}
     if phase == "forward":
         return programs.forward(name, batch=options.batch, precision=options.precision, family=family, **more)
@@ -172,7 +172,7 @@ def build(size: str, family: str, phase: str, remat: str, options: argparse.Name
     return programs.training_step(config)
 
 
-def figures(phase: str, plain: float, seconds: float, program: programs.Program, batch: int) -> dict:
+def figures(phase: str, plain: float, seconds: float, program: programs.Compiled, batch: int) -> dict:
     """Images per second, also over the plain model's, and MiB."""
     return {
         f"{phase}_throughput": batch / seconds,
@@ -187,7 +187,7 @@ def peer_is_here() -> bool:
     return installed and benchmark.on_gpu()
 
 
-def peer(size: str, options: argparse.Namespace) -> programs.Program:
+def peer(size: str, options: argparse.Namespace) -> programs.Compiled:
     """timm's DeiT III under `torch.compile`, compiled and warm."""
     import timm
     import torch
@@ -207,7 +207,7 @@ def peer(size: str, options: argparse.Namespace) -> programs.Program:
     torch.cuda.reset_peak_memory_stats()
     call()
     peak = torch.cuda.max_memory_allocated()
-    return programs.Program(lambda: call, benchmark.Memory(held=0, peak=peak))  # held outside of our allocator
+    return programs.Compiled(lambda: call, benchmark.Memory(held=0, peak=peak))  # held outside of our allocator
 
 
 def claims_of(size: str, rows: dict, *, judged: bool) -> list[Claim]:

@@ -22,7 +22,7 @@ PRECISIONS = {"mixed": "float32", "bfloat16": "bfloat16"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class Compiled:
     """A compiled function.
 
     Attributes:
@@ -34,7 +34,7 @@ class Program:
     memory: benchmark.Memory | None
 
 
-def forward(name: str, *, batch: int, precision: str, **options) -> Program:
+def forward(name: str, *, batch: int, precision: str, **options) -> Compiled:
     """Logits of a batch of images by a model of the zoo."""
     make = functools.partial(_stored, lambda: zoo.create(name, **{"dtype": COMPUTE, **options}), precision)
     size = zoo.configuration(name, **options).image_size
@@ -43,7 +43,7 @@ def forward(name: str, *, batch: int, precision: str, **options) -> Program:
     )
 
 
-def block(name: str, *, batch: int, precision: str, **options) -> Program:
+def block(name: str, *, batch: int, precision: str, **options) -> Compiled:
     """The first block of a model of the zoo, on as many tokens as the model has."""
     config = zoo.configuration(name, **options)
     make = functools.partial(_stored, lambda: zoo.create(name, **{**options, "depth": 1}).blocks[0], precision)
@@ -65,7 +65,7 @@ def _stored(make, precision):
     return jax.tree.map(lambda a: a.astype(PRECISIONS[precision]), make())
 
 
-def _compiled(apply, *makers) -> Program:
+def _compiled(apply, *makers) -> Compiled:
     """`apply` compiled for the values of `makers`.  They are passed as a flat list: a module is slow to flatten."""
 
     def make():
@@ -78,10 +78,10 @@ def _compiled(apply, *makers) -> Program:
         arguments = jax.block_until_ready(jax.jit(lambda: jax.tree.leaves(make()))())
         return lambda: compiled(arguments)
 
-    return Program(start, benchmark.memory(compiled))
+    return Compiled(start, benchmark.memory(compiled))
 
 
-def training_step(config, objective=None) -> Program:
+def training_step(config, objective=None) -> Compiled:
     """A training step of a config (`ml_collections.ConfigDict`): objective, gradient and optimizer, random images.
 
     `objective` is one to take in place of the config's.
@@ -93,12 +93,12 @@ def training_step(config, objective=None) -> Program:
         state, arrays = [init()], jax.tree.map(lambda a: _random(a.shape, a.dtype), batch)
 
         def call():
-            state[0], metrics = compiled(state[0], arrays)
+            state[0], metrics = compiled(state[0], {}, arrays)
             return metrics
 
         return call
 
-    return Program(start, benchmark.memory(compiled))
+    return Compiled(start, benchmark.memory(compiled))
 
 
 class Lowered(NamedTuple):
@@ -114,18 +114,10 @@ def lower_training_step(config, objective=None) -> Lowered:
 
     Raises ImportError without ml_collections, which forward passes do not need.
     """
-    from equivit.training import build, optimizers, schedules, sharding, state
+    from equivit.training import program, sharding
 
     mesh = jax.make_mesh((1, 1), ("data", "fsdp"), (jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:1])
-    objective = objective or build.make_objective(config)
-    schedule = schedules.create(config.schedule, total_steps=10**6, steps_per_epoch=10**3)
-    program = state.compile_program(
-        objective,
-        lambda rngs: build.make_model(config, rngs),
-        lambda trainable: optimizers.create(config.optimizer, objective, trainable, schedule),
-        mesh,
-        seed=config.seed,
-    )
+    run = program.of_config(config, mesh, total=10**6, per_epoch=10**3, objective=objective)
     where = jax.sharding.NamedSharding(mesh, sharding.BATCH)
     shapes = {"image": ((*config.data.image_size, 3), np.uint8), "label": ((), np.int32)}
     batch = {
@@ -133,8 +125,8 @@ def lower_training_step(config, objective=None) -> Lowered:
         for name, (shape, dtype) in shapes.items()
     }
     with jax.set_mesh(mesh):
-        step = program.step.lower(program.abstract, batch, objective.static(0))
-    return Lowered(step, batch, lambda: program.init({}))
+        step = run.lower(batch)
+    return Lowered(step, batch, lambda: run.init({}))
 
 
 def _random(shape, dtype):

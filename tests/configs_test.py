@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 from equivit.models import zoo
-from equivit.training import build, optimizers, schedules, sharding
 from equivit.training import config as configs
-from equivit.training.state import compile_program
+from equivit.training import program, sharding
 
 ROOT = pathlib.Path(__file__).parents[1] / "configs"
 # Millions of trained parameters: octic ViTs, Table 2, and facts of the recipes (I8 and D8 with the power spectrum).
@@ -50,27 +49,19 @@ def test_full_configuration(name, millions):
         config.model.update(num_classes=classes, in_channels=3)
         config.mesh.fsdp = 8
         config.batch_size = -(-config.batch_size // 8) * 8
-    frozen = {"teacher": zoo.abstract("vit_b16")} if "teacher" in config.objective else {}
-    objective, mesh = build.make_objective(config, **frozen), sharding.create_mesh(config.mesh)
-    schedule = schedules.create(config.schedule, total_steps=625 * 400, steps_per_epoch=625)
+    given = {"teacher": zoo.abstract("vit_b16")} if "teacher" in config.objective else {}
+    mesh = sharding.create_mesh(config.mesh)
     with jax.set_mesh(mesh):
-        program = compile_program(
-            objective,
-            lambda rngs: build.make_model(config, rngs),
-            lambda trainable: optimizers.create(config.optimizer, objective, trainable, schedule),
-            mesh,
-            seed=0,
-            frozen=frozen,
-        )
-        count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(program.abstract.trainable)) / 1e6
+        run = program.of_config(config, mesh, total=625 * 400, per_epoch=625, given=given)
+        count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(run.abstract.trainable)) / 1e6
         assert abs(count - millions) < 0.02, f"{count:.3f} M"
-        assert {leaf.dtype for leaf in jax.tree.leaves(program.abstract.trainable)} == {jnp.dtype("float32")}
+        assert {leaf.dtype for leaf in jax.tree.leaves(run.abstract.trainable)} == {jnp.dtype("float32")}
         size = config.data.train_image_size or config.data.image_size
         batch = {
             "image": jax.ShapeDtypeStruct((config.batch_size, *size, 3), jnp.uint8),
             "label": jax.ShapeDtypeStruct((config.batch_size,), jnp.int32),
         }
-        text = program.step.lower(program.abstract, batch, objective.static(0)).as_text()
+        text = run.lower(batch).as_text()
     assert "sharding" in text
 
 

@@ -1,6 +1,7 @@
 """A model under another configuration: the same logical tensors, and a report of what became of them."""
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 from flax import nnx
@@ -8,59 +9,66 @@ from flax import nnx
 from equivit import errors, logical
 from equivit.models.model import Config
 
-SHOWN = 4  # names in one note
+SHOWN = 4  # names in one part of a report
 
 
-def remade(model: nnx.Module, *, rngs: nnx.Rngs | None = None, **fields) -> tuple[nnx.Module, list[str]]:
-    """The model with some fields of its configuration replaced; see `fitted`.
+class Changes(NamedTuple):
+    """What became of the logical tensors of a model under another configuration, by name; all others were kept.
 
-    Raises:
-      ValueError: an unknown field, values that do not go together, or tensors of another shape.
+    Attributes:
+      resized: positions, to another grid.
+      drawn: what is new, or a head of another shape.
+      dropped: what there is no place for.
     """
-    known = [field.name for field in dataclasses.fields(model.config)]
-    for name in fields:
-        errors.one_of("remade: field", name, known)
-    return fitted(model, dataclasses.replace(model.config, **fields), rngs=rngs)
+
+    resized: tuple[str, ...]
+    drawn: tuple[str, ...]
+    dropped: tuple[str, ...]
+
+    def __str__(self) -> str:
+        parts = ((word, names) for word, names in zip(self._fields, self, strict=True) if names)
+        return "; ".join(f"{word}: {_some(names)}" for word, names in parts) or "all kept"
 
 
-def fitted(model: nnx.Module, config: Config, *, rngs: nnx.Rngs | None = None) -> tuple[nnx.Module, list[str]]:
-    """A model of `config` with the tensors of `model`, by their logical names.
+def remade(model: nnx.Module, *, rngs: nnx.Rngs | None = None, **fields) -> tuple[nnx.Module, Changes]:
+    """The model with some fields of its configuration replaced, and what became of its tensors.
 
-    Positions are resized to the grid of `config`.  A head of another shape is drawn anew, and so is what `model` does
-    not have; what `config` has no place for is dropped.
+        model, changes = remade(model, class_token=False, pool="mean", num_classes=10)
+
+    Positions are resized to the grid of the new image size.  A head of another shape is drawn, and so is what the model
+    does not have yet; what there is no place for is dropped.
 
     Args:
       rngs: draws what is new; seed 0 if None.
 
-    Returns:
-      The model, and a note on each kind of change: "drawn: head.weight, head.bias".  No notes: all was kept.
-
     Raises:
-      ValueError: tensors of the same name and another shape, such as those of another width.
+      ValueError: an unknown field, values that do not go together, or tensors of the same name and another shape, such
+        as those of another width.
     """
-    rngs = nnx.Rngs(params=0) if rngs is None else rngs
-    new = jax.eval_shape(lambda: config.build(nnx.Rngs(params=0)))
-    wanted = {name: t.shape for name, t in jax.eval_shape(lambda m: logical.to_logical(m, nnx.Variable), new).items()}
+    known = [field.name for field in dataclasses.fields(model.config)]
+    for name in fields:
+        errors.one_of("remade: field", name, known)
+    config = dataclasses.replace(model.config, **fields)
+    tensors, changes = fitted(model, config)
+    if changes.drawn:
+        tensors |= _drawn(config, nnx.Rngs(params=0) if rngs is None else rngs, changes.drawn)
+    return logical.from_logical(_abstract(config), tensors, nnx.Variable), changes
+
+
+def fitted(model: nnx.Module, config: Config) -> tuple[dict[str, jax.Array], Changes]:
+    """The logical tensors of `model` that a model of `config` can take, and what became of all; see `remade`."""
+    new = _abstract(config)
+    tables = logical.tensors(new, nnx.Variable).values()
+    wanted = {tensor.name: tensor.shape for table in tables for tensor in table.flat}
     tensors = logical.to_logical(model, nnx.Variable)
     resized = _resized(model, new)
-    tensors |= {name: tensor for name, tensor in resized.items() if tensor.shape == wanted.get(name)}
-    found = {name for name, tensor in tensors.items() if tensor.shape == wanted.get(name)}
-    drawn = {name for name in wanted if name not in tensors or (_of_head(name) and name not in found)}
-    if wrong := sorted(wanted.keys() - found - drawn):
+    tensors |= resized
+    drawn = {n for n in wanted if n not in tensors or (n.startswith("head.") and tensors[n].shape != wanted[n])}
+    if wrong := sorted(n for n in wanted.keys() - drawn if tensors[n].shape != wanted[n]):
         lines = [f"{name} is {list(tensors[name].shape)} and should be {list(wanted[name])}" for name in wrong]
-        raise ValueError(f"{len(wrong)} tensors do not fit the configuration: {_some(lines)}.")
-    fresh = _drawn(config, rngs, drawn) if drawn else {}
-    kept = {name: tensors[name] for name in found - drawn}
-    notes = [
-        *([f"resized: {_some(sorted(resized))}"] if resized else []),
-        *([f"drawn: {_some(sorted(drawn))}"] if drawn else []),
-        *([f"dropped: {_some(dropped)}"] if (dropped := sorted(tensors.keys() - wanted.keys())) else []),
-    ]
-    return logical.from_logical(new, kept | fresh, nnx.Variable), notes
-
-
-def _of_head(name: str) -> bool:
-    return name.startswith("head.")
+        raise ValueError(f"{len(wrong)} parameters do not fit: {_some(lines, '; ')}.")
+    changes = Changes(*map(_sorted, (resized, drawn, tensors.keys() - wanted.keys())))
+    return {name: tensors[name] for name in wanted.keys() - drawn}, changes
 
 
 def _resized(model, new) -> dict[str, jax.Array]:
@@ -69,13 +77,13 @@ def _resized(model, new) -> dict[str, jax.Array]:
     result = {}
     for path, module in nnx.iter_modules(model):
         if path in theirs and module.grid != theirs[path].grid:
-            table = logical.put(module, module.tables(theirs[path].grid))
+            position = logical.put(module, module.tables(theirs[path].grid))
             prefix = ".".join(map(str, path))
-            result |= {f"{prefix}.{name}": tensor for name, tensor in logical.to_logical(table).items()}
+            result |= {f"{prefix}.{name}": tensor for name, tensor in logical.to_logical(position).items()}
     return result
 
 
-def _drawn(config, rngs, names) -> dict[str, jax.Array]:
+def _drawn(config: Config, rngs: nnx.Rngs, names: tuple[str, ...]) -> dict[str, jax.Array]:
     """New tensors; under jit, so that the rest of the model is never drawn."""
 
     @jax.jit
@@ -86,5 +94,13 @@ def _drawn(config, rngs, names) -> dict[str, jax.Array]:
     return draw(rngs.params())
 
 
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+def _abstract(config: Config) -> nnx.Module:
+    return jax.eval_shape(lambda: config.build(nnx.Rngs(params=0)))
+
+
+def _sorted(names) -> tuple[str, ...]:
+    return tuple(sorted(names))
+
+
+def _some(names, comma: str = ", ") -> str:
+    return comma.join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

@@ -1,1 +1,1 @@
-"""What is minimised: one objective per file, all with the interface of objective.py."""
+"""What is minimised: one objective per file, all subclasses of `objective.Objective`."""

@@ -3,15 +3,13 @@
 Source: Beyer et al. 2022 (arXiv 2106.05237); Jumbo (arXiv 2502.15021), Section 4.1.
 """
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
-from equivit import errors, logical
-from equivit.objectives.objective import Batch
+from equivit import errors
+from equivit.objectives.objective import Batch, Step
 from equivit.objectives.supervised import Supervised
 
 
@@ -20,14 +18,7 @@ class Distillation(Supervised):
 
     Both see the same crop and the same mix.  Images are loaded (`data.train_image_size`) and mixed at the teacher's
     size; the model's are then shrunk to `data.image_size` by the antialiased bicubic filter with which images are
-    resized for evaluation.  The teacher's parameters lie in `extra["frozen"]["teacher"]`.
-
-    Args:
-      objective, mean, std, num_classes, image_size: as in `Supervised`; `image_size` is the model's.
-      teacher: the teacher, which may be abstract; without one there is no `loss`.
-
-    Raises:
-      ValueError: the teacher tells another number of classes apart.
+    resized for evaluation.  The run is given the teacher as "teacher".
     """
 
     DEFAULTS = dict(
@@ -36,21 +27,6 @@ class Distillation(Supervised):
         teacher_mean=None,  # pixel statistics that it was trained with; None: those of data
         teacher_std=None,
     )
-
-    @classmethod
-    def create(cls, config: ConfigDict, teacher: nnx.Module | None = None) -> "Distillation":
-        """The objective of a config; the teacher computes in the type that the model does."""
-        data, model = config.data, config.model
-        if teacher is not None:
-            teacher = _in_type(teacher, model.get("dtype"))
-        return cls(
-            config.objective,
-            mean=data.mean,
-            std=data.std,
-            num_classes=model.num_classes,
-            image_size=tuple(data.image_size),
-            teacher=teacher,
-        )
 
     @staticmethod
     def check(config: ConfigDict) -> None:
@@ -72,41 +48,28 @@ class Distillation(Supervised):
                 f"the model's, data.image_size={data.image_size}."
             )
 
-    def __init__(self, *arguments, teacher: nnx.Module | None = None, **options):
-        super().__init__(*arguments, **options)
-        self._teacher = None if teacher is None else logical.abstract(teacher)
-        classes = getattr(getattr(teacher, "config", None), "num_classes", self._num_classes)
-        if classes != self._num_classes:
-            raise ValueError(
-                f"distillation: the teacher {self._options.teacher} tells {classes} classes apart and the model "
-                f"{self._num_classes}; give a teacher of the same classes."
-            )
-
-    def prepare(self, batch: Batch, key: jax.Array) -> Batch:
+    def prepare(self, module: nnx.Module, batch: Batch, key: jax.Array) -> Batch:
         """The batch, mixed at the teacher's size; "image" is the model's copy and "teacher_image" the teacher's."""
-        batch = super().prepare(batch, key)
-        section, images = self._options, batch["image"]
-        teacher_mean, teacher_std = section.teacher_mean or self._mean, section.teacher_std or self._std
+        batch = super().prepare(module, batch, key)
+        options, data, images = self.options, self.config.data, batch["image"]
+        teacher_mean, teacher_std = options.teacher_mean or data.mean, options.teacher_std or data.std
         # The weights of a mix add up to 1, so it does not matter whether images are mixed or normalised first.
-        scale = jnp.asarray(self._std) / jnp.asarray(teacher_std)
-        shift = (jnp.asarray(self._mean) - jnp.asarray(teacher_mean)) / jnp.asarray(teacher_std)
-        return {**batch, "image": shrink(images, self._image_size), "teacher_image": images * scale + shift}
+        scale = jnp.asarray(data.std) / jnp.asarray(teacher_std)
+        shift = (jnp.asarray(data.mean) - jnp.asarray(teacher_mean)) / jnp.asarray(teacher_std)
+        return {**batch, "image": shrink(images, tuple(data.image_size)), "teacher_image": images * scale + shift}
 
-    def _compare(self, logits, batch, extra):
-        if self._teacher is None:
-            raise ValueError("distillation: the objective was made without a teacher.")
-        teacher = logical.put(self._teacher, extra["frozen"]["teacher"])
-        target = jax.lax.stop_gradient(teacher(batch["teacher_image"])).astype(jnp.float32)
+    def compare(self, logits: jax.Array, batch: Batch, step: Step) -> jax.Array:
+        """The divergence of logits [B, classes] from the teacher's.
+
+        Raises ValueError if the teacher has another number of classes.
+        """
+        target = jax.lax.stop_gradient(step.given["teacher"](batch["teacher_image"])).astype(jnp.float32)
+        if target.shape != logits.shape:
+            raise ValueError(
+                f"config.objective.teacher={self.options.teacher}: the teacher has {target.shape[-1]} classes, the "
+                f"model {logits.shape[-1]}; give a teacher of the same classes."
+            )
         return divergence(logits, target)
-
-
-def _in_type(model, dtype):
-    """A model that computes in `dtype`, where it is one that has a choice."""
-    if not hasattr(getattr(model, "config", None), "dtype"):
-        return model
-    model = jax.tree.map(lambda a: a, model)  # a copy
-    model.config = dataclasses.replace(model.config, dtype=dtype)
-    return model
 
 
 def divergence(logits: jax.Array, teacher_logits: jax.Array) -> jax.Array:

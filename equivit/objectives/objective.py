@@ -1,21 +1,21 @@
-"""The interface between an objective and the training loop.
+"""What every objective is made of: the module it trains, its loss, and defaults for everything else.
 
-The loop knows nothing of models: it holds `trainable` (a flat dict of arrays that is optimised), `extra` (everything
-else that lives from step to step: EMA weights, running statistics, teachers) and calls the functions below.
+The training loop builds the module, differentiates the loss, keeps running statistics and moves the parameters
+(`training/state.py`); an objective says what is trained and what is minimised.
 """
 
-from collections.abc import Callable, Hashable
-from typing import Any, ClassVar, NamedTuple, Protocol
+from collections.abc import Hashable
+from typing import Any, ClassVar, NamedTuple
 
 import jax
-import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
 
-from equivit.logical import Tensor
+from equivit import logical, precision
+from equivit.logical import Arrays, Tensor
+from equivit.objectives.clock import Clock
 
-Trainable = dict[str, jax.Array]
-Extra = dict[str, Any]  # what the loop puts under "frozen", a teacher, is neither optimised nor checkpointed
+Extra = dict[str, Any]  # arrays in nested dicts
 Batch = dict[str, jax.Array]  # every leaf has the example axis first
 
 
@@ -26,6 +26,7 @@ class Rule(NamedTuple):
     decay: bool = True  # weight decay, and with LAMB the trust ratio
     clip: str = "all"  # gradients of one clip group share one global norm
     frozen: bool = False
+    starts: int = 0  # the first step that moves it; moments are gathered from step 0
 
 
 def usual_rule(tensor: Tensor) -> Rule:
@@ -33,51 +34,109 @@ def usual_rule(tensor: Tensor) -> Rule:
     return Rule(decay=tensor.decay and len(tensor.shape) > 1)
 
 
-class Objective(Protocol):
-    """What is minimised.  All functions but `init` are pure and run under `jax.jit`, except `static` and `rules`.
+class Step(NamedTuple):
+    """What a loss may depend on beside the module and the batch.
+
+    Attributes:
+      key: drives what is random.
+      clock: where the run stands.
+      static: what `Objective.static` returned.
+      extra: the arrays of `Objective.extra` as they are now.
+      given: models that the run uses and does not train, by name, such as a teacher.
+    """
+
+    key: jax.Array
+    clock: Clock
+    static: Hashable
+    extra: Extra
+    given: dict[str, nnx.Module]
+
+
+class Loss(NamedTuple):
+    """What a loss returns: a scalar, scalar metrics to log, and `extra` where it changed (None: it did not)."""
+
+    value: jax.Array
+    metrics: dict[str, jax.Array]
+    extra: Extra | None = None
+
+
+class Objective:
+    """What is minimised.  A subclass has a `loss` and overrides the defaults that do not fit.
+
+    All methods are pure: nothing is stored on the objective after it is made.  `loss` and `after_step` are traced.
+
+    Args:
+      config: a checked config; `config.model.num_classes` is known where the data have classes.
 
     Attributes:
       DEFAULTS: the keys that the `objective` section of a config has beside `name`, with their defaults.
+      options: the `objective` section.
     """
 
-    DEFAULTS: ClassVar[dict[str, Any]]
+    DEFAULTS: ClassVar[dict[str, Any]] = {}
 
-    @classmethod
-    def create(cls, config: ConfigDict) -> "Objective":
-        """The objective of a checked config; `model.num_classes` is known where the data have classes.
-
-        An objective with a teacher takes it as `teacher=`, and can do all but `prepare` and `loss` without one.
-        """
+    def __init__(self, config: ConfigDict):
+        self.config, self.options = config, config.get("objective")
 
     @staticmethod
     def check(config: ConfigDict) -> None:
         """ValueError for a value of the `objective` section that is impossible, or does not go with the others."""
 
-    def init(self, model: nnx.Module, key: jax.Array) -> tuple[Trainable, Extra]:
-        """The arrays to train and the arrays that go along; may run under `jax.eval_shape`."""
+    def module(self, model: nnx.Module, key: jax.Array) -> nnx.Module:
+        """What is trained: the model, and what this objective adds to it, drawn with `key`."""
+        return model
 
-    def names(self) -> dict[str, np.ndarray]:
-        """The logical tensors of each trainable leaf (`logical.py`); known after `init`."""
+    def rule(self, tensor: Tensor) -> Rule:
+        """How a logical tensor of the module is optimised."""
+        return usual_rule(tensor)
 
-    def rules(self) -> Callable[[Tensor], Rule]:
-        """The rule for each logical tensor, from what is known of it."""
+    def extra(self, trainable: Arrays) -> Extra:
+        """Arrays that live from step to step beside the module, such as averages, as they are before the first step."""
+        return {}
 
-    def static(self, progress: float) -> Hashable:
-        """What the compiled step depends on, such as a token-drop phase; a new value compiles a new step.
+    def static(self, module: nnx.Module, progress: float) -> Hashable:
+        """What the compiled step depends on, such as a number of tokens; a new value compiles a new step.
 
-        `progress` in [0, 1) is the share of all steps that is done.  A value that is not None is logged when it is new.
+        Args:
+          module: with shapes in place of arrays.
+          progress: the share of all steps that is done, in [0, 1).
+
+        Returns:
+          The value, logged when it is new; None: one compiled step serves the whole run.
         """
+        return None
 
-    def prepare(self, batch: Batch, key: jax.Array) -> Batch:
-        """The whole global batch, normalised and mixed or masked, before it is cut into micro-batches."""
+    def prepare(self, module: nnx.Module, batch: Batch, key: jax.Array) -> Batch:
+        """The whole global batch, normalised and mixed or masked, before it is cut into micro-batches.
 
-    def loss(
-        self, trainable: Trainable, extra: Extra, batch: Batch, key: jax.Array, step: jax.Array, static: Hashable
-    ) -> tuple[jax.Array, tuple[dict[str, jax.Array], Extra]]:
-        """The scalar loss over a prepared batch, scalar metrics, and `extra` after the forward pass."""
+        `module` has shapes in place of arrays.
+        """
+        return batch
 
-    def after_step(self, trainable: Trainable, extra: Extra, step: jax.Array) -> Extra:
-        """`extra` after the parameters changed; EMA weights are updated here.  `step` counts finished steps."""
+    def loss(self, module: nnx.Module, batch: Batch, step: Step) -> Loss:
+        """The loss over a prepared batch.  Running statistics are those that `module` has afterwards."""
+        raise NotImplementedError(f"{type(self).__name__} has no loss.")
 
-    def exported(self, trainable: Trainable, extra: Extra) -> nnx.Module:
+    def after_step(self, trainable: Arrays, extra: Extra, clock: Clock) -> Extra:
+        """`extra` after the parameters changed; averages move here.  The clock is that of the loss."""
+        return extra
+
+    def holding(self, module: nnx.Module, arrays: Arrays) -> nnx.Module:
+        """A copy of `module`, which may be abstract, with `arrays` in it, at the precision of the run.
+
+        A loss calls it for what it computes with other parameters than the trained ones, such as their averages.
+        """
+        return precision.cast(logical.put(module, arrays), self.config.get("precision", "float32"))
+
+    def exported(self, module: nnx.Module, extra: Extra) -> nnx.Module:
         """The model that evaluation and other programs use."""
+        return module
+
+
+def check_head(config: ConfigDict) -> None:
+    """ValueError unless the model of the config has a head."""
+    if config.model.num_classes is None:
+        raise ValueError(
+            f"config.model.num_classes=None: {config.model.name} has no head, which "
+            f"objective.name={config.objective.name!r} trains; set num_classes."
+        )

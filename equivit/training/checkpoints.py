@@ -1,7 +1,7 @@
 """Checkpoints of a run (Orbax), and the models in them.
 
 A checkpoint holds the train state and the number of the next batch, which is the data position.  With each array goes
-the sum of its bits, so that damage is noticed whatever was damaged.
+the sum of its bits, so that any damage is noticed.
 """
 
 import functools
@@ -18,9 +18,10 @@ from flax import nnx
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
-from equivit.training import build
+from equivit import logical
 from equivit.training import config as configs
-from equivit.training.state import State
+from equivit.training import program
+from equivit.training.state import State, begin
 
 
 class OtherModelError(ValueError):
@@ -83,8 +84,8 @@ class Checkpoints:
     def restore(self, like: State) -> State | None:
         """The newest whole checkpoint as a state with the shapes and shardings of `like`; None where there is none.
 
-        What lies under "frozen" is not saved and comes back as it is in `like`.  A damaged checkpoint is set aside with
-        a warning, and the one before is taken.  Raises ValueError for a checkpoint of another model or optimiser.
+        A damaged checkpoint is set aside with a warning, and the one before is taken.  Raises ValueError for a
+        checkpoint of another model or optimiser.
         """
         for step in sorted(self._manager.all_steps(), reverse=True):
             try:
@@ -141,18 +142,15 @@ def load_run(workdir: pathlib.Path, *, averaged: bool = False) -> tuple[ConfigDi
     config = configs.from_json(workdir / "config.json")
     if averaged and config.objective.get("ema") is None:
         raise ValueError(f"{workdir} keeps no averaged weights: its config.objective.ema is None.")
-    objective = build.make_objective(config)
-
-    def begin():
-        trainable, extra = objective.init(build.make_model(config, nnx.Rngs(0)), jax.random.key(0))
-        return State(jnp.int32(0), jnp.bool_(True), trainable, extra, optimizer=())
-
-    like = jax.eval_shape(begin)
+    objective = program.make_objective(config)
+    module = jax.eval_shape(lambda: objective.module(program.make_model(config, nnx.Rngs(0)), jax.random.key(0)))
+    like = jax.eval_shape(lambda module: begin(objective, module), module)
     with Checkpoints(workdir, config.checkpoint) as checkpoints:
         if checkpoints.latest is None:
             raise FileNotFoundError(f"{workdir} has no checkpoint yet; train on with the same --workdir.")
-        state = jax.tree.map(jnp.asarray, checkpoints.restore_model(like))
-    return config, objective.exported(state.extra["ema"] if averaged else state.trainable, state.extra)
+        stored = jax.tree.map(jnp.asarray, checkpoints.restore_model(like))
+    arrays = {**stored.arrays, **(stored.extra["ema"] if averaged else {})}
+    return config, objective.exported(logical.put(module, arrays), stored.extra)
 
 
 def _items(state):
@@ -163,8 +161,8 @@ def _items(state):
 
 
 def _leaves(tree):
-    named = ((jax.tree_util.keystr(p, simple=True, separator="."), leaf) for p, leaf in jax.tree.leaves_with_path(tree))
-    return {name: leaf for name, leaf in named if not name.startswith("extra.frozen.")}
+    name = functools.partial(jax.tree_util.keystr, simple=True, separator=".")
+    return {name(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
 def _fill(tree, leaves):

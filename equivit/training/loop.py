@@ -6,7 +6,7 @@ import pathlib
 import signal
 import types
 from collections.abc import Callable, Generator, Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -14,14 +14,28 @@ from flax import nnx
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
-from equivit.objectives.objective import Objective
+from equivit.evaluation import suite
 from equivit.training import config as configs
-from equivit.training import optimizers, schedules, sharding
+from equivit.training import files, program, sharding
 from equivit.training.checkpoints import Checkpoints
 from equivit.training.logging import Log, Meter
-from equivit.training.state import compile_program
+from equivit.training.program import Program
 
-Evaluate = Callable[[nnx.Module, ConfigDict], dict[str, float]]
+Evaluate = Callable[[nnx.Module, ConfigDict], dict[str, dict]]
+
+
+class Outcome(NamedTuple):
+    """What a finished run leaves.
+
+    Attributes:
+      report: the final figures, as in report.json.
+      model: the trained model.
+      results: what `evaluate` returned for it.
+    """
+
+    report: dict[str, float]
+    model: nnx.Module
+    results: dict[str, dict]
 
 
 class Pipeline(Protocol):
@@ -46,42 +60,40 @@ def train(
     config: ConfigDict,
     *,
     workdir: pathlib.Path,
-    objective: Objective,
-    make_model: Callable[[nnx.Rngs], nnx.Module],
     pipeline: Pipeline,
     evaluate: Evaluate,
     initial: Callable[[], dict[str, jax.Array]] = dict,
-    frozen: Mapping[str, nnx.Module] = types.MappingProxyType({}),
-) -> dict[str, float] | None:
-    """Train, or go on with training, in `workdir`; returns the final figures, or None if SIGTERM ended the run early.
+    given: Mapping[str, nnx.Module] = types.MappingProxyType({}),
+    make_program: Callable[..., Program] = program.of_config,
+) -> Outcome | None:
+    """Train, or go on with training, in `workdir`; returns None if SIGTERM ended the run early.
 
-    A fresh run begins with the parameters that `initial` returns, and draws those it does not name.  The arrays of the
-    `frozen` models lie in `extra["frozen"]`.
+    Args:
+      config: a checked config; what the data decide about the model is known.
+      workdir: the run directory.
+      pipeline: the training data.
+      evaluate: the results of a model by protocol (`suite.evaluate`).
+      initial: the parameters that a fresh run begins with; those that it does not name are drawn.
+      given: models that the run uses and does not train, by name.
+      make_program: in place of `program.of_config`.
 
-    Raises NotFiniteError, with the state of the last good step saved, when the loss or a gradient is not finite.
+    Raises:
+      NotFiniteError: the loss or a gradient is not finite; the state of the last good step is saved.
     """
     mesh = sharding.create_mesh(config.mesh)
     sharding.check_batch(config.batch_size, config.optimizer.accumulation, mesh)
-    total = total_steps(config, pipeline.steps_per_epoch)
-    schedule = schedules.create(config.schedule, total_steps=total, steps_per_epoch=pipeline.steps_per_epoch)
+    total, per_epoch = total_steps(config, pipeline.steps_per_epoch), pipeline.steps_per_epoch
     epochs = config.evaluation.every_epochs
-    evaluate_every = epochs and max(1, round(epochs * pipeline.steps_per_epoch))
+    evaluate_every = epochs and max(1, round(epochs * per_epoch))
 
-    with jax.set_mesh(mesh), Checkpoints(workdir, config.checkpoint) as checkpoints, _Sigterm() as sigterm:
+    with jax.set_mesh(mesh), contextlib.ExitStack() as stack:
         # ---- State: the newest whole checkpoint, or a fresh one.
-        program = compile_program(
-            objective,
-            make_model,
-            lambda trainable: optimizers.create(config.optimizer, objective, trainable, schedule),
-            mesh,
-            seed=config.seed,
-            accumulation=config.optimizer.accumulation,
-            frozen=frozen,
-        )
-        like = program.init({}) if "frozen" in program.abstract.extra else program.abstract
-        state = checkpoints.restore(like)
+        run = make_program(config, mesh, total=total, per_epoch=per_epoch, given=given)
+        checkpoints = stack.enter_context(Checkpoints(workdir, config.checkpoint))
+        sigterm = stack.enter_context(_Sigterm())
+        state = checkpoints.restore(run.abstract)
         if state is None:
-            state = program.init(initial())
+            state = run.init(initial())
         start = int(state.step)
         changed = _write_config(workdir, config)  # now that the checkpoint is known to be of this model
 
@@ -93,12 +105,12 @@ def train(
             meter, static = Meter(config.batch_size), None
             for step in range(start, total):
                 # ---- One step.
-                before, static = static, objective.static(step / total)
+                before, static = static, run.static(step / total)
                 if static not in (None, before):
                     log.say(f"{static} from step {step}.")
                 with meter.waiting():
                     batch = sharding.to_global(mesh, next(batches))
-                state, metrics = program.step(state, batch, static)
+                state, metrics = run.step(state, batch, static)
                 good, done = meter.add(metrics), step + 1
                 log.advance(done)
 
@@ -109,12 +121,12 @@ def train(
                 if logs or evaluates or saves:
                     good &= meter.flush()
                 if not good:
-                    raise _not_finite(state, schedule, checkpoints)
+                    raise _not_finite(state, run, checkpoints)
                 if logs or done == total:
-                    log.write(done, {"lr": float(schedule(step)), **meter.summary()})
+                    log.write(done, {"lr": float(run.lr(step)), **meter.summary()})
                 if evaluates and done < total:
                     with meter.paused():
-                        log.write(done, _evaluated(evaluate, objective, state, config))
+                        log.write(done, _figures(evaluate(run.exported(state), config)))
                 if saves:
                     checkpoints.save(state)
                 if stops and done < total:
@@ -124,10 +136,13 @@ def train(
 
             # ---- The final figures.
             checkpoints.wait()
-            report = {"step": total, **_evaluated(evaluate, objective, state, config)}
-            log.write(total, {name: value for name, value in report.items() if name != "step"})
+            model = run.exported(state)
+            results = evaluate(model, config)
+            figures = _figures(results)
+            log.write(total, figures)
+    report = {"step": total, **figures}
     write_report(workdir, report)
-    return report
+    return Outcome(report, model, results)
 
 
 def write_report(workdir: pathlib.Path, report: dict) -> None:
@@ -144,26 +159,22 @@ def _write_config(workdir, config):
 
 
 def _write(path, text):
-    """Write a whole file or none, by the first process."""
     if jax.process_index() == 0:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.with_suffix(".part").write_text(text)
-        path.with_suffix(".part").replace(path)
+        files.write_text(path, text)
 
 
-def _evaluated(evaluate, objective, state, config):
-    figures = evaluate(objective.exported(state.trainable, state.extra), config)
-    return {f"eval/{name}": value for name, value in figures.items()}
+def _figures(results):
+    return {f"eval/{name}": value for name, value in suite.scalars(results).items()}
 
 
-def _not_finite(state, schedule, checkpoints):
+def _not_finite(state, run, checkpoints):
     """Save the state before the bad step, which the step left untouched, and say what happened."""
     step = int(state.step)
     if step:
         checkpoints.save(state._replace(good=state.good | True))
         checkpoints.wait()
     return NotFiniteError(
-        f"the loss or a gradient was not finite at step {step} (learning rate {float(schedule(step)):.3g}); last good "
+        f"the loss or a gradient was not finite at step {step} (learning rate {float(run.lr(step)):.3g}); last good "
         f"checkpoint: {checkpoints.latest}.  Lower schedule.lr, or clip gradients with optimizer.clip."
     )
 

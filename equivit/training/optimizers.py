@@ -6,7 +6,7 @@ multipliers are computed for each slice, so that a stacked model is optimised ex
 
 import fnmatch
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from equivit import errors, logical
 from equivit.logical import Tensor
-from equivit.objectives.objective import Objective
+from equivit.objectives.objective import Rule
 from equivit.training.schedules import Schedule
 
 Arrays = Mapping[str, jax.Array]
@@ -27,9 +27,10 @@ class Rules:
     """The rules of each leaf as arrays that broadcast against it.
 
     Args:
-      objective: gives names and rules of the logical tensors.
-      trainable: the leaves, which may be abstract.
-      no_decay: shell patterns of logical names that get no decay, whatever the objective says.
+      rule: of a logical tensor (`Objective.rule`).
+      tables: the logical tensors of each leaf of the module (`logical.tensors`).
+      trainable: the leaves that are optimised, which may be abstract.
+      no_decay: shell patterns of logical names that get no decay, whatever `rule` says.
       layer_decay: the layer-wise decay of the learning rate (`layer_factor`); None for none.
 
     Raises ValueError if a pattern matches no logical tensor, or if there are no blocks whose rate could decay.
@@ -37,13 +38,14 @@ class Rules:
 
     def __init__(
         self,
-        objective: Objective,
+        rule: Callable[[Tensor], Rule],
+        tables: Mapping[str, np.ndarray],
         trainable: Arrays,
         no_decay: tuple[str, ...] = (),
         layer_decay: float | None = None,
     ):
-        self.tables, rule = objective.names(), objective.rules()
-        everything = [tensor for table in self.tables.values() for tensor in table.flat]
+        self.tables = tables
+        everything = [tensor for table in tables.values() for tensor in table.flat]
         for pattern in no_decay:
             if not fnmatch.filter([tensor.name for tensor in everything], pattern):
                 raise ValueError(
@@ -56,12 +58,13 @@ class Rules:
             return rule(tensor).decay and not any(fnmatch.fnmatchcase(tensor.name, pattern) for pattern in no_decay)
 
         def per_leaf(value):
-            return {k: logical.per_tensor(self.tables[k], a, value) for k, a in trainable.items()}
+            return {k: logical.per_tensor(tables[k], a, value) for k, a in trainable.items()}
 
         self.lr = per_leaf(lambda tensor: rule(tensor).lr * layer_factor(tensor, layer_decay))
         self.decay = per_leaf(decays)
         self.matrix = per_leaf(lambda tensor: len(tensor.shape) > 1)
         self.clip = per_leaf(lambda tensor: rule(tensor).clip)
+        self.starts = per_leaf(lambda tensor: rule(tensor).starts)
         self.trained = per_leaf(lambda tensor: not rule(tensor).frozen)
 
     def norms(self, tree: Arrays) -> dict[str, jax.Array]:
@@ -94,27 +97,31 @@ def check_layers(tensors: Iterable[Tensor], decay: float) -> None:
 
 
 def create(
-    config: ConfigDict, objective: Objective, trainable: Arrays, schedule: Schedule
+    config: ConfigDict,
+    rule: Callable[[Tensor], Rule],
+    tables: Mapping[str, np.ndarray],
+    trainable: Arrays,
+    lr: Schedule,
+    weight_decay: Schedule,
 ) -> optax.GradientTransformation:
-    """The optimiser of the `optimizer` section; `objective.init` must have run.
+    """The optimiser of the `optimizer` section; `rule`, `tables` and `trainable` are those of `Rules`.
 
     LAMB is You et al. (2020) as apex's FusedLAMB and timm's Lamb run it: the trust ratio |p| / |u| belongs to weight
     decay, and a tensor without decay gets neither.  LARS is You et al. (2017) as the public MAE code runs it for linear
     probes: the trust ratio 0.001 |p| / |u| belongs to tensors of two axes or more, and momentum gathers u before the
     learning rate.  Clipping divides by max(norm / clip, 1).
     """
-    rules = Rules(objective, trainable, tuple(config.no_decay), config.layer_decay)
+    rules = Rules(rule, tables, trainable, tuple(config.no_decay), config.layer_decay)
     parts = [_clip(rules, config.clip)] if config.clip else []
     if config.name in ("sgd", "lars"):
-        parts.append(_decay(rules, config.weight_decay))
+        parts.append(_decay(rules, weight_decay))
         parts += [_trust_ratio(rules, rules.matrix, LARS_COEFFICIENT)] if config.name == "lars" else []
         parts.append(optax.trace(config.momentum))
     else:
-        parts += [_adam(*config.betas, config.eps), _decay(rules, config.weight_decay)]
-    if config.name == "lamb" and config.weight_decay:
+        parts += [_adam(*config.betas, config.eps), _decay(rules, weight_decay)]
+    if config.name == "lamb" and (config.weight_decay or config.get("weight_decay_end")):
         parts.append(_trust_ratio(rules, rules.decay))
-    parts += [optax.scale_by_learning_rate(schedule), _scale(rules.lr)]
-    return _only_trained(optax.chain(*parts), rules)
+    return _only_trained(optax.chain(*parts, _rate(rules, lr)), rules)
 
 
 def _clip(rules: Rules, largest: float) -> optax.GradientTransformation:
@@ -153,13 +160,14 @@ def _adam(beta1: float, beta2: float, eps: float) -> optax.GradientTransformatio
     return optax.GradientTransformation(optax.scale_by_adam().init, update)
 
 
-def _decay(rules: Rules, weight_decay: float) -> optax.GradientTransformation:
+def _decay(rules: Rules, weight_decay: Schedule) -> optax.GradientTransformation:
     """Add weight_decay * parameter where the rules ask for decay."""
 
-    def update(updates, params):
-        return {k: u + weight_decay * jnp.where(rules.decay[k], params[k], 0) for k, u in updates.items()}
+    def change(step, updates, params):
+        strength = weight_decay(step)
+        return {k: u + strength * jnp.where(rules.decay[k], params[k], 0) for k, u in updates.items()}
 
-    return optax.stateless(update)
+    return _by_step(change)
 
 
 def _trust_ratio(
@@ -176,25 +184,40 @@ def _trust_ratio(
     return optax.stateless(update)
 
 
-def _scale(factors: Mapping[str, np.ndarray]) -> optax.GradientTransformation:
-    return optax.stateless(lambda updates, params: {k: u * factors[k].astype(u.dtype) for k, u in updates.items()})
+def _rate(rules: Rules, lr: Schedule) -> optax.GradientTransformation:
+    """Multiply by minus the learning rate and by the factor of each tensor, which is 0 before the tensor starts."""
+
+    def change(step, updates, params):
+        rate = lr(step)
+        return {k: -rate * u * factor(step, k).astype(u.dtype) for k, u in updates.items()}
+
+    def factor(step, k):
+        return jnp.where(step >= rules.starts[k], rules.lr[k], 0.0) if rules.starts[k].any() else rules.lr[k]
+
+    return _by_step(change)
+
+
+def _by_step(change: Callable[[jax.Array, Arrays, Arrays], Arrays]) -> optax.GradientTransformation:
+    """`change(step, updates, params)` as a transformation, which counts the steps."""
+
+    def update(updates, state, params):
+        return change(state.count, updates, params), optax.ScaleByScheduleState(optax.safe_increment(state.count))
+
+    return optax.GradientTransformation(lambda params: optax.ScaleByScheduleState(jnp.int32(0)), update)
 
 
 def _only_trained(chain: optax.GradientTransformation, rules: Rules) -> optax.GradientTransformation:
-    """Leaves of frozen tensors get no state; frozen slices of other leaves count for nothing and stay as they are."""
-    kept = [k for k, trained in rules.trained.items() if trained.any()]
-    mask = {k: rules.trained[k].astype(np.float32) for k in kept}
+    """Frozen slices of stacked leaves count for nothing and stay as they are."""
+    masks = {k: trained.astype(np.float32) for k, trained in rules.trained.items() if not trained.all()}
 
-    def init(params):
-        return chain.init({k: params[k] for k in kept})
+    def masked(tree):
+        return {k: a * masks[k] if k in masks else a for k, a in tree.items()}
 
     def update(gradients, state, params):
-        active = {k: gradients[k] * mask[k] for k in kept}
-        updates, state = chain.update(active, state, {k: params[k] for k in kept})
-        still = {k: jnp.zeros_like(g) for k, g in gradients.items() if k not in mask}
-        return {**still, **{k: u * mask[k] for k, u in updates.items()}}, state
+        updates, state = chain.update(masked(gradients), state, params)
+        return masked(updates), state
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformation(chain.init, update) if masks else chain
 
 
 DEFAULTS = dict(

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: functions of the step that trace under `jax.jit`."""
+"""Schedules of the learning rate and of weight decay: functions of the step that trace under `jax.jit`."""
 
 from collections.abc import Callable
 
@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from equivit import errors
+from equivit.objectives.clock import Clock
 
 Schedule = Callable[[jax.Array], jax.Array]
 
@@ -22,6 +23,14 @@ def create(config: ConfigDict, *, total_steps: int, steps_per_epoch: int) -> Sch
     if config.per_epoch:
         return _by_epoch(config, total_steps / steps_per_epoch, steps_per_epoch)
     return lambda step: _warmed_up(config, step, warmup, decayed=(step - warmup) / (total_steps - warmup))
+
+
+def weight_decay(config: ConfigDict, *, total_steps: int, steps_per_epoch: int) -> Schedule:
+    """The weight decay at each step, from the `optimizer` section: constant, or a cosine to `weight_decay_end`."""
+    begin, end = config.weight_decay, config.get("weight_decay_end")
+    if end is None:
+        return lambda step: begin
+    return lambda step: Clock(step, total_steps, steps_per_epoch).cosine(begin, end)
 
 
 def _by_epoch(config, epochs, steps_per_epoch):
@@ -43,7 +52,7 @@ def _warmed_up(config, t, warmup, *, decayed):
     # (1 + cos x) / 2 written as cos^2 (x / 2), which keeps its digits near the end of the run.
     cosine = config.min_lr + (config.lr - config.min_lr) * jnp.cos(jnp.pi / 2 * jnp.clip(decayed, 0, 1)) ** 2
     after = cosine if config.name == "cosine" else jnp.float32(config.lr)
-    return jnp.where(t < warmup, rising, after).astype(jnp.float32)
+    return (jnp.where(t < warmup, rising, after) if warmup else after).astype(jnp.float32)
 
 
 DEFAULTS = dict(

@@ -1,4 +1,4 @@
-"""What a run begins with: its first parameters, and models that it uses and does not train."""
+"""What a run begins with: its first parameters, and the models that it uses and does not train."""
 
 import pathlib
 
@@ -6,10 +6,9 @@ import jax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from equivit import logical, pretrained
+from equivit import logical, models, pretrained
 from equivit.models import saved, zoo
-from equivit.models.decoders import MaskedAutoencoder
-from equivit.training import build, checkpoints
+from equivit.training import checkpoints, program
 
 
 def load_model(place: str) -> nnx.Module:
@@ -35,8 +34,8 @@ def load_model(place: str) -> nnx.Module:
     )
 
 
-def frozen_models(config: ConfigDict) -> dict[str, nnx.Module]:
-    """The teacher of an objective that has one, by the name "teacher".
+def given_models(config: ConfigDict) -> dict[str, nnx.Module]:
+    """The models that an objective is given (`Step.given`): "teacher", where it has one.
 
     `objective.teacher` is a place (`load_model`), or "zoo:<name>", a model with random weights, to try a recipe out.
     """
@@ -53,44 +52,30 @@ def frozen_models(config: ConfigDict) -> dict[str, nnx.Module]:
 
 
 def initial_parameters(config: ConfigDict) -> dict[str, jax.Array]:
-    """The parameters of the model at `config.init` (`load_model`), to begin with; empty if it is None.
+    """The parameters and statistics of the model at `config.init` (`load_model`), to begin with; empty if it is None.
 
-    A table of positions for another image size is resized, and a head for other classes left out, so that a new one is
-    drawn; of a masked autoencoder the encoder is taken.  All is said.  Raises ValueError naming the parameters that do
-    not fit the model of the config.
+    Positions are resized, a head for other classes is left out, so that a new one is drawn, and of a masked autoencoder
+    the encoder is taken.  Prints what it did.
+
+    Raises:
+      ValueError: other parameters do not fit the model of the config; the message names them.
     """
     if config.init is None:
         return {}
-    model = load_model(config.init)
-    like = jax.eval_shape(lambda: logical.take(build.make_model(config, nnx.Rngs(0))))
-    dropped = []
-    if isinstance(model, MaskedAutoencoder):
-        model, dropped = model.encoder, ["its decoder is left out"]
-    arrays, notes = _fitted(model, like)
-    new_head = {leaf: array for leaf, array in like.items() if leaf.startswith("head.") and leaf not in arrays}
-    if lines := checkpoints.differences({**arrays, **new_head}, like):
-        hint = ""
-        if any(line.startswith("position.") for line in lines):
-            hint = f"  Set config.model.image_size={model.config.image_size}; the model itself then resizes positions."
+    model, said = load_model(config.init), []
+    wanted = program.model_configuration(config)
+    if hasattr(model, "encoder") and type(model.config) is not type(wanted):
+        model, said = model.encoder, ["its decoder is left out"]
+    try:
+        tensors, changes = models.fitted(model, wanted)
+    except ValueError as error:
+        raise ValueError(f"config.init={config.init} and config.model: {error}") from None
+    others = [name for name in (*changes.drawn, *changes.dropped) if not name.startswith("head.")]
+    if others:
         raise ValueError(
-            f"config.init={config.init}: {len(lines)} parameters do not fit config.model: "
-            f"{checkpoints.some(lines)}.{hint}"
+            f"config.init={config.init}: {len(others)} parameters are not those of config.model: {changes}."
         )
-    if (said := dropped + notes) and jax.process_index() == 0:
+    said += [str(changes)] if any(changes) else []
+    if said and jax.process_index() == 0:
         print(f"{config.init}: {'; '.join(said)}.", flush=True)
-    return arrays
-
-
-def _fitted(model, like):
-    """The parameters of `model` as a model with parameters `like` can take them, and what was done to them."""
-    arrays, notes = logical.take(model), []
-    heads = [{k: a.shape for k, a in tree.items() if k.startswith("head.")} for tree in (arrays, like)]
-    if heads[0] != heads[1]:
-        arrays = {leaf: array for leaf, array in arrays.items() if leaf not in heads[0]}
-        notes.append("a new head is drawn" if heads[1] else "its head is left out")
-    table = "position.table"
-    if table in arrays and table in like and arrays[table].shape != like[table].shape:
-        before, grid = arrays[table].shape[:2], like[table].shape[:2]
-        arrays[table] = model.position(grid).reshape(*grid, -1)
-        notes.append("positions are resized from {}x{} to {}x{}".format(*before, *grid))
-    return arrays, notes
+    return logical.stacked(jax.eval_shape(lambda: wanted.build(nnx.Rngs(params=0))), tensors, nnx.Variable)

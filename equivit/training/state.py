@@ -8,128 +8,156 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from equivit import logical
-from equivit.objectives.objective import Batch, Extra, Objective, Trainable
+from equivit.logical import Arrays
+from equivit.objectives.clock import Clock
+from equivit.objectives.objective import Batch, Extra, Objective, Step
 from equivit.training import sharding
+
+Metrics = dict[str, jax.Array]
 
 
 class State(NamedTuple):
-    """All that a run needs to go on.  `good` is False from the first loss or gradient that is not finite."""
+    """All that a run needs to go on."""
 
     step: jax.Array  # int32: finished steps
-    good: jax.Array  # bool
-    trainable: Trainable
-    extra: Extra
-    optimizer: Any
+    good: jax.Array  # bool: False from the first loss or gradient that is not finite
+    trainable: Arrays  # the parameters that are optimised
+    frozen: Arrays  # those that are not: they have no gradient and no optimiser state
+    statistics: Arrays  # the arrays of the module that are no parameters: running statistics, buffers
+    extra: Extra  # what the objective keeps from step to step
+    optimizer: Any = ()
+
+    @property
+    def arrays(self) -> Arrays:
+        """All arrays of the module."""
+        return {**self.trainable, **self.frozen, **self.statistics}
 
 
-class Program(NamedTuple):
-    """A compiled run: the state's shapes and places, how to begin, and one step."""
+def begin(objective: Objective, module: nnx.Module, optimizer: optax.GradientTransformation | None = None) -> State:
+    """The state before the first step of training `module`.
 
-    abstract: State  # ShapeDtypeStructs with their shardings
-    init: Callable[[dict[str, jax.Array]], State]  # from parameters that replace the drawn ones, or {}
-    step: Callable[[State, Batch, Hashable], tuple[State, dict[str, jax.Array]]]
-
-
-def compile_program(
-    objective: Objective,
-    make_model: Callable[[nnx.Rngs], nnx.Module],
-    make_optimizer: Callable[[Trainable], optax.GradientTransformation],
-    mesh: Mesh,
-    *,
-    seed: int,
-    accumulation: int = 1,
-    frozen: Mapping[str, nnx.Module] = types.MappingProxyType({}),
-) -> Program:
-    """Place the state on the mesh by rule, and compile its beginning and its step.
-
-    The arrays of `frozen` go along in `extra["frozen"]`; the models may be abstract if the program is only lowered.
+    A leaf of which a rule freezes every logical tensor goes to `frozen`; of others the optimiser masks frozen slices.
     """
-    frozen = {name: {**logical.take(model), **logical.take_state(model)} for name, model in frozen.items()}
-
-    def init_objective(arrays):
-        model_key, objective_key = jax.random.split(jax.random.key(seed))
-        return objective.init(logical.put(make_model(nnx.Rngs(model_key)), arrays), objective_key)
-
-    optimizer = make_optimizer(jax.eval_shape(init_objective, {})[0])  # also lets the objective know its names
-
-    def init(arrays, frozen):
-        trainable, extra = init_objective(arrays)
-        extra = extra if not frozen else {**extra, "frozen": frozen}
-        state = State(jnp.int32(0), jnp.bool_(True), trainable, extra, optimizer.init(trainable))
-        return jax.tree.map(lambda a: jnp.asarray(a, a.dtype), state)  # a weak type would compile the step twice
-
-    abstract = jax.eval_shape(init, {}, frozen)
-    stack_axes = {leaf: table.ndim for leaf, table in objective.names().items()}
-    shardings = sharding.of_tree(mesh, abstract, stack_axes)
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    step = jax.jit(
-        make_step(objective, optimizer, seed=seed, accumulation=accumulation),
-        static_argnums=2,
-        donate_argnums=0,
-        in_shardings=(shardings, NamedSharding(mesh, sharding.BATCH)),
-        out_shardings=(shardings, everywhere),
-    )
-    placed = jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), abstract, shardings)
-    begin = jax.jit(init, out_shardings=shardings)
-    # `frozen` is an argument, since a constant would be part of the program, and a copy, since steps donate it.
-    return Program(placed, lambda arrays: begin(arrays, jax.device_get(frozen)), step)
+    tables = logical.tensors(module)
+    trainable, frozen = {}, {}
+    for leaf, array in logical.take(module).items():
+        still = all(objective.rule(tensor).frozen for tensor in tables[leaf].flat)
+        (frozen if still else trainable)[leaf] = array
+    moments = () if optimizer is None else optimizer.init(trainable)
+    statistics, extra = logical.take_state(module), objective.extra(trainable)
+    state = State(jnp.int32(0), jnp.bool_(True), trainable, frozen, statistics, extra, moments)
+    return jax.tree.map(lambda a: jnp.asarray(a, a.dtype), state)  # a weak type would compile the step twice
 
 
-def make_step(objective: Objective, optimizer: optax.GradientTransformation, *, seed: int, accumulation: int):
-    """`step(state, batch, static) -> state, metrics`.
+def make_step(
+    objective: Objective,
+    module: nnx.Module,
+    optimizer: optax.GradientTransformation,
+    *,
+    seed: int | jax.Array,
+    total: int,
+    per_epoch: int,
+    accumulation: int = 1,
+    given: Mapping[str, nnx.Module] = types.MappingProxyType({}),
+) -> Callable[[State, dict[str, Arrays], Batch, Hashable], tuple[State, Metrics]]:
+    """`step(state, arrays of the given models, batch, static) -> state, metrics`.
 
     The batch is prepared (mixed, masked) whole and then cut into `accumulation` micro-batches, so that mixing does not
     depend on their number.  A step whose loss or gradient is not finite changes nothing, nor does any after it: the
     state stays the last good one, and `metrics["good"]` says so.
+
+    Args:
+      objective: what is minimised.
+      module: what is trained (`objective.module`); it may be abstract, as may `given`.
+      optimizer: moves the trainable parameters.
+      seed: of everything that is random.
+      total, per_epoch: steps of the run and of an epoch.
+      accumulation: number of micro-batches.
+      given: models that are used and not trained.
+
+    Raises:
+      ValueError: when it is traced, if the loss leaves all running statistics of trained parts as they were.
     """
 
-    def step(state: State, batch: Batch, static: Hashable):
+    def step(state: State, arrays: dict[str, Arrays], batch: Batch, static: Hashable):
         prepare_key, loss_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), state.step))
-        batch = objective.prepare(batch, prepare_key)
-        loss, metrics, extra, gradients = _gradients(objective, state, batch, loss_key, static, accumulation)
-        updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.trainable)
+        batch = objective.prepare(module, batch, prepare_key)
+        clock = Clock(state.step, total, per_epoch)
+
+        def loss(trainable, carried, batch, key):
+            extra, statistics = carried
+            models = {name: objective.holding(model, arrays[name]) for name, model in given.items()}
+            trained = objective.holding(module, {**state.frozen, **statistics, **trainable})
+            before = logical.take(trained, nnx.BatchStat)
+            value, metrics, after = objective.loss(trained, batch, Step(key, clock, static, extra, models))
+            _check_statistics(objective, trained, before, trainable)
+            return value, (metrics, (extra if after is None else after, logical.take_state(trained)))
+
+        carried = (state.extra, state.statistics)
+        value, metrics, carried, gradients = _gradients(loss, state.trainable, carried, batch, loss_key, accumulation)
+        updates, moments = optimizer.update(gradients, state.optimizer, state.trainable)
         trainable = optax.apply_updates(state.trainable, updates)
-        extra = objective.after_step(trainable, extra, state.step + 1)
+        extra = objective.after_step(trainable, carried[0], clock)
         norm = optax.tree.norm(gradients)
-        good = state.good & jnp.isfinite(loss) & jnp.isfinite(norm)
-        after = State(state.step + 1, good, trainable, extra, optimizer_state)
+        good = state.good & jnp.isfinite(value) & jnp.isfinite(norm)
+        after = State(state.step + 1, good, trainable, state.frozen, carried[1], extra, moments)
         after = jax.tree.map(lambda new, old: jnp.where(good, new, old), after, state._replace(good=good))
-        return after, {**metrics, "loss": loss, "grad_norm": norm, "good": good}
+        return after, {**metrics, "loss": value, "grad_norm": norm, "good": good}
 
     return step
 
 
-def _gradients(objective, state, batch, key, static, accumulation):
-    """Means over the micro-batches of loss, metrics and gradients; `extra` passes from one to the next."""
+def _gradients(loss, trainable, carried, batch, key, accumulation):
+    """Means over the micro-batches of loss, metrics and gradients; `carried` passes from one to the next."""
 
-    def one(extra, part):
+    def one(carried, part):
         index, batch = part
-        gradient = jax.value_and_grad(objective.loss, has_aux=True)
-        key_of_part = jax.random.fold_in(key, index)
-        (loss, (metrics, extra)), gradients = gradient(state.trainable, extra, batch, key_of_part, state.step, static)
-        return extra, (loss, metrics, gradients)
+        gradient = jax.value_and_grad(loss, has_aux=True)
+        (value, (metrics, carried)), gradients = gradient(trainable, carried, batch, jax.random.fold_in(key, index))
+        return carried, (value, metrics, gradients)
 
     if accumulation == 1:
-        extra, (loss, metrics, gradients) = one(state.extra, (0, batch))
-        return loss, metrics, extra, gradients
+        carried, (value, metrics, gradients) = one(carried, (0, batch))
+        return value, metrics, carried, gradients
 
     def add(carry, part):
-        extra, total = carry
-        extra, result = one(extra, part)
-        return (extra, jax.tree.map(jnp.add, total, result)), None
+        carried, total = carry
+        carried, result = one(carried, part)
+        return (carried, jax.tree.map(jnp.add, total, result)), None
 
     parts = (jnp.arange(accumulation), jax.tree.map(lambda rows: _cut(rows, accumulation), batch))
-    shapes = jax.eval_shape(lambda p: one(state.extra, jax.tree.map(lambda a: a[0], p))[1], parts)
+    shapes = jax.eval_shape(lambda p: one(carried, jax.tree.map(lambda a: a[0], p))[1], parts)
     nothing = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
-    (extra, total), _ = jax.lax.scan(add, (state.extra, nothing), parts)
-    loss, metrics, gradients = jax.tree.map(lambda a: a / accumulation, total)
-    return loss, metrics, extra, gradients
+    (carried, total), _ = jax.lax.scan(add, (carried, nothing), parts)
+    value, metrics, gradients = jax.tree.map(lambda a: a / accumulation, total)
+    return value, metrics, carried, gradients
 
 
 def _cut(rows, parts):
     """[B, ...] -> [parts, B / parts, ...]; every part takes rows of every device, so that none moves."""
     rows = jnp.moveaxis(rows.reshape(rows.shape[0] // parts, parts, *rows.shape[1:]), 1, 0)
     return jax.lax.with_sharding_constraint(rows, PartitionSpec(None, *sharding.BATCH))
+
+
+def _check_statistics(objective, module, before, trainable):
+    """ValueError if running statistics should have moved and none did.
+
+    They belong to the smallest part around them that has parameters; those of a frozen part may stay.
+    """
+    parameters, after = logical.take(module), logical.take(module, nnx.BatchStat)
+
+    def belongs_to_trained(leaf):
+        path = leaf.split(".")
+        around = [".".join([*path[:n], ""]) for n in range(len(path) - 1, -1, -1)]
+        inside = ([name for name in parameters if name.startswith(prefix)] for prefix in around)
+        return any(name in trainable for name in next(filter(None, inside), ()))
+
+    expected = [leaf for leaf in before if belongs_to_trained(leaf)]
+    if expected and all(after[leaf] is before[leaf] for leaf in expected):
+        raise ValueError(
+            f"{type(objective).__name__}.loss left the running statistics as they were, such as '{expected[0]}'; call "
+            "the module that it is given, not a copy, with train=True."
+        )

@@ -26,7 +26,7 @@ from equivit.data.series import SeriesData, Split
 from equivit.objectives.objective import Batch
 from equivit.objectives.series import SeriesClassification
 from equivit.training import optimizers, schedules
-from equivit.training.state import State, make_step
+from equivit.training.state import State, begin, make_step
 
 EVALUATED_TOGETHER = 256  # series
 
@@ -53,7 +53,7 @@ def grid(lr: tuple[float, ...], dropout: tuple[float, ...], seed: int) -> Run:
     return Run(jnp.float32(lrs), jnp.float32(rates), jnp.asarray(seeds))
 
 
-class Program:
+class Sweep:
     """The pure functions of one run: `init`, `epoch` and `evaluate`.
 
     Args:
@@ -75,25 +75,22 @@ class Program:
     ):
         self._config, self._make_model, self._together = config, make_model, together
         self._model = jax.eval_shape(lambda: make_model(nnx.Rngs(0)))
-        self._trainable = jax.eval_shape(logical.take, self._model)
-        self._steps_per_epoch = -(-examples // config.batch_size)
-        self._steps = epochs * self._steps_per_epoch
+        self._per_epoch = -(-examples // config.batch_size)
+        self._steps = epochs * self._per_epoch
 
     def init(self, run: Run) -> State:
         """The state before the first step."""
         objective, optimizer = self._parts(run)
-        key = jax.random.key(run.seed)
-        trainable, extra = objective.init(self._make_model(nnx.Rngs(key)), key)
-        state = State(jnp.int32(0), jnp.bool_(True), trainable, extra, optimizer.init(trainable))
-        return jax.tree.map(lambda a: jnp.asarray(a, a.dtype), state)
+        return begin(objective, self._make_model(nnx.Rngs(jax.random.key(run.seed))), optimizer)
 
     def epoch(self, run: Run, state: State, data: Batch, order: jax.Array) -> tuple[State, jax.Array]:
         """One pass over `data` with its rows in the given order [N]; the state after it, and the mean loss."""
+        length = dict(total=self._steps, per_epoch=self._per_epoch)
         objective, optimizer = self._parts(run)
-        step = make_step(objective, optimizer, seed=run.seed, accumulation=1)
+        step = make_step(objective, self._model, optimizer, seed=run.seed, **length)
 
         def take(state, rows):
-            state, metrics = step(state, {name: array[rows] for name, array in data.items()}, None)
+            state, metrics = step(state, {}, {name: array[rows] for name, array in data.items()}, None)
             return state, metrics["loss"] * len(rows)
 
         size, total = self._config.batch_size, 0.0
@@ -108,7 +105,7 @@ class Program:
 
     def evaluate(self, state: State, data: Batch) -> Figures:
         """Accuracy and loss on a split."""
-        model = SeriesClassification(self._model, dropout=0.0).exported(state.trainable, state.extra)
+        model = logical.put(self._model, state.arrays)
         logits = jax.lax.map(model, data["series"], batch_size=EVALUATED_TOGETHER).astype(jnp.float32)
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, data["label"])
         return Figures((logits.argmax(-1) == data["label"]).mean(), loss.mean())
@@ -131,13 +128,13 @@ class Program:
         return jax.lax.map(function, runs, batch_size=together)
 
     def _parts(self, run):
-        objective = SeriesClassification(self._model, dropout=run.dropout)
-        schedule = schedules.create(
-            schedule_section(self._config.schedule, run.lr, self._steps),
-            total_steps=self._steps,
-            steps_per_epoch=self._steps_per_epoch,
-        )
-        return objective, optimizers.create(self._config.optimizer, objective, self._trainable, schedule)
+        objective = SeriesClassification(self._config, dropout=run.dropout)
+        length = dict(total_steps=self._steps, steps_per_epoch=self._per_epoch)
+        lr = schedules.create(schedule_section(self._config.schedule, run.lr, self._steps), **length)
+        weight_decay = schedules.weight_decay(self._config.optimizer, **length)
+        trainable, tables = jax.eval_shape(logical.take, self._model), logical.tensors(self._model)
+        section = self._config.optimizer
+        return objective, optimizers.create(section, objective.rule, tables, trainable, lr, weight_decay)
 
 
 def schedule_section(config: ConfigDict, lr: float | jax.Array, steps: int) -> ConfigDict:
@@ -147,7 +144,7 @@ def schedule_section(config: ConfigDict, lr: float | jax.Array, steps: int) -> C
 
 
 def train(
-    program: Program,
+    program: Sweep,
     runs: Run,
     data: SeriesData,
     *,

@@ -193,7 +193,7 @@ class TestComplexity:
         assert peer.holds is None
 
     def test_figures(self):
-        program = programs.Program(start=None, memory=Memory(held=0, peak=3 * 2**20))
+        program = programs.Compiled(start=None, memory=Memory(held=0, peak=3 * 2**20))
         figures = octic_complexity.figures("forward", 0.5, 0.25, program, batch=64)
         assert figures == dict(forward_throughput=256, forward_ratio=2, forward_mib=3)
 

@@ -12,10 +12,10 @@ from equivit import logical
 from equivit.data import crops
 from equivit.models import zoo
 from equivit.objectives import distillation, mixing, supervised
-from equivit.training import build, optimizers, start
+from equivit.objectives.distillation import Distillation
+from equivit.training import start
 from equivit.training.checkpoints import Checkpoints
 from equivit.training.config import get_base, validate
-from equivit.training.state import compile_program
 from tests.training import tiny
 from tests.training.state_test import mesh_of
 
@@ -25,7 +25,7 @@ SMALL = dict(width=24, num_heads=2, depth=2, patch_size=4, in_channels=3, num_cl
 def options(**objective):
     config = get_base("distillation")
     config.steps, config.batch_size = 4, 8
-    config.model.update(SMALL, name="vit_ti16", image_size=(8, 12))
+    config.model.update(SMALL, name="jumbo_vit_ti16", image_size=(8, 12), jumbo=2)
     config.data.update(source="synthetic", image_size=(8, 12), train_image_size=(16, 24))
     config.objective.update({"teacher": "zoo:vit_ti16", "mixup": 0.8, "cutmix": 1.0, **objective})
     validate(config)
@@ -69,14 +69,14 @@ def test_images_shrink_as_those_of_evaluation_do():
 
 def test_both_see_the_same_mix(teacher):
     config = options(teacher_mean=(0.5, 0.4, 0.3), teacher_std=(0.2, 0.3, 0.4))
-    goal = build.make_objective(config, teacher=teacher)
+    goal = Distillation(config)
 
     @jax.jit
     def mixed(mean, std):
         images = supervised.normalize(raw()["image"], mean, std)
         return mixing.mix(jax.random.key(3), images, jnp.zeros((8, 4)), mixup=0.8, cutmix=1.0)[0]
 
-    batch = jax.jit(goal.prepare)(raw(), jax.random.key(3))
+    batch = jax.jit(lambda batch: goal.prepare(teacher, batch, jax.random.key(3)))(raw())
     ours = mixed(jnp.array(config.data.mean), jnp.array(config.data.std))
     np.testing.assert_allclose(batch["image"], distillation.shrink(ours, (8, 12)), atol=1e-5)
     theirs = mixed(jnp.array((0.5, 0.4, 0.3)), jnp.array((0.2, 0.3, 0.4)))
@@ -84,46 +84,55 @@ def test_both_see_the_same_mix(teacher):
 
 
 def test_the_loss_is_the_divergence_from_the_teacher(teacher):
-    goal = build.make_objective(options(), teacher=teacher)
+    goal = Distillation(options())
     model = jax.jit(lambda: zoo.create("jumbo_vit_ti16", image_size=(8, 12), jumbo=2, **SMALL))()
-    trainable, extra = goal.init(model, jax.random.key(0))
-    assert "frozen" not in extra
-    extra["frozen"] = {"teacher": logical.take(teacher)}
 
     @jax.jit
     def value(trainable):
-        batch = goal.prepare(raw(), jax.random.key(1))
-        loss = jax.value_and_grad(goal.loss, has_aux=True)
-        expected = distillation.divergence(model(batch["image"]), teacher(batch["teacher_image"]))
-        return loss(trainable, extra, batch, jax.random.key(2), 0, None), expected
+        batch = goal.prepare(logical.abstract(model), raw(), jax.random.key(1))
+        given = {"teacher": teacher}
 
-    ((loss, (metrics, after)), gradients), expected = value(trainable)
+        def loss(trainable):
+            return goal.loss(logical.put(model, trainable), batch, tiny.step(given=given))[:2]
+
+        expected = distillation.divergence(model(batch["image"]), teacher(batch["teacher_image"]))
+        return jax.value_and_grad(loss, has_aux=True)(trainable), expected
+
+    ((loss, metrics), gradients), expected = value(logical.take(model))
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
-    assert set(after["frozen"]) == {"teacher"} and set(metrics) == {"accuracy"}
-    assert set(gradients) == set(trainable) and float(jnp.abs(gradients["head.bias"]).max()) > 0
+    assert set(metrics) == {"accuracy"} and float(jnp.abs(gradients["head.bias"]).max()) > 0
 
 
 def test_the_teacher_is_neither_trained_nor_saved(tmp_path):
-    config, mesh, teacher = tiny.config(), mesh_of(2, 1), tiny.Tiny(nnx.Rngs(7))
-    size = dict(mean=(0.5,), std=(0.5,), num_classes=tiny.CLASSES, image_size=(tiny.SIDE, tiny.SIDE))
-    goal = distillation.Distillation(get_base("distillation").objective, **size, teacher=teacher)
+    config, mesh = tiny.config(), mesh_of(2, 1)
+    config.objective = dict(get_base("distillation").objective)
+    teacher = tiny.Tiny(nnx.Rngs(7))
     with jax.set_mesh(mesh), Checkpoints(tmp_path, config.checkpoint) as checkpoints:
-        program = compile_program(
-            goal,
-            tiny.Tiny,
-            lambda trainable: optimizers.create(config.optimizer, goal, trainable, lambda step: jnp.float32(1e-2)),
-            mesh,
-            seed=0,
-            frozen={"teacher": teacher},
-        )
+        program = tiny.program(config, mesh, given={"teacher": teacher})
         state, _ = tiny.run(program, mesh, 1)
         checkpoints.save(state)
         checkpoints.wait()
-        again = checkpoints.restore(program.init({}))
+        again = checkpoints.restore(program.abstract)  # nothing is drawn to restore it
     chex.assert_trees_all_equal(jax.device_get(again), jax.device_get(state))
-    chex.assert_trees_all_equal(jax.device_get(state.extra["frozen"]["teacher"]), logical.take(teacher))
+    chex.assert_trees_all_equal(jax.device_get(program.given["teacher"]), logical.take(teacher))
     items = [path for path in (tmp_path / "checkpoints" / "1").rglob("*") if path.is_file()]
-    assert items and not any(b"frozen" in path.read_bytes() for path in items)
+    assert items and not any(b"given" in path.read_bytes() for path in items)
+    arrays = [a for a in jax.tree.leaves(jax.device_get(state)) if a.shape == teacher.head.kernel.shape]
+    assert arrays and not any((a == teacher.head.kernel[...]).all() for a in arrays)
+
+
+def test_a_teacher_of_other_classes_is_refused():
+    goal, other = Distillation(options()), zoo.abstract("vit_ti16", image_size=(16, 24), **{**SMALL, "num_classes": 5})
+    model = zoo.abstract("jumbo_vit_ti16", image_size=(8, 12), jumbo=2, **SMALL)
+
+    def loss(model, other):
+        batch = goal.prepare(model, raw(), jax.random.key(0))
+        return goal.loss(model, batch, tiny.step(given={"teacher": other})).value
+
+    with pytest.raises(
+        ValueError, match="teacher=zoo:vit_ti16: the teacher has 5 classes, the model 4; give a teacher"
+    ):
+        jax.eval_shape(loss, model, other)
 
 
 def test_bad_values():
@@ -132,8 +141,6 @@ def test_bad_values():
     with pytest.raises(ValueError, match="teacher_std=.* must have one entry per channel"):
         options(teacher_std=(0.5,))
     config = options()
-    with pytest.raises(ValueError, match="tells 5 classes apart and the model 4"):
-        build.make_objective(config, teacher=zoo.abstract("vit_ti16", **{**SMALL, "num_classes": 5}))
     config.data.train_image_size = (16, 8)
     with pytest.raises(ValueError, match="must not be smaller than the model's"):
         validate(config)

@@ -2,7 +2,6 @@
 
 import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -10,17 +9,13 @@ from flax import nnx
 
 from equivit import logical
 from equivit.models import saved, zoo
-from equivit.objectives.linear_probe import LinearProbe, ProbeHead
-from equivit.training import optimizers, sharding
+from equivit.objectives.linear_probe import ProbeHead
+from equivit.training import program, sharding
 from equivit.training.config import get_base, validate
-from equivit.training.state import compile_program
+from tests.training import tiny
 from tests.training.state_test import mesh_of
 
 SIZE = dict(image_size=(8, 12), patch_size=4, width=24, num_heads=2, depth=1, jumbo=2, num_classes=4, layer_scale=1.0)
-
-
-def create(rngs):
-    return zoo.create("jumbo_vit_ti16", drop_path=0.5, rngs=rngs, **SIZE)
 
 
 def batch(t=0):
@@ -29,24 +24,20 @@ def batch(t=0):
 
 
 def steps(mesh, number=2, **objective):
-    """The objective, and the state after some steps."""
+    """The program, the first state, the state after some steps, and the last metrics."""
     config = get_base("linear_probe")
+    config.model = dict(SIZE, name="jumbo_vit_ti16", drop_path=0.5)
+    config.data.update(mean=(0.5,), std=(0.5,))
     config.objective.update(objective)
     config.optimizer.update(name="lars", clip=None, weight_decay=0.0)
-    goal = LinearProbe(config.objective, mean=(0.5,), std=(0.5,), num_classes=4)
+    config.schedule.update(name="constant", lr=100.0)
     with jax.set_mesh(mesh):
-        program = compile_program(
-            goal,
-            create,
-            lambda trainable: optimizers.create(config.optimizer, goal, trainable, lambda step: jnp.float32(100.0)),
-            mesh,
-            seed=0,
-        )
-        first = state = program.init({})
-        first = jax.device_get(first)
+        run = program.of_config(config, mesh, total=number, per_epoch=number)
+        state = run.init({})
+        first = jax.device_get(state)
         for t in range(number):
-            state, metrics = program.step(state, sharding.to_global(mesh, batch(t)), goal.static(0.0))
-    return goal, first, jax.device_get(state), metrics
+            state, metrics = run.step(state, sharding.to_global(mesh, batch(t)))
+    return run, first, jax.device_get(state), metrics
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +47,9 @@ def run():
 
 def test_only_the_head_is_trained(run):
     _, before, after, metrics = run
-    assert set(after.trainable) == {"linear.weight", "linear.bias"}
-    chex.assert_trees_all_equal(before.extra["backbone"], after.extra["backbone"])
+    assert set(after.trainable) == {"head.linear.weight", "head.linear.bias"}
+    assert after.frozen and all(name.startswith("backbone.") for name in after.frozen)
+    chex.assert_trees_all_equal(before.frozen, after.frozen)
     assert all(np.abs(after.trainable[k] - before.trainable[k]).max() > 1e-4 for k in after.trainable)
     chex.assert_trees_all_equal_shapes(after.optimizer, before.optimizer)
     sizes = {leaf.shape for leaf in jax.tree.leaves(after.optimizer)}
@@ -69,29 +61,35 @@ def test_eight_devices_equal_one(run):
     after = steps(mesh_of(8, 1))[2]
     # Sums over the batch are taken in another order.
     chex.assert_trees_all_close(after.trainable, run[2].trainable, rtol=1e-4, atol=1e-5)
-    chex.assert_trees_all_close(after.extra["state"], run[2].extra["state"], rtol=1e-4, atol=1e-5)
+    chex.assert_trees_all_close(after.statistics, run[2].statistics, rtol=1e-4, atol=1e-5)
 
 
 def test_the_loss_by_hand(run):
-    goal, before = run[:2]
-    model = jax.jit(lambda extra: logical.put(create(nnx.Rngs(0)), extra))(before.extra["backbone"])
-    prepared = goal.prepare(batch(), jax.random.key(0))
-    features = np.asarray(jax.jit(lambda m, x: m.features(x).cls)(model, prepared["image"]))
+    goal, before = run[0].objective, run[1]
+    prepared = goal.prepare(run[0].module, batch(), jax.random.key(0))
+
+    @jax.jit
+    def value(arrays):
+        module = logical.put(run[0].module, arrays)
+        loss = goal.loss(module, prepared, tiny.step()).value
+        backbone = zoo.abstract("jumbo_vit_ti16", drop_path=0.5, **SIZE)
+        parameters = {name.removeprefix("backbone."): array for name, array in before.frozen.items()}
+        features = logical.put(backbone, parameters).features(prepared["image"]).cls
+        return features, loss, logical.take_state(module)
+
+    features, loss, statistics = jax.device_get(value(before.arrays))
     normal = (features - features.mean(0)) / np.sqrt(features.var(0) + 1e-6)
-    logits = normal @ before.trainable["linear.weight"] + before.trainable["linear.bias"]
+    logits = normal @ before.trainable["head.linear.weight"] + before.trainable["head.linear.bias"]
     expected = optax.softmax_cross_entropy_with_integer_labels(logits, prepared["label"]).mean()
-    loss, (_, extra) = jax.jit(goal.loss, static_argnums=5)(
-        before.trainable, before.extra, prepared, jax.random.key(0), 0, None
-    )
     np.testing.assert_allclose(loss, expected, rtol=1e-4)  # drop path 0.5 is off
-    np.testing.assert_allclose(extra["state"]["norm.mean"], 0.1 * features.mean(0), rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(statistics["head.norm.mean"], 0.1 * features.mean(0), rtol=1e-3, atol=1e-5)
 
 
 def test_the_exported_model_is_one_that_can_be_saved(run, tmp_path):
-    goal, _, after, _ = run
-    model = goal.exported(after.trainable, after.extra)
+    program, _, after, _ = run
+    model = program.exported(after)
     saved.save(tmp_path, model)
-    images = goal.prepare(batch(), None)["image"]
+    images = program.objective.prepare(program.module, batch(), None)["image"]
     ours, again = (np.asarray(jax.jit(lambda m: m(images))(m)) for m in (model, saved.load(tmp_path)))
     np.testing.assert_array_equal(ours, again)
     assert ours.shape == (16, 4) and np.abs(ours - ours.mean(0)).max() > 0.01

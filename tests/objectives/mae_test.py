@@ -9,8 +9,7 @@ from flax import nnx
 from equivit import logical
 from equivit.evaluation import suite
 from equivit.objectives import mae
-from equivit.training import build, checkpoints, config, optimizers, sharding, start
-from equivit.training.state import compile_program
+from equivit.training import checkpoints, config, program, sharding, start
 from tests.training.state_test import mesh_of
 
 MODEL = dict(
@@ -44,44 +43,40 @@ def batch(t):
 def run(tmp_path_factory):
     """A run directory: (config, its place, the program, the mesh, the state after four steps)."""
     workdir, c, mesh = tmp_path_factory.mktemp("run"), options(), mesh_of(1, 1)
-    objective = build.make_objective(c)
     with jax.set_mesh(mesh), checkpoints.Checkpoints(workdir, c.checkpoint) as manager:
-        program = compile_program(
-            objective,
-            lambda rngs: build.make_model(c, rngs),
-            lambda trainable: optimizers.create(c.optimizer, objective, trainable, lambda step: jnp.float32(1e-3)),
-            mesh,
-            seed=0,
-        )
-        state = steps(program, mesh, program.init({}), 2)
+        compiled = program.of_config(c, mesh, total=4, per_epoch=4)
+        state = steps(compiled, mesh, compiled.init({}), 2)
         manager.save(state)
-        state = steps(program, mesh, state, 4)
+        state = steps(compiled, mesh, state, 4)
         manager.save(state)
     (workdir / "config.json").write_text(config.to_json(c))
-    return c, workdir, program, mesh, state
+    return c, workdir, compiled, mesh, state
 
 
-def steps(program, mesh, state, stop):
+def steps(compiled, mesh, state, stop):
     for t in range(int(state.step), stop):
-        state, _ = program.step(state, sharding.to_global(mesh, batch(t)), None)
+        state, _ = compiled.step(state, sharding.to_global(mesh, batch(t)))
     return state
 
 
+def module(c):
+    """What is trained, with shapes in place of arrays."""
+    return jax.eval_shape(lambda: mae.Mae(c).module(program.make_model(c, nnx.Rngs(params=0)), jax.random.key(0)))
+
+
 def test_stopped_and_resumed_equals_uninterrupted(run, tmp_path):
-    c, workdir, program, mesh, whole = run
+    c, workdir, compiled, mesh, whole = run
     (tmp_path / "checkpoints").mkdir()
     (workdir / "checkpoints" / "2").rename(tmp_path / "checkpoints" / "2")
     with jax.set_mesh(mesh), checkpoints.Checkpoints(tmp_path, c.checkpoint) as manager:
-        state = manager.restore(program.abstract)
+        state = manager.restore(compiled.abstract)
         assert state.step == 2
-        state = steps(program, mesh, state, 4)
+        state = steps(compiled, mesh, state, 4)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), jax.device_get(whole))
 
 
 def test_prepared_batch():
-    objective = build.make_objective(options(ratio=0.8, groups=2))
-    jax.eval_shape(lambda: objective.init(build.make_model(options(), nnx.Rngs(params=0)), jax.random.key(0)))
-    prepared = objective.prepare(batch(0), jax.random.key(1))
+    prepared = mae.Mae(options(ratio=0.8, groups=2)).prepare(module(options()), batch(0), jax.random.key(1))
     assert prepared["keep"].shape == (8, 2) and prepared["mask"].shape == (8, 12)  # int(0.2 * 12)
     assert (prepared["mask"][:4] == prepared["mask"][0]).all() and (prepared["mask"][0] != prepared["mask"][4]).any()
     np.testing.assert_allclose(prepared["image"], (batch(0)["image"] / 255 - 0.3) / 0.4, rtol=1e-5, atol=1e-6)
@@ -113,13 +108,11 @@ def test_a_black_image_has_a_finite_loss_and_gradient():
 
 
 def test_which_tensors_decay(run):
-    objective = build.make_objective(run[0])
-    jax.eval_shape(lambda: objective.init(build.make_model(run[0], nnx.Rngs(params=0)), jax.random.key(0)))
-    shapes = {str(n): leaf for leaf, table in objective.names().items() for n in table.reshape(-1)}
-    assert {"encoder.jumbo_token", "decoder.mask_token", "decoder.blocks.0.mlp.fc1.weight"} <= shapes.keys()
-    rule = objective.rules()
-    assert rule("decoder.blocks.0.mlp.fc1.weight", (16, 64)).decay and rule("decoder.embed.weight", (24, 16)).decay
-    assert not rule("encoder.jumbo_token", (2, 24)).decay and not rule("decoder.pixels.bias", (16,)).decay
+    objective, tables = mae.Mae(run[0]), logical.tensors(module(run[0]))
+    decays = {tensor.name: objective.rule(tensor).decay for table in tables.values() for tensor in table.flat}
+    assert {name for name in decays if not name.startswith(("encoder.", "decoder."))} == set()
+    assert decays["decoder.blocks.0.mlp.fc1.weight"] and decays["decoder.embed.weight"]
+    assert not decays["encoder.jumbo_token"] and not decays["decoder.mask_token"] and not decays["decoder.pixels.bias"]
 
 
 def test_evaluation_depends_on_the_seed_and_not_on_the_batches(run):

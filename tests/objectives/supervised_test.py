@@ -8,7 +8,11 @@ import optax
 import pytest
 from flax import nnx
 
+from equivit import logical
+from equivit.models import zoo
 from equivit.objectives import supervised
+from equivit.objectives.clock import Clock
+from equivit.objectives.supervised import Supervised
 from tests.training import tiny
 
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures" / "losses"
@@ -30,28 +34,31 @@ def test_losses_and_gradients_equal_the_recipe(case, loss):
 
 def test_ema_equals_the_recipe():
     data = np.load(FIXTURES / "ema.npz")
-    goal = tiny.objective(tiny.config(objective=dict(ema=float(data["input/m"]))))
-    extra = goal.after_step({"w": data["input/student"]}, {"ema": {"w": data["input/teacher"]}, "state": {}}, 1)
+    goal = Supervised(tiny.config(objective=dict(ema=float(data["input/m"]))))
+    extra = goal.after_step({"w": data["input/student"]}, {"ema": {"w": data["input/teacher"]}}, Clock(0, 10, 4))
     np.testing.assert_allclose(extra["ema"]["w"], data["output/teacher"], rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize(
-    ("name", "shape", "decays"),
-    [
-        ("blocks.3.attention.qkv.B1", (8, 24), True),
-        ("blocks.3.attention.qkv.bias", (24,), False),
-        ("blocks.3.scale.A1", (8,), False),
-        ("position", (4, 4, 8), False),
-        ("position.A1", (4, 4, 8), False),
-        ("class_token", (1, 8), False),
-        ("registers", (4, 8), False),
-        ("mask_token", (1, 8), False),
-        ("patch_embed.A1", (4, 4, 3, 8), True),
-        ("head.kernel", (8, 10), True),
-    ],
-)
-def test_which_tensors_decay(name, shape, decays):
-    assert tiny.objective(tiny.config()).rules()(name, shape).decay == decays
+@pytest.mark.parametrize("name", ["vit_ti16", "octic_vit_ti16", "jumbo_vit_ti16"])
+def test_which_tensors_decay(name):
+    options = dict(width=32, depth=2, num_heads=2, patch_size=4, image_size=(8, 8), registers=2, mask_token=True)
+    options = {k: v for k, v in options.items() if name != "jumbo_vit_ti16" or k != "registers"}
+    goal, tables = Supervised(tiny.config()), logical.tensors(zoo.abstract(name, **options))
+    decays = {t.name: goal.rule(t).decay for table in tables.values() for t in table.flat}
+    position = "position.A1" if name.startswith("octic") else "position.table"
+    token = "jumbo_token" if name.startswith("jumbo") else "class_token"
+    assert not any(decays[k] for k in (position, token, "mask_token", "norm.scale", "head.bias"))
+    qkv = "blocks.0.attention.qkv.B1" if name.startswith("octic") else "blocks.0.attention.qkv.weight"
+    assert decays[qkv] and decays["head.weight"] and any(v for k, v in decays.items() if k.startswith("patch_embed."))
+
+
+def test_a_model_without_a_head_is_refused():
+    config = tiny.config()
+    config.model.num_classes = None
+    with pytest.raises(
+        ValueError, match="num_classes=None: vit_ti16 has no head, which .*'supervised' trains; set num_cl"
+    ):
+        Supervised(config)
 
 
 def test_normalize():
@@ -62,16 +69,15 @@ def test_normalize():
 
 
 def test_prepared_images_are_mixed_with_the_mirrored_batch_and_the_loss_is_their_mean():
-    goal = tiny.objective(tiny.config(objective=dict(mixup=0.8, loss="cross_entropy")))
-    trainable, extra = goal.init(tiny.Tiny(nnx.Rngs(0)), jax.random.key(0))
-    raw = tiny.batch(0)
-    batch = goal.prepare(raw, jax.random.key(1))
+    goal = Supervised(tiny.config(objective=dict(mixup=0.8, loss="cross_entropy")))
+    model, raw = tiny.Tiny(nnx.Rngs(0)), tiny.batch(0)
+    batch = goal.prepare(logical.abstract(model), raw, jax.random.key(1))
     chex.assert_shape(batch["target"], (16, tiny.CLASSES))
     np.testing.assert_allclose(batch["target"].sum(-1), 1, rtol=1e-6)
     plain = supervised.normalize(raw["image"], (0.5,), (0.5,))
     lam = jnp.vdot(batch["image"] - plain[::-1], plain - plain[::-1]) / jnp.sum((plain - plain[::-1]) ** 2)
     np.testing.assert_allclose(batch["image"], lam * plain + (1 - lam) * plain[::-1], atol=1e-5)
-    loss, (metrics, _) = goal.loss(trainable, extra, batch, jax.random.key(2), 0, None)
-    logits = goal.exported(trainable, extra)(batch["image"])
+    loss, metrics, _ = goal.loss(model, batch, tiny.step())
+    logits = goal.exported(model, {})(batch["image"])
     np.testing.assert_allclose(loss, optax.softmax_cross_entropy(logits, batch["target"]).mean(), rtol=1e-6)
     np.testing.assert_allclose(metrics["accuracy"], (logits.argmax(-1) == batch["target"].argmax(-1)).mean())

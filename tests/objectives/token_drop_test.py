@@ -1,5 +1,6 @@
 """Token dropping: how many tokens when, a random part of each image, and a message for each phase."""
 
+import functools
 import types
 
 import jax
@@ -9,8 +10,9 @@ import pytest
 from flax import nnx
 
 from equivit.objectives import token_drop
+from equivit.objectives.supervised import Supervised
 from equivit.objectives.token_drop import Tokens, tokens_at
-from equivit.training import build, loop
+from equivit.training import loop, program
 from equivit.training.config import get_base, validate
 from tests.training import tiny
 
@@ -37,27 +39,23 @@ def options(**objective):
 
 
 def test_the_number_of_tokens_is_that_of_the_training_images():
-    config = options()
-    goal = build.make_objective(config)
-    jax.eval_shape(lambda: goal.init(build.make_model(config, nnx.Rngs(0)), jax.random.key(0)))
-    assert goal.static(0.0) == Tokens(2, 8) and goal.static(0.5) == Tokens(6, 8)
-    assert build.make_objective(options(token_drop=None)).static(0.0) is None
+    goal = Supervised(options())
+    module = jax.eval_shape(lambda: program.make_model(options(), nnx.Rngs(0)))
+    assert goal.static(module, 0.0) == Tokens(2, 8) and goal.static(module, 0.5) == Tokens(6, 8)
+    assert Supervised(options(token_drop=None)).static(module, 0.0) is None
 
 
 def test_each_image_keeps_tokens_of_its_own():
     """A spy takes the place of the model."""
-    goal, seen = build.make_objective(options()), []
+    goal, seen = Supervised(options()), []
 
     def model(images, *, keep, **rest):
         seen.append(keep)
         return jnp.zeros((len(images), 4))
 
-    spy = types.SimpleNamespace(put=lambda *_: model, take_state=lambda _: {})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("equivit.objectives.supervised.parameters", spy)
-        batch = {"image": jnp.zeros((64, 16, 8, 3)), "target": jnp.ones((64, 4))}
-        for key in (1, 1, 2):
-            goal.loss({}, {"state": {}}, batch, jax.random.key(key), 0, Tokens(6, 8))
+    batch = {"image": jnp.zeros((64, 16, 8, 3)), "target": jnp.ones((64, 4))}
+    for key in (1, 1, 2):
+        goal.loss(model, batch, tiny.step(key, static=Tokens(6, 8)))
     first, again, other = map(np.asarray, seen)
     assert first.shape == (64, 6) and all(len(set(row)) == 6 for row in first.tolist())
     assert len({tuple(sorted(row)) for row in first.tolist()}) > 10  # of 28 choices
@@ -67,21 +65,21 @@ def test_each_image_keeps_tokens_of_its_own():
 
 
 def test_the_log_says_each_phase(tmp_path, capsys):
+    compiled = []
+
+    class Phases(Supervised):
+        def static(self, module, progress):
+            return Tokens(2 if progress < 0.5 else 6, 8)
+
+        def loss(self, module, batch, step):
+            compiled.append(step.static)
+            return super().loss(module, batch, step._replace(static=None))
+
     config = tiny.config(log=dict(tensorboard=False))
     config.steps = 4
-    goal = tiny.objective(config)
-    goal.static = lambda progress: Tokens(2 if progress < 0.5 else 6, 8)
-    plain, compiled = goal.loss, []
-
-    def loss(*arguments):
-        compiled.append(arguments[-1])
-        return plain(*arguments[:-1], None)
-
-    goal.loss = loss
     pipeline = types.SimpleNamespace(steps_per_epoch=4, batches=lambda start: (tiny.batch(t) for t in range(start, 4)))
-    loop.train(
-        config, workdir=tmp_path, objective=goal, make_model=tiny.Tiny, pipeline=pipeline, evaluate=lambda *_: {}
-    )
+    make = functools.partial(tiny.of_config, objective=Phases(config))
+    loop.train(config, workdir=tmp_path, pipeline=pipeline, evaluate=lambda *_: {}, make_program=make)
     said = capsys.readouterr().out
     assert said.count("tokens:") == 2
     assert "tokens: 2 of 8 from step 0." in said and "tokens: 6 of 8 from step 2." in said
@@ -95,5 +93,5 @@ def test_bad_rates(rates):
 
 
 def test_bad_phases():
-    with pytest.raises(ValueError, match="token_drop_phases=0 must be a positive whole number"):
+    with pytest.raises(ValueError, match="token_drop_phases=0 must be a whole number, positive"):
         options(token_drop_phases=0)

@@ -13,7 +13,7 @@ OPTIONS = dict(name="lars", lr=6.4, momentum=0.9, weight_decay=0.0, clip=None)
 def steps(data, **options):
     params = {name: jnp.asarray(data[f"input/{name}0"]) for name in "wb"}
     gradients = [{name: jnp.asarray(data[f"input/g{name}{t}"]) for name in "wb"} for t in range(4)]
-    problem = unstacked(params, lambda name, shape: Rule(decay=len(shape) > 1))
+    problem = unstacked(params, lambda tensor: Rule(decay=len(tensor.shape) > 1))
     return run(make(problem, params, **{**OPTIONS, **options}), params, gradients)
 
 

@@ -1,5 +1,6 @@
 """The loop in this process, on a tiny model: resuming, SIGTERM, losses that are not finite, evaluation."""
 
+import functools
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+from equivit.objectives.supervised import Supervised
 from equivit.training import checkpoints, loop
 from tests.training import tiny
 from tests.training.state_test import mesh_of
@@ -30,15 +32,11 @@ class Pipeline:
             start += 1
 
 
-def train(workdir, options, pipeline=None, evaluate=lambda model, config: {"accuracy": 0.5}):
-    return loop.train(
-        options,
-        workdir=workdir,
-        objective=tiny.objective(options),
-        make_model=tiny.Tiny,
-        pipeline=pipeline or Pipeline(),
-        evaluate=evaluate,
-    )
+def train(workdir, options, pipeline=None, evaluate=lambda model, config: {"accuracy": {"top1": 0.5}}):
+    """The final figures of a run, None if it was stopped."""
+    pipeline = pipeline or Pipeline()
+    outcome = loop.train(options, workdir=workdir, pipeline=pipeline, evaluate=evaluate, make_program=tiny.of_config)
+    return outcome and outcome.report
 
 
 def options(**sections):
@@ -64,8 +62,36 @@ def whole(tmp_path_factory):
 
 def test_the_report_and_the_files(whole):
     workdir, report = whole
-    assert report == json.loads((workdir / "report.json").read_text()) == {"step": 10, "eval/accuracy": 0.5}
+    assert report == json.loads((workdir / "report.json").read_text()) == {"step": 10, "eval/accuracy/top1": 0.5}
     assert [row["step"] for row in rows(workdir)] == [2, 4, 6, 8, 10, 10]
+
+
+def test_the_outcome_is_the_model_and_what_was_measured_on_it(whole):
+    seen = []
+
+    def evaluate(model, config):
+        seen.append(model)
+        return {"accuracy": {"top1": 0.5, "of": [1, 2]}}
+
+    outcome = loop.train(
+        options(), workdir=whole[0], pipeline=Pipeline(), evaluate=evaluate, make_program=tiny.of_config
+    )
+    assert outcome.report == {"step": 10, "eval/accuracy/top1": 0.5}
+    assert outcome.results == {"accuracy": {"top1": 0.5, "of": [1, 2]}} and outcome.model is seen[-1]
+
+
+def test_the_objective_knows_the_length_of_the_run(tmp_path):
+    clocks = []
+
+    class Watching(Supervised):
+        def after_step(self, trainable, extra, clock):
+            clocks.append(clock)
+            return extra
+
+    config = options()
+    make = functools.partial(tiny.of_config, objective=Watching(config))
+    loop.train(config, workdir=tmp_path, pipeline=Pipeline(), evaluate=lambda *_: {}, make_program=make)
+    assert {(clock.total, clock.per_epoch) for clock in clocks} == {(10, 4)}
 
 
 def test_sigterm_saves_and_the_run_goes_on(whole, tmp_path):
@@ -121,12 +147,12 @@ def test_evaluation_every_so_many_epochs_sees_the_model(tmp_path):
 
     def evaluate(model, config):
         seen.append(float(np.abs(model.head.kernel[...]).sum()))
-        return {"accuracy": 0.25}
+        return {"accuracy": {"top1": 0.25}}
 
     config = options(evaluation=dict(every_epochs=1))
     train(tmp_path, config, evaluate=evaluate)
     assert len(set(seen)) == 3  # after steps 4, 8 and 10
-    assert [row["step"] for row in rows(tmp_path) if "eval/accuracy" in row] == [4, 8, 10]
+    assert [row["step"] for row in rows(tmp_path) if "eval/accuracy/top1" in row] == [4, 8, 10]
 
 
 def test_lines_after_the_checkpoint_are_dropped_on_resuming(whole, tmp_path):

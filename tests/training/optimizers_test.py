@@ -1,6 +1,8 @@
 """LAMB and AdamW against arrays from apex's rules (timm's Lamb) and torch's AdamW, and the rules on logical tensors."""
 
 import pathlib
+from collections.abc import Callable
+from typing import NamedTuple
 
 import chex
 import jax
@@ -8,9 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
+from equivit import logical
+from equivit.layers.stack import Stack
+from equivit.logical import Tensor
 from equivit.objectives.objective import Rule
-from equivit.training import optimizers
+from equivit.training import optimizers, schedules
 from equivit.training.config import get_base
 
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures" / "losses"
@@ -18,27 +24,37 @@ FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures" / "losses"
 TOLERANCE = 4e-7
 
 
-class Problem:
-    """What an optimiser asks of an objective: names and rules."""
+class Problem(NamedTuple):
+    """What an optimiser asks of an objective and its module."""
 
-    def __init__(self, names, rule):
-        self._names, self._rule = names, rule
+    tables: dict[str, np.ndarray]
+    rule: Callable[[Tensor], Rule]
 
-    def names(self):
-        return self._names
 
-    def rules(self):
-        return self._rule
+def tensor(name, shape, layers=(), last=0):
+    return Tensor(name, tuple(shape), decay=True, product=False, norm=False, layers=layers, last=last)
+
+
+def stacked(names, params, rule):
+    """Leaves whose leading axes are stacks; `names` are those of the logical tensors."""
+    tables = {}
+    for leaf, table in names.items():
+        tables[leaf] = np.empty(table.shape, object)
+        for i in np.ndindex(table.shape):
+            tables[leaf][i] = tensor(str(table[i]), params[leaf].shape[table.ndim :])
+    return Problem(tables, rule)
 
 
 def unstacked(params, rule):
-    return Problem({name: np.asarray(name) for name in params}, rule)
+    return stacked({name: np.asarray(name) for name in params}, params, rule)
 
 
-def make(problem, params, lr=0.01, **options):
+def make(problem, params, lr=0.01, total=10, **options):
     config = get_base().optimizer
-    config.update(options)
-    return optimizers.create(config, problem, params, lambda step: jnp.float32(lr))
+    with config.unlocked():
+        config.update(options)
+    weight_decay = schedules.weight_decay(config, total_steps=total, steps_per_epoch=2)
+    return optimizers.create(config, problem.rule, problem.tables, params, lambda step: jnp.float32(lr), weight_decay)
 
 
 def run(optimizer, params, gradients):
@@ -59,11 +75,11 @@ def parity_case(file):
     return data, params, gradients
 
 
-def some_decay(name, shape):
-    return Rule(decay=name in ("p0", "p3"))
+def some_decay(tensor):
+    return Rule(decay=tensor.name in ("p0", "p3"))
 
 
-def all_decay(name, shape):
+def all_decay(tensor):
     return Rule()
 
 
@@ -97,7 +113,7 @@ def test_a_stack_is_optimised_as_its_tensors(name):
     """Three steps on stacked leaves [block, irrep, ...] equal those on the separate tensors, every rule included."""
     key = jax.random.split(jax.random.key(0), 8)
     scales = jnp.array([[1.0, 30.0], [0.1, 3.0], [0.0, 5.0]])  # so that a ratio of the whole stack would be wrong
-    stacked = {
+    params = {
         "blocks.w": jax.random.normal(key[0], (3, 2, 4, 5)) * scales[..., None, None],
         "blocks.b": jax.random.normal(key[1], (3, 7)),
         "head": jax.random.normal(key[2], (5, 6)),
@@ -107,39 +123,36 @@ def test_a_stack_is_optimised_as_its_tensors(name):
         "blocks.b": np.array([f"blocks.{i}.b" for i in range(3)]),
         "head": np.asarray("head"),
     }
-    gradients = [{k: jax.random.normal(jax.random.key(t), a.shape) for k, a in stacked.items()} for t in range(3)]
+    gradients = [{k: jax.random.normal(jax.random.key(t), a.shape) for k, a in params.items()} for t in range(3)]
 
-    def rule(name, shape):
-        group = "head" if name == "head" else "body"
+    def rule(tensor):
         return Rule(
-            lr=0.5 if "blocks.1." in name else 1.0, decay=len(shape) > 1, clip=group, frozen=name == "blocks.2.b"
+            lr=0.5 if "blocks.1." in tensor.name else 1.0,
+            decay=len(tensor.shape) > 1,
+            clip="head" if tensor.name == "head" else "body",
+            frozen=tensor.name == "blocks.2.b",
+            starts=2 if tensor.name == "blocks.0.b" else 0,
         )
 
     def separate(tree):
         return {str(table[k][i]): a[i] for k, a in tree.items() for i in np.ndindex(table[k].shape)}
 
     options = dict(name=name, weight_decay=0.1, clip=0.5)
-    ours = run(make(Problem(table, rule), stacked, **options), stacked, gradients)[-1]
-    params = separate(stacked)
-    apart = run(make(unstacked(params, rule), params, **options), params, [separate(g) for g in gradients])[-1]
-    chex.assert_trees_all_close(separate(ours), apart, rtol=1e-6, atol=1e-7)  # the order of sums differs
-    chex.assert_trees_all_equal(ours["blocks.b"][2], stacked["blocks.b"][2])
+    ours = run(make(stacked(table, params, rule), params, **options), params, gradients)
+    alone = separate(params)
+    apart = run(make(unstacked(alone, rule), alone, **options), alone, [separate(g) for g in gradients])[-1]
+    chex.assert_trees_all_close(separate(ours[-1]), apart, rtol=1e-6, atol=1e-7)  # the order of sums differs
+    chex.assert_trees_all_equal(ours[-1]["blocks.b"][2], params["blocks.b"][2])
+    chex.assert_trees_all_equal(ours[1]["blocks.b"][0], params["blocks.b"][0])
+    assert (ours[2]["blocks.b"][0] != params["blocks.b"][0]).any()
 
 
 def test_clip_groups_have_norms_of_their_own():
     params = {"a": jnp.zeros(2), "b": jnp.zeros(2)}
     gradients = {"a": jnp.array([3.0, 4.0]), "b": jnp.array([0.3, 0.4])}
-    problem = unstacked(params, lambda name, shape: Rule(decay=False, clip=name))
+    problem = unstacked(params, lambda tensor: Rule(decay=False, clip=tensor.name))
     updates = run(make(problem, params, lr=1.0, name="sgd", momentum=0.0, clip=1.0), params, [gradients])[-1]
     chex.assert_trees_all_close(updates, {"a": jnp.array([-0.6, -0.8]), "b": jnp.array([-0.3, -0.4])}, rtol=1e-6)
-
-
-def test_frozen_leaves_have_no_state():
-    params = {"a": jnp.ones(3), "b": jnp.ones(4)}
-    optimizer = make(unstacked(params, lambda name, shape: Rule(frozen=name == "b")), params)
-    assert {leaf.shape for leaf in jax.tree.leaves(optimizer.init(params))} == {(), (3,)}
-    after = run(optimizer, params, [{"a": jnp.ones(3), "b": jnp.ones(4)}])[-1]
-    chex.assert_trees_all_equal(after["b"], params["b"])
 
 
 def test_no_decay_patterns():
@@ -152,22 +165,98 @@ def test_no_decay_patterns():
         make(unstacked(params, all_decay), params, no_decay=("heed.*",))
 
 
-def test_the_rate_falls_from_layer_to_layer():
-    names = ["patch_embed.kernel", "position.table", "jumbo_token", "blocks.0.mlp.fc1.weight", "blocks.2.norm1.scale",
-             "jumbo_mlp.fc1.weight", "norm.scale", "head.weight"]  # fmt: skip
-    factor = optimizers.layer_factors(names, 0.5)
-    expected = [1 / 16, 1 / 16, 1 / 16, 1 / 8, 1 / 2, (1 / 2 + 1 / 4 + 1 / 8) / 3, 1, 1]
-    assert [factor(name) for name in names] == expected
-    with pytest.raises(ValueError, match="layer_decay=0.5: the model has no blocks"):
-        optimizers.layer_factors(["head.weight"], 0.5)
+def test_weight_decay_may_follow_a_schedule():
+    """Against a loop written out: SGD without momentum, whose decay goes from 0.04 to 0.4 in half a cosine."""
+    params = {"w": jnp.full((2, 2), 3.0), "b": jnp.full(2, 3.0)}
+    gradients = [{"w": jnp.full((2, 2), 0.1 * t), "b": jnp.ones(2)} for t in range(4)]
+    problem = unstacked(params, lambda tensor: Rule(decay=tensor.name == "w"))
+    options = dict(name="sgd", momentum=0.0, clip=None, weight_decay=0.04, weight_decay_end=0.4, lr=0.5, total=4)
+    history = run(make(problem, params, **options), params, gradients)
+    w = 3.0
+    for t, after in enumerate(history):
+        decay = 0.4 + 0.5 * (0.04 - 0.4) * (1 + np.cos(np.pi * t / 4))
+        w -= 0.5 * (0.1 * t + decay * w)
+        np.testing.assert_allclose(after["w"], w, rtol=1e-6)
+        np.testing.assert_allclose(after["b"], 3 - 0.5 * (t + 1), rtol=1e-6)
+
+
+def test_a_tensor_starts_to_move_at_its_step_with_the_moments_gathered_before():
+    params = {"late": jnp.ones(2), "other": jnp.ones(2)}
+    gradients = [{k: jnp.full(2, 1.0 + t) for k in params} for t in range(4)]
+    problem = unstacked(params, lambda tensor: Rule(decay=False, starts=2 if tensor.name == "late" else 0))
+    history = run(make(problem, params, name="sgd", momentum=0.9, clip=None, lr=0.1), params, gradients)
+    assert all((step["late"] == 1).all() for step in history[:2])
+    for before, after in zip(history[1:], history[2:], strict=False):
+        np.testing.assert_allclose(after["late"] - before["late"], after["other"] - before["other"], rtol=1e-5)
+
+
+class Block(nnx.Module):
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(2, 2, rngs=rngs)
+
+
+class Body(nnx.Module):
+    """Three blocks in one stack, or in two stages."""
+
+    before = ("embed", "token")
+    throughout = ("shared",)
+
+    def __init__(self, stages, rngs):
+        self.embed, self.norm = nnx.Linear(2, 2, rngs=rngs), nnx.LayerNorm(2, rngs=rngs)
+        self.token, self.shared = nnx.Param(jnp.zeros((1, 2)), decay=False), nnx.Linear(2, 2, rngs=rngs)
+        if stages:
+            self.stages = nnx.List([Stage(length, rngs) for length in (1, 2)])
+        else:
+            self.blocks = Stack([(3, Block)], rngs=rngs)
+
+
+class Stage(nnx.Module):
+    def __init__(self, length, rngs):
+        self.blocks = Stack([(length, Block)], rngs=rngs)
+
+
+class Around(nnx.Module):
+    def __init__(self, name, stages, rngs):
+        setattr(self, name, Body(stages, rngs))
+        self.decoder = Stage(2, rngs)
+
+
+def factors(module, decay=0.5):
+    tables = logical.tensors(module).values()
+    return {t.name: optimizers.layer_factor(t, decay) for table in tables for t in table.flat}
+
+
+@pytest.mark.parametrize("prefix", ["", "encoder.", "backbone."])
+@pytest.mark.parametrize("stages", [False, True])
+def test_the_rate_falls_from_layer_to_layer_wherever_the_blocks_are(prefix, stages):
+    rngs = nnx.Rngs(0)
+    found = factors(Around(prefix[:-1], stages, rngs) if prefix else Body(stages, rngs))
+    last = "stages.1.blocks.1" if stages else "blocks.2"
+    expected = {
+        "embed.kernel": 1 / 16,
+        "token": 1 / 16,
+        ("stages.0.blocks.0" if stages else "blocks.0") + ".linear.bias": 1 / 8,
+        ("stages.1.blocks.0" if stages else "blocks.1") + ".linear.kernel": 1 / 4,
+        f"{last}.linear.kernel": 1 / 2,
+        "shared.kernel": (1 / 2 + 1 / 4 + 1 / 8) / 3,
+        "norm.scale": 1,
+    }
+    assert {name: found[prefix + name] for name in expected} == expected
 
 
 def test_layer_decay_multiplies_the_rate_of_each_slice():
-    params = {"blocks.w": jnp.zeros((2, 3)), "head": jnp.zeros(3)}
-    table = {"blocks.w": np.array(["blocks.0.w", "blocks.1.w"]), "head": np.asarray("head")}
-    problem = Problem(table, lambda name, shape: Rule(lr=3.0 if name == "head" else 1.0))
+    body = Body(False, nnx.Rngs(0))
+    params, tables = jax.tree.map(jnp.zeros_like, logical.take(body)), logical.tensors(body)
+    problem = Problem(tables, lambda tensor: Rule(lr=3.0 if tensor.name.startswith("norm") else 1.0))
     gradients = [jax.tree.map(jnp.ones_like, params)]
     options = dict(name="sgd", weight_decay=0.0, clip=None, lr=1.0, layer_decay=0.5)
     after = run(make(problem, params, **options), params, gradients)[-1]
-    rows = -jnp.array([[0.25], [0.5]]) * jnp.ones(3)
-    chex.assert_trees_all_equal(after, {"blocks.w": rows, "head": -3 * jnp.ones(3)})
+    rows = -jnp.array([[1 / 8], [1 / 4], [1 / 2]]) * jnp.ones(2)
+    chex.assert_trees_all_equal(after["blocks.runs.0.linear.bias"], rows)
+    chex.assert_trees_all_equal(after["norm.scale"], -3 * jnp.ones(2))
+
+
+def test_layer_decay_without_layers_is_refused():
+    params = {"head": jnp.zeros(3)}
+    with pytest.raises(ValueError, match="layer_decay=0.5: no part of the model says what comes before its blocks"):
+        make(unstacked(params, all_decay), params, layer_decay=0.5)

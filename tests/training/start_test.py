@@ -7,7 +7,7 @@ from flax import nnx
 
 from equivit import logical
 from equivit.models import saved, zoo
-from equivit.training import build, start
+from equivit.training import program, start
 from equivit.training.config import get_base
 
 SIZE = dict(width=24, num_heads=2, depth=1, patch_size=4, num_classes=4, in_channels=3)
@@ -50,7 +50,7 @@ def test_other_sizes_and_classes(plain, capsys):
     assert not any(leaf.startswith("head.") for leaf in arrays)
     said = capsys.readouterr().out
     assert "a new head is drawn; positions are resized from 2x3 to 5x4." in said
-    whole = jax.eval_shape(lambda: logical.put(build.make_model(c, nnx.Rngs(0)), arrays))
+    whole = jax.eval_shape(lambda: logical.put(program.make_model(c, nnx.Rngs(0)), arrays))
     assert whole.head.weight.shape == (24, 7) and whole.position.table.shape == (5, 4, 24)
 
 

@@ -36,7 +36,7 @@ def data() -> SeriesData:
 @pytest.fixture(scope="module")
 def program(config):
     model = zoo.configuration("patchtst", length=40, channels=2, num_classes=3, **config.model)
-    return sweep.Program(config, model.build, examples=96, epochs=EPOCHS, together=4)
+    return sweep.Sweep(config, model.build, examples=96, epochs=EPOCHS, together=4)
 
 
 RUNS = sweep.grid((1e-2, 1e-3), (0.0, 0.3), seed=5)

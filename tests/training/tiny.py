@@ -1,12 +1,16 @@
 """A classifier small enough for tests of the training loop, with a stack of blocks as real models have."""
 
+import copy
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from equivit.layers.stack import Stack
-from equivit.objectives.supervised import Supervised
-from equivit.training import optimizers, sharding, state
+from equivit.objectives.clock import Clock
+from equivit.objectives.objective import Step
+from equivit.training import program as programs
+from equivit.training import sharding
 from equivit.training.config import get_base
 
 CLASSES, SIDE, WIDTH = 8, 4, 64
@@ -36,25 +40,28 @@ def config(**sections):
     """The defaults, changed by sections such as `optimizer=dict(name="sgd")`."""
     base = get_base()
     base.steps, base.batch_size = 10, 16
+    base.model.num_classes = CLASSES
     base.data.update(image_size=(SIDE, SIDE), mean=(0.5,), std=(0.5,))
     for section, values in sections.items():
         base[section].update(values)
     return base
 
 
-def objective(options):
-    return Supervised(options.objective, mean=(0.5,), std=(0.5,), num_classes=CLASSES, image_size=(SIDE, SIDE))
+def of_config(options, mesh, *, build=Tiny, **others):
+    """As `program.of_config`, of a tiny model."""
+    return programs.of_config(options, mesh, build=build, **others)
 
 
-def program(options, mesh, *, make_model=Tiny, lr=1e-2):
-    """The compiled program of a config, at a constant learning rate."""
-    goal = objective(options)
+def program(options, mesh, *, lr=1e-2, total=10, **others):
+    """The program of a config, at a constant learning rate."""
+    options = copy.deepcopy(options)
+    options.schedule.update(name="constant", lr=lr)
+    return of_config(options, mesh, total=total, per_epoch=4, **others)
 
-    def make_optimizer(trainable):
-        return optimizers.create(options.optimizer, goal, trainable, lambda step: jnp.float32(lr))
 
-    accumulation = options.optimizer.accumulation
-    return state.compile_program(goal, make_model, make_optimizer, mesh, seed=0, accumulation=accumulation)
+def step(key=0, *, static=None, extra=None, given=None, at=0):
+    """What a loss is given beside module and batch."""
+    return Step(jax.random.key(key), Clock(at, 10, 4), static, extra or {}, given or {})
 
 
 def batch(t, size=16):
@@ -68,5 +75,5 @@ def run(program, mesh, steps, start=None):
     """The state and the metrics after some steps."""
     current, metrics = program.init({}) if start is None else start, None
     for t in range(int(current.step), steps):
-        current, metrics = program.step(current, sharding.to_global(mesh, batch(t)), None)
+        current, metrics = program.step(current, sharding.to_global(mesh, batch(t)))
     return current, metrics

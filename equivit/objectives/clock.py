@@ -1,0 +1,39 @@
+"""Where a run stands, and schedules that follow from it."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Clock(NamedTuple):
+    """The position of a step in its run; `step` is traced, so one compiled step serves all of them.
+
+    Attributes:
+      step: number of finished steps.
+      total: steps of the whole run.
+      per_epoch: steps of one epoch.
+    """
+
+    step: jax.Array
+    total: int
+    per_epoch: int
+
+    @property
+    def done(self) -> jax.Array:
+        """The share of the run that is done, in [0, 1]."""
+        return self.step / self.total
+
+    @property
+    def epoch(self) -> jax.Array:
+        """The number of finished epochs, with fractions."""
+        return self.step / self.per_epoch
+
+    def linear(self, begin: float, end: float, until: float = 1.0) -> jax.Array:
+        """A straight line from `begin` to `end` over the first share `until` of the run, then `end`."""
+        return begin + (end - begin) * jnp.minimum(self.done / until, 1.0)
+
+    def cosine(self, begin: float, end: float) -> jax.Array:
+        """Half a cosine from `begin` to `end` over the run."""
+        # (1 + cos x) / 2 written as cos^2 (x / 2), which keeps its digits near the end of the run.
+        return end + (begin - end) * jnp.cos(jnp.pi / 2 * self.done) ** 2
