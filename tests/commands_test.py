@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from equivit import convert, evaluate, pretrained
-from equivit.evaluation import suite
+from equivit import convert, pretrained
 
 ROOT = pathlib.Path(__file__).parents[1]
 COMMANDS = sorted(path.stem for path in (ROOT / "equivit").glob("*.py") if '"__main__"' in path.read_text())
@@ -46,7 +45,7 @@ def test_a_plain_run_imports_no_gpu_kernels_and_draws_at_its_end_alone():
     modules = imported(
         "from equivit.data import loader\n"
         "from equivit.evaluation import suite, summary\n"
-        "from equivit.training import build, loop, sharding, start\n"
+        "from equivit.training import loop, program, sharding, start\n"
         "from equivit import models\n"
     )
     assert "jax.experimental.pallas" in modules  # the names below are those of today
@@ -57,4 +56,3 @@ def test_a_plain_run_imports_no_gpu_kernels_and_draws_at_its_end_alone():
 def test_the_names_that_help_shows_are_those_there_are():
     """They stand in the commands a second time, because the modules that define them are large."""
     assert list(pretrained.FORMATS) == list(convert.FORMATS)
-    assert list(suite.PROTOCOLS) == evaluate.PROTOCOLS.split(",")

@@ -78,17 +78,18 @@ class IsotypicPosition(nnx.Module):
 
     def tables(self, grid: tuple[int, int]) -> dict[str, jax.Array]:
         """The parameters, by name, of the same positions learned for another grid: a part of the resized table."""
-        h, w = _domain(grid, FLIP if self.planes is None else OCTIC)
-        whole = self((2 * h, 2 * w) if self.planes is not None else (h, 2 * w))
-        width = 2 * w
+        octic = self.planes is not None
+        h, w = _domain(grid, OCTIC if octic else FLIP)
+        whole = self((2 * h if octic else h, 2 * w))
 
         def part(leaf):
-            return leaf.reshape(len(leaf), -1, width, leaf.shape[-1])[:, :h, :w]
+            return leaf.reshape(len(leaf), -1, 2 * w, leaf.shape[-1])[:, :h, :w]
 
-        tables = {"lines": part(whole.lines)}
-        if self.planes is not None:  # the row of E that the domain holds; its two copies lie side by side
-            tables["planes"] = jnp.stack(jnp.split(part(whole.planes)[0], 2, axis=-1))
-        return tables
+        if not octic:
+            return {"lines": part(whole.lines)}
+        # The diagonal mirror takes the quarter to itself: unfolding adds a line to its mirror image, which is the same,
+        # and the rows of E to each other.  Its two copies lie side by side.
+        return {"lines": part(whole.lines) / 2, "planes": jnp.stack(jnp.split(part(whole.planes)[0], 2, axis=-1))}
 
 
 def _domain(grid: tuple[int, int], group: Group) -> tuple[int, int]:

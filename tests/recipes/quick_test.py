@@ -29,7 +29,7 @@ def test_quicktest_runs(name, tmp_path, monkeypatch):
             config.evaluation.suite = ("accuracy",)  # the protocol takes longest, and is the same for every recipe
     if name != DRAWN:
         for draw in ("learning_curves", "patch_filters"):
-            monkeypatch.setattr(figures, draw, lambda content, output: output.touch())
+            monkeypatch.setattr(figures, draw, lambda content, output, *more: output.touch())
     report = train.train(config, tmp_path)
     assert report["step"] == 2
     if name == "mae.py":

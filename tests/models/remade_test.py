@@ -1,0 +1,95 @@
+"""A model under another configuration: what is kept, resized, drawn and dropped, and what can be done with it then."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from equivit import logical, models, testing
+from equivit.models import saved
+from equivit.symmetry.groups import OCTIC
+
+SMALL = dict(width=48, depth=2, num_heads=2, patch_size=4, image_size=(16, 16), num_classes=10, registers=2)
+call = jax.jit(lambda model, images: model(images))
+
+
+@functools.cache
+def model(name="vit_ti16", **options):
+    return testing.randomise(models.create(name, **{**SMALL, **options}), jax.random.key(0))
+
+
+def images(*size):
+    return jax.random.normal(jax.random.key(1), (2, *size, 3))
+
+
+def test_nothing_changes_when_nothing_is_asked_for():
+    again, changes = models.remade(model())
+    assert not any(changes) and str(changes) == "all kept"
+    chex.assert_trees_all_equal(again, model())
+    unrolled, changes = models.remade(model(), unroll=True, remat="full", drop_path=(0.0, 0.2))
+    assert not any(changes)
+    np.testing.assert_allclose(call(unrolled, images(16, 16)), call(model(), images(16, 16)), atol=1e-5)
+
+
+def test_tokens_are_dropped_and_a_head_is_drawn():
+    other, changes = models.remade(model(), class_token=False, registers=0, pool="mean", num_classes=3)
+    assert changes.dropped == ("prefix.class_token", "prefix.registers")
+    assert changes.drawn == ("head.bias", "head.weight") and not changes.resized
+    assert str(changes) == "drawn: head.bias, head.weight; dropped: prefix.class_token, prefix.registers"
+    assert call(other, images(12, 20)).shape == (2, 3)
+    np.testing.assert_array_equal(other.blocks[1].mlp.fc1.weight[...], model().blocks[1].mlp.fc1.weight[...])
+    seeds = [models.remade(model(), num_classes=3, rngs=nnx.Rngs(s))[0].head.weight[...] for s in (1, 1, 2)]
+    np.testing.assert_array_equal(seeds[0], seeds[1])
+    assert jnp.abs(seeds[0] - seeds[2]).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("vit_ti16", {}),
+        ("dinov2_vit_ti16", dict(position_offset=0.1, num_classes=10)),
+        ("octic_vit_ti16", dict(family="D8", registers=0)),
+        ("flip_vit_ti16", dict(family="I2")),
+    ],
+)
+def test_positions_are_resized_to_what_the_model_itself_would_use(name, options):
+    """Learned at the new grid, the model gives for images of that size what the old one gave by resizing."""
+    before, x = model(name, **options), images(24, 24)
+    after, changes = models.remade(before, image_size=(24, 24))
+    assert changes.resized and all(tensor.startswith("position.") for tensor in changes.resized)
+    assert not changes.drawn and not changes.dropped
+    np.testing.assert_allclose(call(after, x), call(before, x), atol=1e-5 * float(jnp.abs(call(before, x)).max()))
+    if before.config.group is OCTIC:
+        testing.assert_equivariant(lambda x: call(after, x), OCTIC, x)
+
+
+def test_what_was_changed_can_be_saved(tmp_path):
+    changed, _ = models.remade(model(), registers=0, image_size=(12, 20))
+    saved.save(tmp_path, changed)
+    again = saved.load(tmp_path)
+    assert again.config == changed.config
+    chex.assert_trees_all_equal(again, changed)
+
+
+def test_a_masked_autoencoder_too():
+    config = models.zoo.decoders.MaskedAutoencoderConfig(
+        model(num_classes=None).config, decoder_width=24, decoder_depth=1, decoder_heads=2
+    )
+    whole = config.build(nnx.Rngs(0))
+    deeper, changes = models.remade(whole, decoder_depth=2)
+    assert changes.drawn and all(name.startswith("decoder.blocks.1.") for name in changes.drawn)
+    kept = logical.to_logical(whole)
+    chex.assert_trees_all_equal({name: logical.to_logical(deeper)[name] for name in kept}, kept)
+
+
+def test_what_does_not_fit_is_named():
+    with pytest.raises(ValueError, match=r"parameters do not fit: blocks.0.attention.proj.bias is \[48\] and should"):
+        models.remade(model(), width=64)
+    with pytest.raises(ValueError, match="remade: field='registres' is not one of .*; the nearest is 'registers'"):
+        models.remade(model(), registres=0)
+    with pytest.raises(ValueError, match="pool='class' needs class_token=True"):
+        models.remade(model(), class_token=False)

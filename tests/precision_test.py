@@ -1,0 +1,101 @@
+"""What is rounded in low precision, and what is not: the residual stream keeps what the blocks add to it."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from equivit import logical, models, precision
+from equivit.models import decoders, zoo
+
+SMALL = dict(width=96, depth=4, num_heads=3, patch_size=8, image_size=(32, 48), num_classes=None)
+MODELS = {
+    "plain": ("vit_ti16", {}),
+    "octic": ("octic_vit_ti16", dict(family="D8")),
+    "flip": ("flip_vit_ti16", dict(family="D2")),
+    "jumbo": ("jumbo_vit_ti16", dict(jumbo=2)),
+    "octic_jumbo": ("octic_jumbo_vit_ti16", dict(family="D8", jumbo=2)),
+}
+KINDS = [*MODELS, "decoder"]
+
+
+@functools.cache
+def build(kind) -> nnx.Module:
+    """As a run begins: layer scales of 1e-4, where there are any."""
+    if kind == "decoder":
+        encoder = zoo.configuration("vit_ti16", **SMALL)
+        config = decoders.MaskedAutoencoderConfig(encoder, decoder_width=96, decoder_depth=4, decoder_heads=3)
+        return jax.jit(lambda: config.build(nnx.Rngs(0)).decoder)()
+    name, options = MODELS[kind]
+    return jax.jit(lambda: models.create(name, **{**SMALL, **options}))()
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def added(kind, model):
+    """What all blocks together add to the residual stream."""
+    if kind == "decoder":
+        x = jax.random.normal(jax.random.key(1), (2, 25, 96))
+        return model.blocks(x)[0] - x
+    x, layout = model.embed(jax.random.normal(jax.random.key(1), (2, 32, 48, 3)))
+    return jax.tree.map(jnp.subtract, model.trunk(x, layout)[0], x)
+
+
+def cosine(a, b) -> float:
+    a, b = (np.concatenate([np.ravel(leaf).astype(np.float64) for leaf in jax.tree.leaves(x)]) for x in (a, b))
+    return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_blocks_add_is_kept(kind):
+    """In bfloat16 throughout most of it is lost where layer scales are 1e-4: a change of x below x / 512 is none."""
+    exact = added(kind, build(kind))
+    mixed = added(kind, precision.cast(build(kind), "mixed"))
+    assert {leaf.dtype for leaf in jax.tree.leaves(mixed)} == {jnp.dtype("float32")}
+    found = cosine(mixed, exact)
+    print(f"{kind}: cosine {found:.6f}")
+    assert found > 0.999
+    if kind != "decoder":
+        assert cosine(added(kind, precision.cast(build(kind), "bfloat16")), exact) < 0.9
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_factors_of_products_are_rounded_and_nothing_else(kind):
+    model = build(kind)
+    for leaf, table in logical.tensors(model).items():
+        before, after = logical.take(model)[leaf], logical.take(precision.cast(model, "mixed"))[leaf]
+        product = table.flat[0].product
+        assert after.dtype == (jnp.bfloat16 if product else jnp.float32), leaf
+        assert product == (leaf.split(".")[-1] in ("weight", "kernel", "lines", "planes") and is_map(leaf)), leaf
+        assert logical.take(precision.cast(model, "float32"))[leaf].dtype == before.dtype
+
+
+def is_map(leaf) -> bool:
+    """Lines and planes belong to maps, norms, scales and positions alike."""
+    return not any(part.startswith(("norm", "scale", "position")) for part in leaf.split("."))
+
+
+@pytest.mark.parametrize("family", ["plain", "D8"])
+def test_hidden_fields_stay_low_and_gradients_are_those_of_the_masters(family):
+    """The hidden field of an MLP is what its kernels see; gradients arrive in float32, close to the exact ones."""
+    name = "vit_ti16" if family == "plain" else "octic_vit_ti16"
+    model = models.create(name, **{**SMALL, "depth": 1, "num_classes": 5, "layer_scale": 1.0}, family=family)
+    block = precision.cast(model, "mixed").blocks[0]
+    x, _ = jax.eval_shape(model.embed, jnp.zeros((1, 32, 48, 3)))
+    assert jax.eval_shape(lambda b, x: b.mlp.fc1(b.norm2(x)), block, x).dtype == jnp.bfloat16
+    images = jax.random.normal(jax.random.key(1), (4, 32, 48, 3))
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def gradient(arrays, kind):
+        return jax.grad(lambda a: jnp.square(precision.cast(logical.put(model, a), kind)(images)).sum())(arrays)
+
+    exact, mixed = (gradient(logical.take(model), kind) for kind in ("float32", "mixed"))
+    assert {a.dtype for a in mixed.values()} == {jnp.dtype("float32")}
+    assert cosine(mixed, exact) > 0.999
+
+
+def test_an_unknown_precision_is_refused():
+    with pytest.raises(ValueError, match="precision='mix' is not one of float32, mixed, bfloat16; the nearest is 'mi"):
+        precision.cast(build("plain"), "mix")
