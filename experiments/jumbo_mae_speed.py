@@ -19,8 +19,8 @@ from flax import nnx
 
 from configs import mae as recipe
 from equivit import costs
-from equivit.models import zoo
 from equivit.models.decoders import MaskedAutoencoderConfig
+from equivit.models.vit_config import SIZES
 from equivit.objectives.mae import Mae
 from equivit.training import program
 from experiments import benchmark, programs
@@ -53,7 +53,7 @@ class EncodesAll(Mae):
 
 def main(arguments=None) -> int:
     parser = benchmark.timing_parser(__doc__, output="jumbo_mae_speed.json", runs=50, warmup=10)
-    parser.add_argument("--size", default="b16", choices=zoo.VARIANTS, help="of the encoder (%(default)s)")
+    parser.add_argument("--size", default="b16", choices=list(SIZES), help="of the encoder (%(default)s)")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--pixels", type=int, default=224)
     options = parser.parse_args(arguments)
@@ -101,7 +101,7 @@ def configuration(encoder: str, depth: int, options):
     config, pixels = recipe.get_config(f"B,{encoder}"), (options.pixels, options.pixels)
     config.batch_size = options.batch
     config.model.name = config.model.name.replace("b16", options.size)
-    config.model.update(image_size=pixels, dtype=programs.COMPUTE if benchmark.on_gpu() else None)
+    config.model.image_size, config.precision = pixels, "mixed" if benchmark.on_gpu() else "float32"
     config.data.image_size = pixels
     config.objective.decoder_depth = depth
     return config
@@ -112,7 +112,7 @@ def forward_macs(config) -> tuple[list[int], tuple[int, int]]:
     encoder = jax.eval_shape(lambda: program.make_model(config, nnx.Rngs(0))).config
     section = config.objective
     whole = MaskedAutoencoderConfig(encoder, section.decoder_width, section.decoder_depth, section.decoder_heads)
-    model = jax.eval_shape(lambda: zoo.build(whole, nnx.Rngs(0)))
+    model = jax.eval_shape(lambda: whole.build(nnx.Rngs(0)))
     image = jax.ShapeDtypeStruct((1, *config.data.image_size, 3), jnp.float32)
     every = (encoder.image_size[0] // encoder.patch_size[0]) * (encoder.image_size[1] // encoder.patch_size[1])
     numbers = (every // 4, every)

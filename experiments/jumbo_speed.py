@@ -77,10 +77,9 @@ def main(arguments=None) -> int:
 def measured(width: int, pixels: int, options) -> dict:
     """Images per second and the memory of a call, of both models in turn."""
     sizes = dict(image_size=(pixels, pixels), num_classes=1000)
-    if not benchmark.on_gpu():
-        sizes["dtype"] = None
+    precision = "mixed" if benchmark.on_gpu() else "float32"
     found = {
-        model: programs.forward(f"{name}_{WIDTHS[width]}", batch=options.batch, precision="mixed", **sizes)
+        model: programs.forward(f"{name}_{WIDTHS[width]}", batch=options.batch, precision=precision, **sizes)
         for model, name in MODELS.items()
     }
     calls = {model: program.start() for model, program in found.items()}

@@ -27,6 +27,7 @@ import numpy as np
 from flax import nnx
 
 from equivit import logical, models, testing
+from equivit.layers.stack import Stack
 from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC
 from experiments import benchmark
@@ -126,15 +127,16 @@ def ours(kind: str, block: nnx.Module, x: np.ndarray, dtype: str) -> tuple[Calla
     """
     block, x = jax.tree.map(lambda a: a.astype(dtype), block), jnp.asarray(x, dtype)
     x = fields.from_dense(x, OCTIC) if kind == "octic" else x
-    compiled = jax.jit(lambda block, x: block(x)).lower(block, x).compile()
+    blocks = Stack.from_blocks([block])
+    compiled = jax.jit(lambda blocks, x: blocks(x)[0]).lower(blocks, x).compile()
 
     def call():
-        jax.block_until_ready(compiled(block, x))
+        jax.block_until_ready(compiled(blocks, x))
         start = time.perf_counter()
-        jax.block_until_ready(compiled(block, x))
+        jax.block_until_ready(compiled(blocks, x))
         return time.perf_counter() - start
 
-    y = compiled(block, x)
+    y = compiled(blocks, x)
     y = fields.to_dense(y) if kind == "octic" else y
     return call, np.asarray(y, np.float32)
 

@@ -12,13 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from equivit.models import vit_config, zoo
+from equivit.layers.grid import check_grid
+from equivit.models import zoo
+from equivit.precision import cast
 from equivit.symmetry import fields
 from experiments import benchmark
 
-COMPUTE = "bfloat16"
-# How parameters are stored: "mixed" as in octic ViTs, Appendix D.4; "bfloat16" as they would be to serve a model.
-PRECISIONS = {"mixed": "float32", "bfloat16": "bfloat16"}
+# Parameters are stored in float32 and cast in the call, as in octic ViTs, Appendix D.4; with "bfloat16" they are stored
+# so, as to serve a model.
+PRECISIONS = ("mixed", "bfloat16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,10 +38,12 @@ class Compiled:
 
 def forward(name: str, *, batch: int, precision: str, **options) -> Compiled:
     """Logits of a batch of images by a model of the zoo."""
-    make = functools.partial(_stored, lambda: zoo.create(name, **{"dtype": COMPUTE, **options}), precision)
-    size = zoo.configuration(name, **options).image_size
+    make = functools.partial(_stored, lambda: zoo.create(name, **options), precision)
+    shape = (batch, *zoo.configuration(name, **options).input_shape)
     return _compiled(
-        lambda model, images: model(images), make, lambda: jax.random.normal(jax.random.key(1), (batch, *size, 3))
+        lambda model, images: cast(model, precision)(images),
+        make,
+        lambda: jax.random.normal(jax.random.key(1), shape),
     )
 
 
@@ -47,13 +51,14 @@ def block(name: str, *, batch: int, precision: str, **options) -> Compiled:
     """The first block of a model of the zoo, on as many tokens as the model has."""
     config = zoo.configuration(name, **options)
     make = functools.partial(_stored, lambda: zoo.create(name, **{**options, "depth": 1}).blocks[0], precision)
-    h, w = vit_config.check_grid(config.image_size, config.patch_size, "image_size")
+    h, w = check_grid(config.image_size, config.patch_size, "image_size")
 
     def tokens():
-        x = jax.random.normal(jax.random.key(1), (batch, config.prefix + h * w, config.width), COMPUTE)
+        stream = "bfloat16" if precision == "bfloat16" else "float32"
+        x = jax.random.normal(jax.random.key(1), (batch, config.prefix + h * w, config.width), stream)
         return x if config.group is None else fields.from_dense(x, config.group)
 
-    return _compiled(lambda block, x: jax.tree.map(lambda a: a.astype(COMPUTE), block)(x), make, tokens)
+    return _compiled(lambda block, x: cast(block, precision)(x), make, tokens)
 
 
 def parameters(name: str, **options) -> int:
@@ -62,7 +67,7 @@ def parameters(name: str, **options) -> int:
 
 
 def _stored(make, precision):
-    return jax.tree.map(lambda a: a.astype(PRECISIONS[precision]), make())
+    return cast(make(), "bfloat16") if precision == "bfloat16" else make()
 
 
 def _compiled(apply, *makers) -> Compiled:
@@ -114,16 +119,14 @@ def lower_training_step(config, objective=None) -> Lowered:
 
     Raises ImportError without ml_collections, which forward passes do not need.
     """
+    from equivit.data import loader
     from equivit.training import program, sharding
 
     mesh = jax.make_mesh((1, 1), ("data", "fsdp"), (jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:1])
     run = program.of_config(config, mesh, total=10**6, per_epoch=10**3, objective=objective)
     where = jax.sharding.NamedSharding(mesh, sharding.BATCH)
-    shapes = {"image": ((*config.data.image_size, 3), np.uint8), "label": ((), np.int32)}
-    batch = {
-        name: jax.ShapeDtypeStruct((config.batch_size, *shape), dtype, sharding=where)
-        for name, (shape, dtype) in shapes.items()
-    }
+    shapes = loader.shapes(config.data, config.batch_size, channels=3)
+    batch = {name: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where) for name, a in shapes.items()}
     with jax.set_mesh(mesh):
         step = run.lower(batch)
     return Lowered(step, batch, lambda: run.init({}))

@@ -55,18 +55,18 @@ class Probe(nnx.Module):
 
     def __init__(self, model: nnx.Module, num_classes: int, objective: ConfigDict, *, rngs: nnx.Rngs):
         self.backbone = jax.tree.map(lambda a: a, model)  # a copy
-        self.backbone.head = _Identity()
-        shape = (1, *model.config.image_size, model.config.in_channels)
-        features = jax.eval_shape(lambda m, x: m(x), self.backbone, jax.ShapeDtypeStruct(shape, jnp.float32))
+        self.backbone.head = None
+        images = jax.ShapeDtypeStruct((1, *model.config.input_shape), jnp.float32)
+        features = jax.eval_shape(lambda model, x: model.pooled(x), self.backbone, images)
         self.head = ProbeHead(features.shape[-1], num_classes, objective, rngs=rngs)
 
     def __call__(self, images: jax.Array, *, train: bool = False) -> jax.Array:
-        return self.head(self.backbone(images).astype(jnp.float32), train=train)
+        return self.head(self.backbone.pooled(images).astype(jnp.float32), train=train)
 
     def folded(self) -> nnx.Module:
         """The backbone with one linear map as its head, into which the normalisation is folded."""
         model = jax.tree.map(lambda a: a, self.backbone)
-        model.head = self.head.folded()
+        model.head = nnx.data(self.head.folded())
         return model
 
 
@@ -120,10 +120,3 @@ class LinearProbe(Objective):
     def exported(self, module: Probe, extra: Extra) -> nnx.Module:
         """The backbone with a linear head."""
         return module.folded()
-
-
-class _Identity(nnx.Module):
-    """In place of a head: the model then returns what its head would read."""
-
-    def __call__(self, features):
-        return features
