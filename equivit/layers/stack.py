@@ -35,7 +35,7 @@ class Seen(NamedTuple):
     def joined(self, later: "Seen") -> "Seen":
         """With what was seen in the blocks after these."""
         collected = [part for part in (self.collected, later.collected) if part is not None]
-        return Seen(self.outputs | later.outputs, _concatenated(collected) if collected else None)
+        return Seen(self.outputs | later.outputs, _concatenated(collected))
 
 
 class Stack(nnx.Module):
@@ -134,10 +134,10 @@ class Stack(nnx.Module):
         outputs, collected = {}, []
         for run, begin, end, period in self._segments(start, stop, capture, phases):
             x, part = self._scan(run, begin, end, period, x, rates, functools.partial(block, phases=phases))
-            collected.append(part)
+            collected += [] if part is None else [part]
             if end - 1 in capture:
                 outputs[end - 1] = x
-        return x, Seen(outputs, None if collect is None else _concatenated(collected))
+        return x, Seen(outputs, _concatenated(collected))
 
     def _segments(self, start, stop, capture, phases):
         """(run, begin, end, period): what one scan applies, each step being `period` blocks."""
@@ -234,6 +234,9 @@ def _write(run, values, chosen: slice | None):
 
 
 def _concatenated(parts):
+    """Values stacked over some blocks each as one value over all of them; None for no parts."""
+    if not parts:
+        return None
     return parts[0] if len(parts) == 1 else jax.tree.map(lambda *a: jnp.concatenate(a), *parts)
 
 

@@ -29,4 +29,4 @@ class Invariantize(nnx.Module):
 
     def __call__(self, x: Isotypic) -> jax.Array:
         x = self.invariant(x)
-        return x if self.projection is None else self.projection(x)
+        return x if self.projection is None else self.projection(x).astype(x.dtype)

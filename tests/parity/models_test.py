@@ -62,9 +62,7 @@ def block_input(model, x) -> jax.Array:
     patches, position = model.patch_embed(x), model.position(grid)
     if config.group is not None:
         patches, position = fields.to_dense(patches), fields.to_dense(position)
-    class_token = model.class_token[...] + (model.class_position[...] if config.class_position else 0)
-    special = [class_token[None]] + ([model.registers[...]] if config.registers else [])
-    special = jnp.concatenate(special)
+    special = model.prefix()
     special = jnp.pad(special, ((0, 0), (0, config.width - special.shape[1])))
     return jnp.concatenate([jnp.broadcast_to(special, (len(x), *special.shape)), patches + position], axis=1)
 
@@ -75,10 +73,10 @@ def head_input(model, final) -> jax.Array:
     if config.family == "D8":
         x = fields.from_dense(final, config.group)
         if config.pool_first:
-            return model.invariant(jax.tree.map(lambda leaf: leaf.mean(-2), x))
-        return model.invariant(x).mean(-2)
+            return model.readout.invariant(jax.tree.map(lambda leaf: leaf.mean(-2), x))
+        return model.readout.invariant(x).mean(-2)
     if config.family == "D2":
-        return model.invariant(fields.from_dense(final[:, 0], FLIP))
+        return model.readout.invariant(fields.from_dense(final[:, 0], FLIP))
     return final[:, 0] if config.pool == "class" else final.mean(1)
 
 
@@ -107,10 +105,10 @@ def results(model, x, wanted: tuple[str, ...], mask=None) -> dict[str, jax.Array
     if "inter/block_input" in wanted:
         result["inter/block_input"] = block_input(model, x)
     if "inter/transition" in wanted:
-        result["inter/transition"] = model._transition(model.fields(x, (config.k - 1,))[config.k - 1])
+        result["inter/transition"] = model.transition(model.fields(x, (config.k - 1,))[config.k - 1])
     if "inter/invariant" in wanted:
-        invariant = model.invariant(model.fields(x, (config.k - 1,))[config.k - 1])
-        result |= {"inter/invariant": invariant, "inter/invariant_proj": model.projection(invariant)}
+        invariant = model.transition.invariant(model.fields(x, (config.k - 1,))[config.k - 1])
+        result |= {"inter/invariant": invariant, "inter/invariant_proj": model.transition.projection(invariant)}
     if "output/logits" in wanted:
         result["output/logits"] = model(x)
     if "output/logits_of_flipped_image" in wanted:
