@@ -62,9 +62,9 @@ def test_constant_kernels_give_one_blank_component():
 
 
 def test_a_model_without_patches_has_no_filters(tmp_path):
-    assert figures.patch_kernels(random_model("plain", **TINY).norm) == {}
+    assert figures.patch_kernels(random_model("plain", **TINY).head) == {}
     write_metrics(tmp_path)
-    text = summary.conclude(tmp_path, random_model("plain", **TINY).norm, {})
+    text = summary.conclude(tmp_path, random_model("plain", **TINY).head, {})
     assert "patch filters" not in text and is_a_picture(tmp_path / "learning_curves.png")
 
 
