@@ -102,27 +102,27 @@ class EvaluationBatch:
     def __call__(self, batch: int) -> dict[str, Any]:
         index, made, unreadable = self._examples(batch), [], {}
         for position in index[index >= 0].tolist():
-            row, missed = self.row(position)
+            row, missed = self._row(position)
             made.append(row)
             unreadable |= missed
         rows = padded(collate(made), len(made), len(index)) if made else self.blank()
         return {**rows, "index": index, "unreadable": list(unreadable.items())}
 
     def blank(self) -> Batch:
-        """A share of padding, in the shapes of all batches."""
-        rows = padded(collate([self.row(0).example]), 0, self.share.size)
+        """A share of padding, in the shapes of all batches, known from the first example."""
+        rows = padded(collate([self._row(0).example]), 0, self.share.size)
         return {**rows, "index": np.full(self.share.size, -1)}
 
-    def row(self, position: int) -> reading.Reading:
+    def _row(self, position: int) -> reading.Reading:
         """The example at a position of the split as it is evaluated, with its weight."""
         example, missed = reading.read(self.source, position, self.channels)
         row = self.transform(example)
         if self.corruption is not None:
             row["image"] = self.corruption(row["image"], position)
-        counts = not missed and row.get("label") != ()  # the replacement is counted in its own place
+        row["weight"] = float(not missed and row.get("label") != ())  # the replacement is counted in its own place
         if sources.has_label_sets(self.source):
             row["label"] = np.isin(np.arange(len(self.source.classes)), row["label"])
-        return reading.Reading(row | {"weight": np.float32(counts)}, missed)
+        return reading.Reading(row, missed)
 
     def _examples(self, batch: int) -> np.ndarray:
         """The position in the split of each row's example, -1 for padding, which comes last."""
@@ -134,17 +134,18 @@ class EvaluationBatch:
 
 
 def collate(rows: list[Row]) -> Batch:
-    """Stacks the rows entry by entry; whole numbers become int32.
+    """Stacks the rows entry by entry; numbers become int32 and float32.
 
     Raises:
-      ValueError: the arrays of an entry differ in shape, or rows in their entries.
+      ValueError: the arrays of an entry differ in shape.
     """
     batch = {}
     for name, first in rows[0].items():
         values = [row[name] for row in rows]
         if isinstance(first, np.ndarray) and len(shapes := {value.shape for value in values}) > 1:
             raise ValueError(f"'{name}': all rows of a batch must have one shape; there are {sorted(shapes)}.")
-        batch[name] = np.array(values, np.int32) if type(first) is int else np.stack(values)
+        dtype = {int: np.int32, float: np.float32}.get(type(first))
+        batch[name] = np.stack(values) if dtype is None else np.array(values, dtype)
     return batch
 
 

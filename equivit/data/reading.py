@@ -70,11 +70,10 @@ def check_channels(channels: int) -> None:
 
 def _decoded(example: dict[str, Any], channels: int) -> dict[str, Any]:
     """The example with "image" and "map", where it has them, as PIL images."""
-    decoded = dict(example)
     if "image" in example:
-        decoded["image"] = decode(example["image"], channels)
+        example = {**example, "image": decode(example["image"], channels)}
     if "map" in example:
-        decoded["map"] = decode_map(example["map"])
-    if len(sizes := {decoded[name].size for name in ("image", "map") if name in decoded}) > 1:
-        raise ValueError(f"image and label map differ in size (width, height): {sorted(sizes)}")
-    return decoded
+        example = {**example, "map": decode_map(example["map"])}
+        if len(sizes := {example[name].size for name in ("image", "map") if name in example}) > 1:
+            raise ValueError(f"image and label map differ in size (width, height): {sorted(sizes)}")
+    return example

@@ -149,7 +149,8 @@ class Npz:
         self.encoded = "jpeg" in arrays
         self.images, self.offset = arrays["jpeg" if self.encoded else "image"], arrays.get("offset")
         self.labels = arrays.get("label")
-        self.maps = next((arrays[kind] for kind in MAPS if kind in arrays), None)
+        self.map_name = next((kind for kind in MAPS if kind in arrays), None)
+        self.maps = arrays.get(self.map_name)
         self._check()
         self.channels = 3 if self.encoded else self.images.shape[-1]
 
@@ -161,11 +162,11 @@ class Npz:
         if images.dtype != np.uint8 or images.ndim != (1 if self.encoded else 4):
             rule = "jpeg must be uint8 [bytes]" if self.encoded else "image must be uint8 [N, H, W, C]"
             raise ValueError(f"{where}_{rule}, not {images.dtype} {list(images.shape)}.")
-        for kind, array in (("label", self.labels), ("map", self.maps)):
+        for kind, array in (("label", self.labels), (self.map_name, self.maps)):
             if array is not None and len(array) != len(self):
                 raise ValueError(f"{where}_{kind} has {len(array)} entries for {len(self)} images.")
-        if self.maps is not None and (self.maps.ndim != 3 or not np.issubdtype(self.maps.dtype, np.integer)):
-            raise ValueError(f"{where}_map must be int [N, H, W], not {self.maps.dtype} {list(self.maps.shape)}.")
+        if self.maps is not None:
+            self._check_maps(f"{where}_{self.map_name}")
         if self.labels is None or not len(self.labels):
             return
         if not 0 <= self.labels.min() <= self.labels.max() < len(self.classes):
@@ -173,6 +174,13 @@ class Npz:
                 f"{where}_label lies in {self.labels.min()}..{self.labels.max()}; {len(self.classes)} classes allow "
                 f"0..{len(self.classes) - 1}."
             )
+
+    def _check_maps(self, where: str) -> None:
+        if self.maps.ndim != 3 or not np.issubdtype(self.maps.dtype, np.integer):
+            raise ValueError(f"{where} must be int [N, H, W], not {self.maps.dtype} {list(self.maps.shape)}.")
+        if not self.encoded and self.maps.shape != self.images.shape[:3]:
+            map_size, size = ("{}x{}".format(*shape[1:3]) for shape in (self.maps.shape, self.images.shape))
+            raise ValueError(f"{where} is {map_size} for images of {size}.")
 
     def __len__(self) -> int:
         return len(self.offset) - 1 if self.encoded else len(self.images)

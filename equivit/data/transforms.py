@@ -82,7 +82,9 @@ class Evaluation:
     def __call__(self, example: dict[str, Any], rng: np.random.Generator | None = None) -> dict[str, Any]:
         """The example as it is evaluated; nothing is drawn."""
         row = {**example, "image": _pixels(self._crop(example["image"]))}
-        return row | {"map": np.asarray(self._crop(example["map"]))} if "map" in example else row
+        if "map" in example:
+            row["map"] = np.asarray(self._crop(example["map"]))
+        return row
 
     def _crop(self, image: Image.Image) -> Image.Image:
         image = crops.cover(image, int(self.height / self.crop_ratio), int(self.width / self.crop_ratio))

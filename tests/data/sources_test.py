@@ -86,9 +86,44 @@ def test_both_layouts_of_npz(section, npz):
         sources.open_source(config, "val")
 
 
+@pytest.mark.parametrize(("kind", "labelled"), [("map", False), ("mask", True)])
+def test_npz_with_label_maps(section, npz, kind, labelled):
+    with np.load(npz) as file:
+        content = {key: file[key] for key in file if labelled or not key.endswith("_label")}
+    maps = np.random.default_rng(0).integers(0, 3, (5, 7, 9), np.uint8)
+    np.savez(npz, **content, **{f"train_{kind}": maps})
+    source = pickle.loads(pickle.dumps(sources.open_source(section(source=f"npz:{npz}"), "train")))
+    examples = [reading.read(source, i, 3).example for i in range(5)]
+    assert np.array_equal(np.stack([example["map"] for example in examples]), maps)
+    assert [example.get("label") for example in examples] == ([0, 1, 0, 1, 0] if labelled else [None] * 5)
+    if not labelled:
+        with pytest.raises(ValueError, match="split 'test' is not there; splits: train"):
+            sources.open_source(section(source=f"npz:{npz}"), "test")
+
+
+def test_label_maps_are_read_exactly_and_must_fit_their_images():
+    for kind, labels in ((np.uint8, [[0, 255]]), (np.uint16, [[0, 40000]]), (np.int32, [[-1, 70000]])):
+        labels, buffer = np.array(labels, kind), io.BytesIO()
+        assert np.array_equal(reading.decode_map(labels), labels)
+        if kind is not np.int32:
+            Image.fromarray(labels).save(buffer, "PNG")
+            assert np.array_equal(reading.decode_map(buffer.getvalue()), labels)
+    buffer = io.BytesIO()
+    palette = Image.fromarray(np.array([[3, 250]], np.uint8)).convert("P")
+    palette.putpalette(bytes(range(256)) * 3)
+    palette.save(buffer, "PNG")
+    assert np.asarray(reading.decode_map(buffer.getvalue())).tolist() == [[3, 250]]
+    with pytest.raises(ValueError, match=r"a label map must have one channel, not the shape \[9, 7, 3\]"):
+        reading.decode_map(np.zeros((9, 7, 3), np.uint8))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"a_map": np.zeros((2, 4, 4), np.uint8)}, "a_map has 2 entries for 3 images"),
+        ({"a_map": np.zeros((3, 4, 4, 1), np.uint8)}, r"a_map must be int \[N, H, W\], not uint8 \[3, 4, 4, 1\]"),
+        ({"a_mask": np.zeros((3, 4, 4))}, r"a_mask must be int \[N, H, W\], not float64 \[3, 4, 4\]"),
+        ({"a_map": np.zeros((3, 4, 5), np.uint8)}, r"a_map is 4x5 for images of 4x4"),
         ({"a_image": np.zeros((3, 4, 4), np.uint8)}, r"image must be uint8 \[N, H, W, C\], not uint8 \[3, 4, 4\]"),
         ({"a_image": np.zeros((3, 4, 4, 1), np.float32)}, r"image must be uint8 .* not float32"),
         ({"a_label": np.zeros(2, int)}, "a_label has 2 entries for 3 images"),
@@ -102,6 +137,14 @@ def test_a_wrong_npz_is_refused(section, tmp_path, changes, message):
     np.savez(tmp_path / "data.npz", **content)
     with pytest.raises(ValueError, match=message):
         sources.open_source(section(source=f"npz:{tmp_path / 'data.npz'}"), "a")
+
+
+def test_a_map_of_another_size_than_its_image_file_is_told(section, tmp_path):
+    content = {"classes": ["x"], "train_map": np.zeros((1, 4, 4), int), "train_offset": np.array([0, len(jpeg(0))])}
+    np.savez(tmp_path / "data.npz", train_jpeg=np.frombuffer(jpeg(0), np.uint8), **content)
+    source = sources.open_source(section(source=f"npz:{tmp_path / 'data.npz'}"), "train")
+    with pytest.raises(OSError, match="image and label map differ in size"):
+        reading.read(source, 0, 3)
 
 
 def test_a_file_that_is_no_npz_is_refused(section, tmp_path):
