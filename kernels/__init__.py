@@ -1,1 +1,5 @@
 """equivit's kernels: one operation per file, each with its reference in plain jnp; `dispatch.py` chooses."""
+
+from kernels.dispatch import using
+
+__all__ = ["using"]

@@ -46,7 +46,7 @@ def d8_gelu(lines: jax.Array, planes: jax.Array, *, implementation: str = "auto"
     Raises:
       ValueError: an unknown implementation, arrays that are no octic field, or no kernel for them.
     """
-    dispatch.check_implementation(NAME, implementation)
+    implementation = dispatch.chosen(NAME, implementation)
     dispatch.check_field(NAME, lines, planes)
     if implementation == "xla":
         return reference(lines, planes)

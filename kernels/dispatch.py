@@ -4,9 +4,11 @@ A field's arrays have batch, tokens and channels as their last three axes, [k, *
 one device; weights are whole on every device.
 """
 
+import contextlib
+import contextvars
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +17,33 @@ from jax.sharding import AxisType, PartitionSpec
 IMPLEMENTATIONS = ("auto", "xla", "tpu", "gpu", "interpret")
 PLATFORMS = {"tpu": "tpu", "cuda": "gpu"}  # of `jax.lax.platform_dependent`, and the kernel that "auto" takes there
 BATCH_AXES = ("data", "fsdp")  # mesh axes that share the batch
+_AUTO = contextvars.ContextVar("implementation", default="auto")
 
 
-def check_implementation(name: str, implementation: str) -> None:
-    """ValueError unless `implementation` is one of IMPLEMENTATIONS."""
+@contextlib.contextmanager
+def using(implementation: str) -> Iterator[None]:
+    """Within it "auto" means `implementation`, in every operation that is traced.
+
+        with kernels.using("xla"):
+            exported = jax.export.export(jax.jit(model), platforms=("cpu", "cuda"))(images)
+
+    A function that was traced before keeps what it was traced with.
+
+    Raises:
+      ValueError: an unknown implementation.
+    """
+    token = _AUTO.set(chosen("kernels.using", implementation))
+    try:
+        yield
+    finally:
+        _AUTO.reset(token)
+
+
+def chosen(name: str, implementation: str) -> str:
+    """What `implementation` means here (`using`); ValueError unless it is one of IMPLEMENTATIONS."""
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(f"{name}: {implementation=} is not one of {', '.join(map(repr, IMPLEMENTATIONS))}.")
+    return _AUTO.get() if implementation == "auto" else implementation
 
 
 def check_field(name: str, lines: jax.Array, planes: jax.Array) -> None:

@@ -67,7 +67,7 @@ def octic_linear_gelu(
     Raises:
       ValueError: an unknown implementation, arrays that do not belong together, or no kernel for them.
     """
-    dispatch.check_implementation(NAME, implementation)
+    implementation = dispatch.chosen(NAME, implementation)
     dispatch.check_field(NAME, lines, planes)
     _check_weights(lines.shape[-1], w_lines, w_planes, bias)
     arrays = (lines, planes, w_lines, w_planes, bias)

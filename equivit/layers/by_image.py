@@ -27,8 +27,8 @@ def by_image(function: Callable, x):
 
 
 def _images(x) -> int:
-    """How many images lie on axis -3; 0 when there is no such axis."""
-    return x.shape[-3] if len(x.shape) > 2 else 0
+    """How many images lie on axis -3; 0 when there is no such axis, or their number is a symbol of an export."""
+    return x.shape[-3] if len(x.shape) > 2 and isinstance(x.shape[-3], int) else 0
 
 
 def _group(x, images) -> int:
