@@ -11,6 +11,7 @@ from equivit import costs, logical, precision
 from equivit.data import loader
 from equivit.data.pixels import normalize
 from equivit.models import zoo
+from equivit.objectives.registry import OBJECTIVES
 from equivit.training import program, sharding, start
 
 
@@ -80,7 +81,9 @@ def _train_step(config, num_classes, mesh, batch):
 
 def _batch(config, channels, mesh, *, training):
     """The abstract global batch."""
-    shapes = loader.shapes(config.data, config.batch_size, channels=channels, training=training)
+    objective = OBJECTIVES[config.objective.name]
+    options = dict(channels=channels, entries=objective.entries, transform=objective.transform)
+    shapes = loader.shapes(config.data, config.batch_size, training=training, **options)
     where = jax.sharding.NamedSharding(mesh, sharding.BATCH)
     return {name: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where) for name, a in shapes.items()}
 

@@ -76,11 +76,20 @@ def train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float] | None:
 
     from equivit.data import loader
     from equivit.evaluation import suite, summary
+    from equivit.objectives.registry import OBJECTIVES
     from equivit.training import loop, program, start
 
     suite.check(config.evaluation.suite, config)
+    objective = OBJECTIVES[config.objective.name]
     processes = dict(process_index=jax.process_index(), process_count=jax.process_count())
-    pipeline = loader.train(config.data, batch_size=config.batch_size, seed=config.seed, **processes)
+    pipeline = loader.train(
+        config.data,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        entries=objective.entries,
+        transform=objective.transform,
+        **processes,
+    )
     config = _completed(config, pipeline)
     steps = loop.total_steps(config, pipeline.steps_per_epoch)
     _say(

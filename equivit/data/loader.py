@@ -174,6 +174,7 @@ def train(
     seed: int,
     process_index: int = 0,
     process_count: int = 1,
+    entries: tuple[str, ...] = (),
     transform: MakeTransform = transforms.Train,
 ) -> TrainPipeline:
     """The training pipeline of a `data` section, for one of `process_count` processes.
@@ -184,13 +185,20 @@ def train(
       seed: of the order and the augmentation.
       process_index: this process.
       process_count: all processes; each gets an equal slice of every batch.
+      entries: what examples must have, such as "label".
       transform: makes the transform (`batches.py`) from the `data` section and the number of channels.
 
     Raises:
-      ValueError: for an impossible value in the config, or a batch larger than the data set.
+      ValueError: an impossible value in the config, a batch larger than the data set, or examples without `entries`.
       FileNotFoundError: if the data are not there.
     """
     source, channels = _open(config, config.split)
+    found = reading.read(source, 0, channels).example if entries else {}
+    if missing := [name for name in entries if name not in found]:
+        raise ValueError(
+            f"config.data.source={config.source!r}: its examples have {', '.join(found)} and no {', '.join(missing)}, "
+            "which the objective needs; give another source, or another objective."
+        )
     if sources.has_label_sets(source):
         raise ValueError(f"config.data.source={config.source!r}: examples with sets of labels are for evaluation only.")
     return TrainPipeline(

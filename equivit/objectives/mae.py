@@ -69,7 +69,7 @@ class Mae(Objective):
 
     def loss(self, module: MaskedAutoencoder, batch: Batch, step: Step) -> Loss:
         """The mean squared error over removed patches, and the share of their variation that is predicted."""
-        predictions = module(batch["image"], keep=batch["keep"], key=step.key)
+        predictions = module(batch["image"], keep=batch["keep"], key=step.key, train=True)
         patch_size = module.config.encoder.patch_size
         wanted = targets(batch["image"], patch_size, self.options.target, self.options.variance)
         loss = removed_errors(predictions, wanted, batch["mask"]).mean()

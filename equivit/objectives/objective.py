@@ -12,6 +12,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from equivit import logical, precision
+from equivit.data.transforms import Train
 from equivit.logical import Arrays, Tensor
 from equivit.objectives.clock import Clock
 
@@ -70,10 +71,13 @@ class Objective:
 
     Attributes:
       DEFAULTS: the keys that the `objective` section of a config has beside `name`, with their defaults.
+      transform: makes rows of a batch from examples (`data/batches.py`); entries: what examples must have.
       options: the `objective` section.
     """
 
     DEFAULTS: ClassVar[dict[str, Any]] = {}
+    transform: ClassVar[type] = Train
+    entries: ClassVar[tuple[str, ...]] = ("image", "label")
 
     def __init__(self, config: ConfigDict):
         self.config, self.options = config, config.get("objective")
