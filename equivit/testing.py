@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import chex
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -46,23 +47,19 @@ def assert_equivariant(
     """
     _check_kinds(input, output, grid, output_grid)
     upright, worst = fn(x), 0.0
-    size = _largest(upright)
-    if not 0 < size < float("inf"):
-        raise AssertionError(
-            f"assert_equivariant: the largest entry of the output is {size}; nothing is shown by that."
-        )
+    chex.assert_tree_all_finite(upright)
+    if not (size := _largest(upright)):
+        raise AssertionError("assert_equivariant: the output is zero, which shows nothing; give random parameters.")
     tol = _tolerance(upright) if tol is None else tol
     for g in group.elements:
         y = fn(fields.act_on_image(g, x) if input == "image" else fields.act(g, x, grid, prefix))
         expected = _act_on_output(g, upright, output, output_grid or grid, prefix)
         for part, (a, b) in _parts(group, y, expected).items():
-            if a.shape != b.shape:
-                raise AssertionError(f"{group.name} element {g!r}: {part} has shape {a.shape}, expected {b.shape}.")
+            what = f"{group.name} element {g!r}: {part}"
+            chex.assert_equal_shape((a, b), custom_message=f"{what} has another shape.")
             gap = _largest(a - b) / size
-            if not gap <= tol:
-                raise AssertionError(
-                    f"{group.name} element {g!r}: {part} deviates by {gap:.2e} (relative; {tol=:.0e})."
-                )
+            message = f"{what} deviates by {gap:.2e} (relative; {tol=:.0e})."
+            chex.assert_trees_all_close(_wide(a), _wide(b), rtol=0, atol=tol * size, custom_message=message)
             worst = max(worst, gap)
     return worst
 
@@ -111,9 +108,12 @@ def _parts(group, y, expected) -> dict[str, tuple[jax.Array, jax.Array]]:
 
 
 def _largest(tree) -> float:
-    return max(
-        float(jnp.abs(leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))).max()) for leaf in jax.tree.leaves(tree)
-    )
+    return max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(_wide(tree)))
+
+
+def _wide(tree):
+    """In float32 at least."""
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)), tree)
 
 
 def _tolerance(tree) -> float:
