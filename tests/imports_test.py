@@ -57,7 +57,7 @@ def rooms_imported(path):
 @pytest.mark.parametrize("room", ALLOWED)
 def test_imports_run_one_way(room):
     folder = ROOT / room if room == "kernels" else ROOT / "equivit" / room
-    for path in [*folder.glob("*.py"), *ROOT.glob(f"equivit/{room}.py")]:
+    for path in [*folder.rglob("*.py"), *ROOT.glob(f"equivit/{room}.py")]:
         wrong = set(rooms_imported(path)) - ALLOWED[room] - {room}
         assert not wrong, f"{path.relative_to(ROOT)} imports from {sorted(wrong)}"
 

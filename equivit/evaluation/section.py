@@ -10,7 +10,7 @@ from equivit.evaluation.adaptation import REFERENCE_BATCH, Sar
 
 DEFAULTS = dict(
     every_epochs=None,  # None: once, at the end
-    suite=("accuracy",),  # protocols (evaluation/suite.py)
+    suite=None,  # protocols (evaluation/suite.py)
     severities=(5,),  # of the corruptions
     sar=dict(batch_size=REFERENCE_BATCH, **dataclasses.asdict(Sar())),  # test-time adaptation
 )

@@ -112,7 +112,11 @@ def test_which_tensors_decay(run):
     decays = {tensor.name: objective.rule(tensor).decay for table in tables.values() for tensor in table.flat}
     assert {name for name in decays if not name.startswith(("encoder.", "decoder."))} == set()
     assert decays["decoder.blocks.0.mlp.fc1.weight"] and decays["decoder.embed.weight"]
-    assert not decays["encoder.jumbo_token"] and not decays["decoder.mask_token"] and not decays["decoder.pixels.bias"]
+    assert (
+        not decays["encoder.prefix.jumbo_token"]
+        and not decays["decoder.mask_token"]
+        and not decays["decoder.pixels.bias"]
+    )
 
 
 def test_evaluation_depends_on_the_seed_and_not_on_the_batches(run):
@@ -146,11 +150,11 @@ def test_a_supervised_run_begins_with_the_encoder(run, capsys):
     c.init, c.steps, c.model = str(workdir), 1, dict(**MODEL, num_classes=5)
     arrays = start.initial_parameters(c)
     said = capsys.readouterr().out
-    assert "its decoder is left out" in said and "a new head is drawn" in said
+    assert "its decoder is left out; drawn: head.bias, head.weight" in said
     assert arrays.keys() == {k.removeprefix("encoder.") for k in state.trainable if k.startswith("encoder.")}
-    np.testing.assert_array_equal(arrays["jumbo_token"], state.trainable["encoder.jumbo_token"])
+    np.testing.assert_array_equal(arrays["prefix.jumbo_token"], state.trainable["encoder.prefix.jumbo_token"])
     c.model.width = 48
-    with pytest.raises(ValueError, match="parameters do not fit config.model"):
+    with pytest.raises(ValueError, match="and config.model: .* parameters do not fit"):
         start.initial_parameters(c)
 
 

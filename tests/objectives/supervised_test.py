@@ -46,8 +46,8 @@ def test_which_tensors_decay(name):
     goal, tables = Supervised(tiny.config()), logical.tensors(zoo.abstract(name, **options))
     decays = {t.name: goal.rule(t).decay for table in tables.values() for t in table.flat}
     position = "position.A1" if name.startswith("octic") else "position.table"
-    token = "jumbo_token" if name.startswith("jumbo") else "class_token"
-    assert not any(decays[k] for k in (position, token, "mask_token", "norm.scale", "head.bias"))
+    token = "prefix.jumbo_token" if name.startswith("jumbo") else "prefix.class_token"
+    assert not any(decays[k] for k in (position, token, "mask_token", "readout.norm.scale", "head.bias"))
     qkv = "blocks.0.attention.qkv.B1" if name.startswith("octic") else "blocks.0.attention.qkv.weight"
     assert decays[qkv] and decays["head.weight"] and any(v for k, v in decays.items() if k.startswith("patch_embed."))
 

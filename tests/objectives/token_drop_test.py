@@ -93,5 +93,5 @@ def test_bad_rates(rates):
 
 
 def test_bad_phases():
-    with pytest.raises(ValueError, match="token_drop_phases=0 must be a whole number, positive"):
+    with pytest.raises(ValueError, match="token_drop_phases=0 must be a positive whole number"):
         options(token_drop_phases=0)

@@ -76,7 +76,7 @@ def jax_names(data):
         parts = [plain.get(part, part) for part in name.split("/")]
         tensors[".".join(parts)] = tensor
     tensors["encoder.patch_embed.kernel"] = tensors.pop("encoder.patch_embed.weight")
-    tensors["encoder.jumbo_token"] = tensors["encoder.jumbo_token"][0]
+    tensors["encoder.prefix.jumbo_token"] = tensors["encoder.prefix.jumbo_token"][0]
     tensors["decoder.mask_token"] = tensors["decoder.mask_token"][0, 0]
     for name in [name for name in tensors if name.endswith("attention.proj.weight")]:
         tensors[name] = tensors[name].reshape(-1, tensors[name].shape[-1])

@@ -49,7 +49,7 @@ def test_other_sizes_and_classes(plain, capsys):
     np.testing.assert_allclose(arrays["position.table"], table, atol=1e-6)
     assert not any(leaf.startswith("head.") for leaf in arrays)
     said = capsys.readouterr().out
-    assert "a new head is drawn; positions are resized from 2x3 to 5x4." in said
+    assert ": resized: position.table; drawn: head.bias, head.weight." in said
     whole = jax.eval_shape(lambda: logical.put(program.make_model(c, nnx.Rngs(0)), arrays))
     assert whole.head.weight.shape == (24, 7) and whole.position.table.shape == (5, 4, 24)
 
@@ -59,14 +59,21 @@ def test_a_model_without_a_head(plain, capsys):
     c = config(path, image_size=(8, 12))
     c.model.num_classes = None
     assert "head.weight" not in start.initial_parameters(c)
-    assert "its head is left out" in capsys.readouterr().out
+    assert "dropped: head.bias, head.weight" in capsys.readouterr().out
 
 
 def test_what_does_not_fit_is_named(plain, tmp_path):
-    with pytest.raises(ValueError, match=r"config.init=.*: \d+ parameters do not fit config.model: blocks.runs.0"):
+    with pytest.raises(ValueError, match=r"config.init=.* and config.model: \d+ parameters do not fit: blocks.0"):
         start.initial_parameters(config(plain[0], image_size=(8, 12), width=32))
-    saved.save(tmp_path, create("octic_vit_ti16", width=64, depth=2, image_size=(16, 16)))
-    c = config(tmp_path, "octic_vit_ti16", image_size=(32, 32))
-    c.model.update(width=64, depth=2)
-    with pytest.raises(ValueError, match=r"position.lines.*Set config.model.image_size=\(16, 16\)"):
-        start.initial_parameters(c)
+    with pytest.raises(
+        ValueError, match=r"\d+ parameters are not those of config.model: drawn: blocks.1.* and 10 more.$"
+    ):
+        start.initial_parameters(config(plain[0], image_size=(8, 12), depth=2))
+
+
+def test_positions_of_an_equivariant_model_are_resized(tmp_path, capsys):
+    options = dict(width=64, depth=2)
+    saved.save(tmp_path, create("octic_vit_ti16", image_size=(16, 16), **options))
+    arrays = start.initial_parameters(config(tmp_path, "octic_vit_ti16", image_size=(32, 32), **options))
+    assert arrays["position.lines"].shape == (4, 4, 4, 8)
+    assert "resized: position.A1, position.A2, position.B1, position.B2 and 2 more" in capsys.readouterr().out

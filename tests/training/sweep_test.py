@@ -74,7 +74,7 @@ def test_a_run_of_a_sweep_is_the_run_alone(alone, data, together):
     Losses, not weights, are compared: a bias of the keys changes nothing, so its gradient is rounding alone, which Adam
     makes as large as any other.
     """
-    (init, epoch, evaluate), (_, figures, losses), k = alone, together, 3
+    (init, epoch, evaluate), (_, figures, losses), k = alone, together, 1
     run = jax.tree.map(lambda a: a[k], RUNS)
     state = init(run)
     for i in range(EPOCHS):
@@ -110,7 +110,7 @@ def test_seeds_of_runs_are_their_own():
     assert RUNS.lr.tolist() == np.float32([1e-2, 1e-2, 1e-3, 1e-3]).tolist()
     assert RUNS.dropout.tolist() == np.float32([0, 0.3, 0, 0.3]).tolist()
     assert len(set(RUNS.seed.tolist())) == 4
-    assert not set(RUNS.seed.tolist()) & set(sweep.grid((1e-2, 1e-3), (0.0, 0.3), seed=6).seed.tolist())
+    assert not set(RUNS.seed.tolist()) & set(sweep.grid((1e-2, 1e-3), (0.0, 0.3), seed=5).seed.tolist())
 
 
 def test_the_schedule(config):
@@ -172,7 +172,7 @@ def test_a_result_that_is_there_is_kept(finished, monkeypatch, capsys):
         ("runs.dropout=(0.0,1.0)", r"config.runs.dropout=1.0 must be in \[0, 1\)"),
         ("runs.lr=(0.0,)", "config.runs.lr=0.0 must be positive"),
         ("patches=(8,1.5)", "config.patches=1.5 must be a positive whole number"),
-        ("model.widht=3", "'widht' is not one of its options; the nearest is 'width'"),
+        ("model.widht=3", "'widht' is not one of its options; did you mean width"),
         ("model.patches=3", "config.model.patches: the data, `patches` and `runs` say this"),
         ("optimizer.name=lamb", "a sweep is run with name='adamw'"),
         ("data.directory=/nowhere", None),

@@ -20,7 +20,7 @@ class Block(nnx.Module):
     def __init__(self, rngs):
         self.linear = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
 
-    def __call__(self, x, *, key=None):
+    def __call__(self, x, layout=None, **options):
         return x + nnx.relu(self.linear(x))
 
 
