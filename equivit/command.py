@@ -17,6 +17,10 @@ def run(main: Callable[[], None], *, debug: bool) -> int:
 
     try:
         main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read the output has seen enough, such as `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at its exit
+        return 1
     except (ValueError, OSError, ArithmeticError, jax.errors.JaxRuntimeError) as error:
         if debug:
             raise

@@ -25,7 +25,7 @@ def test_quicktest_runs(name, tmp_path, monkeypatch):
         config.batch_size = 24 if name != "quickstart.py" else 64
         config.data.train_examples = 48 if name != "quickstart.py" else 128
         config.checkpoint.every_steps = None  # saved at the end; tests/training proves that runs resume
-        if "orientation" in config.evaluation.suite and name != "octic_h.py":
+        if "orientation" in (config.evaluation.suite or ()) and name != "octic_h.py":
             config.evaluation.suite = ("accuracy",)  # the protocol takes longest, and is the same for every recipe
     if name != DRAWN:
         for draw in ("learning_curves", "patch_filters"):
