@@ -15,7 +15,7 @@ from equivit.symmetry.fields import Isotypic
 from equivit.symmetry.groups import OCTIC, Group
 
 
-class Linear(nnx.Module):
+class InvariantComponent(nnx.Module):
     """The invariant component alone: width / order channels.
 
     Args:
@@ -107,8 +107,8 @@ class Canonisation(nnx.Module):
 
 
 KINDS = {
-    "linear": Linear,
-    "linear_signed": lambda width, *, group: Linear(width, group=group, absolute=False),
+    "linear": InvariantComponent,
+    "linear_signed": lambda width, *, group: InvariantComponent(width, group=group, absolute=False),
     "power_spectrum": PowerSpectrum,
     "triple_correlation": TripleCorrelation,
     "polynomial": Polynomial,
