@@ -58,8 +58,10 @@ def assert_equivariant(
             what = f"{group.name} element {g!r}: {part}"
             chex.assert_equal_shape((a, b), custom_message=f"{what} has another shape.")
             gap = _largest(a - b) / size
-            message = f"{what} deviates by {gap:.2e} (relative; {tol=:.0e})."
-            chex.assert_trees_all_close(_wide(a), _wide(b), rtol=0, atol=tol * size, custom_message=message)
+            try:
+                chex.assert_trees_all_close(_wide(a), _wide(b), rtol=0, atol=tol * size)
+            except AssertionError as error:  # which shows the entries that are off
+                raise AssertionError(f"{what} deviates by {gap:.2e} (relative; {tol=:.0e}).") from error
             worst = max(worst, gap)
     return worst
 

@@ -71,11 +71,13 @@ def jax_names(data):
         name = name.replace("decoder_model/dec_layer_", "decoder/blocks.").replace("decoder_model/dec_", "decoder/")
         name = name.replace("decoder_proj", "decoder/embed").replace("decoder_image_output", "decoder/pixels")
         name = name.replace("image_mask_embedding", "decoder/mask_token").replace("model/embed/", "encoder/")
-        name = name.replace("model/layer_", "encoder/blocks.").replace("model/cls_tokens", "encoder/jumbo_token")
+        name = name.replace("model/layer_", "encoder/blocks.").replace("model/cls_tokens", "encoder/prefix.jumbo_token")
         name = re.sub(r"^model/", "encoder/", name)
         parts = [plain.get(part, part) for part in name.split("/")]
         tensors[".".join(parts)] = tensor
     tensors["encoder.patch_embed.kernel"] = tensors.pop("encoder.patch_embed.weight")
+    for last in ("scale", "bias"):
+        tensors[f"encoder.readout.norm.{last}"] = tensors.pop(f"encoder.norm.{last}")
     tensors["encoder.prefix.jumbo_token"] = tensors["encoder.prefix.jumbo_token"][0]
     tensors["decoder.mask_token"] = tensors["decoder.mask_token"][0, 0]
     for name in [name for name in tensors if name.endswith("attention.proj.weight")]:
