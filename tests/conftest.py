@@ -109,7 +109,7 @@ def pytest_terminal_summary(terminalreporter):
 def _write_seconds(terminalreporter):
     folders = collections.Counter()
     for report in terminalreporter.getreports(""):  # setups and teardowns
-        folder, _, rest = report.nodeid.removeprefix("tests/").partition("/")
+        folder, _, rest = report.nodeid.partition("::")[0].removeprefix("tests/").partition("/")
         folders[folder if rest else ""] += dict(report.user_properties).get("cpu", 0.0)
     for folder, seconds in sorted(folders.items()):
         budget = f" of {BUDGETS[folder]}" if folder in BUDGETS else ""

@@ -1,1 +1,1 @@
-"""Sources, per-image transforms, whole-batch mixing, and the loader that joins them."""
+"""Sources, transforms of single examples, batches, and the loader that joins them."""
