@@ -11,6 +11,7 @@ from equivit import costs, logical, precision
 from equivit.data import loader
 from equivit.data.pixels import normalize
 from equivit.models import zoo
+from equivit.models.model import ModelModule
 from equivit.training import program, sharding, start
 
 
@@ -103,7 +104,7 @@ def _forward(model, images):
     return model.features(images) if model.config.num_classes is None else model(images)
 
 
-def abstract_model(config: ConfigDict) -> nnx.Module:
+def abstract_model(config: ConfigDict) -> ModelModule:
     """The model of a config with shapes in place of arrays."""
     try:
         return zoo.abstract(**config.model)

@@ -27,12 +27,15 @@ class Source(Protocol):
 
     def __len__(self) -> int:
         """Number of examples."""
+        ...
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """The example, such as `{"image": uint8 [H, W, C] or bytes, "label": int}`."""
+        ...
 
     def where(self, index: int) -> str:
         """What a message calls this example."""
+        ...
 
 
 class Digits:
@@ -147,7 +150,8 @@ class Npz:
             kinds = [kind for kind in ("jpeg", "offset", "image", "label", *MAPS) if f"{split}_{kind}" in keys]
             arrays = {kind: file[f"{split}_{kind}"] for kind in kinds}
         self.encoded = "jpeg" in arrays
-        self.images, self.offset = arrays["jpeg" if self.encoded else "image"], arrays.get("offset")
+        self.images = arrays["jpeg" if self.encoded else "image"]
+        self.offset: Any = arrays.get("offset")  # jpeg i is images[offset[i] : offset[i + 1]]
         self.labels = arrays.get("label")
         self.maps = next((arrays[kind] for kind in MAPS if kind in arrays), None)
         self._check()
@@ -264,8 +268,9 @@ def present(source: Source) -> np.ndarray:
     rows = slice(None)
     if isinstance(source, Subset):
         source, rows = source.source, source.rows
-    if getattr(source, "labels", None) is not None:
-        return np.unique(source.labels[rows])
+    known = getattr(source, "labels", None)
+    if known is not None:
+        return np.unique(known[rows])
     labels = (source[i]["label"] for i in np.arange(len(source))[rows].tolist())
     return np.unique(np.concatenate([np.atleast_1d(np.array(label, int)) for label in labels]))
 
