@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
 
-KINDS = ("linear", "attention", "activation", "norm", "other")
+KINDS: tuple[str, ...] = ("linear", "attention", "activation", "norm", "other")
 
 # Primitives, by what they cost.  erf at 4 makes a GELU, with its three products and a sign, cost 8; the five steps of a
 # softmax cost 5; a square root costs 4: the prices of the paper's counter.
@@ -201,7 +201,7 @@ def _size(variable) -> int:
 def _is_floating(variables) -> bool:
     """Whether any of the variables is an array of real or complex numbers."""
     dtypes = [getattr(v.aval, "dtype", None) for v in variables]
-    return any(d is not None and jax.dtypes.issubdtype(d, np.inexact) for d in dtypes)
+    return any(d is not None and jax.numpy.issubdtype(d, np.inexact) for d in dtypes)
 
 
 def _total(parts: Iterable[Costs]) -> Costs:

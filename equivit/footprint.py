@@ -11,6 +11,7 @@ from equivit import costs, logical, precision
 from equivit.data import loader
 from equivit.data.pixels import normalize
 from equivit.models import zoo
+from equivit.models.model import ModelModule
 from equivit.objectives.registry import OBJECTIVES
 from equivit.training import program, sharding, start
 
@@ -82,8 +83,14 @@ def _train_step(config, num_classes, mesh, batch):
 def _batch(config, channels, mesh, *, training):
     """The abstract global batch."""
     objective = OBJECTIVES[config.objective.name]
-    options = dict(channels=channels, entries=objective.entries, transform=objective.transform)
-    shapes = loader.shapes(config.data, config.batch_size, training=training, **options)
+    shapes = loader.shapes(
+        config.data,
+        config.batch_size,
+        channels=channels,
+        training=training,
+        entries=objective.entries,
+        transform=objective.transform,
+    )
     where = jax.sharding.NamedSharding(mesh, sharding.BATCH)
     return {name: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where) for name, a in shapes.items()}
 
@@ -106,7 +113,7 @@ def _forward(model, images):
     return model.features(images) if model.config.num_classes is None else model(images)
 
 
-def abstract_model(config: ConfigDict) -> nnx.Module:
+def abstract_model(config: ConfigDict) -> ModelModule:
     """The model of a config with shapes in place of arrays."""
     try:
         return zoo.abstract(**config.model)

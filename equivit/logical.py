@@ -16,7 +16,7 @@ A model says which of its attributes come `before` its blocks, and which all blo
 """
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -108,7 +108,9 @@ def to_logical(module: nnx.Module, kind: Kind = nnx.Param) -> dict[str, jax.Arra
     return result
 
 
-def from_logical(module: nnx.Module, tensors: Mapping[str, jax.Array], kind: Kind = nnx.Param) -> nnx.Module:
+def from_logical(
+    module: nnx.Module, tensors: Mapping[str, jax.Array | np.ndarray], kind: Kind = nnx.Param
+) -> nnx.Module:
     """The inverse of `to_logical`; KeyError if a logical tensor of `module` is not in `tensors`."""
     return put(module, {leaf: _stacked(table, tensors) for leaf, table in names(module, kind).items()})
 
@@ -134,7 +136,7 @@ def _name(path) -> str:
     return ".".join(map(str, path))
 
 
-def _stacked(table: np.ndarray, tensors: Mapping[str, jax.Array]) -> jax.Array:
+def _stacked(table: np.ndarray, tensors: Mapping[str, jax.Array | np.ndarray]) -> jax.Array:
     slices = [tensors[str(name)] for name in table.flat]
     if not table.ndim:
         return jnp.asarray(slices[0])
@@ -151,7 +153,7 @@ class _Places:
     def __init__(self, module: nnx.Module):
         modules = dict(nnx.iter_modules(module))
         self.stacks = {path: m for path, m in modules.items() if isinstance(m, Stack)}
-        self.models = {path: m for path, m in modules.items() if hasattr(m, "before")}
+        self.models: dict[Any, Any] = {path: m for path, m in modules.items() if hasattr(m, "before")}
         self._first, self._depth = {}, {}
         for path in sorted(self.stacks):
             owner = self._owner(path)
@@ -170,7 +172,7 @@ class _Places:
             depth = self._depth[stack if owner is None else owner]
             return (self._first[stack] + index + 1,), depth + 1
         depth = self._depth.get(owner, 0)
-        if not depth:
+        if owner is None or not depth:
             return (), 0
         attribute, model = path[len(owner)], self.models[owner]
         if attribute in getattr(model, "throughout", ()):
@@ -191,10 +193,10 @@ def _logical_tensors(path, variable, places) -> np.ndarray:
         rows = [(f"{_name(stack)}.{i}.", *places.layers(path, stack, i)) for i in blocks]
         parent = path[len(stack) + 2 : -1]
     axes = (len(rows),) * (stack is not None) + (len(last),) * isinstance(names, tuple)
-    flags = [bool(about.get(name, default)) for name, default in (("decay", True), ("product", False), ("norm", False))]
+    decay, product, norm = (bool(about.get(name, name == "decay")) for name in ("decay", "product", "norm"))
     shape = tuple(variable.get_value().shape[len(axes) :])
     table = np.empty((len(rows), len(last)), object)
     for i, (prefix, layers, top) in enumerate(rows):
         for j, name in enumerate(last):
-            table[i, j] = Tensor(prefix + _name((*parent, name)), shape, *flags, layers, top)
+            table[i, j] = Tensor(prefix + _name((*parent, name)), shape, decay, product, norm, layers, top)
     return table.reshape(axes)

@@ -6,15 +6,18 @@ stream stay in float32.  Rounding the stream too would lose most of what the blo
 layer scales are 1e-4.
 """
 
+from typing import TypeVar
+
 import jax.numpy as jnp
 from flax import nnx
 
 from equivit import errors
 
 PRECISIONS = ("float32", "mixed", "bfloat16")
+M = TypeVar("M", bound=nnx.Module)
 
 
-def cast(module: nnx.Module, precision: str) -> nnx.Module:
+def cast(module: M, precision: str) -> M:
     """A copy of `module` that computes at a precision.
 
     Args:

@@ -14,7 +14,7 @@ import json
 import pathlib
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
@@ -96,7 +96,7 @@ def _one(config: ConfigDict, data: "SeriesData", name: str, patches: int) -> dic
 
     _, length, channels = data.train.series.shape
     sizes = dict(length=length, channels=channels, num_classes=len(data.classes), patches=patches)
-    model = zoo.configuration(name, **sizes, **config.model)
+    model: Any = zoo.configuration(name, **sizes, **config.model)
     make, examples = model.build, len(data.train.labels)
     epochs, runs = sweep_config.epochs(config, data.name), sweep.grid(config.runs.lr, config.runs.dropout, config.seed)
     print(f"{data.name}: {name}, {patches} patches of {model.patch_length} steps, {epochs} epochs", flush=True)

@@ -1,6 +1,7 @@
 """Public checks of symmetry, for your own layers and models too."""
 
 from collections.abc import Callable
+from typing import Any
 
 import chex
 import jax
@@ -52,8 +53,8 @@ def assert_equivariant(
         raise AssertionError("assert_equivariant: the output is zero, which shows nothing; give random parameters.")
     tol = _tolerance(upright) if tol is None else tol
     for g in group.elements:
-        y = fn(fields.act_on_image(g, x) if input == "image" else fields.act(g, x, grid, prefix))
-        expected = _act_on_output(g, upright, output, output_grid or grid, prefix)
+        y = fn(_act(g, x, input, grid, prefix))
+        expected = _act(g, upright, output, output_grid or grid, prefix)
         for part, (a, b) in _parts(group, y, expected).items():
             what = f"{group.name} element {g!r}: {part}"
             chex.assert_equal_shape((a, b), custom_message=f"{what} has another shape.")
@@ -94,13 +95,13 @@ def _check_kinds(input, output, grid, output_grid):
         raise ValueError("assert_equivariant: output='field' needs output_grid=(h, w), the upright token grid.")
 
 
-def _act_on_output(g, y, output, grid, prefix):
-    if output == "field":
-        return fields.act(g, y, grid, prefix)
-    return fields.act_on_image(g, y) if output == "image" else y
+def _act(g, x, kind, grid, prefix):
+    if kind == "field":
+        return fields.act(g, x, grid, prefix)
+    return fields.act_on_image(g, x) if kind == "image" else x
 
 
-def _parts(group, y, expected) -> dict[str, tuple[jax.Array, jax.Array]]:
+def _parts(group, y, expected) -> dict[str, tuple[Any, Any]]:
     """Pairs to compare, by the name that an error gives them."""
     if isinstance(expected, Isotypic):
         pairs = {f"irrep {i.name}": (y.lines[k], expected.lines[k]) for k, i in enumerate(group.lines)}

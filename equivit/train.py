@@ -13,6 +13,7 @@ import os
 import pathlib
 import statistics
 import sys
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -81,7 +82,7 @@ def train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float] | None:
 
     suite.check(config.evaluation.suite, config)
     objective = OBJECTIVES[config.objective.name]
-    processes = dict(process_index=jax.process_index(), process_count=jax.process_count())
+    processes: dict[str, Any] = dict(process_index=jax.process_index(), process_count=jax.process_count())
     pipeline = loader.train(
         config.data,
         batch_size=config.batch_size,
@@ -126,7 +127,7 @@ def _completed(config, pipeline):
 def aggregate(reports: dict[int, dict[str, float]]) -> dict:
     """Mean, spread (standard deviation, n - 1) and values of each figure over the seeds."""
     seeds = list(reports)
-    result = {"seeds": seeds}
+    result: dict[str, Any] = {"seeds": seeds}
     for name in reports[seeds[0]]:
         values = [reports[seed][name] for seed in seeds]
         spread = statistics.stdev(values) if len(values) > 1 else None

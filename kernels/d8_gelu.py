@@ -99,19 +99,19 @@ def _kernels(lines, *, tpu, gpu, fields):
 
 
 def _forward_tpu(lines, planes, *, interpret=False):
-    def tile(rows, lanes, lines, planes, *results):
+    def tile(rows, lanes, lines, planes, y_lines, y_planes):
         values = [gelu(v) for v in to_regular(tpu_blocks.read(lines, planes, rows, lanes))]
-        tpu_blocks.write(*results, rows, lanes, to_isotypic(values))
+        tpu_blocks.write(y_lines, y_planes, rows, lanes, to_isotypic(values))
 
     return tpu_blocks.call(tile, (lines, planes), channels=lines.shape[-1], name=NAME, interpret=interpret)
 
 
 def _backward_tpu(*fields, interpret=False):
-    def tile(rows, lanes, lines, planes, d_lines, d_planes, *results):
+    def tile(rows, lanes, lines, planes, d_lines, d_planes, dx_lines, dx_planes):
         values = to_regular(tpu_blocks.read(lines, planes, rows, lanes))
         gradients = to_regular(tpu_blocks.read(d_lines, d_planes, rows, lanes))
         gradients = [gelu_gradient(v) * g for v, g in zip(values, gradients, strict=True)]
-        tpu_blocks.write(*results, rows, lanes, to_isotypic(gradients))
+        tpu_blocks.write(dx_lines, dx_planes, rows, lanes, to_isotypic(gradients))
 
     channels = fields[0].shape[-1]
     return tpu_blocks.call(tile, fields, channels=channels, name=f"{NAME}_backward", interpret=interpret)

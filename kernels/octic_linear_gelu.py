@@ -140,12 +140,12 @@ def _forward_tpu(lines, planes, w_lines, w_planes, bias, *, interpret=False):
     dot = functools.partial(jnp.dot, precision=_precision(lines.dtype), preferred_element_type=jnp.float32)
     channels = len(bias)
 
-    def tile(rows, lanes, lines, planes, w_lines, w_planes, bias, *results):
+    def tile(rows, lanes, lines, planes, w_lines, w_planes, bias, y_lines, y_planes):
         h = [dot(lines[i, rows, :], w_lines[i, :, lanes]) for i in range(4)]
         h[0] += bias[0, lanes].astype(jnp.float32)
         for columns in (lanes, tpu_blocks.second_copy(lanes, channels)):
             h += [dot(planes[row, rows, :], w_planes[:, columns]) for row in (0, 1)]
-        tpu_blocks.write(*results, rows, lanes, to_isotypic([gelu(v) for v in to_regular(h)]))
+        tpu_blocks.write(y_lines, y_planes, rows, lanes, to_isotypic([gelu(v) for v in to_regular(h)]))
 
     weights = (w_lines, w_planes, bias[None])
     return tpu_blocks.call(tile, (lines, planes), weights, channels=channels, name=NAME, interpret=interpret)
@@ -153,6 +153,6 @@ def _forward_tpu(lines, planes, w_lines, w_planes, bias, *, interpret=False):
 
 def _precision(dtype):
     """Mosaic knows two precisions; a product of float32 takes the better one when any but the default was asked for."""
-    asked = jax.config.jax_default_matmul_precision
+    asked = jax.config.jax_default_matmul_precision  # made at run time  # pyright: ignore[reportAttributeAccessIssue]
     exact = dtype == jnp.float32 and asked not in (None, "default", "fastest", "bfloat16")
     return jax.lax.Precision.HIGHEST if exact else jax.lax.Precision.DEFAULT

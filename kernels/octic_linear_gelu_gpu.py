@@ -101,7 +101,7 @@ class _Tiles(NamedTuple):
     def count(self) -> int:
         return self.rows * self.columns
 
-    def at(self, tile):
+    def at(self, tile) -> tuple[jax.Array, jax.Array]:
         """First row and first channel of this block's part of a tile."""
         row = (tile // self.columns * CLUSTER + jax.lax.axis_index("cluster")) * ROWS
         return row, tile % self.columns * (COMPUTE * WIDTH)
@@ -121,8 +121,9 @@ def _body(tiles, lines, planes, w_lines, w_planes, bias, y_lines, y_planes, *scr
         def _(step):
             slot = step % slots
             pl.when(step >= slots)(lambda: plgpu.barrier_wait(consumed.at[slot]))
-            at = (*tiles.at(first + step // tiles.depth * stride), step % tiles.depth)
-            _load((lines, planes, w_lines, w_planes), [ref.at[slot] for ref in operands], loaded.at[slot], *at)
+            row, channel = tiles.at(first + step // tiles.depth * stride)
+            sources, targets = (lines, planes, w_lines, w_planes), [ref.at[slot] for ref in operands]
+            _load(sources, targets, loaded.at[slot], row, channel, step % tiles.depth)
 
         # The other block of the cluster reports here too: stay until it has.
         pl.loop(jnp.maximum(total - slots, 0), total)(lambda step: plgpu.barrier_wait(consumed.at[step % slots]))
@@ -184,8 +185,9 @@ def _contract(depth, first, operands, loaded, consumed, warpgroup):
 
         return [accumulator[...] for accumulator in accumulators]
 
-    wide = plgpu.ACC((ROWS, 2 * WIDTH), jnp.float32)
-    *lines, row_1, row_2 = pl.run_scoped(contract, *[plgpu.ACC((ROWS, WIDTH), jnp.float32)] * 4, wide, wide)
+    acc = plgpu.ACC  # public, but not marked so in its module  # pyright: ignore[reportPrivateImportUsage]
+    narrow, wide = acc((ROWS, WIDTH), jnp.float32), acc((ROWS, 2 * WIDTH), jnp.float32)
+    *lines, row_1, row_2 = pl.run_scoped(contract, *[narrow] * 4, wide, wide)
     return [*lines, row_1[:, :WIDTH], row_2[:, :WIDTH], row_1[:, WIDTH:], row_2[:, WIDTH:]]
 
 

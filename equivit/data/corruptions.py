@@ -57,7 +57,7 @@ class Corruption:
 
     def __call__(self, pixels: np.ndarray, index: int) -> np.ndarray:
         """The corrupted pixels of the example at `index` of the split."""
-        import imagecorruptions  # slow to import, and needed here alone
+        import imagecorruptions  # optional, and slow to import  # pyright: ignore[reportMissingImports]
 
         words = [CORRUPTIONS, self.seed, NAMES.index(self.name), self.severity, index]
         seeds = np.random.SeedSequence(words).generate_state(4)

@@ -67,7 +67,7 @@ class Tfds:
         import tensorflow_datasets as tfds  # slow to import, and needed here alone
 
         self.name, self.split = name, split
-        builder = tfds.builder_from_directory(_prepared(name))
+        builder: Any = tfds.builder_from_directory(_prepared(name))
         features = builder.info.features
         self.label = next((key for key in ("label", "real_label") if key in features), None)
         if "image" not in features or self.label is None:

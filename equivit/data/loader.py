@@ -106,8 +106,9 @@ def _bind_to_parent(worker: int, workers: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def watch() -> None:
-        multiprocessing.parent_process().join()
-        os._exit(1)
+        if parent := multiprocessing.parent_process():
+            parent.join()
+            os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
 

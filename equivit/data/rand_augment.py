@@ -92,7 +92,7 @@ class RandAugment:
 
     def __call__(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
         """The image after the operations drawn."""
-        fill = self.fill if len(self.fill) > 1 else self.fill[0]
+        fill = self.fill[0] if len(self.fill) == 1 else self.fill
         for name, level, sign in self.draw(rng):
             image = OPERATIONS[name](image, level, sign, fill)
         return image

@@ -50,7 +50,7 @@ def _npz_split(path, arrays, split):
         )
     if not np.issubdtype(labels.dtype, np.integer) or not 0 <= labels.min() <= labels.max() < len(classes):
         raise ValueError(f"{path}: {split}_y must be integers in 0..{len(classes) - 1}, the indices of `classes`.")
-    cases = [np.float32(x[:, :length]) for x, length in zip(series, lengths, strict=True)]
+    cases = [x[:, :length].astype(np.float32) for x, length in zip(series, lengths, strict=True)]
     return Cases(cases, [str(classes[label]) for label in labels])
 
 
@@ -102,7 +102,7 @@ def read_aeon(name: str, directory: pathlib.Path | None = None) -> dict[str, Cas
       ValueError: aeon is not installed, or does not know or cannot get the set.
     """
     try:
-        from aeon.datasets import load_classification  # optional, and slow to import
+        from aeon.datasets import load_classification  # optional, slow  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise ValueError(
             f"series '{name}': reading a set by its name alone needs aeon; pip install aeon, or give a directory with "
@@ -114,7 +114,7 @@ def read_aeon(name: str, directory: pathlib.Path | None = None) -> dict[str, Cas
             series, labels = load_classification(name, split=split, extract_path=where)
         except (OSError, ValueError) as error:
             raise ValueError(f"series '{name}': aeon could not read or download it: {error}") from error
-        result[split] = Cases([np.float32(x) for x in series], [str(label) for label in labels])
+        result[split] = Cases([x.astype(np.float32) for x in series], [str(label) for label in labels])
     return result
 
 
@@ -126,7 +126,7 @@ def synthetic(length: int = 40, seed: int = 0) -> dict[str, Cases]:
         phase, time = rng.uniform(0, 2 * math.pi, (size, 2, 1)), np.arange(length) / length
         waves = np.sin(2 * math.pi * (1 + 2 * labels[:, None, None]) * time + phase)
         noisy = waves + 0.3 * rng.standard_normal(waves.shape)
-        result[split] = Cases(list(np.float32(noisy)), [str(label) for label in labels])
+        result[split] = Cases(list(noisy.astype(np.float32)), [str(label) for label in labels])
     return result
 
 

@@ -27,12 +27,15 @@ class Source(Protocol):
 
     def __len__(self) -> int:
         """Number of examples."""
+        ...
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """The example, such as `{"image": uint8 [H, W, C] or bytes, "label": int}`."""
+        ...
 
     def where(self, index: int) -> str:
         """What a message calls this example."""
+        ...
 
 
 class Digits:
@@ -147,9 +150,10 @@ class Npz:
             kinds = [kind for kind in ("jpeg", "offset", "image", "label", *MAPS) if f"{split}_{kind}" in keys]
             arrays = {kind: file[f"{split}_{kind}"] for kind in kinds}
         self.encoded = "jpeg" in arrays
-        self.images, self.offset = arrays["jpeg" if self.encoded else "image"], arrays.get("offset")
+        self.images = arrays["jpeg" if self.encoded else "image"]
+        self.offset: Any = arrays.get("offset")  # jpeg i is images[offset[i] : offset[i + 1]]
         self.labels = arrays.get("label")
-        self.map_name = next((kind for kind in MAPS if kind in arrays), None)
+        self.map_name = next((kind for kind in MAPS if kind in arrays), "")
         self.maps = arrays.get(self.map_name)
         self._check()
         self.channels = 3 if self.encoded else self.images.shape[-1]
@@ -166,7 +170,7 @@ class Npz:
             if array is not None and len(array) != len(self):
                 raise ValueError(f"{where}_{kind} has {len(array)} entries for {len(self)} images.")
         if self.maps is not None:
-            self._check_maps(f"{where}_{self.map_name}")
+            self._check_maps(f"{where}_{self.map_name}", self.maps)
         if self.labels is None or not len(self.labels):
             return
         if not 0 <= self.labels.min() <= self.labels.max() < len(self.classes):
@@ -175,11 +179,11 @@ class Npz:
                 f"0..{len(self.classes) - 1}."
             )
 
-    def _check_maps(self, where: str) -> None:
-        if self.maps.ndim != 3 or not np.issubdtype(self.maps.dtype, np.integer):
-            raise ValueError(f"{where} must be int [N, H, W], not {self.maps.dtype} {list(self.maps.shape)}.")
-        if not self.encoded and self.maps.shape != self.images.shape[:3]:
-            map_size, size = ("{}x{}".format(*shape[1:3]) for shape in (self.maps.shape, self.images.shape))
+    def _check_maps(self, where: str, maps: np.ndarray) -> None:
+        if maps.ndim != 3 or not np.issubdtype(maps.dtype, np.integer):
+            raise ValueError(f"{where} must be int [N, H, W], not {maps.dtype} {list(maps.shape)}.")
+        if not self.encoded and maps.shape != self.images.shape[:3]:
+            map_size, size = ("{}x{}".format(*shape[1:3]) for shape in (maps.shape, self.images.shape))
             raise ValueError(f"{where} is {map_size} for images of {size}.")
 
     def __len__(self) -> int:
@@ -272,8 +276,9 @@ def present(source: Source) -> np.ndarray:
     rows = slice(None)
     if isinstance(source, Subset):
         source, rows = source.source, source.rows
-    if getattr(source, "labels", None) is not None:
-        return np.unique(source.labels[rows])
+    known = getattr(source, "labels", None)
+    if known is not None:
+        return np.unique(known[rows])
     labels = (source[i]["label"] for i in np.arange(len(source))[rows].tolist())
     return np.unique(np.concatenate([np.atleast_1d(np.array(label, int)) for label in labels]))
 

@@ -4,16 +4,16 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from equivit.data.pixels import normalize
 from equivit.evaluation.predictions import Batch, on_devices
 from equivit.layers.grid import check_grid
+from equivit.models.model import ModelModule
 from equivit.models.vit import ViT
 from equivit.symmetry import fields
 
 
-def has_fields(model: nnx.Module) -> bool:
+def has_fields(model: ModelModule) -> bool:
     """Whether a model has an equivariant block, whose output `model.fields` gives."""
     return hasattr(model, "fields") and model.config.k > 0
 

@@ -14,6 +14,7 @@ from equivit.data import loader
 from equivit.data.loader import EvaluationPipeline
 from equivit.evaluation import predictions
 from equivit.evaluation.predictions import Batch, Extract, Predict
+from equivit.models.model import ModelModule
 
 NEEDS = {  # and the models that offer it
     "logits": "classifiers",
@@ -81,7 +82,7 @@ class Run:
       track: shows progress.
     """
 
-    model: nnx.Module
+    model: ModelModule
     config: ConfigDict
     protocol: Protocol
     data: ConfigDict

@@ -28,7 +28,7 @@ class BatchNorm(nnx.Module):
             y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
             mean, variance = self._measured(y) if train else (self.mean[...], self.variance[...])
             y = (y - mean) * jax.lax.rsqrt(variance + self.eps)
-            y = y if self.scale is None else y * self.scale[...] + self.bias[...]
+            y = y if self.scale is None or self.bias is None else y * self.scale[...] + self.bias[...]
             return y.astype(x.dtype)
 
     def _measured(self, y):

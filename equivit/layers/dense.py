@@ -7,6 +7,7 @@ costs are told apart (`equivit/costs.py`).
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +28,7 @@ class Linear(nnx.Module):
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = True, rngs: nnx.Rngs):
         self.weight = nnx.Param(WEIGHT_INIT(rngs.params(), (in_features, out_features)), product=True)
-        self.bias = nnx.Param(jnp.zeros(out_features)) if bias else None
+        self.bias: Any = nnx.Param(jnp.zeros(out_features)) if bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         with jax.named_scope("linear"):

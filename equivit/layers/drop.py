@@ -1,5 +1,7 @@
 """What is random inside blocks: dropout and stochastic depth, for arrays and for fields."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -11,7 +13,7 @@ def split(key: jax.Array | None, number: int = 2) -> tuple[jax.Array | None, ...
     return (None,) * number if key is None else tuple(jax.random.split(key, number))
 
 
-def dropout(x, rate: float | jax.Array, key: jax.Array | None):
+def dropout(x, rate: float | jax.Array, key: jax.Array | None) -> Any:
     """Zero each entry with probability `rate` and divide the others by 1 - rate; `key=None` leaves x alone.
 
     The two rows of E are zeroed together, which keeps the symmetry.  A traced rate may be 0 too: then all are kept.

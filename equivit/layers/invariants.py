@@ -4,6 +4,8 @@ Each maps a field to a dense array [*B, N, out_features] token by token; leading
 its tokens, [4, *B, C], is mapped to [*B, out_features].
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -117,7 +119,7 @@ KINDS = {
 }
 
 
-def create(kind: str, width: int, *, group: Group, rngs: nnx.Rngs) -> nnx.Module:
+def create(kind: str, width: int, *, group: Group, rngs: nnx.Rngs) -> Any:
     """The invariantization of that name, with `out_features`.
 
     Raises:

@@ -7,6 +7,7 @@ Source: octic ViTs, Section 3.2; for FLIP, "Flopping for FLOPs" (arXiv 2502.0516
 
 import importlib.util
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,9 @@ try:
     from kernels.octic_linear_gelu import octic_linear_gelu
 except ImportError as error:
     spec = importlib.util.find_spec("kernels")
-    found = "none was found" if spec is None else f"the one at {list(spec.submodule_search_locations)} is another"
+    found = "none was found"
+    if spec is not None:
+        found = f"the one at {list(spec.submodule_search_locations or [spec.origin])} is another"
     raise ImportError(
         f"equivit needs its own package `kernels`, and {found}: run from the root of the repository, or uninstall the "
         "other package of that name."
@@ -64,8 +67,9 @@ class Linear(nnx.Module):
         lines = WEIGHT_INIT(rngs.params(), (len(group.lines), c, c_out))
         self.lines = nnx.Param(lines, tensors=line_names(group), product=True)
         planes = WEIGHT_INIT(rngs.params(), (2 * c, 2 * c_out)) if group.planes else None
-        self.planes = None if planes is None else nnx.Param(planes, tensors="E", product=True)
-        self.bias = nnx.Param(jnp.zeros(c_out)) if bias else None
+        # Any: None goes with fields that have no planes, which no type says.
+        self.planes: Any = None if planes is None else nnx.Param(planes, tensors="E", product=True)
+        self.bias: Any = nnx.Param(jnp.zeros(c_out)) if bias else None
 
     def __call__(self, x: Isotypic) -> Isotypic:
         with jax.named_scope("linear"):
@@ -88,7 +92,7 @@ class LayerNorm(nnx.Module):
             raise ValueError(f"LayerNorm: {weighting=} must be 'official' or 'balanced'.")
         c = channels("LayerNorm", width, group)
         self.lines = nnx.Param(jnp.ones((len(group.lines), c)), tensors=line_names(group), norm=True)
-        self.planes = nnx.Param(jnp.ones(2 * c), tensors="E", norm=True) if group.planes else None
+        self.planes: Any = nnx.Param(jnp.ones(2 * c), tensors="E", norm=True) if group.planes else None
         self.bias = nnx.Param(jnp.zeros(c), norm=True)
         self.eps, self.row_weight = eps, {"official": 0.5, "balanced": 2.0}[weighting]
 
@@ -111,7 +115,7 @@ class LayerScale(nnx.Module):
     def __init__(self, width: int, init: float, *, group: Group):
         c = channels("LayerScale", width, group)
         self.lines = nnx.Param(jnp.full((len(group.lines), c), init), tensors=line_names(group))
-        self.planes = nnx.Param(jnp.full(2 * c, init), tensors="E") if group.planes else None
+        self.planes: Any = nnx.Param(jnp.full(2 * c, init), tensors="E") if group.planes else None
 
     def __call__(self, x: Isotypic) -> Isotypic:
         planes = None if x.planes is None else x.planes * self.planes[...]
@@ -121,7 +125,7 @@ class LayerScale(nnx.Module):
 def gelu(x: Isotypic) -> Isotypic:
     """The exact GELU of the field's values on the group, which the group only permutes."""
     with jax.named_scope("activation"):
-        if x.group is OCTIC:
+        if x.planes is not None:
             return Isotypic(*d8_gelu(x.lines, x.planes))
         return fields.from_regular(jax.nn.gelu(fields.to_regular(x), approximate=False))
 
@@ -134,12 +138,12 @@ class Mlp(nnx.Module):
         self.fc2 = Linear(hidden, width, group=group, rngs=rngs)
 
     def __call__(self, x: Isotypic, layout: Layout | None = None) -> Isotypic:
-        if x.group is not OCTIC:
+        if x.planes is None:
             return self.fc2(gelu(self.fc1(x)))
         w = self.fc1
-        x = x.astype(w.lines[...].dtype)
-        bias = w.bias[...].astype(x.dtype)
-        return self.fc2(Isotypic(*octic_linear_gelu(x.lines, x.planes, w.lines[...], w.planes[...], bias)))
+        dtype = w.lines[...].dtype
+        lines, planes, bias = (a.astype(dtype) for a in (x.lines, x.planes, w.bias[...]))
+        return self.fc2(Isotypic(*octic_linear_gelu(lines, planes, w.lines[...], w.planes[...], bias)))
 
 
 class Attention(nnx.Module):
@@ -289,7 +293,7 @@ class Unpatchify(nnx.Module):
         x = self.linear(x)
         group, h, w = x.group, *self.domain
         pad = [(0, 0)] * (x.lines.ndim - 2) + [(0, self.patch_size[0] - h), (0, self.patch_size[1] - w), (0, 0)]
-        patches = 0
+        patches: Any = 0
         for g in group.elements:
             part = fields.act_on_channels(group.inverse(g), x)
             values = part.lines.sum(0) * math.sqrt(1 / 2 if group is FLIP else 1 / 16)

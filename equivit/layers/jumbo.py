@@ -4,11 +4,13 @@ Source: Jumbo, Section 3.  The token is kept split, as the first J rows of the s
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from equivit.layers import dense, isotypic
 from equivit.layers.block import Block
 from equivit.layers.drop import split
 from equivit.symmetry import fields
@@ -57,7 +59,7 @@ class LinearLora(nnx.Module):
         self.fc1, self.fc2 = LowRank(linear, width, hidden, rank), LowRank(linear, hidden, width, rank)
         self.gelu = gelu
 
-    def __call__(self, mlp: nnx.Module, x):
+    def __call__(self, mlp: dense.Mlp | isotypic.Mlp, x):
         x = self.gelu(mlp.fc1(x) + self.fc1(x))
         return mlp.fc2(x) + self.fc2(x)
 
@@ -96,7 +98,7 @@ class JumboBlock(Block):
         self.norm3, self.scale3, self.jumbo_mlp, self.lora = norm3, scale3, jumbo_mlp, lora
         self.normed_residual, self.invariant, self.feeds_patches = normed_residual, invariant, feeds_patches
 
-    def __call__(self, x, layout, shared: nnx.Module | None = None, *, rate=0.0, phase=0, train=False, key=None):
+    def __call__(self, x, layout, shared: Any = None, *, rate=0.0, phase=0, train=False, key=None):
         keys = split(key, 3)
         x = x + self.path(self.scale1(self.attention(self.norm1(x), layout)), rate, keys[0])
         token, patches = rows(x, 0, layout.prefix), rows(x, layout.prefix)

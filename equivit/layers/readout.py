@@ -120,6 +120,9 @@ class JumboReadout(nnx.Module):
         return Roles(to_dense(self.token(x, layout))[..., 0, :], patches[..., :0, :], patches)
 
 
+Readout = ClassReadout | MeanReadout | JumboReadout
+
+
 def to_dense(x) -> jax.Array:
     """A dense array as it is; of a field the concatenation of its components."""
     return x if isinstance(x, jax.Array) else fields.to_dense(x)

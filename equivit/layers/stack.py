@@ -77,7 +77,7 @@ class Stack(nnx.Module):
         """(first index, length) of each run."""
         return [(sum(self.lengths[:i]), length) for i, length in enumerate(self.lengths)]
 
-    def __getitem__(self, index: int) -> nnx.Module:
+    def __getitem__(self, index: int) -> Any:
         run, offset = self._locate(index)
         return jax.tree.map(lambda a: a[offset], self.runs[run])
 

@@ -28,5 +28,5 @@ class Invariantize(nnx.Module):
         self.invariant, self.projection = invariant, projection
 
     def __call__(self, x: Isotypic) -> jax.Array:
-        x = self.invariant(x)
-        return x if self.projection is None else self.projection(x).astype(x.dtype)
+        y = self.invariant(x)
+        return y if self.projection is None else self.projection(y).astype(y.dtype)

@@ -12,7 +12,7 @@ Source: Jumbo (arXiv 2502.15021), Sections 3 and 4.
 import dataclasses
 import functools
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from flax import nnx
@@ -170,7 +170,7 @@ def _lora(config: JumboViTConfig, wide: Parts, width: int) -> nnx.Module | None:
     return None
 
 
-def _exit(config: JumboViTConfig, parts: Parts) -> dict[str, nnx.Module | None]:
+def _exit(config: JumboViTConfig, parts: Parts) -> dict[str, Any]:
     """Readout and head.  The public code's head begins at zero weights and the bias of equal probabilities."""
     rngs, classes = parts.rngs, config.num_classes
     wide, width = _merged(config, parts if config.ends_with_fields else parts.of(None))

@@ -24,9 +24,11 @@ class Model(Protocol):
 
     def __call__(self, inputs: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
         """Class logits [*B, num_classes]; ValueError for a model without a head."""
+        ...
 
     def pooled(self, inputs: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
         """What the head reads, [*B, features]."""
+        ...
 
     def features(
         self,
@@ -38,6 +40,10 @@ class Model(Protocol):
         train: bool = False,
     ) -> Features:
         """Tokens by their role after the last block, and after each of `blocks`."""
+        ...
+
+
+ModelModule = Any  # a `nnx.Module` that is a Model too; no type of Python says both
 
 
 class Config(Protocol):
@@ -52,8 +58,9 @@ class Config(Protocol):
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input: (height, width, channels) or (steps, channels)."""
+        ...
 
-    def build(self, rngs: nnx.Rngs) -> Any:
+    def build(self, rngs: nnx.Rngs) -> ModelModule:
         """The model, with parameters drawn from `rngs`."""
 
 

@@ -16,6 +16,7 @@ Sources: PatchTST (arXiv 2211.14730); Jumbo, Section 4.5 and Appendices A.3.2 an
 import dataclasses
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -73,7 +74,7 @@ class PatchTSTConfig:
     depth: int = 3
     num_heads: int = 16
     mlp_dim: int = 256
-    registers: int | None = 0
+    registers: int = 0
     jumbo: int = 1
     jumbo_mlp: int = 2
     jumbo_ffn: str = "shared"
@@ -229,7 +230,7 @@ class PatchTST(nnx.Module):
             x = x, jnp.zeros((*x.shape[:-2], config.num_heads, x.shape[-2], x.shape[-2]), x.dtype)
         layout, shared = Layout((config.patches,), config.prefix), (self.jumbo_mlp,)
         rates = None if key is None else jnp.broadcast_to(rate, (config.depth,))
-        options = dict(shared=shared, rates=rates, capture=capture, train=train, key=key)
+        options: dict[str, Any] = dict(shared=shared, rates=rates, capture=capture, train=train, key=key)
         x, seen = self.blocks(x, layout, stop=None if keep is None else last, **options)
         if keep is not None:
             block, key = self.blocks[last], None if key is None else jax.random.fold_in(key, last)
@@ -262,7 +263,7 @@ class PatchTSTBlock(nnx.Module):
     def __init__(self, config: PatchTSTConfig, rngs: nnx.Rngs):
         self.config = config
         norm, width, wide = NORMS[config.norm], config.width, config.jumbo * config.width
-        attention = ResidualAttention if config.residual_attention else dense.Attention
+        attention: Any = ResidualAttention if config.residual_attention else dense.Attention
         self.norm1, self.attention = norm(width), attention(width, config.num_heads, rngs=rngs)
         self.norm2, self.mlp = norm(width), dense.Mlp(width, config.mlp_dim, rngs=rngs)
         self.norm3 = norm(wide) if config.jumbo > 1 else None

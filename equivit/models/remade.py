@@ -1,13 +1,13 @@
 """A model under another configuration: the same logical tensors, and a report of what became of them."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from flax import nnx
 
 from equivit import errors, logical
-from equivit.models.model import Config
+from equivit.models.model import Config, ModelModule
 
 SHOWN = 4  # names in one part of a report
 
@@ -30,7 +30,7 @@ class Changes(NamedTuple):
         return "; ".join(f"{word}: {_some(names)}" for word, names in parts) or "all kept"
 
 
-def remade(model: nnx.Module, *, rngs: nnx.Rngs | None = None, **fields) -> tuple[nnx.Module, Changes]:
+def remade(model: ModelModule, *, rngs: nnx.Rngs | None = None, **fields) -> tuple[ModelModule, Changes]:
     """The model with some fields of its configuration replaced, and what became of its tensors.
 
         model, changes = remade(model, class_token=False, pool="mean", num_classes=10)
@@ -55,7 +55,7 @@ def remade(model: nnx.Module, *, rngs: nnx.Rngs | None = None, **fields) -> tupl
     return logical.from_logical(_abstract(config), tensors, nnx.Variable), changes
 
 
-def fitted(model: nnx.Module, config: Config) -> tuple[dict[str, jax.Array], Changes]:
+def fitted(model: ModelModule, config: Config) -> tuple[dict[str, jax.Array], Changes]:
     """The logical tensors of `model` that a model of `config` can take, and what became of all; see `remade`."""
     new = _abstract(config)
     tables = logical.tensors(new, nnx.Variable).values()
@@ -71,11 +71,12 @@ def fitted(model: nnx.Module, config: Config) -> tuple[dict[str, jax.Array], Cha
     return {name: tensors[name] for name in wanted.keys() - drawn}, changes
 
 
-def _resized(model, new) -> dict[str, jax.Array]:
+def _resized(model: ModelModule, new: ModelModule) -> dict[str, jax.Array]:
     """Positions, by logical name, for the grid of `new` where that is another."""
-    theirs = {path: module for path, module in nnx.iter_modules(new) if hasattr(module, "tables")}
+    theirs: dict[Any, Any] = {path: module for path, module in nnx.iter_modules(new) if hasattr(module, "tables")}
     result = {}
-    for path, module in nnx.iter_modules(model):
+    ours: dict[Any, Any] = dict(nnx.iter_modules(model))
+    for path, module in ours.items():
         if path in theirs and module.grid != theirs[path].grid:
             position = logical.put(module, module.tables(theirs[path].grid))
             prefix = ".".join(map(str, path))

@@ -16,10 +16,10 @@ from flax import nnx
 
 from equivit import logical
 from equivit.models import zoo
-from equivit.models.model import Config
+from equivit.models.model import Config, ModelModule
 
 
-def save(path: pathlib.Path, model: nnx.Module) -> None:
+def save(path: pathlib.Path, model: ModelModule) -> None:
     """Write the model to the directory `path`, which is made if need be."""
     path = pathlib.Path(path)
     path.mkdir(parents=True, exist_ok=True)

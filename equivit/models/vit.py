@@ -16,7 +16,8 @@ from flax import nnx
 
 from equivit.layers.drop import dropout, split
 from equivit.layers.grid import Layout, check_images
-from equivit.layers.readout import to_dense
+from equivit.layers.prefix import JumboRows, Prefix
+from equivit.layers.readout import Readout, to_dense
 from equivit.layers.stack import Seen, Stack
 from equivit.models.features import Features, Grid
 from equivit.symmetry import fields
@@ -49,11 +50,11 @@ class ViT(nnx.Module):
         *,
         patch_embed: nnx.Module,
         position: Callable[[tuple[int, int]], Any],
-        prefix: nnx.Module | None,
+        prefix: Prefix | JumboRows | None,
         mask_token: nnx.Param | None,
         blocks: Stack,
         transition: Callable | None,
-        readout: nnx.Module,
+        readout: Readout,
         head: nnx.Module | None,
         jumbo_mlp: nnx.Module | None = None,
         isotypic_jumbo_mlp: nnx.Module | None = None,
@@ -166,7 +167,7 @@ class ViT(nnx.Module):
         """Through the blocks below `stop`, and through the transition if it lies on the way; see `Stack`."""
         self.blocks.check(*capture)
         k, stop = self.config.k, len(self.blocks) if stop is None else stop
-        options = dict(rates=self.config.rates, capture=capture, collect=collect, train=train, key=key)
+        options: dict[str, Any] = dict(rates=self.config.rates, capture=capture, collect=collect, train=train, key=key)
         x, seen = self.blocks(x, layout, stop=min(k, stop), shared=_given(self.isotypic_jumbo_mlp), **options)
         if stop < k:
             return x, seen

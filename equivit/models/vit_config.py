@@ -35,6 +35,8 @@ from equivit.models.model import Preset
 from equivit.models.vit import ViT
 from equivit.symmetry.groups import FLIP, OCTIC, Group
 
+BY_FAMILY: Any = None  # in place of a default: `__post_init__` chooses by the family
+
 
 class Family(NamedTuple):
     """What the first blocks commute with, and how tokens leave them.
@@ -105,7 +107,7 @@ class ViTConfig:
     width: int
     depth: int
     num_heads: int
-    patch_size: tuple[int, int] | int = 16
+    patch_size: tuple[int, int] = (16, 16)
     image_size: tuple[int, int] = (224, 224)
     in_channels: int = 3
     mlp_dim: int | None = None
@@ -113,13 +115,13 @@ class ViTConfig:
     norm_eps: float = 1e-6
     family: str = "plain"
     equivariant_blocks: int | None = None
-    invariant: str | None = None
+    invariant: str = BY_FAMILY
     pool_first: bool = False
     isotypic_norm: str = "official"
     isotypic_eps: float = 1e-5
     num_classes: int | None = 1000
-    pool: str | None = None
-    class_token: bool | None = None
+    pool: str = BY_FAMILY
+    class_token: bool = BY_FAMILY
     class_position: bool = False
     registers: int = 0
     register_mlp: str | None = None
@@ -245,7 +247,7 @@ def build(config: ViTConfig, rngs: nnx.Rngs) -> ViT:
     """A ViT with class token and registers, or none."""
     parts = parts_of(config, rngs)
     width = learned_width(config)
-    prefix = dict(
+    prefix: dict[str, Any] = dict(
         class_token=config.class_token,
         class_position=config.class_position,
         registers=config.registers,
@@ -324,7 +326,7 @@ def transition(config: ViTConfig, parts: Parts) -> Callable | None:
     match FAMILIES[config.family].leaves:
         case "dropped":
             return components if config.group is OCTIC else values
-        case "invariant":
+        case "invariant" if config.group is not None:
             invariant = invariants.create(config.invariant, config.width, group=config.group, rngs=parts.rngs)
             if config.group is FLIP and invariant.out_features == config.width:
                 return Invariantize(invariant, None)
@@ -345,15 +347,15 @@ def _block(config: ViTConfig, parts: Parts) -> nnx.Module:
     return Block(**parts.branches(width, config.num_heads, hidden, mlp))
 
 
-def _exit(config: ViTConfig, parts: Parts) -> dict[str, nnx.Module | Callable | None]:
+def _exit(config: ViTConfig, parts: Parts) -> dict[str, Any]:
     """Transition, readout and head."""
     width, classes, rngs = config.width, config.num_classes, parts.rngs
     leave = transition(config, parts)
     invariant = None
-    if config.ends_with_fields:
+    if config.group is not None and config.ends_with_fields:
         invariant = invariants.create(config.invariant, width, group=config.group, rngs=rngs)
     norm = (parts if config.ends_with_fields else parts.of(None)).norm(width)
-    options = dict(class_token=config.class_token, invariant=invariant)
+    options: dict[str, Any] = dict(class_token=config.class_token, invariant=invariant)
     if config.pool == "class":
         readout = ClassReadout(norm, **options)
     else:

@@ -14,6 +14,7 @@ from equivit.data.pixels import normalize
 from equivit.layers import dense
 from equivit.layers.batch_norm import BatchNorm
 from equivit.logical import Tensor
+from equivit.models.model import ModelModule
 from equivit.objectives.objective import Batch, Extra, Loss, Objective, Rule, Step, check_head, usual_rule
 
 
@@ -38,7 +39,7 @@ class ProbeHead(nnx.Module):
         norm, head = self.norm, jax.tree.map(lambda a: a, self.linear)
         scale = jax.lax.rsqrt(norm.variance[...] + norm.eps)
         bias = -norm.mean[...] * scale
-        if norm.scale is not None:
+        if norm.scale is not None and norm.bias is not None:
             scale, bias = scale * norm.scale[...], bias * norm.scale[...] + norm.bias[...]
         head.bias.set_value(self.linear.bias[...] + bias @ self.linear.weight[...])
         head.weight.set_value(self.linear.weight[...] * scale[:, None])
@@ -53,7 +54,7 @@ class Probe(nnx.Module):
     Shapes: [B, H, W, C] -> [B, num_classes].
     """
 
-    def __init__(self, model: nnx.Module, num_classes: int, objective: ConfigDict, *, rngs: nnx.Rngs):
+    def __init__(self, model: ModelModule, num_classes: int, objective: ConfigDict, *, rngs: nnx.Rngs):
         self.backbone = jax.tree.map(lambda a: a, model)  # a copy
         self.backbone.head = None
         images = jax.ShapeDtypeStruct((1, *model.config.input_shape), jnp.float32)

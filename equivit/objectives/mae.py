@@ -13,6 +13,7 @@ from equivit.data.pixels import normalize
 from equivit.layers.dense import patchify
 from equivit.layers.grid import check_grid
 from equivit.models.decoders import MaskedAutoencoder, MaskedAutoencoderConfig
+from equivit.models.vit import ViT
 from equivit.objectives import masking
 from equivit.objectives.objective import Batch, Loss, Objective, Step
 
@@ -54,7 +55,7 @@ class Mae(Objective):
                 "head to train; say num_classes=None."
             )
 
-    def module(self, model: nnx.Module, key: jax.Array) -> MaskedAutoencoder:
+    def module(self, model: ViT, key: jax.Array) -> MaskedAutoencoder:
         """The model as an encoder, with a decoder."""
         sizes = {name: self.options[name] for name in ("decoder_width", "decoder_depth", "decoder_heads")}
         return MaskedAutoencoder(MaskedAutoencoderConfig(model.config, **sizes), model, rngs=nnx.Rngs(params=key))

@@ -12,6 +12,7 @@ from equivit import errors
 from equivit.data.pixels import normalize
 from equivit.layers.grid import check_grid
 from equivit.logical import Arrays
+from equivit.models.model import ModelModule
 from equivit.objectives import masking, mixing, token_drop
 from equivit.objectives.clock import Clock
 from equivit.objectives.objective import Batch, Extra, Loss, Objective, Step, check_head
@@ -73,7 +74,7 @@ class Supervised(Objective):
         # A copy, since the step gives the memory of both away.
         return {} if self.options.ema is None else {"ema": jax.tree.map(jnp.copy, trainable)}
 
-    def static(self, module: nnx.Module, progress: float) -> token_drop.Tokens | None:
+    def static(self, module: ModelModule, progress: float) -> token_drop.Tokens | None:
         """How many patch tokens are used; None: all."""
         options, data = self.options, self.config.data
         if options.token_drop is None:
@@ -99,7 +100,7 @@ class Supervised(Objective):
     def loss(self, module: nnx.Module, batch: Batch, step: Step) -> Loss:
         """The loss, and the share of images whose best class is the label of the larger part."""
         key, chosen = step.key, {}
-        if step.static is not None:
+        if isinstance(step.static, token_drop.Tokens):
             key, keep_key = jax.random.split(key)
             tokens = step.static
             chosen["keep"], _ = masking.random_keep(keep_key, len(batch["image"]), tokens.all, tokens.kept)

@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 
 from equivit import errors, logical
+from equivit.models.model import ModelModule
 from equivit.models.remade import remade
 from equivit.pretrained import flip, jumbo, mae, mapping, names, octic_vits, reading, timm
 from equivit.pretrained.format import Format
@@ -34,7 +35,7 @@ def load(
     family: str | None = None,
     seed: int = 0,
     **options,
-) -> nnx.Module:
+) -> ModelModule:
     """A model with foreign weights, in float32.  Names and shapes tell which model; hints tell the rest.
 
     Prints the names of tensors that are left out on purpose: constants, and what the model does not use.
@@ -76,7 +77,7 @@ def load(
     return model
 
 
-def state_dict(source: str, model: nnx.Module, *, flavour: str | None = None) -> dict[str, np.ndarray]:
+def state_dict(source: str, model: ModelModule, *, flavour: str | None = None) -> dict[str, np.ndarray]:
     """The model's weights under the names of a foreign format, constants included; the inverse of `load`.
 
     Args:

@@ -5,6 +5,7 @@ one with a row for the class token.
 """
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -64,7 +65,7 @@ def _fixed(name: str, width: int, config: ViTConfig) -> Constant:
     return Constant(name, _sincos(width, config), "the sin-cos table", fixed=False)
 
 
-def _sincos(width: int, config: ViTConfig) -> np.ndarray | None:
+def _sincos(width: int, config: ViTConfig) -> Any:
     """The table [1, 1 + N, width], the class token's row zero; None where 4 does not divide the width."""
     if width % 4:
         return None

@@ -24,7 +24,9 @@ def brief(names: Iterable[str]) -> str:
     """Names in one line, numbers at the end as a range: "cls_token.1-4"."""
     stems: dict[str, list[str]] = {}
     for name in names:
-        stem, number = re.fullmatch(r"(.*?)(?:\.(\d+))?", name).groups()
+        stem, dot, number = name.rpartition(".")
+        if not (dot and number.isdecimal()):
+            stem, number = name, ""
         stems.setdefault(stem, []).extend([number] if number else [])
     runs = {stem: f".{n[0]}-{n[-1]}" if len(n) > 1 else "".join(f".{i}" for i in n) for stem, n in stems.items()}
     return ", ".join(stem + run for stem, run in runs.items())

@@ -50,7 +50,7 @@ def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
         width=width,
         depth=depth,
         num_heads=inference.heads(width, hints.num_heads, NAME),
-        patch_size=2 * half,
+        patch_size=(2 * half, 2 * half),
         image_size=hints.image_size or (side, side),
         in_channels=in_channels,
         mlp_dim=8 * inference.shape(state, NAME, "blocks.0.mlp.fc1.lin_A1.weight", 2)[0],

@@ -55,7 +55,8 @@ def fields(state: Mapping[str, np.ndarray], spelling: Spelling, hints: Hints, so
     width, in_channels, *patch = inference.shape(state, source, named(spelling.patch_embed, "weight"), 4)
     size, class_position = _positions(state, spelling, tuple(patch), hints.image_size, source)
     mlp, mlp_dim = _mlp(state, spelling, source)
-    head, registers = spelling.head and named(spelling.head, "weight"), spelling.registers
+    head = named(spelling.head, "weight") if spelling.head else ""
+    registers = spelling.registers or ""
     return dict(
         width=width,
         depth=inference.depth(state, source, spelling.blocks),
@@ -87,7 +88,7 @@ def table(config: ViTConfig, spelling: Spelling, source: str) -> Table:
         mapping.moved(named(spelling.patch_embed, "weight"), "patch_embed.kernel", (2, 3, 1, 0)),
         mapping.same(named(spelling.patch_embed, "bias"), "patch_embed.bias"),
     ]
-    if config.class_token:
+    if config.class_token and spelling.class_token is not None:
         pairs.append(mapping.same(spelling.class_token, "prefix.class_token", 2 * ones))
     if spelling.position is not None:
         pairs.append(_position(config, spelling.position, ones))
@@ -106,7 +107,7 @@ def table(config: ViTConfig, spelling: Spelling, source: str) -> Table:
 def block(index: int, config: ViTConfig, spelling: Spelling) -> list[Pair]:
     """One block."""
     theirs, ours = f"{spelling.blocks}.{index}", f"blocks.{index}"
-    first, second = spelling.swiglu if config.mlp == "swiglu" else spelling.fc
+    first, second = spelling.swiglu if spelling.swiglu and config.mlp == "swiglu" else spelling.fc
     pairs = mapping.norm(f"{theirs}.{spelling.norm1}", f"{ours}.norm1")
     pairs += mapping.linear(f"{theirs}.{spelling.qkv}", f"{ours}.attention.qkv", bias=config.qkv_bias)
     pairs += mapping.linear(f"{theirs}.{spelling.proj}", f"{ours}.attention.proj")
@@ -135,7 +136,7 @@ def _mlp(state, spelling, source) -> tuple[str, int]:
         return inference.shape(state, source, named(f"{spelling.blocks}.0.{name}", "weight"), 2)
 
     gates = spelling.swiglu is not None and named(f"{spelling.blocks}.0.{spelling.swiglu[0]}", "weight") in state
-    first, second = spelling.swiglu if gates else spelling.fc
+    first, second = spelling.swiglu if spelling.swiglu and gates else spelling.fc
     width = shape(first)[0]
     if gates and (spelling.swiglu != spelling.fc or width == 2 * shape(second)[1]):
         return "swiglu", width // 2

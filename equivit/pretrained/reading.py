@@ -1,5 +1,6 @@
 """Files of named tensors: read as a state dict, whatever container they are in, and written."""
 
+import os
 import pathlib
 import re
 import zipfile
@@ -16,7 +17,7 @@ from equivit.pretrained import names, torch_files
 CONTAINERS = ("model", "teacher", "state_dict")
 
 
-def read(path: str | pathlib.Path) -> Any:
+def read(path: str | os.PathLike) -> Any:
     """What a .safetensors, .npz or .pth file holds, tensors as numpy arrays; no code in a file is ever run.
 
     Raises:
@@ -39,11 +40,11 @@ def write(path: str | pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
     """
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    tensors = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+    arrays: dict[str, Any] = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
     if path.suffix == ".safetensors":
-        safetensors.numpy.save_file(tensors, path)
+        safetensors.numpy.save_file(arrays, path)
     elif path.suffix == ".npz":
-        np.savez(path, **tensors)
+        np.savez(path, **arrays)
     else:
         raise ValueError(f"{path}: weights are written as .safetensors or .npz, not as {path.suffix!r}.")
 

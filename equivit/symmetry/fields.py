@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -186,7 +187,7 @@ def unfold(part: Isotypic, scale: Callable[[int], float] = lambda dimension: 1.0
     Source: octic ViTs, Eq. 11 and Section 3.2.1.
     """
     group = FLIP if part.planes is None else OCTIC
-    lines = sum(
+    lines: Any = sum(
         act_on_grid(g, _pad(part.lines, group), (1, 2))
         * np.array([irrep(g)[0, 0] for irrep in group.lines], part.dtype).reshape(-1, 1, 1, 1)
         for g in group.elements
@@ -194,7 +195,7 @@ def unfold(part: Isotypic, scale: Callable[[int], float] = lambda dimension: 1.0
     if part.planes is None:
         return Isotypic(lines * scale(1), None)
     (plane,) = group.planes
-    planes = sum(
+    planes: Any = sum(
         act_on_grid(g, _pad(part.planes, group), (1, 2)) * plane(g)[:, 0].astype(part.dtype).reshape(2, 1, 1, 1)
         for g in group.elements
     )

@@ -75,7 +75,7 @@ def validate(config: ConfigDict) -> None:
     for section, owner in OWNERS.items():
         owner.check(config[section])
     _check_run(config)
-    OBJECTIVES[name].check(config)
+    OBJECTIVES[config.objective.name].check(config)
 
 
 def check_keys(config: ConfigDict, base: ConfigDict, prefix: str = "") -> None:
@@ -142,6 +142,8 @@ def _get_config(file: str) -> Callable[..., ConfigDict]:
         found = errors.nearest(file, pathlib.Path(file).parent.glob("*.py"))
         raise FileNotFoundError(f"config: there is no file '{file}'{found}.")
     spec = importlib.util.spec_from_file_location("equivit_config", file)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"config: '{file}' must be a Python file, with the ending .py.")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.get_config
@@ -232,8 +234,8 @@ def flat(tree: Mapping[str, Any] | ConfigDict) -> dict[str, Any]:
 
 def differences(a: ConfigDict, b: ConfigDict) -> list[str]:
     """The keys in which two configurations differ, such as "optimizer.weight_decay"."""
-    a, b = flat(plain(a)), flat(plain(b))
-    return sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key))
+    one, other = flat(plain(a)), flat(plain(b))
+    return sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
 
 
 def page(config: ConfigDict) -> str:

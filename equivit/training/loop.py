@@ -41,10 +41,14 @@ class Outcome(NamedTuple):
 class Pipeline(Protocol):
     """The training data (`equivit/data/loader.py`)."""
 
-    steps_per_epoch: int
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in an epoch."""
+        ...
 
     def batches(self, start: int = 0) -> Generator[dict[str, np.ndarray], None, None]:
         """This process's rows of the global batches start, start + 1, ... without end."""
+        ...
 
 
 class NotFiniteError(ArithmeticError):

@@ -7,6 +7,7 @@ multipliers are computed for each slice, so that a stacked model is optimised ex
 import fnmatch
 import math
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -118,7 +119,7 @@ def create(
         parts += [_trust_ratio(rules, rules.matrix, LARS_COEFFICIENT)] if config.name == "lars" else []
         parts.append(optax.trace(config.momentum))
     else:
-        parts += [_adam(*config.betas, config.eps), _decay(rules, weight_decay)]
+        parts += [_adam(*config.betas, eps=config.eps), _decay(rules, weight_decay)]
     if config.name == "lamb" and (config.weight_decay or config.get("weight_decay_end")):
         parts.append(_trust_ratio(rules, rules.decay))
     return _only_trained(optax.chain(*parts, _rate(rules, lr)), rules)
@@ -149,10 +150,10 @@ def _adam(beta1: float, beta2: float, eps: float) -> optax.GradientTransformatio
     def correction(beta, t):
         return -jnp.expm1(t * math.log(beta)) if beta else 1.0
 
-    def update(gradients, state, params=None):
+    def update(updates, state, params=None):
         t = optax.safe_increment(state.count)
-        mu = optax.tree.update_moment(gradients, state.mu, beta1, 1)
-        nu = optax.tree.update_moment_per_elem_norm(gradients, state.nu, beta2, 2)
+        mu = optax.tree.update_moment(updates, state.mu, beta1, 1)
+        nu = optax.tree.update_moment_per_elem_norm(updates, state.nu, beta2, 2)
         scale1, scale2 = 1 / correction(beta1, t), 1 / jnp.sqrt(correction(beta2, t))
         updates = jax.tree.map(lambda m, v: m * scale1 / (jnp.sqrt(v) * scale2 + eps), mu, nu)
         return updates, optax.ScaleByAdamState(t, mu, nu)
@@ -200,7 +201,7 @@ def _rate(rules: Rules, lr: Schedule) -> optax.GradientTransformation:
 def _by_step(change: Callable[[jax.Array, Arrays, Arrays], Arrays]) -> optax.GradientTransformation:
     """`change(step, updates, params)` as a transformation, which counts the steps."""
 
-    def update(updates, state, params):
+    def update(updates, state, params: Any = None):
         return change(state.count, updates, params), optax.ScaleByScheduleState(optax.safe_increment(state.count))
 
     return optax.GradientTransformation(lambda params: optax.ScaleByScheduleState(jnp.int32(0)), update)
@@ -213,8 +214,8 @@ def _only_trained(chain: optax.GradientTransformation, rules: Rules) -> optax.Gr
     def masked(tree):
         return {k: a * masks[k] if k in masks else a for k, a in tree.items()}
 
-    def update(gradients, state, params):
-        updates, state = chain.update(masked(gradients), state, params)
+    def update(updates, state, params=None):
+        updates, state = chain.update(masked(updates), state, params)
         return masked(updates), state
 
     return optax.GradientTransformation(chain.init, update) if masks else chain

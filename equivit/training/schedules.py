@@ -1,6 +1,7 @@
 """Schedules of the learning rate and of weight decay: functions of the step that trace under `jax.jit`."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ from ml_collections import ConfigDict
 from equivit import errors
 from equivit.objectives.clock import Clock
 
-Schedule = Callable[[jax.Array], jax.Array]
+Schedule = Callable[[Any], jax.Array]  # of the number of a step, which may be traced
 
 
 def create(config: ConfigDict, *, total_steps: int, steps_per_epoch: int) -> Schedule:

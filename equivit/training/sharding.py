@@ -5,6 +5,7 @@ The same rule covers parameters, optimiser state and averaged weights, so that e
 
 import math
 import os
+from typing import Any
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -26,7 +27,9 @@ def start_processes(asked: bool) -> None:
     if jax.distributed.is_initialized() or not (asked or _several_shown()):
         return
     count, index = os.environ.get("JAX_NUM_PROCESSES"), os.environ.get("JAX_PROCESS_ID")
-    given = {} if count is None or index is None else dict(num_processes=int(count), process_id=int(index))
+    given: dict[str, Any] = {}
+    if count is not None and index is not None:
+        given = dict(num_processes=int(count), process_id=int(index))
     jax.distributed.initialize(heartbeat_timeout_seconds=HEARTBEAT_SECONDS, **given)
 
 
@@ -72,7 +75,7 @@ def of_tree(mesh: Mesh, tree, stack_axes: dict[str, int]):
     """
 
     def rule(path, leaf):
-        name = next((key.key for key in reversed(path) if getattr(key, "key", None) in stack_axes), None)
+        name = next((key.key for key in reversed(path) if getattr(key, "key", None) in stack_axes), "")
         return NamedSharding(mesh, _spec(leaf.shape, stack_axes.get(name, 0), mesh.shape["fsdp"]))
 
     return jax.tree.map_with_path(rule, tree)

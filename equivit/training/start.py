@@ -8,10 +8,11 @@ from ml_collections import ConfigDict
 
 from equivit import logical, models, pretrained
 from equivit.models import saved, zoo
+from equivit.models.model import ModelModule
 from equivit.training import checkpoints, program
 
 
-def load_model(place: str) -> nnx.Module:
+def load_model(place: str) -> ModelModule:
     """The model at a place that a config names.
 
     Args:

@@ -99,7 +99,7 @@ def make_step(
         carried = (state.extra, state.statistics)
         value, metrics, carried, gradients = _gradients(loss, state.trainable, carried, batch, loss_key, accumulation)
         updates, moments = optimizer.update(gradients, state.optimizer, state.trainable)
-        trainable = optax.apply_updates(state.trainable, updates)
+        trainable: Any = optax.apply_updates(state.trainable, updates)
         extra = objective.after_step(trainable, carried[0], clock)
         norm = optax.tree.norm(gradients)
         good = state.good & jnp.isfinite(value) & jnp.isfinite(norm)

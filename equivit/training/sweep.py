@@ -93,7 +93,7 @@ class Sweep:
             state, metrics = step(state, {}, {name: array[rows] for name, array in data.items()}, None)
             return state, metrics["loss"] * len(rows)
 
-        size, total = self._config.batch_size, 0.0
+        size, total = self._config.batch_size, jnp.float32(0)
         whole = len(order) // size * size
         if whole:
             state, losses = jax.lax.scan(take, state, order[:whole].reshape(-1, size))
@@ -115,7 +115,7 @@ class Sweep:
         """`init`, `epoch` and `evaluate` for all runs of a sweep, compiled; `epoch` gives its state's memory away."""
 
         def epoch(runs, state, data, order):
-            return self._map(lambda run: self.epoch(*run, data, order), (runs, state))
+            return self._map(lambda one: self.epoch(one[0], one[1], data, order), (runs, state))
 
         def evaluate(state, data):
             return self._map(lambda one: self.evaluate(one, data), state)

@@ -155,6 +155,7 @@ def test_show_prints_every_key_as_an_override(capsys):
     ("arguments", "message"),
     [
         (["--config=tests/training/run_confg.py"], "there is no file .* the nearest is 'tests/training/run_config.py'"),
+        (["--config=README.md"], "'README.md' must be a Python file"),
         ([f"--config={CONFIG}", "--workdr=x"], "unknown argument '--workdr'; the nearest is '--workdir'"),
         ([f"--config={CONFIG}", "--config.model.name=octic_vit_ti61"], "octic_vit_ti16"),
         ([f"--config={CONFIG}", "--config.model.wdth=3"], "width"),

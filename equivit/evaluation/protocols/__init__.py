@@ -15,7 +15,7 @@ _FILES = sorted(path for path in pathlib.Path(__file__).parent.glob("*.py") if p
 
 def about() -> dict[str, str]:
     """The first line of each protocol's docstring, by the protocol's name; imports none of them."""
-    return {path.stem: ast.get_docstring(ast.parse(path.read_text())).partition("\n")[0] for path in _FILES}
+    return {path.stem: (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0] for path in _FILES}
 
 
 def load() -> dict[str, Any]:
