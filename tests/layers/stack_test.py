@@ -187,10 +187,10 @@ def test_one_pass_collects_from_every_block(kwargs):
 
 
 def test_scanned_equals_unrolled_bit_for_bit():
-    """From 0.11 on XLA may fuse a product and a sum of two neighbouring blocks, which rounds once instead of twice."""
+    """From 0.11 on XLA fuses across neighbouring blocks that are written out, and their sums round once less."""
     run = jax.jit(lambda blocks: blocks(X, rates=RATES, phases=2)[0])
-    ulps = 0 if jax.__version_info__ < (0, 11) else 4
-    np.testing.assert_array_max_ulp(run(normed()), run(normed(unroll=True)), maxulp=ulps)
+    tolerance = {} if jax.__version_info__ < (0, 11) else CLOSE
+    np.testing.assert_allclose(run(normed()), run(normed(unroll=True)), **{"rtol": 0, **tolerance})
 
 
 def test_scanned_equals_unrolled_over_three_training_steps():
