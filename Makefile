@@ -11,7 +11,7 @@ WORKDIR ?= runs/quickstart
 
 .PHONY: quickstart test test-all lint clean
 
-# Large arrays in large pages: on Linux a training step on a CPU else spends much of its time on the pages of fresh arrays.
+# Large arrays in large pages: on Linux page faults otherwise dominate a training step on a CPU.
 quickstart: export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 quickstart: $(VENV)/.installed
 	$(RUN) -m equivit.train --config=configs/quickstart.py --workdir=$(WORKDIR)

@@ -25,7 +25,7 @@ WIDEST = 128  # channels of a tile
 
 
 def supported(channels: int, dtype) -> bool:
-    """Whether the kernels take fields of so many channels per irrep: TMA wants rows of whole 16 bytes."""
+    """Whether the kernels take fields with these channels per irrep: TMA needs rows of a multiple of 16 bytes."""
     dtype = jnp.dtype(dtype)
     return dtype in (jnp.float32, jnp.bfloat16) and channels * dtype.itemsize % 16 == 0
 
@@ -69,7 +69,7 @@ class _Tiles(NamedTuple):
 
     @classmethod
     def cut(cls, m: int, c: int, points: int):
-        """Tiles of so many points, the widest that waste at most an eighth of their work on the last channels."""
+        """Tiles of that many points, the widest that waste at most an eighth of their work on the last channels."""
         width = WIDEST
         while -(-c // width) * width * 8 > c * 9:
             width //= 2

@@ -22,7 +22,7 @@ class Shape:
     hidden: int
 
     def field(self, channels: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Shapes of the two arrays of a field of so many channels."""
+        """Shapes of the two arrays of a field with this number of channels."""
         return (4, *self.batch, self.tokens, channels), (2, *self.batch, self.tokens, 2 * channels)
 
     def weights(self) -> tuple[tuple[int, ...], ...]:

@@ -22,7 +22,7 @@ VMEM_BYTES = 12 * 2**20
 
 
 def supported(dtype, channels: Sequence[int], weight_bytes: int = 0) -> bool:
-    """Whether blocks of fields with so many channels each fit into VMEM beside the weights."""
+    """Whether blocks of fields of these numbers of channels fit into VMEM beside the weights."""
     return dtype in (jnp.float32, jnp.bfloat16) and _most_rows(dtype, channels, weight_bytes) >= FEWEST_ROWS
 
 
@@ -112,7 +112,7 @@ def _places(lines, planes, lanes):
 
 
 def _plan(batch: Sequence[int], tokens: int, most: int) -> tuple[int, int, int, int]:
-    """How to divide a field into blocks of at most so many rows: images, rows of one, rows of a block and of a tile."""
+    """How to divide a field into blocks of at most `most` rows: images, rows of one, rows of a block, of a tile."""
     images, n = math.prod(batch), tokens
     # Images are merged where that moves no data, registers being 8 rows high, or little.
     if tokens % 8 == 0 or tokens < ROWS:

@@ -61,7 +61,7 @@ def decode_map(labels: np.ndarray | bytes) -> Image.Image:
 
 
 def check_channels(channels: int) -> None:
-    """ValueError unless images can have so many channels."""
+    """ValueError unless images can have this number of channels."""
     if channels not in MODES:
         raise ValueError(
             f"config.data.channels={channels} must be 1 (grey) or 3 (RGB); None takes the source's number."

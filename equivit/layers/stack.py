@@ -22,7 +22,7 @@ REMAT = {
 
 
 class Seen(NamedTuple):
-    """What was asked for on the way through a stack.
+    """What was asked for on a pass through a stack.
 
     Attributes:
       outputs: the outputs of the blocks in `capture`, by their index.
@@ -116,7 +116,7 @@ class Stack(nnx.Module):
         train: bool = False,
         key: jax.Array | None = None,
     ) -> tuple[Any, Seen]:
-        """Apply blocks start <= i < stop; returns x and what was seen on the way.
+        """Apply blocks start <= i < stop; returns x and what was asked for.
 
         Args:
           layout: where the tokens lie, for every block.
@@ -183,7 +183,7 @@ class Stack(nnx.Module):
 
 
 def _call(x, step, *, phase, phases, layout, shared, collect, train, key):
-    """One block as a body of `lax.scan`; returns x, and what the block changed in itself and what was collected."""
+    """One block as a body of `lax.scan`; returns x, the variables that the block changed, and what was collected."""
     index, rate, block = step
     options = dict(
         rate=0.0 if rate is None else rate,

@@ -38,7 +38,7 @@ class ViT(nnx.Module):
       transition: from a field to dense tokens, after block k - 1; None where the model ends with fields or has none.
       readout: final norm, and what the head reads (`layers/readout.py`).
       head: logits, or None.
-      jumbo_mlp, isotypic_jumbo_mlp: what all dense blocks share, and what all equivariant ones do.
+      jumbo_mlp, isotypic_jumbo_mlp: the Jumbo MLP that all dense blocks share, and that of the equivariant ones.
     """
 
     before = ("patch_embed", "position", "prefix", "mask_token")

@@ -14,7 +14,7 @@ def random_keep(
       batch: B, how many images.
       tokens: N, how many patch tokens an image has.
       kept: K, how many of them are kept.
-      groups: the batch is cut into so many runs of neighbours whose images share a choice; None: each has its own.
+      groups: number of groups of neighbouring images that share a choice; None: each image has its own.
 
     Returns:
       The indices of the kept tokens, int [B, K], in random order, and a mask, float [B, N], 1 where a token is removed.

@@ -106,7 +106,7 @@ class Group:
         return np.stack(columns, axis=1)
 
     def _faithful(self, g: str) -> np.ndarray:
-        """A representation that tells all elements apart: the direct sum of all irreps, as one vector of matrices."""
+        """A faithful representation: the direct sum of all irreps, as one block-diagonal matrix."""
         blocks = [irrep(self.check(g)) for irrep in self.irreps]
         size = sum(len(b) for b in blocks)
         matrix, at = np.zeros((size, size)), 0

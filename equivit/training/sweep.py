@@ -32,7 +32,7 @@ EVALUATED_TOGETHER = 256  # series
 
 
 class Run(NamedTuple):
-    """What tells the runs of a sweep apart.  A sweep has arrays [R] here, one run scalars."""
+    """What differs between the runs of a sweep.  A sweep has arrays [R] here, one run scalars."""
 
     lr: jax.Array  # at the end of the warm-up
     dropout: jax.Array
