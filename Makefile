@@ -33,7 +33,7 @@ test-all: $(VENV)/.installed-dev
 lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(VENV)/bin/pyright --pythonpath $(RUN)
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(VENV)/bin/pyright --project pyproject.toml --pythonpath $(RUN)
 
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "equivit needs Python 3.11, 3.12 or 3.13; none was found.  Name one: make PYTHON=/path/to/python3.12"; exit 1; }
