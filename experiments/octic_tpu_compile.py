@@ -1,7 +1,7 @@
 """The kernels and whole octic blocks compiled for TPU v5e by libtpu, on a machine without a TPU.
 
     pip install "jax[tpu]==0.12.0.1" -r requirements.txt
-    python experiments/octic_tpu_compile.py             # about twenty minutes
+    python experiments/octic_tpu_compile.py             # half an hour or more on two cores
 
 Nothing runs: what is shown is that the compiler takes the kernels, and an estimate from the code that it makes.  The
 estimate has one scale.  An instruction of XLA, or a kernel, takes the largest of
