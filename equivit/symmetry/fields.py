@@ -33,7 +33,7 @@ class Isotypic:
         return FLIP if self.planes is None else OCTIC
 
     @property
-    def dtype(self):
+    def dtype(self) -> np.dtype:
         """Type of the entries."""
         return self.lines.dtype
 
