@@ -1,4 +1,4 @@
-# make quickstart   install, then train an octic ViT on handwritten digits (CPU, about two minutes)
+# make quickstart   install, then train an octic ViT on handwritten digits (CPU, about three minutes with installing)
 # make test         install what tests need, then run them
 # make test-all     the same, with every reference file under $EQUIVIT_PARITY
 
