@@ -12,6 +12,7 @@ import pytest
 
 # Most of the suite's time is compilation.  LLVM's optimisations change speed, not results; XLA's own passes all run.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")  # nobody reads where an operation comes from
 os.environ.setdefault("MPLBACKEND", "Agg")
 # Compiled programs stay for the next run, and are shared with the other worker, commands and notebooks.  A program is
 # found by its text, its options and the flags of XLA.  JAX bounds the size only where `filelock` is installed, and then
@@ -22,10 +23,18 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 import jax
 
-# Half of the compile time goes into XLA's fusion emitters, which 0.10 can do without.  Later versions refuse the flag.
-EMITTERS, flags = "--xla_cpu_use_fusion_emitters", os.environ.get("XLA_FLAGS", "")
-if jax.__version_info__ < (0, 11) and EMITTERS not in flags:
-    os.environ["XLA_FLAGS"] = f"{flags} {EMITTERS}=false"
+# XLA cuts a program into 32 parts, which are compiled in threads; here each process has one core, and cutting costs a
+# fifth of the time.  Half of what is left goes into the fusion emitters, which 0.10 can do without; later versions
+# refuse that flag.
+FLAGS = {"--xla_cpu_parallel_codegen_split_count": "1"}
+if jax.__version_info__ < (0, 11):
+    FLAGS["--xla_cpu_use_fusion_emitters"] = "false"
+given = os.environ.get("XLA_FLAGS", "")
+os.environ["XLA_FLAGS"] = " ".join([given, *(f"{name}={value}" for name, value in FLAGS.items() if name not in given)])
+
+# A fifth of the time spent in Python would go into looking for cycles among the objects of JAX; `programs` does it once
+# a module.
+gc.disable()
 
 jax.config.update("jax_num_cpu_devices", int(os.environ.get("EQUIVIT_DEVICES", 8)))
 jax.config.update("jax_platforms", "cpu")
