@@ -32,6 +32,7 @@ def get_config(mode: str = "plain"):
     )
     c.data.augment.update(crop="random_resized", scale=(0.08, 1.0), flip=0.5, three_augment=True, color_jitter=0.3)
     c.objective.update(loss="bce", mixup=0.8, cutmix=1.0, ema=0.99996)
+    c.objective.mix_groups = 32 if long or family == "D2" else 16  # one for each GPU of the original
     c.optimizer.update(name="lamb", weight_decay=0.05 if long else 0.02, eps=1e-8, clip=1.0)
     c.schedule.update(lr=3e-3, warmup_lr=1e-6, min_lr=1e-5, warmup_epochs=5, per_epoch=True)
     c.checkpoint.every_steps = 1000

@@ -39,6 +39,7 @@ def get_config(mode: str = "B,jumbo"):
         c.data.update(source="tfds:cifar10", eval_split="test", crop_ratio=1.0, workers=2)
     c.data.augment.update(crop="random_resized", rand_augment="rand-m9-mstd0.5-inc1", erase=0.25)
     c.objective.update(loss="cross_entropy", mixup=0.8, cutmix=1.0, label_smoothing=0.1)
+    c.objective.mix_groups = 1 if cifar else 32  # one for each GPU of the original
     c.optimizer.update(name="adamw", weight_decay=0.05, clip=None, layer_decay=0.75 if large else 0.65)
     lr = (1e-3 if large else 5e-4) * c.batch_size / 256
     c.schedule.update(lr=lr, warmup_lr=0.0, min_lr=1e-6, warmup_epochs=5)

@@ -33,6 +33,7 @@ def get_config(mode: str = "L,H8"):
     )
     c.data.augment.update(crop="random_resized", scale=(0.08, 1.0), flip=0.5, rand_augment="rand-m9-mstd0.5-inc1")
     c.objective.update(loss="cross_entropy", mixup=0.8, cutmix=1.0, label_smoothing=0.1, ema=0.99996)
+    c.objective.mix_groups = 16 if huge else 8  # one for each GPU of the original
     c.optimizer.update(name="adamw", weight_decay=0.1, eps=1e-8, clip=None)
     c.schedule.update(lr=1e-5, warmup_lr=1e-6, min_lr=1e-6, warmup_epochs=5)
     c.checkpoint.every_steps = 1000

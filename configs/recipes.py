@@ -70,6 +70,8 @@ def small(c: ConfigDict, *, batch_size: int = 8, image_size: tuple[int, int] = (
     c.model.update(image_size=image_size, **model)
     c.data.update(source="synthetic", eval_split="test", image_size=image_size, workers=0)
     c.data.update(train_examples=2 * batch_size, eval_examples=batch_size)
+    if c.objective.get("mix_groups", 1) > 1:
+        c.objective.mix_groups = 4
     c.schedule.update(warmup_epochs=None, per_epoch=False)
     c.checkpoint.every_steps, c.log.every_steps, c.evaluation.every_epochs = 1, 1, None
 

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING
 
 from ml_collections import ConfigDict
 
-from equivit import command
+from equivit import command, errors
 from equivit.evaluation import protocols
 
 if TYPE_CHECKING:
@@ -100,7 +100,23 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
 
 
 def _load(options: argparse.Namespace, changes: list[str]) -> "tuple[ConfigDict, nnx.Module]":
-    """The config, changed, and the model."""
+    """The config, changed, and the model.
+
+    The batch size is changed last, since what must divide it, such as the groups of mixup, belongs to training.
+    """
+    from equivit.training import config as configs
+
+    sizes = [change for change in changes if change.partition("=")[0] == "batch_size"]
+    config, model = _open(options, [change for change in changes if change not in sizes])
+    with config.unlocked():
+        for change in sizes:
+            configs.override(config, change)
+    errors.whole("config.batch_size", config.batch_size)
+    return config, model
+
+
+def _open(options: argparse.Namespace, changes: list[str]) -> "tuple[ConfigDict, nnx.Module]":
+    """The checked config, changed, and the model."""
     from equivit.models import saved
     from equivit.training import checkpoints
     from equivit.training import config as configs

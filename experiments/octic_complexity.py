@@ -166,7 +166,7 @@ def build(size: str, family: str, phase: str, remat: str, options: argparse.Name
 
     config = configs.load(f"{benchmark.ROOT}/configs/octic_{size}.py:{family}")
     with config.unlocked():
-        config.batch_size = options.batch
+        config.batch_size, config.objective.mix_groups = options.batch, 1  # the batch of one GPU
         config.model.update({"num_classes": 1000, "remat": remat, **more})
         config.data.image_size = config.model.image_size
     return programs.training_step(config)

@@ -6,11 +6,14 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from equivit import convert, evaluate, pretrained
 from equivit.models import zoo
 from equivit.training import config as configs
 from equivit.training import program, sharding
+from tests.pretrained import torch_archive
 
 ROOT = pathlib.Path(__file__).parents[1] / "configs"
 # Millions of trained parameters: octic ViTs, Table 2, and facts of the recipes (I8 and D8 with the power spectrum).
@@ -99,6 +102,13 @@ def test_bad_modes_are_refused(name, message):
         ("jumbo_in1k.py:tiny,224", "schedule.lr", 5e-5),
         ("mae.py:cifar,1600", "epochs", 1600),
         ("mae.py:L,1600", "epochs", 1600),
+        ("octic_l.py:H8", "objective.mix_groups", 16),
+        ("octic_l.py:D2", "objective.mix_groups", 32),
+        ("octic_h.py:I8", "objective.mix_groups", 32),
+        ("octic_finetune.py:L,I8", "objective.mix_groups", 8),
+        ("octic_finetune.py:H,H8", "objective.mix_groups", 16),
+        ("finetune.py:L,plain", "objective.mix_groups", 32),
+        ("octic_l.py:H8,quicktest", "objective.mix_groups", 4),
         ("octic_l.py:H8", "precision", "mixed"),
         ("octic_l.py:H8,quicktest", "precision", "float32"),
     ],
@@ -110,3 +120,23 @@ def test_every_word_of_a_mode_counts(name, key, value):
 @pytest.mark.parametrize("name", [path.name for path in ROOT.glob("*.py") if path.name != "recipes.py"])
 def test_a_recipe_is_one_page(name):
     assert set(re.findall(r"^from configs import (.+)$", (ROOT / name).read_text(), re.MULTILINE)) == {"recipes"}
+
+
+@pytest.mark.parametrize(("name", "patch"), [("octic_l.py", 16), ("octic_h.py", 14)])
+def test_the_commands_for_public_weights_in_a_header_work(name, patch, tmp_path, monkeypatch, capsys):
+    """The header's own words, on a tiny model in the layout of the public files, as far as the data."""
+    lines = re.findall(r"^    python -m equivit\.(convert|evaluate) (.+)$", (ROOT / name).read_text(), re.MULTILINE)
+    commands = {command: arguments.split() for command, arguments in lines}
+    shapes = zoo.abstract("vit_ti16", width=96, depth=1, num_heads=3, patch_size=patch)
+    tiny = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+    monkeypatch.chdir(tmp_path)
+    torch_archive.write(
+        tmp_path / f"deit_3_{name[6]}.pth", {"model": pretrained.state_dict("timm", tiny, flavour="deit3")}
+    )
+    commands["convert"][1] = f"--input=deit_3_{name[6]}.pth"
+    assert convert.main(commands["convert"]) == 0
+    commands["evaluate"][1] = f"--config={ROOT / name}:plain"
+    assert evaluate.main([*commands["evaluate"], "--config.data.source=folder:nowhere"]) == 1
+    output = capsys.readouterr()
+    assert "Evaluating orientation of models/deit3_" in output.out and "images of 224x224" in output.out
+    assert "nowhere" in output.err

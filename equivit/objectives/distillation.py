@@ -32,7 +32,7 @@ class Distillation(Supervised):
     def check(config: ConfigDict) -> None:
         """ValueError for impossible values."""
         objective, data = config.objective, config.data
-        Supervised.check_mixing(objective)
+        Supervised.check_mixing(config)
         if not isinstance(objective.teacher, str):
             raise ValueError(
                 f"config.objective.teacher={objective.teacher!r}: name a teacher: a run, a saved model, or pretrained "

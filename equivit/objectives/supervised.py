@@ -35,6 +35,7 @@ class Supervised(Objective):
         cutmix=0.0,
         mix_probability=1.0,
         switch_probability=0.5,  # of cutmix where both are on
+        mix_groups=1,  # number of groups in the batch that draw and mix for themselves: the GPUs of an original
         label_smoothing=0.0,
         ema=None,  # decay of the averaged weights
         token_drop=None,  # share of the patch tokens left out, at the beginning and at the end, such as (0.9, 0.1)
@@ -45,7 +46,7 @@ class Supervised(Objective):
     def check(config: ConfigDict) -> None:
         """ValueError for impossible values."""
         objective = config.objective
-        Supervised.check_mixing(objective)
+        Supervised.check_mixing(config)
         errors.one_of("config.objective.loss", objective.loss, LOSSES)
         errors.number("config.objective.label_smoothing", objective.label_smoothing, "in [0, 1)")
         if objective.loss == "bce" and objective.label_smoothing:
@@ -55,12 +56,16 @@ class Supervised(Objective):
             )
 
     @staticmethod
-    def check_mixing(objective: ConfigDict) -> None:
+    def check_mixing(config: ConfigDict) -> None:
         """ValueError for impossible values of the keys that do not belong to the loss."""
+        objective = config.objective
         for key in ("mix_probability", "switch_probability"):
             errors.number(f"config.objective.{key}", objective[key], "in [0, 1]")
         for key in ("mixup", "cutmix"):
             errors.number(f"config.objective.{key}", objective[key], "zero or more")
+        errors.whole("config.objective.mix_groups", objective.mix_groups)
+        if objective.mixup or objective.cutmix:
+            mixing.check_groups("config.objective.mix_groups", objective.mix_groups, config.batch_size)
         if objective.ema is not None and not (errors.is_number(objective.ema) and 0 < objective.ema < 1):
             raise ValueError(f"config.objective.ema={objective.ema!r} must be a decay in (0, 1), or None.")
         token_drop.check(objective.token_drop, objective.token_drop_phases)
@@ -94,6 +99,7 @@ class Supervised(Objective):
             cutmix=options.cutmix,
             probability=options.mix_probability,
             switch_probability=options.switch_probability,
+            groups=options.mix_groups,
         )
         return {**batch, "image": images, "target": targets}
 

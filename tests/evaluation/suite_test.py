@@ -117,12 +117,21 @@ def test_the_command_on_a_saved_model(files, capsys):
         (["--config.data.source=npz:nowhere.npz"], "nowhere.npz"),
         (["--config.data.image_size=(13,20)"], "the height 13 is not divisible by the patch height 4"),
         (["--averaged"], "--averaged goes with --workdir"),
+        (["--config.batch_size=0"], "config.batch_size=0 must be a positive whole number"),
     ],
 )
 def test_mistakes_are_one_line(files, arguments, message, capsys):
     assert run(files, *arguments) == 1
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1 and error.startswith("error: ")
+
+
+def test_what_divides_the_batches_of_training_does_not_bind_evaluation(files):
+    changes = ["objective.mixup=0.8", "objective.mix_groups=4", "optimizer.accumulation=4", "batch_size=5"]
+    config, _ = evaluate._load(
+        evaluate._parser().parse_args([f"--model={files}/model", f"--config={files}/config.py"]), changes
+    )
+    assert config.batch_size == 5 and config.objective.mix_groups == 4
 
 
 def test_a_directory_without_a_run_is_refused(tmp_path, capsys):

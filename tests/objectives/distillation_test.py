@@ -68,13 +68,13 @@ def test_images_shrink_as_those_of_evaluation_do():
 
 
 def test_both_see_the_same_mix(teacher):
-    config = options(teacher_mean=(0.5, 0.4, 0.3), teacher_std=(0.2, 0.3, 0.4))
+    config = options(teacher_mean=(0.5, 0.4, 0.3), teacher_std=(0.2, 0.3, 0.4), mix_groups=4)
     goal = Distillation(config)
 
     @jax.jit
     def mixed(mean, std):
         images = supervised.normalize(raw()["image"], mean, std)
-        return mixing.mix(jax.random.key(3), images, jnp.zeros((8, 4)), mixup=0.8, cutmix=1.0)[0]
+        return mixing.mix(jax.random.key(3), images, jnp.zeros((8, 4)), mixup=0.8, cutmix=1.0, groups=4)[0]
 
     batch = jax.jit(lambda batch: goal.prepare(teacher, batch, jax.random.key(3)))(raw())
     ours = mixed(jnp.array(config.data.mean), jnp.array(config.data.std))

@@ -61,6 +61,8 @@ def test_the_defaults_need_only_a_length():
         (dict(optimizer__accumulation=3), "config.batch_size=128 must be divisible by optimizer.accumulation=3; .*126"),
         (dict(objective__label_smoothing=0.1, objective__mixup=0.8), "makes every target 1"),
         (dict(objective__ema=1.0), "config.objective.ema=1.0 must be a decay"),
+        (dict(objective__mix_groups=0), "config.objective.mix_groups=0 must be a positive whole number"),
+        (dict(objective__mixup=0.8, objective__mix_groups=3), "mix_groups=3 must divide the batch of 128 .* is 2"),
         (dict(epochs=3), "set exactly one"),
         (dict(schedule__warmup_steps=1, schedule__warmup_epochs=1), "warmup_epochs and warmup_steps are both set"),
         (dict(mesh__data=0), "config.mesh.data=0 must be positive, or -1"),

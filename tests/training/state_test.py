@@ -26,7 +26,7 @@ def trained(options, mesh, steps=5):
         return tiny.run(tiny.program(options, mesh), mesh, steps)
 
 
-MIXED = dict(objective=dict(mixup=0.8, cutmix=1.0, ema=0.9))
+MIXED = dict(objective=dict(mixup=0.8, cutmix=1.0, mix_groups=4, ema=0.9))
 # Sums over the batch are taken in another order; LAMB's first steps divide by the root of small moments.
 CLOSE = dict(rtol=2e-5, atol=2e-6)
 

@@ -1,0 +1,140 @@
+"""What finished runs left, for the tables and figures that are made from several of them.
+
+A run is a directory that `equivit.train` wrote: config.json, and at its end report.json.  Runs are known by their
+configs, not by the names of their directories.  Runs that differ in their seeds alone are one cell of a table.
+"""
+
+import json
+import pathlib
+import statistics
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from equivit.training import config as configs
+from equivit.training import program
+from experiments import benchmark
+
+# Keys that may differ between runs that are compared, beside what the table is about: they change no result.
+FREE = ("seed", "data.workers", "model.remat", "optimizer.accumulation", "checkpoint.", "evaluation.", "log.", "mesh.")
+
+
+class Run(NamedTuple):
+    """A run directory, its config, the configuration of its model, and its final figures; None: it has not ended."""
+
+    place: pathlib.Path
+    config: ConfigDict
+    model: Any
+    report: dict[str, float] | None
+
+
+class Figure(NamedTuple):
+    """A figure over the seeds, in percent; the spread is the standard deviation (n - 1), None of a single value."""
+
+    mean: float
+    spread: float | None
+    values: list[float]
+
+
+def read(directory: pathlib.Path) -> list[Run]:
+    """All runs in a directory, at any depth.
+
+    Raises:
+      ValueError: there is none, or a config or a report cannot be read.
+    """
+    runs = [_read(path.parent) for path in sorted(directory.rglob("config.json"))]
+    if not runs:
+        raise ValueError(f"{directory}: there is no run of equivit.train in it (no config.json).")
+    return runs
+
+
+def _read(place: pathlib.Path) -> Run:
+    report = place / "report.json"
+    try:
+        config = configs.from_json(place / "config.json")
+        figures = json.loads(report.read_text()) if report.is_file() else None
+        return Run(place, config, program.model_configuration(config), figures)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{place}: not a run of this version of equivit: {error}") from error
+
+
+def cells(
+    runs: Iterable[Run],
+    cell: Callable[[Run], Hashable],
+    wanted: Sequence[Hashable],
+    *,
+    free: Sequence[str],
+    command: Callable[[Any], str],
+) -> dict[Any, list[Run]]:
+    """The finished runs of each wanted cell of a table.
+
+    Args:
+      runs: what `read` returned.
+      cell: which cell a run belongs to; runs of others are left out.
+      wanted: the cells.
+      free: keys in which cells differ; ending in a dot: a section.
+      command: what trains the run of a cell.
+
+    Raises:
+      ValueError: a cell has no finished run, or two with one seed, or runs differ in other keys.
+    """
+    found: dict[Any, list[Run]] = {name: [] for name in wanted}
+    for run in runs:
+        if (name := cell(run)) in found:
+            found[name].append(run)
+    missing = [name for name in wanted if not any(run.report is not None for run in found[name])]
+    if missing:
+        begun = [str(run.place) for name in missing for run in found[name]]
+        note = f" Not finished: {', '.join(begun)}; its own command goes on with it." if begun else ""
+        names = "; ".join(map(_text, missing))
+        raise ValueError(f"there is no finished run of {names}. It is trained by: {command(missing[0])}.{note}")
+    finished = {name: [run for run in found[name] if run.report is not None] for name in wanted}
+    _check_recipe([run for group in finished.values() for run in group], free)
+    for name, group in finished.items():
+        places: dict[int, pathlib.Path] = {}
+        for run in group:
+            if (other := places.setdefault(run.config.seed, run.place)) != run.place:
+                both = f"{other} and {run.place} are both runs of {_text(name)} with seed {run.config.seed}"
+                raise ValueError(f"{both}; leave one out.")
+    return finished
+
+
+def _text(name) -> str:
+    return " ".join(map(str, name)) if isinstance(name, tuple) else str(name)
+
+
+def _check_recipe(runs: Sequence[Run], free: Sequence[str]) -> None:
+    for run in runs[1:]:
+        if keys := _others(configs.differences(runs[0].config, run.config), free):
+            raise ValueError(
+                f"{runs[0].place} and {run.place} are not of one recipe: they differ in {', '.join(keys)}; give a "
+                "directory with runs of one."
+            )
+
+
+def departures(run: Run, recipe: str, *, free: Sequence[str]) -> list[str]:
+    """The keys in which a run differs from a config of ImageNet, such as "configs/octic_l.py:H8", beside `free`."""
+    config = configs.load(str(benchmark.ROOT / recipe))
+    with config.unlocked():
+        config.model.update(num_classes=1000, in_channels=3)  # which a run notes when it has seen the data
+    return _others(configs.differences(run.config, config), [*free, "data.source"])
+
+
+def _others(keys: Iterable[str], free: Sequence[str]) -> list[str]:
+    """The keys that are not free."""
+    known = (*FREE, *free)
+    return [key for key in keys if not any(key == k or (k.endswith(".") and key.startswith(k)) for k in known)]
+
+
+def figure(runs: Sequence[Run], name: str) -> Figure:
+    """A figure of report.json, such as "eval/accuracy/top1", over the runs of a cell.
+
+    Raises:
+      ValueError: a run has no such figure.
+    """
+    for run in runs:
+        if name not in (run.report or {}):
+            raise ValueError(f"{run.place}/report.json has no {name}; was its protocol in the run's evaluation.suite?")
+    values = [100 * run.report[name] for run in runs if run.report is not None]
+    return Figure(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, values)
