@@ -37,7 +37,6 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import jax
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter, ScalarFormatter
 
 from equivit import footprint, train
 from equivit.data import loader
@@ -379,12 +378,9 @@ def draw(rows: Sequence[Mapping], path: pathlib.Path) -> None:
                 style = dict(color=colors[row["family"]], marker=markers[row["rule"]], linestyle="", capsize=3)
                 place = row["macs"] / 1e6, statistics.fmean(values)
                 axes.errorbar(*place, yerr=spread, label=row["model"], markersize=6, **style)
-            axes.set(
-                title=f"{name.replace('_', ' ')}, {title}", xlabel="million multiply-adds of an image", xscale="log"
-            )
-            axes.xaxis.set_major_formatter(ScalarFormatter())
-            axes.xaxis.set_minor_formatter(NullFormatter())
-            axes.grid(alpha=0.3, which="both")
+            axes.set(title=f"{name.replace('_', ' ')}, {title}", xlabel="million multiply-adds of an image")
+            axes.set_xlim(left=0)
+            axes.grid(alpha=0.3)
         line[0].set_ylabel("test accuracy, %")
     handles, labels = panels[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)

@@ -3,14 +3,17 @@
 import json
 import pathlib
 
+import jax
 import numpy as np
 import pytest
 
-from equivit import footprint
+from equivit.evaluation import summary
 from equivit.models import zoo
 from equivit.training import config as configs
 from experiments import octic_equal_compute as script
 from experiments.programs import Compiled
+
+UNTIMED = Compiled(start=lambda: lambda: None, memory=None)
 
 
 def options(*more):
@@ -40,15 +43,13 @@ def test_the_nearest_width_is_found_in_few_measurements(budget):
 
 def test_multiply_adds_are_equal_and_step_times_as_near_as_can_be(monkeypatch):
     """At the script's own size: each width is the best legal one, and its multiply-adds within 5 % of the plain's."""
-    fake = Compiled(start=lambda: lambda: None, memory=None)
-    monkeypatch.setattr(script.programs, "training_step", lambda config: fake)
+    monkeypatch.setattr(script.programs, "training_step", lambda config: UNTIMED)
     monkeypatch.setattr(script, "step_ratio", lambda name, model, plain, options: model.width / 70)
-    plain, equal, timed = script.chosen("cifar10", options("--families=D8"))
+    given = options("--families=D8")
+    plain, equal, timed = script.chosen("cifar10", given)
     assert plain == ("plain", 64, None) and timed == ("D8", 72, "step time")
-    counted = script.measured("cifar10", [plain, equal], options())
-    assert counted[0]["macs_ratio"] == 1 and 0.95 < counted[1]["macs_ratio"] < 1.05
-    assert counted[0]["macs"] == footprint.counts(script._config("cifar10", plain, options()))["macs"]
-    assert {entry["heads"] for entry in counted} == {2, 4}
+    macs = [script._counts("cifar10", model, given)["macs"] for model in (plain, equal)]
+    assert 0.95 < macs[1] / macs[0] < 1.05
 
 
 def test_the_estimate_counts_shared_runs_once():
@@ -133,10 +134,15 @@ def test_from_end_to_end_and_again(tmp_path, monkeypatch, capsys):
     }
     labels = {f"{split}_label": np.arange(n) % 10 for split, n in (("train", 24), ("test", 8))}
     np.savez(tmp_path / "made_up.npz", **splits, **labels, classes=np.array(list("0123456789")))
-    fake = Compiled(start=lambda: lambda: None, memory=None)
-    monkeypatch.setattr(script.programs, "training_step", lambda config: fake)
+    one = jax.make_mesh((1, 1), ("data", "fsdp"), (jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:1])
+    monkeypatch.setattr(script.loop.sharding, "create_mesh", lambda section: one)  # programs for one compile faster
+    monkeypatch.setattr(script.jax, "clear_caches", lambda: None)
+    monkeypatch.setattr(summary, "conclude", lambda *run: "")  # no pictures of the runs
+    monkeypatch.setattr(script.programs, "training_step", lambda config: UNTIMED)
     monkeypatch.setattr(script, "step_ratio", lambda name, model, plain, options: model.width / 34)
-    tiny = ["data.train_examples=20", "data.eval_examples=8", "batch_size=8", "model.depth=1"]
+    counts = dict(parameters=1, fvcore=1)
+    monkeypatch.setattr(script, "_counts", lambda name, model, options: dict(counts, macs=model.width**2))
+    tiny = ["data.train_examples=20", "data.eval_examples=8", "batch_size=4", "model.depth=1"]
     arguments = [f"--cifar10=npz:{tmp_path}/made_up.npz", "--families=D8", "--width=16", "--steps=3", "--rates=1e-3"]
     arguments += ["--seeds=0", f"--workdir={tmp_path}/runs", f"--out={tmp_path}/new/o.json"]
     arguments += [f"--override={text}" for text in tiny]
@@ -162,6 +168,7 @@ def test_from_end_to_end_and_again(tmp_path, monkeypatch, capsys):
     )
 
     monkeypatch.setattr(script.train, "train", None)  # finished runs are not run again
+    monkeypatch.setattr(script, "draw", lambda rows, path: None)
     monkeypatch.setattr(script, "chosen", None)  # and what was measured stays
     assert script.main(arguments) == 0
     assert json.loads((tmp_path / "new/o.json").read_text())["rows"] == first["rows"]
