@@ -58,8 +58,8 @@ def test_the_estimate_counts_shared_runs_once():
         dict(model=["D8", 96, "step time"], compile_seconds=10.0, step_seconds=0.03),
         dict(model=["D8", 96, "multiply-adds"], compile_seconds=10.0, step_seconds=0.03),
     ]
-    assert script.estimate(entries, options("--steps=1000")) == pytest.approx(6 * (10 + 20 + 20 + 30))
-    assert script.estimate(entries, options("--steps=1000", "--rates=1e-3")) == pytest.approx(3 * 80)
+    assert script.estimate(entries, options(), 1000) == pytest.approx(6 * (10 + 20 + 20 + 30))
+    assert script.estimate(entries, options("--rates=1e-3"), 1000) == pytest.approx(3 * 80)
 
 
 def test_how_much_of_the_fall_comes_late():
