@@ -2,7 +2,7 @@
 
 A small file can ask for any amount of memory, by compression, by a header, or by a tensor with strides of zero.  So a
 file may become `RATIO` times its own size, or `FREE` bytes where that is more; sizes are compared before anything is
-inflated.  Uncompressed files are never refused.
+inflated.  An uncompressed file of arrays is never refused.
 """
 
 import math
@@ -58,7 +58,7 @@ class Archive:
 
     def read(self, name: str) -> bytes:
         """The bytes of an entry; Refused where they are out of proportion."""
-        self.claim(name, size := self.declared(name))
+        self.claim(repr(name), size := self.declared(name))
         with self.open(name) as stream:
             return stream.read(size)  # without a size, all is inflated, however much the entry declares
 
@@ -66,7 +66,7 @@ class Archive:
         """Refused unless `size` bytes more are in proportion to the file."""
         if size > self._left:
             raise Refused(
-                f"{what!r} takes {size:,} bytes, and all together more than {max(FREE, RATIO * self.size):,}, the most "
+                f"{what} takes {size:,} bytes, and all together more than {max(FREE, RATIO * self.size):,}, the most "
                 f"that a file of {self.size:,} bytes may become; {self.fix}."
             )
         self._left -= size
@@ -95,7 +95,7 @@ class Npz(Archive):
         """
         name = self.keys[key]
         try:
-            self.claim(key, self.declared(name))
+            self.claim(repr(key), self.declared(name))
             self._check_header(key, name)
             with self.open(name) as stream:
                 return np.lib.format.read_array(stream, allow_pickle=False)
