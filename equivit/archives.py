@@ -118,8 +118,8 @@ class Npz(Archive):
             size = self.declared(name) - stream.tell()
         if dtype.hasobject:
             raise Refused(
-                f"{key!r} holds Python objects, which are not read: they could run code. Save a plain array, names as "
-                "np.array(names, dtype=str)."
+                f"{key!r} holds Python objects, which are not read: they could run code. Save a plain array: "
+                "np.array(..., dtype=int), or dtype=str for names."
             )
         if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != size:
             raise Refused(f"{key!r} declares {dtype} {list(shape)} and holds {size:,} bytes; it is damaged.")

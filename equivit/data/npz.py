@@ -59,15 +59,15 @@ class Npz:
         return len(self.offset) - 1 if self.encoded else len(self.images)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        if self.encoded:
-            example = {"image": self.images[self.offset[index] : self.offset[index + 1]].tobytes()}
-        else:
-            example = {"image": self.images[index]}
+        example: dict[str, Any] = {"image": self._file(index) if self.encoded else self.images[index]}
         if self.labels is not None:
             example["label"] = int(self.labels[index])
         if self.maps is not None:
             example["map"] = self.maps[index]
         return example
+
+    def _file(self, index: int) -> bytes:
+        return self.images[self.offset[index] : self.offset[index + 1]].tobytes()
 
     def where(self, index: int) -> str:
         """The example's place in the file."""

@@ -103,7 +103,7 @@ class _Unpickler(pickle.Unpickler):
 def _check_places(content: bytes) -> None:
     """Refused where a pickle numbers what it remembers beyond its own length: places are set aside up to the number."""
     for opcode, argument, _ in pickletools.genops(content):
-        if opcode.name.endswith("PUT") and argument > len(content):
+        if opcode.name.endswith("PUT") and int(argument or 0) > len(content):
             raise Refused(f"is damaged: it remembers an object at place {argument:,}.")
 
 
