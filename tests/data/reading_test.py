@@ -101,6 +101,7 @@ def test_modes_of_8_bits_stay_as_pillow_converts_them():
             "26 x 40 = 1,040 pixels, more than config.data.max_pixels=1000; make",
         ),
     ],
+    ids=["empty", "text", "large"],
 )
 def test_what_is_wrong_with_a_file_is_told(section, tmp_path, content, reason):
     (tmp_path / "a").mkdir()

@@ -127,6 +127,13 @@ def test_a_prepared_tfds_data_set(section, prepared):
     assert len(sources.open_source(section(source="tfds:tiny:1.10.0"), "train[:30%]")) == 3
     with pytest.raises(ValueError, match="tfds:tiny: split 'val' is not there; splits: test, train"):
         sources.open_source(config, "val")
+    features = prepared / "tiny" / "1.10.0" / "features.json"
+    text = features.read_text()
+    for old, new in (("uint8", "float32"), ("jpeg", "png"), ('"3"\n', '"1"\n')):  # four bytes of a file are one value
+        text = text.replace(old, new, 1)
+    features.write_text(text)
+    with pytest.raises(ValueError, match="tfds:tiny: images are float32, whose range is not known; they must be uint8"):
+        sources.open_source(config, "train")
 
 
 def test_a_tfds_data_set_that_is_not_prepared(section, tmp_path, monkeypatch):
