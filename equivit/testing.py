@@ -6,9 +6,10 @@ from typing import Any
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
-from equivit import logical
+from equivit import errors, logical
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic
 from equivit.symmetry.groups import Group
@@ -35,7 +36,7 @@ def assert_equivariant(
       output: "invariant" (g does nothing), "image", or "field".
       prefix: class and register tokens of fields, which do not move.
       tol: largest deviation allowed, relative to the largest entry of the output; None: 1e-5 in float32, 1e-10 in
-        float64, 5e-2 in bfloat16.
+        float64, 5e-2 in bfloat16 and float16, and 0 for integers and booleans, which must agree exactly.
       grid: (h, w) of an input field's tokens.
       output_grid: (h, w) of an output field's tokens, upright; None: that of the input field.
 
@@ -44,25 +45,33 @@ def assert_equivariant(
 
     Raises:
       AssertionError: names the element, the irrep and the deviation; also when the output is zero or not finite.
-      ValueError: an unknown kind of input or output, or a missing grid.
+      ValueError: an unknown kind of input or output, a missing grid, no group, or an x or a result of fn that is not of
+        its kind.
     """
     _check_kinds(input, output, grid, output_grid)
+    _check_group(group)
+    _check_value("x", x, "input", input, group)
     upright, worst = fn(x), 0.0
+    _check_value("fn(x)", upright, "output", output, group)
     chex.assert_tree_all_finite(upright)
-    if not (size := _largest(upright)):
+    inexact = [leaf for leaf in jax.tree.leaves(upright) if _tolerance(leaf)]  # not measured by labels beside them
+    if not (size := _largest(inexact or upright)):
         raise AssertionError("assert_equivariant: the output is zero, which shows nothing; give random parameters.")
-    tol = _tolerance(upright) if tol is None else tol
     for g in group.elements:
         y = fn(_act(g, x, input, grid, prefix))
         expected = _act(g, upright, output, output_grid or grid, prefix)
+        _check_structure(f"{group.name} element {g!r}", y, expected)
         for part, (a, b) in _parts(group, y, expected).items():
-            what = f"{group.name} element {g!r}: {part}"
+            what, allowed = f"{group.name} element {g!r}: {part}", _tolerance(b) if tol is None else tol
             chex.assert_equal_shape((a, b), custom_message=f"{what} has another shape.")
-            gap = _largest(a - b) / size
+            gap = _largest(_wide(a) - _wide(b)) / size
             try:
-                chex.assert_trees_all_close(_wide(a), _wide(b), rtol=0, atol=tol * size)
+                if allowed:
+                    chex.assert_trees_all_close(_wide(a), _wide(b), rtol=0, atol=allowed * size)
+                else:  # as they are: float32 does not tell large integers apart
+                    chex.assert_trees_all_equal(a, b)
             except AssertionError as error:  # which shows the entries that are off
-                raise AssertionError(f"{what} deviates by {gap:.2e} (relative; {tol=:.0e}).") from error
+                raise AssertionError(f"{what} deviates by {gap:.2e} (relative; tol={allowed:.0e}).") from error
             worst = max(worst, gap)
     return worst
 
@@ -95,6 +104,51 @@ def _check_kinds(input, output, grid, output_grid):
         raise ValueError("assert_equivariant: output='field' needs output_grid=(h, w), the upright token grid.")
 
 
+def _check_group(group):
+    if not isinstance(group, Group):
+        raise ValueError(
+            f"assert_equivariant: {group=} must be a group, FLIP or OCTIC of equivit.symmetry.groups"
+            f"{errors.nearest(str(group).upper(), ('FLIP', 'OCTIC'))}."
+        )
+
+
+def _check_value(what, value, role, kind, group):
+    """ValueError unless a value is what its kind says: x and `input`, or what fn returned and `output`."""
+    where = f"assert_equivariant: {role}={kind!r}, so {what} must be"
+    if kind == "field":
+        if not isinstance(value, Isotypic) or value.group is not group:
+            raise ValueError(f"{where} a field of {group.name}, an Isotypic; it is {_named(value)}.")
+    elif kind == "image":
+        if not _is_array(value) or value.ndim < 3:
+            raise ValueError(f"{where} an array of images [*B, H, W, C]; it is {_named(value)}.")
+    else:
+        leaves = jax.tree.leaves(value)
+        if not leaves or not all(map(_is_array, leaves)):
+            wrong = next((leaf for leaf in leaves if not _is_array(leaf)), value)
+            raise ValueError(f"{where} an array, or arrays in a tuple or dict; there is {_named(wrong)}.")
+    if not sum(leaf.size for leaf in jax.tree.leaves(value)):
+        raise ValueError(f"{where} not empty, which shows nothing; it is {_named(value)}.")
+
+
+def _check_structure(element, y, expected):
+    found, wanted = jax.tree.structure(y), jax.tree.structure(expected)
+    if found != wanted:
+        raise AssertionError(f"{element}: the output has another structure, {found}, than {wanted}.")
+
+
+def _is_array(value) -> bool:
+    return isinstance(value, jax.Array | np.ndarray | np.generic)
+
+
+def _named(value) -> str:
+    """What a value is, for an error."""
+    if _is_array(value):
+        return f"{value.dtype} {list(value.shape)}"
+    if isinstance(value, Isotypic):
+        return f"a field of {value.group.name}, {list(value.shape)}"
+    return repr(value)[:60] if value is None or value == () else f"{type(value).__name__} {repr(value)[:60]}"
+
+
 def _act(g, x, kind, grid, prefix):
     if kind == "field":
         return fields.act(g, x, grid, prefix)
@@ -111,13 +165,19 @@ def _parts(group, y, expected) -> dict[str, tuple[Any, Any]]:
 
 
 def _largest(tree) -> float:
-    return max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(_wide(tree)))
+    return max((float(np.abs(leaf).max()) for leaf in jax.tree.leaves(_wide(tree)) if leaf.size), default=0.0)
 
 
 def _wide(tree):
-    """In float32 at least."""
-    return jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)), tree)
+    """On the host, in float32 at least, and integers in float64, where two that are large still differ."""
+
+    def wide(leaf):
+        return np.asarray(leaf).astype(jnp.promote_types(leaf.dtype, jnp.float32) if _tolerance(leaf) else np.float64)
+
+    return jax.tree.map(wide, tree)
 
 
-def _tolerance(tree) -> float:
-    return {"float64": 1e-10, "float32": 1e-5}.get(str(jax.tree.leaves(tree)[0].dtype), 5e-2)
+def _tolerance(leaf) -> float:
+    if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+        return 0.0
+    return {64: 1e-10, 32: 1e-5}.get(jnp.finfo(leaf.dtype).bits, 5e-2)

@@ -66,6 +66,7 @@ class TrainBatch:
 
     source: sources.Source
     channels: int
+    max_pixels: int
     share: Share
     order: TrainOrder
     transform: Transform
@@ -75,7 +76,9 @@ class TrainBatch:
         own, made, unreadable = self.share.rows, [], {}
         places = zip(examples[own].tolist(), positions[own].tolist(), strict=True)
         for index, copies in itertools.groupby(places, key=lambda place: place[0]):
-            example, missed = reading.read(self.source, index, self.channels)  # once for all its copies
+            example, missed = reading.read(
+                self.source, index, self.channels, self.max_pixels
+            )  # once for all its copies
             unreadable |= missed
             made += [self.transform(example, self.order.generator(epoch, position)) for _, position in copies]
         finished = finish(self.transform, collate(made), self.order.batch_generator(batch), self.share)
@@ -84,7 +87,7 @@ class TrainBatch:
     def blank(self) -> Batch:
         """Zeros in the shapes of all batches, known from the first example."""
         rng = np.random.default_rng(0)
-        row = self.transform(reading.read(self.source, 0, self.channels).example, rng)
+        row = self.transform(reading.read(self.source, 0, self.channels, self.max_pixels).example, rng)
         return finish(self.transform, padded(collate([row]), 0, self.share.batch_size), rng, self.share)
 
 
@@ -94,6 +97,7 @@ class EvaluationBatch:
 
     source: sources.Source
     channels: int
+    max_pixels: int
     share: Share
     transform: transforms.Evaluation
     corruption: corruptions.Corruption | None
@@ -115,7 +119,7 @@ class EvaluationBatch:
 
     def _row(self, position: int) -> reading.Reading:
         """The example at a position of the split as it is evaluated, with its weight."""
-        example, missed = reading.read(self.source, position, self.channels)
+        example, missed = reading.read(self.source, position, self.channels, self.max_pixels)
         row = self.transform(example)
         if self.corruption is not None:
             row["image"] = self.corruption(row["image"], position)

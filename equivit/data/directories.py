@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import stat
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,10 @@ class Folder:
         return len(self.files)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"image": pathlib.Path(self.where(index)).read_bytes(), "label": int(self.labels[index])}
+        path = pathlib.Path(self.where(index))
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ValueError("it is no regular file")  # a pipe would be read for ever
+        return {"image": path.read_bytes(), "label": int(self.labels[index])}
 
     def where(self, index: int) -> str:
         """The path of the image."""
@@ -72,6 +76,11 @@ class Tfds:
         self.label = next((key for key in ("label", "real_label") if key in features), None)
         if "image" not in features or self.label is None:
             raise ValueError(f"tfds:{name}: features {sorted(features)} must include 'image' and 'label'.")
+        if (kind := np.dtype(features["image"].np_dtype)) not in (np.uint8, np.uint16):
+            raise ValueError(
+                f"tfds:{name}: images are {kind}, whose range is not known; they must be uint8 or uint16: prepare the "
+                "data set with images scaled to one of these."
+            )
         if builder.info.file_format.value != "array_record":
             raise ValueError(
                 f"tfds:{name}: {builder.data_dir} holds {builder.info.file_format.value} files, which need TensorFlow; "

@@ -35,6 +35,7 @@ Shapes = dict[str, jax.ShapeDtypeStruct]
 class _Pipeline:
     source: sources.Source
     channels: int
+    max_pixels: int
     share: Share
     workers: int
     unreadable: dict[str, str] = dataclasses.field(default_factory=dict)  # replaced so far, and why
@@ -134,7 +135,7 @@ class TrainPipeline(_Pipeline):
         return self._stream(self._make(self.share), start, sys.maxsize)
 
     def _make(self, share: Share) -> TrainBatch:
-        return TrainBatch(self.source, self.channels, share, self.order, self.transform)
+        return TrainBatch(self.source, self.channels, self.max_pixels, share, self.order, self.transform)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +166,9 @@ class EvaluationPipeline(_Pipeline):
         return self._stream(self._make(self.share), start, self.num_batches)
 
     def _make(self, share: Share) -> EvaluationBatch:
-        return EvaluationBatch(self.source, self.channels, share, self.transform, self.corruption, self.order)
+        return EvaluationBatch(
+            self.source, self.channels, self.max_pixels, share, self.transform, self.corruption, self.order
+        )
 
 
 def train(
@@ -194,7 +197,7 @@ def train(
       FileNotFoundError: if the data are not there.
     """
     source, channels = _open(config, config.split)
-    found = reading.read(source, 0, channels).example if entries else {}
+    found = reading.read(source, 0, channels, config.max_pixels).example if entries else {}
     if missing := [name for name in entries if name not in found]:
         raise ValueError(
             f"config.data.source={config.source!r}: its examples have {', '.join(found)} and no {', '.join(missing)}, "
@@ -205,6 +208,7 @@ def train(
     return TrainPipeline(
         source,
         channels,
+        config.max_pixels,
         Share(batch_size, process_index, process_count),
         config.workers,
         order=TrainOrder(len(source), batch_size, config.repeats, seed),
@@ -232,6 +236,7 @@ def evaluate(
     return EvaluationPipeline(
         source,
         channels,
+        config.max_pixels,
         Share(batch_size, process_index, process_count),
         config.workers,
         transform=transforms.Evaluation(config),
@@ -263,9 +268,13 @@ def shapes(
     share = Share(batch_size)
     if training:
         order = TrainOrder(batch_size, batch_size, repeats=1, seed=0)
-        return TrainPipeline(blank, channels, share, 0, order=order, transform=transform(config, channels)).shapes()
+        return TrainPipeline(
+            blank, channels, config.max_pixels, share, 0, order=order, transform=transform(config, channels)
+        ).shapes()
     evaluation = transforms.Evaluation(config)
-    return EvaluationPipeline(blank, channels, share, 0, transform=evaluation, corruption=None, order=None).shapes()
+    return EvaluationPipeline(
+        blank, channels, config.max_pixels, share, 0, transform=evaluation, corruption=None, order=None
+    ).shapes()
 
 
 def _open(config: ml_collections.ConfigDict, split: str) -> tuple[sources.Source, int]:

@@ -4,12 +4,15 @@ import io
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image
+from PIL import Image, TiffImagePlugin, UnidentifiedImageError
 
 from equivit.data.sources import Source
 
 MODES = {1: "L", 3: "RGB"}  # PIL's names
 MAX_MISSES = 100  # this many unreadable images in a row mean a broken data set
+MAX_PIXELS = 50_000_000  # of an image file, by default: 150 MB as RGB, and more while it is resized
+PIL_PIXELS = 178_956_970  # Pillow opens no larger files
+SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N")  # PIL's modes
 
 
 class Reading(NamedTuple):
@@ -19,11 +22,12 @@ class Reading(NamedTuple):
     unreadable: dict[str, str]
 
 
-def read(source: Source, index: int, channels: int) -> Reading:
+def read(source: Source, index: int, channels: int, max_pixels: int = MAX_PIXELS) -> Reading:
     """Example `index`, or the next readable one (the first follows the last), with all its own entries.
 
     "image" becomes a PIL image of mode L or RGB and "map" one of mode I; other entries stay as they are.  The number of
-    examples read, and so the size of a batch, does not depend on how many files are damaged.
+    examples read, and so the size of a batch, does not depend on how many files are damaged.  A file of more than
+    `max_pixels` counts as unreadable.
 
     Raises:
       OSError: 100 images in a row, or all of them, are unreadable.
@@ -32,32 +36,88 @@ def read(source: Source, index: int, channels: int) -> Reading:
     for offset in range(min(MAX_MISSES, len(source))):
         position = (index + offset) % len(source)
         try:
-            return Reading(_decoded(source[position], channels), unreadable)
+            return Reading(_decoded(source[position], channels, max_pixels), unreadable)
         except Exception as error:  # PIL's decoders raise nearly everything: OSError, SyntaxError, struct.error, ...
             unreadable[source.where(position)] = " ".join(str(error).split()) or type(error).__name__
     where, reason = next(iter(unreadable.items()))
     raise OSError(f"{len(unreadable)} images in a row cannot be read, from {where} on: {reason}")
 
 
-def decode(image: np.ndarray | bytes, channels: int) -> Image.Image:
-    """A PIL image with 1 (grey) or 3 (RGB) channels from an array uint8 [H, W, C] or the bytes of an image file."""
+def decode(image: np.ndarray | bytes, channels: int, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """A PIL image with 1 (grey) or 3 (RGB) channels from an array [H, W, C] or the bytes of an image file.
+
+    Values of 16 bits, 0..65535, are divided by 257 and rounded.
+
+    Raises:
+      ValueError: no image file, more than `max_pixels`, or values of 32 bits, whose range nobody knows.
+    """
     if isinstance(image, bytes):
-        with Image.open(io.BytesIO(image)) as file:
-            return file.convert(MODES[channels])
+        with _opened(image, max_pixels) as file:
+            return _eight_bits(file).convert(MODES[channels])
+    image = _scaled(image)
     return Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).convert(MODES[channels])
 
 
-def decode_map(labels: np.ndarray | bytes) -> Image.Image:
+def decode_map(labels: np.ndarray | bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """A PIL image of whole numbers (mode I) from an array [H, W] or the bytes of a PNG file, grey or with a palette.
 
     The mode tells a map from an image, so that `crops.resize` never blends labels.
     """
     if isinstance(labels, bytes):
-        with Image.open(io.BytesIO(labels)) as file:
+        with _opened(labels, max_pixels) as file:
             labels = np.asarray(file)
     if labels.ndim != 2:
         raise ValueError(f"a label map must have one channel, not the shape {list(labels.shape)}")
     return Image.fromarray(labels.astype(np.int32))
+
+
+def _opened(content: bytes, max_pixels: int) -> Image.Image:
+    """The image file, its size checked before its pixels are decoded."""
+    try:
+        file = Image.open(io.BytesIO(content))
+    except UnidentifiedImageError:
+        raise ValueError(f"it is no image file: {len(content)} bytes that begin with {content[:8]!r}") from None
+    except Image.DecompressionBombError as error:
+        raise ValueError(f"it is too large for any limit; make it smaller ({error})") from None
+    width, height = file.size
+    if width * height > max_pixels:
+        raise ValueError(
+            f"it has {height} x {width} = {height * width:,} pixels, more than config.data.max_pixels={max_pixels}; "
+            "make it smaller, or raise that where memory allows"
+        )
+    return file
+
+
+def _eight_bits(file: Image.Image) -> Image.Image:
+    """The image with values of 8 bits."""
+    # PNG and PGM have no values of more than 16 bits, even where Pillow opens them as I.
+    if file.mode in SIXTEEN_BIT or (file.mode == "I" and file.format in ("PNG", "PPM")):
+        return Image.fromarray(_from_sixteen_bits(file))
+    if file.mode in ("I", "F"):
+        kind = {"I": "whole numbers", "F": "floating-point numbers"}[file.mode]
+        raise ValueError(
+            f"it has 32-bit {kind} (Pillow's mode {file.mode}), whose range is not known; images have 8 or 16 bits: "
+            "scale it and save it with one of these"
+        )
+    return file
+
+
+def _from_sixteen_bits(file: Image.Image) -> np.ndarray:
+    """uint8 [H, W].  Of TIFF files Pillow opens those of 12 bits so too, and does not turn round "white is zero"."""
+    tags = getattr(file, "tag_v2", {})
+    if (bits := tags.get(TiffImagePlugin.BITSPERSAMPLE, (16,))) != (16,):
+        raise ValueError(
+            f"it has values of {bits[0]} bits; images have 8 or 16: scale it and save it with one of these"
+        )
+    pixels = _scaled(np.asarray(file).astype(np.uint16))
+    return 255 - pixels if tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0 else pixels
+
+
+def _scaled(pixels: np.ndarray) -> np.ndarray:
+    """uint8 as it is, and uint16 divided by 257, which takes 65535 to 255, and rounded."""
+    if pixels.dtype != np.uint16:
+        return pixels
+    return ((pixels.astype(np.uint32) + 128) // 257).astype(np.uint8)
 
 
 def check_channels(channels: int) -> None:
@@ -68,12 +128,12 @@ def check_channels(channels: int) -> None:
         )
 
 
-def _decoded(example: dict[str, Any], channels: int) -> dict[str, Any]:
+def _decoded(example: dict[str, Any], channels: int, max_pixels: int) -> dict[str, Any]:
     """The example with "image" and "map", where it has them, as PIL images."""
     if "image" in example:
-        example = {**example, "image": decode(example["image"], channels)}
+        example = {**example, "image": decode(example["image"], channels, max_pixels)}
     if "map" in example:
-        example = {**example, "map": decode_map(example["map"])}
+        example = {**example, "map": decode_map(example["map"], max_pixels)}
         if len(sizes := {example[name].size for name in ("image", "map") if name in example}) > 1:
             raise ValueError(f"image and label map differ in size (width, height): {sorted(sizes)}")
     return example

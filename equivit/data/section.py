@@ -3,7 +3,7 @@
 from ml_collections import ConfigDict
 
 from equivit import errors
-from equivit.data import corruptions, rand_augment
+from equivit.data import corruptions, rand_augment, reading
 
 DEFAULTS = dict(
     source="digits",
@@ -15,6 +15,7 @@ DEFAULTS = dict(
     train_examples=None,  # None: all
     eval_examples=None,
     workers=0,  # processes that decode and augment
+    max_pixels=reading.MAX_PIXELS,  # of an image file; a larger one counts as unreadable
     repeats=1,  # copies of an example in one batch (repeated augmentation)
     crop_ratio=1.0,  # evaluation: share of the resized side that the centre crop keeps
     corruption=None,  # evaluation: one of ImageNet-C's, such as "gaussian_noise" (data/corruptions.py)
@@ -44,6 +45,12 @@ def check(section: ConfigDict) -> None:
         errors.whole(f"config.data.{key}", section[key], optional=True)
     errors.whole("config.data.workers", section.workers, "zero or more")
     errors.whole("config.data.repeats", section.repeats)
+    errors.whole("config.data.max_pixels", section.max_pixels)
+    if section.max_pixels > reading.PIL_PIXELS:
+        raise ValueError(
+            f"config.data.max_pixels={section.max_pixels} must be at most {reading.PIL_PIXELS}: Pillow opens no larger "
+            "images; make them smaller."
+        )
     _check_size("image_size", section.image_size)
     if section.train_image_size is not None:
         _check_size("train_image_size", section.train_image_size)

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from equivit import archives
+
 SPLITS = ("train", "test")
 
 
@@ -32,8 +34,8 @@ def read_npz(path: pathlib.Path) -> dict[str, Cases]:
     """
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{path}: this is not an .npz file, or it is damaged; np.savez writes them.")
-    with np.load(path) as file:
-        arrays = {key: file[key] for key in file.files}
+    with archives.Npz(path) as file:
+        arrays = {key: file[key] for key in file.keys}
     for key in ("classes", *(f"{split}_{kind}" for split in SPLITS for kind in "xy")):
         if key not in arrays:
             raise ValueError(f"{path}: the array `{key}` is missing; there are {', '.join(sorted(arrays)) or 'none'}.")

@@ -1,4 +1,4 @@
-"""Images by random access: digits, synthetic discs, `.npz` files, class folders, TFDS directories.
+"""Images by random access: digits, synthetic discs, and by `npz.py` and `directories.py` files of the user.
 
 A source is one split, and an example is a dict.  `reading.py` decodes two of its entries: "image", a uint8 array
 [H, W, C] or the bytes of an image file, and "map", the label of each pixel, an integer array [H, W] or the bytes of a
@@ -6,8 +6,6 @@ PNG file.  Others reach the transform as they are: "label" is an int.  Where an 
 it is a tuple, and the source has `label_sets = True`.  Sources are small to pickle, because every worker gets a copy.
 """
 
-import pathlib
-import zipfile
 from typing import Any, Protocol
 
 import ml_collections
@@ -15,8 +13,7 @@ import numpy as np
 
 from equivit import errors
 from equivit.data import directories
-
-MAPS = ("map", "mask")  # names of label maps in an .npz file
+from equivit.data.npz import Npz
 
 
 class Source(Protocol):
@@ -124,94 +121,6 @@ class Blank:
     def where(self, index: int) -> str:
         """What a message calls it."""
         return "a black image"
-
-
-class Npz:
-    """One split of an `.npz` file.
-
-    Images: `<split>_image` uint8 [N, H, W, C], or image files in one blob, `<split>_jpeg` uint8 [bytes] and
-    `<split>_offset` int [N + 1]; image i is `jpeg[offset[i]:offset[i + 1]]`.  Labels: `<split>_label` int [N], or the
-    label of each pixel, `<split>_map` (or `<split>_mask`) int [N, H, W], or both.  `classes` holds the names.  Maps may
-    hold other numbers for pixels without a class; the objective must know them.
-    """
-
-    def __init__(self, path: str, split: str):
-        self.path, self.split = pathlib.Path(path).expanduser(), split
-        if not self.path.is_file():
-            raise FileNotFoundError(f"npz:{path}: there is no file {self.path}.")
-        if not zipfile.is_zipfile(self.path):
-            raise ValueError(f"npz:{path}: this is not an .npz file, or it is damaged; np.savez writes them.")
-        with np.load(self.path) as file:
-            keys = set(file)
-            check_split(f"npz:{path}", split, _npz_splits(keys))
-            if "classes" not in keys:
-                raise ValueError(f"npz:{path}: `classes`, the names of the classes, is missing; keys: {sorted(keys)}.")
-            self.classes = tuple(str(name) for name in file["classes"])
-            kinds = [kind for kind in ("jpeg", "offset", "image", "label", *MAPS) if f"{split}_{kind}" in keys]
-            arrays = {kind: file[f"{split}_{kind}"] for kind in kinds}
-        self.encoded = "jpeg" in arrays
-        self.images = arrays["jpeg" if self.encoded else "image"]
-        self.offset: Any = arrays.get("offset")  # jpeg i is images[offset[i] : offset[i + 1]]
-        self.labels = arrays.get("label")
-        self.map_name = next((kind for kind in MAPS if kind in arrays), "")
-        self.maps = arrays.get(self.map_name)
-        self._check()
-        self.channels = 3 if self.encoded else self.images.shape[-1]
-
-    def __reduce__(self):
-        return Npz, (str(self.path), self.split)  # a worker opens the file again instead of being sent its content
-
-    def _check(self) -> None:
-        where, images = f"npz:{self.path}: {self.split}", self.images
-        if images.dtype != np.uint8 or images.ndim != (1 if self.encoded else 4):
-            rule = "jpeg must be uint8 [bytes]" if self.encoded else "image must be uint8 [N, H, W, C]"
-            raise ValueError(f"{where}_{rule}, not {images.dtype} {list(images.shape)}.")
-        for kind, array in (("label", self.labels), (self.map_name, self.maps)):
-            if array is not None and len(array) != len(self):
-                raise ValueError(f"{where}_{kind} has {len(array)} entries for {len(self)} images.")
-        if self.maps is not None:
-            self._check_maps(f"{where}_{self.map_name}", self.maps)
-        if self.labels is None or not len(self.labels):
-            return
-        if not 0 <= self.labels.min() <= self.labels.max() < len(self.classes):
-            raise ValueError(
-                f"{where}_label lies in {self.labels.min()}..{self.labels.max()}; {len(self.classes)} classes allow "
-                f"0..{len(self.classes) - 1}."
-            )
-
-    def _check_maps(self, where: str, maps: np.ndarray) -> None:
-        if maps.ndim != 3 or not np.issubdtype(maps.dtype, np.integer):
-            raise ValueError(f"{where} must be int [N, H, W], not {maps.dtype} {list(maps.shape)}.")
-        if not self.encoded and maps.shape != self.images.shape[:3]:
-            map_size, size = ("{}x{}".format(*shape[1:3]) for shape in (maps.shape, self.images.shape))
-            raise ValueError(f"{where} is {map_size} for images of {size}.")
-
-    def __len__(self) -> int:
-        return len(self.offset) - 1 if self.encoded else len(self.images)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        if self.encoded:
-            example = {"image": self.images[self.offset[index] : self.offset[index + 1]].tobytes()}
-        else:
-            example = {"image": self.images[index]}
-        if self.labels is not None:
-            example["label"] = int(self.labels[index])
-        if self.maps is not None:
-            example["map"] = self.maps[index]
-        return example
-
-    def where(self, index: int) -> str:
-        """The example's place in the file."""
-        return f"{self.path} {self.split}[{index}]"
-
-
-def _npz_splits(keys: set[str]) -> list[str]:
-    """The splits that have images and labels or maps."""
-    found = {}
-    for key in sorted(keys):
-        name, _, kind = key.rpartition("_")
-        found.setdefault(name, set()).add(kind)
-    return [name for name, kinds in found.items() if kinds & {"image", "jpeg"} and kinds & {"label", *MAPS}]
 
 
 class Subset:

@@ -48,11 +48,11 @@ def attention_weights(q: Parts, k: Parts) -> jax.Array:
 
 
 def cudnn_takes(q: Parts, k: Parts, v: Parts) -> bool:
-    """Whether cuDNN's attention has a kernel for these types and head channels."""
+    """Whether cuDNN's attention has a kernel for these types and head channels, and there is an image."""
     channels, dtypes = sum(part.shape[-1] for part in q), {part.dtype for part in (*q, *k, *v)}
-    return (
-        dtypes in ({jnp.dtype("bfloat16")}, {jnp.dtype("float16")}) and channels <= HEAD_CHANNELS and not channels % 8
-    )
+    if 0 in q[0].shape or channels > HEAD_CHANNELS or channels % 8:
+        return False
+    return dtypes in ({jnp.dtype("bfloat16")}, {jnp.dtype("float16")})
 
 
 @functools.cache

@@ -136,14 +136,14 @@ class Attention(nnx.Module):
     def heads(self, x: jax.Array) -> jax.Array:
         """q, k and v, [3, *B, num_heads, N, head channels]."""
         qkv = self.qkv(x)
-        qkv = qkv.reshape(*qkv.shape[:-1], 3, self.num_heads, -1)
+        qkv = qkv.reshape(*qkv.shape[:-1], 3, self.num_heads, qkv.shape[-1] // (3 * self.num_heads))
         return jnp.einsum("...nqhd->q...hnd", qkv)
 
     @staticmethod
     def side_by_side(y: jax.Array) -> jax.Array:
         """[*B, num_heads, N, head channels] -> [*B, N, width]."""
         y = jnp.einsum("...hnd->...nhd", y)
-        return y.reshape(*y.shape[:-2], -1)
+        return jax.lax.collapse(y, -2)
 
 
 class PatchEmbed(nnx.Module):
@@ -189,7 +189,7 @@ def unpatchify(patches: jax.Array, grid: tuple[int, int], patch_size: tuple[int,
     *batch, _, size = patches.shape
     (h, w), (ph, pw) = grid, patch_size
     x = patches.reshape(*batch, h, w, ph, pw, size // (ph * pw))
-    return jnp.swapaxes(x, -3, -4).reshape(*batch, h * ph, w * pw, -1)
+    return jnp.swapaxes(x, -3, -4).reshape(*batch, h * ph, w * pw, size // (ph * pw))
 
 
 class MlpHead(nnx.Module):

@@ -30,8 +30,16 @@ def check_grid(image_size: tuple[int, ...], patch_size: tuple[int, int], name: s
     return image_size[0] // patch_size[0], image_size[1] // patch_size[1]
 
 
+def check_array(name: str, value, axes: str) -> None:
+    """ValueError unless a value is an array, of NumPy or JAX; `axes` says of which shape, for the error."""
+    if not hasattr(value, "ndim") or not hasattr(value, "dtype"):
+        found = "None" if value is None else f"a {type(value).__name__}"
+        raise ValueError(f"{name} are {found}; they must be an array {axes}, such as jnp.stack makes of a list.")
+
+
 def check_images(images: jax.Array, in_channels: int, patch_size: tuple[int, int]) -> tuple[int, int]:
     """The token grid of images [*B, H, W, C]; ValueError for a wrong rank, type, channel count or size."""
+    check_array("images", images, f"[*B, H, W, {in_channels}]")
     if images.ndim < 4 or images.shape[-1] != in_channels:
         raise ValueError(f"images {images.shape} must be [*B, H, W, {in_channels}].")
     if not jnp.issubdtype(images.dtype, jnp.floating):

@@ -184,16 +184,16 @@ class Attention(nnx.Module):
 
         One pass over the leaf; the parts are not put side by side, which would be another.
         """
-        x = leaf.reshape(*leaf.shape[:-1], 3, self.num_heads, -1)
+        x = leaf.reshape(*leaf.shape[:-1], 3, self.num_heads, leaf.shape[-1] // (3 * self.num_heads))
         x = jnp.einsum("i...nqhc->q...hnic", x)
-        return x.reshape(*x.shape[:-2], -1)
+        return jax.lax.collapse(x, -2)
 
 
 def _from_heads(part: jax.Array, irreps: int) -> jax.Array:
     """[*B, H, N, i c] -> [i, *B, N, H c]."""
-    x = part.reshape(*part.shape[:-1], irreps, -1)
+    x = part.reshape(*part.shape[:-1], irreps, part.shape[-1] // irreps)
     x = jnp.einsum("...hnic->i...nhc", x)
-    return x.reshape(*x.shape[:-2], -1)
+    return jax.lax.collapse(x, -2)
 
 
 class PatchEmbed(nnx.Module):
@@ -301,7 +301,7 @@ class Unpatchify(nnx.Module):
                 values = values + part.planes[0, ..., : values.shape[-1]] * (math.sqrt(2) / 4)
             values = values.reshape(*values.shape[:-1], h, w, self.out_channels)
             patches = patches + fields.act_on_image(g, jnp.pad(values, pad))
-        return unpatchify(patches.reshape(*patches.shape[:-3], -1), grid, self.patch_size)
+        return unpatchify(jax.lax.collapse(patches, -3), grid, self.patch_size)
 
 
 def _add_to_first(lines: jax.Array, bias: jax.Array) -> jax.Array:

@@ -3,6 +3,7 @@
 Source: Jumbo, Section 3.  The token is kept split, as the first J rows of the sequence; merging it is a reshape.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,12 +20,12 @@ from equivit.symmetry.fields import Isotypic, join, rows
 
 def merge(x):
     """J rows to one wide row: [*B, J, C] -> [*B, 1, J C], an array or each leaf of a field."""
-    return jax.tree.map(lambda leaf: leaf.reshape(*leaf.shape[:-2], 1, -1), x)
+    return jax.tree.map(lambda leaf: leaf.reshape(*leaf.shape[:-2], 1, math.prod(leaf.shape[-2:])), x)
 
 
 def divide(x, number: int):
     """The inverse of `merge`: [*B, 1, J C] -> [*B, J, C]."""
-    return jax.tree.map(lambda leaf: leaf.reshape(*leaf.shape[:-2], number, -1), x)
+    return jax.tree.map(lambda leaf: leaf.reshape(*leaf.shape[:-2], number, leaf.shape[-1] // number), x)
 
 
 class LowRank(nnx.Module):

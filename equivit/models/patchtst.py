@@ -27,7 +27,7 @@ from equivit.layers import dense
 from equivit.layers.batch_norm import BatchNorm
 from equivit.layers.drop import dropout as drop
 from equivit.layers.drop import split
-from equivit.layers.grid import Layout
+from equivit.layers.grid import Layout, check_array
 from equivit.layers.jumbo import divide, merge
 from equivit.layers.prefix import token
 from equivit.layers.stack import Stack
@@ -176,11 +176,12 @@ class PatchTST(nnx.Module):
     def cut(self, series: jax.Array) -> jax.Array:
         """The patches [*B, channels, patches, patch_length] of series [*B, T, channels]; neighbours share a half."""
         config = self.config
+        check_array("PatchTST: series", series, f"[*B, {config.length}, {config.channels}]")
         if series.ndim < 2 or series.shape[-2:] != (config.length, config.channels):
             raise ValueError(f"PatchTST: series {series.shape} must be [*B, {config.length}, {config.channels}].")
         x, half = jnp.swapaxes(series, -1, -2), config.patch_length // 2
         ends = [(0, 0)] * (x.ndim - 1) + [(0, half * (config.patches + 1) - config.length)]
-        halves = jnp.pad(x, ends, PADDINGS[config.padding]).reshape(*x.shape[:-1], -1, half)
+        halves = jnp.pad(x, ends, PADDINGS[config.padding]).reshape(*x.shape[:-1], config.patches + 1, half)
         return jnp.concatenate([halves[..., :-1, :], halves[..., 1:, :]], axis=-1)
 
     def pooled(self, series, *, key=None, train=False, dropout=None) -> jax.Array:
@@ -212,7 +213,7 @@ class PatchTST(nnx.Module):
         keep = None if whole else self.config.jumbo
         x, _ = self.tokens(patches, key=key, train=train, dropout=dropout, keep=keep)
         pooled = self._pool(self._finish(x, train))
-        return pooled.reshape(*pooled.shape[:-2], -1)
+        return jax.lax.collapse(pooled, -2)
 
     def tokens(self, patches, *, capture=(), key=None, train=False, dropout=None, keep=None):
         """Tokens [*B, channels, prefix + patches, D] after all blocks, and after those in `capture`.

@@ -3,8 +3,6 @@
 import os
 import pathlib
 import re
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,8 +10,11 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from equivit import archives
 from equivit.pretrained import names, torch_files
 
+# Those that NumPy has too, and BF16.
+SAFETENSORS = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL", "C64")
 CONTAINERS = ("model", "teacher", "state_dict")
 
 
@@ -22,14 +23,18 @@ def read(path: str | os.PathLike) -> Any:
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: another ending, or a damaged file.
+      ValueError: another ending, a damaged file, a type of tensors that is not read, or more memory than is in
+        proportion to the file or than there is.
     """
     path = pathlib.Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such file.")
     if path.suffix not in _READERS:
         raise ValueError(f"{path}: the ending {path.suffix!r} is not one of {', '.join(_READERS)}.")
-    return _READERS[path.suffix](path)
+    try:
+        return _READERS[path.suffix](path)
+    except MemoryError as error:
+        raise ValueError(f"{path}: its tensors do not fit into this machine's memory ({error}).") from error
 
 
 def write(path: str | pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
@@ -81,17 +86,23 @@ def state_dict(
 def _read_safetensors(path):
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            tensors = {}
+            for name in file.keys():  # noqa: SIM118 (not a dict)
+                kind = file.get_slice(name).get_dtype()
+                if kind not in SAFETENSORS:
+                    raise ValueError(
+                        f"{path}: tensor {name!r} is of type {kind}, which is not read; write it as F32, F16 or BF16 "
+                        f"(the types read are {', '.join(SAFETENSORS)})."
+                    )
+                tensors[name] = file.get_tensor(name)
+            return tensors
     except safetensors.SafetensorError as error:
         raise ValueError(f"{path}: is damaged or not a safetensors file ({error}).") from error
 
 
 def _read_npz(path):
-    try:
-        with path.open("rb") as handle, np.load(handle, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (ValueError, TypeError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{path}: is damaged or not an npz file of plain arrays ({error}).") from error
+    with archives.Npz(path) as file:
+        return {key: file[key] for key in file.keys}
 
 
 _READERS = {".safetensors": _read_safetensors, ".npz": _read_npz, ".pth": torch_files.read, ".pt": torch_files.read}

@@ -13,6 +13,7 @@ SECTION = {
     "train_examples": None,
     "eval_examples": None,
     "workers": 0,
+    "max_pixels": 1000000,
     "repeats": 1,
     "crop_ratio": 1.0,
     "corruption": None,

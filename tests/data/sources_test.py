@@ -57,104 +57,6 @@ def test_limits_take_a_fixed_subset(section):
     assert any(np.array_equal(source[0]["image"], whole[i]["image"]) for i in range(len(whole)))
 
 
-@pytest.fixture(params=["image", "jpeg"])
-def npz(request, tmp_path):
-    """Five images in train and two in test, in both layouts; their grey levels are 40 i."""
-    content = {"classes": np.array(["cat", "dog"])}
-    for split, count in (("train", 5), ("test", 2)):
-        content[f"{split}_label"] = np.arange(count) % 2
-        if request.param == "image":
-            levels = (40 * np.arange(count, dtype=np.uint8))[:, None, None, None]
-            content["train_image" if split == "train" else "test_image"] = np.broadcast_to(levels, (count, 7, 9, 3))
-        else:
-            files = [jpeg(40 * i) for i in range(count)]
-            content[f"{split}_jpeg"] = np.frombuffer(b"".join(files), np.uint8)
-            content[f"{split}_offset"] = np.cumsum([0, *map(len, files)])
-    np.savez_compressed(tmp_path / "data.npz", **content)
-    return tmp_path / "data.npz"
-
-
-def test_both_layouts_of_npz(section, npz):
-    config = section(source=f"npz:{npz}")
-    source = sources.open_source(config, "train")
-    assert (len(source), source.classes, source.channels) == (5, ("cat", "dog"), 3)
-    assert labels_of(source) == [0, 1, 0, 1, 0]
-    np.testing.assert_allclose(values_of(source), 40 * np.arange(5), atol=2)  # JPEG is not exact
-    assert values_of(pickle.loads(pickle.dumps(source))) == values_of(source)
-    assert len(pickle.dumps(source)) < 1000  # a worker opens the file itself
-    with pytest.raises(ValueError, match="split 'val' is not there; splits: test, train"):
-        sources.open_source(config, "val")
-
-
-@pytest.mark.parametrize(("kind", "labelled"), [("map", False), ("mask", True)])
-def test_npz_with_label_maps(section, npz, kind, labelled):
-    with np.load(npz) as file:
-        content = {key: file[key] for key in file if labelled or not key.endswith("_label")}
-    maps = np.random.default_rng(0).integers(0, 3, (5, 7, 9), np.uint8)
-    np.savez(npz, **content, **{f"train_{kind}": maps})
-    source = pickle.loads(pickle.dumps(sources.open_source(section(source=f"npz:{npz}"), "train")))
-    examples = [reading.read(source, i, 3).example for i in range(5)]
-    assert np.array_equal(np.stack([example["map"] for example in examples]), maps)
-    assert [example.get("label") for example in examples] == ([0, 1, 0, 1, 0] if labelled else [None] * 5)
-    if not labelled:
-        with pytest.raises(ValueError, match="split 'test' is not there; splits: train"):
-            sources.open_source(section(source=f"npz:{npz}"), "test")
-
-
-def test_label_maps_are_read_exactly_and_must_fit_their_images():
-    for kind, labels in ((np.uint8, [[0, 255]]), (np.uint16, [[0, 40000]]), (np.int32, [[-1, 70000]])):
-        labels, buffer = np.array(labels, kind), io.BytesIO()
-        assert np.array_equal(reading.decode_map(labels), labels)
-        if kind is not np.int32:
-            Image.fromarray(labels).save(buffer, "PNG")
-            assert np.array_equal(reading.decode_map(buffer.getvalue()), labels)
-    buffer = io.BytesIO()
-    palette = Image.fromarray(np.array([[3, 250]], np.uint8)).convert("P")
-    palette.putpalette(bytes(range(256)) * 3)
-    palette.save(buffer, "PNG")
-    assert np.asarray(reading.decode_map(buffer.getvalue())).tolist() == [[3, 250]]
-    with pytest.raises(ValueError, match=r"a label map must have one channel, not the shape \[9, 7, 3\]"):
-        reading.decode_map(np.zeros((9, 7, 3), np.uint8))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"a_map": np.zeros((2, 4, 4), np.uint8)}, "a_map has 2 entries for 3 images"),
-        ({"a_map": np.zeros((3, 4, 4, 1), np.uint8)}, r"a_map must be int \[N, H, W\], not uint8 \[3, 4, 4, 1\]"),
-        ({"a_mask": np.zeros((3, 4, 4))}, r"a_mask must be int \[N, H, W\], not float64 \[3, 4, 4\]"),
-        ({"a_map": np.zeros((3, 4, 5), np.uint8)}, r"a_map is 4x5 for images of 4x4"),
-        ({"a_image": np.zeros((3, 4, 4), np.uint8)}, r"image must be uint8 \[N, H, W, C\], not uint8 \[3, 4, 4\]"),
-        ({"a_image": np.zeros((3, 4, 4, 1), np.float32)}, r"image must be uint8 .* not float32"),
-        ({"a_label": np.zeros(2, int)}, "a_label has 2 entries for 3 images"),
-        ({"a_label": np.array([0, 1, 2])}, r"a_label lies in 0\.\.2; 2 classes allow 0\.\.1"),
-        ({"classes": None}, "`classes`, the names of the classes, is missing"),
-    ],
-)
-def test_a_wrong_npz_is_refused(section, tmp_path, changes, message):
-    content = {"a_image": np.zeros((3, 4, 4, 1), np.uint8), "a_label": np.array([0, 1, 0]), "classes": ["x", "y"]}
-    content = {key: value for key, value in (content | changes).items() if value is not None}
-    np.savez(tmp_path / "data.npz", **content)
-    with pytest.raises(ValueError, match=message):
-        sources.open_source(section(source=f"npz:{tmp_path / 'data.npz'}"), "a")
-
-
-def test_a_map_of_another_size_than_its_image_file_is_told(section, tmp_path):
-    content = {"classes": ["x"], "train_map": np.zeros((1, 4, 4), int), "train_offset": np.array([0, len(jpeg(0))])}
-    np.savez(tmp_path / "data.npz", train_jpeg=np.frombuffer(jpeg(0), np.uint8), **content)
-    source = sources.open_source(section(source=f"npz:{tmp_path / 'data.npz'}"), "train")
-    with pytest.raises(OSError, match="image and label map differ in size"):
-        reading.read(source, 0, 3)
-
-
-def test_a_file_that_is_no_npz_is_refused(section, tmp_path):
-    config = section(source=f"npz:{tmp_path / 'data.npz'}")
-    for content in (b"text", b"PK\x03\x04", b"\x93NUMPY", b""):
-        (tmp_path / "data.npz").write_bytes(content)
-        with pytest.raises(ValueError, match="this is not an .npz file, or it is damaged"):
-            sources.open_source(config, "train")
-
-
 def write_images(root, names):
     for i, name in enumerate(names):
         path = root / name
@@ -225,6 +127,13 @@ def test_a_prepared_tfds_data_set(section, prepared):
     assert len(sources.open_source(section(source="tfds:tiny:1.10.0"), "train[:30%]")) == 3
     with pytest.raises(ValueError, match="tfds:tiny: split 'val' is not there; splits: test, train"):
         sources.open_source(config, "val")
+    features = prepared / "tiny" / "1.10.0" / "features.json"
+    text = features.read_text()
+    for old, new in (("uint8", "float32"), ("jpeg", "png"), ('"3"\n', '"1"\n')):  # four bytes of a file are one value
+        text = text.replace(old, new, 1)
+    features.write_text(text)
+    with pytest.raises(ValueError, match="tfds:tiny: images are float32, whose range is not known; they must be uint8"):
+        sources.open_source(config, "train")
 
 
 def test_a_tfds_data_set_that_is_not_prepared(section, tmp_path, monkeypatch):
@@ -253,13 +162,6 @@ def test_errors_name_the_thing_the_value_and_the_rule(section, changes, error, m
     config = section(**changes)
     with pytest.raises(error, match=message):
         sources.open_source(config, config.split)
-
-
-def test_images_are_read_as_grey_or_colour():
-    colour = np.array([[[200, 0, 0]]], np.uint8)
-    assert np.asarray(reading.decode(colour, 1)).tolist() == [[60]]  # luma
-    assert np.asarray(reading.decode(colour[..., :1], 3)).tolist() == [[[200] * 3]]
-    assert reading.decode(jpeg(100), 1).getpixel((3, 3)) == 100
 
 
 def test_folders_are_quick_to_send_to_workers(tmp_path):

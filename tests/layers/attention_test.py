@@ -86,6 +86,11 @@ def test_cudnn_does_not_take_other_heads(channels):
     assert not attention.cudnn_takes(q, q, q)
 
 
+def test_no_images_are_left_to_the_plain_products():
+    q = (jnp.zeros((0, 2, 5, 64), jnp.bfloat16),)
+    assert not attention.cudnn_takes(q, q, q) and attention.attend(q, q, q)[0].shape == (0, 2, 5, 64)
+
+
 def test_a_machine_without_a_gpu_lowers_plain_products_for_cuda():
     q = (jax.ShapeDtypeStruct((2, 3, 7, 64), jnp.bfloat16),)
     text = jax.jit(attention.attend).trace(q, q, q).lower(lowering_platforms=("cuda",)).as_text()

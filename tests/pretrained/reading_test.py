@@ -2,6 +2,8 @@
 
 import argparse
 import collections
+import io
+import json
 import os
 import pathlib
 import pickle
@@ -11,7 +13,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from equivit.pretrained import names, reading
+from equivit import archives
+from equivit.pretrained import names, reading, torch_files
 from tests.pretrained import torch_archive
 
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int64)
@@ -91,18 +94,87 @@ def test_damaged_files(tmp_path, ending, share):
         reading.read(path)
 
 
+def changed(path, **replacements):
+    """The .pth file with some bytes of its pickle replaced, each of which must be there once, and compressed."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    for old, new in replacements.values():
+        assert members["weights/data.pkl"].count(old) == 1
+        members["weights/data.pkl"] = members["weights/data.pkl"].replace(old, new)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+
+
 def test_a_tensor_beyond_its_storage_is_refused(tmp_path):
     path = tmp_path / "weights.pth"
     torch_archive.write(path, {"a": np.zeros(4, np.float32)})
-    with zipfile.ZipFile(path) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
-    assert members["weights/data.pkl"].count(b"K\x04\x85") == 1  # the size, (4,)
-    members["weights/data.pkl"] = members["weights/data.pkl"].replace(b"K\x04\x85", b"K\x40\x85")
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, data in members.items():
-            archive.writestr(name, data)
+    changed(path, size=(b"K\x04\x85", b"K\x40\x85"))  # (4,)
     with pytest.raises(ValueError, match=r"size \(64,\) reads entry 63 of a storage of 4"):
         reading.read(path)
+
+
+def test_what_a_torch_file_becomes_is_in_proportion(tmp_path, monkeypatch):
+    """Compressed zeros and a tensor whose strides are 0 cost a file nothing, and its reader any memory."""
+    path = tmp_path / "weights.pth"
+    monkeypatch.setattr(archives, "FREE", 10**6)
+    torch_archive.write(path, {"a": np.zeros(2 * 10**6, np.int8)})
+    assert reading.read(path)["a"].size == 2 * 10**6  # as torch writes it
+    changed(path)
+    with pytest.raises(ValueError, match=r"weights.pth: 'weights/data/0' takes 2,000,000 bytes, .* become; save it"):
+        reading.read(path)
+    torch_archive.write(path, {"a": np.zeros(4, np.float32)})
+    changed(
+        path, size=(b"K\x04\x85", b"J" + (10**6).to_bytes(4, "little") + b"\x85"), stride=(b"K\x01\x85", b"K\0\x85")
+    )
+    with pytest.raises(ValueError, match=r"weights.pth: a tensor of size \(1000000,\) takes 4,000,000 bytes"):
+        reading.read(path)
+
+
+def test_nothing_is_inflated_that_the_tensors_do_not_need(tmp_path, monkeypatch):
+    path, read = tmp_path / "weights.pth", []
+    torch_archive.write(path, {"a": np.zeros(4, np.float32)})
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive, pytest.warns(UserWarning, match="Duplicate"):
+        archive.writestr("weights/data/0", bytes(10**6))
+    opened = zipfile.ZipFile.open
+    monkeypatch.setattr(zipfile.ZipFile, "open", lambda *arguments: read.append(arguments[1]) or opened(*arguments))
+    with pytest.raises(ValueError, match="storage 0 has 1000000 bytes, not 4 x 4"):
+        reading.read(path)
+    assert "weights/data.pkl" in read and "weights/data/0" not in read
+
+
+def test_a_pickle_cannot_set_places_aside(tmp_path):
+    path = tmp_path / "weights.pth"
+    torch_archive.write(path, {"a": np.zeros(4, np.float32)})
+    changed(path, place=(b"q\0", b"r\0\0\0\x7f"))
+    with pytest.raises(ValueError, match="weights.pth: is damaged: it remembers an object at place 2,130,706,432"):
+        reading.read(path)
+
+
+def test_types_of_safetensors_that_numpy_does_not_have(tmp_path):
+    header = json.dumps({"x.weight": {"dtype": "F8_E4M3", "shape": [4], "data_offsets": [0, 4]}}).encode()
+    (tmp_path / "weights.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(ValueError, match="weights.safetensors: tensor 'x.weight' is of type F8_E4M3, .* write it as"):
+        reading.read(tmp_path / "weights.safetensors")
+
+
+def test_an_npz_whose_header_lies(tmp_path):
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (10**6, 10**6)})
+    with zipfile.ZipFile(tmp_path / "weights.npz", "w") as archive:
+        archive.writestr("a.npy", header.getvalue() + bytes(16))
+    with pytest.raises(ValueError, match=r"weights.npz: 'a' declares float32 \[1000000, 1000000\] and holds 16 bytes"):
+        reading.read(tmp_path / "weights.npz")
+
+
+def test_what_does_not_fit_into_memory_is_told(tmp_path, monkeypatch):
+    def tensor(*arguments):
+        raise MemoryError("Unable to allocate 9 GiB")
+
+    torch_archive.write(tmp_path / "weights.pth", tensors())
+    monkeypatch.setattr(torch_files, "_tensor", tensor)
+    with pytest.raises(ValueError, match="weights.pth: its tensors do not fit into .* memory"):
+        reading.read(tmp_path / "weights.pth")
 
 
 def test_other_refusals(tmp_path):

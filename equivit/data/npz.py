@@ -1,0 +1,187 @@
+"""The source that is an `.npz` file.  All that can be wrong with it is found when it is opened, and told by its key."""
+
+import pathlib
+import zipfile
+from typing import Any
+
+import numpy as np
+
+from equivit import archives, errors
+
+MAPS = ("map", "mask")  # names of label maps
+KINDS = ("jpeg", "offset", "image", "label", *MAPS)
+
+
+class Npz:
+    """One split of an `.npz` file.
+
+    Images: `<split>_image` uint8 [N, H, W, C], or uint16, which is read divided by 257; or image files in one blob,
+    `<split>_jpeg` uint8 [bytes] and `<split>_offset` int [N + 1]; image i is `jpeg[offset[i]:offset[i + 1]]`.  Labels:
+    `<split>_label` int [N], or the label of each pixel, `<split>_map` (or `<split>_mask`) int [N, H, W], or both.
+    `classes` holds the names.  Maps may hold other numbers for pixels without a class; the objective must know them.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: it is damaged, a key is missing, or an array is not as above; the message names it.
+    """
+
+    def __init__(self, path: str, split: str):
+        self.path, self.split = pathlib.Path(path).expanduser(), split
+        if not self.path.is_file():
+            raise FileNotFoundError(f"npz:{path}: there is no file {self.path}.")
+        if not zipfile.is_zipfile(self.path):
+            raise ValueError(f"npz:{path}: this is not an .npz file, or it is damaged; np.savez writes them.")
+        with archives.Npz(self.path) as file:
+            _check_keys(f"npz:{path}", set(file.keys), split)
+            classes = file["classes"]
+            arrays = {kind: file[f"{split}_{kind}"] for kind in KINDS if f"{split}_{kind}" in file.keys}
+        where = f"npz:{path}: {split}"
+        self.classes = _classes(f"npz:{path}", classes)
+        self.encoded = "jpeg" in arrays
+        self.images = arrays["jpeg" if self.encoded else "image"]
+        self.offset: Any = arrays.get("offset")  # jpeg i is images[offset[i] : offset[i + 1]]
+        if self.encoded:
+            _check_files(where, self.images, self.offset)
+        else:
+            _check_images(f"{where}_image", self.images)
+        self.labels = _labels(f"{where}_label", arrays.get("label"), len(self), len(self.classes))
+        self.map_name = next((kind for kind in MAPS if kind in arrays), "")
+        self.maps = arrays.get(self.map_name)
+        if self.maps is not None:
+            size = None if self.encoded else self.images.shape[1:3]
+            _check_maps(f"{where}_{self.map_name}", self.maps, len(self), size)
+        self.channels = 3 if self.encoded else self.images.shape[-1]
+
+    def __reduce__(self):
+        return Npz, (str(self.path), self.split)  # a worker opens the file again instead of being sent its content
+
+    def __len__(self) -> int:
+        return len(self.offset) - 1 if self.encoded else len(self.images)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        example: dict[str, Any] = {"image": self._file(index) if self.encoded else self.images[index]}
+        if self.labels is not None:
+            example["label"] = int(self.labels[index])
+        if self.maps is not None:
+            example["map"] = self.maps[index]
+        return example
+
+    def _file(self, index: int) -> bytes:
+        return self.images[self.offset[index] : self.offset[index + 1]].tobytes()
+
+    def where(self, index: int) -> str:
+        """The example's place in the file."""
+        return f"{self.path} {self.split}[{index}]"
+
+
+def _check_keys(where: str, keys: set[str], split: str) -> None:
+    splits = _splits(keys)
+    if split not in splits:
+        raise ValueError(
+            f"{where}: split {split!r} is not there; splits: {', '.join(splits) or 'none'}"
+            f"{errors.nearest(split, splits)}. A split has `{split}_image` or `{split}_jpeg`, and `{split}_label` or "
+            f"`{split}_map`; keys: {_listed(keys)}."
+        )
+    if "classes" not in keys:
+        raise ValueError(f"{where}: `classes`, the names of the classes, is missing; keys: {_listed(keys)}.")
+    if f"{split}_jpeg" in keys and f"{split}_offset" not in keys:
+        raise ValueError(
+            f"{where}: `{split}_offset`, int [N + 1], where each file of `{split}_jpeg` begins and the last one ends, "
+            f"is missing; keys: {_listed(keys)}."
+        )
+
+
+def _splits(keys: set[str]) -> list[str]:
+    """The splits that have images and labels or maps."""
+    found = {}
+    for key in sorted(keys):
+        name, _, kind = key.rpartition("_")
+        found.setdefault(name, set()).add(kind)
+    return [name for name, kinds in found.items() if kinds & {"image", "jpeg"} and kinds & {"label", *MAPS}]
+
+
+def _listed(keys: set[str]) -> str:
+    """The first keys: a file may have any number."""
+    known = sorted(keys)
+    return ", ".join(known[:20]) + (f" and {len(known) - 20} more" if len(known) > 20 else "")
+
+
+def _classes(where: str, names: np.ndarray) -> tuple[str, ...]:
+    if names.ndim != 1 or not len(names):
+        raise ValueError(
+            f"{where}: `classes` must be a list of names, such as np.array(['cat', 'dog']), not {_kind(names)}."
+        )
+    return tuple(str(name) for name in names)
+
+
+def _check_images(where: str, images: np.ndarray) -> None:
+    if images.ndim != 4 or images.dtype not in (np.uint8, np.uint16):
+        hint = "a grey image has C = 1, images[..., None]"
+        if images.ndim == 4:
+            hint = "scale others to 0..255 first; uint16 is divided by 257"
+        raise ValueError(f"{where} must be uint8 [N, H, W, C], not {_kind(images)}; {hint}.")
+    if 0 in images.shape:
+        raise ValueError(f"{where} must hold images of at least one pixel, not {_kind(images)}; an axis is empty.")
+    if images.shape[-1] > 4:
+        raise ValueError(
+            f"{where} must be uint8 [N, H, W, C] with C = 1 (grey) or 3 (RGB), beside it perhaps alpha, not "
+            f"{_kind(images)}; are the channels on another axis?"
+        )
+
+
+def _check_files(where: str, files: np.ndarray, offset: np.ndarray) -> None:
+    """That `offset` cuts the blob into files that are not empty."""
+    if files.dtype != np.uint8 or files.ndim != 1:
+        raise ValueError(f"{where}_jpeg must be uint8 [bytes], not {_kind(files)}.")
+    if offset.ndim != 1 or offset.dtype.kind not in "iu" or len(offset) < 2:
+        raise ValueError(f"{where}_offset must be int [N + 1] with at least one image, not {_kind(offset)}.")
+    if offset.min() < 0 or offset.max() > len(files):
+        raise ValueError(
+            f"{where}_offset lies in {offset.min()}..{offset.max()}; {where}_jpeg of {len(files)} bytes allows "
+            f"0..{len(files)}."
+        )
+    if (wrong := np.flatnonzero(offset[1:] <= offset[:-1])).size:
+        first = int(wrong[0])
+        raise ValueError(
+            f"{where}_offset must increase, but image {first} is empty: it goes from {offset[first]} to "
+            f"{offset[first + 1]}; leave empty images out."
+        )
+
+
+def _labels(where: str, labels: np.ndarray | None, count: int, classes: int) -> np.ndarray | None:
+    """The labels as whole numbers."""
+    if labels is None:
+        return None
+    if labels.ndim != 1 or labels.dtype.kind not in "biuf":
+        hint = "; of rows with one entry per class take argmax(-1)" if labels.ndim == 2 else ""
+        hint = "; give the index of each name in `classes`" if labels.dtype.kind in "US" else hint
+        raise ValueError(f"{where} must be int [N], not {_kind(labels)}{hint}.")
+    if len(labels) != count:
+        raise ValueError(f"{where} has {len(labels)} entries for {count} images; give one for each.")
+    if labels.dtype.kind == "f" and (wrong := np.flatnonzero(labels != np.floor(labels))).size:
+        first = int(wrong[0])
+        raise ValueError(
+            f"{where}[{first}]={labels[first]} must be a whole number, the index of a class; {len(wrong)} of {count} "
+            "labels are not."
+        )
+    if not 0 <= labels.min() <= labels.max() < classes:
+        raise ValueError(
+            f"{where} lies in {labels.min()}..{labels.max()}; {classes} classes allow 0..{classes - 1}: count from 0, "
+            "or name all classes in `classes`."
+        )
+    return labels if labels.dtype.kind in "iu" else labels.astype(np.int64)
+
+
+def _check_maps(where: str, maps: np.ndarray, count: int, size: tuple[int, ...] | None) -> None:
+    """That maps go with their images; `size` is (height, width) of those, None where they are files."""
+    if maps.ndim != 3 or not np.issubdtype(maps.dtype, np.integer) or 0 in maps.shape[1:]:
+        raise ValueError(f"{where} must be int [N, H, W], not {_kind(maps)}.")
+    if len(maps) != count:
+        raise ValueError(f"{where} has {len(maps)} entries for {count} images; give one for each.")
+    if size is not None and maps.shape[1:] != size:
+        here, there = ("{}x{}".format(*shape) for shape in (maps.shape[1:], size))
+        raise ValueError(f"{where} is {here} for images of {there}; they must be of one size.")
+
+
+def _kind(array: np.ndarray) -> str:
+    return f"{array.dtype} {list(array.shape)}"

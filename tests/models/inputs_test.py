@@ -1,0 +1,53 @@
+"""What models of every family say of inputs that are no batch of images, and of an empty one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from equivit.models import decoders, zoo
+
+VIT = dict(width=16, depth=1, num_heads=1, patch_size=4, image_size=(8, 8), num_classes=3)
+SERIES = dict(length=20, channels=2, num_classes=3, patches=4, width=8, depth=1, num_heads=2, mlp_dim=8)
+FAMILIES = [
+    *[("vit_ti16", dict(VIT, registers=2))],
+    *[("octic_vit_ti16", dict(VIT, family=family)) for family in ("H8", "I8", "D8")],
+    *[("flip_vit_ti16", dict(VIT, family=family)) for family in ("H2", "D2")],
+    ("jumbo_vit_ti16", dict(VIT, jumbo=2)),
+    ("jumbo_vit_release_ti16", dict(VIT, jumbo=2)),
+    ("octic_jumbo_vit_ti16", dict(VIT, jumbo=2, family="D8", field="invariant")),
+    ("patchtst_jumbo", SERIES),
+    ("patchtst_public", SERIES),
+]
+
+
+@pytest.mark.parametrize(("name", "fields"), FAMILIES, ids=lambda value: value if isinstance(value, str) else "")
+def test_an_empty_batch_gives_empty_logits(name, fields):
+    model = zoo.abstract(name, **fields)
+    inputs = jax.ShapeDtypeStruct((0, *model.config.input_shape), jnp.float32)
+    assert jax.eval_shape(lambda model, x: model(x), model, inputs).shape == (0, 3)
+
+
+def test_an_empty_batch_runs():
+    model = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), zoo.abstract("octic_vit_ti16", **VIT))
+    assert jax.jit(lambda model, x: model(x))(model, jnp.zeros((2, 0, 8, 8, 3))).shape == (2, 0, 3)
+
+
+def test_an_empty_batch_of_a_masked_autoencoder():
+    encoder = zoo.configuration("vit_ti16", **VIT | dict(num_classes=None, position="sincos"))
+    config = decoders.MaskedAutoencoderConfig(encoder, decoder_width=8, decoder_depth=1, decoder_heads=1)
+    model = jax.eval_shape(lambda: zoo.build(config, nnx.Rngs(0)))
+    images, keep = jax.ShapeDtypeStruct((0, 8, 8, 3), jnp.float32), jax.ShapeDtypeStruct((0, 2), jnp.int32)
+    assert jax.eval_shape(lambda m, x, keep: m(x, keep), model, images, keep).shape == (0, 4, 48)
+
+
+@pytest.mark.parametrize(("name", "fields"), [FAMILIES[0], FAMILIES[-1]], ids=["images", "series"])
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [(None, "None"), ([np.zeros((8, 8, 3), np.float32)], "a list"), ("image.png", "a str"), (0.5, "a float")],
+)
+def test_what_is_no_array_is_told(name, fields, value, found):
+    model = zoo.abstract(name, **fields)
+    with pytest.raises(ValueError, match=rf"are {found}; they must be an array \[\*B, "):
+        model(value)
