@@ -15,6 +15,7 @@ SECTION = {
     "workers": 0,
     "repeats": 1,
     "crop_ratio": 1.0,
+    "interpolation": "bicubic",
     "corruption": None,
     "severity": 5,
     "mean": (0.5,),
