@@ -116,7 +116,7 @@ def create(
     rules = Rules(rule, tables, trainable, tuple(config.no_decay), config.layer_decay)
     parts = [_clip(rules, config.clip)] if config.clip else []
     if config.name == "lars_optax":
-        everywhere = dict.fromkeys(trainable, np.True_)
+        everywhere = dict.fromkeys(trainable, np.asarray(True))
         parts += [_decay(rules, weight_decay), _trust_ratio(rules, everywhere, LARS_COEFFICIENT)]
         return _only_trained(optax.chain(*parts, _rate(rules, lr), optax.trace(config.momentum)), rules)
     if config.name in ("sgd", "lars"):
