@@ -33,7 +33,7 @@ def get_config(mode: str = "10,H8"):
     c.optimizer.update(name="adamw", weight_decay=0.05, clip=1.0)
     c.schedule.update(lr=1e-3, warmup_epochs=5)
     c.checkpoint.every_seconds = 120
-    c.evaluation.update(every_epochs=10, suite=("accuracy", "orientation"))
+    c.evaluation.update(every_epochs=10, suite=("accuracy", "orientation"), corruption_crop_ratio=1.0)
     if w.quicktest:
         recipes.small(c, width=64, depth=2, num_heads=2, num_classes=10)
     return c

@@ -2,6 +2,8 @@
 
 Source: octic ViTs, Appendix D.1 and Table 5a (400 epochs); DeiT III (arXiv 2204.07118) for 800 epochs.
 Expected top-1, plain, 400 epochs at 224 px: L/16 84.2 %, H/14 84.6 % (octic ViTs, Table 2).  Ours: not trained yet.
+The public code keeps the weights of the best epoch on the validation images; here those of the last one count.
+For H2 and D2 its script decays tokens and positions too, by an accident of names, which is not followed.
 Cost of the octic models in the paper: 36 to 39 hours on 16 (L), 55 to 58 on 32 (H) A100-40GB.
 
     python -m equivit.train --config=configs/deit3.py --workdir=/tmp/vit_l --config.data.source=tfds:imagenet2012

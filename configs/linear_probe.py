@@ -11,10 +11,11 @@ Cost of MAE's public code: 2 h 20 min for B on 32 V100.
 
 --config.init names a run, a saved model or weights; they must be those of the model that configs/mae.py trains for the
 same words.  The classifier reads the class token or the merged Jumbo token; with --config.model.pool=mean, plain models
-only, the mean patch token.
+only, the mean patch token.  Where MAE's public code differs: its batch statistics are those of each GPU's 512 images,
+here those of the whole batch; and it reports the best epoch, where here the last one counts.
 Modes, joined by commas (B,jumbo if none is given): B, L or cifar (default B); plain or jumbo (default plain); fork: the
-head, the crops and the last learning rate of the JAX version that the paper used; sgd: its alternative to LARS;
-quicktest.
+head, the crops, the LARS (optax's) and the last learning rate of the JAX version that the paper used; sgd: its
+alternative to LARS; quicktest.
 """
 
 from configs import recipes
@@ -37,8 +38,11 @@ def get_config(mode: str = "B,jumbo"):
         c.batch_size, c.precision = 1024, "float32"
         c.model.patch_size = 4
         c.data.update(source="tfds:cifar10", eval_split="test", crop_ratio=1.0, workers=2)
-    c.data.augment.update(crop="random_resized", scale=(0.2 if w.fork else 0.08, 1.0), flip=0.5)
-    c.optimizer.update(name="sgd" if w.sgd else "lars", momentum=0.9, weight_decay=0.0, clip=None)
+        c.evaluation.corruption_crop_ratio = 1.0
+    crop, smallest = ("random_resized", 0.2) if w.fork else ("random_resized_clipped", 0.08)
+    c.data.augment.update(crop=crop, scale=(smallest, 1.0), flip=0.5)
+    name = "sgd" if w.sgd else "lars_optax" if w.fork else "lars"
+    c.optimizer.update(name=name, momentum=0.9, weight_decay=0.0, clip=None)
     c.schedule.update(lr=3.0 if w.sgd else 0.1 * c.batch_size / 256, warmup_lr=0.0, min_lr=1e-6 if w.fork else 0.0)
     c.schedule.warmup_epochs = None if w.sgd else 10
     if w.fork:

@@ -12,10 +12,12 @@ baselines are those of the JAX version of MAE, B for 1600 epochs and L for 800. 
 Modes, joined by commas (B,jumbo if none is given): B, L or cifar (default B; cifar is a small model at 32 px, patch 4,
 in no paper); plain or jumbo (default plain); 800 or 1600 (epochs; default 1600 for B, 800 for L, 100 for cifar); fork:
 what the JAX version that the paper used does differently (raw pixels as targets, one mask for all images of a device,
-of which a TPU v4-64 has 32, a sin-cos table that includes the last frequency, tanh-GELU, and in Jumbo's own MLP a
-residual after the norm); quicktest.
+of which a TPU v4-64 has 32, truncated normal weights, tokens of zeros, a sin-cos table that includes the last
+frequency, tanh-GELU, and in Jumbo's own MLP a residual after the norm); quicktest.
 
-Initial weights are those of the rest of this library, normal with deviation 0.02; MAE draws them by Xavier's rule.
+Where MAE's public code differs: its class and mask tokens decay, here no token does.  Where the JAX version differs: it
+counts steps as 1281167 epochs / 4096, so 500,455 for 1600 epochs, here an epoch has 312 whole batches, which makes
+499,200; and the bias of its patches begins at zero.
 """
 
 from configs import recipes

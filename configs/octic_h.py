@@ -12,6 +12,10 @@
 Parameters and GFLOPs are those of `summarize` (H2, D2: attention unfused); the paper's I8 and D8 have other
 invariantizations (polynomial: 362.3 M; linear: 80.5 M), see configs/octic_ablations.py.  Ours: not trained yet.
 
+The public code keeps the weights of the best epoch on the validation images; here those of the last one count.  For H2
+and D2 its script decays tokens and positions too, by an accident of names, which is not followed.  At 800 epochs it
+crops 160 px, of which the patches cover the first 154; here the crops have 154 px.
+
     python -m equivit.train --config=configs/octic_h.py:I8 --workdir=/tmp/octic_h
     python -m equivit.train --config=configs/octic_h.py:quicktest --workdir=/tmp/quicktest
 
@@ -32,7 +36,7 @@ from equivit.training import config
 def get_config(mode: str = "H8"):
     w = recipes.words(mode, "quicktest", family=recipes.FAMILIES, epochs=("400", "800"))
     family, long = w.family or "H8", w.epochs == "800"
-    side = 154 if long else 224  # the 800-epoch recipe trains at 160 px, of which 14-pixel patches cover 154
+    side = 154 if long else 224
     c = config.get_base()
     c.epochs, c.batch_size, c.precision = (800 if long else 400), 2048, "mixed"
     c.model.update(

@@ -12,6 +12,9 @@
 Parameters and GFLOPs are those of `summarize` (H2, D2: attention unfused); the paper's I8 and D8 have other
 invariantizations (polynomial: 175.5 M; linear: 39.2 M), see configs/octic_ablations.py.  Ours: not trained yet.
 
+The public code keeps the weights of the best epoch on the validation images; here those of the last one count.  For H2
+and D2 its script decays tokens and positions too, by an accident of names, which is not followed.
+
     python -m equivit.train --config=configs/octic_l.py:H8 --workdir=/tmp/octic_l
     python -m equivit.train --config=configs/octic_l.py:quicktest --workdir=/tmp/quicktest
 

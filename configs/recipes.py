@@ -79,16 +79,17 @@ def small(c: ConfigDict, *, batch_size: int = 8, image_size: tuple[int, int] = (
 def mae_encoder(size: str, *, jumbo: bool, fork: bool) -> dict[str, Any]:
     """The encoder that configs/mae.py trains; linear_probe.py and finetune.py begin with it.
 
-    The decoder needs patches that have been through all of the encoder: Jumbo's `last_patch_mlp`.  `fork` is the JAX
-    version that the paper used: a sin-cos table that includes the last frequency, tanh-GELU, and in Jumbo's own MLP a
-    residual after the norm.
+    The decoder needs patches that have been through all of the encoder: Jumbo's `last_patch_mlp`.  Weights begin as in
+    MAE, by Xavier's rule.  `fork` is the JAX version that the paper used: truncated normal weights, tokens of zeros, a
+    sin-cos table that includes the last frequency, tanh-GELU, and in Jumbo's own MLP a residual after the norm.
     """
     variant = {"B": "b16", "L": "l16", "cifar": "ti16"}[size]
     if jumbo and fork:
-        return dict(name=f"jumbo_vit_mae_{variant}")
+        return dict(name=f"jumbo_vit_mae_{variant}", init="truncated_normal")
     if jumbo:
         whole = dict(last_patch_mlp=True, wide_norm=False, norm_eps=1e-6)
-        return dict(name=f"jumbo_vit_{variant}", position="sincos", layer_scale=None, **whole)
+        return dict(name=f"jumbo_vit_{variant}", position="sincos", layer_scale=None, init="xavier_uniform", **whole)
     if fork:
-        return dict(name=f"vit_{variant}", position="sincos_inclusive", mlp="gelu_tanh", layer_scale=None)
-    return dict(name=f"vit_{variant}", position="sincos", layer_scale=None)
+        begin = dict(init="truncated_normal", token_std=0.0)
+        return dict(name=f"vit_{variant}", position="sincos_inclusive", mlp="gelu_tanh", layer_scale=None, **begin)
+    return dict(name=f"vit_{variant}", position="sincos", layer_scale=None, init="xavier_uniform")

@@ -8,6 +8,10 @@ Ours and the cost: experiments/results/jumbo_timeseries.json.
     python -m equivit.sweep --config=configs/timeseries.py:multivariate --workdir=runs/timeseries   # through aeon
     python -m equivit.sweep --config=configs/timeseries.py:quicktest --workdir=/tmp/quicktest
 
+The training code is not public.  The paper closely follows PatchTST, whose public code has batch norm after each
+branch, adds the attention scores of the layer before, and normalises each series by itself; the three models here have
+layer norm before each branch and none of the rest, --config.models=patchtst_public has all but the last.  The paper
+does not say what is exempt from weight decay: here vectors, tokens and positions.
 Modes: univariate (the paper's ten sets), multivariate (its other ten), quicktest.
 """
 

@@ -19,12 +19,20 @@ Test sets for models of ImageNet's 1000 classes; each line goes after --suite=ac
 
 Class folders that lack classes, such as R's, belong beside ImageNet's: <dir>/train/<class>/, <dir>/imagenet-r/<class>/
 and --config.data.source=folder:<dir> --config.data.eval_split=imagenet-r.  The released Jumbo models use the whole
-shorter side: --config.data.image_size=(224,224) --config.data.crop_ratio=1.0.
+shorter side, resized bilinearly: --config.data.image_size=(224,224) --config.data.crop_ratio=1.0
+--config.data.interpolation=bilinear.
 
 --suite=corruptions and corruptions_sar make ImageNet-C's corruptions from the split, with a library
 (pip install imagecorruptions-imaug), at severity 5 unless --config.evaluation.severities=(1,2,3,4,5) says otherwise.
+As for ImageNet-C, images are resized to 256 pixels and cropped to 224 before, unless
+--config.evaluation.corruption_crop_ratio=1.0 says otherwise (images that are small already, such as CIFAR's).
 To use the official files, <dir>/imagenet-c/<corruption>/<severity>/<class>/, add
 --config.data.source=folder:<dir> --config.data.eval_split=imagenet-c.
+
+Table 2 of Jumbo follows SAR's public code, also in what is probably a mistake there:
+
+    python -m equivit.evaluate --workdir=<run> --suite=corruptions_sar --config.evaluation.sar.official=True \\
+        --config.data.source=folder:<dir> --config.data.eval_split=imagenet-c
 """
 
 import argparse

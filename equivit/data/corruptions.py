@@ -1,7 +1,8 @@
 """ImageNet-C's 15 corruptions of single images (Hendrycks and Dietterich 2019), computed by a library.
 
 The library, imagecorruptions-imaug, re-implements the code behind the official files and differs from it: motion blur
-and snow do not use ImageMagick, and images are not saved as JPEG of quality 85.  To compare with published figures, use
+and snow do not use ImageMagick, and images are not saved as JPEG of quality 85.  What is cropped before is for the
+`data` section to say (`evaluation/corrupted.py`).  To compare with published figures, use
 the official files, which are class folders (`evaluation/corrupted.py` finds them).
 """
 

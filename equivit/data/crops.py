@@ -1,9 +1,9 @@
 """Geometry of one image: where to crop and how to resize.
 
 Everything random is drawn apart from the pixels: boxes, so that their distribution can be tested alone, and whole crops
-as functions, so that an image and its label map are cut in the same place.  Images are resized with PIL's antialiased
-bicubic, as in the recipes, and maps (PIL images of mode I) by nearest neighbour; an image that already has the size is
-not resampled.
+as functions, so that an image and its label map are cut in the same place.  Images are resized by PIL, antialiased, in
+training bicubic, as in the recipes, and maps (PIL images of mode I) by nearest neighbour; an image that already has the
+size is not resampled.
 """
 
 import math
@@ -17,6 +17,7 @@ Geometry = Callable[[Image.Image], Image.Image]  # for images and maps of the si
 
 PADDING = 4  # pixels on each side, in the simple random crop (DeiT III) and the padded crop (CIFAR)
 VOID = -1  # the label of map pixels outside of the image
+INTERPOLATIONS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}  # both antialiased
 
 
 class Box(NamedTuple):
@@ -33,11 +34,11 @@ def is_map(image: Image.Image) -> bool:
     return image.mode == "I"
 
 
-def resize(image: Image.Image, height: int, width: int) -> Image.Image:
-    """Antialiased bicubic, or nearest neighbour for a map; the image itself if it has that size."""
+def resize(image: Image.Image, height: int, width: int, interpolation: str = "bicubic") -> Image.Image:
+    """By one of INTERPOLATIONS, or nearest neighbour for a map; the image itself if it has that size."""
     if image.size == (width, height):
         return image
-    return image.resize((width, height), Image.Resampling.NEAREST if is_map(image) else Image.Resampling.BICUBIC)
+    return image.resize((width, height), Image.Resampling.NEAREST if is_map(image) else INTERPOLATIONS[interpolation])
 
 
 def cut(image: Image.Image, box: Box) -> Image.Image:
@@ -60,14 +61,29 @@ def random_resized_box(
     Ten tries to find one that fits, as torchvision does; then the largest centred box whose aspect is in `ratio`.
     """
     for _ in range(10):
-        area = height * width * rng.uniform(*scale)
-        aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
-        box_height, box_width = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
+        box_height, box_width = _draw_sides(rng, height, width, scale, ratio)
         if 0 < box_height <= height and 0 < box_width <= width:
             return random_box(rng, height, width, box_height, box_width)
     aspect = min(max(width / height, ratio[0]), ratio[1])
     box_height, box_width = min(height, round(width / aspect)), min(width, round(height * aspect))
     return Box((height - box_height) // 2, (width - box_width) // 2, box_height, box_width)
+
+
+def clipped_random_box(
+    rng: np.random.Generator, height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
+) -> Box:
+    """As `random_resized_box`, but drawn once: what does not fit is clipped to the image (MAE's linear probe)."""
+    box_height, box_width = _draw_sides(rng, height, width, scale, ratio)
+    return random_box(rng, height, width, min(max(box_height, 1), height), min(max(box_width, 1), width))
+
+
+def _draw_sides(
+    rng: np.random.Generator, height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
+) -> tuple[int, int]:
+    """Height and width of a box of uniform area and log-uniform aspect, which may be larger than the image."""
+    area = height * width * rng.uniform(*scale)
+    aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
+    return round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
 
 
 def random_box(rng: np.random.Generator, height: int, width: int, box_height: int, box_width: int) -> Box:
@@ -85,9 +101,9 @@ def covering(size: tuple[int, int], height: int, width: int) -> tuple[int, int]:
     return width * old_height // old_width, width
 
 
-def cover(image: Image.Image, height: int, width: int) -> Image.Image:
+def cover(image: Image.Image, height: int, width: int, interpolation: str = "bicubic") -> Image.Image:
     """Resized with its aspect kept, as small as possible such that height x width fits in it."""
-    return resize(image, *covering(image.size, height, width))
+    return resize(image, *covering(image.size, height, width), interpolation)
 
 
 def centre(image: Image.Image, height: int, width: int) -> Image.Image:
@@ -104,9 +120,17 @@ def random_resized_crop(
     *,
     scale: tuple[float, float],
     ratio: tuple[float, float],
+    clipped: bool = False,
 ) -> Geometry:
-    """A random part, resized to height x width (Inception crop).  `size` is PIL's, (width, height)."""
-    box = random_resized_box(rng, size[1], size[0], scale, ratio)
+    """A random part, resized to height x width (Inception crop).
+
+    Args:
+      size: of the image, PIL's (width, height).
+      scale, ratio: of the part (`random_resized_box`).
+      clipped: the part is drawn once and clipped (`clipped_random_box`).
+    """
+    draw = clipped_random_box if clipped else random_resized_box
+    box = draw(rng, size[1], size[0], scale, ratio)
     return lambda image: resize(cut(image, box), height, width)
 
 

@@ -3,7 +3,7 @@
 from ml_collections import ConfigDict
 
 from equivit import errors
-from equivit.data import corruptions, rand_augment, reading
+from equivit.data import corruptions, crops, rand_augment, reading
 
 DEFAULTS = dict(
     source="digits",
@@ -18,6 +18,7 @@ DEFAULTS = dict(
     max_pixels=reading.MAX_PIXELS,  # of an image file; a larger one counts as unreadable
     repeats=1,  # copies of an example in one batch (repeated augmentation)
     crop_ratio=1.0,  # evaluation: share of the resized side that the centre crop keeps
+    interpolation="bicubic",  # evaluation: of the resizing, which is antialiased; or "bilinear"
     corruption=None,  # evaluation: one of ImageNet-C's, such as "gaussian_noise" (data/corruptions.py)
     severity=5,  # of the corruption, 1 to 5
     mean=(0.485, 0.456, 0.406),  # per channel, of values in 0..1
@@ -33,7 +34,8 @@ DEFAULTS = dict(
         erase=0.0,
     ),
 )
-CROPS = ("random_resized", "simple_random", "pad", "none")
+# "random_resized_clipped" draws one box and clips it to the image, where "random_resized" draws until one fits.
+CROPS = ("random_resized", "random_resized_clipped", "simple_random", "pad", "none")
 SOURCES = ("digits", "synthetic", "tfds:<name>", "folder:<dir>", "npz:<file>")
 
 
@@ -55,6 +57,7 @@ def check(section: ConfigDict) -> None:
     if section.train_image_size is not None:
         _check_size("train_image_size", section.train_image_size)
     errors.number("config.data.crop_ratio", section.crop_ratio, "in (0, 1]")
+    errors.one_of("config.data.interpolation", section.interpolation, crops.INTERPOLATIONS)
     if section.corruption is not None:
         errors.one_of("config.data.corruption", section.corruption, corruptions.NAMES)
     errors.one_of("config.data.severity", section.severity, corruptions.SEVERITIES)

@@ -57,9 +57,10 @@ class Train:
 
     def _crop(self, rng: np.random.Generator, size: tuple[int, int]) -> crops.Geometry:
         match self.options["crop"]:
-            case "random_resized":
-                scale, ratio = self.options["scale"], self.options["ratio"]
-                return crops.random_resized_crop(rng, size, self.height, self.width, scale=scale, ratio=ratio)
+            case "random_resized" | "random_resized_clipped" as crop:
+                options = dict(scale=self.options["scale"], ratio=self.options["ratio"])
+                clipped = crop == "random_resized_clipped"
+                return crops.random_resized_crop(rng, size, self.height, self.width, **options, clipped=clipped)
             case "simple_random":
                 return crops.simple_random_crop(rng, size, self.height, self.width)
             case "pad":
@@ -77,7 +78,7 @@ class Evaluation:
     def __init__(self, config: ml_collections.ConfigDict):
         section.check(config)
         self.height, self.width = config.image_size
-        self.crop_ratio = config.crop_ratio
+        self.crop_ratio, self.interpolation = config.crop_ratio, config.interpolation
 
     def __call__(self, example: dict[str, Any], rng: np.random.Generator | None = None) -> dict[str, Any]:
         """The example as it is evaluated; nothing is drawn."""
@@ -87,7 +88,8 @@ class Evaluation:
         return row
 
     def _crop(self, image: Image.Image) -> Image.Image:
-        image = crops.cover(image, int(self.height / self.crop_ratio), int(self.width / self.crop_ratio))
+        height, width = int(self.height / self.crop_ratio), int(self.width / self.crop_ratio)
+        image = crops.cover(image, height, width, self.interpolation)
         return crops.centre(image, self.height, self.width)
 
 

@@ -22,12 +22,14 @@ def each(run: Run, measure: Callable[[Run], dict[str, Any]]) -> dict:
     def on(data: ConfigDict, name: str) -> dict[str, Any]:
         return measure(run.on(data, name))
 
-    return corrupted(on, run.data, run.config.evaluation.severities)
+    evaluation = run.config.evaluation
+    return corrupted(on, run.data, evaluation.severities, evaluation.corruption_crop_ratio)
 
 
 def first(config: ConfigDict) -> ConfigDict:
     """The `data` section of the first corruption that `each` measures."""
-    return section(config.data, NAMES[0], config.evaluation.severities[0])
+    evaluation = config.evaluation
+    return section(config.data, NAMES[0], evaluation.severities[0], evaluation.corruption_crop_ratio)
 
 
 def lines(result: dict[str, Any]) -> list[Line]:
@@ -43,7 +45,10 @@ def lines(result: dict[str, Any]) -> list[Line]:
 
 
 def corrupted(
-    measure: Callable[[ConfigDict, str], dict[str, float]], data: ConfigDict, severities: Iterable[int]
+    measure: Callable[[ConfigDict, str], dict[str, float]],
+    data: ConfigDict,
+    severities: Iterable[int],
+    crop_ratio: float,
 ) -> dict:
     """Every corruption at every severity.
 
@@ -51,6 +56,7 @@ def corrupted(
       measure: `measure(data, name)` evaluates a `data` section; `name` is for people.
       data: the `data` section without corruption.
       severities: from 1 to 5.
+      crop_ratio: of images that are corrupted as they are read.
 
     Returns:
       For each figure that `measure` returns, such as "top1": {severity: {corruption: figure}}; for each share also its
@@ -61,17 +67,18 @@ def corrupted(
     table, severities = {}, tuple(severities)
     for severity in severities:
         for name in NAMES:
-            for figure, value in measure(section(data, name, severity), f"{name} {severity}").items():
+            for figure, value in measure(section(data, name, severity, crop_ratio), f"{name} {severity}").items():
                 table.setdefault(figure, {}).setdefault(str(severity), {})[name] = value
     values = {figure: [v for row in rows.values() for v in row.values()] for figure, rows in table.items()}
     return table | {f"mean_{figure}": sum(v) / len(v) for figure, v in values.items() if isinstance(v[0], float)}
 
 
-def section(data: ConfigDict, name: str, severity: int) -> ConfigDict:
+def section(data: ConfigDict, name: str, severity: int, crop_ratio: float) -> ConfigDict:
     """The `data` section of one corruption.
 
     Where the split is a folder of the official files, `<split>/<corruption>/<severity>/<class>/`, those are read.  They
-    are already cropped, so the whole image is used.  Otherwise the images of the split are corrupted as they are read.
+    are already cropped, so the whole image is used.  Otherwise the images of the split are resized (bilinear), cropped
+    by `crop_ratio` and corrupted, as by the code behind those files, which crops 224 of 256 pixels.
     """
     data = data.copy_and_resolve_references().unlock()
     kind, _, directory = data.source.partition(":")
@@ -79,7 +86,7 @@ def section(data: ConfigDict, name: str, severity: int) -> ConfigDict:
     if kind == "folder" and (pathlib.Path(directory).expanduser() / split).is_dir():
         data.eval_split, data.crop_ratio, data.corruption = split, 1.0, None
     else:
-        data.corruption, data.severity = name, severity
+        data.crop_ratio, data.interpolation, data.corruption, data.severity = crop_ratio, "bilinear", name, severity
     return data
 
 

@@ -12,6 +12,7 @@ DEFAULTS = dict(
     every_epochs=None,  # None: once, at the end
     suite=None,  # protocols (evaluation/suite.py)
     severities=(5,),  # of the corruptions
+    corruption_crop_ratio=0.875,  # data.crop_ratio for images that are corrupted here: ImageNet-C's, 224 of 256 pixels
     sar=dict(batch_size=REFERENCE_BATCH, **dataclasses.asdict(Sar())),  # test-time adaptation
 )
 
@@ -21,6 +22,7 @@ def check(section: ConfigDict) -> None:
     errors.number("config.evaluation.every_epochs", section.every_epochs, "positive", optional=True)
     for severity in section.severities or (None,):
         errors.one_of("config.evaluation.severities", severity, SEVERITIES)
+    errors.number("config.evaluation.corruption_crop_ratio", section.corruption_crop_ratio, "in (0, 1]")
     settings = section.sar.to_dict()
     errors.whole("config.evaluation.sar.batch_size", settings.pop("batch_size"))
     Sar(**settings)

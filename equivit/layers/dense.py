@@ -12,22 +12,40 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.nn.initializers import Initializer
 
 from equivit.layers.attention import attend, attention_weights
 from equivit.layers.grid import Layout
 
 # The official codes cut this normal at +-2 absolute, one hundred standard deviations: nothing is ever cut.
 WEIGHT_INIT = nnx.initializers.normal(0.02)
+# How weights start, as the configurations of models name it.
+INITS = {
+    "normal": WEIGHT_INIT,
+    "truncated_normal": nnx.initializers.truncated_normal(0.02),  # cut at 2 deviations, which leaves 0.88 of them
+    "xavier_uniform": nnx.initializers.xavier_uniform(),
+}
 
 
 class Linear(nnx.Module):
     """y = x W + b, in the type of W.
 
     Shapes: [*B, N, in_features] -> [*B, N, out_features].
+
+    Args:
+      init: draws W; b starts at 0.
     """
 
-    def __init__(self, in_features: int, out_features: int, *, bias: bool = True, rngs: nnx.Rngs):
-        self.weight = nnx.Param(WEIGHT_INIT(rngs.params(), (in_features, out_features)), product=True)
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = True,
+        init: Initializer = WEIGHT_INIT,
+        rngs: nnx.Rngs,
+    ):
+        self.weight = nnx.Param(init(rngs.params(), (in_features, out_features)), product=True)
         self.bias: Any = nnx.Param(jnp.zeros(out_features)) if bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -81,9 +99,17 @@ def gelu_tanh(x: jax.Array) -> jax.Array:
 class Mlp(nnx.Module):
     """Linear, GELU, linear.  Shapes: [*B, N, width] -> the same, through [*B, N, hidden]."""
 
-    def __init__(self, width: int, hidden: int, *, activation: Callable = gelu, rngs: nnx.Rngs):
-        self.fc1 = Linear(width, hidden, rngs=rngs)
-        self.fc2 = Linear(hidden, width, rngs=rngs)
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        *,
+        activation: Callable = gelu,
+        init: Initializer = WEIGHT_INIT,
+        rngs: nnx.Rngs,
+    ):
+        self.fc1 = Linear(width, hidden, init=init, rngs=rngs)
+        self.fc2 = Linear(hidden, width, init=init, rngs=rngs)
         self.activation = activation
 
     def __call__(self, x: jax.Array, layout: Layout | None = None) -> jax.Array:
@@ -96,9 +122,9 @@ class SwiGlu(nnx.Module):
     Shapes: [*B, N, width] -> the same, through [*B, N, 2 hidden] and [*B, N, hidden].
     """
 
-    def __init__(self, width: int, hidden: int, *, rngs: nnx.Rngs):
-        self.fc1 = Linear(width, 2 * hidden, rngs=rngs)
-        self.fc2 = Linear(hidden, width, rngs=rngs)
+    def __init__(self, width: int, hidden: int, *, init: Initializer = WEIGHT_INIT, rngs: nnx.Rngs):
+        self.fc1 = Linear(width, 2 * hidden, init=init, rngs=rngs)
+        self.fc2 = Linear(hidden, width, init=init, rngs=rngs)
 
     def __call__(self, x: jax.Array, layout: Layout | None = None) -> jax.Array:
         gate, value = jnp.split(self.fc1(x), 2, axis=-1)
@@ -116,11 +142,19 @@ class Attention(nnx.Module):
       ValueError: `num_heads` does not divide `width`.
     """
 
-    def __init__(self, width: int, num_heads: int, *, qkv_bias: bool = True, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        *,
+        qkv_bias: bool = True,
+        init: Initializer = WEIGHT_INIT,
+        rngs: nnx.Rngs,
+    ):
         if width % num_heads:
             raise ValueError(f"Attention: {num_heads=} must divide {width=}.")
-        self.qkv = Linear(width, 3 * width, bias=qkv_bias, rngs=rngs)
-        self.proj = Linear(width, width, rngs=rngs)
+        self.qkv = Linear(width, 3 * width, bias=qkv_bias, init=init, rngs=rngs)
+        self.proj = Linear(width, width, init=init, rngs=rngs)
         self.num_heads = num_heads
 
     def __call__(self, x: jax.Array, layout: Layout | None = None) -> jax.Array:
@@ -152,11 +186,25 @@ class PatchEmbed(nnx.Module):
     The product is in the type of the kernel, the sum and so the residual stream in that of the bias.
 
     Shapes: [*B, H, W, in_channels] -> [*B, (H/ph) (W/pw), width], tokens row by row.
+
+    Args:
+      init: draws the kernel as a matrix [ph pw in_channels, width]; None: uniform, as PyTorch's convolutions start,
+        and as the bias always does.
     """
 
-    def __init__(self, patch_size: tuple[int, int], in_channels: int, width: int, *, rngs: nnx.Rngs):
-        bound = 1 / math.sqrt(patch_size[0] * patch_size[1] * in_channels)
-        self.kernel = nnx.Param(uniform(rngs.params(), (*patch_size, in_channels, width), bound), product=True)
+    def __init__(
+        self,
+        patch_size: tuple[int, int],
+        in_channels: int,
+        width: int,
+        *,
+        init: Initializer | None = None,
+        rngs: nnx.Rngs,
+    ):
+        shape = (patch_size[0] * patch_size[1] * in_channels, width)
+        bound = 1 / math.sqrt(shape[0])
+        kernel = uniform(rngs.params(), shape, bound) if init is None else init(rngs.params(), shape)
+        self.kernel = nnx.Param(kernel.reshape(*patch_size, in_channels, width), product=True)
         self.bias = nnx.Param(uniform(rngs.params(), (width,), bound))
         self.patch_size = patch_size
 
@@ -196,12 +244,24 @@ class MlpHead(nnx.Module):
     """Optional layer norm, linear, GELU, linear: the classifier after an invariantization (octic ViTs, Appendix C).
 
     Shapes: [*B, in_features] -> [*B, num_classes].
+
+    Args:
+      init: draws the weight of the last map.
     """
 
-    def __init__(self, in_features: int, hidden: int, num_classes: int, *, norm: bool = False, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        in_features: int,
+        hidden: int,
+        num_classes: int,
+        *,
+        norm: bool = False,
+        init: Initializer = WEIGHT_INIT,
+        rngs: nnx.Rngs,
+    ):
         self.norm = LayerNorm(in_features) if norm else None
         self.fc1 = Linear(in_features, hidden, rngs=rngs)
-        self.fc2 = Linear(hidden, num_classes, rngs=rngs)
+        self.fc2 = Linear(hidden, num_classes, init=init, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x = x if self.norm is None else self.norm(x)

@@ -2,8 +2,10 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 from flax import nnx
+from jax.nn.initializers import Initializer
 
 from equivit.layers import dense, isotypic
 from equivit.symmetry.groups import Group
@@ -25,6 +27,7 @@ class Parts:
       layer_scale: initial layer scale; None for none.
       activation: "gelu", "gelu_tanh" or "swiglu"; fields take "gelu" only.
       qkv_bias: whether queries, keys and values have biases.
+      init: how dense weights start, a key of `dense.INITS`; between fields there is one way.
       dropout: of the branches of a block.
     """
 
@@ -36,6 +39,7 @@ class Parts:
     layer_scale: float | None = None
     activation: str = "gelu"
     qkv_bias: bool = True
+    init: str = "normal"
     dropout: float = 0.0
 
     def of(self, group: Group | None) -> "Parts":
@@ -45,13 +49,14 @@ class Parts:
     def patch_embed(self, patch_size: tuple[int, int], in_channels: int, width: int) -> nnx.Module:
         """Images to tokens."""
         if self.group is None:
-            return dense.PatchEmbed(patch_size, in_channels, width, rngs=self.rngs)
+            init = None if self.init == "normal" else self.weight_init  # normal weights go with PyTorch's convolutions
+            return dense.PatchEmbed(patch_size, in_channels, width, init=init, rngs=self.rngs)
         return isotypic.PatchEmbed(patch_size, in_channels, width, group=self.group, rngs=self.rngs)
 
     def linear(self, in_features: int, out_features: int, *, bias: bool = True) -> nnx.Module:
         """A linear map."""
         if self.group is None:
-            return dense.Linear(in_features, out_features, bias=bias, rngs=self.rngs)
+            return dense.Linear(in_features, out_features, bias=bias, init=self.weight_init, rngs=self.rngs)
         return isotypic.Linear(in_features, out_features, group=self.group, bias=bias, rngs=self.rngs)
 
     def norm(self, width: int) -> nnx.Module:
@@ -71,7 +76,8 @@ class Parts:
     def attention(self, width: int, num_heads: int) -> nnx.Module:
         """Multi-head self-attention."""
         if self.group is None:
-            return dense.Attention(width, num_heads, qkv_bias=self.qkv_bias, rngs=self.rngs)
+            options: dict[str, Any] = dict(qkv_bias=self.qkv_bias, init=self.weight_init)
+            return dense.Attention(width, num_heads, **options, rngs=self.rngs)
         return isotypic.Attention(width, num_heads, group=self.group, qkv_bias=self.qkv_bias, rngs=self.rngs)
 
     def mlp(self, width: int, hidden: int) -> nnx.Module:
@@ -79,8 +85,13 @@ class Parts:
         if self.group is not None:
             return isotypic.Mlp(width, hidden, group=self.group, rngs=self.rngs)
         if self.activation == "swiglu":
-            return dense.SwiGlu(width, hidden, rngs=self.rngs)
-        return dense.Mlp(width, hidden, activation=self.gelu, rngs=self.rngs)
+            return dense.SwiGlu(width, hidden, init=self.weight_init, rngs=self.rngs)
+        return dense.Mlp(width, hidden, activation=self.gelu, init=self.weight_init, rngs=self.rngs)
+
+    @property
+    def weight_init(self) -> Initializer:
+        """What draws the weights of dense layers."""
+        return dense.INITS[self.init]
 
     @property
     def gelu(self) -> Callable:

@@ -4,6 +4,7 @@ A readout is called as `readout(x, layout)` and gives what the head reads, [*B, 
 after the final norm, and `roles` takes tokens apart into class token, registers and patches, dense.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -12,6 +13,7 @@ from flax import nnx
 
 from equivit.layers.grid import Layout
 from equivit.layers.jumbo import divide, merge
+from equivit.layers.parts import identity
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic, join, rows
 
@@ -27,7 +29,7 @@ class Roles(NamedTuple):
 class _Readout(nnx.Module):
     """Norm and roles of tokens that begin with a class token or none, and registers."""
 
-    def __init__(self, norm: nnx.Module, *, class_token: bool, invariant: nnx.Module | None = None):
+    def __init__(self, norm: Callable, *, class_token: bool, invariant: nnx.Module | None = None):
         self.norm, self.invariant, self.class_token = norm, invariant, class_token
 
     def normed(self, x, layout: Layout):
@@ -67,6 +69,17 @@ class MeanReadout(_Readout):
         if self.pool_first:
             return self.invariant(jax.tree.map(lambda leaf: leaf.mean(-2), patches))
         return self.invariant(patches).mean(-2)
+
+
+class FcNormReadout(_Readout):
+    """The norm of the mean patch token; the tokens themselves get none (MAE's fine-tuning)."""
+
+    def __init__(self, fc_norm: nnx.Module, *, class_token: bool):
+        super().__init__(identity, class_token=class_token)
+        self.fc_norm = fc_norm
+
+    def __call__(self, x, layout: Layout) -> jax.Array:
+        return self.fc_norm(rows(x, layout.prefix).mean(-2))
 
 
 class JumboReadout(nnx.Module):
@@ -120,7 +133,7 @@ class JumboReadout(nnx.Module):
         return Roles(to_dense(self.token(x, layout))[..., 0, :], patches[..., :0, :], patches)
 
 
-Readout = ClassReadout | MeanReadout | JumboReadout
+Readout = ClassReadout | MeanReadout | FcNormReadout | JumboReadout
 
 
 def to_dense(x) -> jax.Array:

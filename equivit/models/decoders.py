@@ -26,8 +26,8 @@ class MaskedAutoencoderConfig:
     """The choices that make one masked autoencoder.
 
     Attributes:
-      encoder: those of the encoder, which has no head.  The decoder has its kind of MLP, its epsilon, its spelling of
-        the sin-cos table, and runs its blocks as it does.
+      encoder: those of the encoder, which has no head.  The decoder has its kind of MLP, its epsilon, its initial
+        weights, its spelling of the sin-cos table, and runs its blocks as it does.
       decoder_width, decoder_depth, decoder_heads: embedding width, blocks, and heads per block of the decoder.
     """
 
@@ -131,7 +131,8 @@ class MaskedAutoencoder(nnx.Module):
 
 
 def _parts(config: MaskedAutoencoderConfig, rngs: nnx.Rngs) -> Parts:
-    return Parts(None, rngs, norm_eps=config.encoder.norm_eps, activation=config.encoder.mlp)
+    encoder = config.encoder
+    return Parts(None, rngs, norm_eps=encoder.norm_eps, activation=encoder.mlp, init=encoder.init)
 
 
 def _block(config: MaskedAutoencoderConfig, rngs: nnx.Rngs) -> Block:

@@ -11,14 +11,12 @@ Source: Jumbo (arXiv 2502.15021), Sections 3 and 4.
 
 import dataclasses
 import functools
-import math
 from typing import Any, ClassVar
 
-import jax.numpy as jnp
 from flax import nnx
 
 from equivit import errors
-from equivit.layers import dense, invariants
+from equivit.layers import invariants
 from equivit.layers.block import Block
 from equivit.layers.jumbo import JumboBlock, LinearLora, MlpLora
 from equivit.layers.parts import Parts
@@ -26,7 +24,16 @@ from equivit.layers.prefix import JumboRows, token
 from equivit.layers.readout import JumboReadout
 from equivit.models.model import Preset
 from equivit.models.vit import ViT
-from equivit.models.vit_config import SIZES, ViTConfig, learned_width, parts_of, position, stack, transition
+from equivit.models.vit_config import (
+    SIZES,
+    ViTConfig,
+    learned_width,
+    make_head,
+    parts_of,
+    position,
+    stack,
+    transition,
+)
 
 JUMBO_MLPS = ("shared", "per_layer", "none", "lora", "linear_lora")
 
@@ -45,6 +52,7 @@ class JumboViTConfig(ViTConfig):
       last_patch_mlp: whether the last block feeds the patches too, on which no logit depends if `pool` is "jumbo".
       wide_norm: the final norm is over the merged Jumbo token; patches then leave without one.  Else over each row.
       pool: what the head reads, the "jumbo" token alone or "jumbo_and_patches", the mean patch token beside it.
+      head_std, head_bias: those of the public code, a head of zeros and equally likely classes.
       field: in equivariant blocks, "steerable" or "invariant".
     """
 
@@ -61,6 +69,8 @@ class JumboViTConfig(ViTConfig):
     normed_residual: bool = False
     last_patch_mlp: bool = False
     wide_norm: bool = True
+    head_std: float = 0.0
+    head_bias: str = "prior"
     field: str = "steerable"
 
     def __post_init__(self):
@@ -171,8 +181,8 @@ def _lora(config: JumboViTConfig, wide: Parts, width: int) -> nnx.Module | None:
 
 
 def _exit(config: JumboViTConfig, parts: Parts) -> dict[str, Any]:
-    """Readout and head.  The public code's head begins at zero weights and the bias of equal probabilities."""
-    rngs, classes = parts.rngs, config.num_classes
+    """Readout and head."""
+    rngs = parts.rngs
     wide, width = _merged(config, parts if config.ends_with_fields else parts.of(None))
     invariant = None
     if wide.group is not None:
@@ -184,15 +194,11 @@ def _exit(config: JumboViTConfig, parts: Parts) -> dict[str, Any]:
         invariant=invariant,
         takes_invariant=config.field == "invariant",
     )
-    if classes is None:
-        return dict(readout=readout, head=None)
-    if config.ends_with_fields:
+    if not config.ends_with_fields:
+        features = (config.jumbo + (config.pool != "jumbo")) * config.width
+    else:
         features = width if invariant is None else invariant.out_features
-        return dict(readout=readout, head=dense.MlpHead(features, config.width, classes, rngs=rngs))
-    head = dense.Linear((config.jumbo + (config.pool != "jumbo")) * config.width, classes, rngs=rngs)
-    head.weight.set_value(jnp.zeros_like(head.weight[...]))
-    head.bias.set_value(jnp.full_like(head.bias[...], -math.log(classes)))
-    return dict(readout=readout, head=head)
+    return dict(readout=readout, head=make_head(config, features, config.ends_with_fields, rngs))
 
 
 # `jumbo_vit_*` is Jumbo as its paper's tables count it, the others are its further public versions, and Jumbo among

@@ -13,9 +13,11 @@ I8 with k = depth is what octic DINOv2 calls D8: every token invariantized and p
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -27,7 +29,7 @@ from equivit.layers.isotypic import channels
 from equivit.layers.parts import Parts
 from equivit.layers.position import IsotypicPosition, Position, SinCos
 from equivit.layers.prefix import Prefix, token
-from equivit.layers.readout import ClassReadout, MeanReadout
+from equivit.layers.readout import ClassReadout, FcNormReadout, MeanReadout
 from equivit.layers.split_mlp import SplitMlp
 from equivit.layers.stack import Stack
 from equivit.layers.transition import Invariantize, components, values
@@ -61,6 +63,7 @@ FAMILIES = {
 }
 MLPS = ("gelu", "gelu_tanh", "swiglu")
 POSITIONS = ("learned", "sincos", "sincos_inclusive")
+HEAD_BIASES = ("zero", "prior")
 REGISTER_MLPS = (None, "registers", "class_and_registers")
 
 
@@ -83,11 +86,18 @@ class ViTConfig:
       isotypic_norm: "official" or "balanced" (`layers/isotypic.py`); isotypic_eps: its epsilon.
       num_classes: None for no head.
       pool: "class" or "mean" over patch tokens; what the head reads.  None: "class" if there is a class token.
+      fc_norm: the head reads the norm of the mean of tokens that get none themselves, as MAE is fine-tuned, not the
+        mean of normed tokens; for pool="mean" of dense tokens.
       class_token: whether there is one; None: unless the family is D8.
       class_position: whether the class token has a position of its own (DINOv2, ViT).
       registers: number of register tokens; mask_token: whether there is one, for `mask=`.
       register_mlp: tokens with an MLP of their own in each block: None, "registers" or "class_and_registers" (Jumbo,
         Section 4.7, alternatives 2 and 1).
+      init: how the weights of plain models start (`dense.INITS`): "normal" of deviation 0.02, where the kernel of the
+        patches is uniform as PyTorch's convolutions start; "truncated_normal", the same cut at two deviations (the JAX
+        version of MAE); "xavier_uniform" (MAE).
+      head_std: initial deviation of the weights of the head, of its last map where it is an MLP.
+      head_bias: its initial bias, "zero", or "prior": -log(num_classes), the classes being equally likely.
       token_std, position_std: initial deviations of class token and positions.
       register_std: that of registers.  The default is the official codes' (DINOv2, timm), with which registers begin
         next to equal and stay so for long: all registers of a short run are one register, repeated.
@@ -121,11 +131,15 @@ class ViTConfig:
     isotypic_eps: float = 1e-5
     num_classes: int | None = 1000
     pool: str = BY_FAMILY
+    fc_norm: bool = False
     class_token: bool = BY_FAMILY
     class_position: bool = False
     registers: int = 0
     register_mlp: str | None = None
     mask_token: bool = False
+    init: str = "normal"
+    head_std: float = 0.02
+    head_bias: str = "zero"
     token_std: float = 0.02
     register_std: float = 1e-6
     position: str = "learned"
@@ -150,8 +164,11 @@ class ViTConfig:
         errors.one_of("ViT: mlp", self.mlp, MLPS)
         errors.one_of("ViT: position", self.position, POSITIONS)
         errors.one_of("ViT: register_mlp", self.register_mlp, REGISTER_MLPS)
+        errors.one_of("ViT: init", self.init, dense.INITS)
+        errors.one_of("ViT: head_bias", self.head_bias, HEAD_BIASES)
+        errors.number("ViT: head_std", self.head_std, "zero or more")
         self._check_readout()
-        for name, plain in (("mlp", "gelu"), ("position", "learned")):
+        for name, plain in (("mlp", "gelu"), ("position", "learned"), ("init", "normal")):
             if self.group is not None and (value := getattr(self, name)) != plain:
                 raise ValueError(f"ViT: {name}={value!r} is for plain models; family {self.family} takes {plain!r}.")
         check_grid(self.image_size, self.patch_size, "ViT: image_size")
@@ -173,6 +190,11 @@ class ViTConfig:
         errors.one_of("ViT: pool", self.pool, self.pools)
         if self.pool == "class" and not self.class_token:
             raise ValueError("ViT: pool='class' needs class_token=True; without one use pool='mean'.")
+        if self.fc_norm and (self.pool != "mean" or self.ends_with_fields):
+            raise ValueError(
+                f"ViT: fc_norm=True is for the mean of dense tokens, not for family {self.family} with "
+                f"pool={self.pool!r}; take pool='mean' of another family, or fc_norm=False."
+            )
         if self.register_mlp is not None and not self.registers:
             raise ValueError(f"ViT: register_mlp={self.register_mlp!r} needs registers, such as registers=16.")
 
@@ -277,6 +299,7 @@ def parts_of(config: ViTConfig, rngs: nnx.Rngs) -> Parts:
         layer_scale=config.layer_scale,
         activation=config.mlp,
         qkv_bias=config.qkv_bias,
+        init=config.init,
         dropout=config.dropout,
     )
 
@@ -349,7 +372,7 @@ def _block(config: ViTConfig, parts: Parts) -> nnx.Module:
 
 def _exit(config: ViTConfig, parts: Parts) -> dict[str, Any]:
     """Transition, readout and head."""
-    width, classes, rngs = config.width, config.num_classes, parts.rngs
+    width, rngs = config.width, parts.rngs
     leave = transition(config, parts)
     invariant = None
     if config.group is not None and config.ends_with_fields:
@@ -358,16 +381,27 @@ def _exit(config: ViTConfig, parts: Parts) -> dict[str, Any]:
     options: dict[str, Any] = dict(class_token=config.class_token, invariant=invariant)
     if config.pool == "class":
         readout = ClassReadout(norm, **options)
+    elif config.fc_norm:
+        readout = FcNormReadout(norm, class_token=config.class_token)
     else:
         readout = MeanReadout(norm, pool_first=config.pool_first, **options)
     features = width if invariant is None else invariant.out_features
+    return dict(transition=leave, readout=readout, head=make_head(config, features, config.family == "D8", rngs))
+
+
+def make_head(config: ViTConfig, features: int, hidden: bool, rngs: nnx.Rngs) -> nnx.Module | None:
+    """The classifier of `features` entries, with a hidden layer or none; None where there are no classes."""
+    classes, init = config.num_classes, nnx.initializers.normal(config.head_std)
     if classes is None:
-        head = None
-    elif config.family == "D8":
-        head = dense.MlpHead(features, width, classes, rngs=rngs)
+        return None
+    if hidden:
+        head = dense.MlpHead(features, config.width, classes, init=init, rngs=rngs)
     else:
-        head = dense.Linear(features, classes, rngs=rngs)
-    return dict(transition=leave, readout=readout, head=head)
+        head = dense.Linear(features, classes, init=init, rngs=rngs)
+    if config.head_bias == "prior":
+        bias = head.fc2.bias if isinstance(head, dense.MlpHead) else head.bias
+        bias.set_value(jnp.full(classes, -math.log(classes)))
+    return head
 
 
 # Sizes are those of octic ViTs, Table 1, and of DeiT III.
@@ -386,14 +420,16 @@ SIZES = {
 }
 # `vit_*`, `octic_vit_*` and `flip_vit_*` follow DeiT III (no position on the class token, layer scale 1e-4); `dinov2_*`
 # and `octic_dinov2_*` follow DINOv2 (mask token, no head).  Deviations of positions and class token at the start are
-# those of the official codes.  The Jumbo authors' code of `register_vit_*` is not public; begun as close together as
-# elsewhere, registers stay one register, repeated, in a short run.
+# those of the official codes.  `register_vit_*` has the head of Jumbo's public code, whose class for registers is not
+# public; begun as close together as elsewhere, registers stay one register, repeated, in a short run.
 FLAVOURS = {
     "vit": dict(family="plain"),
     "octic_vit": dict(family="H8", token_std=0.16, position_std=0.16 * 2**-0.5),
     "flip_vit": dict(family="H2", isotypic_eps=1e-6),
     "dinov2_vit": dict(family="plain", num_classes=None, class_position=True, mask_token=True, token_std=1e-6),
-    "register_vit": dict(family="plain", registers=16, norm_eps=1e-5, register_std=0.02),
+    "register_vit": dict(
+        family="plain", registers=16, norm_eps=1e-5, register_std=0.02, head_std=0.0, head_bias="prior"
+    ),
 }
 OCTIC_DINOV2 = dict(family="H8", num_classes=None, mask_token=True, token_std=1e-6, position_std=0.16 * 2**-0.5)
 

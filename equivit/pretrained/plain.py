@@ -25,6 +25,7 @@ class Spelling(NamedTuple):
     Attributes:
       fc, swiglu: the two maps of an MLP, and of a gated one.
       scales: the layer scales of a block.
+      fc_norm: the norm of the mean token, in files that have it in place of `norm`.
       batched: whether tokens and positions have a leading batch axis: a class token [1, 1, D], not [D].
     """
 
@@ -42,6 +43,7 @@ class Spelling(NamedTuple):
     swiglu: tuple[str, str] | None = None
     scales: tuple[str, ...] = ("ls1.gamma", "ls2.gamma")
     norm: str = "norm"
+    fc_norm: str = "fc_norm"
     head: str | None = "head"
     batched: bool = True
 
@@ -57,7 +59,8 @@ def fields(state: Mapping[str, np.ndarray], spelling: Spelling, hints: Hints, so
     mlp, mlp_dim = _mlp(state, spelling, source)
     head = named(spelling.head, "weight") if spelling.head else ""
     registers = spelling.registers or ""
-    return dict(
+    mean = dict(pool="mean", fc_norm=True) if named(spelling.fc_norm, "weight") in state else {}
+    return mean | dict(
         width=width,
         depth=inference.depth(state, source, spelling.blocks),
         num_heads=inference.heads(width, hints.num_heads, source),
@@ -98,7 +101,10 @@ def table(config: ViTConfig, spelling: Spelling, source: str) -> Table:
         pairs.append(mapping.same(spelling.mask_token, "mask_token", ones))
     for i in range(config.depth):
         pairs += block(i, config, spelling)
-    pairs += mapping.norm(spelling.norm, "readout.norm")
+    if config.fc_norm:
+        pairs += mapping.norm(spelling.fc_norm, "readout.fc_norm")
+    else:
+        pairs += mapping.norm(spelling.norm, "readout.norm")
     if config.num_classes is not None and spelling.head is not None:
         pairs += mapping.linear(spelling.head, "head")
     return Table(pairs)
@@ -122,7 +128,7 @@ def block(index: int, config: ViTConfig, spelling: Spelling) -> list[Pair]:
 def _require(config, spelling, source):
     """Refuse what `mapping.check` cannot: these choices show in no tensor, or in too many to list."""
     values = dict(family="plain", class_token=spelling.class_token is not None)
-    values |= dict(pool="class") if spelling.class_token is not None else {}
+    values |= dict(pool="mean" if config.fc_norm else "class") if spelling.class_token is not None else {}
     values |= dict(position="learned") if spelling.position is not None else {}
     values |= dict(layer_scale=None) if not spelling.scales else {}
     values |= dict(mlp="gelu") if spelling.swiglu is None and config.mlp == "swiglu" else {}

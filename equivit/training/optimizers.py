@@ -110,10 +110,15 @@ def create(
     LAMB is You et al. (2020) as apex's FusedLAMB and timm's Lamb run it: the trust ratio |p| / |u| belongs to weight
     decay, and a tensor without decay gets neither.  LARS is You et al. (2017) as the public MAE code runs it for linear
     probes: the trust ratio 0.001 |p| / |u| belongs to tensors of two axes or more, and momentum gathers u before the
-    learning rate.  Clipping divides by max(norm / clip, 1).
+    learning rate.  "lars_optax" is `optax.lars`: the ratio belongs to all tensors, and momentum gathers u times the
+    rate.  Clipping divides by max(norm / clip, 1).
     """
     rules = Rules(rule, tables, trainable, tuple(config.no_decay), config.layer_decay)
     parts = [_clip(rules, config.clip)] if config.clip else []
+    if config.name == "lars_optax":
+        everywhere = dict.fromkeys(trainable, np.asarray(True))
+        parts += [_decay(rules, weight_decay), _trust_ratio(rules, everywhere, LARS_COEFFICIENT)]
+        return _only_trained(optax.chain(*parts, _rate(rules, lr), optax.trace(config.momentum)), rules)
     if config.name in ("sgd", "lars"):
         parts.append(_decay(rules, weight_decay))
         parts += [_trust_ratio(rules, rules.matrix, LARS_COEFFICIENT)] if config.name == "lars" else []
@@ -228,7 +233,7 @@ DEFAULTS = dict(
     betas=(0.9, 0.999),
     eps=1e-8,
     clip=1.0,  # largest global norm of the gradients; None: any
-    momentum=0.9,  # sgd and lars only
+    momentum=0.9,  # sgd and both kinds of lars only
     accumulation=1,  # micro-batches per step
     no_decay=(),  # patterns of logical names, such as "head.*", on top of the objective's own rules
     layer_decay=None,  # of the learning rate from layer to layer, backwards from the head; such as 0.75
@@ -237,7 +242,7 @@ DEFAULTS = dict(
 
 def check(section: ConfigDict) -> None:
     """ValueError for an impossible value in the `optimizer` section."""
-    errors.one_of("config.optimizer.name", section.name, ("lamb", "lars", "adamw", "sgd"))
+    errors.one_of("config.optimizer.name", section.name, ("lamb", "lars", "lars_optax", "adamw", "sgd"))
     errors.number("config.optimizer.weight_decay", section.weight_decay, "zero or more")
     errors.number("config.optimizer.weight_decay_end", section.weight_decay_end, "zero or more", optional=True)
     errors.pair("config.optimizer.betas", section.betas, "in [0, 1)")

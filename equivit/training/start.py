@@ -11,6 +11,8 @@ from equivit.models import saved, zoo
 from equivit.models.model import ModelModule
 from equivit.training import checkpoints, program
 
+OF_THE_HEAD = ("head.", "readout.norm.", "readout.fc_norm.")  # what a run may begin anew
+
 
 def load_model(place: str) -> ModelModule:
     """The model at a place that a config names.
@@ -55,8 +57,8 @@ def given_models(config: ConfigDict) -> dict[str, nnx.Module]:
 def initial_parameters(config: ConfigDict) -> dict[str, jax.Array]:
     """The parameters and statistics of the model at `config.init` (`load_model`), to begin with; empty if it is None.
 
-    Positions are resized, a head for other classes is left out, so that a new one is drawn, and of a masked autoencoder
-    the encoder is taken.  Prints what it did.
+    Positions are resized, a head for other classes is left out, so that a new one is drawn, and so is the norm before
+    it where the model has another one (`fc_norm`); of a masked autoencoder the encoder is taken.  Prints what it did.
 
     Raises:
       ValueError: other parameters do not fit the model of the config; the message names them.
@@ -71,7 +73,7 @@ def initial_parameters(config: ConfigDict) -> dict[str, jax.Array]:
         tensors, changes = models.fitted(model, wanted)
     except ValueError as error:
         raise ValueError(f"config.init={config.init} and config.model: {error}") from None
-    others = [name for name in (*changes.drawn, *changes.dropped) if not name.startswith("head.")]
+    others = [name for name in (*changes.drawn, *changes.dropped) if not name.startswith(OF_THE_HEAD)]
     if others:
         raise ValueError(
             f"config.init={config.init}: {len(others)} parameters are not those of config.model: {changes}."

@@ -62,6 +62,22 @@ def test_an_image_too_long_for_any_box_gives_the_largest_centred_one(size, expec
         assert crops.random_resized_box(rng, *size, (0.9, 1.0), (3 / 4, 4 / 3)) == expected
 
 
+def test_a_clipped_box_is_drawn_once():
+    """MAE's crop without retries: mean area 0.52 at 375 x 500, where ten tries have 0.43 (both by simulation)."""
+    rng = np.random.default_rng(0)
+    for draw, mean in ((crops.clipped_random_box, 0.52), (crops.random_resized_box, 0.43)):
+        boxes = np.array([draw(rng, 375, 500, (0.08, 1.0), (3 / 4, 4 / 3)) for _ in range(4000)])
+        top, left, height, width = boxes.T
+        assert min(top.min(), left.min()) >= 0 and (top + height).max() <= 375 and (left + width).max() <= 500
+        assert abs((height * width / (375 * 500)).mean() - mean) < 0.015  # 5 standard errors, and half a digit
+    image = image_of()
+    box = crops.clipped_random_box(np.random.default_rng(3), 37, 50, (0.9, 1.0), (3 / 4, 4 / 3))
+    crop = crops.random_resized_crop(
+        np.random.default_rng(3), image.size, 16, 24, scale=(0.9, 1.0), ratio=(3 / 4, 4 / 3), clipped=True
+    )
+    assert equal(crop(image), crops.resize(crops.cut(image, box), 16, 24))
+
+
 def test_random_resized_crop_is_pil_crop_and_bicubic_resize():
     image, rng = image_of(), np.random.default_rng(3)
     box = crops.random_resized_box(np.random.default_rng(3), 37, 50, (0.3, 0.8), (3 / 4, 4 / 3))

@@ -16,6 +16,7 @@ SECTION = {
     "max_pixels": 1000000,
     "repeats": 1,
     "crop_ratio": 1.0,
+    "interpolation": "bicubic",
     "corruption": None,
     "severity": 5,
     "mean": (0.5,),

@@ -1,5 +1,6 @@
 """A label map goes through the same geometry as its image."""
 
+import jax
 import numpy as np
 import pytest
 from PIL import Image
@@ -55,6 +56,22 @@ def test_resizing_a_map_makes_no_new_labels():
 def test_evaluation_cuts_a_map_as_its_image(section):
     transform = transforms.Evaluation(section(image_size=(48, 56), crop_ratio=0.9))
     assert_nearly_equal(transform(example_of(64, 96)), (48, 56))
+
+
+def test_bilinear_resizing_is_antialiased(section):
+    """Against the same filter in float32: PIL rounds to whole levels after each of two passes."""
+    pixels = np.random.default_rng(0).integers(0, 256, (50, 70, 3), dtype=np.uint8)
+    exact = {
+        kind: jax.image.resize(pixels.astype(np.float32), (20, 28, 3), kind, antialias=True)
+        for kind in ("bilinear", "bicubic")
+    }
+    for kind, expected in exact.items():
+        transform = transforms.Evaluation(section(image_size=(20, 28), interpolation=kind))
+        found = transform({"image": reading.decode(pixels, 3)})["image"]
+        assert np.abs(found - np.clip(expected, 0, 255)).max() < 2
+    assert np.abs(exact["bilinear"] - exact["bicubic"]).max() > 10
+    with pytest.raises(ValueError, match="data.interpolation='linear' is not one of bicubic, bilinear; the nearest"):
+        transforms.Evaluation(section(interpolation="linear"))
 
 
 def test_a_map_does_not_change_what_happens_to_the_image(section):

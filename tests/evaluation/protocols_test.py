@@ -244,6 +244,11 @@ def test_sar_adapts_float32_norms_by_less_than_bfloat16_resolves(level):
         assert (moved[moved > 0] < ulp[moved > 0]).mean() > 0.5  # a bfloat16 parameter would have stayed
         exact = (np.asarray(after["float32"][leaf]) - first)[mask]
         assert np.corrcoef(exact, (last - first)[mask])[0, 1] > 0.9, leaf
+    # And the model sees them: what differs by 2^-11 from a number of bfloat16 would be rounded to it.
+    rounded = {leaf: array.astype(jnp.bfloat16).astype(jnp.float32) for leaf, array in begin.parameters.items()}
+    states = [begin._replace(parameters={k: a * factor for k, a in rounded.items()}) for factor in (1, 1 + 2**-11)]
+    logits = [adaptation.step(settings, model, state, images, precision=level)[1] for state in states]
+    assert (logits[0] != logits[1]).any()
 
 
 def test_sar_keeps_float32_masters_of_a_model_that_was_cast():

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import re
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,8 +11,10 @@ import tensorflow_datasets as tfds
 from flax import nnx
 from PIL import Image
 
-from equivit.data import corruptions, loader, sources
-from equivit.evaluation import suite, summary
+from equivit import evaluate
+from equivit.data import corruptions, loader, sources, transforms
+from equivit.evaluation import corrupted, suite, summary
+from equivit.training import config as configs
 from equivit.training.config import get_base
 from tests.evaluation.predictors import random_model
 
@@ -149,6 +152,30 @@ def test_official_files_are_taken_where_they_are(official):
     assert lines[0].split()[-16:] == ["Gauss.", "Shot", "Impul.", "Defoc.", "Glass", "Motion", "Zoom", "Snow", "Frost",
                                       "Fog", "Brit.", "Contr.", "Elastic", "Pixel", "JPEG", "Avg."]  # fmt: skip
     assert lines[1].split()[-16:] == [f"{100 - 5 * k:.1f}" for k in range(15)] + ["65.0"]
+
+
+def test_images_are_cropped_as_imagenet_c_before_they_are_corrupted():
+    """256 pixels bilinearly, 224 of them; the run's own crop is for clean images."""
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 400, 3), dtype=np.uint8))
+    config = config_of("folder:nowhere", crop_ratio=1.0)
+    config.data.image_size = (224, 224)
+    data = corrupted.first(config)
+    assert data.corruption == "gaussian_noise" and config.data.crop_ratio == 1.0
+    found = transforms.Evaluation(data)({"image": image})["image"]
+    small = image.resize((341, 256), Image.Resampling.BILINEAR)
+    np.testing.assert_array_equal(found, small.crop((58, 16, 282, 240)))
+    config.evaluation.corruption_crop_ratio = 1.0
+    assert corrupted.first(config).crop_ratio == 1.0
+
+
+def test_the_command_of_table_2_is_there_and_valid():
+    """All options in the help of the command are ones that a config has; SAR is the public code's in Table 2."""
+    config = config_of("digits", eval_split="test")
+    options = re.findall(r"--config\.([\w.]+=\S+)", evaluate.__doc__.replace("KEY=VALUE", ""))
+    for option in options:
+        configs.override(config, option.rstrip(".;:"))
+    assert "evaluation.sar.official=True" in options and "data.interpolation=bilinear." in options
+    assert config.evaluation.sar.official is True
 
 
 def test_every_corruption_is_adapted_to_anew(official):

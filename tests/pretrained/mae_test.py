@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 
 from equivit import convert, logical, pretrained
+from equivit.layers.grid import Layout
 from equivit.models import saved, zoo
 from equivit.models.decoders import MaskedAutoencoderConfig
 from equivit.models.vit_config import ViTConfig
@@ -51,6 +52,26 @@ def test_the_encoder_alone(capsys):
     assert "mask_token" in capsys.readouterr().out
     same_model(encoder, model.encoder)
     assert encoder.config == model.config.encoder
+
+
+def test_a_fine_tuned_classifier_there_and_back():
+    """Its head reads the norm of the mean of plain patch tokens, whose weights the file calls fc_norm."""
+    fields = dict(position="learned", class_position=True, pool="mean", fc_norm=True, num_classes=5)
+    config = ViTConfig(**ENCODER | fields)
+    abstract, random = jax.eval_shape(lambda: zoo.build(config, nnx.Rngs(0))), np.random.default_rng(0)
+    shapes = jax.eval_shape(logical.to_logical, abstract)
+    tensors = {name: random.normal(size=t.shape).astype(np.float32) for name, t in shapes.items()}
+    state = pretrained.state_dict("mae", logical.from_logical(abstract, tensors))
+    assert "fc_norm.weight" in state and not any(name.startswith("norm.") for name in state)
+    found = pretrained.load("mae", state, num_heads=2)
+    assert found.config == config
+    np.testing.assert_array_equal(found.readout.fc_norm.scale[...], tensors["readout.fc_norm.scale"])
+    rows = random.normal(size=(2, 10, config.width)).astype(np.float32)
+    mean = rows[:, 1:].mean(1)
+    normed = (mean - mean.mean(-1, keepdims=True)) / np.sqrt(mean.var(-1, keepdims=True) + config.norm_eps)
+    expected = normed * tensors["readout.fc_norm.scale"] + tensors["readout.fc_norm.bias"]
+    np.testing.assert_allclose(found.readout(rows, Layout((3, 3), 1)), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(found.readout.normed(rows, Layout((3, 3), 1)), rows)
 
 
 def test_what_does_not_fit():

@@ -40,7 +40,7 @@ def test_the_defaults_need_only_a_length():
         (dict(data__augment__flips=1), "config.data.augment.flips: no such key; the nearest is 'flip'"),
         (
             dict(optimizer__name="lamp"),
-            "config.optimizer.name='lamp' is not one of lamb, lars, adamw, sgd; the nearest",
+            "config.optimizer.name='lamp' is not one of lamb, lars, lars_optax, adamw, sgd; the nearest",
         ),
         (dict(data__source="digit"), "config.data.source='digit' is not one of .*; the nearest is 'digits'"),
         (dict(data__augment__flip=1.5), r"config.data.augment.flip=1.5 must be in \[0, 1\]"),

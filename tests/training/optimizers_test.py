@@ -108,7 +108,7 @@ def test_parity(file, case, rule, options):
         np.testing.assert_allclose(ours, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max(), err_msg=name)
 
 
-@pytest.mark.parametrize("name", ["lamb", "lars", "adamw", "sgd"])
+@pytest.mark.parametrize("name", ["lamb", "lars", "lars_optax", "adamw", "sgd"])
 def test_a_stack_is_optimised_as_its_tensors(name):
     """Three steps on stacked leaves [block, irrep, ...] equal those on the separate tensors, every rule included."""
     key = jax.random.split(jax.random.key(0), 8)
@@ -145,6 +145,24 @@ def test_a_stack_is_optimised_as_its_tensors(name):
     chex.assert_trees_all_equal(ours[-1]["blocks.b"][2], params["blocks.b"][2])
     chex.assert_trees_all_equal(ours[1]["blocks.b"][0], params["blocks.b"][0])
     assert (ours[2]["blocks.b"][0] != params["blocks.b"][0]).any()
+
+
+def test_lars_of_optax():
+    """With a rate that changes from step to step, since momentum holds it; a tensor of zeros has no ratio."""
+    rng = np.random.default_rng(0)
+
+    def draw(**sizes):
+        return {name: jnp.asarray(rng.normal(size=size), jnp.float32) for name, size in sizes.items()}
+
+    params = draw(w=(3, 4), b=(4,)) | {"zero": jnp.zeros(2)}
+    gradients = [draw(w=(3, 4), b=(4,), zero=(2,)) for _ in range(4)]
+    config = get_base().optimizer
+    config.update(name="lars_optax", clip=None, weight_decay=0.0)
+    problem = unstacked(params, all_decay)
+    ours = optimizers.create(config, problem.rule, problem.tables, params, lambda t: 6.4 / (1 + t), lambda t: 0.0)
+    theirs = optax.lars(lambda t: 6.4 / (1 + t))
+    for a, b in zip(run(ours, params, gradients), run(theirs, params, gradients), strict=True):
+        chex.assert_trees_all_close(a, b, rtol=1e-6, atol=1e-7)  # the order of products differs
 
 
 def test_clip_groups_have_norms_of_their_own():

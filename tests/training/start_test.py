@@ -62,6 +62,15 @@ def test_a_model_without_a_head(plain, capsys):
     assert "dropped: head.bias, head.weight" in capsys.readouterr().out
 
 
+def test_a_norm_after_the_mean_is_new(plain, capsys):
+    """MAE's fine-tuning drops the norm that the pretraining ended with."""
+    c = config(plain[0], image_size=(8, 12), pool="mean", fc_norm=True)
+    arrays = start.initial_parameters(c)
+    assert not any(leaf.startswith("readout.") for leaf in arrays)
+    said = capsys.readouterr().out
+    assert "drawn: readout.fc_norm.bias, readout.fc_norm.scale; dropped: readout.norm.bias, readout.norm.scale" in said
+
+
 def test_what_does_not_fit_is_named(plain, tmp_path):
     with pytest.raises(ValueError, match=r"config.init=.* and config.model: \d+ parameters do not fit: blocks.0"):
         start.initial_parameters(config(plain[0], image_size=(8, 12), width=32))
