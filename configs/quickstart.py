@@ -4,7 +4,8 @@
     python -m equivit.train --config=configs/quickstart.py:plain --workdir=runs/plain      # a plain ViT, for comparison
     python -m equivit.train --config=configs/quickstart.py:quicktest --workdir=/tmp/quicktest
 
-Modes, joined by commas: a family (plain, H8, I8, D8, H2, D2; H8 by default), quicktest.  Results: README.md.
+Modes, joined by commas: a family (plain, H8, I8, D8, H2, D2; H8 by default), quicktest.
+Results: experiments/README.md.
 """
 
 from configs import recipes

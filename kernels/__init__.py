@@ -1,4 +1,8 @@
-"""equivit's kernels: one operation per file, each with its reference in plain jnp; `dispatch.py` chooses."""
+"""equivit's kernels: operations on octic fields, each with its reference in plain jnp, which defines what is right.
+
+`d8_gelu.py` and `octic_linear_gelu.py` hold reference and TPU kernel (Pallas, Mosaic), the files `*_gpu.py` those for
+Hopper GPUs (Mosaic GPU).  `implementation=` chooses, "auto" when a program is lowered (`dispatch.py`).
+"""
 
 from kernels.dispatch import using
 

@@ -59,7 +59,8 @@ def patch_filters(kernels: dict[str, np.ndarray], output: pathlib.Path) -> None:
     """
     components = {name: principal_components(kernel) for name, kernel in kernels.items()}
     columns = max(len(tiles) for tiles, _ in components.values())
-    figure = Figure(figsize=(1.6 + 0.8 * max(columns, 4), 0.3 + 0.9 * len(components)), layout="constrained")
+    figure = Figure(figsize=(1.6 + 0.8 * max(columns, 4), 0.8 + 0.9 * len(components)), layout="constrained")
+    figure.suptitle("Patch filters: principal components\nand their shares of the variance", fontsize=11)
     grid = figure.subplots(len(components), columns, squeeze=False)
     for row, (name, (tiles, shares)) in zip(grid, components.items(), strict=True):
         for axes in row:

@@ -1,0 +1,199 @@
+"""The pictures of the README, of three short runs on scikit-learn's digits.
+
+    python experiments/pictures.py       # trains what is not there yet: about ten minutes on two CPU cores
+    python experiments/pictures.py --workdir=runs/pictures --output=experiments/figures
+
+fields.png: an image in its eight orientations and the field that the quickstart's patch embedding makes of each, in the
+manner of Figure 3 of octic ViTs.  filters.png: the principal components of its patch filters, as in Figure 6.
+orientation.png: test accuracy in the eight orientations of the quickstart (H8) and of an invariant ViT (I8), one seed
+each; the means over three seeds are in experiments/README.md.  reconstructions.png: what a masked autoencoder with a
+Jumbo token predicts of test images of which it sees a quarter.
+
+Nothing here is in the papers, whose pictures are of models of ImageNet; nothing is claimed.
+"""
+
+import argparse
+import functools
+import json
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from matplotlib.figure import Figure
+
+from equivit import train
+from equivit.data import loader
+from equivit.data.pixels import normalize
+from equivit.evaluation import figures
+from equivit.layers.dense import patchify, unpatchify
+from equivit.objectives import masking
+from equivit.symmetry import fields
+from equivit.symmetry.groups import OCTIC
+from equivit.training import checkpoints
+from equivit.training import config as configs
+from experiments import benchmark
+
+# A masked autoencoder of 32 px in patches of 4, small enough for digits.
+DIGITS = ["data.source=digits", "data.channels=1", "data.mean=(0.305,)", "data.std=(0.349,)", "data.workers=0"]
+DIGITS += ["data.augment.crop=pad", "data.augment.flip=0.0", "objective.target=pixels", "batch_size=64", "epochs=60"]
+DIGITS += ["model.width=96", "model.depth=4", "model.num_heads=3"]
+RUNS = {
+    "H8": ("configs/quickstart.py", []),
+    "I8": ("configs/quickstart.py:I8", []),
+    "autoencoder": ("configs/mae.py:cifar,jumbo", DIGITS),
+}
+ORIENTATIONS = ("upright", "90°", "180°", "270°", "mirrored", "90°,\nmirrored", "180°,\nmirrored", "270°,\nmirrored")
+LABELS = {
+    "A1": "A1\nno change",
+    "A2": "A2\nmirror: −",
+    "B1": "B1\nquarter turn: −",
+    "B2": "B2\nmirror: −\nquarter turn: −",
+    "E": "E\narrows turn\nand mirror",
+}
+LEGEND = {"H8": "H8: octic, then dense", "I8": "I8: octic, then invariant"}
+IMAGES = (28, 0, 1, 3, 6, 7, 9, 21)  # of the test split; the first is the one whose field is drawn
+
+
+def main(arguments=None) -> int:
+    options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    options.add_argument("--workdir", type=pathlib.Path, default=pathlib.Path("runs/pictures"), help="where runs are")
+    options.add_argument("--output", type=pathlib.Path, default=benchmark.ROOT / "experiments/figures")
+    options = options.parse_args(arguments)
+    if not all(trained(name, options.workdir) for name in RUNS):
+        return 1
+    options.output.mkdir(parents=True, exist_ok=True)
+    config, model = checkpoints.load_run(options.workdir / "H8")
+    draw_fields(field_panels(model.patch_embed, test_images(config)[:1]), options.output / "fields.png")
+    figures.patch_filters(figures.patch_kernels(model), options.output / "filters.png")
+    rows = {name: accuracies(options.workdir / name) for name in ("H8", "I8")}
+    draw_orientation(rows, options.output / "orientation.png")
+    config, model = checkpoints.load_run(options.workdir / "autoencoder")
+    draw_reconstructions(reconstructions(model, test_images(config)), options.output / "reconstructions.png")
+    print(f"pictures: {options.output}")
+    return 0
+
+
+def trained(name: str, workdir: pathlib.Path) -> bool:
+    """Whether a run is finished, after training it if it was not; False if SIGTERM ended it."""
+    if (workdir / name / "evaluation.json").is_file():
+        return True
+    file, overrides = RUNS[name]
+    return train.train(configs.load(str(benchmark.ROOT / file), overrides), workdir / name) is not None
+
+
+def test_images(config) -> jax.Array:
+    """Some images of the evaluation split, as the model takes them."""
+    pixels = next(iter(loader.evaluate(config.data, batch_size=max(IMAGES) + 1).batches()))["image"]
+    return normalize(pixels[np.array(IMAGES)], config.data.mean, config.data.std)
+
+
+def accuracies(run: pathlib.Path) -> list[float]:
+    """Test accuracy in each orientation, in the order of the group's elements."""
+    each = json.loads((run / "evaluation.json").read_text())["orientation"]["accuracy"]
+    return [each[g] for g in OCTIC.elements]
+
+
+def field_panels(embed, images: jax.Array) -> dict[str, list[np.ndarray]]:
+    """For each row of the picture what is drawn in the eight orientations of one image.
+
+    "image": [H, W].  Of each irrep the channel that is largest on this image: [h, w] of a 1-D irrep, [2, h, w] of E,
+    the components to the right and upwards.
+    """
+    size = tuple(side // patch for side, patch in zip(images.shape[1:3], embed.patch_size, strict=True))
+    run = jax.jit(lambda embed, images: embed(images))
+    upright, rows = run(embed, images), {"image": []}
+    strongest = {irrep.name: int(jnp.abs(upright.lines[i]).sum((0, 1)).argmax()) for i, irrep in enumerate(OCTIC.lines)}
+    strongest["E"] = int(jnp.abs(upright.planes).sum((0, 1, 2)).argmax())
+    for g in OCTIC.elements:
+        version = fields.act_on_image(g, images)
+        field, grid = run(embed, version), size if version.shape == images.shape else size[::-1]
+        rows["image"].append(np.asarray(version[0, ..., 0]))
+        for i, irrep in enumerate(OCTIC.lines):
+            rows.setdefault(irrep.name, []).append(
+                np.asarray(field.lines[i, 0, :, strongest[irrep.name]]).reshape(grid)
+            )
+        rows.setdefault("E", []).append(np.asarray(field.planes[:, 0, :, strongest["E"]]).reshape(2, *grid))
+    return rows
+
+
+def draw_fields(rows: dict[str, list[np.ndarray]], path: pathlib.Path) -> None:
+    figure = Figure(figsize=(8.6, 5.8), layout="constrained")
+    figure.suptitle(
+        "An image in its eight orientations, and the field that the patch embedding makes of it", fontsize=11
+    )
+    grid = figure.subplots(len(rows), len(OCTIC.elements))
+    for line, (name, panels) in zip(grid, rows.items(), strict=True):
+        largest = max(np.abs(panel).max() for panel in panels)
+        for axes, panel in zip(line, panels, strict=True):
+            _panel(axes, name, panel, largest)
+            axes.set(xticks=[], yticks=[])
+        line[0].set_ylabel(LABELS.get(name, name), fontsize=8, rotation=0, ha="right", va="center", linespacing=1.3)
+    for axes, title in zip(grid[0], ORIENTATIONS, strict=True):
+        axes.set_title(title, fontsize=9)
+    figure.savefig(path, dpi=100)
+
+
+def _panel(axes, name, panel, largest):
+    if name == "image":
+        axes.imshow(panel, cmap="gray_r", interpolation="nearest")
+    elif name == "E":
+        h, w = panel.shape[1:]
+        axes.quiver(range(w), range(h), *panel, angles="uv", pivot="mid", scale=5 * largest, width=0.018, color="0.15")
+        axes.set(xlim=(-0.7, w - 0.3), ylim=(h - 0.3, -0.7), aspect="equal")
+    else:
+        axes.imshow(panel, cmap="RdBu_r", vmin=-largest, vmax=largest, interpolation="nearest")
+
+
+def draw_orientation(rows: dict[str, list[float]], path: pathlib.Path) -> None:
+    figure = Figure(figsize=(8.6, 3.2), layout="constrained")
+    axes = figure.subplots()
+    width, places = 0.8 / len(rows), np.arange(len(OCTIC.elements))
+    for k, (name, each) in enumerate(rows.items()):
+        axes.bar(places + (k - (len(rows) - 1) / 2) * width, 100 * np.array(each), width, label=LEGEND[name])
+    axes.set_title("Test accuracy in the eight orientations, trained on upright digits", fontsize=11)
+    axes.set(
+        xlabel="orientation of the test images", ylabel="accuracy, percent", ylim=(0, 115), yticks=range(0, 101, 20)
+    )
+    axes.set_xticks(places, ORIENTATIONS)
+    axes.grid(axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
+    axes.legend(loc="upper right", ncols=len(rows), frameon=False, fontsize=9)
+    figure.savefig(path, dpi=100)
+
+
+def reconstructions(model, images: jax.Array) -> dict[str, np.ndarray]:
+    """Images [B, H, W, C], what the encoder sees of them, and predicted patches in the places it does not see."""
+    patch_size = model.config.encoder.patch_size
+    grid = tuple(side // patch for side, patch in zip(images.shape[1:3], patch_size, strict=True))
+    number = grid[0] * grid[1]
+    keep, mask = masking.random_keep(jax.random.key(0), len(images), number, masking.number_kept(number, 0.75))
+    predicted, patches = jax.jit(lambda model, images: model(images, keep))(model, images), patchify(images, patch_size)
+    back, removed = functools.partial(unpatchify, grid=grid, patch_size=patch_size), mask[..., None] > 0
+    rows = {
+        "image": images,
+        "seen": back(jnp.where(removed, jnp.nan, patches)),
+        "seen and\npredicted": back(jnp.where(removed, predicted, patches)),
+    }
+    return {name: np.asarray(row) for name, row in rows.items()}
+
+
+def draw_reconstructions(rows: dict[str, np.ndarray], path: pathlib.Path) -> None:
+    images = next(iter(rows.values()))
+    figure = Figure(figsize=(8.6, 3.6), layout="constrained")
+    figure.suptitle(
+        "Test digits, the quarter of their patches that is seen, and the prediction of the rest", fontsize=11
+    )
+    for line, (name, row) in zip(figure.subplots(len(rows), len(images)), rows.items(), strict=True):
+        for axes, image in zip(line, row, strict=True):
+            axes.imshow(image[..., 0], cmap="gray_r", vmin=images.min(), vmax=images.max())
+            axes.set(xticks=[], yticks=[], facecolor="tab:gray")
+        line[0].set_ylabel(name, fontsize=9)
+    figure.savefig(path, dpi=100)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

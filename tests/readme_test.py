@@ -1,0 +1,181 @@
+"""README.md keeps its word: its examples run, its commands parse, its links and pictures are there."""
+
+import functools
+import importlib
+import pathlib
+import re
+import shlex
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+
+from equivit import command, convert, evaluate, summarize, sweep, train
+from equivit.models import zoo
+from equivit.training import checkpoints, loop, sweep_config
+from equivit.training import config as configs
+
+ROOT = pathlib.Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+PAGES = ("README.md", "experiments/README.md", "configs/README.md", "colabs/README.md")
+COMMANDS = {module.__name__: module for module in (convert, evaluate, summarize, sweep, train)}
+BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+
+
+def commands(page: str, program: str) -> list[list[str]]:
+    """The words after `python` wherever a page runs the program, in a block or between backticks."""
+    text = (ROOT / page).read_text().replace("\\\n", " ")
+    found = re.findall(rf"python {program}[^`\n]*", text)  # a bare name, without arguments, is no command
+    found = [line for line in found if not line.startswith("python -m") or " --" in line]
+    return [shlex.split(line.rstrip('"') if line.count('"') % 2 else line, comments=True)[1:] for line in found]
+
+
+def block(word: str) -> str:
+    """The one example that has the word in it."""
+    (found,) = (text for text in BLOCKS if word in text)
+    return found
+
+
+def run(example: str) -> None:
+    """Run an example as it stands, with names of its own."""
+    exec(compile(example, "README.md", "exec"), {"__name__": "example"})
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty working directory that sees the configs."""
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def photo(path: pathlib.Path, seed: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (40, 48, 3), np.uint8)).save(path)
+
+
+def deit3(width: int) -> dict[str, np.ndarray]:
+    """A random state dict with the names and shapes of the official DeiT III files, one block deep."""
+    shapes = {"cls_token": (1, 1, width), "pos_embed": (1, 196, width), "norm.weight": (width,), "norm.bias": (width,)}
+    shapes |= {"patch_embed.proj.weight": (width, 3, 16, 16), "patch_embed.proj.bias": (width,)}
+    shapes |= {"head.weight": (1000, width), "head.bias": (1000,)}
+    sizes = {"attn.qkv": (3, 1), "attn.proj": (1, 1), "mlp.fc1": (4, 1), "mlp.fc2": (1, 4)}
+    for name, (rows, columns) in sizes.items():
+        shapes[f"blocks.0.{name}.weight"] = (rows * width, columns * width)
+        shapes[f"blocks.0.{name}.bias"] = (rows * width,)
+    for name in ("norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias", "gamma_1", "gamma_2"):
+        shapes[f"blocks.0.{name}"] = (width,)
+    random = np.random.default_rng(0)
+    return {name: random.normal(0, 0.1, shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def test_every_example_is_run_by_a_test():
+    assert len(BLOCKS) == 5
+    for word in ("Classifier", "models.create", "pretrained.load", "load_run", "def blur"):
+        assert block(word)
+
+
+def test_a_layer_in_your_own_model(capsys):
+    run(block("Classifier"))
+    printed = re.findall(r"-?\d+\.\d+(?:e-?\d+)?", capsys.readouterr().out)
+    upright, transposed = np.array(printed, float).reshape(2, 2, 3)
+    np.testing.assert_allclose(transposed, upright, atol=1e-4)  # as printed
+
+
+def test_a_whole_model(capsys):
+    example = block("models.create")
+    run(example)
+    assert capsys.readouterr().out.strip() == re.search(r"print\(.*\)  # (.*)", example)[1]
+
+
+def test_public_weights(folder, capsys):
+    from tests.pretrained import torch_archive
+
+    (name,) = re.findall(r'load\("timm", "(.*)"\)', block("pretrained.load"))
+    assert f"/{name})" in README  # where to get it
+    torch_archive.write(folder / name, {"model": deit3(192)})
+    photo(folder / "photo.jpg", 0)
+    run(block("pretrained.load"))
+    assert len(re.findall(r"\d+", capsys.readouterr().out)) == 5
+
+
+def test_a_folder_of_images(folder, capsys, monkeypatch):
+    """The command as it stands up to the loop; the example after it, with the shapes of that model in its place."""
+    for seed, split in enumerate(("train", "test")):
+        for name in ("cats", "dogs"):
+            for i in range(8):  # a batch, together
+                photo(folder / "photos" / split / name / f"{i}.jpg", seed)
+    (words,) = (words for words in commands("README.md", "-m equivit.train") if "--workdir=runs/photos" in words)
+    runs = {}
+
+    def end(config, workdir, **_):
+        model = zoo.abstract(**config.model)
+        logits = functools.partial(jax.eval_shape, lambda model, images: model(images), model)
+        runs[str(workdir)] = config, lambda images: jnp.zeros(logits(images).shape)
+
+    monkeypatch.setattr(loop, "train", end)
+    monkeypatch.setattr(checkpoints, "load_run", lambda workdir: runs[str(workdir)])
+    assert train.main([*words[2:], "--config.data.workers=0"]) == 0
+    capsys.readouterr()
+    run(block("load_run"))
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4 and all(re.search(r"photos/test/.*\.jpg (cats|dogs)$", line) for line in lines)
+
+
+def test_assert_equivariant_on_your_own_function(capsys):
+    run(block("def blur"))
+    gap, error = capsys.readouterr().out.splitlines()[:2]
+    assert float(gap) < 1e-5 and error.startswith("octic element 'r': the output deviates by ")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_parse(page):
+    """Flags, configs, modes and keys of the commands exist; nothing is run."""
+    for name, module in COMMANDS.items():
+        for words in commands(page, f"-m {name}"):
+            options, rest = module._parser().parse_known_args(words[2:])
+            if name == "equivit.summarize" and options.model:
+                command.changes(rest, module._parser(), "--model.")
+                continue
+            changes = command.changes(rest, module._parser())
+            if getattr(options, "config", None):
+                check = sweep_config.validate if name == "equivit.sweep" else configs.validate
+                configs.load(str(ROOT / options.config), changes, check=check)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_scripts_and_their_flags_are_there(page):
+    for script, *words in commands(page, "experiments/"):
+        text = (ROOT / script).read_text()
+        shared = "".join((ROOT / f"experiments/{name}.py").read_text() for name in ("benchmark", "small_images"))
+        for flag in (word.partition("=")[0] for word in words if word.startswith("--")):
+            assert f'"{flag}"' in text + shared, f"{page}: {script} has no {flag}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_and_pictures_are_there(page):
+    text = (ROOT / page).read_text()
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if link.startswith("https://"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / path if path else ROOT / page
+        assert target.exists(), f"{page}: {link}"
+        headings = re.findall(r"^#+ (.*)", target.read_text(), re.MULTILINE) if anchor else ()
+        assert not anchor or anchor in [heading.lower().replace(" ", "-") for heading in headings], f"{page}: {link}"
+
+
+def test_it_is_short_and_its_pictures_are_small():
+    assert len(README.splitlines()) <= 200
+    sizes = [path.stat().st_size for path in (ROOT / "experiments/figures").iterdir()]
+    assert sizes and max(sizes) < 150_000 and sum(sizes) < 600_000
+
+
+@pytest.mark.parametrize("name", ["colabs", "configs", "equivit", "experiments", "kernels", "tests"])
+def test_every_folder_says_what_it_is(name):
+    if (ROOT / name / "README.md").is_file():
+        assert len((ROOT / name / "README.md").read_text().splitlines()) >= 4
+    else:
+        assert len(importlib.import_module(name).__doc__.splitlines()) >= 4
