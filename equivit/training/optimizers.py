@@ -111,18 +111,22 @@ def create(
     decay, and a tensor without decay gets neither.  LARS is You et al. (2017) as the public MAE code runs it for linear
     probes: the trust ratio 0.001 |p| / |u| belongs to tensors of two axes or more, and momentum gathers u before the
     learning rate.  Clipping divides by max(norm / clip, 1).
+
+    The state goes by the names of the parts, and clipping and trust ratios have none: a run can go on with others.
     """
     rules = Rules(rule, tables, trainable, tuple(config.no_decay), config.layer_decay)
-    parts = [_clip(rules, config.clip)] if config.clip else []
+    parts = {"clip": _clip(rules, config.clip)} if config.clip else {}
     if config.name in ("sgd", "lars"):
-        parts.append(_decay(rules, weight_decay))
-        parts += [_trust_ratio(rules, rules.matrix, LARS_COEFFICIENT)] if config.name == "lars" else []
-        parts.append(optax.trace(config.momentum))
+        parts["decay"] = _decay(rules, weight_decay)
+        if config.name == "lars":
+            parts["trust"] = _trust_ratio(rules, rules.matrix, LARS_COEFFICIENT)
+        parts["momentum"] = optax.trace(config.momentum)
     else:
-        parts += [_adam(*config.betas, eps=config.eps), _decay(rules, weight_decay)]
+        parts |= {"adam": _adam(*config.betas, eps=config.eps), "decay": _decay(rules, weight_decay)}
     if config.name == "lamb" and (config.weight_decay or config.get("weight_decay_end")):
-        parts.append(_trust_ratio(rules, rules.decay))
-    return _only_trained(optax.chain(*parts, _rate(rules, lr)), rules)
+        parts["trust"] = _trust_ratio(rules, rules.decay)
+    parts["rate"] = _rate(rules, lr)
+    return _only_trained(optax.named_chain(*parts.items()), rules)
 
 
 def _clip(rules: Rules, largest: float) -> optax.GradientTransformation:
