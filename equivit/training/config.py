@@ -199,7 +199,7 @@ def from_json(path: pathlib.Path) -> ConfigDict:
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
         config = get_base(stored["objective"]["name"])
-        config.model = ConfigDict(stored.pop("model"))
+        config.model = dict(stored.pop("model"))
         _update(config, stored)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(

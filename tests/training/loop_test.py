@@ -190,7 +190,7 @@ def test_a_run_of_another_model_is_left_as_it_is(whole):
 
 
 @pytest.mark.parametrize(("sections", "message"), [
-    (dict(model=dict(num_heads=6)), r"config.model.num_heads=6: the run in .* has its default, and a model stays as it is"),
+    (dict(model=dict(num_heads=6)), "config.model.num_heads=6: the run in .* has its default, and a model stays"),
     (dict(model=dict(name="vit_s16")), "config.model.name='vit_s16': the run in .* has 'vit_ti16'"),
 ])  # fmt: skip
 def test_a_run_keeps_its_model(whole, sections, message):

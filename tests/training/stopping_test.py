@@ -53,6 +53,10 @@ def test_of_several_processes_one_tells_the_others_and_all_agree(monkeypatch):
 
 
 def test_an_exception_that_was_lost_comes_at_the_end():
-    with pytest.raises(stopping.Stopped), stopping.Signals() as signals, signals.at_once():
-        with contextlib.suppress(stopping.Stopped):
-            os.kill(os.getpid(), signal.SIGTERM)
+    with (
+        pytest.raises(stopping.Stopped),
+        stopping.Signals() as signals,
+        signals.at_once(),
+        contextlib.suppress(stopping.Stopped),
+    ):
+        os.kill(os.getpid(), signal.SIGTERM)
