@@ -60,17 +60,17 @@ def _silence_threads():
     """Errors in threads of Orbax and TensorStore reach the command, too, which says them in a line; once is enough."""
     for name in ("absl", "asyncio"):
         logging.getLogger(name).addFilter(_is_news)
-    if sys.excepthook is sys.__excepthook__:
-        sys.excepthook = _excepthook
+    if sys.unraisablehook is sys.__unraisablehook__:
+        sys.unraisablehook = _unraisable
 
 
 def _is_news(record):
     return not (record.exc_info and "orbax" in f"{record.pathname} {record.getMessage()}")
 
 
-def _excepthook(kind, error, trace):
-    if str(error) != "Event loop is closed":  # what TensorStore finds where Orbax has given up
-        sys.__excepthook__(kind, error, trace)
+def _unraisable(unraisable):
+    if str(unraisable.exc_value) != "Event loop is closed":  # what TensorStore finds where Orbax has given up
+        sys.__unraisablehook__(unraisable)
 
 
 def changes(arguments: list[str], parser: argparse.ArgumentParser, prefix: str = "--config.") -> list[str]:
