@@ -98,7 +98,7 @@ class _Pipeline:
                 )
 
 
-def _first(batches: Iterator[Batch]) -> Batch:
+def _first(batches: Iterator[Any]) -> Any:
     """The first batch, for which the workers are started: with signals blocked, which they inherit.
 
     Ctrl-C reaches all processes of a terminal.  A worker that dies of it before `_bind_to_parent` would leave this
