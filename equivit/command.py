@@ -4,23 +4,39 @@ A command imports what it works with inside the functions that work, so that `--
 """
 
 import argparse
+import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
 
 from equivit import errors
+from equivit.training import stopping
 
 
 def run(main: Callable[[], None], *, debug: bool) -> int:
-    """Run a command; errors become one line and exit status 1, or with `debug` a traceback."""
-    import jax
+    """Run a command and return its exit status.
 
+    Errors become one line and status 1, or with `debug` a traceback.  A run that a signal has stopped gives 128 and the
+    signal's number: 143 for SIGTERM, 130 for Ctrl-C.
+    """
+    if not debug:
+        _silence_threads()
     try:
+        import jax
+
         main()
         sys.stdout.flush()
     except BrokenPipeError:  # whoever read the output has seen enough, such as `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at its exit
         return 1
+    except stopping.Stopped as stopped:
+        return stopped.status
+    except KeyboardInterrupt:
+        if debug:
+            raise
+        print("error: interrupted by Ctrl-C.", file=sys.stderr, flush=True)
+        return _leave(128 + signal.SIGINT)
     except (ValueError, OSError, ArithmeticError, jax.errors.JaxRuntimeError) as error:
         if debug:
             raise
@@ -28,10 +44,33 @@ def run(main: Callable[[], None], *, debug: bool) -> int:
         if jax.distributed.is_initialized() and isinstance(error, jax.errors.JaxRuntimeError):
             text = f"another process of this run has ended; start all of them again to go on.  ({text})"
         print(f"error: {text}", file=sys.stderr, flush=True)
-        if jax.distributed.is_initialized():
-            os._exit(1)  # the usual way out waits for processes that may be gone
-        return 1
+        return _leave(1)
     return 0
+
+
+def _leave(status):
+    """The status; one of several processes ends here, since the usual way out waits for others, which may be gone."""
+    jax = sys.modules.get("jax")
+    if jax is not None and hasattr(jax, "distributed") and jax.distributed.is_initialized():
+        os._exit(status)
+    return status
+
+
+def _silence_threads():
+    """Errors in threads of Orbax and TensorStore reach the command, too, which says them in a line; once is enough."""
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).addFilter(_is_news)
+    if sys.unraisablehook is sys.__unraisablehook__:
+        sys.unraisablehook = _unraisable
+
+
+def _is_news(record):
+    return not (record.exc_info and "orbax" in f"{record.pathname} {record.getMessage()}")
+
+
+def _unraisable(unraisable):
+    if str(unraisable.exc_value) != "Event loop is closed":  # what TensorStore finds where Orbax has given up
+        sys.__unraisablehook__(unraisable)
 
 
 def changes(arguments: list[str], parser: argparse.ArgumentParser, prefix: str = "--config.") -> list[str]:

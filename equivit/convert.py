@@ -85,12 +85,16 @@ def _write(options: argparse.Namespace) -> None:
         if getattr(options, hint) is not None:
             raise ValueError(f"--{hint} goes with --source; with --to the saved model tells.")
     print(f"Reading the model in {options.input}.", flush=True)
-    is_run = (options.input / "config.json").is_file()
-    model = checkpoints.load_run(options.input)[1] if is_run else saved.load(options.input)
+    of = ""
+    if (options.input / "config.json").is_file():
+        _, model, step = checkpoints.load_run(options.input)
+        of = f" of step {step}"
+    else:
+        model = saved.load(options.input)
     state = pretrained.state_dict(options.to, model, flavour=options.flavour)
     reading.write(options.output, state)
     size = sum(np.size(tensor) for tensor in state.values())
-    print(f"Done: {len(state)} tensors with {size / 1e6:.2f} M entries, in {options.output}.")
+    print(f"Done: {len(state)} tensors{of} with {size / 1e6:.2f} M entries, in {options.output}.")
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
     python -m equivit.evaluate --workdir=runs/quickstart --suite=accuracy,orientation
     python -m equivit.evaluate --model=models/h8_h14 --config=configs/octic_h.py --config.data.source=folder:imagenet
 
-The first evaluates the newest checkpoint of a run; the second a saved model, such as `equivit.convert` writes, on the
-data of a config.  Results go to the terminal, and to evaluation.json in the directory of the run or the model.  Keys of
-the config are changed by --config.KEY=VALUE.
+The first evaluates the newest whole checkpoint of a run; the second a saved model, such as `equivit.convert` writes, on
+the data of a config.  Results go to the terminal, and to evaluation.json in the directory of the run or the model.
+Keys of the config are changed by --config.KEY=VALUE.
 
 Test sets for models of ImageNet's 1000 classes; each line goes after --suite=accuracy:
 
@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--workdir", type=pathlib.Path, help="run directory; its newest checkpoint is taken")
+    what.add_argument("--workdir", type=pathlib.Path, help="run directory; its newest whole checkpoint is taken")
     what.add_argument("--model", type=pathlib.Path, help="saved model; needs --config for the data")
     parser.add_argument("--config", help="with --model: a file of configs/, and after a colon its mode")
     parser.add_argument("--suite", help="protocols with commas between; by default those of the config")
@@ -88,14 +88,16 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
     from equivit.training import sharding
 
     sharding.start_processes(options.distributed)
-    config, model = _load(options, command.changes(rest, _parser()))
+    config, model, step = _load(options, command.changes(rest, _parser()))
     names = suite.check(options.suite or config.evaluation.suite, config, model)
     if not names:
         fitting = ", ".join(suite.fitting(model)) or "none"
         raise ValueError(f"--suite: name protocols for this {type(model).__name__}; those that fit it: {fitting}.")
     place = options.workdir or options.model
     split = f"{config.data.source}, {config.data.eval_split}"
-    _say(f"Evaluating {', '.join(names)} of {place} on {split}, images of {_size(config)}.")
+    of = f"{place} (weights of step {step})" if options.workdir else place
+    _say(f"Evaluating {', '.join(names)} of {of} on {split}, images of {_size(config)}.")
+    writes = _can_write(place)
     mesh = sharding.create_mesh(ConfigDict(dict(data=-1, fsdp=1)))
     with jax.set_mesh(mesh):
         model = jax.device_put(model, NamedSharding(mesh, PartitionSpec()))
@@ -104,27 +106,40 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
         lines = summary.rows(results)
         _print(lines, summary.text(lines))
         about = dict(weights="averaged" if options.averaged else "trained", data=split, image_size=_size(config))
-        _say(f"Done: {summary.write(place, results, **about)}")
+        about |= {} if step is None else {"step": str(step)}
+        _say(f"Done: {summary.write(place, results, **about) if writes else 'the figures above, which are in no file'}")
 
 
-def _load(options: argparse.Namespace, changes: list[str]) -> "tuple[ConfigDict, nnx.Module]":
-    """The config, changed, and the model.
+def _can_write(place: pathlib.Path) -> bool:
+    """Whether the results can be written; if not, says so, before the evaluation rather than after it."""
+    from equivit.evaluation import summary
+
+    try:
+        summary.check_writable(place)
+    except OSError as error:
+        _say(f"{error}  The figures are printed, and written nowhere.")
+        return False
+    return True
+
+
+def _load(options: argparse.Namespace, changes: list[str]) -> "tuple[ConfigDict, nnx.Module, int | None]":
+    """The config, changed, the model, and of a run the step.
 
     The batch size is changed last, since what must divide it, such as the groups of mixup, belongs to training.
     """
     from equivit.training import config as configs
 
     sizes = [change for change in changes if change.partition("=")[0] == "batch_size"]
-    config, model = _open(options, [change for change in changes if change not in sizes])
+    config, model, step = _open(options, [change for change in changes if change not in sizes])
     with config.unlocked():
         for change in sizes:
             configs.override(config, change)
     errors.whole("config.batch_size", config.batch_size)
-    return config, model
+    return config, model, step
 
 
-def _open(options: argparse.Namespace, changes: list[str]) -> "tuple[ConfigDict, nnx.Module]":
-    """The checked config, changed, and the model."""
+def _open(options: argparse.Namespace, changes: list[str]) -> "tuple[ConfigDict, nnx.Module, int | None]":
+    """The checked config, changed, the model, and of a run the step."""
     from equivit.models import saved
     from equivit.training import checkpoints
     from equivit.training import config as configs
@@ -134,18 +149,18 @@ def _open(options: argparse.Namespace, changes: list[str]) -> "tuple[ConfigDict,
             raise ValueError("--averaged goes with --workdir; a saved model has one set of weights.")
         if not options.config:
             raise ValueError(f"--model={options.model} needs --config=FILE, which says what data to evaluate on.")
-        return configs.load(options.config, changes), saved.load(options.model)
+        return configs.load(options.config, changes), saved.load(options.model), None
     if options.config:
         raise ValueError("--config goes with --model; a run has its own config, change it with --config.KEY=VALUE.")
     for change in changes:
         if change.partition("=")[0].split(".")[0] not in FREE:
             raise ValueError(f"--config.{change}: the run is finished; only {', '.join(FREE)} can be changed.")
-    config, model = checkpoints.load_run(options.workdir, averaged=options.averaged)
+    config, model, step = checkpoints.load_run(options.workdir, averaged=options.averaged)
     with config.unlocked():
         for change in changes:
             configs.override(config, change)
     configs.validate(config)
-    return config, model
+    return config, model, step
 
 
 def _track(batches: Iterable, total: int, name: str) -> Iterator:

@@ -58,10 +58,10 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
 def run(config: ConfigDict, workdir: pathlib.Path) -> list[dict]:
     """All results of a sweep, from `workdir` where they are there.
 
-    Raises ValueError if a result in it is of another recipe.
+    Raises ValueError if a result in it is of another recipe or damaged, or if another process is computing it.
     """
     from equivit.data import series
-    from equivit.training import files
+    from equivit.training import files, lock
 
     results = []
     for name in config.data.names:
@@ -78,8 +78,9 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> list[dict]:
                     normalize=config.data.normalize,
                     seed=config.data.split_seed,
                 )
-                results.append(_one(config, data, model, patches))
-                files.write_text(path, json.dumps(results[-1], indent=1) + "\n")
+                with lock.held(path.with_suffix(".lock")):  # others may do other sets here
+                    results.append(_one(config, data, model, patches))
+                    files.write_text(path, json.dumps(results[-1], indent=1) + "\n")
                 _say(results[-1])
     return results
 
@@ -151,8 +152,11 @@ class _Progress:
 def _stored(path: pathlib.Path, config: ConfigDict) -> dict:
     from equivit.training import sweep_config
 
-    result, recipe = json.loads(path.read_text()), sweep_config.recipe(config)
-    stored = result["recipe"]
+    try:
+        result, recipe = json.loads(path.read_text(encoding="utf-8")), sweep_config.recipe(config)
+        stored = dict(result["recipe"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise ValueError(f"{path}: is damaged ({error}); remove it, and it is computed again.") from error
     if other := sorted(key for key in stored.keys() | recipe.keys() if stored.get(key) != recipe.get(key)):
         key = other[0]
         raise ValueError(

@@ -3,7 +3,8 @@
     python -m equivit.train --config=configs/quickstart.py --workdir=/tmp/run
     python -m equivit.train --config=configs/quickstart.py:quicktest --workdir=/tmp/run --config.data.workers=2
 
-Starting again with the same --workdir goes on where it stopped.
+Starting again with the same --workdir goes on where it stopped.  Ctrl-C and SIGTERM save the run; the exit status is
+then 130 or 143, and 0 only at the end of a run.
 """
 
 import argparse
@@ -45,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace, rest: list[str]) -> None:
     from equivit.training import config as configs
-    from equivit.training import loop, sharding
+    from equivit.training import lock, loop, sharding
 
     config = configs.load(options.config, command.changes(rest, _parser()))
     if options.show:
@@ -59,20 +60,28 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
     if options.seeds is None:
         train(config, options.workdir)
         return
-    reports = {}
-    for seed in _seeds(options.seeds):
-        one = copy.deepcopy(config).unlock()
-        one.seed = seed
-        report = train(one.lock(), options.workdir / f"seed_{seed}")
-        if report is None:  # stopped by SIGTERM
-            return
-        reports[seed] = report
-    loop.write_report(options.workdir, aggregate(reports))
+    reports, seeds = {}, _seeds(options.seeds)
+    with lock.held(options.workdir / ".lock"):
+        for seed in seeds:
+            one = copy.deepcopy(config).unlock()
+            one.seed = seed
+            reports[seed] = train(one.lock(), options.workdir / f"seed_{seed}")
+        loop.write_report(options.workdir, aggregate(reports))
     _say(f"{len(reports)} runs: {options.workdir / 'report.json'}")
 
 
-def train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float] | None:
-    """One run; returns its final figures, or None if SIGTERM ended it."""
+def train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
+    """One run; returns its final figures.
+
+    Raises what `loop.train` does, and `lock.BusyError` where another process trains in the directory.
+    """
+    from equivit.training import lock
+
+    with lock.held(workdir / ".lock"):
+        return _train(config, workdir)
+
+
+def _train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
     import jax
 
     from equivit.data import loader
@@ -110,8 +119,6 @@ def train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float] | None:
         initial=functools.partial(start.initial_parameters, config),
         given=start.given_models(config),
     )
-    if outcome is None:
-        return None
     _say(summary.conclude(workdir, outcome.model, outcome.results))
     return outcome.report
 

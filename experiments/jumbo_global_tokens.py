@@ -44,7 +44,7 @@ def main(arguments=None) -> int:
 
 def looked_at(run: pathlib.Path) -> dict:
     """Maps and norms of a run's model on the first images of its evaluation split."""
-    config, model = checkpoints.load_run(run)
+    config, model, _ = checkpoints.load_run(run)
     pixels = next(iter(loader.evaluate(config.data, batch_size=IMAGES).batches()))["image"]
     images = normalize(pixels, config.data.mean, config.data.std)
     maps = jax.jit(attention_maps)(model, images[:SHOWN]).mean(1)

@@ -106,8 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
         for kind in MODELS:
             workdir = options.workdir / kind / f"seed_{seed}"
             overrides = [*SHARED, f"model.name={MODELS[kind]}", f"data.source={options.source}", f"seed={seed}"]
-            if train.train(configs.load("configs/cifar.py:10,plain", [*overrides, *options.override]), workdir) is None:
-                return 1  # stopped by SIGTERM
+            train.train(configs.load("configs/cifar.py:10,plain", [*overrides, *options.override]), workdir)
             for name in ("clean", *names):
                 result = evaluate(workdir, name, settings, library=options.library)
                 runs.setdefault(kind, {}).setdefault(name, []).append(result)
@@ -116,7 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def evaluate(workdir: pathlib.Path, name: str, settings: adaptation.Sar, *, library: bool) -> dict:
     """The run's model on the shuffled test images under one corruption."""
-    config, model = checkpoints.load_run(workdir, averaged=False)
+    config, model, _ = checkpoints.load_run(workdir, averaged=False)
     size = dict(batch_size=config.evaluation.sar.batch_size, seed=config.seed, shuffle=True)
     if library and name != "clean":
         with config.unlocked():

@@ -41,10 +41,8 @@ def main(arguments=None) -> int:
         size = [f"model.width={width}", f"model.num_heads={HEADS[int(width)]}", *SHAPE]
         for model in options.models:
             overrides = [*size, *MODELS[model], *small_images.SMALL, *small_images.CIFAR10]
-            row = small_images.run(options, "configs/cifar.py:10,plain", overrides, f"{model}_{width}")
-            if row is None:
-                return 1
-            rows[f"{model} {width}"] = row
+            name = f"{model}_{width}"
+            rows[f"{model} {width}"] = small_images.run(options, "configs/cifar.py:10,plain", overrides, name)
     gains = gains_of(rows)
     _print(rows, gains)
     facts = dict(device=benchmark.device(), versions=benchmark.versions(), commit=benchmark.commit())

@@ -33,20 +33,14 @@ def parser(description: str, name: str) -> argparse.ArgumentParser:
     return options
 
 
-def run(options: argparse.Namespace, file: str, overrides: Sequence[str], name: str) -> dict | None:
-    """Train one variant with every seed, or go on where it stopped; mean, spread and values of each figure.
-
-    None if SIGTERM ended it.
-    """
+def run(options: argparse.Namespace, file: str, overrides: Sequence[str], name: str) -> dict:
+    """Train one variant with every seed, or go on where it stopped; mean, spread and values of each figure."""
     overrides = [*overrides, *QUIET, *([f"data.source={options.source}"] if options.source else [])]
     overrides += [f"epochs={options.epochs}", "schedule.warmup_epochs=1"] if options.epochs else []
     reports = {}
     for seed in map(int, options.seeds.split(",")):
         config = configs.load(file, [*overrides, *options.override, f"seed={seed}"])
-        report = train.train(config, options.workdir / name / f"seed_{seed}")
-        if report is None:
-            return None
-        reports[seed] = report
+        reports[seed] = train.train(config, options.workdir / name / f"seed_{seed}")
     return train.aggregate(reports) | {"epochs": config.epochs}
 
 

@@ -1,14 +1,19 @@
 """The commands of `equivit` answer `--help` before anything large is imported, and runs import only what they use."""
 
 import ast
+import contextlib
+import logging
 import os
 import pathlib
+import signal
 import subprocess
 import sys
+import types
 
 import pytest
 
-from equivit import convert, pretrained
+from equivit import command, convert, pretrained
+from equivit.training import stopping
 
 ROOT = pathlib.Path(__file__).parents[1]
 COMMANDS = sorted(path.stem for path in (ROOT / "equivit").glob("*.py") if '"__main__"' in path.read_text())
@@ -30,11 +35,11 @@ def test_there_are_five_commands():
     assert COMMANDS == ["convert", "evaluate", "summarize", "sweep", "train"]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_imports_nothing_large(command):
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_imports_nothing_large(name):
     """As `python -m equivit.<command> --help`, which the parser ends."""
     program = (
-        f"import contextlib, equivit.{command} as command\n"
+        f"import contextlib, equivit.{name} as command\n"
         "with contextlib.suppress(SystemExit): command.main(['--help'])\n"
     )
     assert not imported(program) & LARGE
@@ -56,3 +61,36 @@ def test_a_plain_run_imports_no_gpu_kernels_and_draws_at_its_end_alone():
 def test_the_names_that_help_shows_are_those_there_are():
     """They stand in the commands a second time, because the modules that define them are large."""
     assert list(pretrained.FORMATS) == list(convert.FORMATS)
+
+
+@pytest.mark.parametrize(("end", "status", "said"), [
+    (stopping.Stopped(signal.SIGTERM), 143, ""),
+    (stopping.Stopped(signal.SIGINT), 130, ""),
+    (KeyboardInterrupt(), 130, "error: interrupted by Ctrl-C.\n"),
+    (OSError("no\nroom"), 1, "error: no room\n"),
+])  # fmt: skip
+def test_a_scheduler_can_tell_how_a_command_ended(capsys, end, status, said):
+    def main():
+        raise end
+
+    assert command.run(main, debug=False) == status
+    assert capsys.readouterr().err == said
+
+
+def test_errors_of_threads_are_not_told_twice(capsys, caplog, monkeypatch):
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
+    command.run(lambda: None, debug=False)
+    for name, message, told in (("absl", "of orbax: failed", False), ("absl", "other", True), ("equivit", "our", True)):
+        caplog.clear()
+        try:
+            raise RuntimeError("no room")
+        except RuntimeError:
+            logging.getLogger(name).exception(message)
+        assert (message in caplog.text) == told
+    for message, told in (("Event loop is closed", False), ("other", True)):
+        error = types.SimpleNamespace(
+            exc_type=RuntimeError, exc_value=RuntimeError(message), exc_traceback=None, err_msg=None, object=None
+        )
+        with contextlib.suppress(TypeError):  # of Python's own hook, which takes its own class alone
+            sys.unraisablehook(error)
+            assert not told

@@ -9,12 +9,14 @@ the batches.  Another objective brings its own transform: `loader.train(..., tra
 """
 
 import dataclasses
+import itertools
 import multiprocessing
+import multiprocessing.resource_tracker
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import absl.flags
@@ -80,7 +82,7 @@ class _Pipeline:
         dataset = grain.MapDataset.range(start, stop).map(make).to_iter_dataset(ahead)
         batches = iter(dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers), _bind_to_parent))
         try:
-            for batch in batches:
+            for batch in itertools.chain([_first(batches)], batches):
                 self._note(batch.pop("unreadable"))
                 # Copies: workers hand over shared memory, which JAX must not hold after this loop.
                 yield {name: np.array(value) for name, value in batch.items()} if workers else batch
@@ -95,6 +97,20 @@ class _Pipeline:
                 logging.warning(
                     "Unreadable image %d, replaced by the next: %s: %s", len(self.unreadable), where, reason
                 )
+
+
+def _first(batches: Iterator[Any]) -> Any:
+    """The first batch, for which the workers are started: with signals blocked, which they inherit.
+
+    Ctrl-C reaches all processes of a terminal.  A worker that dies of it before `_bind_to_parent` would leave this
+    process waiting for it.
+    """
+    multiprocessing.resource_tracker.ensure_running()  # else it is started with the workers, and unblocks signals
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        return next(batches)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _bind_to_parent(worker: int, workers: int) -> None:

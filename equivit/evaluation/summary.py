@@ -1,7 +1,9 @@
 """The results of an evaluation in words, and the end of a run."""
 
+import contextlib
 import json
 import pathlib
+import tempfile
 
 import jax
 from flax import nnx
@@ -51,7 +53,30 @@ def conclude(workdir: pathlib.Path, model: nnx.Module, results: dict) -> str:
 
 
 def write(directory: pathlib.Path, results: dict, **about: str) -> pathlib.Path:
-    """Write evaluation.json, with `about` before the results; returns its path."""
-    path = pathlib.Path(directory) / "evaluation.json"
-    path.write_text(json.dumps({**about, **results}, indent=2) + "\n")
+    """Write evaluation.json, with `about` before the results; returns its path.
+
+    Raises OSError, which names the file, if that cannot be done.
+    """
+    path = _path(directory)
+    with _naming(path):
+        path.write_text(json.dumps({**about, **results}, indent=2) + "\n")
     return path
+
+
+def check_writable(directory: pathlib.Path) -> None:
+    """OSError, which names the file, if evaluation.json cannot be written in a directory."""
+    path = _path(directory)
+    with _naming(path), path.open("a") if path.exists() else tempfile.TemporaryFile(dir=directory):
+        pass
+
+
+def _path(directory):
+    return pathlib.Path(directory) / "evaluation.json"
+
+
+@contextlib.contextmanager
+def _naming(path):
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"{path} cannot be written: {error.strerror or error}.") from error

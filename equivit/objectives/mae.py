@@ -33,6 +33,7 @@ class Mae(Objective):
         decoder_depth=8,
         decoder_heads=16,
     )
+    FIXED = ("decoder_width", "decoder_depth", "decoder_heads")
 
     @staticmethod
     def check(config: ConfigDict) -> None:
@@ -41,7 +42,7 @@ class Mae(Objective):
         errors.number("config.objective.ratio", section.ratio, "in (0, 1)")
         errors.one_of("config.objective.target", section.target, TARGETS)
         errors.one_of("config.objective.variance", section.variance, VARIANCES)
-        for key in ("decoder_width", "decoder_depth", "decoder_heads"):
+        for key in Mae.FIXED:
             errors.whole(f"config.objective.{key}", section[key])
         if section.groups is not None:
             errors.whole("config.objective.groups", section.groups)
@@ -57,7 +58,7 @@ class Mae(Objective):
 
     def module(self, model: ViT, key: jax.Array) -> MaskedAutoencoder:
         """The model as an encoder, with a decoder."""
-        sizes = {name: self.options[name] for name in ("decoder_width", "decoder_depth", "decoder_heads")}
+        sizes = {name: self.options[name] for name in self.FIXED}
         return MaskedAutoencoder(MaskedAutoencoderConfig(model.config, **sizes), model, rngs=nnx.Rngs(params=key))
 
     def prepare(self, module: MaskedAutoencoder, batch: Batch, key: jax.Array) -> Batch:

@@ -71,11 +71,13 @@ class Objective:
 
     Attributes:
       DEFAULTS: the keys that the `objective` section of a config has beside `name`, with their defaults.
+      FIXED: those of them that say what is trained, and so cannot change when a run goes on.
       transform: makes rows of a batch from examples (`data/batches.py`); entries: what examples must have.
       options: the `objective` section.
     """
 
     DEFAULTS: ClassVar[dict[str, Any]] = {}
+    FIXED: ClassVar[tuple[str, ...]] = ()
     transform: ClassVar[type] = Train
     entries: ClassVar[tuple[str, ...]] = ("image", "label")
 

@@ -4,11 +4,14 @@ A checkpoint holds the train state and the number of the next batch, which is th
 the sum of its bits, so that any damage is noticed.
 """
 
+import contextlib
 import functools
 import logging
+import os
 import pathlib
 import time
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +23,7 @@ from ml_collections import ConfigDict
 
 from equivit import logical
 from equivit.training import config as configs
-from equivit.training import program
+from equivit.training import disk_errors, program
 from equivit.training.state import State, begin
 
 
@@ -28,7 +31,33 @@ class OtherModelError(ValueError):
     """A checkpoint holds other arrays than the run that reads it."""
 
 
+class NoWholeCheckpointError(ValueError):
+    """There are checkpoints, and all of them are damaged."""
+
+
+class UnreadableError(OSError):
+    """A checkpoint cannot be read now, and it is not known to be damaged."""
+
+
+class NotSavedError(OSError):
+    """A checkpoint could not be written."""
+
+
 _log = logging.getLogger("equivit")
+
+
+class Loaded(NamedTuple):
+    """The model of a run.
+
+    Attributes:
+      config: of the run.
+      model: from the checkpoint.
+      step: after how many steps the checkpoint was saved.
+    """
+
+    config: ConfigDict
+    model: nnx.Module
+    step: int
 
 
 class Checkpoints:
@@ -37,10 +66,13 @@ class Checkpoints:
     Args:
       workdir: the run directory.
       options: the `checkpoint` section: `keep` of them stay, saved every `every_steps` or `every_seconds`.
+
+    Raises ValueError if the directory cannot be given to Orbax.  `save`, `wait` and leaving the context raise
+    NotSavedError if the last checkpoint could not be written.
     """
 
     def __init__(self, workdir: pathlib.Path, options: ConfigDict):
-        self._directory = pathlib.Path(workdir).absolute() / "checkpoints"
+        self._directory = _directory(workdir)
         self._options, self._saved_at = options, time.monotonic()
         self._manager = ocp.CheckpointManager(
             self._directory, options=ocp.CheckpointManagerOptions(max_to_keep=options.keep)
@@ -52,13 +84,24 @@ class Checkpoints:
     def __exit__(self, kind, error, trace):
         if isinstance(error, jax.errors.JaxRuntimeError) and jax.process_count() > 1:
             return  # a process is gone, and a save that is under way would wait for it
-        self._manager.close()  # waits for a save that is under way
+        try:
+            with self._saving():
+                self._manager.close()  # waits for a save that is under way
+        except NotSavedError as not_saved:
+            if error is None:
+                raise
+            if not isinstance(error, NotSavedError):
+                _log.warning("%s", not_saved)
+
+    @property
+    def steps(self) -> list[int]:
+        """After how many steps the checkpoints were saved, the newest first."""
+        return sorted(self._manager.all_steps(), reverse=True)
 
     @property
     def latest(self) -> pathlib.Path | None:
         """The newest checkpoint."""
-        step = self._manager.latest_step()
-        return None if step is None else self._directory / str(step)
+        return self._directory / str(self.steps[0]) if self.steps else None
 
     def due(self, step: int, *, clock: bool = True) -> bool:
         """Whether a checkpoint should be saved after `step` steps; `clock` says whether the time counts now."""
@@ -66,58 +109,73 @@ class Checkpoints:
         late = bool(clock and seconds and time.monotonic() - self._saved_at >= seconds)
         return bool(steps and step % steps == 0) or _agreed(late, asked=bool(clock and seconds))
 
-    def save(self, state: State) -> None:
-        """Save in the background; does nothing where this step is saved already."""
+    def save(self, state: State, *, before_failure: bool = False) -> None:
+        """Save in the background; does nothing where this step is saved already.
+
+        `before_failure` is written beside the state (`save_before_failure`).
+        """
         step = int(state.step)
         if step == self._manager.latest_step():
             return
         leaves = _leaves(state)
-        about = {"step": step, "next_batch": step, "leaves": _about_leaves(leaves), "bits": _bits(leaves)}
+        about = {"step": step, "next_batch": step, "before_failure": before_failure}
+        about |= {"leaves": _about_leaves(leaves), "bits": _bits(leaves)}
         items = {item: ocp.args.StandardSave(part) for item, part in _items(state).items()}
-        self._manager.save(step, args=ocp.args.Composite(about=ocp.args.JsonSave(about), **items), force=True)
+        with self._saving():
+            self._manager.save(step, args=ocp.args.Composite(about=ocp.args.JsonSave(about), **items), force=True)
         self._saved_at = time.monotonic()
+
+    def save_before_failure(self, state: State) -> None:
+        """Save the state before a step that cannot be done, in place of an earlier one of the kind.
+
+        So a run that is tried several times keeps its checkpoint from before the trouble.
+        """
+        self.wait()
+        latest = self._manager.latest_step()
+        if latest not in (None, int(state.step)) and _about(self._manager, latest).get("before_failure"):
+            self._manager.delete(latest)
+        self.save(state, before_failure=True)
 
     def wait(self) -> None:
         """Return when everything is on disk."""
-        self._manager.wait_until_finished()
+        with self._saving():
+            self._manager.wait_until_finished()
+
+    @contextlib.contextmanager
+    def _saving(self):
+        """Whatever goes wrong with a save becomes one error that says what is left."""
+        try:
+            yield
+        except jax.errors.JaxRuntimeError:
+            raise  # of a device, or of another process
+        except Exception as error:
+            self._manager.reload()
+            left = f"the last whole one, {self.latest}, is kept" if self.steps else "there is none yet"
+            raise NotSavedError(
+                f"a checkpoint could not be saved in {self._directory}: {disk_errors.reason(error)}; {left}.  Start "
+                "again with the same --workdir when this is mended."
+            ) from error
 
     def restore(self, like: State) -> State | None:
         """The newest whole checkpoint as a state with the shapes and shardings of `like`; None where there is none.
 
-        A damaged checkpoint is set aside with a warning, and the one before is taken.  Raises ValueError for a
-        checkpoint of another model or optimiser.
+        Damaged checkpoints are set aside with a warning, and the one before is taken.
+
+        Raises:
+          OtherModelError: the checkpoint is of another model or optimiser.
+          NoWholeCheckpointError: there are checkpoints, and all are damaged; they stay where they are.
+          OSError: a checkpoint cannot be read now.
         """
-        for step in sorted(self._manager.all_steps(), reverse=True):
-            try:
-                about = self._manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))["about"]
-                _check_leaves(self._directory / str(step), about["leaves"], _leaves(like))
-                return self._restore(step, like, about)
-            except OtherModelError:
-                raise
-            except Exception as error:  # whatever a damaged file makes its reader raise
-                self._set_aside(step, error)
-        return None
+        found = _newest_whole(self._manager, like, _items(like))
+        if found is None:
+            return None
+        for step, why in found.damaged.items():
+            self._set_aside(step, why, found.step)
+        return found.state
 
-    def restore_model(self, like: State) -> State:
-        """The newest checkpoint as numpy arrays, for a state without optimiser that gives the shapes."""
-        step = self._manager.latest_step()
-        empty = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in _leaves(like).items()}
-        args = ocp.args.Composite(model=ocp.args.StandardRestore(empty))
-        return _fill(like, self._manager.restore(step, args=args)["model"])
-
-    def _restore(self, step, like, about):
-        args = {item: ocp.args.StandardRestore(leaves) for item, leaves in _items(like).items()}
-        restored = self._manager.restore(step, args=ocp.args.Composite(**args))
-        leaves = {name: array for item in args for name, array in restored[item].items()}
-        wrong = [name for name, bits in _bits(leaves).items() if bits != about["bits"][name]]
-        if wrong:
-            raise ValueError(f"the bits of {wrong[0]} (and {len(wrong) - 1} more arrays) are not those that were saved")
-        return _fill(like, leaves)
-
-    def _set_aside(self, step, error):
+    def _set_aside(self, step, why, taken):
         path, aside = self._directory / str(step), self._directory.parent / "damaged" / f"{step}-{time.time_ns()}"
-        first_line = str(error).strip().split("\n")[0][:200]
-        _log.warning("checkpoint %s is damaged (%s); moved to %s, taking the one before.", path, first_line, aside)
+        _log.warning("checkpoint %s is damaged (%s); moved to %s, that of step %d is taken.", path, why, aside, taken)
         if jax.process_index() == 0:
             aside.parent.mkdir(exist_ok=True)
             path.rename(aside)
@@ -125,8 +183,11 @@ class Checkpoints:
         self._manager.reload()
 
 
-def load_run(workdir: pathlib.Path, *, averaged: bool = False) -> tuple[ConfigDict, nnx.Module]:
-    """Config and model of a run directory, from its newest checkpoint.
+def load_run(workdir: pathlib.Path, *, averaged: bool = False) -> Loaded:
+    """Config and model of a run directory, from its newest whole checkpoint.
+
+    Nothing is written, so that a run may go on meanwhile and the directory need not be one's own: of damaged
+    checkpoints there is a warning, and they stay where they are.
 
     Args:
       workdir: the directory.
@@ -134,7 +195,8 @@ def load_run(workdir: pathlib.Path, *, averaged: bool = False) -> tuple[ConfigDi
 
     Raises:
       FileNotFoundError: there is no run, or it has no checkpoint yet.
-      ValueError: averaged weights are asked for and the run keeps none.
+      ValueError: averaged weights are asked for and the run keeps none, or config.json is damaged.
+      OtherModelError, NoWholeCheckpointError, OSError: as `Checkpoints.restore`.
     """
     workdir = pathlib.Path(workdir)
     if not (workdir / "config.json").is_file():
@@ -145,19 +207,118 @@ def load_run(workdir: pathlib.Path, *, averaged: bool = False) -> tuple[ConfigDi
     objective = program.make_objective(config)
     module = jax.eval_shape(lambda: objective.module(program.make_model(config, nnx.Rngs(0)), jax.random.key(0)))
     like = jax.eval_shape(lambda module: begin(objective, module), module)
-    with Checkpoints(workdir, config.checkpoint) as checkpoints:
-        if checkpoints.latest is None:
-            raise FileNotFoundError(f"{workdir} has no checkpoint yet; train on with the same --workdir.")
-        stored = jax.tree.map(jnp.asarray, checkpoints.restore_model(like))
+    found = _read_only(_directory(workdir), like)
+    if found is None:
+        raise FileNotFoundError(f"{workdir} has no checkpoint yet; train on with the same --workdir.")
+    stored = jax.tree.map(jnp.asarray, found.state)
     arrays = {**stored.arrays, **(stored.extra["ema"] if averaged else {})}
-    return config, objective.exported(logical.put(module, arrays), stored.extra)
+    return Loaded(config, objective.exported(logical.put(module, arrays), stored.extra), found.step)
+
+
+def _directory(workdir):
+    """Where the checkpoints of a run are.
+
+    Python gives a path to the system in the encoding of the locale, TensorStore in UTF-8: to both it must be the same.
+    """
+    path = pathlib.Path(workdir).absolute() / "checkpoints"
+    try:
+        same = os.fsencode(path) == str(path).encode()
+    except UnicodeEncodeError:
+        same = False
+    if not same:
+        raise ValueError(
+            f"--workdir={str(workdir)!a}: this locale does not use UTF-8, in which checkpoints are named; set "
+            "PYTHONUTF8=1, or give a directory with a name in ASCII."
+        )
+    return path
+
+
+class _Found(NamedTuple):
+    """A checkpoint that was read; `damaged` are the newer ones, and why each of them is taken for damaged."""
+
+    step: int
+    state: State
+    damaged: dict[int, str]
+
+
+def _read_only(directory, like):
+    """As `_newest_whole`, of numpy arrays; None also where the directory is missing."""
+    if not directory.is_dir():
+        return None
+    empty = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in _leaves(like).items()}
+    options = ocp.CheckpointManagerOptions(create=False)
+    with ocp.CheckpointManager(directory, options=options) as manager:
+        found = _newest_whole(manager, like, {"model": empty})
+    if found is not None:
+        for step, why in found.damaged.items():
+            path = directory / str(step)
+            _log.warning("checkpoint %s is damaged (%s); that of step %d is taken.", path, why, found.step)
+    return found
+
+
+def _newest_whole(manager, like, items) -> _Found | None:
+    """The newest checkpoint whose bits are those that were saved; None where there are no checkpoints.
+
+    Args:
+      manager: of Orbax.
+      like: the state that is filled.
+      items: what is read, as `_items` gives it; numpy arrays are read whole by each process.
+    """
+    damaged = {}
+    for step in sorted(manager.all_steps(), reverse=True):
+        path = pathlib.Path(manager.directory) / str(step)
+        try:
+            return _Found(step, _read(manager, step, like, items), damaged)
+        except OtherModelError:
+            raise
+        except Exception as error:  # whatever a damaged file makes its reader raise
+            manager.reload()
+            if max(manager.all_steps(), default=step) > step and not damaged:
+                return _newest_whole(manager, like, items)  # the run goes on, and has replaced it meanwhile
+            if disk_errors.is_outage(error, path):
+                if isinstance(error, MemoryError | OSError | jax.errors.JaxRuntimeError):
+                    raise
+                raise UnreadableError(f"checkpoint {path} cannot be read: {disk_errors.reason(error)}.") from error
+            damaged[step] = disk_errors.reason(error)
+    if damaged:
+        steps = "; ".join(f"{step}: {why}" for step, why in damaged.items())
+        raise NoWholeCheckpointError(
+            f"all checkpoints in {manager.directory} are damaged ({steps}).  Put back a copy, or give another "
+            "--workdir to begin again."
+        )
+    return None
+
+
+def _read(manager, step, like, items):
+    about = _about(manager, step)
+    is_wanted = {name: _item(name) in items for name in about["leaves"]}
+    wanted = {name: leaf for part in items.values() for name, leaf in part.items()}
+    stored = {name: leaf for name, leaf in about["leaves"].items() if is_wanted[name]}
+    _check_leaves(pathlib.Path(manager.directory) / str(step), stored, wanted)
+    args = {item: ocp.args.StandardRestore(part) for item, part in items.items()}
+    restored = manager.restore(step, args=ocp.args.Composite(**args))
+    leaves = {name: array for item in args for name, array in restored[item].items()}
+    wrong = [name for name, bits in _bits(leaves).items() if bits != about["bits"][name]]
+    if wrong:
+        raise ValueError(f"the bits of {wrong[0]} (and {len(wrong) - 1} more arrays) are not those that were saved")
+    return _fill(like, leaves)
+
+
+def _about(manager, step):
+    return manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))["about"]
 
 
 def _items(state):
-    """The leaves of each part of a checkpoint, by name.  The optimiser is apart, so that a model loads without it."""
-    leaves = _leaves(state)
-    optimizer = {name: leaf for name, leaf in leaves.items() if name.startswith("optimizer.")}
-    return {"model": {name: leaf for name, leaf in leaves.items() if name not in optimizer}, "optimizer": optimizer}
+    """The leaves of each part of a checkpoint, by name."""
+    items = {"model": {}, "optimizer": {}}
+    for name, leaf in _leaves(state).items():
+        items[_item(name)][name] = leaf
+    return items
+
+
+def _item(name):
+    """The part of a checkpoint that a leaf is in.  The optimiser is apart, so that a model loads without it."""
+    return "optimizer" if name.startswith("optimizer.") else "model"
 
 
 def _leaves(tree):
@@ -172,16 +333,22 @@ def _fill(tree, leaves):
 
 
 def _bits(leaves):
-    """The sum of each array's bits modulo 2^32, the same for any number of devices and processes."""
+    """The sum of each array's bits modulo 2^32, the same for any number of devices and processes.
+
+    Numpy arrays are whole in each process, and nothing is asked of the others.
+    """
     sums = np.array([_bit_sum(leaf) for leaf in leaves.values()], np.uint32)
-    if jax.process_count() > 1:
+    if jax.process_count() > 1 and any(isinstance(leaf, jax.Array) for leaf in leaves.values()):
         sums = multihost_utils.process_allgather(sums).sum(axis=0, dtype=np.uint32)
     return dict(zip(leaves, sums.tolist(), strict=True))
 
 
 def _bit_sum(array):
     """This process's part of the sum.  NumPy adds: a compiled sum over every leaf costs seconds at the first save."""
-    shards = (np.asarray(shard.data) for shard in array.addressable_shards if shard.replica_id == 0)
+    if isinstance(array, np.ndarray):
+        shards = [array]
+    else:
+        shards = (np.asarray(shard.data) for shard in array.addressable_shards if shard.replica_id == 0)
     return sum(int(a.reshape(-1).view(f"u{a.itemsize}").sum(dtype=np.uint32)) for a in shards) % 2**32
 
 

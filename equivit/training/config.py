@@ -195,11 +195,17 @@ def _parse(text: str, old: Any) -> Any:
 
 
 def from_json(path: pathlib.Path) -> ConfigDict:
-    """The configuration that a run wrote into its directory."""
-    stored = json.loads(path.read_text())
-    config = get_base(stored["objective"]["name"])
-    config.model = stored.pop("model")
-    _update(config, stored)
+    """The configuration that a run wrote into its directory; ValueError if the file is damaged."""
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        config = get_base(stored["objective"]["name"])
+        config.model = dict(stored.pop("model"))
+        _update(config, stored)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path} is not the configuration of a run ({type(error).__name__}: {error}); it is damaged, or of another "
+            "version.  Move it away: training in this directory writes it again."
+        ) from error
     return config.lock()
 
 

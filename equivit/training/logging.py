@@ -3,19 +3,26 @@
 import collections
 import contextlib
 import json
+import logging
 import pathlib
 import sys
 import time
+from typing import Any, cast
 
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from tensorboardX import SummaryWriter
+from tensorboardX import summary
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto import event_pb2
 
 from equivit import errors
+from equivit.training import files
 
 DEFAULTS = dict(every_steps=50, tensorboard=True)  # of the `log` section
+_log = logging.getLogger("equivit")
+_messages = cast(Any, event_pb2)  # its classes are made when it is imported
 IN_FLIGHT = 2  # steps the device may be behind: enough to keep it busy, few enough to hold few batches
 
 
@@ -27,6 +34,8 @@ class Log:
       options: the `log` section.
       total: steps of the run.
       start: steps finished before; lines of later steps, from a run that was killed, are dropped.
+
+    Lines that cannot be read are dropped, too, with a warning; the file as it was is kept in damaged/.
     """
 
     def __init__(self, workdir: pathlib.Path, options: ConfigDict, *, total: int, start: int):
@@ -38,7 +47,7 @@ class Log:
         _keep_until(self._path, start)
         self._file = self._path.open("a")
         if options.tensorboard:
-            self._events = SummaryWriter(str(workdir), purge_step=start + 1)
+            self._events = _Events(workdir, start)
         if sys.stdout.isatty():
             columns = ("step {task.completed}/{task.total}", BarColumn(), "{task.fields[text]}", TimeRemainingColumn())
             self._bar = Progress(*(TextColumn(c) if isinstance(c, str) else c for c in columns))
@@ -64,8 +73,7 @@ class Log:
         self._file.write(json.dumps({"step": step, **metrics}) + "\n")
         self._file.flush()
         if self._events:
-            for name, value in metrics.items():
-                self._events.add_scalar(name, value, step)
+            self._events.write(step, metrics)
         text = _line(metrics)
         if self._bar:
             self._bar.update(self._task, completed=step, text=text)
@@ -143,12 +151,49 @@ class Meter:
         return result
 
 
+class _Events:
+    """TensorBoard's file of a run, without the thread of `SummaryWriter`, which dies and waits where a disk is full."""
+
+    def __init__(self, workdir, start):
+        self._writer = EventsWriter(str(workdir / "events"))
+        # Events of later steps, of an earlier process, do not count.
+        self._write(step=start + 1, session_log=_messages.SessionLog(status=_messages.SessionLog.START))
+
+    def write(self, step, metrics):
+        values = [summary.scalar(name, value).value[0] for name, value in metrics.items()]
+        self._write(step=step, summary=summary.Summary(value=values))
+
+    def _write(self, **fields):
+        self._writer.write_event(_messages.Event(wall_time=time.time(), **fields))
+        self._writer.flush()
+
+    def close(self):
+        self._writer.close()
+
+
 def _keep_until(path, step):
-    """Drop the lines of later steps, and a last line that a kill cut short."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= step]
-    if kept != lines:
-        path.write_text("".join(line + "\n" for line in kept))
+    """Drop the lines of later steps, those that cannot be read, and a last line that a kill cut short."""
+    text = path.read_bytes() if path.exists() else b""
+    *lines, last = text.split(b"\n")
+    lines += [last] if _step_of(last) is not None else []
+    steps = [_step_of(line) for line in lines]
+    if bad := steps.count(None):
+        aside = path.parent / "damaged" / f"{path.stem}-{time.time_ns()}{path.suffix}"
+        aside.parent.mkdir(exist_ok=True)
+        path.rename(aside)
+        _log.warning("%s: %d lines cannot be read and are left out; the file as it was is %s.", path, bad, aside)
+    kept = b"".join(line + b"\n" for line, of in zip(lines, steps, strict=True) if of is not None and of <= step)
+    if bad or kept != text:
+        files.write_text(path, kept.decode())
+
+
+def _step_of(line):
+    """The step of a line of metrics; None if it is none."""
+    try:
+        step = json.loads(line)["step"]
+    except (ValueError, TypeError, LookupError):
+        return None
+    return step if isinstance(step, int) else None
 
 
 def _line(metrics):

@@ -1,9 +1,9 @@
 """The training loop.  One loop serves every objective."""
 
 import contextlib
+import errno
 import json
 import pathlib
-import signal
 import types
 from collections.abc import Callable, Generator, Mapping
 from typing import NamedTuple, Protocol
@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from equivit.evaluation import suite
 from equivit.training import config as configs
-from equivit.training import files, program, sharding
+from equivit.training import files, program, resuming, sharding, stopping
 from equivit.training.checkpoints import Checkpoints
 from equivit.training.logging import Log, Meter
 from equivit.training.program import Program
@@ -69,8 +69,10 @@ def train(
     initial: Callable[[], dict[str, jax.Array]] = dict,
     given: Mapping[str, nnx.Module] = types.MappingProxyType({}),
     make_program: Callable[..., Program] = program.of_config,
-) -> Outcome | None:
-    """Train, or go on with training, in `workdir`; returns None if SIGTERM ended the run early.
+) -> Outcome:
+    """Train, or go on with training, in `workdir`.
+
+    SIGTERM and Ctrl-C save the state and end the run (`stopping.py`).
 
     Args:
       config: a checked config; what the data decide about the model is known.
@@ -83,6 +85,9 @@ def train(
 
     Raises:
       NotFiniteError: the loss or a gradient is not finite; the state of the last good step is saved.
+      ValueError: the run in `workdir` is of another model or has more steps, or all its checkpoints are damaged.
+      OSError: a checkpoint cannot be read or saved.
+      stopping.Stopped: a signal ended the run early.
     """
     mesh = sharding.create_mesh(config.mesh)
     sharding.check_batch(config.batch_size, config.optimizer.accumulation, mesh)
@@ -92,21 +97,27 @@ def train(
 
     with jax.set_mesh(mesh), contextlib.ExitStack() as stack:
         # ---- State: the newest whole checkpoint, or a fresh one.
+        signals = stack.enter_context(stopping.Signals(_agreed if jax.process_count() > 1 else None))
         run = make_program(config, mesh, total=total, per_epoch=per_epoch, given=given)
         checkpoints = stack.enter_context(Checkpoints(workdir, config.checkpoint))
-        sigterm = stack.enter_context(_Sigterm())
+        stack.enter_context(_naming_what_is_kept(checkpoints))
+        previous = resuming.config_before(workdir)
+        if checkpoints.steps:
+            resuming.check(workdir, config, previous)
         state = checkpoints.restore(run.abstract)
         if state is None:
             state = run.init(initial())
         start = int(state.step)
-        changed = _write_config(workdir, config)  # now that the checkpoint is known to be of this model
+        resuming.check_length(config, start, total)
+        _write(workdir / "config.json", configs.to_json(config))  # now that the checkpoint is known to be of this model
 
-        log = Log(workdir, config.log, total=total, start=start)
-        with log, contextlib.closing(pipeline.batches(start)) as batches:
-            log.say(f"{'Resuming' if start else 'Starting'} at step {start} of {total} on {mesh.size} device(s).")
-            if start and changed:
-                log.say(f"Other values than before: {', '.join(changed)}.")
-            meter, static = Meter(config.batch_size), None
+        log = stack.enter_context(Log(workdir, config.log, total=total, start=start))
+        batches = stack.enter_context(contextlib.closing(pipeline.batches(start)))
+        log.say(f"{'Resuming' if start else 'Starting'} at step {start} of {total} on {mesh.size} device(s).")
+        if start and previous and (changed := configs.differences(previous, config)):
+            log.say(f"Other values than before: {', '.join(changed)}.")
+        meter, static = Meter(config.batch_size), None
+        try:
             for step in range(start, total):
                 # ---- One step.
                 before, static = static, run.static(step / total)
@@ -120,30 +131,34 @@ def train(
 
                 # ---- Every so often.  Before anything is kept, all steps so far are known to be good.
                 logs, evaluates = done % config.log.every_steps == 0, evaluate_every and done % evaluate_every == 0
-                stops = sigterm.received(done)
+                stops = signals.asked(done)
                 saves = done == total or stops or checkpoints.due(done, clock=jax.process_count() == 1 or logs)
                 if logs or evaluates or saves:
                     good &= meter.flush()
                 if not good:
-                    raise _not_finite(state, run, checkpoints)
+                    raise _not_finite(state, run, checkpoints, config.optimizer.clip)
                 if logs or done == total:
                     log.write(done, {"lr": float(run.lr(step)), **meter.summary()})
-                if evaluates and done < total:
-                    with meter.paused():
+                if evaluates and done < total and not stops:
+                    with meter.paused(), signals.at_once():
                         log.write(done, _figures(evaluate(run.exported(state), config)))
                 if saves:
                     checkpoints.save(state)
                 if stops and done < total:
-                    checkpoints.wait()
-                    log.say(f"SIGTERM: saved {checkpoints.latest}; start again with the same --workdir to go on.")
-                    return None
+                    raise signals.stopped()
 
             # ---- The final figures.
             checkpoints.wait()
             model = run.exported(state)
-            results = evaluate(model, config)
-            figures = _figures(results)
-            log.write(total, figures)
+            with signals.at_once():
+                results = evaluate(model, config)
+        except stopping.Stopped as stopped:
+            checkpoints.save(state)
+            checkpoints.wait()
+            log.say(f"{stopped.name}: saved {checkpoints.latest}; start again with the same --workdir to go on.")
+            raise
+        figures = _figures(results)
+        log.write(total, figures)
     report = {"step": total, **figures}
     write_report(workdir, report)
     return Outcome(report, model, results)
@@ -152,14 +167,6 @@ def train(
 def write_report(workdir: pathlib.Path, report: dict) -> None:
     """Write report.json."""
     _write(workdir / "report.json", json.dumps(report, indent=2) + "\n")
-
-
-def _write_config(workdir, config):
-    """Write config.json; returns the keys in which it differs from the one that was there."""
-    path = workdir / "config.json"
-    changed = configs.differences(configs.from_json(path), config) if path.is_file() else []
-    _write(path, configs.to_json(config))
-    return changed
 
 
 def _write(path, text):
@@ -171,33 +178,35 @@ def _figures(results):
     return {f"eval/{name}": value for name, value in suite.scalars(results).items()}
 
 
-def _not_finite(state, run, checkpoints):
+def _not_finite(state, run, checkpoints, clip):
     """Save the state before the bad step, which the step left untouched, and say what happened."""
     step = int(state.step)
     if step:
-        checkpoints.save(state._replace(good=state.good | True))
+        checkpoints.save_before_failure(state._replace(good=state.good | True))
         checkpoints.wait()
+    fix = f"lower schedule.lr, or clip gradients with optimizer.clip (now {clip})"
+    if earlier := [saved for saved in checkpoints.steps if saved < step]:
+        other = f"delete it if the loss had risen before, to go on from that of step {earlier[0]}"
+    else:
+        other = "if the loss had risen before, begin again in another --workdir"
     return NotFiniteError(
         f"the loss or a gradient was not finite at step {step} (learning rate {float(run.lr(step)):.3g}); last good "
-        f"checkpoint: {checkpoints.latest}.  Lower schedule.lr, or clip gradients with optimizer.clip."
+        f"checkpoint: {checkpoints.latest}.  To go on from it, {fix}, with the same --workdir; {other}."
     )
 
 
-class _Sigterm:
-    """Notes a SIGTERM; with several processes, all learn of it at the same step."""
+@contextlib.contextmanager
+def _naming_what_is_kept(checkpoints):
+    """Where the disk is full, the error says what is left of the run."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        kept = f"the last whole checkpoint, {checkpoints.latest}, is kept" if checkpoints.steps else "nothing is saved"
+        raise OSError(f"{error}; {kept}.  Make room and start again with the same --workdir.") from error
 
-    def __enter__(self):
-        self._noted, self._several = False, jax.process_count() > 1
-        if not self._several:  # else the distributed runtime listens
-            self._before = signal.signal(signal.SIGTERM, self._note)
-        return self
 
-    def __exit__(self, *exception):
-        if not self._several:
-            signal.signal(signal.SIGTERM, self._before)
-
-    def _note(self, number, frame):
-        self._noted = True
-
-    def received(self, step: int) -> bool:
-        return multihost_utils.reached_preemption_sync_point(step) if self._several else self._noted
+def _agreed(step):
+    """Whether the processes of a run, one of which got a SIGTERM, stop after this step, all together."""
+    return multihost_utils.reached_preemption_sync_point(step)

@@ -112,22 +112,27 @@ def create(
     probes: the trust ratio 0.001 |p| / |u| belongs to tensors of two axes or more, and momentum gathers u before the
     learning rate.  "lars_optax" is `optax.lars`: the ratio belongs to all tensors, and momentum gathers u times the
     rate.  Clipping divides by max(norm / clip, 1).
+
+    The state goes by the names of the parts, and clipping and trust ratios have none: a run can go on with others.
     """
     rules = Rules(rule, tables, trainable, tuple(config.no_decay), config.layer_decay)
-    parts = [_clip(rules, config.clip)] if config.clip else []
+    parts = {"clip": _clip(rules, config.clip)} if config.clip else {}
     if config.name == "lars_optax":
         everywhere = dict.fromkeys(trainable, np.asarray(True))
-        parts += [_decay(rules, weight_decay), _trust_ratio(rules, everywhere, LARS_COEFFICIENT)]
-        return _only_trained(optax.chain(*parts, _rate(rules, lr), optax.trace(config.momentum)), rules)
+        parts |= {"decay": _decay(rules, weight_decay), "trust": _trust_ratio(rules, everywhere, LARS_COEFFICIENT)}
+        parts |= {"rate": _rate(rules, lr), "momentum": optax.trace(config.momentum)}
+        return _only_trained(optax.named_chain(*parts.items()), rules)
     if config.name in ("sgd", "lars"):
-        parts.append(_decay(rules, weight_decay))
-        parts += [_trust_ratio(rules, rules.matrix, LARS_COEFFICIENT)] if config.name == "lars" else []
-        parts.append(optax.trace(config.momentum))
+        parts["decay"] = _decay(rules, weight_decay)
+        if config.name == "lars":
+            parts["trust"] = _trust_ratio(rules, rules.matrix, LARS_COEFFICIENT)
+        parts["momentum"] = optax.trace(config.momentum)
     else:
-        parts += [_adam(*config.betas, eps=config.eps), _decay(rules, weight_decay)]
+        parts |= {"adam": _adam(*config.betas, eps=config.eps), "decay": _decay(rules, weight_decay)}
     if config.name == "lamb" and (config.weight_decay or config.get("weight_decay_end")):
-        parts.append(_trust_ratio(rules, rules.decay))
-    return _only_trained(optax.chain(*parts, _rate(rules, lr)), rules)
+        parts["trust"] = _trust_ratio(rules, rules.decay)
+    parts["rate"] = _rate(rules, lr)
+    return _only_trained(optax.named_chain(*parts.items()), rules)
 
 
 def _clip(rules: Rules, largest: float) -> optax.GradientTransformation:

@@ -15,7 +15,7 @@ OF_THE_HEAD = ("head.", "readout.norm.", "readout.fc_norm.")  # what a run may b
 
 
 def load_model(place: str) -> ModelModule:
-    """The model at a place that a config names.
+    """The model at a place that a config names; of a run, prints which step it is of.
 
     Args:
       place: a run directory, a saved model, or pretrained weights as "<source>:<file>" (`pretrained.load`).
@@ -30,7 +30,10 @@ def load_model(place: str) -> ModelModule:
     if (directory / "model.json").is_file():
         return saved.load(directory)
     if (directory / "config.json").is_file():
-        return checkpoints.load_run(directory)[1]
+        loaded = checkpoints.load_run(directory)
+        if jax.process_index() == 0:
+            print(f"{place}: the model of step {loaded.step}.", flush=True)
+        return loaded.model
     raise FileNotFoundError(
         f"'{place}' is neither a run nor a saved model, nor weights such as 'timm:model.safetensors' (the sources are "
         f"{', '.join(pretrained.FORMATS)})."

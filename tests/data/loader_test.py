@@ -181,7 +181,15 @@ def test_a_data_set_without_a_readable_image_is_an_error(section, tmp_path):
 
 SIGNALLED = """
 import os, signal, ml_collections
+from multiprocessing.context import SpawnProcess
 from equivit.data import loader
+
+def start_and_interrupt(process, start=SpawnProcess.start):
+    start(process)
+    os.killpg(0, signal.SIGINT)  # before the worker has done anything
+
+signal.signal(signal.SIGINT, lambda *_: None)
+SpawnProcess.start = start_and_interrupt
 config = ml_collections.ConfigDict({section!r})
 batches = loader.train(config, batch_size=8, seed=0).batches()
 for _ in range(2):  # one from each worker, so that both have started

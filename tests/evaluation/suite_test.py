@@ -1,6 +1,8 @@
 """The suite by name on a config's data, and the command."""
 
+import errno
 import json
+import tempfile
 
 import jax
 import numpy as np
@@ -106,6 +108,21 @@ def test_the_command_on_a_saved_model(files, capsys):
     assert stored["data"] == "digits, test" and stored["image_size"] == "12x20"
     assert stored["accuracy"]["examples"] == 10
     assert np.isfinite(stored["orientation"]["delta"])
+
+
+def test_where_results_cannot_be_written_they_are_printed(files, capsys, monkeypatch):
+    path = files / "model" / "evaluation.json"
+    path.unlink(missing_ok=True)
+
+    def read_only(**options):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", read_only)
+    assert run(files, "--suite=accuracy", "--config.data.eval_examples=10") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith(f"{path} cannot be written: Read-only file system.  The figures are printed")
+    assert lines[-2].startswith("accuracy  ") and lines[-1] == "Done: the figures above, which are in no file"
+    assert not path.exists()
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def test_which_tensors_decay(run):
 
 def test_evaluation_depends_on_the_seed_and_not_on_the_batches(run):
     c, workdir = run[:2]
-    model = checkpoints.load_run(workdir)[1]
+    model = checkpoints.load_run(workdir).model
     assert logical.take(model).keys() == run[4].trainable.keys()
     found = suite.evaluate(model, c, ("reconstruction",))["reconstruction"]
     assert found["examples"] == 13 and found["loss"] > 0
@@ -134,7 +134,7 @@ def test_evaluation_depends_on_the_seed_and_not_on_the_batches(run):
 
 
 def test_a_protocol_of_the_other_kind_is_refused(run):
-    model = checkpoints.load_run(run[1])[1]
+    model = checkpoints.load_run(run[1]).model
     with pytest.raises(ValueError, match="'accuracy' is for classifiers, .* 'reconstruction'.*config.init"):
         suite.evaluate(model, run[0], ("accuracy",))
     supervised = config.get_base()

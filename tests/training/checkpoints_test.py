@@ -1,7 +1,9 @@
 """Checkpoints: exact, on any number of devices, and never taken when damaged or of another model."""
 
+import errno
 import gc
 import logging
+import os
 import pathlib
 import shutil
 
@@ -12,7 +14,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from equivit.training import checkpoints
+from equivit.training import checkpoints, files
+from equivit.training import config as configs
 from tests.training import tiny
 from tests.training.state_test import mesh_of
 
@@ -92,6 +95,142 @@ def test_a_damaged_newest_one_falls_back_to_the_one_before(run, tmp_path, caplog
     assert "checkpoints/6 is damaged" in caplog.text
     assert state.step == 4
     chex.assert_trees_all_equal(jax.device_get(state), run[3])
+    assert listing(tmp_path) == ["4"] and len(list((tmp_path / "damaged").iterdir())) == 1
+
+
+def listing(workdir):
+    return sorted(path.name for path in (workdir / "checkpoints").iterdir())
+
+
+def damage_largest(workdir, step, item="model", damage=flip_bits):
+    found = [path for path in (workdir / "checkpoints" / str(step) / item).rglob("*") if path.is_file()]
+    damage(max(found, key=lambda path: path.stat().st_size))
+
+
+@pytest.fixture
+def copy(run, tmp_path, monkeypatch):
+    """A copy of the run that other programs can load."""
+    shutil.copytree(run[0] / "checkpoints", tmp_path / "checkpoints")
+    files.write_text(tmp_path / "config.json", configs.to_json(OPTIONS))
+    monkeypatch.setattr(checkpoints.program, "make_model", lambda config, rngs: tiny.Tiny(rngs))
+    return tmp_path
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(("item", "damage", "step"), [
+    (None, None, 6), ("model", flip_bits, 4), ("model", cut, 4), ("about", cut, 4), ("optimizer", flip_bits, 6),
+])  # fmt: skip
+def test_a_model_is_loaded_from_the_newest_whole_one_and_nothing_is_moved(run, copy, caplog, item, damage, step):
+    """With the optimiser damaged the model is still whole."""
+    if item is not None:
+        damage_largest(copy, 6, item, damage)
+    loaded = checkpoints.load_run(copy)
+    gc.collect()
+    assert loaded.step == step
+    assert ("checkpoints/6 is damaged" in caplog.text) == (step == 4)
+    state = run[2] if step == 6 else run[3]
+    np.testing.assert_array_equal(loaded.model.head.kernel[...], state.trainable["head.kernel"])
+    assert sorted(path.name for path in copy.iterdir()) == ["checkpoints", "config.json"]
+    assert listing(copy) == ["4", "6"]
+
+
+def test_a_checkpoint_that_a_run_replaces_while_it_is_read_is_no_damage(run, copy, caplog, monkeypatch):
+    read = checkpoints._read
+
+    def replaced(manager, step, *args):
+        if (copy / "checkpoints" / "6").exists():
+            for old, new in ((4, 8), (6, 10)):
+                (copy / "checkpoints" / str(old)).rename(copy / "checkpoints" / str(new))
+        return read(manager, step, *args)
+
+    monkeypatch.setattr(checkpoints, "_read", replaced)
+    assert checkpoints.load_run(copy).step == 10
+    assert "damaged" not in caplog.text
+
+
+def test_where_all_are_damaged_nothing_begins_again(run, copy):
+    for step in (4, 6):
+        damage_largest(copy, step)
+    for read in (lambda: restored(copy, run[1], mesh_of(1, 1)), lambda: checkpoints.load_run(copy)):
+        with pytest.raises(checkpoints.NoWholeCheckpointError, match=r"all checkpoints in .* damaged \(6: the bits"):
+            read()
+    assert listing(copy) == ["4", "6"] and not (copy / "damaged").exists()
+
+
+def caused(error, cause):
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize("error", [
+    OSError(errno.EIO, "Input/output error"),
+    OSError(errno.EMFILE, "Too many open files"),
+    MemoryError(),
+    jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"),
+    ValueError("UNAVAILABLE: Error reading \"trainable.head.kernel\""),
+    caused(Exception("Encountered error while reading array"), ValueError("UNKNOWN: Error [os_error_code='5']")),
+], ids=lambda error: f"{type(error).__name__} {error}"[:30])  # fmt: skip
+@pytest.mark.parametrize("trains", [True, False])
+def test_an_outage_ends_the_program_and_moves_nothing(run, copy, caplog, monkeypatch, error, trains):
+    def restore(self, step, args):
+        raise error
+
+    monkeypatch.setattr(checkpoints.ocp.CheckpointManager, "restore", restore)
+    kept = (OSError, MemoryError, jax.errors.JaxRuntimeError)
+    with pytest.raises(type(error) if isinstance(error, kept) else checkpoints.UnreadableError):
+        restored(copy, run[1], mesh_of(1, 1)) if trains else checkpoints.load_run(copy)
+    assert listing(copy) == ["4", "6"] and not (copy / "damaged").exists() and "damaged" not in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_file_that_cannot_be_opened_is_no_damage(run, copy):
+    """As Orbax sees it, what it may not look at is missing.  A link to itself is refused to the superuser, too."""
+
+    def close(path):
+        path.unlink()
+        path.symlink_to(path)
+
+    damage_largest(copy, 6, "optimizer", close)
+    with pytest.raises(OSError, match="checkpoints/6.* cannot be read: Too many levels of symbolic links|Errno 40"):
+        restored(copy, run[1], mesh_of(1, 1))
+    gc.collect()
+    assert listing(copy) == ["4", "6"]
+
+
+@pytest.mark.parametrize("method", ["save", "wait_until_finished"])
+def test_a_full_disk_is_one_line_that_names_what_is_kept(run, copy, monkeypatch, method):
+    def full(self, *args, **options):
+        raise ValueError("RESOURCE_EXHAUSTED: Error writing: No space left on device [os_error_code='28']")
+
+    mesh = mesh_of(1, 1)
+    state = jax.device_put(run[2]._replace(step=jnp.int32(7)))
+    monkeypatch.setattr(checkpoints.ocp.CheckpointManager, method, full)
+    with (
+        pytest.raises(checkpoints.NotSavedError) as caught,
+        jax.set_mesh(mesh),
+        checkpoints.Checkpoints(copy, OPTIONS.checkpoint) as manager,
+    ):
+        manager.wait() if method != "save" else manager.save(state)
+    monkeypatch.undo()
+    assert str(caught.value).startswith(f"a checkpoint could not be saved in {copy}/checkpoints: No space left on")
+    assert f"the last whole one, {copy}/checkpoints/6, is kept" in str(caught.value)
+
+
+def test_a_directory_whose_name_is_not_utf8_is_refused(tmp_path):
+    """As under LC_ALL=C, where Python cannot decode it."""
+    workdir = tmp_path / os.fsdecode(b"run-\xfc")
+    with pytest.raises(ValueError, match=r"--workdir='.*run-\\udcfc': this locale does not use UTF-8.*PYTHONUTF8=1"):
+        checkpoints.Checkpoints(workdir, OPTIONS.checkpoint)
+    checkpoints._directory(tmp_path / "run-ü")
+    assert not list(tmp_path.iterdir())
+
+
+def test_of_states_before_a_failure_only_the_last_stays(run, copy):
+    mesh = mesh_of(1, 1)
+    with jax.set_mesh(mesh), checkpoints.Checkpoints(copy, OPTIONS.checkpoint) as manager:
+        for step in (7, 8):
+            manager.save_before_failure(jax.device_put(run[2]._replace(step=jnp.int32(step))))
+    assert listing(copy) == ["6", "8"]
 
 
 def test_another_model_is_one_clear_error(run):

@@ -196,3 +196,13 @@ def test_several_seeds(tmp_path, capsys, monkeypatch):
     figure = json.loads((tmp_path / "report.json").read_text())["figure"]
     assert figure["mean"] == 2.5 and figure["values"] == [0, 5]
     assert str(tmp_path / "report.json") in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("left", [b'{"seed": 0, "steps": 3, "obj', b"", b"{}", b"null", b"[1, 2]", b"\xff\xfe{}",
+                                  b'{"objective": {"name": "supervised"}, "model": null}'])  # fmt: skip
+def test_a_configuration_that_a_crash_has_cut_is_one_line_that_names_the_file(tmp_path, left):
+    path = tmp_path / "config.json"
+    path.write_bytes(left)
+    with pytest.raises(ValueError, match=r"config.json is not the configuration of a run .*Move it away") as error:
+        configs.from_json(path)
+    assert "\n" not in str(error.value)

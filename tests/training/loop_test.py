@@ -1,5 +1,6 @@
-"""The loop in this process, on a tiny model: resuming, SIGTERM, losses that are not finite, evaluation."""
+"""The loop in this process, on a tiny model: resuming, signals, losses that are not finite, evaluation, full disks."""
 
+import errno
 import functools
 import json
 import os
@@ -10,9 +11,11 @@ import chex
 import jax
 import numpy as np
 import pytest
+from tensorboardX.proto import event_pb2
 
 from equivit.objectives.supervised import Supervised
-from equivit.training import checkpoints, loop
+from equivit.training import checkpoints, loop, resuming, stopping
+from equivit.training import logging as logs
 from tests.training import tiny
 from tests.training.state_test import mesh_of
 
@@ -94,15 +97,46 @@ def test_the_objective_knows_the_length_of_the_run(tmp_path):
     assert {(clock.total, clock.per_epoch) for clock in clocks} == {(10, 4)}
 
 
-def test_sigterm_saves_and_the_run_goes_on(whole, tmp_path):
-    pipeline = Pipeline(before=lambda t: os.kill(os.getpid(), signal.SIGTERM) if t == 4 else None)
-    before = signal.getsignal(signal.SIGTERM)
-    assert train(tmp_path, options(), pipeline) is None
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_the_run_goes_on(whole, tmp_path, number, status):
+    pipeline = Pipeline(before=lambda t: os.kill(os.getpid(), number) if t == 4 else None)
+    before = signal.getsignal(number)
+    with pytest.raises(stopping.Stopped) as stopped:
+        train(tmp_path, options(), pipeline)
+    assert stopped.value.code == stopped.value.status == status
     assert last(tmp_path).step == 5
-    assert signal.getsignal(signal.SIGTERM) == before
+    assert signal.getsignal(number) == before
     assert train(tmp_path, options())["step"] == 10
     chex.assert_trees_all_equal(last(tmp_path), last(whole[0]))
     assert [row["step"] for row in rows(tmp_path) if "loss" in row] == [2, 4, 6, 8, 10]
+
+
+def test_a_signal_before_the_first_step_is_not_lost(tmp_path):
+    """An exception would be lost in a hook of the garbage collector, which JAX has."""
+
+    def make(*args, **others):
+        program = tiny.of_config(*args, **others)
+        os.kill(os.getpid(), signal.SIGINT)
+        return program
+
+    with pytest.raises(stopping.Stopped):
+        loop.train(options(), workdir=tmp_path, pipeline=Pipeline(), evaluate=lambda *_: {}, make_program=make)
+    assert last(tmp_path).step == 1
+
+
+@pytest.mark.parametrize(("every", "step"), [(1, 4), (None, 10)])
+def test_a_signal_ends_an_evaluation_with_everything_saved(tmp_path, capsys, every, step):
+    """An evaluation that every so many epochs brings, and the final one."""
+
+    def evaluate(model, config):
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise AssertionError("the evaluation went on")
+
+    config = options(evaluation=dict(every_epochs=every), checkpoint=dict(every_steps=None))
+    with pytest.raises(stopping.Stopped):
+        train(tmp_path, config, evaluate=evaluate)
+    assert last(tmp_path).step == step
+    assert f"SIGTERM: saved {tmp_path}/checkpoints/{step}; start again" in capsys.readouterr().out
 
 
 def test_a_finished_run_is_only_evaluated_again(whole):
@@ -129,11 +163,59 @@ def test_a_loss_that_is_not_finite_stops_and_loses_nothing(tmp_path, log_every):
     assert train(tmp_path, config)["step"] == 10  # with the cause removed it goes on from there
 
 
+class Poisoned(Pipeline):
+    """From batch 6 on nothing is finite."""
+
+    def batches(self, start=0):
+        for t, batch in enumerate(super().batches(start), start):
+            yield batch if t < 6 else {**batch, "image": np.full(batch["image"].shape, np.nan, np.float32)}
+
+
+def test_what_is_advised_after_a_loss_that_is_not_finite_works(tmp_path):
+    """Gradients that were not clipped can be, and the checkpoint from before the trouble is named and kept."""
+    config = options(optimizer=dict(clip=None))
+    with pytest.raises(loop.NotFiniteError) as caught:
+        train(tmp_path, config, Poisoned())
+    message = str(caught.value)
+    assert "clip gradients with optimizer.clip (now None)" in message
+    assert "delete it if the loss had risen before, to go on from that of step 4" in message
+    assert train(tmp_path, options(optimizer=dict(clip=1.0)))["step"] == 10
+
+
 def test_a_run_of_another_model_is_left_as_it_is(whole):
     before = (whole[0] / "config.json").read_text()
     with pytest.raises(checkpoints.OtherModelError, match="extra.ema"):
         train(whole[0], options(objective=dict(ema=0.9)))
     assert (whole[0] / "config.json").read_text() == before
+
+
+@pytest.mark.parametrize(("sections", "message"), [
+    (dict(model=dict(num_heads=6)), "config.model.num_heads=6: the run in .* has its default, and a model stays"),
+    (dict(model=dict(name="vit_s16")), "config.model.name='vit_s16': the run in .* has 'vit_ti16'"),
+])  # fmt: skip
+def test_a_run_keeps_its_model(whole, sections, message):
+    """Arrays of the same shapes do not make it the same model."""
+    before = (whole[0] / "config.json").read_text()
+    with pytest.raises(ValueError, match=message):
+        train(whole[0], options(**sections))
+    assert (whole[0] / "config.json").read_text() == before
+
+
+def test_what_leaves_the_model_the_same_can_change(tmp_path):
+    """A default may be given or not, a size as a number or a pair, and blocks are run in one way or another."""
+    before = tiny.config(model=dict(patch_size=8))
+    for changes in (dict(patch_size=(8, 8)), dict(patch_size=8, registers=0), dict(patch_size=8, remat="full")):
+        resuming.check(tmp_path, tiny.config(model=changes), before)
+    with pytest.raises(ValueError, match=r"config.model.patch_size=4: .* has 8"):
+        resuming.check(tmp_path, tiny.config(model=dict(patch_size=4)), before)
+
+
+def test_a_run_cannot_end_before_it_goes_on(whole):
+    config = options()
+    config.steps = 9
+    with pytest.raises(ValueError, match="config.steps=9: .* the checkpoint is of step 10; give at least 10 steps"):
+        train(whole[0], config)
+    assert json.loads((whole[0] / "report.json").read_text())["step"] == 10
 
 
 def test_changed_values_are_told_on_resuming(whole, tmp_path, capsys):
@@ -159,3 +241,45 @@ def test_lines_after_the_checkpoint_are_dropped_on_resuming(whole, tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 2, "loss": 1.0}\n{"step": 4, "lo')
     train(tmp_path, options())
     assert [row["step"] for row in rows(tmp_path)] == [2, 4, 6, 8, 10, 10]
+
+
+def test_lines_that_cannot_be_read_are_left_out_and_kept_aside(tmp_path, caplog):
+    log = b'{"step": 2}\nbroken\n\xff\xfe\n{"loss": 1.0}\nnull\n{"step": 4}\n{"step": 6}\n{"step": 4, "lo'
+    (tmp_path / "metrics.jsonl").write_bytes(log)
+    with logs.Log(tmp_path, options().log, total=10, start=4):
+        pass
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 2}\n{"step": 4}\n'
+    (aside,) = (tmp_path / "damaged").iterdir()
+    assert aside.read_bytes() == log
+    assert f"{tmp_path}/metrics.jsonl: 4 lines cannot be read" in caplog.text
+
+
+def test_where_the_disk_is_full_the_error_says_what_is_kept(whole, tmp_path, monkeypatch):
+    shutil.copytree(whole[0], tmp_path, dirs_exist_ok=True)
+
+    def write(self, step, metrics):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(logs.Log, "write", write)
+    with pytest.raises(OSError, match=r"No space left .*; the last whole checkpoint, .*/checkpoints/10, is kept"):
+        train(tmp_path, options())
+
+
+def test_events_for_tensorboard(tmp_path):
+    with logs.Log(tmp_path, options(log=dict(tensorboard=True)).log, total=10, start=4) as log:
+        log.write(6, {"loss": 1.5, "lr": 0.1})
+    (path,) = tmp_path.glob("events.out.tfevents.*")
+    events = list(read_events(path))
+    assert events[0].file_version and events[1].session_log.status == 1 and events[1].step == 5
+    assert events[2].step == 6 and {v.tag: v.simple_value for v in events[2].summary.value} == {
+        "loss": 1.5, "lr": np.float32(0.1),
+    }  # fmt: skip
+
+
+def read_events(path):
+    """Records of a length, its check sum, an event, and its check sum."""
+    data = path.read_bytes()
+    while data:
+        length = int.from_bytes(data[:8], "little")
+        yield event_pb2.Event.FromString(data[12 : 12 + length])
+        data = data[16 + length :]

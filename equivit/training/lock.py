@@ -1,0 +1,69 @@
+"""One run, one directory: a lock that ends with the process that holds it."""
+
+import contextlib
+import datetime
+import errno
+import fcntl
+import logging
+import os
+import pathlib
+import socket
+from collections.abc import Iterator
+
+import jax
+
+# What a file system answers that has no locks, such as a bucket mounted as a folder.
+NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
+_log = logging.getLogger("equivit")
+
+
+class BusyError(ValueError):
+    """Another process works in the directory."""
+
+
+@contextlib.contextmanager
+def held(path: pathlib.Path) -> Iterator[None]:
+    """Hold a lock file; it is removed in the end, and one that a killed process left behind counts for nothing.
+
+    Of several processes of one run the first takes the lock.  A file system without locks gets a warning.
+
+    Raises:
+      BusyError: another process holds it; the message gives its number, its host and since when.
+    """
+    if jax.process_index() != 0:
+        yield
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = _locked(path)
+    try:
+        os.ftruncate(file, 0)
+        now = datetime.datetime.now().isoformat(" ", "seconds")
+        os.write(file, f"process {os.getpid()} on {socket.gethostname()}, since {now}".encode())
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # the disk is gone, which has been said
+            path.unlink()
+        os.close(file)
+
+
+def _locked(path):
+    """The open and locked file.  Its former owner may have removed it just before the lock was ours: then once more."""
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.read(file, 1000).decode(errors="replace") or "another process"
+            os.close(file)
+            raise BusyError(
+                f"{path.parent}: {owner}, works here; wait for its end, or give another --workdir."
+            ) from None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                os.close(file)
+                raise
+            _log.warning("%s: the file system has no locks (%s); start no second run here.", path.parent, error)
+            return file
+        if path.exists() and os.path.samestat(os.fstat(file), path.stat()):
+            return file
+        os.close(file)

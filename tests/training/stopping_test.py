@@ -1,0 +1,62 @@
+"""Signals: the first one is noted, whatever the program is doing, and a second Ctrl-C ends it."""
+
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from equivit.training import stopping
+
+ROOT = pathlib.Path(__file__).parents[2]
+# A call in C that no signal reaches, as a compilation is; it would take hours.
+BUSY = """
+import hashlib
+from equivit.training import stopping
+with stopping.Signals():
+    print("ready", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
+"""
+
+
+def test_a_second_ctrl_c_ends_a_program_in_the_middle_of_a_call():
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-c", BUSY], cwd=ROOT, env={**os.environ, "PYTHONPATH": "."}, **pipes)
+    try:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.readline().startswith("Ctrl-C: the run saves its state and ends")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+        assert process.stderr.read() == "Ctrl-C again: the run ends at once, unsaved.\n"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_of_several_processes_one_tells_the_others_and_all_agree(monkeypatch):
+    """Their runtime listens to SIGTERM, so Ctrl-C becomes one; the step is where all of them stop."""
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda *_: heard.append("SIGTERM"))
+    try:
+        with stopping.Signals(lambda step: bool(heard) and step == 7) as signals:
+            assert not signals.asked(5)
+            os.kill(os.getpid(), signal.SIGINT)
+            with signals.at_once():
+                assert heard == ["SIGTERM"] and not signals.asked(6) and signals.asked(7)
+            assert signals.stopped().status == 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_an_exception_that_was_lost_comes_at_the_end():
+    with (
+        pytest.raises(stopping.Stopped),
+        stopping.Signals() as signals,
+        signals.at_once(),
+        contextlib.suppress(stopping.Stopped),
+    ):
+        os.kill(os.getpid(), signal.SIGTERM)
