@@ -66,12 +66,12 @@ def main(arguments=None) -> int:
     if not all(trained(name, options.workdir) for name in RUNS):
         return 1
     options.output.mkdir(parents=True, exist_ok=True)
-    config, model = checkpoints.load_run(options.workdir / "H8")
+    config, model, _ = checkpoints.load_run(options.workdir / "H8")
     draw_fields(field_panels(model.patch_embed, test_images(config)[:1]), options.output / "fields.png")
     figures.patch_filters(figures.patch_kernels(model), options.output / "filters.png")
     rows = {name: accuracies(options.workdir / name) for name in ("H8", "I8")}
     draw_orientation(rows, options.output / "orientation.png")
-    config, model = checkpoints.load_run(options.workdir / "autoencoder")
+    config, model, _ = checkpoints.load_run(options.workdir / "autoencoder")
     draw_reconstructions(reconstructions(model, test_images(config)), options.output / "reconstructions.png")
     print(f"pictures: {options.output}")
     return 0

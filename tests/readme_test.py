@@ -5,6 +5,7 @@ import importlib
 import pathlib
 import re
 import shlex
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from PIL import Image
 
 from equivit import command, convert, evaluate, summarize, sweep, train
 from equivit.models import zoo
-from equivit.training import checkpoints, loop, sweep_config
+from equivit.training import checkpoints, loop, stopping, sweep_config
 from equivit.training import config as configs
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -113,11 +114,12 @@ def test_a_folder_of_images(folder, capsys, monkeypatch):
     def end(config, workdir, **_):
         model = zoo.abstract(**config.model)
         logits = functools.partial(jax.eval_shape, lambda model, images: model(images), model)
-        runs[str(workdir)] = config, lambda images: jnp.zeros(logits(images).shape)
+        runs[str(workdir)] = checkpoints.Loaded(config, lambda images: jnp.zeros(logits(images).shape), 0)
+        raise stopping.Stopped(signal.SIGTERM)
 
     monkeypatch.setattr(loop, "train", end)
     monkeypatch.setattr(checkpoints, "load_run", lambda workdir: runs[str(workdir)])
-    assert train.main([*words[2:], "--config.data.workers=0"]) == 0
+    assert train.main([*words[2:], "--config.data.workers=0"]) == 128 + signal.SIGTERM
     capsys.readouterr()
     run(block("load_run"))
     lines = capsys.readouterr().out.splitlines()

@@ -145,7 +145,7 @@ def test_mistakes_are_one_line(files, arguments, message, capsys):
 
 def test_what_divides_the_batches_of_training_does_not_bind_evaluation(files):
     changes = ["objective.mixup=0.8", "objective.mix_groups=4", "optimizer.accumulation=4", "batch_size=5"]
-    config, _ = evaluate._load(
+    config, *_ = evaluate._load(
         evaluate._parser().parse_args([f"--model={files}/model", f"--config={files}/config.py"]), changes
     )
     assert config.batch_size == 5 and config.objective.mix_groups == 4
