@@ -71,6 +71,7 @@ FIRST = (
     "tests/colabs",
 )
 STARTED = pytest.StashKey[float]()
+LARGE = 1_200_000_000  # bytes
 
 
 def pytest_configure(config):
@@ -84,14 +85,28 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: min((i for prefix, i in rank.items() if item.nodeid.startswith(prefix)), default=99))
 
 
+def pytest_collection_finish():
+    """What is imported by now lives as long as the process: the collector need not look at it again."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def programs():
-    """What a module has compiled goes with it: a process would otherwise keep the programs of the whole suite."""
+    """Garbage goes after each module, and what JAX has compiled when the process has become large."""
     yield
+    if sys.platform == "linux" and resident() < LARGE:
+        gc.collect()
+        return
     jax.clear_caches()
     gc.collect()
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)  # glibc keeps what is freed: 0.8 GB stay so, where 0.3 are in use
+
+
+def resident() -> int:
+    """Bytes of memory that this process has on Linux."""
+    return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def cpu_seconds() -> float:
