@@ -3,12 +3,14 @@
 Source: Beyer et al. 2022 (arXiv 2106.05237); Jumbo (arXiv 2502.15021), Section 4.1.
 """
 
+from typing import Any, ClassVar
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
-from equivit import errors
+from equivit.constraints import Above0, Share
 from equivit.objectives.objective import Batch, Step
 from equivit.objectives.supervised import Supervised
 
@@ -28,19 +30,25 @@ class Distillation(Supervised):
         teacher_std=None,
     )
 
+    TYPES: ClassVar[dict[str, Any]] = dict(
+        {k: v for k, v in Supervised.TYPES.items() if k not in ("loss", "label_smoothing")},
+        teacher=str | None,
+        teacher_mean=tuple[Share, ...] | None,
+        teacher_std=tuple[Above0, ...] | None,
+    )
+
     @staticmethod
     def check(config: ConfigDict) -> None:
-        """ValueError for impossible values."""
+        """ValueError for values that do not go together, or no teacher."""
         objective, data = config.objective, config.data
-        Supervised.check_mixing(objective)
-        if not isinstance(objective.teacher, str):
+        if objective.teacher is None:
             raise ValueError(
                 f"config.objective.teacher={objective.teacher!r}: name a teacher: a run, a saved model, or pretrained "
                 "weights such as 'timm:deit3_base_patch16_224.safetensors'."
             )
         for key in ("mean", "std"):
             value = objective[f"teacher_{key}"]
-            if value is not None and (len(value) != len(data[key]) or not all(map(errors.is_number, value))):
+            if value is not None and len(value) != len(data[key]):
                 raise ValueError(f"config.objective.teacher_{key}={value!r} must have one entry per channel, or None.")
         if data.train_image_size is not None and min(map(int.__sub__, data.train_image_size, data.image_size)) < 0:
             raise ValueError(

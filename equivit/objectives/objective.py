@@ -71,11 +71,13 @@ class Objective:
 
     Attributes:
       DEFAULTS: the keys that the `objective` section of a config has beside `name`, with their defaults.
+      TYPES: their types (`constraints.py`).
       transform: makes rows of a batch from examples (`data/batches.py`); entries: what examples must have.
       options: the `objective` section.
     """
 
     DEFAULTS: ClassVar[dict[str, Any]] = {}
+    TYPES: ClassVar[dict[str, Any]] = {}
     transform: ClassVar[type] = Train
     entries: ClassVar[tuple[str, ...]] = ("image", "label")
 
@@ -84,7 +86,7 @@ class Objective:
 
     @staticmethod
     def check(config: ConfigDict) -> None:
-        """ValueError for a value of the `objective` section that is impossible, or does not go with the others."""
+        """ValueError for values of the `objective` section, each of its type, that do not go together."""
 
     def module(self, model: nnx.Module, key: jax.Array) -> nnx.Module:
         """What is trained: the model, and what this objective adds to it, drawn with `key`."""

@@ -1,6 +1,7 @@
 """Supervised classification: mixed images, binary or soft cross-entropy, averaged weights."""
 
 import math
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from equivit import errors
+from equivit.constraints import Below1, Inside, NonNegativeFloat, PositiveInt, Share, Words
 from equivit.data.pixels import normalize
 from equivit.layers.grid import check_grid
 from equivit.logical import Arrays
@@ -17,7 +18,8 @@ from equivit.objectives import masking, mixing, token_drop
 from equivit.objectives.clock import Clock
 from equivit.objectives.objective import Batch, Extra, Loss, Objective, Step, check_head
 
-LOSSES = ("bce", "cross_entropy")
+Decay = Annotated[Inside, Words("a decay in (0, 1)")]
+Rates = Annotated[tuple[Below1, Below1], Words("two shares in [0, 1), left out at the beginning and at the end")]
 
 
 class Supervised(Objective):
@@ -41,29 +43,27 @@ class Supervised(Objective):
         token_drop_phases=10,  # each compiles a step of its own
     )
 
+    TYPES: ClassVar[dict[str, Any]] = dict(
+        loss=Literal["bce", "cross_entropy"],
+        mixup=NonNegativeFloat,
+        cutmix=NonNegativeFloat,
+        mix_probability=Share,
+        switch_probability=Share,
+        label_smoothing=Below1,
+        ema=Decay | None,
+        token_drop=Rates | None,
+        token_drop_phases=PositiveInt,
+    )
+
     @staticmethod
     def check(config: ConfigDict) -> None:
-        """ValueError for impossible values."""
+        """ValueError for values that do not go together."""
         objective = config.objective
-        Supervised.check_mixing(objective)
-        errors.one_of("config.objective.loss", objective.loss, LOSSES)
-        errors.number("config.objective.label_smoothing", objective.label_smoothing, "in [0, 1)")
         if objective.loss == "bce" and objective.label_smoothing:
             raise ValueError(
                 f"config.objective.label_smoothing={objective.label_smoothing} with loss='bce' makes every target 1; "
                 "set label_smoothing=0.0 or loss='cross_entropy'."
             )
-
-    @staticmethod
-    def check_mixing(objective: ConfigDict) -> None:
-        """ValueError for impossible values of the keys that do not belong to the loss."""
-        for key in ("mix_probability", "switch_probability"):
-            errors.number(f"config.objective.{key}", objective[key], "in [0, 1]")
-        for key in ("mixup", "cutmix"):
-            errors.number(f"config.objective.{key}", objective[key], "zero or more")
-        if objective.ema is not None and not (errors.is_number(objective.ema) and 0 < objective.ema < 1):
-            raise ValueError(f"config.objective.ema={objective.ema!r} must be a decay in (0, 1), or None.")
-        token_drop.check(objective.token_drop, objective.token_drop_phases)
 
     def __init__(self, config: ConfigDict):
         super().__init__(config)

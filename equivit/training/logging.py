@@ -13,9 +13,11 @@ from ml_collections import ConfigDict
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from tensorboardX import SummaryWriter
 
-from equivit import errors
+from equivit import constraints
+from equivit.constraints import PositiveInt
 
 DEFAULTS = dict(every_steps=50, tensorboard=True)  # of the `log` section
+TYPES = dict(every_steps=PositiveInt, tensorboard=bool)
 IN_FLIGHT = 2  # steps the device may be behind: enough to keep it busy, few enough to hold few batches
 
 
@@ -163,4 +165,4 @@ def _line(metrics):
 
 def check(section: ConfigDict) -> None:
     """ValueError for an impossible value in the `log` section."""
-    errors.whole("config.log.every_steps", section.every_steps)
+    constraints.check_section("config.log", section, TYPES)
