@@ -49,6 +49,11 @@ class MaskedAutoencoderConfig:
     num_classes: ClassVar = None
 
     @property
+    def patch_size(self) -> tuple[int, int]:
+        """(height, width) of a patch in pixels."""
+        return self.encoder.patch_size
+
+    @property
     def input_shape(self) -> tuple[int, int, int]:
         """Of one image: (height, width, channels)."""
         return self.encoder.input_shape

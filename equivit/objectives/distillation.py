@@ -3,6 +3,7 @@
 Source: Beyer et al. 2022 (arXiv 2106.05237); Jumbo (arXiv 2502.15021), Section 4.1.
 """
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -11,6 +12,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from equivit.constraints import Above0, Share
+from equivit.models.model import Config, ModelModule, check_input
 from equivit.objectives.objective import Batch, Step
 from equivit.objectives.supervised import Supervised
 
@@ -56,6 +58,26 @@ class Distillation(Supervised):
                 f"the model's, data.image_size={data.image_size}."
             )
 
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """(height, width) of the images that the model is trained on; the teacher's may be larger."""
+        return tuple(self.config.data.image_size)
+
+    def check_model(self, model: Config, given: Mapping[str, ModelModule]) -> None:
+        """As in `Objective`, and ValueError for a teacher of other classes or images."""
+        super().check_model(model, given)
+        teacher = given["teacher"].config
+        self._check_classes(teacher.num_classes, model.num_classes)
+        name = f"images for config.objective.teacher={self.options.teacher}"
+        check_input(teacher, name, super().image_size, self.config.model.in_channels)
+
+    def _check_classes(self, teacher: int | None, model: int | None) -> None:
+        if teacher != model:
+            raise ValueError(
+                f"config.objective.teacher={self.options.teacher}: the teacher has {teacher or 'no'} classes, the "
+                f"model {model}; give a teacher of the same classes."
+            )
+
     def prepare(self, module: nnx.Module, batch: Batch, key: jax.Array) -> Batch:
         """The batch, mixed at the teacher's size; "image" is the model's copy and "teacher_image" the teacher's."""
         batch = super().prepare(module, batch, key)
@@ -72,11 +94,7 @@ class Distillation(Supervised):
         Raises ValueError if the teacher has another number of classes.
         """
         target = jax.lax.stop_gradient(step.given["teacher"](batch["teacher_image"])).astype(jnp.float32)
-        if target.shape != logits.shape:
-            raise ValueError(
-                f"config.objective.teacher={self.options.teacher}: the teacher has {target.shape[-1]} classes, the "
-                f"model {logits.shape[-1]}; give a teacher of the same classes."
-            )
+        self._check_classes(target.shape[-1], logits.shape[-1])
         return divergence(logits, target)
 
 

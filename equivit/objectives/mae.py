@@ -3,6 +3,8 @@
 Source: MAE (He et al. 2022, arXiv 2111.06377), Section 3; with a Jumbo token: Jumbo (arXiv 2502.15021), Section 4.3.
 """
 
+import math
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 import jax
@@ -16,6 +18,7 @@ from equivit.layers.dense import patchify
 from equivit.layers.grid import check_grid
 from equivit.models.decoders import MaskedAutoencoder, MaskedAutoencoderConfig
 from equivit.models.vit import ViT
+from equivit.models.vit_config import ViTConfig
 from equivit.objectives import masking
 from equivit.objectives.objective import Batch, Loss, Objective, Step
 
@@ -59,6 +62,12 @@ class Mae(Objective):
                 f"config.model.num_classes={config.model.get('num_classes', 'not set')}: a masked autoencoder has no "
                 "head to train; say num_classes=None."
             )
+
+    def check_model(self, model: ViTConfig, given: Mapping[str, nnx.Module]) -> None:
+        """As in `Objective`, and ValueError where no patch would be kept, or none removed."""
+        super().check_model(model, given)
+        for size in {self.image_size, tuple(self.config.data.image_size)}:  # the latter to evaluate
+            masking.number_kept(math.prod(check_grid(size, model.patch_size, "image")), self.options.ratio)
 
     def module(self, model: ViT, key: jax.Array) -> MaskedAutoencoder:
         """The model as an encoder, with a decoder."""

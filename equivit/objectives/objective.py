@@ -4,7 +4,7 @@ The training loop builds the module, differentiates the loss, keeps running stat
 (`training/state.py`); an objective says what is trained and what is minimised.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from equivit import logical, precision
 from equivit.data.transforms import Train
 from equivit.logical import Arrays, Tensor
+from equivit.models.model import Config, check_input
 from equivit.objectives.clock import Clock
 
 Extra = dict[str, Any]  # arrays in nested dicts
@@ -87,6 +88,19 @@ class Objective:
     @staticmethod
     def check(config: ConfigDict) -> None:
         """ValueError for values of the `objective` section, each of its type, that do not go together."""
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """(height, width) of the images that the model is trained on."""
+        data = self.config.data
+        return tuple(data.train_image_size or data.image_size)
+
+    def check_model(self, model: Config, given: Mapping[str, nnx.Module]) -> None:
+        """ValueError for a model, or one that is given (`Step.given`), that the images do not fit.
+
+        A run calls it before anything is compiled; `config.model.in_channels` is that of the data.
+        """
+        check_input(model, "training images", self.image_size, self.config.model.in_channels)
 
     def module(self, model: nnx.Module, key: jax.Array) -> nnx.Module:
         """What is trained: the model, and what this objective adds to it, drawn with `key`."""

@@ -1,6 +1,7 @@
 """Supervised classification: mixed images, binary or soft cross-entropy, averaged weights."""
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import jax
@@ -13,7 +14,7 @@ from equivit.constraints import Below1, Inside, NonNegativeFloat, PositiveInt, S
 from equivit.data.pixels import normalize
 from equivit.layers.grid import check_grid
 from equivit.logical import Arrays
-from equivit.models.model import ModelModule
+from equivit.models.model import Config, ModelModule
 from equivit.objectives import masking, mixing, token_drop
 from equivit.objectives.clock import Clock
 from equivit.objectives.objective import Batch, Extra, Loss, Objective, Step, check_head
@@ -69,6 +70,12 @@ class Supervised(Objective):
         super().__init__(config)
         check_head(config)
 
+    def check_model(self, model: Config, given: Mapping[str, nnx.Module]) -> None:
+        """As in `Objective`, and ValueError for token dropping without tokens."""
+        super().check_model(model, given)
+        if self.options.token_drop is not None:
+            self._tokens(model)
+
     def extra(self, trainable: Arrays) -> Extra:
         """The averages begin at the parameters."""
         # A copy, since the step gives the memory of both away.
@@ -76,12 +83,21 @@ class Supervised(Objective):
 
     def static(self, module: ModelModule, progress: float) -> token_drop.Tokens | None:
         """How many patch tokens are used; None: all."""
-        options, data = self.options, self.config.data
+        options = self.options
         if options.token_drop is None:
             return None
-        size = tuple(data.train_image_size or data.image_size)
-        tokens = math.prod(check_grid(size, module.config.patch_size, "data.image_size"))
-        return token_drop.tokens_at(progress, options.token_drop, options.token_drop_phases, tokens)
+        return token_drop.tokens_at(
+            progress, options.token_drop, options.token_drop_phases, self._tokens(module.config)
+        )
+
+    def _tokens(self, model: Config) -> int:
+        """Patch tokens of a training image."""
+        if (patch := getattr(model, "patch_size", None)) is None:
+            raise ValueError(
+                f"config.objective.token_drop={self.options.token_drop}: {type(model).__name__} has no patch tokens to "
+                "leave out; set it to None, or train a ViT."
+            )
+        return math.prod(check_grid(self.image_size, patch, "training images"))
 
     def prepare(self, module: nnx.Module, batch: Batch, key: jax.Array) -> Batch:
         """The whole batch, normalised and mixed; `target` [B, classes] joins it."""

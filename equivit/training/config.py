@@ -21,6 +21,7 @@ from equivit import constraints, errors
 from equivit.constraints import OneOf, PositiveFloat, PositiveInt, Seed
 from equivit.data import section as data
 from equivit.evaluation import section as evaluation
+from equivit.models import patchtst, zoo
 from equivit.objectives.registry import OBJECTIVES
 from equivit.precision import PRECISIONS
 from equivit.training import logging, optimizers, schedules, sharding
@@ -82,12 +83,21 @@ def validate(config: ConfigDict) -> None:
     section = config.get("objective")
     name = section.get("name", "supervised") if isinstance(section, ConfigDict) else "supervised"
     check_keys(config, get_base(name))
-    constraints.check("config.model.name", config.model.get("name"), str)
+    _check_model(config.model)
     for section, owner in OWNERS.items():
         owner.check(config[section])
     _check_run(config)
     constraints.check_section("config.objective", config.objective, OBJECTIVES[name].TYPES)
     OBJECTIVES[name].check(config)
+
+
+def _check_model(section: ConfigDict) -> None:
+    """The name and the names of its options; the values are checked when the data have decided the others."""
+    name = section.get("name")
+    constraints.check("config.model.name", name, str)
+    zoo.check_options(name, section)
+    if name in patchtst.NAMES:
+        raise ValueError(f"config.model.name={name!r} is for time series; train it by python -m equivit.sweep.")
 
 
 def check_keys(config: ConfigDict, base: ConfigDict, prefix: str = "") -> None:
