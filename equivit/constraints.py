@@ -162,7 +162,13 @@ class _Number(_Kind):
             return False
         if not self.low <= value <= self.high:  # NaN is not, and a huge int cannot be rounded
             return False
-        return value in self.interval and (self.of is int or _in_float32(value) in self.interval)
+        if self.of is float and isinstance(value, int) and abs(value) > LARGEST_INT:  # an int32 in arithmetic
+            return False
+        return value in self.interval and (self.of is int or self._holds_in_float32(value))
+
+    def _holds_in_float32(self, value: float) -> bool:
+        rounded = _in_float32(value)
+        return rounded in self.interval and bool(rounded) == bool(value)  # alphas and rates of 0 mean "never"
 
     def nouns(self, value: Any) -> tuple[str, str]:
         noun, rule = "whole number" if self.of is int else "number", str(self.interval)
@@ -178,6 +184,8 @@ class _Number(_Kind):
         if isinstance(value, bool):
             return f"; {value} is not a number"
         if self.of is float and errors.is_number(value) and value in self.interval and abs(value) < math.inf:
+            if isinstance(value, int) and abs(value) <= LARGEST:
+                return f"; write {float(value)}"
             return f"; in float32 it is {_in_float32(value):g}"
         near = self.repaired(value)
         return "" if near is None else f"; the nearest is {near}"

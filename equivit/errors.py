@@ -33,7 +33,7 @@ def is_number(value: Any) -> bool:
 def shown(value: Any) -> str:
     """The value as a message shows it: what is long is cut."""
     try:
-        text = repr(value)
+        text = " ".join(repr(value).splitlines())
     except ValueError:  # Python does not write out integers of thousands of digits
         return f"<an integer of {value.bit_length()} bits>" if isinstance(value, int) else f"<{type(value).__name__}>"
     return _cut(text, LONGEST)

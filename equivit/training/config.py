@@ -95,9 +95,9 @@ def _check_model(section: ConfigDict) -> None:
     """The name and the names of its options; the values are checked when the data have decided the others."""
     name = section.get("name")
     constraints.check("config.model.name", name, str)
-    zoo.check_options(name, section)
     if name in patchtst.NAMES:
         raise ValueError(f"config.model.name={name!r} is for time series; train it by python -m equivit.sweep.")
+    zoo.check_options(name, section)
 
 
 def check_keys(config: ConfigDict, base: ConfigDict, prefix: str = "") -> None:
@@ -182,6 +182,8 @@ def override(config: ConfigDict, text: str) -> None:
         raise ValueError(f"--config.{key}: this is a section; set one of {', '.join(old)} in it.")
     value = parse(value) if old is None else _parse_like(value, old)
     try:
+        if isinstance(value, bool) and isinstance(old, float):  # True would become 1.0
+            raise TypeError
         if names == ["model"]:  # whose types the zoo knows: a patch may be a number or a pair
             with section.ignore_type():
                 section[last] = value
@@ -189,8 +191,6 @@ def override(config: ConfigDict, text: str) -> None:
             section[last] = value
     except (TypeError, OverflowError):  # the latter for a whole number that no float holds
         raise ValueError(f"--config.{key}={_shown(value)}: {_wanted(key, value, old)}.") from None
-    except KeyError:  # what a ConfigDict calls its own, such as `keys`
-        raise ValueError(f"--config.{key}: '{last}' is not one of the model's options.") from None
 
 
 def _check_known(key: str, name: str, section: ConfigDict) -> None:
@@ -225,7 +225,7 @@ def _shown(value: Any) -> str:
 
 def _wanted(key: str, value: Any, old: Any) -> str:
     """What should be there instead of a value of another type."""
-    if isinstance(old, tuple) and errors.is_number(value):
+    if isinstance(old, tuple) and errors.is_number(value) and all(map(errors.is_number, old)):
         like = repr((value,) * len(old)).replace(" ", "")
         return f'this takes {len(old)} values, not one; write --config.{key}="{like}"'
     return f"not of the type {type(old).__name__} of its default {old!r}"
