@@ -4,7 +4,7 @@ import io
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from equivit.data.sources import Source
 
@@ -34,7 +34,7 @@ def read(source: Source, index: int, channels: int) -> Reading:
         try:
             return Reading(_decoded(source[position], channels), unreadable)
         except Exception as error:  # PIL's decoders raise nearly everything: OSError, SyntaxError, struct.error, ...
-            unreadable[source.where(position)] = _reason(error)
+            unreadable[source.where(position)] = " ".join(str(error).split()) or type(error).__name__
     where, reason = next(iter(unreadable.items()))
     raise OSError(f"{len(unreadable)} images in a row cannot be read, from {where} on: {reason}")
 
@@ -66,13 +66,6 @@ def check_channels(channels: int) -> None:
         raise ValueError(
             f"config.data.channels={channels} must be 1 (grey) or 3 (RGB); None takes the source's number."
         )
-
-
-def _reason(error: Exception) -> str:
-    """What is wrong, in one line, without the name of an object in memory."""
-    if isinstance(error, UnidentifiedImageError):
-        return "this is no image of a known format, or its beginning is damaged"
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _decoded(example: dict[str, Any], channels: int) -> dict[str, Any]:
