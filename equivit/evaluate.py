@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING
 
 from ml_collections import ConfigDict
 
-from equivit import command, errors
+from equivit import command, constraints
 from equivit.evaluation import protocols
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _load(options: argparse.Namespace, changes: list[str]) -> "tuple[ConfigDict,
     with config.unlocked():
         for change in sizes:
             configs.override(config, change)
-    errors.whole("config.batch_size", config.batch_size)
+    constraints.check("config.batch_size", config.batch_size, constraints.PositiveInt)
     return config, model, step
 
 

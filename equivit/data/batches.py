@@ -22,6 +22,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 
+from equivit import errors
 from equivit.data import corruptions, reading, sources, transforms
 from equivit.data.order import TrainOrder
 
@@ -41,10 +42,9 @@ class Share:
 
     def __post_init__(self):
         if self.batch_size < 1 or self.batch_size % self.process_count:
-            below = self.batch_size // self.process_count * self.process_count
             raise ValueError(
                 f"batch_size={self.batch_size} must be positive and divisible by the {self.process_count} processes; "
-                f"nearest are {', '.join(str(b) for b in (below, below + self.process_count) if b)}."
+                f"{errors.multiples(self.batch_size, self.process_count)}."
             )
         if not 0 <= self.process_index < self.process_count:
             raise ValueError(f"process_index={self.process_index} must lie in 0..{self.process_count - 1}.")

@@ -41,7 +41,7 @@ class TrainOrder:
         if not self.steps_per_epoch:
             raise ValueError(
                 f"batch_size={self.batch_size} must not exceed the {self.samples_per_epoch} samples of an epoch "
-                f"({self.num_examples} examples, {self.repeats=})."
+                f"({self.num_examples} examples, repeats={self.repeats})."
             )
 
     @property

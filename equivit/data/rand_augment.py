@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
+MOST = 100  # operations on an image
 Fill = tuple[int, ...] | int  # the colour of pixels from outside the image
 
 
@@ -116,6 +117,6 @@ def parse(spec: str, fill: tuple[int, ...]) -> RandAugment:
         values[match[1]] = float(match[2])
     if values["inc"] != 1:
         raise ValueError(form.format(spec, "only the operations that grow with the magnitude are here, so add '-inc1'"))
-    if values["m"] > 10 or not values["n"].is_integer() or values["n"] < 1:
-        raise ValueError(form.format(spec, "m lies in 0..10 and n is a whole number from 1"))
+    if values["m"] > 10 or values["mstd"] > 10 or not values["n"].is_integer() or not 1 <= values["n"] <= MOST:
+        raise ValueError(form.format(spec, f"m and mstd lie in 0..10, and n is a whole number in 1..{MOST}"))
     return RandAugment(values["m"], values["mstd"], int(values["n"]), fill)

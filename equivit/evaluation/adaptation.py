@@ -26,7 +26,8 @@ import numpy as np
 import optax
 from flax import nnx
 
-from equivit import logical
+from equivit import constraints, logical
+from equivit.constraints import NonNegativeFloat, Share
 from equivit.data.pixels import normalize
 from equivit.evaluation import classification
 from equivit.evaluation.predictions import Batch, all_finite, measured, predictor
@@ -60,21 +61,18 @@ class Sar:
       ValueError: an impossible value.
     """
 
-    lr: float = 1e-3
-    momentum: float = 0.9
-    rho: float = 0.05
-    margin: float = 0.4
-    decay: float = 0.9
-    reset_below: float = 0.2
+    lr: NonNegativeFloat = 1e-3
+    momentum: Share = 0.9
+    rho: NonNegativeFloat = 0.05
+    margin: Share = 0.4
+    decay: Share = 0.9
+    reset_below: NonNegativeFloat = 0.2
     official: bool = False
 
     def __post_init__(self):
-        if not all(isinstance(getattr(self, field.name), int | float) for field in dataclasses.fields(self)):
+        if any(isinstance(getattr(self, field.name), jax.Array | np.ndarray) for field in dataclasses.fields(self)):
             return  # traced
-        for name in ("lr", "momentum", "rho", "margin", "decay", "reset_below"):
-            value, high = getattr(self, name), 1 if name in ("momentum", "margin", "decay") else math.inf
-            if not 0 <= value <= high:
-                raise ValueError(f"sar: {name}={value} must lie in 0..{high}.")
+        constraints.check_fields(self, "sar")
         if self.official and self.reset_below != Sar.reset_below:
             raise ValueError(
                 f"sar: reset_below={self.reset_below} with official=True; the public code always takes "

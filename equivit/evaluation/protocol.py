@@ -14,7 +14,7 @@ from equivit.data import loader
 from equivit.data.loader import EvaluationPipeline
 from equivit.evaluation import predictions
 from equivit.evaluation.predictions import Batch, Extract, Predict
-from equivit.models.model import ModelModule
+from equivit.models.model import ModelModule, check_input
 
 NEEDS = {  # and the models that offer it
     "logits": "classifiers",
@@ -112,7 +112,8 @@ class Run:
         """The evaluation split, in batches that all devices can share; the last one is padded anyway.
 
         Raises:
-          ValueError: the data cannot be read, or the protocol needs logits and they are of another number of classes.
+          ValueError: the data cannot be read or are of another size than the model takes, or the protocol needs logits
+            and they are of another number of classes.
         """
         devices = jax.device_count()
         pipeline = loader.evaluate(
@@ -123,6 +124,8 @@ class Run:
             process_index=jax.process_index(),
             process_count=jax.process_count(),
         )
+        if hasattr(self.model, "config"):
+            check_input(self.model.config, "config.data.image_size", tuple(self.data.image_size), pipeline.channels)
         if "logits" in self.protocol.needs:
             self._check_classes(pipeline)
         return pipeline
@@ -134,9 +137,11 @@ class Run:
         return batches if self.track is None else self.track(batches, pipeline.num_batches, self.stream)
 
     def _check_classes(self, pipeline):
-        images = jax.ShapeDtypeStruct((jax.device_count(), *self.data.image_size, pipeline.channels), np.uint8)
-        predict = predictions.predictor(self.model, self.data.mean, self.data.std)
-        classes = jax.eval_shape(predict, images).shape[-1]
+        classes = getattr(getattr(self.model, "config", None), "num_classes", None)
+        if classes is None:  # a model that does not say it
+            images = jax.ShapeDtypeStruct((jax.device_count(), *self.data.image_size, pipeline.channels), np.uint8)
+            predict = predictions.predictor(self.model, self.data.mean, self.data.std)
+            classes = jax.eval_shape(predict, images).shape[-1]
         if classes != pipeline.num_classes:
             raise ValueError(
                 f"evaluation: the model has {classes} classes, the data ({self.data.source}) {pipeline.num_classes}; "

@@ -33,11 +33,22 @@ def evaluate(
       ValueError: as `check`, or the model does not fit the data, or the library of corruptions is missing.
       FileNotFoundError: the data are not there.
     """
+    runs = prepare(model, config, suite, track=track)
+    return {name: run.protocol.run(run) for name, run in runs.items()}
+
+
+def prepare(
+    model: nnx.Module, config: ConfigDict, suite: Iterable[str] | str | None, *, track: Track | None = None
+) -> dict[str, Run]:
+    """What `evaluate` will run, by protocol, after opening all its data; `model` may be abstract.
+
+    Raises as `evaluate` does, so that a run that will end with an evaluation fails before it begins.
+    """
     suite = check(suite, config, model)
     runs = {name: Run(model, config, PROTOCOLS[name], config.data, name, track) for name in suite}
-    for run in runs.values():  # fail early: open all data before anything runs
+    for run in runs.values():
         dataclasses.replace(run, data=run.protocol.data(config)).open()
-    return {name: run.protocol.run(run) for name, run in runs.items()}
+    return runs
 
 
 def check(suite: Iterable[str] | str | None, config: ConfigDict, model: nnx.Module | None = None) -> tuple[str, ...]:
@@ -61,8 +72,8 @@ def check(suite: Iterable[str] | str | None, config: ConfigDict, model: nnx.Modu
             raise ValueError(f"evaluation.suite is empty; name some of {', '.join(PROTOCOLS)}.")
     for name in suite:
         if name not in PROTOCOLS:
-            known = ", ".join(PROTOCOLS)
-            raise ValueError(f"evaluation.suite: {name!r} is not one of {known}{errors.nearest(name, PROTOCOLS)}.")
+            known, near = ", ".join(PROTOCOLS), errors.nearest(name, PROTOCOLS)
+            raise ValueError(f"evaluation.suite: {errors.shown(name)} is not one of {known}{near}.")
         if model is not None:
             _check_needs(name, model)
         PROTOCOLS[name].check(config)

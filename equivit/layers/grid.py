@@ -5,6 +5,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from equivit import errors
+
 
 class Layout(NamedTuple):
     """Where the tokens of a sequence lie: all that is static about them.
@@ -22,10 +24,9 @@ def check_grid(image_size: tuple[int, ...], patch_size: tuple[int, int], name: s
     """The token grid (h, w); ValueError when the patch does not divide the image."""
     for axis, size, patch in zip(("height", "width"), image_size, patch_size, strict=True):
         if size % patch or size < patch:
-            lower = max(1, size // patch) * patch
             raise ValueError(
                 f"{name} {image_size[0]}x{image_size[1]}: the {axis} {size} is not divisible by the patch {axis} "
-                f"{patch}; the nearest are {lower} and {lower + patch}."
+                f"{patch}; {errors.multiples(size, patch)}."
             )
     return image_size[0] // patch_size[0], image_size[1] // patch_size[1]
 

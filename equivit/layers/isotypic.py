@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from equivit import errors
 from equivit.layers.attention import attend, attention_weights
 from equivit.layers.dense import WEIGHT_INIT, patchify, uniform, unpatchify
 from equivit.layers.grid import Layout
@@ -38,10 +39,9 @@ except ImportError as error:
 def channels(name: str, width: int, group: Group) -> int:
     """Channels per component, width / order; ValueError when the order does not divide the width."""
     if width % group.order:
-        lower = width // group.order * group.order
         raise ValueError(
             f"{name}: width {width} must be divisible by {group.order}, the order of the {group.name} group; "
-            f"the nearest are {lower} and {lower + group.order}."
+            f"{errors.multiples(width, group.order)}."
         )
     return width // group.order
 
@@ -257,9 +257,7 @@ def fundamental_domain(size: tuple[int, int], group: Group, name: str = "patch s
     h, w = size
     if group is FLIP:
         if w % 2:
-            raise ValueError(
-                f"{name} {h}x{w}: the width must be even for the flip group; nearest are {w - 1}, {w + 1}."
-            )
+            raise ValueError(f"{name} {h}x{w}: the width must be even for the flip group; {errors.multiples(w, 2)}.")
         return h, w // 2
     if h != w or h % 2 or h < 4:
         lower = max(4, h // 2 * 2)

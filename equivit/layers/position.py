@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from equivit import errors
 from equivit.layers.isotypic import channels, line_names
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic
@@ -119,8 +120,7 @@ class SinCos:
 
     def __post_init__(self):
         if self.width % 4:
-            nearest = max(4, round(self.width / 4) * 4)
-            raise ValueError(f"SinCos: {self.width=} must be divisible by 4; the nearest is {nearest}.")
+            raise ValueError(f"SinCos: width={self.width} must be divisible by 4; {errors.multiples(self.width, 4)}.")
 
     def __call__(self, grid: tuple[int, int]) -> jax.Array:
         return jnp.asarray(self.table(grid))

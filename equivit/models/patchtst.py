@@ -16,13 +16,14 @@ Sources: PatchTST (arXiv 2211.14730); Jumbo, Section 4.5 and Appendices A.3.2 an
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from equivit import errors
+from equivit import constraints
+from equivit.constraints import Below1, Depth, NonNegativeInt, OneOf, PositiveInt
 from equivit.layers import dense
 from equivit.layers.batch_norm import BatchNorm
 from equivit.layers.drop import dropout as drop
@@ -36,7 +37,6 @@ from equivit.models.model import Preset
 
 NORMS = {"layer": dense.LayerNorm, "batch": BatchNorm}
 PADDINGS = {"repeat": "edge", "zero": "constant"}  # the modes of jnp.pad
-CHOICES = dict(norm=tuple(NORMS), padding=tuple(PADDINGS), pool=("class", "last"), jumbo_ffn=("shared", "per_layer"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,33 +66,30 @@ class PatchTSTConfig:
       dropout: probability of zeroing an entry of the embedding or a branch, used when a key is given.
     """
 
-    length: int
-    channels: int
-    num_classes: int | None
-    patches: int = 8
-    width: int = 128
-    depth: int = 3
-    num_heads: int = 16
-    mlp_dim: int = 256
-    registers: int = 0
-    jumbo: int = 1
-    jumbo_mlp: int = 2
-    jumbo_ffn: str = "shared"
-    norm: str = "layer"
+    length: PositiveInt
+    channels: PositiveInt
+    num_classes: PositiveInt | None
+    patches: PositiveInt = 8
+    width: PositiveInt = 128
+    depth: Depth = 3
+    num_heads: PositiveInt = 16
+    mlp_dim: PositiveInt = 256
+    registers: NonNegativeInt = 0
+    jumbo: PositiveInt = 1
+    jumbo_mlp: PositiveInt = 2
+    jumbo_ffn: Literal["shared", "per_layer"] = "shared"
+    norm: Annotated[str, OneOf(NORMS)] = "layer"
     norm_first: bool = True
     residual_attention: bool = False
-    pool: str = "class"
-    padding: str = "repeat"
-    dropout: float = 0.0
+    pool: Literal["class", "last"] = "class"
+    padding: Annotated[str, OneOf(PADDINGS)] = "repeat"
+    dropout: Below1 = 0.0
 
     def __post_init__(self):
-        for name, known in CHOICES.items():
-            errors.one_of(f"PatchTST: {name}", getattr(self, name), known)
-        for name in ("length", "channels", "patches", "width", "depth", "jumbo"):
-            if (value := getattr(self, name)) < 1:
-                raise ValueError(f"PatchTST: {name}={value} must be at least 1.")
         if self.registers is None:
-            object.__setattr__(self, "registers", equal_cost_registers(self.width, self.patches, JUMBO))
+            sizes = dataclasses.replace(self, registers=0)  # which checks them
+            object.__setattr__(self, "registers", equal_cost_registers(sizes.width, sizes.patches, JUMBO))
+        constraints.check_fields(self, "PatchTST")
         if self.pool == "last" and (self.jumbo > 1 or self.registers):
             raise ValueError(
                 f"PatchTST: pool='last' has patch tokens only, but jumbo={self.jumbo} and registers={self.registers}; "

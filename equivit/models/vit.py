@@ -118,7 +118,8 @@ class ViT(nnx.Module):
           ValueError: a block is not equivariant.
         """
         if wrong := [i for i in blocks if not 0 <= i < self.config.k]:
-            raise ValueError(f"ViT.fields: blocks {wrong} carry no field; blocks 0 to {self.config.k - 1} do.")
+            those = f"blocks 0 to {self.config.k - 1} do" if self.config.k else "no block of this model does"
+            raise ValueError(f"ViT.fields: blocks {wrong} carry no field; {those}.")
         x, layout = self.embed(images, keep, mask)
         return self.trunk(x, layout, capture=blocks, key=key)[1].outputs
 

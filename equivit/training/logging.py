@@ -17,10 +17,12 @@ from tensorboardX import summary
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto import event_pb2
 
-from equivit import errors
+from equivit import constraints
+from equivit.constraints import PositiveInt
 from equivit.training import files
 
 DEFAULTS = dict(every_steps=50, tensorboard=True)  # of the `log` section
+TYPES = dict(every_steps=PositiveInt, tensorboard=bool)
 _log = logging.getLogger("equivit")
 _messages = cast(Any, event_pb2)  # its classes are made when it is imported
 IN_FLIGHT = 2  # steps the device may be behind: enough to keep it busy, few enough to hold few batches
@@ -208,4 +210,4 @@ def _line(metrics):
 
 def check(section: ConfigDict) -> None:
     """ValueError for an impossible value in the `log` section."""
-    errors.whole("config.log.every_steps", section.every_steps)
+    constraints.check_section("config.log", section, TYPES)

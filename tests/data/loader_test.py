@@ -216,7 +216,7 @@ def test_workers_outlive_signals_but_not_their_parent(section):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 9, "process_count": 4}, "batch_size=9 must be positive and divisible .* nearest are 8, 12"),
+        ({"batch_size": 9, "process_count": 4}, "batch_size=9 must be positive and divisible .* nearest are 8 and 12"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"batch_size": 2000}, "batch_size=2000 must not exceed the 1437 samples"),
         ({"batch_size": 8, "process_index": 2, "process_count": 2}, r"process_index=2 must lie in 0\.\.1"),

@@ -187,7 +187,7 @@ def test_the_protocol_on_a_mesh_equals_one_device(model, stream):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"momentum": 1.5}, "momentum=1.5 must lie in 0..1"),
+        ({"momentum": 1.5}, r"momentum=1.5 must be in \[0, 1\]"),
         ({"official": True, "reset_below": 0.3}, "the public code always takes 0.2"),
     ],
 )

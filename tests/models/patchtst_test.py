@@ -214,7 +214,7 @@ def test_any_batch_axes(series):
         ("patchtst", dict(registers_=4), "'registers_' is not one of its options; did you mean registers"),
         ("patchtst", dict(norm="group"), "norm='group' is not one of layer, batch"),
         ("patchtst_public", dict(jumbo=4), "pool='last' has patch tokens only, but jumbo=4"),
-        ("patchtst", dict(patches=0), "patches=0 must be at least 1"),
+        ("patchtst", dict(patches=0), "patches=0 must be a positive whole number"),
     ],
 )
 def test_bad_configurations_are_refused(name, fields, message):
