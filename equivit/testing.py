@@ -1,4 +1,4 @@
-"""Public checks of symmetry, for your own layers and models too."""
+"""Public checks of symmetry, also for your own layers and models."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,14 +10,14 @@ from flax import nnx
 
 from equivit import logical
 from equivit.symmetry import fields
-from equivit.symmetry.fields import Isotypic
+from equivit.symmetry.fields import Isotypic, Tokens
 from equivit.symmetry.groups import Group
 
 
 def assert_equivariant(
     fn: Callable,
     group: Group,
-    x,
+    x: Tokens,
     input: str = "image",
     output: str = "invariant",
     prefix: int = 0,
@@ -33,11 +33,11 @@ def assert_equivariant(
       x: images [*B, H, W, C], or a field.
       input: "image" or "field", how g acts on x.
       output: "invariant" (g does nothing), "image", or "field".
-      prefix: class and register tokens of fields, which do not move.
-      tol: largest deviation allowed, relative to the largest entry of the output; None: 1e-5 in float32, 1e-10 in
+      prefix: number of class and register tokens in fields, which do not move.
+      tol: largest allowed deviation, relative to the largest entry of the output; None: 1e-5 in float32, 1e-10 in
         float64, 5e-2 in bfloat16.
       grid: (h, w) of an input field's tokens.
-      output_grid: (h, w) of an output field's tokens, upright; None: that of the input field.
+      output_grid: (h, w) of an output field's tokens for the untransformed x; None: `grid`.
 
     Returns:
       The largest relative deviation.
@@ -50,27 +50,28 @@ def assert_equivariant(
     upright, worst = fn(x), 0.0
     chex.assert_tree_all_finite(upright)
     if not (size := _largest(upright)):
-        raise AssertionError("assert_equivariant: the output is zero, which shows nothing; give random parameters.")
+        raise AssertionError("assert_equivariant: the output is zero, which proves nothing; use random parameters.")
     tol = _tolerance(upright) if tol is None else tol
     for g in group.elements:
         y = fn(_act(g, x, input, grid, prefix))
         expected = _act(g, upright, output, output_grid or grid, prefix)
         for part, (a, b) in _parts(group, y, expected).items():
             what = f"{group.name} element {g!r}: {part}"
-            chex.assert_equal_shape((a, b), custom_message=f"{what} has another shape.")
+            chex.assert_equal_shape((a, b), custom_message=f"{what} has a different shape.")
             gap = _largest(a - b) / size
             try:
                 chex.assert_trees_all_close(_wide(a), _wide(b), rtol=0, atol=tol * size)
-            except AssertionError as error:  # which shows the entries that are off
+            except AssertionError as error:  # its message shows the wrong entries
                 raise AssertionError(f"{what} deviates by {gap:.2e} (relative; {tol=:.0e}).") from error
             worst = max(worst, gap)
     return worst
 
 
 def randomise(module: nnx.Module, key: jax.Array) -> nnx.Module:
-    """A copy whose every parameter is random, so that no zero hides an error.
+    """A copy with all parameters random, so that no zero hides an error.
 
-    Scales are near 1, biases and tokens of size 1/2, matrices of unit gain.  Parameters keep their type.
+    Scales are near 1, biases and tokens have standard deviation 1/2, matrices have unit gain.  Parameters keep their
+    dtype.
     """
 
     def draw(name, index, array):
@@ -92,7 +93,7 @@ def _check_kinds(input, output, grid, output_grid):
     if input == "field" and grid is None:
         raise ValueError("assert_equivariant: input='field' needs grid=(h, w), the token grid.")
     if output == "field" and grid is None and output_grid is None:
-        raise ValueError("assert_equivariant: output='field' needs output_grid=(h, w), the upright token grid.")
+        raise ValueError("assert_equivariant: output='field' needs output_grid=(h, w), the token grid of fn(x).")
 
 
 def _act(g, x, kind, grid, prefix):
@@ -102,7 +103,7 @@ def _act(g, x, kind, grid, prefix):
 
 
 def _parts(group, y, expected) -> dict[str, tuple[Any, Any]]:
-    """Pairs to compare, by the name that an error gives them."""
+    """Pairs to compare, by their name in errors."""
     if isinstance(expected, Isotypic):
         pairs = {f"irrep {i.name}": (y.lines[k], expected.lines[k]) for k, i in enumerate(group.lines)}
         return pairs | {f"irrep {i.name}": (y.planes, expected.planes) for i in group.planes}
@@ -115,7 +116,7 @@ def _largest(tree) -> float:
 
 
 def _wide(tree):
-    """In float32 at least."""
+    """Cast to at least float32."""
     return jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)), tree)
 
 

@@ -1,4 +1,4 @@
-"""equivit's kernels: one operation per file, each with its reference in plain jnp; `dispatch.py` chooses."""
+"""equivit's kernels: one operation per file, each with its reference in plain jnp; `dispatch.py` chooses one."""
 
 from kernels.dispatch import using
 

@@ -2,8 +2,8 @@
 
 A source is one split, and an example is a dict.  `reading.py` decodes two of its entries: "image", a uint8 array
 [H, W, C] or the bytes of an image file, and "map", the label of each pixel, an integer array [H, W] or the bytes of a
-PNG file.  Others reach the transform as they are: "label" is an int.  Where an example may have any number of labels,
-it is a tuple, and the source has `label_sets = True`.  Sources are small to pickle, because every worker gets a copy.
+PNG file.  Other entries reach the transform unchanged: "label" is an int or, if examples may have any number of
+labels, a tuple; then the source has `label_sets = True`.  Pickled sources are small, since every worker gets a copy.
 """
 
 import pathlib
@@ -34,14 +34,14 @@ class Source(Protocol):
         ...
 
     def where(self, index: int) -> str:
-        """What a message calls this example."""
+        """The name of this example in messages."""
         ...
 
 
 class Digits:
     """scikit-learn's handwritten digits: 1797 grey images of 8x8, ten classes, no download.
 
-    Splits: a permutation with fixed seed gives 1437 images to `train` and 360 to `test`.  The writers are not known, so
+    Splits: a permutation with fixed seed gives 1437 images to `train` and 360 to `test`.  The writers are unknown, so
     one writer's digits may be in both.  The stored values 0..16 are scaled to 0..255.
     """
 
@@ -49,7 +49,7 @@ class Digits:
     classes = tuple("0123456789")
 
     def __init__(self, split: str):
-        from sklearn import datasets  # slow to import, and needed here alone
+        from sklearn import datasets  # slow to import, and only needed here
 
         check_split("digits", split, ("train", "test"))
         images, labels = datasets.load_digits(return_X_y=True)
@@ -73,7 +73,7 @@ class Digits:
 class Synthetic:
     """Bright discs on noise, made on demand at any size; the radius of the disc is the class, one of ten.
 
-    For quick runs: the label is a function of the image, unchanged by flips and turns, so every model can learn it.
+    For quick runs: the label is invariant under flips and rotations of the image, so every model can learn it.
     Splits: `train` (2048 images) and `test` (512).
     """
 
@@ -87,7 +87,7 @@ class Synthetic:
         return {"train": 2048, "test": 512}[self.split]
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        rng = np.random.default_rng([len(self), index])  # the length tells the splits apart
+        rng = np.random.default_rng([len(self), index])  # the length distinguishes the splits
         label = int(rng.integers(10))
         height, width = self.image_size
         side = min(height, width)
@@ -104,7 +104,7 @@ class Synthetic:
 
 
 class Blank:
-    """One black image with the entries asked for, from which `loader.shapes` knows what a batch holds."""
+    """One black image with the given entries, from which `loader.shapes` gets the shapes of a batch."""
 
     classes = ()
 
@@ -122,7 +122,7 @@ class Blank:
         return {name: example[name] for name in self.entries}
 
     def where(self, index: int) -> str:
-        """What a message calls it."""
+        """The name of the example in messages."""
         return "a black image"
 
 
@@ -131,8 +131,8 @@ class Npz:
 
     Images: `<split>_image` uint8 [N, H, W, C], or image files in one blob, `<split>_jpeg` uint8 [bytes] and
     `<split>_offset` int [N + 1]; image i is `jpeg[offset[i]:offset[i + 1]]`.  Labels: `<split>_label` int [N], or the
-    label of each pixel, `<split>_map` (or `<split>_mask`) int [N, H, W], or both.  `classes` holds the names.  Maps may
-    hold other numbers for pixels without a class; the objective must know them.
+    label of each pixel, `<split>_map` (or `<split>_mask`) int [N, H, W], or both.  `classes` has the names.  Maps may
+    have other numbers for pixels without a class; the objective must know them.
     """
 
     def __init__(self, path: str, split: str):
@@ -140,7 +140,7 @@ class Npz:
         if not self.path.is_file():
             raise FileNotFoundError(f"npz:{path}: there is no file {self.path}.")
         if not zipfile.is_zipfile(self.path):
-            raise ValueError(f"npz:{path}: this is not an .npz file, or it is damaged; np.savez writes them.")
+            raise ValueError(f"npz:{path}: this is not an .npz file, or it is damaged; np.savez writes such files.")
         with np.load(self.path) as file:
             keys = set(file)
             check_split(f"npz:{path}", split, _npz_splits(keys))
@@ -175,7 +175,7 @@ class Npz:
             return
         if not 0 <= self.labels.min() <= self.labels.max() < len(self.classes):
             raise ValueError(
-                f"{where}_label lies in {self.labels.min()}..{self.labels.max()}; {len(self.classes)} classes allow "
+                f"{where}_label is in {self.labels.min()}..{self.labels.max()}; {len(self.classes)} classes allow "
                 f"0..{len(self.classes) - 1}."
             )
 
@@ -201,7 +201,7 @@ class Npz:
         return example
 
     def where(self, index: int) -> str:
-        """The example's place in the file."""
+        """The example's position in the file."""
         return f"{self.path} {self.split}[{index}]"
 
 
@@ -228,12 +228,12 @@ class Subset:
         return self.source[int(self.rows[index])]
 
     def where(self, index: int) -> str:
-        """The example's place in the whole source."""
+        """The example's position in the whole source."""
         return self.source.where(int(self.rows[index]))
 
 
 def open_source(config: ml_collections.ConfigDict, split: str) -> Source:
-    """Opens one split of the `data` section's source, cut to `train_examples` or `eval_examples`.
+    """Opens one split of the `data` section's source, limited to `train_examples` or `eval_examples`.
 
     Raises:
       ValueError: for an unknown source or split, or a limit above the size of the split.
@@ -243,7 +243,7 @@ def open_source(config: ml_collections.ConfigDict, split: str) -> Source:
     kinds = {"digits": False, "synthetic": False, "npz": True, "folder": True, "tfds": True}  # True: needs an argument
     if kind not in kinds:
         near = errors.nearest(kind, kinds)
-        raise ValueError(f"config.data.source={config.source!r} is none of {_forms(kinds)}{near}.")
+        raise ValueError(f"config.data.source={config.source!r} is not one of {_forms(kinds)}{near}.")
     if kinds[kind] != bool(argument):
         raise ValueError(f"config.data.source={config.source!r} must have the form {_forms({kind: kinds[kind]})}.")
     if kind == "digits":
@@ -257,9 +257,9 @@ def open_source(config: ml_collections.ConfigDict, split: str) -> Source:
     else:
         source = directories.Tfds(argument, split)
     if not len(source):
-        raise ValueError(f"config.data.source={config.source!r}: split {split!r} holds no examples.")
+        raise ValueError(f"config.data.source={config.source!r}: split {split!r} has no examples.")
     limits = {config.split: ("train_examples", config.train_examples)}
-    limits[config.eval_split] = ("eval_examples", config.eval_examples)  # last, so that it wins if the splits are one
+    limits[config.eval_split] = ("eval_examples", config.eval_examples)  # last: it wins if both are the same split
     return _limited(source, *limits.get(split, ("", None)))
 
 
@@ -269,7 +269,7 @@ def has_label_sets(source: Source) -> bool:
 
 
 def present(source: Source) -> np.ndarray:
-    """The classes that have an example in this split, int [K], sorted.  Reads the split where nothing lists its labels.
+    """The classes with an example in this split, int [K], sorted.  Reads the split if the source does not list labels.
 
     ImageNet-R is such a split: 200 of ImageNet's 1000 classes.
     """
@@ -286,7 +286,7 @@ def present(source: Source) -> np.ndarray:
 def check_split(source: str, split: str, known: tuple[str, ...] | list[str]) -> None:
     """Raises ValueError if `split` is not one of the `known` splits of a source."""
     if split not in known:
-        raise ValueError(f"{source}: split {split!r} is not there; splits: {', '.join(known) or 'none'}.")
+        raise ValueError(f"{source}: there is no split {split!r}; splits: {', '.join(known) or 'none'}.")
 
 
 def _limited(source: Source, key: str, limit: int | None) -> Source:
@@ -294,12 +294,12 @@ def _limited(source: Source, key: str, limit: int | None) -> Source:
     if limit is None:
         return source
     if not 1 <= limit <= len(source):
-        raise ValueError(f"config.data.{key}={limit} must lie in 1..{len(source)}, the size of the split.")
+        raise ValueError(f"config.data.{key}={limit} must be in 1..{len(source)}, the size of the split.")
     rows = np.random.default_rng(0).permutation(len(source))[:limit]
     return Subset(source, np.sort(rows))
 
 
 def _forms(kinds: dict[str, bool]) -> str:
-    """What the user writes for each kind of source."""
+    """How a config names each kind of source."""
     arguments = {"npz": "<file>", "folder": "<dir>", "tfds": "<name>"}
     return ", ".join(f"'{kind}:{arguments[kind]}'" if needed else f"'{kind}'" for kind, needed in kinds.items())

@@ -17,7 +17,7 @@ DEFAULTS = dict(
 
 
 def check(section: ConfigDict) -> None:
-    """ValueError for an impossible value; which protocols suit the model is checked in evaluation/suite.py."""
+    """ValueError for an invalid value; evaluation/suite.py checks that the protocols fit the model."""
     errors.number("config.evaluation.every_epochs", section.every_epochs, "positive", optional=True)
     for severity in section.severities or (None,):
         errors.one_of("config.evaluation.severities", severity, SEVERITIES)

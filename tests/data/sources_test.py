@@ -82,7 +82,7 @@ def test_both_layouts_of_npz(section, npz):
     np.testing.assert_allclose(values_of(source), 40 * np.arange(5), atol=2)  # JPEG is not exact
     assert values_of(pickle.loads(pickle.dumps(source))) == values_of(source)
     assert len(pickle.dumps(source)) < 1000  # a worker opens the file itself
-    with pytest.raises(ValueError, match="split 'val' is not there; splits: test, train"):
+    with pytest.raises(ValueError, match="there is no split 'val'; splits: test, train"):
         sources.open_source(config, "val")
 
 
@@ -97,7 +97,7 @@ def test_npz_with_label_maps(section, npz, kind, labelled):
     assert np.array_equal(np.stack([example["map"] for example in examples]), maps)
     assert [example.get("label") for example in examples] == ([0, 1, 0, 1, 0] if labelled else [None] * 5)
     if not labelled:
-        with pytest.raises(ValueError, match="split 'test' is not there; splits: train"):
+        with pytest.raises(ValueError, match="there is no split 'test'; splits: train"):
             sources.open_source(section(source=f"npz:{npz}"), "test")
 
 
@@ -127,7 +127,7 @@ def test_label_maps_are_read_exactly_and_must_fit_their_images():
         ({"a_image": np.zeros((3, 4, 4), np.uint8)}, r"image must be uint8 \[N, H, W, C\], not uint8 \[3, 4, 4\]"),
         ({"a_image": np.zeros((3, 4, 4, 1), np.float32)}, r"image must be uint8 .* not float32"),
         ({"a_label": np.zeros(2, int)}, "a_label has 2 entries for 3 images"),
-        ({"a_label": np.array([0, 1, 2])}, r"a_label lies in 0\.\.2; 2 classes allow 0\.\.1"),
+        ({"a_label": np.array([0, 1, 2])}, r"a_label is in 0\.\.2; 2 classes allow 0\.\.1"),
         ({"classes": None}, "`classes`, the names of the classes, is missing"),
     ],
 )
@@ -223,7 +223,7 @@ def test_a_prepared_tfds_data_set(section, prepared):
     assert labels_of(source) == [round(value / 20) % 3 for value in values_of(source)]
     assert values_of(pickle.loads(pickle.dumps(source))) == values_of(source)
     assert len(sources.open_source(section(source="tfds:tiny:1.10.0"), "train[:30%]")) == 3
-    with pytest.raises(ValueError, match="tfds:tiny: split 'val' is not there; splits: test, train"):
+    with pytest.raises(ValueError, match="tfds:tiny: there is no split 'val'; splits: test, train"):
         sources.open_source(config, "val")
 
 
@@ -239,14 +239,14 @@ def test_a_tfds_data_set_that_is_not_prepared(section, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"source": "digit"}, ValueError, "source='digit' is none of .* nearest is 'digits'"),
+        ({"source": "digit"}, ValueError, "source='digit' is not one of .* nearest is 'digits'"),
         ({"source": "npz"}, ValueError, "source='npz' must have the form 'npz:<file>'"),
         ({"source": "digits:x"}, ValueError, "source='digits:x' must have the form 'digits'"),
         ({"source": "npz:/nowhere.npz"}, FileNotFoundError, "there is no file /nowhere.npz"),
         ({"source": "folder:/nowhere"}, FileNotFoundError, "there is no directory /nowhere"),
-        ({"split": "val"}, ValueError, "digits: split 'val' is not there; splits: train, test"),
-        ({"train_examples": 1438}, ValueError, r"train_examples=1438 must lie in 1\.\.1437"),
-        ({"train_examples": 0}, ValueError, r"train_examples=0 must lie in 1\.\.1437"),
+        ({"split": "val"}, ValueError, "digits: there is no split 'val'; splits: train, test"),
+        ({"train_examples": 1438}, ValueError, r"train_examples=1438 must be in 1\.\.1437"),
+        ({"train_examples": 0}, ValueError, r"train_examples=0 must be in 1\.\.1437"),
     ],
 )
 def test_errors_name_the_thing_the_value_and_the_rule(section, changes, error, message):

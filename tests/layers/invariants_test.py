@@ -88,5 +88,5 @@ def test_absolute_values_of_all_components_are_not_invariant():
 def test_unknown_and_impossible_kinds_are_refused():
     with pytest.raises(ValueError, match="invariantization 'power' is not one of linear"):
         create(OCTIC, "power")
-    with pytest.raises(ValueError, match="octic group only, not for flip; power_spectrum is for both"):
+    with pytest.raises(ValueError, match="only for the octic group, not for flip; power_spectrum works for both"):
         create(FLIP, "polynomial")

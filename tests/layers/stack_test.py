@@ -83,7 +83,7 @@ def test_depth_costs_no_program():
 
 
 def test_index_out_of_range_is_refused():
-    with pytest.raises(IndexError, match="block 5 of 5; the blocks are 0 to 4"):
+    with pytest.raises(IndexError, match="there is no block 5; the blocks are 0 to 4"):
         stack()[5]
     with pytest.raises(ValueError, match="remat='some' is not one of"):
         stack(remat="some")
@@ -166,7 +166,7 @@ def test_a_block_that_makes_variables_is_refused():
             self.new = nnx.BatchStat(x.mean())
             return x
 
-    with pytest.raises(ValueError, match=r"Growing made \['new'\] when called"):
+    with pytest.raises(ValueError, match=r"Growing created \['new'\] when called"):
         Stack([(2, Growing)], rngs=nnx.Rngs(0))(X)
 
 

@@ -227,7 +227,7 @@ def test_bad_series_are_refused(series):
         make("plain")(series[:, 1:])
     with pytest.raises(ValueError, match="no head"):
         make("plain", num_classes=None)(series)
-    with pytest.raises(IndexError, match=r"block 2 of 2; the blocks are 0 to 1"):
+    with pytest.raises(IndexError, match=r"there is no block 2; the blocks are 0 to 1"):
         make("plain").features(series, blocks=(1, 2))
     with pytest.raises(ValueError, match="num_heads=3 must divide width=16"):
         make("plain", num_heads=3)
