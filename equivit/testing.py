@@ -85,7 +85,7 @@ def randomise(module: nnx.Module, key: jax.Array) -> nnx.Module:
     return logical.from_logical(module, {n: draw(n, i, a) for i, (n, a) in enumerate(tensors.items())})
 
 
-def _check_kinds(input, output, grid, output_grid):
+def _check_kinds(input: str, output: str, grid: tuple[int, int] | None, output_grid: tuple[int, int] | None) -> None:
     if input not in ("image", "field"):
         raise ValueError(f"assert_equivariant: {input=} must be 'image' or 'field'.")
     if output not in ("invariant", "image", "field"):

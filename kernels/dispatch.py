@@ -153,7 +153,7 @@ def _on_shards(kernel, *, plain, fields, weights):
     )
 
 
-def _fold(array, is_batched, size):
+def _fold(array: jax.Array, is_batched: bool, size: int) -> jax.Array:
     """[size, k, *B, N, c] -> [k, size, *B, N, c]; an array without the new axis is broadcast."""
     if is_batched:
         return jnp.moveaxis(array, 0, 1)

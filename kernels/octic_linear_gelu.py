@@ -9,6 +9,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from kernels import d8_gelu, dispatch, tpu_blocks
 from kernels.pointwise import gelu, to_isotypic, to_regular
@@ -117,7 +118,7 @@ def _forward(lines, planes, w_lines, w_planes, bias, *, implementation):
     return dispatch.run(NAME, implementation, plain, kernels, (lines, planes), (w_lines, w_planes, bias))
 
 
-def _check_weights(c, w_lines, w_planes, bias):
+def _check_weights(c: int, w_lines: jax.Array, w_planes: jax.Array, bias: jax.Array) -> None:
     f = bias.shape[-1] if bias.ndim else 0
     expected = ((4, c, f), (2 * c, 2 * f), (f,))
     shapes = (w_lines.shape, w_planes.shape, bias.shape)
@@ -155,7 +156,7 @@ def _forward_tpu(lines, planes, w_lines, w_planes, bias, *, interpret=False):
     return tpu_blocks.call(tile, (lines, planes), weights, channels=channels, name=NAME, interpret=interpret)
 
 
-def _precision(dtype):
+def _precision(dtype: DTypeLike) -> jax.lax.Precision:
     """Mosaic has two precisions; float32 products use the higher one unless the default was requested."""
     asked = jax.config.jax_default_matmul_precision  # set at run time  # pyright: ignore[reportAttributeAccessIssue]
     exact = dtype == jnp.float32 and asked not in (None, "default", "fastest", "bfloat16")

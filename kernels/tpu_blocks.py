@@ -122,11 +122,11 @@ def _plan(batch: Sequence[int], tokens: int, most: int) -> tuple[int, int, int, 
     return images, n, _up(pl.cdiv(n, pl.cdiv(n, most // step * step)), step), step
 
 
-def _most_rows(dtype, channels, weight_bytes):
+def _most_rows(dtype: DTypeLike, channels: Sequence[int], weight_bytes: int) -> int:
     """Most rows of a block; each array is padded to whole registers and double-buffered."""
     lanes = sum(4 * _up(c, LANES) + 2 * _up(2 * c, LANES) for c in channels)
     return (VMEM_BYTES - weight_bytes) // (2 * lanes * jnp.dtype(dtype).itemsize)
 
 
-def _up(size, unit):
+def _up(size: int, unit: int) -> int:
     return -(-size // unit) * unit

@@ -44,7 +44,7 @@ def load(name: str, *, directory: str | None = None, normalize: str = "training"
 
     Args:
       name: "synthetic", or the name of the data set and its files.
-      directory: holds `<name>.npz`, or `<name>_TRAIN.ts` or `.tsv` and `_TEST` beside it or in a folder `<name>`.
+      directory: holds `<name>.npz`, or `<name>_TRAIN.ts` or `.tsv` and `_TEST` next to it or in a folder `<name>`.
         None: read by aeon.
       normalize: "training": each channel by mean and standard deviation of the training series, which keeps the scale
         of a series; "series": each channel of each series by its own; "none".  Missing values are ignored.

@@ -108,7 +108,7 @@ class Run:
         return predictions.extractor(self.model, self.data.mean, self.data.std, self.precision)
 
     def open(self, *, batch_size: int | None = None, shuffle: bool = False) -> EvaluationPipeline:
-        """The evaluation split; the batch size is rounded up to a multiple of the devices.
+        """The evaluation split; the batch size is rounded up to a multiple of the number of devices.
 
         Raises:
           ValueError: the data cannot be read, or the protocol needs logits and the model has another number of classes.

@@ -60,14 +60,14 @@ def _has_cudnn() -> bool:
     return jax.default_backend() == "gpu" and "cuda" in jax.devices()[0].client.platform_version.lower()
 
 
-def _logits(q, k):
+def _logits(q: Parts, k: Parts) -> jax.Array:
     scale = 1 / math.sqrt(sum(part.shape[-1] for part in q))
     products = (jnp.einsum("...nd,...md->...nm", a * scale, b) for a, b in zip(q, k, strict=True))
     logits = functools.reduce(operator.add, products)
     return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
 
-def _xla(q, k, v):
+def _xla(q: Parts, k: Parts, v: Parts) -> Parts:
     logits = _logits(q, k)
     weights = jnp.exp(logits - jax.lax.stop_gradient(logits.max(-1, keepdims=True)))
     # Dividing the result, not the weights, saves a pass over N x M entries.

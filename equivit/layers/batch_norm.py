@@ -31,7 +31,7 @@ class BatchNorm(nnx.Module):
             y = y if self.scale is None or self.bias is None else y * self.scale[...] + self.bias[...]
             return y.astype(x.dtype)
 
-    def _measured(self, y):
+    def _measured(self, y: jax.Array) -> tuple[jax.Array, jax.Array]:
         axes, count = tuple(range(y.ndim - 1)), math.prod(y.shape[:-1])
         mean, variance = y.mean(axes), y.var(axes)
         unbiased = variance * (count / max(count - 1, 1))

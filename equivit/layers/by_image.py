@@ -6,7 +6,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from equivit.symmetry.fields import TokensT
+from equivit.symmetry.fields import Tokens, TokensT
 
 # Size of a group of images, in bytes.  A block's hidden field is four times as large; it, the products before it and
 # their transforms then stay in a cache of a few megabytes, and the next group reuses their memory.
@@ -28,12 +28,12 @@ def by_image(function: Callable[[TokensT], TokensT], x: TokensT) -> TokensT:
     return jax.lax.platform_dependent(x, cpu=lambda x: _in_groups(function, x, group), default=function)
 
 
-def _images(x) -> int:
+def _images(x: Tokens) -> int:
     """The number of images on axis -3; 0 if there is no such axis or its size is symbolic (`jax.export`)."""
     return x.shape[-3] if len(x.shape) > 2 and isinstance(x.shape[-3], int) else 0
 
 
-def _group(x, images) -> int:
+def _group(x: Tokens, images: int) -> int:
     """The largest number of images that fits in a group and divides `images`."""
     image = math.prod(x.shape) // images * x.dtype.itemsize
     if image < IMAGE_BYTES:
@@ -41,7 +41,7 @@ def _group(x, images) -> int:
     return max(n for n in range(1, images + 1) if images % n == 0 and (n == 1 or n * image <= GROUP_BYTES))
 
 
-def _in_groups(function, x, group):
+def _in_groups(function: Callable[[TokensT], TokensT], x: TokensT, group: int) -> TokensT:
     def split(leaf):
         shape = (*leaf.shape[:-3], leaf.shape[-3] // group, group, *leaf.shape[-2:])
         return jnp.moveaxis(leaf.reshape(shape), -4, 0)

@@ -41,5 +41,5 @@ def drop_path(x: TokensT, rate: float | jax.Array, key: jax.Array | None) -> Tok
     return jax.tree.map(lambda leaf: jnp.where(kept, leaf / (1 - rate), 0), x)
 
 
-def _is_zero(rate) -> bool:
+def _is_zero(rate: float | jax.Array) -> bool:
     return isinstance(rate, float | int) and not rate

@@ -131,7 +131,7 @@ def create(kind: str, width: int, *, group: Group, rngs: nnx.Rngs) -> Any:
     return KINDS[kind](width, group=group, **learned)
 
 
-def _octic_channels(name, width, group):
+def _octic_channels(name: str, width: int, group: Group) -> int:
     if group is not OCTIC:
         raise ValueError(
             f"{name} is defined only for the octic group, not for {group.name}; power_spectrum works for both."

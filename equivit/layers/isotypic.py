@@ -7,6 +7,7 @@ Source: octic ViTs, Section 3.2; for FLIP, "Flopping for FLOPs" (arXiv 2502.0516
 
 import importlib.util
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -270,7 +271,7 @@ def fundamental_domain(size: tuple[int, int], group: Group, name: str = "patch s
     return h // 2, w // 2
 
 
-def _kernel_scale(group: Group):
+def _kernel_scale(group: Group) -> Callable[[int], float]:
     """Factors that give an unfolded kernel the variance of an unconstrained one."""
     if group is FLIP:
         return {1: math.sqrt(0.5)}.__getitem__

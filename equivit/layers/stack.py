@@ -216,7 +216,7 @@ def _several(block, begin, period, x, steps):
     return x, jax.tree.map(lambda *parts: jnp.stack(parts), *seen)
 
 
-def _state(module) -> dict[str, jax.Array]:
+def _state(module: nnx.Module) -> dict[str, jax.Array]:
     """The arrays of a module that are not parameters, by name."""
     state = nnx.to_flat_state(nnx.state(module, nnx.Not(nnx.Param)))
     return {".".join(map(str, path)): variable.get_value() for path, variable in state}
@@ -242,7 +242,7 @@ def _concatenated(parts):
     return parts[0] if len(parts) == 1 else jax.tree.map(lambda *a: jnp.concatenate(a), *parts)
 
 
-def _stacked(length: int, make, rngs: nnx.Rngs) -> nnx.Module:
+def _stacked(length: int, make: Callable[[nnx.Rngs], nnx.Module], rngs: nnx.Rngs) -> nnx.Module:
     keys = jax.random.split(rngs.params(), length)
     return jax.vmap(lambda key: make(nnx.Rngs(params=key)))(keys)
 

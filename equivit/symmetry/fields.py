@@ -214,13 +214,13 @@ def _pad(part: jax.Array, group: Group) -> jax.Array:
     return jnp.pad(part, ((0, 0), (0, h if group is OCTIC else 0), (0, w), (0, 0)))
 
 
-def _stay(array, axes):
+def _stay(array: jax.Array, axes: tuple[int, int]) -> jax.Array:
     return array
 
 
-def _turn(array, axes):
+def _turn(array: jax.Array, axes: tuple[int, int]) -> jax.Array:
     return jnp.rot90(array, 1, axes)
 
 
-def _mirror(array, axes):
+def _mirror(array: jax.Array, axes: tuple[int, int]) -> jax.Array:
     return jnp.flip(array, axes[1])
