@@ -74,7 +74,7 @@ class Run:
 
     Attributes:
       model: with its parameters as trained, in float32.
-      config: of the run; only `data`, `evaluation`, `precision`, `batch_size` and `seed` are used.
+      config: of the run; `data`, `evaluation`, `precision`, `batch_size` and `seed` are used.
       protocol: the protocol that runs.
       data: the `data` section to read, that of the config or a variant of it.
       stream: its name, for display.

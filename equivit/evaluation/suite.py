@@ -22,7 +22,7 @@ def evaluate(
 
     Args:
       model: offers what the protocols need (`protocol.offers`); its arrays are on the mesh, if there is one.
-      config: of the run; only `data`, `evaluation`, `precision`, `batch_size` and `seed` are used.
+      config: of the run; `data`, `evaluation`, `precision`, `batch_size` and `seed` are used.
       suite: as in `check`.
       track: shows progress; `track(batches, total, name)` yields the batches.
 

@@ -25,8 +25,8 @@ def check(config: ConfigDict) -> None:
     """ValueError unless `config.objective` has KEYS."""
     if not all(key in config.objective for key in KEYS):
         raise ValueError(
-            f"evaluation: config.objective.name={config.objective.name!r} does not define how a masked autoencoder is "
-            "masked; use a config with 'mae', such as configs/mae.py."
+            f"evaluation: config.objective.name={config.objective.name!r} does not define how images are masked; "
+            "use a config with 'mae', such as configs/mae.py."
         )
 
 
