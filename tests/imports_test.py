@@ -91,4 +91,4 @@ def test_another_package_of_the_name_kernels_is_told(tmp_path):
     command = [sys.executable, "-c", "import equivit.layers.isotypic"]
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert f"needs its own package `kernels`, and the one at ['{tmp_path}/kernels'] is another" in run.stderr
+    assert f"needs its own package `kernels`, but the one at ['{tmp_path}/kernels'] is a different one" in run.stderr

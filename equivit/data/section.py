@@ -27,10 +27,10 @@ DEFAULTS = dict(
     channels=None,  # None: as in the source
     train_examples=None,  # None: all
     eval_examples=None,
-    workers=0,  # processes that decode and augment
+    workers=0,  # worker processes that decode and augment
     max_pixels=reading.MAX_PIXELS,  # of an image file; a larger one counts as unreadable
     repeats=1,  # copies of an example in one batch (repeated augmentation)
-    crop_ratio=1.0,  # evaluation: share of the resized side that the centre crop keeps
+    crop_ratio=1.0,  # evaluation: fraction of the resized side that the centre crop keeps
     interpolation="bicubic",  # evaluation: of the resizing, which is antialiased; or "bilinear"
     corruption=None,  # evaluation: one of ImageNet-C's, such as "gaussian_noise" (data/corruptions.py)
     severity=5,  # of the corruption, 1 to 5
@@ -89,7 +89,7 @@ SOURCES = ("digits", "synthetic", "tfds:<name>", "folder:<dir>", "npz:<file>")
 
 
 def check(section: ConfigDict) -> None:
-    """ValueError for an impossible value; the number of channels is checked when the source is open."""
+    """ValueError for an invalid value; the number of channels is checked when the source is opened."""
     constraints.check_section("config.data", section, TYPES)
     if section.source.partition(":")[0] not in {source.partition(":")[0] for source in SOURCES}:
         errors.one_of("config.data.source", section.source, SOURCES)

@@ -27,7 +27,7 @@ TYPES: dict[str, Any] = dict(
 
 
 def check(section: ConfigDict) -> None:
-    """ValueError for an impossible value; which protocols suit the model is checked in evaluation/suite.py."""
+    """ValueError for an invalid value; evaluation/suite.py checks that the protocols fit the model."""
     constraints.check_section("config.evaluation", section, TYPES)
     settings = section.sar.to_dict()
     settings.pop("batch_size")

@@ -1,4 +1,4 @@
-"""Protocols by name, on the evaluation split of a config."""
+"""Runs protocols by name on the evaluation split of a config."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -21,17 +21,17 @@ def evaluate(
     Under a mesh (`jax.set_mesh`) batches are split over all its devices; every process gets the results.
 
     Args:
-      model: offers what the protocols need (`protocol.offers`); its arrays lie on the mesh, if there is one.
-      config: of the run; `data`, `evaluation`, `precision`, `batch_size` and `seed` count.
+      model: offers what the protocols need (`protocol.offers`); its arrays are on the mesh, if there is one.
+      config: of the run; `data`, `evaluation`, `precision`, `batch_size` and `seed` are used.
       suite: as in `check`.
       track: shows progress; `track(batches, total, name)` yields the batches.
 
     Returns:
-      The results of each protocol by its name; the protocol's file says what they are.
+      The results of each protocol by its name; the protocol's file describes them.
 
     Raises:
-      ValueError: as `check`, or the model does not fit the data, or the library of corruptions is missing.
-      FileNotFoundError: the data are not there.
+      ValueError: as `check`, or the model does not fit the data, or the corruption library is missing.
+      FileNotFoundError: the data are missing.
     """
     runs = prepare(model, config, suite, track=track)
     return {name: run.protocol.run(run) for name, run in runs.items()}
@@ -55,14 +55,13 @@ def check(suite: Iterable[str] | str | None, config: ConfigDict, model: nnx.Modu
     """The names of a suite's protocols, after checking that they can run.
 
     Args:
-      suite: names of `PROTOCOLS`, or one text with commas between; None: the default protocols that fit the model,
+      suite: names of `PROTOCOLS`, as a list or separated by commas; None: the default protocols that fit the model,
         possibly none.
       config: of the run.
       model: may be abstract; None: not known yet, so its needs are not checked, and a suite of None is empty.
 
     Raises:
-      ValueError: an unknown or no name, a protocol that cannot run on this config, or that needs what the model does
-        not offer.
+      ValueError: no name, an unknown name, or a protocol that cannot run on this config or this model.
     """
     if suite is None:
         suite = () if model is None else tuple(name for name in fitting(model) if PROTOCOLS[name].default)
@@ -97,7 +96,7 @@ def scalars(results: dict[str, dict]) -> dict[str, float]:
 
 
 def curves() -> list[str]:
-    """The metrics of a run that are drawn over its steps, such as "eval/accuracy/top1", of all protocols."""
+    """The metrics of a run that are plotted over its steps, such as "eval/accuracy/top1", of all protocols."""
     return [f"eval/{name}/{protocol.curve}" for name, protocol in PROTOCOLS.items() if protocol.curve]
 
 
@@ -108,6 +107,6 @@ def _check_needs(name: str, model: nnx.Module) -> None:
     would_do = f"protocols that fit it: {others}" if others else "no protocol fits it"
     fix = "  A run with config.init=<this run> trains a classifier from it." if "logits" in missing else ""
     raise ValueError(
-        f"evaluation.suite: {name!r} is for {' and '.join(NEEDS[need] for need in missing)}, and this "
+        f"evaluation.suite: {name!r} is for {' and '.join(NEEDS[need] for need in missing)}, but this "
         f"{type(model).__name__} offers no {' and no '.join(missing)}; {would_do}.{fix}"
     )

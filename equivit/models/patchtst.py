@@ -157,7 +157,14 @@ class PatchTST(nnx.Module):
         classes = config.num_classes
         self.head = None if classes is None else dense.Linear(config.channels * width, classes, rngs=rngs)
 
-    def __call__(self, series, *, key=None, train=False, dropout=None) -> jax.Array:
+    def __call__(
+        self,
+        series: jax.Array,
+        *,
+        key: jax.Array | None = None,
+        train: bool = False,
+        dropout: float | jax.Array | None = None,
+    ) -> jax.Array:
         """Class logits [*B, num_classes] of series [*B, T, channels].
 
         Args:
@@ -181,18 +188,39 @@ class PatchTST(nnx.Module):
         halves = jnp.pad(x, ends, PADDINGS[config.padding]).reshape(*x.shape[:-1], config.patches + 1, half)
         return jnp.concatenate([halves[..., :-1, :], halves[..., 1:, :]], axis=-1)
 
-    def pooled(self, series, *, key=None, train=False, dropout=None) -> jax.Array:
+    def pooled(
+        self,
+        series: jax.Array,
+        *,
+        key: jax.Array | None = None,
+        train: bool = False,
+        dropout: float | jax.Array | None = None,
+    ) -> jax.Array:
         """What the head reads, [*B, channels width]: of each channel the global token, or the last patch."""
         return self._pooled(self.cut(series), key, train, dropout)
 
-    def classify(self, patches: jax.Array, *, key=None, train=False, dropout=None) -> jax.Array:
+    def classify(
+        self,
+        patches: jax.Array,
+        *,
+        key: jax.Array | None = None,
+        train: bool = False,
+        dropout: float | jax.Array | None = None,
+    ) -> jax.Array:
         """Class logits [*B, num_classes] of patches [*B, channels, patches, patch_length], however they were cut."""
         if self.head is None:
             raise ValueError("PatchTST: the model has no head (num_classes=None); call features.")
         return self.head(self._pooled(patches, key, train, dropout))
 
     def features(
-        self, series, *, blocks: tuple[int, ...] = (), norm: bool = True, key=None, train=False, dropout=None
+        self,
+        series: jax.Array,
+        *,
+        blocks: tuple[int, ...] = (),
+        norm: bool = True,
+        key: jax.Array | None = None,
+        train: bool = False,
+        dropout: float | jax.Array | None = None,
     ) -> Features:
         """Tokens after the last block and after each of `blocks`, with the final norm, if there is one, or without.
 
@@ -212,7 +240,16 @@ class PatchTST(nnx.Module):
         pooled = self._pool(self._finish(x, train))
         return jax.lax.collapse(pooled, -2)
 
-    def tokens(self, patches, *, capture=(), key=None, train=False, dropout=None, keep=None):
+    def tokens(
+        self,
+        patches: jax.Array,
+        *,
+        capture: tuple[int, ...] = (),
+        key: jax.Array | None = None,
+        train: bool = False,
+        dropout: float | jax.Array | None = None,
+        keep: int | None = None,
+    ) -> tuple[jax.Array, dict[int, jax.Array]]:
         """Tokens [*B, channels, prefix + patches, D] after all blocks, and after those in `capture`.
 
         With `keep` only the first `keep` tokens go through the last FFN.
@@ -268,7 +305,18 @@ class PatchTSTBlock(nnx.Module):
         own = config.jumbo > 1 and config.jumbo_ffn == "per_layer"
         self.jumbo_mlp = dense.Mlp(wide, config.jumbo_mlp * wide, rngs=rngs) if own else None
 
-    def __call__(self, x, layout, shared=None, *, rate=0.0, phase=0, train=False, key=None, keep=None):
+    def __call__(
+        self,
+        x: Any,
+        layout: Layout,
+        shared: nnx.Module | None = None,
+        *,
+        rate: float | jax.Array = 0.0,
+        phase: int = 0,
+        train: bool = False,
+        key: jax.Array | None = None,
+        keep: int | None = None,
+    ) -> Any:
         """The tokens after the block, and with residual attention the products.
 
         Args:

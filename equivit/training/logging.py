@@ -7,6 +7,7 @@ import logging
 import pathlib
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any, cast
 
 import jax
@@ -109,14 +110,14 @@ class Meter:
         self._values, self._waited, self._since = collections.defaultdict(list), 0.0, time.perf_counter()
 
     @contextlib.contextmanager
-    def waiting(self):
+    def waiting(self) -> Iterator[None]:
         """Time spent in this context is time spent waiting for data."""
         begin = time.perf_counter()
         yield
         self._waited += time.perf_counter() - begin
 
     @contextlib.contextmanager
-    def paused(self):
+    def paused(self) -> Iterator[None]:
         """Time spent in this context does not count."""
         begin = time.perf_counter()
         yield

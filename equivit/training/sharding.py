@@ -71,7 +71,7 @@ def check_batch(batch_size: int, accumulation: int, mesh: Mesh) -> None:
         )
 
 
-def of_tree(mesh: Mesh, tree, stack_axes: dict[str, int]):
+def of_tree(mesh: Mesh, tree: Any, stack_axes: dict[str, int]) -> Any:
     """A NamedSharding for each leaf of an abstract tree.
 
     A leaf is split along `fsdp` on its largest axis that divides, never on a stack axis; `stack_axes` counts those of

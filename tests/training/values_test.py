@@ -35,8 +35,8 @@ def refused(tmp_path, capsys, monkeypatch):
     ("change", "message"),
     [
         # What the data say.
-        ("data.eval_split=tset", "digits: split 'tset' is not there; splits: train, test"),
-        ("data.eval_examples=9999", "config.data.eval_examples=9999 must lie in 1..360"),
+        ("data.eval_split=tset", "digits: there is no split 'tset'; splits: train, test"),
+        ("data.eval_examples=9999", "config.data.eval_examples=9999 must be in 1..360"),
         ("model.num_classes=3", "config.model.num_classes=3: the data (digits) have 10 classes; set it to 10"),
         ("model.num_classes=None", "has no head, which objective.name='supervised' trains"),
         ("model.in_channels=3", "config.model.in_channels=3: the data (digits) have 1 channels; set it to 1"),
@@ -92,7 +92,7 @@ def test_seeds_that_are_one_are_refused(seeds, refused):
         ("data.source=none", "config.data.source=None must be a string"),
         ("data.augment.scale=none", "config.data.augment.scale=None must be two numbers in (0, 1]"),
         ("data.augment.rand_augment=5", "rand_augment=5 must be a string, or None"),
-        ("data.augment.rand_augment=rand-n9999-inc1", "n is a whole number in 1..100"),
+        ("data.augment.rand_augment=rand-n9999-inc1", "n a whole number in 1..100"),
         ("data.augment.three_augment=none", "three_augment=None must be True or False"),
         ("data.crop_ratio=1e-9", "resizes images to more than 32768 pixels a side"),
         ("data.channels=2", "config.data.channels=2 must be 1 (grey) or 3 (RGB), or None"),
