@@ -158,7 +158,7 @@ class TestWrongLayersAreCaught:
         (lambda r: isotypic.PatchEmbed((7, 7), 3, 64, group=OCTIC, rngs=r), "patch size 7x7.*nearest are 6x6 and 8x8"),
         (lambda r: isotypic.PatchEmbed((2, 2), 3, 64, group=OCTIC, rngs=r), "at least 4.*nearest are 4x4 and 6x6"),
         (lambda r: isotypic.PatchEmbed((8, 4), 3, 64, group=OCTIC, rngs=r), "patch size 8x4: must be square"),
-        (lambda r: isotypic.PatchEmbed((8, 7), 3, 64, group=FLIP, rngs=r), "width must be even.*nearest are 6, 8"),
+        (lambda r: isotypic.PatchEmbed((8, 7), 3, 64, group=FLIP, rngs=r), "width must be even.*nearest are 6 and 8"),
         (lambda r: isotypic.LayerNorm(64, group=OCTIC, weighting="both"), "weighting='both' must be"),
     ],
 )
