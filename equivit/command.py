@@ -37,10 +37,10 @@ def run(main: Callable[[], None], *, debug: bool) -> int:
             raise
         print("error: interrupted by Ctrl-C.", file=sys.stderr, flush=True)
         return _leave(128 + signal.SIGINT)
-    except (ValueError, OSError, ArithmeticError, jax.errors.JaxRuntimeError) as error:
+    except (ValueError, OSError, ArithmeticError, MemoryError, jax.errors.JaxRuntimeError) as error:
         if debug:
             raise
-        text = " ".join(str(error).split())
+        text = errors.shortened(" ".join(str(error).split())) or "there is not enough memory."
         if jax.distributed.is_initialized() and isinstance(error, jax.errors.JaxRuntimeError):
             text = f"another process of this run has ended; start all of them again to go on.  ({text})"
         print(f"error: {text}", file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
-"""What a function costs, counted on its jaxpr: nothing is run, compiled or allocated.
+"""The cost of a function, counted from its jaxpr: nothing is run, compiled or allocated.
 
 A primitive belongs to the innermost of the named scopes "linear", "attention", "activation" and "norm" that the layers
-open, and to "other" outside all of them.  The body of a scan counts as often as it runs.
+open, and to "other" outside all of them.  The body of a scan counts once per iteration.
 
 Papers count differently; each figure is a named sum of these counts.  `Costs.fvcore` is the one of octic ViTs, Tables
 2 and 3 ("FLOPs", which are multiply-adds), `Costs.linear_and_norms` that of Jumbo.
@@ -17,15 +17,15 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
 
 KINDS: tuple[str, ...] = ("linear", "attention", "activation", "norm", "other")
 
-# Primitives, by what they cost.  erf at 4 makes a GELU, with its three products and a sign, cost 8; the five steps of a
-# softmax cost 5; a square root costs 4: the prices of the paper's counter.
+# Primitives by cost, as in the paper's counter: a square root costs 4, the five steps of a softmax cost 5, and a GELU
+# costs 8 (erf at 4, three products and a sign).
 _CHEAP = (
     "abs add add_any atan2 ceil clamp cos cosh div exp exp2 expm1 floor integer_pow log log1p max min mul neg rem "
     "round sign sin sinh square sub tan tanh"
 )
 _DEAR = "cbrt erf erf_inv erfc logistic rsqrt sqrt"
 _REDUCTIONS = "cumlogsumexp cummax cummin cumprod cumsum reduce_max reduce_min reduce_prod reduce_sum"
-# Moving, selecting, indexing, communicating and drawing random bits; some have a jaxpr inside, which is not entered.
+# Moving, selecting, indexing, communicating and drawing random bits; some contain a jaxpr, which is not counted.
 _FREE = (
     "addupdate all_gather all_to_all axis_index bitcast_convert_type broadcast_in_dim concatenate convert_element_type "
     "copy copy_p debug_callback device_put dynamic_slice dynamic_update_slice empty gather get iota layout_constraint "
@@ -34,11 +34,11 @@ _FREE = (
     "rev scatter scatter-add select_n sharding_constraint slice sort split squeeze stop_gradient swap threefry2x32 tie "
     "transpose unstack"
 )
-# Operations for each element of the result.
+# Operations per element of the result.
 ELEMENTWISE = dict.fromkeys(_CHEAP.split(), 1) | dict.fromkeys(_DEAR.split(), 4) | {"pow": 5}
-REDUCTIONS = frozenset(_REDUCTIONS.split())  # one operation for each element of the argument
+REDUCTIONS = frozenset(_REDUCTIONS.split())  # one operation per element of the argument
 FREE = frozenset(_FREE.split())
-# Loops whose number of turns the jaxpr does not tell.
+# Loops whose number of iterations is not in the jaxpr.
 UNKNOWN_TIMES = {"while": "while loop", "core_map": "core_map kernel"}
 
 
@@ -48,8 +48,8 @@ class Cost:
 
     Attributes:
       macs: multiply-adds of matrix products and convolutions, as written.
-      operations: all other arithmetic, by the prices above.  In the activation a matrix product is a Fourier transform
-        of the group; beside its `macs` it enters here with the additions of a fast one, log2(n) for each value of n.
+      operations: all other arithmetic, by the costs above.  In the activation a matrix product is a Fourier transform
+        of the group; besides its `macs` it adds here the additions of a fast transform, log2(n) per value.
     """
 
     macs: int = 0
@@ -68,7 +68,7 @@ class Costs:
 
     Attributes:
       kinds: a `Cost` for each of KINDS.
-      notes: one sentence for each doubt, empty when the count is exact.
+      notes: one sentence for each uncertainty, empty if the count is exact.
     """
 
     kinds: dict[str, Cost]
@@ -84,10 +84,10 @@ class Costs:
 
     @property
     def fvcore(self) -> int:
-        """The count of octic ViTs: fvcore with prices for elementwise operations, attention as one fused operation.
+        """The count of octic ViTs: fvcore with costs for elementwise operations, and attention as one fused operation.
 
-        Linear maps by their multiply-adds, without biases; attention by its two products, without softmax; the
-        activation with fast Fourier transforms; everything else as it is.
+        It counts the multiply-adds of linear maps, without biases; the two products of attention, without the softmax;
+        the activation with fast Fourier transforms; and everything else in full.
         """
         k = self.kinds
         products = k["linear"].macs + k["attention"].macs + k["other"].macs
@@ -112,9 +112,9 @@ def count(function: Callable, *arguments) -> Costs:
 def count_jaxpr(jaxpr: ClosedJaxpr) -> Costs:
     """Costs of one evaluation of a jaxpr.
 
-    Nested functions, rematerialised parts and kernels are entered; a `shard_map` counts for all its devices.  Of the
-    branches of a `cond` the most expensive counts, of a choice by platform the default one.  How often a `while` loop
-    turns is not known: its body counts once, with a note.
+    Nested functions, rematerialised parts and kernels are included; a `shard_map` counts for all its devices.  A `cond`
+    counts as its most expensive branch, a choice by platform as its default.  The body of a `while` loop counts once,
+    with a note, since the number of iterations is unknown.
     """
     costs = _walk(jaxpr.jaxpr, "other")
     return Costs(costs.kinds, tuple(sorted(set(costs.notes))))
@@ -125,7 +125,7 @@ def _walk(jaxpr: Jaxpr, kind: str) -> Costs:
 
 
 def _equation(eqn: JaxprEqn, kind: str) -> Costs:
-    """Costs of one equation that lies in the scope of `kind`."""
+    """Costs of one equation in the scope `kind`."""
     name = eqn.primitive.name
     if name == "cond":
         return _cond(eqn, kind)
@@ -181,7 +181,7 @@ def _dot(eqn, kind) -> Cost:
 
 
 def _convolution(eqn) -> Cost:
-    """Every tap of every output, padding included, the zeros inside a dilated input not."""
+    """Counts every tap of every output, with padding but without the zeros of a dilated input."""
     kernel, numbers = eqn.invars[1].aval, eqn.params["dimension_numbers"]
     taps = math.prod(kernel.shape) // kernel.shape[numbers.rhs_spec[0]]
     return Cost(_size(eqn.outvars[0]) * taps // math.prod(eqn.params["lhs_dilation"]))

@@ -1,46 +1,28 @@
-"""Checks of single values.  A message names the thing, its value, the rule and the nearest fix."""
+"""How messages are worded: a value, a choice among names, and what is nearest.
+
+Which values a field may have is said in `constraints.py`.
+"""
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import Any
 
-RULES = {
-    "in [0, 1]": lambda v: 0 <= v <= 1,
-    "in [0, 1)": lambda v: 0 <= v < 1,
-    "in (0, 1)": lambda v: 0 < v < 1,
-    "in (0, 1]": lambda v: 0 < v <= 1,
-    "positive": lambda v: v > 0,
-    "zero or more": lambda v: v >= 0,
-}
+LONGEST = 80  # characters of a value in a message
+LONGEST_WORD = 400  # characters of a word in a line that a command prints, where a path may stand
+MOST = 16  # names in a list
 
 
 def one_of(thing: str, value: Any, known: Iterable[Any]) -> None:
     """ValueError unless `value` is one of the known ones; the message gives the nearest."""
-    if value not in (known := list(known)):
-        raise ValueError(f"{thing}={value!r} is not one of {', '.join(map(str, known))}{nearest(value, known)}.")
+    known = list(known)
+    if not is_one_of(value, known):
+        raise ValueError(f"{thing}={shown(value)} is not one of {listed(known)}{nearest(value, known)}.")
 
 
-def number(thing: str, value: Any, rule: str, *, optional: bool = False) -> None:
-    """ValueError unless `value` is a number that follows one of RULES; `optional` allows None too."""
-    if optional and value is None:
-        return
-    if not is_number(value) or not RULES[rule](value):
-        raise ValueError(f"{thing}={value!r} must be {rule}{', or None' if optional else ''}.")
-
-
-def whole(thing: str, value: Any, rule: str = "positive", *, optional: bool = False) -> None:
-    """ValueError unless `value` is a whole number that follows one of RULES; `optional` allows None too."""
-    if optional and value is None:
-        return
-    if not isinstance(value, int) or isinstance(value, bool) or not RULES[rule](value):
-        kind = "a positive whole number" if rule == "positive" else f"a whole number, {rule}"
-        raise ValueError(f"{thing}={value!r} must be {kind}{', or None' if optional else ''}.")
-
-
-def pair(thing: str, value: Any, rule: str) -> None:
-    """ValueError unless `value` holds two numbers that both follow one of RULES."""
-    if len(value) != 2 or not all(is_number(v) and RULES[rule](v) for v in value):
-        raise ValueError(f"{thing}={value!r} must be two numbers {rule}.")
+def is_one_of(value: Any, known: Iterable[Any]) -> bool:
+    """Whether a value is among the known ones; True is not 1, and 1.0 is neither."""
+    return any(type(value) is type(name) and value == name for name in known)
 
 
 def is_number(value: Any) -> bool:
@@ -48,7 +30,43 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def shown(value: Any) -> str:
+    """The value as a message shows it: what is long is cut."""
+    try:
+        text = " ".join(repr(value).splitlines())
+    except ValueError:  # Python does not write out integers of thousands of digits
+        return f"<an integer of {value.bit_length()} bits>" if isinstance(value, int) else f"<{type(value).__name__}>"
+    return _cut(text, LONGEST)
+
+
+def shortened(text: str) -> str:
+    """The text with every very long word cut."""
+    return re.sub(rf"\S{{{LONGEST_WORD},}}", lambda word: _cut(word[0], LONGEST_WORD), text)
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: longest // 2]}... ({len(text)} characters)"
+
+
+def listed(names: Iterable[Any]) -> str:
+    """The names with commas between; of many, the first ones and how many there are."""
+    names = [str(name) for name in names]
+    return ", ".join(names) if len(names) <= MOST else f"{', '.join(names[: MOST // 2])}, ... ({len(names)} in all)"
+
+
 def nearest(value: Any, known: Iterable[Any]) -> str:
     """ "; the nearest is 'x'", or nothing where no known name is near."""
-    match = difflib.get_close_matches(str(value), list(map(str, known)), n=1)
-    return f"; the nearest is {match[0]!r}" if match else ""
+    found = near(str(value), map(str, known), 1)
+    return f"; the nearest is {found[0]!r}" if found else ""
+
+
+def near(word: str, known: Iterable[str], most: int) -> list[str]:
+    """The known words that look most like a word, the most alike first."""
+    cutoff = 0.6 if len(word) > 3 else 0.5  # of two letters one may be wrong
+    return difflib.get_close_matches(word[:LONGEST], list(known), n=most, cutoff=cutoff)
+
+
+def multiples(value: int, unit: int) -> str:
+    """ "the nearest are 16 and 24": the positive multiples of `unit` around a value that is none."""
+    below = value // unit * unit
+    return f"the nearest are {below} and {below + unit}" if below > 0 else f"the nearest is {unit}"

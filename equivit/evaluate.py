@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING
 
 from ml_collections import ConfigDict
 
-from equivit import command, errors
+from equivit import command
 from equivit.evaluation import protocols
 
 if TYPE_CHECKING:
@@ -127,6 +127,7 @@ def _load(options: argparse.Namespace, changes: list[str]) -> "tuple[ConfigDict,
 
     The batch size is changed last, since what must divide it, such as the groups of mixup, belongs to training.
     """
+    from equivit import constraints
     from equivit.training import config as configs
 
     sizes = [change for change in changes if change.partition("=")[0] == "batch_size"]
@@ -134,7 +135,7 @@ def _load(options: argparse.Namespace, changes: list[str]) -> "tuple[ConfigDict,
     with config.unlocked():
         for change in sizes:
             configs.override(config, change)
-    errors.whole("config.batch_size", config.batch_size)
+    constraints.check("config.batch_size", config.batch_size, constraints.PositiveInt)
     return config, model, step
 
 

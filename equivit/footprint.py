@@ -10,7 +10,6 @@ from ml_collections import ConfigDict
 from equivit import costs, logical, precision
 from equivit.data import loader
 from equivit.data.pixels import normalize
-from equivit.models import zoo
 from equivit.models.model import ModelModule
 from equivit.objectives.registry import OBJECTIVES
 from equivit.training import program, sharding, start
@@ -115,8 +114,4 @@ def _forward(model, images):
 
 def abstract_model(config: ConfigDict) -> ModelModule:
     """The model of a config with shapes in place of arrays."""
-    try:
-        return zoo.abstract(**config.model)
-    except TypeError as error:  # a value of the wrong type is only noticed where it is used
-        given = ", ".join(f"{key}={value!r}" for key, value in config.model.items() if key != "name")
-        raise ValueError(f"model {config.model.name}: cannot be built with {given}: {error}.") from error
+    return jax.eval_shape(lambda: program.make_model(config, nnx.Rngs(params=0)))

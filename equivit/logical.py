@@ -1,18 +1,18 @@
 """Parameters as plain dicts, and the logical tensors inside them.
 
-Storage and meaning are kept apart.  Stored, a model is a flat dict `{leaf: array}` whose leaves may stack many tensors
-of a paper along leading axes: blocks of one kind (`layers/stack.py`) and irreps of one kind (`layers/isotypic.py`).
-A *logical tensor* is one of those: `blocks.7.attention.qkv.B1`.  Decay, trust ratio, learning rate, freezing, clipping
-and conversion are all stated on logical tensors.
+A model is stored as a flat dict `{leaf: array}`.  A leaf may stack many of a paper's tensors along leading axes: blocks
+of one kind (`layers/stack.py`) and irreps of one kind (`layers/isotypic.py`).  A *logical tensor* is one of these
+tensors: `blocks.7.attention.qkv.B1`.  Weight decay, trust ratio, learning rate, freezing, clipping and conversion are
+all defined on logical tensors.
 
-What is known of a parameter is declared where it is made, as metadata of `nnx.Param(x, ...)`:
+Properties of a parameter are declared where it is created, as metadata of `nnx.Param(x, ...)`:
 
     tensors=("A1", "A2")   one logical tensor per entry of axis 0; tensors="E" only renames the leaf
-    decay=False            it gets no weight decay, whatever its shape: positions, tokens
-    product=True           it is a factor of matrix products, which low precision may round (`precision.py`)
+    decay=False            no weight decay, whatever its shape: positions, tokens
+    product=True           a factor of matrix products, which low precision may round (`precision.py`)
     norm=True              the scale or bias of a layer norm
 
-A model says which of its attributes come `before` its blocks, and which all blocks use (`throughout`).
+A model lists its attributes that come `before` its blocks, and those that all blocks use (`throughout`).
 """
 
 from collections.abc import Callable, Mapping
@@ -26,19 +26,19 @@ from flax import nnx
 from equivit.layers.stack import Stack
 
 Arrays = dict[str, jax.Array]
-Kind = type | tuple[type, ...]  # of variables
+Kind = type | tuple[type, ...]  # of `nnx.Variable`
 
 
 class Tensor(NamedTuple):
-    """A logical tensor, and what was declared of it.
+    """A logical tensor and its declared properties.
 
     Attributes:
       name: "blocks.7.attention.qkv.B1".
       shape: without stack axes.
-      decay: whether weight decay may act on it.
+      decay: whether weight decay may apply to it.
       product: whether it is a factor of matrix products.
       norm: whether it is the scale or bias of a layer norm.
-      layers: the layers that use it: 0 before the blocks, i + 1 is block i, `last` after them; () where no model says.
+      layers: the layers that use it: 0 before the blocks, i + 1 is block i, `last` after them; () if unknown.
       last: number of blocks + 1.
     """
 
@@ -52,7 +52,7 @@ class Tensor(NamedTuple):
 
     @property
     def block(self) -> int | None:
-        """The index of the block that the tensor belongs to, if it belongs to one."""
+        """The index of the block that the tensor belongs to, or None."""
         return self.layers[0] - 1 if len(self.layers) == 1 and 0 < self.layers[0] < self.last else None
 
 
@@ -67,14 +67,14 @@ def take_state(module: nnx.Module) -> Arrays:
 
 
 def put(module: nnx.Module, arrays: Mapping[str, jax.Array]) -> nnx.Module:
-    """A copy of `module` (which may be abstract) holding `arrays`; leaves not named keep what they have."""
+    """A copy of `module` (which may be abstract) with `arrays`; other leaves keep their values."""
     graph, state = nnx.split(module)
     flat = [(path, v.replace(arrays.get(_name(path), v.get_value()))) for path, v in nnx.to_flat_state(state)]
     return nnx.merge(graph, nnx.from_flat_state(flat))
 
 
 def abstract(module: nnx.Module) -> nnx.Module:
-    """The module with shapes in place of arrays."""
+    """The module with `jax.ShapeDtypeStruct`s in place of arrays."""
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), module)
 
 
@@ -140,14 +140,14 @@ def _stacked(table: np.ndarray, tensors: Mapping[str, jax.Array | np.ndarray]) -
     slices = [tensors[str(name)] for name in table.flat]
     if not table.ndim:
         return jnp.asarray(slices[0])
-    stack = np.stack if all(isinstance(part, np.ndarray) for part in slices) else jnp.stack  # one copy for files
+    stack = np.stack if all(isinstance(part, np.ndarray) for part in slices) else jnp.stack  # files: one copy, by numpy
     return jnp.asarray(stack(slices).reshape(*table.shape, *slices[0].shape))
 
 
 class _Places:
-    """Where the parts of a model stand: its stacks, and before or after which blocks a leaf lies.
+    """Where leaves are in a model: in which stack, and before or after which blocks.
 
-    Blocks are counted through all stacks of the innermost module that has `before`, in the order of their paths.
+    Blocks are numbered across all stacks of the innermost module that has `before`, in the order of their paths.
     """
 
     def __init__(self, module: nnx.Module):
@@ -166,7 +166,7 @@ class _Places:
         return above[-1] if above else None
 
     def layers(self, path, stack=None, index=0) -> tuple[tuple[int, ...], int]:
-        """`Tensor.layers` and `Tensor.last` of a leaf, inside a stack with that path and the block's index."""
+        """`Tensor.layers` and `Tensor.last` of a leaf; in a stack, given the stack's path and the block's index."""
         owner = self._owner(path)
         if stack is not None:
             depth = self._depth[stack if owner is None else owner]

@@ -7,7 +7,6 @@ Everything is worked out on shapes alone, so any size can be asked for on any ma
 """
 
 import argparse
-import ast
 import functools
 import json
 import sys
@@ -63,16 +62,9 @@ def _named(name: str, changes: list[str]) -> ConfigDict:
     from equivit.training import config as configs
 
     config = configs.get_base()
-    config.model = {"name": name, **{key: _value(text) for key, _, text in (c.partition("=") for c in changes)}}
+    config.model = {"name": name, **{key: configs.parse(text) for key, _, text in (c.partition("=") for c in changes)}}
     config.data.image_size = footprint.abstract_model(config).config.input_shape[:-1]
     return config.lock()
-
-
-def _value(text: str):
-    try:
-        return ast.literal_eval(text)
-    except (SyntaxError, ValueError):
-        return text
 
 
 def _completed(config: ConfigDict) -> tuple[ConfigDict, list[str]]:

@@ -1,4 +1,4 @@
-"""Public checks of symmetry, for your own layers and models too."""
+"""Public checks of symmetry, also for your own layers and models."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,14 +11,14 @@ from flax import nnx
 
 from equivit import errors, logical
 from equivit.symmetry import fields
-from equivit.symmetry.fields import Isotypic
+from equivit.symmetry.fields import Isotypic, Tokens
 from equivit.symmetry.groups import Group
 
 
 def assert_equivariant(
     fn: Callable,
     group: Group,
-    x,
+    x: Tokens,
     input: str = "image",
     output: str = "invariant",
     prefix: int = 0,
@@ -34,11 +34,11 @@ def assert_equivariant(
       x: images [*B, H, W, C], or a field.
       input: "image" or "field", how g acts on x.
       output: "invariant" (g does nothing), "image", or "field".
-      prefix: class and register tokens of fields, which do not move.
-      tol: largest deviation allowed, relative to the largest entry of the output; None: 1e-5 in float32, 1e-10 in
+      prefix: number of class and register tokens in fields, which do not move.
+      tol: largest allowed deviation, relative to the largest entry of the output; None: 1e-5 in float32, 1e-10 in
         float64, 5e-2 in bfloat16 and float16, and 0 for integers and booleans, which must agree exactly.
       grid: (h, w) of an input field's tokens.
-      output_grid: (h, w) of an output field's tokens, upright; None: that of the input field.
+      output_grid: (h, w) of an output field's tokens for the untransformed x; None: `grid`.
 
     Returns:
       The largest relative deviation.
@@ -56,30 +56,31 @@ def assert_equivariant(
     chex.assert_tree_all_finite(upright)
     inexact = [leaf for leaf in jax.tree.leaves(upright) if _tolerance(leaf)]  # not measured by labels beside them
     if not (size := _largest(inexact or upright)):
-        raise AssertionError("assert_equivariant: the output is zero, which shows nothing; give random parameters.")
+        raise AssertionError("assert_equivariant: the output is zero, which proves nothing; use random parameters.")
     for g in group.elements:
         y = fn(_act(g, x, input, grid, prefix))
         expected = _act(g, upright, output, output_grid or grid, prefix)
         _check_structure(f"{group.name} element {g!r}", y, expected)
         for part, (a, b) in _parts(group, y, expected).items():
             what, allowed = f"{group.name} element {g!r}: {part}", _tolerance(b) if tol is None else tol
-            chex.assert_equal_shape((a, b), custom_message=f"{what} has another shape.")
+            chex.assert_equal_shape((a, b), custom_message=f"{what} has a different shape.")
             gap = _largest(_wide(a) - _wide(b)) / size
             try:
                 if allowed:
                     chex.assert_trees_all_close(_wide(a), _wide(b), rtol=0, atol=allowed * size)
                 else:  # as they are: float32 does not tell large integers apart
                     chex.assert_trees_all_equal(a, b)
-            except AssertionError as error:  # which shows the entries that are off
+            except AssertionError as error:  # its message shows the wrong entries
                 raise AssertionError(f"{what} deviates by {gap:.2e} (relative; tol={allowed:.0e}).") from error
             worst = max(worst, gap)
     return worst
 
 
 def randomise(module: nnx.Module, key: jax.Array) -> nnx.Module:
-    """A copy whose every parameter is random, so that no zero hides an error.
+    """A copy with all parameters random, so that no zero hides an error.
 
-    Scales are near 1, biases and tokens of size 1/2, matrices of unit gain.  Parameters keep their type.
+    Scales are near 1, biases and tokens have standard deviation 1/2, matrices have unit gain.  Parameters keep their
+    dtype.
     """
 
     def draw(name, index, array):
@@ -98,7 +99,7 @@ def randomise(module: nnx.Module, key: jax.Array) -> nnx.Module:
     return logical.from_logical(module, {n: draw(n, i, a) for i, (n, a) in enumerate(tensors.items())})
 
 
-def _check_kinds(input, output, grid, output_grid):
+def _check_kinds(input: str, output: str, grid: tuple[int, int] | None, output_grid: tuple[int, int] | None) -> None:
     if input not in ("image", "field"):
         raise ValueError(f"assert_equivariant: {input=} must be 'image' or 'field'.")
     if output not in ("invariant", "image", "field"):
@@ -106,7 +107,7 @@ def _check_kinds(input, output, grid, output_grid):
     if input == "field" and grid is None:
         raise ValueError("assert_equivariant: input='field' needs grid=(h, w), the token grid.")
     if output == "field" and grid is None and output_grid is None:
-        raise ValueError("assert_equivariant: output='field' needs output_grid=(h, w), the upright token grid.")
+        raise ValueError("assert_equivariant: output='field' needs output_grid=(h, w), the token grid of fn(x).")
 
 
 def _check_group(group):
@@ -161,7 +162,7 @@ def _act(g, x, kind, grid, prefix):
 
 
 def _parts(group, y, expected) -> dict[str, tuple[Any, Any]]:
-    """Pairs to compare, by the name that an error gives them."""
+    """Pairs to compare, by their name in errors."""
     if isinstance(expected, Isotypic):
         pairs = {f"irrep {i.name}": (y.lines[k], expected.lines[k]) for k, i in enumerate(group.lines)}
         return pairs | {f"irrep {i.name}": (y.planes, expected.planes) for i in group.planes}
@@ -174,7 +175,7 @@ def _largest(tree) -> float:
 
 
 def _wide(tree):
-    """On the host, in float32 at least, and integers in float64, where two that are large still differ."""
+    """Cast on the host to at least float32, and integers to float64, where two that are large still differ."""
 
     def wide(leaf):
         return np.asarray(leaf).astype(jnp.promote_types(leaf.dtype, jnp.float32) if _tolerance(leaf) else np.float64)

@@ -18,7 +18,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from equivit import command
+from equivit import command, errors
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -89,6 +89,7 @@ def _train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
     from equivit.objectives.registry import OBJECTIVES
     from equivit.training import loop, program, start
 
+    # What is known now is checked now: an evaluation that cannot run would otherwise fail after the last step.
     suite.check(config.evaluation.suite, config)
     objective = OBJECTIVES[config.objective.name]
     processes: dict[str, Any] = dict(process_index=jax.process_index(), process_count=jax.process_count())
@@ -101,6 +102,9 @@ def _train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
         **processes,
     )
     config = _completed(config, pipeline)
+    given = start.given_models(config)
+    program.make_objective(config).check_model(program.model_configuration(config), given)
+    suite.prepare(program.exported_model(config), config, config.evaluation.suite)
     steps = loop.total_steps(config, pipeline.steps_per_epoch)
     _say(
         f"Training {config.model.name} on {config.data.source} ({pipeline.num_examples} images, {pipeline.num_classes} "
@@ -110,24 +114,33 @@ def _train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
     _say(
         f"A resumed run equals an uninterrupted one {'bit for bit' if exact else 'within rounding (--deterministic)'}."
     )
-    suite.check(config.evaluation.suite, config, program.exported_model(config))
     outcome = loop.train(
         config,
         workdir=workdir,
         pipeline=pipeline,
         evaluate=lambda model, config: suite.evaluate(model, config, config.evaluation.suite),
         initial=functools.partial(start.initial_parameters, config),
-        given=start.given_models(config),
+        given=given,
     )
     _say(summary.conclude(workdir, outcome.model, outcome.results))
     return outcome.report
 
 
 def _completed(config, pipeline):
-    """What the data decide about the model goes into its section, so that the run directory says it all."""
+    """What the data decide about the model goes into its section, so that the run directory says it all.
+
+    Raises ValueError where the section says otherwise; a model without a head may have `num_classes=None`.
+    """
     config = copy.deepcopy(config).unlock()
     known = dict(image_size=config.data.image_size, num_classes=pipeline.num_classes, in_channels=pipeline.channels)
     config.model = {**known, **config.model}
+    for key, things in (("num_classes", "classes"), ("in_channels", "channels")):
+        value, right = config.model[key], known[key]
+        if value != right and (key, value) != ("num_classes", None):
+            raise ValueError(
+                f"config.model.{key}={errors.shown(value)}: the data ({config.data.source}) have {right} {things}; set "
+                f"it to {right}, or take other data."
+            )
     return config.lock()
 
 
@@ -143,10 +156,17 @@ def aggregate(reports: dict[int, dict[str, float]]) -> dict:
 
 
 def _seeds(text):
+    from equivit import constraints
+
     try:
-        return [int(part) for part in text.split(",")]
+        seeds = [int(part) for part in text.split(",")]
     except ValueError:
         raise ValueError(f"--seeds={text}: give integers with commas between, such as --seeds=0,1,2.") from None
+    for seed in seeds:
+        constraints.check("--seeds", seed, constraints.Seed)
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"--seeds={text}: a seed is there twice; each is a run of its own.")
+    return seeds
 
 
 def _say(text):

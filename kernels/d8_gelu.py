@@ -1,4 +1,4 @@
-"""GELU of an octic field: to the eight values on the group, exact GELU, and back, in one pass.
+"""GELU of an octic field: transform to the eight values on the group, exact GELU, and back, in one pass.
 
 Shapes: lines [4, *B, N, C] and planes [2, *B, N, 2C] -> the same.  Source: octic ViTs, Section 3.2.3 and Appendix A.
 """
@@ -15,10 +15,10 @@ NAME = "d8_gelu"
 
 
 def reference(lines: jax.Array, planes: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Plain jnp; this defines what is right.  Sums and the GELU in float32 at least.
+    """The definition, in plain jnp.  Sums and the GELU are in at least float32.
 
-    The transforms are matrix products on one stacked array: written as sums of eight arrays, XLA:CPU fuses the eight
-    GELUs into each of the eight outputs and computes them eight times.
+    The transforms are matrix products on one stacked array: with sums of eight arrays, XLA:CPU fuses the eight GELUs
+    into each of the eight outputs and computes them eight times.
     """
     dtype, wide = lines.dtype, jnp.promote_types(lines.dtype, jnp.float32)
     q = FOURIER.astype(dtype)
@@ -30,21 +30,21 @@ def reference(lines: jax.Array, planes: jax.Array) -> tuple[jax.Array, jax.Array
 
 
 def d8_gelu(lines: jax.Array, planes: jax.Array, *, implementation: str = "auto") -> tuple[jax.Array, jax.Array]:
-    """GELU of an octic field.  Kernels compute in float32; the derivative keeps the input only and recomputes.
+    """GELU of an octic field.  Kernels compute in float32; the backward pass stores only the input and recomputes.
 
     Args:
       lines: [4, *B, N, C], the components A1, A2, B1, B2.
       planes: [2, *B, N, 2C], the rows of E, each with the channels of copy 1, then of copy 2.
-      implementation: "auto" takes the kernel of the platform that the program is lowered for, where there is one for
-        these shapes and types, and else plain XLA.  "xla", "tpu" and "gpu" insist; "interpret" runs the TPU kernel
-        anywhere, slowly.  On several devices a kernel needs the mesh of `jax.set_mesh`, and gives way to plain XLA
-        where axis -3 does not divide evenly.
+      implementation: "auto" uses the kernel of the platform that the program is lowered for, if it supports these
+        shapes and dtypes, and plain XLA otherwise.  "xla", "tpu" and "gpu" force one; "interpret" runs the TPU kernel
+        anywhere, slowly.  On several devices a kernel needs the mesh of `jax.set_mesh`; if that does not divide axis -3
+        evenly, plain XLA runs.
 
     Returns:
       Arrays like `lines` and `planes`.
 
     Raises:
-      ValueError: an unknown implementation, arrays that are no octic field, or no kernel for them.
+      ValueError: an unknown implementation, arrays that are not an octic field, or no kernel for them.
     """
     implementation = dispatch.chosen(NAME, implementation)
     dispatch.check_field(NAME, lines, planes)
@@ -64,17 +64,19 @@ _d8_gelu.defvjp(
 )
 
 
-# Compiled on its own: outside of jit a choice by platform would be compiled again at every call.
+# Jitted here: outside of jit, a choice by platform would be recompiled at every call.
 @functools.partial(jax.jit, static_argnames="implementation", inline=True)
-def forward(lines, planes, *, implementation):
+def forward(lines: jax.Array, planes: jax.Array, *, implementation: str) -> tuple[jax.Array, ...]:
     """The GELU, without a derivative."""
     kernels = _kernels(lines, tpu=_forward_tpu, gpu="forward", fields=1)
     return dispatch.run(NAME, implementation, reference, kernels, (lines, planes))
 
 
 @functools.partial(jax.jit, static_argnames="implementation", inline=True)
-def backward(lines, planes, d_lines, d_planes, *, implementation):
-    """The gradient at the input `lines`, `planes` from that at the output; shapes alike."""
+def backward(
+    lines: jax.Array, planes: jax.Array, d_lines: jax.Array, d_planes: jax.Array, *, implementation: str
+) -> tuple[jax.Array, ...]:
+    """The gradient at the input, from the input and the gradient at the output; all have the same shapes."""
     kernels = _kernels(lines, tpu=_backward_tpu, gpu="backward", fields=2)
     return dispatch.run(NAME, implementation, _reference_backward, kernels, (lines, planes, d_lines, d_planes))
 
@@ -84,11 +86,11 @@ def _reference_backward(lines, planes, d_lines, d_planes):
 
 
 def _kernels(lines, *, tpu, gpu, fields):
-    """The kernels that support the type and width of `lines`; `fields`: how many fields they read, to write one.
+    """The kernels that support the dtype and width of `lines`; `fields`: how many fields they read (they write one).
 
     `tpu` is the kernel itself, `gpu` its name in d8_gelu_gpu.
     """
-    from kernels import d8_gelu_gpu  # here: Mosaic GPU takes long to import, and models without fields need none of it
+    from kernels import d8_gelu_gpu  # here: Mosaic GPU is slow to import, and models without fields do not need it
 
     width, dtype = lines.shape[-1], lines.dtype
     if not tpu_blocks.supported(dtype, [width] * (fields + 1)):

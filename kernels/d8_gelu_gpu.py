@@ -1,9 +1,9 @@
 """The GELU of an octic field and its derivative on a Hopper GPU (Pallas, Mosaic GPU).
 
-Both are bound by memory.  A fixed number of blocks walks over tiles of some rows by some channels.  A block holds a
-ring of tiles in shared memory: the tensor memory accelerator (TMA) fills one while another is transformed in place and
-a third drains.  TMA clips what lies past an edge, so any number of rows is right.  It sees `planes` as [2, M, 2, C], so
-that each copy of E ends at its own last channel.
+Both are memory-bound.  A fixed number of blocks iterates over tiles of rows by channels.  A block has a ring buffer of
+tiles in shared memory: the tensor memory accelerator (TMA) loads one while another is transformed in place and a third
+is stored.  TMA clips tiles at the edges, so any number of rows works.  It sees `planes` as [2, M, 2, C], so that each
+copy of E is clipped at its own last channel.
 """
 
 import functools
@@ -13,19 +13,20 @@ import jax
 import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from kernels import pointwise
 
-THREADS = 128  # of a block: one warpgroup
-MULTIPROCESSORS = 132  # of an H200; with another number of them the load is less even, the result the same
-BLOCKS = 4  # that share a multiprocessor: what registers (at most 128 each) and shared memory (51 KB each) allow
-SLOTS = 3  # of a block's ring
+THREADS = 128  # per block: one warpgroup
+MULTIPROCESSORS = 132  # of an H200; on other GPUs the load is less balanced, the result the same
+BLOCKS = 4  # per multiprocessor: the registers (at most 128 per thread) and shared memory (51 KB per block) allow four
+SLOTS = 3  # of a block's ring buffer
 SLOT_BYTES = 16 * 1024  # a tile of every field the kernel reads
-WIDEST = 128  # channels of a tile
+WIDEST = 128  # most channels in a tile
 
 
-def supported(channels: int, dtype) -> bool:
-    """Whether the kernels take fields with these channels per irrep: TMA needs rows of a multiple of 16 bytes."""
+def supported(channels: int, dtype: DTypeLike) -> bool:
+    """Whether the kernels support this number of channels per irrep: TMA needs rows of a multiple of 16 bytes."""
     dtype = jnp.dtype(dtype)
     return dtype in (jnp.float32, jnp.bfloat16) and channels * dtype.itemsize % 16 == 0
 
@@ -45,7 +46,7 @@ def forward(lines: jax.Array, planes: jax.Array) -> tuple[jax.Array, jax.Array]:
 def backward(
     lines: jax.Array, planes: jax.Array, d_lines: jax.Array, d_planes: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The input's gradient, from the input and the output's gradient; the values on the group are computed again.
+    """The input's gradient, from the input and the output's gradient; the values on the group are recomputed.
 
     Shapes: lines, d_lines [4, M, C] and planes, d_planes [2, M, 2C] -> d_lines, d_planes.
     """
@@ -59,7 +60,7 @@ def backward(
 
 
 class _Tiles(NamedTuple):
-    """How a field is cut: tiles of rows x width, channels first, `blocks` of them at a time."""
+    """The tiling of a field: tiles of rows x width, channels varying fastest, `blocks` of them at a time."""
 
     rows: int
     width: int
@@ -69,7 +70,7 @@ class _Tiles(NamedTuple):
 
     @classmethod
     def cut(cls, m: int, c: int, points: int):
-        """Tiles of that many points, the widest that waste at most an eighth of their work on the last channels."""
+        """Tiles of `points` points, the widest that add at most an eighth of work past the last channel."""
         width = WIDEST
         while -(-c // width) * width * 8 > c * 9:
             width //= 2
@@ -85,7 +86,7 @@ class _Tiles(NamedTuple):
 
 
 def _everywhere(point, fields, name):
-    """Applies `point`, a function of the eight float32 components of every field, at each row and channel."""
+    """Apply `point`, a function of the eight float32 components of every field, at each row and channel."""
     (_, m, c), dtype = fields[0][0].shape, fields[0][0].dtype
     points = SLOT_BYTES // (8 * dtype.itemsize * len(fields))
     tiles = _Tiles.cut(m, c, points)
@@ -101,7 +102,7 @@ def _everywhere(point, fields, name):
         grid_names=("block",),
         kernel_name=name,
         compiler_params=plgpu.CompilerParams(
-            approx_math=True,  # exp2 by the hardware's instruction, within 2^-22 relative
+            approx_math=True,  # the hardware's exp2, with relative error below 2^-22
             unsafe_no_auto_barriers=True,  # safe: a thread reads and writes only its own points of a tile
             lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
         ),
@@ -133,7 +134,7 @@ def _body(point, tiles, *refs):
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(lines_smem.at[slot, last], out_lines.at[at_lines], commit_group=False)
         plgpu.copy_smem_to_gmem(planes_smem.at[slot, last], out_planes.at[at_planes])
-        plgpu.wait_smem_to_gmem(1, wait_read_only=True)  # all but this tile have left: the slot before it is free
+        plgpu.wait_smem_to_gmem(1, wait_read_only=True)  # all but this tile are stored: the slot before it is free
         pl.when(step + SLOTS - 1 < steps)(lambda: load(step + SLOTS - 1))
 
     plgpu.wait_smem_to_gmem(0)

@@ -1,7 +1,7 @@
-"""Choosing an implementation of an operation on octic fields, by name or by platform, and splitting it over a mesh.
+"""Chooses the implementation of an operation on octic fields, by name or by platform, and shards it over a mesh.
 
-A field's arrays have batch, tokens and channels as their last three axes, [k, *B, N, c].  Kernels see whole arrays of
-one device; weights are whole on every device.
+A field's arrays have batch, tokens and channels as their last three axes, [k, *B, N, c].  Kernels see the arrays of one
+device; weights are replicated on every device.
 """
 
 import contextlib
@@ -15,19 +15,19 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 
 IMPLEMENTATIONS = ("auto", "xla", "tpu", "gpu", "interpret")
-PLATFORMS = {"tpu": "tpu", "cuda": "gpu"}  # of `jax.lax.platform_dependent`, and the kernel that "auto" takes there
-BATCH_AXES = ("data", "fsdp")  # mesh axes that share the batch
+PLATFORMS = {"tpu": "tpu", "cuda": "gpu"}  # of `jax.lax.platform_dependent`, and the kernel of "auto"
+BATCH_AXES = ("data", "fsdp")  # mesh axes that the batch is sharded over
 _AUTO = contextvars.ContextVar("implementation", default="auto")
 
 
 @contextlib.contextmanager
 def using(implementation: str) -> Iterator[None]:
-    """Within it "auto" means `implementation`, in every operation that is traced.
+    """A context in which "auto" means `implementation`, for every operation traced inside it.
 
         with kernels.using("xla"):
             exported = jax.export.export(jax.jit(model), platforms=("cpu", "cuda"))(images)
 
-    A function that was traced before keeps what it was traced with.
+    A function that was traced earlier keeps its implementation.
 
     Raises:
       ValueError: an unknown implementation.
@@ -40,24 +40,24 @@ def using(implementation: str) -> Iterator[None]:
 
 
 def chosen(name: str, implementation: str) -> str:
-    """What `implementation` means here (`using`); ValueError unless it is one of IMPLEMENTATIONS."""
+    """Resolve "auto" by `using`; ValueError unless `implementation` is one of IMPLEMENTATIONS."""
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(f"{name}: {implementation=} is not one of {', '.join(map(repr, IMPLEMENTATIONS))}.")
     return _AUTO.get() if implementation == "auto" else implementation
 
 
 def check_field(name: str, lines: jax.Array, planes: jax.Array) -> None:
-    """ValueError unless the arrays are an octic field, lines [4, *B, N, C] and planes [2, *B, N, 2C], of one type."""
+    """ValueError unless the arrays are an octic field, lines [4, *B, N, C] and planes [2, *B, N, 2C], of one dtype."""
     expected = (2, *lines.shape[1:-1], 2 * lines.shape[-1]) if lines.ndim else ()
     if lines.ndim < 3 or lines.shape[0] != 4 or planes.shape != expected:
-        hint = f"; with these lines, planes are {expected}" if lines.ndim > 2 and len(lines) == 4 else ""
+        hint = f"; for these lines, planes must be {expected}" if lines.ndim > 2 and len(lines) == 4 else ""
         raise ValueError(
-            f"{name}: shapes {lines.shape} and {planes.shape} are not those of an octic field, lines [4, *B, N, C] and "
+            f"{name}: {lines.shape} and {planes.shape} are not the shapes of an octic field, lines [4, *B, N, C] and "
             f"planes [2, *B, N, 2C]{hint}."
         )
     if lines.dtype != planes.dtype:
         raise ValueError(
-            f"{name}: lines are {lines.dtype} and planes {planes.dtype}; a field has one type: cast one of them."
+            f"{name}: lines are {lines.dtype} and planes {planes.dtype}; a field has one dtype: cast one of them."
         )
 
 
@@ -71,20 +71,19 @@ def run(
 ) -> tuple[jax.Array, ...]:
     """Apply an operation to `(*fields, *weights)`; the results are arrays of fields.
 
-    Not to be differentiated: an operation defines its derivative around this.  Under `jax.vmap` the new axis becomes a
+    It cannot be differentiated: each operation defines its own derivative.  Under `jax.vmap` the new axis becomes a
     batch axis of the fields, so that a kernel sees one larger batch.
 
     Args:
       name: of the operation, for errors.
       implementation: "auto", or a key of `kernels`.
-      plain: the operation in plain jnp, for any shape and type.
-      kernels: by implementation, the operation as a kernel on one device, or None where it does not support the
-        shapes or types.
+      plain: the operation in plain jnp, for any shape and dtype.
+      kernels: by implementation, the kernel for one device, or None if it does not support the shapes or dtypes.
       fields: arrays [k, *B, N, c].
       weights: arrays of any shape.
 
     Raises:
-      ValueError: the kernel asked for does not support the shapes or types.
+      ValueError: the requested kernel does not support the shapes or dtypes.
     """
 
     @jax.custom_batching.custom_vmap
@@ -97,7 +96,7 @@ def run(
 
     @call.def_vmap
     def call_batched(size, batched, *arrays):
-        if any(batched[len(fields) :]):  # one operation for each set of weights
+        if any(batched[len(fields) :]):  # one operation per set of weights
             results = jax.vmap(plain, in_axes=[0 if b else None for b in batched])(*arrays)
             return results, (True,) * len(results)
         wide = [_fold(a, b, size) for a, b in zip(arrays[: len(fields)], batched, strict=False)]
@@ -108,7 +107,7 @@ def run(
 
 
 def on_rows(kernel: Callable, fields: int) -> Callable:
-    """The kernel, whose first `fields` arguments and whose results are [k, M, c], for arrays [k, *B, N, c]."""
+    """Adapts a kernel, with first `fields` arguments and results [k, M, c], to arrays [k, *B, N, c]."""
 
     def call(*arrays):
         rows = arrays[0].shape[1:-1]
@@ -121,19 +120,19 @@ def on_rows(kernel: Callable, fields: int) -> Callable:
 def _existing(name, implementation, kernels, arrays):
     if kernels[implementation] is None:
         shapes = ", ".join(f"{a.dtype}{list(a.shape)}" for a in arrays)
-        raise ValueError(f"{name}: {implementation=} has no kernel for {shapes}; 'auto' and 'xla' take any.")
+        raise ValueError(f"{name}: {implementation=} has no kernel for {shapes}; 'auto' and 'xla' support any.")
     return kernels[implementation]
 
 
 def _on_shards(kernel, *, plain, fields, weights):
-    """The kernel on each device's part of the batch, or `plain` where the ambient mesh does not split it evenly.
+    """The kernel on each device's shard of the batch, or `plain` if the ambient mesh does not divide the batch evenly.
 
-    No kernel can be partitioned by the compiler, so it has to see a mesh whose axes are all manual.
+    The compiler cannot partition a kernel, so all mesh axes must be manual where it runs.
     """
     mesh, batch = jax.sharding.get_abstract_mesh(), fields[0].shape[1:-2]
     if fields[0].size == 0:
         return plain
-    # Inside a shard_map that checks over which axes values vary: kernels do not tell it.
+    # Inside a shard_map with check_vma=True: kernels do not declare over which axes their results vary.
     if any(jax.typeof(a).manual_axis_type.varying for a in fields):
         return plain
     if mesh.empty or mesh.size == 1 or all(kind == AxisType.Manual for kind in mesh.axis_types):
@@ -154,8 +153,8 @@ def _on_shards(kernel, *, plain, fields, weights):
     )
 
 
-def _fold(array, is_batched, size):
-    """[size, k, *B, N, c] -> [k, size, *B, N, c]; an array without the new axis is repeated."""
+def _fold(array: jax.Array, is_batched: bool, size: int) -> jax.Array:
+    """[size, k, *B, N, c] -> [k, size, *B, N, c]; an array without the new axis is broadcast."""
     if is_batched:
         return jnp.moveaxis(array, 0, 1)
     return jnp.broadcast_to(array[:, None], (len(array), size, *array.shape[1:]))

@@ -9,19 +9,22 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from kernels import d8_gelu, dispatch, tpu_blocks
 from kernels.pointwise import gelu, to_isotypic, to_regular
 
 NAME = "octic_linear_gelu"
-# Kernels that "auto" may take.  On a GPU XLA's products, then the kernel of `d8_gelu`: the fused one is not measured.
+# Kernels that "auto" may use.  On a GPU it is XLA's products, then the `d8_gelu` kernel: the fused one is not measured.
 AUTOMATIC = ("tpu",)
-# What the weights, held whole, may take of `tpu_blocks.VMEM_BYTES`.  In bfloat16 all widths of the paper up to ViT-e
-# (6.6 MiB) fit, in float32 up to ViT-G (6.5 MiB), and the fields keep a third.
+# How much of `tpu_blocks.VMEM_BYTES` the weights, which stay in VMEM, may use; a third is left for the fields.  The
+# paper's widths fit up to ViT-e (6.6 MiB) in bfloat16, and up to ViT-G (6.5 MiB) in float32.
 WEIGHT_BYTES = 8 * 2**20
 
 
-def linear(lines, planes, w_lines, w_planes, bias) -> tuple[jax.Array, jax.Array]:
+def linear(
+    lines: jax.Array, planes: jax.Array, w_lines: jax.Array, w_planes: jax.Array, bias: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """The linear map in plain jnp."""
     with jax.named_scope("linear"):
         first = np.zeros((4, *(1,) * (lines.ndim - 1)), lines.dtype)
@@ -29,8 +32,10 @@ def linear(lines, planes, w_lines, w_planes, bias) -> tuple[jax.Array, jax.Array
         return jnp.einsum("i...c,icd->i...d", lines, w_lines) + first * bias, planes @ w_planes
 
 
-def reference(lines, planes, w_lines, w_planes, bias) -> tuple[jax.Array, jax.Array]:
-    """Plain jnp; this defines what is right."""
+def reference(
+    lines: jax.Array, planes: jax.Array, w_lines: jax.Array, w_planes: jax.Array, bias: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The definition, in plain jnp."""
     h = linear(lines, planes, w_lines, w_planes, bias)
     with jax.named_scope("activation"):
         return d8_gelu.reference(*h)
@@ -47,11 +52,11 @@ def octic_linear_gelu(
 ) -> tuple[jax.Array, jax.Array]:
     """GELU of a linear map of an octic field.
 
-    Where it is differentiated it is the linear map in XLA, then `d8_gelu`, and the hidden field is kept between them:
-    the derivative needs it, and computing it again would be a tenth of a training step's products.
+    Under differentiation it is the linear map in XLA, then `d8_gelu`, and the hidden field is stored: the backward pass
+    needs it, and recomputing it would cost a tenth of a training step's products.
 
-    Where the kernel does not support the shapes, "auto" is the linear map in XLA, then `d8_gelu`.  In bfloat16 the
-    kernel's GELU sees the sums in float32, the others see them rounded.
+    If the kernel does not support the shapes, "auto" is the linear map in XLA, then `d8_gelu`.  In bfloat16 the
+    kernel's GELU sees the sums in float32, the other implementations see them rounded.
 
     Args:
       lines: [4, *B, N, C].
@@ -65,7 +70,7 @@ def octic_linear_gelu(
       lines [4, *B, N, F] and planes [2, *B, N, 2F].
 
     Raises:
-      ValueError: an unknown implementation, arrays that do not belong together, or no kernel for them.
+      ValueError: an unknown implementation, arrays that do not fit together, or no kernel for them.
     """
     implementation = dispatch.chosen(NAME, implementation)
     dispatch.check_field(NAME, lines, planes)
@@ -99,7 +104,7 @@ def _backward(implementation, kept, gradient):
 _octic_linear_gelu.defvjp(_forward_and_hidden, _backward)
 
 
-# Compiled on its own: outside of jit a choice by platform would be compiled again at every call.
+# Jitted here: outside of jit, a choice by platform would be recompiled at every call.
 @functools.partial(jax.jit, static_argnames="implementation", inline=True)
 def _forward(lines, planes, w_lines, w_planes, bias, *, implementation):
     def plain(*arrays):
@@ -113,7 +118,7 @@ def _forward(lines, planes, w_lines, w_planes, bias, *, implementation):
     return dispatch.run(NAME, implementation, plain, kernels, (lines, planes), (w_lines, w_planes, bias))
 
 
-def _check_weights(c, w_lines, w_planes, bias):
+def _check_weights(c: int, w_lines: jax.Array, w_planes: jax.Array, bias: jax.Array) -> None:
     f = bias.shape[-1] if bias.ndim else 0
     expected = ((4, c, f), (2 * c, 2 * f), (f,))
     shapes = (w_lines.shape, w_planes.shape, bias.shape)
@@ -125,7 +130,7 @@ def _check_weights(c, w_lines, w_planes, bias):
 
 
 def _kernels(lines, *weights):
-    """The kernels that support the type and widths."""
+    """The kernels that support the dtype and widths."""
     from kernels import octic_linear_gelu_gpu  # here, as in d8_gelu.py
 
     c, f, dtype = *weights[0].shape[1:], lines.dtype
@@ -151,8 +156,8 @@ def _forward_tpu(lines, planes, w_lines, w_planes, bias, *, interpret=False):
     return tpu_blocks.call(tile, (lines, planes), weights, channels=channels, name=NAME, interpret=interpret)
 
 
-def _precision(dtype):
-    """Mosaic knows two precisions; a product of float32 takes the better one when any but the default was asked for."""
-    asked = jax.config.jax_default_matmul_precision  # made at run time  # pyright: ignore[reportAttributeAccessIssue]
+def _precision(dtype: DTypeLike) -> jax.lax.Precision:
+    """Mosaic has two precisions; float32 products use the higher one unless the default was requested."""
+    asked = jax.config.jax_default_matmul_precision  # set at run time  # pyright: ignore[reportAttributeAccessIssue]
     exact = dtype == jnp.float32 and asked not in (None, "default", "fastest", "bfloat16")
     return jax.lax.Precision.HIGHEST if exact else jax.lax.Precision.DEFAULT

@@ -1,10 +1,10 @@
 """The first linear map of an octic MLP and its GELU in one Hopper kernel (Pallas, Mosaic GPU), in bfloat16.
 
 A block holds the eight components of a tile of rows by channels in the registers of two warpgroups, so that the GELU
-works on the float32 accumulators of the tensor cores and the hidden field is written once.  A third warpgroup only asks
-for the operands: the tensor memory accelerator (TMA) fills a ring in shared memory, some channels of the contraction at
-a time.  Blocks of a cluster work on neighbouring rows and receive the weights together.  What lies past an edge is read
-as zero and not written.
+works on the float32 accumulators of the tensor cores and the hidden field is written once.  A third warpgroup only
+issues loads: the tensor memory accelerator (TMA) fills a ring buffer in shared memory with the operands, a few channels
+of the contraction at a time.  Blocks of a cluster work on neighbouring rows and load the weights together (multicast).
+Reads past an edge give zero, and writes past it are dropped.
 """
 
 import functools
@@ -14,19 +14,20 @@ import jax
 import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from kernels import pointwise
 
-MULTIPROCESSORS = 132  # of an H200; with another number of them the load is less even, the result the same
+MULTIPROCESSORS = 132  # of an H200; on other GPUs the load is less balanced, the result the same
 CLUSTER = 2  # blocks
-ROWS = 64  # of a block, as one instruction of the tensor cores takes
-COMPUTE = 2  # warpgroups of a block that compute
-WIDTH = 32  # channels of each: eight accumulators [64, 32] are half of its registers
-RING = 64  # channels of the contraction that the ring holds, 2 KB each; the staged results take 64 KB too
+ROWS = 64  # per block, as in one tensor core instruction
+COMPUTE = 2  # warpgroups per block that compute
+WIDTH = 32  # channels of each: eight accumulators [64, 32] take half of its registers
+RING = 64  # channels of the contraction in the ring buffer, 2 KB each; the staged results take another 64 KB
 
 
-def supported(c: int, f: int, dtype) -> bool:
-    """Whether the kernel maps C to F channels: whole tiles, in bfloat16."""
+def supported(c: int, f: int, dtype: DTypeLike) -> bool:
+    """Whether the kernel supports a map from C to F channels: whole tiles, in bfloat16."""
     return jnp.dtype(dtype) == jnp.bfloat16 and c % 16 == 0 and f % (COMPUTE * WIDTH) == 0
 
 
@@ -35,7 +36,7 @@ def forward(
 ) -> tuple[jax.Array, jax.Array]:
     """GELU in the regular basis of the linear map.
 
-    TMA cuts tiled memory in eights of rows: with another number of them the arrays are padded, which is a copy.
+    TMA needs a multiple of 8 rows in tiled memory; for other numbers the arrays are padded, which is a copy.
 
     Shapes: lines [4, M, C], planes [2, M, 2C], w_lines [4, C, F], w_planes [2C, 2F], bias [F]
       -> lines [4, M, F], planes [2, M, 2F].
@@ -55,7 +56,7 @@ def _whole_tiles(lines, planes, w_lines, w_planes, bias):
     tiles = _Tiles(-(-m // (ROWS * CLUSTER)), f // block, c // depth)
 
     def smem(*shape, width):
-        """Memory as the tensor cores want it: tiles of 8 x width, their 16-byte units exchanged."""
+        """Shared memory in the tensor cores' layout: tiles of 8 x width, with 16-byte units swizzled."""
         return plgpu.SMEM(
             shape, dtype, transforms=(plgpu.TilingTransform((8, width)), plgpu.SwizzleTransform(2 * width))
         )
@@ -83,7 +84,7 @@ def _whole_tiles(lines, planes, w_lines, w_planes, bias):
         thread_name="warpgroup",
         kernel_name="octic_linear_gelu",
         compiler_params=plgpu.CompilerParams(
-            approx_math=True,  # exp2 by the hardware's instruction, within 2^-22 relative
+            approx_math=True,  # the hardware's exp2, with relative error below 2^-22
             unsafe_no_auto_barriers=True,  # safe: threads only read what TMA writes, and only write what it reads
             lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
         ),
@@ -91,7 +92,7 @@ def _whole_tiles(lines, planes, w_lines, w_planes, bias):
 
 
 class _Tiles(NamedTuple):
-    """How the result is cut: clusters' rows x blocks' channels, and the steps of a tile's contraction."""
+    """The tiling of the result: rows of a cluster x channels of a block, and the contraction steps of a tile."""
 
     rows: int
     columns: int
@@ -125,7 +126,7 @@ def _body(tiles, lines, planes, w_lines, w_planes, bias, y_lines, y_planes, *scr
             sources, targets = (lines, planes, w_lines, w_planes), [ref.at[slot] for ref in operands]
             _load(sources, targets, loaded.at[slot], row, channel, step % tiles.depth)
 
-        # The other block of the cluster reports here too: stay until it has.
+        # The other block of the cluster signals these barriers too: do not exit before it has.
         pl.loop(jnp.maximum(total - slots, 0), total)(lambda step: plgpu.barrier_wait(consumed.at[step % slots]))
 
     @pl.when(warpgroup < COMPUTE)
@@ -145,13 +146,13 @@ def _body(tiles, lines, planes, w_lines, w_planes, bias, y_lines, y_planes, *scr
 
 
 def _side_by_side(w_planes, f):
-    """w_planes [2C, 2F] as [2, C, 2F], the channels of both copies that one warpgroup computes next to each other."""
+    """w_planes [2C, 2F] as [2, C, 2F], with the channels of both copies that one warpgroup computes adjacent."""
     w_planes = w_planes.reshape(2, -1, 2, f // WIDTH, WIDTH)
     return w_planes.swapaxes(2, 3).reshape(2, -1, 2 * f)
 
 
 def _load(sources, slots, barrier, row, channel, step):
-    """Asks for one step's operands: [4, rows, depth], [copy, 2, rows, depth], [4, depth, F], [copy, depth, 2F]."""
+    """Loads one step's operands: [4, rows, depth], [copy, 2, rows, depth], [4, depth, F], [copy, depth, 2F]."""
     lines, planes, w_lines, w_planes = sources
     lines_smem, planes_smem, w_lines_smem, w_planes_smem = slots
     depth = lines_smem.shape[-1]
@@ -185,14 +186,14 @@ def _contract(depth, first, operands, loaded, consumed, warpgroup):
 
         return [accumulator[...] for accumulator in accumulators]
 
-    acc = plgpu.ACC  # public, but not marked so in its module  # pyright: ignore[reportPrivateImportUsage]
+    acc = plgpu.ACC  # public, but not exported explicitly  # pyright: ignore[reportPrivateImportUsage]
     narrow, wide = acc((ROWS, WIDTH), jnp.float32), acc((ROWS, 2 * WIDTH), jnp.float32)
     *lines, row_1, row_2 = pl.run_scoped(contract, *[narrow] * 4, wide, wide)
     return [*lines, row_1[:, :WIDTH], row_2[:, :WIDTH], row_1[:, WIDTH:], row_2[:, WIDTH:]]
 
 
 def _store(y, lines_smem, planes_smem, lines, planes, row, channel):
-    plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the tile before this one has left
+    plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the tile before this one is stored
     for i in range(4):
         lines_smem[i] = y[i].astype(lines_smem.dtype)
         planes_smem[i // 2, i % 2] = y[4 + i].astype(planes_smem.dtype)

@@ -1,10 +1,11 @@
-"""What the octic kernels do at one point: the fast Fourier pair of the group on eight values, and GELU.
+"""Pointwise parts of the octic kernels: the group's fast Fourier transform and its inverse on eight values, and GELU.
 
-Every function is plain arithmetic on arrays of one shape, so that it runs inside a Pallas kernel of any backend, in jnp
-and in NumPy alike.  Components are in the order A1, A2, B1, B2, E11, E12, E21, E22 (Exy: copy x, row y of E).
+Every function is plain arithmetic on arrays of one shape, so that it runs in a Pallas kernel of any backend, in jnp and
+in NumPy.  Components are in the order A1, A2, B1, B2, E11, E12, E21, E22 (Exy: copy x, row y of E).
 """
 
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +15,14 @@ SCALE = math.sqrt(2) / 4
 
 # The upper tail of the normal distribution is 1 - Phi(a) = 2^p(a) for 0 <= a <= LARGEST; p is the minimax polynomial of
 # degree 6 with p(0) = -1, found by linear programming on 1,500 points: the tail's error times max(a, 0.6) is 1.3e-7.
-# It needs no erf, which Mosaic GPU does not lower, no division and one exponential: compiled for a Hopper GPU, an octic
-# GELU takes a third fewer instructions than with Abramowitz and Stegun's 7.1.26.
-LARGEST = 6.0  # where the tail has fallen to 1e-9; past it the polynomial would turn
+# It needs no erf, which Mosaic GPU cannot lower, no division and only one exponential: compiled for a Hopper GPU, an
+# octic GELU takes a third fewer instructions than with Abramowitz and Stegun's 7.1.26.
+LARGEST = 6.0  # where the tail is 1e-9; far beyond it the polynomial increases again
 TAIL = (2.45608595e-5, -6.96318022e-4, 7.84691604e-3, -5.30603817e-2, -4.5902321e-1, -1.15112479, -1.0)
 LOG2_DENSITY = (-0.5 / math.log(2), -0.5 * math.log2(2 * math.pi))  # log2 of phi(x) = this[0] x^2 + this[1]
 
 
-def to_regular(components):
+def to_regular(components: Sequence[jax.Array] | np.ndarray) -> tuple[jax.Array, ...]:
     """Inverse Fourier transform: eight components to the eight values on the group.  Source: octic ViTs, Listing 1."""
     a1, a2, b1, b2, e11, e12, e21, e22 = components
     a, b, c, d = a1 + a2, a1 - a2, b1 + b2, b1 - b2
@@ -32,7 +33,7 @@ def to_regular(components):
     return tuple(SCALE * value for value in values)
 
 
-def to_isotypic(values):
+def to_isotypic(values: Sequence[jax.Array] | np.ndarray) -> tuple[jax.Array, ...]:
     """Fourier transform, the transpose and inverse of `to_regular`."""
     v0, v1, v2, v3, v4, v5, v6, v7 = (SCALE * value for value in values)
     ac, eh, a_c, f_g = v0 + v2, v0 - v2, v1 + v3, v1 - v3
@@ -46,23 +47,23 @@ FOURIER = np.stack(to_regular(np.eye(8)))  # [8, 8], values on the group = FOURI
 
 
 def gelu(x: jax.Array) -> jax.Array:
-    """The exact GELU, x Phi(x), of float32 values; within 5e-7 of it for all x."""
+    """The exact GELU, x Phi(x), of float32 values, with an error below 5e-7 for all x."""
     a = _magnitude(x)
     return jnp.maximum(x, 0.0) - a * _tail(a)
 
 
 def gelu_gradient(x: jax.Array) -> jax.Array:
-    """The derivative Phi(x) + x phi(x) of the exact GELU, within 5e-7."""
+    """The derivative Phi(x) + x phi(x) of the exact GELU, with an error below 5e-7."""
     tail = _tail(_magnitude(x))
     density = jnp.exp2(LOG2_DENSITY[0] * (x * x) + LOG2_DENSITY[1])
     return jnp.where(x > 0, 1.0 - tail, tail) + x * density
 
 
-def _magnitude(x):
+def _magnitude(x: jax.Array) -> jax.Array:
     return jnp.minimum(jnp.abs(x), LARGEST)
 
 
-def _tail(a):
+def _tail(a: jax.Array) -> jax.Array:
     """1 - Phi(a) of a normal variable, for a in [0, LARGEST]."""
     p = TAIL[0] * a + TAIL[1]
     for coefficient in TAIL[2:]:

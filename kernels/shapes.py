@@ -1,4 +1,4 @@
-"""Shapes of octic fields that tests and benchmarks share: those of the models, and awkward ones."""
+"""Shapes of octic fields for tests and benchmarks: those of the models, and awkward ones."""
 
 import dataclasses
 
@@ -8,11 +8,11 @@ class Shape:
     """A field lines [4, *batch, tokens, channels], and its width after the first linear map of the MLP.
 
     Attributes:
-      name: of the model, or what is awkward.
+      name: of the model, or of what is awkward.
       batch: the batch axes.
       tokens: number of tokens.
       channels: per component, width / 8.
-      hidden: the same in the hidden layer.
+      hidden: channels per component in the hidden layer.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Shape:
         return (4, c, f), (2 * c, 2 * f), (f,)
 
 
-# The paper's models at the batch of its benchmark: octic ViTs, Table 1 and Appendix D.4.
+# The paper's models at the batch size of its benchmark: octic ViTs, Table 1 and Appendix D.4.
 REALISTIC = (
     Shape("ViT-S", (64,), 197, 48, 192),
     Shape("ViT-B", (64,), 197, 96, 384),

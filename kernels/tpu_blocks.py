@@ -1,7 +1,7 @@
-"""How the TPU kernels walk over an octic field: blocks of rows in VMEM, and tiles of a block in registers.
+"""How the TPU kernels iterate over an octic field: blocks of rows in VMEM, and tiles of a block in registers.
 
-A block holds some tokens of one image with all channels; the pipeline of `pallas_call` clips what lies past the edges,
-so a tile may hold rows that are never written.
+A block holds some tokens of one image with all channels; the pipeline of `pallas_call` clips it at the edges, so a tile
+may hold rows that are never written.
 """
 
 import functools
@@ -12,17 +12,18 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.typing import DTypeLike
 
 LANES = 128  # of a register
-# Rows of a tile: enough to hide the latencies of a loop's step; and the fewest that fill registers in both types.
+# Rows of a tile: enough to hide the latency of a loop iteration, and the fewest that fill registers in both dtypes.
 ROWS, FEWEST_ROWS = 32, 16
-# What one call may hold in VMEM.  TPUs of generation 2 to 4 have 16 MiB, and later ones lend a kernel 16 MiB unless it
-# asks for more; the difference is for the compiler's own temporaries.
+# VMEM that one call may use.  TPUs v2 to v4 have 16 MiB, and later ones give a kernel 16 MiB unless it asks for more;
+# the rest is for the compiler's temporaries.
 VMEM_BYTES = 12 * 2**20
 
 
-def supported(dtype, channels: Sequence[int], weight_bytes: int = 0) -> bool:
-    """Whether blocks of fields of these numbers of channels fit into VMEM beside the weights."""
+def supported(dtype: DTypeLike, channels: Sequence[int], weight_bytes: int = 0) -> bool:
+    """Whether blocks of fields with these numbers of channels fit in VMEM along with the weights."""
     return dtype in (jnp.float32, jnp.bfloat16) and _most_rows(dtype, channels, weight_bytes) >= FEWEST_ROWS
 
 
@@ -38,9 +39,9 @@ def call(
     """Run `tile(rows, lanes, *fields, *weights, lines, planes)` for slices that cover every block of the result.
 
     Args:
-      tile: gets the blocks as references, [4, rows, C] and [2, rows, 2C] of each field; fills its part of the last two.
+      tile: gets references to blocks, [4, rows, C] and [2, rows, 2C] of each field; writes its part of the last two.
       fields: arrays [4, *B, N, C] and [2, *B, N, 2C] in turn.
-      weights: arrays that every block gets whole.
+      weights: arrays that are passed whole to every block.
       channels: of the result.
       name: of the kernel in the compiled program.
       interpret: whether to run as a JAX program, on any platform.
@@ -55,7 +56,7 @@ def call(
 
     def body(*refs):
         left = jnp.minimum(n - pl.program_id(1) * rows, rows)  # the last block may be mostly empty
-        strips = jax.lax.div(left + (step - 1), jnp.int32(step))  # int32 with 64-bit types enabled too
+        strips = jax.lax.div(left + (step - 1), jnp.int32(step))  # int32 even if 64-bit types are enabled
         jax.lax.fori_loop(jnp.int32(0), strips, functools.partial(strip, refs), None)
 
     def strip(refs, i, _):
@@ -86,20 +87,20 @@ def call(
     return tuple(y.reshape(len(y), *batch, tokens, y.shape[-1]) for y in results)
 
 
-def read(lines, planes, rows, lanes: slice) -> list[jax.Array]:
+def read(lines: jax.Ref, planes: jax.Ref, rows: pl.Slice, lanes: slice) -> list[jax.Array]:
     """The eight components of a tile, A1 A2 B1 B2 E11 E12 E21 E22, in float32."""
     places = _places(lines, planes, lanes)
     return [ref[i, rows, columns].astype(jnp.float32) for ref, i, columns in places]
 
 
-def write(lines, planes, rows, lanes: slice, components) -> None:
+def write(lines: jax.Ref, planes: jax.Ref, rows: pl.Slice, lanes: slice, components: Sequence[jax.Array]) -> None:
     """The inverse of `read`."""
     for (ref, i, columns), component in zip(_places(lines, planes, lanes), components, strict=True):
         ref[i, rows, columns] = component.astype(ref.dtype)
 
 
 def second_copy(lanes: slice, channels: int) -> slice:
-    """Where the row of E holds those channels of its second copy."""
+    """The slice of a row of E with the same channels of its second copy."""
     return slice(lanes.start + channels, lanes.stop + channels)
 
 
@@ -112,20 +113,20 @@ def _places(lines, planes, lanes):
 
 
 def _plan(batch: Sequence[int], tokens: int, most: int) -> tuple[int, int, int, int]:
-    """How to divide a field into blocks of at most `most` rows: images, rows of one, rows of a block, of a tile."""
+    """The division of a field into blocks of at most `most` rows: images, rows per image, per block and per tile."""
     images, n = math.prod(batch), tokens
-    # Images are merged where that moves no data, registers being 8 rows high, or little.
+    # Merge images if that moves no data (registers are 8 rows high) or little.
     if tokens % 8 == 0 or tokens < ROWS:
         images, n = 1, images * tokens
     step = ROWS if most >= ROWS else FEWEST_ROWS
     return images, n, _up(pl.cdiv(n, pl.cdiv(n, most // step * step)), step), step
 
 
-def _most_rows(dtype, channels, weight_bytes):
-    """Rows of a block, each array of a field being padded to whole registers and held twice: in use and in transfer."""
+def _most_rows(dtype: DTypeLike, channels: Sequence[int], weight_bytes: int) -> int:
+    """Most rows of a block; each array is padded to whole registers and double-buffered."""
     lanes = sum(4 * _up(c, LANES) + 2 * _up(2 * c, LANES) for c in channels)
     return (VMEM_BYTES - weight_bytes) // (2 * lanes * jnp.dtype(dtype).itemsize)
 
 
-def _up(size, unit):
+def _up(size: int, unit: int) -> int:
     return -(-size // unit) * unit

@@ -13,18 +13,30 @@ ROOT = pathlib.Path(__file__).parents[1]
 ALLOWED = {
     "archives": set(),
     "errors": set(),
+    "constraints": {"errors"},
     "precision": {"errors"},
     "symmetry": set(),
     "kernels": set(),
-    "data": {"archives", "errors"},
+    "data": {"archives", "errors", "constraints"},
     "layers": {"errors", "symmetry", "kernels"},
     "logical": {"layers"},
-    "models": {"errors", "symmetry", "layers", "logical"},
-    "objectives": {"errors", "precision", "symmetry", "layers", "logical", "models", "data"},
-    "evaluation": {"errors", "precision", "symmetry", "layers", "logical", "models", "objectives", "data"},
-    "pretrained": {"archives", "errors", "symmetry", "layers", "logical", "models"},
+    "models": {"errors", "constraints", "symmetry", "layers", "logical"},
+    "objectives": {"errors", "constraints", "precision", "symmetry", "layers", "logical", "models", "data"},
+    "evaluation": {
+        "errors",
+        "constraints",
+        "precision",
+        "symmetry",
+        "layers",
+        "logical",
+        "models",
+        "objectives",
+        "data",
+    },
+    "pretrained": {"archives", "errors", "constraints", "symmetry", "layers", "logical", "models"},
     "training": {
         "errors",
+        "constraints",
         "precision",
         "symmetry",
         "layers",
@@ -79,4 +91,4 @@ def test_another_package_of_the_name_kernels_is_told(tmp_path):
     command = [sys.executable, "-c", "import equivit.layers.isotypic"]
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert f"needs its own package `kernels`, and the one at ['{tmp_path}/kernels'] is another" in run.stderr
+    assert f"needs its own package `kernels`, but the one at ['{tmp_path}/kernels'] is a different one" in run.stderr

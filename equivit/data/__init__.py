@@ -1,1 +1,1 @@
-"""Sources, transforms of single examples, batches, and the loader that joins them."""
+"""Sources, transforms of single examples, batches, and the loader that combines them."""

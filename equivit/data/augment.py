@@ -1,4 +1,4 @@
-"""Augmentations of one image that leave its geometry alone, and random erasing."""
+"""Augmentations of one image that keep its geometry, and random erasing."""
 
 import math
 
@@ -11,9 +11,9 @@ ENHANCERS = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
 
 
 def three_augment(image: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """3-Augment (DeiT III, section 3): one of grey, solarise and blur, always, each as likely as the others.
+    """3-Augment (DeiT III, section 3): always one of greyscale, solarise and blur, with equal probability.
 
-    Solarising inverts values from 128 up; the radius of the Gaussian blur is uniform in (0.1, 2).
+    Solarise inverts values of 128 and above; the radius of the Gaussian blur is uniform in (0.1, 2).
     """
     choice = rng.integers(3)
     if choice == 0:
@@ -37,7 +37,7 @@ def colour_jitter(image: Image.Image, rng: np.random.Generator, strength: float)
 
 
 def erasing_box(rng: np.random.Generator, height: int, width: int) -> Box | None:
-    """A box of 1/50 to 1/3 of the area and log-uniform aspect in (0.3, 1/0.3); None if none fits in ten tries."""
+    """A box of 1/50 to 1/3 of the area and log-uniform aspect ratio in (0.3, 1/0.3); None if ten boxes do not fit."""
     for _ in range(10):
         area = height * width * rng.uniform(0.02, 1 / 3)
         aspect = math.exp(rng.uniform(math.log(0.3), -math.log(0.3)))
@@ -52,8 +52,8 @@ def random_erasing(
 ) -> np.ndarray:
     """With the given probability, fills a random box with noise (timm's "pixel" mode).
 
-    The noise is standard normal once the pixels are normalised by mean and std, which count in 0..1; what falls outside
-    of 0..255 is clipped, since images stay uint8.
+    The noise is standard normal after normalisation by mean and std, which are for pixel values in 0..1; values outside
+    0..255 are clipped, since images stay uint8.
 
     Shapes: pixels uint8 [H, W, C], mean and std [C] -> uint8 [H, W, C].
     """

@@ -1,17 +1,17 @@
 """How one process makes its rows of a batch: read, transform, collate.
 
-A transform turns one example into the arrays of one row, and draws everything from the generator that it is given:
+A transform turns one example into the arrays of one row, with the given generator for all randomness:
 
     row = transform(example, rng)  # {"image": uint8 [H, W, C], "label": 3, ...}
 
-Several crops are just entries of shape [G, H, W, C].  Where work needs the whole batch (masks whose ratios are spread
-over it), a transform also has
+Several crops are entries of shape [G, H, W, C].  For work on the whole batch (masks whose ratios are spread over it), a
+transform also has
 
     batch = transform.finish(batch, rng, share)
 
-which runs after collation, with this process's rows.  All processes get the same `rng` and so must draw for the whole
-batch: `rng.uniform(size=share.batch_size)[share.rows]`, or `rng.spawn(share.batch_size)[share.rows]` for a generator
-per row.  This keeps the batch the same for any number of processes.
+which runs after collation, on this process's rows.  All processes get the same `rng` and must draw for the whole batch:
+`rng.uniform(size=share.batch_size)[share.rows]`, or `rng.spawn(share.batch_size)[share.rows]` for a generator per row.
+This keeps the batch the same for any number of processes.
 """
 
 import dataclasses
@@ -22,6 +22,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 
+from equivit import errors
 from equivit.data import corruptions, reading, sources, transforms
 from equivit.data.order import TrainOrder
 
@@ -41,13 +42,12 @@ class Share:
 
     def __post_init__(self):
         if self.batch_size < 1 or self.batch_size % self.process_count:
-            below = self.batch_size // self.process_count * self.process_count
             raise ValueError(
                 f"batch_size={self.batch_size} must be positive and divisible by the {self.process_count} processes; "
-                f"nearest are {', '.join(str(b) for b in (below, below + self.process_count) if b)}."
+                f"{errors.multiples(self.batch_size, self.process_count)}."
             )
         if not 0 <= self.process_index < self.process_count:
-            raise ValueError(f"process_index={self.process_index} must lie in 0..{self.process_count - 1}.")
+            raise ValueError(f"process_index={self.process_index} must be in 0..{self.process_count - 1}.")
 
     @property
     def size(self) -> int:
@@ -62,7 +62,7 @@ class Share:
 
 @dataclasses.dataclass(frozen=True)
 class TrainBatch:
-    """Makes this process's rows of one training batch; sent to the workers."""
+    """Makes this process's rows of one training batch; it is sent to the workers."""
 
     source: sources.Source
     channels: int
@@ -76,16 +76,14 @@ class TrainBatch:
         own, made, unreadable = self.share.rows, [], {}
         places = zip(examples[own].tolist(), positions[own].tolist(), strict=True)
         for index, copies in itertools.groupby(places, key=lambda place: place[0]):
-            example, missed = reading.read(
-                self.source, index, self.channels, self.max_pixels
-            )  # once for all its copies
+            example, missed = reading.read(self.source, index, self.channels, self.max_pixels)  # once for all copies
             unreadable |= missed
             made += [self.transform(example, self.order.generator(epoch, position)) for _, position in copies]
         finished = finish(self.transform, collate(made), self.order.batch_generator(batch), self.share)
         return {**finished, "unreadable": list(unreadable.items())}
 
     def blank(self) -> Batch:
-        """Zeros in the shapes of all batches, known from the first example."""
+        """A batch of padding, with the shapes of the first example."""
         rng = np.random.default_rng(0)
         row = self.transform(reading.read(self.source, 0, self.channels, self.max_pixels).example, rng)
         return finish(self.transform, padded(collate([row]), 0, self.share.batch_size), rng, self.share)
@@ -93,7 +91,7 @@ class TrainBatch:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationBatch:
-    """Makes this process's rows of one evaluation batch; sent to the workers."""
+    """Makes this process's rows of one evaluation batch; it is sent to the workers."""
 
     source: sources.Source
     channels: int
@@ -113,7 +111,7 @@ class EvaluationBatch:
         return {**rows, "index": index, "unreadable": list(unreadable.items())}
 
     def blank(self) -> Batch:
-        """A share of padding, in the shapes of all batches, known from the first example."""
+        """This process's rows as padding, with the shapes of the first example."""
         rows = padded(collate([self._row(0).example]), 0, self.share.size)
         return {**rows, "index": np.full(self.share.size, -1)}
 
@@ -123,7 +121,7 @@ class EvaluationBatch:
         row = self.transform(example)
         if self.corruption is not None:
             row["image"] = self.corruption(row["image"], position)
-        row["weight"] = float(not missed and row.get("label") != ())  # the replacement is counted in its own place
+        row["weight"] = float(not missed and row.get("label") != ())  # the replacement counts at its own position
         if sources.has_label_sets(self.source):
             row["label"] = np.isin(np.arange(len(self.source.classes)), row["label"])
         return reading.Reading(row, missed)
@@ -138,7 +136,7 @@ class EvaluationBatch:
 
 
 def collate(rows: list[Row]) -> Batch:
-    """Stacks the rows entry by entry; numbers become int32 and float32.
+    """Stacks the rows entry by entry; numbers become int32 or float32.
 
     Raises:
       ValueError: the arrays of an entry differ in shape.
@@ -147,14 +145,14 @@ def collate(rows: list[Row]) -> Batch:
     for name, first in rows[0].items():
         values = [row[name] for row in rows]
         if isinstance(first, np.ndarray) and len(shapes := {value.shape for value in values}) > 1:
-            raise ValueError(f"'{name}': all rows of a batch must have one shape; there are {sorted(shapes)}.")
+            raise ValueError(f"'{name}': all rows of a batch must have the same shape; there are {sorted(shapes)}.")
         dtype = {int: np.int32, float: np.float32}.get(type(first))
         batch[name] = np.stack(values) if dtype is None else np.array(values, dtype)
     return batch
 
 
 def padded(batch: Batch, real: int, size: int) -> Batch:
-    """The first `real` rows, and zeros up to `size` rows."""
+    """The first `real` rows, then zeros up to `size` rows."""
     if real == size:
         return batch
     result = {name: np.zeros((size, *value.shape[1:]), value.dtype) for name, value in batch.items()}
@@ -164,5 +162,5 @@ def padded(batch: Batch, real: int, size: int) -> Batch:
 
 
 def finish(transform: Transform, batch: Batch, rng: np.random.Generator, share: Share) -> Batch:
-    """The batch after the transform's work on whole batches, if it has any."""
+    """The batch after `transform.finish`, if the transform has one."""
     return transform.finish(batch, rng, share) if hasattr(transform, "finish") else batch

@@ -34,7 +34,7 @@ NAMES = (
     "jpeg_compression",
 )  # in the order of the tables
 SEVERITIES = (1, 2, 3, 4, 5)
-SMALLEST = 32  # pixels a side
+SMALLEST = 32  # pixels per side
 SEEDED = ("impulse_noise", "glass_blur")  # take a seed for their own generator; the others use numpy's
 LIBRARY = "imagecorruptions-imaug"
 
@@ -47,7 +47,7 @@ class Corruption:
     Shapes: uint8 [H, W, C] -> the same; C is 1 or 3, and H and W at least 32.
 
     Raises:
-      ValueError: no such corruption or severity.
+      ValueError: an unknown corruption or severity.
     """
 
     def __init__(self, name: str, severity: int, seed: int):
@@ -81,14 +81,14 @@ def create(config: ml_collections.ConfigDict, seed: int) -> Corruption | None:
     """The corruption that a `data` section asks for, or None.
 
     Raises:
-      ValueError: no such corruption or severity, images too small for it, or the library is not installed.
+      ValueError: an unknown corruption or severity, images too small for it, or the library is not installed.
     """
     if config.corruption is None:
         return None
     corruption = Corruption(config.corruption, config.severity, seed)
     if min(config.image_size) < SMALLEST:
         raise ValueError(
-            f"config.data.image_size={tuple(config.image_size)}: corruptions need at least {SMALLEST} pixels a side."
+            f"config.data.image_size={tuple(config.image_size)}: corruptions need at least {SMALLEST} pixels per side."
         )
     _check_library()
     return corruption
@@ -101,5 +101,6 @@ def _check_library():
     except importlib.metadata.PackageNotFoundError:
         raise ValueError(
             f"config.data.corruption: {LIBRARY} is not installed: pip install {LIBRARY} (after pip uninstall "
-            "imagecorruptions, which has the same import name), or evaluate the official ImageNet-C files by folder:."
+            "imagecorruptions, which has the same import name), or evaluate the official ImageNet-C files with "
+            "config.data.source='folder:<dir>'."
         ) from None

@@ -1,9 +1,9 @@
 """Geometry of one image: where to crop and how to resize.
 
-Everything random is drawn apart from the pixels: boxes, so that their distribution can be tested alone, and whole crops
-as functions, so that an image and its label map are cut in the same place.  Images are resized by PIL, antialiased, in
+Random numbers are drawn separately from the pixels: as boxes, so that their distribution can be tested, and as whole
+crop functions, so that an image and its label map are cropped alike.  Images are resized by PIL, antialiased, in
 training bicubic, as in the recipes, and maps (PIL images of mode I) by nearest neighbour; an image that already has the
-size is not resampled.
+target size is not resampled.
 """
 
 import math
@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 Geometry = Callable[[Image.Image], Image.Image]  # for images and maps of the size that it was drawn for
 
 PADDING = 4  # pixels on each side, in the simple random crop (DeiT III) and the padded crop (CIFAR)
-VOID = -1  # the label of map pixels outside of the image
+VOID = -1  # the label of map pixels outside the image
 INTERPOLATIONS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}  # both antialiased
 
 
@@ -30,7 +30,7 @@ class Box(NamedTuple):
 
 
 def is_map(image: Image.Image) -> bool:
-    """Whether the pixels are labels, which cannot be blended."""
+    """Whether the pixels are labels, which cannot be interpolated."""
     return image.mode == "I"
 
 
@@ -49,16 +49,16 @@ def cut(image: Image.Image, box: Box) -> Image.Image:
 
 
 def flip(image: Image.Image) -> Image.Image:
-    """Left and right exchanged."""
+    """The image mirrored left to right."""
     return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
 
 
 def random_resized_box(
     rng: np.random.Generator, height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> Box:
-    """A box of a uniform share of the area in `scale` and log-uniform aspect (width / height) in `ratio`.
+    """A box with a uniform fraction of the area in `scale` and log-uniform aspect ratio (width / height) in `ratio`.
 
-    Ten tries to find one that fits, as torchvision does; then the largest centred box whose aspect is in `ratio`.
+    After ten boxes that do not fit, as in torchvision, the largest centred box whose aspect ratio is in `ratio`.
     """
     for _ in range(10):
         box_height, box_width = _draw_sides(rng, height, width, scale, ratio)
@@ -87,14 +87,14 @@ def _draw_sides(
 
 
 def random_box(rng: np.random.Generator, height: int, width: int, box_height: int, box_width: int) -> Box:
-    """A box of the given size at a uniform place."""
+    """A box of the given size at a uniformly random position."""
     top = int(rng.integers(height - box_height + 1))
     left = int(rng.integers(width - box_width + 1))
     return Box(top, left, box_height, box_width)
 
 
 def covering(size: tuple[int, int], height: int, width: int) -> tuple[int, int]:
-    """The smallest (height, width) of the aspect of `size` (PIL's: width, height) that height x width fits in."""
+    """The smallest (height, width) that covers height x width, with the aspect of `size`, PIL's (width, height)."""
     old_width, old_height = size
     if height * old_width >= width * old_height:
         return height, height * old_width // old_height
@@ -102,7 +102,7 @@ def covering(size: tuple[int, int], height: int, width: int) -> tuple[int, int]:
 
 
 def cover(image: Image.Image, height: int, width: int, interpolation: str = "bicubic") -> Image.Image:
-    """Resized with its aspect kept, as small as possible such that height x width fits in it."""
+    """Resized to the smallest size that covers height x width, with the aspect ratio kept."""
     return resize(image, *covering(image.size, height, width), interpolation)
 
 
@@ -135,7 +135,7 @@ def random_resized_crop(
 
 
 def simple_random_crop(rng: np.random.Generator, size: tuple[int, int], height: int, width: int) -> Geometry:
-    """DeiT III's milder crop: cover the size, reflect 4 pixels at each border, cut at a random place."""
+    """DeiT III's milder crop: cover the size, reflect 4 pixels at each border, crop at a random position."""
     covered = covering(size, height, width)
     box = random_box(rng, covered[0] + 2 * PADDING, covered[1] + 2 * PADDING, height, width)
 
@@ -148,6 +148,6 @@ def simple_random_crop(rng: np.random.Generator, size: tuple[int, int], height: 
 
 
 def padded_crop(rng: np.random.Generator, height: int, width: int) -> Geometry:
-    """The CIFAR crop: resize to the size, add 4 black (or void) pixels at each border, cut at a random place."""
+    """The CIFAR crop: resize to the size, add 4 black (or void) pixels at each border, crop at a random position."""
     box = random_box(rng, height + 2 * PADDING, width + 2 * PADDING, height, width)
     return lambda image: cut(ImageOps.expand(resize(image, height, width), PADDING, VOID if is_map(image) else 0), box)

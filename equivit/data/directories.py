@@ -15,8 +15,8 @@ class Folder:
 
     Layout: `<directory>/<split>/<class>/<image>`, or `<directory>/<class>/<image>` without splits, which is read
     only as split `train` or `all`, so that nobody tests on training images by accident.  Classes are sorted by name, or
-    as numbers where all names are numbers (ImageNet-v2), and taken from `class_split` where that is there, so that a
-    test split that lacks a class keeps the labels: ImageNet-R belongs beside ImageNet's training split.
+    as numbers if all names are numbers (ImageNet-v2), and taken from `class_split` if that exists, so that labels are
+    the same in a test split that lacks classes: put ImageNet-R next to ImageNet's training split.
     """
 
     channels = 3
@@ -39,7 +39,7 @@ class Folder:
         if unknown:
             raise ValueError(f"{self.root}: classes that {reference} does not have: {_listed(unknown)}.")
         files = [(folder.name, file) for folder in folders for file in _images(folder)]
-        # Arrays, not lists of strings: a million of them is quick to send to the workers.
+        # Arrays, not lists of strings: a million of them is sent to the workers quickly.
         self.labels = np.array([self.classes.index(name) for name, _ in files], np.int32)
         self.files = np.array([os.fsencode(file) for _, file in files], np.bytes_)
 
@@ -62,13 +62,13 @@ class Tfds:
 
     Instead of `label` it may have `real_label`: any number of classes, all of them correct (imagenet2012_real).
 
-    `name` is `<name>`, `<name>/<config>` or either with `:<version>`; the newest prepared version is taken if none is
-    named.  The directory is the environment variable TFDS_DATA_DIR, else ~/tensorflow_datasets.  A split may be sliced
-    as TFDS writes it: `train[:1%]`.
+    `name` is `<name>`, `<name>/<config>` or either with `:<version>`; the newest prepared version is used if none is
+    given.  The directory is the environment variable TFDS_DATA_DIR, or ~/tensorflow_datasets.  A split may be a slice
+    in TFDS syntax: `train[:1%]`.
     """
 
     def __init__(self, name: str, split: str):
-        import tensorflow_datasets as tfds  # slow to import, and needed here alone
+        import tensorflow_datasets as tfds  # slow to import, and only needed here
 
         self.name, self.split = name, split
         builder: Any = tfds.builder_from_directory(_prepared(name))
@@ -90,7 +90,7 @@ class Tfds:
             self.data = builder.as_data_source(split=split, decoders={"image": tfds.decode.SkipDecoding()})
         except (ValueError, KeyError) as error:
             splits = ", ".join(sorted(builder.info.splits))
-            raise ValueError(f"tfds:{name}: split {split!r} is not there; splits: {splits}.") from error
+            raise ValueError(f"tfds:{name}: there is no split {split!r}; splits: {splits}.") from error
         self.label_sets = isinstance(features[self.label], tfds.features.Sequence)
         label = features[self.label].feature if self.label_sets else features[self.label]
         self.classes = tuple(label.names)
@@ -105,7 +105,7 @@ class Tfds:
         return {"image": example["image"], "label": tuple(map(int, label)) if self.label_sets else int(label)}
 
     def where(self, index: int) -> str:
-        """The example's place in the split."""
+        """The example's position in the split."""
         return f"tfds:{self.name} {self.split}[{index}]"
 
 

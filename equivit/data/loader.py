@@ -1,11 +1,11 @@
-"""Batches: the t-th global batch is a function of the seed and t alone, for any number of workers and processes.
+"""Batches: the t-th global batch depends only on the seed and t, for any number of workers and processes.
 
     pipeline = loader.train(config.data, batch_size=256, seed=0)
     for batch in pipeline.batches(start=step):  # endless
         ...  # batch["image"] uint8 [B, H, W, C], batch["label"] int32 [B]
 
-A position in the stream is just t, so that is all a checkpoint has to hold.  Grain runs the workers; `batches.py` makes
-the batches.  Another objective brings its own transform: `loader.train(..., transform=MultiCrop)`.
+The position in the stream is t, so a checkpoint needs nothing else.  Grain runs the workers; `batches.py` makes the
+batches.  An objective can have its own transform: `loader.train(..., transform=MultiCrop)`.
 """
 
 import dataclasses
@@ -58,7 +58,7 @@ class _Pipeline:
         return len(self.source.classes)
 
     def shapes(self) -> Shapes:
-        """The shapes and types of a global batch, known from the first example."""
+        """The shapes and dtypes of a global batch, taken from the first example."""
         blank = self._make(Share(self.share.batch_size)).blank()
         return {name: jax.ShapeDtypeStruct(value.shape, value.dtype) for name, value in blank.items()}
 
@@ -66,9 +66,9 @@ class _Pipeline:
         raise NotImplementedError
 
     def _stream(self, make: Callable[[int], dict[str, Any]], start: int, stop: int) -> Generator[Batch, None, None]:
-        """Yields make(start), make(start + 1), ... up to stop, made ahead of time by threads or worker processes."""
+        """Yields make(start), ..., make(stop - 1), prefetched by threads or worker processes."""
         if not 0 <= start <= stop:
-            raise ValueError(f"start={start} must lie in 0..{stop}.")
+            raise ValueError(f"start={start} must be in 0..{stop}.")
         return self._run(make, start, stop)
 
     def _run(self, make: Callable[[int], dict[str, Any]], start: int, stop: int) -> Generator[Batch, None, None]:
@@ -77,14 +77,14 @@ class _Pipeline:
         workers = min(self.workers, stop - start)
         if not absl.flags.FLAGS.is_parsed():
             absl.flags.FLAGS.mark_as_parsed()  # Grain's workers need parsed flags, even without an absl app
-        # Few batches in advance: they are large.  PIL frees the interpreter lock, so threads help without workers.
+        # Prefetch few batches: they are large.  PIL releases the GIL, so threads help without workers.
         ahead = grain.ReadOptions(num_threads=1 if workers else 2, prefetch_buffer_size=1 if workers else 2)
         dataset = grain.MapDataset.range(start, stop).map(make).to_iter_dataset(ahead)
         batches = iter(dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers), _bind_to_parent))
         try:
             for batch in itertools.chain([_first(batches)], batches):
                 self._note(batch.pop("unreadable"))
-                # Copies: workers hand over shared memory, which JAX must not hold after this loop.
+                # Copy: workers return shared memory, which JAX must not hold after this loop.
                 yield {name: np.array(value) for name, value in batch.items()} if workers else batch
         finally:
             batches.close()
@@ -114,10 +114,10 @@ def _first(batches: Iterator[Any]) -> Any:
 
 
 def _bind_to_parent(worker: int, workers: int) -> None:
-    """Makes a worker live as long as the training process.
+    """Ties the lifetime of a worker to the training process.
 
-    Not shorter: a signal to the whole process group asks the run to save and end, and until then it needs batches.
-    Not longer: if its parent is killed, a worker would wait forever and hold its memory.
+    Not shorter: a signal to the whole process group asks the run to save and stop, and until then it needs batches.
+    Not longer: if its parent is killed, a worker would wait forever and keep its memory.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -143,10 +143,10 @@ class TrainPipeline(_Pipeline):
         return self.order.steps_per_epoch
 
     def batches(self, start: int = 0) -> Generator[Batch, None, None]:
-        """This process's rows of the global batches start, start + 1, ... without end.
+        """This process's rows of the global batches start, start + 1, ..., endlessly.
 
-        Shapes: image uint8 [B, H, W, C], label int32 [B], with B = batch_size / process_count, and what else the source
-        and the transform give: map int32 [B, H, W], several crops [B, G, H, W, C].
+        Shapes: image uint8 [B, H, W, C], label int32 [B], with B = batch_size / process_count, and other entries of the
+        source and the transform: map int32 [B, H, W], several crops [B, G, H, W, C].
         """
         return self._stream(self._make(self.share), start, sys.maxsize)
 
@@ -156,7 +156,7 @@ class TrainPipeline(_Pipeline):
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationPipeline(_Pipeline):
-    """Batches that hold every example of a split once.  `unreadable` holds the images replaced so far, and why.
+    """Batches that contain every example of a split once.  `unreadable` holds the images replaced so far, and why.
 
     `order` is the order of the examples; None: that of the source.
     """
@@ -174,10 +174,10 @@ class EvaluationPipeline(_Pipeline):
         """This process's rows of the global batches start, ..., num_batches - 1.
 
         Shapes: image uint8 [B, H, W, C], label int32 [B], weight float32 [B], index int64 [B], with
-        B = batch_size / process_count.  `index` is the place in the split.  `weight` is 1, and 0 for padding (index -1)
-        and for an unreadable image, whose row holds the next readable one.  Where an example may have any number of
-        labels, label is bool [B, classes], and weight also 0 where there is none.  Other entries of the source, such as
-        map int32 [B, H, W], are 0 in padding.
+        B = batch_size / process_count.  `index` is the position in the split.  `weight` is 1, but 0 for padding (index
+        -1) and for an unreadable image, whose row holds the next readable one.  If examples may have any number of
+        labels, label is bool [B, classes], and weight is also 0 for an example without labels.  Other entries of the
+        source, such as map int32 [B, H, W], are 0 in padding.
         """
         return self._stream(self._make(self.share), start, self.num_batches)
 
@@ -205,19 +205,19 @@ def train(
       seed: of the order and the augmentation.
       process_index: this process.
       process_count: all processes; each gets an equal slice of every batch.
-      entries: what examples must have, such as "label".
+      entries: the entries that examples must have, such as "label".
       transform: makes the transform (`batches.py`) from the `data` section and the number of channels.
 
     Raises:
-      ValueError: an impossible value in the config, a batch larger than the data set, or examples without `entries`.
-      FileNotFoundError: if the data are not there.
+      ValueError: an invalid value in the config, a batch larger than the data set, or examples without `entries`.
+      FileNotFoundError: the data are missing.
     """
     source, channels = _open(config, config.split)
     found = reading.read(source, 0, channels, config.max_pixels).example if entries else {}
     if missing := [name for name in entries if name not in found]:
         raise ValueError(
-            f"config.data.source={config.source!r}: its examples have {', '.join(found)} and no {', '.join(missing)}, "
-            "which the objective needs; give another source, or another objective."
+            f"config.data.source={config.source!r}: its examples have {', '.join(found)} but no {', '.join(missing)}, "
+            "which the objective needs; use another source or another objective."
         )
     if sources.has_label_sets(source):
         raise ValueError(f"config.data.source={config.source!r}: examples with sets of labels are for evaluation only.")
@@ -246,7 +246,7 @@ def evaluate(
 
     Args:
       seed: of the corruptions, and of the order of a shuffled split.
-      shuffle: examples come in random order; what an example looks like does not depend on it.
+      shuffle: random order of the examples; their content does not depend on it.
     """
     source, channels = _open(config, config.eval_split if split is None else split)
     return EvaluationPipeline(
@@ -270,7 +270,7 @@ def shapes(
     entries: tuple[str, ...] = ("image", "label"),
     transform: MakeTransform = transforms.Train,
 ) -> Shapes:
-    """What `train(...).shapes()` or `evaluate(...).shapes()` would be, without the data; for lowering a step.
+    """What `train(...).shapes()` or `evaluate(...).shapes()` would return, without the data; for lowering a step.
 
     Args:
       config: the `data` section.
@@ -296,7 +296,7 @@ def shapes(
 def _open(config: ml_collections.ConfigDict, split: str) -> tuple[sources.Source, int]:
     """The source, and the number of channels that its images are decoded to."""
     if config.workers < 0:
-        raise ValueError(f"config.data.workers={config.workers} must not be negative; 0 works in this process.")
+        raise ValueError(f"config.data.workers={config.workers} must not be negative; 0 loads in this process.")
     source = sources.open_source(config, split)
     channels = source.channels if config.channels is None else config.channels
     reading.check_channels(channels)

@@ -18,7 +18,7 @@ class Npz:
     Images: `<split>_image` uint8 [N, H, W, C], or uint16, which is read divided by 257; or image files in one blob,
     `<split>_jpeg` uint8 [bytes] and `<split>_offset` int [N + 1]; image i is `jpeg[offset[i]:offset[i + 1]]`.  Labels:
     `<split>_label` int [N], or the label of each pixel, `<split>_map` (or `<split>_mask`) int [N, H, W], or both.
-    `classes` holds the names.  Maps may hold other numbers for pixels without a class; the objective must know them.
+    `classes` has the names.  Maps may have other numbers for pixels without a class; the objective must know them.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -30,7 +30,7 @@ class Npz:
         if not self.path.is_file():
             raise FileNotFoundError(f"npz:{path}: there is no file {self.path}.")
         if not zipfile.is_zipfile(self.path):
-            raise ValueError(f"npz:{path}: this is not an .npz file, or it is damaged; np.savez writes them.")
+            raise ValueError(f"npz:{path}: this is not an .npz file, or it is damaged; np.savez writes such files.")
         with archives.Npz(self.path) as file:
             _check_keys(f"npz:{path}", set(file.keys), split)
             classes = file["classes"]
@@ -70,7 +70,7 @@ class Npz:
         return self.images[self.offset[index] : self.offset[index + 1]].tobytes()
 
     def where(self, index: int) -> str:
-        """The example's place in the file."""
+        """The example's position in the file."""
         return f"{self.path} {self.split}[{index}]"
 
 
@@ -78,7 +78,7 @@ def _check_keys(where: str, keys: set[str], split: str) -> None:
     splits = _splits(keys)
     if split not in splits:
         raise ValueError(
-            f"{where}: split {split!r} is not there; splits: {', '.join(splits) or 'none'}"
+            f"{where}: there is no split {split!r}; splits: {', '.join(splits) or 'none'}"
             f"{errors.nearest(split, splits)}. A split has `{split}_image` or `{split}_jpeg`, and `{split}_label` or "
             f"`{split}_map`; keys: {_listed(keys)}."
         )
@@ -137,7 +137,7 @@ def _check_files(where: str, files: np.ndarray, offset: np.ndarray) -> None:
         raise ValueError(f"{where}_offset must be int [N + 1] with at least one image, not {_kind(offset)}.")
     if offset.min() < 0 or offset.max() > len(files):
         raise ValueError(
-            f"{where}_offset lies in {offset.min()}..{offset.max()}; {where}_jpeg of {len(files)} bytes allows "
+            f"{where}_offset is in {offset.min()}..{offset.max()}; {where}_jpeg of {len(files)} bytes allows "
             f"0..{len(files)}."
         )
     if (wrong := np.flatnonzero(offset[1:] <= offset[:-1])).size:
@@ -166,7 +166,7 @@ def _labels(where: str, labels: np.ndarray | None, count: int, classes: int) -> 
         )
     if not 0 <= labels.min() <= labels.max() < classes:
         raise ValueError(
-            f"{where} lies in {labels.min()}..{labels.max()}; {classes} classes allow 0..{classes - 1}: count from 0, "
+            f"{where} is in {labels.min()}..{labels.max()}; {classes} classes allow 0..{classes - 1}: count from 0, "
             "or name all classes in `classes`."
         )
     return labels if labels.dtype.kind in "iu" else labels.astype(np.int64)

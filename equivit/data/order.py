@@ -1,4 +1,4 @@
-"""Which example lies in which row of which batch: a function of the seed and the batch number alone."""
+"""Which example is in which row of which batch: a function of only the seed and the batch number."""
 
 import dataclasses
 import functools
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-# The first word of each seed, so that no two streams of random numbers are the same.
+# The first word of each seed, so that all streams of random numbers differ.
 SHUFFLES, EXAMPLES, CORRUPTIONS, BATCHES = 1, 2, 3, 4
 
 
@@ -15,16 +15,16 @@ class Rows(NamedTuple):
 
     epoch: int
     examples: np.ndarray  # int64 [B], positions in the source
-    positions: np.ndarray  # int64 [B], place of each row in the epoch
+    positions: np.ndarray  # int64 [B], position of each row in the epoch
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainOrder:
     """Every epoch is a new permutation of the examples, cut into batches; an incomplete last batch is dropped.
 
-    With `repeats` r > 1 (repeated augmentation, Hoffer et al. 2020), a batch holds ceil(B / r) distinct examples, each
-    r times in consecutive rows; the last of them fewer times if r does not divide B.  An epoch is then as long as the
-    DeiT sampler's, floor(n / 256) * 256 samples (n below 256), so it sees about 1/r of the examples.
+    With `repeats` r > 1 (repeated augmentation, Hoffer et al. 2020), a batch has ceil(B / r) distinct examples, each r
+    times in consecutive rows; the last one fewer times if r does not divide B.  An epoch is then as long as the DeiT
+    sampler's, floor(n / 256) * 256 samples (n if n < 256), so it sees about 1/r of the examples.
     """
 
     num_examples: int
@@ -41,7 +41,7 @@ class TrainOrder:
         if not self.steps_per_epoch:
             raise ValueError(
                 f"batch_size={self.batch_size} must not exceed the {self.samples_per_epoch} samples of an epoch "
-                f"({self.num_examples} examples, {self.repeats=})."
+                f"({self.num_examples} examples, repeats={self.repeats})."
             )
 
     @property
@@ -72,7 +72,7 @@ class TrainOrder:
         return np.random.default_rng([BATCHES, self.seed, batch])
 
 
-@functools.lru_cache(maxsize=2)  # two epochs overlap where workers run ahead
+@functools.lru_cache(maxsize=2)  # two epochs overlap when workers run ahead
 def permutation(seed: int, epoch: int, length: int) -> np.ndarray:
     """The order of the examples in an epoch, int64 [length]."""
     return np.random.default_rng([SHUFFLES, seed, epoch]).permutation(length)

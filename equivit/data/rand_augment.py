@@ -1,8 +1,8 @@
 """RandAugment as in timm, with the operations that get stronger as the magnitude grows ("inc1").
 
 Each of n operations is drawn uniformly, with replacement, and applied with probability 1/2 at a magnitude drawn from a
-normal distribution around m and clipped to 0..10.  Turns and shears are bicubic.  (Cubuk et al. 2020; the probability,
-the noise and the ranges are timm's.)
+normal distribution around m and clipped to 0..10.  Rotations and shears are bicubic.  (Cubuk et al. 2020; the
+probability, the noise and the ranges are timm's.)
 """
 
 import dataclasses
@@ -12,7 +12,8 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
-Fill = tuple[int, ...] | int  # the colour of pixels from outside the image
+MOST = 100  # operations on an image
+Fill = tuple[int, ...] | int  # the colour of pixels outside the image
 
 
 def _enhance(enhancer: type) -> Callable:
@@ -31,7 +32,7 @@ def _rotate(image: Image.Image, level: float, sign: int, fill: Fill) -> Image.Im
 
 
 def _posterize(image: Image.Image, level: float, sign: int, fill: Fill) -> Image.Image:
-    mask = 256 - 2 ** (4 + int(4 * level))  # keeps 4 bits, down to 0 at full level, which PIL's posterize refuses
+    mask = 256 - 2 ** (4 + int(4 * level))  # keeps 4 bits, down to 0 at full level, which PIL's posterize rejects
     return image.point([value & mask for value in range(256)] * len(image.getbands()))
 
 
@@ -66,7 +67,7 @@ OPERATIONS: dict[str, Callable[[Image.Image, float, int, Fill], Image.Image]] = 
 
 @dataclasses.dataclass(frozen=True)
 class RandAugment:
-    """The policy; `fill` is the colour that shifted and turned images are filled with.
+    """The policy; `fill` is the colour of pixels from outside the image.
 
     Args:
       magnitude: mean magnitude, 0..10.
@@ -91,7 +92,7 @@ class RandAugment:
         return drawn
 
     def __call__(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
-        """The image after the operations drawn."""
+        """The image after a random draw of operations."""
         fill = self.fill[0] if len(self.fill) == 1 else self.fill
         for name, level, sign in self.draw(rng):
             image = OPERATIONS[name](image, level, sign, fill)
@@ -102,7 +103,7 @@ def parse(spec: str, fill: tuple[int, ...]) -> RandAugment:
     """The policy of a spec such as "rand-m9-mstd0.5-inc1"; n defaults to 2, m to 10, mstd to 0.
 
     Raises:
-      ValueError: if the spec has another form, a magnitude outside of 0..10, or lacks inc1.
+      ValueError: if the spec has another form, a magnitude outside 0..10, or lacks inc1.
     """
     form = "config.data.augment.rand_augment={!r} must be like 'rand-m9-mstd0.5-inc1': {}."
     head, *sections = spec.split("-")
@@ -112,10 +113,10 @@ def parse(spec: str, fill: tuple[int, ...]) -> RandAugment:
     for section in sections:
         match = re.fullmatch(r"([a-z]+)(\d+(?:\.\d+)?)", section)
         if match is None or match[1] not in values:
-            raise ValueError(form.format(spec, f"{section!r} is none of n, m, mstd, inc with a number"))
+            raise ValueError(form.format(spec, f"{section!r} is not n, m, mstd or inc with a number"))
         values[match[1]] = float(match[2])
     if values["inc"] != 1:
-        raise ValueError(form.format(spec, "only the operations that grow with the magnitude are here, so add '-inc1'"))
-    if values["m"] > 10 or not values["n"].is_integer() or values["n"] < 1:
-        raise ValueError(form.format(spec, "m lies in 0..10 and n is a whole number from 1"))
+        raise ValueError(form.format(spec, "only operations that grow with the magnitude are implemented: add '-inc1'"))
+    if values["m"] > 10 or values["mstd"] > 10 or not values["n"].is_integer() or not 1 <= values["n"] <= MOST:
+        raise ValueError(form.format(spec, f"m and mstd must be in 0..10, and n a whole number in 1..{MOST}"))
     return RandAugment(values["m"], values["mstd"], int(values["n"]), fill)

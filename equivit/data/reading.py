@@ -1,4 +1,4 @@
-"""Decodes the examples of a source; an unreadable one gives way to the next that can be read."""
+"""Decodes the examples of a source; an unreadable one is replaced by the next readable one."""
 
 import io
 from typing import Any, NamedTuple
@@ -16,14 +16,14 @@ SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N")  # PIL's modes
 
 
 class Reading(NamedTuple):
-    """One example, decoded.  `unreadable` maps the examples that it replaces to what is wrong with them."""
+    """One decoded example.  `unreadable` maps each example that it replaces to the error."""
 
     example: dict[str, Any]
     unreadable: dict[str, str]
 
 
 def read(source: Source, index: int, channels: int, max_pixels: int = MAX_PIXELS) -> Reading:
-    """Example `index`, or the next readable one (the first follows the last), with all its own entries.
+    """Example `index`, or the next readable one (after the last comes the first), with all its entries.
 
     "image" becomes a PIL image of mode L or RGB and "map" one of mode I; other entries stay as they are.  The number of
     examples read, and so the size of a batch, does not depend on how many files are damaged.  A file of more than
@@ -40,7 +40,7 @@ def read(source: Source, index: int, channels: int, max_pixels: int = MAX_PIXELS
         except Exception as error:  # PIL's decoders raise nearly everything: OSError, SyntaxError, struct.error, ...
             unreadable[source.where(position)] = " ".join(str(error).split()) or type(error).__name__
     where, reason = next(iter(unreadable.items()))
-    raise OSError(f"{len(unreadable)} images in a row cannot be read, from {where} on: {reason}")
+    raise OSError(f"{len(unreadable)} images in a row cannot be read, starting with {where}: {reason}")
 
 
 def decode(image: np.ndarray | bytes, channels: int, max_pixels: int = MAX_PIXELS) -> Image.Image:
@@ -59,9 +59,9 @@ def decode(image: np.ndarray | bytes, channels: int, max_pixels: int = MAX_PIXEL
 
 
 def decode_map(labels: np.ndarray | bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """A PIL image of whole numbers (mode I) from an array [H, W] or the bytes of a PNG file, grey or with a palette.
+    """A PIL image of integers (mode I) from an array [H, W] or the bytes of a PNG file, grey or with a palette.
 
-    The mode tells a map from an image, so that `crops.resize` never blends labels.
+    The mode distinguishes a map from an image, so that `crops.resize` never interpolates labels.
     """
     if isinstance(labels, bytes):
         with _opened(labels, max_pixels) as file:
@@ -123,13 +123,11 @@ def _scaled(pixels: np.ndarray) -> np.ndarray:
 def check_channels(channels: int) -> None:
     """ValueError unless images can have this number of channels."""
     if channels not in MODES:
-        raise ValueError(
-            f"config.data.channels={channels} must be 1 (grey) or 3 (RGB); None takes the source's number."
-        )
+        raise ValueError(f"config.data.channels={channels} must be 1 (grey) or 3 (RGB); None uses the source's number.")
 
 
 def _decoded(example: dict[str, Any], channels: int, max_pixels: int) -> dict[str, Any]:
-    """The example with "image" and "map", where it has them, as PIL images."""
+    """The example with "image" and "map", if present, as PIL images."""
     if "image" in example:
         example = {**example, "image": decode(example["image"], channels, max_pixels)}
     if "map" in example:

@@ -1,8 +1,21 @@
 """The `data` section of a configuration: its keys, their defaults and their checks."""
 
+from typing import Annotated, Any, Literal
+
 from ml_collections import ConfigDict
 
-from equivit import errors
+from equivit import constraints, errors
+from equivit.constraints import (
+    Above0,
+    Interval,
+    NonNegativeFloat,
+    OneOf,
+    PositiveFloat,
+    PositiveInt,
+    Share,
+    Size,
+    Words,
+)
 from equivit.data import corruptions, crops, rand_augment, reading
 
 DEFAULTS = dict(
@@ -14,10 +27,10 @@ DEFAULTS = dict(
     channels=None,  # None: as in the source
     train_examples=None,  # None: all
     eval_examples=None,
-    workers=0,  # processes that decode and augment
+    workers=0,  # worker processes that decode and augment
     max_pixels=reading.MAX_PIXELS,  # of an image file; a larger one counts as unreadable
     repeats=1,  # copies of an example in one batch (repeated augmentation)
-    crop_ratio=1.0,  # evaluation: share of the resized side that the centre crop keeps
+    crop_ratio=1.0,  # evaluation: fraction of the resized side that the centre crop keeps
     interpolation="bicubic",  # evaluation: of the resizing, which is antialiased; or "bilinear"
     corruption=None,  # evaluation: one of ImageNet-C's, such as "gaussian_noise" (data/corruptions.py)
     severity=5,  # of the corruption, 1 to 5
@@ -36,58 +49,68 @@ DEFAULTS = dict(
 )
 # "random_resized_clipped" draws one box and clips it to the image, where "random_resized" draws until one fits.
 CROPS = ("random_resized", "random_resized_clipped", "simple_random", "pad", "none")
+Channels = Annotated[Literal[1, 3], Words("1 (grey) or 3 (RGB)")]
+Corruption = Annotated[str, OneOf(corruptions.NAMES)]
+Pixels = Annotated[
+    int,
+    Interval(1, reading.PIL_PIXELS, words=f"positive and at most {reading.PIL_PIXELS}, the most that Pillow opens"),
+]
+TYPES: dict[str, Any] = dict(
+    source=str,
+    split=str,
+    eval_split=str,
+    image_size=Size,
+    train_image_size=Size | None,
+    channels=Channels | None,
+    train_examples=PositiveInt | None,
+    eval_examples=PositiveInt | None,
+    workers=Annotated[int, Interval(0, 1024)],
+    max_pixels=Pixels,
+    repeats=PositiveInt,
+    crop_ratio=Above0,
+    interpolation=Annotated[str, OneOf(crops.INTERPOLATIONS)],
+    corruption=Corruption | None,
+    severity=Annotated[int, OneOf(corruptions.SEVERITIES)],
+    mean=tuple[Share, ...],
+    std=tuple[Above0, ...],
+    augment=dict(
+        crop=Annotated[str, OneOf(CROPS)],
+        scale=tuple[Above0, Above0],
+        ratio=tuple[PositiveFloat, PositiveFloat],
+        flip=Share,
+        three_augment=bool,
+        rand_augment=str | None,
+        color_jitter=NonNegativeFloat,
+        erase=Share,
+    ),
+)
+LARGEST_SIDE = 2**15  # pixels of an image that a model may be given, or that one is cut from
 SOURCES = ("digits", "synthetic", "tfds:<name>", "folder:<dir>", "npz:<file>")
 
 
 def check(section: ConfigDict) -> None:
-    """ValueError for an impossible value; the number of channels is checked when the source is open."""
+    """ValueError for an invalid value; the number of channels is checked when the source is opened."""
+    constraints.check_section("config.data", section, TYPES)
     if section.source.partition(":")[0] not in {source.partition(":")[0] for source in SOURCES}:
         errors.one_of("config.data.source", section.source, SOURCES)
-    for key in ("channels", "train_examples", "eval_examples"):
-        errors.whole(f"config.data.{key}", section[key], optional=True)
-    errors.whole("config.data.workers", section.workers, "zero or more")
-    errors.whole("config.data.repeats", section.repeats)
-    errors.whole("config.data.max_pixels", section.max_pixels)
-    if section.max_pixels > reading.PIL_PIXELS:
-        raise ValueError(
-            f"config.data.max_pixels={section.max_pixels} must be at most {reading.PIL_PIXELS}: Pillow opens no larger "
-            "images; make them smaller."
-        )
-    _check_size("image_size", section.image_size)
-    if section.train_image_size is not None:
-        _check_size("train_image_size", section.train_image_size)
-    errors.number("config.data.crop_ratio", section.crop_ratio, "in (0, 1]")
-    errors.one_of("config.data.interpolation", section.interpolation, crops.INTERPOLATIONS)
-    if section.corruption is not None:
-        errors.one_of("config.data.corruption", section.corruption, corruptions.NAMES)
-    errors.one_of("config.data.severity", section.severity, corruptions.SEVERITIES)
     if len(section.mean) != len(section.std):
         raise ValueError(
             f"config.data.mean={section.mean} and config.data.std={section.std} must have one entry per channel."
         )
-    for mean, std in zip(section.mean, section.std, strict=True):
-        errors.number("config.data.mean", mean, "in [0, 1]")
-        errors.number("config.data.std", std, "in (0, 1]")
-    _check_augment(section.augment)
+    _check_resized(section)
+    for key in ("scale", "ratio"):
+        low, high = section.augment[key]
+        if low > high:
+            raise ValueError(f"config.data.augment.{key}={(low, high)} must be (smallest, largest), as {(high, low)}.")
+    if section.augment.rand_augment is not None:
+        rand_augment.parse(section.augment.rand_augment, fill=(0,))
 
 
-def _check_augment(section: ConfigDict) -> None:
-    errors.one_of("config.data.augment.crop", section.crop, CROPS)
-    _check_interval("scale", section.scale, "in (0, 1]")
-    _check_interval("ratio", section.ratio, "positive")
-    errors.number("config.data.augment.flip", section.flip, "in [0, 1]")
-    errors.number("config.data.augment.erase", section.erase, "in [0, 1]")
-    errors.number("config.data.augment.color_jitter", section.color_jitter, "zero or more")
-    if section.rand_augment is not None:
-        rand_augment.parse(section.rand_augment, fill=(0,))
-
-
-def _check_size(key: str, size: tuple[int, int]) -> None:
-    if len(size) != 2 or not all(isinstance(side, int) and side > 0 for side in size):
-        raise ValueError(f"config.data.{key}={size!r} must be (height, width) in pixels.")
-
-
-def _check_interval(key: str, interval: tuple[float, float], rule: str) -> None:
-    errors.pair(f"config.data.augment.{key}", interval, rule)
-    if interval[0] > interval[1]:
-        raise ValueError(f"config.data.augment.{key}={interval!r} must be (smallest, largest).")
+def _check_resized(section: ConfigDict) -> None:
+    """Evaluation first resizes images to image_size / crop_ratio."""
+    if (largest := max(section.image_size)) > LARGEST_SIDE * section.crop_ratio:
+        fix = "take smaller images" if largest > LARGEST_SIDE else f"it must be {largest / LARGEST_SIDE:.3f} or more"
+        raise ValueError(
+            f"config.data.crop_ratio={section.crop_ratio} resizes images to more than {LARGEST_SIDE} pixels a side for "
+            f"data.image_size={tuple(section.image_size)}; {fix}."
+        )

@@ -1,11 +1,11 @@
-"""Time series for classification: reads a set by name and prepares it for a model.
+"""Time series for classification: reads a data set by name and prepares it for a model.
 
     data = series.load("Crop", directory="/data/ucr", normalize="training", seed=0)
     data.train.series, data.train.labels  # float32 [N, T, channels], int32 [N]
 
 Unequal lengths and missing values are treated alike, as steps without a value.  They are interpolated linearly in time;
-before the first and after the last value, that value is repeated.  So a short series is padded at its end with its last
-value, as PatchTST does, to the longest length of both splits.
+before the first and after the last value, that value is repeated.  So a short series is padded with its last value, as
+in PatchTST, to the longest length in both splits.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class SeriesData:
-    """A set prepared for a model.  `validation` and `test` are halves of the archive's test set."""
+    """A data set prepared for a model.  `validation` and `test` are halves of the archive's test set."""
 
     name: str
     train: Split
@@ -40,19 +40,19 @@ class SeriesData:
 
 
 def load(name: str, *, directory: str | None = None, normalize: str = "training", seed: int = 0) -> SeriesData:
-    """The set `name`: read, normalised, filled, and its test set halved (Jumbo, Appendix A.3.2).
+    """The data set `name`: read, normalised, filled, with its test set split in half (Jumbo, Appendix A.3.2).
 
     Args:
-      name: "synthetic", or the name of the set and its files.
-      directory: holds `<name>.npz`, or `<name>_TRAIN.ts` or `.tsv` and `_TEST` beside it or in a folder `<name>`.
-        None: aeon knows the name.
-      normalize: "training": each channel by mean and deviation of the training series, so that the scale of a
-        series is kept; "series": each channel of each series by its own; "none".  Missing values are left out.
-      seed: of the halving.
+      name: "synthetic", or the name of the data set and its files.
+      directory: holds `<name>.npz`, or `<name>_TRAIN.ts` or `.tsv` and `_TEST` next to it or in a folder `<name>`.
+        None: read by aeon.
+      normalize: "training": each channel by mean and standard deviation of the training series, which keeps the scale
+        of a series; "series": each channel of each series by its own; "none".  Missing values are ignored.
+      seed: of the random halves.
 
     Raises:
       ValueError: an unknown `normalize`, files that do not fit together, or aeon is missing.
-      FileNotFoundError: there is no such set in the directory.
+      FileNotFoundError: the directory does not have the data set.
     """
     errors.one_of("series: normalize", normalize, NORMALIZE)
     cases = read(name, directory)
@@ -69,7 +69,7 @@ def load(name: str, *, directory: str | None = None, normalize: str = "training"
 
 
 def read(name: str, directory: str | None) -> dict[str, Cases]:
-    """Both splits of a set as they were published."""
+    """Both splits of a data set, as published."""
     if name == "synthetic":
         return series_formats.synthetic()
     if directory is None:
@@ -84,7 +84,7 @@ def read(name: str, directory: str | None) -> dict[str, Cases]:
                 return {"train": reader(train), "test": reader(test)}
     there = {p.stem.removesuffix("_TRAIN") for p in folder.glob("*") if p.suffix in (".npz", ".ts", ".tsv", "")}
     raise FileNotFoundError(
-        f"series '{name}': {folder} has no {name}.npz, and no {name}_TRAIN and {name}_TEST of .ts or .tsv"
+        f"series '{name}': {folder} has neither {name}.npz nor {name}_TRAIN and {name}_TEST as .ts or .tsv"
         f"{errors.nearest(name, there)}."
     )
 
@@ -102,7 +102,7 @@ def fill(series: np.ndarray) -> np.ndarray:
 
 
 def halve(split: Split, seed: int) -> tuple[Split, Split]:
-    """Two halves at random with equal shares of every class: of each class they differ by at most one series."""
+    """Two random halves, stratified: their numbers of series of a class differ by at most one."""
     order = np.random.default_rng(seed).permutation(len(split.labels))
     order = order[np.argsort(split.labels[order], kind="stable")]
     first, second = (Split(split.series[rows], split.labels[rows]) for rows in (order[::2], order[1::2]))
@@ -114,7 +114,7 @@ def _shape(cases, name) -> tuple[int, int]:
     everything = [x.shape for split in cases.values() for x in split.series]
     channels = {shape[0] for shape in everything}
     if len(channels) > 1:
-        raise ValueError(f"series '{name}': all series must have as many channels; there are {sorted(channels)}.")
+        raise ValueError(f"series '{name}': all series must have the same number of channels, not {sorted(channels)}.")
     return max(shape[1] for shape in everything), channels.pop()
 
 
@@ -126,7 +126,7 @@ def _split(cases: Cases, classes: list[str], shape: tuple[int, int]) -> Split:
 
 
 def _statistics(series, axis) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation without missing values; a deviation of 0 (a constant channel) counts as 1."""
+    """Mean and standard deviation without missing values; a deviation of 0 (constant channel) becomes 1."""
     known = ~np.isnan(series)
     number = np.maximum(known.sum(axis, keepdims=True), 1)
     mean = np.where(known, series, 0).sum(axis, keepdims=True) / number
@@ -135,7 +135,7 @@ def _statistics(series, axis) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _order(label: str):
-    """Numbers by their value, then names."""
+    """Sort key: numbers by value, then names."""
     try:
         return (0, float(label), label)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Files of the UCR and UEA archives: `.npz`, `.ts` and `.tsv`, and the archives by name through aeon.
+"""Files of the UCR and UEA archives: `.npz`, `.ts` and `.tsv`, and data sets of the archives by name, through aeon.
 
-Every reader gives `{"train": Cases, "test": Cases}`, the series as they were published: NaN where a value is missing,
-lengths unequal where they are.
+Readers return one split or `{"train": Cases, "test": Cases}`, with the series as published: missing values are NaN, and
+lengths may be unequal.
 """
 
 import math
@@ -27,18 +27,20 @@ class Cases(NamedTuple):
 def read_npz(path: pathlib.Path) -> dict[str, Cases]:
     """A file with `train_x` [N, channels, T], `train_y` int [N], the same for test, and the names `classes`.
 
-    `train_len` int [N], where it is there, gives the length of each series; the rest is padding.
+    `train_len` int [N], if present, gives the length of each series; the rest is padding.
 
     Raises:
       ValueError: an array is missing, or shapes or labels do not fit.
     """
     if not zipfile.is_zipfile(path):
-        raise ValueError(f"{path}: this is not an .npz file, or it is damaged; np.savez writes them.")
+        raise ValueError(f"{path}: this is not an .npz file, or it is damaged; np.savez writes such files.")
     with archives.Npz(path) as file:
         arrays = {key: file[key] for key in file.keys}
     for key in ("classes", *(f"{split}_{kind}" for split in SPLITS for kind in "xy")):
         if key not in arrays:
-            raise ValueError(f"{path}: the array `{key}` is missing; there are {', '.join(sorted(arrays)) or 'none'}.")
+            raise ValueError(
+                f"{path}: the array `{key}` is missing; the file has {', '.join(sorted(arrays)) or 'none'}."
+            )
     return {split: _npz_split(path, arrays, split) for split in SPLITS}
 
 
@@ -57,9 +59,9 @@ def _npz_split(path, arrays, split):
 
 
 def read_ts(path: pathlib.Path) -> Cases:
-    """One split in aeon's format: tags such as `@classLabel true a b`, and after `@data` one series a line.
+    """One split in aeon's format: tags such as `@classLabel true a b`, and after `@data` one series per line.
 
-    Channels stand between colons, values between commas, the label last; "?" and "NaN" are missing values.
+    Colons separate channels and the final label, commas separate values; "?" and "NaN" are missing values.
 
     Raises:
       ValueError: time stamps, no class labels, or a line that cannot be read.
@@ -78,13 +80,13 @@ def read_ts(path: pathlib.Path) -> Cases:
         if tag == "@timestamps" and words[:1] == ["true"]:
             raise ValueError(f"{path}: series with time stamps are not supported; give values at equal steps.")
         if tag == "@classlabel" and words[:1] != ["true"] or tag == "@targetlabel" and words[:1] == ["true"]:
-            raise ValueError(f"{path}: '{line}': there are no classes; this reads sets for classification.")
+            raise ValueError(f"{path}: '{line}': there are no class labels; only classification data sets can be read.")
         reading = tag == "@data"
     return _not_empty(cases, path)
 
 
 def read_tsv(path: pathlib.Path) -> Cases:
-    """One split of the UCR archive: a label and the values of one channel a line, between tabs.
+    """One split of the UCR archive: on each line a label and the values of one channel, separated by tabs.
 
     NaNs at the end of a line mean a shorter series, as in the archive; other NaNs are missing values.
     """
@@ -98,16 +100,16 @@ def read_tsv(path: pathlib.Path) -> Cases:
 
 
 def read_aeon(name: str, directory: pathlib.Path | None = None) -> dict[str, Cases]:
-    """A set by its name in the archives: bundled with aeon, in `directory`, or downloaded to it from Zenodo.
+    """A data set by its name in the archives: bundled with aeon, in `directory`, or downloaded to it from Zenodo.
 
     Raises:
-      ValueError: aeon is not installed, or does not know or cannot get the set.
+      ValueError: aeon is not installed, or does not know or cannot get the data set.
     """
     try:
         from aeon.datasets import load_classification  # optional, slow  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise ValueError(
-            f"series '{name}': reading a set by its name alone needs aeon; pip install aeon, or give a directory with "
+            f"series '{name}': reading a data set by name needs aeon; pip install aeon, or give a directory with "
             f"{name}.npz, {name}_TRAIN.ts or {name}_TRAIN.tsv."
         ) from error
     result, where = {}, None if directory is None else str(directory)
@@ -121,7 +123,7 @@ def read_aeon(name: str, directory: pathlib.Path | None = None) -> dict[str, Cas
 
 
 def synthetic(length: int = 40, seed: int = 0) -> dict[str, Cases]:
-    """Two channels of noisy waves whose frequency is the class, one of three: 96 series to train, 64 to test."""
+    """Two channels of noisy waves; the frequency is the class, one of three.  96 training series, 64 test series."""
     rng, result = np.random.default_rng(seed), {}
     for split, size in zip(SPLITS, (96, 64), strict=True):
         labels = rng.integers(3, size=size)
@@ -140,13 +142,13 @@ def _numbers(words: Iterable[str], path, number) -> np.ndarray:
 
 
 def _stack(channels: list[np.ndarray], path, number) -> np.ndarray:
-    """Channels [T_c] of one series as [channels, T], with NaN behind the shorter ones."""
+    """Channels [T_c] of one series as [channels, T], the shorter ones padded with NaN."""
     if not channels or not max(map(len, channels)):
-        raise ValueError(f"{path}, line {number}: there are no values; a line must have values and a label.")
+        raise ValueError(f"{path}, line {number}: there are no values; a line needs values and a label.")
     return np.stack([np.pad(x, (0, max(map(len, channels)) - len(x)), constant_values=np.nan) for x in channels])
 
 
 def _not_empty(cases, path):
     if not cases.series:
-        raise ValueError(f"{path}: there are no series in it.")
+        raise ValueError(f"{path}: the file has no series.")
     return cases

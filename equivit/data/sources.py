@@ -2,8 +2,8 @@
 
 A source is one split, and an example is a dict.  `reading.py` decodes two of its entries: "image", a uint8 array
 [H, W, C] or the bytes of an image file, and "map", the label of each pixel, an integer array [H, W] or the bytes of a
-PNG file.  Others reach the transform as they are: "label" is an int.  Where an example may have any number of labels,
-it is a tuple, and the source has `label_sets = True`.  Sources are small to pickle, because every worker gets a copy.
+PNG file.  Other entries reach the transform unchanged: "label" is an int or, if examples may have any number of
+labels, a tuple; then the source has `label_sets = True`.  Pickled sources are small, since every worker gets a copy.
 """
 
 from typing import Any, Protocol
@@ -31,14 +31,14 @@ class Source(Protocol):
         ...
 
     def where(self, index: int) -> str:
-        """What a message calls this example."""
+        """The name of this example in messages."""
         ...
 
 
 class Digits:
     """scikit-learn's handwritten digits: 1797 grey images of 8x8, ten classes, no download.
 
-    Splits: a permutation with fixed seed gives 1437 images to `train` and 360 to `test`.  The writers are not known, so
+    Splits: a permutation with fixed seed gives 1437 images to `train` and 360 to `test`.  The writers are unknown, so
     one writer's digits may be in both.  The stored values 0..16 are scaled to 0..255.
     """
 
@@ -46,7 +46,7 @@ class Digits:
     classes = tuple("0123456789")
 
     def __init__(self, split: str):
-        from sklearn import datasets  # slow to import, and needed here alone
+        from sklearn import datasets  # slow to import, and only needed here
 
         check_split("digits", split, ("train", "test"))
         images, labels = datasets.load_digits(return_X_y=True)
@@ -70,7 +70,7 @@ class Digits:
 class Synthetic:
     """Bright discs on noise, made on demand at any size; the radius of the disc is the class, one of ten.
 
-    For quick runs: the label is a function of the image, unchanged by flips and turns, so every model can learn it.
+    For quick runs: the label is invariant under flips and rotations of the image, so every model can learn it.
     Splits: `train` (2048 images) and `test` (512).
     """
 
@@ -84,7 +84,7 @@ class Synthetic:
         return {"train": 2048, "test": 512}[self.split]
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        rng = np.random.default_rng([len(self), index])  # the length tells the splits apart
+        rng = np.random.default_rng([len(self), index])  # the length distinguishes the splits
         label = int(rng.integers(10))
         height, width = self.image_size
         side = min(height, width)
@@ -101,7 +101,7 @@ class Synthetic:
 
 
 class Blank:
-    """One black image with the entries asked for, from which `loader.shapes` knows what a batch holds."""
+    """One black image with the given entries, from which `loader.shapes` gets the shapes of a batch."""
 
     classes = ()
 
@@ -119,7 +119,7 @@ class Blank:
         return {name: example[name] for name in self.entries}
 
     def where(self, index: int) -> str:
-        """What a message calls it."""
+        """The name of the example in messages."""
         return "a black image"
 
 
@@ -137,12 +137,12 @@ class Subset:
         return self.source[int(self.rows[index])]
 
     def where(self, index: int) -> str:
-        """The example's place in the whole source."""
+        """The example's position in the whole source."""
         return self.source.where(int(self.rows[index]))
 
 
 def open_source(config: ml_collections.ConfigDict, split: str) -> Source:
-    """Opens one split of the `data` section's source, cut to `train_examples` or `eval_examples`.
+    """Opens one split of the `data` section's source, limited to `train_examples` or `eval_examples`.
 
     Raises:
       ValueError: for an unknown source or split, or a limit above the size of the split.
@@ -152,7 +152,7 @@ def open_source(config: ml_collections.ConfigDict, split: str) -> Source:
     kinds = {"digits": False, "synthetic": False, "npz": True, "folder": True, "tfds": True}  # True: needs an argument
     if kind not in kinds:
         near = errors.nearest(kind, kinds)
-        raise ValueError(f"config.data.source={config.source!r} is none of {_forms(kinds)}{near}.")
+        raise ValueError(f"config.data.source={config.source!r} is not one of {_forms(kinds)}{near}.")
     if kinds[kind] != bool(argument):
         raise ValueError(f"config.data.source={config.source!r} must have the form {_forms({kind: kinds[kind]})}.")
     if kind == "digits":
@@ -166,9 +166,9 @@ def open_source(config: ml_collections.ConfigDict, split: str) -> Source:
     else:
         source = directories.Tfds(argument, split)
     if not len(source):
-        raise ValueError(f"config.data.source={config.source!r}: split {split!r} holds no examples.")
+        raise ValueError(f"config.data.source={config.source!r}: split {split!r} has no examples.")
     limits = {config.split: ("train_examples", config.train_examples)}
-    limits[config.eval_split] = ("eval_examples", config.eval_examples)  # last, so that it wins if the splits are one
+    limits[config.eval_split] = ("eval_examples", config.eval_examples)  # last: it wins if both are the same split
     return _limited(source, *limits.get(split, ("", None)))
 
 
@@ -178,7 +178,7 @@ def has_label_sets(source: Source) -> bool:
 
 
 def present(source: Source) -> np.ndarray:
-    """The classes that have an example in this split, int [K], sorted.  Reads the split where nothing lists its labels.
+    """The classes with an example in this split, int [K], sorted.  Reads the split if the source does not list labels.
 
     ImageNet-R is such a split: 200 of ImageNet's 1000 classes.
     """
@@ -195,7 +195,7 @@ def present(source: Source) -> np.ndarray:
 def check_split(source: str, split: str, known: tuple[str, ...] | list[str]) -> None:
     """Raises ValueError if `split` is not one of the `known` splits of a source."""
     if split not in known:
-        raise ValueError(f"{source}: split {split!r} is not there; splits: {', '.join(known) or 'none'}.")
+        raise ValueError(f"{source}: there is no split {split!r}; splits: {', '.join(known) or 'none'}.")
 
 
 def _limited(source: Source, key: str, limit: int | None) -> Source:
@@ -203,12 +203,12 @@ def _limited(source: Source, key: str, limit: int | None) -> Source:
     if limit is None:
         return source
     if not 1 <= limit <= len(source):
-        raise ValueError(f"config.data.{key}={limit} must lie in 1..{len(source)}, the size of the split.")
+        raise ValueError(f"config.data.{key}={limit} must be in 1..{len(source)}, the size of the split.")
     rows = np.random.default_rng(0).permutation(len(source))[:limit]
     return Subset(source, np.sort(rows))
 
 
 def _forms(kinds: dict[str, bool]) -> str:
-    """What the user writes for each kind of source."""
+    """How a config names each kind of source."""
     arguments = {"npz": "<file>", "folder": "<dir>", "tfds": "<name>"}
     return ", ".join(f"'{kind}:{arguments[kind]}'" if needed else f"'{kind}'" for kind, needed in kinds.items())

@@ -1,7 +1,7 @@
 """From one example to one row of a batch: the training augmentation and the evaluation crop of the `data` section.
 
-A transform is called with an example, whose "image" and "map" are PIL images, and a generator from which it draws
-everything; it returns a new dict.  Entries that it does not know pass through.  It is small and can be pickled.
+A transform is called with an example, whose "image" and "map" are PIL images, and a generator for all its randomness;
+it returns a new dict.  Unknown entries pass through.  It is small and can be pickled.
 """
 
 from typing import Any
@@ -14,12 +14,12 @@ from equivit.data import augment, crops, rand_augment, section
 
 
 class Train:
-    """Crop, flip, 3-Augment, RandAugment, colour jitter and random erasing, in this order, each if asked for.
+    """Crop, flip, 3-Augment, RandAugment, colour jitter and random erasing, in this order, each if enabled.
 
     Shapes: "image" of any size -> uint8 [H, W, C]; "map" of the same size -> int32 [H, W].
 
     Raises:
-      ValueError: when built, if a value in the `data` section is impossible.
+      ValueError: on construction, if a value in the `data` section is invalid.
     """
 
     def __init__(self, config: ml_collections.ConfigDict, channels: int):
@@ -36,7 +36,7 @@ class Train:
         """The example, augmented; a label map is cropped and flipped with its image.
 
         Raises:
-          ValueError: RandAugment with a label map, which would not follow its turns and shifts.
+          ValueError: RandAugment with a label map, which would not follow its geometric changes.
         """
         options, image = self.options, example["image"]
         crop = self._crop(rng, image.size)
@@ -70,7 +70,7 @@ class Train:
 
 
 class Evaluation:
-    """Resizes with the aspect kept, so that image_size / crop_ratio is covered, and cuts image_size from the centre.
+    """Resizes to cover image_size / crop_ratio, with the aspect ratio kept, and crops image_size from the centre.
 
     Shapes: "image" of any size -> uint8 [H, W, C]; "map" of the same size -> int32 [H, W].
     """
@@ -81,7 +81,7 @@ class Evaluation:
         self.crop_ratio, self.interpolation = config.crop_ratio, config.interpolation
 
     def __call__(self, example: dict[str, Any], rng: np.random.Generator | None = None) -> dict[str, Any]:
-        """The example as it is evaluated; nothing is drawn."""
+        """The example as it is evaluated; nothing is random."""
         row = {**example, "image": _pixels(self._crop(example["image"]))}
         if "map" in example:
             row["map"] = np.asarray(self._crop(example["map"]))
@@ -103,7 +103,7 @@ def _pixels(image: Image.Image) -> np.ndarray:
 
 
 def _statistics(config: ml_collections.ConfigDict, channels: int) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation per channel, float64 [C]; one number stands for all channels."""
+    """Mean and standard deviation per channel, float64 [C]; a single number applies to all channels."""
     values = []
     for name in ("mean", "std"):
         value = np.array(getattr(config, name), float)

@@ -1,1 +1,1 @@
-"""Evaluation: the protocols, one per file in `protocols/`, what they measure with, and the pictures of a run."""
+"""Evaluation: the protocols, one per file in `protocols/`, the measurements they use, and the figures of a run."""

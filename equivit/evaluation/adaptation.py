@@ -1,9 +1,9 @@
 """Test-time adaptation by SAR: sharpness-aware and reliable entropy minimisation (Niu et al. 2023).
 
-A classifier is given a stream of batches from another distribution, without labels.  It predicts each batch, then takes
-one step that makes its confident predictions more confident: down the gradient of the entropy, averaged over images of
-low entropy, taken at the sharper point to which a first such gradient leads (SAM).  Only scales and biases of
-LayerNorms move.  When the average entropy is so low that the model may have collapsed, it is reset to its original
+A classifier gets a stream of unlabelled batches from another distribution.  It predicts each batch, then takes one step
+that makes its confident predictions more confident: gradient descent on the entropy, averaged over images of low
+entropy, with the gradient taken at the sharper point that a first gradient leads to (SAM).  Only scales and biases of
+LayerNorms change.  If the average entropy is so low that the model may have collapsed, it is reset to its original
 parameters.
 
     state = adaptation.start(model)
@@ -26,7 +26,8 @@ import numpy as np
 import optax
 from flax import nnx
 
-from equivit import logical
+from equivit import constraints, logical
+from equivit.constraints import NonNegativeFloat, Share
 from equivit.data.pixels import normalize
 from equivit.evaluation import classification
 from equivit.evaluation.predictions import Batch, all_finite, measured, predictor
@@ -40,45 +41,42 @@ REFERENCE_BATCH = 64  # the batch size that `Sar.lr` is stated for
 class Sar:
     """Settings of SAR; the defaults are its authors'.
 
-    The public code does some things that the paper does not mention and that are probably bugs.  By default:
-      a batch with no image left after the filters changes nothing; the public code still moves by momentum;
-      a reset also forgets momentum and average entropy; the public code keeps both, so the old average resets the model
-        again on the next batches, and the old momentum moves the fresh parameters;
-      `reset_below` is used; the public code always takes 0.2.
+    The public code does some things that are not in the paper and are probably bugs.  The default here differs:
+      a batch with no image left after the filters changes nothing; the public code still applies momentum;
+      a reset also clears momentum and average entropy; the public code keeps both, so the old average resets the model
+        again on the next batches, and the old momentum moves the restored parameters;
+      `reset_below` is used; the public code always uses 0.2.
     Dropout and drop path are off; the public code adapts in training mode and needs a model without them.
 
     Attributes:
-      lr: learning rate for batches of 64 images.  A batch of B images takes lr B / 64, a single image twice that.
+      lr: learning rate for batches of 64 images.  A batch of B images uses lr B / 64, a single image twice that.
       momentum: v = momentum v + gradient, not Nesterov.
       rho: distance to the sharper point.
-      margin: images count if their entropy is below this share of the largest possible, log(classes).
-      decay: of the average entropy, per batch.
+      margin: images are used if their entropy is below this fraction of the maximum, log(classes).
+      decay: of the moving average of the entropy, per batch.
       reset_below: the average entropy, in nats, below which the model is reset.
-      official: do all of the above as the public code does.
+      official: do all of the above as in the public code.
 
     Raises:
-      ValueError: an impossible value.
+      ValueError: an invalid value.
     """
 
-    lr: float = 1e-3
-    momentum: float = 0.9
-    rho: float = 0.05
-    margin: float = 0.4
-    decay: float = 0.9
-    reset_below: float = 0.2
+    lr: NonNegativeFloat = 1e-3
+    momentum: Share = 0.9
+    rho: NonNegativeFloat = 0.05
+    margin: Share = 0.4
+    decay: Share = 0.9
+    reset_below: NonNegativeFloat = 0.2
     official: bool = False
 
     def __post_init__(self):
-        if not all(isinstance(getattr(self, field.name), int | float) for field in dataclasses.fields(self)):
+        if any(isinstance(getattr(self, field.name), jax.Array | np.ndarray) for field in dataclasses.fields(self)):
             return  # traced
-        for name in ("lr", "momentum", "rho", "margin", "decay", "reset_below"):
-            value, high = getattr(self, name), 1 if name in ("momentum", "margin", "decay") else math.inf
-            if not 0 <= value <= high:
-                raise ValueError(f"sar: {name}={value} must lie in 0..{high}.")
+        constraints.check_fields(self, "sar")
         if self.official and self.reset_below != Sar.reset_below:
             raise ValueError(
-                f"sar: reset_below={self.reset_below} with official=True; the public code always takes "
-                f"{Sar.reset_below}: leave it, or set official=False."
+                f"sar: reset_below={self.reset_below} with official=True; the public code always uses "
+                f"{Sar.reset_below}: leave it at that, or set official=False."
             )
 
     def rate(self, batch_size: int) -> float:
@@ -91,13 +89,13 @@ class State(NamedTuple):
 
     parameters: logical.Arrays  # float32 at any precision: bfloat16 would lose steps this small
     velocity: logical.Arrays
-    entropy: jax.Array  # average over batches; NaN while there is none
+    entropy: jax.Array  # moving average over batches; NaN before the first
 
 
 def adapted(model: nnx.Module) -> dict[str, np.ndarray]:
-    """Which logical tensors are adapted: {leaf: bool, of a shape that broadcasts against it}, for leaves with any.
+    """Masks of the adapted logical tensors: {leaf: bool, which broadcasts against it}, for leaves with any.
 
-    These are the scales and biases of all norms inside the blocks, Jumbo's own too, except in the last quarter of the
+    These are the scales and biases of all norms inside the blocks, with Jumbo's, except in the last quarter of the
     blocks (depth // 4 of them, 9 to 11 of 12), whose features should keep their meaning.  The final norm is not
     adapted.  The public code excludes blocks 9, 10 and 11 by name, at any depth.
 
@@ -138,15 +136,15 @@ def step(
 
     Args:
       settings: of SAR.
-      model: as it was before adaptation; called as `model(images)`.
+      model: with its original parameters; called as `model(images)`.
       state: from `start` or the previous batch.
       images: [B, H, W, C], normalised.
       weight: [B]; images of weight 0 (padding) are ignored.  None: all count.
-      precision: in which the model computes.  Inside the step all but the adapted parameters are cast.
+      precision: in which the model computes; inside the step all but the adapted parameters are cast to it.
 
     Returns:
-      The next state; the logits float32 [B, classes] from before the step; "entropy" [B] of these predictions, "kept"
-      [B], whether an image passed the first filter, and "reset", whether the step ended in a reset.
+      The next state; the logits float32 [B, classes] before the step; "entropy" [B] of these predictions, "kept" [B],
+      whether an image passed the first filter, and "reset", whether the step ended in a reset.
     """
     masks = adapted(model)
 
@@ -184,16 +182,16 @@ def adaptation(
     Args:
       model: called as `model(images)`.
       batches: with "image", "label", "weight" as `classification.accuracy` takes them, in the order of the stream.
-      mean, std: of each channel (or one for all), of pixel values in 0..1.
+      mean, std: per channel (or one for all), of pixel values in 0..1.
       settings: of SAR.
       precision: as in `step`.
 
     Returns:
-      "top1", "top5" with SAR, "unadapted_top1", "unadapted_top5" without, "examples"; "kept", the share of images that
-      pass the first filter, and "resets", the number of resets.
+      "top1", "top5" with SAR, "unadapted_top1", "unadapted_top5" without, "examples"; "kept", the fraction of images
+      that pass the first filter, and "resets", the number of resets.
 
     Raises:
-      ValueError: there is no example, logits are not finite, or the model has nothing to adapt.
+      ValueError: there are no examples, logits are not finite, or the model has nothing to adapt.
     """
     predict, prepare = predictor(model, mean, std, precision), jax.jit(functools.partial(normalize, mean=mean, std=std))
     state = start(model)

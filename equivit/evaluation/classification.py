@@ -1,4 +1,4 @@
-"""Counting correct predictions."""
+"""Counts correct predictions."""
 
 from collections.abc import Iterable, Mapping
 
@@ -13,14 +13,14 @@ def accuracy(predict: Predict, batches: Iterable[Batch]) -> dict[str, float]:
 
     Args:
       predict: uint8 images [B, H, W, C] to logits [B, classes] (`predictions.predictor`).
-      batches: with "image", "label" and "weight" [B]: 1 for examples, 0 for padding.  Labels are int [B], or, where an
-        example has several, bool [B, classes]; then any of them is correct (ReaL, Beyer et al. 2020).
+      batches: with "image", "label" and "weight" [B]: 1 for examples, 0 for padding.  Labels are int [B], or, if
+        examples have several, bool [B, classes]; then any of them is correct (ReaL, Beyer et al. 2020).
 
     Returns:
       "top1", "top5" (of all classes if there are fewer than five), "examples".
 
     Raises:
-      ValueError: there is no example, or logits are not finite.
+      ValueError: there are no examples, or logits are not finite.
     """
 
     def measure(batch):
@@ -38,7 +38,7 @@ def hits(classes: jax.Array, label: jax.Array) -> jax.Array:
 
 @jax.jit
 def count(logits: jax.Array, label: jax.Array, weight: jax.Array) -> dict[str, jax.Array]:
-    """How many examples of a batch are correct, "top1" and "top5", of how many "examples"; are the logits "finite"?"""
+    """Counts in a batch: "top1" and "top5" correct, "examples"; and whether the logits are "finite"."""
     best = jax.lax.top_k(logits, min(5, logits.shape[-1]))[1]
     right = hits(best, label) & (weight > 0)[:, None]
     return {
@@ -58,8 +58,8 @@ def total(counts: Iterable[Mapping[str, jax.Array]]) -> dict[str, float]:
 
 
 def shares(totals: Mapping[str, float]) -> dict[str, float]:
-    """Each total as a share of "examples", which stays a number; ValueError if there are none."""
+    """Each total divided by "examples", which stays a count; ValueError if there are none."""
     examples = totals.get("examples", 0)
     if not examples:
-        raise ValueError("accuracy: the evaluation split holds no readable example.")
+        raise ValueError("accuracy: the evaluation split has no readable examples.")
     return {name: int(value) if name == "examples" else value / examples for name, value in totals.items()}

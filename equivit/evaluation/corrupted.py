@@ -1,4 +1,4 @@
-"""Any protocol on corrupted images: a table of 15 corruptions, and where each one's images come from."""
+"""Runs any protocol on corrupted images: a table of 15 corruptions, and the source of each one's images."""
 
 import pathlib
 from collections.abc import Callable, Iterable
@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from equivit.data.corruptions import NAMES
 from equivit.evaluation.protocol import Line, Run
 
-# The columns of Table 2: the NAMES in short, and their mean.
+# The columns of Table 2: short forms of NAMES, and their mean.
 HEADINGS = (
     "Gauss.", "Shot", "Impul.", "Defoc.", "Glass", "Motion", "Zoom", "Snow", "Frost", "Fog", "Brit.", "Contr.",
     "Elastic", "Pixel", "JPEG", "Avg.",
@@ -53,14 +53,14 @@ def corrupted(
     """Every corruption at every severity.
 
     Args:
-      measure: `measure(data, name)` evaluates a `data` section; `name` is for people.
+      measure: `measure(data, name)` evaluates a `data` section; `name` is for display.
       data: the `data` section without corruption.
       severities: from 1 to 5.
       crop_ratio: of images that are corrupted as they are read.
 
     Returns:
-      For each figure that `measure` returns, such as "top1": {severity: {corruption: figure}}; for each share also its
-      mean over all of them, such as "mean_top1".
+      For each number that `measure` returns, such as "top1": {severity: {corruption: number}}; for each fraction also
+      its mean over all of them, such as "mean_top1".
 
     Source: Hendrycks and Dietterich 2019; Jumbo, Table 2.
     """

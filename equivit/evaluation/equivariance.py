@@ -1,4 +1,4 @@
-"""How exactly the equivariant blocks of a model commute with its group."""
+"""The equivariance error of a model's equivariant blocks."""
 
 import functools
 
@@ -34,7 +34,7 @@ def field_error(model: ViT, batch: Batch, mean: tuple[float, ...], std: tuple[fl
     """
     config = model.config
     if not has_fields(model):
-        raise ValueError(f"field_error: a {config.family} model has no equivariant block; one of family H8 does.")
+        raise ValueError(f"field_error: a {config.family} model has no equivariant block; use a family such as H8.")
     images = on_devices({"image": batch["image"]})["image"]
     grid = check_grid(images.shape[1:3], config.patch_size, "image")
     field = functools.partial(_field, tuple(mean), tuple(std), model)

@@ -1,4 +1,4 @@
-"""Pictures of a run: its learning curves, and the patch filters it has learned."""
+"""Figures of a run: its learning curves and learned patch filters."""
 
 import collections
 import itertools
@@ -14,18 +14,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 COMPONENTS = 16  # at most, as in Figure 6
-VISIBLE = 1e-4  # of the variance; components below it are rounding
+VISIBLE = 1e-4  # of the variance; components with less are rounding errors
 TEST_STYLES = (("tab:orange", "o"), ("tab:red", "s"), ("tab:green", "^"), ("tab:purple", "D"), ("tab:brown", "v"))
 
 
 def learning_curves(metrics: pathlib.Path, output: pathlib.Path, curves: Iterable[str] = ()) -> None:
-    """Draw loss and accuracy over the steps of a run, in training and as protocols measured them.
+    """Plot loss and accuracy over the steps of a run, in training and as protocols measured them.
 
     Args:
-      metrics: metrics.jsonl: one object a line, with "step" and some of "loss", "accuracy" and `curves`.
+      metrics: metrics.jsonl: one JSON object per line, with "step" and some of "loss", "accuracy" and `curves`.
       output: the PNG to write.
-      curves: names such as "eval/accuracy/top1"; those that end with "/loss" are drawn beside the training loss, the
-        others beside the accuracy.
+      curves: names such as "eval/accuracy/top1"; those that end with "/loss" are plotted with the training loss, the
+        others with the accuracy.
     """
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     figure = Figure(figsize=(9, 3.4), layout="constrained")
@@ -46,9 +46,9 @@ def learning_curves(metrics: pathlib.Path, output: pathlib.Path, curves: Iterabl
 
 
 def patch_filters(kernels: dict[str, np.ndarray], output: pathlib.Path) -> None:
-    """Draw the principal components of a patch embedding's kernels, one row for each type of feature.
+    """Plot the principal components of a patch embedding's kernels, one row per feature type.
 
-    Up to 16 components each, the largest variance first, each with its share.  On small patches the symmetry leaves
+    Up to 16 components each, sorted by variance and labelled with its share.  On small patches the symmetry leaves
     fewer.
 
     Args:
@@ -73,10 +73,10 @@ def patch_filters(kernels: dict[str, np.ndarray], output: pathlib.Path) -> None:
 
 
 def patch_kernels(model: nnx.Module) -> dict[str, np.ndarray]:
-    """Kernels [ph, pw, in, channels] of a model's patch embedding, by type of feature.
+    """Kernels [ph, pw, in, channels] of a model's patch embedding, by feature type.
 
-    They are what `patch_embed.filters()` returns, in the model or, for a masked autoencoder, in its encoder; none for a
-    model without.  All processes of a run must call this.
+    They come from `patch_embed.filters()` of the model or, for a masked autoencoder, of its encoder; {} if there is
+    none.  All processes of a run must call this.
     """
     embed = next((m for path, m in nnx.iter_modules(model) if path and path[-1] == "patch_embed"), None)
     if not hasattr(embed, "filters"):
@@ -86,7 +86,7 @@ def patch_kernels(model: nnx.Module) -> dict[str, np.ndarray]:
 
 
 def principal_components(kernels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Kernels [ph, pw, in, channels] to components [n, ph, pw, in] of length 1 and their shares of the variance [n].
+    """Kernels [ph, pw, in, channels] to components [n, ph, pw, in] of norm 1 and their shares of the variance [n].
 
     The sign of a component makes its largest entry positive.
     """
@@ -106,7 +106,7 @@ def _curve(axes: Axes, rows, name, **style):
 
 
 def _tile(axes: Axes, tile):
-    """Three channels as colours, any other number as their mean; zero is grey (white in the map of one channel)."""
+    """Show three channels as colours, any other number as their mean; zero is grey (white for a mean)."""
     largest = np.abs(tile).max() or 1.0
     if tile.shape[-1] == 3:
         axes.imshow(0.5 + 0.5 * tile / largest)

@@ -1,6 +1,6 @@
 """Norms of patch tokens, and how many of them stand out.
 
-ViTs without registers store global information in a few patch tokens of large norm, which spoils their attention maps
+ViTs without registers store global information in a few patch tokens of large norm, which degrades their attention maps
 (Darcet et al. 2024).  Source: Jumbo, Figure 5.
 """
 
@@ -15,7 +15,7 @@ def patch_norms(model: ViT, images: jax.Array, block: int = -1) -> jax.Array:
 
     Args:
       images: [*B, H, W, C].
-      block: its index; negative ones count from the last.
+      block: index of the block; negative ones count from the end.
 
     Raises:
       IndexError: there is no such block.
@@ -26,5 +26,5 @@ def patch_norms(model: ViT, images: jax.Array, block: int = -1) -> jax.Array:
 
 
 def outlier_share(norms: jax.Array, times: float = 3.0) -> jax.Array:
-    """The share of norms above `times` their median."""
+    """The fraction of norms above `times` their median."""
     return jnp.mean(norms > times * jnp.median(norms))

@@ -19,18 +19,18 @@ Batch = Mapping[str, np.ndarray | jax.Array]
 Predict = Callable[[jax.Array], jax.Array]
 Extract = Callable[[jax.Array], Features]
 
-IN_FLIGHT = 2  # batches the device may be behind: enough to keep it busy, few enough to hold little memory
+IN_FLIGHT = 2  # batches in flight: enough to keep the device busy, few enough to use little memory
 
 
 def predictor(
     model: nnx.Module, mean: tuple[float, ...], std: tuple[float, ...], precision: str = "float32"
 ) -> Predict:
-    """`predict(images)`: logits [B, classes] of uint8 images [B, H, W, C], compiled once for each shape.
+    """`predict(images)`: logits [B, classes] of uint8 images [B, H, W, C], compiled once per shape.
 
     Args:
       model: called as `model(images)`.
-      mean, std: of each channel (or one for all), of pixel values in 0..1.
-      precision: in which the model computes; it is cast once, here.  Logits are float32 at any precision.
+      mean, std: per channel (or one for all), of pixel values in 0..1.
+      precision: in which the model computes; it is cast once, here.  Logits are always float32.
     """
     return functools.partial(_forward, tuple(mean), tuple(std), cast(model, precision))
 
@@ -46,7 +46,7 @@ def extractor(
     return functools.partial(_features, tuple(mean), tuple(std), cast(model, precision))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))  # one for all calls: evaluating again compiles nothing
+@functools.partial(jax.jit, static_argnums=(0, 1))  # shared by all calls: evaluating again compiles nothing
 def _forward(mean, std, model, images):
     return _float32(model(normalize(images, mean, std)))
 
@@ -66,7 +66,7 @@ def measured(measure: Callable[[Batch], dict], batches: Iterable[Batch]) -> Iter
     Under a mesh, `batches` are this process's rows; `measure` gets global arrays, and every process gets all results.
 
     Raises:
-      ValueError: the entry "finite" of a result is False: the model gives NaN or infinity.
+      ValueError: the entry "finite" of a result is False: the model returns NaN or infinity.
     """
     pending = collections.deque()
     for batch in batches:
@@ -77,7 +77,7 @@ def measured(measure: Callable[[Batch], dict], batches: Iterable[Batch]) -> Iter
 
 
 def on_devices(batch: Batch) -> Batch:
-    """A batch split along its examples over all devices of the current mesh; as it is where no mesh is set."""
+    """A batch sharded by example over all devices of the current mesh; unchanged if no mesh is set."""
     mesh = jax.sharding.get_mesh()
     if mesh.empty:
         return batch

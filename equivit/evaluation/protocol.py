@@ -1,4 +1,4 @@
-"""What a protocol is, what it may need of a model, and what it is given to run on."""
+"""The interface of a protocol: what it may need from a model, and what it runs on."""
 
 import dataclasses
 import functools
@@ -14,9 +14,9 @@ from equivit.data import loader
 from equivit.data.loader import EvaluationPipeline
 from equivit.evaluation import predictions
 from equivit.evaluation.predictions import Batch, Extract, Predict
-from equivit.models.model import ModelModule
+from equivit.models.model import ModelModule, check_input
 
-NEEDS = {  # and the models that offer it
+NEEDS = {  # what a protocol may need, and the models that offer it
     "logits": "classifiers",
     "features": "models with features",
     "reconstruction": "masked autoencoders",
@@ -29,7 +29,7 @@ Track = Callable[[Iterable[Batch], int, str], Iterable[Batch]]
 def offers(model: nnx.Module) -> set[str]:
     """Which of NEEDS a model offers.
 
-    logits: `model(images)` gives them: there is no decoder, and `model.config.num_classes`, if there is one, is set;
+    logits: `model(images)` returns them: there is no decoder, and `model.config.num_classes`, if it exists, is set;
     features: `model.features(images)`;
     reconstruction: there is a decoder, and `model(images, keep=keep)` predicts the patches;
     maps: `model.label_maps(images)`.
@@ -46,14 +46,13 @@ class Protocol:
     """One way to evaluate a model.
 
     Attributes:
-      needs: what a model must offer, some of NEEDS.
-      run: `run(run)` measures.  The results go into evaluation.json; single numbers among them also into the metrics of
-        a run.
-      lines: the results as (name, value) lines for people.
-      check: ValueError for a config that the protocol cannot run on; called before anything runs.
+      needs: what a model must offer, a subset of NEEDS.
+      run: `run(run)` returns the results for evaluation.json; single numbers also go into the metrics of a run.
+      lines: the results as readable (name, value) lines.
+      check: raises ValueError for a config that the protocol cannot run on; called before anything runs.
       data: the first `data` section that it reads, which is opened before anything runs.
-      curve: the number that is drawn over the steps of a run, a share or a "loss".
-      default: it belongs to the suite of a config that names none.
+      curve: the result that is plotted over the steps of a run, a fraction or a "loss".
+      default: whether it is in the suite of a config that names none.
     """
 
     needs: frozenset[str]
@@ -75,10 +74,10 @@ class Run:
 
     Attributes:
       model: with its parameters as trained, in float32.
-      config: of the run; `data`, `evaluation`, `precision`, `batch_size` and `seed` count.
-      protocol: the one that runs.
-      data: the `data` section of the stream, that of the config or a variation of it.
-      stream: its name, for people.
+      config: of the run; `data`, `evaluation`, `precision`, `batch_size` and `seed` are used.
+      protocol: the protocol that runs.
+      data: the `data` section to read, that of the config or a variant of it.
+      stream: its name, for display.
       track: shows progress.
     """
 
@@ -95,7 +94,7 @@ class Run:
 
     @property
     def precision(self) -> str:
-        """In which type the model computes."""
+        """The precision in which the model computes."""
         return self.config.get("precision", "float32")
 
     @functools.cached_property
@@ -109,10 +108,11 @@ class Run:
         return predictions.extractor(self.model, self.data.mean, self.data.std, self.precision)
 
     def open(self, *, batch_size: int | None = None, shuffle: bool = False) -> EvaluationPipeline:
-        """The evaluation split, in batches that all devices can share; the last one is padded anyway.
+        """The evaluation split; the batch size is rounded up to a multiple of the number of devices.
 
         Raises:
-          ValueError: the data cannot be read, or the protocol needs logits and they are of another number of classes.
+          ValueError: the data cannot be read or are of another size than the model takes, or the protocol needs logits
+            and the model has another number of classes.
         """
         devices = jax.device_count()
         pipeline = loader.evaluate(
@@ -123,6 +123,8 @@ class Run:
             process_index=jax.process_index(),
             process_count=jax.process_count(),
         )
+        if hasattr(self.model, "config"):
+            check_input(self.model.config, "config.data.image_size", tuple(self.data.image_size), pipeline.channels)
         if "logits" in self.protocol.needs:
             self._check_classes(pipeline)
         return pipeline
@@ -134,14 +136,16 @@ class Run:
         return batches if self.track is None else self.track(batches, pipeline.num_batches, self.stream)
 
     def _check_classes(self, pipeline):
-        images = jax.ShapeDtypeStruct((jax.device_count(), *self.data.image_size, pipeline.channels), np.uint8)
-        predict = predictions.predictor(self.model, self.data.mean, self.data.std)
-        classes = jax.eval_shape(predict, images).shape[-1]
+        classes = getattr(getattr(self.model, "config", None), "num_classes", None)
+        if classes is None:  # a model that does not say it
+            images = jax.ShapeDtypeStruct((jax.device_count(), *self.data.image_size, pipeline.channels), np.uint8)
+            predict = predictions.predictor(self.model, self.data.mean, self.data.std)
+            classes = jax.eval_shape(predict, images).shape[-1]
         if classes != pipeline.num_classes:
             raise ValueError(
                 f"evaluation: the model has {classes} classes, the data ({self.data.source}) {pipeline.num_classes}; "
-                "set data.source to the data that the model was trained for, or take another model.  Class folders "
-                "that lack classes belong beside the full ones, as another split of the same folder."
+                "set data.source to the data that the model was trained on, or use another model.  If class folders "
+                "lack classes, put them next to the complete ones, as another split of the same folder."
             )
 
 

@@ -1,10 +1,12 @@
 """The `evaluation` section of a configuration: its keys, their defaults and their checks."""
 
 import dataclasses
+from typing import Annotated, Any
 
 from ml_collections import ConfigDict
 
-from equivit import errors
+from equivit import constraints
+from equivit.constraints import Above0, OneOf, PositiveFloat, PositiveInt
 from equivit.data.corruptions import SEVERITIES
 from equivit.evaluation.adaptation import REFERENCE_BATCH, Sar
 
@@ -15,14 +17,18 @@ DEFAULTS = dict(
     corruption_crop_ratio=0.875,  # data.crop_ratio for images that are corrupted here: ImageNet-C's, 224 of 256 pixels
     sar=dict(batch_size=REFERENCE_BATCH, **dataclasses.asdict(Sar())),  # test-time adaptation
 )
+TYPES: dict[str, Any] = dict(
+    every_epochs=PositiveFloat | None,
+    suite=str | tuple[str, ...] | None,
+    severities=tuple[Annotated[int, OneOf(SEVERITIES)], ...],
+    corruption_crop_ratio=Above0,
+    sar=dict(batch_size=PositiveInt, **constraints.types_of(Sar)),
+)
 
 
 def check(section: ConfigDict) -> None:
-    """ValueError for an impossible value; which protocols suit the model is checked in evaluation/suite.py."""
-    errors.number("config.evaluation.every_epochs", section.every_epochs, "positive", optional=True)
-    for severity in section.severities or (None,):
-        errors.one_of("config.evaluation.severities", severity, SEVERITIES)
-    errors.number("config.evaluation.corruption_crop_ratio", section.corruption_crop_ratio, "in (0, 1]")
+    """ValueError for an invalid value; evaluation/suite.py checks that the protocols fit the model."""
+    constraints.check_section("config.evaluation", section, TYPES)
     settings = section.sar.to_dict()
-    errors.whole("config.evaluation.sar.batch_size", settings.pop("batch_size"))
+    settings.pop("batch_size")
     Sar(**settings)

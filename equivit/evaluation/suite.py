@@ -1,4 +1,4 @@
-"""Protocols by name, on the evaluation split of a config."""
+"""Runs protocols by name on the evaluation split of a config."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -21,37 +21,47 @@ def evaluate(
     Under a mesh (`jax.set_mesh`) batches are split over all its devices; every process gets the results.
 
     Args:
-      model: offers what the protocols need (`protocol.offers`); its arrays lie on the mesh, if there is one.
-      config: of the run; `data`, `evaluation`, `precision`, `batch_size` and `seed` count.
+      model: offers what the protocols need (`protocol.offers`); its arrays are on the mesh, if there is one.
+      config: of the run; `data`, `evaluation`, `precision`, `batch_size` and `seed` are used.
       suite: as in `check`.
       track: shows progress; `track(batches, total, name)` yields the batches.
 
     Returns:
-      The results of each protocol by its name; the protocol's file says what they are.
+      The results of each protocol by its name; the protocol's file describes them.
 
     Raises:
-      ValueError: as `check`, or the model does not fit the data, or the library of corruptions is missing.
-      FileNotFoundError: the data are not there.
+      ValueError: as `check`, or the model does not fit the data, or the corruption library is missing.
+      FileNotFoundError: the data are missing.
+    """
+    runs = prepare(model, config, suite, track=track)
+    return {name: run.protocol.run(run) for name, run in runs.items()}
+
+
+def prepare(
+    model: nnx.Module, config: ConfigDict, suite: Iterable[str] | str | None, *, track: Track | None = None
+) -> dict[str, Run]:
+    """What `evaluate` will run, by protocol, after opening all its data; `model` may be abstract.
+
+    Raises as `evaluate` does, so that a run that will end with an evaluation fails before it begins.
     """
     suite = check(suite, config, model)
     runs = {name: Run(model, config, PROTOCOLS[name], config.data, name, track) for name in suite}
-    for run in runs.values():  # fail early: open all data before anything runs
+    for run in runs.values():
         dataclasses.replace(run, data=run.protocol.data(config)).open()
-    return {name: run.protocol.run(run) for name, run in runs.items()}
+    return runs
 
 
 def check(suite: Iterable[str] | str | None, config: ConfigDict, model: nnx.Module | None = None) -> tuple[str, ...]:
     """The names of a suite's protocols, after checking that they can run.
 
     Args:
-      suite: names of `PROTOCOLS`, or one text with commas between; None: the default protocols that fit the model,
+      suite: names of `PROTOCOLS`, as a list or separated by commas; None: the default protocols that fit the model,
         possibly none.
       config: of the run.
       model: may be abstract; None: not known yet, so its needs are not checked, and a suite of None is empty.
 
     Raises:
-      ValueError: an unknown or no name, a protocol that cannot run on this config, or that needs what the model does
-        not offer.
+      ValueError: no name, an unknown name, or a protocol that cannot run on this config or this model.
     """
     if suite is None:
         suite = () if model is None else tuple(name for name in fitting(model) if PROTOCOLS[name].default)
@@ -61,8 +71,8 @@ def check(suite: Iterable[str] | str | None, config: ConfigDict, model: nnx.Modu
             raise ValueError(f"evaluation.suite is empty; name some of {', '.join(PROTOCOLS)}.")
     for name in suite:
         if name not in PROTOCOLS:
-            known = ", ".join(PROTOCOLS)
-            raise ValueError(f"evaluation.suite: {name!r} is not one of {known}{errors.nearest(name, PROTOCOLS)}.")
+            known, near = ", ".join(PROTOCOLS), errors.nearest(name, PROTOCOLS)
+            raise ValueError(f"evaluation.suite: {errors.shown(name)} is not one of {known}{near}.")
         if model is not None:
             _check_needs(name, model)
         PROTOCOLS[name].check(config)
@@ -86,7 +96,7 @@ def scalars(results: dict[str, dict]) -> dict[str, float]:
 
 
 def curves() -> list[str]:
-    """The metrics of a run that are drawn over its steps, such as "eval/accuracy/top1", of all protocols."""
+    """The metrics of a run that are plotted over its steps, such as "eval/accuracy/top1", of all protocols."""
     return [f"eval/{name}/{protocol.curve}" for name, protocol in PROTOCOLS.items() if protocol.curve]
 
 
@@ -97,6 +107,6 @@ def _check_needs(name: str, model: nnx.Module) -> None:
     would_do = f"protocols that fit it: {others}" if others else "no protocol fits it"
     fix = "  A run with config.init=<this run> trains a classifier from it." if "logits" in missing else ""
     raise ValueError(
-        f"evaluation.suite: {name!r} is for {' and '.join(NEEDS[need] for need in missing)}, and this "
+        f"evaluation.suite: {name!r} is for {' and '.join(NEEDS[need] for need in missing)}, but this "
         f"{type(model).__name__} offers no {' and no '.join(missing)}; {would_do}.{fix}"
     )

@@ -1,4 +1,4 @@
-"""The results of an evaluation in words, and the end of a run."""
+"""The results of an evaluation as text, and the report at the end of a run."""
 
 import contextlib
 import json
@@ -12,7 +12,7 @@ from equivit.evaluation import suite
 
 
 def rows(results: dict) -> list[tuple[str, str]]:
-    """What `suite.evaluate` returned, as (name, value) lines for people."""
+    """What `suite.evaluate` returned, as readable (name, value) lines."""
     return [line for name, result in results.items() for line in suite.PROTOCOLS[name].lines(result)]
 
 
@@ -23,16 +23,16 @@ def text(lines: list[tuple[str, str]]) -> str:
 
 
 def conclude(workdir: pathlib.Path, model: nnx.Module, results: dict) -> str:
-    """Write evaluation.json and the pictures of a finished run; returns its results and where everything is, in words.
+    """Write evaluation.json and the figures of a finished run; returns its results and the paths of its files as text.
 
-    All processes of a run must call it, because the parameters may be spread over them; the first one writes.
+    All processes of a run must call it, because the parameters may be sharded over them; the first one writes.
 
     Args:
       workdir: the run directory, with metrics.jsonl.
       model: the trained model.
       results: what `suite.evaluate` returned.
     """
-    from equivit.evaluation import figures  # here: matplotlib takes long to import, and only the end of a run draws
+    from equivit.evaluation import figures  # here: matplotlib is slow to import and needed only at the end of a run
 
     kernels = figures.patch_kernels(model)
     places = {

@@ -1,1 +1,1 @@
-"""Layers, one family per file; each is a drop-in for the dense part of the same name."""
+"""Layers, one family per file; each is a drop-in replacement for the dense layer of the same name."""

@@ -1,7 +1,7 @@
-"""Softmax attention, one switch for all models: cuDNN's fused kernel where it can run, else plain products.
+"""Softmax attention for all models: cuDNN's fused kernel where it can run, otherwise plain matrix products.
 
-A head's vectors may come in parts, (q1, q2, ...), as if concatenated on the last axis: the layers between fields have
-one part for each kind of irrep, and the plain products need no copy that puts them side by side.
+A head's vectors may come in parts, (q1, q2, ...), which stand for their concatenation on the last axis: the equivariant
+layers have one part per kind of irrep, and the plain products can use them without a copy.
 """
 
 import functools
@@ -12,20 +12,20 @@ import jax
 import jax.numpy as jnp
 
 IMPLEMENTATIONS = ("auto", "xla", "cudnn")
-HEAD_CHANNELS = 128  # the most that cuDNN takes on every GPU; a multiple of 8
+HEAD_CHANNELS = 128  # the most that cuDNN supports on every GPU; must be a multiple of 8
 
 Parts = tuple[jax.Array, ...]
 
 
 def attend(q: Parts, k: Parts, v: Parts, *, implementation: str = "auto") -> Parts:
-    """softmax(q k^T / sqrt(d)) v for each head, d the channels of all parts; the softmax in float32 at least.
+    """softmax(q k^T / sqrt(d)) v for each head, d being the channels of all parts; the softmax is in at least float32.
 
-    Shapes: each part of q [*B, H, N, d_i], of k and v [*B, H, M, d_i] -> as the parts of v, with N tokens.
+    Shapes: each part of q [*B, H, N, d_i], of k and v [*B, H, M, d_i] -> like the parts of v, with N tokens.
 
-    "auto" is cuDNN's flash attention on an NVIDIA GPU in bfloat16 or float16 with at most 128 channels, a multiple of
-    8, in a head, and "xla" elsewhere: on a TPU too, whose fused kernels need 128 tokens or a multiple, so that 197 or
-    257 would be padded to 256 or 384.  cuDNN is found through a GPU of this machine; a program that a machine without
-    one lowers for CUDA has the plain products.
+    "auto" is cuDNN's flash attention on an NVIDIA GPU in bfloat16 or float16, if the channels per head are a multiple
+    of 8 and at most 128; otherwise it is "xla".  This includes TPUs, whose fused kernels need a multiple of 128 tokens:
+    197 or 257 would be padded to 256 or 384.  cuDNN needs a GPU at tracing time: a program that is lowered for CUDA on
+    a machine without one uses the plain products.
 
     Raises:
       ValueError: an unknown implementation.
@@ -39,7 +39,7 @@ def attend(q: Parts, k: Parts, v: Parts, *, implementation: str = "auto") -> Par
 
 
 def attention_weights(q: Parts, k: Parts) -> jax.Array:
-    """softmax(q k^T / sqrt(d)) for each head: what `attend` weighs values with, in float32 at least.
+    """softmax(q k^T / sqrt(d)) for each head, the weights in `attend`, in at least float32.
 
     Shapes: each part of q [*B, H, N, d_i], of k [*B, H, M, d_i] -> [*B, H, N, M].
     """
@@ -60,14 +60,14 @@ def _has_cudnn() -> bool:
     return jax.default_backend() == "gpu" and "cuda" in jax.devices()[0].client.platform_version.lower()
 
 
-def _logits(q, k):
+def _logits(q: Parts, k: Parts) -> jax.Array:
     scale = 1 / math.sqrt(sum(part.shape[-1] for part in q))
     products = (jnp.einsum("...nd,...md->...nm", a * scale, b) for a, b in zip(q, k, strict=True))
     logits = functools.reduce(operator.add, products)
     return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
 
-def _xla(q, k, v):
+def _xla(q: Parts, k: Parts, v: Parts) -> Parts:
     logits = _logits(q, k)
     weights = jnp.exp(logits - jax.lax.stop_gradient(logits.max(-1, keepdims=True)))
     # Dividing the result, not the weights, saves a pass over N x M entries.
@@ -78,7 +78,7 @@ def _xla(q, k, v):
 
 
 def _cudnn(q, k, v):
-    """The same with parts put side by side and, as cuDNN wants them, heads after tokens."""
+    """`_xla` by cuDNN, which wants the parts concatenated and heads after tokens."""
     shape = v[0].shape[:-3]
     q, k, v_all = (jnp.swapaxes(jnp.concatenate(parts, -1), -2, -3) for parts in (q, k, v))
     q, k, v_all = (x.reshape(-1, *x.shape[-3:]) for x in (q, k, v_all))

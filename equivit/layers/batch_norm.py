@@ -8,10 +8,10 @@ from flax import nnx
 
 
 class BatchNorm(nnx.Module):
-    """Mean 0 and variance 1 of each channel over all other axes, then, if it is affine, scale and bias.
+    """Normalises each channel to mean 0 and variance 1 over all other axes; then scale and bias, if affine.
 
-    With `train` the statistics are those of x, and the running ones move towards them by `momentum` (the variance
-    unbiased, as PyTorch keeps it); otherwise the running ones are used.
+    With `train` it uses the statistics of x, and moves the running statistics towards them by `momentum` (with the
+    unbiased variance, as in PyTorch).  Otherwise it uses the running statistics.
 
     Shapes: [*B, C] -> the same.
     """
@@ -31,7 +31,7 @@ class BatchNorm(nnx.Module):
             y = y if self.scale is None or self.bias is None else y * self.scale[...] + self.bias[...]
             return y.astype(x.dtype)
 
-    def _measured(self, y):
+    def _measured(self, y: jax.Array) -> tuple[jax.Array, jax.Array]:
         axes, count = tuple(range(y.ndim - 1)), math.prod(y.shape[:-1])
         mean, variance = y.mean(axes), y.var(axes)
         unbiased = variance * (count / max(count - 1, 1))

@@ -1,23 +1,24 @@
-"""The transformer block, written once: dense or between fields by the parts it is given."""
+"""The transformer block, dense or equivariant depending on the parts it is given."""
 
 import jax
 from flax import nnx
 
 from equivit.layers.drop import drop_path, dropout, split
 from equivit.layers.grid import Layout
+from equivit.symmetry.fields import Tokens, TokensT
 
 
 class Block(nnx.Module):
     """x + path(scale1(attention(norm1(x)))), then x + path(scale2(mlp(norm2(x)))).
 
-    `path` is dropout, then stochastic depth: a branch is kept or dropped whole for each sample.  The two branches draw
-    independently.
+    `path` is dropout, then stochastic depth, which keeps or drops a whole branch per sample, independently for the two
+    branches.
 
     Shapes: [*B, N, width] or a field -> the same.
 
     Args:
-      norm1, attention, scale1, norm2, mlp, scale2: the parts, all dense or all between fields of one group
-        (`layers/parts.py` makes them).
+      norm1, attention, scale1, norm2, mlp, scale2: the parts, all dense or all equivariant under one group
+        (`layers/parts.py` builds them).
       dropout: probability of zeroing an entry of a branch.
     """
 
@@ -28,31 +29,31 @@ class Block(nnx.Module):
 
     def __call__(
         self,
-        x,
+        x: TokensT,
         layout: Layout | None = None,
         *,
         rate: float | jax.Array = 0.0,
         phase: int = 0,
         train: bool = False,
         key: jax.Array | None = None,
-    ):
+    ) -> TokensT:
         """The tokens after the block.
 
         Args:
-          layout: where the tokens lie, for parts that need to know.
+          layout: the token layout, for parts that need it.
           rate: probability of dropping a branch for a sample.
-          phase, train: for blocks that alternate, or have batch statistics; this one does and has not.
-          key: drives what is random; None: nothing is.
+          phase, train: for blocks that alternate or have batch statistics; unused here.
+          key: for dropout and stochastic depth; None: neither.
         """
         keys = split(key)
         x = x + self.path(self.scale1(self.attention(self.norm1(x), layout)), rate, keys[0])
         return x + self.path(self.scale2(self.mlp(self.norm2(x), layout)), rate, keys[1])
 
-    def path(self, branch, rate, key):
-        """A branch on its way to the sum: dropout, then stochastic depth."""
+    def path(self, branch: TokensT, rate: float | jax.Array, key: jax.Array | None) -> TokensT:
+        """A branch after dropout and stochastic depth."""
         dropout_key, path_key = split(key)
         return drop_path(dropout(branch, self.dropout, dropout_key), rate, path_key)
 
-    def attention_weights(self, x, rows: int | None = None) -> jax.Array:
-        """The weights of this block's attention, [*B, heads, rows, N], for the tokens that the block is given."""
+    def attention_weights(self, x: Tokens, rows: int | None = None) -> jax.Array:
+        """The attention weights [*B, heads, rows, N] of the block for its input tokens x; `rows` as in `Attention`."""
         return self.attention.weights(self.norm1(x), rows)

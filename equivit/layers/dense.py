@@ -1,8 +1,8 @@
 """The layers of a plain transformer.  `isotypic.py` has the same names for fields.
 
 Batch, tokens and channels are the last three axes; there may be any number of batch axes.  A linear map computes in the
-type of its weight (`equivit/precision.py`); normalisation and softmax in float32 at least.  The named scopes are how
-costs are told apart (`equivit/costs.py`).
+dtype of its weight (`equivit/precision.py`), normalisation and softmax in at least float32.  `equivit/costs.py` sorts
+costs by the named scopes.
 """
 
 import math
@@ -17,7 +17,7 @@ from jax.nn.initializers import Initializer
 from equivit.layers.attention import attend, attention_weights
 from equivit.layers.grid import Layout
 
-# The official codes cut this normal at +-2 absolute, one hundred standard deviations: nothing is ever cut.
+# The official codes truncate this normal at +-2, one hundred standard deviations, which has no effect.
 WEIGHT_INIT = nnx.initializers.normal(0.02)
 # How weights start, as the configurations of models name it.
 INITS = {
@@ -28,7 +28,7 @@ INITS = {
 
 
 class Linear(nnx.Module):
-    """y = x W + b, in the type of W.
+    """y = x W + b, in the dtype of W.
 
     Shapes: [*B, N, in_features] -> [*B, N, out_features].
 
@@ -56,7 +56,7 @@ class Linear(nnx.Module):
 
 
 class LayerNorm(nnx.Module):
-    """Mean 0 and variance 1 over the channels of each token, then scale and bias.
+    """Normalises each token to mean 0 and variance 1 over its channels; then scale and bias.
 
     Shapes: [*B, N, C] -> the same.
     """
@@ -75,7 +75,7 @@ class LayerNorm(nnx.Module):
 
 
 class LayerScale(nnx.Module):
-    """A learned factor per channel, small at first.  Shapes: [*B, N, C] -> the same."""
+    """A learned factor per channel, small at initialisation.  Shapes: [*B, N, C] -> the same."""
 
     def __init__(self, width: int, init: float):
         self.scale = nnx.Param(jnp.full(width, init))
@@ -91,7 +91,7 @@ def gelu(x: jax.Array) -> jax.Array:
 
 
 def gelu_tanh(x: jax.Array) -> jax.Array:
-    """The approximation of the GELU with tanh, Flax's default; off by up to 5e-4."""
+    """The tanh approximation of the GELU, Flax's default; its error is up to 5e-4."""
     with jax.named_scope("activation"):
         return jax.nn.gelu(x, approximate=True)
 
@@ -163,7 +163,7 @@ class Attention(nnx.Module):
         return self.proj(self.side_by_side(y))
 
     def weights(self, x: jax.Array, rows: int | None = None) -> jax.Array:
-        """How much the first `rows` tokens attend to each token, [*B, num_heads, rows, N]; None: all tokens."""
+        """The attention weights [*B, num_heads, rows, N] of the first `rows` tokens; None: of all tokens."""
         q, k, _ = self.heads(x)
         return attention_weights((q[..., :rows, :],), (k,))
 
@@ -181,11 +181,11 @@ class Attention(nnx.Module):
 
 
 class PatchEmbed(nnx.Module):
-    """Each patch of the image times one matrix: a convolution whose stride is its kernel.
+    """A linear map of each patch: a convolution whose stride equals its kernel size.
 
-    The product is in the type of the kernel, the sum and so the residual stream in that of the bias.
+    The product has the dtype of the kernel, the sum, and so the residual stream, that of the bias.
 
-    Shapes: [*B, H, W, in_channels] -> [*B, (H/ph) (W/pw), width], tokens row by row.
+    Shapes: [*B, H, W, in_channels] -> [*B, (H/ph) (W/pw), width], tokens in row-major order.
 
     Args:
       init: draws the kernel as a matrix [ph pw in_channels, width]; None: uniform, as PyTorch's convolutions start,
@@ -215,17 +215,17 @@ class PatchEmbed(nnx.Module):
             return patches @ kernel.reshape(-1, kernel.shape[-1]) + self.bias[...]
 
     def filters(self) -> dict[str, jax.Array]:
-        """The kernels [ph, pw, in, width], by type of feature: one type, "all"."""
+        """The kernels [ph, pw, in, width] by feature type: one type, "all"."""
         return {"all": self.kernel[...]}
 
 
 def uniform(key: jax.Array, shape: tuple[int, ...], bound: float) -> jax.Array:
-    """Uniform in [-bound, bound]: how convolutions start, bound = 1/sqrt(number of inputs)."""
+    """Uniform in [-bound, bound]: the initialisation of convolutions, with bound = 1 / sqrt(fan-in)."""
     return jax.random.uniform(key, shape, minval=-bound, maxval=bound)
 
 
 def patchify(images: jax.Array, patch_size: tuple[int, int]) -> jax.Array:
-    """Cut images into patches.  Shapes: [*B, H, W, C] -> [*B, N, ph pw C], patches and their pixels row by row."""
+    """Split images into patches.  Shapes: [*B, H, W, C] -> [*B, N, ph pw C], patches and pixels in row-major order."""
     *batch, height, width, channels = images.shape
     ph, pw = patch_size
     x = images.reshape(*batch, height // ph, ph, width // pw, pw, channels)

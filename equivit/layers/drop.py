@@ -1,22 +1,22 @@
-"""What is random inside blocks: dropout and stochastic depth, for arrays and for fields."""
+"""Dropout and stochastic depth, for arrays and fields."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from equivit.symmetry.fields import Isotypic
+from equivit.symmetry.fields import Isotypic, Tokens, TokensT
 
 
 def split(key: jax.Array | None, number: int = 2) -> tuple[jax.Array | None, ...]:
-    """`number` keys from one; of None, which means that nothing is random, as many Nones."""
+    """Split a key into `number` keys; None, which means no randomness, gives as many Nones."""
     return (None,) * number if key is None else tuple(jax.random.split(key, number))
 
 
-def dropout(x, rate: float | jax.Array, key: jax.Array | None) -> Any:
-    """Zero each entry with probability `rate` and divide the others by 1 - rate; `key=None` leaves x alone.
+def dropout(x: Tokens, rate: float | jax.Array, key: jax.Array | None) -> Any:
+    """Zero each entry with probability `rate` and divide the others by 1 - rate; `key=None` returns x.
 
-    The two rows of E are zeroed together, which keeps the symmetry.  A traced rate may be 0 too: then all are kept.
+    The two rows of E are zeroed together, which keeps the symmetry.  A traced rate may be 0: then all entries are kept.
     """
     if key is None or _is_zero(rate):
         return x
@@ -30,10 +30,10 @@ def dropout(x, rate: float | jax.Array, key: jax.Array | None) -> Any:
     return Isotypic(lines, jnp.where(kept, x.planes / (1 - rate), 0))
 
 
-def drop_path(x, rate: float | jax.Array, key: jax.Array | None):
-    """Keep x for a share 1 - rate of the samples, divided by that share, and zero it for the others.
+def drop_path(x: TokensT, rate: float | jax.Array, key: jax.Array | None) -> TokensT:
+    """Zero x for each sample with probability `rate`, and divide the others by 1 - rate; `key=None` returns x.
 
-    One draw per sample serves all tokens, channels and irreps.
+    One draw per sample covers all tokens, channels and irreps.
     """
     if key is None or _is_zero(rate):
         return x
@@ -41,5 +41,5 @@ def drop_path(x, rate: float | jax.Array, key: jax.Array | None):
     return jax.tree.map(lambda leaf: jnp.where(kept, leaf / (1 - rate), 0), x)
 
 
-def _is_zero(rate) -> bool:
+def _is_zero(rate: float | jax.Array) -> bool:
     return isinstance(rate, float | int) and not rate

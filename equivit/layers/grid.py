@@ -1,17 +1,19 @@
-"""The grid of patch tokens: what a block is told of it, and which images it takes."""
+"""The grid of patch tokens: the layout that blocks are given, and checks of image sizes."""
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from equivit import errors
+
 
 class Layout(NamedTuple):
-    """Where the tokens of a sequence lie: all that is static about them.
+    """The layout of a token sequence: everything static about it.
 
     Attributes:
-      grid: (h, w) of the patch tokens, row by row; (n,) for a series; () where some patches were left out.
-      prefix: class token, registers or Jumbo rows before them.
+      grid: (h, w) of the patch tokens, in row-major order; (n,) for a series; () if some patches were removed.
+      prefix: number of tokens before them: class token and registers, or Jumbo rows.
     """
 
     grid: tuple[int, ...]
@@ -19,13 +21,12 @@ class Layout(NamedTuple):
 
 
 def check_grid(image_size: tuple[int, ...], patch_size: tuple[int, int], name: str) -> tuple[int, int]:
-    """The token grid (h, w); ValueError when the patch does not divide the image."""
+    """The token grid (h, w); ValueError if the patch size does not divide the image size."""
     for axis, size, patch in zip(("height", "width"), image_size, patch_size, strict=True):
         if size % patch or size < patch:
-            lower = max(1, size // patch) * patch
             raise ValueError(
                 f"{name} {image_size[0]}x{image_size[1]}: the {axis} {size} is not divisible by the patch {axis} "
-                f"{patch}; the nearest are {lower} and {lower + patch}."
+                f"{patch}; {errors.multiples(size, patch)}."
             )
     return image_size[0] // patch_size[0], image_size[1] // patch_size[1]
 
@@ -43,5 +44,7 @@ def check_images(images: jax.Array, in_channels: int, patch_size: tuple[int, int
     if images.ndim < 4 or images.shape[-1] != in_channels:
         raise ValueError(f"images {images.shape} must be [*B, H, W, {in_channels}].")
     if not jnp.issubdtype(images.dtype, jnp.floating):
-        raise ValueError(f"images are {images.dtype}; they must be floating point, normalised by mean and deviation.")
+        raise ValueError(
+            f"images are {images.dtype}; they must be floating point, normalised by mean and standard deviation."
+        )
     return check_grid(images.shape[-3:-1], patch_size, "image")

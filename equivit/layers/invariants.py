@@ -1,7 +1,7 @@
-"""Invariantizations: from a field to channels that the group does not change (octic ViTs, Appendix C).
+"""Invariantizations: from a field to channels that are invariant under the group (octic ViTs, Appendix C).
 
-Each maps a field to a dense array [*B, N, out_features] token by token; leading axes are free, so a field averaged over
-its tokens, [4, *B, C], is mapped to [*B, out_features].
+Each maps a field to a dense array [*B, N, out_features] token by token.  The token axis is optional: a field averaged
+over its tokens, [4, *B, C], is mapped to [*B, out_features].
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from equivit.symmetry.groups import OCTIC, Group
 
 
 class InvariantComponent(nnx.Module):
-    """The invariant component alone: width / order channels.
+    """The invariant component: width / order channels.
 
     Args:
       absolute: take its absolute value, as the official octic code does; Eq. 13 does not.
@@ -32,9 +32,9 @@ class InvariantComponent(nnx.Module):
 
 
 class PowerSpectrum(nnx.Module):
-    """The size of each irrep: A1, |A2|, |B1|, |B2|, and the norm of each copy of E (Eq. 15); 6/8 of the width.
+    """The magnitude of each irrep: A1, |A2|, |B1|, |B2|, and the norm of each copy of E (Eq. 15); 6/8 of the width.
 
-    FLIP: sym and |asym|, the whole width.
+    FLIP: sym and |asym|, the full width.
     """
 
     def __init__(self, width: int, *, group: Group):
@@ -58,7 +58,7 @@ class TripleCorrelation(nnx.Module):
 
 
 class Polynomial(nnx.Module):
-    """The 32 polynomials that generate all invariant ones (Eq. 16); 32/8 of the width.  OCTIC only."""
+    """The 32 polynomials that generate all invariant polynomials (Eq. 16); 32/8 of the width.  OCTIC only."""
 
     def __init__(self, width: int, *, group: Group):
         self.out_features = 32 * _octic_channels("Polynomial", width, group)
@@ -73,7 +73,7 @@ class MaxFiltering(nnx.Module):
     """For each learned reference y_k, the largest <g y_k, x> over the group (Eq. 17).
 
     Args:
-      references: how many; the paper takes twice the width.
+      references: their number; None: twice the width, as in the paper.
     """
 
     def __init__(self, width: int, *, group: Group, references: int | None = None, rngs: nnx.Rngs):
@@ -90,10 +90,10 @@ class MaxFiltering(nnx.Module):
 
 
 class Canonisation(nnx.Module):
-    """Turn each token to where it fits a learned reference best: g* x, g* = argmax <y, g x> (Eq. 18); the whole width.
+    """Transform each token to match a learned reference best: g* x, g* = argmax <y, g x> (Eq. 18); the full width.
 
-    Of equal maxima the first in the group's order is taken.  The products are taken with the moved token, so that all
-    transforms of a token give the same eight numbers to the last bit.
+    Ties go to the first element in the group's order.  The products use the transformed token, so that all transforms
+    of a token give the same eight numbers bit for bit.
     """
 
     def __init__(self, width: int, *, group: Group, rngs: nnx.Rngs):
@@ -120,10 +120,10 @@ KINDS = {
 
 
 def create(kind: str, width: int, *, group: Group, rngs: nnx.Rngs) -> Any:
-    """The invariantization of that name, with `out_features`.
+    """The invariantization called `kind`; it has `out_features`.
 
     Raises:
-      ValueError: no such kind.
+      ValueError: an unknown kind.
     """
     if kind not in KINDS:
         raise ValueError(f"invariantization {kind!r} is not one of {', '.join(KINDS)}.")
@@ -131,23 +131,23 @@ def create(kind: str, width: int, *, group: Group, rngs: nnx.Rngs) -> Any:
     return KINDS[kind](width, group=group, **learned)
 
 
-def _octic_channels(name, width, group):
+def _octic_channels(name: str, width: int, group: Group) -> int:
     if group is not OCTIC:
         raise ValueError(
-            f"{name}: is defined for the octic group only, not for {group.name}; power_spectrum is for both."
+            f"{name} is defined only for the octic group, not for {group.name}; power_spectrum works for both."
         )
     return channels(name, width, group)
 
 
 def _norm(rows: jax.Array) -> jax.Array:
-    """Norm over the leading axis whose gradient at zero is zero, where a class token starts."""
+    """Norm over the leading axis, with gradient 0 at zero, where a class token starts."""
     squares = jnp.square(rows).sum(0)
     zero = squares == 0
     return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, squares)))
 
 
 def _components(x: Isotypic) -> tuple[jax.Array, ...]:
-    """A1, A2, B1, B2, E11, E12, E21, E22 in float32 at least: products of four numbers overflow half precision."""
+    """A1, A2, B1, B2, E11, E12, E21, E22 in at least float32: products of four numbers overflow half precision."""
     return tuple(fields.to_components(x).astype(np.promote_types(x.dtype, np.float32)))
 
 

@@ -1,4 +1,4 @@
-"""Layers between fields that commute with a group: the isotypic counterparts of `dense.py`.
+"""Equivariant layers, from fields to fields: the isotypic counterparts of `dense.py`.
 
 Shapes are those of `Isotypic` with C = width / order: lines [4, *B, N, C], planes [2, *B, N, 2C]; for FLIP lines
 [2, *B, N, C] alone.
@@ -7,6 +7,7 @@ Source: octic ViTs, Section 3.2; for FLIP, "Flopping for FLOPs" (arXiv 2502.0516
 
 import importlib.util
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from equivit import errors
 from equivit.layers.attention import attend, attention_weights
 from equivit.layers.dense import WEIGHT_INIT, patchify, uniform, unpatchify
 from equivit.layers.grid import Layout
@@ -28,20 +30,19 @@ except ImportError as error:
     spec = importlib.util.find_spec("kernels")
     found = "none was found"
     if spec is not None:
-        found = f"the one at {list(spec.submodule_search_locations or [spec.origin])} is another"
+        found = f"the one at {list(spec.submodule_search_locations or [spec.origin])} is a different one"
     raise ImportError(
-        f"equivit needs its own package `kernels`, and {found}: run from the root of the repository, or uninstall the "
+        f"equivit needs its own package `kernels`, but {found}: run from the root of the repository, or uninstall the "
         "other package of that name."
     ) from error
 
 
 def channels(name: str, width: int, group: Group) -> int:
-    """Channels per component, width / order; ValueError when the order does not divide the width."""
+    """Channels per component, width / order; ValueError if the order does not divide the width."""
     if width % group.order:
-        lower = width // group.order * group.order
         raise ValueError(
             f"{name}: width {width} must be divisible by {group.order}, the order of the {group.name} group; "
-            f"the nearest are {lower} and {lower + group.order}."
+            f"{errors.multiples(width, group.order)}."
         )
     return width // group.order
 
@@ -54,9 +55,9 @@ def line_names(group: Group) -> tuple[str, ...]:
 class Linear(nnx.Module):
     """A linear map that commutes with the group.
 
-    An irrep can only feed its own kind (Schur), so four C x C' matrices and one 2C x 2C' matrix shared by both rows of
-    E replace a dense 8C x 8C' one: 64/12 = 5.33 times fewer multiplications (FLIP: two matrices, 2 times fewer).  Only
-    the invariant component has a bias; a bias elsewhere would break the symmetry.
+    By Schur's lemma an irrep maps only to its own kind, so four C x C' matrices and one 2C x 2C' matrix, shared by both
+    rows of E, replace a dense 8C x 8C' one: 64/12 = 5.33 times fewer multiplications (FLIP: two matrices, 2 times
+    fewer).  Only the invariant component has a bias; a bias elsewhere would break the symmetry.
 
     Raises:
       ValueError: the order of the group does not divide a width.
@@ -67,7 +68,7 @@ class Linear(nnx.Module):
         lines = WEIGHT_INIT(rngs.params(), (len(group.lines), c, c_out))
         self.lines = nnx.Param(lines, tensors=line_names(group), product=True)
         planes = WEIGHT_INIT(rngs.params(), (2 * c, 2 * c_out)) if group.planes else None
-        # Any: None goes with fields that have no planes, which no type says.
+        # Any: it is None just when fields have no planes, which types cannot express.
         self.planes: Any = None if planes is None else nnx.Param(planes, tensors="E", product=True)
         self.bias: Any = nnx.Param(jnp.zeros(c_out)) if bias else None
 
@@ -80,11 +81,11 @@ class Linear(nnx.Module):
 
 
 class LayerNorm(nnx.Module):
-    """Each irrep to mean 0, divided by one common deviation, then a scale per channel and a bias on the invariant part.
+    """Centres each irrep, divides by one common standard deviation; then a scale per channel and an invariant bias.
 
-    sigma^2 = (sum of weighted variances + eps) / order.  "official" weights a row of E by 1/2, as the public code does:
-    E counts as one 1-D irrep though it holds half of the channels, and a field of unit variance leaves with deviation
-    sqrt(8/5); checkpoints need it.  "balanced" weights a row of E by 2, its share.  For FLIP they agree.
+    sigma^2 = (sum of weighted variances + eps) / order.  "official" weights a row of E by 1/2, as in the public code
+    and its checkpoints: E counts as one 1-D irrep although it holds half of the channels, so that a field of unit
+    variance gets standard deviation sqrt(8/5).  "balanced" weights a row of E by 2, its share.  For FLIP they agree.
     """
 
     def __init__(self, width: int, *, group: Group, eps: float = 1e-5, weighting: str = "official"):
@@ -123,7 +124,7 @@ class LayerScale(nnx.Module):
 
 
 def gelu(x: Isotypic) -> Isotypic:
-    """The exact GELU of the field's values on the group, which the group only permutes."""
+    """The exact GELU, applied to the field's values on the group, which the group only permutes."""
     with jax.named_scope("activation"):
         if x.planes is not None:
             return Isotypic(*d8_gelu(x.lines, x.planes))
@@ -175,14 +176,14 @@ class Attention(nnx.Module):
         return self.proj(jax.tree.unflatten(structure, parts))
 
     def weights(self, x: Isotypic, rows: int | None = None) -> jax.Array:
-        """How much the first `rows` tokens attend to each token, [*B, num_heads, rows, N]; None: all tokens."""
+        """The attention weights [*B, num_heads, rows, N] of the first `rows` tokens; None: of all tokens."""
         q, k, _ = zip(*map(self._to_heads, jax.tree.leaves(self.qkv(x))), strict=True)
         return attention_weights(tuple(part[..., :rows, :] for part in q), k)
 
     def _to_heads(self, leaf: jax.Array) -> jax.Array:
-        """The part of q, k and v that one leaf [i, *B, N, 3 H c] of irreps holds: [3, *B, H, N, i c].
+        """The part of q, k and v in one leaf [i, *B, N, 3 H c] of irreps: [3, *B, H, N, i c].
 
-        One pass over the leaf; the parts are not put side by side, which would be another.
+        One pass over the leaf; concatenating the parts would take another.
         """
         x = leaf.reshape(*leaf.shape[:-1], 3, self.num_heads, leaf.shape[-1] // (3 * self.num_heads))
         x = jnp.einsum("i...nqhc->q...hnic", x)
@@ -197,11 +198,11 @@ def _from_heads(part: jax.Array, irreps: int) -> jax.Array:
 
 
 class PatchEmbed(nnx.Module):
-    """Image to field: kernels over the patch that turn with it, unfolded from a fundamental domain of the patch.
+    """Image to field, by kernels that transform with the patch, unfolded from a fundamental domain of it.
 
     OCTIC learns six quarter kernels (one for each 1-D irrep and each copy of E), FLIP two half kernels.
 
-    Shapes: [*B, H, W, in_channels] -> a field of (H/ph) (W/pw) tokens, row by row.
+    Shapes: [*B, H, W, in_channels] -> a field of (H/ph) (W/pw) tokens, in row-major order.
 
     Raises:
       ValueError: the patch cannot be folded: OCTIC needs a square patch of even side, at least 4 (at 2 pixels the
@@ -223,7 +224,7 @@ class PatchEmbed(nnx.Module):
         """The unfolded kernels: lines [4, ph, pw, in, C], planes [2, ph, pw, in, 2C]."""
         lines, planes = self.lines[...], None
         shape = (*self.patch_size, lines.shape[-2], -1)
-        if self.planes is not None:  # the two copies of E side by side on the channel axis
+        if self.planes is not None:  # concatenate the two copies of E on the channel axis
             planes = jnp.moveaxis(self.planes[...], 0, -2)
             planes = planes.reshape(1, *planes.shape[:2], -1)
         full = fields.unfold(Isotypic(lines.reshape(*lines.shape[:3], -1), planes), _kernel_scale(self.group))
@@ -235,15 +236,15 @@ class PatchEmbed(nnx.Module):
             patches = patchify(images, self.patch_size).astype(full.dtype)
             size = patches.shape[-1]
             y = jax.tree.map(lambda k: jnp.einsum("...p,ipc->i...c", patches, k.reshape(len(k), size, -1)), full)
-            # The official FLIP embedding has the bias inside the factor of its kernels, the octic one outside.
+            # The official FLIP embedding scales its bias with its kernels, the octic one does not.
             scale = 1 if self.group is OCTIC else _kernel_scale(FLIP)(1)
             y = y.astype(self.bias[...].dtype)
             return Isotypic(_add_to_first(y.lines, scale * self.bias[...]), y.planes)
 
     def filters(self) -> dict[str, jax.Array]:
-        """The unfolded kernels [ph, pw, in, C] by type of feature: each 1-D irrep, and each copy of E.
+        """The unfolded kernels [ph, pw, in, C] by feature type: each 1-D irrep, and each copy of E.
 
-        Of a copy of E it is the first of the two rows; the second is the same, turned.
+        For a copy of E it is the first of the two rows; the second is the same, rotated.
         """
         full = self.kernels()
         found = dict(zip(line_names(self.group), full.lines, strict=True))
@@ -253,13 +254,11 @@ class PatchEmbed(nnx.Module):
 
 
 def fundamental_domain(size: tuple[int, int], group: Group, name: str = "patch size") -> tuple[int, int]:
-    """The part of a grid that reaches all of it under the group: a quarter (OCTIC) or the left half (FLIP)."""
+    """The size of the part of a grid whose transforms cover it: a quarter (OCTIC) or the left half (FLIP)."""
     h, w = size
     if group is FLIP:
         if w % 2:
-            raise ValueError(
-                f"{name} {h}x{w}: the width must be even for the flip group; nearest are {w - 1}, {w + 1}."
-            )
+            raise ValueError(f"{name} {h}x{w}: the width must be even for the flip group; {errors.multiples(w, 2)}.")
         return h, w // 2
     if h != w or h % 2 or h < 4:
         lower = max(4, h // 2 * 2)
@@ -270,18 +269,18 @@ def fundamental_domain(size: tuple[int, int], group: Group, name: str = "patch s
     return h // 2, w // 2
 
 
-def _kernel_scale(group: Group):
-    """Factors that give an unfolded kernel the variance of a free one."""
+def _kernel_scale(group: Group) -> Callable[[int], float]:
+    """Factors that give an unfolded kernel the variance of an unconstrained one."""
     if group is FLIP:
         return {1: math.sqrt(0.5)}.__getitem__
     return {1: math.sqrt(2) / 4, 2: 0.5}.__getitem__
 
 
 class Unpatchify(nnx.Module):
-    """Field to image: a linear map to the pixels of a fundamental domain of the patch, then all their transforms.
+    """Field to image: a linear map to the pixels of a fundamental domain of the patch, and all their transforms.
 
     Shapes: field of N = h w tokens, grid (h, w) -> [*B, h ph, w pw, out_channels].  For OCTIC the second copy of E does
-    not reach the pixels, as in the official layer.
+    not contribute to the pixels, as in the official layer.
     """
 
     def __init__(self, width: int, patch_size: tuple[int, int], out_channels: int, *, group: Group, rngs: nnx.Rngs):

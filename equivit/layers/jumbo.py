@@ -1,6 +1,6 @@
-"""The Jumbo token: J tokens of the common width in attention, one token J times as wide in its own MLP.
+"""The Jumbo token: J tokens of normal width in attention, one token J times as wide in its own MLP.
 
-Source: Jumbo, Section 3.  The token is kept split, as the first J rows of the sequence; merging it is a reshape.
+Source: Jumbo, Section 3.  The token is stored split, as the first J rows of the sequence; merging it is a reshape.
 """
 
 import math
@@ -14,22 +14,23 @@ from flax import nnx
 from equivit.layers import dense, isotypic
 from equivit.layers.block import Block
 from equivit.layers.drop import split
+from equivit.layers.grid import Layout
 from equivit.symmetry import fields
-from equivit.symmetry.fields import Isotypic, join, rows
+from equivit.symmetry.fields import Isotypic, TokensT, join, rows
 
 
-def merge(x):
-    """J rows to one wide row: [*B, J, C] -> [*B, 1, J C], an array or each leaf of a field."""
+def merge(x: TokensT) -> TokensT:
+    """J rows to one wide row: [*B, J, C] -> [*B, 1, J C], for an array or each leaf of a field."""
     return jax.tree.map(lambda leaf: leaf.reshape(*leaf.shape[:-2], 1, math.prod(leaf.shape[-2:])), x)
 
 
-def divide(x, number: int):
+def divide(x: TokensT, number: int) -> TokensT:
     """The inverse of `merge`: [*B, 1, J C] -> [*B, J, C]."""
     return jax.tree.map(lambda leaf: leaf.reshape(*leaf.shape[:-2], number, leaf.shape[-1] // number), x)
 
 
 class LowRank(nnx.Module):
-    """x A B with B zero at first (Hu et al. 2022).
+    """x A B, with B initialised to zero (Hu et al. 2022).
 
     Args:
       linear: makes a linear map without bias, `linear(in_features, out_features)`, dense or isotypic.
@@ -39,34 +40,34 @@ class LowRank(nnx.Module):
         self.down = linear(in_features, rank)
         self.up = jax.tree.map(jnp.zeros_like, linear(rank, out_features))
 
-    def __call__(self, x):
+    def __call__(self, x: TokensT) -> TokensT:
         return self.up(self.down(x))
 
 
 class MlpLora(nnx.Module):
-    """A block's own low-rank map around the whole of the shared MLP: 0.44 M parameters in Jumbo's Table 4."""
+    """A block's own low-rank map, parallel to the whole shared MLP: 0.44 M parameters in Jumbo's Table 4."""
 
     def __init__(self, linear: Callable[..., nnx.Module], width: int, rank: int):
         self.around = LowRank(linear, width, width, rank)
 
-    def __call__(self, mlp: nnx.Module, x):
+    def __call__(self, mlp: nnx.Module, x: TokensT) -> TokensT:
         return mlp(x) + self.around(x)
 
 
 class LinearLora(nnx.Module):
-    """A block's own low-rank map beside each of the two linear maps of the shared MLP, as LoRA is usually placed."""
+    """A block's own low-rank maps, parallel to the two linear maps of the shared MLP, as usual for LoRA."""
 
     def __init__(self, linear: Callable[..., nnx.Module], width: int, hidden: int, rank: int, gelu: Callable):
         self.fc1, self.fc2 = LowRank(linear, width, hidden, rank), LowRank(linear, hidden, width, rank)
         self.gelu = gelu
 
-    def __call__(self, mlp: dense.Mlp | isotypic.Mlp, x):
+    def __call__(self, mlp: dense.Mlp | isotypic.Mlp, x: Any) -> Any:
         x = self.gelu(mlp.fc1(x) + self.fc1(x))
         return mlp.fc2(x) + self.fc2(x)
 
 
 class JumboBlock(Block):
-    """x + path(scale1(attention(norm1(x)))) on all rows; then each kind of token has an MLP.
+    """x + path(scale1(attention(norm1(x)))) on all rows, then an MLP for each kind of token.
 
     The merged Jumbo token u becomes u + path(scale3(mlp(norm3(u)))); patches p become p + path(scale2(mlp(norm2(p)))).
 
@@ -74,13 +75,13 @@ class JumboBlock(Block):
 
     Args:
       norm3, scale3: parts for the merged token.
-      jumbo_mlp: the wide MLP of this block; None: the one that all blocks share, given to the call.
+      jumbo_mlp: the wide MLP of this block; None: the one that all blocks share, passed to the call.
       lora: `MlpLora` or `LinearLora`, this block's additions to the shared MLP; or None.
-      normed_residual: u is norm3(u) in the sum too, as in the JAX version of Jumbo's MAE.
-      invariant: of a field the Jumbo token keeps the invariant part alone, and `norm3`, `scale3` and the MLP are dense.
-      feeds_patches: False leaves the patches as attention left them; their MLP is there all the same, since the
-        paper's counts and checkpoints have it.
-      parts: those of `Block`.
+      normed_residual: the sum uses norm3(u) in place of u, as in the JAX version of Jumbo's MAE.
+      invariant: in a field, the Jumbo token has only the invariant part; `norm3`, `scale3` and the MLP are dense.
+      feeds_patches: False skips the MLP of the patches; its parameters exist anyway, since the paper's counts and
+        checkpoints include them.
+      parts: the arguments of `Block`.
     """
 
     def __init__(
@@ -99,7 +100,17 @@ class JumboBlock(Block):
         self.norm3, self.scale3, self.jumbo_mlp, self.lora = norm3, scale3, jumbo_mlp, lora
         self.normed_residual, self.invariant, self.feeds_patches = normed_residual, invariant, feeds_patches
 
-    def __call__(self, x, layout, shared: Any = None, *, rate=0.0, phase=0, train=False, key=None):
+    def __call__(
+        self,
+        x: TokensT,
+        layout: Layout,
+        shared: Any = None,
+        *,
+        rate: float | jax.Array = 0.0,
+        phase: int = 0,
+        train: bool = False,
+        key: jax.Array | None = None,
+    ) -> TokensT:
         keys = split(key, 3)
         x = x + self.path(self.scale1(self.attention(self.norm1(x), layout)), rate, keys[0])
         token, patches = rows(x, 0, layout.prefix), rows(x, layout.prefix)
@@ -108,7 +119,7 @@ class JumboBlock(Block):
             patches = patches + self.path(branch, rate, keys[1])
         return join(self.feed(token, shared if self.jumbo_mlp is None else self.jumbo_mlp, rate, keys[2]), patches)
 
-    def feed(self, token, mlp: nnx.Module, rate, key):
+    def feed(self, token: Any, mlp: nnx.Module, rate: float | jax.Array, key: jax.Array | None) -> Any:
         """The J rows after the wide MLP."""
         number, group = token.shape[-2], token.group if self.invariant and isinstance(token, Isotypic) else None
         merged = merge(token if group is None else fields.take_invariant(token))

@@ -1,4 +1,4 @@
-"""The parts of a block, dense or between fields of a group, made with one set of choices."""
+"""Builds the parts of a block, dense or equivariant, from one set of options."""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,27 +8,28 @@ from flax import nnx
 from jax.nn.initializers import Initializer
 
 from equivit.layers import dense, isotypic
+from equivit.symmetry.fields import TokensT
 from equivit.symmetry.groups import Group
 
 
-def identity(x):
-    """In place of a layer scale that is not there."""
+def identity(x: TokensT) -> TokensT:
+    """Stands in for a missing layer scale."""
     return x
 
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """Makes layers between fields of `group`, or dense ones where it is None.
+    """Builds layers that are equivariant under `group`, or dense ones if it is None.
 
     Attributes:
-      rngs: draws the parameters.
+      rngs: for the initial parameters.
       norm_eps: epsilon of dense layer norms.
-      isotypic_eps, isotypic_norm: epsilon and weighting of norms between fields (`layers/isotypic.py`).
+      isotypic_eps, isotypic_norm: epsilon and weighting of isotypic layer norms (`layers/isotypic.py`).
       layer_scale: initial layer scale; None for none.
-      activation: "gelu", "gelu_tanh" or "swiglu"; fields take "gelu" only.
+      activation: "gelu", "gelu_tanh" or "swiglu"; fields support only "gelu".
       qkv_bias: whether queries, keys and values have biases.
       init: how dense weights start, a key of `dense.INITS`; between fields there is one way.
-      dropout: of the branches of a block.
+      dropout: rate in the branches of a block.
     """
 
     group: Group | None
@@ -43,7 +44,7 @@ class Parts:
     dropout: float = 0.0
 
     def of(self, group: Group | None) -> "Parts":
-        """The same choices for another group."""
+        """The same options for another group."""
         return dataclasses.replace(self, group=group)
 
     def patch_embed(self, patch_size: tuple[int, int], in_channels: int, width: int) -> nnx.Module:
@@ -65,7 +66,7 @@ class Parts:
             return dense.LayerNorm(width, eps=self.norm_eps)
         return isotypic.LayerNorm(width, group=self.group, eps=self.isotypic_eps, weighting=self.isotypic_norm)
 
-    def scale(self, width: int):
+    def scale(self, width: int) -> Callable:
         """A layer scale, or the identity."""
         if self.layer_scale is None:
             return identity
@@ -101,7 +102,7 @@ class Parts:
         return dense.gelu_tanh if self.activation == "gelu_tanh" else dense.gelu
 
     def branches(self, width: int, num_heads: int, hidden: int, mlp: Callable[[], nnx.Module] | None = None) -> dict:
-        """The arguments of `Block`; `mlp()` makes another MLP than the usual one."""
+        """The arguments of `Block`; `mlp()` builds an MLP to use instead of the usual one."""
         return dict(
             norm1=self.norm(width),
             attention=self.attention(width, num_heads),

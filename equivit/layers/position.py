@@ -1,8 +1,8 @@
-"""Learned positional tables for any grid, and how they are resized.
+"""Learned positional tables for any grid, and their resizing.
 
-A table is learned for one grid and resized to the grid of the image, in float32 at least, by the bicubic rule that the
+A table is learned for one grid and resized to the grid of the image, in at least float32, by the bicubic rule that the
 weights expect.  The default, torch's bicubic without antialiasing (a = -0.75, borders clamped), commutes with flips and
-quarter turns to rounding.
+quarter turns up to rounding.
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from equivit import errors
 from equivit.layers.isotypic import channels, line_names
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic
@@ -21,13 +22,13 @@ from equivit.symmetry.groups import FLIP, OCTIC, Group
 
 
 class Position(nnx.Module):
-    """A free table for a plain transformer.
+    """An unconstrained table for a plain transformer.
 
-    Shapes: (h, w) -> [h w, width], row by row.
+    Shapes: (h, w) -> [h w, width], in row-major order.
 
     Args:
       grid: (rows, columns) of the learned table.
-      antialias: low-pass when shrinking (a = -0.5): timm, and DINOv2 with registers.
+      antialias: low-pass filter when shrinking (a = -0.5), as in timm and DINOv2 with registers.
       offset: added to the target size when the scale is computed, 0.1 in DINOv2 without registers.  It breaks mirror
         symmetry, so it is for plain models only.
     """
@@ -50,14 +51,14 @@ class Position(nnx.Module):
         return table.reshape(-1, table.shape[-1])
 
     def tables(self, grid: tuple[int, int]) -> dict[str, jax.Array]:
-        """The parameters, by name, of the same positions learned for another grid."""
+        """The parameters, by name, of this table resized to another grid."""
         return {"table": self(grid).reshape(*grid, -1)}
 
 
 class IsotypicPosition(nnx.Module):
-    """A table that the group leaves as it is: its fundamental domain is learned and unfolded (Eq. 11).
+    """A table that is invariant under the group: a fundamental domain is learned and unfolded (Eq. 11).
 
-    OCTIC learns a quarter of an even square, so an odd or non-square `grid` is served by the next even square, resized.
+    OCTIC learns a quarter of an even square, so an odd or non-square `grid` uses the next even square, resized.
     FLIP learns the left half of a grid of even width.
 
     Shapes: (h, w) -> field of h w tokens without batch axes, [4, h w, C] and [2, h w, 2C].
@@ -77,7 +78,7 @@ class IsotypicPosition(nnx.Module):
         return jax.tree.map(lambda leaf: resize(leaf, grid).reshape(len(leaf), -1, leaf.shape[-1]), table)
 
     def tables(self, grid: tuple[int, int]) -> dict[str, jax.Array]:
-        """The parameters, by name, of the same positions learned for another grid: a part of the resized table."""
+        """The parameters, by name, of this table resized to another grid: a part of the resized table."""
         octic = self.planes is not None
         h, w = _domain(grid, OCTIC if octic else FLIP)
         whole = self((2 * h if octic else h, 2 * w))
@@ -87,13 +88,13 @@ class IsotypicPosition(nnx.Module):
 
         if not octic:
             return {"lines": part(whole.lines)}
-        # The diagonal mirror takes the quarter to itself: unfolding adds a line to its mirror image, which is the same,
-        # and the rows of E to each other.  Its two copies lie side by side.
+        # The diagonal mirror maps the quarter to itself: unfolding adds a line to its mirror image, which is equal, so
+        # it is halved here; it adds the rows of E to each other.  The two copies of E are concatenated.
         return {"lines": part(whole.lines) / 2, "planes": jnp.stack(jnp.split(part(whole.planes)[0], 2, axis=-1))}
 
 
 def _domain(grid: tuple[int, int], group: Group) -> tuple[int, int]:
-    """The fundamental domain of the grid whose table is learned."""
+    """The fundamental domain of the grid that the table is learned for."""
     h, w = grid
     if group is FLIP:
         return h, math.ceil(w / 2)
@@ -101,14 +102,14 @@ def _domain(grid: tuple[int, int], group: Group) -> tuple[int, int]:
     return half, half
 
 
-@dataclasses.dataclass(frozen=True)  # equal tables are equal, so that models of one kind share compiled functions
+@dataclasses.dataclass(frozen=True)  # equal tables compare equal, so that equal models share compiled functions
 class SinCos:
     """The fixed table of MAE: [sin x, cos x, sin y, cos y], x the column, y the row, width / 4 frequencies each.
 
-    Frequency i is 10000^(-i / (width / 4)), or with `inclusive` 10000^(-i / (width / 4 - 1)), as the JAX version of
-    MAE has it.  It is worked out for the grid asked for; there is nothing to resize.
+    Frequency i is 10000^(-i / (width / 4)), or with `inclusive` 10000^(-i / (width / 4 - 1)), as in the JAX version
+    of MAE.  The table is computed for the requested grid, never resized.
 
-    Shapes: (h, w) -> [h w, width], row by row.
+    Shapes: (h, w) -> [h w, width], in row-major order.
 
     Raises:
       ValueError: 4 does not divide the width.
@@ -119,14 +120,13 @@ class SinCos:
 
     def __post_init__(self):
         if self.width % 4:
-            nearest = max(4, round(self.width / 4) * 4)
-            raise ValueError(f"SinCos: {self.width=} must be divisible by 4; the nearest is {nearest}.")
+            raise ValueError(f"SinCos: width={self.width} must be divisible by 4; {errors.multiples(self.width, 4)}.")
 
     def __call__(self, grid: tuple[int, int]) -> jax.Array:
         return jnp.asarray(self.table(grid))
 
     def table(self, grid: tuple[int, int]) -> np.ndarray:
-        """The table in float32, worked out in float64 as the originals do."""
+        """The table in float32, computed in float64 as in the originals."""
         number = self.width // 4
         frequencies = 10000.0 ** (-np.arange(number) / max(1, number - self.inclusive))
         y, x = (axis.reshape(-1, 1) * frequencies for axis in np.indices(grid))
@@ -134,10 +134,7 @@ class SinCos:
 
 
 def resize(table: jax.Array, grid: tuple[int, int], *, antialias: bool = False, offset: float = 0.0) -> jax.Array:
-    """Bicubic resize of [*, rows, columns, C] to `grid`; the same array when it has that size.
-
-    With an offset only a square table of a square grid of the same size is left alone, as in DINOv2.
-    """
+    """Bicubic resize of [*, rows, columns, C] to `grid`; a table that already has that size is returned."""
     rows, columns = table.shape[-3:-1]
     if (rows, columns) == tuple(grid):
         return table
@@ -149,10 +146,10 @@ def resize(table: jax.Array, grid: tuple[int, int], *, antialias: bool = False, 
 
 @functools.lru_cache
 def bicubic(size: int, target: int, antialias: bool = False, offset: float = 0.0) -> np.ndarray:
-    """The matrix [target, size] of torch's bicubic interpolation along one axis, pixel centres at half integers.
+    """The matrix [target, size] of torch's bicubic interpolation along one axis, with pixel centres at half integers.
 
-    Without antialiasing a = -0.75, taps beyond a border read the border; the scale is (target + offset) / size.
-    With it a = -0.5, the kernel widens by size / target when shrinking, taps beyond a border are left out.
+    Without antialiasing, a = -0.75 and taps beyond a border read the border; the scale is (target + offset) / size.
+    With it, a = -0.5, the kernel widens by size / target when shrinking, and taps beyond a border are dropped.
     """
     scale = (target + offset) / size
     centres = (np.arange(target) + 0.5) / scale - 0.5

@@ -1,4 +1,4 @@
-"""What stands before the patches: class token and registers, or the rows of a Jumbo token."""
+"""The tokens before the patches: class token and registers, or the rows of a Jumbo token."""
 
 import jax
 import jax.numpy as jnp
@@ -6,19 +6,20 @@ from flax import nnx
 
 
 def token(shape: tuple[int, ...], std: float, rngs: nnx.Rngs) -> nnx.Param:
-    """A learned token, normal with deviation `std`; it gets no weight decay."""
+    """A learned token, initially normal with standard deviation `std`; it gets no weight decay."""
     return nnx.Param(std * jax.random.normal(rngs.params(), shape), decay=False)
 
 
 class Prefix(nnx.Module):
-    """A class token, with or without a position of its own, and registers.
+    """An optional class token, with or without its own position, and registers.
 
     Shapes: -> [P, width], the class token first.
 
     Args:
-      width: of a token; between fields the channels of the invariant component, which alone is learned.
-      class_token, class_position, registers: what there is, and how many registers.
-      token_std, position_std, register_std: initial deviations.
+      width: of a token; in fields, of the invariant component, the only one that is learned.
+      class_token, class_position: whether they exist.
+      registers: their number.
+      token_std, position_std, register_std: initial standard deviations.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
-"""What happens after the last block: the final norm, and what of the tokens the head reads.
+"""After the last block: the final norm, and the features that the head reads.
 
-A readout is called as `readout(x, layout)` and gives what the head reads, [*B, features].  `normed` gives all tokens
-after the final norm, and `roles` takes tokens apart into class token, registers and patches, dense.
+`readout(x, layout)` returns the head's input, [*B, features].  `normed` returns all tokens after the final norm, and
+`roles` splits tokens into class token, registers and patches, as dense arrays.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +15,11 @@ from equivit.layers.grid import Layout
 from equivit.layers.jumbo import divide, merge
 from equivit.layers.parts import identity
 from equivit.symmetry import fields
-from equivit.symmetry.fields import Isotypic, join, rows
+from equivit.symmetry.fields import Isotypic, Tokens, TokensT, join, rows
 
 
 class Roles(NamedTuple):
-    """Tokens by what they are for: cls [*B, D] or None, registers [*B, R, D], patches [*B, N, D]."""
+    """Tokens by role: cls [*B, D] or None, registers [*B, R, D], patches [*B, N, D]."""
 
     cls: jax.Array | None
     registers: jax.Array
@@ -27,42 +27,42 @@ class Roles(NamedTuple):
 
 
 class _Readout(nnx.Module):
-    """Norm and roles of tokens that begin with a class token or none, and registers."""
+    """Norm and roles of tokens that start with an optional class token and registers."""
 
     def __init__(self, norm: Callable, *, class_token: bool, invariant: nnx.Module | None = None):
         self.norm, self.invariant, self.class_token = norm, invariant, class_token
 
-    def normed(self, x, layout: Layout):
+    def normed(self, x: TokensT, layout: Layout) -> TokensT:
         """All tokens after the final norm."""
         return self.norm(x)
 
-    def roles(self, x, layout: Layout) -> Roles:
-        """Tokens by their role, a field as the concatenation of its components."""
+    def roles(self, x: Tokens, layout: Layout) -> Roles:
+        """Tokens by role, fields as concatenated components."""
         x, first = to_dense(x), int(self.class_token)
         cls = x[..., 0, :] if self.class_token else None
         return Roles(cls, x[..., first : layout.prefix, :], x[..., layout.prefix :, :])
 
 
 class ClassReadout(_Readout):
-    """The class token after the norm; of a field its invariants (D2)."""
+    """The class token after the norm; for a field, its invariants (D2)."""
 
-    def __call__(self, x, layout: Layout) -> jax.Array:
+    def __call__(self, x: Tokens, layout: Layout) -> jax.Array:
         cls = jax.tree.map(lambda leaf: leaf[..., 0, :], self.norm(x))
         return cls if self.invariant is None else self.invariant(cls)
 
 
 class MeanReadout(_Readout):
-    """The mean patch token after the norm; of a field the mean of the invariants of each token (D8).
+    """The mean patch token after the norm; for a field, the mean of the tokens' invariants (D8).
 
     Args:
-      pool_first: the invariants of the mean instead.
+      pool_first: use the invariants of the mean instead.
     """
 
     def __init__(self, norm: nnx.Module, *, pool_first: bool = False, **options):
         super().__init__(norm, **options)
         self.pool_first = pool_first
 
-    def __call__(self, x, layout: Layout) -> jax.Array:
+    def __call__(self, x: Tokens, layout: Layout) -> jax.Array:
         patches = rows(self.norm(x), layout.prefix)
         if self.invariant is None:
             return patches.mean(-2)
@@ -83,12 +83,12 @@ class FcNormReadout(_Readout):
 
 
 class JumboReadout(nnx.Module):
-    """The merged Jumbo token; with `patches` the mean patch token beside it.
+    """The merged Jumbo token; with `patches`, concatenated with the mean patch token.
 
     Args:
-      norm: over the merged token if `wide`, and patches stay as they are; else over each row.
-      invariant: of a merged token that is a field; or None.
-      takes_invariant: the Jumbo token of a field is its invariant part alone.
+      norm: if `wide`, of the merged token, and patches are not normalised; otherwise of each row.
+      invariant: the invariantization of a merged token that is a field; or None.
+      takes_invariant: in a field, the Jumbo token has only the invariant part.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class JumboReadout(nnx.Module):
         self.norm, self.invariant = norm, invariant
         self.wide, self.patches, self.takes_invariant = wide, patches, takes_invariant
 
-    def __call__(self, x, layout: Layout) -> jax.Array:
+    def __call__(self, x: Any, layout: Layout) -> jax.Array:
         x = self.normed(x, layout)
         token = self.token(x, layout)
         token = token if self.invariant is None else self.invariant(token)
@@ -111,14 +111,14 @@ class JumboReadout(nnx.Module):
             return token[..., 0, :]
         return jnp.concatenate([token[..., 0, :], rows(x, layout.prefix).mean(-2)], axis=-1)
 
-    def token(self, x, layout: Layout):
+    def token(self, x: Tokens, layout: Layout) -> Any:
         """The merged token, one row."""
         token = rows(x, 0, layout.prefix)
         if self.takes_invariant and isinstance(token, Isotypic):
             token = fields.take_invariant(token)
         return merge(token)
 
-    def normed(self, x, layout: Layout):
+    def normed(self, x: TokensT, layout: Layout) -> TokensT:
         """All tokens after the final norm."""
         if not self.wide:
             return self.norm(x)
@@ -127,7 +127,7 @@ class JumboReadout(nnx.Module):
             token = fields.invariant_part(token, patches.group)
         return join(token, patches)
 
-    def roles(self, x, layout: Layout) -> Roles:
+    def roles(self, x: Tokens, layout: Layout) -> Roles:
         """The merged token [*B, J width], no registers, and the patches."""
         patches = to_dense(rows(x, layout.prefix))
         return Roles(to_dense(self.token(x, layout))[..., 0, :], patches[..., :0, :], patches)
@@ -136,6 +136,6 @@ class JumboReadout(nnx.Module):
 Readout = ClassReadout | MeanReadout | FcNormReadout | JumboReadout
 
 
-def to_dense(x) -> jax.Array:
-    """A dense array as it is; of a field the concatenation of its components."""
+def to_dense(x: Tokens) -> jax.Array:
+    """The concatenated components of a field; a dense array is returned as it is."""
     return x if isinstance(x, jax.Array) else fields.to_dense(x)

@@ -1,4 +1,4 @@
-"""A stack of blocks: like blocks share one stacked parameter and run under `jax.lax.scan`."""
+"""A stack of blocks: blocks of the same structure have stacked parameters and run under `jax.lax.scan`."""
 
 import functools
 from collections.abc import Callable, Iterable
@@ -22,37 +22,37 @@ REMAT = {
 
 
 class Seen(NamedTuple):
-    """What was asked for on a pass through a stack.
+    """The requested outputs of a pass through a stack.
 
     Attributes:
-      outputs: the outputs of the blocks in `capture`, by their index.
-      collected: what `collect` gave, stacked over the blocks; None where nothing was asked for.
+      outputs: the outputs of the blocks in `capture`, by block index.
+      collected: the results of `collect`, stacked over the blocks; None without `collect`.
     """
 
     outputs: dict[int, Any]
     collected: Any = None
 
     def joined(self, later: "Seen") -> "Seen":
-        """With what was seen in the blocks after these."""
+        """Joined with those of later blocks."""
         collected = [part for part in (self.collected, later.collected) if part is not None]
         return Seen(self.outputs | later.outputs, _concatenated(collected))
 
 
 class Stack(nnx.Module):
-    """Blocks 0, 1, ... as runs of like blocks.
+    """Blocks 0, 1, ..., grouped into runs of blocks of the same structure.
 
-    Each run is one block whose parameters carry a leading axis, the blocks of the run, and is applied by `lax.scan`, so
-    that depth costs no compile time.  `stack[i]` is block i; `stack.replace(i, block)` puts another there, of any
+    Each run is one block whose parameters have a leading axis over the blocks of the run.  It is applied by `lax.scan`,
+    so that depth costs no compile time.  `stack[i]` is block i; `stack.replace(i, block)` replaces it by a block of any
     structure.
 
     A block is called as `block(x, layout, *shared, rate=, phase=, train=, key=)` and returns a value of the shape of x.
-    What it changes in itself, such as running statistics, comes out of the scan into the stack.
+    Its changes to its own variables, such as running statistics, are written back to the stack.
 
     Args:
-      runs: (length, make) pairs; `make(rngs)` builds one block.
+      runs: pairs (length, make); `make(rngs)` builds one block.
       remat: "none" keeps all activations for the backward pass, "full" recomputes each block, "dots" keeps only the
         results of the large matrix products.
-      unroll: writes the blocks out one after the other instead of scanning.  Compile time then grows with depth.
+      unroll: unroll the scan.  Compile time then grows with depth.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Stack(nnx.Module):
         return jax.tree.map(lambda a: a[offset], self.runs[run])
 
     def replace(self, index: int, block: nnx.Module) -> "Stack":
-        """A stack with `block` at `index`; neighbouring blocks of one structure and shape share a run."""
+        """A stack with `block` at `index`; neighbouring blocks of the same structure and shapes share a run."""
         self.check(index)
         blocks = [block if i == index else self[i] for i in range(len(self))]
         return self.from_blocks(blocks, remat=self.remat, unroll=self.unroll)
@@ -103,7 +103,7 @@ class Stack(nnx.Module):
 
     def __call__(
         self,
-        x,
+        x: Any,
         layout: Layout | None = None,
         *,
         start: int = 0,
@@ -116,18 +116,18 @@ class Stack(nnx.Module):
         train: bool = False,
         key: jax.Array | None = None,
     ) -> tuple[Any, Seen]:
-        """Apply blocks start <= i < stop; returns x and what was asked for.
+        """Apply blocks start <= i < stop; returns x and the outputs that were requested.
 
         Args:
-          layout: where the tokens lie, for every block.
+          layout: the token layout, passed to every block.
           shared: modules that all blocks use; their gradients add up.
           rates: [len(self)], the rate of stochastic depth of each block; None: 0.
-          phases: blocks alternate with this period: block i is told `phase=i % phases`, which is static.
-          capture: the blocks whose outputs are to be kept.
-          collect: `collect(block, x)` is evaluated before each block, x being what the block is given.
-          train: passed on; says whether batch statistics are taken and recorded.
-          key: drives what is random inside the blocks: block i always gets `fold_in(key, i)`, so the result does not
-            depend on how the blocks are divided into runs or calls.  None: nothing is random.
+          phases: the period with which blocks alternate: block i gets `phase=i % phases`, which is static.
+          capture: indices of the blocks whose outputs are returned.
+          collect: `collect(block, x)` is evaluated before each block, on the block's input x.
+          train: passed to every block: whether batch statistics are used and recorded.
+          key: block i always gets `fold_in(key, i)`, so the result does not depend on how the blocks are divided into
+            runs or calls.  None: no dropout or stochastic depth.
         """
         stop = len(self) if stop is None else stop
         block = functools.partial(_call, layout=layout, shared=shared, collect=collect, train=train, key=key)
@@ -140,7 +140,7 @@ class Stack(nnx.Module):
         return x, Seen(outputs, _concatenated(collected))
 
     def _segments(self, start, stop, capture, phases):
-        """(run, begin, end, period): what one scan applies, each step being `period` blocks."""
+        """(run, begin, end, period) of each scan; one step applies `period` blocks."""
         for run, (first, length) in enumerate(self.spans):
             begin, last = max(start, first), min(stop, first + length)
             for end in sorted({last, *(i + 1 for i in capture if begin <= i < last)} if begin < last else ()):
@@ -172,10 +172,10 @@ class Stack(nnx.Module):
         return x, collected
 
     def check(self, *indices: int) -> None:
-        """Raise IndexError for an index that no block has."""
+        """Raise IndexError for an index out of range."""
         for index in indices:
             if not 0 <= index < len(self):
-                raise IndexError(f"Stack: block {index} of {len(self)}; the blocks are 0 to {len(self) - 1}.")
+                raise IndexError(f"Stack: there is no block {index}; the blocks are 0 to {len(self) - 1}.")
 
     def _locate(self, index: int) -> tuple[int, int]:
         self.check(index)
@@ -183,7 +183,7 @@ class Stack(nnx.Module):
 
 
 def _call(x, step, *, phase, phases, layout, shared, collect, train, key):
-    """One block as a body of `lax.scan`; returns x, the variables that the block changed, and what was collected."""
+    """One block as the body of `lax.scan`; returns x, the variables that the block changed, and `collect`'s result."""
     index, rate, block = step
     options = dict(
         rate=0.0 if rate is None else rate,
@@ -193,20 +193,22 @@ def _call(x, step, *, phase, phases, layout, shared, collect, train, key):
     )
     collected = None if collect is None else collect(block, x)
     before = _state(block)
-    # A dense block's weights are as large as its activations: reading them again for each image would cost more.
-    # In training the backward pass keeps all activations anyway.
+    # Fields only: a dense block's weights are as large as its activations, and rereading them would cost more.
+    # Not in training: the backward pass keeps all activations anyway.
     if key is None and not train and isinstance(x, Isotypic):
         x = by_image(lambda x: block(x, layout, *shared, **options), x)
     else:
         x = block(x, layout, *shared, **options)
     after = _state(block)
     if new := after.keys() - before.keys():
-        raise ValueError(f"Stack: {type(block).__name__} made {sorted(new)} when called; make variables in __init__.")
+        raise ValueError(
+            f"Stack: {type(block).__name__} created {sorted(new)} when called; create variables in __init__."
+        )
     return x, ({name: value for name, value in after.items() if value is not before[name]}, collected)
 
 
 def _several(block, begin, period, x, steps):
-    """`period` blocks one after the other, each with a phase of its own."""
+    """`period` consecutive blocks, each with its own phase."""
     seen = []
     for i in range(period):
         x, part = block(x, jax.tree.map(lambda a, i=i: a[i], steps), phase=begin + i)
@@ -214,14 +216,14 @@ def _several(block, begin, period, x, steps):
     return x, jax.tree.map(lambda *parts: jnp.stack(parts), *seen)
 
 
-def _state(module) -> dict[str, jax.Array]:
-    """The arrays of a module that are no parameters, by name."""
+def _state(module: nnx.Module) -> dict[str, jax.Array]:
+    """The arrays of a module that are not parameters, by name."""
     state = nnx.to_flat_state(nnx.state(module, nnx.Not(nnx.Param)))
     return {".".join(map(str, path)): variable.get_value() for path, variable in state}
 
 
 def _write(run, values, chosen: slice | None):
-    """Put `values` into the variables of a run, or into the rows `chosen` of them."""
+    """Write `values` to the variables of a run, or to their rows `chosen`."""
     if not values:
         return
 
@@ -234,18 +236,18 @@ def _write(run, values, chosen: slice | None):
 
 
 def _concatenated(parts):
-    """Values stacked over some blocks each as one value over all of them; None for no parts."""
+    """Concatenate values that are stacked over consecutive blocks; None if there are none."""
     if not parts:
         return None
     return parts[0] if len(parts) == 1 else jax.tree.map(lambda *a: jnp.concatenate(a), *parts)
 
 
-def _stacked(length: int, make, rngs: nnx.Rngs) -> nnx.Module:
+def _stacked(length: int, make: Callable[[nnx.Rngs], nnx.Module], rngs: nnx.Rngs) -> nnx.Module:
     keys = jax.random.split(rngs.params(), length)
     return jax.vmap(lambda key: make(nnx.Rngs(params=key)))(keys)
 
 
 def _kind(block):
-    """What two blocks must share to be stacked: structure, static fields, shapes and types."""
+    """What two blocks must share to be stacked: structure, static fields, shapes and dtypes."""
     leaves, structure = jax.tree.flatten(block)
     return structure, tuple((a.shape, a.dtype) for a in leaves)

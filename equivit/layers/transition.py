@@ -9,17 +9,17 @@ from equivit.symmetry.fields import Isotypic
 
 
 def components(x: Isotypic) -> jax.Array:
-    """The components side by side; the symmetry is dropped (H8)."""
+    """The concatenated components; later layers are not equivariant (H8)."""
     return fields.to_dense(x)
 
 
 def values(x: Isotypic) -> jax.Array:
-    """The values on the group side by side, as the official H2 goes on; the symmetry is dropped."""
+    """The concatenated values on the group, as in the official H2; later layers are not equivariant."""
     return jnp.concatenate(list(fields.to_regular(x)), axis=-1)
 
 
 class Invariantize(nnx.Module):
-    """Every token to invariants, then, where their number is not the width, a projection (I8, I2).
+    """Maps every token to invariants, and projects them if their number is not the width (I8, I2).
 
     Shapes: a field of [*B, N, width] -> [*B, N, width].
     """

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from equivit import constraints
+from equivit.constraints import Depth, PositiveInt
 from equivit.layers.block import Block
 from equivit.layers.grid import Layout, check_images
 from equivit.layers.parts import Parts
@@ -32,11 +34,12 @@ class MaskedAutoencoderConfig:
     """
 
     encoder: ViTConfig
-    decoder_width: int = 512
-    decoder_depth: int = 8
-    decoder_heads: int = 16
+    decoder_width: PositiveInt = 512
+    decoder_depth: Depth = 8
+    decoder_heads: PositiveInt = 16
 
     def __post_init__(self):
+        constraints.check_fields(self, "MaskedAutoencoder")
         if self.encoder.num_classes is not None:
             raise ValueError(
                 f"MaskedAutoencoder: the encoder has a head for {self.encoder.num_classes} classes, which nothing "
@@ -44,6 +47,11 @@ class MaskedAutoencoderConfig:
             )
 
     num_classes: ClassVar = None
+
+    @property
+    def patch_size(self) -> tuple[int, int]:
+        """(height, width) of a patch in pixels."""
+        return self.encoder.patch_size
 
     @property
     def input_shape(self) -> tuple[int, int, int]:

@@ -11,11 +11,12 @@ Source: Jumbo (arXiv 2502.15021), Sections 3 and 4.
 
 import dataclasses
 import functools
-from typing import Any, ClassVar
+from typing import Annotated, Any, Literal
 
 from flax import nnx
 
-from equivit import errors
+from equivit import constraints
+from equivit.constraints import NonNegativeFloat, OneOf, PositiveFloat, PositiveInt
 from equivit.layers import invariants
 from equivit.layers.block import Block
 from equivit.layers.jumbo import JumboBlock, LinearLora, MlpLora
@@ -25,6 +26,7 @@ from equivit.layers.readout import JumboReadout
 from equivit.models.model import Preset
 from equivit.models.vit import ViT
 from equivit.models.vit_config import (
+    HEAD_BIASES,
     SIZES,
     ViTConfig,
     learned_width,
@@ -56,31 +58,30 @@ class JumboViTConfig(ViTConfig):
       field: in equivariant blocks, "steerable" or "invariant".
     """
 
-    pools: ClassVar = ("jumbo", "jumbo_and_patches")
-
     class_token: bool = False
-    pool: str = "jumbo"
-    norm_eps: float = 1e-5
+    pool: Annotated[str, OneOf(("jumbo", "jumbo_and_patches"))] = "jumbo"
+    norm_eps: PositiveFloat = 1e-5
     position_antialias: bool = True
-    jumbo: int = 6
-    jumbo_mlp: str = "shared"
-    jumbo_multiplier: float = 4.0
-    lora_rank: int = 8
+    jumbo: PositiveInt = 6
+    jumbo_mlp: Annotated[str, OneOf(JUMBO_MLPS)] = "shared"
+    jumbo_multiplier: PositiveFloat = 4.0
+    lora_rank: PositiveInt = 8
     normed_residual: bool = False
     last_patch_mlp: bool = False
     wide_norm: bool = True
-    head_std: float = 0.0
-    head_bias: str = "prior"
-    field: str = "steerable"
+    head_std: NonNegativeFloat = 0.0
+    head_bias: Annotated[str, OneOf(HEAD_BIASES)] = "prior"
+    field: Literal["steerable", "invariant"] = "steerable"
 
     def __post_init__(self):
-        if self.class_token or self.registers or self.register_mlp is not None:
+        if self.class_token is not False or self.registers or self.register_mlp is not None:
             raise ValueError("JumboViT: the Jumbo token replaces class token and registers; leave them out.")
         super().__post_init__()
-        errors.one_of("ViT: jumbo_mlp", self.jumbo_mlp, JUMBO_MLPS)
-        errors.one_of("ViT: field", self.field, ("steerable", "invariant"))
-        if self.jumbo < 1 or self.jumbo_multiplier <= 0:
-            raise ValueError(f"JumboViT: jumbo={self.jumbo} must be at least 1, {self.jumbo_multiplier=} positive.")
+        if not 1 <= self.jumbo_multiplier * self.jumbo * self.width <= constraints.LARGEST_INT:
+            raise ValueError(
+                f"JumboViT: jumbo_multiplier={self.jumbo_multiplier} of a Jumbo token of {self.jumbo * self.width} "
+                "channels makes no MLP; the paper has 4.0."
+            )
         if self.jumbo_mlp == "linear_lora" and self.mlp != "gelu":
             raise ValueError(
                 f"JumboViT: jumbo_mlp='linear_lora' is for mlp='gelu', not {self.mlp!r}; 'lora' is for all."

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 from flax import nnx
 
+from equivit.layers.grid import check_grid
 from equivit.models.features import Features
 
 
@@ -49,11 +50,13 @@ ModelModule = Any  # a `nnx.Module` that is a Model too; no type of Python says 
 class Config(Protocol):
     """The choices that make one model: a frozen dataclass, of plain values or of other configurations.
 
-    Attributes:
-      num_classes: entries of the logits; None for a model without a head.
+    One whose models cut images into patches has a `patch_size`, (height, width) in pixels.
     """
 
-    num_classes: int | None
+    @property
+    def num_classes(self) -> int | None:
+        """Entries of the logits; None for a model without a head."""
+        ...
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -62,6 +65,23 @@ class Config(Protocol):
 
     def build(self, rngs: nnx.Rngs) -> ModelModule:
         """The model, with parameters drawn from `rngs`."""
+
+
+def check_input(config: Config, name: str, size: tuple[int, ...], channels: int) -> None:
+    """ValueError unless models of a configuration take images (or series) of a size and a number of channels.
+
+    Args:
+      name: of the images, in the message.
+    """
+    if len(size) != len(config.input_shape) - 1:
+        raise ValueError(f"{name}: a model of {type(config).__name__} takes inputs of {list(config.input_shape)}.")
+    if channels != config.input_shape[-1]:
+        raise ValueError(
+            f"{name}: they have {channels} channels and the model takes {config.input_shape[-1]}; set data.channels "
+            "to 1 (grey) or 3 (RGB), or take another model."
+        )
+    if (patch := getattr(config, "patch_size", None)) is not None:
+        check_grid(size, patch, name)
 
 
 class Preset(NamedTuple):
@@ -79,6 +99,7 @@ class Preset(NamedTuple):
 
     def configuration(self, **overrides) -> Config:
         """The configuration with some fields replaced."""
-        fields = {**self.fields, **overrides}
-        by_family = self.families.get(overrides.get("family", ""), lambda fields: {})
-        return self.config(**{**fields, **by_family(fields)})
+        fields, family = {**self.fields, **overrides}, overrides.get("family")
+        if isinstance(family, str) and family in self.families:
+            fields |= self.families[family](fields)
+        return self.config(**fields)

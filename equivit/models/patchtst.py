@@ -16,13 +16,14 @@ Sources: PatchTST (arXiv 2211.14730); Jumbo, Section 4.5 and Appendices A.3.2 an
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from equivit import errors
+from equivit import constraints
+from equivit.constraints import Below1, Depth, NonNegativeInt, OneOf, PositiveInt
 from equivit.layers import dense
 from equivit.layers.batch_norm import BatchNorm
 from equivit.layers.drop import dropout as drop
@@ -36,7 +37,6 @@ from equivit.models.model import Preset
 
 NORMS = {"layer": dense.LayerNorm, "batch": BatchNorm}
 PADDINGS = {"repeat": "edge", "zero": "constant"}  # the modes of jnp.pad
-CHOICES = dict(norm=tuple(NORMS), padding=tuple(PADDINGS), pool=("class", "last"), jumbo_ffn=("shared", "per_layer"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,33 +66,30 @@ class PatchTSTConfig:
       dropout: probability of zeroing an entry of the embedding or a branch, used when a key is given.
     """
 
-    length: int
-    channels: int
-    num_classes: int | None
-    patches: int = 8
-    width: int = 128
-    depth: int = 3
-    num_heads: int = 16
-    mlp_dim: int = 256
-    registers: int = 0
-    jumbo: int = 1
-    jumbo_mlp: int = 2
-    jumbo_ffn: str = "shared"
-    norm: str = "layer"
+    length: PositiveInt
+    channels: PositiveInt
+    num_classes: PositiveInt | None
+    patches: PositiveInt = 8
+    width: PositiveInt = 128
+    depth: Depth = 3
+    num_heads: PositiveInt = 16
+    mlp_dim: PositiveInt = 256
+    registers: NonNegativeInt = 0
+    jumbo: PositiveInt = 1
+    jumbo_mlp: PositiveInt = 2
+    jumbo_ffn: Literal["shared", "per_layer"] = "shared"
+    norm: Annotated[str, OneOf(NORMS)] = "layer"
     norm_first: bool = True
     residual_attention: bool = False
-    pool: str = "class"
-    padding: str = "repeat"
-    dropout: float = 0.0
+    pool: Literal["class", "last"] = "class"
+    padding: Annotated[str, OneOf(PADDINGS)] = "repeat"
+    dropout: Below1 = 0.0
 
     def __post_init__(self):
-        for name, known in CHOICES.items():
-            errors.one_of(f"PatchTST: {name}", getattr(self, name), known)
-        for name in ("length", "channels", "patches", "width", "depth", "jumbo"):
-            if (value := getattr(self, name)) < 1:
-                raise ValueError(f"PatchTST: {name}={value} must be at least 1.")
         if self.registers is None:
-            object.__setattr__(self, "registers", equal_cost_registers(self.width, self.patches, JUMBO))
+            sizes = dataclasses.replace(self, registers=0)  # which checks them
+            object.__setattr__(self, "registers", equal_cost_registers(sizes.width, sizes.patches, JUMBO))
+        constraints.check_fields(self, "PatchTST")
         if self.pool == "last" and (self.jumbo > 1 or self.registers):
             raise ValueError(
                 f"PatchTST: pool='last' has patch tokens only, but jumbo={self.jumbo} and registers={self.registers}; "
@@ -160,7 +157,14 @@ class PatchTST(nnx.Module):
         classes = config.num_classes
         self.head = None if classes is None else dense.Linear(config.channels * width, classes, rngs=rngs)
 
-    def __call__(self, series, *, key=None, train=False, dropout=None) -> jax.Array:
+    def __call__(
+        self,
+        series: jax.Array,
+        *,
+        key: jax.Array | None = None,
+        train: bool = False,
+        dropout: float | jax.Array | None = None,
+    ) -> jax.Array:
         """Class logits [*B, num_classes] of series [*B, T, channels].
 
         Args:
@@ -184,18 +188,39 @@ class PatchTST(nnx.Module):
         halves = jnp.pad(x, ends, PADDINGS[config.padding]).reshape(*x.shape[:-1], config.patches + 1, half)
         return jnp.concatenate([halves[..., :-1, :], halves[..., 1:, :]], axis=-1)
 
-    def pooled(self, series, *, key=None, train=False, dropout=None) -> jax.Array:
+    def pooled(
+        self,
+        series: jax.Array,
+        *,
+        key: jax.Array | None = None,
+        train: bool = False,
+        dropout: float | jax.Array | None = None,
+    ) -> jax.Array:
         """What the head reads, [*B, channels width]: of each channel the global token, or the last patch."""
         return self._pooled(self.cut(series), key, train, dropout)
 
-    def classify(self, patches: jax.Array, *, key=None, train=False, dropout=None) -> jax.Array:
+    def classify(
+        self,
+        patches: jax.Array,
+        *,
+        key: jax.Array | None = None,
+        train: bool = False,
+        dropout: float | jax.Array | None = None,
+    ) -> jax.Array:
         """Class logits [*B, num_classes] of patches [*B, channels, patches, patch_length], however they were cut."""
         if self.head is None:
             raise ValueError("PatchTST: the model has no head (num_classes=None); call features.")
         return self.head(self._pooled(patches, key, train, dropout))
 
     def features(
-        self, series, *, blocks: tuple[int, ...] = (), norm: bool = True, key=None, train=False, dropout=None
+        self,
+        series: jax.Array,
+        *,
+        blocks: tuple[int, ...] = (),
+        norm: bool = True,
+        key: jax.Array | None = None,
+        train: bool = False,
+        dropout: float | jax.Array | None = None,
     ) -> Features:
         """Tokens after the last block and after each of `blocks`, with the final norm, if there is one, or without.
 
@@ -215,7 +240,16 @@ class PatchTST(nnx.Module):
         pooled = self._pool(self._finish(x, train))
         return jax.lax.collapse(pooled, -2)
 
-    def tokens(self, patches, *, capture=(), key=None, train=False, dropout=None, keep=None):
+    def tokens(
+        self,
+        patches: jax.Array,
+        *,
+        capture: tuple[int, ...] = (),
+        key: jax.Array | None = None,
+        train: bool = False,
+        dropout: float | jax.Array | None = None,
+        keep: int | None = None,
+    ) -> tuple[jax.Array, dict[int, jax.Array]]:
         """Tokens [*B, channels, prefix + patches, D] after all blocks, and after those in `capture`.
 
         With `keep` only the first `keep` tokens go through the last FFN.
@@ -271,7 +305,18 @@ class PatchTSTBlock(nnx.Module):
         own = config.jumbo > 1 and config.jumbo_ffn == "per_layer"
         self.jumbo_mlp = dense.Mlp(wide, config.jumbo_mlp * wide, rngs=rngs) if own else None
 
-    def __call__(self, x, layout, shared=None, *, rate=0.0, phase=0, train=False, key=None, keep=None):
+    def __call__(
+        self,
+        x: Any,
+        layout: Layout,
+        shared: nnx.Module | None = None,
+        *,
+        rate: float | jax.Array = 0.0,
+        phase: int = 0,
+        train: bool = False,
+        key: jax.Array | None = None,
+        keep: int | None = None,
+    ) -> Any:
         """The tokens after the block, and with residual attention the products.
 
         Args:

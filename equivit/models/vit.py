@@ -21,7 +21,7 @@ from equivit.layers.readout import Readout, to_dense
 from equivit.layers.stack import Seen, Stack
 from equivit.models.features import Features, Grid
 from equivit.symmetry import fields
-from equivit.symmetry.fields import join
+from equivit.symmetry.fields import Tokens, join
 
 
 class ViT(nnx.Module):
@@ -64,7 +64,15 @@ class ViT(nnx.Module):
         self.blocks, self.transition, self.readout, self.head = blocks, transition, readout, head
         self.jumbo_mlp, self.isotypic_jumbo_mlp = jumbo_mlp, isotypic_jumbo_mlp
 
-    def __call__(self, images, *, key=None, train=False, keep=None, mask=None) -> jax.Array:
+    def __call__(
+        self,
+        images: jax.Array,
+        *,
+        key: jax.Array | None = None,
+        train: bool = False,
+        keep: jax.Array | None = None,
+        mask: jax.Array | None = None,
+    ) -> jax.Array:
         """Class logits [*B, num_classes] of images [*B, H, W, C].
 
         Args:
@@ -82,14 +90,30 @@ class ViT(nnx.Module):
         pooled = self.pooled(images, key=trunk_key, train=train, keep=keep, mask=mask)
         return self.head(dropout(pooled, self.config.dropout, head_key))
 
-    def pooled(self, images, *, key=None, train=False, keep=None, mask=None) -> jax.Array:
+    def pooled(
+        self,
+        images: jax.Array,
+        *,
+        key: jax.Array | None = None,
+        train: bool = False,
+        keep: jax.Array | None = None,
+        mask: jax.Array | None = None,
+    ) -> jax.Array:
         """What the head reads, [*B, features]."""
         x, layout = self.embed(images, keep, mask)
         x, _ = self.trunk(x, layout, key=key, train=train)
         return self.readout(x, layout)
 
     def features(
-        self, images, *, blocks: tuple[int, ...] = (), norm: bool = True, key=None, train=False, keep=None, mask=None
+        self,
+        images: jax.Array,
+        *,
+        blocks: tuple[int, ...] = (),
+        norm: bool = True,
+        key: jax.Array | None = None,
+        train: bool = False,
+        keep: jax.Array | None = None,
+        mask: jax.Array | None = None,
     ) -> Features:
         """Class, register and patch tokens after the last block, and after each of `blocks`.
 
@@ -102,7 +126,9 @@ class ViT(nnx.Module):
         each = {i: self._features(y, layout, norm, {}) for i, y in seen.outputs.items()}
         return self._features(x, layout, norm, each)
 
-    def tokens(self, images, *, key=None, train=False, keep=None) -> jax.Array:
+    def tokens(
+        self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False, keep: jax.Array | None = None
+    ) -> jax.Array:
         """All tokens after the last block and the final norm, [*B, prefix + N or K, width], dense.
 
         They are in the order class token, registers (of a Jumbo model the J rows), patches.
@@ -111,23 +137,34 @@ class ViT(nnx.Module):
         x, _ = self.trunk(x, layout, key=key, train=train)
         return to_dense(self.readout.normed(x, layout))
 
-    def fields(self, images, blocks: tuple[int, ...], *, key=None, keep=None, mask=None) -> dict[int, fields.Isotypic]:
+    def fields(
+        self,
+        images: jax.Array,
+        blocks: tuple[int, ...],
+        *,
+        key: jax.Array | None = None,
+        keep: jax.Array | None = None,
+        mask: jax.Array | None = None,
+    ) -> dict[int, fields.Isotypic]:
         """The fields after the given blocks, tokens in the order class, registers, patches.
 
         Raises:
           ValueError: a block is not equivariant.
         """
         if wrong := [i for i in blocks if not 0 <= i < self.config.k]:
-            raise ValueError(f"ViT.fields: blocks {wrong} carry no field; blocks 0 to {self.config.k - 1} do.")
+            those = f"blocks 0 to {self.config.k - 1} do" if self.config.k else "no block of this model does"
+            raise ValueError(f"ViT.fields: blocks {wrong} carry no field; {those}.")
         x, layout = self.embed(images, keep, mask)
         return self.trunk(x, layout, capture=blocks, key=key)[1].outputs
 
-    def collected(self, images, collect: Callable[[nnx.Module, Any, Layout], Any], *, keep=None) -> Any:
+    def collected(
+        self, images: jax.Array, collect: Callable[[nnx.Module, Any, Layout], Any], *, keep: jax.Array | None = None
+    ) -> Any:
         """`collect(block, x, layout)` of every block, stacked over the blocks, in one pass; x is what it is given."""
         x, layout = self.embed(images, keep)
         return self.trunk(x, layout, collect=lambda block, x: collect(block, x, layout))[1].collected
 
-    def attention_weights(self, images, block: int, *, rows: int | None = None) -> jax.Array:
+    def attention_weights(self, images: jax.Array, block: int, *, rows: int | None = None) -> jax.Array:
         """Softmax weights of a block's attention, [*B, heads, rows, N]; tokens in the order class, registers, patches.
 
         Args:
@@ -138,7 +175,9 @@ class ViT(nnx.Module):
         x, _ = self.trunk(*self.embed(images), stop=block)
         return self.blocks[block].attention_weights(x, rows)
 
-    def embed(self, images, keep=None, mask=None) -> tuple[Any, Layout]:
+    def embed(
+        self, images: jax.Array, keep: jax.Array | None = None, mask: jax.Array | None = None
+    ) -> tuple[Any, Layout]:
         """The tokens that the first block is given, and where they lie."""
         grid: tuple[int, ...] = check_images(images, self.config.in_channels, self.config.patch_size)
         x = self.patch_embed(images)
@@ -155,14 +194,14 @@ class ViT(nnx.Module):
 
     def trunk(
         self,
-        x,
+        x: Tokens,
         layout: Layout,
         *,
         stop: int | None = None,
         capture: tuple[int, ...] = (),
         collect: Callable[[nnx.Module, Any], Any] | None = None,
-        key=None,
-        train=False,
+        key: jax.Array | None = None,
+        train: bool = False,
     ) -> tuple[Any, Seen]:
         """Through the blocks below `stop`, and through the transition if it lies on the way; see `Stack`."""
         self.blocks.check(*capture)

@@ -15,13 +15,23 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from equivit import errors
+from equivit import constraints
+from equivit.constraints import (
+    Below1,
+    Depth,
+    NonNegativeFloat,
+    NonNegativeInt,
+    OneOf,
+    PositiveFloat,
+    PositiveInt,
+    Size,
+)
 from equivit.layers import dense, invariants
 from equivit.layers.block import Block
 from equivit.layers.grid import check_grid
@@ -31,7 +41,7 @@ from equivit.layers.position import IsotypicPosition, Position, SinCos
 from equivit.layers.prefix import Prefix, token
 from equivit.layers.readout import ClassReadout, FcNormReadout, MeanReadout
 from equivit.layers.split_mlp import SplitMlp
-from equivit.layers.stack import Stack
+from equivit.layers.stack import REMAT, Stack
 from equivit.layers.transition import Invariantize, components, values
 from equivit.models.model import Preset
 from equivit.models.vit import ViT
@@ -61,10 +71,7 @@ FAMILIES = {
     "I2": Family(FLIP, "invariant"),
     "D2": Family(FLIP, None),
 }
-MLPS = ("gelu", "gelu_tanh", "swiglu")
-POSITIONS = ("learned", "sincos", "sincos_inclusive")
 HEAD_BIASES = ("zero", "prior")
-REGISTER_MLPS = (None, "registers", "class_and_registers")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,61 +119,50 @@ class ViTConfig:
       remat, unroll: how blocks are run (`layers/stack.py`).
     """
 
-    pools: ClassVar = ("class", "mean")
-
-    width: int
-    depth: int
-    num_heads: int
-    patch_size: tuple[int, int] = (16, 16)
-    image_size: tuple[int, int] = (224, 224)
-    in_channels: int = 3
-    mlp_dim: int | None = None
-    mlp: str = "gelu"
-    norm_eps: float = 1e-6
-    family: str = "plain"
-    equivariant_blocks: int | None = None
-    invariant: str = BY_FAMILY
+    width: PositiveInt
+    depth: Depth
+    num_heads: PositiveInt
+    patch_size: Size = (16, 16)
+    image_size: Size = (224, 224)
+    in_channels: PositiveInt = 3
+    mlp_dim: PositiveInt | None = None
+    mlp: Literal["gelu", "gelu_tanh", "swiglu"] = "gelu"
+    norm_eps: PositiveFloat = 1e-6
+    family: Annotated[str, OneOf(FAMILIES)] = "plain"
+    equivariant_blocks: NonNegativeInt | None = None
+    invariant: Annotated[str, OneOf(invariants.KINDS)] = BY_FAMILY
     pool_first: bool = False
-    isotypic_norm: str = "official"
-    isotypic_eps: float = 1e-5
-    num_classes: int | None = 1000
-    pool: str = BY_FAMILY
+    isotypic_norm: Literal["official", "balanced"] = "official"
+    isotypic_eps: PositiveFloat = 1e-5
+    num_classes: PositiveInt | None = 1000
+    pool: Annotated[str, OneOf(("class", "mean"))] = BY_FAMILY
     fc_norm: bool = False
     class_token: bool = BY_FAMILY
     class_position: bool = False
-    registers: int = 0
-    register_mlp: str | None = None
+    registers: NonNegativeInt = 0
+    register_mlp: Literal["registers", "class_and_registers"] | None = None
     mask_token: bool = False
-    init: str = "normal"
-    head_std: float = 0.02
-    head_bias: str = "zero"
-    token_std: float = 0.02
-    register_std: float = 1e-6
-    position: str = "learned"
-    position_std: float = 0.02
+    init: Annotated[str, OneOf(dense.INITS)] = "normal"
+    head_std: NonNegativeFloat = 0.02
+    head_bias: Annotated[str, OneOf(HEAD_BIASES)] = "zero"
+    token_std: NonNegativeFloat = 0.02
+    register_std: NonNegativeFloat = 1e-6
+    position: Literal["learned", "sincos", "sincos_inclusive"] = "learned"
+    position_std: NonNegativeFloat = 0.02
     position_antialias: bool = False
-    position_offset: float = 0.0
+    position_offset: NonNegativeFloat = 0.0
     qkv_bias: bool = True
-    layer_scale: float | None = 1e-4
-    drop_path: float | tuple[float, float] = 0.0
-    dropout: float = 0.0
-    remat: str = "none"
+    layer_scale: NonNegativeFloat | None = 1e-4
+    drop_path: Below1 | tuple[Below1, Below1] = 0.0
+    dropout: Below1 = 0.0
+    remat: Annotated[str, OneOf(REMAT)] = "none"
     unroll: bool = False
 
     def __post_init__(self):
         if isinstance(self.patch_size, int):
             self._set(patch_size=(self.patch_size, self.patch_size))
-        self._set(patch_size=tuple(self.patch_size), image_size=tuple(self.image_size))
-        if isinstance(self.drop_path, list):
-            self._set(drop_path=tuple(self.drop_path))
-        errors.one_of("ViT: family", self.family, FAMILIES)
         self._choose_by_family()
-        errors.one_of("ViT: mlp", self.mlp, MLPS)
-        errors.one_of("ViT: position", self.position, POSITIONS)
-        errors.one_of("ViT: register_mlp", self.register_mlp, REGISTER_MLPS)
-        errors.one_of("ViT: init", self.init, dense.INITS)
-        errors.one_of("ViT: head_bias", self.head_bias, HEAD_BIASES)
-        errors.number("ViT: head_std", self.head_std, "zero or more")
+        constraints.check_fields(self, "ViT")
         self._check_readout()
         for name, plain in (("mlp", "gelu"), ("position", "learned"), ("init", "normal")):
             if self.group is not None and (value := getattr(self, name)) != plain:
@@ -187,7 +183,6 @@ class ViTConfig:
             self._set(invariant="linear_signed" if self.family == "D2" else "power_spectrum")
 
     def _check_readout(self):
-        errors.one_of("ViT: pool", self.pool, self.pools)
         if self.pool == "class" and not self.class_token:
             raise ValueError("ViT: pool='class' needs class_token=True; without one use pool='mean'.")
         if self.fc_norm and (self.pool != "mean" or self.ends_with_fields):

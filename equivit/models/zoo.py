@@ -4,11 +4,12 @@ Each file of models names its own (`NAMES`).
 """
 
 import dataclasses
-import difflib
+from collections.abc import Iterable
 
 import jax
 from flax import nnx
 
+from equivit import errors
 from equivit.models import decoders, jumbo_vit, patchtst, vit_config
 from equivit.models.model import Config
 
@@ -33,17 +34,28 @@ def configuration(name: str, **overrides) -> Config:
     Raises:
       ValueError: no such name, no such field, or a field that has no default is missing; the message gives the nearest.
     """
-    if name not in NAMES:
-        raise ValueError(f"model {name!r} is not known; {_nearest(name, names())}")
+    check_options(name, overrides)
     preset = NAMES[name]
     fields = dataclasses.fields(preset.config)
-    for key in overrides:
-        if key not in (known := [field.name for field in fields]):
-            raise ValueError(f"model {name}: {key!r} is not one of its options; {_nearest(key, known)}")
     wanted = [f.name for f in fields if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
     if missing := [key for key in wanted if key not in preset.fields and key not in overrides]:
         raise ValueError(f"model {name}: {', '.join(missing)} must be given; the data decide them.")
     return preset.configuration(**overrides)
+
+
+def check_options(name: str, options: Iterable[str]) -> None:
+    """ValueError unless there is a model of that name with these options; a "name" may be among them."""
+    if not isinstance(name, str) or name not in NAMES:
+        where = "equivit.models.names() lists all"
+        raise ValueError(f"model {errors.shown(name)} is not known; {_nearest(str(name), names(), where)}")
+    config = NAMES[name].config
+    known = [field.name for field in dataclasses.fields(config)]
+    for key in options:
+        if key not in ("name", *known):
+            where = f"{config.__name__} describes all"
+            raise ValueError(
+                f"model {name}: {errors.shown(key)} is not one of its options; {_nearest(key, known, where)}"
+            )
 
 
 def create(name: str, *, rngs: nnx.Rngs | None = None, **overrides) -> nnx.Module:
@@ -66,6 +78,6 @@ def kind(config: Config) -> str:
     return next(name for name, known in CONFIGS.items() if type(config) is known)
 
 
-def _nearest(word: str, valid: list[str]) -> str:
-    close = difflib.get_close_matches(word, valid, n=3, cutoff=0.4)
-    return f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(valid)}."
+def _nearest(word: str, valid: list[str], where: str) -> str:
+    close = errors.near(word, valid, 3)
+    return f"did you mean {' or '.join(close)}?" if close else f"known are {errors.listed(valid)}; {where}."

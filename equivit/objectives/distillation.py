@@ -3,12 +3,16 @@
 Source: Beyer et al. 2022 (arXiv 2106.05237); Jumbo (arXiv 2502.15021), Section 4.1.
 """
 
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
-from equivit import errors
+from equivit.constraints import Above0, Share
+from equivit.models.model import Config, ModelModule, check_input
 from equivit.objectives.objective import Batch, Step
 from equivit.objectives.supervised import Supervised
 
@@ -28,24 +32,51 @@ class Distillation(Supervised):
         teacher_std=None,
     )
 
+    TYPES: ClassVar[dict[str, Any]] = dict(
+        {k: v for k, v in Supervised.TYPES.items() if k not in ("loss", "label_smoothing")},
+        teacher=str | None,
+        teacher_mean=tuple[Share, ...] | None,
+        teacher_std=tuple[Above0, ...] | None,
+    )
+
     @staticmethod
     def check(config: ConfigDict) -> None:
-        """ValueError for impossible values."""
+        """ValueError for values that do not go together, or no teacher."""
         objective, data = config.objective, config.data
         Supervised.check_mixing(config)
-        if not isinstance(objective.teacher, str):
+        if objective.teacher is None:
             raise ValueError(
                 f"config.objective.teacher={objective.teacher!r}: name a teacher: a run, a saved model, or pretrained "
                 "weights such as 'timm:deit3_base_patch16_224.safetensors'."
             )
         for key in ("mean", "std"):
             value = objective[f"teacher_{key}"]
-            if value is not None and (len(value) != len(data[key]) or not all(map(errors.is_number, value))):
+            if value is not None and len(value) != len(data[key]):
                 raise ValueError(f"config.objective.teacher_{key}={value!r} must have one entry per channel, or None.")
         if data.train_image_size is not None and min(map(int.__sub__, data.train_image_size, data.image_size)) < 0:
             raise ValueError(
                 f"config.data.train_image_size={data.train_image_size} is the teacher's and must not be smaller than "
                 f"the model's, data.image_size={data.image_size}."
+            )
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """(height, width) of the images that the model is trained on; the teacher's may be larger."""
+        return tuple(self.config.data.image_size)
+
+    def check_model(self, model: Config, given: Mapping[str, ModelModule]) -> None:
+        """As in `Objective`, and ValueError for a teacher of other classes or images."""
+        super().check_model(model, given)
+        teacher = given["teacher"].config
+        self._check_classes(teacher.num_classes, model.num_classes)
+        name = f"images for config.objective.teacher={self.options.teacher}"
+        check_input(teacher, name, super().image_size, self.config.model.in_channels)
+
+    def _check_classes(self, teacher: int | None, model: int | None) -> None:
+        if teacher != model:
+            raise ValueError(
+                f"config.objective.teacher={self.options.teacher}: the teacher has {teacher or 'no'} classes, the "
+                f"model {model}; give a teacher of the same classes."
             )
 
     def prepare(self, module: nnx.Module, batch: Batch, key: jax.Array) -> Batch:
@@ -64,11 +95,7 @@ class Distillation(Supervised):
         Raises ValueError if the teacher has another number of classes.
         """
         target = jax.lax.stop_gradient(step.given["teacher"](batch["teacher_image"])).astype(jnp.float32)
-        if target.shape != logits.shape:
-            raise ValueError(
-                f"config.objective.teacher={self.options.teacher}: the teacher has {target.shape[-1]} classes, the "
-                f"model {logits.shape[-1]}; give a teacher of the same classes."
-            )
+        self._check_classes(target.shape[-1], logits.shape[-1])
         return divergence(logits, target)
 
 

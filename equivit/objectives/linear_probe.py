@@ -3,13 +3,15 @@
 Source: MAE (arXiv 2111.06377), Appendix A.1; Jumbo (arXiv 2502.15021), Section 4.3.
 """
 
+from typing import Any, ClassVar
+
 import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from equivit import errors
+from equivit.constraints import NonNegativeFloat, PositiveFloat, Share
 from equivit.data.pixels import normalize
 from equivit.layers import dense
 from equivit.layers.batch_norm import BatchNorm
@@ -89,12 +91,7 @@ class LinearProbe(Objective):
         momentum=0.1,  # share of a new batch in the running statistics
         weight_std=0.01,  # initial deviation of the classifier's weights
     )
-
-    @staticmethod
-    def check(config: ConfigDict) -> None:
-        """ValueError for impossible values."""
-        for key, rule in (("eps", "positive"), ("momentum", "in [0, 1]"), ("weight_std", "zero or more")):
-            errors.number(f"config.objective.{key}", config.objective[key], rule)
+    TYPES: ClassVar[dict[str, Any]] = dict(affine=bool, eps=PositiveFloat, momentum=Share, weight_std=NonNegativeFloat)
 
     def __init__(self, config: ConfigDict):
         super().__init__(config)

@@ -3,17 +3,22 @@
 Source: MAE (He et al. 2022, arXiv 2111.06377), Section 3; with a Jumbo token: Jumbo (arXiv 2502.15021), Section 4.3.
 """
 
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
-from equivit import errors
+from equivit.constraints import Depth, Inside, OneOf, PositiveInt
 from equivit.data.pixels import normalize
 from equivit.layers.dense import patchify
 from equivit.layers.grid import check_grid
 from equivit.models.decoders import MaskedAutoencoder, MaskedAutoencoderConfig
 from equivit.models.vit import ViT
+from equivit.models.vit_config import ViTConfig
 from equivit.objectives import masking
 from equivit.objectives.objective import Batch, Loss, Objective, Step
 
@@ -35,26 +40,35 @@ class Mae(Objective):
     )
     FIXED = ("decoder_width", "decoder_depth", "decoder_heads")
 
+    TYPES: ClassVar[dict[str, Any]] = dict(
+        ratio=Inside,
+        target=Annotated[str, OneOf(TARGETS)],
+        variance=Annotated[str, OneOf(VARIANCES)],
+        groups=PositiveInt | None,
+        decoder_width=PositiveInt,
+        decoder_depth=Depth,
+        decoder_heads=PositiveInt,
+    )
+
     @staticmethod
     def check(config: ConfigDict) -> None:
-        """ValueError for impossible values, and for a model with a head."""
+        """ValueError for values that do not go together, and for a model with a head."""
         section = config.objective
-        errors.number("config.objective.ratio", section.ratio, "in (0, 1)")
-        errors.one_of("config.objective.target", section.target, TARGETS)
-        errors.one_of("config.objective.variance", section.variance, VARIANCES)
-        for key in Mae.FIXED:
-            errors.whole(f"config.objective.{key}", section[key])
-        if section.groups is not None:
-            errors.whole("config.objective.groups", section.groups)
-            if config.batch_size % section.groups:
-                raise ValueError(
-                    f"config.objective.groups={section.groups} must divide config.batch_size={config.batch_size}."
-                )
+        if section.groups is not None and config.batch_size % section.groups:
+            raise ValueError(
+                f"config.objective.groups={section.groups} must divide config.batch_size={config.batch_size}."
+            )
         if config.model.get("num_classes", "not set") is not None:
             raise ValueError(
                 f"config.model.num_classes={config.model.get('num_classes', 'not set')}: a masked autoencoder has no "
                 "head to train; say num_classes=None."
             )
+
+    def check_model(self, model: ViTConfig, given: Mapping[str, nnx.Module]) -> None:
+        """As in `Objective`, and ValueError where no patch would be kept, or none removed."""
+        super().check_model(model, given)
+        for size in {self.image_size, tuple(self.config.data.image_size)}:  # the latter to evaluate
+            masking.number_kept(math.prod(check_grid(size, model.patch_size, "image")), self.options.ratio)
 
     def module(self, model: ViT, key: jax.Array) -> MaskedAutoencoder:
         """The model as an encoder, with a decoder."""

@@ -4,7 +4,7 @@ The training loop builds the module, differentiates the loss, keeps running stat
 (`training/state.py`); an objective says what is trained and what is minimised.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from equivit import logical, precision
 from equivit.data.transforms import Train
 from equivit.logical import Arrays, Tensor
+from equivit.models.model import Config, check_input
 from equivit.objectives.clock import Clock
 
 Extra = dict[str, Any]  # arrays in nested dicts
@@ -71,12 +72,14 @@ class Objective:
 
     Attributes:
       DEFAULTS: the keys that the `objective` section of a config has beside `name`, with their defaults.
+      TYPES: their types (`constraints.py`).
       FIXED: those of them that say what is trained, and so cannot change when a run goes on.
       transform: makes rows of a batch from examples (`data/batches.py`); entries: what examples must have.
       options: the `objective` section.
     """
 
     DEFAULTS: ClassVar[dict[str, Any]] = {}
+    TYPES: ClassVar[dict[str, Any]] = {}
     FIXED: ClassVar[tuple[str, ...]] = ()
     transform: ClassVar[type] = Train
     entries: ClassVar[tuple[str, ...]] = ("image", "label")
@@ -86,7 +89,20 @@ class Objective:
 
     @staticmethod
     def check(config: ConfigDict) -> None:
-        """ValueError for a value of the `objective` section that is impossible, or does not go with the others."""
+        """ValueError for values of the `objective` section, each of its type, that do not go together."""
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """(height, width) of the images that the model is trained on."""
+        data = self.config.data
+        return tuple(data.train_image_size or data.image_size)
+
+    def check_model(self, model: Config, given: Mapping[str, nnx.Module]) -> None:
+        """ValueError for a model, or one that is given (`Step.given`), that the images do not fit.
+
+        A run calls it before anything is compiled; `config.model.in_channels` is that of the data.
+        """
+        check_input(model, "training images", self.image_size, self.config.model.in_channels)
 
     def module(self, model: nnx.Module, key: jax.Array) -> nnx.Module:
         """What is trained: the model, and what this objective adds to it, drawn with `key`."""

@@ -1,6 +1,8 @@
 """Supervised classification: mixed images, binary or soft cross-entropy, averaged weights."""
 
 import math
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -8,16 +10,17 @@ import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from equivit import errors
+from equivit.constraints import Below1, Inside, NonNegativeFloat, PositiveInt, Share, Words
 from equivit.data.pixels import normalize
 from equivit.layers.grid import check_grid
 from equivit.logical import Arrays
-from equivit.models.model import ModelModule
+from equivit.models.model import Config, ModelModule
 from equivit.objectives import masking, mixing, token_drop
 from equivit.objectives.clock import Clock
 from equivit.objectives.objective import Batch, Extra, Loss, Objective, Step, check_head
 
-LOSSES = ("bce", "cross_entropy")
+Decay = Annotated[Inside, Words("a decay in (0, 1)")]
+Rates = Annotated[tuple[Below1, Below1], Words("two shares in [0, 1), left out at the beginning and at the end")]
 
 
 class Supervised(Objective):
@@ -42,13 +45,24 @@ class Supervised(Objective):
         token_drop_phases=10,  # each compiles a step of its own
     )
 
+    TYPES: ClassVar[dict[str, Any]] = dict(
+        loss=Literal["bce", "cross_entropy"],
+        mixup=NonNegativeFloat,
+        cutmix=NonNegativeFloat,
+        mix_probability=Share,
+        switch_probability=Share,
+        mix_groups=PositiveInt,
+        label_smoothing=Below1,
+        ema=Decay | None,
+        token_drop=Rates | None,
+        token_drop_phases=PositiveInt,
+    )
+
     @staticmethod
     def check(config: ConfigDict) -> None:
-        """ValueError for impossible values."""
+        """ValueError for values that do not go together."""
         objective = config.objective
         Supervised.check_mixing(config)
-        errors.one_of("config.objective.loss", objective.loss, LOSSES)
-        errors.number("config.objective.label_smoothing", objective.label_smoothing, "in [0, 1)")
         if objective.loss == "bce" and objective.label_smoothing:
             raise ValueError(
                 f"config.objective.label_smoothing={objective.label_smoothing} with loss='bce' makes every target 1; "
@@ -57,22 +71,20 @@ class Supervised(Objective):
 
     @staticmethod
     def check_mixing(config: ConfigDict) -> None:
-        """ValueError for impossible values of the keys that do not belong to the loss."""
+        """ValueError for groups that the batch cannot be cut into."""
         objective = config.objective
-        for key in ("mix_probability", "switch_probability"):
-            errors.number(f"config.objective.{key}", objective[key], "in [0, 1]")
-        for key in ("mixup", "cutmix"):
-            errors.number(f"config.objective.{key}", objective[key], "zero or more")
-        errors.whole("config.objective.mix_groups", objective.mix_groups)
         if objective.mixup or objective.cutmix:
             mixing.check_groups("config.objective.mix_groups", objective.mix_groups, config.batch_size)
-        if objective.ema is not None and not (errors.is_number(objective.ema) and 0 < objective.ema < 1):
-            raise ValueError(f"config.objective.ema={objective.ema!r} must be a decay in (0, 1), or None.")
-        token_drop.check(objective.token_drop, objective.token_drop_phases)
 
     def __init__(self, config: ConfigDict):
         super().__init__(config)
         check_head(config)
+
+    def check_model(self, model: Config, given: Mapping[str, nnx.Module]) -> None:
+        """As in `Objective`, and ValueError for token dropping without tokens."""
+        super().check_model(model, given)
+        if self.options.token_drop is not None:
+            self._tokens(model)
 
     def extra(self, trainable: Arrays) -> Extra:
         """The averages begin at the parameters."""
@@ -81,12 +93,21 @@ class Supervised(Objective):
 
     def static(self, module: ModelModule, progress: float) -> token_drop.Tokens | None:
         """How many patch tokens are used; None: all."""
-        options, data = self.options, self.config.data
+        options = self.options
         if options.token_drop is None:
             return None
-        size = tuple(data.train_image_size or data.image_size)
-        tokens = math.prod(check_grid(size, module.config.patch_size, "data.image_size"))
-        return token_drop.tokens_at(progress, options.token_drop, options.token_drop_phases, tokens)
+        return token_drop.tokens_at(
+            progress, options.token_drop, options.token_drop_phases, self._tokens(module.config)
+        )
+
+    def _tokens(self, model: Config) -> int:
+        """Patch tokens of a training image."""
+        if (patch := getattr(model, "patch_size", None)) is None:
+            raise ValueError(
+                f"config.objective.token_drop={self.options.token_drop}: {type(model).__name__} has no patch tokens to "
+                "leave out; set it to None, or train a ViT."
+            )
+        return math.prod(check_grid(self.image_size, patch, "training images"))
 
     def prepare(self, module: nnx.Module, batch: Batch, key: jax.Array) -> Batch:
         """The whole batch, normalised and mixed; `target` [B, classes] joins it."""

@@ -6,9 +6,7 @@ compiled step, so the line becomes a staircase of a few phases.
 Source: Jumbo (arXiv 2502.15021), Section 4.2; its code of 2025 for the rounding.
 """
 
-from typing import Any, NamedTuple
-
-from equivit import errors
+from typing import NamedTuple
 
 
 class Tokens(NamedTuple):
@@ -34,15 +32,3 @@ def tokens_at(progress: float, rates: tuple[float, float], phases: int, tokens: 
     done = phase / max(phases - 1, 1)
     rate = rates[0] * (1 - done) + rates[1] * done
     return Tokens(tokens - int(rate * tokens), tokens)
-
-
-def check(rates: Any, phases: Any) -> None:
-    """ValueError unless `objective.token_drop` and `objective.token_drop_phases` are possible."""
-    if rates is not None and not (
-        isinstance(rates, tuple | list) and len(rates) == 2 and all(errors.is_number(r) and 0 <= r < 1 for r in rates)
-    ):
-        raise ValueError(
-            f"config.objective.token_drop={rates!r} must be two shares in [0, 1), left out at the beginning and at the "
-            "end, such as (0.9, 0.1), or None."
-        )
-    errors.whole("config.objective.token_drop_phases", phases)

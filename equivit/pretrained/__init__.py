@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from equivit import errors, logical
+from equivit import constraints, errors, logical
 from equivit.models.model import ModelModule
 from equivit.models.remade import remade
 from equivit.pretrained import flip, jumbo, mae, mapping, names, octic_vits, reading, timm
@@ -67,7 +67,7 @@ def load(
     left_out += [constant.name for constant in table.constants]
     model = logical.from_logical(_abstract(config), tensors, STORED)
     if num_classes not in (None, config.num_classes):
-        errors.whole(f"{source}: num_classes", num_classes)
+        constraints.check(f"{source}: num_classes", num_classes, constraints.PositiveInt)
         if "num_classes" not in (field.name for field in dataclasses.fields(config)):
             raise ValueError(f"{source}: {num_classes=}, but its models have no head.")
         left_out += [pair.theirs for pair in table.pairs if pair.ours[0].startswith("head.")]

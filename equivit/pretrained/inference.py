@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from equivit import errors
+from equivit import constraints
 
 # Heads of the published sizes Pico and Nano (Jumbo), Ti, S, M, B, L, H and DINOv2's g; no file says how many.
 HEADS = {96: 3, 128: 4, 192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1280: 16, 1536: 24}
@@ -43,7 +43,7 @@ def count(state: Mapping[str, np.ndarray], name: str, blocks: str = "blocks") ->
 def heads(width: int, num_heads: int | None, source: str) -> int:
     """`num_heads`, or that of the published model of this width.  ValueError when there is none."""
     if num_heads is not None:
-        errors.whole(f"{source}: num_heads", num_heads)
+        constraints.check(f"{source}: num_heads", num_heads, constraints.PositiveInt)
         return num_heads
     if width not in HEADS:
         raise ValueError(

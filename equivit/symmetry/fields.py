@@ -2,11 +2,12 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from equivit.symmetry.groups import FLIP, OCTIC, Group
 
@@ -34,23 +35,29 @@ class Isotypic:
 
     @property
     def dtype(self) -> np.dtype:
-        """Type of the entries."""
+        """The dtype of the entries."""
         return self.lines.dtype
 
-    def astype(self, dtype) -> "Isotypic":
-        """The field with entries of another type."""
+    def astype(self, dtype: DTypeLike) -> "Isotypic":
+        """The field cast to `dtype`."""
         return jax.tree.map(lambda leaf: leaf.astype(dtype), self)
 
     def __add__(self, other: "Isotypic") -> "Isotypic":
         if not isinstance(other, Isotypic) or self.group != other.group:
             kind = f"{other.group.name} field" if isinstance(other, Isotypic) else type(other).__name__
-            raise ValueError(f"{self.group.name} field + {kind}: the sum is not equivariant; add fields of one group.")
+            raise ValueError(
+                f"{self.group.name} field + {kind}: the sum is not equivariant; add fields of the same group."
+            )
         return jax.tree.map(jnp.add, self, other)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the dense array that holds the same entries: [*B, N, D]."""
+        """Shape of the equivalent dense array: [*B, N, D]."""
         return (*self.lines.shape[1:-1], self.lines.shape[-1] * self.group.order)
+
+
+Tokens = jax.Array | Isotypic  # dense tokens [*B, N, C], or a field
+TokensT = TypeVar("TokensT", bound=Tokens)
 
 
 def to_components(field: Isotypic) -> jax.Array:
@@ -72,7 +79,7 @@ def from_components(components: jax.Array) -> Isotypic:
 
 
 def to_dense(field: Isotypic) -> jax.Array:
-    """The components one after the other on the channel axis: [*B, N, D], [A1 | A2 | ... | E22].  Forgets the group."""
+    """The components concatenated on the channel axis: [*B, N, D], [A1 | A2 | ... | E22].  Drops the group."""
     if field.planes is None:
         return jnp.concatenate(list(field.lines), axis=-1)
     channels = field.lines.shape[-1]
@@ -109,41 +116,41 @@ def invariant_part(array: jax.Array, group: Group) -> Isotypic:
 
 
 def take_invariant(field: Isotypic) -> jax.Array:
-    """The invariant component alone: [*B, N, C]."""
+    """The invariant component: [*B, N, C]."""
     return field.lines[0]
 
 
-def rows(x, start: int, stop: int | None = None):
+def rows(x: TokensT, start: int, stop: int | None = None) -> TokensT:
     """Tokens start <= i < stop of an array or a field."""
     return jax.tree.map(lambda leaf: leaf[..., start:stop, :], x)
 
 
-def join(*parts):
-    """Arrays or fields one after the other along the tokens."""
+def join(*parts: TokensT) -> TokensT:
+    """Concatenate arrays or fields along the token axis."""
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=-2), *parts)
 
 
 def act_on_grid(element: str, array: jax.Array, axes: tuple[int, int]) -> jax.Array:
-    """Move the entries of a pixel or token grid; `axes` are (height, width).  A quarter turn swaps their sizes."""
+    """Rotate and mirror a pixel or token grid; `axes` are (height, width).  A quarter turn swaps their sizes."""
     for letter in reversed(element):
         array = {"e": _stay, "r": _turn, "m": _mirror}[letter](array, axes)
     return array
 
 
 def act_on_image(element: str, images: jax.Array) -> jax.Array:
-    """Turn and mirror images [*B, H, W, C]."""
+    """Rotate and mirror images [*B, H, W, C]."""
     return act_on_grid(element, images, (images.ndim - 3, images.ndim - 2))
 
 
 def act_on_tokens(element: str, tokens: jax.Array, grid: tuple[int, int], prefix: int = 0) -> jax.Array:
-    """Move row-major tokens [*B, prefix + h w, C] of a grid (h, w); the first `prefix` tokens stay.
+    """Move row-major tokens [*B, prefix + h w, C] of a grid (h, w); the first `prefix` tokens stay in place.
 
     Raises:
       ValueError: the number of tokens is not prefix + h w.
     """
     h, w = grid
     if tokens.shape[-2] != prefix + h * w:
-        raise ValueError(f"act_on_tokens: {tokens.shape[-2]} tokens are not {prefix=} plus the grid {h}x{w}.")
+        raise ValueError(f"act_on_tokens: {tokens.shape[-2]} tokens do not match {prefix=} plus a {h}x{w} grid.")
     head, patches = tokens[..., :prefix, :], tokens[..., prefix:, :]
     patches = patches.reshape(*tokens.shape[:-2], h, w, tokens.shape[-1])
     moved = act_on_image(element, patches)
@@ -163,23 +170,23 @@ def act_on_channels(element: str, field: Isotypic) -> Isotypic:
 
 
 def act(element: str, field: Isotypic, grid: tuple[int, int], prefix: int = 0) -> Isotypic:
-    """The action on a field over a token grid (h, w): tokens move as pixels do, channels by their irreps.
+    """The group action on a field over a token grid (h, w): tokens move like pixels, channels follow their irreps.
 
-    The first `prefix` tokens (class, registers) have no place in the grid: their channels turn, they stay.
+    The first `prefix` tokens (class, registers) have no position in the grid: only their channels change.
     """
     moved = jax.tree.map(lambda leaf: act_on_tokens(element, leaf, grid, prefix), field)
     return act_on_channels(element, moved)
 
 
 def unfold(part: Isotypic, scale: Callable[[int], float] = lambda dimension: 1.0) -> Isotypic:
-    """Extend a map from one fundamental domain of the grid to the whole grid, so that the group leaves it as it is.
+    """Extend a map from a fundamental domain of the grid to the whole grid, so that it is invariant under the group.
 
-    The whole map is the sum over the group of the part, padded with zeros and acted on: full = sum_g D(g) g(part).
+    The part is padded with zeros and summed over the group: full = sum_g D(g) g(part).
 
     Args:
-      part: components on the fundamental domain: OCTIC, the upper left quarter [*, q, q, C] of a square, the rows of E
-        being those of one seed row only, [1, q, q, 2C]; FLIP, the left half [*, h, w/2, C].
-      scale: factor by the dimension of the irrep.
+      part: components on the fundamental domain: OCTIC, the upper left quarter [*, q, q, C] of a square, with
+        only the first row of E, [1, q, q, 2C]; FLIP, the left half [*, h, w/2, C].
+      scale: maps the dimension of an irrep to its factor.
 
     Returns:
       The field over the whole grid, [*, H, W, C], with both rows of E.
@@ -207,13 +214,13 @@ def _pad(part: jax.Array, group: Group) -> jax.Array:
     return jnp.pad(part, ((0, 0), (0, h if group is OCTIC else 0), (0, w), (0, 0)))
 
 
-def _stay(array, axes):
+def _stay(array: jax.Array, axes: tuple[int, int]) -> jax.Array:
     return array
 
 
-def _turn(array, axes):
+def _turn(array: jax.Array, axes: tuple[int, int]) -> jax.Array:
     return jnp.rot90(array, 1, axes)
 
 
-def _mirror(array, axes):
+def _mirror(array: jax.Array, axes: tuple[int, int]) -> jax.Array:
     return jnp.flip(array, axes[1])

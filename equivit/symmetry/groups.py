@@ -3,7 +3,7 @@
 Everything follows from generators and one convention.
 
 Elements are words in r (a quarter turn, anti-clockwise) and m (left-right mirror); a word m..r.. is a product, so "mr"
-turns first and mirrors then.  Matrices of the irreps are given for r and m only (octic ViTs, Example 3.1).
+turns first, then mirrors.  The matrices of the irreps are given only for r and m (octic ViTs, Example 3.1).
 
 The regular representation acts on functions phi on the group by (g phi)(h) = phi(g^-1 h).  Its Fourier matrix maps
 isotypic components to those values.  The component of an irrep D paired with a seed vector w contributes
@@ -49,7 +49,7 @@ class Group:
 
     Attributes:
       name: "flip" or "octic".
-      elements: all words, the unit "e" first.
+      elements: all words, the identity "e" first.
       regular_order: the element at each position of a vector of the regular representation.
       irreps: in the order of the isotypic components.
     """
@@ -75,7 +75,7 @@ class Group:
         return tuple(irrep for irrep in self.irreps if irrep.dimension == 2)
 
     def check(self, element: str) -> str:
-        """The element itself; ValueError when the group has no such element."""
+        """Return `element`; ValueError if the group does not have it."""
         if element not in self.elements:
             raise ValueError(f"group {self.name}: element {element!r} is not one of {', '.join(self.elements)}.")
         return element

@@ -4,8 +4,8 @@ A file of `configs/` begins with `get_base()` and changes what it needs; the com
 
     python -m equivit.train --config=configs/quickstart.py:quicktest --config.optimizer.weight_decay=0.1
 
-A section is owned by the module that uses it, which holds its DEFAULTS and its `check`.  The `model` section is a name
-of the zoo and the arguments given to it; the zoo checks those.
+A section is owned by the module that uses it, which holds its DEFAULTS, their TYPES and its `check`.  The `model`
+section is a name of the zoo and the arguments given to it; the zoo checks those.
 """
 
 import ast
@@ -13,13 +13,15 @@ import importlib.util
 import json
 import pathlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from ml_collections import ConfigDict
 
-from equivit import errors
+from equivit import constraints, errors
+from equivit.constraints import OneOf, PositiveFloat, PositiveInt, Seed
 from equivit.data import section as data
 from equivit.evaluation import section as evaluation
+from equivit.models import patchtst, zoo
 from equivit.objectives.registry import OBJECTIVES
 from equivit.precision import PRECISIONS
 from equivit.training import logging, optimizers, schedules, sharding
@@ -32,6 +34,15 @@ OWNERS = {
     "evaluation": evaluation,
     "log": logging,
 }
+TYPES: dict[str, Any] = dict(  # of the keys outside of sections, and of `checkpoint`
+    seed=Seed,
+    steps=PositiveInt | None,
+    epochs=PositiveFloat | None,
+    batch_size=PositiveInt,
+    precision=Annotated[str, OneOf(PRECISIONS)],
+    init=str | None,
+    checkpoint=dict(every_steps=PositiveInt | None, every_seconds=PositiveFloat | None, keep=PositiveInt),
+)
 
 
 def get_base(objective: str = "supervised") -> ConfigDict:
@@ -69,13 +80,24 @@ def validate(config: ConfigDict) -> None:
 
     Raises ValueError with one line: the key, its value, the rule, and the nearest valid name.
     """
-    objective = config.get("objective")
-    name = objective.get("name") if isinstance(objective, ConfigDict) else None
-    check_keys(config, get_base(name or "supervised"))
+    section = config.get("objective")
+    name = section.get("name", "supervised") if isinstance(section, ConfigDict) else "supervised"
+    check_keys(config, get_base(name))
+    _check_model(config.model)
     for section, owner in OWNERS.items():
         owner.check(config[section])
     _check_run(config)
-    OBJECTIVES[config.objective.name].check(config)
+    constraints.check_section("config.objective", config.objective, OBJECTIVES[name].TYPES)
+    OBJECTIVES[name].check(config)
+
+
+def _check_model(section: ConfigDict) -> None:
+    """The name and the names of its options; the values are checked when the data have decided the others."""
+    name = section.get("name")
+    constraints.check("config.model.name", name, str)
+    if name in patchtst.NAMES:
+        raise ValueError(f"config.model.name={name!r} is for time series; train it by python -m equivit.sweep.")
+    zoo.check_options(name, section)
 
 
 def check_keys(config: ConfigDict, base: ConfigDict, prefix: str = "") -> None:
@@ -96,22 +118,14 @@ def check_keys(config: ConfigDict, base: ConfigDict, prefix: str = "") -> None:
 
 def _check_run(config: ConfigDict) -> None:
     """The keys outside of sections, and `checkpoint`."""
-    errors.whole("config.seed", config.seed, "zero or more")
+    constraints.check_section("config", config, TYPES)
     if (config.steps is None) == (config.epochs is None):
         raise ValueError(f"config: {config.steps=} and {config.epochs=}; set exactly one, and the other to None.")
-    errors.whole("config.steps", config.steps, optional=True)
-    errors.number("config.epochs", config.epochs, "positive", optional=True)
-    errors.whole("config.batch_size", config.batch_size)
     if config.batch_size % (parts := config.optimizer.accumulation):
-        below = config.batch_size // parts * parts
         raise ValueError(
             f"config.batch_size={config.batch_size} must be divisible by optimizer.accumulation={parts}; "
-            f"the nearest are {below or parts} and {below + parts}."
+            f"{errors.multiples(config.batch_size, parts)}."
         )
-    errors.one_of("config.precision", config.precision, PRECISIONS)
-    errors.whole("config.checkpoint.every_steps", config.checkpoint.every_steps, optional=True)
-    errors.number("config.checkpoint.every_seconds", config.checkpoint.every_seconds, "positive", optional=True)
-    errors.whole("config.checkpoint.keep", config.checkpoint.keep)
 
 
 def load(path: str, overrides: Iterable[str] = (), *, check: Callable[[ConfigDict], None] = validate) -> ConfigDict:
@@ -166,11 +180,17 @@ def override(config: ConfigDict, text: str) -> None:
     old = section.get(last)
     if isinstance(old, ConfigDict):
         raise ValueError(f"--config.{key}: this is a section; set one of {', '.join(old)} in it.")
+    value = parse(value) if old is None else _parse_like(value, old)
     try:
-        section[last] = _parse(value, old)
-    except TypeError:
-        kind = type(old).__name__
-        raise ValueError(f"--config.{key}={value}: not of the type {kind} of its default {old!r}.") from None
+        if isinstance(value, bool) and isinstance(old, float):  # True would become 1.0
+            raise TypeError
+        if names == ["model"]:  # whose types the zoo knows: a patch may be a number or a pair
+            with section.ignore_type():
+                section[last] = value
+        else:
+            section[last] = value
+    except (TypeError, OverflowError):  # the latter for a whole number that no float holds
+        raise ValueError(f"--config.{key}={_shown(value)}: {_wanted(key, value, old)}.") from None
 
 
 def _check_known(key: str, name: str, section: ConfigDict) -> None:
@@ -179,19 +199,36 @@ def _check_known(key: str, name: str, section: ConfigDict) -> None:
         raise ValueError(f"--config.{key}: no key '{name}'{near} (keys here: {known}).")
 
 
-def _parse(text: str, old: Any) -> Any:
-    """The value that a text stands for, in the place of `old`."""
-    if text.lower() == "none":
-        return None
-    if isinstance(old, str):
+def _parse_like(text: str, old: Any) -> Any:
+    """The value that a text stands for in the place of `old`."""
+    if isinstance(old, str) and text.lower() != "none":
         return text
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
+    value = parse(text)
+    is_words = isinstance(old, tuple) and all(isinstance(entry, str) for entry in old)
+    return tuple(value.split(",")) if is_words and isinstance(value, str) else value
+
+
+def parse(text: str) -> Any:
+    """The value that a text stands for: None, True, False, a number, a tuple, ...; else the text itself."""
+    if text.lower() in ("none", "true", "false"):
+        return {"none": None, "true": True, "false": False}[text.lower()]
     try:
         return ast.literal_eval(text)
-    except (SyntaxError, ValueError):
-        is_words = isinstance(old, tuple) and all(isinstance(entry, str) for entry in old)
-        return tuple(text.split(",")) if is_words else text
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):  # all that it raises
+        return text
+
+
+def _shown(value: Any) -> str:
+    """As it is written on the command line."""
+    return errors.shown(value).strip("'")
+
+
+def _wanted(key: str, value: Any, old: Any) -> str:
+    """What should be there instead of a value of another type."""
+    if isinstance(old, tuple) and errors.is_number(value) and all(map(errors.is_number, old)):
+        like = repr((value,) * len(old)).replace(" ", "")
+        return f'this takes {len(old)} values, not one; write --config.{key}="{like}"'
+    return f"not of the type {type(old).__name__} of its default {old!r}"
 
 
 def from_json(path: pathlib.Path) -> ConfigDict:

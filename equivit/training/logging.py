@@ -7,6 +7,7 @@ import logging
 import pathlib
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any, cast
 
 import jax
@@ -17,10 +18,12 @@ from tensorboardX import summary
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto import event_pb2
 
-from equivit import errors
+from equivit import constraints
+from equivit.constraints import PositiveInt
 from equivit.training import files
 
 DEFAULTS = dict(every_steps=50, tensorboard=True)  # of the `log` section
+TYPES = dict(every_steps=PositiveInt, tensorboard=bool)
 _log = logging.getLogger("equivit")
 _messages = cast(Any, event_pb2)  # its classes are made when it is imported
 IN_FLIGHT = 2  # steps the device may be behind: enough to keep it busy, few enough to hold few batches
@@ -107,14 +110,14 @@ class Meter:
         self._values, self._waited, self._since = collections.defaultdict(list), 0.0, time.perf_counter()
 
     @contextlib.contextmanager
-    def waiting(self):
+    def waiting(self) -> Iterator[None]:
         """Time spent in this context is time spent waiting for data."""
         begin = time.perf_counter()
         yield
         self._waited += time.perf_counter() - begin
 
     @contextlib.contextmanager
-    def paused(self):
+    def paused(self) -> Iterator[None]:
         """Time spent in this context does not count."""
         begin = time.perf_counter()
         yield
@@ -208,4 +211,4 @@ def _line(metrics):
 
 def check(section: ConfigDict) -> None:
     """ValueError for an impossible value in the `log` section."""
-    errors.whole("config.log.every_steps", section.every_steps)
+    constraints.check_section("config.log", section, TYPES)

@@ -14,6 +14,7 @@ from flax import nnx
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
+from equivit import constraints
 from equivit.evaluation import suite
 from equivit.training import config as configs
 from equivit.training import files, program, resuming, sharding, stopping
@@ -56,8 +57,12 @@ class NotFiniteError(ArithmeticError):
 
 
 def total_steps(config: ConfigDict, steps_per_epoch: int) -> int:
-    """Steps of the whole run."""
-    return config.steps if config.steps is not None else max(1, round(config.epochs * steps_per_epoch))
+    """Steps of the whole run.  ValueError for more than int32 counts."""
+    steps = config.steps if config.steps is not None else max(1, round(config.epochs * steps_per_epoch))
+    if steps > constraints.LARGEST_INT:
+        most = constraints.LARGEST_INT // steps_per_epoch
+        raise ValueError(f"config.epochs={config.epochs}: steps are counted in int32; at most {most} epochs fit.")
+    return steps
 
 
 def train(

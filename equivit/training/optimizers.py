@@ -7,7 +7,7 @@ multipliers are computed for each slice, so that a stacked model is optimised ex
 import fnmatch
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,8 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from equivit import errors, logical
+from equivit import constraints, logical
+from equivit.constraints import Below1, Inside, NonNegativeFloat, PositiveFloat, PositiveInt
 from equivit.logical import Tensor
 from equivit.objectives.objective import Rule
 from equivit.training.schedules import Schedule
@@ -243,16 +244,20 @@ DEFAULTS = dict(
     no_decay=(),  # patterns of logical names, such as "head.*", on top of the objective's own rules
     layer_decay=None,  # of the learning rate from layer to layer, backwards from the head; such as 0.75
 )
+TYPES: dict[str, Any] = dict(
+    name=Literal["lamb", "lars", "lars_optax", "adamw", "sgd"],
+    weight_decay=NonNegativeFloat,
+    weight_decay_end=NonNegativeFloat | None,
+    betas=tuple[Below1, Below1],
+    eps=PositiveFloat,
+    clip=PositiveFloat | None,
+    momentum=Below1,
+    accumulation=PositiveInt,
+    no_decay=tuple[str, ...] | tuple[()],
+    layer_decay=Inside | None,
+)
 
 
 def check(section: ConfigDict) -> None:
     """ValueError for an impossible value in the `optimizer` section."""
-    errors.one_of("config.optimizer.name", section.name, ("lamb", "lars", "lars_optax", "adamw", "sgd"))
-    errors.number("config.optimizer.weight_decay", section.weight_decay, "zero or more")
-    errors.number("config.optimizer.weight_decay_end", section.weight_decay_end, "zero or more", optional=True)
-    errors.pair("config.optimizer.betas", section.betas, "in [0, 1)")
-    errors.number("config.optimizer.eps", section.eps, "positive")
-    errors.number("config.optimizer.clip", section.clip, "positive", optional=True)
-    errors.number("config.optimizer.momentum", section.momentum, "in [0, 1)")
-    errors.whole("config.optimizer.accumulation", section.accumulation)
-    errors.number("config.optimizer.layer_decay", section.layer_decay, "in (0, 1)", optional=True)
+    constraints.check_section("config.optimizer", section, TYPES)

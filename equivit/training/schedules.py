@@ -1,13 +1,14 @@
 """Schedules of the learning rate and of weight decay: functions of the step that trace under `jax.jit`."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from equivit import errors
+from equivit import constraints
+from equivit.constraints import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from equivit.objectives.clock import Clock
 
 Schedule = Callable[[Any], jax.Array]  # of the number of a step, which may be traced
@@ -65,16 +66,20 @@ DEFAULTS = dict(
     warmup_steps=None,
     per_epoch=False,  # the rate changes from epoch to epoch, not from step to step
 )
+TYPES: dict[str, Any] = dict(
+    name=Literal["cosine", "constant"],
+    lr=PositiveFloat,
+    warmup_lr=NonNegativeFloat,
+    min_lr=NonNegativeFloat,
+    warmup_epochs=NonNegativeFloat | None,
+    warmup_steps=NonNegativeInt | None,
+    per_epoch=bool,
+)
 
 
 def check(section: ConfigDict) -> None:
     """ValueError for an impossible value in the `schedule` section, or two that exclude each other."""
-    errors.one_of("config.schedule.name", section.name, ("cosine", "constant"))
-    errors.number("config.schedule.lr", section.lr, "positive")
-    errors.number("config.schedule.warmup_lr", section.warmup_lr, "zero or more")
-    errors.number("config.schedule.min_lr", section.min_lr, "zero or more")
-    errors.number("config.schedule.warmup_epochs", section.warmup_epochs, "zero or more", optional=True)
-    errors.whole("config.schedule.warmup_steps", section.warmup_steps, "zero or more", optional=True)
+    constraints.check_section("config.schedule", section, TYPES)
     if section.warmup_epochs is not None and section.warmup_steps is not None:
         raise ValueError("config.schedule: warmup_epochs and warmup_steps are both set; set one to None.")
     if section.per_epoch and section.warmup_steps is not None:

@@ -5,15 +5,20 @@ The same rule covers parameters, optimiser state and averaged weights, so that e
 
 import math
 import os
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
-from equivit import errors
+from equivit import constraints, errors
+from equivit.constraints import PositiveInt, Words
 
 DEFAULTS = dict(data=-1, fsdp=1)  # of the `mesh` section; -1: the devices that are left
+TYPES: dict[str, Any] = dict(
+    data=Annotated[PositiveInt | Literal[-1], Words("positive, or -1 for the devices that are left")],
+    fsdp=PositiveInt,
+)
 BATCH = PartitionSpec(("data", "fsdp"))
 HEARTBEAT_SECONDS = 30  # a process that is silent for so long is taken for dead, and the others end
 
@@ -60,14 +65,13 @@ def check_batch(batch_size: int, accumulation: int, mesh: Mesh) -> None:
     """Raise ValueError unless every device gets equally many examples of each micro-batch."""
     unit = accumulation * mesh.size
     if batch_size % unit:
-        below = batch_size // unit * unit
         raise ValueError(
             f"config.batch_size={batch_size} must be divisible by {unit} ({mesh.size} devices, accumulation "
-            f"{accumulation}); the nearest are {below or unit} and {below + unit}."
+            f"{accumulation}); {errors.multiples(batch_size, unit)}."
         )
 
 
-def of_tree(mesh: Mesh, tree, stack_axes: dict[str, int]):
+def of_tree(mesh: Mesh, tree: Any, stack_axes: dict[str, int]) -> Any:
     """A NamedSharding for each leaf of an abstract tree.
 
     A leaf is split along `fsdp` on its largest axis that divides, never on a stack axis; `stack_axes` counts those of
@@ -97,6 +101,4 @@ def to_global(mesh: Mesh, batch: dict) -> dict[str, jax.Array]:
 
 def check(section: ConfigDict) -> None:
     """ValueError for an impossible value in the `mesh` section."""
-    errors.whole("config.mesh.fsdp", section.fsdp)
-    if section.data != -1 and not (isinstance(section.data, int) and section.data > 0):
-        raise ValueError(f"config.mesh.data={section.data!r} must be positive, or -1 for the devices that are left.")
+    constraints.check_section("config.mesh", section, TYPES)

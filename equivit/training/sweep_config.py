@@ -7,17 +7,34 @@ A file of `configs/` begins with `get_base()`; `python -m equivit.sweep` reads i
 The `model` section holds fields of `models/patchtst.PatchTSTConfig`, for all models alike.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 from ml_collections import ConfigDict
 
-from equivit import errors
+from equivit import constraints
+from equivit.constraints import Below1, NonNegativeFloat, OneOf, PositiveFloat, PositiveInt, Seed
 from equivit.data.series import NORMALIZE
 from equivit.models import patchtst, zoo
 from equivit.training import config as configs
 from equivit.training import optimizers
 
 OF_DATA = ("length", "channels", "num_classes", "patches", "dropout")  # fields of a model that are not for `model`
+TYPES: dict[str, Any] = dict(
+    seed=Seed,
+    epochs=PositiveInt,
+    batch_size=PositiveInt,
+    models=tuple[Annotated[str, OneOf(patchtst.NAMES)], ...],
+    patches=tuple[PositiveInt, ...],
+    large=dict(names=tuple[str, ...] | tuple[()], epochs=PositiveInt),
+    data=dict(
+        names=tuple[str, ...],
+        directory=str | None,
+        normalize=Annotated[str, OneOf(NORMALIZE)],
+        split_seed=Seed,
+    ),
+    runs=dict(lr=tuple[PositiveFloat, ...], dropout=tuple[Below1, ...]),
+    schedule=dict(warmup=Below1, min_lr=NonNegativeFloat),
+)
 CHOOSING = ("data.directory", "data.names", "models", "patches")  # choose results, and do not change them
 
 
@@ -47,24 +64,7 @@ def validate(config: ConfigDict) -> None:
     Raises ValueError with one line: the key, its value, the rule, and the nearest valid name.
     """
     configs.check_keys(config, get_base())
-    values = configs.flat(config)
-    for key in ("models", "patches", "data.names", "runs.lr", "runs.dropout"):
-        if not values[key]:
-            raise ValueError(f"config.{key}=() must have an entry.")
-    for name in config.models:
-        errors.one_of("config.models", name, patchtst.NAMES)
-    for number in config.patches:
-        errors.whole("config.patches", number)
-    for lr in config.runs.lr:
-        errors.number("config.runs.lr", lr, "positive")
-    for rate in config.runs.dropout:
-        errors.number("config.runs.dropout", rate, "in [0, 1)")
-    errors.whole("config.epochs", config.epochs)
-    errors.whole("config.large.epochs", config.large.epochs)
-    errors.whole("config.batch_size", config.batch_size)
-    errors.one_of("config.data.normalize", config.data.normalize, NORMALIZE)
-    errors.number("config.schedule.warmup", config.schedule.warmup, "in [0, 1)")
-    errors.number("config.schedule.min_lr", config.schedule.min_lr, "zero or more")
+    constraints.check_section("config", config, TYPES)
     optimizers.check(config.optimizer)
     if (config.optimizer.name, config.optimizer.accumulation) != ("adamw", 1):
         raise ValueError("config.optimizer: a sweep is run with name='adamw' and accumulation=1.")

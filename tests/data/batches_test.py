@@ -155,6 +155,6 @@ def test_unknown_entries_are_refused(section):
 def test_rows_of_other_shapes_are_refused():
     rows = [{"local": np.zeros(shape)} for shape in ((2, 3), (2, 4))]
     with pytest.raises(
-        ValueError, match=r"'local': all rows of a batch must have one shape; there are \[\(2, 3\), \(2, 4\)\]"
+        ValueError, match=r"'local': all rows of a batch must have the same shape; there are \[\(2, 3\), \(2, 4\)\]"
     ):
         batches.collate(rows)

@@ -175,7 +175,7 @@ def test_a_data_set_without_a_readable_image_is_an_error(section, tmp_path):
     for i in range(3):
         (tmp_path / "train" / "a" / f"{i}.jpg").write_bytes(b"broken")
     pipeline = loader.train(section(source=f"folder:{tmp_path}", channels=1), batch_size=2, seed=0)
-    with pytest.raises(OSError, match="3 images in a row cannot be read, from .*jpg"):
+    with pytest.raises(OSError, match="3 images in a row cannot be read, starting with .*jpg"):
         next(pipeline.batches())
 
 
@@ -216,10 +216,10 @@ def test_workers_outlive_signals_but_not_their_parent(section):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 9, "process_count": 4}, "batch_size=9 must be positive and divisible .* nearest are 8, 12"),
+        ({"batch_size": 9, "process_count": 4}, "batch_size=9 must be positive and divisible .* nearest are 8 and 12"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"batch_size": 2000}, "batch_size=2000 must not exceed the 1437 samples"),
-        ({"batch_size": 8, "process_index": 2, "process_count": 2}, r"process_index=2 must lie in 0\.\.1"),
+        ({"batch_size": 8, "process_index": 2, "process_count": 2}, r"process_index=2 must be in 0\.\.1"),
         ({"batch_size": 8, "seed": -1}, "seed=-1 must not be negative"),
     ],
 )
@@ -229,7 +229,7 @@ def test_impossible_arguments_are_refused(section, options, message):
 
 
 def test_impossible_positions_and_sections_are_refused(section):
-    with pytest.raises(ValueError, match=r"start=9 must lie in 0\.\.8"):
+    with pytest.raises(ValueError, match=r"start=9 must be in 0\.\.8"):
         loader.evaluate(section(), batch_size=50).batches(start=9)
     with pytest.raises(ValueError, match="workers=-1 must not be negative"):
         loader.train(section(workers=-1), batch_size=8, seed=0)

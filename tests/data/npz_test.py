@@ -52,7 +52,7 @@ def test_both_layouts_of_npz(section, npz):
     np.testing.assert_allclose(values_of(source), 40 * np.arange(5), atol=2)  # JPEG is not exact
     assert values_of(pickle.loads(pickle.dumps(source))) == values_of(source)
     assert len(pickle.dumps(source)) < 1000  # a worker opens the file itself
-    with pytest.raises(ValueError, match="split 'val' is not there; splits: test, train"):
+    with pytest.raises(ValueError, match="there is no split 'val'; splits: test, train"):
         sources.open_source(config, "val")
 
 
@@ -67,7 +67,7 @@ def test_npz_with_label_maps(section, npz, kind, labelled):
     assert np.array_equal(np.stack([example["map"] for example in examples]), maps)
     assert [example.get("label") for example in examples] == ([0, 1, 0, 1, 0] if labelled else [None] * 5)
     if not labelled:
-        with pytest.raises(ValueError, match="split 'test' is not there; splits: train"):
+        with pytest.raises(ValueError, match="there is no split 'test'; splits: train"):
             sources.open_source(section(source=f"npz:{npz}"), "test")
 
 
@@ -84,7 +84,7 @@ JPEG = np.zeros(8, np.uint8)
         ({"a_image": np.zeros((3, 4, 4), np.uint8)}, r"image must be uint8 \[N, H, W, C\], not uint8 \[3, 4, 4\]"),
         ({"a_image": np.zeros((3, 4, 4, 1), np.float32)}, r"image must be uint8 .* not float32"),
         ({"a_label": np.zeros(2, int)}, "a_label has 2 entries for 3 images"),
-        ({"a_label": np.array([0, 1, 2])}, r"a_label lies in 0\.\.2; 2 classes allow 0\.\.1"),
+        ({"a_label": np.array([0, 1, 2])}, r"a_label is in 0\.\.2; 2 classes allow 0\.\.1"),
         ({"classes": None}, "`classes`, the names of the classes, is missing"),
         ({"classes": np.array("cat")}, r"`classes` must be a list of names, .* not <U3 \[\]"),
         ({"classes": np.array(["x", 1], object)}, "data.npz: 'classes' holds Python objects.*dtype=str for names"),
@@ -93,7 +93,7 @@ JPEG = np.zeros(8, np.uint8)
         ({"a_label": np.array([0, np.nan, np.inf])}, r"a_label\[1\]=nan must be a whole number"),
         ({"a_label": np.array(["x", "y", "x"])}, r"a_label must be int \[N\], not <U1 \[3\]; give the index of each"),
         ({"a_label": np.eye(3, 2)}, r"a_label must be int \[N\], not float64 \[3, 2\]; .* take argmax\(-1\)"),
-        ({"a_label": np.array([-1, 0, 0])}, r"a_label lies in -1\.\.0; .* count from 0"),
+        ({"a_label": np.array([-1, 0, 0])}, r"a_label is in -1\.\.0; .* count from 0"),
         ({"a_image": np.zeros((3, 0, 4, 1), np.uint8)}, r"at least one pixel, not uint8 \[3, 0, 4, 1\]"),
         ({"a_image": np.zeros((0, 4, 4, 1), np.uint8)}, r"at least one pixel, not uint8 \[0, 4, 4, 1\]"),
         ({"a_image": np.zeros((3, 1, 4, 8), np.uint8)}, r"C = 1 \(grey\) or 3 \(RGB\), .*not uint8 \[3, 1, 4, 8\]"),
@@ -101,7 +101,7 @@ JPEG = np.zeros(8, np.uint8)
         ({"a_jpeg": JPEG}, "`a_offset`, int .N . 1., .* is missing; keys: a_image, a_jpeg, a_label, classes"),
         ({"a_jpeg": JPEG, "a_offset": np.array(3)}, r"a_offset must be int \[N \+ 1\] .* not int64 \[\]"),
         ({"a_jpeg": JPEG, "a_offset": np.array([0, 4, 2, 8])}, "image 1 is empty: it goes from 4 to 2"),
-        ({"a_jpeg": JPEG, "a_offset": np.array([0, 4, 6, 9])}, r"a_offset lies in 0\.\.9; .* of 8 bytes allows 0\.\.8"),
+        ({"a_jpeg": JPEG, "a_offset": np.array([0, 4, 6, 9])}, r"a_offset is in 0\.\.9; .* of 8 bytes allows 0\.\.8"),
         ({"a_jpeg": JPEG[None], "a_offset": np.array([0, 8])}, r"a_jpeg must be uint8 \[bytes\], not uint8 \[1, 8\]"),
     ],
 )

@@ -133,12 +133,12 @@ def test_a_set_that_ships_inside_aeon():
 def test_without_aeon(monkeypatch):
     monkeypatch.setitem(sys.modules, "aeon", None)
     monkeypatch.setitem(sys.modules, "aeon.datasets", None)
-    with pytest.raises(ValueError, match="'Crop': reading a set by its name alone needs aeon; pip install aeon, or"):
+    with pytest.raises(ValueError, match="'Crop': reading a data set by name needs aeon; pip install aeon, or"):
         series.load("Crop")
 
 
 def test_a_name_that_is_not_there(folder):
-    with pytest.raises(FileNotFoundError, match="no Vowel.npz, .* the nearest is 'Vowels'"):
+    with pytest.raises(FileNotFoundError, match="neither Vowel.npz nor .* the nearest is 'Vowels'"):
         series.load("Vowel", directory=str(folder))
     with pytest.raises(ValueError, match="normalize='serie' is not one of training, series, none"):
         series.load("Vowels", directory=str(folder), normalize="serie")
@@ -148,7 +148,7 @@ def test_a_name_that_is_not_there(folder):
     "text,message",
     [
         ("@timeStamps true\n@data\n", "time stamps are not supported"),
-        ("@classLabel false\n@data\n", "there are no classes"),
+        ("@classLabel false\n@data\n", "there are no class labels"),
         ("@classLabel true a\n@data\n1,x:a\n", "line 3: could not convert string to float: 'x'"),
         ("@classLabel true a\n@data\nlabel\n", "line 3: there are no values"),
         ("@classLabel true a\n@data\n", "no series"),
@@ -167,7 +167,7 @@ def test_bad_ts_files(tmp_path, text, message):
         (dict(test_x=np.zeros((4, 3))), r"test_x \(4, 3\) must be \[N, channels, T\]"),
         (dict(test_y=np.zeros(3, int)), "for 3 labels"),
         (dict(train_y=np.full(4, 2)), "train_y must be integers in 0..1"),
-        (dict(test_x=np.zeros((4, 3, 5))), r"as many channels; there are \[2, 3\]"),
+        (dict(test_x=np.zeros((4, 3, 5))), r"the same number of channels, not \[2, 3\]"),
     ],
 )
 def test_bad_npz_files(tmp_path, change, message):

@@ -125,7 +125,7 @@ def test_a_prepared_tfds_data_set(section, prepared):
     assert labels_of(source) == [round(value / 20) % 3 for value in values_of(source)]
     assert values_of(pickle.loads(pickle.dumps(source))) == values_of(source)
     assert len(sources.open_source(section(source="tfds:tiny:1.10.0"), "train[:30%]")) == 3
-    with pytest.raises(ValueError, match="tfds:tiny: split 'val' is not there; splits: test, train"):
+    with pytest.raises(ValueError, match="tfds:tiny: there is no split 'val'; splits: test, train"):
         sources.open_source(config, "val")
     features = prepared / "tiny" / "1.10.0" / "features.json"
     text = features.read_text()
@@ -148,14 +148,14 @@ def test_a_tfds_data_set_that_is_not_prepared(section, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"source": "digit"}, ValueError, "source='digit' is none of .* nearest is 'digits'"),
+        ({"source": "digit"}, ValueError, "source='digit' is not one of .* nearest is 'digits'"),
         ({"source": "npz"}, ValueError, "source='npz' must have the form 'npz:<file>'"),
         ({"source": "digits:x"}, ValueError, "source='digits:x' must have the form 'digits'"),
         ({"source": "npz:/nowhere.npz"}, FileNotFoundError, "there is no file /nowhere.npz"),
         ({"source": "folder:/nowhere"}, FileNotFoundError, "there is no directory /nowhere"),
-        ({"split": "val"}, ValueError, "digits: split 'val' is not there; splits: train, test"),
-        ({"train_examples": 1438}, ValueError, r"train_examples=1438 must lie in 1\.\.1437"),
-        ({"train_examples": 0}, ValueError, r"train_examples=0 must lie in 1\.\.1437"),
+        ({"split": "val"}, ValueError, "digits: there is no split 'val'; splits: train, test"),
+        ({"train_examples": 1438}, ValueError, r"train_examples=1438 must be in 1\.\.1437"),
+        ({"train_examples": 0}, ValueError, r"train_examples=0 must be in 1\.\.1437"),
     ],
 )
 def test_errors_name_the_thing_the_value_and_the_rule(section, changes, error, message):

@@ -187,8 +187,8 @@ def test_the_protocol_on_a_mesh_equals_one_device(model, stream):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"momentum": 1.5}, "momentum=1.5 must lie in 0..1"),
-        ({"official": True, "reset_below": 0.3}, "the public code always takes 0.2"),
+        ({"momentum": 1.5}, r"momentum=1.5 must be in \[0, 1\]"),
+        ({"official": True, "reset_below": 0.3}, "the public code always uses 0.2"),
     ],
 )
 def test_impossible_settings_are_refused(changes, message):

@@ -50,8 +50,8 @@ def test_every_token_before_the_patches_has_a_map():
 
 def test_no_such_map():
     m = zoo.abstract("octic_vit_s16", family="D8")
-    with pytest.raises(ValueError, match="the model has patch tokens only"):
+    with pytest.raises(ValueError, match="the model has only patch tokens"):
         jax.eval_shape(maps, m, jnp.zeros((1, 32, 32, 3)))
     for block in (2, -3):
-        with pytest.raises(IndexError, match=f"block {block} of 2; the blocks are 0 to 1"):
+        with pytest.raises(IndexError, match=f"there is no block {block}; the blocks are 0 to 1"):
             attention_maps(model(), images((16, 16)), block=block)

@@ -63,5 +63,5 @@ def test_not_finite_logits_are_refused_but_padding_may_be():
 def test_no_example_is_refused():
     data = batches(images([1, 2, 3]), np.zeros(3))
     data[0]["weight"][:] = 0
-    with pytest.raises(ValueError, match="no readable example"):
+    with pytest.raises(ValueError, match="no readable examples"):
         accuracy(ranked(4), data)

@@ -132,10 +132,10 @@ def test_where_nothing_fits_a_default_suite_is_empty(headless, config):
 
 
 def test_needs_that_are_not_met_are_one_clear_line(spread, headless, config):
-    message = "'accuracy' is for classifiers, and this ViT offers no logits; protocols that fit it: 'spread'."
+    message = "'accuracy' is for classifiers, but this ViT offers no logits; protocols that fit it: 'spread'."
     with pytest.raises(ValueError, match=message):
         suite.evaluate(headless, config, ["spread", "accuracy"])
-    message = "'reconstruction' is for masked autoencoders, and this ViT offers no reconstruction; .*'accuracy', "
+    message = "'reconstruction' is for masked autoencoders, but this ViT offers no reconstruction; .*'accuracy', "
     with pytest.raises(ValueError, match=message):
         suite.evaluate(random_model("plain"), config, ["reconstruction"])
     with pytest.raises(ValueError, match=r"needs=\['logit'\]; a protocol can need logits, features"):

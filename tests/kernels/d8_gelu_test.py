@@ -104,12 +104,12 @@ def test_bad_arguments_are_named():
     with pytest.raises(ValueError, match="d8_gelu: implementation='triton' is not one of 'auto', 'xla'"):
         d8_gelu(lines, planes, implementation="triton")
     with pytest.raises(
-        ValueError, match=r"\(2, 3, 37, 8\) are not those of an octic field.*planes are \(2, 3, 37, 16\)"
+        ValueError, match=r"\(2, 3, 37, 8\) are not the shapes of an octic field.*planes must be \(2, 3, 37, 16\)"
     ):
         d8_gelu(lines, planes[..., :8])
-    with pytest.raises(ValueError, match="are not those of an octic field"):
+    with pytest.raises(ValueError, match="are not the shapes of an octic field"):
         d8_gelu(lines[0], planes)
-    with pytest.raises(ValueError, match="lines are float32 and planes bfloat16; a field has one type"):
+    with pytest.raises(ValueError, match="lines are float32 and planes bfloat16; a field has one dtype"):
         d8_gelu(lines, planes.astype(jnp.bfloat16))
     with pytest.raises(ValueError, match=r"implementation='tpu' has no kernel for float16\[4, 3, 37, 8\]"):
         d8_gelu(lines.astype(jnp.float16), planes.astype(jnp.float16), implementation="tpu")

@@ -81,7 +81,7 @@ def test_bad_arguments_are_named():
     lines, planes, w_lines, w_planes, bias = draw_arguments(SMALL, "float32")
     with pytest.raises(ValueError, match="octic_linear_gelu: implementation='fast' is not one of 'auto', 'xla'"):
         octic_linear_gelu(lines, planes, w_lines, w_planes, bias, implementation="fast")
-    with pytest.raises(ValueError, match="octic_linear_gelu: shapes .* are not those of an octic field"):
+    with pytest.raises(ValueError, match="octic_linear_gelu: .* are not the shapes of an octic field"):
         octic_linear_gelu(planes, lines, w_lines, w_planes, bias)
     with pytest.raises(ValueError, match=r"C=24 channels and this bias, \(4, 24, 40\) and \(48, 80\)"):
         octic_linear_gelu(lines, planes, w_lines, w_planes.T, bias)

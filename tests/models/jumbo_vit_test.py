@@ -143,15 +143,15 @@ def test_compute_type_is_a_cast():
     m, x = precision.cast(model(), "bfloat16"), images((16, 16))
     by_hand = jax.tree.map(lambda a: a.astype(jnp.bfloat16), model())
     assert call(m, x).dtype == jnp.bfloat16
-    np.testing.assert_array_equal(call(m, x), call(by_hand, x.astype(jnp.bfloat16)))
+    chex.assert_trees_all_equal(call(m, x), call(by_hand, x.astype(jnp.bfloat16)))
 
 
 def test_key_drives_drop_path_and_nothing_else():
     m, x = model(drop_path=0.5), images((16, 16))
     a, b = (call(m, x, key=jax.random.key(i)) for i in (0, 1))
     assert float(jnp.abs(a - b).max()) > 1e-2
-    np.testing.assert_array_equal(a, call(m, x, key=jax.random.key(0)))
-    np.testing.assert_array_equal(call(m, x), call(model(), x))
+    chex.assert_trees_all_equal(a, call(m, x, key=jax.random.key(0)))
+    chex.assert_trees_all_equal(call(m, x), call(model(), x))
 
 
 @jax.jit
@@ -210,7 +210,7 @@ def test_low_rank_additions_start_at_nothing(kind):
         return {name: tensor for name, tensor in tensors.items() if name not in common}
 
     fresh = additions()
-    np.testing.assert_array_equal(call(logical.from_logical(changed, fresh | common), x), call(m, x))
+    chex.assert_trees_all_equal(call(logical.from_logical(changed, fresh | common), x), call(m, x))
     assert float(jnp.abs(call(changed, x) - call(m, x)).max()) > 1e-2
     # Two blocks; maps of rank 8 between 96 and 96 channels, or 96 and 384, and 384 and 96.
     assert sum(tensor.size for tensor in fresh.values()) == 2 * 8 * {"lora": 192, "linear_lora": 960}[kind]
@@ -303,8 +303,8 @@ def test_a_wrong_layer_is_caught():
 def test_an_invariant_token_holds_the_invariant_component_alone():
     """J width / 8 channels, fed by a dense MLP; a steerable one has all J width."""
     narrow, wide = (octic("D8", field) for field in ("invariant", "steerable"))
-    assert narrow.isotypic_jumbo_mlp.fc1.weight.shape == (12, 48)
-    assert wide.isotypic_jumbo_mlp.fc1.lines.shape == (4, 12, 48)
+    chex.assert_shape(narrow.isotypic_jumbo_mlp.fc1.weight, (12, 48))
+    chex.assert_shape(wide.isotypic_jumbo_mlp.fc1.lines, (4, 12, 48))
     field = first_field(narrow, images((16, 16)))
     others = jax.tree.leaves(Isotypic(field.lines[1:, ..., :2, :], field.planes[..., :2, :]))
     assert all(bool((leaf == 0).all()) for leaf in others)
@@ -317,8 +317,8 @@ def test_an_invariant_token_holds_the_invariant_component_alone():
         (dict(jumbo_mlp="sharde"), f"jumbo_mlp='sharde' is not one of {', '.join(JUMBO_MLPS)}; .*'shared'"),
         (dict(field="covariant"), "field='covariant' is not one of steerable, invariant"),
         (dict(pool="class"), "pool='class' is not one of jumbo, jumbo_and_patches"),
-        (dict(jumbo=0), "jumbo=0 must be at least 1"),
-        (dict(jumbo_multiplier=-1.0), "jumbo_multiplier=-1.0 positive"),
+        (dict(jumbo=0), "jumbo=0 must be a positive whole number"),
+        (dict(jumbo_multiplier=-1.0), "jumbo_multiplier=-1.0 must be positive"),
         (dict(registers=4), "the Jumbo token replaces class token and registers"),
         (dict(class_token=True), "the Jumbo token replaces class token and registers"),
         (dict(register_mlp="registers"), "the Jumbo token replaces class token and registers"),

@@ -105,23 +105,23 @@ def test_channels_are_independent_until_the_head(series, name):
     logits, features = apply(model, series)
     changed_logits, changed = apply(model, series.at[..., 1].set(jnp.cos(series[..., 1])))
     for before, after in zip(jax.tree.leaves(features), jax.tree.leaves(changed), strict=True):
-        np.testing.assert_array_equal(before[:, [0, 2]], after[:, [0, 2]])
+        chex.assert_trees_all_equal(before[:, [0, 2]], after[:, [0, 2]])
     assert abs(features.cls[:, 1] - changed.cls[:, 1]).max() > 1e-2 < abs(logits - changed_logits).max()
     # The model leaves out what its head does not read; the features have everything.
     read = model.head(features.cls.reshape(2, -1))
-    np.testing.assert_allclose(logits, read, atol=2e-5)
+    chex.assert_trees_all_close(logits, read, rtol=0, atol=2e-5)
     number = model.config.registers
-    assert features.patches.values.shape == (2, C, 6, 16) and features.registers.shape == (2, C, number, 16)
+    chex.assert_shape((features.patches.values, features.registers), [(2, C, 6, 16), (2, C, number, 16)])
 
 
 def test_features_of_blocks(series):
     model = make("jumbo")
     features = jax.jit(lambda model, x, norm: model.features(x, blocks=(0, 1), norm=norm), static_argnums=2)
     raw = features(model, series, False)
-    np.testing.assert_array_equal(raw.blocks[1].patches.values, raw.patches.values)
+    chex.assert_trees_all_equal(raw.blocks[1].patches.values, raw.patches.values)
     assert abs(raw.blocks[0].cls - raw.cls).max() > 1e-2
     normed = features(model, series, True).blocks[0]
-    np.testing.assert_allclose(normed.patches.values, model.norm(raw.blocks[0].patches.values), atol=1e-6)
+    chex.assert_trees_all_close(normed.patches.values, model.norm(raw.blocks[0].patches.values), rtol=0, atol=1e-6)
 
 
 def test_jumbo_written_out(series):
@@ -167,18 +167,18 @@ def test_residual_attention_adds_the_products_of_the_block_before(series):
     features = jax.jit(lambda model: model.features(series, blocks=(0,)))
     with_products, without = features(model), features(plain)
     first = (f.blocks[0].patches.values for f in (with_products, without))
-    np.testing.assert_allclose(*first, atol=1e-5)  # there is nothing to add in block 0
+    chex.assert_trees_all_close(*first, rtol=0, atol=1e-5)  # there is nothing to add in block 0
     assert abs(with_products.cls - without.cls).max() > 1e-3
 
 
 def test_dropout_may_be_traced(series):
     model, key = make("jumbo"), jax.random.key(3)
     apply = jax.jit(lambda model, rate: model(series, key=key, train=True, dropout=rate))
-    np.testing.assert_allclose(apply(model, 0.0), run(model, series), atol=1e-5)
+    chex.assert_trees_all_close(apply(model, 0.0), run(model, series), rtol=0, atol=1e-5)
     half, tenth = apply(model, 0.5), apply(model, 0.1)
     assert abs(half - tenth).max() > 1e-2
     fixed = make("jumbo", dropout=0.5)
-    np.testing.assert_allclose(jax.jit(lambda model: model(series, key=key))(fixed), half, atol=1e-5)
+    chex.assert_trees_all_close(jax.jit(lambda model: model(series, key=key))(fixed), half, rtol=0, atol=1e-5)
 
 
 def test_training_moves_running_statistics_and_evaluation_uses_them(series):
@@ -188,7 +188,7 @@ def test_training_moves_running_statistics_and_evaluation_uses_them(series):
     assert set(before) == {f"blocks.{i}.norm{n}.{x}" for i in (0, 1) for n in (1, 2) for x in ("mean", "variance")}
     assert all(abs(before[leaf] - after[leaf]).max() > 1e-4 for leaf in before)
     alone = run(model, series[:1])  # a series does not see the others
-    np.testing.assert_allclose(run(model, series)[0], alone[0], atol=1e-5)
+    chex.assert_trees_all_close(run(model, series)[0], alone[0], rtol=0, atol=1e-5)
 
 
 def test_saved_and_loaded_with_its_statistics(tmp_path):
@@ -203,8 +203,8 @@ def test_any_batch_axes(series):
     model = make("registers")
     stacked = jnp.stack([series, -series], axis=1)  # [2, 2, T, C]
     logits = run(model, stacked)
-    assert logits.shape == (2, 2, 5)
-    np.testing.assert_allclose(logits[0, 0], run(model, series[0]), atol=1e-5)
+    chex.assert_shape(logits, (2, 2, 5))
+    chex.assert_trees_all_close(logits[0, 0], run(model, series[0]), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_any_batch_axes(series):
         ("patchtst", dict(registers_=4), "'registers_' is not one of its options; did you mean registers"),
         ("patchtst", dict(norm="group"), "norm='group' is not one of layer, batch"),
         ("patchtst_public", dict(jumbo=4), "pool='last' has patch tokens only, but jumbo=4"),
-        ("patchtst", dict(patches=0), "patches=0 must be at least 1"),
+        ("patchtst", dict(patches=0), "patches=0 must be a positive whole number"),
     ],
 )
 def test_bad_configurations_are_refused(name, fields, message):
@@ -227,7 +227,7 @@ def test_bad_series_are_refused(series):
         make("plain")(series[:, 1:])
     with pytest.raises(ValueError, match="no head"):
         make("plain", num_classes=None)(series)
-    with pytest.raises(IndexError, match=r"block 2 of 2; the blocks are 0 to 1"):
+    with pytest.raises(IndexError, match=r"there is no block 2; the blocks are 0 to 1"):
         make("plain").features(series, blocks=(1, 2))
     with pytest.raises(ValueError, match="num_heads=3 must divide width=16"):
         make("plain", num_heads=3)

@@ -5,7 +5,6 @@ import functools
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from equivit import models, precision, testing
@@ -110,7 +109,7 @@ def test_black_image_has_finite_gradients(family):
         FAMILIES[family], family=family, width=48, depth=2, num_heads=2, patch_size=4, image_size=(16, 16)
     )
     grads = jax.jit(jax.grad(lambda m, x: m(x).sum()))(m, jnp.zeros((1, 16, 16, 3)))
-    assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(grads))
+    chex.assert_tree_all_finite(grads)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -131,7 +130,7 @@ def test_keep_all_tokens_in_any_order_changes_nothing(family):
     m, x = model(family), images((16, 16))
     order = jnp.stack([jax.random.permutation(jax.random.key(i), 16) for i in range(2)])
     kept = jax.jit(lambda m, x, k: m(x, keep=k))(m, x, order)
-    np.testing.assert_allclose(kept, call(m, x), atol=1e-5 * float(jnp.abs(kept).max()))
+    chex.assert_trees_all_close(kept, call(m, x), rtol=0, atol=1e-5 * float(jnp.abs(kept).max()))
 
 
 @pytest.mark.parametrize("family", ("plain", "H8", "I2"))
@@ -141,7 +140,7 @@ def test_mask_hides_what_is_under_it(family):
     mask = jnp.zeros((2, 16), bool).at[:, :4].set(True)  # the first row of patches
     masked = jax.jit(lambda m, x: m(x, mask=mask))
     y = masked(m, x)
-    np.testing.assert_allclose(masked(m, x.at[:, :4].set(7.0)), y, atol=1e-5 * float(jnp.abs(y).max()))
+    chex.assert_trees_all_close(masked(m, x.at[:, :4].set(7.0)), y, rtol=0, atol=1e-5 * float(jnp.abs(y).max()))
     assert float(jnp.abs(y - call(m, x)).max()) > 1e-2
 
 
@@ -152,7 +151,8 @@ def test_masks_commute_with_the_group():
     y = masked(m, x, mask)
     for g in m.config.group.elements:
         moved = fields.act_on_tokens(g, mask[..., None], (4, 4))[..., 0]
-        np.testing.assert_allclose(masked(m, fields.act_on_image(g, x), moved), y, atol=1e-5 * float(jnp.abs(y).max()))
+        turned = masked(m, fields.act_on_image(g, x), moved)
+        chex.assert_trees_all_close(turned, y, rtol=0, atol=1e-5 * float(jnp.abs(y).max()))
 
 
 def test_key_drives_drop_path_and_nothing_else():
@@ -161,8 +161,8 @@ def test_key_drives_drop_path_and_nothing_else():
     x = images((16, 16))
     a, b = run(m, x, jax.random.key(0)), run(m, x, jax.random.key(1))
     assert float(jnp.abs(a - b).max()) > 1e-2
-    np.testing.assert_array_equal(a, run(m, x, jax.random.key(0)))
-    np.testing.assert_array_equal(call(m, x), call(model("H8"), x))
+    chex.assert_trees_all_equal(a, run(m, x, jax.random.key(0)))
+    chex.assert_trees_all_equal(call(m, x), call(model("H8"), x))
 
 
 def test_stochastic_depth_grows_from_block_to_block():
@@ -171,7 +171,7 @@ def test_stochastic_depth_grows_from_block_to_block():
     assert m.config.rates.tolist() == pytest.approx([0.0, 0.9])
     run = jax.jit(lambda m, x, key: m.features(x, blocks=(0,), norm=False, key=key))
     first, second = (run(m, x, jax.random.key(i)) for i in range(2))
-    np.testing.assert_array_equal(first.blocks[0].patches.values, second.blocks[0].patches.values)
+    chex.assert_trees_all_equal(first.blocks[0].patches.values, second.blocks[0].patches.values)
     assert float(jnp.abs(first.patches.values - second.patches.values).max()) > 1e-2
 
 
@@ -182,14 +182,14 @@ def test_one_pass_collects_attention_from_every_block(family):
     collect = jax.jit(lambda m, x: m.collected(x, lambda block, tokens, layout: block.attention_weights(tokens, 1)))
     single = jax.jit(lambda m, x, i: m.attention_weights(x, i, rows=1), static_argnums=2)
     expected = jnp.stack([single(m, x, i) for i in range(m.config.depth)])
-    np.testing.assert_allclose(collect(m, x), expected, atol=1e-6)
+    chex.assert_trees_all_close(collect(m, x), expected, rtol=0, atol=1e-6)
 
 
 def test_compute_type_is_a_cast():
     """In bfloat16 throughout: what casting parameters and images by hand gives."""
     m, x = precision.cast(model("H8"), "bfloat16"), images((16, 16))
     by_hand = jax.tree.map(lambda a: a.astype(jnp.bfloat16), model("H8"))
-    np.testing.assert_array_equal(call(m, x), call(by_hand, x.astype(jnp.bfloat16)))
+    chex.assert_trees_all_equal(call(m, x), call(by_hand, x.astype(jnp.bfloat16)))
 
 
 def test_every_name_has_a_valid_configuration():

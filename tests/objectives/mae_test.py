@@ -140,7 +140,9 @@ def test_a_protocol_of_the_other_kind_is_refused(run):
     supervised = config.get_base()
     with pytest.raises(ValueError, match="'reconstruction' is for masked autoencoders"):
         suite.evaluate(model.encoder, supervised, ("reconstruction",))
-    with pytest.raises(ValueError, match="objective.name='supervised' does not say how much .* configs/mae.py"):
+    with pytest.raises(
+        ValueError, match="objective.name='supervised' does not define how .* masked; .* configs/mae.py"
+    ):
         suite.evaluate(model, supervised, ("reconstruction",))
 
 

@@ -64,7 +64,7 @@ def test_a_model_without_a_head_is_refused():
 def test_normalize():
     images = np.array([0, 255], np.uint8).reshape(1, 1, 2, 1)
     np.testing.assert_allclose(supervised.normalize(images, (0.5,), (0.25,)).ravel(), [-2, 2], rtol=1e-6)
-    with pytest.raises(ValueError, match="has 2 entries for images of 1 channels"):
+    with pytest.raises(ValueError, match="has 2 entries for images with 1 channels"):
         supervised.normalize(images, (0.5, 0.5), (0.5, 0.5))
 
 

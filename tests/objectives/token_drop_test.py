@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from equivit.objectives import token_drop
 from equivit.objectives.supervised import Supervised
 from equivit.objectives.token_drop import Tokens, tokens_at
 from equivit.training import loop, program
@@ -89,7 +88,7 @@ def test_the_log_says_each_phase(tmp_path, capsys):
 @pytest.mark.parametrize("rates", [0.9, (0.9,), (1.0, 0.1), ("a", 0.1)])
 def test_bad_rates(rates):
     with pytest.raises(ValueError, match="token_drop=.* must be two shares in"):
-        token_drop.check(rates, 10)
+        options(token_drop=rates)
 
 
 def test_bad_phases():

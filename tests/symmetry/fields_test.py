@@ -80,5 +80,5 @@ def test_unfolded_maps_are_fixed(group):
 def test_wrong_sizes_are_refused():
     with pytest.raises(ValueError, match="width 12 must be divisible by 8"):
         fields.from_dense(jnp.zeros((1, 4, 12)), OCTIC)
-    with pytest.raises(ValueError, match="5 tokens are not prefix=0 plus the grid 2x2"):
+    with pytest.raises(ValueError, match="5 tokens do not match prefix=0 plus a 2x2 grid"):
         fields.act_on_tokens("r", jnp.zeros((1, 5, 8)), (2, 2))

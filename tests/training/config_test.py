@@ -56,7 +56,7 @@ def test_the_defaults_need_only_a_length():
         (dict(optimizer__weight_decay_end=-1.0), "weight_decay_end=-1.0 must be zero or more, or None"),
         (dict(checkpoint__keep=0), "config.checkpoint.keep=0 must be a positive whole number"),
         (dict(evaluation__severities=(3, 6)), "config.evaluation.severities=6 is not one of 1, 2, 3, 4, 5"),
-        (dict(evaluation__sar__rho=-1.0), "rho=-1.0 must lie in"),
+        (dict(evaluation__sar__rho=-1.0), "config.evaluation.sar.rho=-1.0 must be zero or more"),
         (dict(optimizer__betas=(0.9, 1.0)), r"config.optimizer.betas=\(0.9, 1.0\) must be two numbers in \[0, 1\)"),
         (dict(optimizer__accumulation=3), "config.batch_size=128 must be divisible by optimizer.accumulation=3; .*126"),
         (dict(objective__label_smoothing=0.1, objective__mixup=0.8), "makes every target 1"),

@@ -1,8 +1,8 @@
-"""Evaluation protocols, one per file.  The file's name is the protocol's, its first line is what `--help` says of it.
+"""Evaluation protocols, one per file.  The file's name is the protocol's name, its first line is shown by `--help`.
 
-A file holds one `PROTOCOL` (`evaluation/protocol.py`); a new protocol touches nothing else.  They are found by listing
-this folder rather than by a decorator or a list: names and first lines are known without importing JAX, and a broken
-import names its file.
+A file defines one `PROTOCOL` (`evaluation/protocol.py`); a new protocol changes nothing else.  They are found by
+listing this folder, not by a decorator or a registry: names and first lines are known without importing JAX, and a
+failed import names its file.
 """
 
 import ast

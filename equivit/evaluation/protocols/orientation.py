@@ -1,7 +1,7 @@
-"""Accuracy in all eight orientations and when randomly rotated, consistency, equivariance error.
+"""Accuracy in all eight orientations and under random rotation, consistency, equivariance error.
 
-Every image is seen in all eight orientations.  The random-rotation protocol of octic ViTs (Table 2, last column, and
-Appendix D) follows from them: for each image it takes one of the four rotations.
+Every image is evaluated in all eight orientations.  The random-rotation protocol of octic ViTs (Table 2, last column,
+and Appendix D) follows from them: it picks one of the four rotations for each image.
 """
 
 import itertools
@@ -21,7 +21,7 @@ from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC
 
 TURNS = ("e", "r", "rr", "rrr")
-TIE = 1e-4  # closer than this, rounding may decide between the best two logits
+TIE = 1e-4  # if the best two logits are closer than this, rounding may decide between them
 
 
 def run(run: Run) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def run(run: Run) -> dict[str, Any]:
 
 
 def lines(result: dict[str, Any]) -> list[Line]:
-    """Accuracies, then how constant predictions and logits are."""
+    """Accuracies, then the consistency of predictions and logits."""
     each, turns = result["accuracy"], ("", *TURNS[1:])
     found = [
         ("rotated by 0, 90, 180, 270 degrees", "  ".join(percent(each[turn or "e"]) for turn in turns)),
@@ -52,19 +52,19 @@ def lines(result: dict[str, Any]) -> list[Line]:
 
 
 def orientation(predict: Predict, batches: Iterable[Batch], *, seed: int = 0) -> dict:
-    """Accuracy, constancy and deviation over the eight orientations.
+    """Accuracy, consistency and deviation over the eight orientations.
 
     Args:
       predict: uint8 images [B, H, W, C] to logits [B, classes]; also called on [B, W, H, C], the quarter turns.
       batches: with "image", "label" (as `classification.accuracy` takes them), "weight" [B] (0 for padding) and "index"
-        [B], the place in the split.
-      seed: of the random rotations; that of an image depends on the seed and its index only.
+        [B], the position in the split.
+      seed: of the random rotations; an image's rotation depends only on the seed and its index.
 
     Returns:
       "accuracy": top-1 in each orientation, by element of the group; "accuracy_mean" over the eight.
       "upright", "rotated", "delta": top-1 of the images as they are, of each rotated by a random multiple of 90
         degrees, and the difference.
-      "consistency": the share of images with the same prediction in all eight.
+      "consistency": the fraction of images with the same prediction in all eight.
       "ties": indices of the images whose best two logits differ by at most `TIE` in one of the eight.
       "decided", "identical": the number of other images, and how many of them have the same prediction in all eight; an
         exactly invariant model has identical = decided.
@@ -72,7 +72,7 @@ def orientation(predict: Predict, batches: Iterable[Batch], *, seed: int = 0) ->
       "equivariance_error": the largest of these.
 
     Raises:
-      ValueError: there is no example, or logits are not finite.
+      ValueError: there are no examples, or logits are not finite.
     """
     rows, changes, sizes = [], [], []
 
@@ -86,7 +86,7 @@ def orientation(predict: Predict, batches: Iterable[Batch], *, seed: int = 0) ->
         changes.append(result["change"])
         sizes.append(result["size"])
     if not sum(part["index"].size for part in rows):
-        raise ValueError("orientation: the evaluation split holds no readable example.")
+        raise ValueError("orientation: the evaluation split has no readable examples.")
     images = {name: np.concatenate([part[name] for part in rows], axis=-1) for name in rows[0]}
     return _accuracies(images) | _constancy(images) | _deviations(np.max(changes, axis=0), np.max(sizes))
 
@@ -96,7 +96,7 @@ _turned = jax.jit(fields.act_on_image, static_argnums=0)
 
 @jax.jit
 def _compare(logits, label, weight, index, seed):
-    """The figures of each image, from its logits in all orientations [8, B, classes]."""
+    """The results for each image, from its logits in all orientations [8, B, classes]."""
     best = jax.lax.top_k(logits, min(2, logits.shape[-1]))[0]
     prediction = logits.argmax(-1)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), index.astype(jnp.uint32))

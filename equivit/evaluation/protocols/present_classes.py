@@ -1,4 +1,4 @@
-"""Accuracy among the classes that the split has examples of, such as ImageNet-R's 200 of 1000."""
+"""Accuracy among the classes that have examples in the split, such as ImageNet-R's 200 of 1000."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from equivit.evaluation.protocol import Line, Protocol, Run, percent
 
 
 def run(run: Run) -> dict[str, Any]:
-    """What `classification.accuracy` returns, and "classes", how many the split has."""
+    """What `classification.accuracy` returns, and "classes", the number of classes in the split."""
     pipeline = run.open()
     classes = sources.present(pipeline.source)
     allowed = np.isin(np.arange(pipeline.num_classes), classes)

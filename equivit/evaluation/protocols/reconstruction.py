@@ -25,8 +25,8 @@ def check(config: ConfigDict) -> None:
     """ValueError unless `config.objective` has KEYS."""
     if not all(key in config.objective for key in KEYS):
         raise ValueError(
-            f"evaluation: config.objective.name={config.objective.name!r} does not say how much a masked autoencoder "
-            "sees; give a config with 'mae', such as configs/mae.py."
+            f"evaluation: config.objective.name={config.objective.name!r} does not define how images are masked; "
+            "use a config with 'mae', such as configs/mae.py."
         )
 
 
@@ -66,20 +66,20 @@ def reconstruction(
 
     Args:
       batches: with "image" uint8 [B, H, W, C], "index" and "weight" [B]: 1 for examples, 0 for padding.
-      mean, std: of each channel (or one for all), of pixel values in 0..1.
+      mean, std: per channel (or one for all), of pixel values in 0..1.
       ratio, target, variance: as in the `objective` section of a masked autoencoder's config.
 
     Returns:
-      "loss"; "explained", 1 - loss / (loss of predicting zeros): the share of the variance that is predicted, if the
+      "loss"; "explained", 1 - loss / (loss of predicting zeros): the fraction of the variance that is predicted, if the
       target is normalised; "examples".
 
     Raises:
-      ValueError: there is no example, or predictions are not finite.
+      ValueError: there are no examples, or predictions are not finite.
     """
     count = functools.partial(_count, (tuple(mean), tuple(std), ratio, target, variance), model, jax.random.key(seed))
     totals = total(measured(lambda batch: count(batch["image"], batch["index"], batch["weight"]), batches))
     if not totals.get("examples"):
-        raise ValueError("reconstruction: the evaluation split holds no readable example.")
+        raise ValueError("reconstruction: the evaluation split has no readable examples.")
     explained = 1 - totals["error"] / totals["of_zeros"] if totals["of_zeros"] else 0.0
     examples = int(totals["examples"])
     return {"loss": totals["error"] / examples, "explained": explained, "examples": examples}
