@@ -72,7 +72,7 @@ class Sar:
     def __post_init__(self):
         if any(isinstance(getattr(self, field.name), jax.Array | np.ndarray) for field in dataclasses.fields(self)):
             return  # traced
-        constraints.check_fields(self, "sar")
+        constraints.check_fields(self, "SAR")
         if self.official and self.reset_below != Sar.reset_below:
             raise ValueError(
                 f"sar: reset_below={self.reset_below} with official=True; the public code always uses "

@@ -100,8 +100,9 @@ def state_dict(source: str, model: ModelModule, *, flavour: str | None = None) -
 def describe(config: Any) -> str:
     """A configuration in one line, by those of the usual fields that it has: "ViT, family H8, width 1280, ..."."""
     parts = [type(config).__name__.removesuffix("Config")]
+    own = {field.name for field in dataclasses.fields(config)} | {"k"}  # what is a part's is said with the part
     for field, words in _DESCRIBED.items():
-        if value := getattr(config, field, None):
+        if field in own and (value := getattr(config, field, None)):
             parts.append(words.format("x".join(map(str, value)) if isinstance(value, tuple) else value))
     for field in dataclasses.fields(config):
         if dataclasses.is_dataclass(part := getattr(config, field.name)):
