@@ -19,6 +19,10 @@ from equivit.training import config as configs
 from tests.training import tiny
 from tests.training.state_test import mesh_of
 
+# Orbax drops its unfinished reads when one of them fails; Python reports them when they are collected, perhaps after
+# the last test.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 OPTIONS = tiny.config(objective=dict(ema=0.9, mixup=0.8))
 
 
@@ -72,8 +76,6 @@ def flip_bits(path):
     path.write_bytes(bytes(data))
 
 
-# Orbax drops its unfinished reads when one of them fails; Python reports them when they are collected.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
     ("item", "damage"),
     [
@@ -116,7 +118,6 @@ def copy(run, tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(("item", "damage", "step"), [
     (None, None, 6), ("model", flip_bits, 4), ("model", cut, 4), ("about", cut, 4), ("optimizer", flip_bits, 6),
 ])  # fmt: skip
@@ -182,7 +183,6 @@ def test_an_outage_ends_the_program_and_moves_nothing(run, copy, caplog, monkeyp
     assert listing(copy) == ["4", "6"] and not (copy / "damaged").exists() and "damaged" not in caplog.text
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_file_that_cannot_be_opened_is_no_damage(run, copy):
     """As Orbax sees it, what it may not look at is missing.  A link to itself is refused to the superuser, too."""
 
