@@ -6,25 +6,10 @@ import zipfile
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from equivit import archives
 from equivit.data import reading, sources
-
-
-def jpeg(value, size=(9, 7)):
-    buffer = io.BytesIO()
-    Image.new("RGB", size, (value,) * 3).save(buffer, "JPEG")
-    return buffer.getvalue()
-
-
-def labels_of(source):
-    return [source[i]["label"] for i in range(len(source))]
-
-
-def values_of(source):
-    """The grey level of the first pixel of each image, as read."""
-    return [reading.read(source, i, 1).example["image"].getpixel((0, 0)) for i in range(len(source))]
+from tests.data.contents import jpeg, labels_of, values_of
 
 
 @pytest.fixture(params=["image", "jpeg"])

@@ -1,0 +1,22 @@
+"""What is put into sources of the tests, and what comes out of them."""
+
+import io
+
+from PIL import Image
+
+from equivit.data import reading
+
+
+def jpeg(value, size=(9, 7)):
+    buffer = io.BytesIO()
+    Image.new("RGB", size, (value,) * 3).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+def labels_of(source):
+    return [source[i]["label"] for i in range(len(source))]
+
+
+def values_of(source):
+    """The grey level of the first pixel of each image, as read."""
+    return [reading.read(source, i, 1).example["image"].getpixel((0, 0)) for i in range(len(source))]
