@@ -99,12 +99,16 @@ def stack_axes(module: nnx.Module) -> dict[str, int]:
     return {leaf: table.ndim for leaf, table in tensors(module).items()}
 
 
-def to_logical(module: nnx.Module, kind: Kind = nnx.Param) -> dict[str, jax.Array]:
-    """Every variable of `kind` as its logical tensors: {"blocks.7.attention.qkv.B1": [C, 3C], ...}."""
+def to_logical(module: nnx.Module, kind: Kind = nnx.Param) -> dict[str, Any]:
+    """Every variable of `kind` as its logical tensors: {"blocks.7.attention.qkv.B1": [C, 3C], ...}.
+
+    They are on the host, unless the module is being traced: JAX would compile a program for each shape.
+    """
     arrays, result = take(module, kind), {}
     for leaf, table in names(module, kind).items():
+        whole = arrays[leaf] if isinstance(arrays[leaf], jax.core.Tracer) else np.asarray(arrays[leaf])
         for index in np.ndindex(table.shape):
-            result[str(table[index])] = arrays[leaf][index]
+            result[str(table[index])] = whole[index]
     return result
 
 
@@ -138,10 +142,10 @@ def _name(path) -> str:
 
 def _stacked(table: np.ndarray, tensors: Mapping[str, jax.Array | np.ndarray]) -> jax.Array:
     slices = [tensors[str(name)] for name in table.flat]
-    if not table.ndim:
-        return jnp.asarray(slices[0])
-    stack = np.stack if all(isinstance(part, np.ndarray) for part in slices) else jnp.stack  # files: one copy, by numpy
-    return jnp.asarray(stack(slices).reshape(*table.shape, *slices[0].shape))
+    shape = (*table.shape, *slices[0].shape)
+    if all(isinstance(part, np.ndarray | np.generic) for part in slices):  # as from files: one copy, and no program
+        return jax.device_put(np.stack(slices).reshape(shape))
+    return jnp.stack(slices).reshape(shape)
 
 
 class _Places:

@@ -6,8 +6,10 @@ stream stay in float32.  Rounding the stream too would lose most of what the blo
 layer scales are 1e-4.
 """
 
+import functools
 from typing import TypeVar
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
@@ -29,14 +31,20 @@ def cast(module: M, precision: str) -> M:
     """
     errors.one_of("precision", precision, PRECISIONS)
 
-    def is_rounded(variable):
-        chosen = precision == "bfloat16" or variable.get_metadata().get("product", False)
-        return precision != "float32" and isinstance(variable, nnx.Param) and chosen
-
     graph, state = nnx.split(module)
-    flat = [(path, v.replace(_rounded(v.get_value())) if is_rounded(v) else v) for path, v in nnx.to_flat_state(state)]
-    return nnx.merge(graph, nnx.from_flat_state(flat))
+    flat = nnx.to_flat_state(state)
+    rounded = [path for path, variable in flat if _is_rounded(variable, precision)]
+    arrays = dict(zip(rounded, _in_bfloat16([dict(flat)[path].get_value() for path in rounded]), strict=True))
+    return nnx.merge(graph, nnx.from_flat_state([(p, v.replace(arrays.get(p, v.get_value()))) for p, v in flat]))
 
 
-def _rounded(array):
-    return array.astype(jnp.bfloat16) if jnp.issubdtype(array.dtype, jnp.floating) else array
+def _is_rounded(variable: nnx.Variable, precision: str) -> bool:
+    if precision == "float32" or not isinstance(variable, nnx.Param):
+        return False
+    floating = jnp.issubdtype(variable.get_value().dtype, jnp.floating)
+    return floating and (precision == "bfloat16" or variable.get_metadata().get("product", False))
+
+
+@functools.partial(jax.jit, inline=True)  # one program, not one for each shape
+def _in_bfloat16(arrays):
+    return [array.astype(jnp.bfloat16) for array in arrays]

@@ -1,5 +1,6 @@
 """Public checks of symmetry, also for your own layers and models."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -53,12 +54,14 @@ def assert_equivariant(
     _check_value("x", x, "input", input, group)
     upright, worst = fn(x), 0.0
     _check_value("fn(x)", upright, "output", output, group)
+    # Everything but `fn` is computed by numpy: JAX would compile a program for each operation, element and shape.
+    x, upright = jax.tree.map(np.asarray, (x, upright))
     chex.assert_tree_all_finite(upright)
     inexact = [leaf for leaf in jax.tree.leaves(upright) if _tolerance(leaf)]  # not measured by labels beside them
     if not (size := _largest(inexact or upright)):
         raise AssertionError("assert_equivariant: the output is zero, which proves nothing; use random parameters.")
     for g in group.elements:
-        y = fn(_act(g, x, input, grid, prefix))
+        y = fn(jax.device_put(_act(g, x, input, grid, prefix)))
         expected = _act(g, upright, output, output_grid or grid, prefix)
         _check_structure(f"{group.name} element {g!r}", y, expected)
         for part, (a, b) in _parts(group, y, expected).items():
@@ -80,22 +83,22 @@ def randomise(module: nnx.Module, key: jax.Array) -> nnx.Module:
     """A copy with all parameters random, so that no zero hides an error.
 
     Scales are near 1, biases and tokens have standard deviation 1/2, matrices have unit gain.  Parameters keep their
-    dtype.
+    dtype.  The module may be abstract, as from `models.abstract`.
     """
 
     def draw(name, index, array):
         # By numpy: JAX would compile a program for each shape.
         noise = np.random.default_rng([*seed, index]).standard_normal(array.shape)
         if array.ndim >= 2:
-            noise = noise * array[..., 0].size ** -0.5
+            noise = noise * math.prod(array.shape[:-1]) ** -0.5
         elif "scale" in name or ("norm" in name and not name.endswith("bias")):
             noise = 1 + 0.2 * noise
         else:
             noise = 0.5 * noise
-        return jnp.asarray(noise, array.dtype)
+        return noise.astype(array.dtype)
 
     seed = jax.random.key_data(key).tolist()
-    tensors = logical.to_logical(module)
+    tensors = jax.eval_shape(logical.to_logical, module)
     return logical.from_logical(module, {n: draw(n, i, a) for i, (n, a) in enumerate(tensors.items())})
 
 

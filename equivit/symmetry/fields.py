@@ -1,4 +1,7 @@
-"""Fields split by irrep, and how a group acts on images, token grids and fields."""
+"""Fields split by irrep, and how a group acts on images, token grids and fields.
+
+Arrays of NumPy stay on the host: acting on them compiles no program.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -67,24 +70,25 @@ def to_components(field: Isotypic) -> jax.Array:
     """
     if field.planes is None:
         return field.lines
-    copies = jnp.split(field.planes, 2, axis=-1)
-    return jnp.concatenate([field.lines, *copies])
+    xp = _namespace(field.planes)
+    return xp.concatenate([field.lines, *xp.split(field.planes, 2, axis=-1)])
 
 
 def from_components(components: jax.Array) -> Isotypic:
     """The inverse of `to_components`: [8 or 2, *B, N, C] to a field."""
     if len(components) == FLIP.order:
         return Isotypic(components, None)
-    return Isotypic(components[:4], jnp.concatenate([components[4:6], components[6:8]], axis=-1))
+    return Isotypic(components[:4], _namespace(components).concatenate([components[4:6], components[6:8]], axis=-1))
 
 
 def to_dense(field: Isotypic) -> jax.Array:
     """The components concatenated on the channel axis: [*B, N, D], [A1 | A2 | ... | E22].  Drops the group."""
+    concatenate = _namespace(field.lines).concatenate
     if field.planes is None:
-        return jnp.concatenate(list(field.lines), axis=-1)
+        return concatenate(list(field.lines), axis=-1)
     channels = field.lines.shape[-1]
     copies = [row[..., c : c + channels] for c in (0, channels) for row in field.planes]
-    return jnp.concatenate([*field.lines, *copies], axis=-1)
+    return concatenate([*field.lines, *copies], axis=-1)
 
 
 def from_dense(dense: jax.Array, group: Group) -> Isotypic:
@@ -93,7 +97,8 @@ def from_dense(dense: jax.Array, group: Group) -> Isotypic:
         raise ValueError(
             f"from_dense: width {dense.shape[-1]} must be divisible by {group.order}, the order of {group.name}."
         )
-    return from_components(jnp.stack(jnp.split(dense, group.order, axis=-1)))
+    xp = _namespace(dense)
+    return from_components(xp.stack(xp.split(dense, group.order, axis=-1)))
 
 
 def to_regular(field: Isotypic) -> jax.Array:
@@ -154,7 +159,8 @@ def act_on_tokens(element: str, tokens: jax.Array, grid: tuple[int, int], prefix
     head, patches = tokens[..., :prefix, :], tokens[..., prefix:, :]
     patches = patches.reshape(*tokens.shape[:-2], h, w, tokens.shape[-1])
     moved = act_on_image(element, patches)
-    return jnp.concatenate([head, moved.reshape(*tokens.shape[:-2], h * w, tokens.shape[-1])], axis=-2)
+    moved = moved.reshape(*tokens.shape[:-2], h * w, tokens.shape[-1])
+    return _namespace(tokens).concatenate([head, moved], axis=-2)
 
 
 def act_on_channels(element: str, field: Isotypic) -> Isotypic:
@@ -166,7 +172,8 @@ def act_on_channels(element: str, field: Isotypic) -> Isotypic:
     if field.planes is None:
         return Isotypic(lines, None)
     (plane,) = group.planes
-    return Isotypic(lines, jnp.einsum("ij,j...->i...", plane(element).astype(field.dtype), field.planes))
+    first, second = plane(element).T.astype(field.dtype).reshape(2, 2, *(1,) * (field.planes.ndim - 1))
+    return Isotypic(lines, first * field.planes[0] + second * field.planes[1])
 
 
 def act(element: str, field: Isotypic, grid: tuple[int, int], prefix: int = 0) -> Isotypic:
@@ -219,8 +226,13 @@ def _stay(array: jax.Array, axes: tuple[int, int]) -> jax.Array:
 
 
 def _turn(array: jax.Array, axes: tuple[int, int]) -> jax.Array:
-    return jnp.rot90(array, 1, axes)
+    return _namespace(array).rot90(array, 1, axes)
 
 
 def _mirror(array: jax.Array, axes: tuple[int, int]) -> jax.Array:
-    return jnp.flip(array, axes[1])
+    return _namespace(array).flip(array, axes[1])
+
+
+def _namespace(array) -> Any:
+    """numpy for its own arrays, else jax.numpy."""
+    return np if isinstance(array, np.ndarray) else jnp

@@ -58,5 +58,5 @@ def random_model(family, **options):
     rng, arrays = np.random.default_rng(0), {}
     for leaf, shape in jax.eval_shape(logical.take, model).items():
         noise = 0.2 * rng.normal(size=shape.shape)  # 0.2 is about the unit gain of 32 channels
-        arrays[leaf] = jnp.asarray(noise + ("scale" in leaf), shape.dtype)
-    return logical.put(model, arrays)
+        arrays[leaf] = (noise + ("scale" in leaf)).astype(shape.dtype)
+    return logical.put(model, jax.device_put(arrays))

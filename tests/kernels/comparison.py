@@ -16,7 +16,7 @@ ROUNDING = {"float32": 2.0**-24, "bfloat16": 2.0**-8}
 def draw(shapes, dtype, seed=0, scale=2.0):
     """Normal arrays; at scale 2 a GELU is tried from its flat to its straight end."""
     generator = np.random.default_rng(seed)
-    return tuple(jnp.asarray(scale * generator.standard_normal(shape), dtype) for shape in shapes)
+    return tuple(_put(scale * generator.standard_normal(shape), dtype) for shape in shapes)
 
 
 def draw_arguments(shape: Shape, dtype, seed=0):
@@ -24,12 +24,17 @@ def draw_arguments(shape: Shape, dtype, seed=0):
     field = draw(shape.field(shape.channels), dtype, seed)
     deviations = (shape.channels**-0.5, (2 * shape.channels) ** -0.5, 1.0)
     weights = draw(shape.weights(), "float32", seed + 1, 1.0)
-    return (*field, *((w * d).astype(dtype) for w, d in zip(weights, deviations, strict=True)))
+    return (*field, *(_put(np.asarray(w) * d, dtype) for w, d in zip(weights, deviations, strict=True)))
 
 
 def widen(arrays):
     """The same values in float32, in which the reference has no rounding to speak of."""
-    return tuple(a.astype(jnp.float32) for a in arrays)
+    return tuple(_put(np.asarray(a), "float32") for a in arrays)
+
+
+def _put(array, dtype):
+    """Cast by numpy: JAX would compile a program for each shape."""
+    return jax.device_put(array.astype(jnp.dtype(dtype)))
 
 
 def value_and_gradient(op, arrays, cotangents):

@@ -14,10 +14,11 @@ from equivit import models
 from equivit.layers import attention
 from equivit.symmetry import fields
 from equivit.symmetry.groups import FLIP, OCTIC
+from tests.drawing import normal
 
 
 def heads(seed, *shape, dtype=jnp.float32):
-    return jax.random.normal(jax.random.key(seed), shape).astype(dtype)
+    return normal(*shape, dtype=dtype, seed=seed)
 
 
 def by_the_book(q, k, v):

@@ -10,6 +10,7 @@ from flax import nnx
 from equivit.layers.position import IsotypicPosition, Position, bicubic, resize
 from equivit.symmetry import fields
 from equivit.symmetry.groups import FLIP, OCTIC
+from tests.drawing import normal
 
 
 @pytest.mark.parametrize("group", [FLIP, OCTIC], ids=lambda g: g.name)
@@ -24,7 +25,7 @@ def test_table_is_fixed_by_the_group(group, learned, grid):
 
 
 def test_a_table_of_its_own_size_is_left_alone():
-    table = jax.random.normal(jax.random.key(0), (5, 7, 3))
+    table = normal(5, 7, 3)
     assert resize(table, (5, 7)) is table
     position = Position((5, 7), 3, rngs=nnx.Rngs(0))
     chex.assert_trees_all_equal(position((5, 7)), position.table[...].reshape(35, 3))
@@ -39,7 +40,7 @@ def test_bicubic_keeps_constants_and_mirrors(size, target, antialias):
 
 
 def test_antialiased_bicubic_is_that_of_jax():
-    table = jax.random.normal(jax.random.key(0), (37, 37, 4))
+    table = normal(37, 37, 4)
     ours = resize(table, (24, 50), antialias=True)
     chex.assert_trees_all_close(ours, jax.image.resize(table, (24, 50, 4), "cubic", antialias=True), rtol=0, atol=1e-5)
 
@@ -51,6 +52,6 @@ def test_offset_breaks_mirror_symmetry():
 
 
 def test_resize_works_in_float32_for_bfloat16_tables():
-    table = jax.random.normal(jax.random.key(0), (8, 8, 4)).astype(jnp.bfloat16)
+    table = normal(8, 8, 4, dtype="bfloat16")
     exact = resize(table.astype(jnp.float32), (5, 11))
     chex.assert_trees_all_equal(resize(table, (5, 11)), exact.astype(jnp.bfloat16))

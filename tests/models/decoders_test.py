@@ -30,8 +30,8 @@ def autoencoder(encoder, **options):
     model, rng = jax.eval_shape(lambda: zoo.build(whole, nnx.Rngs(params=0))), np.random.default_rng(0)
     arrays = {}
     for leaf, shape in jax.eval_shape(logical.take, model).items():
-        arrays[leaf] = jnp.asarray(0.2 * rng.normal(size=shape.shape) + ("scale" in leaf), shape.dtype)
-    return logical.put(model, arrays)
+        arrays[leaf] = (0.2 * rng.normal(size=shape.shape) + ("scale" in leaf)).astype(shape.dtype)
+    return logical.put(model, jax.device_put(arrays))
 
 
 predict = jax.jit(lambda model, images, keep: model(images, keep))

@@ -20,6 +20,7 @@ from equivit.models.jumbo_vit import JUMBO_MLPS
 from equivit.models.vit_config import ViTConfig
 from equivit.symmetry.fields import Isotypic
 from equivit.training import sharding
+from tests.drawing import cast, normal
 
 SMALL = dict(width=48, depth=2, num_heads=2, patch_size=4, image_size=(16, 16), num_classes=10, jumbo=2)
 FAMILIES = ("H8", "I8", "D8", "D2")
@@ -28,21 +29,8 @@ FIELDS = ("steerable", "invariant")
 
 @functools.lru_cache
 def model(name="jumbo_vit_s16", **overrides):
-    """Every parameter is random, as `testing.randomise` draws them; by NumPy, which compiles nothing.
-
-    Positions are learned at a 4x4 grid, so that (12, 20) also resizes them.
-    """
-    abstract, random = zoo.abstract(name, **{**SMALL, **overrides}), np.random.default_rng(0)
-
-    def draw(name, shape):
-        noise = random.normal(size=shape).astype(np.float32)
-        if len(shape) >= 2:
-            return noise / math.sqrt(math.prod(shape[:-1]))
-        is_scale = "scale" in name or ("norm" in name and not name.endswith("bias"))
-        return 1 + 0.2 * noise if is_scale else 0.5 * noise
-
-    tensors = jax.eval_shape(logical.to_logical, abstract)
-    return logical.from_logical(abstract, {name: draw(name, tensor.shape) for name, tensor in tensors.items()})
+    """Every parameter is random; positions are learned at a 4x4 grid, so that (12, 20) also resizes them."""
+    return testing.randomise(zoo.abstract(name, **{**SMALL, **overrides}), jax.random.key(0))
 
 
 @functools.lru_cache
@@ -53,7 +41,7 @@ def octic(family, field):
 
 
 def images(size, dtype=jnp.float32):
-    return jax.random.normal(jax.random.key(1), (2, *size, 3), dtype)
+    return normal(2, *size, 3, dtype=dtype)
 
 
 call = jax.jit(lambda model, images, **options: model(images, **options))
@@ -259,7 +247,7 @@ def test_symmetry(family, field):
     m = octic(family, field)
     assert_symmetric(m, images((16, 16)), (4, 4))
     with jax.enable_x64(True):
-        wide = jax.tree.map(lambda a: a.astype(jnp.float64), m)
+        wide = cast(m, "float64")
         assert_symmetric(wide, images((12, 20), jnp.float64), (3, 5))
 
 

@@ -35,8 +35,8 @@ def make(name, **changes):
     for path, variable in nnx.to_flat_state(nnx.state(model)):
         leaf = ".".join(map(str, path))
         start = leaf.endswith(("scale", "variance"))
-        arrays[leaf] = jnp.asarray(start + 0.2 * rng.uniform(-1, 1, variable.shape), jnp.float32)
-    return logical.put(model, arrays)
+        arrays[leaf] = (start + 0.2 * rng.uniform(-1, 1, variable.shape)).astype(np.float32)
+    return logical.put(model, jax.device_put(arrays))
 
 
 @jax.jit

@@ -11,6 +11,7 @@ from flax import nnx
 from equivit import logical, models, testing
 from equivit.models import saved
 from equivit.symmetry.groups import OCTIC
+from tests.drawing import normal
 
 SMALL = dict(width=48, depth=2, num_heads=2, patch_size=4, image_size=(16, 16), num_classes=10, registers=2)
 call = jax.jit(lambda model, images: model(images))
@@ -18,11 +19,11 @@ call = jax.jit(lambda model, images: model(images))
 
 @functools.cache
 def model(name="vit_ti16", **options):
-    return testing.randomise(models.create(name, **{**SMALL, **options}), jax.random.key(0))
+    return testing.randomise(models.abstract(name, **{**SMALL, **options}), jax.random.key(0))
 
 
 def images(*size):
-    return jax.random.normal(jax.random.key(1), (2, *size, 3))
+    return normal(2, *size, 3)
 
 
 def test_nothing_changes_when_nothing_is_asked_for():

@@ -10,6 +10,7 @@ import pytest
 from equivit import models, precision, testing
 from equivit.models import zoo
 from equivit.symmetry import fields
+from tests.drawing import cast, normal
 
 FAMILIES = {
     "plain": "vit_ti16",
@@ -29,12 +30,12 @@ SIZES = pytest.mark.parametrize("size", [(16, 16), (12, 20)], ids=str)  # even s
 def model(family, **overrides):
     """Learned at a 4x4 grid, so (12, 20) also resizes positions; two registers; layer scale near 1."""
     small = dict(width=48, depth=2, num_heads=2, patch_size=4, image_size=(16, 16), num_classes=10, registers=2)
-    built = models.create(FAMILIES[family], family=family, **{**small, **overrides})
+    built = models.abstract(FAMILIES[family], family=family, **{**small, **overrides})
     return testing.randomise(built, jax.random.key(0))
 
 
 def images(size, batch=2):
-    return jax.random.normal(jax.random.key(1), (batch, *size, 3))
+    return normal(batch, *size, 3)
 
 
 call = jax.jit(lambda model, images: model(images))
@@ -68,8 +69,8 @@ def test_fields_are_equivariant(family, size):
 def test_float64(family):
     """1e-10 relative: what is left in float32 is rounding, not a broken symmetry."""
     with jax.enable_x64(True):
-        m = jax.tree.map(lambda a: a.astype(jnp.float64), model(family))
-        x = jax.random.normal(jax.random.key(1), (1, 12, 20, 3), jnp.float64)
+        m = cast(model(family), "float64")
+        x = normal(1, 12, 20, 3, dtype="float64")
         if family in INVARIANT:
             gap = testing.assert_equivariant(lambda x: call(m, x), m.config.group, x)
         else:

@@ -11,14 +11,15 @@ import pytest
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic
 from equivit.symmetry.groups import FLIP, OCTIC
+from tests.drawing import normal
 
 GROUPS = pytest.mark.parametrize("group", [FLIP, OCTIC], ids=lambda g: g.name)
 GRIDS = pytest.mark.parametrize("grid", [(4, 4), (3, 5), (2, 6)], ids=str)
 
 
 def random_field(group, grid, channels=3, prefix=0, batch=(2,), seed=0):
-    dense = jax.random.normal(jax.random.key(seed), (*batch, prefix + grid[0] * grid[1], channels * group.order))
-    return fields.from_dense(dense, group)
+    dense = normal(*batch, prefix + grid[0] * grid[1], channels * group.order, seed=seed)
+    return jax.device_put(fields.from_dense(np.asarray(dense), group))
 
 
 @GROUPS
@@ -69,8 +70,8 @@ def test_regular_values_are_permuted(group):
 @GROUPS
 def test_unfolded_maps_are_fixed(group):
     shape = (3, 3) if group is OCTIC else (5, 3)
-    one = jax.random.normal(jax.random.key(0), (len(group.lines), *shape, 2))
-    two = jax.random.normal(jax.random.key(1), (1, *shape, 4)) if group is OCTIC else None
+    one = normal(len(group.lines), *shape, 2)
+    two = normal(1, *shape, 4, seed=1) if group is OCTIC else None
     full = fields.unfold(Isotypic(one, two))
     flat = jax.tree.map(lambda leaf: leaf.reshape(len(leaf), -1, leaf.shape[-1]), full)
     for g in group.elements:
