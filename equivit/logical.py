@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import core
 
 from equivit.layers.stack import Stack
 
@@ -106,7 +107,7 @@ def to_logical(module: nnx.Module, kind: Kind = nnx.Param) -> dict[str, Any]:
     """
     arrays, result = take(module, kind), {}
     for leaf, table in names(module, kind).items():
-        whole = arrays[leaf] if isinstance(arrays[leaf], jax.core.Tracer) else np.asarray(arrays[leaf])
+        whole = arrays[leaf] if isinstance(arrays[leaf], core.Tracer) else np.asarray(arrays[leaf])
         for index in np.ndindex(table.shape):
             result[str(table[index])] = whole[index]
     return result
