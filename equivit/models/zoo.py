@@ -5,11 +5,12 @@ Each file of models names its own (`NAMES`).
 
 import dataclasses
 from collections.abc import Iterable
+from typing import Any
 
 import jax
 from flax import nnx
 
-from equivit import errors
+from equivit import constraints, errors
 from equivit.models import decoders, jumbo_vit, patchtst, vit_config
 from equivit.models.model import Config
 
@@ -56,6 +57,11 @@ def check_options(name: str, options: Iterable[str]) -> None:
             raise ValueError(
                 f"model {name}: {errors.shown(key)} is not one of its options; {_nearest(key, known, where)}"
             )
+
+
+def types_of(name: str) -> dict[str, Any]:
+    """The types of the fields of a named model (`constraints.py`); none for a name that is not known."""
+    return constraints.types_of(NAMES[name].config) if name in NAMES else {}
 
 
 def create(name: str, *, rngs: nnx.Rngs | None = None, **overrides) -> nnx.Module:

@@ -114,6 +114,22 @@ def test_the_model_section_takes_new_keys():
 
 
 @pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("model.remat=none", "none"),
+        ("data.augment.crop=none", "none"),  # whose default is another word
+        ("data.eval_split=none", "none"),  # any word
+        ("data.corruption=none", None),  # may be None, and has no such word
+        ("init=none", None),  # may be None, or any word
+        ("model.pool=none", None),  # the family chooses
+    ],
+)
+def test_none_is_a_word_only_where_it_is_one_and_none_is_not_allowed(override, value):
+    config = configs.load(CONFIG, ["model.name=jumbo_vit_ti16", override])
+    assert configs.flat(config)[override.partition("=")[0]] == value
+
+
+@pytest.mark.parametrize(
     ("override", "message"),
     [
         ("data.sourc=digits", "--config.data.sourc: no key 'sourc'; the nearest is 'source'"),
