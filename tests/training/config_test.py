@@ -43,6 +43,7 @@ def test_the_defaults_need_only_a_length():
             "config.optimizer.name='lamp' is not one of lamb, lars, lars_optax, adamw, sgd; the nearest",
         ),
         (dict(data__source="digit"), "config.data.source='digit' is not one of .*; the nearest is 'digits'"),
+        (dict(data__eval_split=""), "config.data.eval_split='' must be the name of a split, such as 'test'"),
         (dict(data__augment__flip=1.5), r"config.data.augment.flip=1.5 must be in \[0, 1\]"),
         (dict(schedule__lr=-1.0), "config.schedule.lr=-1.0 must be positive"),
         (dict(schedule__lr=float("nan")), "config.schedule.lr=nan must be positive"),
