@@ -10,11 +10,10 @@ import pathlib
 
 import jax
 import numpy as np
-import safetensors
 import safetensors.numpy
 from flax import nnx
 
-from equivit import logical
+from equivit import logical, safetensors_files
 from equivit.models import zoo
 from equivit.models.model import Config, ModelModule
 
@@ -34,16 +33,14 @@ def load(path: pathlib.Path) -> nnx.Module:
 
     Raises:
       FileNotFoundError: the directory has no saved model.
-      ValueError: a file is damaged, or the parameters are not those of the configuration.
+      ValueError: a file is damaged, a tensor is of a type that is not read, or the parameters are not those of the
+        configuration.
     """
     path = pathlib.Path(path)
     config = _configuration(path / "model.json")
     if not (path / "parameters.safetensors").is_file():
         raise FileNotFoundError(f"{path}: has a model.json, but no parameters.safetensors.")
-    try:
-        tensors = safetensors.numpy.load_file(path / "parameters.safetensors")
-    except safetensors.SafetensorError as error:
-        raise ValueError(f"{path}/parameters.safetensors is damaged: {error}.") from error
+    tensors = safetensors_files.read(path / "parameters.safetensors")
     expected = jax.eval_shape(lambda: logical.to_logical(_create(config), nnx.Variable))
     wrong = sorted(
         name
