@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 
 from equivit import errors
@@ -65,7 +66,10 @@ def _silence_threads():
 
 
 def _is_news(record):
-    return not (record.exc_info and "orbax" in f"{record.pathname} {record.getMessage()}")
+    if not record.exc_info:
+        return True
+    files = [frame.filename for frame in traceback.extract_tb(record.exc_info[2])]  # asyncio names only a future
+    return "orbax" not in f"{record.pathname} {record.getMessage()} {files}"
 
 
 def _unraisable(unraisable):

@@ -92,6 +92,11 @@ def check(thing: str, value: Any, type_: Any) -> None:
     raise ValueError(f"{thing}={errors.shown(value)} {kind.refusal(value)}{kind.hint(value)}.")
 
 
+def allows(value: Any, type_: Any) -> bool:
+    """Whether a value is of a type."""
+    return _kind(type_).allows(value)
+
+
 def check_section(prefix: str, section: ConfigDict, types_: Mapping[str, Any]) -> None:
     """ValueError unless every key of `types_` has a value of its type; a mapping in it is a section in the section."""
     for key, type_ in types_.items():

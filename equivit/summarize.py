@@ -10,6 +10,7 @@ import argparse
 import functools
 import json
 import sys
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -59,10 +60,12 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
 def _named(name: str, changes: list[str]) -> ConfigDict:
     """The base config with a model of the zoo, for images of the size that the model was made for."""
     from equivit import footprint
+    from equivit.models import zoo
     from equivit.training import config as configs
 
-    config = configs.get_base()
-    config.model = {"name": name, **{key: configs.parse(text) for key, _, text in (c.partition("=") for c in changes)}}
+    config, types = configs.get_base(), zoo.types_of(name)
+    fields = {key: configs.parse(text, types.get(key, Any)) for key, _, text in (c.partition("=") for c in changes)}
+    config.model = {"name": name, **fields}
     config.data.image_size = footprint.abstract_model(config).config.input_shape[:-1]
     return config.lock()
 

@@ -50,7 +50,7 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
     from equivit.training import config as configs
     from equivit.training import sweep_config
 
-    config = configs.load(options.config, command.changes(rest, _parser()), check=sweep_config.validate)
+    config = configs.load(options.config, command.changes(rest, _parser()), schema=sweep_config.SCHEMA)
     results = run(config, options.workdir)
     print(f"{len(results)} results: {options.workdir}", flush=True)
 

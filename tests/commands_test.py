@@ -87,6 +87,12 @@ def test_errors_of_threads_are_not_told_twice(capsys, caplog, monkeypatch):
         except RuntimeError:
             logging.getLogger(name).exception(message)
         assert (message in caplog.text) == told
+    caplog.clear()
+    try:
+        exec(compile("raise OSError('no room')", "/site-packages/orbax/checkpoint/path.py", "exec"))
+    except OSError:
+        logging.getLogger("asyncio").exception("Future exception was never retrieved")
+    assert not caplog.text
     for message, told in (("Event loop is closed", False), ("other", True)):
         error = types.SimpleNamespace(
             exc_type=RuntimeError, exc_value=RuntimeError(message), exc_traceback=None, err_msg=None, object=None

@@ -143,8 +143,8 @@ def test_commands_parse(page):
                 continue
             changes = command.changes(rest, module._parser())
             if getattr(options, "config", None):
-                check = sweep_config.validate if name == "equivit.sweep" else configs.validate
-                configs.load(str(ROOT / options.config), changes, check=check)
+                schema = sweep_config.SCHEMA if name == "equivit.sweep" else configs.TRAINING
+                configs.load(str(ROOT / options.config), changes, schema=schema)
 
 
 @pytest.mark.parametrize("page", PAGES)

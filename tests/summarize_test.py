@@ -77,6 +77,10 @@ def test_a_model_without_a_head_is_measured_by_its_features(summary):
     assert result["fvcore"] / 1e9 == pytest.approx(77.51, rel=0.0025)
 
 
+def test_none_may_be_a_word(summary):
+    assert summary("--model=vit_pico16", "--model.remat=none")["model"]["remat"] == "none"
+
+
 def test_a_config_is_completed_from_its_data(summary, config):
     model = summary(f"--config={config}", "--config.data.image_size=(16, 24)")["model"]
     assert (model["in_channels"], model["num_classes"], model["image_size"]) == (1, 10, [16, 24])

@@ -25,16 +25,17 @@ class Folder:
         self.root = pathlib.Path(directory).expanduser()
         if not self.root.is_dir():
             raise FileNotFoundError(f"folder:{directory}: there is no directory {self.root}.")
-        reference = self.root / class_split
-        if (self.root / split).is_dir():
-            self.root /= split
-        elif split not in ("train", "all") or not any(_images(folder) for folder in _folders(self.root)):
+        inside = {folder.name: folder for folder in _folders(self.root)}
+        reference = inside.get(class_split)
+        if split in inside:
+            self.root = inside[split]
+        elif split not in ("train", "all") or not any(_images(folder) for folder in inside.values()):
             raise ValueError(
-                f"folder:{directory}: there is no {self.root / split}; folders: {_listed(_folders(self.root))}. Images "
-                "belong in <split>/<class>/, or without splits in <class>/, which is read as split 'train'."
+                f"folder:{directory}: there is no {self.root}/{split}; folders: {_listed(list(inside.values()))}. "
+                "Images belong in <split>/<class>/, or without splits in <class>/, which is read as split 'train'."
             )
         folders = _folders(self.root)
-        self.classes = tuple(folder.name for folder in (_folders(reference) if reference.is_dir() else folders))
+        self.classes = tuple(folder.name for folder in (_folders(reference) if reference else folders))
         unknown = [folder for folder in folders if folder.name not in self.classes]
         if unknown:
             raise ValueError(f"{self.root}: classes that {reference} does not have: {_listed(unknown)}.")

@@ -31,12 +31,18 @@ def read(source: Source, index: int, channels: int, max_pixels: int = MAX_PIXELS
 
     Raises:
       OSError: 100 images in a row, or all of them, are unreadable.
+      MemoryError: there is not enough memory to decode one.
     """
     unreadable = {}
     for offset in range(min(MAX_MISSES, len(source))):
         position = (index + offset) % len(source)
         try:
             return Reading(_decoded(source[position], channels, max_pixels), unreadable)
+        except MemoryError as error:  # no fault of the file: another time it would be read
+            raise MemoryError(
+                f"there is not enough memory to decode {source.where(position)}; fewer data.workers or a smaller "
+                "batch_size take less."
+            ) from error
         except Exception as error:  # PIL's decoders raise nearly everything: OSError, SyntaxError, struct.error, ...
             unreadable[source.where(position)] = " ".join(str(error).split()) or type(error).__name__
     where, reason = next(iter(unreadable.items()))

@@ -93,6 +93,9 @@ def check(section: ConfigDict) -> None:
     constraints.check_section("config.data", section, TYPES)
     if section.source.partition(":")[0] not in {source.partition(":")[0] for source in SOURCES}:
         errors.one_of("config.data.source", section.source, SOURCES)
+    for key in ("split", "eval_split"):
+        if not section[key]:
+            raise ValueError(f"config.data.{key}='' must be the name of a split, such as {DEFAULTS[key]!r}.")
     if len(section.mean) != len(section.std):
         raise ValueError(
             f"config.data.mean={section.mean} and config.data.std={section.std} must have one entry per channel."

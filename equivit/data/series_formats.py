@@ -30,7 +30,7 @@ def read_npz(path: pathlib.Path) -> dict[str, Cases]:
     `train_len` int [N], if present, gives the length of each series; the rest is padding.
 
     Raises:
-      ValueError: an array is missing, or shapes or labels do not fit.
+      ValueError: the file is damaged, an array is missing or empty, or types, shapes, labels or lengths do not fit.
     """
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{path}: this is not an .npz file, or it is damaged; np.savez writes such files.")
@@ -44,18 +44,33 @@ def read_npz(path: pathlib.Path) -> dict[str, Cases]:
     return {split: _npz_split(path, arrays, split) for split in SPLITS}
 
 
-def _npz_split(path, arrays, split):
+def _npz_split(path: pathlib.Path, arrays: dict[str, np.ndarray], split: str) -> Cases:
     series, labels, classes = arrays[f"{split}_x"], arrays[f"{split}_y"], arrays["classes"]
+    _check_array(f"{path}: `{split}_x`", series, "numbers [N, channels, T]", 3, "iuf")
+    _check_array(f"{path}: `{split}_y`", labels, "int [N]", 1, "iu")
+    _check_array(f"{path}: `classes`", classes, "names [K]", 1, "USiuf")
     lengths = arrays.get(f"{split}_len", np.full(len(series), series.shape[-1]))
-    if series.ndim != 3 or not len(series) == len(labels) == len(lengths):
+    _check_array(f"{path}: `{split}_len`", lengths, "int [N]", 1, "iu")
+    if not len(series) == len(labels) == len(lengths):
         raise ValueError(
-            f"{path}: {split}_x {series.shape} must be [N, channels, T], for {len(labels)} labels and {len(lengths)} "
-            "lengths."
+            f"{path}: `{split}_x` {list(series.shape)} must be [N, channels, T], for {len(labels)} labels and "
+            f"{len(lengths)} lengths."
         )
-    if not np.issubdtype(labels.dtype, np.integer) or not 0 <= labels.min() <= labels.max() < len(classes):
-        raise ValueError(f"{path}: {split}_y must be integers in 0..{len(classes) - 1}, the indices of `classes`.")
+    if not 0 <= labels.min() <= labels.max() < len(classes):
+        raise ValueError(f"{path}: `{split}_y` must be integers in 0..{len(classes) - 1}, the indices of `classes`.")
+    if not 1 <= lengths.min() <= lengths.max() <= series.shape[-1]:
+        raise ValueError(
+            f"{path}: `{split}_len` is in {lengths.min()}..{lengths.max()}; series of length {series.shape[-1]} allow "
+            f"1..{series.shape[-1]}."
+        )
     cases = [x[:, :length].astype(np.float32) for x, length in zip(series, lengths, strict=True)]
     return Cases(cases, [str(classes[label]) for label in labels])
+
+
+def _check_array(where: str, array: np.ndarray, form: str, axes: int, kinds: str) -> None:
+    """ValueError unless an array has so many axes, none of them empty, and a type of these kinds (`dtype.kind`)."""
+    if array.ndim != axes or array.dtype.kind not in kinds or not array.size:
+        raise ValueError(f"{where} must be {form} and not empty, but it is {array.dtype} {list(array.shape)}.")
 
 
 def read_ts(path: pathlib.Path) -> Cases:

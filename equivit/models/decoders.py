@@ -1,4 +1,4 @@
-"""Masked autoencoding: an encoder that sees some patches, and a light decoder that predicts the pixels of all.
+"""Masked autoencoders: an encoder that sees some patches, and a light decoder that predicts the pixels of all.
 
 Source: MAE (He et al. 2022, arXiv 2111.06377), Section 3; with a Jumbo token: Jumbo (arXiv 2502.15021), Section 4.3.
 """
@@ -25,12 +25,12 @@ from equivit.models.vit_config import ViTConfig
 
 @dataclasses.dataclass(frozen=True)
 class MaskedAutoencoderConfig:
-    """The choices that make one masked autoencoder.
+    """The configuration of a masked autoencoder.
 
     Attributes:
-      encoder: those of the encoder, which has no head.  The decoder has its kind of MLP, its epsilon, its initial
-        weights, its spelling of the sin-cos table, and runs its blocks as it does.
-      decoder_width, decoder_depth, decoder_heads: embedding width, blocks, and heads per block of the decoder.
+      encoder: the configuration of the encoder, which has no head.  The decoder takes over `mlp`, `norm_eps`, `init`,
+        the version of the sin-cos table, `remat` and `unroll`.
+      decoder_width, decoder_depth, decoder_heads: embedding width, number of blocks, and heads per block.
     """
 
     encoder: ViTConfig
@@ -55,19 +55,19 @@ class MaskedAutoencoderConfig:
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
-        """Of one image: (height, width, channels)."""
+        """Shape of one image: (height, width, channels)."""
         return self.encoder.input_shape
 
     def build(self, rngs: nnx.Rngs) -> "MaskedAutoencoder":
-        """The model, encoder and decoder drawn from `rngs`."""
+        """The model, with parameters drawn from `rngs`."""
         return MaskedAutoencoder(self, self.encoder.build(rngs), rngs=rngs)
 
 
 class MaeDecoder(nnx.Module):
-    """Predicts the pixels of every patch from the rows that an encoder made of some.
+    """Predicts the pixels of every patch from the encoder's tokens of some patches.
 
-    The rows before the patches, the class token or the J rows of a Jumbo token, take part as ordinary tokens without a
-    position; places without a row hold the mask token.
+    The tokens before the patches (the class token, or the J rows of a Jumbo token) are ordinary tokens without a
+    position.  Removed patches are replaced by the mask token.
 
     Shapes: rows [*B, P + K, D], keep int [*B, K], grid (h, w) -> [*B, h w, ph pw C], pixels in `patchify`'s order.
     """
@@ -101,11 +101,11 @@ class MaeDecoder(nnx.Module):
 
 
 class MaskedAutoencoder(nnx.Module):
-    """An encoder, of any family and kind of ViT, and a decoder.
+    """An encoder, which may be any ViT, and a decoder.
 
     Args:
-      encoder: a model of `config.encoder`.
-      rngs: draws the decoder.
+      encoder: a model built from `config.encoder`.
+      rngs: initialises the decoder.
     """
 
     def __init__(self, config: MaskedAutoencoderConfig, encoder: ViT, *, rngs: nnx.Rngs):
@@ -120,7 +120,7 @@ class MaskedAutoencoder(nnx.Module):
         """Predicted pixels of all patches, [*B, N, ph pw C], of images [*B, H, W, C] of any size.
 
         Args:
-          keep: int [*B, K], the patches that the encoder sees, row by row over the grid.
+          keep: int [*B, K], indices of the patches that the encoder sees, row by row over the grid.
           key: drives drop path and dropout of the encoder; None means neither.
 
         Raises:
@@ -130,11 +130,11 @@ class MaskedAutoencoder(nnx.Module):
         return self.decoder(self.encoder.tokens(images, key=key, train=train, keep=keep), keep, grid, train=train)
 
     def pooled(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
-        """What a head of the encoder would read."""
+        """The input of a classification head on the encoder."""
         return self.encoder.pooled(images, key=key, train=train)
 
     def features(self, images: jax.Array, **options) -> Features:
-        """The encoder's features of all patches."""
+        """The features of the encoder, which sees all patches."""
         return self.encoder.features(images, **options)
 
 
@@ -149,7 +149,7 @@ def _block(config: MaskedAutoencoderConfig, rngs: nnx.Rngs) -> Block:
 
 
 def _put(tokens: jax.Array, places: jax.Array, rows: jax.Array) -> jax.Array:
-    """`tokens` [*B, N, C] with `rows` [*B, K, C] at `places` [*B, K], which differ from one another."""
+    """`tokens` [*B, N, C], replaced by `rows` [*B, K, C] at `places` [*B, K], which are distinct."""
 
     def put(tokens, places, rows):
         return tokens.at[places].set(rows, unique_indices=True, mode="promise_in_bounds")

@@ -1,4 +1,4 @@
-"""What every model's `features` returns."""
+"""The return type of every model's `features`."""
 
 import dataclasses
 
@@ -12,8 +12,8 @@ class Grid:
 
     Attributes:
       values: [B, *grid, D]: two grid axes for images, one for series or for a kept subset of tokens.
-      stride: pixels (samples) between neighbours along each grid axis.
-      offset: [B, axes], where each grid begins, in pixels; zero unless the model chooses its grid.
+      stride: distance between neighbours along each grid axis, in pixels (samples for series).
+      offset: [B, axes], the origin of each grid in pixels; zero unless the model chooses its grid.
     """
 
     values: jax.Array
@@ -24,13 +24,13 @@ class Grid:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Features:
-    """Tokens of one image by their role.
+    """The tokens of images, grouped by role.
 
     Attributes:
-      cls: [B, D], or None where the model has no class token.
+      cls: [B, D], or None if the model has no class token.
       registers: [B, R, D].
       patches: the grid of patch tokens.
-      blocks: the same for each block that was asked for, by its index.
+      blocks: the features after each requested block, by its index.
     """
 
     cls: jax.Array | None

@@ -1,10 +1,10 @@
-"""ViTs with a Jumbo token, plain or equivariant: a global token J times as wide as the patches, with an MLP of its own.
+"""ViTs with a Jumbo token, plain or equivariant: a global token J times as wide as a patch token, with its own MLP.
 
-All families of `vit.py` take it.  In equivariant blocks the Jumbo token is a wide field ("steerable"), or holds the
-invariant component alone ("invariant"): J times width / order channels, with a dense MLP.
+All families of `vit.py` can have one.  In equivariant blocks, the Jumbo token is either a wide field ("steerable") or
+has only the invariant component ("invariant"): J times width / order channels, with a dense MLP.
 
-`PRESETS` name what four public versions do: the paper's tables, the released code and checkpoints, the code of 2025,
-and the JAX version of Jumbo's MAE.
+`PRESETS` has the settings of four public versions: the paper's tables, the released code and checkpoints, the code of
+2025, and the JAX version of Jumbo's MAE.
 
 Source: Jumbo (arXiv 2502.15021), Sections 3 and 4.
 """
@@ -42,20 +42,23 @@ JUMBO_MLPS = ("shared", "per_layer", "none", "lora", "linear_lora")
 
 @dataclasses.dataclass(frozen=True)
 class JumboViTConfig(ViTConfig):
-    """The choices that make one Jumbo ViT, beside those of `ViTConfig`.
+    """The configuration of a Jumbo ViT: the fields of `ViTConfig` and these.
 
     Attributes:
       jumbo: J, how many times wider than a patch token the Jumbo token is.
-      jumbo_mlp: "shared" by all layers; one "per_layer"; "none": the J rows go through the MLP of the patches; "lora"
-        and "linear_lora": shared with a low-rank addition per layer, around the MLP or beside its linear maps.
-      jumbo_multiplier: hidden width of that MLP over its width (Table 12).
-      lora_rank: rank of the additions.
-      normed_residual: the residual of that MLP is taken after its norm.
-      last_patch_mlp: whether the last block feeds the patches too, on which no logit depends if `pool` is "jumbo".
-      wide_norm: the final norm is over the merged Jumbo token; patches then leave without one.  Else over each row.
-      pool: what the head reads, the "jumbo" token alone or "jumbo_and_patches", the mean patch token beside it.
-      head_std, head_bias: those of the public code, a head of zeros and equally likely classes.
-      field: in equivariant blocks, "steerable" or "invariant".
+      jumbo_mlp: the MLP of the Jumbo token: "shared" by all layers; one "per_layer"; "none": the J rows use the MLP of
+        the patches; "lora" and "linear_lora": shared, with a low-rank update per layer, either of the whole MLP or of
+        its linear layers.
+      jumbo_multiplier: ratio of hidden width to width in that MLP (Table 12).
+      lora_rank: rank of the low-rank updates.
+      normed_residual: whether the residual connection of that MLP starts after the norm.
+      last_patch_mlp: whether the last block applies the MLP to the patches too; with pool="jumbo", no logit depends on
+        that.
+      wide_norm: whether the final norm is over the merged Jumbo token, and patches get none; otherwise it is over each
+        row.
+      pool: the head reads the "jumbo" token alone, or with "jumbo_and_patches" also the mean patch token.
+      head_std, head_bias: as in the public code, the head starts at zero with equally likely classes.
+      field: the Jumbo token in equivariant blocks, "steerable" or "invariant".
     """
 
     class_token: bool = False
@@ -122,7 +125,7 @@ PRESETS = {
 
 
 def build(config: JumboViTConfig, rngs: nnx.Rngs) -> ViT:
-    """A ViT with a Jumbo token.  Its `features` give the merged token as `cls`, [*B, J width]."""
+    """A ViT with a Jumbo token.  Its `features` have the merged token as `cls`, [*B, J width]."""
     parts = parts_of(config, rngs)
     last = functools.partial(_block, config, feeds_patches=False)
     if config.last_patch_mlp or config.jumbo_mlp == "none":
@@ -160,7 +163,7 @@ def _block(config: JumboViTConfig, parts: Parts, feeds_patches: bool = True) -> 
 
 
 def _merged(config: JumboViTConfig, parts: Parts) -> tuple[Parts, int]:
-    """The parts for the merged Jumbo token beside patches of `parts`, and its width."""
+    """The parts and the width of the merged Jumbo token, where `parts` are those of the patches."""
     if parts.group is not None and config.field == "invariant":
         return parts.of(None), config.jumbo * config.width // parts.group.order
     return parts, config.jumbo * config.width
@@ -202,8 +205,8 @@ def _exit(config: JumboViTConfig, parts: Parts) -> dict[str, Any]:
     return dict(readout=readout, head=make_head(config, features, config.ends_with_fields, rngs))
 
 
-# `jumbo_vit_*` is Jumbo as its paper's tables count it, the others are its further public versions, and Jumbo among
-# octic patches.  J of the paper: 6, and 3 from the width of Base on (Tables 1 and 5).
+# `jumbo_vit_*` is Jumbo as counted in the tables of its paper.  The others are its other public versions, and Jumbo
+# with octic patches.  J is that of the paper: 3 for Base and wider, 6 for smaller models (Tables 1 and 5).
 FLAVOURS = {
     "jumbo_vit": PRESETS["paper"],
     "jumbo_vit_release": PRESETS["release"],

@@ -1,4 +1,4 @@
-"""What every model and every configuration of one offers; the rest of the project asks for nothing else."""
+"""The interface of all models and their configurations; the rest of the project relies on nothing else."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -12,12 +12,12 @@ from equivit.models.features import Features
 
 
 class Model(Protocol):
-    """A model is a `nnx.Module` with these.
+    """The interface of a model, which is a `nnx.Module`.
 
     Attributes:
       config: what it was built from; `config.build(rngs)` builds another.
-      head: logits from what `pooled` gives, or None.
-      before: names of the attributes that stand before the blocks, for layer-wise learning rates.
+      head: maps the output of `pooled` to logits, or None.
+      before: names of the attributes that come before the blocks, for layer-wise learning rates.
     """
 
     config: Any
@@ -40,17 +40,17 @@ class Model(Protocol):
         key: jax.Array | None = None,
         train: bool = False,
     ) -> Features:
-        """Tokens by their role after the last block, and after each of `blocks`."""
+        """Tokens grouped by role, after the last block and after each block in `blocks`."""
         ...
 
 
-ModelModule = Any  # a `nnx.Module` that is a Model too; no type of Python says both
+ModelModule = Any  # a `nnx.Module` that is also a Model; Python has no type for both at once
 
 
 class Config(Protocol):
-    """The choices that make one model: a frozen dataclass, of plain values or of other configurations.
+    """The configuration of a model: a frozen dataclass whose fields are plain values or other configurations.
 
-    One whose models cut images into patches has a `patch_size`, (height, width) in pixels.
+    If the model cuts images into patches, its configuration has a `patch_size`, (height, width) in pixels.
     """
 
     @property
@@ -68,10 +68,10 @@ class Config(Protocol):
 
 
 def check_input(config: Config, name: str, size: tuple[int, ...], channels: int) -> None:
-    """ValueError unless models of a configuration take images (or series) of a size and a number of channels.
+    """ValueError unless a model of this configuration takes images (or series) of this size and number of channels.
 
     Args:
-      name: of the images, in the message.
+      name: what the message calls the images.
     """
     if len(size) != len(config.input_shape) - 1:
         raise ValueError(f"{name}: a model of {type(config).__name__} takes inputs of {list(config.input_shape)}.")
@@ -89,8 +89,8 @@ class Preset(NamedTuple):
 
     Attributes:
       config: the class of the configuration.
-      fields: its fields that are not at their defaults.
-      families: by a `family` that is asked for, what gives the fields that it stands for here from all others.
+      fields: the fields that differ from their defaults.
+      families: for a `family` that means something else here, the function that computes its fields from the others.
     """
 
     config: type

@@ -1,13 +1,13 @@
 """PatchTST: a transformer over the patches of a time series, plain, with registers, or with a Jumbo token.
 
-Each channel of a series is a sequence of its own: cut into patches that overlap by half, embedded, and sent with a
-class token through blocks that all channels share.  The class tokens of the channels side by side make the logits.
+Each channel of a series is a separate sequence.  It is cut into patches that overlap by half, embedded, and passed with
+a class token through blocks that all channels share.  The head computes logits from the concatenated class tokens.
 
 | name               | global tokens of a channel                              | what the head reads          |
 |--------------------|---------------------------------------------------------|------------------------------|
 | patchtst           | a class token                                           | the class token              |
 | patchtst_registers | a class token and R registers, R by Proposition 1       | the class token              |
-| patchtst_jumbo     | a Jumbo token, J = 4 times as wide, with an FFN for all | the mean of its J parts      |
+| patchtst_jumbo     | a Jumbo token, J = 4 times as wide, with a shared FFN   | the mean of its J parts      |
 | patchtst_public    | none                                                    | the last patch token         |
 
 Sources: PatchTST (arXiv 2211.14730); Jumbo, Section 4.5 and Appendices A.3.2 and A.3.3.
@@ -41,28 +41,29 @@ PADDINGS = {"repeat": "edge", "zero": "constant"}  # the modes of jnp.pad
 
 @dataclasses.dataclass(frozen=True)
 class PatchTSTConfig:
-    """The choices that make one PatchTST.
+    """The configuration of a PatchTST.
 
-    The Jumbo paper "closely follows" PatchTST and leaves open which norm, where it stands, and whether attention is
-    residual.  The defaults are those of its vision models: layer norms before each branch and one over every token at
-    the end, plain attention.  Public PatchTST has batch norms after each branch and residual attention
-    (`patchtst_public`); in training its code drops out inside the FFN and twice after attention, ours
-    after the embedding and once after each branch.
+    The Jumbo paper "closely follows" PatchTST, but does not say which norm it uses, where the norm is, and whether
+    attention is residual.  The defaults are those of its vision models: layer norms before each branch and at the end,
+    and plain attention.  Public PatchTST has batch norms after each branch and residual attention (`patchtst_public`).
+    Its code applies dropout inside the FFN and twice after attention; ours after the embedding and once after each
+    branch.
 
     Attributes:
-      length, channels: of the series.
+      length, channels: number of steps and of channels of a series.
       num_classes: None for no head.
-      patches: patches per channel; their length follows (`patch_length`).
-      width, depth, num_heads, mlp_dim: of the transformer.
-      registers: register tokens per channel; None: as many as cost what a Jumbo token of J = 4 does (Proposition 1).
-      jumbo: J, the width of the global token in units of `width`; 1 is a class token, which shares the patches' FFN.
-      jumbo_mlp: hidden width of the Jumbo token's FFN in units of its own; jumbo_ffn: "shared" by all blocks or
-        "per_layer".
+      patches: patches per channel, which determines their length (`patch_length`).
+      width, depth, num_heads, mlp_dim: sizes of the transformer.
+      registers: register tokens per channel; None: as many as cost the same as a Jumbo token of J = 4 (Proposition 1).
+      jumbo: J, the ratio of the global token's width to `width`; with 1 it is a class token, which shares the FFN of
+        the patches.
+      jumbo_mlp: ratio of hidden width to width in the FFN of the Jumbo token.
+      jumbo_ffn: whether that FFN is "shared" by all blocks, or one "per_layer".
       norm: "layer", or "batch" over all tokens of all series.
-      norm_first: norms stand before the branches, and one at the end; else after each residual sum.
-      residual_attention: products of queries and keys are added up from block to block, before the softmax.
-      pool: what the head reads: "class", the global token, or "last", the last patch token; then there is no other.
-      padding: how the end is filled up to whole patches: "repeat" (the last value, as PatchTST does) or "zero".
+      norm_first: whether norms come before the branches, with one more at the end; otherwise after each residual sum.
+      residual_attention: whether attention scores are accumulated over the blocks, before the softmax.
+      pool: the head reads the global token ("class"), or the last patch token ("last"); then there is no global token.
+      padding: how the series is padded to whole patches: "repeat" (the last value, as in PatchTST) or "zero".
       dropout: probability of zeroing an entry of the embedding or a branch, used when a key is given.
     """
 
@@ -87,7 +88,7 @@ class PatchTSTConfig:
 
     def __post_init__(self):
         if self.registers is None:
-            sizes = dataclasses.replace(self, registers=0)  # which checks them
+            sizes = dataclasses.replace(self, registers=0)  # checks width and patches
             object.__setattr__(self, "registers", equal_cost_registers(sizes.width, sizes.patches, JUMBO))
         constraints.check_fields(self, "PatchTST")
         if self.pool == "last" and (self.jumbo > 1 or self.registers):
@@ -98,17 +99,17 @@ class PatchTSTConfig:
 
     @property
     def patch_length(self) -> int:
-        """Time steps of a patch."""
+        """Number of time steps in a patch."""
         return patch_length(self.length, self.patches)
 
     @property
     def prefix(self) -> int:
-        """Tokens of a channel before its patches."""
+        """Number of tokens before the patches of a channel."""
         return 0 if self.pool == "last" else self.jumbo + self.registers
 
     @property
     def input_shape(self) -> tuple[int, int]:
-        """Of one series: (steps, channels)."""
+        """Shape of one series: (steps, channels)."""
         return self.length, self.channels
 
     def build(self, rngs: nnx.Rngs) -> "PatchTST":
@@ -117,17 +118,17 @@ class PatchTSTConfig:
 
 
 def patch_length(length: int, patches: int) -> int:
-    """The length p of `patches` patches that overlap by half and cover a series: the smallest even p >= 2 T / (n + 1).
+    """The patch length p such that n patches, overlapping by half, cover T steps: the smallest even p >= 2 T / (n + 1).
 
-    They span p (n + 1) / 2 steps; what lies beyond the series is padding.
+    The patches span p (n + 1) / 2 steps; the steps after the end of the series are padding.
     """
     return 2 * math.ceil(length / (patches + 1))
 
 
 def equal_cost_registers(width: int, patches: int, jumbo: int) -> int:
-    """How many registers cost as many operations in a block as a Jumbo token: Proposition 1, rounded.
+    """The number of registers with the same cost per block as a Jumbo token: Proposition 1, rounded.
 
-    The proposition counts no class token beside the registers; ours costs as much as one more.
+    The proposition has no class token beside the registers; ours costs as much as one more register.
     """
     total = 2 * width + patches
     return round(math.sqrt(total**2 + (1 + 2 * width) * jumbo**2 + 2 * (width + patches) * jumbo) - total)
@@ -169,16 +170,16 @@ class PatchTST(nnx.Module):
 
         Args:
           key: drives dropout; None means none.
-          train: batch norms use and record the statistics of these series.
-          dropout: in place of the configuration's, and may be traced.
+          train: whether batch norms use and record the statistics of these series.
+          dropout: replaces the rate of the configuration; may be traced.
 
         Raises:
-          ValueError: the series are of another length or number of channels, or the model has no head.
+          ValueError: the series have another length or number of channels, or the model has no head.
         """
         return self.classify(self.cut(series), key=key, train=train, dropout=dropout)
 
     def cut(self, series: jax.Array) -> jax.Array:
-        """The patches [*B, channels, patches, patch_length] of series [*B, T, channels]; neighbours share a half."""
+        """The patches [*B, channels, patches, patch_length] of series [*B, T, channels], overlapping by half."""
         config = self.config
         check_array("PatchTST: series", series, f"[*B, {config.length}, {config.channels}]")
         if series.ndim < 2 or series.shape[-2:] != (config.length, config.channels):
@@ -196,7 +197,7 @@ class PatchTST(nnx.Module):
         train: bool = False,
         dropout: float | jax.Array | None = None,
     ) -> jax.Array:
-        """What the head reads, [*B, channels width]: of each channel the global token, or the last patch."""
+        """What the head reads, [*B, channels width]: the global token or the last patch token of each channel."""
         return self._pooled(self.cut(series), key, train, dropout)
 
     def classify(
@@ -207,7 +208,7 @@ class PatchTST(nnx.Module):
         train: bool = False,
         dropout: float | jax.Array | None = None,
     ) -> jax.Array:
-        """Class logits [*B, num_classes] of patches [*B, channels, patches, patch_length], however they were cut."""
+        """Class logits [*B, num_classes] of patches [*B, channels, patches, patch_length], such as those of `cut`."""
         if self.head is None:
             raise ValueError("PatchTST: the model has no head (num_classes=None); call features.")
         return self.head(self._pooled(patches, key, train, dropout))
@@ -222,10 +223,10 @@ class PatchTST(nnx.Module):
         train: bool = False,
         dropout: float | jax.Array | None = None,
     ) -> Features:
-        """Tokens after the last block and after each of `blocks`, with the final norm, if there is one, or without.
+        """Tokens after the last block and after each block in `blocks`; `norm` applies the final norm, if there is one.
 
         The channels are one more batch axis: `cls` [*B, channels, D] is what the head reads, `registers` is
-        [*B, channels, R, D], and the patches' grid has one axis.  Raises IndexError for a block that is not there.
+        [*B, channels, R, D], and the grid of patches has one axis.  Raises IndexError for a block that does not exist.
         """
         self.blocks.check(*blocks)
         x, captured = self.tokens(self.cut(series), capture=blocks, key=key, train=train, dropout=dropout)
@@ -233,7 +234,7 @@ class PatchTST(nnx.Module):
         return self._features(finish(x), {i: self._features(finish(y), {}) for i, y in captured.items()})
 
     def _pooled(self, patches, key, train, dropout):
-        # Of the last block's tokens only the global one is read.  A batch norm, though, looks at all of them.
+        # The head reads only the global token of the last block, but a batch norm needs all tokens.
         whole = self.config.pool == "last" or self.config.norm == "batch"
         keep = None if whole else self.config.jumbo
         x, _ = self.tokens(patches, key=key, train=train, dropout=dropout, keep=keep)
@@ -252,7 +253,7 @@ class PatchTST(nnx.Module):
     ) -> tuple[jax.Array, dict[int, jax.Array]]:
         """Tokens [*B, channels, prefix + patches, D] after all blocks, and after those in `capture`.
 
-        With `keep` only the first `keep` tokens go through the last FFN.
+        With `keep`, only the first `keep` tokens pass through the last FFN and are returned.
         """
         config, last = self.config, self.config.depth - 1
         rate = config.dropout if dropout is None else dropout
@@ -277,7 +278,7 @@ class PatchTST(nnx.Module):
         return x if self.norm is None else _normalized(self.norm, x, train)
 
     def _pool(self, x):
-        """What the head reads of each channel: [*B, channels, D]."""
+        """What the head reads from each channel, [*B, channels, D]."""
         return x[..., -1, :] if self.config.pool == "last" else x[..., : self.config.jumbo, :].mean(-2)
 
     def _features(self, x, blocks) -> Features:
@@ -289,10 +290,10 @@ class PatchTST(nnx.Module):
 
 
 class PatchTSTBlock(nnx.Module):
-    """Attention among all tokens, then an FFN: one for the tokens, another for the Jumbo token as a whole.
+    """Attention over all tokens, then one FFN for the ordinary tokens and another for the whole Jumbo token.
 
-    Shapes: [*B, N, D] -> the same, the first J tokens the parts of the Jumbo token.  With residual attention the sum of
-    the products of queries and keys so far, [*B, H, N, N], goes along.
+    Shapes: [*B, N, D] -> the same; the first J tokens are the parts of the Jumbo token.  With residual attention, input
+    and output also have the accumulated attention scores, [*B, H, N, N].
     """
 
     def __init__(self, config: PatchTSTConfig, rngs: nnx.Rngs):
@@ -317,11 +318,11 @@ class PatchTSTBlock(nnx.Module):
         key: jax.Array | None = None,
         keep: int | None = None,
     ) -> Any:
-        """The tokens after the block, and with residual attention the products.
+        """The tokens after the block, and with residual attention the accumulated scores.
 
         Args:
           rate: of dropout after each branch.
-          keep: the tokens behind the first `keep` end with the attention; None: all go on.
+          keep: how many of the first tokens pass through the FFN and are returned; None: all.
         """
         keys, products = split(key, 3), None
         add = functools.partial(self._add, train=train, dropout=rate)
@@ -353,7 +354,7 @@ class PatchTSTBlock(nnx.Module):
 
 
 class ResidualAttention(dense.Attention):
-    """Attention whose products of queries and keys are added to those of the layers before (RealFormer).
+    """Attention whose scores are added to those of the earlier layers, before the softmax (RealFormer).
 
     Shapes: [*B, N, width] and [*B, H, N, N] -> the same two.
     """
@@ -375,7 +376,7 @@ def _normalized(norm, x, train):
     return norm(x, train=train) if isinstance(norm, BatchNorm) else norm(x)
 
 
-JUMBO = 4  # J of the paper's time series
+JUMBO = 4  # J in the paper's experiments on time series
 NAMES = {
     "patchtst": Preset(PatchTSTConfig, {}),
     "patchtst_registers": Preset(PatchTSTConfig, dict(registers=None)),

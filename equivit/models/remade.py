@@ -1,4 +1,4 @@
-"""A model under another configuration: the same logical tensors, and a report of what became of them."""
+"""Rebuilds a model with another configuration from the same logical tensors, and reports what changed."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -9,16 +9,16 @@ from flax import nnx
 from equivit import errors, logical
 from equivit.models.model import Config, ModelModule
 
-SHOWN = 4  # names in one part of a report
+SHOWN = 4  # names listed in each part of a report
 
 
 class Changes(NamedTuple):
-    """What became of the logical tensors of a model under another configuration, by name; all others were kept.
+    """The names of the logical tensors that another configuration changed; all others were kept.
 
     Attributes:
-      resized: positions, to another grid.
-      drawn: what is new, or a head of another shape.
-      dropped: what there is no place for.
+      resized: positions, resized to another grid.
+      drawn: new tensors, and a head of another shape, initialised at random.
+      dropped: tensors that the new model does not have.
     """
 
     resized: tuple[str, ...]
@@ -31,19 +31,18 @@ class Changes(NamedTuple):
 
 
 def remade(model: ModelModule, *, rngs: nnx.Rngs | None = None, **fields) -> tuple[ModelModule, Changes]:
-    """The model with some fields of its configuration replaced, and what became of its tensors.
+    """The model with some fields of its configuration replaced, and the changes to its tensors.
 
         model, changes = remade(model, class_token=False, pool="mean", num_classes=10)
 
-    Positions are resized to the grid of the new image size.  A head of another shape is drawn, and so is what the model
-    does not have yet; what there is no place for is dropped.
+    Positions are resized to the grid of the new image size.  A head of another shape and tensors that the old model
+    lacks are initialised at random.  Tensors that the new model lacks are dropped.
 
     Args:
-      rngs: draws what is new; seed 0 if None.
+      rngs: initialises new tensors; seed 0 if None.
 
     Raises:
-      ValueError: an unknown field, values that do not go together, or tensors of the same name and another shape, such
-        as those of another width.
+      ValueError: an unknown field, incompatible values, or a tensor whose shape changes, such as by another width.
     """
     known = [field.name for field in dataclasses.fields(model.config)]
     for name in fields:
@@ -56,7 +55,7 @@ def remade(model: ModelModule, *, rngs: nnx.Rngs | None = None, **fields) -> tup
 
 
 def fitted(model: ModelModule, config: Config) -> tuple[dict[str, jax.Array], Changes]:
-    """The logical tensors of `model` that a model of `config` can take, and what became of all; see `remade`."""
+    """The logical tensors of `model` that fit a model of `config`, and the changes; see `remade`."""
     new = _abstract(config)
     tables = logical.tensors(new, nnx.Variable).values()
     wanted = {tensor.name: tensor.shape for table in tables for tensor in table.flat}
@@ -72,7 +71,7 @@ def fitted(model: ModelModule, config: Config) -> tuple[dict[str, jax.Array], Ch
 
 
 def _resized(model: ModelModule, new: ModelModule) -> dict[str, jax.Array]:
-    """Positions, by logical name, for the grid of `new` where that is another."""
+    """Positions resized to the grids of `new`, by logical name, where the grid differs."""
     theirs: dict[Any, Any] = {path: module for path, module in nnx.iter_modules(new) if hasattr(module, "tables")}
     result = {}
     ours: dict[Any, Any] = dict(nnx.iter_modules(model))
@@ -85,7 +84,7 @@ def _resized(model: ModelModule, new: ModelModule) -> dict[str, jax.Array]:
 
 
 def _drawn(config: Config, rngs: nnx.Rngs, names: tuple[str, ...]) -> dict[str, jax.Array]:
-    """New tensors; under jit, so that the rest of the model is never drawn."""
+    """The tensors `names`, initialised under jit, so that XLA never computes the rest of the model."""
 
     @jax.jit
     def draw(key):

@@ -1,7 +1,7 @@
 """A model on disk: a directory with `model.json`, its configuration, and `parameters.safetensors`.
 
-Parameters and running statistics are stored as logical tensors (`logical.py`), so that a file does not depend on how
-layers and irreps are stacked in memory.
+Parameters and running statistics are stored as logical tensors (`logical.py`), so a file does not depend on how layers
+and irreps are stacked in memory.
 """
 
 import dataclasses
@@ -10,17 +10,16 @@ import pathlib
 
 import jax
 import numpy as np
-import safetensors
 import safetensors.numpy
 from flax import nnx
 
-from equivit import logical
+from equivit import logical, safetensors_files
 from equivit.models import zoo
 from equivit.models.model import Config, ModelModule
 
 
 def save(path: pathlib.Path, model: ModelModule) -> None:
-    """Write the model to the directory `path`, which is made if need be."""
+    """Write the model to the directory `path`, which is created if needed."""
     path = pathlib.Path(path)
     path.mkdir(parents=True, exist_ok=True)
     tensors = jax.device_get(logical.to_logical(model, nnx.Variable))
@@ -33,17 +32,15 @@ def load(path: pathlib.Path) -> nnx.Module:
     """The model that `save` wrote.
 
     Raises:
-      FileNotFoundError: the directory has no saved model.
-      ValueError: a file is damaged, or the parameters are not those of the configuration.
+      FileNotFoundError: there is no saved model in the directory.
+      ValueError: a file is damaged, a tensor is of a type that is not read, or the parameters are not those of the
+        configuration.
     """
     path = pathlib.Path(path)
     config = _configuration(path / "model.json")
     if not (path / "parameters.safetensors").is_file():
         raise FileNotFoundError(f"{path}: has a model.json, but no parameters.safetensors.")
-    try:
-        tensors = safetensors.numpy.load_file(path / "parameters.safetensors")
-    except safetensors.SafetensorError as error:
-        raise ValueError(f"{path}/parameters.safetensors is damaged: {error}.") from error
+    tensors = safetensors_files.read(path / "parameters.safetensors")
     expected = jax.eval_shape(lambda: logical.to_logical(_create(config), nnx.Variable))
     wrong = sorted(
         name
@@ -69,7 +66,7 @@ def _configuration(path: pathlib.Path) -> Config:
 
 
 def _described(config) -> dict:
-    """A configuration as JSON has it.  One may hold another, as that of a masked autoencoder holds its encoder's."""
+    """A configuration as JSON values.  It may contain another, as a masked autoencoder's contains its encoder's."""
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     nested = {name: _described(value) for name, value in fields.items() if dataclasses.is_dataclass(value)}
     return {"kind": zoo.kind(config), **fields, **nested}

@@ -1,8 +1,8 @@
-"""Vision transformers by composition: patches, a prefix, blocks, a readout, a head.
+"""Vision transformers, composed of a patch embedding, a prefix, blocks, a readout and a head.
 
     logits = head(readout(trunk(embed(images))))
 
-`vit_config.py` picks the parts of plain, octic and flip models, `jumbo_vit.py` those of models with a Jumbo token.
+`vit_config.py` chooses the parts of plain, octic and flip models; `jumbo_vit.py` those of models with a Jumbo token.
 
 Sources: octic ViTs (arXiv 2505.15441), Sections 3.2 and 4.2; Flopping for FLOPs (arXiv 2502.05169); DeiT III; DINOv2.
 """
@@ -27,18 +27,19 @@ from equivit.symmetry.fields import Tokens, join
 class ViT(nnx.Module):
     """A vision transformer of any family.
 
-    The first `config.k` blocks work between fields of `config.group`, the others on dense tokens.
+    The first `config.k` blocks map fields of `config.group` to fields; the others work on dense tokens.
 
     Args:
-      config: what the parts were made from.
-      patch_embed, position: images to tokens, and a grid (h, w) to their positions.
-      prefix: the rows before the patches, or None.
-      mask_token: in place of masked patches, or None.
+      config: the configuration that the parts were built from.
+      patch_embed: maps images to tokens.
+      position: maps a grid (h, w) to the positions of its tokens.
+      prefix: the tokens before the patches, or None.
+      mask_token: replaces masked patches, or None.
       blocks: all blocks.
-      transition: from a field to dense tokens, after block k - 1; None where the model ends with fields or has none.
-      readout: final norm, and what the head reads (`layers/readout.py`).
-      head: logits, or None.
-      jumbo_mlp, isotypic_jumbo_mlp: the Jumbo MLP that all dense blocks share, and that of the equivariant ones.
+      transition: maps fields to dense tokens after block k - 1; None if the model ends with fields or has no fields.
+      readout: the final norm, and the selection of what the head reads (`layers/readout.py`).
+      head: computes the logits, or None.
+      jumbo_mlp, isotypic_jumbo_mlp: the Jumbo MLP shared by all dense blocks, and that shared by the equivariant ones.
     """
 
     before = ("patch_embed", "position", "prefix", "mask_token")
@@ -115,11 +116,11 @@ class ViT(nnx.Module):
         keep: jax.Array | None = None,
         mask: jax.Array | None = None,
     ) -> Features:
-        """Class, register and patch tokens after the last block, and after each of `blocks`.
+        """Class, register and patch tokens after the last block, and after each block in `blocks`.
 
-        With `norm` a block's tokens go the rest of the way as if the blocks after it were the identity: through the
-        transition, if it lies ahead, and the final norm.  Without it they are as the block left them.  A field leaves
-        as the concatenation of its components, A1 to E22.
+        With `norm`, the tokens of a block pass through the transition (if it comes later) and the final norm, as if
+        the remaining blocks were the identity.  Without it, the raw output of the block is returned.  A field is
+        returned as the concatenation of its components, A1 to E22.
         """
         x, layout = self.embed(images, keep, mask)
         x, seen = self.trunk(x, layout, capture=blocks, key=key, train=train)
@@ -129,9 +130,9 @@ class ViT(nnx.Module):
     def tokens(
         self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False, keep: jax.Array | None = None
     ) -> jax.Array:
-        """All tokens after the last block and the final norm, [*B, prefix + N or K, width], dense.
+        """All tokens after the last block and the final norm, as dense tokens [*B, prefix + N or K, width].
 
-        They are in the order class token, registers (of a Jumbo model the J rows), patches.
+        The order is class token, registers (in a Jumbo model the J rows), patches.
         """
         x, layout = self.embed(images, keep)
         x, _ = self.trunk(x, layout, key=key, train=train)
@@ -146,7 +147,7 @@ class ViT(nnx.Module):
         keep: jax.Array | None = None,
         mask: jax.Array | None = None,
     ) -> dict[int, fields.Isotypic]:
-        """The fields after the given blocks, tokens in the order class, registers, patches.
+        """The fields after the given blocks; the order of tokens is class, registers, patches.
 
         Raises:
           ValueError: a block is not equivariant.
@@ -160,16 +161,16 @@ class ViT(nnx.Module):
     def collected(
         self, images: jax.Array, collect: Callable[[nnx.Module, Any, Layout], Any], *, keep: jax.Array | None = None
     ) -> Any:
-        """`collect(block, x, layout)` of every block, stacked over the blocks, in one pass; x is what it is given."""
+        """`collect(block, x, layout)` for every block and its input x, stacked over the blocks, in one pass."""
         x, layout = self.embed(images, keep)
         return self.trunk(x, layout, collect=lambda block, x: collect(block, x, layout))[1].collected
 
     def attention_weights(self, images: jax.Array, block: int, *, rows: int | None = None) -> jax.Array:
-        """Softmax weights of a block's attention, [*B, heads, rows, N]; tokens in the order class, registers, patches.
+        """Softmax weights of a block's attention, [*B, heads, rows, N]; the order is class, registers, patches.
 
         Args:
           block: 0 to depth - 1.
-          rows: the weights of the first rows only; None: of all N.
+          rows: how many of the first rows to return; None: all N.
         """
         self.blocks.check(block)
         x, _ = self.trunk(*self.embed(images), stop=block)
@@ -178,7 +179,7 @@ class ViT(nnx.Module):
     def embed(
         self, images: jax.Array, keep: jax.Array | None = None, mask: jax.Array | None = None
     ) -> tuple[Any, Layout]:
-        """The tokens that the first block is given, and where they lie."""
+        """The input tokens of the first block, and their layout."""
         grid: tuple[int, ...] = check_images(images, self.config.in_channels, self.config.patch_size)
         x = self.patch_embed(images)
         if mask is not None:
@@ -203,7 +204,7 @@ class ViT(nnx.Module):
         key: jax.Array | None = None,
         train: bool = False,
     ) -> tuple[Any, Seen]:
-        """Through the blocks below `stop`, and through the transition if it lies on the way; see `Stack`."""
+        """Applies the blocks before `stop`, and the transition if it comes before that; see `Stack`."""
         self.blocks.check(*capture)
         k, stop = self.config.k, len(self.blocks) if stop is None else stop
         options: dict[str, Any] = dict(rates=self.config.rates, capture=capture, collect=collect, train=train, key=key)
@@ -215,7 +216,7 @@ class ViT(nnx.Module):
         return x, seen.joined(later)
 
     def _dense(self, x):
-        """Through the transition, unless tokens are dense already or there is none."""
+        """Applies the transition, unless the tokens are already dense or there is no transition."""
         return x if self.transition is None or isinstance(x, jax.Array) else self.transition(x)
 
     def _features(self, x, layout: Layout, norm: bool, blocks) -> Features:
@@ -234,7 +235,7 @@ class ViT(nnx.Module):
         return jax.tree.map(lambda leaf, t: jnp.where(mask[..., None], t, leaf), x, token)
 
     def _lift(self, tokens):
-        """A learned token holds the invariant component only, so that the group leaves it as it is."""
+        """Learned tokens have only the invariant component, so that the group does not change them."""
         return tokens if self.config.group is None else fields.invariant_part(tokens, self.config.group)
 
 
@@ -243,7 +244,7 @@ def _given(module: nnx.Module | None) -> tuple[nnx.Module, ...]:
 
 
 def _lead(position: jax.Array, leaf: jax.Array) -> jax.Array:
-    """[4, N, C] -> [4, 1, ..., N, C], so that the irreps line up and the batch broadcasts."""
+    """[4, N, C] -> [4, 1, ..., N, C], so that the axes of irreps align and the batch axes broadcast."""
     extra = leaf.ndim - position.ndim
     return position.reshape(*position.shape[:-2], *(1,) * extra, *position.shape[-2:]).astype(leaf.dtype)
 

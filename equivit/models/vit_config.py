@@ -1,4 +1,4 @@
-"""The choices that make one ViT, the checks of its sizes, and the parts that they pick.
+"""The configuration of a ViT, the checks of its values, and how the parts of the model are built from it.
 
 | family | blocks 0..k-1    | then                               | blocks k.. | readout                               |
 |--------|------------------|------------------------------------|------------|---------------------------------------|
@@ -8,7 +8,7 @@
 | D8     | octic, k = depth |                                    |            | norm, invariantization, mean, MLP     |
 | D2     | flip, k = depth  |                                    |            | norm, class token's sym part, linear  |
 
-I8 with k = depth is what octic DINOv2 calls D8: every token invariantized and projected.
+I8 with k = depth is what octic DINOv2 calls D8: every token is invariantized and projected.
 """
 
 import dataclasses
@@ -47,15 +47,16 @@ from equivit.models.model import Preset
 from equivit.models.vit import ViT
 from equivit.symmetry.groups import FLIP, OCTIC, Group
 
-BY_FAMILY: Any = None  # in place of a default: `__post_init__` chooses by the family
+BY_FAMILY: Any = None  # the default depends on the family; `__post_init__` sets it
 
 
 class Family(NamedTuple):
-    """What the first blocks commute with, and how tokens leave them.
+    """The symmetry of the first blocks, and how it ends.
 
     Attributes:
       group: of the first k blocks; None for plain models.
-      leaves: the symmetry is "dropped" or made "invariant" after block k - 1; None: the model ends with fields.
+      leaves: after block k - 1 the symmetry is "dropped" or the tokens are made "invariant"; None: the model ends with
+        fields.
     """
 
     group: Group | None
@@ -76,47 +77,52 @@ HEAD_BIASES = ("zero", "prior")
 
 @dataclasses.dataclass(frozen=True)
 class ViTConfig:
-    """The choices that make one ViT.
+    """The configuration of a ViT.
 
     Attributes:
       width, depth, num_heads: embedding width, number of blocks, heads per block.
       patch_size: (height, width) of a patch in pixels; an int for a square.
-      image_size: (height, width) that the positional table is learned at; any size divisible by the patch can be used.
+      image_size: (height, width) at which the positional table is learned; the model takes any size that the patch
+        divides.
       mlp_dim: hidden width of the MLP; None: four times the width.
-      mlp: "gelu", "gelu_tanh" (Flax's approximation of it) or "swiglu" (DINOv2 giant); fields take "gelu" only.
-      norm_eps: epsilon of dense layer norms.
+      mlp: "gelu", "gelu_tanh" (the tanh approximation, Flax's default) or "swiglu" (DINOv2 giant); equivariant
+        families take only "gelu".
+      norm_eps: epsilon of the dense layer norms.
       family: a key of `FAMILIES`.
-      equivariant_blocks: k of the table above; None: half of the depth (rounded down) for H and I, all for D.
+      equivariant_blocks: k in the table above; None: half of the depth (rounded down) for H and I, all for D.
       invariant: the invariantization of I and D (`layers/invariants.py`); None: the sym part for D2, else the power
         spectrum.
-      pool_first: D8 averages over tokens before the invariantization instead of after it.
-      isotypic_norm: "official" or "balanced" (`layers/isotypic.py`); isotypic_eps: its epsilon.
+      pool_first: D8 averages over tokens before the invariantization, not after it.
+      isotypic_norm: "official" or "balanced" (`layers/isotypic.py`).
+      isotypic_eps: epsilon of the isotypic norms.
       num_classes: None for no head.
-      pool: "class" or "mean" over patch tokens; what the head reads.  None: "class" if there is a class token.
-      fc_norm: the head reads the norm of the mean of tokens that get none themselves, as MAE is fine-tuned, not the
-        mean of normed tokens; for pool="mean" of dense tokens.
-      class_token: whether there is one; None: unless the family is D8.
-      class_position: whether the class token has a position of its own (DINOv2, ViT).
-      registers: number of register tokens; mask_token: whether there is one, for `mask=`.
-      register_mlp: tokens with an MLP of their own in each block: None, "registers" or "class_and_registers" (Jumbo,
+      pool: the head reads the "class" token or the "mean" of the patch tokens; None: "class" if there is a class token.
+      fc_norm: the final norm is applied after the mean over tokens, as in MAE's fine-tuning, not before it; for
+        pool="mean" of dense tokens.
+      class_token: whether the model has a class token; None: yes, unless the family is D8.
+      class_position: whether the class token has its own position (DINOv2, ViT).
+      registers: number of register tokens.
+      mask_token: whether the model has a mask token, for `mask=`.
+      register_mlp: the tokens that get their own MLP in each block: None, "registers" or "class_and_registers" (Jumbo,
         Section 4.7, alternatives 2 and 1).
-      init: how the weights of plain models start (`dense.INITS`): "normal" of deviation 0.02, where the kernel of the
-        patches is uniform as PyTorch's convolutions start; "truncated_normal", the same cut at two deviations (the JAX
-        version of MAE); "xavier_uniform" (MAE).
-      head_std: initial deviation of the weights of the head, of its last map where it is an MLP.
-      head_bias: its initial bias, "zero", or "prior": -log(num_classes), the classes being equally likely.
-      token_std, position_std: initial deviations of class token and positions.
-      register_std: that of registers.  The default is the official codes' (DINOv2, timm), with which registers begin
-        next to equal and stay so for long: all registers of a short run are one register, repeated.
-      position: "learned", or the fixed "sincos" (MAE) or "sincos_inclusive" (its JAX version) tables, for plain models.
-      position_antialias, position_offset: how the weights expect learned plain positions to be resized
-        (`layers/position.py`).
+      init: initialisation of the weights of plain models (`dense.INITS`): "normal" with standard deviation 0.02, and
+        PyTorch's uniform default for the patch embedding; "truncated_normal", the same truncated at two standard
+        deviations (the JAX version of MAE); "xavier_uniform" (MAE).
+      head_std: initial standard deviation of the head's weights (of its last layer if it is an MLP).
+      head_bias: initial bias of the head: "zero", or "prior", -log(num_classes), for equally likely classes.
+      token_std, position_std: initial standard deviations of the class token and of the positions.
+      register_std: initial standard deviation of the registers.  The default is that of the official codes (DINOv2,
+        timm).  Registers then begin almost equal and stay so for a long time: in a short run, all registers act as one.
+      position: "learned", or for plain models one of the fixed tables "sincos" (MAE) and "sincos_inclusive" (the JAX
+        version of MAE).
+      position_antialias, position_offset: how learned positions of plain models are resized (`layers/position.py`);
+        pretrained weights expect certain values.
       qkv_bias: whether queries, keys and values have biases.
-      layer_scale: initial layer scale; None for none.
-      drop_path: probability of dropping a branch of a block for a sample, used when a key is given; a pair grows
-        linearly from the first block to the last.
-      dropout: the same for single entries.
-      remat, unroll: how blocks are run (`layers/stack.py`).
+      layer_scale: initial layer scale; None for no layer scale.
+      drop_path: probability of dropping a residual branch of a block for a sample, used when a key is given; a pair
+        gives the rates of the first and the last block, with linear growth in between.
+      dropout: probability of dropping an entry, used when a key is given.
+      remat, unroll: how the blocks are run (`layers/stack.py`).
     """
 
     width: PositiveInt
@@ -218,7 +224,7 @@ class ViTConfig:
 
     @property
     def ends_with_fields(self) -> bool:
-        """Whether the readout is given a field (D8, D2)."""
+        """Whether the input of the readout is a field (D8, D2)."""
         return self.group is not None and FAMILIES[self.family].leaves is None
 
     @property
@@ -237,7 +243,7 @@ class ViTConfig:
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
-        """Of one image: (height, width, channels)."""
+        """Shape of one image: (height, width, channels)."""
         return *self.image_size, self.in_channels
 
     @property
@@ -247,7 +253,7 @@ class ViTConfig:
 
     @property
     def rates(self) -> np.ndarray | None:
-        """The rate of stochastic depth of each block, [depth]; None where there is none."""
+        """The rate of stochastic depth of each block, [depth]; None if all rates are zero."""
         first, last = self.drop_path if isinstance(self.drop_path, tuple) else (self.drop_path,) * 2
         return np.linspace(first, last, self.depth, dtype=np.float32) if first or last else None
 
@@ -255,13 +261,13 @@ class ViTConfig:
         """The model, with parameters drawn from `rngs`.
 
         Raises:
-          ValueError: widths, patches or heads that the group's order does not divide.
+          ValueError: the order of the group does not divide a width, the patch size or the heads.
         """
         return build(self, rngs)
 
 
 def build(config: ViTConfig, rngs: nnx.Rngs) -> ViT:
-    """A ViT with class token and registers, or none."""
+    """A ViT, with or without class token and registers."""
     parts = parts_of(config, rngs)
     width = learned_width(config)
     prefix: dict[str, Any] = dict(
@@ -284,7 +290,7 @@ def build(config: ViTConfig, rngs: nnx.Rngs) -> ViT:
 
 
 def parts_of(config: ViTConfig, rngs: nnx.Rngs) -> Parts:
-    """The layers of the first blocks; `.of(None)` gives those of the dense ones."""
+    """Makes the layers of the first blocks; `.of(None)` makes those of the dense blocks."""
     return Parts(
         config.group,
         rngs,
@@ -300,7 +306,7 @@ def parts_of(config: ViTConfig, rngs: nnx.Rngs) -> Parts:
 
 
 def learned_width(config: ViTConfig) -> int:
-    """Entries of a learned token: between fields those of the invariant component."""
+    """Width of a learned token; among fields, it has only the invariant component."""
     return config.width if config.group is None else channels("ViT", config.width, config.group)
 
 
@@ -325,7 +331,7 @@ MakeBlock = Callable[[Parts], nnx.Module]
 
 
 def stack(config: ViTConfig, block: MakeBlock, rngs: nnx.Rngs, last: MakeBlock | None = None) -> Stack:
-    """k blocks between fields, then dense ones; `block` makes one, and `last` the last one where it is another."""
+    """k equivariant blocks, then dense ones; `block` makes a block, and `last`, if given, makes the last one."""
     kinds = ((config.k, config.group), (config.depth - config.k, None))
     runs = [(length, group, block) for length, group in kinds if length]
     if last is not None:
@@ -340,7 +346,7 @@ def stack(config: ViTConfig, block: MakeBlock, rngs: nnx.Rngs, last: MakeBlock |
 
 
 def transition(config: ViTConfig, parts: Parts) -> Callable | None:
-    """What leads from fields to dense tokens."""
+    """The layer between the equivariant and the dense blocks, if there is one."""
     match FAMILIES[config.family].leaves:
         case "dropped":
             return components if config.group is OCTIC else values
@@ -353,7 +359,7 @@ def transition(config: ViTConfig, parts: Parts) -> Callable | None:
 
 
 def _block(config: ViTConfig, parts: Parts) -> nnx.Module:
-    """A block; with `register_mlp` some of the tokens before the patches have an MLP of their own."""
+    """A block; with `register_mlp`, some of the tokens before the patches have their own MLP."""
     width, hidden = config.width, config.hidden
     if config.register_mlp is None:
         return Block(**parts.branches(width, config.num_heads, hidden))
@@ -385,7 +391,7 @@ def _exit(config: ViTConfig, parts: Parts) -> dict[str, Any]:
 
 
 def make_head(config: ViTConfig, features: int, hidden: bool, rngs: nnx.Rngs) -> nnx.Module | None:
-    """The classifier of `features` entries, with a hidden layer or none; None where there are no classes."""
+    """The classifier on `features` entries, with or without a hidden layer; None without classes."""
     classes, init = config.num_classes, nnx.initializers.normal(config.head_std)
     if classes is None:
         return None
@@ -399,7 +405,7 @@ def make_head(config: ViTConfig, features: int, hidden: bool, rngs: nnx.Rngs) ->
     return head
 
 
-# Sizes are those of octic ViTs, Table 1, and of DeiT III.
+# The sizes of octic ViTs, Table 1, and of DeiT III.
 SIZES = {
     "pico16": dict(width=96, depth=12, num_heads=3, patch_size=16),
     "nano16": dict(width=128, depth=12, num_heads=4, patch_size=16),
@@ -414,9 +420,10 @@ SIZES = {
     "22b14": dict(width=6144, depth=36, num_heads=48, mlp_dim=24576, patch_size=14),
 }
 # `vit_*`, `octic_vit_*` and `flip_vit_*` follow DeiT III (no position on the class token, layer scale 1e-4); `dinov2_*`
-# and `octic_dinov2_*` follow DINOv2 (mask token, no head).  Deviations of positions and class token at the start are
-# those of the official codes.  `register_vit_*` has the head of Jumbo's public code, whose class for registers is not
-# public; begun as close together as elsewhere, registers stay one register, repeated, in a short run.
+# and `octic_dinov2_*` follow DINOv2 (mask token, no head).  The initial standard deviations of positions and class
+# token are those of the official codes.  `register_vit_*` has the head of Jumbo's public code, whose model with
+# registers is not public.  Its `register_std` is larger than the default, with which all registers of a short run act
+# as one.
 FLAVOURS = {
     "vit": dict(family="plain"),
     "octic_vit": dict(family="H8", token_std=0.16, position_std=0.16 * 2**-0.5),
@@ -437,7 +444,7 @@ NAMES = {
 
 
 def _every_block(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What octic DINOv2 calls D8 projects every token to invariants: our I8 with k = depth."""
+    """The D8 of octic DINOv2, which projects every token to invariants, is our I8 with k = depth."""
     return dict(family="I8", equivariant_blocks=fields["depth"], isotypic_eps=1e-6)
 
 

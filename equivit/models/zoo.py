@@ -1,19 +1,20 @@
 """Named models.  `create("octic_vit_h14", family="I8")` builds one; overrides are fields of its configuration.
 
-Each file of models names its own (`NAMES`).
+Each file of models lists the names it adds (`NAMES`).
 """
 
 import dataclasses
 from collections.abc import Iterable
+from typing import Any
 
 import jax
 from flax import nnx
 
-from equivit import errors
+from equivit import constraints, errors
 from equivit.models import decoders, jumbo_vit, patchtst, vit_config
 from equivit.models.model import Config
 
-# What a saved model calls its configuration.
+# The name of each configuration class in a saved model.
 CONFIGS: dict[str, type] = {
     "vit": vit_config.ViTConfig,
     "jumbo_vit": jumbo_vit.JumboViTConfig,
@@ -44,7 +45,7 @@ def configuration(name: str, **overrides) -> Config:
 
 
 def check_options(name: str, options: Iterable[str]) -> None:
-    """ValueError unless there is a model of that name with these options; a "name" may be among them."""
+    """ValueError unless a model of that name exists and has these options; "name" itself is allowed among them."""
     if not isinstance(name, str) or name not in NAMES:
         where = "equivit.models.names() lists all"
         raise ValueError(f"model {errors.shown(name)} is not known; {_nearest(str(name), names(), where)}")
@@ -58,6 +59,11 @@ def check_options(name: str, options: Iterable[str]) -> None:
             )
 
 
+def types_of(name: str) -> dict[str, Any]:
+    """The types of the fields of a named model (`constraints.py`); none for a name that is not known."""
+    return constraints.types_of(NAMES[name].config) if name in NAMES else {}
+
+
 def create(name: str, *, rngs: nnx.Rngs | None = None, **overrides) -> nnx.Module:
     """Build a named model, with parameters drawn from `rngs` (seed 0 if None)."""
     return configuration(name, **overrides).build(rngs or nnx.Rngs(params=0))
@@ -69,12 +75,12 @@ def build(config: Config, rngs: nnx.Rngs) -> nnx.Module:
 
 
 def abstract(name: str, **overrides) -> nnx.Module:
-    """The named model with shapes in place of arrays; costs no memory."""
+    """The named model with shapes instead of arrays; takes no memory."""
     return jax.eval_shape(lambda: create(name, **overrides))
 
 
 def kind(config: Config) -> str:
-    """The key of `CONFIGS` that a configuration belongs to."""
+    """The key in `CONFIGS` of a configuration's class."""
     return next(name for name, known in CONFIGS.items() if type(config) is known)
 
 

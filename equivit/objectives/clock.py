@@ -1,4 +1,4 @@
-"""Where a run stands, and schedules that follow from it."""
+"""The progress of a run, and schedules that depend on it."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 
 class Clock(NamedTuple):
-    """The position of a step in its run; `step` is traced, so one compiled step serves all of them.
+    """The position of a step in its run; `step` is traced, so one compiled program is used for all steps.
 
     Attributes:
       step: number of finished steps.
@@ -21,19 +21,19 @@ class Clock(NamedTuple):
 
     @property
     def done(self) -> jax.Array:
-        """The share of the run that is done, in [0, 1]."""
+        """The fraction of the run that is done, in [0, 1]."""
         return self.step / self.total
 
     @property
     def epoch(self) -> jax.Array:
-        """The number of finished epochs, with fractions."""
+        """The number of finished epochs, which may be fractional."""
         return self.step / self.per_epoch
 
     def linear(self, begin: float, end: float, until: float = 1.0) -> jax.Array:
-        """A straight line from `begin` to `end` over the first share `until` of the run, then `end`."""
+        """Linear from `begin` to `end` over the first fraction `until` of the run, then `end`."""
         return begin + (end - begin) * jnp.minimum(self.done / until, 1.0)
 
     def cosine(self, begin: float, end: float) -> jax.Array:
-        """Half a cosine from `begin` to `end` over the run."""
-        # (1 + cos x) / 2 written as cos^2 (x / 2), which keeps its digits near the end of the run.
+        """A half cosine from `begin` to `end` over the run."""
+        # (1 + cos x) / 2 is computed as cos^2 (x / 2), which is more accurate near the end of the run.
         return end + (begin - end) * jnp.cos(jnp.pi / 2 * self.done) ** 2

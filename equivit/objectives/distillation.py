@@ -1,4 +1,4 @@
-"""Distillation: a classifier learns what another one, the teacher, says of the same images.
+"""Distillation: a classifier learns to predict what another one, the teacher, predicts for the same images.
 
 Source: Beyer et al. 2022 (arXiv 2106.05237); Jumbo (arXiv 2502.15021), Section 4.1.
 """
@@ -18,17 +18,17 @@ from equivit.objectives.supervised import Supervised
 
 
 class Distillation(Supervised):
-    """The divergence of the model's classes from the teacher's, KL(teacher || model), on mixed images; no label counts.
+    """KL(teacher || model), the divergence of the model's predictions from the teacher's, on mixed images; no labels.
 
     Both see the same crop and the same mix.  Images are loaded (`data.train_image_size`) and mixed at the teacher's
-    size; the model's are then shrunk to `data.image_size` by the antialiased bicubic filter with which images are
-    resized for evaluation.  The run is given the teacher as "teacher".
+    size.  For the model they are then shrunk to `data.image_size`, with the antialiased bicubic filter that evaluation
+    uses.  The teacher is `step.given["teacher"]`.
     """
 
     DEFAULTS = dict(
         {k: v for k, v in Supervised.DEFAULTS.items() if k not in ("loss", "label_smoothing")},
-        teacher=None,  # a run, a saved model, "<source>:<file>" of pretrained weights, or "zoo:<name>", not trained
-        teacher_mean=None,  # pixel statistics that it was trained with; None: those of data
+        teacher=None,  # a run, a saved model, "<source>:<file>" of pretrained weights, or "zoo:<name>", untrained
+        teacher_mean=None,  # the pixel statistics of its training; None: those of `data`
         teacher_std=None,
     )
 
@@ -41,7 +41,7 @@ class Distillation(Supervised):
 
     @staticmethod
     def check(config: ConfigDict) -> None:
-        """ValueError for values that do not go together, or no teacher."""
+        """ValueError for incompatible values, or no teacher."""
         objective, data = config.objective, config.data
         Supervised.check_mixing(config)
         if objective.teacher is None:
@@ -65,7 +65,7 @@ class Distillation(Supervised):
         return tuple(self.config.data.image_size)
 
     def check_model(self, model: Config, given: Mapping[str, ModelModule]) -> None:
-        """As in `Objective`, and ValueError for a teacher of other classes or images."""
+        """As in `Objective`; also ValueError if the teacher has other classes or does not take the images."""
         super().check_model(model, given)
         teacher = given["teacher"].config
         self._check_classes(teacher.num_classes, model.num_classes)
@@ -80,17 +80,17 @@ class Distillation(Supervised):
             )
 
     def prepare(self, module: nnx.Module, batch: Batch, key: jax.Array) -> Batch:
-        """The batch, mixed at the teacher's size; "image" is the model's copy and "teacher_image" the teacher's."""
+        """The batch, mixed at the teacher's size; "image" is for the model and "teacher_image" for the teacher."""
         batch = super().prepare(module, batch, key)
         options, data, images = self.options, self.config.data, batch["image"]
         teacher_mean, teacher_std = options.teacher_mean or data.mean, options.teacher_std or data.std
-        # The weights of a mix add up to 1, so it does not matter whether images are mixed or normalised first.
+        # The weights of a mix add up to 1, so mixing and normalising can be done in either order.
         scale = jnp.asarray(data.std) / jnp.asarray(teacher_std)
         shift = (jnp.asarray(data.mean) - jnp.asarray(teacher_mean)) / jnp.asarray(teacher_std)
         return {**batch, "image": shrink(images, tuple(data.image_size)), "teacher_image": images * scale + shift}
 
     def compare(self, logits: jax.Array, batch: Batch, step: Step) -> jax.Array:
-        """The divergence of logits [B, classes] from the teacher's.
+        """The divergence from the teacher's predictions, for logits [B, classes].
 
         Raises ValueError if the teacher has another number of classes.
         """
@@ -100,7 +100,7 @@ class Distillation(Supervised):
 
 
 def divergence(logits: jax.Array, teacher_logits: jax.Array) -> jax.Array:
-    """KL(teacher || model), the sum over classes of p_T (log p_T - log p), mean over the batch.
+    """KL(teacher || model): the sum over classes of p_T (log p_T - log p), averaged over the batch.
 
     Shapes: [B, classes] twice -> [].
     """
@@ -109,6 +109,6 @@ def divergence(logits: jax.Array, teacher_logits: jax.Array) -> jax.Array:
 
 
 def shrink(images: jax.Array, size: tuple[int, int]) -> jax.Array:
-    """Bicubic, antialiased; the images themselves if they have that size.  Shapes: [B, H, W, C] -> [B, *size, C]."""
+    """Antialiased bicubic resizing; images of that size are unchanged.  Shapes: [B, H, W, C] -> [B, *size, C]."""
     shape = (images.shape[0], *size, images.shape[-1])
     return images if images.shape == shape else jax.image.resize(images, shape, "cubic", antialias=True)

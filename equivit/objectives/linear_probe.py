@@ -37,7 +37,7 @@ class ProbeHead(nnx.Module):
         return self.linear(self.norm(features, train=train))
 
     def folded(self) -> dense.Linear:
-        """The linear map that this head is once its statistics are fixed."""
+        """The linear layer that equals this head once its statistics are fixed."""
         norm, head = self.norm, jax.tree.map(lambda a: a, self.linear)
         scale = jax.lax.rsqrt(norm.variance[...] + norm.eps)
         bias = -norm.mean[...] * scale
@@ -49,7 +49,7 @@ class ProbeHead(nnx.Module):
 
 
 class Probe(nnx.Module):
-    """A model that stays as it is, and a `ProbeHead` on what the model's own head would read.
+    """A frozen model, and a `ProbeHead` on what the model's own head would read.
 
     The backbone runs as in evaluation, without drop path.
 
@@ -67,19 +67,19 @@ class Probe(nnx.Module):
         return self.head(self.backbone.pooled(images).astype(jnp.float32), train=train)
 
     def folded(self) -> nnx.Module:
-        """The backbone with one linear map as its head, into which the normalisation is folded."""
+        """The backbone with one linear layer as its head, into which the normalisation is folded."""
         model = jax.tree.map(lambda a: a, self.backbone)
         model.head = nnx.data(self.head.folded())
         return model
 
 
 class LinearProbe(Objective):
-    """Cross-entropy of a `Probe`, of which only the head is trained.
+    """Cross-entropy of a `Probe`, in which only the head is trained.
 
-    Statistics are over the whole batch, whatever the number of devices; with `optimizer.accumulation` over each
-    micro-batch.  The defaults are those of MAE.  The JAX version of Jumbo's MAE has affine=True, eps=1e-5,
-    momentum=0.01 (Flax calls it 0.99) and weight_std=0.02; it keeps the biased variance, this one B / (B - 1) times it,
-    as PyTorch does.
+    The statistics are over the whole batch, for any number of devices; with `optimizer.accumulation`, they are over
+    each micro-batch.  The defaults are those of MAE.  The JAX version of Jumbo's MAE has affine=True, eps=1e-5,
+    momentum=0.01 (0.99 in Flax's convention) and weight_std=0.02.  It stores the biased variance; we store the unbiased
+    one, as PyTorch does.
 
     Raises:
       ValueError: the model has no head.
@@ -88,8 +88,8 @@ class LinearProbe(Objective):
     DEFAULTS = dict(
         affine=False,  # whether the normalisation has a scale and a bias
         eps=1e-6,
-        momentum=0.1,  # share of a new batch in the running statistics
-        weight_std=0.01,  # initial deviation of the classifier's weights
+        momentum=0.1,  # weight of a new batch in the running statistics
+        weight_std=0.01,  # initial standard deviation of the classifier's weights
     )
     TYPES: ClassVar[dict[str, Any]] = dict(affine=bool, eps=PositiveFloat, momentum=Share, weight_std=NonNegativeFloat)
 
@@ -98,7 +98,7 @@ class LinearProbe(Objective):
         check_head(config)
 
     def module(self, model: nnx.Module, key: jax.Array) -> Probe:
-        """The model, and a new head."""
+        """The model with a new head."""
         return Probe(model, self.config.model.num_classes, self.options, rngs=nnx.Rngs(params=key))
 
     def rule(self, tensor: Tensor) -> Rule:
@@ -110,7 +110,7 @@ class LinearProbe(Objective):
         return {**batch, "image": normalize(batch["image"], self.config.data.mean, self.config.data.std)}
 
     def loss(self, module: Probe, batch: Batch, step: Step) -> Loss:
-        """The cross-entropy, and the share of images whose best class is the label."""
+        """The cross-entropy and the accuracy."""
         logits = module(batch["image"], train=True)
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
         return Loss(loss, {"accuracy": jnp.mean(logits.argmax(-1) == batch["label"])})

@@ -1,4 +1,4 @@
-"""Masked autoencoding: the pixels of removed patches are predicted from the patches that are left.
+"""Masked autoencoding: predicting the pixels of removed patches from the patches that are kept.
 
 Source: MAE (He et al. 2022, arXiv 2111.06377), Section 3; with a Jumbo token: Jumbo (arXiv 2502.15021), Section 4.3.
 """
@@ -27,13 +27,13 @@ VARIANCES = ("unbiased", "biased")
 
 
 class Mae(Objective):
-    """Trains a `MaskedAutoencoder`: the model of the config is its encoder, and a decoder is drawn."""
+    """Trains a `MaskedAutoencoder`, whose encoder is the model of the config, with a new decoder."""
 
     DEFAULTS = dict(
-        ratio=0.75,  # share of the patches that is removed
-        target="normalised_pixels",  # each patch with mean 0 and variance 1; or "pixels", normalised by the data's
+        ratio=0.75,  # fraction of patches that is removed
+        target="normalised_pixels",  # normalised patch by patch; or "pixels", normalised only by `data`
         variance="unbiased",  # of a patch; "biased" in the JAX version of MAE
-        groups=None,  # number of groups in the batch that share one mask; None: each image has its own
+        groups=None,  # number of groups of the batch that share a mask; None: each image has its own
         decoder_width=512,
         decoder_depth=8,
         decoder_heads=16,
@@ -52,7 +52,7 @@ class Mae(Objective):
 
     @staticmethod
     def check(config: ConfigDict) -> None:
-        """ValueError for values that do not go together, and for a model with a head."""
+        """ValueError for incompatible values, or a model with a head."""
         section = config.objective
         if section.groups is not None and config.batch_size % section.groups:
             raise ValueError(
@@ -65,18 +65,18 @@ class Mae(Objective):
             )
 
     def check_model(self, model: ViTConfig, given: Mapping[str, nnx.Module]) -> None:
-        """As in `Objective`, and ValueError where no patch would be kept, or none removed."""
+        """As in `Objective`; also ValueError if no patch would be kept, or none removed."""
         super().check_model(model, given)
-        for size in {self.image_size, tuple(self.config.data.image_size)}:  # the latter to evaluate
+        for size in {self.image_size, tuple(self.config.data.image_size)}:  # the second is for evaluation
             masking.number_kept(math.prod(check_grid(size, model.patch_size, "image")), self.options.ratio)
 
     def module(self, model: ViT, key: jax.Array) -> MaskedAutoencoder:
-        """The model as an encoder, with a decoder."""
+        """A masked autoencoder with the model as its encoder."""
         sizes = {name: self.options[name] for name in self.FIXED}
         return MaskedAutoencoder(MaskedAutoencoderConfig(model.config, **sizes), model, rngs=nnx.Rngs(params=key))
 
     def prepare(self, module: MaskedAutoencoder, batch: Batch, key: jax.Array) -> Batch:
-        """The whole batch, normalised; `keep` [B, K] and `mask` [B, N] join it."""
+        """The whole batch, normalised, with new entries `keep` [B, K] and `mask` [B, N]."""
         images = normalize(batch["image"], self.config.data.mean, self.config.data.std)
         h, w = check_grid(images.shape[1:3], module.config.encoder.patch_size, "image")
         kept = masking.number_kept(h * w, self.options.ratio)
@@ -84,7 +84,7 @@ class Mae(Objective):
         return {**batch, "image": images, "keep": keep, "mask": mask}
 
     def loss(self, module: MaskedAutoencoder, batch: Batch, step: Step) -> Loss:
-        """The mean squared error over removed patches, and the share of their variation that is predicted."""
+        """The mean squared error over removed patches, and the fraction of their variance that is explained."""
         predictions = module(batch["image"], keep=batch["keep"], key=step.key, train=True)
         patch_size = module.config.encoder.patch_size
         wanted = targets(batch["image"], patch_size, self.options.target, self.options.variance)
@@ -94,7 +94,7 @@ class Mae(Objective):
 
 
 def targets(images: jax.Array, patch_size: tuple[int, int], target: str, variance: str) -> jax.Array:
-    """What is to be predicted of normalised images [*B, H, W, C]: float32 [*B, N, ph pw C].
+    """The targets of the prediction, float32 [*B, N, ph pw C], for normalised images [*B, H, W, C].
 
     Args:
       target: one of TARGETS.

@@ -1,4 +1,4 @@
-"""Which patches a masked autoencoder sees: drawn for a whole batch, on the device."""
+"""Random choice of the patches that a masked autoencoder sees, for a whole batch, on the device."""
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +10,11 @@ def random_keep(
     """A random choice of tokens for each image.
 
     Args:
-      key: drives the choice.
-      batch: B, how many images.
-      tokens: N, how many patch tokens an image has.
-      kept: K, how many of them are kept.
-      groups: number of groups of neighbouring images that share a choice; None: each image has its own.
+      key: the source of randomness.
+      batch: B, number of images.
+      tokens: N, number of patch tokens per image.
+      kept: K, number of tokens that are kept.
+      groups: number of groups of consecutive images that share a choice; None: each image has its own.
 
     Returns:
       The indices of the kept tokens, int [B, K], in random order, and a mask, float [B, N], 1 where a token is removed.
@@ -33,14 +33,14 @@ def random_keep(
 
 
 def from_noise(noise: jax.Array, kept: int) -> tuple[jax.Array, jax.Array]:
-    """The `kept` tokens of least noise, and the mask of the others.  Shapes: [*B, N] -> int [*B, K], float [*B, N]."""
+    """The `kept` tokens with the lowest noise, and the mask of the others.  [*B, N] -> int [*B, K], float [*B, N]."""
     order = jnp.argsort(noise, axis=-1)
     rank = jnp.argsort(order, axis=-1)
     return order[..., :kept], (rank >= kept).astype(jnp.float32)
 
 
 def number_kept(tokens: int, ratio: float) -> int:
-    """How many of `tokens` are kept when a share `ratio` of them is removed, rounded down as MAE does.
+    """The number of tokens kept when a fraction `ratio` of them is removed, rounded down as in MAE.
 
     Raises ValueError when none would be kept, or none removed.
     """

@@ -1,13 +1,14 @@
-"""Mixup and cutmix of a whole batch, on the device, with one mode and one lambda for each group of examples.
+"""Mixup and cutmix of a whole batch, on the device, with one mode and one lambda per group of examples.
 
-Rows g, g + G, g + 2 G, ... of a batch are group g of G.  timm's recipes mix on each GPU by itself, and samplers deal
-rows to GPUs in this way; here G is an option, so that results do not depend on the number of devices.  Rows that follow
-each other lie in different groups, so the copies of repeated augmentation never meet, as long as there are no more of
-them than groups.
+Group g of G consists of rows g, g + G, g + 2 G, ... of the batch.  timm mixes on each GPU separately, and its samplers
+distribute rows over GPUs in this way.  Here G is an option, so that results do not depend on the number of devices.
+Consecutive rows belong to different groups, so copies from repeated augmentation are never mixed with each other, as
+long as there are at most G of them.
 
-The partner of an example is its mirror image in the group, and with one group in the batch: example b goes with example
-B - 1 - b.  Both are the blend `w x + (1 - w) x[::-1]` of a group, with w a constant for mixup (Zhang et al. 2018) and
-the outside of a box for cutmix (Yun et al. 2019).  Lambda is the share of an example in its own mixture.
+An example is mixed with the one at the mirrored position in its group; with one group, example b is mixed with example
+B - 1 - b.  Both methods compute `w x + (1 - w) x[::-1]` within a group, where w is a constant for mixup (Zhang et al.
+2018), and 0 inside a box and 1 outside for cutmix (Yun et al. 2019).  Lambda is the weight of an example in its own
+mixture.
 """
 
 from typing import NamedTuple
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 
 
 class Box(NamedTuple):
-    """Rows top..bottom - 1 and columns left..right - 1; integers, all of one shape [*G]."""
+    """Rows top..bottom - 1 and columns left..right - 1; integer arrays of the same shape [*G]."""
 
     top: jax.Array
     bottom: jax.Array
@@ -28,7 +29,7 @@ class Box(NamedTuple):
 def soft_targets(labels: jax.Array, num_classes: int, smoothing: float = 0.0) -> jax.Array:
     """One-hot labels, smoothed: 1 - s + s/K for the label and s/K for the others.
 
-    Any smoothing makes every target positive, so that `targets > 0`, as binary cross-entropy asks, is all true.
+    Any smoothing makes all targets positive, so the test `targets > 0` of the binary cross-entropy is always true.
 
     Shapes: labels int [B] -> float32 [B, K].
     """
@@ -51,21 +52,21 @@ def cutmix_box(lam: jax.Array, row: jax.Array, column: jax.Array, height: int, w
 
 
 def cutmix_lambda(box: Box, height: int, width: int) -> jax.Array:
-    """The share of the image outside of the box: after clipping not the lambda that was drawn.   Shapes: -> [*G]."""
+    """The fraction of the image outside the box; clipping makes it differ from the drawn lambda.   Shapes: -> [*G]."""
     return 1 - (box.bottom - box.top) * (box.right - box.left) / (height * width)
 
 
 def cutmix_weights(box: Box, height: int, width: int) -> jax.Array:
-    """0 in the box, 1 outside.   Shapes: -> [*G, H, W]."""
+    """0 inside the box, 1 outside.   Shapes: -> [*G, H, W]."""
     top, bottom, left, right = (jnp.asarray(side)[..., None, None] for side in box)
     rows, columns = jnp.arange(height)[:, None], jnp.arange(width)
     return 1.0 - ((top <= rows) & (rows < bottom) & (left <= columns) & (columns < right))
 
 
 def blend(values: jax.Array, weights: jax.Array) -> jax.Array:
-    """Each example with its partner: w x + (1 - w) x[::-1] of every group.
+    """Mixes each example with its partner: w x + (1 - w) x[::-1] within every group.
 
-    Shapes: values [B, ...], weights [G, ...] such that the rest broadcasts against that of values -> [B, ...].
+    Shapes: values [B, ...], weights [G, ...], where the remaining axes broadcast against those of values -> [B, ...].
     """
     weights = jnp.asarray(weights, values.dtype)
     groups = values.reshape(-1, len(weights), *values.shape[1:])  # [B / G, G, ...]
@@ -82,7 +83,7 @@ def draw(
     probability: float,
     switch_probability: float,
 ) -> tuple[jax.Array, jax.Array]:
-    """Lambda [G] and the weights [G, H, W] of the images, for one batch.  The arguments are those of `mix`."""
+    """Lambda [G] and the weights of the pixels [G, H, W], for one batch.  The arguments are those of `mix`."""
     mix_key, switch_key, beta_key, row_key, column_key = jax.random.split(key, 5)
     shape = (groups,)
     switch = switch_probability if mixup and cutmix else float(cutmix > 0)
@@ -98,7 +99,7 @@ def draw(
 
 
 def check_groups(thing: str, groups: int, batch: int) -> None:
-    """ValueError unless a batch can be cut into so many equal groups of two examples or more; one group always can."""
+    """ValueError unless the batch can be split into this many equal groups of at least two; one always works."""
     if groups == 1 or (groups > 1 and batch % groups == 0 and batch >= 2 * groups):
         return
     possible = [1, *(g for g in range(2, batch // 2 + 1) if batch % g == 0)]
@@ -123,20 +124,20 @@ def mix(
     """Mixes a batch of images and their targets.
 
     Args:
-      key: decides whether, how and how much.
+      key: the source of all randomness.
       images: float [B, H, W, C].
       targets: float [B, K].
       mixup: alpha of mixup's Beta(alpha, alpha); 0 switches it off.
       cutmix: the same for cutmix.
-      probability: share of the groups that are mixed.
-      switch_probability: share of the mixed groups that cutmix gets, if both are on.
-      groups: G, how many groups of the batch have a mode and a lambda of their own, and partners inside.
+      probability: probability that a group is mixed.
+      switch_probability: probability that a mixed group uses cutmix, if both are on.
+      groups: G, the number of groups; each has its own mode and lambda, and its examples are mixed with each other.
 
     Returns:
       Mixed images [B, H, W, C] and targets [B, K].
 
     Raises:
-      ValueError: `groups` does not divide the batch into groups of two examples or more.
+      ValueError: the batch cannot be split into so many groups of at least two examples.
     """
     if not (mixup or cutmix):
         return images, targets

@@ -1,7 +1,7 @@
-"""What every objective is made of: the module it trains, its loss, and defaults for everything else.
+"""The interface of all objectives: the module to train, the loss, and defaults for everything else.
 
-The training loop builds the module, differentiates the loss, keeps running statistics and moves the parameters
-(`training/state.py`); an objective says what is trained and what is minimised.
+An objective says what is trained and what is minimised.  The training loop builds the module, differentiates the loss,
+keeps running statistics and updates the parameters (`training/state.py`).
 """
 
 from collections.abc import Hashable, Mapping
@@ -18,7 +18,7 @@ from equivit.models.model import Config, check_input
 from equivit.objectives.clock import Clock
 
 Extra = dict[str, Any]  # arrays in nested dicts
-Batch = dict[str, jax.Array]  # every leaf has the example axis first
+Batch = dict[str, jax.Array]  # the first axis of every array is that of the examples
 
 
 class Rule(NamedTuple):
@@ -26,25 +26,25 @@ class Rule(NamedTuple):
 
     lr: float = 1.0  # multiplies the schedule
     decay: bool = True  # weight decay, and with LAMB the trust ratio
-    clip: str = "all"  # gradients of one clip group share one global norm
+    clip: str = "all"  # the clip group; its gradients share one global norm
     frozen: bool = False
-    starts: int = 0  # the first step that moves it; moments are gathered from step 0
+    starts: int = 0  # the first step that updates it; moments are accumulated from step 0
 
 
 def usual_rule(tensor: Tensor) -> Rule:
-    """No decay for vectors and scalars, nor for what declares it, such as positions and tokens."""
+    """No decay for vectors and scalars, nor for tensors declared so, such as positions and tokens."""
     return Rule(decay=tensor.decay and len(tensor.shape) > 1)
 
 
 class Step(NamedTuple):
-    """What a loss may depend on beside the module and the batch.
+    """What a loss may depend on, besides the module and the batch.
 
     Attributes:
-      key: drives what is random.
-      clock: where the run stands.
-      static: what `Objective.static` returned.
-      extra: the arrays of `Objective.extra` as they are now.
-      given: models that the run uses and does not train, by name, such as a teacher.
+      key: the source of all randomness.
+      clock: the progress of the run.
+      static: the value of `Objective.static`.
+      extra: the current arrays of `Objective.extra`.
+      given: models that the run uses but does not train, by name, such as a teacher.
     """
 
     key: jax.Array
@@ -55,7 +55,7 @@ class Step(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """What a loss returns: a scalar, scalar metrics to log, and `extra` where it changed (None: it did not)."""
+    """What a loss returns: a scalar, scalar metrics to log, and the new `extra` (None: unchanged)."""
 
     value: jax.Array
     metrics: dict[str, jax.Array]
@@ -63,18 +63,19 @@ class Loss(NamedTuple):
 
 
 class Objective:
-    """What is minimised.  A subclass has a `loss` and overrides the defaults that do not fit.
+    """What is minimised.  A subclass defines `loss` and overrides the defaults that do not fit.
 
-    All methods are pure: nothing is stored on the objective after it is made.  `loss` and `after_step` are traced.
+    All methods are pure: the objective never changes after its construction.  `loss` and `after_step` are traced.
 
     Args:
-      config: a checked config; `config.model.num_classes` is known where the data have classes.
+      config: a checked config; `config.model.num_classes` is set if the data have classes.
 
     Attributes:
-      DEFAULTS: the keys that the `objective` section of a config has beside `name`, with their defaults.
-      TYPES: their types (`constraints.py`).
-      FIXED: those of them that say what is trained, and so cannot change when a run goes on.
-      transform: makes rows of a batch from examples (`data/batches.py`); entries: what examples must have.
+      DEFAULTS: the keys of the `objective` section of a config, without `name`, and their defaults.
+      TYPES: the types of these keys (`constraints.py`).
+      FIXED: the keys that decide what is trained, and so cannot change when a run is resumed.
+      transform: makes the rows of a batch from examples (`data/batches.py`).
+      entries: the entries that every example must have.
       options: the `objective` section.
     """
 
@@ -89,7 +90,7 @@ class Objective:
 
     @staticmethod
     def check(config: ConfigDict) -> None:
-        """ValueError for values of the `objective` section, each of its type, that do not go together."""
+        """ValueError for values of the `objective` section that are valid alone, but not together."""
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -98,14 +99,14 @@ class Objective:
         return tuple(data.train_image_size or data.image_size)
 
     def check_model(self, model: Config, given: Mapping[str, nnx.Module]) -> None:
-        """ValueError for a model, or one that is given (`Step.given`), that the images do not fit.
+        """ValueError if the images do not fit the model, or one of the models in `given` (`Step.given`).
 
-        A run calls it before anything is compiled; `config.model.in_channels` is that of the data.
+        A run calls this before it compiles anything; `config.model.in_channels` is that of the data.
         """
         check_input(model, "training images", self.image_size, self.config.model.in_channels)
 
     def module(self, model: nnx.Module, key: jax.Array) -> nnx.Module:
-        """What is trained: the model, and what this objective adds to it, drawn with `key`."""
+        """What is trained: the model, and what this objective adds to it, initialised with `key`."""
         return model
 
     def rule(self, tensor: Tensor) -> Rule:
@@ -113,40 +114,40 @@ class Objective:
         return usual_rule(tensor)
 
     def extra(self, trainable: Arrays) -> Extra:
-        """Arrays that live from step to step beside the module, such as averages, as they are before the first step."""
+        """The initial values of arrays that are kept from step to step besides the module, such as averages."""
         return {}
 
     def static(self, module: nnx.Module, progress: float) -> Hashable:
-        """What the compiled step depends on, such as a number of tokens; a new value compiles a new step.
+        """A value that the compiled step depends on, such as a number of tokens; each new value compiles a new step.
 
         Args:
-          module: with shapes in place of arrays.
-          progress: the share of all steps that is done, in [0, 1).
+          module: has shapes instead of arrays.
+          progress: the fraction of all steps that is done, in [0, 1).
 
         Returns:
-          The value, logged when it is new; None: one compiled step serves the whole run.
+          The value, which is logged when it changes; None: one compiled step is used for the whole run.
         """
         return None
 
     def prepare(self, module: nnx.Module, batch: Batch, key: jax.Array) -> Batch:
-        """The whole global batch, normalised and mixed or masked, before it is cut into micro-batches.
+        """The whole global batch, normalised and mixed or masked, before it is split into micro-batches.
 
-        `module` has shapes in place of arrays.
+        `module` has shapes instead of arrays.
         """
         return batch
 
     def loss(self, module: nnx.Module, batch: Batch, step: Step) -> Loss:
-        """The loss over a prepared batch.  Running statistics are those that `module` has afterwards."""
+        """The loss of a prepared batch.  The running statistics are those in `module` after the call."""
         raise NotImplementedError(f"{type(self).__name__} has no loss.")
 
     def after_step(self, trainable: Arrays, extra: Extra, clock: Clock) -> Extra:
-        """`extra` after the parameters changed; averages move here.  The clock is that of the loss."""
+        """`extra` after the update of the parameters; averages are updated here.  The clock is that of the loss."""
         return extra
 
     def holding(self, module: nnx.Module, arrays: Arrays) -> nnx.Module:
-        """A copy of `module`, which may be abstract, with `arrays` in it, at the precision of the run.
+        """A copy of `module`, which may be abstract, that holds `arrays`, at the precision of the run.
 
-        A loss calls it for what it computes with other parameters than the trained ones, such as their averages.
+        A loss uses it to compute with other parameters than the trained ones, such as their averages.
         """
         return precision.cast(logical.put(module, arrays), self.config.get("precision", "float32"))
 

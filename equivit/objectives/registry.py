@@ -1,4 +1,4 @@
-"""The objectives by the name that a config gives them."""
+"""The objectives, by their names in a config."""
 
 from equivit.objectives.distillation import Distillation
 from equivit.objectives.linear_probe import LinearProbe

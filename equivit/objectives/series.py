@@ -12,11 +12,11 @@ from equivit.objectives.objective import Batch, Loss, Objective, Step
 class SeriesClassification(Objective):
     """The objective of the time series experiments (Jumbo, Appendix A.3.2).
 
-    A batch has "series" [B, T, channels], prepared before training (`data/series.py`), and "label" [B].
+    A batch has "series" [B, T, channels], preprocessed before training (`data/series.py`), and "label" [B].
 
     Args:
-      config: of a sweep (`training/sweep_config.py`).
-      dropout: probability, in place of the model's own; may be traced, so that runs that differ in it are one program.
+      config: the configuration of a sweep (`training/sweep_config.py`).
+      dropout: probability, which replaces that of the model; may be traced, so that one program can run many values.
     """
 
     def __init__(self, config: ConfigDict, *, dropout: float | jax.Array):
@@ -24,7 +24,7 @@ class SeriesClassification(Objective):
         self._dropout = dropout
 
     def loss(self, module: nnx.Module, batch: Batch, step: Step) -> Loss:
-        """The cross-entropy, and the share of series whose best class is the label."""
+        """The cross-entropy and the accuracy."""
         logits = module(batch["series"], key=step.key, train=True, dropout=self._dropout).astype(jnp.float32)
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
         return Loss(loss, {"accuracy": jnp.mean(logits.argmax(-1) == batch["label"])})

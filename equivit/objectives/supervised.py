@@ -38,11 +38,11 @@ class Supervised(Objective):
         cutmix=0.0,
         mix_probability=1.0,
         switch_probability=0.5,  # of cutmix where both are on
-        mix_groups=1,  # number of groups in the batch that draw and mix for themselves: the GPUs of an original
+        mix_groups=1,  # groups of the batch that are mixed separately; in the original runs each GPU was one
         label_smoothing=0.0,
         ema=None,  # decay of the averaged weights
-        token_drop=None,  # share of the patch tokens left out, at the beginning and at the end, such as (0.9, 0.1)
-        token_drop_phases=10,  # each compiles a step of its own
+        token_drop=None,  # fractions of patch tokens dropped at the beginning and the end, such as (0.9, 0.1)
+        token_drop_phases=10,  # a training step is compiled for each phase
     )
 
     TYPES: ClassVar[dict[str, Any]] = dict(
@@ -60,7 +60,7 @@ class Supervised(Objective):
 
     @staticmethod
     def check(config: ConfigDict) -> None:
-        """ValueError for values that do not go together."""
+        """ValueError for incompatible values."""
         objective = config.objective
         Supervised.check_mixing(config)
         if objective.loss == "bce" and objective.label_smoothing:
@@ -71,7 +71,7 @@ class Supervised(Objective):
 
     @staticmethod
     def check_mixing(config: ConfigDict) -> None:
-        """ValueError for groups that the batch cannot be cut into."""
+        """ValueError if the batch cannot be split into so many groups."""
         objective = config.objective
         if objective.mixup or objective.cutmix:
             mixing.check_groups("config.objective.mix_groups", objective.mix_groups, config.batch_size)
@@ -81,18 +81,18 @@ class Supervised(Objective):
         check_head(config)
 
     def check_model(self, model: Config, given: Mapping[str, nnx.Module]) -> None:
-        """As in `Objective`, and ValueError for token dropping without tokens."""
+        """As in `Objective`; also ValueError if tokens are to be dropped and the model has none."""
         super().check_model(model, given)
         if self.options.token_drop is not None:
             self._tokens(model)
 
     def extra(self, trainable: Arrays) -> Extra:
-        """The averages begin at the parameters."""
-        # A copy, since the step gives the memory of both away.
+        """The averages, which start as the parameters."""
+        # A copy, since the compiled step donates the buffers of both.
         return {} if self.options.ema is None else {"ema": jax.tree.map(jnp.copy, trainable)}
 
     def static(self, module: ModelModule, progress: float) -> token_drop.Tokens | None:
-        """How many patch tokens are used; None: all."""
+        """The number of patch tokens that are used; None: all."""
         options = self.options
         if options.token_drop is None:
             return None
@@ -101,7 +101,7 @@ class Supervised(Objective):
         )
 
     def _tokens(self, model: Config) -> int:
-        """Patch tokens of a training image."""
+        """The number of patch tokens of a training image."""
         if (patch := getattr(model, "patch_size", None)) is None:
             raise ValueError(
                 f"config.objective.token_drop={self.options.token_drop}: {type(model).__name__} has no patch tokens to "
@@ -110,7 +110,7 @@ class Supervised(Objective):
         return math.prod(check_grid(self.image_size, patch, "training images"))
 
     def prepare(self, module: nnx.Module, batch: Batch, key: jax.Array) -> Batch:
-        """The whole batch, normalised and mixed; `target` [B, classes] joins it."""
+        """The whole batch, normalised and mixed, with a new entry `target` [B, classes]."""
         options, data = self.options, self.config.data
         images, targets = mixing.mix(
             key,
@@ -125,7 +125,7 @@ class Supervised(Objective):
         return {**batch, "image": images, "target": targets}
 
     def loss(self, module: nnx.Module, batch: Batch, step: Step) -> Loss:
-        """The loss, and the share of images whose best class is the label of the larger part."""
+        """The loss, and the accuracy with respect to the label that has the largest weight in the mix."""
         key, chosen = step.key, {}
         if isinstance(step.static, token_drop.Tokens):
             key, keep_key = jax.random.split(key)
@@ -142,12 +142,12 @@ class Supervised(Objective):
         return optax.softmax_cross_entropy(logits, batch["target"]).mean()
 
     def after_step(self, trainable: Arrays, extra: Extra, clock: Clock) -> Extra:
-        """Move the averaged weights towards the new ones."""
+        """Update the averages of the weights."""
         if self.options.ema is None:
             return extra
         return {**extra, "ema": optax.incremental_update(trainable, extra["ema"], 1 - self.options.ema)}
 
 
 def binary_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """Every class a yes or no: yes wherever the target [B, classes] is above 0.  Mean over batch and classes."""
+    """One binary decision per class: positive if its target [B, classes] is above 0.  Mean over batch and classes."""
     return optax.sigmoid_binary_cross_entropy(logits, targets > 0).mean()

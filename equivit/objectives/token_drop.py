@@ -1,7 +1,7 @@
-"""Token dropping: training on a part of the patch tokens, a smaller part at the beginning of a run than at its end.
+"""Token dropping: training on a subset of the patch tokens, which grows over the run.
 
-The share that is left out falls linearly over the run.  Every number of tokens is a shape of its own and has its own
-compiled step, so the line becomes a staircase of a few phases.
+The fraction of dropped tokens falls linearly over the run.  Each number of tokens is a different shape and needs its
+own compiled step, so the fraction is constant within each of a few phases.
 
 Source: Jumbo (arXiv 2502.15021), Section 4.2; its code of 2025 for the rounding.
 """
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Tokens(NamedTuple):
-    """How many of the patch tokens of an image are used."""
+    """The number of patch tokens of an image that are used."""
 
     kept: int
     all: int
@@ -20,13 +20,13 @@ class Tokens(NamedTuple):
 
 
 def tokens_at(progress: float, rates: tuple[float, float], phases: int, tokens: int) -> Tokens:
-    """The tokens that are used once a share `progress`, in [0, 1], of the run is done.
+    """The number of tokens that are used at a point of the run.
 
     Args:
-      progress: finished steps over all steps.
-      rates: the share that is left out in the first phase and in the last one.
-      phases: number of phases, all equally long.
-      tokens: N, the patch tokens of an image; int(rate N) of them are left out.
+      progress: the fraction of all steps that is done, in [0, 1].
+      rates: the fractions that are dropped in the first and in the last phase.
+      phases: number of phases, all of the same length.
+      tokens: N, the number of patch tokens of an image; int(rate N) of them are dropped.
     """
     phase = min(int(progress * phases), phases - 1)
     done = phase / max(phases - 1, 1)

@@ -7,14 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import safetensors
 import safetensors.numpy
 
-from equivit import archives
+from equivit import archives, safetensors_files
 from equivit.pretrained import names, torch_files
 
-# Those that NumPy has too, and BF16.
-SAFETENSORS = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL", "C64")
 CONTAINERS = ("model", "teacher", "state_dict")
 
 
@@ -83,26 +80,14 @@ def state_dict(
     return tensors, left_out
 
 
-def _read_safetensors(path):
-    try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            tensors = {}
-            for name in file.keys():  # noqa: SIM118 (not a dict)
-                kind = file.get_slice(name).get_dtype()
-                if kind not in SAFETENSORS:
-                    raise ValueError(
-                        f"{path}: tensor {name!r} is of type {kind}, which is not read; write it as F32, F16 or BF16 "
-                        f"(the types read are {', '.join(SAFETENSORS)})."
-                    )
-                tensors[name] = file.get_tensor(name)
-            return tensors
-    except safetensors.SafetensorError as error:
-        raise ValueError(f"{path}: is damaged or not a safetensors file ({error}).") from error
-
-
 def _read_npz(path):
     with archives.Npz(path) as file:
         return {key: file[key] for key in file.keys}
 
 
-_READERS = {".safetensors": _read_safetensors, ".npz": _read_npz, ".pth": torch_files.read, ".pt": torch_files.read}
+_READERS = {
+    ".safetensors": safetensors_files.read,
+    ".npz": _read_npz,
+    ".pth": torch_files.read,
+    ".pt": torch_files.read,
+}

@@ -276,9 +276,12 @@ def _newest_whole(manager, like, items) -> _Found | None:
             if max(manager.all_steps(), default=step) > step and not damaged:
                 return _newest_whole(manager, like, items)  # the run goes on, and has replaced it meanwhile
             if disk_errors.is_outage(error, path):
-                if isinstance(error, MemoryError | OSError | jax.errors.JaxRuntimeError):
+                if isinstance(error, MemoryError | jax.errors.JaxRuntimeError) or getattr(error, "filename", None):
                     raise
-                raise UnreadableError(f"checkpoint {path} cannot be read: {disk_errors.reason(error)}.") from error
+                raise UnreadableError(
+                    f"checkpoint {path} cannot be read: {disk_errors.reason(error)}; nothing was moved.  Start again "
+                    "with the same --workdir when this is mended."
+                ) from error
             damaged[step] = disk_errors.reason(error)
     if damaged:
         steps = "; ".join(f"{step}: {why}" for step, why in damaged.items())
@@ -300,7 +303,8 @@ def _read(manager, step, like, items):
     leaves = {name: array for item in args for name, array in restored[item].items()}
     wrong = [name for name, bits in _bits(leaves).items() if bits != about["bits"][name]]
     if wrong:
-        raise ValueError(f"the bits of {wrong[0]} (and {len(wrong) - 1} more arrays) are not those that were saved")
+        others = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        raise ValueError(f"the bits of {wrong[0]}{others} are not those that were saved")
     return _fill(like, leaves)
 
 

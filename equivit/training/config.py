@@ -9,6 +9,8 @@ section is a name of the zoo and the arguments given to it; the zoo checks those
 """
 
 import ast
+import dataclasses
+import functools
 import importlib.util
 import json
 import pathlib
@@ -22,6 +24,7 @@ from equivit.constraints import OneOf, PositiveFloat, PositiveInt, Seed
 from equivit.data import section as data
 from equivit.evaluation import section as evaluation
 from equivit.models import patchtst, zoo
+from equivit.objectives.objective import Objective
 from equivit.objectives.registry import OBJECTIVES
 from equivit.precision import PRECISIONS
 from equivit.training import logging, optimizers, schedules, sharding
@@ -43,6 +46,19 @@ TYPES: dict[str, Any] = dict(  # of the keys outside of sections, and of `checkp
     init=str | None,
     checkpoint=dict(every_steps=PositiveInt | None, every_seconds=PositiveFloat | None, keep=PositiveInt),
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Schema:
+    """What the configurations of one kind may hold.
+
+    Attributes:
+      check: raises ValueError for unknown keys and impossible values.
+      types: the types of the keys that a configuration has or may get, by section.
+    """
+
+    check: Callable[[ConfigDict], None]
+    types: Callable[[ConfigDict], Mapping[str, Any]]
 
 
 def get_base(objective: str = "supervised") -> ConfigDict:
@@ -80,8 +96,7 @@ def validate(config: ConfigDict) -> None:
 
     Raises ValueError with one line: the key, its value, the rule, and the nearest valid name.
     """
-    section = config.get("objective")
-    name = section.get("name", "supervised") if isinstance(section, ConfigDict) else "supervised"
+    name = _name(config, "objective")
     check_keys(config, get_base(name))
     _check_model(config.model)
     for section, owner in OWNERS.items():
@@ -89,6 +104,22 @@ def validate(config: ConfigDict) -> None:
     _check_run(config)
     constraints.check_section("config.objective", config.objective, OBJECTIVES[name].TYPES)
     OBJECTIVES[name].check(config)
+
+
+def _types(config: ConfigDict) -> dict[str, Any]:
+    sections = {section: owner.TYPES for section, owner in OWNERS.items()}
+    objective = OBJECTIVES.get(str(_name(config, "objective")), Objective).TYPES
+    return dict(TYPES, **sections, objective=objective, model=zoo.types_of(str(_name(config, "model"))))
+
+
+def _name(config: ConfigDict, section: str) -> Any:
+    """The `name` in a section; the default where a file of `configs/` has left it out, which is refused later."""
+    found = config.get(section)
+    default = "supervised" if section == "objective" else ""
+    return found.get("name", default) if isinstance(found, ConfigDict) else default
+
+
+TRAINING = Schema(validate, _types)
 
 
 def _check_model(section: ConfigDict) -> None:
@@ -128,10 +159,10 @@ def _check_run(config: ConfigDict) -> None:
         )
 
 
-def load(path: str, overrides: Iterable[str] = (), *, check: Callable[[ConfigDict], None] = validate) -> ConfigDict:
+def load(path: str, overrides: Iterable[str] = (), *, schema: Schema = TRAINING) -> ConfigDict:
     """The checked configuration of `file.py` or `file.py:mode`, changed by overrides such as `data.workers=2`.
 
-    `check` is for commands whose configurations have other sections.
+    `schema` is for commands whose configurations have other sections.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -145,8 +176,8 @@ def load(path: str, overrides: Iterable[str] = (), *, check: Callable[[ConfigDic
         raise ValueError(f"config {file}: {error}") from error
     with config.unlocked():
         for text in overrides:
-            override(config, text)
-    check(config)
+            override(config, text, schema)
+    schema.check(config)
     return config.lock()
 
 
@@ -163,7 +194,7 @@ def _get_config(file: str) -> Callable[..., ConfigDict]:
     return module.get_config
 
 
-def override(config: ConfigDict, text: str) -> None:
+def override(config: ConfigDict, text: str, schema: Schema = TRAINING) -> None:
     """Change one key, from text such as "data.workers=2".  Raises ValueError for an unknown key or a wrong type."""
     key, equals, value = text.partition("=")
     if not equals:
@@ -180,7 +211,8 @@ def override(config: ConfigDict, text: str) -> None:
     old = section.get(last)
     if isinstance(old, ConfigDict):
         raise ValueError(f"--config.{key}: this is a section; set one of {', '.join(old)} in it.")
-    value = parse(value) if old is None else _parse_like(value, old)
+    type_ = functools.reduce(lambda types, name: types.get(name, {}), names, schema.types(config)).get(last, Any)
+    value = parse(value, type_) if old is None else _parse_like(value, old, type_)
     try:
         if isinstance(value, bool) and isinstance(old, float):  # True would become 1.0
             raise TypeError
@@ -199,17 +231,22 @@ def _check_known(key: str, name: str, section: ConfigDict) -> None:
         raise ValueError(f"--config.{key}: no key '{name}'{near} (keys here: {known}).")
 
 
-def _parse_like(text: str, old: Any) -> Any:
+def _parse_like(text: str, old: Any, type_: Any) -> Any:
     """The value that a text stands for in the place of `old`."""
     if isinstance(old, str) and text.lower() != "none":
         return text
-    value = parse(text)
+    value = parse(text, type_)
     is_words = isinstance(old, tuple) and all(isinstance(entry, str) for entry in old)
     return tuple(value.split(",")) if is_words and isinstance(value, str) else value
 
 
-def parse(text: str) -> Any:
-    """The value that a text stands for: None, True, False, a number, a tuple, ...; else the text itself."""
+def parse(text: str, type_: Any) -> Any:
+    """The value that a text stands for: None, True, False, a number, a tuple, ...; else the text itself.
+
+    "none" is a word where `type_` has that word and not None, such as `model.remat=none`.
+    """
+    if text.lower() == "none" and constraints.allows(text, type_) and not constraints.allows(None, type_):
+        return text
     if text.lower() in ("none", "true", "false"):
         return {"none": None, "true": True, "false": False}[text.lower()]
     try:

@@ -37,8 +37,13 @@ def reason(error: BaseException) -> str:
     for one in _chain(error):
         if (code := _code(one)) is not None:
             return os.strerror(code)
-    last = list(_chain(error))[-1]
-    return (str(last).strip() or type(last).__name__).split("\n")[0][:200]
+    last = error
+    while cause := last.__cause__ or (None if last.__suppress_context__ else last.__context__):  # as a traceback shows
+        last = cause
+    text = str(last).strip().split("\n")[0][:200]
+    if isinstance(last, LookupError) or not text:  # whose text is only what was looked for
+        return f"{type(last).__name__}: {text}".removesuffix(": ")
+    return text
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -74,6 +74,13 @@ def validate(config: ConfigDict) -> None:
     zoo.configuration("patchtst", length=1, channels=1, num_classes=1, **config.model)
 
 
+def _types(_: ConfigDict) -> dict[str, Any]:
+    return dict(TYPES, optimizer=optimizers.TYPES, model=zoo.types_of("patchtst"))
+
+
+SCHEMA = configs.Schema(validate, _types)
+
+
 def epochs(config: ConfigDict, name: str) -> int:
     """How long the runs on a set are."""
     return config.large.epochs if name in config.large.names else config.epochs

@@ -117,6 +117,20 @@ def test_what_is_wrong_with_a_file_is_told(section, tmp_path, content, reason):
         next(loader.evaluate(config, batch_size=1).batches())
 
 
+def test_too_little_memory_is_no_damage_of_an_image(section, tmp_path, monkeypatch):
+    (tmp_path / "a").mkdir()
+    for name in "xy":
+        (tmp_path / "a" / f"{name}.png").write_bytes(encoded(Image.new("L", (4, 4))))
+
+    def exhausted(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(reading, "_eight_bits", exhausted)
+    config = section(source=f"folder:{tmp_path}", channels=1)
+    with pytest.raises(MemoryError, match="not enough memory to decode .*x.png; fewer data.workers or"):
+        reading.read(sources.open_source(config, "train"), 0, 1)
+
+
 def test_a_pipe_is_not_waited_for(section, tmp_path):
     (tmp_path / "a").mkdir()
     os.mkfifo(tmp_path / "a" / "x.png")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import os
 import re
 
@@ -267,8 +268,12 @@ def test_a_saved_model_that_is_not_whole(tmp_path):
     (tmp_path / "model.json").write_text((tmp_path / "model.json").read_text().replace('"depth": 3', '"depth": 2'))
     with pytest.raises(ValueError, match="do not fit model.json; missing, unexpected or misshapen: .'blocks.2"):
         saved.load(tmp_path)
+    header = json.dumps({"head.bias": {"dtype": "F8_E4M3", "shape": [4], "data_offsets": [0, 4]}}).encode()
+    (tmp_path / "parameters.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(ValueError, match="parameters.safetensors: tensor 'head.bias' is of type F8_E4M3, .* write it"):
+        saved.load(tmp_path)
     (tmp_path / "parameters.safetensors").write_bytes(b"damaged")
-    with pytest.raises(ValueError, match="parameters.safetensors is damaged"):
+    with pytest.raises(ValueError, match="parameters.safetensors: is damaged"):
         saved.load(tmp_path)
     os.remove(tmp_path / "parameters.safetensors")
     with pytest.raises(FileNotFoundError, match="no parameters.safetensors"):

@@ -43,6 +43,7 @@ def test_the_defaults_need_only_a_length():
             "config.optimizer.name='lamp' is not one of lamb, lars, lars_optax, adamw, sgd; the nearest",
         ),
         (dict(data__source="digit"), "config.data.source='digit' is not one of .*; the nearest is 'digits'"),
+        (dict(data__eval_split=""), "config.data.eval_split='' must be the name of a split, such as 'test'"),
         (dict(data__augment__flip=1.5), r"config.data.augment.flip=1.5 must be in \[0, 1\]"),
         (dict(schedule__lr=-1.0), "config.schedule.lr=-1.0 must be positive"),
         (dict(schedule__lr=float("nan")), "config.schedule.lr=nan must be positive"),
@@ -111,6 +112,22 @@ def test_overrides(override, key, value):
 
 def test_the_model_section_takes_new_keys():
     assert configs.load(CONFIG, ["model.registers=4"]).model.registers == 4
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("model.remat=none", "none"),
+        ("data.augment.crop=none", "none"),  # whose default is another word
+        ("data.eval_split=none", "none"),  # any word
+        ("data.corruption=none", None),  # may be None, and has no such word
+        ("init=none", None),  # may be None, or any word
+        ("model.pool=none", None),  # the family chooses
+    ],
+)
+def test_none_is_a_word_only_where_it_is_one_and_none_is_not_allowed(override, value):
+    config = configs.load(CONFIG, ["model.name=jumbo_vit_ti16", override])
+    assert configs.flat(config)[override.partition("=")[0]] == value
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_seeds_that_are_one_are_refused(seeds, refused):
         ("data.image_size=29", 'this takes 2 values, not one; write --config.data.image_size="(29,29)"'),
         ("data.mean=0.5", 'write --config.data.mean="(0.5,)"'),
         ("data.mean=('a',)", "config.data.mean='a' must be a number in [0, 1]"),
-        ("data.source=none", "config.data.source=None must be a string"),
+        ("data.source=none", "config.data.source='none' is not one of digits"),
         ("data.augment.scale=none", "config.data.augment.scale=None must be two numbers in (0, 1]"),
         ("data.augment.rand_augment=5", "rand_augment=5 must be a string, or None"),
         ("data.augment.rand_augment=rand-n9999-inc1", "n a whole number in 1..100"),
