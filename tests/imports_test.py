@@ -15,7 +15,7 @@ ALLOWED = {
     "errors": set(),
     "constraints": {"errors"},
     "precision": {"errors"},
-    "symmetry": set(),
+    "symmetry": {"errors"},
     "kernels": set(),
     "data": {"archives", "errors", "constraints"},
     "layers": {"errors", "symmetry", "kernels"},
