@@ -237,10 +237,11 @@ def _decide(energy: jax.Array, stride: tuple[int, int], ties: Callable[[], jax.A
 def _sums(energy: jax.Array, stride: tuple[int, int]) -> tuple[jax.Array, jax.Array, float]:
     """Sums over each phase, [B, sh sw], as high + low unit: integers, so that the order of the terms plays no part.
 
-    All energies of a phase together stay below 2^30 in each limb.  What is not finite counts as the largest number.
+    All energies of a phase together stay below 2^30 in each limb.  Infinity counts as a very large number.
     """
     energy = jax.lax.stop_gradient(energy)
-    energy = jnp.nan_to_num(energy.astype(jnp.promote_types(energy.dtype, jnp.float32)))
+    energy = energy.astype(jnp.promote_types(energy.dtype, jnp.float32))
+    energy = jnp.clip(jnp.nan_to_num(energy), 0, jnp.finfo(energy.dtype).max / 8)  # 1 / the largest must not vanish
     largest = energy.max((1, 2), keepdims=True)
     energy = _lattices(energy / jnp.where(largest > 0, largest, 1), stride)
     bits = 30 - (energy.shape[1] * energy.shape[3] - 1).bit_length()

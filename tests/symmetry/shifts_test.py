@@ -130,7 +130,7 @@ def test_a_choice_in_float64_sees_what_float32_does_not():
         index, gap = choice(energy)
     assert index == 2 and index.dtype == jnp.int32 and gap.dtype == jnp.float32
     np.testing.assert_allclose(gap, 0.25e-12, rtol=1e-3)
-    energy[0, 0, 1] = np.inf  # counts as the largest number
+    energy[0, 0, 1] = np.inf  # counts as a very large number
     assert choice(energy)[0] == 1
 
 
