@@ -3,7 +3,7 @@
 train, evaluate, convert, summarize and sweep are the commands, `python -m equivit.<name>`; testing has public checks of
 symmetry.
 
-    symmetry/     groups, and their action on images, grids and fields (mathematics, no Flax)
+    symmetry/     groups and their action on images, grids and fields; circular shifts (mathematics, no Flax)
     layers/       dense, isotypic, invariants, Jumbo, positions, blocks, stacks of blocks, readouts
     logical.py    parameters by the names that papers give them; what is declared of each
     precision.py  which parameters a run rounds to bfloat16

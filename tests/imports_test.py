@@ -16,7 +16,7 @@ ALLOWED = {
     "constraints": {"errors"},
     "precision": {"errors"},
     "safetensors_files": set(),
-    "symmetry": set(),
+    "symmetry": {"errors"},
     "kernels": set(),
     "data": {"archives", "errors", "constraints"},
     "layers": {"errors", "symmetry", "kernels"},
