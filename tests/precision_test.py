@@ -28,9 +28,9 @@ def build(kind) -> nnx.Module:
     if kind == "decoder":
         encoder = zoo.configuration("vit_ti16", **SMALL)
         config = decoders.MaskedAutoencoderConfig(encoder, decoder_width=96, decoder_depth=4, decoder_heads=3)
-        return jax.jit(lambda: config.build(nnx.Rngs(0)).decoder)()
+        return config.build(nnx.Rngs(0)).decoder
     name, options = MODELS[kind]
-    return jax.jit(lambda: models.create(name, **{**SMALL, **options}))()
+    return models.create(name, **{**SMALL, **options})
 
 
 @functools.partial(jax.jit, static_argnums=0)
