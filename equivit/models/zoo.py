@@ -10,7 +10,7 @@ import jax
 from flax import nnx
 
 from equivit import errors
-from equivit.models import decoders, jumbo_vit, patchtst, vit_config
+from equivit.models import decoders, jumbo_vit, patchtst, swin, vit_config
 from equivit.models.model import Config
 
 # What a saved model calls its configuration.
@@ -19,8 +19,9 @@ CONFIGS: dict[str, type] = {
     "jumbo_vit": jumbo_vit.JumboViTConfig,
     "masked_autoencoder": decoders.MaskedAutoencoderConfig,
     "patchtst": patchtst.PatchTSTConfig,
+    "swin": swin.SwinConfig,
 }
-NAMES = vit_config.NAMES | jumbo_vit.NAMES | patchtst.NAMES
+NAMES = vit_config.NAMES | jumbo_vit.NAMES | patchtst.NAMES | swin.NAMES
 
 
 def names() -> list[str]:
