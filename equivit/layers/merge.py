@@ -25,10 +25,7 @@ class PatchMerging(nnx.Module):
     def __call__(self, x: jax.Array, grid: Pair) -> tuple[jax.Array, Pair]:
         """The merged tokens of a map, and its grid."""
         y, merged = neighbours(x, grid)
-        if self.norm_first:
-            y = self.reduction(self.norm(y))
-        else:
-            y = self.norm(self.reduction(y).astype(x.dtype))
+        y = self.reduction(self.norm(y)) if self.norm_first else self.norm(self.reduction(y).astype(x.dtype))
         return y.astype(x.dtype), merged  # a linear map computes in the dtype of its weight, the stream keeps its own
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from flax import nnx
 
 from equivit import constraints
-from equivit.constraints import Below1, Depth, OneOf, PositiveFloat, PositiveInt, Size
+from equivit.constraints import Below1, Depth, OneOf, PositiveFloat, PositiveInt, Size, Words
 from equivit.layers import dense
 from equivit.layers.drop import dropout, split
 from equivit.layers.grid import Layout, check_grid, check_images
@@ -26,6 +26,8 @@ from equivit.layers.stack import REMAT, Stack
 from equivit.layers.window import CosineWindowAttention, Pair, WindowAttention, WindowBlock
 from equivit.models.features import Features, Grid
 from equivit.models.model import Preset
+
+Window = Annotated[tuple[PositiveInt, PositiveInt], Words("(height, width) in tokens")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +58,7 @@ class SwinConfig:
     depths: tuple[Depth, ...]
     num_heads: tuple[PositiveInt, ...]
     version: Literal[1, 2] = 1
-    window_size: Annotated[tuple[PositiveInt, PositiveInt], constraints.Words("(height, width) in tokens")] = (7, 7)
+    window_size: Window = (7, 7)
     image_size: Size = (224, 224)
     patch_size: Size = (4, 4)
     in_channels: PositiveInt = 3
@@ -151,24 +153,21 @@ class Stage(nnx.Module):
         width, heads, window = config.widths[stage], config.num_heads[stage], config.window(stage)
         attention = WindowAttention if first else CosineWindowAttention
 
-        def norm():
-            norm = dense.LayerNorm(width, eps=config.norm_eps)
-            if not first:  # each block begins as the identity (SwinV2, Appendix A1)
-                norm.scale.set_value(jnp.zeros(width))
-            return norm
-
         def block(rngs):
+            norms = [dense.LayerNorm(width, eps=config.norm_eps) for _ in range(2)]
+            if not first:  # so that each block begins as the identity, as the official code has it
+                for norm in norms:
+                    norm.scale.set_value(jnp.zeros(width))
             return WindowBlock(
-                norm1=norm(),
+                norm1=norms[0],
                 attention=attention(width, heads, window, rngs=rngs),
-                norm2=norm(),
+                norm2=norms[1],
                 mlp=dense.Mlp(width, round(config.mlp_ratio * width), rngs=rngs),
                 norm_first=first,
                 dropout=config.dropout,
             )
 
-        merged = dict(norm_first=first, eps=config.norm_eps)
-        self.merge = PatchMerging(width // 2, **merged, rngs=rngs) if stage else None
+        self.merge = PatchMerging(width // 2, norm_first=first, eps=config.norm_eps, rngs=rngs) if stage else None
         self.blocks = Stack([(config.depths[stage], block)], remat=config.remat, unroll=config.unroll, rngs=rngs)
 
 
@@ -275,10 +274,12 @@ class Swin(nnx.Module):
 
 
 # Published sizes (Swin, Section 3.3; SwinV2, Appendix A1).
-TINY = dict(width=96, depths=(2, 2, 6, 2), num_heads=(3, 6, 12, 24))
-SMALL = TINY | dict(depths=(2, 2, 18, 2))
-BASE = SMALL | dict(width=128, num_heads=(4, 8, 16, 32))
-LARGE = SMALL | dict(width=192, num_heads=(6, 12, 24, 48))
+SIZES = {
+    "t": dict(width=96, depths=(2, 2, 6, 2), num_heads=(3, 6, 12, 24)),
+    "s": dict(width=96, depths=(2, 2, 18, 2), num_heads=(3, 6, 12, 24)),
+    "b": dict(width=128, depths=(2, 2, 18, 2), num_heads=(4, 8, 16, 32)),
+    "l": dict(width=192, depths=(2, 2, 18, 2), num_heads=(6, 12, 24, 48)),
+}
 V2 = dict(version=2, window_size=(8, 8), image_size=(256, 256))
-NAMES = {f"swin_{size}": Preset(SwinConfig, fields) for size, fields in zip("tsbl", (TINY, SMALL, BASE, LARGE))}
-NAMES |= {f"swinv2_{size}": Preset(SwinConfig, fields | V2) for size, fields in zip("tsb", (TINY, SMALL, BASE))}
+NAMES = {f"swin_{size}": Preset(SwinConfig, fields) for size, fields in SIZES.items()}
+NAMES |= {f"swinv2_{size}": Preset(SwinConfig, SIZES[size] | V2) for size in "tsb"}

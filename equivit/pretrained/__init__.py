@@ -63,8 +63,8 @@ def load(
     kinds = _kinds(source)
     content = reading.read(weights) if isinstance(weights, str | os.PathLike) else weights
     format, state, left_out = _opened(kinds, content)
-    window_size = (window_size,) * 2 if isinstance(window_size, int) else window_size
-    hints = dict(num_heads=num_heads, image_size=image_size, family=family, window_size=window_size)
+    windows = (window_size, window_size) if isinstance(window_size, int) else window_size
+    hints = dict(num_heads=num_heads, image_size=image_size, family=family, window_size=windows)
     hints = {name: tuple(hint) if isinstance(hint, list) else hint for name, hint in hints.items()}
     config, flavour = format.infer(state, **hints)
     config = _with_options(source, config, options)
@@ -113,7 +113,8 @@ def describe(config: Any) -> str:
     own = {field.name for field in dataclasses.fields(config)} | {"k"}  # what is a part's is said with the part
     for field, words in _DESCRIBED.items():
         if field in own and (value := getattr(config, field, None)):
-            parts.append(words.format("x".join(map(str, value)) if isinstance(value, tuple) else value))
+            comma = "x" if field.endswith("_size") else "-"
+            parts.append(words.format(comma.join(map(str, value)) if isinstance(value, tuple) else value))
     for field in dataclasses.fields(config):
         if dataclasses.is_dataclass(part := getattr(config, field.name)):
             parts.append(f"{field.name} ({describe(part)})")
@@ -126,6 +127,7 @@ _DESCRIBED = {
     "depth": "depth {}",
     "version": "version {}",
     "depths": "depths {}",
+    "window_size": "windows {}",
     "num_heads": "{} heads",
     "patch_size": "patch {}",
     "k": "equivariant blocks {}",

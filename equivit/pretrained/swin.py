@@ -6,7 +6,8 @@ another name, and tables that follow from the sizes are stored too.  They are re
 
 import math
 
-from equivit.models.swin import SwinConfig
+from equivit import constraints
+from equivit.models.swin import SwinConfig, Window
 from equivit.pretrained import inference, mapping
 from equivit.pretrained.format import Format, Hints, State
 from equivit.pretrained.mapping import Pair, Table
@@ -26,10 +27,13 @@ def infer(state: State, hints: Hints) -> tuple[SwinConfig, str]:
     Raises:
       ValueError: a tensor that a field follows from is absent, or a hint is needed or wrong.
     """
-    width, in_channels, *patch = inference.shape(state, NAME, "patch_embed.proj.weight", 4)
+    width, in_channels, *kernel = inference.shape(state, NAME, "patch_embed.proj.weight", 4)
+    patch = kernel[0], kernel[1]
     stages = 1 + max(int(name.split(".")[1]) for name in state if name.startswith("layers."))
     version = 2 if "layers.0.blocks.0.attn.logit_scale" in state else 1
     name, axes, axis = (TABLE, 2, 1) if version == 1 else ("attn.logit_scale", 3, 0)
+    if hints.window_size is not None:
+        constraints.check(f"{NAME}: window_size", hints.window_size, Window)
     window = hints.window_size or (_window(state) if version == 1 else WINDOW)
     image = IMAGE if version == 2 else tuple(w * p * 2 ** (stages - 1) for w, p in zip(window, patch, strict=True))
     official = "layers.0.downsample.reduction.weight" in state or "head.weight" in state
@@ -41,7 +45,7 @@ def infer(state: State, hints: Hints) -> tuple[SwinConfig, str]:
         version=version,
         window_size=window,
         image_size=hints.image_size or image,
-        patch_size=tuple(patch),
+        patch_size=patch,
         in_channels=in_channels,
         num_classes=inference.shape(state, NAME, head, 2)[0] if head in state else None,
         mlp_ratio=inference.shape(state, NAME, "layers.0.blocks.0.mlp.fc1.weight", 2)[0] / width,
