@@ -34,8 +34,15 @@ def _parser() -> argparse.ArgumentParser:
         "--input", required=True, type=pathlib.Path, help="official file; with --to a saved model or a run directory"
     )
     parser.add_argument("--output", required=True, type=pathlib.Path, help="directory; with --to a file")
-    parser.add_argument("--num_heads", type=int, help="heads per block, where no published model has that width")
-    parser.add_argument("--image_size", type=_size, help="HEIGHT,WIDTH of the learned positions, where not a square")
+    parser.add_argument(
+        "--num_heads",
+        type=_numbers,
+        help="heads per block, where no published model has that width; 3,6,12 by stage",
+    )
+    parser.add_argument(
+        "--image_size", type=_size, help="HEIGHT,WIDTH of the learned positions or the windows, where not a square"
+    )
+    parser.add_argument("--window_size", type=_size, help="HEIGHT,WIDTH of a window in tokens, of SwinV2")
     parser.add_argument("--num_classes", type=int, help="another number of classes: the model gets a new head")
     parser.add_argument("--family", help="H2 or I2, for flip models")
     parser.add_argument(
@@ -48,6 +55,10 @@ def _parser() -> argparse.ArgumentParser:
 def _size(text: str) -> tuple[int, int]:
     height, width = map(int, text.split(","))
     return height, width
+
+
+def _numbers(text: str) -> int | tuple[int, ...]:
+    return tuple(map(int, text.split(","))) if "," in text else int(text)
 
 
 def _read(options: argparse.Namespace) -> None:
@@ -65,6 +76,7 @@ def _read(options: argparse.Namespace) -> None:
         options.input,
         num_heads=options.num_heads,
         image_size=options.image_size,
+        window_size=options.window_size,
         num_classes=options.num_classes,
         family=options.family,
     )
@@ -81,7 +93,7 @@ def _write(options: argparse.Namespace) -> None:
     from equivit.pretrained import reading
     from equivit.training import checkpoints
 
-    for hint in ("num_heads", "image_size", "num_classes", "family"):
+    for hint in ("num_heads", "image_size", "window_size", "num_classes", "family"):
         if getattr(options, hint) is not None:
             raise ValueError(f"--{hint} goes with --source; with --to the saved model tells.")
     print(f"Reading the model in {options.input}.", flush=True)

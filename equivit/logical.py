@@ -152,7 +152,8 @@ def _stacked(table: np.ndarray, tensors: Mapping[str, jax.Array | np.ndarray]) -
 class _Places:
     """Where leaves are in a model: in which stack, and before or after which blocks.
 
-    Blocks are numbered across all stacks of the innermost module that has `before`, in the order of their paths.
+    Blocks are numbered across all stacks of the innermost module that has `before`, in the order of their paths; such a
+    stack may stand in a stage of it.
     """
 
     def __init__(self, module: nnx.Module):
@@ -170,6 +171,15 @@ class _Places:
         above = [path[:n] for n in range(len(path) + 1) if path[:n] in self.models]
         return above[-1] if above else None
 
+    def _stage(self, path, owner):
+        """The stack beside which a leaf stands in a module of the model; patch merging, say, leads to its first block.
+
+        timm groups the parameters of Swin so for layer-wise learning rates; SimMIM's code counts merging to the block
+        before it.
+        """
+        inside = (stack for stack in self.stacks if len(stack) > len(owner) + 1)
+        return next((stack for stack in inside if path[: len(stack) - 1] == stack[:-1]), None)
+
     def layers(self, path, stack=None, index=0) -> tuple[tuple[int, ...], int]:
         """`Tensor.layers` and `Tensor.last` of a leaf; in a stack, given the stack's path and the block's index."""
         owner = self._owner(path)
@@ -179,6 +189,8 @@ class _Places:
         depth = self._depth.get(owner, 0)
         if owner is None or not depth:
             return (), 0
+        if (stage := self._stage(path, owner)) is not None:
+            return self.layers(path, stage)
         attribute, model = path[len(owner)], self.models[owner]
         if attribute in getattr(model, "throughout", ()):
             return tuple(range(1, depth + 1)), depth + 1

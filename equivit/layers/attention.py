@@ -38,6 +38,18 @@ def attend(q: Parts, k: Parts, v: Parts, *, implementation: str = "auto") -> Par
         return (_cudnn if implementation == "cudnn" else _xla)(q, k, v)
 
 
+def attend_with_bias(q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array, *, scale: float | None = None):
+    """softmax(scale q k^T + bias) v for each head, by plain products: windows are too small for a fused kernel.
+
+    Shapes: q [*B, H, N, d], k and v [*B, H, M, d], bias one that broadcasts to [*B, H, N, M] -> [*B, H, N, d].
+
+    Args:
+      scale: None for 1 / sqrt(d).
+    """
+    with jax.named_scope("attention"):
+        return _weighted(_logits((q,), (k,), scale) + bias, (v,))[0]
+
+
 def attention_weights(q: Parts, k: Parts) -> jax.Array:
     """softmax(q k^T / sqrt(d)) for each head, the weights in `attend`, in at least float32.
 
@@ -60,15 +72,19 @@ def _has_cudnn() -> bool:
     return jax.default_backend() == "gpu" and "cuda" in jax.devices()[0].client.platform_version.lower()
 
 
-def _logits(q: Parts, k: Parts) -> jax.Array:
-    scale = 1 / math.sqrt(sum(part.shape[-1] for part in q))
+def _logits(q: Parts, k: Parts, scale: float | None = None) -> jax.Array:
+    scale = 1 / math.sqrt(sum(part.shape[-1] for part in q)) if scale is None else scale
     products = (jnp.einsum("...nd,...md->...nm", a * scale, b) for a, b in zip(q, k, strict=True))
     logits = functools.reduce(operator.add, products)
     return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
 
 def _xla(q: Parts, k: Parts, v: Parts) -> Parts:
-    logits = _logits(q, k)
+    return _weighted(_logits(q, k), v)
+
+
+def _weighted(logits: jax.Array, v: Parts) -> Parts:
+    """softmax(logits) v."""
     weights = jnp.exp(logits - jax.lax.stop_gradient(logits.max(-1, keepdims=True)))
     # Dividing the result, not the weights, saves a pass over N x M entries.
     total = weights.sum(-1, keepdims=True)

@@ -14,10 +14,12 @@ class Layout(NamedTuple):
     Attributes:
       grid: (h, w) of the patch tokens, in row-major order; (n,) for a series; () if some patches were removed.
       prefix: number of tokens before them: class token and registers, or Jumbo rows.
+      shift: (rows, columns) by which the windows of every second block are shifted, in models that have windows.
     """
 
     grid: tuple[int, ...]
     prefix: int = 0
+    shift: tuple[int, int] = (0, 0)
 
 
 def check_grid(image_size: tuple[int, ...], patch_size: tuple[int, int], name: str) -> tuple[int, int]:

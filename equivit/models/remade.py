@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from flax import nnx
 
 from equivit import errors, logical
@@ -73,14 +74,13 @@ def fitted(model: ModelModule, config: Config) -> tuple[dict[str, jax.Array], Ch
 def _resized(model: ModelModule, new: ModelModule) -> dict[str, jax.Array]:
     """Positions resized to the grids of `new`, by logical name, where the grid differs."""
     theirs: dict[Any, Any] = {path: module for path, module in nnx.iter_modules(new) if hasattr(module, "tables")}
-    result = {}
+    leaves, names = {}, logical.names(model)
     ours: dict[Any, Any] = dict(nnx.iter_modules(model))
     for path, module in ours.items():
         if path in theirs and module.grid != theirs[path].grid:
-            position = logical.put(module, module.tables(theirs[path].grid))
-            prefix = ".".join(map(str, path))
-            result |= {f"{prefix}.{name}": tensor for name, tensor in logical.to_logical(position).items()}
-    return result
+            tables = module.tables(theirs[path].grid)  # of a module in a stack, those of all its blocks
+            leaves |= {".".join(map(str, (*path, name))): table for name, table in tables.items()}
+    return {str(names[leaf][i]): leaves[leaf][i] for leaf in leaves for i in np.ndindex(names[leaf].shape)}
 
 
 def _drawn(config: Config, rngs: nnx.Rngs, names: tuple[str, ...]) -> dict[str, jax.Array]:

@@ -11,7 +11,7 @@ import jax
 from flax import nnx
 
 from equivit import constraints, errors
-from equivit.models import decoders, jumbo_vit, patchtst, vit_config
+from equivit.models import decoders, jumbo_vit, patchtst, swin, vit_config
 from equivit.models.model import Config
 
 # The name of each configuration class in a saved model.
@@ -20,8 +20,9 @@ CONFIGS: dict[str, type] = {
     "jumbo_vit": jumbo_vit.JumboViTConfig,
     "masked_autoencoder": decoders.MaskedAutoencoderConfig,
     "patchtst": patchtst.PatchTSTConfig,
+    "swin": swin.SwinConfig,
 }
-NAMES = vit_config.NAMES | jumbo_vit.NAMES | patchtst.NAMES
+NAMES = vit_config.NAMES | jumbo_vit.NAMES | patchtst.NAMES | swin.NAMES
 
 
 def names() -> list[str]:

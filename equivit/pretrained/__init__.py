@@ -6,6 +6,7 @@ reading.write("back.safetensors", pretrained.state_dict("octic_vits", model))
 
 import dataclasses
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,12 +17,12 @@ from flax import nnx
 from equivit import constraints, errors, logical
 from equivit.models.model import ModelModule
 from equivit.models.remade import remade
-from equivit.pretrained import flip, jumbo, mae, mapping, names, octic_vits, reading, timm
+from equivit.pretrained import flip, jumbo, mae, mapping, names, octic_vits, reading, swin, timm
 from equivit.pretrained.format import Format
 
 # A new format: one file of this folder, and its place in this line.
-_ALL = (octic_vits.FORMAT, flip.FORMAT, timm.FORMAT, jumbo.FORMAT, mae.FORMAT, mae.AUTOENCODER)
-FORMATS = {format.name: format for format in _ALL}
+_ALL = (octic_vits.FORMAT, flip.FORMAT, timm.FORMAT, swin.FORMAT, jumbo.FORMAT, mae.FORMAT, mae.AUTOENCODER)
+FORMATS = {format.name: format for format in _ALL if format.mark is None}  # by source, the usual kind of model
 STORED = (nnx.Param, nnx.BatchStat)  # the variables that files hold: parameters and running statistics
 
 
@@ -29,8 +30,9 @@ def load(
     source: str,
     weights: Mapping[str, np.ndarray] | str | os.PathLike,
     *,
-    num_heads: int | None = None,
+    num_heads: int | tuple[int, ...] | None = None,
     image_size: tuple[int, int] | None = None,
+    window_size: int | tuple[int, int] | None = None,
     num_classes: int | None = None,
     family: str | None = None,
     seed: int = 0,
@@ -43,8 +45,12 @@ def load(
     Args:
       source: a key of `FORMATS`: "octic_vits", "flip", "timm", "jumbo", "mae" (the encoder) or "mae_autoencoder".
       weights: a state dict, or the path of a .safetensors, .npz or .pth file; containers and wrappers are taken off.
-      num_heads: heads per block; None: those of the published model of that width.
-      image_size: (height, width) that the table of positions belongs to; needed where it is not a square.
+      num_heads: heads per block, of a model with stages one number for each; None: what the file tells, or those of
+        the published model of that width.
+      image_size: (height, width) that the table of positions, or the windows, belong to; needed where it is not a
+        square, and for Swin where the last map is not one window.
+      window_size: (height, width) of a window in tokens, or the side of a square; of SwinV2, whose files do not tell,
+        8 if None.
       num_classes: if not the file's number, the model gets a new head, drawn with `seed`.
       family: "H2" or "I2" for "flip"; else a check.
       options: other fields of the model's configuration, such as drop_path=0.1; norm_eps=1e-5 for a plain ViT of a
@@ -54,11 +60,13 @@ def load(
       FileNotFoundError: there is no such file.
       ValueError: a wrong hint, or one message with every tensor that is missing, unexpected or misshapen.
     """
-    format = _format(source)
+    kinds = _kinds(source)
     content = reading.read(weights) if isinstance(weights, str | os.PathLike) else weights
-    state, left_out = reading.state_dict(content, format.rename, format.ignored)
-    size = None if image_size is None else tuple(image_size)
-    config, flavour = format.infer(state, num_heads=num_heads, image_size=size, family=family)
+    format, state, left_out = _opened(kinds, content)
+    windows = (window_size, window_size) if isinstance(window_size, int) else window_size
+    hints = dict(num_heads=num_heads, image_size=image_size, family=family, window_size=windows)
+    hints = {name: tuple(hint) if isinstance(hint, list) else hint for name, hint in hints.items()}
+    config, flavour = format.infer(state, **hints)
     config = _with_options(source, config, options)
     table, what = format.table(config, flavour), _what(source, flavour, config)
     shapes = _shapes(config)
@@ -86,9 +94,11 @@ def state_dict(source: str, model: ModelModule, *, flavour: str | None = None) -
     Raises:
       ValueError: no such flavour, or the format has no such model.
     """
-    format, config = _format(source), model.config
-    if not isinstance(config, format.kind):
-        raise ValueError(f"{source}: cannot hold a {type(model).__name__}; its models have a {format.kind.__name__}.")
+    kinds, config = _kinds(source), model.config
+    format = next((format for format in kinds if isinstance(config, format.kind)), None)
+    if format is None:
+        known = " or a ".join(format.kind.__name__ for format in reversed(kinds))
+        raise ValueError(f"{source}: cannot hold a {type(model).__name__}; its models have a {known}.")
     if flavour is None:
         flavour = format.default_flavour(config) if format.default_flavour else format.flavours[0]
     errors.one_of(f"{source}: flavour", flavour, format.flavours)
@@ -103,7 +113,8 @@ def describe(config: Any) -> str:
     own = {field.name for field in dataclasses.fields(config)} | {"k"}  # what is a part's is said with the part
     for field, words in _DESCRIBED.items():
         if field in own and (value := getattr(config, field, None)):
-            parts.append(words.format("x".join(map(str, value)) if isinstance(value, tuple) else value))
+            comma = "x" if field.endswith("_size") else "-"
+            parts.append(words.format(comma.join(map(str, value)) if isinstance(value, tuple) else value))
     for field in dataclasses.fields(config):
         if dataclasses.is_dataclass(part := getattr(config, field.name)):
             parts.append(f"{field.name} ({describe(part)})")
@@ -114,6 +125,9 @@ _DESCRIBED = {
     "family": "family {}",
     "width": "width {}",
     "depth": "depth {}",
+    "version": "version {}",
+    "depths": "depths {}",
+    "window_size": "windows {}",
     "num_heads": "{} heads",
     "patch_size": "patch {}",
     "k": "equivariant blocks {}",
@@ -123,9 +137,20 @@ _DESCRIBED = {
 }
 
 
-def _format(source: str) -> Format:
+def _kinds(source: str) -> list[Format]:
+    """The formats of a source, one for each kind of model, the usual one last."""
     errors.one_of("pretrained: source", source, FORMATS)
-    return FORMATS[source]
+    return [*(format for format in _ALL if format.mark is not None and format.name == source), FORMATS[source]]
+
+
+def _opened(kinds: list[Format], content: Any) -> tuple[Format, dict[str, np.ndarray], list[str]]:
+    """The format that a file has, its state dict, and the names of what is left out of it."""
+    *marked, usual = kinds
+    for format in marked:
+        state, left_out = reading.state_dict(content, format.rename, format.ignored)
+        if any(re.search(str(format.mark), name) for name in state):
+            return format, state, left_out
+    return usual, *reading.state_dict(content, usual.rename, usual.ignored)
 
 
 def _what(source: str, flavour: str, config: Any) -> str:

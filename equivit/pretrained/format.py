@@ -15,9 +15,10 @@ State = Mapping[str, np.ndarray]
 class Hints(NamedTuple):
     """What a caller knows of a model and its file may not tell; None where the caller does not say."""
 
-    num_heads: int | None = None
+    num_heads: int | tuple[int, ...] | None = None
     image_size: tuple[int, int] | None = None
     family: str | None = None
+    window_size: tuple[int, int] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Format:
       default_flavour: configuration -> the flavour to write; None: always the first.
       rename: applied to each name of a file before anything else; takes off wrappers and chunks.
       ignored: patterns (`re.search`) of renamed tensors to leave out, such as r"\\.num_batches_tracked$".
+      mark: for another kind of model of a source that has one: a pattern of names that only its files have.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Format:
     default_flavour: Callable[[Any], str] | None = None
     rename: Callable[[str], str] = names.unwrapped
     ignored: tuple[str, ...] = ()
+    mark: str | None = None
 
     def infer(self, state: State, **hints) -> tuple[Any, str]:
         """The configuration and the flavour of a state dict; `hints` are the fields of `Hints`.

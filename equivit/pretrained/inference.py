@@ -40,7 +40,7 @@ def count(state: Mapping[str, np.ndarray], name: str, blocks: str = "blocks") ->
     return sum(bool(re.fullmatch(rf"{re.escape(blocks)}\.\d+\.{re.escape(name)}", key)) for key in state)
 
 
-def heads(width: int, num_heads: int | None, source: str) -> int:
+def heads(width: int, num_heads: Any, source: str) -> int:
     """`num_heads`, or that of the published model of this width.  ValueError when there is none."""
     if num_heads is not None:
         constraints.check(f"{source}: num_heads", num_heads, constraints.PositiveInt)

@@ -1,0 +1,277 @@
+"""Attention within windows, which every second block shifts: Swin (arXiv 2103.14030) and SwinV2 (arXiv 2111.09883).
+
+A block cuts the map into windows (`Windows`: roll, pad, cut), attends within each of them with a bias by relative
+position (`RelativeTable`, `ContinuousTable`) and, where the map was rolled, a mask between what is no neighbour
+(`Windows.mask`).  The three do not know of one another.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from equivit.layers import dense
+from equivit.layers.attention import attend_with_bias
+from equivit.layers.drop import drop_path, dropout, split
+from equivit.layers.grid import Layout
+from equivit.layers.position import resize
+
+Pair = tuple[int, int]
+APART = -100.0  # the official mask; cosine logits reach 100, so it is no -inf, and files are only reproduced with it
+LARGEST_SCALE = math.log(100)  # of cosine logits (SwinV2, Section 3.3)
+STEEPNESS = 16  # continuous biases lie between 0 and this
+
+
+class Windows(NamedTuple):
+    """How a map of tokens is cut into windows.
+
+    The map is rolled by `shift` up and to the left, and then filled up with zeros at the bottom and on the right to
+    whole windows, as timm does.  Zeros take part as keys like any token.
+
+    Attributes:
+      grid: (h, w) of the map.
+      size: (h, w) of a window.
+      shift: (rows, columns).
+    """
+
+    grid: Pair
+    size: Pair
+    shift: Pair = (0, 0)
+
+    @property
+    def number(self) -> Pair:
+        """Windows along each axis."""
+        return -(-self.grid[0] // self.size[0]), -(-self.grid[1] // self.size[1])
+
+    def cut(self, x: jax.Array) -> jax.Array:
+        """The tokens of each window, row by row: [*B, h w, C] -> [*B, windows, tokens, C]."""
+        (n, m), (p, q) = self.number, self.size
+        x = roll(x.reshape(*x.shape[:-2], *self.grid, x.shape[-1]), (-self.shift[0], -self.shift[1]))
+        x = fill_up(x, self.size)
+        x = jnp.swapaxes(x.reshape(*x.shape[:-3], n, p, m, q, x.shape[-1]), -3, -4)
+        return x.reshape(*x.shape[:-5], n * m, p * q, x.shape[-1])
+
+    def joined(self, x: jax.Array) -> jax.Array:
+        """The inverse of `cut`: [*B, windows, tokens, C] -> [*B, h w, C]."""
+        (n, m), (p, q), (h, w) = self.number, self.size, self.grid
+        x = jnp.swapaxes(x.reshape(*x.shape[:-3], n, m, p, q, x.shape[-1]), -3, -4)
+        x = x.reshape(*x.shape[:-5], n * p, m * q, x.shape[-1])[..., :h, :w, :]
+        return roll(x, self.shift).reshape(*x.shape[:-3], h * w, x.shape[-1])
+
+    def mask(self) -> jax.Array:
+        """What is added to the logits, [windows, 1, tokens, tokens]: `APART` between tokens that are no neighbours.
+
+        After the roll the last windows of an axis hold tokens of both ends of the map.
+        """
+        (n, m), (p, q) = self.number, self.size
+        rows, columns = (_apart(*axis) for axis in zip((n, m), self.size, self.shift, strict=True))
+        apart = jnp.asarray(rows)[:, None, :, None, :, None] | jnp.asarray(columns)[None, :, None, :, None, :]
+        return jnp.where(apart, APART, 0.0).reshape(n * m, 1, p * q, p * q)
+
+
+def roll(x: jax.Array, shift: Pair) -> jax.Array:
+    """A map [*B, h, w, C] rolled down and to the right."""
+    return jnp.roll(x, shift, axis=(-3, -2)) if any(shift) else x
+
+
+def fill_up(x: jax.Array, unit: Pair) -> jax.Array:
+    """A map [*B, h, w, C] with zeros at the bottom and on the right, up to multiples of `unit`."""
+    ends = [(0, -size % u) for size, u in zip(x.shape[-3:-1], unit, strict=True)]
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 3) + [*ends, (0, 0)]) if any(map(any, ends)) else x
+
+
+def _apart(number: int, size: int, shift: int) -> np.ndarray:
+    """Along one axis: whether two places of a window are no neighbours, [windows, places, places].
+
+    The last `shift` places of the filled-up axis are taken for those that the roll brought there.  Where zeros follow
+    them they are not all of these; this is how timm computes its mask.
+    """
+    end = np.arange(number * size) >= number * size - shift
+    end = end.reshape(number, size)
+    return end[:, :, None] != end[:, None, :]
+
+
+def _between(size: Pair) -> np.ndarray:
+    """Index of query minus key in a flat table [(2h-1) (2w-1)] for all pairs of a window, [h w, h w]."""
+    rows, columns = np.divmod(np.arange(size[0] * size[1]), size[1])
+    down = rows[:, None] - rows[None] + size[0] - 1
+    right = columns[:, None] - columns[None] + size[1] - 1
+    return down * (2 * size[1] - 1) + right
+
+
+class RelativeTable(nnx.Module):
+    """A learned bias for each distance within a window (Swin, Eq. 4).
+
+    Shapes: () -> [heads, tokens, tokens], queries by keys.
+
+    Args:
+      grid: (h, w) of a window; the table has 2 h - 1 by 2 w - 1 distances.
+    """
+
+    def __init__(self, grid: Pair, num_heads: int, *, rngs: nnx.Rngs):
+        shape = (2 * grid[0] - 1, 2 * grid[1] - 1, num_heads)
+        self.table = nnx.Param(dense.WEIGHT_INIT(rngs.params(), shape), decay=False)
+        self.grid = grid
+
+    def __call__(self) -> jax.Array:
+        return _of_pairs(self.table[...], self.grid)
+
+    def tables(self, grid: Pair) -> dict[str, jax.Array]:
+        """The parameters, by name, of this table resized to another window: bicubic, as Microsoft's loader does."""
+        return {"table": resize(self.table[...], (2 * grid[0] - 1, 2 * grid[1] - 1))}
+
+
+class ContinuousTable(nnx.Module):
+    """A bias that a small MLP computes from the distance, on a logarithmic scale (SwinV2, Section 3.3).
+
+    16 sigmoid(W2 relu(W1 d + b)), d = sign(r) log2(1 + |r|) / 3 with r = 8 for the largest distance of the window.
+
+    Shapes: () -> [heads, tokens, tokens], queries by keys.
+    """
+
+    HIDDEN = 512
+
+    def __init__(self, grid: Pair, num_heads: int, *, rngs: nnx.Rngs):
+        init = dense.WEIGHT_INIT
+        self.weight1 = nnx.Param(init(rngs.params(), (2, self.HIDDEN)), decay=False)
+        self.bias1 = nnx.Param(jnp.zeros(self.HIDDEN), decay=False)
+        self.weight2 = nnx.Param(init(rngs.params(), (self.HIDDEN, num_heads)), decay=False)
+        self.grid = grid
+
+    def __call__(self) -> jax.Array:
+        weight1 = self.weight1[...]
+        hidden = jax.nn.relu(jnp.asarray(_distances(self.grid), weight1.dtype) @ weight1 + self.bias1[...])
+        return _of_pairs(STEEPNESS * jax.nn.sigmoid(hidden @ self.weight2[...]), self.grid)
+
+
+def _distances(grid: Pair) -> np.ndarray:
+    """(rows, columns) from key to query on SwinV2's scale, [2h-1, 2w-1, 2]."""
+
+    def axis(size):
+        r = 8 * np.arange(1 - size, size) / max(size - 1, 1)  # a window of one token has the distance 0 alone
+        return np.sign(r) * np.log2(1 + np.abs(r)) / 3
+
+    return np.stack(np.meshgrid(axis(grid[0]), axis(grid[1]), indexing="ij"), axis=-1)
+
+
+def _of_pairs(table: jax.Array, size: Pair) -> jax.Array:
+    """A table by distance [2h-1, 2w-1, heads] -> by pairs of tokens [heads, h w, h w]."""
+    table = table.reshape(-1, table.shape[-1])
+    return jnp.moveaxis(table[_between(size)], -1, 0)
+
+
+class WindowAttention(dense.Attention):
+    """Attention within windows, with a bias by relative position.
+
+    Shapes: [*B, h w, width] -> the same.
+
+    Args:
+      window: (h, w) of a window.
+    """
+
+    def __init__(self, width: int, num_heads: int, window: Pair, *, rngs: nnx.Rngs):
+        super().__init__(width, num_heads, rngs=rngs)
+        self.position = RelativeTable(window, num_heads, rngs=rngs)
+        self.window = window
+
+    def __call__(self, x: jax.Array, layout: Layout | None = None, phase: int = 0) -> jax.Array:
+        """The attended tokens; `phase` 1 shifts the windows by `layout.shift`."""
+        assert layout is not None
+        h, w = layout.grid
+        windows = Windows((h, w), self.window, layout.shift if phase else (0, 0))
+        bias = self.position()
+        if any(windows.shift):
+            bias = bias + windows.mask()
+        y = self.attend(windows.cut(x), bias)
+        return windows.joined(self.proj(self.side_by_side(y)))
+
+    def attend(self, x: jax.Array, bias: jax.Array) -> jax.Array:
+        """Among the tokens of each window: [*B, windows, tokens, width] -> [*B, windows, heads, tokens, channels]."""
+        q, k, v = self.heads(x)
+        return attend_with_bias(q, k, v, bias)
+
+
+class CosineWindowAttention(WindowAttention):
+    """Attention within windows by the cosine of queries and keys, times a learned factor per head (SwinV2, Eq. 2).
+
+    Keys have no bias: it would add the same to all logits of a query but for the normalisation, and the official code
+    has none.
+
+    Shapes: [*B, h w, width] -> the same.
+    """
+
+    def __init__(self, width: int, num_heads: int, window: Pair, *, rngs: nnx.Rngs):
+        dense.Attention.__init__(self, width, num_heads, qkv_bias=False, rngs=rngs)
+        self.q_bias, self.v_bias = nnx.Param(jnp.zeros(width)), nnx.Param(jnp.zeros(width))
+        self.logit_scale = nnx.Param(jnp.full(num_heads, math.log(10.0)), decay=False)
+        self.position = ContinuousTable(window, num_heads, rngs=rngs)
+        self.window = window
+
+    def attend(self, x: jax.Array, bias: jax.Array) -> jax.Array:
+        q, k, v = self.heads(x)
+        q, v = q + self._by_head(self.q_bias, q), v + self._by_head(self.v_bias, v)
+        with jax.named_scope("attention"):
+            scale = jnp.exp(jnp.minimum(self.logit_scale[...], LARGEST_SCALE))
+            q, k = unit(q, scale[:, None, None]), unit(k)
+        return attend_with_bias(q, k, v, bias, scale=1.0)
+
+    def _by_head(self, bias: nnx.Param, like: jax.Array) -> jax.Array:
+        return bias[...].reshape(self.num_heads, 1, -1).astype(like.dtype)
+
+
+def unit(x: jax.Array, length: jax.Array | float = 1.0) -> jax.Array:
+    """Vectors of the last axis scaled to a length, computed in at least float32; zero stays zero."""
+    y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    square = jnp.square(y).sum(-1, keepdims=True)
+    return (y * (length * jax.lax.rsqrt(jnp.maximum(square, 1e-24)))).astype(x.dtype)
+
+
+class WindowBlock(nnx.Module):
+    """x + path(attention(norm1(x))), then x + path(mlp(norm2(x))).
+
+    With `norm_first=False` it is x + path(norm(branch(x))), the res-post-norm of SwinV2 (Section 3.2).  `path` is
+    dropout, then stochastic depth.
+
+    Shapes: [*B, h w, width] -> the same.
+
+    Args:
+      norm1, attention, norm2, mlp: the parts.
+      dropout: probability of zeroing an entry of a branch.
+    """
+
+    def __init__(self, *, norm1, attention: WindowAttention, norm2, mlp, norm_first: bool, dropout: float = 0.0):
+        self.norm1, self.attention = norm1, attention
+        self.norm2, self.mlp = norm2, mlp
+        self.norm_first, self.dropout = norm_first, dropout
+
+    def __call__(
+        self,
+        x: jax.Array,
+        layout: Layout,
+        *,
+        rate: float | jax.Array = 0.0,
+        phase: int = 0,
+        train: bool = False,
+        key: jax.Array | None = None,
+    ) -> jax.Array:
+        """The tokens after the block.
+
+        Args:
+          layout: the map, and the shift of windows.
+          rate: probability of dropping a branch for a sample.
+          phase: 1 in blocks whose windows are shifted.
+          train: unused; there are no batch statistics.
+          key: for dropout and stochastic depth; None: neither.
+        """
+        keys = split(key)
+        x = self._add(x, self.norm1, lambda y: self.attention(y, layout, phase), rate, keys[0])
+        return self._add(x, self.norm2, self.mlp, rate, keys[1])
+
+    def _add(self, x, norm: Callable, branch: Callable, rate, key) -> jax.Array:
+        y = branch(norm(x)) if self.norm_first else norm(branch(x).astype(x.dtype))
+        dropout_key, path_key = split(key)
+        return x + drop_path(dropout(y, self.dropout, dropout_key), rate, path_key)
