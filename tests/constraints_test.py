@@ -103,6 +103,7 @@ EXAMPLES = {
     "jumbo_vit": zoo.configuration("jumbo_vit_pico16"),
     "masked_autoencoder": MaskedAutoencoderConfig(VIT),
     "patchtst": zoo.configuration("patchtst", length=16, channels=2, num_classes=3),
+    "swin": zoo.configuration("swin_t"),
     "sar": Sar(),
 }
 

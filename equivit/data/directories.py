@@ -25,17 +25,16 @@ class Folder:
         self.root = pathlib.Path(directory).expanduser()
         if not self.root.is_dir():
             raise FileNotFoundError(f"folder:{directory}: there is no directory {self.root}.")
-        inside = {folder.name: folder for folder in _folders(self.root)}
-        reference = inside.get(class_split)
-        if split in inside:
-            self.root = inside[split]
-        elif split not in ("train", "all") or not any(_images(folder) for folder in inside.values()):
+        folders, reference = _folders(self.root), self.root / class_split
+        if _is_below(split) and (self.root / split).is_dir():
+            self.root /= split
+        elif split not in ("train", "all") or not any(map(_images, folders)):
             raise ValueError(
-                f"folder:{directory}: there is no {self.root}/{split}; folders: {_listed(list(inside.values()))}. "
-                "Images belong in <split>/<class>/, or without splits in <class>/, which is read as split 'train'."
+                f"folder:{directory}: there is no {self.root}/{split}; folders: {_listed(folders)}. Images belong in "
+                "<split>/<class>/, or without splits in <class>/, which is read as split 'train'."
             )
         folders = _folders(self.root)
-        self.classes = tuple(folder.name for folder in (_folders(reference) if reference else folders))
+        self.classes = tuple(folder.name for folder in (_folders(reference) if reference.is_dir() else folders))
         unknown = [folder for folder in folders if folder.name not in self.classes]
         if unknown:
             raise ValueError(f"{self.root}: classes that {reference} does not have: {_listed(unknown)}.")
@@ -125,6 +124,12 @@ def _data_dir() -> pathlib.Path:
 
 def _command(name: str) -> str:
     return f"tfds build {name} --file_format=array_record --data_dir={_data_dir()} (needs TensorFlow once; see README)"
+
+
+def _is_below(split: str) -> bool:
+    """Whether the name of a split leads to a folder inside the directory, and neither to itself nor out of it."""
+    path = pathlib.PurePath(split)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
 
 
 def _folders(path: pathlib.Path) -> list[pathlib.Path]:

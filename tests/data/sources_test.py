@@ -62,7 +62,7 @@ def test_class_folders_with_splits(section, tmp_path):
     assert train.where(1).endswith("train/a/ÿ.png")
     with pytest.raises(ValueError, match="there is no .*test; folders: train, val"):
         sources.open_source(config, "test")
-    for split in ("", ".", "train/a", str(tmp_path / "val")):  # a split is a folder in the directory
+    for split in ("", ".", "train/..", str(tmp_path / "val")):  # a split is a folder inside the directory
         with pytest.raises(ValueError, match="there is no .*; folders: train, val"):
             sources.open_source(config, split)
     write_images(tmp_path, ["val/d/3.png"])
