@@ -19,6 +19,9 @@ from equivit.training import checkpoints
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = "tests/training/run_config.py"
+IMAGES = (
+    "images.npz"  # beside the runs; scikit-learn's digits would take each process, and each worker, a second longer
+)
 SECONDS = 240  # after which a run hangs
 
 
@@ -26,7 +29,8 @@ def start(workdir, *arguments, send=0, at=-1, mode="", environment=()):
     """Start a run that sends itself a signal at its `at`-th batch."""
     hashes = f"{workdir}.hashes{dict(environment).get('JAX_PROCESS_ID', '')}"
     command = [sys.executable, "-m", "tests.training.run_driver", hashes, str(int(send)), str(at)]
-    command += [f"--config={CONFIG}{mode}", f"--workdir={workdir}", *arguments]
+    source = f"--config.data.source=npz:{workdir.parent / IMAGES}"
+    command += [f"--config={CONFIG}{mode}", f"--workdir={workdir}", source, *arguments]
     variables = {**os.environ, "PYTHONPATH": str(ROOT), **dict(environment)}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, env=variables, stdout=pipe, stderr=subprocess.STDOUT, text=True)
@@ -67,8 +71,13 @@ def hashes(workdir):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """Where all runs lie side by side."""
-    return tmp_path_factory.mktemp("runs")
+    """Where all runs lie side by side, and their images."""
+    place, random, arrays = tmp_path_factory.mktemp("runs"), np.random.default_rng(0), {}
+    for split, number in (("train", 1437), ("test", 360)):
+        arrays[f"{split}_label"] = random.integers(0, 10, number)
+        arrays[f"{split}_image"] = random.integers(0, 256, (number, 16, 16, 1), np.uint8)
+    np.savez(place / IMAGES, classes=np.array([f"class {i}" for i in range(10)]), **arrays)
+    return place
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +91,8 @@ def uninterrupted(place):
 def test_a_run_says_what_it_does_and_leaves_its_results(uninterrupted):
     workdir, output = uninterrupted
     lines = output.strip().splitlines()
-    assert lines[0].startswith("Training vit_ti16 on digits (1437 images, 10 classes): 32 steps of 64 images")
+    about = f"Training vit_ti16 on npz:{workdir.parent / IMAGES} (1437 images, 10 classes): 32 steps of 64 images"
+    assert lines[0].startswith(about)
     assert str(workdir) in lines[-1] and "Warning" not in output
     report = json.loads((workdir / "report.json").read_text())
     assert report["step"] == 32 and 0 <= report["eval/accuracy/top1"] <= 1

@@ -7,9 +7,9 @@ import hashlib
 import os
 import sys
 
-import jax
+if __name__ == "__main__":  # workers import this module too, and need no JAX
+    import jax
 
-if __name__ == "__main__":
     jax.config.update("jax_platforms", "cpu")
     from equivit import train
     from equivit.training import sharding
