@@ -405,8 +405,8 @@ def draw(rows: Sequence[Mapping], path: pathlib.Path) -> None:
 
 def _options(arguments):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    for name in DATA:
-        parser.add_argument(f"--{name}", help="its source, such as npz:<file> with splits train and test")
+    for flag in ("--blood_cells", "--cifar10"):
+        parser.add_argument(flag, help="its source, such as npz:<file> with splits train and test")
     parser.add_argument("--width", type=int, default=64, help="of the plain model (%(default)s)")
     parser.add_argument("--families", default=list(FAMILIES), type=benchmark.one_of(FAMILIES))
     parser.add_argument("--steps", type=int, default=1000, help="of every run (%(default)s)")
