@@ -82,11 +82,10 @@ def test_unpatchify_commutes(group):
 
 @pytest.mark.parametrize("weighting,deviation", [("official", np.sqrt(8 / 5)), ("balanced", 1.0)])
 def test_norm_of_unit_variance(weighting, deviation):
-    x = random_field(OCTIC, (16, 16), 64)
-    y = fields.to_dense(isotypic.LayerNorm(512, group=OCTIC, weighting=weighting)(x))
-    # The variance that is divided by comes from 64 channels of the weightiest irreps: over 40 draws the deviation is
-    # 0.2 % above, and varies by 0.1 %.
-    np.testing.assert_allclose(float(y.std()), deviation, rtol=5e-3)
+    # So many channels that the estimated variance of a token hardly varies: at 512 of them its root is biased by 0.2 %.
+    x = random_field(OCTIC, (8, 8), 512)
+    y = fields.to_dense(isotypic.LayerNorm(4096, group=OCTIC, weighting=weighting)(x))
+    np.testing.assert_allclose(float(y.std()), deviation, rtol=2e-3)
 
 
 @GROUPS
