@@ -139,14 +139,7 @@ def energies(x: jax.Array, order: float = 2) -> jax.Array:
     return (x * x if order == 2 else x**order).sum(-1)
 
 
-def choose(
-    energies: jax.Array | Callable[[], jax.Array],
-    stride: Stride,
-    ties: Callable[[], jax.Array],
-    *,
-    estimate: jax.Array | None = None,
-    error: float = 0.0,
-) -> Choice:
+def choose(energies: jax.Array, stride: Stride, ties: Callable[[], jax.Array]) -> Choice:
     """The phase whose energies have the largest sum; of a shifted map, the same one, exactly.
 
     Energies are divided by the largest one of their map, rounded to integers of two limbs, and summed in int32.  Sums
@@ -159,26 +152,40 @@ def choose(
     A stride of the whole size chooses one position.  Nothing here has a gradient.
 
     Args:
-      energies: [B, H, W], none negative.  With an estimate, a function of no arguments that returns them.
+      energies: [B, H, W], none negative.
       stride: of both axes, or (rows, columns).
       ties: returns ranks [B, H, W] of the content as seen from each position, as `cyclic_rank` gives them.  It is
         called in a branch that runs only when some map of the batch has a tie; arrays that it uses, and that have a
         gradient, should pass `jax.lax.stop_gradient` before.
-      estimate: [B, sh sw], the sums as a cheaper form has them.  Energies are computed, also in a branch, only when the
-        two best of some map are so near that the estimate may be wrong.
-      error: how far an estimate may lie from the sum of the energies, relative to the largest.
     """
-    steps = _strides("choose", stride)
-    if estimate is None:
-        return _decide(energies() if callable(energies) else energies, steps, ties)
-    quick = _best(jax.lax.stop_gradient(estimate))
-    unsure = ~(quick.gap > 2 * error)  # also where it is not a number
+    stride = _strides("choose", stride)
+    _check_divides("choose", "energies", energies, stride)
+    high, low, unit = _sums(energies, stride)
+    best_high = high.max(1, keepdims=True)
+    best_low = jnp.where(high == best_high, low, -1).max(1, keepdims=True)
+    tied = (high == best_high) & (low == best_low)
+    ranks = jax.lax.cond(
+        (tied.sum(1) > 1).any(),
+        lambda: _lattices(ties(), stride).max((1, 3)).reshape(high.shape).astype(jnp.int32),
+        lambda: jnp.zeros_like(high),
+    )
+    index = jnp.where(tied, ranks, -1).argmax(1).astype(jnp.int32)
+    behind = (best_high - high).astype(jnp.float32) + (best_low - low).astype(jnp.float32) * unit
+    others = jnp.where(jnp.arange(high.shape[1]) == index[:, None], jnp.inf, behind).min(1)
+    total = best_high[:, 0].astype(jnp.float32) + best_low[:, 0].astype(jnp.float32) * unit
+    return Choice(index, _relative(others, total))
 
-    def exact() -> Choice:
-        found = _decide(energies() if callable(energies) else energies, steps, ties)
-        return Choice(jnp.where(unsure, found.index, quick.index), jnp.where(unsure, found.gap, quick.gap))
 
-    return jax.lax.cond(unsure.any(), exact, lambda: quick)
+def strongest(scores: jax.Array) -> Choice:
+    """The largest score of each row [B, n], the first one of equals; without gradient.
+
+    In a frame that the content of the map chose (`canonical`), the first of equals is a matter of content too.
+    """
+    scores = jax.lax.stop_gradient(scores)
+    index = scores.argmax(1).astype(jnp.int32)
+    others = jnp.where(jnp.arange(scores.shape[1]) == index[:, None], -jnp.inf, scores).max(1)
+    best = scores.max(1)
+    return Choice(index, _relative(best - others, best))
 
 
 def cyclic_rank(x: jax.Array) -> jax.Array:
@@ -216,24 +223,6 @@ def canonical(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return roll(x, -first), first
 
 
-def _decide(energy: jax.Array, stride: tuple[int, int], ties: Callable[[], jax.Array]) -> Choice:
-    _check_divides("choose", "energies", energy, stride)
-    high, low, unit = _sums(energy, stride)
-    best_high = high.max(1, keepdims=True)
-    best_low = jnp.where(high == best_high, low, -1).max(1, keepdims=True)
-    tied = (high == best_high) & (low == best_low)
-    ranks = jax.lax.cond(
-        (tied.sum(1) > 1).any(),
-        lambda: _lattices(ties(), stride).max((1, 3)).reshape(high.shape).astype(jnp.int32),
-        lambda: jnp.zeros_like(high),
-    )
-    index = jnp.where(tied, ranks, -1).argmax(1).astype(jnp.int32)
-    behind = (best_high - high).astype(jnp.float32) + (best_low - low).astype(jnp.float32) * unit
-    others = jnp.where(jnp.arange(high.shape[1]) == index[:, None], jnp.inf, behind).min(1)
-    total = best_high[:, 0].astype(jnp.float32) + best_low[:, 0].astype(jnp.float32) * unit
-    return Choice(index, _relative(others, total))
-
-
 def _sums(energy: jax.Array, stride: tuple[int, int]) -> tuple[jax.Array, jax.Array, float]:
     """Sums over each phase, [B, sh sw], as high + low unit: integers, so that the order of the terms plays no part.
 
@@ -251,14 +240,6 @@ def _sums(energy: jax.Array, stride: tuple[int, int]) -> tuple[jax.Array, jax.Ar
     low = jnp.round((scaled - high) * 2.0**bits)
     high, low = (limb.astype(jnp.int32).sum((1, 3), dtype=jnp.int32).reshape(shape) for limb in (high, low))
     return high + (low >> bits), low & (2**bits - 1), 2.0**-bits
-
-
-def _best(scores: jax.Array) -> Choice:
-    """The largest of each row of scores."""
-    index = scores.argmax(1).astype(jnp.int32)
-    others = jnp.where(jnp.arange(scores.shape[1]) == index[:, None], -jnp.inf, scores).max(1)
-    best = scores.max(1)
-    return Choice(index, _relative(best - others, best))
 
 
 def _relative(behind: jax.Array, best: jax.Array) -> jax.Array:
