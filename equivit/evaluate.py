@@ -31,7 +31,7 @@ To use the official files, <dir>/imagenet-c/<corruption>/<severity>/<class>/, ad
 
 --suite=shift says how often two shifted copies of an image get the same class: after circular shifts of up to the whole
 image, unless --config.evaluation.shift.kinds=circular,zeros,crop or --config.evaluation.shift.ranges=quarter,half says
-otherwise (evaluation/consistency.py).  Crops come from the images that data.crop_ratio makes: at 0.875, 224 of 256 pixels.
+otherwise (evaluation/consistency.py).  Crops need a margin, as data.crop_ratio leaves it: at 0.875, 224 of 256 pixels.
 
 Table 2 of Jumbo follows SAR's public code, also in what is probably a mistake there:
 
