@@ -11,8 +11,8 @@ Expected, from the paper: top-1 and, after the comma, the share of images whose 
 | mvitv2_t  | 96.00, 86.55       | 80.18, 74.82        | 96.14, 91.34       | 80.28, 77.92        |
 | swin_t,da | 92.32, 94.3        |                     |                    |                     |
 
-They are means of five seeds; that of `da`, which is trained on circular shifts (Table A10), of one.  Ours: not trained
-yet.  Cost: not in the paper, which trains on two RTX 5000.
+They are means of five seeds; those of `da`, which is trained on circular shifts (Table A10), have no spread.  Ours: not
+trained yet.  Cost: not in the paper, which trains on two RTX 5000.
 
     python -m equivit.train --config=configs/adaptive_cifar.py:10,swin_t --workdir=/tmp/swin_t --seeds=0,1,2,3,4
     python -m equivit.train --config=configs/adaptive_cifar.py:10,swin_t,standard --workdir=/tmp/swin_t_standard

@@ -45,11 +45,12 @@ Range = Annotated[str, OneOf((*FRACTIONS, *EARLIER))] | PositiveInt | tuple[NonN
 class Shifts:
     """Which shifts are compared.
 
-    The paper names the ranges of Table A11 only, the FRACTIONS.  EARLIER is the protocol of its authors' earlier code
-    (learnable polyphase sampling, arXiv 2210.08001): offsets from -m to m - 1, and 0 to m - 1 for crops, from the upper
-    left corner; all images of a batch are shifted alike, so the result depends on the batch size, and the standard
-    error, for which images are independent, is too small.  Its seed is 7, also where the original leaves it open, on
-    CIFAR.  Its circular shifts on ImageNet are of 256 x 256 pixels.
+    The paper gives no ranges but those of Table A11, the FRACTIONS.  EARLIER is the protocol of its authors' earlier
+    code (learnable polyphase sampling, arXiv 2210.08001), where zeros come in after normalisation, too: offsets from -m
+    to m - 1, and for crops 0 to m - 1 from the upper left corner.  It shifts all images of a batch alike, so the result
+    depends on the batch size, and the standard error, which takes images as independent, is too small.  Its seed is 7;
+    on CIFAR the original has none.  On ImageNet its circular shifts are of the whole 256 x 256 pixels, which
+    data.image_size=(256,256) and data.crop_ratio=1.0 give.
 
     Attributes:
       kinds: each is measured in each range.

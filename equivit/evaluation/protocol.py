@@ -121,7 +121,7 @@ class Run:
         """
         devices = jax.device_count()
         pipeline = loader.evaluate(
-            data or self.data,
+            self.data if data is None else data,
             batch_size=-(-(batch_size or self.config.batch_size) // devices) * devices,
             seed=self.config.seed,
             shuffle=shuffle,

@@ -90,7 +90,7 @@ def test_zeros_are_the_mean_colour():
     mean = (0.455, 0.2, 0.1)  # 116.025
     result = consistency.consistency(predict, batches(white, np.full(40, 19), 8), settings, size=SIZE, mean=mean)
     assert result["top1"] == 1
-    blank = [(o != 0).any(0) for o in drawn_for(settings, 40)[0]]
+    blank = [(offset != 0).any(0) for offset in drawn_for(settings, 40)[0]]
     assert result["zeros_2"] == pytest.approx(np.mean(blank[0] == blank[1]))
     fill = consistency._shifted("zeros", SIZE, (116, 51, 26), white[:1], np.full((1, 1, 2, 2), 4, np.int32), 0, 0)
     np.testing.assert_array_equal(np.unique(np.asarray(fill).reshape(-1, 3), axis=0), [[116, 51, 26]])
@@ -104,13 +104,12 @@ def drawn_for(settings, count):
 @pytest.mark.parametrize("kind", ALL["kinds"])
 def test_offsets_are_uniform_in_their_range(kind):
     """Each offset is as frequent as the others, to five standard deviations; axes and copies are independent."""
-    for range_ in (*FRACTIONS, 3, (0, 2)):
+    room = (3, 3) if kind == "crop" else SIZE
+    largest = {name: [round(share * side) for side in room] for name, share in FRACTIONS.items()}
+    for range_, sides in (largest | {3: (3, 3), (0, 2): (0, 2)}).items():
         settings = Shifts(kinds=(kind,), ranges=(range_,), pairs=2)
         offsets = drawn_for(settings, 3000)
-        room = (3, 3) if kind == "crop" else SIZE
-        for axis in (0, 1):
-            most = round(FRACTIONS[range_] * room[axis]) if range_ in FRACTIONS else (3, range_)[range_ != 3]
-            most = most[axis] if isinstance(most, tuple) else most
+        for axis, most in enumerate(sides):
             first = {"circular": 0, "zeros": -(most // 2), "crop": (3 - most) // 2}[kind]
             values, counts = np.unique(offsets[:, :, axis], return_counts=True)
             assert values.tolist() == list(range(first, first + most + 1))
