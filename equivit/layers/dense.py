@@ -162,7 +162,7 @@ class Attention(nnx.Module):
         (y,) = attend((q,), (k,), (v,))
         return self.proj(self.side_by_side(y))
 
-    def weights(self, x: jax.Array, rows: int | None = None) -> jax.Array:
+    def weights(self, x: jax.Array, rows: int | None = None, layout: Layout | None = None) -> jax.Array:
         """The attention weights [*B, num_heads, rows, N] of the first `rows` tokens; None: of all tokens."""
         q, k, _ = self.heads(x)
         return attention_weights((q[..., :rows, :],), (k,))
@@ -213,6 +213,10 @@ class PatchEmbed(nnx.Module):
             kernel = self.kernel[...]
             patches = patchify(images, self.patch_size).astype(kernel.dtype)
             return patches @ kernel.reshape(-1, kernel.shape[-1]) + self.bias[...]
+
+    def affine(self) -> tuple[jax.Array, jax.Array]:
+        """The kernel [ph, pw, in, width] and the bias [width]."""
+        return self.kernel[...], self.bias[...]
 
     def filters(self) -> dict[str, jax.Array]:
         """The kernels [ph, pw, in, width] by feature type: one type, "all"."""

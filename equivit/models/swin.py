@@ -21,13 +21,13 @@ from flax import nnx
 
 from equivit import constraints
 from equivit.constraints import Below1, Depth, OneOf, PositiveFloat, PositiveInt, Size, Words
-from equivit.layers import dense, phases
+from equivit.layers import dense
 from equivit.layers.drop import dropout, split
 from equivit.layers.grid import Frame, Layout, check_grid, check_images
 from equivit.layers.merge import PatchMerging
 from equivit.layers.stack import REMAT, Stack
 from equivit.layers.window import CosineWindowAttention, Pair, WindowAttention, WindowBlock, spread
-from equivit.models.adaptive import SELECT, check_torus, framed, parts_of
+from equivit.models.adaptive import SELECT, check_torus, parts_of, placed
 from equivit.models.features import Features, Grid
 from equivit.models.model import Preset
 from equivit.symmetry import shifts
@@ -130,6 +130,11 @@ class SwinConfig:
     def parts(self) -> tuple[str, ...]:
         """The parts that are adaptive."""
         return parts_of(self.adaptive, PARTS)
+
+    @property
+    def anchored(self) -> bool:
+        """Whether images are rolled into a frame of their content."""
+        return self.anchor and self.parts == PARTS
 
     def window(self, stage: int) -> Pair:
         """(h, w) of the windows of a stage."""
@@ -339,18 +344,8 @@ class Swin(nnx.Module):
         grid = check_images(images, config.in_channels, config.patch_size)
         if config.parts:
             config.check_torus(images.shape[-3:-1])
-        images = images.reshape(-1, *images.shape[-3:])
-        images, frame = framed(images, config.anchor and config.parts == PARTS)
-        chosen, patch = {}, config.patch_size
-        if "token" in config.parts:
-            if config.select == "output":
-                norms = phases.embedding_norms(images, embed.kernel[...], embed.bias[...], patch)
-            else:
-                norms = phases.lattice_norms(images, patch)
-            chosen["patch_embed"] = choice = shifts.strongest(norms)
-            first = shifts.phases(choice.index, patch)
-            images, frame = shifts.roll(images, -first), frame.rolled(first)
-        return Map(self.patch_norm(embed(images)), grid, frame.every(patch)), chosen
+        images, frame, chosen = placed(images.reshape(-1, *images.shape[-3:]), config, *embed.affine())
+        return Map(self.patch_norm(embed(images)), grid, frame.every(config.patch_size)), chosen
 
     def _features(self, at: Map, batch: tuple[int, ...], norm: bool, blocks: dict[int, Features]) -> Features:
         tokens = self.norm(at.tokens) if norm else at.tokens
