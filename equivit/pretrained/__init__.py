@@ -17,11 +17,11 @@ from flax import nnx
 from equivit import constraints, errors, logical
 from equivit.models.model import ModelModule
 from equivit.models.remade import remade
-from equivit.pretrained import flip, jumbo, mae, mapping, names, octic_vits, reading, swin, timm
+from equivit.pretrained import flip, jumbo, mae, mapping, mvit, names, octic_vits, reading, swin, timm
 from equivit.pretrained.format import Format
 
 # A new format: one file of this folder, and its place in this line.
-_ALL = (octic_vits.FORMAT, flip.FORMAT, timm.FORMAT, swin.FORMAT, jumbo.FORMAT, mae.FORMAT, mae.AUTOENCODER)
+_ALL = (octic_vits.FORMAT, flip.FORMAT, timm.FORMAT, mvit.FORMAT, swin.FORMAT, jumbo.FORMAT, mae.FORMAT, mae.AUTOENCODER)
 FORMATS = {format.name: format for format in _ALL if format.mark is None}  # by source, the usual kind of model
 STORED = (nnx.Param, nnx.BatchStat)  # the variables that files hold: parameters and running statistics
 

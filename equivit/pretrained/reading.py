@@ -12,7 +12,7 @@ import safetensors.numpy
 from equivit import archives, safetensors_files
 from equivit.pretrained import names, torch_files
 
-CONTAINERS = ("model", "teacher", "state_dict")
+CONTAINERS = ("model", "teacher", "state_dict", "model_state")
 
 
 def read(path: str | os.PathLike) -> Any:
@@ -56,7 +56,7 @@ def state_dict(
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """The tensors of a model out of their containers, and the names of those left out.
 
-    Containers are {"model": ...}, {"teacher": ...} and {"state_dict": ...}.  `rename` and `ignored` are those of the
+    Containers are {"model": ...}, {"teacher": ...}, {"state_dict": ...} and {"model_state": ...}.  `rename` and `ignored` are those of the
     format (`format.py`).
 
     Raises:
