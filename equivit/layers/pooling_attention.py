@@ -51,10 +51,10 @@ class PoolingAttention(dense.Attention):
     ):
         super().__init__(width, num_heads, in_features=in_features, rngs=rngs)
         channels = width // num_heads
-        options = dict(kernel=KERNEL, padding=PADDING, mode=padding, rngs=rngs)
-        self.pool_q = DepthwiseConv(channels, stride=stride, **options)
-        self.pool_k = DepthwiseConv(channels, stride=kv_stride, **options)
-        self.pool_v = DepthwiseConv(channels, stride=kv_stride, **options)
+        self.pool_q, self.pool_k, self.pool_v = (
+            DepthwiseConv(channels, kernel=KERNEL, stride=step, padding=PADDING, mode=padding, rngs=rngs)
+            for step in (stride, kv_stride, kv_stride)
+        )
         self.norm_q, self.norm_k, self.norm_v = (dense.LayerNorm(channels, eps=eps) for _ in range(3))
         self.position = DecomposedPosition(grid, channels, rngs=rngs)
 
@@ -62,10 +62,11 @@ class PoolingAttention(dense.Attention):
         assert layout is not None
         first, maps = apart(self.heads(x), layout)
         q, k, v = self.pool_q(maps[0]), self.pool_k(maps[1]), self.pool_v(maps[2])
-        queries, keys = q.shape[-3:-1], k.shape[-3:-1]
+        queries, keys = (q.shape[-3], q.shape[-2]), (k.shape[-3], k.shape[-2])
         q, k, v = (
-            norm(joined(*parts))
-            for norm, *parts in zip((self.norm_q, self.norm_k, self.norm_v), first, (q, k, v), strict=True)
+            self.norm_q(joined(first[0], q)),
+            self.norm_k(joined(first[1], k)),
+            self.norm_v(joined(first[2], v)),
         )
         bias = self.position(q[..., layout.prefix :, :], queries, keys)
         if layout.prefix:
@@ -143,7 +144,8 @@ def apart(x: jax.Array, layout: Layout) -> tuple[jax.Array, jax.Array]:
 
 def joined(first: jax.Array, maps: jax.Array) -> jax.Array:
     """The inverse of `apart`: [*B, P, C] and [*B, h, w, C] -> [*B, P + h w, C]."""
-    tokens = maps.reshape(*maps.shape[:-3], -1, maps.shape[-1])
+    *batch, h, w, channels = maps.shape
+    tokens = maps.reshape(*batch, h * w, channels)
     return jnp.concatenate([first, tokens], axis=-2) if first.shape[-2] else tokens
 
 

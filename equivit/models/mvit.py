@@ -28,7 +28,7 @@ from equivit.layers.stack import REMAT, Stack
 from equivit.models.features import Features, Grid
 from equivit.models.model import Preset
 
-PATCH = dict(kernel=(7, 7), stride=(4, 4), padding=(3, 3))
+KERNEL, STRIDE, PADDING = (7, 7), (4, 4), (3, 3)  # of the patch embedding
 KV_STRIDE = 4  # of keys and values in the first stage; half of it in each further one
 
 
@@ -46,14 +46,14 @@ class Shape(NamedTuple):
     width: int
     after: int
     num_heads: int
-    stride: int
-    kv_stride: int
+    stride: Pair
+    kv_stride: Pair
     grid: Pair
 
     @property
     def changes(self) -> bool:
         """Whether tokens leave such a block in another shape."""
-        return self.stride > 1 or self.before != self.after
+        return self.stride != (1, 1) or self.before != self.after
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,21 +142,21 @@ class MViTConfig:
 
     def stride(self, stage: int) -> Pair:
         """Pixels between neighbours of a stage's map."""
-        h, w = (step * 2**stage for step in PATCH["stride"])
+        h, w = (step * 2**stage for step in STRIDE)
         return h, w
 
     def shapes(self, stage: int) -> list[Shape]:
         """That of each block of a stage."""
-        width, heads, kv_stride = self.widths[stage], self.heads[stage], max(1, KV_STRIDE // 2**stage)
-        depth, following = self.depths[stage], self.widths[min(stage + 1, len(self.depths) - 1)]
+        width, depth, kv_step = self.widths[stage], self.depths[stage], max(1, KV_STRIDE // 2**stage)
+        following = self.widths[min(stage + 1, len(self.depths) - 1)]
 
         def shape(i):
             first = i == 0 and stage > 0
             before = self.widths[stage - 1] if first and self.expand_attn else width
             after = following if i == depth - 1 and not self.expand_attn else width
-            stride = 2 if first else 1
-            grid = pooled(self.image_size, self.stride(stage - 1 if first else stage))
-            return Shape(before, width, after, heads, stride, kv_stride, pooled(grid, (min(stride, kv_stride),) * 2))
+            step, finer = (2, min(2, kv_step)) if first else (1, 1)
+            grid = pooled(pooled(self.image_size, self.stride(stage - first)), (finer, finer))
+            return Shape(before, width, after, self.heads[stage], (step, step), (kv_step, kv_step), grid)
 
         return [shape(i) for i in range(depth)]
 
@@ -225,8 +225,8 @@ def _block(config: MViTConfig, shape: Shape, rngs: nnx.Rngs) -> PoolingBlock:
             shape.before,
             shape.width,
             shape.num_heads,
-            stride=(shape.stride,) * 2,
-            kv_stride=(shape.kv_stride,) * 2,
+            stride=shape.stride,
+            kv_stride=shape.kv_stride,
             grid=shape.grid,
             padding=config.padding,
             eps=config.norm_eps,
@@ -250,7 +250,15 @@ class MViT(nnx.Module):
 
     def __init__(self, config: MViTConfig, *, rngs: nnx.Rngs):
         self.config = config
-        self.patch_embed = Conv(config.in_channels, config.width, **PATCH, mode=config.padding, rngs=rngs)
+        self.patch_embed = Conv(
+            config.in_channels,
+            config.width,
+            kernel=KERNEL,
+            stride=STRIDE,
+            padding=PADDING,
+            mode=config.padding,
+            rngs=rngs,
+        )
         self.class_token = token((config.width,), 0.02, rngs) if config.class_token else None
         self.stages = nnx.List([Stage(config, stage, rngs=rngs) for stage in range(len(config.depths))])
         features, classes = config.widths[-1], config.num_classes
@@ -316,7 +324,7 @@ class MViT(nnx.Module):
         """The tokens after the last block, and after those in `capture`, before the final norm."""
         config, rates = self.config, self.config.rates
         check_images(images, config.in_channels, (1, 1))
-        x, grid = self._embed(images)
+        x, grid = self.embed(images)
         seen, first = {}, 0
         for number, stage in enumerate(self.stages):
             stop, before = first + len(stage.blocks), grid
@@ -334,7 +342,7 @@ class MViT(nnx.Module):
             first = stop
         return Map(x, grid, len(self.stages) - 1), seen
 
-    def _embed(self, images: jax.Array) -> tuple[jax.Array, Pair]:
+    def embed(self, images: jax.Array) -> tuple[jax.Array, Pair]:
         """The tokens before the first block, and their grid."""
         maps = self.patch_embed(images)
         *batch, h, w, width = maps.shape

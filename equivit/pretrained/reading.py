@@ -56,8 +56,8 @@ def state_dict(
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """The tensors of a model out of their containers, and the names of those left out.
 
-    Containers are {"model": ...}, {"teacher": ...}, {"state_dict": ...} and {"model_state": ...}.  `rename` and `ignored` are those of the
-    format (`format.py`).
+    Containers are {"model": ...}, {"teacher": ...}, {"state_dict": ...} and {"model_state": ...}.  `rename` and
+    `ignored` are those of the format (`format.py`).
 
     Raises:
       ValueError: no tensors, something that is not a tensor, or two tensors of one name.
