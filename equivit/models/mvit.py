@@ -1,7 +1,7 @@
 """Multiscale vision transformers, MViTv2: blocks that attend globally among pooled tokens, in stages of half the size.
 
-The first block of a stage halves the map and doubles the width; keys and values are pooled to the same size in all
-stages but the last.
+The first block of a stage halves the map and doubles the width, and from stage to stage keys and values are pooled by
+half the stride, down to 1, so that attention never has many of them.
 
 Source: MViTv2 (arXiv 2112.01526).
 """
@@ -155,7 +155,7 @@ class MViTConfig:
             before = self.widths[stage - 1] if first and self.expand_attn else width
             after = following if i == depth - 1 and not self.expand_attn else width
             step, finer = (2, min(2, kv_step)) if first else (1, 1)
-            grid = pooled(pooled(self.image_size, self.stride(stage - first)), (finer, finer))
+            grid = map_size(map_size(self.image_size, self.stride(stage - first)), (finer, finer))
             return Shape(before, width, after, self.heads[stage], (step, step), (kv_step, kv_step), grid)
 
         return [shape(i) for i in range(depth)]
@@ -165,8 +165,8 @@ class MViTConfig:
         return MViT(self, rngs=rngs)
 
 
-def pooled(size: tuple[int, ...], stride: Pair) -> Pair:
-    """(h, w) of a map after pooling, with neighbours on all sides: rounded upwards."""
+def map_size(size: tuple[int, ...], stride: Pair) -> Pair:
+    """(h, w) of what pooling leaves of a map or an image: rounded upwards."""
     h, w = (-(-n // step) for n, step in zip(size, stride, strict=True))
     return h, w
 
@@ -328,7 +328,7 @@ class MViT(nnx.Module):
         seen, first = {}, 0
         for number, stage in enumerate(self.stages):
             stop, before = first + len(stage.blocks), grid
-            grid = pooled(images.shape[-3:-1], config.stride(number))
+            grid = map_size(images.shape[-3:-1], config.stride(number))
             x, part = stage(
                 x,
                 Layout(before, config.prefix),

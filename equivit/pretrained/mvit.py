@@ -6,8 +6,8 @@ shortcuts and the head.  They are read by the source "timm".
 
 import itertools
 
-from equivit.models.mvit import STRIDE, MViTConfig
-from equivit.models.mvit import pooled as size_after
+from equivit import constraints
+from equivit.models.mvit import STRIDE, MViTConfig, map_size
 from equivit.pretrained import inference, mapping
 from equivit.pretrained.format import Format, Hints, State
 from equivit.pretrained.mapping import Pair, Table
@@ -103,10 +103,12 @@ def _depths(state: State, flavour: str) -> tuple[int, ...]:
 def _image_size(state: State, block: str, hints: Hints) -> tuple[int, int]:
     """The size whose map the first block's tables of positions are for."""
     rows, columns = (inference.shape(state, NAME, f"{block}.{name}", 2)[0] for name in (ROWS, COLUMNS))
-    grid, (sh, sw) = ((rows + 1) // 2, (columns + 1) // 2), STRIDE
-    if hints.image_size is not None and size_after(hints.image_size, (sh, sw)) == grid:
-        return hints.image_size
-    return sh * grid[0], sw * grid[1]
+    h, w = (rows + 1) // 2, (columns + 1) // 2
+    if hints.image_size is not None:
+        constraints.check(f"{NAME}: image_size", hints.image_size, constraints.Size)
+        if map_size(hints.image_size, STRIDE) == (h, w):
+            return hints.image_size
+    return STRIDE[0] * h, STRIDE[1] * w
 
 
 def _out(state: State, linear: str) -> int:

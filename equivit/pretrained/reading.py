@@ -90,4 +90,5 @@ _READERS = {
     ".npz": _read_npz,
     ".pth": torch_files.read,
     ".pt": torch_files.read,
+    ".pyth": torch_files.read,
 }

@@ -14,6 +14,7 @@ from equivit.pretrained import mapping, mvit
 from equivit.pretrained.format import Hints
 from tests.parity.arrays import load
 from tests.parity.mvit_test import FILES, weights
+from tests.pretrained import torch_archive
 
 SMALL = dict(width=8, depths=(2, 2), num_heads=2, image_size=(30, 44), num_classes=5, mlp_ratio=2.0)
 CONFIGS = {
@@ -50,11 +51,13 @@ def same(a, b):
         ("facebook", "class token", "cls_token"),
     ],
 )
-def test_there_and_back(flavour, kind, name):
+def test_there_and_back(flavour, kind, name, tmp_path):
+    """Through a file as the official ones are: of this container and with this ending."""
     written = pretrained.state_dict("timm", model(kind), flavour=flavour)
     assert name in written
     assert ("head.fc.weight" if flavour == "timm" else "head.projection.weight") in written
-    found = pretrained.load("timm", {"epoch": 1, "model_state": written}, **HINTS)
+    torch_archive.write(tmp_path / "weights.pyth", {"epoch": 1, "model_state": written})
+    found = pretrained.load("timm", tmp_path / "weights.pyth", **HINTS)
     assert found.config == CONFIGS[kind]
     same(logical.to_logical(found), logical.to_logical(model(kind)))
 
@@ -79,6 +82,7 @@ def test_what_a_file_tells():
     [
         (dict(num_heads=2), r"timm: num_heads=2, but the weights are those of \(2, 4\)"),
         (dict(image_size=(64, 64)), r"timm: image_size=\(64, 64\), but the weights are those of \(32, 44\)"),
+        (dict(image_size=30), r"timm: image_size=30 must be \(height, width\) in pixels"),
         (dict(window_size=7), r"timm: window_size=\(7, 7\), but its models have none"),
     ],
 )
