@@ -82,6 +82,7 @@ def test_features_of_all_stages():
     m, x = model(), images(ODD)
     logits, features = run(m, x)
     chex.assert_shape(logits, (2, 5))
+    assert jax.eval_shape(m, x[:, None]).shape == (2, 1, 5)
     for index, stage in enumerate((0, 1, 1, 2)):
         at, (h, w) = features.blocks[index], (-(-n // (4 * 2**stage)) for n in ODD)
         chex.assert_shape(at.patches.values, (2, h, w, 8 * 2**stage))
