@@ -97,19 +97,24 @@ def gelu_tanh(x: jax.Array) -> jax.Array:
 
 
 class Mlp(nnx.Module):
-    """Linear, GELU, linear.  Shapes: [*B, N, width] -> the same, through [*B, N, hidden]."""
+    """Linear, GELU, linear.  Shapes: [*B, N, width] -> [*B, N, out], through [*B, N, hidden].
+
+    Args:
+      out: None for `width`.
+    """
 
     def __init__(
         self,
         width: int,
         hidden: int,
         *,
+        out: int | None = None,
         activation: Callable = gelu,
         init: Initializer = WEIGHT_INIT,
         rngs: nnx.Rngs,
     ):
         self.fc1 = Linear(width, hidden, init=init, rngs=rngs)
-        self.fc2 = Linear(hidden, width, init=init, rngs=rngs)
+        self.fc2 = Linear(hidden, width if out is None else out, init=init, rngs=rngs)
         self.activation = activation
 
     def __call__(self, x: jax.Array, layout: Layout | None = None) -> jax.Array:
@@ -136,7 +141,10 @@ class SwiGlu(nnx.Module):
 class Attention(nnx.Module):
     """Multi-head self-attention.  The columns of `qkv` are ordered (q | k | v) x heads x head channels.
 
-    Shapes: [*B, N, width] -> the same.
+    Shapes: [*B, N, in_features] -> [*B, N, width].
+
+    Args:
+      in_features: None for `width`.
 
     Raises:
       ValueError: `num_heads` does not divide `width`.
@@ -147,13 +155,15 @@ class Attention(nnx.Module):
         width: int,
         num_heads: int,
         *,
+        in_features: int | None = None,
         qkv_bias: bool = True,
         init: Initializer = WEIGHT_INIT,
         rngs: nnx.Rngs,
     ):
         if width % num_heads:
             raise ValueError(f"Attention: {num_heads=} must divide {width=}.")
-        self.qkv = Linear(width, 3 * width, bias=qkv_bias, init=init, rngs=rngs)
+        in_features = width if in_features is None else in_features
+        self.qkv = Linear(in_features, 3 * width, bias=qkv_bias, init=init, rngs=rngs)
         self.proj = Linear(width, width, init=init, rngs=rngs)
         self.num_heads = num_heads
 
