@@ -104,6 +104,7 @@ EXAMPLES = {
     "masked_autoencoder": MaskedAutoencoderConfig(VIT),
     "patchtst": zoo.configuration("patchtst", length=16, channels=2, num_classes=3),
     "swin": zoo.configuration("swin_t"),
+    "cvt": zoo.configuration("cvt_13"),
     "sar": Sar(),
 }
 
