@@ -105,12 +105,12 @@ def convolve(x: jax.Array, kernel: jax.Array, stride: Pair, padding: Pair, mode:
     return y.reshape(*batch, *y.shape[1:])
 
 
-def output_size(grid: Pair, kernel: Pair, stride: Pair, padding: Pair) -> Pair:
-    """(h, w) after a convolution of a map of (H, W); ValueError if the map is smaller than the kernel."""
+def output_size(grid: Pair, kernel: Pair, stride: Pair, padding: Pair, name: str = "convolution") -> Pair:
+    """(h, w) after a convolution of a map of (H, W); ValueError, with `name`, if the map is smaller than the kernel."""
     for axis, n, k, p in zip(("height", "width"), grid, kernel, padding, strict=True):
         if n + 2 * p < k or not n:
             raise ValueError(
-                f"convolution: the {axis} {n} of a map with padding {p} is smaller than the kernel, {k}; it must be at "
+                f"{name}: the {axis} {n} of a map with padding {p} is smaller than the kernel, {k}; it must be at "
                 f"least {max(k - 2 * p, 1)}."
             )
     h, w = ((n + 2 * p - k) // s + 1 for n, k, s, p in zip(grid, kernel, stride, padding, strict=True))

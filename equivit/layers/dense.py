@@ -96,6 +96,12 @@ def gelu_tanh(x: jax.Array) -> jax.Array:
         return jax.nn.gelu(x, approximate=True)
 
 
+def quick_gelu(x: jax.Array) -> jax.Array:
+    """x sigmoid(1.702 x), the GELU of CLIP and CvT; its error is up to 2e-2."""
+    with jax.named_scope("activation"):
+        return x * jax.nn.sigmoid(1.702 * x)
+
+
 class Mlp(nnx.Module):
     """Linear, GELU, linear.  Shapes: [*B, N, width] -> [*B, N, out], through [*B, N, hidden].
 
