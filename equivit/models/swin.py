@@ -270,7 +270,7 @@ class Swin(nnx.Module):
         """What the head reads, [*B, features]: the mean of the tokens after the norm."""
         last, _, _ = self.trunk(images, key=key, train=train)
         pooled = self.norm(last.tokens).mean(-2)
-        return pooled.reshape(*images.shape[:-3], -1)
+        return pooled.reshape(*images.shape[:-3], pooled.shape[-1])
 
     def selections(self, images: jax.Array) -> dict[str, Choice]:
         """What the adaptive parts choose for each image: the index, and by how much of the best the second is behind.

@@ -196,11 +196,12 @@ class ViT(nnx.Module):
 
     def place(self, images: jax.Array) -> tuple[jax.Array, Frame, dict[str, Choice]]:
         """Images as the patch embedding gets them, where they lie, and what an adaptive model chose for that."""
-        config, *size = self.config, *images.shape[-3:]
+        config = self.config
+        check_images(images, config.in_channels, config.patch_size)
+        size = images.shape[-3:]
         if not config.parts:
             number = math.prod(images.shape[:-3])
             return images, Frame(jnp.zeros((number, 2), jnp.int32), (1, 1), (size[0], size[1])), {}
-        check_images(images, config.in_channels, config.patch_size)
         rolled, frame, chosen = placed(images.reshape(-1, *size), config, *self.patch_embed.affine())
         return rolled.reshape(images.shape), frame, chosen
 
