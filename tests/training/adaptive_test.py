@@ -28,7 +28,7 @@ def config():
 
 
 def batch():
-    """Images, one of them black, which leaves every choice to the ranks of its pixels."""
+    """Images, one of them black, so that choices between equals are made too."""
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (16, *SMALL["image_size"], 3)).astype(np.uint8)
     images[3] = 0
