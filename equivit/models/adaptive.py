@@ -103,5 +103,7 @@ def adapt(model: ModelModule, **options) -> ModelModule:
     """
     fields = [field.name for field in dataclasses.fields(model.config)]
     if "adaptive" not in fields:
-        raise ValueError(f"adapt: a {type(model).__name__} has no adaptive version.")
+        raise ValueError(
+            f"adapt: a {type(model).__name__} has no adaptive version; take another model, such as swin_t."
+        )
     return remade(model, **{"adaptive": True, **options})[0]
