@@ -93,3 +93,62 @@ def mae_encoder(size: str, *, jumbo: bool, fork: bool) -> dict[str, Any]:
         begin = dict(init="truncated_normal", token_std=0.0)
         return dict(name=f"vit_{variant}", position="sincos_inclusive", mlp="gelu_tanh", layer_scale=None, **begin)
     return dict(name=f"vit_{variant}", position="sincos", layer_scale=None, init="xavier_uniform")
+
+
+# Hierarchical ViTs as their public codes train them on ImageNet-1k with eight GPUs; `small` is for `:quicktest`.
+# Operations are those of Tables A3 to A5 of "Making Vision Transformers Truly Shift-Equivariant".
+SWIN = dict(
+    side=224,  # pixels of an image
+    resized=256,  # pixels of that of which it is the centre
+    batch_size=1024,
+    epochs=300,
+    precision="mixed",
+    schedule=dict(lr=1e-3, warmup_lr=1e-6, min_lr=1e-5, warmup_epochs=20),
+    clip=5.0,
+    rand_augment="rand-m9-n2-mstd0.5-inc1",
+    model=dict(drop_path=(0.0, 0.2)),
+    circular={},  # fields of the model where images are tori: no convolution of Swin pads
+    small=dict(width=16, depths=(1, 1), num_heads=(1, 2), window_size=(4, 4)),
+)
+CVT = SWIN | dict(
+    batch_size=2048,
+    schedule=dict(lr=2e-3, warmup_lr=1e-6, min_lr=1e-5, warmup_epochs=5),
+    clip=None,
+    model=dict(drop_path=(0.0, 0.0, 0.1)),  # of the last block of each stage
+    circular=dict(padding="circular"),
+    small=dict(width=16, depths=(1, 1, 1), num_heads=(1, 1, 2)),
+)
+MVIT = SWIN | dict(
+    batch_size=256,
+    precision="float32",
+    schedule=dict(lr=2.5e-4, warmup_lr=1e-8, min_lr=1e-6, warmup_epochs=70),
+    clip=1.0,
+    rand_augment="rand-m10-n6-mstd0.5-inc1",
+    model=dict(drop_path=(0.0, 0.1)),
+    circular=dict(padding="circular"),
+    small=dict(width=16, depths=(1, 1), num_heads=(1, 2)),
+)
+HIERARCHICAL = {"swin_t": SWIN, "swinv2_t": SWIN | dict(side=256, resized=292), "cvt_13": CVT, "mvitv2_t": MVIT}
+
+
+def hierarchical(
+    c: ConfigDict, name: str, *, torus: bool, epochs: int | None = None, batch_size: int | None = None
+) -> None:
+    """Train a hierarchical ViT as its own code does, on the centre of images, flipped at random.
+
+    For another number of epochs the warm-up keeps its share of them; for another batch size learning rates keep their
+    ratio to it.
+
+    Args:
+      torus: convolutions pad around the image instead of with zeros.
+    """
+    own = HIERARCHICAL[name]
+    c.epochs, c.batch_size, c.precision = epochs or own["epochs"], batch_size or own["batch_size"], own["precision"]
+    c.model.update(name=name, image_size=(own["side"],) * 2, **own["model"], **(own["circular"] if torus else {}))
+    c.data.update(image_size=(own["side"],) * 2, channels=3, crop_ratio=own["side"] / own["resized"])
+    c.data.augment.update(crop="centre", flip=0.5)
+    c.objective.update(loss="cross_entropy", mixup=0.8, cutmix=1.0, label_smoothing=0.1)
+    c.optimizer.update(name="adamw", weight_decay=0.05, eps=1e-8, clip=own["clip"])
+    warmup, scale = own["schedule"]["warmup_epochs"] * c.epochs / own["epochs"], c.batch_size / own["batch_size"]
+    rates = {rate: own["schedule"][rate] * scale for rate in ("lr", "warmup_lr", "min_lr")}
+    c.schedule.update(warmup_epochs=warmup, **rates)

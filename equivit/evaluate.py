@@ -29,6 +29,10 @@ As for ImageNet-C, images are resized to 256 pixels and cropped to 224 before, u
 To use the official files, <dir>/imagenet-c/<corruption>/<severity>/<class>/, add
 --config.data.source=folder:<dir> --config.data.eval_split=imagenet-c.
 
+--suite=shift says how often two shifted copies of an image get the same class: after circular shifts of up to the whole
+image, unless --config.evaluation.shift.kinds=circular,zeros,crop or --config.evaluation.shift.ranges=quarter,half says
+otherwise (evaluation/consistency.py).  Crops need a margin, as data.crop_ratio leaves it: at 0.875, 224 of 256 pixels.
+
 Table 2 of Jumbo follows SAR's public code, also in what is probably a mistake there:
 
     python -m equivit.evaluate --workdir=<run> --suite=corruptions_sar --config.evaluation.sar.official=True \\

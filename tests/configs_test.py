@@ -19,6 +19,7 @@ ROOT = pathlib.Path(__file__).parents[1] / "configs"
 # Millions of trained parameters: octic ViTs, Table 2, and facts of the recipes (I8 and D8 with the power spectrum).
 FULL = {
     "deit3.py": 304.37,
+    "adaptive_imagenet.py:swinv2_t,standard": 28.35,
     "octic_h.py:H8": 355.78,
     "octic_h.py:I8": 357.01,
     "octic_h.py:D8": 81.54,
@@ -89,6 +90,9 @@ def test_full_configuration(name, millions):
         ("jumbo_in1k.py:r=8", "r= is the number of registers; add 'registers'"),
         ("jumbo_in21k.py:wide", "'wide' is for registers; add 'registers'"),
         ("octic_l.py:H8,", "config mode='' is not one of"),
+        ("adaptive_cifar.py:augmented", "'augmented' is for standard shifts; add 'standard'"),
+        ("adaptive_cifar.py:10,swin_t,cvt_13", "'swin_t' and 'cvt_13' exclude each other"),
+        ("adaptive_imagenet.py:swin_s", "config mode='swin_s' is not one of swin_t, .*; the nearest is 'swin_t'"),
     ],
 )
 def test_bad_modes_are_refused(name, message):
@@ -115,6 +119,17 @@ def test_bad_modes_are_refused(name, message):
         ("jumbo_in21k.py:drop_path=0.1", "model.drop_path", 0.1),
         ("octic_l.py:H8", "precision", "mixed"),
         ("octic_l.py:H8,quicktest", "precision", "float32"),
+        ("adaptive_cifar.py:100,swin_t", "data.source", "tfds:cifar100"),
+        ("adaptive_cifar.py:swinv2_t", "model.image_size", (256, 256)),
+        ("adaptive_cifar.py:per_gpu", "batch_size", 96),
+        ("adaptive_cifar.py:da", "data.augment.circular_shift", 1.0),
+        ("adaptive_cifar.py:circular", "evaluation.shift.kinds", ("circular",)),
+        ("adaptive_cifar.py:standard", "evaluation.shift.ranges", (42,)),
+        ("adaptive_cifar.py:standard", "data.augment.rand_augment", None),
+        ("adaptive_cifar.py:standard,augmented", "data.augment.rand_augment", "rand-m9-n2-mstd0.5-inc1"),
+        ("adaptive_imagenet.py:standard", "data.augment.erase", 0.25),
+        ("adaptive_imagenet.py:standard", "evaluation.shift.kinds", ("crop",)),
+        ("adaptive_imagenet.py:da", "data.augment.circular_shift", 1.0),
     ],
 )
 def test_every_word_of_a_mode_counts(name, key, value):

@@ -10,6 +10,7 @@ import pytest
 from equivit import constraints, errors
 from equivit.constraints import Below1, Inside, NonNegativeFloat, PositiveFloat, PositiveInt, Seed, Share, Size
 from equivit.evaluation.adaptation import Sar
+from equivit.evaluation.consistency import Shifts
 from equivit.models import zoo
 from equivit.models.decoders import MaskedAutoencoderConfig
 from equivit.objectives.registry import OBJECTIVES
@@ -104,8 +105,10 @@ EXAMPLES = {
     "masked_autoencoder": MaskedAutoencoderConfig(VIT),
     "patchtst": zoo.configuration("patchtst", length=16, channels=2, num_classes=3),
     "swin": zoo.configuration("swin_t"),
+    "mvit": zoo.configuration("mvitv2_t"),
     "cvt": zoo.configuration("cvt_13"),
     "sar": Sar(),
+    "shifts": Shifts(),
 }
 
 

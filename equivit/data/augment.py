@@ -1,6 +1,7 @@
-"""Augmentations of one image that keep its geometry, and random erasing."""
+"""Augmentations of one image that keep its geometry, random erasing, and circular shifts."""
 
 import math
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
@@ -66,3 +67,13 @@ def random_erasing(
     pixels = pixels.copy()
     pixels[box.top : box.top + box.height, box.left : box.left + box.width] = np.clip(np.round(255 * noise), 0, 255)
     return pixels
+
+
+def circular_shift(row: dict[str, Any], rng: np.random.Generator, largest: float) -> dict[str, Any]:
+    """The row with its "image" [H, W, C], and "map" [H, W] if it has one, rolled by the same offset.
+
+    The offset is uniform between -m and m along each axis, where m is the fraction `largest` of the side.
+    """
+    offset = [int(rng.integers(-most, most + 1)) for most in (round(largest * n) for n in row["image"].shape[:2])]
+    rolled = {name: np.roll(row[name], offset, axis=(0, 1)) for name in ("image", "map") if name in row}
+    return row | rolled

@@ -1,8 +1,8 @@
 """Geometry of one image: where to crop and how to resize.
 
 Random numbers are drawn separately from the pixels: as boxes, so that their distribution can be tested, and as whole
-crop functions, so that an image and its label map are cropped alike.  Images are resized by PIL, antialiased, in
-training bicubic, as in the recipes, and maps (PIL images of mode I) by nearest neighbour; an image that already has the
+crop functions, so that an image and its label map are cropped alike.  Images are resized by PIL, antialiased, in random
+crops bicubic, as in the recipes, and maps (PIL images of mode I) by nearest neighbour; an image that already has the
 target size is not resampled.
 """
 
@@ -104,6 +104,16 @@ def covering(size: tuple[int, int], height: int, width: int) -> tuple[int, int]:
 def cover(image: Image.Image, height: int, width: int, interpolation: str = "bicubic") -> Image.Image:
     """Resized to the smallest size that covers height x width, with the aspect ratio kept."""
     return resize(image, *covering(image.size, height, width), interpolation)
+
+
+def enlarged(height: int, width: int, ratio: float) -> tuple[int, int]:
+    """The (height, width) of which height x width are the share `ratio` along each axis."""
+    return int(height / ratio), int(width / ratio)
+
+
+def central(image: Image.Image, height: int, width: int, ratio: float, interpolation: str = "bicubic") -> Image.Image:
+    """Resized to cover the enlarged size, with the aspect ratio kept, and height x width cut from its centre."""
+    return centre(cover(image, *enlarged(height, width, ratio), interpolation), height, width)
 
 
 def centre(image: Image.Image, height: int, width: int) -> Image.Image:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 # The first word of each seed, so that all streams of random numbers differ.
-SHUFFLES, EXAMPLES, CORRUPTIONS, BATCHES = 1, 2, 3, 4
+SHUFFLES, EXAMPLES, CORRUPTIONS, BATCHES, SHIFTS = 1, 2, 3, 4, 5
 
 
 class Rows(NamedTuple):

@@ -45,10 +45,12 @@ DEFAULTS = dict(
         rand_augment=None,  # such as "rand-m9-mstd0.5-inc1"
         color_jitter=0.0,
         erase=0.0,
+        circular_shift=0.0,  # largest shift either way, as a fraction of the image; along each axis for itself
     ),
 )
 # "random_resized_clipped" draws one box and clips it to the image, where "random_resized" draws until one fits.
-CROPS = ("random_resized", "random_resized_clipped", "simple_random", "pad", "none")
+# "centre" is the crop of evaluation, with its crop_ratio and interpolation.
+CROPS = ("random_resized", "random_resized_clipped", "simple_random", "pad", "centre", "none")
 Channels = Annotated[Literal[1, 3], Words("1 (grey) or 3 (RGB)")]
 Corruption = Annotated[str, OneOf(corruptions.NAMES)]
 Pixels = Annotated[
@@ -82,6 +84,7 @@ TYPES: dict[str, Any] = dict(
         rand_augment=str | None,
         color_jitter=NonNegativeFloat,
         erase=Share,
+        circular_shift=Share,
     ),
 )
 LARGEST_SIDE = 2**15  # pixels of an image that a model may be given, or that one is cut from

@@ -14,7 +14,7 @@ from equivit.data import augment, crops, rand_augment, section
 
 
 class Train:
-    """Crop, flip, 3-Augment, RandAugment, colour jitter and random erasing, in this order, each if enabled.
+    """Crop, flip, 3-Augment, RandAugment, colour jitter, random erasing and circular shift, in this order, if enabled.
 
     Shapes: "image" of any size -> uint8 [H, W, C]; "map" of the same size -> int32 [H, W].
 
@@ -25,6 +25,7 @@ class Train:
     def __init__(self, config: ml_collections.ConfigDict, channels: int):
         section.check(config)
         self.height, self.width = config.train_image_size or config.image_size
+        self.crop_ratio, self.interpolation = config.crop_ratio, config.interpolation
         self.mean, self.std = _statistics(config, channels)
         self.options = options = config.augment.to_dict()
         self.policy = None
@@ -33,7 +34,7 @@ class Train:
             self.policy = rand_augment.parse(options["rand_augment"], fill)
 
     def __call__(self, example: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        """The example, augmented; a label map is cropped and flipped with its image.
+        """The example, augmented; a label map is cropped, flipped and shifted with its image.
 
         Raises:
           ValueError: RandAugment with a label map, which would not follow its geometric changes.
@@ -53,7 +54,7 @@ class Train:
             if self.policy is not None:
                 raise ValueError("config.data.augment.rand_augment: label maps cannot follow it; set it to None.")
             row["map"] = np.asarray(_placed(example["map"], crop, flip))
-        return row
+        return augment.circular_shift(row, rng, options["circular_shift"]) if options["circular_shift"] else row
 
     def _crop(self, rng: np.random.Generator, size: tuple[int, int]) -> crops.Geometry:
         match self.options["crop"]:
@@ -65,6 +66,8 @@ class Train:
                 return crops.simple_random_crop(rng, size, self.height, self.width)
             case "pad":
                 return crops.padded_crop(rng, self.height, self.width)
+            case "centre":
+                return lambda image: crops.central(image, self.height, self.width, self.crop_ratio, self.interpolation)
             case _:
                 return lambda image: crops.resize(image, self.height, self.width)
 
@@ -88,9 +91,7 @@ class Evaluation:
         return row
 
     def _crop(self, image: Image.Image) -> Image.Image:
-        height, width = int(self.height / self.crop_ratio), int(self.width / self.crop_ratio)
-        image = crops.cover(image, height, width, self.interpolation)
-        return crops.centre(image, self.height, self.width)
+        return crops.central(image, self.height, self.width, self.crop_ratio, self.interpolation)
 
 
 def _placed(image: Image.Image, crop: crops.Geometry, flip: bool) -> Image.Image:

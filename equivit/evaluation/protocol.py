@@ -107,8 +107,13 @@ class Run:
         """Pixels to features (`predictions.extractor`)."""
         return predictions.extractor(self.model, self.data.mean, self.data.std, self.precision)
 
-    def open(self, *, batch_size: int | None = None, shuffle: bool = False) -> EvaluationPipeline:
+    def open(
+        self, *, batch_size: int | None = None, shuffle: bool = False, data: ConfigDict | None = None
+    ) -> EvaluationPipeline:
         """The evaluation split; the batch size is rounded up to a multiple of the number of devices.
+
+        Args:
+          data: the section to read where images are larger than those that the protocol gives to the model.
 
         Raises:
           ValueError: the data cannot be read or are of another size than the model takes, or the protocol needs logits
@@ -116,7 +121,7 @@ class Run:
         """
         devices = jax.device_count()
         pipeline = loader.evaluate(
-            self.data,
+            self.data if data is None else data,
             batch_size=-(-(batch_size or self.config.batch_size) // devices) * devices,
             seed=self.config.seed,
             shuffle=shuffle,

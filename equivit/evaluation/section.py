@@ -9,6 +9,7 @@ from equivit import constraints
 from equivit.constraints import Above0, OneOf, PositiveFloat, PositiveInt
 from equivit.data.corruptions import SEVERITIES
 from equivit.evaluation.adaptation import REFERENCE_BATCH, Sar
+from equivit.evaluation.consistency import Shifts
 
 DEFAULTS = dict(
     every_epochs=None,  # None: once, at the end
@@ -16,6 +17,7 @@ DEFAULTS = dict(
     severities=(5,),  # of the corruptions
     corruption_crop_ratio=0.875,  # data.crop_ratio for images that are corrupted here: ImageNet-C's, 224 of 256 pixels
     sar=dict(batch_size=REFERENCE_BATCH, **dataclasses.asdict(Sar())),  # test-time adaptation
+    shift=dataclasses.asdict(Shifts()),  # consistency (evaluation/consistency.py)
 )
 TYPES: dict[str, Any] = dict(
     every_epochs=PositiveFloat | None,
@@ -23,6 +25,7 @@ TYPES: dict[str, Any] = dict(
     severities=tuple[Annotated[int, OneOf(SEVERITIES)], ...],
     corruption_crop_ratio=Above0,
     sar=dict(batch_size=PositiveInt, **constraints.types_of(Sar)),
+    shift=constraints.types_of(Shifts),
 )
 
 

@@ -1,5 +1,6 @@
 """The grid of patch tokens: the layout that blocks are given, and checks of image sizes."""
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -20,6 +21,31 @@ class Layout(NamedTuple):
     grid: tuple[int, ...]
     prefix: int = 0
     shift: tuple[int, int] = (0, 0)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Frame:
+    """Where a map of tokens lies on its image, which is a torus: token (i, j) at offset + (i, j) stride.
+
+    Attributes:
+      offset: [B, 2] int32, (row, column) in pixels modulo the image.
+      stride: (rows, columns) in pixels.
+      image: (height, width).
+    """
+
+    offset: jax.Array
+    stride: tuple[int, int] = dataclasses.field(metadata={"static": True})
+    image: tuple[int, int] = dataclasses.field(metadata={"static": True})
+
+    def rolled(self, tokens: jax.Array) -> "Frame":
+        """Of the map rolled by -`tokens` [B, 2]: it begins so many tokens further on."""
+        size = jnp.array(self.image, jnp.int32)
+        return dataclasses.replace(self, offset=(self.offset + tokens * jnp.array(self.stride, jnp.int32)) % size)
+
+    def every(self, stride: tuple[int, int]) -> "Frame":
+        """Of a map with each `stride`-th token of this one."""
+        return dataclasses.replace(self, stride=(self.stride[0] * stride[0], self.stride[1] * stride[1]))
 
 
 def check_grid(image_size: tuple[int, ...], patch_size: tuple[int, int], name: str) -> tuple[int, int]:

@@ -3,6 +3,9 @@
 A block cuts the map into windows (`Windows`: roll, pad, cut), attends within each of them with a bias by relative
 position (`RelativeTable`, `ContinuousTable`) and, where the map was rolled, a mask between what is no neighbour
 (`Windows.mask`).  The three do not know of one another.
+
+On a torus ("Making Vision Transformers Truly Shift-Equivariant") the windows begin where the content decides
+(`spread`), all tokens of a window are neighbours, and where one window spans the map distances go around it.
 """
 
 import math
@@ -95,18 +98,48 @@ def _apart(number: int, size: int, shift: int) -> np.ndarray:
     return end[:, :, None] != end[:, None, :]
 
 
-def _between(size: Pair) -> np.ndarray:
-    """Index of query minus key in a flat table [(2h-1) (2w-1)] for all pairs of a window, [h w, h w]."""
+def spread(x: jax.Array, size: Pair) -> tuple[jax.Array, Pair]:
+    """How much windows differ in energy, for each place where they may begin: [B, h, w, C] -> [B, p q] (A-WSA).
+
+    The energy of a window is the mean norm of its tokens (Eq. 17), and the score the variance over all windows.  It is
+    largest where the l2 norm is, since the mean over all windows is the same for all places, and does not round that
+    mean off.  Along an axis that one window spans there is nothing to choose.
+
+    Returns:
+      The scores, places (row, column) in row-major order, and the number of places (p, q) along each axis.
+    """
+    (h, w), (p, q) = x.shape[1:3], size
+    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    energy = jnp.sqrt(jnp.square(x).sum(-1))
+    for axis, length in ((1, p), (2, q)):
+        if energy.shape[axis] == length:
+            energy = energy.mean(axis, keepdims=True)
+        else:
+            energy = sum((jnp.roll(energy, -k, axis) for k in range(1, length)), energy) / length
+    p, q = 1 if h == p else p, 1 if w == q else q
+    windows = energy.reshape(len(x), energy.shape[1] // p, p, energy.shape[2] // q, q)
+    return windows.var((1, 3)).reshape(len(x), p * q), (p, q)
+
+
+def _between(size: Pair, around: tuple[bool, bool] = (False, False)) -> np.ndarray:
+    """Index of query minus key in a flat table [(2h-1) (2w-1)] for all pairs of a window, [h w, h w].
+
+    Distances are modulo the size of an axis that the window goes around; the table's entries from 0 on are theirs.
+    """
     rows, columns = np.divmod(np.arange(size[0] * size[1]), size[1])
-    down = rows[:, None] - rows[None] + size[0] - 1
-    right = columns[:, None] - columns[None] + size[1] - 1
-    return down * (2 * size[1] - 1) + right
+    down, right = (
+        (place[:, None] - place) % n if circular else place[:, None] - place
+        for place, n, circular in zip((rows, columns), size, around, strict=True)
+    )
+    return (down + size[0] - 1) * (2 * size[1] - 1) + right + size[1] - 1
 
 
 class RelativeTable(nnx.Module):
     """A learned bias for each distance within a window (Swin, Eq. 4).
 
-    Shapes: () -> [heads, tokens, tokens], queries by keys.
+    Along an axis that the window goes around, distances are modulo its size (A-RPE, Eq. 24).
+
+    Shapes: (around) -> [heads, tokens, tokens], queries by keys.
 
     Args:
       grid: (h, w) of a window; the table has 2 h - 1 by 2 w - 1 distances.
@@ -117,8 +150,8 @@ class RelativeTable(nnx.Module):
         self.table = nnx.Param(dense.WEIGHT_INIT(rngs.params(), shape), decay=False)
         self.grid = grid
 
-    def __call__(self) -> jax.Array:
-        return _of_pairs(self.table[...], self.grid)
+    def __call__(self, around: tuple[bool, bool] = (False, False)) -> jax.Array:
+        return _of_pairs(self.table[...], _between(self.grid, around))
 
     def tables(self, grid: Pair) -> dict[str, jax.Array]:
         """The parameters, by name, of this table resized to another window: bicubic, as Microsoft's loader does."""
@@ -129,8 +162,9 @@ class ContinuousTable(nnx.Module):
     """A bias that a small MLP computes from the distance, on a logarithmic scale (SwinV2, Section 3.3).
 
     16 sigmoid(W2 relu(W1 d + b)), d = sign(r) log2(1 + |r|) / 3 with r = 8 for the largest distance of the window.
+    Along an axis that the window goes around it is the shorter of the two ways, and half of the axis is positive.
 
-    Shapes: () -> [heads, tokens, tokens], queries by keys.
+    Shapes: (around) -> [heads, tokens, tokens], queries by keys.
     """
 
     HIDDEN = 512
@@ -142,26 +176,29 @@ class ContinuousTable(nnx.Module):
         self.weight2 = nnx.Param(init(rngs.params(), (self.HIDDEN, num_heads)), decay=False)
         self.grid = grid
 
-    def __call__(self) -> jax.Array:
+    def __call__(self, around: tuple[bool, bool] = (False, False)) -> jax.Array:
         weight1 = self.weight1[...]
-        hidden = jax.nn.relu(jnp.asarray(_distances(self.grid), weight1.dtype) @ weight1 + self.bias1[...])
-        return _of_pairs(STEEPNESS * jax.nn.sigmoid(hidden @ self.weight2[...]), self.grid)
+        distances = _distances(self.grid, around)
+        hidden = jax.nn.relu(jnp.asarray(distances, weight1.dtype) @ weight1 + self.bias1[...])
+        return _of_pairs(STEEPNESS * jax.nn.sigmoid(hidden @ self.weight2[...]), _between(self.grid))
 
 
-def _distances(grid: Pair) -> np.ndarray:
+def _distances(grid: Pair, around: tuple[bool, bool]) -> np.ndarray:
     """(rows, columns) from key to query on SwinV2's scale, [2h-1, 2w-1, 2]."""
 
-    def axis(size):
-        r = 8 * np.arange(1 - size, size) / max(size - 1, 1)  # a window of one token has the distance 0 alone
+    def axis(size, circular):
+        d = np.arange(1 - size, size)
+        d = -((size // 2 - d) % size - size // 2) if circular else d
+        r = 8 * d / max(size - 1, 1)  # a window of one token has the distance 0 alone
         return np.sign(r) * np.log2(1 + np.abs(r)) / 3
 
-    return np.stack(np.meshgrid(axis(grid[0]), axis(grid[1]), indexing="ij"), axis=-1)
+    return np.stack(np.meshgrid(*map(axis, grid, around), indexing="ij"), axis=-1)
 
 
-def _of_pairs(table: jax.Array, size: Pair) -> jax.Array:
+def _of_pairs(table: jax.Array, pairs: np.ndarray) -> jax.Array:
     """A table by distance [2h-1, 2w-1, heads] -> by pairs of tokens [heads, h w, h w]."""
     table = table.reshape(-1, table.shape[-1])
-    return jnp.moveaxis(table[_between(size)], -1, 0)
+    return jnp.moveaxis(table[pairs], -1, 0)
 
 
 class WindowAttention(dense.Attention):
@@ -171,20 +208,31 @@ class WindowAttention(dense.Attention):
 
     Args:
       window: (h, w) of a window.
+      masked: opposite borders of the map are no neighbours; False on a torus.
+      around: along an axis that one window spans, distances go around the torus.
     """
 
-    def __init__(self, width: int, num_heads: int, window: Pair, *, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        window: Pair,
+        *,
+        masked: bool = True,
+        around: bool = False,
+        rngs: nnx.Rngs,
+    ):
         super().__init__(width, num_heads, rngs=rngs)
         self.position = RelativeTable(window, num_heads, rngs=rngs)
-        self.window = window
+        self.window, self.masked, self.around = window, masked, around
 
     def __call__(self, x: jax.Array, layout: Layout | None = None, phase: int = 0) -> jax.Array:
         """The attended tokens; `phase` 1 shifts the windows by `layout.shift`."""
         assert layout is not None
         h, w = layout.grid
         windows = Windows((h, w), self.window, layout.shift if phase else (0, 0))
-        bias = self.position()
-        if any(windows.shift):
+        bias = self.position((self.around and h == self.window[0], self.around and w == self.window[1]))
+        if self.masked and any(windows.shift):
             bias = bias + windows.mask()
         y = self.attend(windows.cut(x), bias)
         return windows.joined(self.proj(self.side_by_side(y)))
@@ -204,12 +252,21 @@ class CosineWindowAttention(WindowAttention):
     Shapes: [*B, h w, width] -> the same.
     """
 
-    def __init__(self, width: int, num_heads: int, window: Pair, *, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        window: Pair,
+        *,
+        masked: bool = True,
+        around: bool = False,
+        rngs: nnx.Rngs,
+    ):
         dense.Attention.__init__(self, width, num_heads, qkv_bias=False, rngs=rngs)
         self.q_bias, self.v_bias = nnx.Param(jnp.zeros(width)), nnx.Param(jnp.zeros(width))
         self.logit_scale = nnx.Param(jnp.full(num_heads, math.log(10.0)), decay=False)
         self.position = ContinuousTable(window, num_heads, rngs=rngs)
-        self.window = window
+        self.window, self.masked, self.around = window, masked, around
 
     def attend(self, x: jax.Array, bias: jax.Array) -> jax.Array:
         q, k, v = self.heads(x)

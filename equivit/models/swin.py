@@ -5,10 +5,13 @@
 | 1       | before each branch           | products of queries and keys                  | a learned table           |
 | 2       | after each branch            | cosines, times a learned factor of each head  | a small MLP of distances  |
 
-Sources: Swin (arXiv 2103.14030); SwinV2 (arXiv 2111.09883).
+An adaptive one (`SwinConfig.adaptive`) is truly shift-equivariant.
+
+Sources: Swin (arXiv 2103.14030); SwinV2 (arXiv 2111.09883); A-Swin and A-SwinV2 (arXiv 2305.16316).
 """
 
 import dataclasses
+import math
 from typing import Annotated, Literal, NamedTuple
 
 import jax
@@ -20,13 +23,17 @@ from equivit import constraints
 from equivit.constraints import Below1, Depth, OneOf, PositiveFloat, PositiveInt, Size, Words
 from equivit.layers import dense
 from equivit.layers.drop import dropout, split
-from equivit.layers.grid import Layout, check_grid, check_images
+from equivit.layers.grid import Frame, Layout, check_grid, check_images
 from equivit.layers.merge import PatchMerging
 from equivit.layers.stack import REMAT, Stack
-from equivit.layers.window import CosineWindowAttention, Pair, WindowAttention, WindowBlock
+from equivit.layers.window import CosineWindowAttention, Pair, WindowAttention, WindowBlock, spread
+from equivit.models.adaptive import SELECT, check_torus, parts_of, placed
 from equivit.models.features import Features, Grid
 from equivit.models.model import Preset
+from equivit.symmetry import shifts
+from equivit.symmetry.shifts import Choice
 
+PARTS = ("token", "window", "merge", "position")
 Window = Annotated[tuple[PositiveInt, PositiveInt], Words("(height, width) in tokens")]
 
 
@@ -51,6 +58,14 @@ class SwinConfig:
       drop_path: probability of dropping a branch of a block for a sample, used when a key is given; a pair grows
         linearly from the first block of all to the last.
       dropout: the same for single entries.
+      adaptive: True for a truly shift-equivariant model, or some of its parts: "token" (patches begin where the content
+        decides; A-token), "window" (windows too, without a mask between the borders of the map; A-WSA), "merge" (what
+        merging joins too; A-PMerge), "position" (where one window spans the map, distances go around it; A-RPE).  The
+        weights are those of the ordinary model.
+      select: how the phases of patches and of merging are chosen: by the norm of all tokens that come out ("output",
+        Eq. 15 and 22), or by that of what goes in at the lattice ("input"), which costs nothing.
+      anchor: a model whose every part is adaptive rolls the image into a frame of its content first, which settles ties
+        and rounding (`models/adaptive.py`).
       remat, unroll: how blocks are run (`layers/stack.py`).
     """
 
@@ -67,6 +82,9 @@ class SwinConfig:
     norm_eps: PositiveFloat = 1e-5
     drop_path: Below1 | tuple[Below1, Below1] = 0.0
     dropout: Below1 = 0.0
+    adaptive: bool | tuple[Annotated[str, OneOf(PARTS)], ...] = False
+    select: Annotated[str, OneOf(SELECT)] = "output"
+    anchor: bool = True
     remat: Annotated[str, OneOf(REMAT)] = "none"
     unroll: bool = False
 
@@ -108,6 +126,16 @@ class SwinConfig:
         first, last = self.drop_path if isinstance(self.drop_path, tuple) else (self.drop_path,) * 2
         return np.linspace(first, last, self.depth, dtype=np.float32) if first or last else None
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts that are adaptive."""
+        return parts_of(self.adaptive, PARTS)
+
+    @property
+    def anchored(self) -> bool:
+        """Whether images are rolled into a frame of their content."""
+        return self.anchor and self.parts == PARTS
+
     def window(self, stage: int) -> Pair:
         """(h, w) of the windows of a stage."""
         h, w = self._map(self.image_size, stage)
@@ -117,6 +145,15 @@ class SwinConfig:
         """By how much every second block shifts its windows: by half of them, unless the map is one window."""
         (h, w), (p, q) = self._map(image_size, stage), self.window(stage)
         return p // 2 if h > p else 0, q // 2 if w > q else 0
+
+    def check_torus(self, image_size: tuple[int, ...]) -> None:
+        """ValueError unless patches, merging and windows divide an image, as an adaptive model needs it."""
+        sides = []
+        for axis, patch in enumerate(self.patch_size):
+            windows = [patch * 2**stage * self.window(stage)[axis] for stage in range(len(self.depths))]
+            sides.append(math.lcm(*windows))
+        why = f"patches of {self.patch_size}, {len(self.depths)} stages, windows of {self.window_size}"
+        check_torus("Swin", image_size, (sides[0], sides[1]), why)
 
     def _map(self, image_size: tuple[int, ...], stage: int) -> Pair:
         """The size of a stage's map, odd ones halved downwards.
@@ -132,26 +169,27 @@ class SwinConfig:
 
 
 class Map(NamedTuple):
-    """Tokens after a block.
+    """A map of tokens.
 
     Attributes:
-      tokens: [*B, h w, width].
+      tokens: [B, h w, width].
       grid: (h, w).
-      stage: that the block belongs to.
+      frame: where they lie on the image.
     """
 
     tokens: jax.Array
     grid: Pair
-    stage: int
+    frame: Frame
 
 
 class Stage(nnx.Module):
     """Patch merging, unless it is the first stage, then blocks; every second one shifts its windows."""
 
     def __init__(self, config: SwinConfig, stage: int, *, rngs: nnx.Rngs):
-        first = config.version == 1
+        first, parts = config.version == 1, config.parts
         width, heads, window = config.widths[stage], config.num_heads[stage], config.window(stage)
         attention = WindowAttention if first else CosineWindowAttention
+        torus = dict(masked="window" not in parts, around="position" in parts)
 
         def block(rngs):
             norms = [dense.LayerNorm(width, eps=config.norm_eps) for _ in range(2)]
@@ -160,7 +198,7 @@ class Stage(nnx.Module):
                     norm.scale.set_value(jnp.zeros(width))
             return WindowBlock(
                 norm1=norms[0],
-                attention=attention(width, heads, window, rngs=rngs),
+                attention=attention(width, heads, window, **torus, rngs=rngs),
                 norm2=norms[1],
                 mlp=dense.Mlp(width, round(config.mlp_ratio * width), rngs=rngs),
                 norm_first=first,
@@ -169,6 +207,28 @@ class Stage(nnx.Module):
 
         self.merge = PatchMerging(width // 2, norm_first=first, eps=config.norm_eps, rngs=rngs) if stage else None
         self.blocks = Stack([(config.depths[stage], block)], remat=config.remat, unroll=config.unroll, rngs=rngs)
+        self.window, self.parts, self.select = window, parts, config.select
+
+    def begin(self, at: Map) -> tuple[Map, dict[str, Choice]]:
+        """What the blocks of the stage get, merged and with its windows in place, and what was chosen for that."""
+        chosen = {}
+        if self.merge is not None:
+            at, chosen = self._merged(self.merge, at)
+        if "window" in self.parts:
+            x = at.tokens.reshape(-1, *at.grid, at.tokens.shape[-1])
+            scores, places = spread(x, self.window)
+            if math.prod(places) > 1:
+                chosen["window"] = choice = shifts.strongest(scores)
+                first = shifts.phases(choice.index, places)
+                at = Map(shifts.roll(x, -first).reshape(at.tokens.shape), at.grid, at.frame.rolled(first))
+        return at, chosen
+
+    def _merged(self, merge: PatchMerging, at: Map) -> tuple[Map, dict[str, Choice]]:
+        if "merge" not in self.parts:
+            return Map(*merge(at.tokens, at.grid), at.frame.every((2, 2))), {}
+        x, grid, choice = merge.adaptive(at.tokens, at.grid, self.select)
+        frame = at.frame.rolled(shifts.phases(choice.index, (2, 2))).every((2, 2))
+        return Map(x, grid, frame), {"merge": choice}
 
 
 class Swin(nnx.Module):
@@ -208,8 +268,18 @@ class Swin(nnx.Module):
 
     def pooled(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
         """What the head reads, [*B, features]: the mean of the tokens after the norm."""
-        last, _ = self.trunk(images, key=key, train=train)
-        return self.norm(last.tokens).mean(-2)
+        last, _, _ = self.trunk(images, key=key, train=train)
+        pooled = self.norm(last.tokens).mean(-2)
+        return pooled.reshape(*images.shape[:-3], pooled.shape[-1])
+
+    def selections(self, images: jax.Array) -> dict[str, Choice]:
+        """What the adaptive parts choose for each image: the index, and by how much of the best the second is behind.
+
+        Both are [B], B being all batch axes in one.  Names are "patch_embed", "stage1_merge", "stage1_window" and so
+        on; indices are row-major in the phases of the stride, or the places of a window.  With an anchor they are those
+        in the frame of the content, and so the same for each shift.
+        """
+        return self.trunk(images)[2]
 
     def features(
         self,
@@ -231,8 +301,13 @@ class Swin(nnx.Module):
         for index in blocks:
             if not 0 <= index < self.config.depth:
                 raise IndexError(f"Swin: there is no block {index}; the blocks are 0 to {self.config.depth - 1}.")
-        last, seen = self.trunk(images, capture=blocks, key=key, train=train)
-        return self._features(last, norm, {index: self._features(at, norm, {}) for index, at in seen.items()})
+        last, seen, _ = self.trunk(images, capture=blocks, key=key, train=train)
+        batch = images.shape[:-3]
+        inner = {
+            index: self._features(at, batch, norm and at.tokens.shape[-1] == last.tokens.shape[-1], {})
+            for index, at in seen.items()
+        }
+        return self._features(last, batch, norm, inner)
 
     def trunk(
         self,
@@ -241,35 +316,41 @@ class Swin(nnx.Module):
         capture: tuple[int, ...] = (),
         key: jax.Array | None = None,
         train: bool = False,
-    ) -> tuple[Map, dict[int, Map]]:
-        """The tokens after the last block, and after those in `capture`, before the final norm."""
+    ) -> tuple[Map, dict[int, Map], dict[str, Choice]]:
+        """The tokens after the last block, before the final norm; those after the blocks in `capture`; all choices."""
         config, rates = self.config, self.config.rates
-        grid = check_images(images, config.in_channels, config.patch_size)
-        x, seen, first = self.patch_norm(self.patch_embed(images)), {}, 0
+        at, chosen = self._embedded(images)
+        seen, first = {}, 0
         for number, stage in enumerate(self.stages):
             stop = first + len(stage.blocks)
-            if stage.merge is not None:
-                x, grid = stage.merge(x, grid)
+            at, choices = stage.begin(at)
+            chosen |= {f"stage{number}_{name}": choice for name, choice in choices.items()}
             x, part = stage.blocks(
-                x,
-                Layout(grid, shift=config.shift(number, images.shape[-3:-1])),
+                at.tokens,
+                Layout(at.grid, shift=config.shift(number, images.shape[-3:-1])),
                 rates=None if rates is None else rates[first:stop],
                 phases=2,
                 capture=tuple(index - first for index in capture if first <= index < stop),
                 train=train,
                 key=None if key is None else jax.random.fold_in(key, number),
             )
-            seen |= {first + index: Map(tokens, grid, number) for index, tokens in part.outputs.items()}
-            first = stop
-        return Map(x, grid, len(self.stages) - 1), seen
+            seen |= {first + index: at._replace(tokens=tokens) for index, tokens in part.outputs.items()}
+            at, first = at._replace(tokens=x), stop
+        return at, seen, chosen
 
-    def _features(self, at: Map, norm: bool, blocks: dict[int, Features]) -> Features:
-        tokens, grid, stage = at
-        if norm and stage == len(self.stages) - 1:
-            tokens = self.norm(tokens)
-        *batch, _, width = tokens.shape
-        stride = tuple(2**stage * side for side in self.config.patch_size)
-        values = Grid(tokens.reshape(*batch, *grid, width), stride, jnp.zeros((*batch, 2), jnp.int32))
+    def _embedded(self, images: jax.Array) -> tuple[Map, dict[str, Choice]]:
+        """The tokens of patches, and the choice of where patches begin."""
+        config, embed = self.config, self.patch_embed
+        grid = check_images(images, config.in_channels, config.patch_size)
+        if config.parts:
+            config.check_torus(images.shape[-3:-1])
+        images, frame, chosen = placed(images.reshape(-1, *images.shape[-3:]), config, *embed.affine())
+        return Map(self.patch_norm(embed(images)), grid, frame.every(config.patch_size)), chosen
+
+    def _features(self, at: Map, batch: tuple[int, ...], norm: bool, blocks: dict[int, Features]) -> Features:
+        tokens = self.norm(at.tokens) if norm else at.tokens
+        width = tokens.shape[-1]
+        values = Grid(tokens.reshape(*batch, *at.grid, width), at.frame.stride, at.frame.offset.reshape(*batch, 2))
         return Features(None, jnp.zeros((*batch, 0, width), tokens.dtype), values, blocks)
 
 

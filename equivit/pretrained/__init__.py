@@ -17,7 +17,7 @@ from flax import nnx
 from equivit import constraints, errors, logical
 from equivit.models.model import ModelModule
 from equivit.models.remade import remade
-from equivit.pretrained import cvt, flip, jumbo, mae, mapping, names, octic_vits, reading, swin, timm
+from equivit.pretrained import cvt, flip, jumbo, mae, mapping, mvit, names, octic_vits, reading, swin, timm
 from equivit.pretrained.format import Format
 
 # A new format: one file of this folder, and its place among these.
@@ -25,6 +25,7 @@ _ALL = (
     octic_vits.FORMAT,
     flip.FORMAT,
     timm.FORMAT,
+    mvit.FORMAT,
     swin.FORMAT,
     cvt.FORMAT,
     jumbo.FORMAT,
@@ -58,7 +59,7 @@ def load(
       num_heads: heads per block, of a model with stages one number for each; None: what the file tells, or those of
         the published model of that width.
       image_size: (height, width) that the table of positions, or the windows, belong to; needed where it is not a
-        square, and for Swin where the last map is not one window.
+        square, for Swin where the last map is not one window, and for MViTv2 where the patch does not divide it.
       window_size: (height, width) of a window in tokens, or the side of a square; of SwinV2, whose files do not tell,
         8 if None.
       num_classes: if not the file's number, the model gets a new head, drawn with `seed`.

@@ -20,6 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from equivit import errors
+from equivit.symmetry import fields
+from equivit.symmetry.groups import OCTIC, Group
 
 Stride = int | tuple[int, int]
 
@@ -139,14 +141,7 @@ def energies(x: jax.Array, order: float = 2) -> jax.Array:
     return (x * x if order == 2 else x**order).sum(-1)
 
 
-def choose(
-    energies: jax.Array | Callable[[], jax.Array],
-    stride: Stride,
-    ties: Callable[[], jax.Array],
-    *,
-    estimate: jax.Array | None = None,
-    error: float = 0.0,
-) -> Choice:
+def choose(energies: jax.Array, stride: Stride, ties: Callable[[], jax.Array]) -> Choice:
     """The phase whose energies have the largest sum; of a shifted map, the same one, exactly.
 
     Energies are divided by the largest one of their map, rounded to integers of two limbs, and summed in int32.  Sums
@@ -159,26 +154,73 @@ def choose(
     A stride of the whole size chooses one position.  Nothing here has a gradient.
 
     Args:
-      energies: [B, H, W], none negative.  With an estimate, a function of no arguments that returns them.
+      energies: [B, H, W], none negative.
       stride: of both axes, or (rows, columns).
       ties: returns ranks [B, H, W] of the content as seen from each position, as `cyclic_rank` gives them.  It is
         called in a branch that runs only when some map of the batch has a tie; arrays that it uses, and that have a
         gradient, should pass `jax.lax.stop_gradient` before.
-      estimate: [B, sh sw], the sums as a cheaper form has them.  Energies are computed, also in a branch, only when the
-        two best of some map are so near that the estimate may be wrong.
-      error: how far an estimate may lie from the sum of the energies, relative to the largest.
     """
-    steps = _strides("choose", stride)
-    if estimate is None:
-        return _decide(energies() if callable(energies) else energies, steps, ties)
-    quick = _best(jax.lax.stop_gradient(estimate))
-    unsure = ~(quick.gap > 2 * error)  # also where it is not a number
+    stride = _strides("choose", stride)
+    _check_divides("choose", "energies", energies, stride)
+    high, low, unit = _sums(energies, stride)
+    best_high = high.max(1, keepdims=True)
+    best_low = jnp.where(high == best_high, low, -1).max(1, keepdims=True)
+    tied = (high == best_high) & (low == best_low)
+    ranks = jax.lax.cond(
+        (tied.sum(1) > 1).any(),
+        lambda: _lattices(ties(), stride).max((1, 3)).reshape(high.shape).astype(jnp.int32),
+        lambda: jnp.zeros_like(high),
+    )
+    index = jnp.where(tied, ranks, -1).argmax(1).astype(jnp.int32)
+    behind = (best_high - high).astype(jnp.float32) + (best_low - low).astype(jnp.float32) * unit
+    others = jnp.where(jnp.arange(high.shape[1]) == index[:, None], jnp.inf, behind).min(1)
+    total = best_high[:, 0].astype(jnp.float32) + best_low[:, 0].astype(jnp.float32) * unit
+    return Choice(index, _relative(others, total))
 
-    def exact() -> Choice:
-        found = _decide(energies() if callable(energies) else energies, steps, ties)
-        return Choice(jnp.where(unsure, found.index, quick.index), jnp.where(unsure, found.gap, quick.gap))
 
-    return jax.lax.cond(unsure.any(), exact, lambda: quick)
+def strongest(scores: jax.Array) -> Choice:
+    """The largest score of each row [B, n], the first one of equals; without gradient.
+
+    In a frame that the content of the map chose (`canonical`), the first of equals is a matter of content too.
+    """
+    scores = jax.lax.stop_gradient(scores)
+    index = scores.argmax(1).astype(jnp.int32)
+    others = jnp.where(jnp.arange(scores.shape[1]) == index[:, None], -jnp.inf, scores).max(1)
+    best = scores.max(1)
+    return Choice(index, _relative(best - others, best))
+
+
+def settled(scores: jax.Array, ties: Callable[[], jax.Array]) -> Choice:
+    """The largest score of each row [B, n]; among those that rounding may have parted, that of the greatest rank.
+
+    Args:
+      ties: returns ranks [B, n]; called, in a branch, only when some row has such a tie.
+    """
+    scores = jax.lax.stop_gradient(scores)
+    choice = strongest(scores)
+    tolerance = 2.0 ** -(jnp.finfo(scores.dtype).nmant - 6)  # relative, 64 units of the last place: 7.6e-6 in float32
+    tied = scores >= scores.max(1, keepdims=True) * (1 - tolerance)
+    ranks = jax.lax.cond((tied.sum(1) > 1).any(), ties, lambda: jnp.zeros(scores.shape, jnp.int32))
+    return choice._replace(index=jnp.where(tied, ranks, -1).argmax(1).astype(jnp.int32))
+
+
+def oriented_rank(x: jax.Array, stride: Stride, group: Group) -> jax.Array:
+    """The greatest rank among the views of each phase, in any orientation: [B, H, W, C] to [B, sh sw] int32.
+
+    A phase of patches is seen, in each orientation of the map by the group, from the first pixel of each of its
+    patches, and all these views are ranked together (`cyclic_rank`).  So a turned, mirrored or shifted map gives its
+    phases the same ranks.  Of a map that is not square, only the orientations count that are at least as wide as high.
+    """
+    (height, width), (b, h, w, _) = _strides("oriented_rank", stride), x.shape
+    seen = {g: fields.act_on_image(g, x) for g in group.elements}
+    seen = {g: view for g, view in seen.items() if group is not OCTIC or view.shape[1] <= view.shape[2]}
+    rank = cyclic_rank(jnp.stack(list(seen.values()), 1))
+    best = jnp.zeros((b, height, width), jnp.int32)
+    for k, g in enumerate(seen):
+        steps = (width, height) if rank.shape[2:4] != (h, w) else (height, width)
+        by_phase = _lattices(rank[:, k], steps).max((1, 3))
+        best = jnp.maximum(best, fields.act_on_torus(group.inverse(g), by_phase, (1, 2)))
+    return best.reshape(b, height * width)
 
 
 def cyclic_rank(x: jax.Array) -> jax.Array:
@@ -186,18 +228,18 @@ def cyclic_rank(x: jax.Array) -> jax.Array:
 
     The view of a position is the map rolled until that position comes first.  Views are ordered pixel by pixel, in an
     order of no further meaning; they have the same rank if and only if they are equal.  A shifted map has the same
-    ranks, shifted.
+    ranks, shifted.  The views of several maps [B, G, H, W, C] are ranked together, to [B, G, H, W].
 
     Ranks of pixels become ranks of strips of 2, 4, 8, ... pixels by ranking pairs of neighbouring strips, and strips
     become blocks likewise.  This sorts all positions about log2(H W) times, less often where all views differ soon.
     """
-    b, h, w, c = x.shape
+    *shape, c = x.shape
     x = jnp.nan_to_num(x.astype(jnp.promote_types(x.dtype, jnp.float32)) if _is_inexact(x) else x)
-    channels = jnp.moveaxis(x, -1, 0).reshape(c, b, h * w)
-    rank = jax.lax.fori_loop(0, c, lambda k, r: _rank_pairs(r, channels[k]), jnp.zeros((b, h * w), jnp.int32))
-    for axis, size in ((2, w), (1, h)):
-        rank = _rank_strips(rank.reshape(b, h, w), axis, size).reshape(b, h * w)
-    return rank.reshape(b, h, w)
+    channels = jnp.moveaxis(x, -1, 0).reshape(c, len(x), math.prod(shape[1:]))
+    rank = jax.lax.fori_loop(0, c, lambda k, r: _rank_pairs(r, channels[k]), jnp.zeros(channels.shape[1:], jnp.int32))
+    for axis in (-1, -2):
+        rank = _rank_strips(rank.reshape(shape), axis)
+    return rank
 
 
 def canonical(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -214,24 +256,6 @@ def canonical(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     size = x.shape[1], x.shape[2]
     first = phases(choose(change, size, lambda: cyclic_rank(content)).index, size)
     return roll(x, -first), first
-
-
-def _decide(energy: jax.Array, stride: tuple[int, int], ties: Callable[[], jax.Array]) -> Choice:
-    _check_divides("choose", "energies", energy, stride)
-    high, low, unit = _sums(energy, stride)
-    best_high = high.max(1, keepdims=True)
-    best_low = jnp.where(high == best_high, low, -1).max(1, keepdims=True)
-    tied = (high == best_high) & (low == best_low)
-    ranks = jax.lax.cond(
-        (tied.sum(1) > 1).any(),
-        lambda: _lattices(ties(), stride).max((1, 3)).reshape(high.shape).astype(jnp.int32),
-        lambda: jnp.zeros_like(high),
-    )
-    index = jnp.where(tied, ranks, -1).argmax(1).astype(jnp.int32)
-    behind = (best_high - high).astype(jnp.float32) + (best_low - low).astype(jnp.float32) * unit
-    others = jnp.where(jnp.arange(high.shape[1]) == index[:, None], jnp.inf, behind).min(1)
-    total = best_high[:, 0].astype(jnp.float32) + best_low[:, 0].astype(jnp.float32) * unit
-    return Choice(index, _relative(others, total))
 
 
 def _sums(energy: jax.Array, stride: tuple[int, int]) -> tuple[jax.Array, jax.Array, float]:
@@ -253,32 +277,26 @@ def _sums(energy: jax.Array, stride: tuple[int, int]) -> tuple[jax.Array, jax.Ar
     return high + (low >> bits), low & (2**bits - 1), 2.0**-bits
 
 
-def _best(scores: jax.Array) -> Choice:
-    """The largest of each row of scores."""
-    index = scores.argmax(1).astype(jnp.int32)
-    others = jnp.where(jnp.arange(scores.shape[1]) == index[:, None], -jnp.inf, scores).max(1)
-    best = scores.max(1)
-    return Choice(index, _relative(best - others, best))
-
-
 def _relative(behind: jax.Array, best: jax.Array) -> jax.Array:
     """How far the second is behind, relative to the best; 1 where there is no second."""
     gap = jnp.where(behind > 0, jnp.minimum(behind, best) / jnp.where(best > 0, best, 1), 0)
     return jnp.where(jnp.isnan(behind), jnp.nan, gap).astype(jnp.float32)
 
 
-def _rank_strips(rank: jax.Array, axis: int, size: int) -> jax.Array:
-    """Ranks of strips of at least `size` positions along an axis, from the ranks of their first positions."""
-    b, h, w = rank.shape
+def _rank_strips(rank: jax.Array, axis: int) -> jax.Array:
+    """Ranks of strips as long as an axis [B, ..., H, W], from the ranks of their first positions."""
+    shape = rank.shape
+    rows = shape[0], math.prod(shape[1:])
 
     def unfinished(state):
         length, rank = state
-        return (length < size) & (rank.max((1, 2), initial=0) < h * w - 1).any()  # longer strips do not part them more
+        apart = rank.reshape(rows).max(1, initial=0) == rows[1] - 1  # longer strips part them no more
+        return (length < shape[axis]) & ~apart.all()
 
     def double(state):
         length, rank = state
-        pairs = _rank_pairs(rank.reshape(b, h * w), jnp.roll(rank, -length, axis).reshape(b, h * w))
-        return 2 * length, pairs.reshape(b, h, w)
+        pairs = _rank_pairs(rank.reshape(rows), jnp.roll(rank, -length, axis).reshape(rows))
+        return 2 * length, pairs.reshape(shape)
 
     return jax.lax.while_loop(unfinished, double, (jnp.int32(1), rank))[1]
 

@@ -268,6 +268,46 @@ def test_every_crop_with_everything_on_gives_the_size_and_depends_on_the_generat
     assert equal(first, second) and not equal(first, other)
 
 
+def test_the_centre_crop_of_training_is_that_of_evaluation(section):
+    """At the size of training images; only the flip is random."""
+    options = dict(crop_ratio=0.8, interpolation="bilinear", image_size=(28, 36))
+    evaluated = transforms.Evaluation(section(**options))
+    for height, width in ((100, 64), (40, 90)):
+        image = image_of(height, width)
+        expected = evaluated({"image": image})["image"]
+        transform = transforms.Train(section(**options, augment={"crop": "centre", "flip": 0.5}), channels=3)
+        found = {transform({"image": image}, rng)["image"].tobytes() for rng in generators(20)}
+        assert found == {expected.tobytes(), expected[:, ::-1].tobytes()}
+        options["image_size"], options["train_image_size"] = (50, 50), (28, 36)
+
+
+def test_circular_shifts_are_uniform_up_to_their_share_of_each_side(section):
+    """A marked pixel shows the offset: -3 to 3 rows of 6, and -4 to 4 columns of 9 (half of it, 4.5, rounded)."""
+    config = section(image_size=(6, 9), augment={"circular_shift": 0.5})
+    pixels = np.zeros((6, 9), np.uint8)
+    pixels[0, 0] = 255
+    transform, image = transforms.Train(config, channels=1), Image.fromarray(pixels)
+    rows = [transform({"image": image}, rng)["image"] for rng in generators(4000)]
+    assert all(row.shape == (6, 9, 1) and row.sum() == 255 for row in rows)
+    places = np.array([np.unravel_index(row.argmax(), row.shape)[:2] for row in rows])
+    assert set(places[:, 0]) == set(range(6)) and set(places[:, 1]) == set(range(9))
+    assert_rate((places[:, 0] == 3).sum(), 2 / 7, 4000)  # reached from both sides
+    assert_rate((places[:, 0] == 5).sum(), 1 / 7, 4000)
+    assert_rate((places[:, 1] == 5).sum(), 1 / 9, 4000)
+    assert_rate(((places[:, 0] == 1) & (places[:, 1] == 4)).sum(), 1 / 63, 4000)  # the axes are independent
+
+
+def test_a_circular_shift_is_last_and_changes_nothing_before(section):
+    config, image = section(image_size=(24, 40), augment="everything"), image_of()
+    shifted = transforms.Train(config, 3)({"image": image}, np.random.default_rng(1))["image"]
+    config.augment.circular_shift = 0.0
+    plain = transforms.Train(config, 3)({"image": image}, np.random.default_rng(1))["image"]
+    found = [
+        (down, right) for down, right in np.ndindex(24, 40) if equal(np.roll(plain, (down, right), (0, 1)), shifted)
+    ]
+    assert len(found) == 1 and found != [(0, 0)]
+
+
 @pytest.mark.parametrize(
     ("size", "resized", "corner"),
     [((100, 300), (31, 93), (2, 28)), ((90, 64), (56, 40), (14, 2)), ((32, 40), (32, 40), (2, 2))],
@@ -286,6 +326,7 @@ def test_evaluation_covers_and_cuts_the_centre(section, size, resized, corner):
     [
         ({"augment": {"crop": "randomresized"}}, "nearest is 'random_resized'"),
         ({"augment": {"flip": 1.5}}, r"augment.flip=1.5 must be in \[0, 1\]"),
+        ({"augment": {"circular_shift": 8.0}}, r"augment.circular_shift=8.0 must be in \[0, 1\]; the nearest is 1"),
         ({"augment": {"scale": (0.5, 0.2)}}, r"augment.scale=\(0.5, 0.2\) must be .smallest, largest."),
         ({"augment": {"scale": (0.5, 2.0)}}, r"augment.scale=.* must be two numbers in \(0, 1\]"),
         ({"augment": {"rand_augment": "rand-m9"}}, "rand_augment='rand-m9' must be like"),

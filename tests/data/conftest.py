@@ -30,6 +30,7 @@ SECTION = {
         "rand_augment": None,
         "color_jitter": 0.0,
         "erase": 0.0,
+        "circular_shift": 0.0,
     },
 }
 EVERYTHING = {
@@ -39,6 +40,7 @@ EVERYTHING = {
     "rand_augment": "rand-m9-mstd0.5-inc1",
     "color_jitter": 0.3,
     "erase": 0.25,
+    "circular_shift": 0.5,
 }
 
 

@@ -20,14 +20,15 @@ def labels_in(image):
     return np.round(image[..., 0].astype(int) / 20) - 1
 
 
-@pytest.mark.parametrize("crop", ["simple_random", "pad", "none"])
+@pytest.mark.parametrize("crop", ["simple_random", "pad", "none", "centre", "shifted"])
 def test_without_resampling_a_map_equals_its_image(section, crop):
-    transform = transforms.Train(section(image_size=(24, 41), augment={"crop": crop, "flip": 0.5}), channels=1)
+    augment = {"crop": "none", "circular_shift": 1.0} if crop == "shifted" else {"crop": crop}
+    transform = transforms.Train(section(image_size=(24, 41), augment=augment | {"flip": 0.5}), channels=1)
     example = example_of(24, 41)
     rows = [transform(example, np.random.default_rng(i)) for i in range(20)]
     for row in rows:
         assert row["map"].dtype == np.int32 and np.array_equal(row["map"], labels_in(row["image"]))
-    assert len({row["map"].tobytes() for row in rows}) == (2 if crop == "none" else 20)
+    assert len({row["map"].tobytes() for row in rows}) == (2 if crop in ("none", "centre") else 20)
     assert (min(row["map"].min() for row in rows) == crops.VOID) == (crop == "pad")
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from configs import recipes
 from equivit import logical
 from equivit.layers import dense
 from equivit.models import vit_config, zoo
@@ -104,6 +105,38 @@ def test_initial_weights_of_the_jax_version():
         assert 0.038 < np.abs(tensors[name]).max() <= 0.04, name
         assert np.std(tensors[name]) == pytest.approx(0.0176, rel=0.08), name
     assert not tensors["encoder.prefix.class_token"].any()
+
+
+def test_schedules_of_hierarchical_vits_are_those_of_their_codes():
+    """Peak, first and last rate, in proportion to the batch; warm-up; and the size of images before the crop."""
+    official = {  # rates for a batch, and epochs of 300
+        "swin_t": (512, 5e-4, 5e-7, 5e-6, 20, 5.0, 256),
+        "swinv2_t": (512, 5e-4, 5e-7, 5e-6, 20, 5.0, 292),
+        "cvt_13": (2048, 8 * 2.5e-4, 1e-6, 1e-5, 5, None, 256),
+        "mvitv2_t": (256, 2.5e-4, 1e-8, 1e-6, 70, 1.0, 256),
+    }
+    assert official.keys() == recipes.HIERARCHICAL.keys()
+    for name, (batch, peak, first, last, warmup, clip, resized) in official.items():
+        for options in (dict(), dict(epochs=100, batch_size=48)):
+            config = configs.get_base()
+            recipes.hierarchical(config, name, torus=False, **options)
+            steps = 3000 // config.batch_size
+            rate = schedules.create(config.schedule, total_steps=config.epochs * steps, steps_per_epoch=steps)
+            at = np.array([0, warmup * config.epochs / 300 * steps, config.epochs * steps])
+            expected = np.array([first, peak, last]) * config.batch_size / batch
+            np.testing.assert_allclose(rate(at), expected, rtol=1e-4)  # the warm-up ends within a step
+            assert config.optimizer.clip == clip
+            assert {int(side / config.data.crop_ratio) for side in config.data.image_size} == {resized}
+
+
+def test_convolutions_pad_as_the_shifts_are():
+    """Swin has none that pads."""
+    for name, fields in recipes.HIERARCHICAL.items():
+        for torus in (False, True):
+            config = configs.get_base()
+            recipes.hierarchical(config, name, torus=torus)
+            expected = "circular" if torus and not name.startswith("swin") else None
+            assert config.model.get("padding") == expected, fields
 
 
 @pytest.mark.parametrize("name", ["register_vit_pico16", "jumbo_vit_pico16", "octic_jumbo_vit_ti16"])

@@ -15,7 +15,8 @@ from equivit.training import program, sharding
 
 ROOT = pathlib.Path(__file__).parents[2] / "configs"
 PICTURES = {"learning_curves.png", "patch_filters.png"}
-LOWERED = ("octic_ablations.py", "octic_l.py")  # octic_h.py with other sizes: their step is lowered, and not run
+# Others with other sizes, octic_h.py and adaptive_cifar.py: their step is lowered, and not run.
+LOWERED = ("octic_ablations.py", "octic_l.py", "adaptive_imagenet.py")
 DRAWN = "octic_h.py"  # what pictures show is for tests/evaluation/figures_test.py; one recipe has them drawn
 
 

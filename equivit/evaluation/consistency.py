@@ -1,0 +1,260 @@
+"""How often a classifier predicts the same class for two shifted copies of an image.
+
+    consistency = mean_i c_i,    c_i = the share of pairs (D1, D2) with argmax f(S^D1 x_i) = argmax f(S^D2 x_i)
+    standard error = sqrt(mean_i (c_i - consistency)^2 / N), of N images
+
+With one pair c_i is 0 or 1, and the standard error that of a binomial, sqrt(c (1 - c) / N).
+
+| kind       | S^D x                                              | offsets in a range of M | in the paper     |
+|------------|----------------------------------------------------|-------------------------|------------------|
+| "circular" | what leaves on one side comes back on the other    | 0 to M pixels           | C-Cons           |
+| "zeros"    | what comes in is zero once normalised: mean colour | -M/2 to M/2             | S-Cons, CIFAR    |
+| "crop"     | cut elsewhere out of a larger image                | -M/2 to M/2             | S-Cons, ImageNet |
+
+So M is how far two copies can lie apart along each axis.  Offsets are uniform, and independent of one another.
+
+Sources: "Making Vision Transformers Truly Shift-Equivariant" (arXiv 2305.16316), Eq. 25, Section 5 and Table A11; for
+crops, Zhang (arXiv 1904.11486).
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from equivit import constraints, errors
+from equivit.constraints import NonNegativeInt, OneOf, PositiveInt, Seed
+from equivit.data.order import SHIFTS
+from equivit.evaluation.classification import hits
+from equivit.evaluation.predictions import Batch, Predict, all_finite, measured
+from equivit.symmetry import shifts
+
+Size = tuple[int, int]  # (height, width)
+KINDS = ("circular", "zeros", "crop")
+FRACTIONS = {"quarter": 1 / 4, "half": 1 / 2, "three_quarters": 3 / 4, "full": 1.0}
+EARLIER = {"lps_imagenet": 32, "lps_cifar": 3}  # pixels
+EARLIER_SEED = 7
+Range = Annotated[str, OneOf((*FRACTIONS, *EARLIER))] | PositiveInt | tuple[NonNegativeInt, NonNegativeInt]
+
+
+@dataclasses.dataclass(frozen=True)
+class Shifts:
+    """Which shifts are compared.
+
+    The paper gives no ranges but those of Table A11, the FRACTIONS.  EARLIER is the protocol of its authors' earlier
+    code (learnable polyphase sampling, arXiv 2210.08001), where zeros come in after normalisation, too: offsets from -m
+    to m - 1, and for crops 0 to m - 1 from the upper left corner.  It shifts all images of a batch alike, so the result
+    depends on the batch size, and the standard error, which takes images as independent, is too small.  Its seed is 7;
+    on CIFAR the original has none.  On ImageNet its circular shifts are of the whole 256 x 256 pixels, which
+    data.image_size=(256,256) and data.crop_ratio=1.0 give.
+
+    Attributes:
+      kinds: each is measured in each range.
+      ranges: M, as a name of FRACTIONS (of the image; for crops, of the margin around it), as a number of pixels, or as
+        two, (down, right); or a name of EARLIER.
+      pairs: of shifts, for each image.
+      seed: of the offsets, which depend on it and on the image's position in the split alone.
+
+    Raises:
+      ValueError: an invalid value.
+    """
+
+    kinds: tuple[Annotated[str, OneOf(KINDS)], ...] = ("circular",)
+    ranges: tuple[Range, ...] = ("full",)
+    pairs: PositiveInt = 1
+    seed: Seed = 0
+
+    def __post_init__(self):
+        constraints.check_fields(self, "shifts")
+        plain = tuple(tuple(entry) if isinstance(entry, list) else entry for entry in self.ranges)  # lists have no hash
+        object.__setattr__(self, "ranges", plain)
+
+    @property
+    def measures(self) -> list[tuple[str, Range]]:
+        """Every kind in every range."""
+        return [(kind, range_) for kind in self.kinds for range_ in self.ranges]
+
+
+def consistency(
+    predict: Predict,
+    batches: Iterable[Batch],
+    settings: Shifts,
+    *,
+    size: Size,
+    source: Size | None = None,
+    mean: tuple[float, ...] = (0.0,),
+) -> dict[str, float]:
+    """Consistency of predictions under shifts, and accuracy without them.
+
+    Args:
+      predict: uint8 images [B, H, W, C] to logits [B, classes].
+      batches: with "image", "label" (as `classification.accuracy` takes them), "weight" [B] (0 for padding) and "index"
+        [B], the position in the split.
+      settings: the shifts.
+      size: of the images that `predict` takes.
+      source: of the images in `batches`, of which it takes the centre; None: the same.
+      mean: per channel (or one for all), of pixel values in 0..1; the colour that "zeros" puts in, to a whole level.
+
+    Returns:
+      "top1" of the images as they are; "examples".
+      For each kind and range, by a name such as "circular_full" or "zeros_8x12": the consistency; with the ending
+        "_standard_error", that of it; with "_changed", the number of images whose prediction differs in some pair.
+
+    Raises:
+      ValueError: as `check`; there are no examples, or logits are not finite.
+    """
+    check(settings, size, source)
+    fill = tuple(round(255 * value) for value in mean)
+    kinds = [kind for kind, _ in settings.measures for _ in range(settings.pairs)]
+
+    def compare(batch):
+        images, offsets = batch["image"], batch["offsets"]
+        copies = (
+            _shifted(kind, size, fill, images, offsets, number, side)
+            for number, kind in enumerate(kinds)
+            for side in (0, 1)
+        )
+        logits = jnp.stack([predict(copy) for copy in (_centre(size, images), *copies)])
+        return _compare(logits, batch["label"], batch["weight"])
+
+    found = {"right": [], "same": []}
+    for result in measured(compare, _with_offsets(batches, settings, size, source)):
+        for name, parts in found.items():
+            parts.append(result[name][..., result["weight"] > 0])
+    right, same = (np.concatenate(parts, axis=-1) for parts in found.values())
+    if not right.size:
+        raise ValueError("consistency: the evaluation split has no readable examples.")
+    return {"top1": float(right.mean()), "examples": right.size} | _statistics(settings, same)
+
+
+def check(settings: Shifts, size: Size, source: Size | None = None) -> None:
+    """ValueError for offsets that do not fit in images of this size, or in the margin that crops leave around them."""
+    for kind, range_ in settings.measures:
+        room = _room(kind, size, source)
+        if kind == "crop" and min(room) < 1:
+            raise ValueError(
+                f"config.evaluation.shift.kinds: 'crop' cuts {_shown(size)} pixels out of larger images, which have "
+                f"{_shown(source or size)} here; set config.data.crop_ratio below 1, such as 0.875, or take 'zeros'."
+            )
+        largest = _largest(kind, range_, room)
+        if any(offset > most for offset, most in zip(largest, room, strict=True)):
+            where = f"the margin of {_shown(room)} around a crop" if kind == "crop" else f"images of {_shown(room)}"
+            raise ValueError(
+                f"config.evaluation.shift.ranges={errors.shown(range_)}: offsets of up to {max(largest)} pixels do not "
+                f"fit in {where}; the largest range is 'full'."
+            )
+
+
+def _shown(size: Size) -> str:
+    return f"{size[0]}x{size[1]}"
+
+
+def _room(kind: str, size: Size, source: Size | None) -> Size:
+    """The largest range of a kind."""
+    if kind != "crop":
+        return size
+    source = source or size
+    return source[0] - size[0], source[1] - size[1]
+
+
+def _largest(kind: str, range_: Range, room: Size) -> Size:
+    """The largest offset along each axis; of a range that is not of EARLIER, M."""
+    if isinstance(range_, tuple):
+        return range_
+    if isinstance(range_, int):
+        return range_, range_
+    if range_ in EARLIER:
+        largest = EARLIER[range_] - (kind == "crop")
+        return largest, largest
+    return round(FRACTIONS[range_] * room[0]), round(FRACTIONS[range_] * room[1])
+
+
+def _with_offsets(batches: Iterable[Batch], settings: Shifts, size: Size, source: Size | None) -> Iterator[Batch]:
+    """Batches with "offsets" int32 [B, measures pairs, 2, 2]: of the first and second copy, (down, right).
+
+    Those of a crop say where its upper left corner lies.
+    """
+    streams = {
+        (kind, range_): _earlier(kind, EARLIER[range_], settings.pairs)
+        for kind, range_ in settings.measures
+        if range_ in EARLIER
+    }
+
+    def draw(kind, range_, shares):
+        if stream := streams.get((kind, range_)):
+            return np.broadcast_to(next(stream), shares.shape)
+        room = _room(kind, size, source)
+        largest = np.array(_largest(kind, range_, room))
+        first = {"circular": 0, "zeros": -(largest // 2), "crop": (np.array(room) - largest) // 2}[kind]
+        return first + np.floor(shares * (largest + 1)).astype(int)
+
+    for batch in batches:
+        shares = _uniform(settings, batch["index"])
+        offsets = np.concatenate([draw(kind, range_, shares) for kind, range_ in settings.measures], axis=1)
+        yield {**batch, "offsets": offsets.astype(np.int32)}
+
+
+def _uniform(settings: Shifts, index: np.ndarray | jax.Array) -> np.ndarray:
+    """Uniform numbers [B, pairs, 2, 2] that each image has for itself, the same for all kinds and ranges."""
+    shape = (settings.pairs, 2, 2)
+    seeds = ([SHIFTS, settings.seed, max(position, 0)] for position in index.tolist())  # padding is at -1
+    return np.stack([np.random.default_rng(seed).random(shape) for seed in seeds])
+
+
+def _earlier(kind: str, size: int, pairs: int) -> Iterator[np.ndarray]:
+    """Offsets [pairs, 2, 2] of one batch after the other: first of its standard shifts, then of its circular ones."""
+    random, shape = np.random.RandomState(EARLIER_SEED), (pairs, 2, 2)
+    while True:
+        standard = random.randint(-size if kind == "zeros" else 0, size, shape)
+        circular = random.randint(-size, size, shape)
+        yield circular if kind == "circular" else standard
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _centre(size, images):
+    top, left = (round((whole - part) / 2) for whole, part in zip(images.shape[1:3], size, strict=True))
+    return images[:, top : top + size[0], left : left + size[1]]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))  # one program for each kind, whatever the offsets are
+def _shifted(kind, size, fill, images, offsets, number, side):
+    offset = offsets[:, number, side]
+    if kind == "crop":
+        return shifts.roll(images, -offset)[:, : size[0], : size[1]]
+    shifted = shifts.roll(_centre(size, images), offset)
+    if kind == "circular":
+        return shifted
+    row, column = (jnp.arange(n) - offset[:, k, None] for k, n in enumerate(size))  # where each pixel comes from
+    inside = ((row >= 0) & (row < size[0]))[:, :, None] & ((column >= 0) & (column < size[1]))[:, None]
+    return jnp.where(inside[..., None], shifted, jnp.array(fill, images.dtype))
+
+
+@jax.jit
+def _compare(logits, label, weight):
+    """The results for each image, from the logits of all copies [1 + 2 n, B, classes], the first one not shifted."""
+    prediction = logits.argmax(-1)
+    return {
+        "right": hits(prediction[0, :, None], label)[:, 0],
+        "same": prediction[1::2] == prediction[2::2],
+        "weight": weight,
+        "finite": all_finite(logits, weight),
+    }
+
+
+def _statistics(settings: Shifts, same: np.ndarray) -> dict[str, float]:
+    """From whether each pair agrees, [measures pairs, N]."""
+    found, images = {}, same.shape[-1]
+    for (kind, range_), pairs in zip(settings.measures, same.reshape(-1, settings.pairs, images), strict=True):
+        name, share = f"{kind}_{_named(range_)}", pairs.mean(0)
+        found[name] = float(share.mean())
+        found[f"{name}_standard_error"] = float(share.std() / np.sqrt(images))
+        found[f"{name}_changed"] = int((share < 1).sum())
+    return found
+
+
+def _named(range_: Range) -> str:
+    return "x".join(map(str, range_)) if isinstance(range_, tuple) else str(range_)

@@ -1,0 +1,60 @@
+"""Consistency under shifts: circular, with zeros, of crops (--config.evaluation.shift.KEY=VALUE)."""
+
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from equivit.data import crops
+from equivit.evaluation import consistency
+from equivit.evaluation.consistency import Shifts
+from equivit.evaluation.protocol import Line, Protocol, Run, percent
+
+ERROR = "_standard_error"
+WORDS = {"circular": "circular shifts", "zeros": "shifts with zeros", "crop": "other crops"}
+
+
+def check(config: ConfigDict) -> None:
+    """ValueError for offsets that do not fit in the images of `config.data`."""
+    settings = Shifts(**config.evaluation.shift.to_dict())
+    consistency.check(settings, tuple(config.data.image_size), _source(config.data, settings))
+
+
+def run(run: Run) -> dict[str, Any]:
+    """What `consistency.consistency` returns, with the settings of `config.evaluation.shift`.
+
+    Where images are cut out of larger ones, these are the images that `data.crop_ratio` makes before its centre crop.
+    """
+    settings = Shifts(**run.config.evaluation.shift.to_dict())
+    source = _source(run.data, settings)
+    data = run.data.copy_and_resolve_references().unlock()
+    if source is not None:
+        data.image_size, data.crop_ratio = source, 1.0
+    return consistency.consistency(
+        run.predict,
+        run.batches(run.open(data=data)),
+        settings,
+        size=tuple(run.data.image_size),
+        source=source,
+        mean=tuple(run.data.mean),
+    )
+
+
+def lines(result: dict[str, Any]) -> list[Line]:
+    """Accuracy, then one line for each kind and range."""
+    examples = result["examples"]
+    found = [("accuracy, not shifted", f"{percent(result['top1'])} ({examples} images)")]
+    for name in (key.removesuffix(ERROR) for key in result if key.endswith(ERROR)):
+        kind, _, range_ = name.partition("_")
+        share, error, changed = (result[name + ending] for ending in ("", ERROR, "_changed"))
+        value = f"{100 * share:.2f} % +- {100 * error:.2f} ({changed} of {examples} images change)"
+        found.append((f"same class after {WORDS[kind]}, {range_.replace('_', ' ')}", value))
+    return found
+
+
+def _source(data: ConfigDict, settings: Shifts) -> tuple[int, int] | None:
+    """The size of the images that are read, if crops are cut out of them."""
+    height, width = data.image_size
+    return crops.enlarged(height, width, data.crop_ratio) if "crop" in settings.kinds else None
+
+
+PROTOCOL = Protocol(needs=frozenset({"logits"}), run=run, lines=lines, check=check)
