@@ -8,7 +8,9 @@ model has the same shapes with either.  If the stride divides the map, and 2 p <
 torus too and follow shifts by the stride; otherwise there is a seam where the map ends.
 """
 
+import functools
 import math
+import operator
 from typing import Any
 
 import jax
@@ -108,14 +110,42 @@ def convolve(x: jax.Array, kernel: jax.Array, stride: Pair, padding: Pair, mode:
     *batch, h, w, channels = x.shape
     output_size((h, w), (kernel.shape[0], kernel.shape[1]), stride, padding)
     x = x.astype(kernel.dtype).reshape(math.prod(batch), h, w, channels)
-    pads = [(p, p) for p in padding]
     if mode == "circular":
-        x = jnp.pad(x, [(0, 0), *pads, (0, 0)], mode="wrap")
-        pads = [(0, 0), (0, 0)]
-    y = jax.lax.conv_general_dilated(
-        x, kernel, stride, pads, dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=groups
-    )
+        x, padding = _padded(x, padding, "wrap"), (0, 0)
+    whole = functools.partial(_whole, stride=stride, padding=padding, groups=groups)
+    if kernel.shape[2:] == (1, channels):
+        taps = functools.partial(_by_taps, stride=stride, padding=padding)
+        y = jax.lax.platform_dependent(x, kernel, cpu=taps, default=whole)
+    else:
+        y = whole(x, kernel)
     return y.reshape(*batch, *y.shape[1:])
+
+
+def _whole(x: jax.Array, kernel: jax.Array, *, stride: Pair, padding: Pair, groups: int) -> jax.Array:
+    pads, numbers = [(p, p) for p in padding], ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(x, kernel, stride, pads, dimension_numbers=numbers, feature_group_count=groups)
+
+
+@functools.partial(jax.jit, static_argnames=("stride", "padding"))  # traced once for all convolutions of a shape
+def _by_taps(x: jax.Array, kernel: jax.Array, *, stride: Pair, padding: Pair) -> jax.Array:
+    """A depthwise convolution as a sum over its taps.
+
+    A training step on a CPU is several times faster so: XLA:CPU has no good kernel for the gradient of `_whole`.
+    """
+    x = _padded(x, padding, "constant").astype(jnp.promote_types(x.dtype, jnp.float32))
+    (n, height, width, channels), (sh, sw), (kh, kw) = x.shape, stride, kernel.shape[:2]
+    down, right = (height - kh) // sh * sh + 1, (width - kw) // sw * sw + 1
+    parts = []
+    for b in range(kw):
+        columns = jax.lax.slice(x, (0, 0, b, 0), (n, height, b + right, channels), (1, 1, sw, 1))
+        for a in range(kh):
+            rows = jax.lax.slice_in_dim(columns, a, a + down, sh, axis=1)
+            parts.append(rows * kernel[a, b])
+    return functools.reduce(operator.add, parts).astype(kernel.dtype)
+
+
+def _padded(x: jax.Array, padding: Pair, mode: str) -> jax.Array:
+    return jnp.pad(x, [(0, 0), *((p, p) for p in padding), (0, 0)], mode)
 
 
 def output_size(grid: Pair, kernel: Pair, stride: Pair, padding: Pair, name: str = "convolution") -> Pair:

@@ -200,7 +200,12 @@ def test_claim_3():
         by_columns = weight.reshape(2, 2, WIDTH, 2 * WIDTH)  # neighbours go down the columns
         by_rows = jnp.swapaxes(by_columns, 0, 1)
         phase = [merged(weight, jnp.roll(x, (-p, -q), (1, 2))) for p, q in np.ndindex(2, 2)]
-        return jnp.stack(phase), phases.convolved(x, by_rows), strided(x, by_rows), strided(x, by_columns)
+        return (
+            jnp.stack(phase),
+            jnp.array(phases.convolved(x, phases.filters(by_rows))),
+            strided(x, by_rows),
+            strided(x, by_columns),
+        )
 
     merges, everywhere, convolution, wrong = in_float64(both, random(functools.partial(merging, False)), MAP)
     merges = merges.reshape(everywhere.shape)

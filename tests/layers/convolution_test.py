@@ -8,6 +8,7 @@ from flax import nnx
 
 from equivit import costs, logical, precision
 from equivit.costs import Cost
+from equivit.layers import convolution
 from equivit.layers.convolution import Conv, DepthwiseConv
 
 # (kernel, stride, padding, size of the map): the embeddings of CvT, then rows and columns with nothing in common; maps
@@ -54,6 +55,25 @@ def test_sums_over_taps(case, mode, depthwise):
     y, expected = jax.jit(lambda conv, x: conv(x))(conv, x), by_hand(conv, x)
     np.testing.assert_allclose(y, expected, rtol=0, atol=2e-5)  # float32 sums of at most 98 products near 1
     assert conv.size(case[-1]) == y.shape[1:3]
+
+
+@pytest.mark.parametrize("case", CASES[1:], ids=str)
+def test_both_forms_of_a_depthwise_convolution(case):
+    """The sum over taps, which CPUs compute, is the convolution of other platforms; in bfloat16 it is rounded once."""
+    x, kernel = maps(2, *case[-1]), np.asarray(layer(True, case, "zeros").kernel[...])
+    sizes = dict(stride=case[1], padding=case[2])
+
+    @jax.jit
+    def both(x, kernel):
+        whole = convolution._whole(x, kernel, groups=2, **sizes)
+        rounded = [array.astype(jnp.bfloat16) for array in (x, kernel)]
+        exact = convolution._by_taps(*(array.astype(jnp.float32) for array in rounded), **sizes)
+        return whole, convolution._by_taps(x, kernel, **sizes), convolution._by_taps(*rounded, **sizes), exact
+
+    whole, taps, rounded, exact = both(x, kernel)
+    np.testing.assert_allclose(taps, whole, rtol=0, atol=1e-6 * np.abs(whole).max())
+    assert rounded.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(rounded, exact.astype(jnp.bfloat16))
 
 
 def test_any_batch_axes():

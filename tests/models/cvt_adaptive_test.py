@@ -64,7 +64,9 @@ def test_keys_and_values_share_a_phase(monkeypatch):
         parts = []
         for part in (self.conv_k, self.conv_v):
             maps = part.norm(part.conv.everywhere(x))
-            choice = shifts.strongest(jnp.square(maps).sum(-1).reshape(len(x), -1, 2, x.shape[2] // 2, 2).sum((1, 3)).reshape(len(x), 4))
+            choice = shifts.strongest(
+                jnp.square(maps).sum(-1).reshape(len(x), -1, 2, x.shape[2] // 2, 2).sum((1, 3)).reshape(len(x), 4)
+            )
             parts.append(part(shifts.roll(x, -shifts.phases(choice.index, 2)), train=train))
         return parts
 

@@ -45,8 +45,8 @@ def images(size, batch=2):
 
 @jax.jit
 def run(model, x):
-    """Logits, and the features with those at the end of each stage."""
-    return model(x), model.features(x, blocks=(1, 2))
+    """Logits, the features with those at the end of each stage, and the statistics after that."""
+    return model(x), model.features(x, blocks=(1, 2)), logical.to_logical(model, nnx.BatchStat)
 
 
 def near(a, b, tolerance=1e-5):
@@ -58,7 +58,7 @@ def near(a, b, tolerance=1e-5):
 @pytest.mark.parametrize(("size", "class_token"), [((32, 48), True), (ODD, False)], ids=str)
 def test_features_of_all_stages(size, class_token):
     m, x = model(class_token=class_token), images(size)
-    logits, features = run(m, x)
+    logits, features, _ = run(m, x)
     chex.assert_shape(logits, (2, 5))
     h, w = size[0] // 4, size[1] // 4
     for index, grid, width, stride in ((1, (h, w), 8, 4), (2, (-(-h // 2), -(-w // 2)), 12, 8)):
@@ -103,8 +103,7 @@ def test_a_scan_equals_its_blocks_one_by_one():
     name, rows = "stages.1.blocks.0.attention.conv_k.norm", keys.reshape(-1, 12)
     near(statistics[f"{name}.mean"], 0.9 * before[f"{name}.mean"] + 0.1 * rows.mean(0))
     near(statistics[f"{name}.variance"], 0.9 * before[f"{name}.variance"] + 0.1 * rows.var(0, ddof=1))
-    left = jax.jit(lambda m, x: (m(x), logical.to_logical(m, nnx.BatchStat))[1])(m, x)
-    chex.assert_trees_all_equal(jax.device_get(left), before)
+    chex.assert_trees_all_equal(jax.device_get(run(m, x)[2]), before)
 
 
 def test_stochastic_depth_grows_in_each_stage():
@@ -128,7 +127,7 @@ def test_circular_padding_follows_shifts_by_whole_strides():
     for output in ("invariant", "grid"):
 
         def fn(m, x, output=output):
-            logits, features = run(m, x)
+            logits, features, _ = run(m, x)
             return logits if output == "invariant" else features.patches
 
         assert_shift_equivariant(functools.partial(fn, circular), x, shifts=shifts, output=output)
@@ -138,15 +137,15 @@ def test_circular_padding_follows_shifts_by_whole_strides():
             assert_shift_equivariant(functools.partial(fn, zeros), x, shifts=shifts, output=output, tol=1e-2)
 
 
-@pytest.mark.parametrize("size", [ODD, (3, 50), (37, 31)], ids=str)
-def test_shapes_do_not_depend_on_the_padding(size):
-    x = jax.ShapeDtypeStruct((2, 3, *size, 3), jnp.float32)
+def test_shapes_do_not_depend_on_the_padding():
+    """For the smallest height there is, of one row of tokens, and a width of an odd number of columns in each stage."""
+    x = jax.ShapeDtypeStruct((2, 3, 3, 37, 3), jnp.float32)
     both = [zoo.abstract("cvt_13", **SMALL, padding=padding) for padding in ("zeros", "circular")]
     zeros, circular = (jax.eval_shape(run, m, x) for m in both)
     chex.assert_trees_all_equal_shapes_and_dtypes(zeros, circular)
     assert zeros[0].shape == (2, 3, 5)
     grids = tuple(zeros[1].blocks[index].patches.values.shape[2:4] for index in (1, 2))
-    assert grids == both[0].config.grids(size)
+    assert grids == both[0].config.grids((3, 37)) == ((1, 9), (1, 5))
 
 
 def test_mixed_precision_keeps_the_stream():
@@ -156,7 +155,6 @@ def test_mixed_precision_keeps_the_stream():
     assert {f.patches.values.dtype for f in stream.blocks.values()} == {stream.cls.dtype} == {jnp.dtype("float32")}
     stream = jax.eval_shape(lambda m, x: m.features(x, blocks=(1,)), precision.cast(m, "bfloat16"), x)
     assert stream.blocks[1].patches.values.dtype == stream.cls.dtype == jnp.bfloat16
-    near(jax.jit(lambda m, x: m(x))(mixed, x), run(m, x)[0], tolerance=0.1)  # 2^-8 a rounding
 
 
 def test_quick_gelu():
