@@ -1,5 +1,7 @@
 """Attention whose queries, keys and values are convolved first: the parts of CvT (arXiv 2103.15808, Section 3)."""
 
+import functools
+import operator
 from collections.abc import Callable
 
 import jax
@@ -9,10 +11,11 @@ from flax import nnx
 from equivit.layers import dense, phases
 from equivit.layers.attention import attend
 from equivit.layers.batch_norm import BatchNorm
+from equivit.layers.by_image import by_image
 from equivit.layers.convolution import Conv, DepthwiseConv, Pair
 from equivit.layers.drop import drop_path, dropout, split
 from equivit.layers.grid import Layout
-from equivit.layers.largest import largest
+from equivit.layers.largest import IMAGE_BYTES, largest
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
 
@@ -134,7 +137,10 @@ class ConvAttention(nnx.Module):
     def keys_and_values(self, x: jax.Array, *, train: bool) -> tuple[jax.Array, jax.Array]:
         """The maps of keys and of values, [*B, h, w, width] each, before their linear maps; they must share a grid."""
         if self.select is not None:
-            x = shifts.roll(x, -shifts.phases(self.choice(x).index, self.stride))
+            keys, values, choice = self._chosen(x)
+            if self.select == "output" and not train:
+                return keys, values
+            x = shifts.roll(x, -shifts.phases(choice.index, self.stride))
         return self.conv_k(x, train=train), self.conv_v(x, train=train)
 
     def choice(self, x: jax.Array) -> Choice:
@@ -143,11 +149,27 @@ class ConvAttention(nnx.Module):
         Both share it: apart, a shift could pair keys with the values of others.  Batch norms count by their running
         statistics, in training too, so that the choice is of each image alone.
         """
-        maps = [x]
-        if self.select == "output":
-            maps = [part.norm(part.conv.everywhere(x)) for part in (self.conv_k, self.conv_v)]
-        squares = sum(jnp.square(phases.lattice_norms(jax.lax.stop_gradient(y), self.stride)) for y in maps)
-        return shifts.strongest(jnp.sqrt(squares))
+        return self._chosen(x)[2]
+
+    def _chosen(self, x: jax.Array) -> tuple[jax.Array, jax.Array, Choice]:
+        """Keys and values at the phase that is chosen, by running statistics, and the choice."""
+        b, h, w, width = x.shape
+
+        def chosen(x):
+            x = x.reshape(-1, h, w, width)
+            maps = [x]
+            if self.select == "output":
+                maps = [part.norm(part.conv.everywhere(x)) for part in (self.conv_k, self.conv_v)]
+            squares = (jnp.square(phases.lattice_norms(jax.lax.stop_gradient(y), self.stride)) for y in maps)
+            norms = jnp.sqrt(functools.reduce(operator.add, squares))
+            phase = shifts.phases(shifts.strongest(norms).index, self.stride)
+            maps = [shifts.component(y, phase, self.stride) for y in maps]
+            return [jax.lax.collapse(y, 1, 3) for y in maps], norms[:, None]
+
+        maps, norms = by_image(chosen, x.reshape(b, h * w, width), least=IMAGE_BYTES)
+        h, w = h // self.stride[0], w // self.stride[1]
+        maps = [y.reshape(b, h, w, width) for y in maps]
+        return maps[0], maps[-1], shifts.strongest(norms[:, 0])
 
     def choice_of(self, x: jax.Array, layout: Layout) -> Choice:
         """The same of tokens [B, prefix + h w, width]."""

@@ -14,7 +14,7 @@ from equivit.symmetry.shifts import Choice
 Pair = tuple[int, int]
 STRIDE = (2, 2)
 # Maps of an image that are smaller are taken together: the weights are larger than they.
-IMAGE_BYTES = 2**20
+IMAGE_BYTES = 3 * 2**18
 
 
 class Layer(Protocol):
