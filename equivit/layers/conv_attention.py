@@ -59,7 +59,7 @@ class ConvAttention(nnx.Module):
     Shapes: [*B, prefix + h w, width] -> the same.
 
     Args:
-      stride: of the convolutions for keys and values; there are that many fewer of them.
+      stride: of the convolutions for keys and values; (2, 2) leaves a quarter of them.
       mode: of the convolutions' padding.
 
     Raises:
