@@ -1,15 +1,20 @@
 """Attention whose queries, keys and values are convolved first: the parts of CvT (arXiv 2103.15808, Section 3)."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from equivit.layers import dense
+from equivit.layers import dense, phases
 from equivit.layers.attention import attend
 from equivit.layers.batch_norm import BatchNorm
 from equivit.layers.convolution import Conv, DepthwiseConv, Pair
 from equivit.layers.drop import drop_path, dropout, split
 from equivit.layers.grid import Layout
+from equivit.layers.largest import largest
+from equivit.symmetry import shifts
+from equivit.symmetry.shifts import Choice
 
 
 class ConvEmbed(nnx.Module):
@@ -39,6 +44,39 @@ class ConvEmbed(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.norm(self.conv(x))
 
+    def adaptive(self, x: jax.Array, select: str) -> tuple[jax.Array, Choice]:
+        """The tokens at the phase that the content chooses, [B, h w / 4, width], and that choice.
+
+        Args:
+          x: [B, h, w, in_channels] on a torus; the stride is 2, and h and w are even.
+          select: "output" takes the phase whose convolution has the largest norm, "input" that of the largest norm of
+            what the taps begin with, which costs nothing.
+        """
+        if select == "output":
+            return largest(self, x)
+        choice = shifts.strongest(phases.lattice_norms(x, self.conv.stride))
+        return self.at(x, choice), choice
+
+    def at(self, x: jax.Array, choice: Choice) -> jax.Array:
+        """The tokens at a phase of each map: [B, h, w, in_channels] -> [B, h w / 4, width]."""
+        y = self(shifts.roll(x, -shifts.phases(choice.index, self.conv.stride)))
+        return jax.lax.collapse(y, 1, 3)
+
+    def at_each_phase(self) -> Callable[[jax.Array], list[jax.Array]]:
+        """The convolution at all phases: [B, h, w, in_channels] -> [B, h/2, w/2, width] for each."""
+        filters = phases.filters(self.conv.kernel[...])
+        bias, padding = self.conv.bias[...], self.conv.padding
+
+        def at_each_phase(x):
+            y = phases.convolved(jnp.roll(x, padding, (1, 2)), filters)
+            return [y[p][q] + bias for p in range(2) for q in range(2)]
+
+        return at_each_phase
+
+    def normed(self, y: jax.Array) -> jax.Array:
+        """Convolved tokens after the norm."""
+        return self.norm(y)
+
 
 class ConvNorm(nnx.Module):
     """A depthwise 3 x 3 convolution, then batch norm.  Shapes: [*B, H, W, width] -> [*B, h, w, width]."""
@@ -61,22 +99,25 @@ class ConvAttention(nnx.Module):
     Args:
       stride: of the convolutions for keys and values; (2, 2) leaves a quarter of them.
       mode: of the convolutions' padding.
+      select: keys and values are taken at a phase that the content chooses, for both the same: that of the largest norm
+        of both after their batch norms ("output"), or of the map ("input"); None: at the first.
 
     Raises:
       ValueError: `num_heads` does not divide `width`.
     """
 
-    def __init__(self, width: int, num_heads: int, *, stride: Pair, mode: str, rngs: nnx.Rngs):
+    def __init__(
+        self, width: int, num_heads: int, *, stride: Pair, mode: str, select: str | None = None, rngs: nnx.Rngs
+    ):
         if width % num_heads:
             raise ValueError(f"ConvAttention: {num_heads=} must divide {width=}.")
         self.conv_q = ConvNorm(width, stride=(1, 1), mode=mode, rngs=rngs)
         self.conv_k, self.conv_v = (ConvNorm(width, stride=stride, mode=mode, rngs=rngs) for _ in range(2))
         self.q, self.k, self.v, self.proj = (dense.Linear(width, width, rngs=rngs) for _ in range(4))
-        self.num_heads = num_heads
+        self.num_heads, self.stride, self.select = num_heads, stride, select
 
     def __call__(self, x: jax.Array, layout: Layout, *, train: bool = False) -> jax.Array:
-        prefix, tokens = x[..., : layout.prefix, :], x[..., layout.prefix :, :]
-        grid = tokens.reshape(*x.shape[:-2], *layout.grid, x.shape[-1])
+        prefix, grid = _apart(x, layout)
         queries = self.conv_q(grid, train=train)
         keys, values = self.keys_and_values(grid, train=train)
         q, k, v = (
@@ -92,7 +133,25 @@ class ConvAttention(nnx.Module):
 
     def keys_and_values(self, x: jax.Array, *, train: bool) -> tuple[jax.Array, jax.Array]:
         """The maps of keys and of values, [*B, h, w, width] each, before their linear maps; they must share a grid."""
+        if self.select is not None:
+            x = shifts.roll(x, -shifts.phases(self.choice(x).index, self.stride))
         return self.conv_k(x, train=train), self.conv_v(x, train=train)
+
+    def choice(self, x: jax.Array) -> Choice:
+        """The phase at which keys and values are taken of maps [B, h, w, width].
+
+        Both share it: apart, a shift could pair keys with the values of others.  Batch norms count by their running
+        statistics, in training too, so that the choice is of each image alone.
+        """
+        maps = [x]
+        if self.select == "output":
+            maps = [part.norm(part.conv.everywhere(x)) for part in (self.conv_k, self.conv_v)]
+        squares = sum(jnp.square(phases.lattice_norms(jax.lax.stop_gradient(y), self.stride)) for y in maps)
+        return shifts.strongest(jnp.sqrt(squares))
+
+    def choice_of(self, x: jax.Array, layout: Layout) -> Choice:
+        """The same of tokens [B, prefix + h w, width]."""
+        return self.choice(_apart(x, layout)[1])
 
     def _heads(self, x: jax.Array) -> jax.Array:
         """[*B, N, width] -> [*B, num_heads, N, head channels]."""
@@ -141,6 +200,12 @@ class ConvBlock(nnx.Module):
     def _path(self, branch: jax.Array, rate: float | jax.Array, key: jax.Array | None) -> jax.Array:
         dropout_key, path_key = split(key)
         return drop_path(dropout(branch, self.dropout, dropout_key), rate, path_key)
+
+
+def _apart(x: jax.Array, layout: Layout) -> tuple[jax.Array, jax.Array]:
+    """The tokens before the map and the map: [*B, prefix + h w, C] -> [*B, prefix, C] and [*B, h, w, C]."""
+    prefix, tokens = x[..., : layout.prefix, :], x[..., layout.prefix :, :]
+    return prefix, tokens.reshape(*x.shape[:-2], *layout.grid, x.shape[-1])
 
 
 def _tokens(prefix: jax.Array, grid: jax.Array) -> jax.Array:

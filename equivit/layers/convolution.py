@@ -11,6 +11,7 @@ torus too and follow shifts by the stride; otherwise there is a seam where the m
 import functools
 import math
 import operator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -53,13 +54,25 @@ class Conv(nnx.Module):
         errors.one_of(f"{type(self).__name__}: mode", mode, MODES)
         bound = 1 / math.sqrt(math.prod(kernel) * in_channels)
         self.kernel = nnx.Param(uniform(rngs.params(), (*kernel, in_channels, width), bound), product=True)
-        self.bias = nnx.Param(uniform(rngs.params(), (width,), bound)) if bias else None
+        self.bias: Any = nnx.Param(uniform(rngs.params(), (width,), bound)) if bias else None
         self.stride, self.padding, self.mode = stride, padding, mode
         self.groups = 1
 
     def __call__(self, x: jax.Array) -> jax.Array:
         with jax.named_scope("linear"):
             y = convolve(x, self.kernel[...], self.stride, self.padding, self.mode, self.groups)
+            return y if self.bias is None else y + self.bias[...]
+
+    def everywhere(self, x: jax.Array) -> jax.Array:
+        """At stride 1 around the torus, of all phases at once: [*B, H, W, in_channels] -> [*B, H, W, width].
+
+        The result at (i, j) is that of the convolution whose taps begin at (i - ph, j - pw).
+        """
+        with jax.named_scope("linear"):
+            kernel = self.kernel[...]
+            ends = [(p, k - 1 - p) for k, p in zip(kernel.shape[:2], self.padding, strict=True)]
+            x = jnp.pad(x, [(0, 0)] * (x.ndim - 3) + [*ends, (0, 0)], mode="wrap")
+            y = convolve(x, kernel, (1, 1), (0, 0), "zeros", self.groups)
             return y if self.bias is None else y + self.bias[...]
 
 

@@ -1,6 +1,7 @@
 """Patch merging: between the stages of a Swin transformer the map halves and the width doubles."""
 
 import functools
+import operator
 from collections.abc import Callable
 
 import jax
@@ -8,14 +9,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from equivit.layers import dense, phases
-from equivit.layers.by_image import by_image
+from equivit.layers.largest import STRIDE, largest
 from equivit.layers.window import Pair, fill_up
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
-
-STRIDE = (2, 2)
-# Maps of an image that are smaller are merged at all phases together: the weights are larger than they.
-IMAGE_BYTES = 2**20
 
 
 class PatchMerging(nnx.Module):
@@ -46,19 +43,25 @@ class PatchMerging(nnx.Module):
           select: "output" takes the phase whose merged tokens have the largest norm, before a norm after them; "input"
             that of the largest norm of the tokens at the first of the four neighbours, which costs nothing.
         """
+        x = x.reshape(len(x), *grid, -1)
         if select == "input":
-            choice = shifts.strongest(phases.lattice_norms(x.reshape(len(x), *grid, -1), STRIDE))
-            y = self._at(x, grid, choice)
+            choice = shifts.strongest(phases.lattice_norms(x, STRIDE))
+            y = self.at(x, choice)
         else:
-            y, choice = _largest(self, x, grid)
+            y, choice = largest(self, x)
         return y, (grid[0] // 2, grid[1] // 2), choice
 
-    def _at(self, x: jax.Array, grid: Pair, choice: Choice) -> jax.Array:
-        """Merged at a phase of each map."""
-        rolled = shifts.roll(x.reshape(len(x), *grid, -1), -shifts.phases(choice.index, STRIDE))
-        return self(rolled.reshape(x.shape), grid)[0]
+    def at(self, x: jax.Array, choice: Choice) -> jax.Array:
+        """Merged at a phase of each map: [B, h, w, width] -> [B, h w / 4, 2 width]."""
+        b, h, w, width = x.shape
+        rolled = shifts.roll(x, -shifts.phases(choice.index, STRIDE))
+        return self(rolled.reshape(b, h * w, width), (h, w))[0]
 
-    def _at_each_phase(self) -> Callable[[jax.Array], list[jax.Array]]:
+    def normed(self, y: jax.Array) -> jax.Array:
+        """Merged tokens after the norm that comes after the linear map, if one does."""
+        return y if self.norm_first else self.norm(y)
+
+    def at_each_phase(self) -> Callable[[jax.Array], list[jax.Array]]:
         """The linear map, after a norm before it, at all phases: [B, h, w, width] -> [B, h/2, w/2, 2 width] for each.
 
         A norm of mean m and deviation s of four neighbours comes out of the linear map W as (sum of g_k W_k x_k - m sum
@@ -103,39 +106,6 @@ def _moments(x: jax.Array) -> tuple[jax.Array, jax.Array]:
         [jnp.roll(a, (-i, -j), (1, 2)) for i in range(2) for j in range(2)]
         for a in (mean, jnp.square(x - mean[..., None]).mean(-1))
     )
-    mean = sum(means) / 4
-    return mean, sum(v + jnp.square(m - mean) for m, v in zip(means, variances, strict=True)) / 4
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _largest(merge: PatchMerging, x: jax.Array, grid: Pair) -> tuple[jax.Array, Choice]:
-    """`PatchMerging.adaptive` by the norm of what is merged.
-
-    All phases are computed at once and one is kept.  Its gradient is that of merging at this phase alone, which takes
-    neither the arithmetic nor the memory of the others.
-    """
-
-    def largest(x):
-        maps = at_each_phase(x.reshape(-1, *grid, x.shape[-1]))
-        norms = jnp.sqrt(jnp.stack([jnp.square(y).sum((1, 2, 3)) for y in maps], 1))
-        index = shifts.strongest(norms).index[:, None, None, None]
-        y = functools.reduce(lambda y, k: jnp.where(index == k, maps[k], y), range(1, 4), maps[0])
-        return y.reshape(len(x), -1, y.shape[-1]).astype(x.dtype), norms[:, None]
-
-    with jax.named_scope("linear"):
-        at_each_phase = merge._at_each_phase()
-        y, norms = by_image(largest, x, least=IMAGE_BYTES)
-    return y if merge.norm_first else merge.norm(y), shifts.strongest(norms[:, 0])
-
-
-def _largest_forward(merge, x, grid):
-    y, choice = _largest(merge, x, grid)
-    return (y, choice), (merge, x, choice)
-
-
-def _largest_backward(grid, kept, slopes):
-    merge, x, choice = kept
-    return jax.vjp(lambda merge, x: merge._at(x, grid, choice), merge, x)[1](slopes[0])
-
-
-_largest.defvjp(_largest_forward, _largest_backward)
+    mean = functools.reduce(operator.add, means) / 4
+    parts = (variance + jnp.square(m - mean) for m, variance in zip(means, variances, strict=True))
+    return mean, functools.reduce(operator.add, parts) / 4

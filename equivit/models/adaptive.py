@@ -31,17 +31,24 @@ def parts_of(adaptive: bool | tuple[str, ...], known: tuple[str, ...]) -> tuple[
 
 
 def placed(
-    images: jax.Array, config: Any, kernel: jax.Array, bias: jax.Array, padding: tuple[int, int] = (0, 0)
+    images: jax.Array,
+    config: Any,
+    kernel: jax.Array,
+    bias: jax.Array,
+    *,
+    stride: tuple[int, int],
+    padding: tuple[int, int] = (0, 0),
 ) -> tuple[jax.Array, Frame, dict[str, Choice]]:
     """Images [B, H, W, C] rolled to where their patches begin (A-token, Eq. 13 and 14), and what was chosen for that.
 
     Args:
-      config: a model's, with `parts`, `anchored`, `select` and `patch_size`; if it has a `group`, ties are settled so
+      config: a model's, with `parts`, `anchored` and `select`; if it has a `group`, ties are settled so
         that a turned or mirrored image begins at the turned or mirrored place.
       kernel, bias: of the embedding, [kh, kw, C, D] and [D].
+      stride: of it, (rows, columns).
       padding: so far before a patch lies the first tap of the kernel.
     """
-    content, stride = jax.lax.stop_gradient(images), config.patch_size
+    content = jax.lax.stop_gradient(images)
     images, frame = framed(images, config.anchored)
     if "token" not in config.parts:
         return images, frame, {}
@@ -103,5 +110,7 @@ def adapt(model: ModelModule, **options) -> ModelModule:
     """
     fields = [field.name for field in dataclasses.fields(model.config)]
     if "adaptive" not in fields:
-        raise ValueError(f"adapt: a {type(model).__name__} has no adaptive version.")
+        raise ValueError(
+            f"adapt: a {type(model).__name__} has no adaptive version; take another model, such as swin_t."
+        )
     return remade(model, **{"adaptive": True, **options})[0]

@@ -5,6 +5,7 @@ that "Making Vision Transformers Truly Shift-Equivariant" compares with under ci
 """
 
 import dataclasses
+import functools
 import math
 from typing import Annotated, NamedTuple
 
@@ -19,12 +20,16 @@ from equivit.layers import dense
 from equivit.layers.conv_attention import ConvAttention, ConvBlock, ConvEmbed
 from equivit.layers.convolution import MODES, Pair, output_size
 from equivit.layers.drop import dropout, split
-from equivit.layers.grid import Layout, check_images
+from equivit.layers.grid import Frame, Layout, check_images
 from equivit.layers.prefix import token
 from equivit.layers.stack import REMAT, Stack
+from equivit.models.adaptive import SELECT, check_torus, parts_of, placed
 from equivit.models.features import Features, Grid
 from equivit.models.model import Preset
+from equivit.symmetry import shifts
+from equivit.symmetry.shifts import Choice
 
+PARTS = ("token", "merge", "pool")  # that may be adaptive
 ACTIVATIONS = {"quick_gelu": dense.quick_gelu, "gelu": dense.gelu}
 
 
@@ -49,6 +54,10 @@ class CvTConfig:
         each stage it grows linearly in a stage, from 0 in its first block to that number in its last; the official
         configurations have (0, 0, 0.1).
       dropout: the same for single entries.
+      adaptive: True for a truly shift-equivariant model, or some of its parts: "token" (the first convolution begins
+        where the content decides; A-token), "merge" (those between stages too; A-PMerge), "pool" (keys and values too).
+        With all of them every convolution pads around the torus.  The weights are those of the ordinary model.
+      select, anchor: as in `SwinConfig`.
       remat, unroll: how blocks are run (`layers/stack.py`).
     """
 
@@ -69,6 +78,9 @@ class CvTConfig:
     norm_eps: PositiveFloat = 1e-5
     drop_path: Below1 | tuple[Below1, ...] = 0.0
     dropout: Below1 = 0.0
+    adaptive: tuple[Annotated[str, OneOf(PARTS)], ...] | bool = False
+    select: Annotated[str, OneOf(SELECT)] = "output"
+    anchor: bool = True
     remat: Annotated[str, OneOf(REMAT)] = "none"
     unroll: bool = False
 
@@ -85,6 +97,27 @@ class CvTConfig:
                     f"{width}."
                 )
         self.grids(self.image_size, "CvT: image_size")
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts that are adaptive."""
+        return parts_of(self.adaptive, PARTS)
+
+    @property
+    def anchored(self) -> bool:
+        """Whether images are rolled into a frame of their content."""
+        return self.anchor and self.parts == PARTS
+
+    @property
+    def mode(self) -> str:
+        """What convolutions pad with."""
+        return "circular" if self.parts == PARTS else self.padding
+
+    def check_torus(self, image_size: tuple[int, ...]) -> None:
+        """ValueError unless all strides divide an image, as an adaptive model needs it."""
+        unit = math.prod(self.strides) * self.kv_stride
+        why = f"strides {self.strides}, and {self.kv_stride} of keys and values"
+        check_torus("CvT", image_size, (unit, unit), why)
 
     @property
     def depth(self) -> int:
@@ -110,11 +143,6 @@ class CvTConfig:
         """Tokens of a stage before its map: the class token of the last one."""
         return int(self.class_token and stage == len(self.depths) - 1)
 
-    def stride(self, stage: int) -> Pair:
-        """(rows, columns) between neighbours of a stage's map, in pixels."""
-        stride = math.prod(self.strides[: stage + 1])
-        return stride, stride
-
     def grids(self, image_size: Pair, name: str = "image") -> tuple[Pair, ...]:
         """(h, w) of the map of each stage; ValueError if the image is smaller than the first kernel."""
         sizes, where = [image_size], f"{name} {image_size[0]}x{image_size[1]}"
@@ -131,14 +159,16 @@ class Map(NamedTuple):
     """Tokens after a block.
 
     Attributes:
-      tokens: [*B, prefix + h w, width].
+      tokens: [B, prefix + h w, width].
       grid: (h, w).
       stage: that the block belongs to.
+      frame: where the map lies on the image.
     """
 
     tokens: jax.Array
     grid: Pair
     stage: int
+    frame: Frame
 
 
 class Stage(nnx.Module):
@@ -147,11 +177,13 @@ class Stage(nnx.Module):
     def __init__(self, config: CvTConfig, stage: int, *, rngs: nnx.Rngs):
         width, heads, stride = config.widths[stage], config.num_heads[stage], (config.kv_stride, config.kv_stride)
 
+        select = config.select if "pool" in config.parts else None
+
         def block(rngs):
             hidden, activation = round(config.mlp_ratio * width), ACTIVATIONS[config.activation]
             return ConvBlock(
                 norm1=dense.LayerNorm(width, eps=config.norm_eps),
-                attention=ConvAttention(width, heads, stride=stride, mode=config.padding, rngs=rngs),
+                attention=ConvAttention(width, heads, stride=stride, mode=config.mode, select=select, rngs=rngs),
                 norm2=dense.LayerNorm(width, eps=config.norm_eps),
                 mlp=dense.Mlp(width, hidden, activation=activation, rngs=rngs),
                 dropout=config.dropout,
@@ -161,9 +193,17 @@ class Stage(nnx.Module):
         self.class_token = token((width,), 0.02, rngs) if config.prefix(stage) else None
         self.blocks = Stack([(config.depths[stage], block)], remat=config.remat, unroll=config.unroll, rngs=rngs)
 
+    def begin(self, x: jax.Array, frame: Frame, config: CvTConfig) -> tuple[jax.Array, Frame, dict[str, Choice]]:
+        """The map after the convolution of the stage, [B, h, w, C] -> [B, h w, width], and what was chosen for it."""
+        assert self.embed is not None
+        stride = self.embed.conv.stride
+        if "merge" not in config.parts:
+            return jax.lax.collapse(self.embed(x), 1, 3), frame.every(stride), {}
+        x, choice = self.embed.adaptive(x, config.select)
+        return x, frame.rolled(shifts.phases(choice.index, stride)).every(stride), {"embed": choice}
+
     def tokens(self, x: jax.Array) -> jax.Array:
-        """The tokens that the blocks take, of a map: [*B, h, w, width] -> [*B, prefix + h w, width]."""
-        x = jax.lax.collapse(x, x.ndim - 3, x.ndim - 1)
+        """The tokens that the blocks take, of those of a map: [B, h w, width] -> [B, prefix + h w, width]."""
         if self.class_token is None:
             return x
         first = jnp.broadcast_to(self.class_token[...].astype(x.dtype), (*x.shape[:-2], 1, x.shape[-1]))
@@ -204,8 +244,16 @@ class CvT(nnx.Module):
 
     def pooled(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
         """What the head reads, [*B, features]: the class token or the mean of all tokens, after the norm."""
-        last, _ = self.trunk(images, key=key, train=train)
-        return self.norm(last.tokens[..., 0, :]) if self.config.class_token else self.norm(last.tokens).mean(-2)
+        last, _, _ = self.trunk(images, key=key, train=train)
+        pooled = self.norm(last.tokens[:, 0]) if self.config.class_token else self.norm(last.tokens).mean(-2)
+        return pooled.reshape(*images.shape[:-3], pooled.shape[-1])
+
+    def selections(self, images: jax.Array) -> dict[str, Choice]:
+        """What the adaptive parts choose for each image; see `Swin.selections`.
+
+        Names are "stage0_embed", "stage0_layer0_kv" and so on.
+        """
+        return self.trunk(images, collect=True)[2]
 
     def features(
         self,
@@ -227,48 +275,78 @@ class CvT(nnx.Module):
         for index in blocks:
             if not 0 <= index < self.config.depth:
                 raise IndexError(f"CvT: there is no block {index}; the blocks are 0 to {self.config.depth - 1}.")
-        last, seen = self.trunk(images, capture=blocks, key=key, train=train)
-        return self._features(last, norm, {index: self._features(at, norm, {}) for index, at in seen.items()})
+        last, seen, _ = self.trunk(images, capture=blocks, key=key, train=train)
+        batch = images.shape[:-3]
+        return self._features(
+            last, batch, norm, {index: self._features(at, batch, norm, {}) for index, at in seen.items()}
+        )
 
     def trunk(
         self,
         images: jax.Array,
         *,
         capture: tuple[int, ...] = (),
+        collect: bool = False,
         key: jax.Array | None = None,
         train: bool = False,
-    ) -> tuple[Map, dict[int, Map]]:
-        """The tokens after the last block, and after those in `capture`, before the final norm."""
+    ) -> tuple[Map, dict[int, Map], dict[str, Choice]]:
+        """The tokens after the last block, before the final norm; those after the blocks in `capture`; all choices.
+
+        Those of the blocks are among the choices with `collect`.
+        """
         config, rates = self.config, self.config.rates
         grids = config.grids(check_images(images, config.in_channels, (1, 1)))
-        x, seen, first = self.patch_embed(images), {}, 0
+        x, frame, chosen = self._embedded(images)
+        seen, first = {}, 0
         for number, (stage, grid) in enumerate(zip(self.stages, grids, strict=True)):
-            stop = first + len(stage.blocks)
+            stop, layout = first + len(stage.blocks), Layout(grid, config.prefix(number))
             if stage.embed is not None:
-                x = stage.embed(x.reshape(*x.shape[:-2], *grids[number - 1], x.shape[-1]))
+                x, frame, choice = stage.begin(x.reshape(len(x), *grids[number - 1], x.shape[-1]), frame, config)
+                chosen |= {f"stage{number}_{name}": value for name, value in choice.items()}
             x, part = stage.blocks(
                 stage.tokens(x),
-                Layout(grid, config.prefix(number)),
+                layout,
+                collect=functools.partial(_chosen, layout) if collect and "pool" in config.parts else None,
                 rates=None if rates is None else rates[first:stop],
                 capture=tuple(index - first for index in capture if first <= index < stop),
                 train=train,
                 key=None if key is None else jax.random.fold_in(key, number),
             )
-            seen |= {first + index: Map(tokens, grid, number) for index, tokens in part.outputs.items()}
+            if part.collected is not None:
+                for layer in range(len(stage.blocks)):
+                    name = f"stage{number}_layer{layer}_kv"
+                    chosen[name] = jax.tree.map(lambda values, layer=layer: values[layer], part.collected)
+            seen |= {first + index: Map(tokens, grid, number, frame) for index, tokens in part.outputs.items()}
             first = stop
-        return Map(x, grids[-1], len(grids) - 1), seen
+        return Map(x, grids[-1], len(grids) - 1, frame), seen, chosen
 
-    def _features(self, at: Map, norm: bool, blocks: dict[int, Features]) -> Features:
-        tokens, grid, stage = at
+    def _embedded(self, images: jax.Array) -> tuple[jax.Array, Frame, dict[str, Choice]]:
+        """The tokens after the first convolution, [B, h w, width], and the choice of where it begins."""
+        config, conv = self.config, self.patch_embed.conv
+        if config.parts:
+            config.check_torus(images.shape[-3:-1])
+        affine = conv.kernel[...], conv.bias[...]
+        flat = images.reshape(-1, *images.shape[-3:])
+        flat, frame, chosen = placed(flat, config, *affine, stride=conv.stride, padding=conv.padding)
+        chosen = {"stage0_embed": chosen["patch_embed"]} if chosen else {}
+        return jax.lax.collapse(self.patch_embed(flat), 1, 3), frame.every(conv.stride), chosen
+
+    def _features(self, at: Map, batch: tuple[int, ...], norm: bool, blocks: dict[int, Features]) -> Features:
+        tokens, grid, stage, frame = at
         if norm and stage == len(self.stages) - 1:
             tokens = self.norm(tokens)
-        *batch, _, width = tokens.shape
-        prefix = self.config.prefix(stage)
+        tokens = tokens.reshape(*batch, *tokens.shape[1:])
+        prefix, width = self.config.prefix(stage), tokens.shape[-1]
         patches = tokens[..., prefix:, :].reshape(*batch, *grid, width)
-        values = Grid(patches, self.config.stride(stage), jnp.zeros((*batch, 2), jnp.int32))
+        values = Grid(patches, frame.stride, frame.offset.reshape(*batch, 2))
         return Features(
             tokens[..., 0, :] if prefix else None, jnp.zeros((*batch, 0, width), tokens.dtype), values, blocks
         )
+
+
+def _chosen(layout: Layout, block: ConvBlock, x: jax.Array) -> Choice:
+    """What a block chooses for its keys and values, of its input."""
+    return block.attention.choice_of(block.norm1(x), layout)
 
 
 def _embed(config: CvTConfig, stage: int, rngs: nnx.Rngs) -> ConvEmbed:
@@ -281,7 +359,7 @@ def _embed(config: CvTConfig, stage: int, rngs: nnx.Rngs) -> ConvEmbed:
         kernel=(k, k),
         stride=(s, s),
         padding=(p, p),
-        mode=config.padding,
+        mode=config.mode,
         eps=config.norm_eps,
         rngs=rngs,
     )

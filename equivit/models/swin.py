@@ -82,7 +82,7 @@ class SwinConfig:
     norm_eps: PositiveFloat = 1e-5
     drop_path: Below1 | tuple[Below1, Below1] = 0.0
     dropout: Below1 = 0.0
-    adaptive: bool | tuple[Annotated[str, OneOf(PARTS)], ...] = False
+    adaptive: tuple[Annotated[str, OneOf(PARTS)], ...] | bool = False  # in this order a message names the wrong part
     select: Annotated[str, OneOf(SELECT)] = "output"
     anchor: bool = True
     remat: Annotated[str, OneOf(REMAT)] = "none"
@@ -344,7 +344,9 @@ class Swin(nnx.Module):
         grid = check_images(images, config.in_channels, config.patch_size)
         if config.parts:
             config.check_torus(images.shape[-3:-1])
-        images, frame, chosen = placed(images.reshape(-1, *images.shape[-3:]), config, *embed.affine())
+        images, frame, chosen = placed(
+            images.reshape(-1, *images.shape[-3:]), config, *embed.affine(), stride=config.patch_size
+        )
         return Map(self.patch_norm(embed(images)), grid, frame.every(config.patch_size)), chosen
 
     def _features(self, at: Map, batch: tuple[int, ...], norm: bool, blocks: dict[int, Features]) -> Features:

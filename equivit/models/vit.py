@@ -202,7 +202,9 @@ class ViT(nnx.Module):
         if not config.parts:
             number = math.prod(images.shape[:-3])
             return images, Frame(jnp.zeros((number, 2), jnp.int32), (1, 1), (size[0], size[1])), {}
-        rolled, frame, chosen = placed(images.reshape(-1, *size), config, *self.patch_embed.affine())
+        rolled, frame, chosen = placed(
+            images.reshape(-1, *size), config, *self.patch_embed.affine(), stride=config.patch_size
+        )
         return rolled.reshape(images.shape), frame, chosen
 
     def _embed(self, images: jax.Array, keep: jax.Array | None, mask: jax.Array | None) -> tuple[Any, Layout]:

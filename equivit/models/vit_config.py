@@ -170,7 +170,7 @@ class ViTConfig:
     layer_scale: NonNegativeFloat | None = 1e-4
     drop_path: Below1 | tuple[Below1, Below1] = 0.0
     dropout: Below1 = 0.0
-    adaptive: bool | tuple[Annotated[str, OneOf(PARTS)], ...] = False
+    adaptive: tuple[Annotated[str, OneOf(PARTS)], ...] | bool = False  # in this order a message names the wrong part
     select: Annotated[str, OneOf(SELECT)] = "output"
     anchor: bool = True
     remat: Annotated[str, OneOf(REMAT)] = "none"

@@ -307,7 +307,9 @@ def _rank_pairs(first: jax.Array, second: jax.Array) -> jax.Array:
     first, second, places = jax.lax.sort((first, second, places), num_keys=2, is_stable=False)
     new = (first[:, 1:] != first[:, :-1]) | (second[:, 1:] != second[:, :-1])
     rank = jnp.pad(jnp.cumsum(new, axis=1, dtype=jnp.int32), ((0, 0), (1, 0)))
-    return jnp.put_along_axis(jnp.zeros_like(rank), places, rank, axis=1, inplace=False)
+    # Row by row: of a batch on several devices, put_along_axis would bring all rows to each of them.
+    put = jax.vmap(lambda row, at: jnp.zeros_like(row).at[at].set(row, mode="promise_in_bounds", unique_indices=True))
+    return put(rank, places)
 
 
 def _lattices(x: jax.Array, stride: tuple[int, int]) -> jax.Array:
