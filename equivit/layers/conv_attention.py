@@ -100,7 +100,7 @@ class ConvAttention(nnx.Module):
     Shapes: [*B, prefix + h w, width] -> the same.
 
     Args:
-      stride: of the convolutions for keys and values; there are that many fewer of them.
+      stride: of the convolutions for keys and values; (2, 2) leaves a quarter of them.
       mode: of the convolutions' padding.
       select: keys and values are taken at a phase that the content chooses, for both the same: that of the largest norm
         of both after their batch norms ("output"), or of the map ("input"); None: at the first.

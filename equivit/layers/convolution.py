@@ -75,11 +75,6 @@ class Conv(nnx.Module):
             y = convolve(x, kernel, (1, 1), (0, 0), "zeros", self.groups)
             return y if self.bias is None else y + self.bias[...]
 
-    def size(self, grid: Pair) -> Pair:
-        """(h, w) of the output for a map of (H, W)."""
-        kernel = self.kernel.shape
-        return output_size(grid, (kernel[0], kernel[1]), self.stride, self.padding)
-
 
 class DepthwiseConv(Conv):
     """A convolution of each channel by itself.

@@ -45,8 +45,8 @@ class CvTConfig:
       activation: of the MLPs: "quick_gelu", with which the official code trained its weights, or the exact "gelu", with
         which Transformers runs them.
       padding: of every convolution, "zeros" or "circular" (`layers/convolution.py`).  Sizes are the same with both.
-      image_size: (height, width); images of any size that is no smaller than the first kernel can be used.  Circular
-        shifts need one that the strides divide, with that of keys and values: 32 pixels as published.
+      image_size: (height, width); images of any size can be used, as published from 3 pixels on.  Circular shifts need
+        one that all strides together divide, that of keys and values included: 32 pixels as published.
       num_classes: None for no head.
       mlp_ratio: hidden width of the MLP in units of its width.
       norm_eps: epsilon of layer norms; that of batch norms is 1e-5.

@@ -2,7 +2,8 @@
 
 "transformers": Hugging Face's names, models with the exact GELU; "microsoft": the official ones, with its quick
 approximation.  A file tells neither the activation nor the strides: `pretrained.load` takes `activation=`, `strides=`,
-`paddings=` and `kv_stride=` where they are others.
+`paddings=` and `kv_stride=` where they are others.  A model may be written under the names of either code, which then
+runs it with an activation of its own.
 """
 
 from typing import Any

@@ -9,7 +9,7 @@ from flax import nnx
 from equivit import costs, logical, precision
 from equivit.costs import Cost
 from equivit.layers import convolution
-from equivit.layers.convolution import Conv, DepthwiseConv
+from equivit.layers.convolution import Conv, DepthwiseConv, output_size
 
 # (kernel, stride, padding, size of the map): the embeddings of CvT, then rows and columns with nothing in common; maps
 # that the stride divides and that it does not, and one that is smaller than the padding.
@@ -54,7 +54,7 @@ def test_sums_over_taps(case, mode, depthwise):
     conv, x = layer(depthwise, case, mode), maps(2, *case[-1])
     y, expected = jax.jit(lambda conv, x: conv(x))(conv, x), by_hand(conv, x)
     np.testing.assert_allclose(y, expected, rtol=0, atol=2e-5)  # float32 sums of at most 98 products near 1
-    assert conv.size(case[-1]) == y.shape[1:3]
+    assert output_size(case[-1], *case[:3]) == y.shape[1:3]
 
 
 @pytest.mark.parametrize("case", CASES[1:], ids=str)
