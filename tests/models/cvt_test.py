@@ -84,11 +84,11 @@ def test_a_scan_equals_its_blocks_one_by_one():
     @jax.jit
     def both_ways(m, x):
         first, second = m.stages
-        y, statistics = first.tokens(jax.lax.collapse(m.patch_embed(x), 1, 3)), {}
+        y, statistics = first.tokens(m.patch_embed(x).reshape(2, 96, 8)), {}
         for i in range(2):
             y = (block := first.blocks[i])(y, Layout((8, 12)), train=True)
             statistics |= {f"stages.0.blocks.{i}.{n}": t for n, t in logical.to_logical(block, nnx.BatchStat).items()}
-        y = second.tokens(jax.lax.collapse(second.embed(y.reshape(2, 8, 12, 8)), 1, 3))
+        y = second.tokens(second.embed(y.reshape(2, 8, 12, 8)).reshape(2, 24, 12))
         block = second.blocks[0]
         keys = block.attention.conv_k.conv(block.norm1(y)[:, 1:].reshape(2, 4, 6, 12))
         y = block(y, Layout((4, 6), prefix=1), train=True)

@@ -66,7 +66,7 @@ def _stages(m, x, lasts):
     found = {}
     for i, (stage, last) in enumerate(zip(m.stages, lasts, strict=True)):
         x = stage.embed(x) if i else m.patch_embed(x)
-        first = stage.blocks[0](stage.tokens(x), Layout(x.shape[1:3], m.config.prefix(i)))
+        first = stage.blocks[0](stage.tokens(jax.lax.collapse(x, 1, 3)), Layout(x.shape[1:3], m.config.prefix(i)))
         found |= {f"stage{i}_embed": x, f"stage{i}_layer0": first, f"stage{i}_cls": last.cls}
         x = found[f"stage{i}"] = last.patches.values
     return found
