@@ -116,7 +116,7 @@ CVT = SWIN | dict(
     clip=None,
     model=dict(drop_path=(0.0, 0.0, 0.1)),  # of the last block of each stage
     circular=dict(padding="circular"),
-    small=dict(width=16, depths=(1, 1, 1), num_heads=(1, 1, 2)),
+    small=dict(widths=(8, 16, 32), depths=(1, 1, 1), num_heads=(1, 1, 2)),
 )
 MVIT = SWIN | dict(
     batch_size=256,

@@ -12,7 +12,7 @@ import sys
 
 from equivit import command
 
-FORMATS = ("octic_vits", "flip", "timm", "jumbo", "mae", "mae_autoencoder")  # of pretrained/
+FORMATS = ("octic_vits", "flip", "timm", "cvt", "jumbo", "mae", "mae_autoencoder")  # of pretrained/
 
 
 def main(arguments: list[str] | None = None) -> int:

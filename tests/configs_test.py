@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).parents[1] / "configs"
 # Millions of trained parameters: octic ViTs, Table 2, and facts of the recipes (I8 and D8 with the power spectrum).
 FULL = {
     "deit3.py": 304.37,
-    "adaptive_imagenet.py:swinv2_t,standard": 28.35,
+    "adaptive_imagenet.py:swinv2_t,adaptive,standard": 28.35,  # as the ordinary model
     "octic_h.py:H8": 355.78,
     "octic_h.py:I8": 357.01,
     "octic_h.py:D8": 81.54,
@@ -90,6 +90,7 @@ def test_full_configuration(name, millions):
         ("jumbo_in1k.py:r=8", "r= is the number of registers; add 'registers'"),
         ("jumbo_in21k.py:wide", "'wide' is for registers; add 'registers'"),
         ("octic_l.py:H8,", "config mode='' is not one of"),
+        ("adaptive_cifar.py:adapted=0", "adapted=0 must be positive, a number of epochs"),
         ("adaptive_cifar.py:augmented", "'augmented' is for standard shifts; add 'standard'"),
         ("adaptive_cifar.py:10,swin_t,cvt_13", "'swin_t' and 'cvt_13' exclude each other"),
         ("adaptive_imagenet.py:swin_s", "config mode='swin_s' is not one of swin_t, .*; the nearest is 'swin_t'"),
@@ -122,6 +123,10 @@ def test_bad_modes_are_refused(name, message):
         ("adaptive_cifar.py:100,swin_t", "data.source", "tfds:cifar100"),
         ("adaptive_cifar.py:swinv2_t", "model.image_size", (256, 256)),
         ("adaptive_cifar.py:per_gpu", "batch_size", 96),
+        ("adaptive_cifar.py:swinv2_t,adaptive", "model.adaptive", True),
+        ("adaptive_cifar.py:adapted=20", "model.adaptive", True),
+        ("adaptive_cifar.py:adapted=20", "epochs", 20),
+        ("adaptive_imagenet.py:adaptive", "model.adaptive", True),
         ("adaptive_cifar.py:da", "data.augment.circular_shift", 1.0),
         ("adaptive_cifar.py:circular", "evaluation.shift.kinds", ("circular",)),
         ("adaptive_cifar.py:standard", "evaluation.shift.ranges", (42,)),

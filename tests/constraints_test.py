@@ -105,6 +105,8 @@ EXAMPLES = {
     "masked_autoencoder": MaskedAutoencoderConfig(VIT),
     "patchtst": zoo.configuration("patchtst", length=16, channels=2, num_classes=3),
     "swin": zoo.configuration("swin_t"),
+    "mvit": zoo.configuration("mvitv2_t"),
+    "cvt": zoo.configuration("cvt_13"),
     "sar": Sar(),
     "shifts": Shifts(),
 }

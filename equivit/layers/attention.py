@@ -10,6 +10,7 @@ import operator
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 IMPLEMENTATIONS = ("auto", "xla", "cudnn")
 HEAD_CHANNELS = 128  # the most that cuDNN supports on every GPU; must be a multiple of 8
@@ -48,6 +49,33 @@ def attend_with_bias(q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array, 
     """
     with jax.named_scope("attention"):
         return _weighted(_logits((q,), (k,), scale) + bias, (v,))[0]
+
+
+def attend_relative(q: Parts, k: Parts, v: Parts, vectors: Parts, pairs: np.ndarray) -> Parts:
+    """softmax(q (k + r)^T / sqrt(d)) v for each head, r being the vector of the distance from key to query.
+
+    The first tokens, which have no place in the grid, have no distances either: there r is 0.
+
+    Shapes: each part of q, k and v [*B, H, P + n, d_i], of the vectors [m, d_i] -> like the parts of v.
+
+    Args:
+      pairs: [n, n], the distance of each query from each key among the n tokens of the grid, as an index of vectors.
+    """
+    with jax.named_scope("attention"):
+        return _weighted(_relative_logits(q, k, vectors, pairs), v)
+
+
+def relative_weights(q: Parts, k: Parts, vectors: Parts, pairs: np.ndarray) -> jax.Array:
+    """The weights in `attend_relative`, [*B, H, P + n, P + n], in at least float32."""
+    with jax.named_scope("attention"):
+        return jax.nn.softmax(_relative_logits(q, k, vectors, pairs))
+
+
+def _relative_logits(q: Parts, k: Parts, vectors: Parts, pairs: np.ndarray) -> jax.Array:
+    prefix = q[0].shape[-2] - len(pairs)
+    near = _logits(tuple(part[..., prefix:, :] for part in q), vectors)
+    near = jnp.take_along_axis(near, pairs.reshape(*(1,) * (near.ndim - 2), *pairs.shape), -1)
+    return _logits(q, k) + jnp.pad(near, [(0, 0)] * (near.ndim - 2) + [(prefix, 0)] * 2)
 
 
 def attention_weights(q: Parts, k: Parts) -> jax.Array:

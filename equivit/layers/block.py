@@ -54,6 +54,6 @@ class Block(nnx.Module):
         dropout_key, path_key = split(key)
         return drop_path(dropout(branch, self.dropout, dropout_key), rate, path_key)
 
-    def attention_weights(self, x: Tokens, rows: int | None = None) -> jax.Array:
+    def attention_weights(self, x: Tokens, rows: int | None = None, layout: Layout | None = None) -> jax.Array:
         """The attention weights [*B, heads, rows, N] of the block for its input tokens x; `rows` as in `Attention`."""
-        return self.attention.weights(self.norm1(x), rows)
+        return self.attention.weights(self.norm1(x), rows, layout)

@@ -96,20 +96,31 @@ def gelu_tanh(x: jax.Array) -> jax.Array:
         return jax.nn.gelu(x, approximate=True)
 
 
+def quick_gelu(x: jax.Array) -> jax.Array:
+    """x sigmoid(1.702 x), the GELU of CLIP and CvT; its error is up to 2e-2."""
+    with jax.named_scope("activation"):
+        return x * jax.nn.sigmoid(1.702 * x)
+
+
 class Mlp(nnx.Module):
-    """Linear, GELU, linear.  Shapes: [*B, N, width] -> the same, through [*B, N, hidden]."""
+    """Linear, GELU, linear.  Shapes: [*B, N, width] -> [*B, N, out], through [*B, N, hidden].
+
+    Args:
+      out: None for `width`.
+    """
 
     def __init__(
         self,
         width: int,
         hidden: int,
         *,
+        out: int | None = None,
         activation: Callable = gelu,
         init: Initializer = WEIGHT_INIT,
         rngs: nnx.Rngs,
     ):
         self.fc1 = Linear(width, hidden, init=init, rngs=rngs)
-        self.fc2 = Linear(hidden, width, init=init, rngs=rngs)
+        self.fc2 = Linear(hidden, width if out is None else out, init=init, rngs=rngs)
         self.activation = activation
 
     def __call__(self, x: jax.Array, layout: Layout | None = None) -> jax.Array:
@@ -136,7 +147,10 @@ class SwiGlu(nnx.Module):
 class Attention(nnx.Module):
     """Multi-head self-attention.  The columns of `qkv` are ordered (q | k | v) x heads x head channels.
 
-    Shapes: [*B, N, width] -> the same.
+    Shapes: [*B, N, in_features] -> [*B, N, width].
+
+    Args:
+      in_features: None for `width`.
 
     Raises:
       ValueError: `num_heads` does not divide `width`.
@@ -147,13 +161,15 @@ class Attention(nnx.Module):
         width: int,
         num_heads: int,
         *,
+        in_features: int | None = None,
         qkv_bias: bool = True,
         init: Initializer = WEIGHT_INIT,
         rngs: nnx.Rngs,
     ):
         if width % num_heads:
             raise ValueError(f"Attention: {num_heads=} must divide {width=}.")
-        self.qkv = Linear(width, 3 * width, bias=qkv_bias, init=init, rngs=rngs)
+        in_features = width if in_features is None else in_features
+        self.qkv = Linear(in_features, 3 * width, bias=qkv_bias, init=init, rngs=rngs)
         self.proj = Linear(width, width, init=init, rngs=rngs)
         self.num_heads = num_heads
 
@@ -162,7 +178,7 @@ class Attention(nnx.Module):
         (y,) = attend((q,), (k,), (v,))
         return self.proj(self.side_by_side(y))
 
-    def weights(self, x: jax.Array, rows: int | None = None) -> jax.Array:
+    def weights(self, x: jax.Array, rows: int | None = None, layout: Layout | None = None) -> jax.Array:
         """The attention weights [*B, num_heads, rows, N] of the first `rows` tokens; None: of all tokens."""
         q, k, _ = self.heads(x)
         return attention_weights((q[..., :rows, :],), (k,))
@@ -213,6 +229,10 @@ class PatchEmbed(nnx.Module):
             kernel = self.kernel[...]
             patches = patchify(images, self.patch_size).astype(kernel.dtype)
             return patches @ kernel.reshape(-1, kernel.shape[-1]) + self.bias[...]
+
+    def affine(self) -> tuple[jax.Array, jax.Array]:
+        """The kernel [ph, pw, in, width] and the bias [width]."""
+        return self.kernel[...], self.bias[...]
 
     def filters(self) -> dict[str, jax.Array]:
         """The kernels [ph, pw, in, width] by feature type: one type, "all"."""

@@ -16,7 +16,7 @@ import numpy as np
 from flax import nnx
 
 from equivit import errors
-from equivit.layers.attention import attend, attention_weights
+from equivit.layers.attention import Parts, attend, attention_weights
 from equivit.layers.dense import WEIGHT_INIT, patchify, uniform, unpatchify
 from equivit.layers.grid import Layout
 from equivit.symmetry import fields
@@ -170,14 +170,22 @@ class Attention(nnx.Module):
         self.num_heads = num_heads
 
     def __call__(self, x: Isotypic, layout: Layout | None = None) -> Isotypic:
-        leaves, structure = jax.tree.flatten(self.qkv(x))
-        q, k, v = zip(*map(self._to_heads, leaves), strict=True)
-        parts = [_from_heads(part, len(leaf)) for part, leaf in zip(attend(q, k, v), leaves, strict=True)]
+        return self.attended(x, attend)
+
+    def attended(self, x: Isotypic, attend: Callable[[Parts, Parts, Parts], Parts]) -> Isotypic:
+        """The layer with another `attend`: q, k and v in parts to the weighted sums of v."""
+        leaves, structure = jax.tree.flatten(x)
+        parts = [_from_heads(part, len(leaf)) for part, leaf in zip(attend(*self.parts(x)), leaves, strict=True)]
         return self.proj(jax.tree.unflatten(structure, parts))
 
-    def weights(self, x: Isotypic, rows: int | None = None) -> jax.Array:
+    def parts(self, x: Isotypic) -> tuple[Parts, Parts, Parts]:
+        """q, k and v, in one part for each kind of irrep."""
+        q, k, v = zip(*map(self._to_heads, jax.tree.leaves(self.qkv(x))), strict=True)
+        return q, k, v
+
+    def weights(self, x: Isotypic, rows: int | None = None, layout: Layout | None = None) -> jax.Array:
         """The attention weights [*B, num_heads, rows, N] of the first `rows` tokens; None: of all tokens."""
-        q, k, _ = zip(*map(self._to_heads, jax.tree.leaves(self.qkv(x))), strict=True)
+        q, k, _ = self.parts(x)
         return attention_weights(tuple(part[..., :rows, :] for part in q), k)
 
     def _to_heads(self, leaf: jax.Array) -> jax.Array:
@@ -236,10 +244,17 @@ class PatchEmbed(nnx.Module):
             patches = patchify(images, self.patch_size).astype(full.dtype)
             size = patches.shape[-1]
             y = jax.tree.map(lambda k: jnp.einsum("...p,ipc->i...c", patches, k.reshape(len(k), size, -1)), full)
-            # The official FLIP embedding scales its bias with its kernels, the octic one does not.
-            scale = 1 if self.group is OCTIC else _kernel_scale(FLIP)(1)
             y = y.astype(self.bias[...].dtype)
-            return Isotypic(_add_to_first(y.lines, scale * self.bias[...]), y.planes)
+            return Isotypic(_add_to_first(y.lines, self._bias()), y.planes)
+
+    def _bias(self) -> jax.Array:
+        """Of the invariant component; the official FLIP embedding scales it with its kernels, the octic one not."""
+        return self.bias[...] if self.group is OCTIC else _kernel_scale(FLIP)(1) * self.bias[...]
+
+    def affine(self) -> tuple[jax.Array, jax.Array]:
+        """The kernel [ph, pw, in, width] and the bias [width] of the same map to dense tokens, A1 to E22."""
+        kernel = fields.to_dense(self.kernels())
+        return kernel, jnp.pad(self._bias(), (0, kernel.shape[-1] - len(self.bias[...])))
 
     def filters(self) -> dict[str, jax.Array]:
         """The unfolded kernels [ph, pw, in, C] by feature type: each 1-D irrep, and each copy of E.

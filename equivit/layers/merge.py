@@ -1,15 +1,18 @@
 """Patch merging: between the stages of a Swin transformer the map halves and the width doubles."""
 
+import functools
+import operator
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from equivit.layers import dense, phases
+from equivit.layers.largest import STRIDE, largest
 from equivit.layers.window import Pair, fill_up
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
-
-STRIDE = (2, 2)
 
 
 class PatchMerging(nnx.Module):
@@ -33,7 +36,7 @@ class PatchMerging(nnx.Module):
         return y.astype(x.dtype), merged  # a linear map computes in the dtype of its weight, the stream keeps its own
 
     def adaptive(self, x: jax.Array, grid: Pair, select: str) -> tuple[jax.Array, Pair, Choice]:
-        """The tokens merged at the phase that the content chooses, and that choice (Eq. 21 to 23 of A-PMerge).
+        """The tokens merged at the phase that the content chooses, and that choice (A-PMerge, Eq. 21 to 23).
 
         Args:
           x: [B, h w, width] on a torus, with an even grid.
@@ -43,38 +46,43 @@ class PatchMerging(nnx.Module):
         x = x.reshape(len(x), *grid, -1)
         if select == "input":
             choice = shifts.strongest(phases.lattice_norms(x, STRIDE))
-            y = self._at(x, choice)
+            y = self.at(x, choice)
         else:
-            y, choice = _largest(self, x)
+            y, choice = largest(self, x)
         return y, (grid[0] // 2, grid[1] // 2), choice
 
-    def _at(self, x: jax.Array, choice: Choice) -> jax.Array:
+    def at(self, x: jax.Array, choice: Choice) -> jax.Array:
         """Merged at a phase of each map: [B, h, w, width] -> [B, h w / 4, 2 width]."""
-        x = shifts.roll(x, -shifts.phases(choice.index, STRIDE))
-        return self(x.reshape(len(x), -1, x.shape[-1]), (x.shape[1], x.shape[2]))[0]
+        b, h, w, width = x.shape
+        rolled = shifts.roll(x, -shifts.phases(choice.index, STRIDE))
+        return self(rolled.reshape(b, h * w, width), (h, w))[0]
 
-    def _at_each_phase(self, x: jax.Array) -> jax.Array:
-        """The linear map, after a norm before it, at all phases: [B, h, w, width] -> [2, 2, B, h/2, w/2, 2 width].
+    def normed(self, y: jax.Array) -> jax.Array:
+        """Merged tokens after the norm that comes after the linear map, if one does."""
+        return y if self.norm_first else self.norm(y)
 
-        The norm of four neighbours of means a_k and deviations d_k, (d_k + a_k - m) g / s + b with the mean m of all,
-        comes out of the linear map W as (sum of g_k W_k (d_k + a_k - m)) / s + b W: a convolution of d, with what
-        depends on the means added, and divided after it.
+    def at_each_phase(self) -> Callable[[jax.Array], list[jax.Array]]:
+        """The linear map, after a norm before it, at all phases: [B, h, w, width] -> [B, h/2, w/2, 2 width] for each.
+
+        A norm of mean m and deviation s of four neighbours comes out of the linear map W as (sum of g_k W_k x_k - m sum
+        of g_k W_k) / s + b W: a convolution of x, shifted and scaled after it.
         """
-        weight, width = self.reduction.weight[...], x.shape[-1]
+        weight = self.reduction.weight[...]
         if not self.norm_first:
-            return phases.convolved(x, _kernel(weight))
-        x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+            filters = phases.filters(_kernel(weight))
+            return lambda x: [y for row in phases.convolved(x, filters) for y in row]
         scaled = self.norm.scale[...][:, None] * weight
-        mean = x.mean(-1, keepdims=True)
-        deviation = x - mean
-        means = jnp.concatenate([jnp.roll(mean, (-i, -j), (1, 2)) for j in range(2) for i in range(2)], -1)
-        square = jnp.square(deviation).mean(-1)
-        variance = sum(jnp.roll(square, (-i, -j), (1, 2)) for j in range(2) for i in range(2)) / 4 + means.var(-1)
-        means -= means.mean(-1, keepdims=True)
-        y = phases.convolved(deviation, _kernel(scaled.astype(weight.dtype)))
-        y += phases.by_phase(means) @ scaled.reshape(4, width, -1).sum(1)
-        y *= phases.by_phase(jax.lax.rsqrt(variance + self.norm.eps))[..., None]
-        return y + self.norm.bias[...] @ weight
+        filters, total = phases.filters(_kernel(scaled.astype(weight.dtype))), scaled.sum(0)
+        bias = self.norm.bias[...] @ weight
+
+        def at_each_phase(x):
+            mean, variance = _moments(x)
+            scale = phases.by_phase(jax.lax.rsqrt(variance + self.norm.eps))[..., None]
+            offset = phases.by_phase(mean)[..., None]
+            y = phases.convolved(x, filters)
+            return [(y[p][q] - offset[p, q] * total) * scale[p, q] + bias for p in range(2) for q in range(2)]
+
+        return at_each_phase
 
 
 def neighbours(x: jax.Array, grid: Pair) -> tuple[jax.Array, Pair]:
@@ -90,29 +98,14 @@ def _kernel(weight: jax.Array) -> jax.Array:
     return jnp.swapaxes(weight.reshape(2, 2, -1, weight.shape[-1]), 0, 1)
 
 
-@jax.custom_vjp
-def _largest(merge: PatchMerging, x: jax.Array) -> tuple[jax.Array, Choice]:
-    """`PatchMerging.adaptive` by the norm of what is merged.
-
-    All phases are computed at once and one is kept.  Its gradient is that of merging at this phase alone, which takes
-    neither the arithmetic nor the memory of the others.
-    """
-    with jax.named_scope("linear"):
-        y = merge._at_each_phase(x)
-        y = y.reshape(4, len(x), -1, y.shape[-1])
-        choice = shifts.strongest(jnp.sqrt(jnp.square(y).sum((2, 3))).T)
-        y = jnp.take_along_axis(y, choice.index[None, :, None, None], 0, mode="promise_in_bounds")[0].astype(x.dtype)
-    return y if merge.norm_first else merge.norm(y), choice
-
-
-def _largest_forward(merge, x):
-    y, choice = _largest(merge, x)
-    return (y, choice), (merge, x, choice)
-
-
-def _largest_backward(kept, slopes):
-    merge, x, choice = kept
-    return jax.vjp(lambda merge, x: merge._at(x, choice), merge, x)[1](slopes[0])
-
-
-_largest.defvjp(_largest_forward, _largest_backward)
+def _moments(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Mean and variance of the four neighbours from each place on: [B, h, w, C] -> [B, h, w], in at least float32."""
+    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    mean = x.mean(-1)
+    means, variances = (
+        [jnp.roll(a, (-i, -j), (1, 2)) for i in range(2) for j in range(2)]
+        for a in (mean, jnp.square(x - mean[..., None]).mean(-1))
+    )
+    mean = functools.reduce(operator.add, means) / 4
+    parts = (variance + jnp.square(m - mean) for m, variance in zip(means, variances, strict=True))
+    return mean, functools.reduce(operator.add, parts) / 4

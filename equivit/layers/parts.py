@@ -7,7 +7,7 @@ from typing import Any
 from flax import nnx
 from jax.nn.initializers import Initializer
 
-from equivit.layers import dense, isotypic
+from equivit.layers import dense, isotypic, relative
 from equivit.symmetry.fields import TokensT
 from equivit.symmetry.groups import Group
 
@@ -30,6 +30,7 @@ class Parts:
       qkv_bias: whether queries, keys and values have biases.
       init: how dense weights start, a key of `dense.INITS`; between fields there is one way.
       dropout: rate in the branches of a block.
+      torus: the grid (h, w) of the distances that attention knows, around a torus (`layers/relative.py`); None: none.
     """
 
     group: Group | None
@@ -42,6 +43,7 @@ class Parts:
     qkv_bias: bool = True
     init: str = "normal"
     dropout: float = 0.0
+    torus: tuple[int, int] | None = None
 
     def of(self, group: Group | None) -> "Parts":
         """The same options for another group."""
@@ -76,10 +78,15 @@ class Parts:
 
     def attention(self, width: int, num_heads: int) -> nnx.Module:
         """Multi-head self-attention."""
+        options: dict[str, Any] = dict(qkv_bias=self.qkv_bias, rngs=self.rngs)
         if self.group is None:
-            options: dict[str, Any] = dict(qkv_bias=self.qkv_bias, init=self.weight_init)
-            return dense.Attention(width, num_heads, **options, rngs=self.rngs)
-        return isotypic.Attention(width, num_heads, group=self.group, qkv_bias=self.qkv_bias, rngs=self.rngs)
+            options |= dict(init=self.weight_init)
+            if self.torus is not None:
+                return relative.Attention(width, num_heads, self.torus, **options)
+            return dense.Attention(width, num_heads, **options)
+        if self.torus is not None:
+            return relative.IsotypicAttention(width, num_heads, self.torus, group=self.group, **options)
+        return isotypic.Attention(width, num_heads, group=self.group, **options)
 
     def mlp(self, width: int, hidden: int) -> nnx.Module:
         """An MLP."""

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from equivit.layers.by_image import by_image
 from equivit.layers.dense import patchify
 
 Pair = tuple[int, int]
@@ -53,21 +54,25 @@ def embedding_norms(
     x, kernel, bias = (a.astype(dtype) for a in (x, kernel, bias))
     (sh, sw), size = stride, kernel.shape[:3]
     lags, places, moments = _moments(size, stride)
-    blocks = patchify(jnp.roll(x, padding, (1, 2)), stride).reshape(len(x), x.shape[1] // sh, x.shape[2] // sw, -1)
-    products = [
-        jnp.einsum("bhwi,bhwj->bij", blocks, jnp.roll(blocks, (-i, -j), (1, 2)), precision=EXACT) for i, j in lags
-    ]
-    matrix = kernel.reshape(-1, kernel.shape[-1])
+    matrix, entries = kernel.reshape(-1, kernel.shape[-1]), sh * sw * size[-1]
     square = jnp.matmul(matrix, matrix.T, precision=EXACT).reshape(-1)
     linear = 2 * jnp.matmul(matrix, bias, precision=EXACT)
     phases = np.arange(sh * sw, dtype=np.int32)[:, None]
-    second = jnp.zeros((sh * sw, len(lags) * blocks.shape[-1] ** 2), dtype).at[phases, moments].add(square)
-    first = jnp.zeros((sh * sw, blocks.shape[-1]), dtype).at[phases, places].add(linear)
-    scores = jnp.matmul(jnp.stack(products, 1).reshape(len(x), -1), second.T, precision=EXACT)
-    total = jnp.einsum("bhwi,hw->bi", blocks, jnp.ones(blocks.shape[1:3], dtype), precision=EXACT)  # faster than sum
-    scores += jnp.matmul(total, first.T, precision=EXACT)
-    scores += blocks.shape[1] * blocks.shape[2] * jnp.square(bias).sum()
-    return jnp.sqrt(jnp.maximum(scores, 0))
+    second = jnp.zeros((sh * sw, len(lags) * entries**2), dtype).at[phases, moments].add(square)
+    first = jnp.zeros((sh * sw, entries), dtype).at[phases, places].add(linear)
+    grid = x.shape[1] // sh, x.shape[2] // sw
+
+    def scores(blocks):
+        blocks = blocks.reshape(-1, *grid, entries)
+        neighbours = (jnp.roll(blocks, (-i, -j), (1, 2)) for i, j in lags)
+        products = [jnp.einsum("bhwi,bhwj->bij", blocks, other, precision=EXACT) for other in neighbours]
+        total = jnp.einsum("bhwi,hw->bi", blocks, jnp.ones(grid, dtype), precision=EXACT)  # faster than a sum
+        found = jnp.matmul(jnp.stack(products, 1).reshape(len(blocks), -1), second.T, precision=EXACT)
+        return (found + jnp.matmul(total, first.T, precision=EXACT))[:, None]
+
+    blocks = patchify(jnp.roll(x, padding, (1, 2)), stride)
+    found = by_image(scores, blocks)[:, 0] + grid[0] * grid[1] * jnp.square(bias).sum()
+    return jnp.sqrt(jnp.maximum(found, 0))
 
 
 @functools.lru_cache
@@ -112,23 +117,33 @@ FILTERING = {
 }
 
 
-def convolved(x: jax.Array, kernel: jax.Array) -> jax.Array:
+def filters(kernel: jax.Array) -> jax.Array:
+    """What `convolved` multiplies with, in the dtype of the kernel: [k, k, C, D] -> [k + 1, k + 1, C, D], k 2 or 3."""
+    _, taps, _ = FILTERING[len(kernel)]
+    dtype, taps = jnp.promote_types(kernel.dtype, jnp.float32), np.array(taps)
+    return jnp.einsum("au,bv,uvcd->abcd", taps, taps, kernel.astype(dtype), precision=EXACT).astype(kernel.dtype)
+
+
+def convolved(x: jax.Array, filters: jax.Array) -> list[list[jax.Array]]:
     """A convolution on a torus at the four phases of stride 2, in at least float32.
 
     Minimal filtering along both axes needs 9/16 of the products for 2 x 2 taps, and 4/9 of them for 3 x 3.
 
-    Shapes: [B, h, w, C] -> [2, 2, B, h/2, w/2, D]; entry (p, q, b, i, j) has its first tap at (2 i + p, 2 j + q).
+    Shapes: [B, h, w, C] -> [B, h/2, w/2, D] for each phase (p, q), whose entry (i, j) has its first tap at row 2 i + p
+    and column 2 j + q.
 
     Args:
-      kernel: [k, k, C, D], k 2 or 3; products are of its dtype.
+      filters: of the kernel, as `filters` makes them; products are of their dtype.
     """
-    outputs, taps, inputs = FILTERING[len(kernel)]
-    dtype = jnp.promote_types(kernel.dtype, jnp.float32)
-    kernels = jnp.einsum("au,bv,uvcd->abcd", np.array(taps), np.array(taps), kernel.astype(dtype), precision=EXACT)
+    outputs, _, inputs = FILTERING[len(filters) - 1]
+    dtype = jnp.promote_types(filters.dtype, jnp.float32)
     lines = [_combined(inputs, _tiles(row, 2)) for row in _combined(inputs, _tiles(x, 1))]
-    x = jnp.stack([jnp.stack(line) for line in lines]).astype(kernel.dtype)
-    y = jnp.einsum("abnhwc,abcd->abnhwd", x, kernels.astype(kernel.dtype), preferred_element_type=dtype)
-    return jnp.stack([jnp.stack(_combined(outputs, row)) for row in _combined(outputs, y)])
+    products = [
+        [jnp.matmul(x.astype(filters.dtype), f, preferred_element_type=dtype) for x, f in zip(line, row, strict=True)]
+        for line, row in zip(lines, filters, strict=True)
+    ]
+    columns = [_combined(outputs, column) for column in zip(*products, strict=True)]  # [inputs][p]
+    return [_combined(outputs, row) for row in zip(*columns, strict=True)]
 
 
 def _tiles(x: jax.Array, axis: int) -> list[jax.Array]:
@@ -138,7 +153,7 @@ def _tiles(x: jax.Array, axis: int) -> list[jax.Array]:
     return [even, odd, jnp.roll(even, -1, axis), jnp.roll(odd, -1, axis)]
 
 
-def _combined(matrix: list[list[float]], terms: Sequence[jax.Array] | jax.Array) -> list[jax.Array]:
+def _combined(matrix: list[list[float]], terms: Sequence[jax.Array]) -> list[jax.Array]:
     """The matrix times the terms; few of its entries are neither 0 nor 1 nor -1."""
     sums = []
     for row in matrix:

@@ -139,6 +139,30 @@ class Stack(nnx.Module):
                 outputs[end - 1] = x
         return x, Seen(outputs, _concatenated(collected))
 
+    def alone(
+        self,
+        index: int,
+        x: Any,
+        layout: Layout | None = None,
+        *,
+        rates: np.ndarray | None = None,
+        train: bool = False,
+        key: jax.Array | None = None,
+    ) -> Any:
+        """Apply one block outside of a scan, so that it may return another shape than that of x.
+
+        The arguments are those of a call for all blocks.
+        """
+        run, offset = self._locate(index)
+        options = dict(phase=0, phases=1, layout=layout, shared=(), collect=None, train=train, key=key)
+        block = functools.partial(_call, **options)
+        if REMAT[self.remat] is not None:
+            block = jax.checkpoint(block, policy=REMAT[self.remat])
+        x, (changed, _) = block(x, (index, None if rates is None else rates[index], self[index]))
+        rows = slice(offset, offset + 1)
+        _write(self.runs[run], {name: value[None] for name, value in changed.items()}, rows)
+        return x
+
     def _segments(self, start, stop, capture, phases):
         """(run, begin, end, period) of each scan; one step applies `period` blocks."""
         for run, (first, length) in enumerate(self.spans):

@@ -7,15 +7,18 @@ shift of the image shifts all of its maps with it and leaves the logits as they 
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from equivit import errors
 from equivit.layers.grid import Frame
+from equivit.layers.phases import embedding_norms, lattice_norms
 from equivit.models.model import ModelModule
 from equivit.models.remade import remade
 from equivit.symmetry import shifts
+from equivit.symmetry.shifts import Choice
 
 SELECT = ("output", "input")
 
@@ -25,6 +28,42 @@ def parts_of(adaptive: bool | tuple[str, ...], known: tuple[str, ...]) -> tuple[
     if isinstance(adaptive, bool):
         return known if adaptive else ()
     return tuple(part for part in known if part in adaptive)
+
+
+def placed(
+    images: jax.Array,
+    config: Any,
+    kernel: jax.Array,
+    bias: jax.Array,
+    *,
+    stride: tuple[int, int],
+    padding: tuple[int, int] = (0, 0),
+) -> tuple[jax.Array, Frame, dict[str, Choice]]:
+    """Images [B, H, W, C] rolled to where their patches begin (A-token, Eq. 13 and 14), and what was chosen for that.
+
+    Args:
+      config: a model's, with `parts`, `anchored` and `select`; if it has a `group`, ties are settled so
+        that a turned or mirrored image begins at the turned or mirrored place.
+      kernel, bias: of the embedding, [kh, kw, C, D] and [D].
+      stride: of it, (rows, columns).
+      padding: so far before a patch lies the first tap of the kernel.
+    """
+    content = jax.lax.stop_gradient(images)
+    images, frame = framed(images, config.anchored)
+    if "token" not in config.parts:
+        return images, frame, {}
+    if config.select == "output":
+        kernel, bias = jax.lax.stop_gradient((kernel, bias))
+        norms = embedding_norms(jax.lax.stop_gradient(images), kernel, bias, stride, padding)
+    else:
+        norms = lattice_norms(jax.lax.stop_gradient(images), stride)
+    group = getattr(config, "group", None)
+    if group is None:
+        choice = shifts.strongest(norms)
+    else:
+        choice = shifts.settled(norms, lambda: shifts.oriented_rank(content, stride, group))
+    first = shifts.phases(choice.index, stride)
+    return shifts.roll(images, -first), frame.rolled(first), {"patch_embed": choice}
 
 
 def framed(images: jax.Array, anchor: bool) -> tuple[jax.Array, Frame]:
@@ -71,5 +110,7 @@ def adapt(model: ModelModule, **options) -> ModelModule:
     """
     fields = [field.name for field in dataclasses.fields(model.config)]
     if "adaptive" not in fields:
-        raise ValueError(f"adapt: a {type(model).__name__} has no adaptive version.")
+        raise ValueError(
+            f"adapt: a {type(model).__name__} has no adaptive version; take another model, such as swin_t."
+        )
     return remade(model, **{"adaptive": True, **options})[0]

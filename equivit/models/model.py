@@ -50,7 +50,8 @@ ModelModule = Any  # a `nnx.Module` that is also a Model; Python has no type for
 class Config(Protocol):
     """The configuration of a model: a frozen dataclass whose fields are plain values or other configurations.
 
-    If the model cuts images into patches, its configuration has a `patch_size`, (height, width) in pixels.
+    If the model cuts images into patches, its configuration has a `patch_size`, (height, width) in pixels.  If it can
+    be adaptive, it has `parts`, those that are, and `check_torus(size)`, a ValueError for sizes that they do not take.
     """
 
     @property
@@ -82,6 +83,8 @@ def check_input(config: Config, name: str, size: tuple[int, ...], channels: int)
         )
     if (patch := getattr(config, "patch_size", None)) is not None:
         check_grid(size, patch, name)
+    if getattr(config, "parts", ()) and (check_torus := getattr(config, "check_torus", None)):
+        check_torus(size)
 
 
 class Preset(NamedTuple):

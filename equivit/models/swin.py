@@ -21,13 +21,13 @@ from flax import nnx
 
 from equivit import constraints
 from equivit.constraints import Below1, Depth, OneOf, PositiveFloat, PositiveInt, Size, Words
-from equivit.layers import dense, phases
+from equivit.layers import dense
 from equivit.layers.drop import dropout, split
 from equivit.layers.grid import Frame, Layout, check_grid, check_images
 from equivit.layers.merge import PatchMerging
 from equivit.layers.stack import REMAT, Stack
 from equivit.layers.window import CosineWindowAttention, Pair, WindowAttention, WindowBlock, spread
-from equivit.models.adaptive import SELECT, check_torus, framed, parts_of
+from equivit.models.adaptive import SELECT, check_torus, parts_of, placed
 from equivit.models.features import Features, Grid
 from equivit.models.model import Preset
 from equivit.symmetry import shifts
@@ -82,7 +82,7 @@ class SwinConfig:
     norm_eps: PositiveFloat = 1e-5
     drop_path: Below1 | tuple[Below1, Below1] = 0.0
     dropout: Below1 = 0.0
-    adaptive: bool | tuple[Annotated[str, OneOf(PARTS)], ...] = False
+    adaptive: tuple[Annotated[str, OneOf(PARTS)], ...] | bool = False  # in this order a message names the wrong part
     select: Annotated[str, OneOf(SELECT)] = "output"
     anchor: bool = True
     remat: Annotated[str, OneOf(REMAT)] = "none"
@@ -130,6 +130,11 @@ class SwinConfig:
     def parts(self) -> tuple[str, ...]:
         """The parts that are adaptive."""
         return parts_of(self.adaptive, PARTS)
+
+    @property
+    def anchored(self) -> bool:
+        """Whether images are rolled into a frame of their content."""
+        return self.anchor and self.parts == PARTS
 
     def window(self, stage: int) -> Pair:
         """(h, w) of the windows of a stage."""
@@ -265,7 +270,7 @@ class Swin(nnx.Module):
         """What the head reads, [*B, features]: the mean of the tokens after the norm."""
         last, _, _ = self.trunk(images, key=key, train=train)
         pooled = self.norm(last.tokens).mean(-2)
-        return pooled.reshape(*images.shape[:-3], -1)
+        return pooled.reshape(*images.shape[:-3], pooled.shape[-1])
 
     def selections(self, images: jax.Array) -> dict[str, Choice]:
         """What the adaptive parts choose for each image: the index, and by how much of the best the second is behind.
@@ -339,18 +344,10 @@ class Swin(nnx.Module):
         grid = check_images(images, config.in_channels, config.patch_size)
         if config.parts:
             config.check_torus(images.shape[-3:-1])
-        images = images.reshape(-1, *images.shape[-3:])
-        images, frame = framed(images, config.anchor and config.parts == PARTS)
-        chosen, patch = {}, config.patch_size
-        if "token" in config.parts:
-            if config.select == "output":
-                norms = phases.embedding_norms(images, embed.kernel[...], embed.bias[...], patch)
-            else:
-                norms = phases.lattice_norms(images, patch)
-            chosen["patch_embed"] = choice = shifts.strongest(norms)
-            first = shifts.phases(choice.index, patch)
-            images, frame = shifts.roll(images, -first), frame.rolled(first)
-        return Map(self.patch_norm(embed(images)), grid, frame.every(patch)), chosen
+        images, frame, chosen = placed(
+            images.reshape(-1, *images.shape[-3:]), config, *embed.affine(), stride=config.patch_size
+        )
+        return Map(self.patch_norm(embed(images)), grid, frame.every(config.patch_size)), chosen
 
     def _features(self, at: Map, batch: tuple[int, ...], norm: bool, blocks: dict[int, Features]) -> Features:
         tokens = self.norm(at.tokens) if norm else at.tokens

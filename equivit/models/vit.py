@@ -7,6 +7,7 @@
 Sources: octic ViTs (arXiv 2505.15441), Sections 3.2 and 4.2; Flopping for FLOPs (arXiv 2502.05169); DeiT III; DINOv2.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,13 +16,15 @@ import jax.numpy as jnp
 from flax import nnx
 
 from equivit.layers.drop import dropout, split
-from equivit.layers.grid import Layout, check_images
+from equivit.layers.grid import Frame, Layout, check_images
 from equivit.layers.prefix import JumboRows, Prefix
 from equivit.layers.readout import Readout, to_dense
 from equivit.layers.stack import Seen, Stack
+from equivit.models.adaptive import placed
 from equivit.models.features import Features, Grid
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Tokens, join
+from equivit.symmetry.shifts import Choice
 
 
 class ViT(nnx.Module):
@@ -31,8 +34,8 @@ class ViT(nnx.Module):
 
     Args:
       config: the configuration that the parts were built from.
-      patch_embed: maps images to tokens.
-      position: maps a grid (h, w) to the positions of its tokens.
+      patch_embed: maps images to tokens; `affine()` gives its kernel and bias.
+      position: maps a grid (h, w) to the positions of its tokens; None if attention knows them instead.
       prefix: the tokens before the patches, or None.
       mask_token: replaces masked patches, or None.
       blocks: all blocks.
@@ -49,8 +52,8 @@ class ViT(nnx.Module):
         self,
         config,
         *,
-        patch_embed: nnx.Module,
-        position: Callable[[tuple[int, int]], Any],
+        patch_embed: Any,
+        position: Callable[[tuple[int, int]], Any] | None,
         prefix: Prefix | JumboRows | None,
         mask_token: nnx.Param | None,
         blocks: Stack,
@@ -122,10 +125,18 @@ class ViT(nnx.Module):
         the remaining blocks were the identity.  Without it, the raw output of the block is returned.  A field is
         returned as the concatenation of its components, A1 to E22.
         """
-        x, layout = self.embed(images, keep, mask)
+        images, frame, _ = self.place(images)
+        x, layout = self._embed(images, keep, mask)
         x, seen = self.trunk(x, layout, capture=blocks, key=key, train=train)
-        each = {i: self._features(y, layout, norm, {}) for i, y in seen.outputs.items()}
-        return self._features(x, layout, norm, each)
+        each = {i: self._features(y, layout, frame, norm, {}) for i, y in seen.outputs.items()}
+        return self._features(x, layout, frame, norm, each)
+
+    def selections(self, images: jax.Array) -> dict[str, Choice]:
+        """Where an adaptive model lets the patches of each image begin: {"patch_embed": (index [B], relative gap [B])}.
+
+        B is all batch axes in one; the index is row-major in the pixels of a patch.
+        """
+        return self.place(images)[2]
 
     def tokens(
         self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False, keep: jax.Array | None = None
@@ -173,18 +184,36 @@ class ViT(nnx.Module):
           rows: how many of the first rows to return; None: all N.
         """
         self.blocks.check(block)
-        x, _ = self.trunk(*self.embed(images), stop=block)
-        return self.blocks[block].attention_weights(x, rows)
+        x, layout = self.embed(images)
+        x, _ = self.trunk(x, layout, stop=block)
+        return self.blocks[block].attention_weights(x, rows, layout)
 
     def embed(
         self, images: jax.Array, keep: jax.Array | None = None, mask: jax.Array | None = None
     ) -> tuple[Any, Layout]:
         """The input tokens of the first block, and their layout."""
+        return self._embed(self.place(images)[0], keep, mask)
+
+    def place(self, images: jax.Array) -> tuple[jax.Array, Frame, dict[str, Choice]]:
+        """Images as the patch embedding gets them, where they lie, and what an adaptive model chose for that."""
+        config = self.config
+        check_images(images, config.in_channels, config.patch_size)
+        size = images.shape[-3:]
+        if not config.parts:
+            number = math.prod(images.shape[:-3])
+            return images, Frame(jnp.zeros((number, 2), jnp.int32), (1, 1), (size[0], size[1])), {}
+        rolled, frame, chosen = placed(
+            images.reshape(-1, *size), config, *self.patch_embed.affine(), stride=config.patch_size
+        )
+        return rolled.reshape(images.shape), frame, chosen
+
+    def _embed(self, images: jax.Array, keep: jax.Array | None, mask: jax.Array | None) -> tuple[Any, Layout]:
         grid: tuple[int, ...] = check_images(images, self.config.in_channels, self.config.patch_size)
         x = self.patch_embed(images)
         if mask is not None:
             x = self._masked(x, mask)
-        x = jax.tree.map(lambda leaf, p: leaf + _lead(p, leaf), x, self.position(grid))
+        if self.position is not None:
+            x = jax.tree.map(lambda leaf, p: leaf + _lead(p, leaf), x, self.position(grid))
         if keep is not None:
             x, grid = jax.tree.map(lambda leaf: _gather(leaf, keep), x), ()
         if self.prefix is None:
@@ -219,13 +248,13 @@ class ViT(nnx.Module):
         """Applies the transition, unless the tokens are already dense or there is no transition."""
         return x if self.transition is None or isinstance(x, jax.Array) else self.transition(x)
 
-    def _features(self, x, layout: Layout, norm: bool, blocks) -> Features:
+    def _features(self, x, layout: Layout, frame: Frame, norm: bool, blocks) -> Features:
         x = self.readout.normed(self._dense(x), layout) if norm else x
         cls, registers, patches = self.readout.roles(x, layout)
         *batch, number, width = patches.shape
         grid, stride = (layout.grid, self.config.patch_size) if layout.grid else ((number,), (1,))
-        patches = Grid(patches.reshape(*batch, *grid, width), stride, jnp.zeros((*batch, len(grid)), jnp.int32))
-        return Features(cls, registers, patches, blocks)
+        offset = frame.offset.reshape(*batch, 2) if layout.grid else jnp.zeros((*batch, 1), jnp.int32)
+        return Features(cls, registers, Grid(patches.reshape(*batch, *grid, width), stride, offset), blocks)
 
     def _masked(self, x, mask):
         if self.mask_token is None:

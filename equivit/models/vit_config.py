@@ -43,6 +43,8 @@ from equivit.layers.readout import ClassReadout, FcNormReadout, MeanReadout
 from equivit.layers.split_mlp import SplitMlp
 from equivit.layers.stack import REMAT, Stack
 from equivit.layers.transition import Invariantize, components, values
+from equivit.models.adaptive import SELECT
+from equivit.models.adaptive import parts_of as parts_of_adaptive
 from equivit.models.model import Preset
 from equivit.models.vit import ViT
 from equivit.symmetry.groups import FLIP, OCTIC, Group
@@ -73,6 +75,7 @@ FAMILIES = {
     "D2": Family(FLIP, None),
 }
 HEAD_BIASES = ("zero", "prior")
+PARTS = ("token", "position")  # that may be adaptive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +125,12 @@ class ViTConfig:
       drop_path: probability of dropping a residual branch of a block for a sample, used when a key is given; a pair
         gives the rates of the first and the last block, with linear growth in between.
       dropout: probability of dropping an entry, used when a key is given.
+      adaptive: True for a truly shift-equivariant model, or some of its parts: "token" (patches begin where the content
+        decides) and "position" (in place of positions, attention knows distances around the torus; dense blocks after
+        an invariantization know none).  Of an octic family it is equivariant under all symmetries of p4m.
+      select: how the phase of the patches is chosen, by the norm of their tokens ("output") or of their first pixels
+        ("input").
+      anchor: in models of no symmetry group, settles ties and rounding (`models/adaptive.py`).
       remat, unroll: how the blocks are run (`layers/stack.py`).
     """
 
@@ -161,6 +170,9 @@ class ViTConfig:
     layer_scale: NonNegativeFloat | None = 1e-4
     drop_path: Below1 | tuple[Below1, Below1] = 0.0
     dropout: Below1 = 0.0
+    adaptive: tuple[Annotated[str, OneOf(PARTS)], ...] | bool = False  # in this order a message names the wrong part
+    select: Annotated[str, OneOf(SELECT)] = "output"
+    anchor: bool = True
     remat: Annotated[str, OneOf(REMAT)] = "none"
     unroll: bool = False
 
@@ -237,6 +249,22 @@ class ViTConfig:
         return self.depth if self.ends_with_fields else self.depth // 2
 
     @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts that are adaptive."""
+        return parts_of_adaptive(self.adaptive, PARTS)
+
+    @property
+    def anchored(self) -> bool:
+        """Whether images are rolled into a frame of their content, which would follow no turn and no mirror."""
+        return self.anchor and self.parts == PARTS and self.group is None
+
+    def torus(self, group: Group | None) -> tuple[int, int] | None:
+        """The grid of the distances that blocks of a group know, None for none."""
+        if "position" not in self.parts or (group is None and FAMILIES[self.family].leaves == "invariant"):
+            return None
+        return check_grid(self.image_size, self.patch_size, "ViT: image_size")
+
+    @property
     def prefix(self) -> int:
         """Number of tokens before the patch tokens."""
         return int(self.class_token) + self.registers
@@ -310,8 +338,10 @@ def learned_width(config: ViTConfig) -> int:
     return config.width if config.group is None else channels("ViT", config.width, config.group)
 
 
-def position(config: ViTConfig, rngs: nnx.Rngs) -> Callable:
-    """The positions of the patches."""
+def position(config: ViTConfig, rngs: nnx.Rngs) -> Callable | None:
+    """The positions of the patches; none where attention knows distances."""
+    if "position" in config.parts:
+        return None
     grid = check_grid(config.image_size, config.patch_size, "ViT: image_size")
     if config.group is not None:
         return IsotypicPosition(grid, config.width, group=config.group, std=config.position_std, rngs=rngs)
@@ -339,7 +369,8 @@ def stack(config: ViTConfig, block: MakeBlock, rngs: nnx.Rngs, last: MakeBlock |
         runs += [(length - 1, group, block), (1, group, last)]
 
     def maker(group, make):
-        return lambda rngs: make(parts_of(config, rngs).of(group))
+        torus = config.torus(group)
+        return lambda rngs: make(dataclasses.replace(parts_of(config, rngs).of(group), torus=torus))
 
     runs = [(length, maker(group, make)) for length, group, make in runs]
     return Stack(runs, remat=config.remat, unroll=config.unroll, rngs=rngs)

@@ -11,7 +11,7 @@ import jax
 from flax import nnx
 
 from equivit import constraints, errors
-from equivit.models import decoders, jumbo_vit, patchtst, swin, vit_config
+from equivit.models import cvt, decoders, jumbo_vit, mvit, patchtst, swin, vit_config
 from equivit.models.model import Config
 
 # The name of each configuration class in a saved model.
@@ -21,8 +21,10 @@ CONFIGS: dict[str, type] = {
     "masked_autoencoder": decoders.MaskedAutoencoderConfig,
     "patchtst": patchtst.PatchTSTConfig,
     "swin": swin.SwinConfig,
+    "cvt": cvt.CvTConfig,
+    "mvit": mvit.MViTConfig,
 }
-NAMES = vit_config.NAMES | jumbo_vit.NAMES | patchtst.NAMES | swin.NAMES
+NAMES = vit_config.NAMES | jumbo_vit.NAMES | patchtst.NAMES | swin.NAMES | cvt.NAMES | mvit.NAMES
 
 
 def names() -> list[str]:

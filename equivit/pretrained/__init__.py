@@ -17,11 +17,21 @@ from flax import nnx
 from equivit import constraints, errors, logical
 from equivit.models.model import ModelModule
 from equivit.models.remade import remade
-from equivit.pretrained import flip, jumbo, mae, mapping, names, octic_vits, reading, swin, timm
+from equivit.pretrained import cvt, flip, jumbo, mae, mapping, mvit, names, octic_vits, reading, swin, timm
 from equivit.pretrained.format import Format
 
-# A new format: one file of this folder, and its place in this line.
-_ALL = (octic_vits.FORMAT, flip.FORMAT, timm.FORMAT, swin.FORMAT, jumbo.FORMAT, mae.FORMAT, mae.AUTOENCODER)
+# A new format: one file of this folder, and its place among these.
+_ALL = (
+    octic_vits.FORMAT,
+    flip.FORMAT,
+    timm.FORMAT,
+    mvit.FORMAT,
+    swin.FORMAT,
+    cvt.FORMAT,
+    jumbo.FORMAT,
+    mae.FORMAT,
+    mae.AUTOENCODER,
+)
 FORMATS = {format.name: format for format in _ALL if format.mark is None}  # by source, the usual kind of model
 STORED = (nnx.Param, nnx.BatchStat)  # the variables that files hold: parameters and running statistics
 
@@ -43,18 +53,19 @@ def load(
     Prints the names of tensors that are left out on purpose: constants, and what the model does not use.
 
     Args:
-      source: a key of `FORMATS`: "octic_vits", "flip", "timm", "jumbo", "mae" (the encoder) or "mae_autoencoder".
+      source: a key of `FORMATS`: "octic_vits", "flip", "timm" (Swin too), "cvt", "jumbo", "mae" (the encoder) or
+        "mae_autoencoder".
       weights: a state dict, or the path of a .safetensors, .npz or .pth file; containers and wrappers are taken off.
       num_heads: heads per block, of a model with stages one number for each; None: what the file tells, or those of
         the published model of that width.
       image_size: (height, width) that the table of positions, or the windows, belong to; needed where it is not a
-        square, and for Swin where the last map is not one window.
+        square, for Swin where the last map is not one window, and for MViTv2 where the patch does not divide it.
       window_size: (height, width) of a window in tokens, or the side of a square; of SwinV2, whose files do not tell,
         8 if None.
       num_classes: if not the file's number, the model gets a new head, drawn with `seed`.
       family: "H2" or "I2" for "flip"; else a check.
       options: other fields of the model's configuration, such as drop_path=0.1; norm_eps=1e-5 for a plain ViT of a
-        code that has it, which no file tells.
+        code that has it, which no file tells; activation= and strides= for a CvT that differs from its flavour.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -124,6 +135,7 @@ def describe(config: Any) -> str:
 _DESCRIBED = {
     "family": "family {}",
     "width": "width {}",
+    "widths": "widths {}",
     "depth": "depth {}",
     "version": "version {}",
     "depths": "depths {}",

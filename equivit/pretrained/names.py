@@ -21,7 +21,7 @@ def dinov2(name: str) -> str:
 
 
 def brief(names: Iterable[str]) -> str:
-    """Names in one line, numbers at the end as a range: "cls_token.1-4"."""
+    """Names in one line: "cls_token.1-4" for a range of numbers at the end, "blocks.*.mask (12)" for others inside."""
     stems: dict[str, list[str]] = {}
     for name in names:
         stem, dot, number = name.rpartition(".")
@@ -29,4 +29,7 @@ def brief(names: Iterable[str]) -> str:
             stem, number = name, ""
         stems.setdefault(stem, []).extend([number] if number else [])
     runs = {stem: f".{n[0]}-{n[-1]}" if len(n) > 1 else "".join(f".{i}" for i in n) for stem, n in stems.items()}
-    return ", ".join(stem + run for stem, run in runs.items())
+    alike: dict[str, list[str]] = {}
+    for stem, run in runs.items():
+        alike.setdefault(re.sub(r"\d+", "*", stem) + run, []).append(stem + run)
+    return ", ".join(same[0] if len(same) == 1 else f"{pattern} ({len(same)})" for pattern, same in alike.items())

@@ -12,7 +12,7 @@ import safetensors.numpy
 from equivit import archives, safetensors_files
 from equivit.pretrained import names, torch_files
 
-CONTAINERS = ("model", "teacher", "state_dict")
+CONTAINERS = ("model", "teacher", "state_dict", "model_state")
 
 
 def read(path: str | os.PathLike) -> Any:
@@ -56,8 +56,8 @@ def state_dict(
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """The tensors of a model out of their containers, and the names of those left out.
 
-    Containers are {"model": ...}, {"teacher": ...} and {"state_dict": ...}.  `rename` and `ignored` are those of the
-    format (`format.py`).
+    Containers are {"model": ...}, {"teacher": ...}, {"state_dict": ...} and {"model_state": ...}.  `rename` and
+    `ignored` are those of the format (`format.py`).
 
     Raises:
       ValueError: no tensors, something that is not a tensor, or two tensors of one name.
@@ -90,4 +90,5 @@ _READERS = {
     ".npz": _read_npz,
     ".pth": torch_files.read,
     ".pt": torch_files.read,
+    ".pyth": torch_files.read,
 }

@@ -142,6 +142,16 @@ def act_on_grid(element: str, array: jax.Array, axes: tuple[int, int]) -> jax.Ar
     return array
 
 
+def act_on_torus(element: str, array: jax.Array, axes: tuple[int, int]) -> jax.Array:
+    """The same about the first entry, which stays: for distances on a torus, and for phases of a lattice of patches."""
+    for letter in reversed(element):
+        if letter == "r":
+            array = _namespace(array).roll(_turn(array, axes), 1, axes[0])
+        elif letter == "m":
+            array = _namespace(array).roll(_mirror(array, axes), 1, axes[1])
+    return array
+
+
 def act_on_image(element: str, images: jax.Array) -> jax.Array:
     """Rotate and mirror images [*B, H, W, C]."""
     return act_on_grid(element, images, (images.ndim - 3, images.ndim - 2))
@@ -201,19 +211,38 @@ def unfold(part: Isotypic, scale: Callable[[int], float] = lambda dimension: 1.0
     Source: octic ViTs, Eq. 11 and Section 3.2.1.
     """
     group = FLIP if part.planes is None else OCTIC
+    full = _sum_over_group(jax.tree.map(lambda leaf: _pad(leaf, group), part), act_on_grid)
+    return Isotypic(full.lines * scale(1), None if full.planes is None else full.planes * scale(2))
+
+
+def symmetric(part: Isotypic) -> Isotypic:
+    """The average over the group of a map on a torus, about its first entry: a map by distance that turns with it.
+
+    Args:
+      part: OCTIC, [4, M, M, C] and, with only the first row of E, [1, M, M, 2C]; FLIP, [2, h, w, C].
+
+    Returns:
+      The field R with R[g d] = g R[d] for each distance d, with both rows of E.
+    """
+    full = _sum_over_group(part, act_on_torus)
+    return jax.tree.map(lambda leaf: leaf / full.group.order, full)
+
+
+def _sum_over_group(part: Isotypic, move: Callable) -> Isotypic:
+    """sum_g D(g) g(part), where `move` says how g moves the entries of the grid."""
+    group = FLIP if part.planes is None else OCTIC
     lines: Any = sum(
-        act_on_grid(g, _pad(part.lines, group), (1, 2))
+        move(g, part.lines, (1, 2))
         * np.array([irrep(g)[0, 0] for irrep in group.lines], part.dtype).reshape(-1, 1, 1, 1)
         for g in group.elements
     )
     if part.planes is None:
-        return Isotypic(lines * scale(1), None)
+        return Isotypic(lines, None)
     (plane,) = group.planes
     planes: Any = sum(
-        act_on_grid(g, _pad(part.planes, group), (1, 2)) * plane(g)[:, 0].astype(part.dtype).reshape(2, 1, 1, 1)
-        for g in group.elements
+        move(g, part.planes, (1, 2)) * plane(g)[:, 0].astype(part.dtype).reshape(2, 1, 1, 1) for g in group.elements
     )
-    return Isotypic(lines * scale(1), planes * scale(2))
+    return Isotypic(lines, planes)
 
 
 def _pad(part: jax.Array, group: Group) -> jax.Array:

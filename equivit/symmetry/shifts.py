@@ -20,6 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from equivit import errors
+from equivit.symmetry import fields
+from equivit.symmetry.groups import OCTIC, Group
 
 Stride = int | tuple[int, int]
 
@@ -188,23 +190,56 @@ def strongest(scores: jax.Array) -> Choice:
     return Choice(index, _relative(best - others, best))
 
 
+def settled(scores: jax.Array, ties: Callable[[], jax.Array]) -> Choice:
+    """The largest score of each row [B, n]; among those that rounding may have parted, that of the greatest rank.
+
+    Args:
+      ties: returns ranks [B, n]; called, in a branch, only when some row has such a tie.
+    """
+    scores = jax.lax.stop_gradient(scores)
+    choice = strongest(scores)
+    tolerance = 2.0 ** -(jnp.finfo(scores.dtype).nmant - 6)  # relative, 64 units of the last place: 7.6e-6 in float32
+    tied = scores >= scores.max(1, keepdims=True) * (1 - tolerance)
+    ranks = jax.lax.cond((tied.sum(1) > 1).any(), ties, lambda: jnp.zeros(scores.shape, jnp.int32))
+    return choice._replace(index=jnp.where(tied, ranks, -1).argmax(1).astype(jnp.int32))
+
+
+def oriented_rank(x: jax.Array, stride: Stride, group: Group) -> jax.Array:
+    """The greatest rank among the views of each phase, in any orientation: [B, H, W, C] to [B, sh sw] int32.
+
+    A phase of patches is seen, in each orientation of the map by the group, from the first pixel of each of its
+    patches, and all these views are ranked together (`cyclic_rank`).  So a turned, mirrored or shifted map gives its
+    phases the same ranks.  Of a map that is not square, only the orientations count that are at least as wide as high.
+    """
+    (height, width), (b, h, w, _) = _strides("oriented_rank", stride), x.shape
+    seen = {g: fields.act_on_image(g, x) for g in group.elements}
+    seen = {g: view for g, view in seen.items() if group is not OCTIC or view.shape[1] <= view.shape[2]}
+    rank = cyclic_rank(jnp.stack(list(seen.values()), 1))
+    best = jnp.zeros((b, height, width), jnp.int32)
+    for k, g in enumerate(seen):
+        steps = (width, height) if rank.shape[2:4] != (h, w) else (height, width)
+        by_phase = _lattices(rank[:, k], steps).max((1, 3))
+        best = jnp.maximum(best, fields.act_on_torus(group.inverse(g), by_phase, (1, 2)))
+    return best.reshape(b, height * width)
+
+
 def cyclic_rank(x: jax.Array) -> jax.Array:
     """The rank of each position's view among all views of its map: [B, H, W, C] to [B, H, W] int32.
 
     The view of a position is the map rolled until that position comes first.  Views are ordered pixel by pixel, in an
     order of no further meaning; they have the same rank if and only if they are equal.  A shifted map has the same
-    ranks, shifted.
+    ranks, shifted.  The views of several maps [B, G, H, W, C] are ranked together, to [B, G, H, W].
 
     Ranks of pixels become ranks of strips of 2, 4, 8, ... pixels by ranking pairs of neighbouring strips, and strips
     become blocks likewise.  This sorts all positions about log2(H W) times, less often where all views differ soon.
     """
-    b, h, w, c = x.shape
+    *shape, c = x.shape
     x = jnp.nan_to_num(x.astype(jnp.promote_types(x.dtype, jnp.float32)) if _is_inexact(x) else x)
-    channels = jnp.moveaxis(x, -1, 0).reshape(c, b, h * w)
-    rank = jax.lax.fori_loop(0, c, lambda k, r: _rank_pairs(r, channels[k]), jnp.zeros((b, h * w), jnp.int32))
-    for axis, size in ((2, w), (1, h)):
-        rank = _rank_strips(rank.reshape(b, h, w), axis, size).reshape(b, h * w)
-    return rank.reshape(b, h, w)
+    channels = jnp.moveaxis(x, -1, 0).reshape(c, len(x), math.prod(shape[1:]))
+    rank = jax.lax.fori_loop(0, c, lambda k, r: _rank_pairs(r, channels[k]), jnp.zeros(channels.shape[1:], jnp.int32))
+    for axis in (-1, -2):
+        rank = _rank_strips(rank.reshape(shape), axis)
+    return rank
 
 
 def canonical(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -248,18 +283,20 @@ def _relative(behind: jax.Array, best: jax.Array) -> jax.Array:
     return jnp.where(jnp.isnan(behind), jnp.nan, gap).astype(jnp.float32)
 
 
-def _rank_strips(rank: jax.Array, axis: int, size: int) -> jax.Array:
-    """Ranks of strips of at least `size` positions along an axis, from the ranks of their first positions."""
-    b, h, w = rank.shape
+def _rank_strips(rank: jax.Array, axis: int) -> jax.Array:
+    """Ranks of strips as long as an axis [B, ..., H, W], from the ranks of their first positions."""
+    shape = rank.shape
+    rows = shape[0], math.prod(shape[1:])
 
     def unfinished(state):
         length, rank = state
-        return (length < size) & (rank.max((1, 2), initial=0) < h * w - 1).any()  # longer strips do not part them more
+        apart = rank.reshape(rows).max(1, initial=0) == rows[1] - 1  # longer strips part them no more
+        return (length < shape[axis]) & ~apart.all()
 
     def double(state):
         length, rank = state
-        pairs = _rank_pairs(rank.reshape(b, h * w), jnp.roll(rank, -length, axis).reshape(b, h * w))
-        return 2 * length, pairs.reshape(b, h, w)
+        pairs = _rank_pairs(rank.reshape(rows), jnp.roll(rank, -length, axis).reshape(rows))
+        return 2 * length, pairs.reshape(shape)
 
     return jax.lax.while_loop(unfinished, double, (jnp.int32(1), rank))[1]
 
@@ -270,7 +307,9 @@ def _rank_pairs(first: jax.Array, second: jax.Array) -> jax.Array:
     first, second, places = jax.lax.sort((first, second, places), num_keys=2, is_stable=False)
     new = (first[:, 1:] != first[:, :-1]) | (second[:, 1:] != second[:, :-1])
     rank = jnp.pad(jnp.cumsum(new, axis=1, dtype=jnp.int32), ((0, 0), (1, 0)))
-    return jnp.put_along_axis(jnp.zeros_like(rank), places, rank, axis=1, inplace=False)
+    # Row by row: of a batch on several devices, put_along_axis would bring all rows to each of them.
+    put = jax.vmap(lambda row, at: jnp.zeros_like(row).at[at].set(row, mode="promise_in_bounds", unique_indices=True))
+    return put(rank, places)
 
 
 def _lattices(x: jax.Array, stride: tuple[int, int]) -> jax.Array:

@@ -243,7 +243,8 @@ def _parse_like(text: str, old: Any, type_: Any) -> Any:
 def parse(text: str, type_: Any) -> Any:
     """The value that a text stands for: None, True, False, a number, a tuple, ...; else the text itself.
 
-    "none" is a word where `type_` has that word and not None, such as `model.remat=none`.
+    "none" is a word where `type_` has that word and not None, such as `model.remat=none`.  Words with commas between
+    are a tuple where `type_` has it and not the text, such as `model.adaptive=token,merge`.
     """
     if text.lower() == "none" and constraints.allows(text, type_) and not constraints.allows(None, type_):
         return text
@@ -252,7 +253,8 @@ def parse(text: str, type_: Any) -> Any:
     try:
         return ast.literal_eval(text)
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):  # all that it raises
-        return text
+        words = tuple(text.split(","))
+        return words if constraints.allows(words, type_) and not constraints.allows(text, type_) else text
 
 
 def _shown(value: Any) -> str:

@@ -9,11 +9,13 @@ import jax
 import numpy as np
 import pytest
 
-from equivit.evaluation import consistency, suite, summary
+from equivit.evaluation import consistency, predictions, suite, summary
 from equivit.evaluation.consistency import FRACTIONS, Shifts
 from equivit.models import zoo
 from equivit.training.config import from_json, get_base, to_json, validate
 from tests.evaluation.predictors import batches, brightness, random_model
+from tests.models import swin_test
+from tests.models.swin_adaptive_test import SMALL
 
 SIZE, SOURCE = (4, 6), (7, 9)  # of the images that are predicted, and of those that crops are cut from
 ALL = dict(kinds=("circular", "zeros", "crop"), ranges=("quarter", "full", 2, (0, 3)), pairs=3)
@@ -202,6 +204,20 @@ def test_what_cannot_be_is_one_line(shift, data, message):
         validate(config)
         suite.check("shift", config)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_of_an_adaptive_model_every_prediction_stays(adaptive):
+    """Of the ordinary one with the same weights, some change."""
+    model = swin_test.model("swin_t", **SMALL | dict(adaptive=adaptive))
+    predict = predictions.predictor(model, (0.5,) * 3, (0.3,) * 3)
+    images = np.random.default_rng(2).integers(0, 256, (24, *SMALL["image_size"], 3)).astype(np.uint8)
+    mean = np.mean([predict(part) for part in images.reshape(3, 8, *images.shape[1:])], (0, 1))
+    settings = dict(kinds=("circular",), ranges=("quarter", "full"), pairs=4, size=SMALL["image_size"], source=None)
+    found = measure(lambda x: predict(x) - mean, images, np.zeros(24), 8, **settings)  # so that classes are as likely
+    assert 0 < found["top1"] < 1
+    shares = [found[f"circular_{name}"] for name in ("quarter", "full")]
+    assert shares == [1.0, 1.0] if adaptive else max(shares) < 0.9
 
 
 def test_a_model_of_series_is_refused():

@@ -155,6 +155,34 @@ def test_statistics_come_out_of_parts_and_gradients():
     chex.assert_trees_all_close(found, means, **CLOSE)
 
 
+@pytest.mark.parametrize("kwargs", WAYS[:2], ids=str)
+def test_a_block_alone_is_that_of_the_whole(kwargs):
+    """With its key, rate and statistics."""
+
+    @jax.jit
+    def run(key, random, alone, whole):
+        shifted = random.alone(4, X, key=key), random(X, start=4, key=key)[0]
+        x = alone.alone(5, alone.alone(1, X, rates=RATES, train=True), rates=RATES, train=True)
+        y, _ = whole(X, start=1, stop=2, rates=RATES, train=True)
+        y, _ = whole(y, start=5, stop=6, rates=RATES, train=True)
+        return shifted, (x, y), (logical.take_state(alone), logical.take_state(whole))
+
+    for found, expected in run(jax.random.key(3), stack(**kwargs), normed(**kwargs), normed()):
+        chex.assert_trees_all_close(found, expected, **CLOSE)
+
+
+def test_a_block_alone_may_change_the_shape():
+    class Halving(Toy):
+        def __call__(self, x, layout=None, **options):
+            return super().__call__(x, **options)[..., ::2, :]
+
+    blocks = Stack([(1, lambda r: Halving(4, 8, rngs=r)), (2, lambda r: Toy(4, 8, rngs=r))], rngs=nnx.Rngs(0))
+    shape = jax.eval_shape(lambda blocks: blocks(blocks.alone(0, X), start=1)[0], blocks).shape
+    assert shape == (1, 4)
+    with pytest.raises(IndexError, match="there is no block 3"):
+        blocks.alone(3, X)
+
+
 def test_nothing_changes_when_nothing_trains():
     blocks = normed()
     blocks(X)

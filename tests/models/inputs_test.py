@@ -10,6 +10,9 @@ from equivit.models import decoders, zoo
 
 VIT = dict(width=16, depth=1, num_heads=1, patch_size=4, image_size=(8, 8), num_classes=3)
 SWIN = dict(width=8, depths=(2, 1), num_heads=(1, 2), window_size=3, image_size=(20, 16), num_classes=3)
+MVIT = dict(width=8, depths=(1, 2), class_token=True, image_size=(20, 16), num_classes=3)
+CVT = dict(widths=(8, 12), depths=(2, 1), num_heads=(1, 2), kernels=(7, 3), strides=(4, 2), paddings=(2, 1))
+CVT |= dict(image_size=(21, 16), num_classes=3)
 SERIES = dict(length=20, channels=2, num_classes=3, patches=4, width=8, depth=1, num_heads=2, mlp_dim=8)
 FAMILIES = [
     *[("vit_ti16", dict(VIT, registers=2))],
@@ -19,6 +22,9 @@ FAMILIES = [
     ("jumbo_vit_release_ti16", dict(VIT, jumbo=2)),
     ("octic_jumbo_vit_ti16", dict(VIT, jumbo=2, family="D8", field="invariant")),
     *[(name, SWIN) for name in ("swin_t", "swinv2_t")],
+    ("mvitv2_t", MVIT),
+    ("cvt_13", CVT),
+    ("cvt_13", CVT | dict(class_token=False, padding="circular")),
     ("patchtst_jumbo", SERIES),
     ("patchtst_public", SERIES),
 ]

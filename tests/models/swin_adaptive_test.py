@@ -129,6 +129,8 @@ def test_adapted_weights_are_the_ordinary_ones():
     for one, other in zip(jax.tree.leaves(adapted), jax.tree.leaves(ordinary), strict=True):
         np.testing.assert_array_equal(one, other)
     assert models.adapt(ordinary, adaptive=("token", "merge"), select="input").config.parts == ("token", "merge")
+    with pytest.raises(ValueError, match="adapt: a ViT has no adaptive version; take another model, such as swin_t"):
+        models.adapt(zoo.abstract("vit_ti16"))
 
 
 @pytest.mark.parametrize(("name", "share"), [("swin_t", 0.08), ("swinv2_t", 0.08)])
@@ -150,7 +152,16 @@ def test_arithmetic_above_the_ordinary_model(name, share):
     [
         ({}, (224, 240), "the width 240 of the images is not a multiple of 224, .*; the nearest are 224 and 448"),
         (dict(version=2, window_size=8, image_size=(256, 256)), (224, 256), "the height 224 .* multiple of 256"),
-        (dict(adaptive=("token", "pool")), (224, 224), "'pool'.* must be True or False, or one or more of token, win"),
+        (
+            dict(adaptive=("token", "pool")),
+            (224, 224),
+            "adaptive='pool' is not one of token, window, merge, position",
+        ),
+        (
+            dict(adaptive="all"),
+            (224, 224),
+            "'all' must be one or more of token, .*, position, or True or False",
+        ),
         (dict(select="best"), (224, 224), "select='best' is not one of output, input"),
     ],
 )

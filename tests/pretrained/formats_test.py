@@ -286,3 +286,5 @@ def test_a_saved_model_that_is_not_whole(tmp_path):
 def test_names_in_brief():
     given = ["cls_token.1", "cls_token.2", "cls_token.3", "permutation", "head.0"]
     assert names.brief(given) == "cls_token.1-3, permutation, head.0"
+    given = [f"stage{i}.blocks.{j}.mask" for i in range(2) for j in range(3)]
+    assert names.brief(["mask", *given, "head.0"]) == "mask, stage*.blocks.*.mask (6), head.0"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from configs import recipes
+from configs import adaptive_cifar, adaptive_imagenet, recipes
 from equivit import logical
 from equivit.layers import dense
 from equivit.models import vit_config, zoo
@@ -137,6 +137,9 @@ def test_convolutions_pad_as_the_shifts_are():
             recipes.hierarchical(config, name, torus=torus)
             expected = "circular" if torus and not name.startswith("swin") else None
             assert config.model.get("padding") == expected, fields
+    for recipe in (adaptive_cifar, adaptive_imagenet):  # adaptive models are on a torus whatever is shifted
+        words = {"cvt_13,standard": None, "cvt_13,adaptive,standard": "circular", "cvt_13": "circular"}
+        assert {word: recipe.get_config(word).model.get("padding") for word in words} == words
 
 
 @pytest.mark.parametrize("name", ["register_vit_pico16", "jumbo_vit_pico16", "octic_jumbo_vit_ti16"])

@@ -16,7 +16,7 @@ from equivit.training import program, sharding
 ROOT = pathlib.Path(__file__).parents[2] / "configs"
 PICTURES = {"learning_curves.png", "patch_filters.png"}
 # Others with other sizes, octic_h.py and adaptive_cifar.py: their step is lowered, and not run.
-LOWERED = ("octic_ablations.py", "octic_l.py", "adaptive_imagenet.py")
+LOWERED = {"octic_ablations.py": "", "octic_l.py": "", "adaptive_imagenet.py": "adaptive,"}
 DRAWN = "octic_h.py"  # what pictures show is for tests/evaluation/figures_test.py; one recipe has them drawn
 
 
@@ -24,9 +24,9 @@ DRAWN = "octic_h.py"  # what pictures show is for tests/evaluation/figures_test.
 OTHERS = ("recipes.py", "timeseries.py", *LOWERED)
 
 
-@pytest.mark.parametrize("name", LOWERED)
-def test_quicktest_lowers(name):
-    config = configs.load(f"{ROOT / name}:quicktest")
+@pytest.mark.parametrize(("name", "words"), LOWERED.items())
+def test_quicktest_lowers(name, words):
+    config = configs.load(f"{ROOT / name}:{words}quicktest")
     with config.unlocked():
         config.model.update(num_classes=1000, in_channels=3)
     mesh = sharding.create_mesh(config.mesh)

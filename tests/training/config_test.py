@@ -110,6 +110,17 @@ def test_overrides(override, key, value):
     assert configs.load(CONFIG, [override]).data[key] == value
 
 
+@pytest.mark.parametrize("mode", ["adaptive", "swin_t"])
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("token,merge", ("token", "merge")), ("window", ("window",)), ("True", True), ("token,pool", "token,pool")],
+)
+def test_words_with_commas_are_a_tuple_where_it_is_allowed(mode, value, expected):
+    """Other text is left for the check of the model to name."""
+    config = configs.load(f"configs/adaptive_cifar.py:{mode}", [f"model.adaptive={value}"])
+    assert config.model.adaptive == expected
+
+
 def test_the_model_section_takes_new_keys():
     assert configs.load(CONFIG, ["model.registers=4"]).model.registers == 4
 

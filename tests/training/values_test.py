@@ -200,6 +200,18 @@ def test_a_teacher_of_other_classes_or_images_is_refused():
         check(num_classes=10, in_channels=1)
 
 
+def test_an_adaptive_model_needs_whole_grids():
+    """Of patches, of merged ones, and of windows; the ordinary model fills them up."""
+    fields = dict(depths=(1, 1), num_heads=(1, 2), window_size=2)
+    goal, ordinary = made("supervised", "swin_t", model=fields, data=dict(image_size=(16, 24)))
+    _, adaptive = made("supervised", "swin_t", model=fields | dict(adaptive=True))
+    goal.check_model(ordinary, {})
+    with pytest.raises(
+        ValueError, match="the width 24 of the images is not a multiple of 16, .*; the nearest are 16 and"
+    ):
+        goal.check_model(adaptive, {})
+
+
 def test_a_masked_autoencoder_must_remove_and_keep_patches():
     goal, config = made("mae", data=dict(image_size=(8, 8)), objective=dict(ratio=0.9))
     with pytest.raises(ValueError, match="ratio=0.9 of 4 patches keeps 0"):

@@ -1,0 +1,235 @@
+"""Attention whose queries, keys and values are convolved first: the parts of CvT (arXiv 2103.15808, Section 3)."""
+
+import functools
+import operator
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from equivit.layers import dense, phases
+from equivit.layers.attention import attend
+from equivit.layers.batch_norm import BatchNorm
+from equivit.layers.by_image import by_image
+from equivit.layers.convolution import Conv, DepthwiseConv, Pair
+from equivit.layers.drop import drop_path, dropout, split
+from equivit.layers.grid import Layout
+from equivit.layers.largest import IMAGE_BYTES, largest
+from equivit.symmetry import shifts
+from equivit.symmetry.shifts import Choice
+
+
+class ConvEmbed(nnx.Module):
+    """A convolution whose windows overlap, then a layer norm: the beginning of a stage (CvT, Section 3.1).
+
+    Shapes: [*B, H, W, in_channels] -> [*B, h, w, width].
+
+    Args:
+      kernel, stride, padding, mode: of the convolution.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        width: int,
+        *,
+        kernel: Pair,
+        stride: Pair,
+        padding: Pair,
+        mode: str,
+        eps: float,
+        rngs: nnx.Rngs,
+    ):
+        self.conv = Conv(in_channels, width, kernel=kernel, stride=stride, padding=padding, mode=mode, rngs=rngs)
+        self.norm = dense.LayerNorm(width, eps=eps)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.norm(self.conv(x))
+
+    def adaptive(self, x: jax.Array, select: str) -> tuple[jax.Array, Choice]:
+        """The tokens at the phase that the content chooses, [B, h w / 4, width], and that choice.
+
+        Args:
+          x: [B, h, w, in_channels] on a torus; the stride is 2, and h and w are even.
+          select: "output" takes the phase whose convolution has the largest norm, "input" that of the largest norm of
+            what the taps begin with, which costs nothing.
+        """
+        if select == "output":
+            return largest(self, x)
+        choice = shifts.strongest(phases.lattice_norms(x, self.conv.stride))
+        return self.at(x, choice), choice
+
+    def at(self, x: jax.Array, choice: Choice) -> jax.Array:
+        """The tokens at a phase of each map: [B, h, w, in_channels] -> [B, h w / 4, width]."""
+        y = self(shifts.roll(x, -shifts.phases(choice.index, self.conv.stride)))
+        return jax.lax.collapse(y, 1, 3)
+
+    def at_each_phase(self) -> Callable[[jax.Array], list[jax.Array]]:
+        """The convolution at all phases: [B, h, w, in_channels] -> [B, h/2, w/2, width] for each."""
+        filters = phases.filters(self.conv.kernel[...])
+        bias, padding = self.conv.bias[...], self.conv.padding
+
+        def at_each_phase(x):
+            y = phases.convolved(jnp.roll(x, padding, (1, 2)), filters)
+            return [y[p][q] + bias for p in range(2) for q in range(2)]
+
+        return at_each_phase
+
+    def normed(self, y: jax.Array) -> jax.Array:
+        """Convolved tokens after the norm."""
+        return self.norm(y)
+
+
+class ConvNorm(nnx.Module):
+    """A depthwise 3 x 3 convolution, then batch norm.  Shapes: [*B, H, W, width] -> [*B, h, w, width]."""
+
+    def __init__(self, width: int, *, stride: Pair, mode: str, rngs: nnx.Rngs):
+        self.conv = DepthwiseConv(width, kernel=(3, 3), stride=stride, padding=(1, 1), mode=mode, rngs=rngs)
+        self.norm = BatchNorm(width)
+
+    def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
+        return self.norm(self.conv(x), train=train)
+
+
+class ConvAttention(nnx.Module):
+    """Attention of a map; queries, keys and values are linear maps of what three convolutions make of it (Eq. 2).
+
+    Tokens before the map, such as the class token, are not convolved.
+
+    Shapes: [*B, prefix + h w, width] -> the same.
+
+    Args:
+      stride: of the convolutions for keys and values; (2, 2) leaves a quarter of them.
+      mode: of the convolutions' padding.
+      select: keys and values are taken at a phase that the content chooses, for both the same: that of the largest norm
+        of both after their batch norms ("output"), or of the map ("input"); None: at the first.
+
+    Raises:
+      ValueError: `num_heads` does not divide `width`.
+    """
+
+    def __init__(
+        self, width: int, num_heads: int, *, stride: Pair, mode: str, select: str | None = None, rngs: nnx.Rngs
+    ):
+        if width % num_heads:
+            raise ValueError(f"ConvAttention: {num_heads=} must divide {width=}.")
+        self.conv_q = ConvNorm(width, stride=(1, 1), mode=mode, rngs=rngs)
+        self.conv_k, self.conv_v = (ConvNorm(width, stride=stride, mode=mode, rngs=rngs) for _ in range(2))
+        self.q, self.k, self.v, self.proj = (dense.Linear(width, width, rngs=rngs) for _ in range(4))
+        self.num_heads, self.stride, self.select = num_heads, stride, select
+
+    def __call__(self, x: jax.Array, layout: Layout, *, train: bool = False) -> jax.Array:
+        prefix, grid = _apart(x, layout)
+        queries = self.conv_q(grid, train=train)
+        keys, values = self.keys_and_values(grid, train=train)
+        q, k, v = (
+            self._heads(linear(_tokens(prefix, y)))
+            for linear, y in ((self.q, queries), (self.k, keys), (self.v, values))
+        )
+        with jax.named_scope("attention"):
+            # The official code divides the products by the root of the full width, not of a head's; its weights were
+            # trained so.  `attend` divides by that of a head's.
+            q = q * self.num_heads**-0.5
+        (y,) = attend((q,), (k,), (v,))
+        return self.proj(dense.Attention.side_by_side(y))
+
+    def keys_and_values(self, x: jax.Array, *, train: bool) -> tuple[jax.Array, jax.Array]:
+        """The maps of keys and of values, [*B, h, w, width] each, before their linear maps; they must share a grid."""
+        if self.select is not None:
+            keys, values, choice = self._chosen(x)
+            if self.select == "output" and not train:
+                return keys, values
+            x = shifts.roll(x, -shifts.phases(choice.index, self.stride))
+        return self.conv_k(x, train=train), self.conv_v(x, train=train)
+
+    def choice(self, x: jax.Array) -> Choice:
+        """The phase at which keys and values are taken of maps [B, h, w, width].
+
+        Both share it: apart, a shift could pair keys with the values of others.  Batch norms count by their running
+        statistics, in training too, so that the choice is of each image alone.
+        """
+        return self._chosen(x)[2]
+
+    def _chosen(self, x: jax.Array) -> tuple[jax.Array, jax.Array, Choice]:
+        """Keys and values at the phase that is chosen, by running statistics, and the choice."""
+        b, h, w, width = x.shape
+
+        def chosen(x):
+            x = x.reshape(-1, h, w, width)
+            maps = [x]
+            if self.select == "output":
+                maps = [part.norm(part.conv.everywhere(x)) for part in (self.conv_k, self.conv_v)]
+            squares = (jnp.square(phases.lattice_norms(jax.lax.stop_gradient(y), self.stride)) for y in maps)
+            norms = jnp.sqrt(functools.reduce(operator.add, squares))
+            phase = shifts.phases(shifts.strongest(norms).index, self.stride)
+            maps = [shifts.component(y, phase, self.stride) for y in maps]
+            return [jax.lax.collapse(y, 1, 3) for y in maps], norms[:, None]
+
+        maps, norms = by_image(chosen, x.reshape(b, h * w, width), least=IMAGE_BYTES)
+        h, w = h // self.stride[0], w // self.stride[1]
+        maps = [y.reshape(b, h, w, width) for y in maps]
+        return maps[0], maps[-1], shifts.strongest(norms[:, 0])
+
+    def choice_of(self, x: jax.Array, layout: Layout) -> Choice:
+        """The same of tokens [B, prefix + h w, width]."""
+        return self.choice(_apart(x, layout)[1])
+
+    def _heads(self, x: jax.Array) -> jax.Array:
+        """[*B, N, width] -> [*B, num_heads, N, head channels]."""
+        return jnp.einsum("...nhd->...hnd", x.reshape(*x.shape[:-1], self.num_heads, x.shape[-1] // self.num_heads))
+
+
+class ConvBlock(nnx.Module):
+    """x + path(attention(norm1(x))), then x + path(mlp(norm2(x))).
+
+    `path` is dropout, then stochastic depth.
+
+    Shapes: [*B, prefix + h w, width] -> the same.
+
+    Args:
+      norm1, attention, norm2, mlp: the parts.
+      dropout: probability of zeroing an entry of a branch.
+    """
+
+    def __init__(self, *, norm1, attention: ConvAttention, norm2, mlp, dropout: float = 0.0):
+        self.norm1, self.attention = norm1, attention
+        self.norm2, self.mlp = norm2, mlp
+        self.dropout = dropout
+
+    def __call__(
+        self,
+        x: jax.Array,
+        layout: Layout,
+        *,
+        rate: float | jax.Array = 0.0,
+        phase: int = 0,
+        train: bool = False,
+        key: jax.Array | None = None,
+    ) -> jax.Array:
+        """The tokens after the block.
+
+        Args:
+          rate: probability of dropping a branch for a sample.
+          phase: unused; all blocks are alike.
+          train: whether batch norms use and record the statistics of this batch.
+          key: for dropout and stochastic depth; None: neither.
+        """
+        keys = split(key)
+        x = x + self._path(self.attention(self.norm1(x), layout, train=train), rate, keys[0])
+        return x + self._path(self.mlp(self.norm2(x)), rate, keys[1])
+
+    def _path(self, branch: jax.Array, rate: float | jax.Array, key: jax.Array | None) -> jax.Array:
+        dropout_key, path_key = split(key)
+        return drop_path(dropout(branch, self.dropout, dropout_key), rate, path_key)
+
+
+def _apart(x: jax.Array, layout: Layout) -> tuple[jax.Array, jax.Array]:
+    """The tokens before the map and the map: [*B, prefix + h w, C] -> [*B, prefix, C] and [*B, h, w, C]."""
+    prefix, tokens = x[..., : layout.prefix, :], x[..., layout.prefix :, :]
+    return prefix, tokens.reshape(*x.shape[:-2], *layout.grid, x.shape[-1])
+
+
+def _tokens(prefix: jax.Array, grid: jax.Array) -> jax.Array:
+    """The tokens of a map after those of the prefix: [*B, prefix, C] and [*B, h, w, C] -> [*B, prefix + h w, C]."""
+    return jnp.concatenate([prefix.astype(grid.dtype), jax.lax.collapse(grid, grid.ndim - 3, grid.ndim - 1)], axis=-2)

@@ -1,0 +1,155 @@
+"""Convolutions of maps, padded with zeros or around the torus.
+
+Output (i, j) reads the inputs that begin at (sh i - ph, sw j - pw), for a stride (sh, sw) and a padding (ph, pw); an
+axis of n entries becomes one of floor((n + 2 p - k) / s) + 1, as in PyTorch.
+
+With "circular" padding what leaves a map on one side comes back on the other.  Sizes are those with "zeros", so that a
+model has the same shapes with either.  If the stride divides the map, and 2 p < k <= 2 p + s, the outputs lie on a
+torus too and follow shifts by the stride; otherwise there is a seam where the map ends.
+"""
+
+import functools
+import math
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from equivit import errors
+from equivit.layers.dense import uniform
+
+Pair = tuple[int, int]
+MODES = ("zeros", "circular")
+
+
+class Conv(nnx.Module):
+    """A convolution with a kernel of its own for each pair of channels.
+
+    The product has the dtype of the kernel, the sum that of the bias, as in `dense.PatchEmbed`.
+
+    Shapes: [*B, H, W, in_channels] -> [*B, h, w, width].
+
+    Args:
+      kernel, stride, padding: (rows, columns).
+      mode: "zeros" or "circular", what the padding holds.
+
+    Raises:
+      ValueError: an unknown mode, or a map that is smaller than the kernel.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        width: int,
+        *,
+        kernel: Pair,
+        stride: Pair = (1, 1),
+        padding: Pair = (0, 0),
+        mode: str = "zeros",
+        bias: bool = True,
+        rngs: nnx.Rngs,
+    ):
+        errors.one_of(f"{type(self).__name__}: mode", mode, MODES)
+        bound = 1 / math.sqrt(math.prod(kernel) * in_channels)
+        self.kernel = nnx.Param(uniform(rngs.params(), (*kernel, in_channels, width), bound), product=True)
+        self.bias: Any = nnx.Param(uniform(rngs.params(), (width,), bound)) if bias else None
+        self.stride, self.padding, self.mode = stride, padding, mode
+        self.groups = 1
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        with jax.named_scope("linear"):
+            y = convolve(x, self.kernel[...], self.stride, self.padding, self.mode, self.groups)
+            return y if self.bias is None else y + self.bias[...]
+
+    def everywhere(self, x: jax.Array) -> jax.Array:
+        """At stride 1 around the torus, of all phases at once: [*B, H, W, in_channels] -> [*B, H, W, width].
+
+        The result at (i, j) is that of the convolution whose taps begin at (i - ph, j - pw).
+        """
+        with jax.named_scope("linear"):
+            kernel = self.kernel[...]
+            ends = [(p, k - 1 - p) for k, p in zip(kernel.shape[:2], self.padding, strict=True)]
+            x = jnp.pad(x, [(0, 0)] * (x.ndim - 3) + [*ends, (0, 0)], mode="wrap")
+            y = convolve(x, kernel, (1, 1), (0, 0), "zeros", self.groups)
+            return y if self.bias is None else y + self.bias[...]
+
+
+class DepthwiseConv(Conv):
+    """A convolution of each channel by itself.
+
+    Shapes: [*B, H, W, channels] -> [*B, h, w, channels].
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        kernel: Pair,
+        stride: Pair = (1, 1),
+        padding: Pair = (0, 0),
+        mode: str = "zeros",
+        bias: bool = False,
+        rngs: nnx.Rngs,
+    ):
+        super().__init__(1, channels, kernel=kernel, stride=stride, padding=padding, mode=mode, bias=bias, rngs=rngs)
+        self.groups = channels
+
+
+def convolve(x: jax.Array, kernel: jax.Array, stride: Pair, padding: Pair, mode: str, groups: int = 1) -> jax.Array:
+    """The convolution of maps, in the dtype of the kernel.
+
+    Shapes: x [*B, H, W, groups C], kernel [kh, kw, C, D] -> [*B, h, w, D].
+    """
+    *batch, h, w, channels = x.shape
+    output_size((h, w), (kernel.shape[0], kernel.shape[1]), stride, padding)
+    x = x.astype(kernel.dtype).reshape(math.prod(batch), h, w, channels)
+    if mode == "circular":
+        x, padding = _padded(x, padding, "wrap"), (0, 0)
+    whole = functools.partial(_whole, stride=stride, padding=padding, groups=groups)
+    if kernel.shape[2:] == (1, channels):
+        taps = functools.partial(_by_taps, stride=stride, padding=padding)
+        y = jax.lax.platform_dependent(x, kernel, cpu=taps, default=whole)
+    else:
+        y = whole(x, kernel)
+    return y.reshape(*batch, *y.shape[1:])
+
+
+def _whole(x: jax.Array, kernel: jax.Array, *, stride: Pair, padding: Pair, groups: int) -> jax.Array:
+    pads, numbers = [(p, p) for p in padding], ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(x, kernel, stride, pads, dimension_numbers=numbers, feature_group_count=groups)
+
+
+@functools.partial(jax.jit, static_argnames=("stride", "padding"))  # traced once for all convolutions of a shape
+def _by_taps(x: jax.Array, kernel: jax.Array, *, stride: Pair, padding: Pair) -> jax.Array:
+    """A depthwise convolution as a sum over its taps.
+
+    A training step on a CPU is several times faster so: XLA:CPU has no good kernel for the gradient of `_whole`.
+    """
+    x = _padded(x, padding, "constant").astype(jnp.promote_types(x.dtype, jnp.float32))
+    (n, height, width, channels), (sh, sw), (kh, kw) = x.shape, stride, kernel.shape[:2]
+    down, right = (height - kh) // sh * sh + 1, (width - kw) // sw * sw + 1
+    parts = []
+    for b in range(kw):
+        columns = jax.lax.slice(x, (0, 0, b, 0), (n, height, b + right, channels), (1, 1, sw, 1))
+        for a in range(kh):
+            rows = jax.lax.slice_in_dim(columns, a, a + down, sh, axis=1)
+            parts.append(rows * kernel[a, b])
+    return functools.reduce(operator.add, parts).astype(kernel.dtype)
+
+
+def _padded(x: jax.Array, padding: Pair, mode: str) -> jax.Array:
+    return jnp.pad(x, [(0, 0), *((p, p) for p in padding), (0, 0)], mode)
+
+
+def output_size(grid: Pair, kernel: Pair, stride: Pair, padding: Pair, name: str = "convolution") -> Pair:
+    """(h, w) after a convolution of a map of (H, W); ValueError, with `name`, if the map is smaller than the kernel."""
+    for axis, n, k, p in zip(("height", "width"), grid, kernel, padding, strict=True):
+        if n + 2 * p < k or not n:
+            raise ValueError(
+                f"{name}: the {axis} {n} of a map with padding {p} is smaller than the kernel, {k}; it must be at "
+                f"least {max(k - 2 * p, 1)}."
+            )
+    h, w = ((n + 2 * p - k) // s + 1 for n, k, s, p in zip(grid, kernel, stride, padding, strict=True))
+    return h, w

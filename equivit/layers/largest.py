@@ -1,0 +1,71 @@
+"""The phase of stride 2 at which what a layer makes of a map is largest, and that: adaptive polyphase sampling."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from equivit.layers.by_image import by_image
+from equivit.symmetry import shifts
+from equivit.symmetry.shifts import Choice
+
+Pair = tuple[int, int]
+STRIDE = (2, 2)
+# Maps of an image that are smaller are taken together: the weights are larger than they.
+IMAGE_BYTES = 3 * 2**18
+
+
+class Layer(Protocol):
+    """A layer of stride 2 with a norm after it or not, which is a `nnx.Module`."""
+
+    def at_each_phase(self) -> Callable[[jax.Array], list[jax.Array]]:
+        """The layer without that norm: [B, h, w, C] on a torus -> [B, h/2, w/2, D] for each phase, row-major."""
+        ...
+
+    def at(self, x: jax.Array, choice: Choice) -> jax.Array:
+        """The whole layer at a phase of each map: [B, h, w, C] -> [B, h w / 4, D]."""
+        ...
+
+    def normed(self, y: jax.Array) -> jax.Array:
+        """The norm after it."""
+        ...
+
+
+@jax.custom_vjp
+def largest(layer: Any, x: jax.Array) -> tuple[jax.Array, Choice]:
+    """The layer at the phase where its l2 norm is largest: [B, h, w, C] -> [B, h w / 4, D], and the choice.
+
+    All phases are computed at once and one is kept.  The gradient is that of the layer at this phase alone, which takes
+    neither the arithmetic nor the memory of the others.
+
+    Args:
+      layer: a `Layer`.
+    """
+    b, *grid, channels = x.shape
+    with jax.named_scope("linear"):
+        at_each_phase = layer.at_each_phase()
+
+        def kept(x):
+            maps = at_each_phase(x.reshape(-1, *grid, channels))
+            norms = jnp.sqrt(jnp.stack([jnp.square(y).sum((1, 2, 3)) for y in maps], 1))
+            index = shifts.strongest(norms).index[:, None, None, None]
+            y = functools.reduce(lambda y, k: jnp.where(index == k, maps[k], y), range(1, 4), maps[0])
+            return y.reshape(len(x), -1, y.shape[-1]).astype(x.dtype), norms[:, None]
+
+        y, norms = by_image(kept, x.reshape(b, -1, channels), least=IMAGE_BYTES)
+    return layer.normed(y), shifts.strongest(norms[:, 0])
+
+
+def _forward(layer, x):
+    y, choice = largest(layer, x)
+    return (y, choice), (layer, x, choice)
+
+
+def _backward(kept, slopes):
+    layer, x, choice = kept
+    return jax.vjp(lambda layer, x: layer.at(x, choice), layer, x)[1](slopes[0])
+
+
+largest.defvjp(_forward, _backward)

@@ -1,0 +1,164 @@
+"""Attention among pooled queries, keys and values, and the block around it: MViTv2 (arXiv 2112.01526), Section 4.1.
+
+Tokens are those before the map, which nothing pools, and the map.  Where queries are pooled with a stride, the map that
+leaves the block is smaller, and the shortcut is pooled alike.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from equivit.layers import dense
+from equivit.layers.attention import attend_with_bias
+from equivit.layers.convolution import DepthwiseConv, Pair
+from equivit.layers.decomposed_position import DecomposedPosition
+from equivit.layers.drop import drop_path, dropout, split
+from equivit.layers.grid import Layout
+
+KERNEL, PADDING = (3, 3), (1, 1)  # of all pooling
+
+
+class PoolingAttention(dense.Attention):
+    """Attention among pooled queries, keys and values, with relative positions; the queries are added to its result.
+
+    A depthwise convolution, which all heads share, pools the map of each head, and a norm follows.  The positions are
+    read by queries as they are, before these are scaled.  Tokens before the map are not pooled, and neither their
+    queries nor their keys have a position.
+
+    Shapes: [*B, P + H W, in_features] -> [*B, P + h w, width].
+
+    Args:
+      stride, kv_stride: of queries, and of keys and values, (rows, columns).
+      grid: (h, w) of the finer of queries and keys, for which the tables of positions are made.
+      padding: "zeros" or "circular".
+      eps: of the norms.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        width: int,
+        num_heads: int,
+        *,
+        stride: Pair,
+        kv_stride: Pair,
+        grid: Pair,
+        padding: str,
+        eps: float,
+        rngs: nnx.Rngs,
+    ):
+        super().__init__(width, num_heads, in_features=in_features, rngs=rngs)
+        channels = width // num_heads
+        self.pool_q, self.pool_k, self.pool_v = (
+            DepthwiseConv(channels, kernel=KERNEL, stride=step, padding=PADDING, mode=padding, rngs=rngs)
+            for step in (stride, kv_stride, kv_stride)
+        )
+        self.norm_q, self.norm_k, self.norm_v = (dense.LayerNorm(channels, eps=eps) for _ in range(3))
+        self.position = DecomposedPosition(grid, channels, rngs=rngs)
+
+    def __call__(self, x: jax.Array, layout: Layout | None = None) -> jax.Array:
+        assert layout is not None
+        first, maps = apart(self.heads(x), layout)
+        q, k, v = self.pool_q(maps[0]), self.pool_k(maps[1]), self.pool_v(maps[2])
+        queries, keys = (q.shape[-3], q.shape[-2]), (k.shape[-3], k.shape[-2])
+        q, k, v = (
+            self.norm_q(joined(first[0], q)),
+            self.norm_k(joined(first[1], k)),
+            self.norm_v(joined(first[2], v)),
+        )
+        bias = self.position(q[..., layout.prefix :, :], queries, keys)
+        if layout.prefix:
+            bias = jnp.pad(bias, [(0, 0)] * (bias.ndim - 2) + [(layout.prefix, 0)] * 2)
+        return self.proj(self.side_by_side(attend_with_bias(q, k, v, bias) + q))
+
+
+class PoolingBlock(nnx.Module):
+    """pool(x) + path(attention(norm1(x))), then x + path(mlp(norm2(x))).
+
+    `pool` is a max-pool where queries are pooled with a stride.  A branch that widens has a linear map of its normed
+    input in place of x in the shortcut.  `path` is dropout, then stochastic depth.
+
+    Shapes: [*B, P + H W, in] -> [*B, P + h w, out].
+
+    Args:
+      norm1, attention, shortcut, norm2, mlp, mlp_shortcut: the parts; shortcuts are None unless the branch widens.
+      dropout: probability of zeroing an entry of a branch.
+    """
+
+    def __init__(
+        self,
+        *,
+        norm1: dense.LayerNorm,
+        attention: PoolingAttention,
+        shortcut: dense.Linear | None,
+        norm2: dense.LayerNorm,
+        mlp: dense.Mlp,
+        mlp_shortcut: dense.Linear | None,
+        dropout: float = 0.0,
+    ):
+        self.norm1, self.attention, self.shortcut = norm1, attention, shortcut
+        self.norm2, self.mlp, self.mlp_shortcut = norm2, mlp, mlp_shortcut
+        self.dropout = dropout
+
+    def __call__(
+        self,
+        x: jax.Array,
+        layout: Layout,
+        *,
+        rate: float | jax.Array = 0.0,
+        phase: int = 0,
+        train: bool = False,
+        key: jax.Array | None = None,
+    ) -> jax.Array:
+        """The tokens after the block.
+
+        Args:
+          layout: of the tokens before it.
+          rate: probability of dropping a branch for a sample.
+          phase, train: for blocks that alternate or have batch statistics; unused here.
+          key: for dropout and stochastic depth; None: neither.
+        """
+        keys, pool = split(key), self.attention.pool_q
+        y = self.norm1(x)
+        x = x if self.shortcut is None else self.shortcut(y).astype(x.dtype)
+        if pool.stride != (1, 1):
+            first, maps = apart(x, layout)
+            x = joined(first, max_pool(maps, pool.stride, pool.mode))
+        x = x + self._path(self.attention(y, layout), rate, keys[0])
+        y = self.norm2(x)
+        x = x if self.mlp_shortcut is None else self.mlp_shortcut(y).astype(x.dtype)
+        return x + self._path(self.mlp(y), rate, keys[1])
+
+    def _path(self, branch, rate, key) -> jax.Array:
+        dropout_key, path_key = split(key)
+        return drop_path(dropout(branch, self.dropout, dropout_key), rate, path_key)
+
+
+def apart(x: jax.Array, layout: Layout) -> tuple[jax.Array, jax.Array]:
+    """The tokens before the map, and the map: [*B, P + h w, C] -> [*B, P, C] and [*B, h, w, C]."""
+    first, tokens = x[..., : layout.prefix, :], x[..., layout.prefix :, :]
+    return first, tokens.reshape(*x.shape[:-2], *layout.grid, x.shape[-1])
+
+
+def joined(first: jax.Array, maps: jax.Array) -> jax.Array:
+    """The inverse of `apart`: [*B, P, C] and [*B, h, w, C] -> [*B, P + h w, C]."""
+    *batch, h, w, channels = maps.shape
+    tokens = maps.reshape(*batch, h * w, channels)
+    return jnp.concatenate([first, tokens], axis=-2) if first.shape[-2] else tokens
+
+
+def max_pool(x: jax.Array, stride: Pair, mode: str) -> jax.Array:
+    """The largest of 3 x 3 neighbours, for each channel: [*B, H, W, C] -> [*B, ceil(H / sh), ceil(W / sw), C].
+
+    Beyond the ends of the map there is nothing, or with the mode "circular" the other end.
+    """
+    for axis, step in zip((-3, -2), stride, strict=True):
+        pads = [(0, 0)] * x.ndim
+        pads[axis] = (1, 1)
+        padded = jnp.pad(x, pads, mode="wrap") if mode == "circular" else jnp.pad(x, pads, constant_values=-jnp.inf)
+        size = x.shape[axis]
+        parts = (jax.lax.slice_in_dim(padded, start, start + size, step, axis) for start in range(3))
+        x = functools.reduce(jnp.maximum, parts)
+    return x

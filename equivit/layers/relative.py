@@ -1,0 +1,161 @@
+"""Attention over a whole torus, by content and by the distance between tokens.
+
+A table has a vector for each distance (rows, columns) modulo the grid, which is added to the keys: the logit of query i
+and key j is q_i (k_j + R[i - j]) / sqrt(d).  So positions carry direction, and a shift of all tokens changes nothing.
+The distances are those of A-RPE ("Making Vision Transformers Truly Shift-Equivariant", Eq. 24); that queries read them
+is as in MViTv2 (arXiv 2112.01526, Eq. 4).
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from equivit.layers import attention, dense, isotypic
+from equivit.layers.attention import Parts
+from equivit.layers.grid import Layout
+from equivit.symmetry import fields
+from equivit.symmetry.fields import Isotypic
+from equivit.symmetry.groups import OCTIC, Group
+
+Pair = tuple[int, int]
+
+
+class Distances(nnx.Module):
+    """A vector for each distance.
+
+    Shapes: (h, w) -> ([h w, channels],), row by row.
+
+    Args:
+      grid: (h, w) of the learned table; for other grids it is resized, around the torus.
+      channels: of a head; the heads share the table.
+    """
+
+    def __init__(self, grid: Pair, channels: int, *, rngs: nnx.Rngs):
+        self.table = nnx.Param(dense.WEIGHT_INIT(rngs.params(), (*grid, channels)), decay=False)
+        self.grid = grid
+
+    def __call__(self, grid: Pair) -> Parts:
+        table = around(self.table[...], grid)
+        return (table.reshape(-1, table.shape[-1]),)
+
+    def tables(self, grid: Pair) -> dict[str, jax.Array]:
+        """The parameters, by name, of this table resized to another grid."""
+        return {"table": around(self.table[...], grid)}
+
+
+class IsotypicDistances(nnx.Module):
+    """A field of distances that turns with them: R[g d] = g R[d], so that its products with queries are invariant.
+
+    It is the average over the group of a free table: of a square one for OCTIC, as large as the longer side of `grid`.
+
+    Shapes: (h, w) -> the parts of a head's vector in lines, [h w, 4 c], and planes, [h w, 4 c] (FLIP: [h w, 2 c]).
+
+    Args:
+      grid: (h, w) that the table is learned for; for other grids it is resized, around the torus.
+      channels: of a head, a multiple of the order of the group; the heads share the table.
+    """
+
+    def __init__(self, grid: Pair, channels: int, *, group: Group, rngs: nnx.Rngs):
+        c, size = channels // group.order, _domain(grid, group)
+        init = dense.WEIGHT_INIT
+        lines = init(rngs.params(), (len(group.lines), *size, c))
+        self.lines = nnx.Param(lines, tensors=isotypic.line_names(group), decay=False)
+        planes = init(rngs.params(), (*size, 2 * c)) if group.planes else None
+        self.planes = None if planes is None else nnx.Param(planes, tensors="E", decay=False)
+        self.grid = grid
+
+    def __call__(self, grid: Pair) -> Parts:
+        planes = None if self.planes is None else self.planes[...][None]
+        field = fields.symmetric(Isotypic(self.lines[...], planes))
+        leaves = (jnp.moveaxis(around(leaf, grid), 0, -2) for leaf in jax.tree.leaves(field))
+        return tuple(leaf.reshape(math.prod(grid), -1) for leaf in leaves)
+
+    def tables(self, grid: Pair) -> dict[str, jax.Array]:
+        """The parameters, by name, of this table resized to another grid."""
+        size = _domain(grid, OCTIC) if self.planes is not None else grid
+        named = {"lines": self.lines, "planes": self.planes}
+        return {name: around(table[...], size) for name, table in named.items() if table is not None}
+
+
+def _domain(grid: Pair, group: Group) -> Pair:
+    return (max(grid), max(grid)) if group is OCTIC else grid
+
+
+def around(table: jax.Array, grid: Pair) -> jax.Array:
+    """A table [*, rows, columns, C] by distance on a torus, resized to `grid`; linear, and the distance 0 stays 0."""
+    if table.shape[-3:-1] == tuple(grid):
+        return table
+    rows, columns = (_linear(*sizes).astype(table.dtype) for sizes in zip(table.shape[-3:-1], grid, strict=True))
+    return jnp.einsum("hr,wc,...rcd->...hwd", rows, columns, table)
+
+
+@functools.lru_cache
+def _linear(size: int, target: int) -> np.ndarray:
+    """The matrix [target, size] of linear interpolation around a circle.  It treats both directions alike."""
+    place = np.arange(target) * size / target
+    apart = np.abs(place[:, None] - np.arange(size))
+    return np.maximum(1 - np.minimum(apart, size - apart), 0)
+
+
+@functools.lru_cache
+def pairs(grid: Pair) -> np.ndarray:
+    """The distance of each query from each key, modulo the grid, as an index of [h w]: [h w, h w]."""
+    h, w = grid
+    rows, columns = np.divmod(np.arange(h * w, dtype=np.int32), w)
+    return (rows[:, None] - rows) % h * w + (columns[:, None] - columns) % w
+
+
+class Attention(dense.Attention):
+    """`dense.Attention` with a vector for each distance.
+
+    Args:
+      grid: that the distances are learned for.
+    """
+
+    def __init__(self, width: int, num_heads: int, grid: Pair, *, rngs: nnx.Rngs, **options):
+        super().__init__(width, num_heads, rngs=rngs, **options)
+        self.distances = Distances(grid, width // num_heads, rngs=rngs)
+
+    def __call__(self, x: jax.Array, layout: Layout | None = None) -> jax.Array:
+        q, k, v = self.heads(x)
+        grid = grid_of(layout)
+        (y,) = attention.attend_relative((q,), (k,), (v,), self.distances(grid), pairs(grid))
+        return self.proj(self.side_by_side(y))
+
+    def weights(self, x: jax.Array, rows: int | None = None, layout: Layout | None = None) -> jax.Array:
+        q, k, _ = self.heads(x)
+        grid = grid_of(layout)
+        return attention.relative_weights((q,), (k,), self.distances(grid), pairs(grid))[..., :rows, :]
+
+
+class IsotypicAttention(isotypic.Attention):
+    """`isotypic.Attention` with a field of distances.
+
+    Args:
+      grid: that the distances are learned for.
+    """
+
+    def __init__(self, width: int, num_heads: int, grid: Pair, *, group: Group, rngs: nnx.Rngs, **options):
+        super().__init__(width, num_heads, group=group, rngs=rngs, **options)
+        self.distances = IsotypicDistances(grid, width // num_heads, group=group, rngs=rngs)
+
+    def __call__(self, x: Isotypic, layout: Layout | None = None) -> Isotypic:
+        grid = grid_of(layout)
+        vectors = self.distances(grid)
+        return self.attended(x, lambda q, k, v: attention.attend_relative(q, k, v, vectors, pairs(grid)))
+
+    def weights(self, x: Isotypic, rows: int | None = None, layout: Layout | None = None) -> jax.Array:
+        grid = grid_of(layout)
+        q, k, _ = self.parts(x)
+        return attention.relative_weights(q, k, self.distances(grid), pairs(grid))[..., :rows, :]
+
+
+def grid_of(layout: Layout | None) -> Pair:
+    """The grid of tokens; ValueError if some of them were removed."""
+    if layout is None or len(layout.grid) != 2:
+        raise ValueError("relative positions: patches were removed (keep=), so that those left are on no grid.")
+    return layout.grid[0], layout.grid[1]

@@ -1,0 +1,112 @@
+"""Convolutions against sums over their taps, of each index by itself; their sizes, seams, costs and types."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from equivit import costs, logical, precision
+from equivit.costs import Cost
+from equivit.layers import convolution
+from equivit.layers.convolution import Conv, DepthwiseConv, output_size
+
+# (kernel, stride, padding, size of the map): the embeddings of CvT, then rows and columns with nothing in common; maps
+# that the stride divides and that it does not, and one that is smaller than the padding.
+CASES = [
+    ((7, 7), (4, 4), (2, 2), (12, 8)),
+    ((3, 3), (2, 2), (1, 1), (5, 6)),
+    ((3, 2), (1, 3), (2, 0), (4, 7)),
+    ((5, 3), (2, 1), (2, 1), (1, 4)),
+]
+
+
+def layer(depthwise, case, mode, bias=True):
+    """A layer of 2 channels, to 4 unless it is depthwise; kernel and bias drawn by NumPy."""
+    options = dict(zip(("kernel", "stride", "padding"), case, strict=False), mode=mode, bias=bias)
+    make = (lambda r: DepthwiseConv(2, **options, rngs=r)) if depthwise else (lambda r: Conv(2, 4, **options, rngs=r))
+    abstract, random = jax.eval_shape(lambda: make(nnx.Rngs(0))), np.random.default_rng(0)
+    arrays = {n: random.normal(size=a.shape).astype(np.float32) for n, a in sorted(logical.take(abstract).items())}
+    return logical.put(abstract, {name: jnp.asarray(array) for name, array in arrays.items()})
+
+
+def maps(*shape):
+    return np.random.default_rng(1).normal(size=(*shape, 2)).astype(np.float32)
+
+
+def by_hand(layer, x):
+    """Tap (a, b) of output (i, j) is at (i s - p + a, j s - p + b): modulo the size, or zero outside of the map."""
+    kernel, (h, w) = np.asarray(layer.kernel[...], np.float64), x.shape[1:3]
+    (kh, kw, each, width), (sh, sw), (ph, pw) = kernel.shape, layer.stride, layer.padding
+    y = np.zeros((len(x), (h + 2 * ph - kh) // sh + 1, (w + 2 * pw - kw) // sw + 1, width))
+    for i, j, a, b in np.ndindex(*y.shape[1:3], kh, kw):
+        row, column = i * sh - ph + a, j * sw - pw + b
+        if layer.mode == "circular" or (0 <= row < h and 0 <= column < w):
+            taps, pixel = kernel[a, b], x[:, row % h, column % w]
+            y[:, i, j] += pixel * taps[0] if each == 1 else pixel @ taps
+    return y + np.asarray(layer.bias[...])
+
+
+@pytest.mark.parametrize("depthwise", [False, True], ids=["dense", "depthwise"])
+@pytest.mark.parametrize("mode", ["zeros", "circular"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_sums_over_taps(case, mode, depthwise):
+    conv, x = layer(depthwise, case, mode), maps(2, *case[-1])
+    y, expected = jax.jit(lambda conv, x: conv(x))(conv, x), by_hand(conv, x)
+    np.testing.assert_allclose(y, expected, rtol=0, atol=2e-5)  # float32 sums of at most 98 products near 1
+    assert output_size(case[-1], *case[:3]) == y.shape[1:3]
+
+
+@pytest.mark.parametrize("case", CASES[1:], ids=str)
+def test_both_forms_of_a_depthwise_convolution(case):
+    """The sum over taps, which CPUs compute, is the convolution of other platforms; in bfloat16 it is rounded once."""
+    x, kernel = maps(2, *case[-1]), np.asarray(layer(True, case, "zeros").kernel[...])
+    sizes = dict(stride=case[1], padding=case[2])
+
+    @jax.jit
+    def both(x, kernel):
+        whole = convolution._whole(x, kernel, groups=2, **sizes)
+        rounded = [array.astype(jnp.bfloat16) for array in (x, kernel)]
+        exact = convolution._by_taps(*(array.astype(jnp.float32) for array in rounded), **sizes)
+        return whole, convolution._by_taps(x, kernel, **sizes), convolution._by_taps(*rounded, **sizes), exact
+
+    whole, taps, rounded, exact = both(x, kernel)
+    np.testing.assert_allclose(taps, whole, rtol=0, atol=1e-6 * np.abs(whole).max())
+    assert rounded.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(rounded, exact.astype(jnp.bfloat16))
+
+
+def test_any_batch_axes():
+    conv, x = layer(True, CASES[1], "circular"), maps(2, 3, 5, 6)
+    y = jax.jit(lambda conv, x: (conv(x), conv(x.reshape(6, 5, 6, 2)), conv(x[0, 0])))(conv, x)
+    assert y[0].shape == (2, 3, 3, 3, 2)
+    np.testing.assert_array_equal(y[0], y[1].reshape(y[0].shape))
+    np.testing.assert_allclose(y[2], y[0][0, 0], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("depthwise", [False, True], ids=["dense", "depthwise"])
+def test_costs(depthwise):
+    """Each output and tap once, zeros included, and the sum with the bias; backward the same for map and kernel."""
+    case = (*CASES[1][:3], (4, 6))
+    conv, x = layer(depthwise, case, "zeros"), maps(5, 4, 6)
+    products, outputs = 9 * (1 if depthwise else 2), 5 * 2 * 3 * (2 if depthwise else 4)
+    counted = costs.count(lambda conv, x: conv(x), conv, x)
+    assert counted["linear"] == Cost(products * outputs, outputs) and not counted.notes
+    assert counted.macs == counted["linear"].macs
+    both = jax.grad(lambda kernel, x: logical.put(conv, {"kernel": kernel})(x).sum(), (0, 1))
+    assert costs.count(both, conv.kernel[...], x)["linear"].macs == 3 * counted.macs
+
+
+def test_types():
+    """As a patch embedding: the product in the type of the kernel, the sum in that of the bias."""
+    with_bias, without = (precision.cast(layer(False, CASES[0], "circular", bias), "mixed") for bias in (True, False))
+    x = maps(1, 12, 8)
+    assert jax.eval_shape(with_bias, x).dtype == jnp.float32
+    assert jax.eval_shape(without, x).dtype == jnp.bfloat16
+
+
+def test_what_cannot_be():
+    with pytest.raises(ValueError, match="DepthwiseConv: mode='circle' is not one of zeros, circular; the nearest is"):
+        layer(True, CASES[0], "circle")
+    with pytest.raises(ValueError, match="the width 2 of a map with padding 2 is smaller than the kernel, 7; .* 3"):
+        jax.eval_shape(layer(False, CASES[0], "circular"), maps(1, 12, 2))

@@ -1,0 +1,136 @@
+"""Adaptive CvTs: logits and maps under every shift, ties, choices, and what is refused.
+
+The whole stride of the small models, with that of keys and values, is 8 pixels, so 64 shifts are all that differ for
+them.  Their maps are 8x4 and 4x2 tokens; the last stage has a class token.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from equivit import costs, logical, models, precision, testing
+from equivit.layers.conv_attention import ConvAttention
+from equivit.models import zoo
+from equivit.symmetry import shifts
+from tests.models.cvt_test import model
+from tests.models.swin_adaptive_test import KINDS, SHIFTS, SIZE, everything, picture, run
+
+SMALL = dict(widths=(8, 12), depths=(1, 2), num_heads=(1, 2), kernels=(3, 3), strides=(2, 2), paddings=(1, 1))
+SMALL |= dict(image_size=SIZE, adaptive=True)
+NUMBERS = dict.fromkeys(("stage0_embed", "stage1_embed", "stage0_layer0_kv", "stage1_layer0_kv", "stage1_layer1_kv"), 4)
+
+
+@functools.cache
+def small(**options):
+    return model(**SMALL | options)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_shift_gives_the_same_bits(dtype):
+    m = precision.cast(small(), "bfloat16") if dtype == "bfloat16" else small()
+    x = np.stack([picture(kind) for kind in KINDS]).astype(np.float32)
+    upright = jax.device_get(run(m, x))
+    assert len({row.tobytes() for row in upright[0]}) == len(KINDS)
+    for shift in SHIFTS[1:]:
+        jax.tree.map(np.testing.assert_array_equal, run(m, np.roll(x, shift, (1, 2))), upright)
+    assert {name: len(index) for name, (index, _) in upright[1].items()} == dict.fromkeys(NUMBERS, len(KINDS))
+    for index, gap in upright[1].values():
+        assert (index >= 0).all() and (index < 4).all() and (gap >= 0).all() and (gap <= 1).all()
+
+
+def in_float64(**options):
+    return jax.tree.map(lambda a: a.astype(jnp.float64), small(anchor=False, **options))
+
+
+def test_the_layers_follow_every_shift_without_an_anchor():
+    """In float64, where a choice is decided by more than rounding."""
+    with jax.enable_x64(True):
+        m, x = in_float64(), np.random.default_rng(2).normal(size=(2, *SIZE, 3))
+        _, chosen, grids = everything(m, x)
+        assert min(gap.min() for _, gap in chosen.values()) > 1e-9
+        testing.assert_shift_equivariant(lambda x: everything(m, x)[0], x, shifts=SHIFTS[1:])
+        for block in range(len(grids)):
+            grid = functools.partial(lambda block, x: everything(m, x)[2][block], block)
+            testing.assert_shift_equivariant(grid, x, shifts=SHIFTS[1::9], output="grid")
+
+
+def test_keys_and_values_share_a_phase(monkeypatch):
+    """Apart, each at the phase where it is largest itself, a shift pairs keys with the values of others."""
+
+    def apart(self, x, *, train):
+        parts = []
+        for part in (self.conv_k, self.conv_v):
+            maps = part.norm(part.conv.everywhere(x))
+            choice = shifts.strongest(
+                jnp.square(maps).sum(-1).reshape(len(x), -1, 2, x.shape[2] // 2, 2).sum((1, 3)).reshape(len(x), 4)
+            )
+            parts.append(part(shifts.roll(x, -shifts.phases(choice.index, 2)), train=train))
+        return parts
+
+    monkeypatch.setattr(ConvAttention, "keys_and_values", apart)
+    with jax.enable_x64(True):
+        m, x = in_float64(), np.random.default_rng(2).normal(size=(4, *SIZE, 3))
+        with pytest.raises(AssertionError, match="shift"):
+            testing.assert_shift_equivariant(jax.jit(lambda x: m(x)), x, shifts=SHIFTS[1::7])
+
+
+def test_other_models_do_not_follow():
+    x = np.random.default_rng(2).normal(size=(2, *SIZE, 3)).astype(np.float32)
+    for options in (dict(adaptive=False, padding="circular"), dict(adaptive=("token", "merge"), padding="circular")):
+        m = small(**options)
+        assert max(np.abs(run(m, np.roll(x, shift, (1, 2)))[0] - run(m, x)[0]).max() for shift in SHIFTS[1::5]) > 1e-3
+
+
+def test_gradients_and_statistics():
+    """Finite on a black image; batch norms record what was chosen, which is as much as the ordinary model's."""
+    m, x = small(), np.zeros((1, *SIZE, 3), np.float32)
+
+    @jax.jit
+    def step(m, x):
+        def loss(arrays):
+            model = logical.put(m, arrays)
+            return model(x, train=True).sum(), model
+
+        slopes, changed = jax.grad(loss, has_aux=True)(logical.take(m))
+        return slopes, changed
+
+    slopes, _ = step(m, x)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(slopes))
+    _, changed = step(m, np.random.default_rng(3).normal(size=x.shape).astype(np.float32))
+    mean = changed.stages[0].blocks[0].attention.conv_k.norm.mean
+    assert np.abs(mean - m.stages[0].blocks[0].attention.conv_k.norm.mean).max() > 1e-4
+
+
+def test_arithmetic_above_the_ordinary_model():
+    def macs(**options):
+        m = zoo.abstract("cvt_13", **options)
+        image = jax.ShapeDtypeStruct((1, *m.config.input_shape), jnp.float32)
+        return costs.count(lambda m, x: m(x), m, image).macs
+
+    ordinary = macs()
+    assert macs(adaptive=True) < 1.12 * ordinary
+    assert macs(adaptive=True, select="input") < 1.005 * ordinary
+
+
+def test_adapted_weights_are_the_ordinary_ones():
+    ordinary = small(adaptive=False)
+    adapted = models.adapt(ordinary)
+    assert adapted.config == small().config
+    for one, other in zip(jax.tree.leaves(adapted), jax.tree.leaves(ordinary), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("options", "size", "message"),
+    [
+        ({}, (224, 240), r"the width 240 of the images is not a multiple of 32, .*; the nearest are 224 and 256"),
+        (dict(adaptive=("token", "window")), (224, 224), "adaptive='window' is not one of token, merge, pool"),
+    ],
+)
+def test_what_no_grid_divides_is_refused(options, size, message):
+    with pytest.raises(ValueError, match=message):
+        m = zoo.abstract("cvt_13", **dict(adaptive=True) | options)
+        jax.eval_shape(lambda m, x: m(x), m, jax.ShapeDtypeStruct((1, *size, 3), jnp.float32))
