@@ -79,25 +79,56 @@ def cells(
     Raises:
       ValueError: a cell has no finished run, or two with one seed, or runs differ in other keys.
     """
-    found: dict[Any, list[Run]] = {name: [] for name in wanted}
-    for run in runs:
-        if (name := cell(run)) in found:
-            found[name].append(run)
-    missing = [name for name in wanted if not any(run.report is not None for run in found[name])]
+    found = _of_cells(runs, cell, wanted)
+    missing = [name for name in wanted if not _finished(found[name])]
     if missing:
         begun = [str(run.place) for name in missing for run in found[name]]
         note = f" Not finished: {', '.join(begun)}; its own command goes on with it." if begun else ""
         names = "; ".join(map(_text, missing))
         raise ValueError(f"there is no finished run of {names}. It is trained by: {command(missing[0])}.{note}")
-    finished = {name: [run for run in found[name] if run.report is not None] for name in wanted}
+    finished = {name: _finished(group) for name, group in found.items()}
     _check_recipe([run for group in finished.values() for run in group], free)
-    for name, group in finished.items():
+    _check_seeds(finished)
+    return finished
+
+
+def present(
+    runs: Iterable[Run], cell: Callable[[Run], Hashable], wanted: Sequence[Hashable], *, free: Sequence[str] = ()
+) -> dict[Any, list[Run]]:
+    """The finished runs of each wanted cell, of some perhaps none; cells may be of several recipes.
+
+    Args:
+      free: keys in which runs of a cell differ.
+
+    Raises:
+      ValueError: two runs of a cell have one seed, or differ in other keys.
+    """
+    finished = {name: _finished(group) for name, group in _of_cells(runs, cell, wanted).items()}
+    for group in finished.values():
+        _check_recipe(group, free)
+    _check_seeds(finished)
+    return finished
+
+
+def _of_cells(runs, cell, wanted) -> dict[Any, list[Run]]:
+    found: dict[Any, list[Run]] = {name: [] for name in wanted}
+    for run in runs:
+        if (name := cell(run)) in found:
+            found[name].append(run)
+    return found
+
+
+def _finished(runs: Iterable[Run]) -> list[Run]:
+    return [run for run in runs if run.report is not None]
+
+
+def _check_seeds(found: dict[Any, list[Run]]) -> None:
+    for name, group in found.items():
         places: dict[int, pathlib.Path] = {}
         for run in group:
             if (other := places.setdefault(run.config.seed, run.place)) != run.place:
                 both = f"{other} and {run.place} are both runs of {_text(name)} with seed {run.config.seed}"
                 raise ValueError(f"{both}; leave one out.")
-    return finished
 
 
 def _text(name) -> str:
@@ -114,10 +145,13 @@ def _check_recipe(runs: Sequence[Run], free: Sequence[str]) -> None:
 
 
 def departures(run: Run, recipe: str, *, free: Sequence[str]) -> list[str]:
-    """The keys in which a run differs from a config of ImageNet, such as "configs/octic_l.py:H8", beside `free`."""
+    """The keys in which a run differs from a config, such as "configs/octic_l.py:H8", beside `free`.
+
+    Where the config does not say how many classes there are, they are the 1000 of ImageNet.
+    """
     config = configs.load(str(benchmark.ROOT / recipe))
-    with config.unlocked():
-        config.model.update(num_classes=1000, in_channels=3)  # which a run notes when it has seen the data
+    with config.unlocked():  # which a run notes when it has seen the data
+        config.model = {"num_classes": 1000, "in_channels": 3, **config.model}
     return _others(configs.differences(run.config, config), [*free, "data.source"])
 
 

@@ -1,0 +1,219 @@
+"""Accuracy and shift consistency of trained runs beside shift-equivariant ViTs: Tables 1, 2, 6, A9, A10, A11 and A12.
+
+    python -m equivit.train --config=configs/adaptive_cifar.py:10,swin_t --workdir=runs/adaptive/swin_t \
+        --seeds=0,1,2,3,4
+    python experiments/adaptive_results.py runs/adaptive                          # some seconds
+    python experiments/adaptive_results.py runs/adaptive --evaluate --tables=A11  # runs the models of that table
+
+Takes the runs of configs/adaptive_cifar.py and configs/adaptive_imagenet.py in the directory, at any depth; of several
+seeds the mean and the standard deviation.  A row without a run stays empty; --missing prints the commands that train
+them.  Tables A9 to A12 evaluate models in other conditions too (`adaptive_conditions.py`); --evaluate does so where it
+has not been done, and keeps the results in the directory of the run.
+
+Table 6 leaves one part out of a model; the paper's "progressively evaluated" could also mean one after the other.
+A-CvT-13 of Table A12 is trained for 90 epochs by the text beside it, for 100 by Appendix A3; here it is Table 1's.
+
+Claims: the predictions of adaptive models do not change under circular shifts, 100 % for each seed.  Every other model
+is at least as accurate, and as consistent, as the default one of the same table, or is not further behind than in the
+paper; judged where both follow their recipes.  Exits 1 when one fails.
+"""
+
+import pathlib
+import statistics
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from configs import recipes
+from experiments import adaptive_conditions, adaptive_paper, benchmark, trained_runs
+from experiments.adaptive_paper import Cell, Entry
+from experiments.benchmark import Claim
+from experiments.trained_runs import Run
+
+CLASSES = {10: "cifar10", 100: "cifar100", 1000: "imagenet"}
+PARTS = {"no token": "window,merge,position", "no window": "token,merge,position", "no merge": "token,window,position"}
+TABLES = {
+    "1": "CIFAR",
+    "2": "ImageNet",
+    "6": "without one of the parts, CIFAR-10",
+    "A9": "with a square erased, CIFAR-10",
+    "A10": "upside down, CIFAR-10",
+    "A11": "by the range of circular shifts, CIFAR-10",
+    "A12": "default models made adaptive, CIFAR-10",
+}
+FIGURES = ("top1", "consistency")
+COLUMNS = dict(label="", seeds="seeds")
+for name in FIGURES:
+    COLUMNS |= {name: name, f"{name}_spread": "+-", f"{name}_paper": "paper", f"{name}_paper_spread": "+-"}
+
+
+def main(arguments=None) -> int:
+    options = _options(arguments)
+    entries = [entry for entry in adaptive_paper.entries() if entry.table in options.tables]
+    cells = list(dict.fromkeys(entry.cell for entry in entries))
+    try:
+        found = trained_runs.present(trained_runs.read(options.runs), cell_of, cells, free=("init",))
+        if options.evaluate:
+            evaluate(entries, found)
+        others = {cell: departures(cell, runs) for cell, runs in found.items() if runs}
+        rows = [row(entry, found[entry.cell], others.get(entry.cell, [])) for entry in entries]
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    _print(rows, others)
+    if options.missing:
+        print(*(command(cell, options) for cell in cells if not found[cell]), sep="\n")
+    return benchmark.finish(options.output, dict(rows=rows), claims_of(rows))
+
+
+def _options(arguments):
+    parser = benchmark.parser(__doc__, output="adaptive_results.json")
+    parser.add_argument("runs", type=pathlib.Path, help="directory of the runs")
+    parser.add_argument("--tables", type=benchmark.one_of(list(TABLES)), default=list(TABLES), help="(all)")
+    parser.add_argument("--evaluate", action="store_true", help="the conditions of Tables A9 to A12, where not done")
+    parser.add_argument("--missing", action="store_true", help="print the commands that train what is missing")
+    return parser.parse_args(arguments)
+
+
+# ---- Which run is what
+
+
+def cell_of(run: Run) -> Cell | None:
+    """The cell of a run; None for other models."""
+    config, name = run.config, run.config.model.name
+    if name not in recipes.HIERARCHICAL or run.model.num_classes not in CLASSES:
+        return None
+    shifts = "circular" if "circular" in config.evaluation.shift.kinds else "standard"
+    variant = _variant(config, run.model)
+    return None if variant is None else Cell(CLASSES[run.model.num_classes], shifts, name, variant)
+
+
+def _variant(config, model) -> str | None:
+    parts = getattr(model, "parts", ())
+    if not parts:
+        return "da" if config.data.augment.circular_shift else "default"
+    if parts == replace(model, adaptive=True).parts:
+        return "adaptive" if config.init is None else f"adapted={config.epochs:g}"
+    return {words: name for name, words in PARTS.items()}.get(",".join(parts))
+
+
+def recipe(cell: Cell) -> str:
+    """The config that trains a cell."""
+    file = "imagenet" if cell.data == "imagenet" else "cifar"
+    words = [cell.data.removeprefix("cifar")] if file == "cifar" else []
+    words += [cell.model, *(["standard"] if cell.shifts == "standard" else [])]
+    words += ["adaptive"] if cell.variant in PARTS else [] if cell.variant == "default" else [cell.variant]
+    return f"configs/adaptive_{file}.py:{','.join(words)}"
+
+
+def command(cell: Cell, options) -> str:
+    """What trains a cell."""
+    place = options.runs / "_".join(cell).replace(" ", "_").replace("=", "_")
+    words = [f"python -m equivit.train --config={recipe(cell)} --workdir={place}"]
+    words += ["--seeds=0,1,2,3,4"] if cell.data != "imagenet" and cell.variant != "da" else []
+    words += [f"--config.model.adaptive={PARTS[cell.variant]}"] if cell.variant in PARTS else []
+    words += ["--config.init=DEFAULT_RUN"] if cell.variant.startswith("adapted") else []
+    return " ".join(words)
+
+
+def departures(cell: Cell, runs: list[Run]) -> list[str]:
+    """The keys in which the runs of a cell differ from its recipe."""
+    free = ("init", "model.adaptive") if cell.variant in PARTS or cell.variant.startswith("adapted") else ()
+    return trained_runs.departures(runs[0], recipe(cell), free=free)
+
+
+# ---- Figures
+
+
+def evaluate(entries: Iterable[Entry], found: dict[Cell, list[Run]]) -> None:
+    """Evaluate all runs in the conditions of the tables."""
+    wanted: dict[pathlib.Path, list[str]] = {}
+    for entry in entries:
+        for run in found[entry.cell] if entry.condition else ():
+            wanted.setdefault(run.place, []).append(entry.condition)
+    for place, conditions in wanted.items():
+        adaptive_conditions.evaluate(place, list(dict.fromkeys(conditions)))
+
+
+def row(entry: Entry, runs: list[Run], other_values: list[str]) -> dict[str, Any]:
+    """A row of a table: ours beside the paper's, in percent; None where there is nothing."""
+    found = dict(table=entry.table, **entry.cell._asdict(), condition=entry.condition, range=entry.range)
+    values = {name: [] for name in FIGURES}
+    for run in runs:
+        if (figures := figures_of(entry, run)) is not None:
+            for name, value in zip(FIGURES, figures, strict=True):
+                values[name].append(value)
+    for name in FIGURES:
+        paper, ours = getattr(entry, name), values[name] if getattr(entry, name) else []
+        found |= {name: statistics.fmean(ours) if ours else None, f"{name}_values": ours}
+        found[f"{name}_spread"] = statistics.stdev(ours) if len(ours) > 1 else None
+        found |= {f"{name}_paper": paper and paper.mean, f"{name}_paper_spread": paper and paper.spread}
+    return found | dict(seeds=len(values["consistency"]), other_values=other_values)
+
+
+def figures_of(entry: Entry, run: Run) -> tuple[float, float] | None:
+    """Accuracy and consistency of a run, in percent; None if it has not been evaluated so."""
+    if entry.condition:
+        result = adaptive_conditions.read(run.place).get(entry.condition)
+        return None if result is None else (100 * result["top1"], 100 * result[f"circular_{entry.range}"])
+    names = ("eval/accuracy/top1", f"eval/shift/{_shifts(entry.cell, run)}")
+    top1, consistency = (trained_runs.figure([run], name).mean for name in names)
+    return top1, consistency
+
+
+def _shifts(cell: Cell, run: Run) -> str:
+    """The name of the shifts of a setting among the figures of the shift protocol."""
+    if cell.shifts == "circular":
+        return "circular_full"
+    return "crop_full" if cell.data == "imagenet" else f"zeros_{6 * run.config.data.image_size[0] // 32}"
+
+
+def claims_of(rows: list[dict]) -> list[Claim]:
+    """Claims about the rows that are there."""
+    claims, defaults = [], {_group(r): r for r in rows if r["variant"] == "default" and r["condition"] != "adapted"}
+    for r in (r for r in rows if r["seeds"]):
+        adaptive = r["variant"] == "adaptive" or r["variant"].startswith("adapted") or r["condition"] == "adapted"
+        name = f"Table {r['table']}, {label(r)}"
+        if adaptive and r["shifts"] == "circular":
+            claims.append(Claim(f"{name}: least consistency of a seed, %", min(r["consistency_values"]), at_least=100))
+        default = defaults[_group(r)]
+        if r is default or not default["seeds"]:
+            continue
+        judged = not r["other_values"] and not default["other_values"]
+        for figure in (figure for figure in FIGURES if r[figure] is not None):
+            bound = min(0.0, round(r[f"{figure}_paper"] - default[f"{figure}_paper"], 2))
+            text = f"{name}: {figure}, points above the default model"
+            claims.append(Claim(text, r[figure] - default[figure], at_least=bound, judged=judged))
+    return claims
+
+
+def _group(r: dict) -> tuple:
+    """What a row has in common with the default model that it is compared with."""
+    condition = "" if r["condition"] == "adapted" else r["condition"]
+    return r["table"], r["data"], r["shifts"], r["model"], condition, r["range"]
+
+
+def label(r: dict) -> str:
+    """What a row is of."""
+    range_ = f" {r['range'].replace('_', ' ')}" if r["condition"] == "ranges" else ""
+    condition = {"": "", "ranges": "", "adapted": ", adapted at once"}.get(r["condition"], f", {r['condition']}")
+    return f"{r['data']}, {r['shifts']}{range_}, {r['model']}, {r['variant']}{condition}"
+
+
+def _print(rows: list[dict], others: dict[Cell, list[str]]) -> None:
+    print("Top-1 accuracy and shift consistency, %; beside ours the paper's.")
+    for table, title in TABLES.items():
+        if lines := [{**r, "label": label(r)} for r in rows if r["table"] == table]:
+            print(f"\nTable {table}: {title}")
+            print(benchmark.table(lines, COLUMNS))
+    print(f"\n{sum(r['seeds'] > 0 for r in rows)} of {len(rows)} rows have runs.")
+    for cell, keys in others.items():
+        if keys:
+            print(f"{' '.join(cell)}: not the recipe, which has other values of {', '.join(keys)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
