@@ -64,17 +64,45 @@ def test_any_batch_axes():
     np.testing.assert_allclose(y[2], y[0][0, 0], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("depthwise", [False, True], ids=["dense", "depthwise"])
-def test_costs(depthwise):
+def test_costs():
     """Each output and tap once, zeros included, and the sum with the bias; backward the same for map and kernel."""
     case = (*CASES[1][:3], (4, 6))
-    conv, x = layer(depthwise, case, "zeros"), maps(5, 4, 6)
-    products, outputs = 9 * (1 if depthwise else 2), 5 * 2 * 3 * (2 if depthwise else 4)
+    conv, x = layer(False, case, "zeros"), maps(5, 4, 6)
+    products, outputs = 9 * 2, 5 * 2 * 3 * 4
     counted = costs.count(lambda conv, x: conv(x), conv, x)
     assert counted["linear"] == Cost(products * outputs, outputs) and not counted.notes
     assert counted.macs == counted["linear"].macs
     both = jax.grad(lambda kernel, x: logical.put(conv, {"kernel": kernel})(x).sum(), (0, 1))
     assert costs.count(both, conv.kernel[...], x)["linear"].macs == 3 * counted.macs
+
+
+def test_costs_of_each_channel_by_itself():
+    """No matrix products, but a product and a sum for each output and tap; the bias takes the place of a first sum."""
+    conv, x = layer(True, (*CASES[1][:3], (4, 6)), "zeros"), maps(5, 4, 6)
+    counted = costs.count(lambda conv, x: conv(x), conv, x)
+    assert counted["linear"] == Cost(0, 2 * 9 * 5 * 2 * 3 * 2) and not counted.notes
+    assert counted.macs == 0
+
+
+@pytest.mark.parametrize("mode", ["zeros", "circular"])
+@pytest.mark.parametrize("case", CASES[2:], ids=str)
+def test_slopes_of_each_channel_by_itself(case, mode):
+    """Against XLA's convolution in groups."""
+    conv, x = layer(True, case, mode, bias=False), maps(2, *case[-1])
+
+    def by_xla(x, kernel):
+        x = jnp.pad(x, [(0, 0), *((p, p) for p in case[2]), (0, 0)], mode="wrap" if mode == "circular" else "constant")
+        axes = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, kernel, case[1], "VALID", dimension_numbers=axes, feature_group_count=2)
+
+    @jax.jit
+    def slopes(x, kernel):
+        y, ours = jax.vjp(lambda x, kernel: logical.put(conv, {"kernel": kernel})(x), x, kernel)
+        theirs = jax.vjp(by_xla, x, kernel)[1]
+        return ours(jnp.cos(y)), theirs(jnp.cos(y))
+
+    for ours, theirs in zip(*slopes(x, conv.kernel[...]), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
 
 
 def test_types():

@@ -191,7 +191,8 @@ def test_published_sizes(name, millions):
         assert number == 24_173_320
         counted = costs.count(lambda m, x: m(x), m, jax.ShapeDtypeStruct((1, *m.config.input_shape), jnp.float32))
         assert not counted.notes
-        assert counted.macs / 1e9 == pytest.approx(4.7, abs=0.05)
+        # The published 4.7 has pooling too: 0.03, here sums of products, which count as operations.
+        assert counted.macs / 1e9 == pytest.approx(4.65, abs=0.005)
 
 
 def test_layers_count_through_the_stages():
