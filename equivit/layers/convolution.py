@@ -64,6 +64,11 @@ class Conv(nnx.Module):
             y = convolve(x, self.kernel[...], self.stride, self.padding, self.mode, self.groups)
             return y if self.bias is None else y + self.bias[...]
 
+    def affine(self) -> tuple[jax.Array, jax.Array]:
+        """The kernel [kh, kw, in, width] and the bias [width], zero if there is none."""
+        kernel = self.kernel[...]
+        return kernel, jnp.zeros(kernel.shape[-1], kernel.dtype) if self.bias is None else self.bias[...]
+
     def size(self, grid: Pair) -> Pair:
         """(h, w) of the output for a map of (H, W)."""
         kernel = self.kernel.shape
@@ -113,7 +118,6 @@ def convolve(x: jax.Array, kernel: jax.Array, stride: Pair, padding: Pair, mode:
     return y.reshape(*batch, *y.shape[1:])
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def depthwise(x: jax.Array, kernel: jax.Array, stride: Pair) -> jax.Array:
     """Each channel convolved by itself, where the kernel fits into the map; in at least float32.
 
@@ -122,6 +126,10 @@ def depthwise(x: jax.Array, kernel: jax.Array, stride: Pair) -> jax.Array:
 
     Shapes: x [B, H, W, C], kernel [kh, kw, C] -> [B, h, w, C].
     """
+    return _depthwise(x, kernel, stride)
+
+
+def _sum_of_taps(x: jax.Array, kernel: jax.Array, stride: Pair) -> jax.Array:
     kernel = kernel.astype(jnp.promote_types(kernel.dtype, jnp.float32))
     return functools.reduce(operator.add, (part * kernel[tap] for tap, part in _taps(x, kernel, stride)))
 
@@ -134,7 +142,7 @@ def _taps(x: jax.Array, kernel: jax.Array, stride: Pair) -> Iterator[tuple[Pair,
 
 
 def _depthwise_forward(x, kernel, stride):
-    return depthwise(x, kernel, stride), (x, kernel)
+    return _sum_of_taps(x, kernel, stride), (x, kernel)
 
 
 def _depthwise_backward(stride, kept, slope):
@@ -150,7 +158,8 @@ def _depthwise_backward(stride, kept, slope):
     return by_map.astype(x.dtype), jnp.stack(by_tap).reshape(kernel.shape).astype(kernel.dtype)
 
 
-depthwise.defvjp(_depthwise_forward, _depthwise_backward)
+_depthwise = jax.custom_vjp(_sum_of_taps, nondiff_argnums=(2,))
+_depthwise.defvjp(_depthwise_forward, _depthwise_backward)
 
 
 def output_size(grid: Pair, kernel: Pair, stride: Pair, padding: Pair) -> Pair:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from equivit import errors
 from equivit.layers.grid import Frame
-from equivit.layers.phases import embedding_norms, lattice_norms
+from equivit.layers.phases import Pair, embedding_norms, lattice_norms
 from equivit.models.model import ModelModule
 from equivit.models.remade import remade
 from equivit.symmetry import shifts
@@ -31,31 +31,38 @@ def parts_of(adaptive: bool | tuple[str, ...], known: tuple[str, ...]) -> tuple[
 
 
 def placed(
-    images: jax.Array, config: Any, kernel: jax.Array, bias: jax.Array, padding: tuple[int, int] = (0, 0)
+    images: jax.Array,
+    config: Any,
+    kernel: jax.Array,
+    bias: jax.Array,
+    padding: Pair = (0, 0),
+    stride: Pair | None = None,
 ) -> tuple[jax.Array, Frame, dict[str, Choice]]:
     """Images [B, H, W, C] rolled to where their patches begin (A-token, Eq. 13 and 14), and what was chosen for that.
 
     Args:
-      config: a model's, with `parts`, `anchored`, `select` and `patch_size`; if it has a `group`, ties are settled so
-        that a turned or mirrored image begins at the turned or mirrored place.
+      config: a model's, with `parts`, `anchored` and `select`; if it has a `group`, ties are settled so that a turned or
+        mirrored image begins at the turned or mirrored place.
       kernel, bias: of the embedding, [kh, kw, C, D] and [D].
       padding: so far before a patch lies the first tap of the kernel.
+      stride: from patch to patch; None for the configuration's `patch_size`.
     """
-    content, stride = jax.lax.stop_gradient(images), config.patch_size
+    steps: Pair = config.patch_size if stride is None else stride
+    content = jax.lax.stop_gradient(images)
     images, frame = framed(images, config.anchored)
     if "token" not in config.parts:
         return images, frame, {}
     if config.select == "output":
         kernel, bias = jax.lax.stop_gradient((kernel, bias))
-        norms = embedding_norms(jax.lax.stop_gradient(images), kernel, bias, stride, padding)
+        norms = embedding_norms(jax.lax.stop_gradient(images), kernel, bias, steps, padding)
     else:
-        norms = lattice_norms(jax.lax.stop_gradient(images), stride)
+        norms = lattice_norms(jax.lax.stop_gradient(images), steps)
     group = getattr(config, "group", None)
     if group is None:
         choice = shifts.strongest(norms)
     else:
-        choice = shifts.settled(norms, lambda: shifts.oriented_rank(content, stride, group))
-    first = shifts.phases(choice.index, stride)
+        choice = shifts.settled(norms, lambda: shifts.oriented_rank(content, steps, group))
+    first = shifts.phases(choice.index, steps)
     return shifts.roll(images, -first), frame.rolled(first), {"patch_embed": choice}
 
 
