@@ -41,8 +41,8 @@ def placed(
     """Images [B, H, W, C] rolled to where their patches begin (A-token, Eq. 13 and 14), and what was chosen for that.
 
     Args:
-      config: a model's, with `parts`, `anchored` and `select`; if it has a `group`, ties are settled so that a turned or
-        mirrored image begins at the turned or mirrored place.
+      config: a model's, with `parts`, `anchored` and `select`; if it has a `group`, ties are settled so that a turned
+        or mirrored image begins at the turned or mirrored place.
       kernel, bias: of the embedding, [kh, kw, C, D] and [D].
       padding: so far before a patch lies the first tap of the kernel.
       stride: from patch to patch; None for the configuration's `patch_size`.
