@@ -75,6 +75,11 @@ class Conv(nnx.Module):
             y = convolve(around(x, tuple(ends)), kernel, (1, 1), (0, 0), "zeros", self.groups)
             return y if self.bias is None else y + self.bias[...]
 
+    def affine(self) -> tuple[jax.Array, jax.Array]:
+        """The kernel [kh, kw, in, width] and the bias [width], zero if there is none."""
+        kernel = self.kernel[...]
+        return kernel, jnp.zeros(kernel.shape[-1], kernel.dtype) if self.bias is None else self.bias[...]
+
 
 class DepthwiseConv(Conv):
     """A convolution of each channel by itself.
