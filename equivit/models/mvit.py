@@ -227,7 +227,7 @@ class MViT(nnx.Module):
         """What the head reads, [*B, features]: the class token, or the mean of all tokens, after the norm."""
         last, _, _ = self.trunk(images, key=key, train=train)
         pooled = self.norm(last.tokens[:, 0]) if self.config.class_token else self.norm(last.tokens).mean(1)
-        return pooled.reshape(*images.shape[:-3], -1)
+        return pooled.reshape(*images.shape[:-3], pooled.shape[-1])
 
     def selections(self, images: jax.Array) -> dict[str, Choice]:
         """What the adaptive parts choose for each image: the index, and by how much of the best the second is behind.
