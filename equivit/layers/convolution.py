@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from equivit import errors
@@ -71,9 +72,13 @@ class Conv(nnx.Module):
         with jax.named_scope("linear"):
             kernel = self.kernel[...]
             ends = [(p, k - 1 - p) for k, p in zip(kernel.shape[:2], self.padding, strict=True)]
-            x = jnp.pad(x, [(0, 0)] * (x.ndim - 3) + [*ends, (0, 0)], mode="wrap")
-            y = convolve(x, kernel, (1, 1), (0, 0), "zeros", self.groups)
+            y = convolve(around(x, tuple(ends)), kernel, (1, 1), (0, 0), "zeros", self.groups)
             return y if self.bias is None else y + self.bias[...]
+
+    def affine(self) -> tuple[jax.Array, jax.Array]:
+        """The kernel [kh, kw, in, width] and the bias [width], zero if there is none."""
+        kernel = self.kernel[...]
+        return kernel, jnp.zeros(kernel.shape[-1], kernel.dtype) if self.bias is None else self.bias[...]
 
 
 class DepthwiseConv(Conv):
@@ -106,7 +111,7 @@ def convolve(x: jax.Array, kernel: jax.Array, stride: Pair, padding: Pair, mode:
     output_size((h, w), (kernel.shape[0], kernel.shape[1]), stride, padding)
     x = x.astype(kernel.dtype).reshape(math.prod(batch), h, w, channels)
     if mode == "circular":
-        x, padding = _padded(x, padding, "wrap"), (0, 0)
+        x, padding = around(x, tuple((p, p) for p in padding)), (0, 0)
     whole = functools.partial(_whole, stride=stride, padding=padding, groups=groups)
     if kernel.shape[2:] == (1, channels):
         taps = functools.partial(_by_taps, stride=stride, padding=padding)
@@ -127,7 +132,7 @@ def _by_taps(x: jax.Array, kernel: jax.Array, *, stride: Pair, padding: Pair) ->
 
     A training step on a CPU is several times faster so: XLA:CPU has no good kernel for the gradient of `_whole`.
     """
-    x = _padded(x, padding, "constant").astype(jnp.promote_types(x.dtype, jnp.float32))
+    x = jnp.pad(x, [(0, 0), *((p, p) for p in padding), (0, 0)]).astype(jnp.promote_types(x.dtype, jnp.float32))
     (n, height, width, channels), (sh, sw), (kh, kw) = x.shape, stride, kernel.shape[:2]
     down, right = (height - kh) // sh * sh + 1, (width - kw) // sw * sw + 1
     parts = []
@@ -139,8 +144,34 @@ def _by_taps(x: jax.Array, kernel: jax.Array, *, stride: Pair, padding: Pair) ->
     return functools.reduce(operator.add, parts).astype(kernel.dtype)
 
 
-def _padded(x: jax.Array, padding: Pair, mode: str) -> jax.Array:
-    return jnp.pad(x, [(0, 0), *((p, p) for p in padding), (0, 0)], mode)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def around(x: jax.Array, ends: tuple[Pair, Pair]) -> jax.Array:
+    """Maps with rows and columns from the other side of the torus: [*B, H, W, C] -> [*B, t + H + b, l + W + r, C].
+
+    It reads the maps by constant indices, which XLA joins with what follows, where it would write `jnp.pad` out first.
+    The gradient is that of `jnp.pad`; that of indices would be a slow scatter.
+
+    Args:
+      ends: (t, b) and (l, r).
+    """
+    for axis, (before, after) in zip((-3, -2), ends, strict=True):
+        size = x.shape[axis]
+        x = jnp.take(x, np.arange(-before, size + after) % size, axis, mode="clip")
+    return x
+
+
+def _around_forward(x, ends):
+    return around(x, ends), x.shape
+
+
+def _around_backward(ends, shape, slope):
+    pads = [(0, 0)] * (len(shape) - 3) + [*ends, (0, 0)]
+    return jax.linear_transpose(lambda x: jnp.pad(x, pads, mode="wrap"), jax.ShapeDtypeStruct(shape, slope.dtype))(
+        slope
+    )
+
+
+around.defvjp(_around_forward, _around_backward)
 
 
 def output_size(grid: Pair, kernel: Pair, stride: Pair, padding: Pair, name: str = "convolution") -> Pair:

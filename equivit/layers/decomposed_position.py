@@ -1,6 +1,6 @@
-"""Relative positions that queries read: one table for rows and one for columns.
+"""Relative positions that queries read: one table for rows and one for columns; on a plane, or around a torus.
 
-Source: MViTv2 (arXiv 2112.01526), Section 4.1.
+Sources: MViTv2 (arXiv 2112.01526), Section 4.1; A-RPE, "Making Vision Transformers Truly Shift-Equivariant", Eq. 24.
 """
 
 import functools
@@ -12,6 +12,7 @@ from flax import nnx
 
 from equivit.layers.convolution import Pair
 from equivit.layers.dense import WEIGHT_INIT
+from equivit.layers.relative import around
 
 
 class DecomposedPosition(nnx.Module):
@@ -33,27 +34,90 @@ class DecomposedPosition(nnx.Module):
         self.columns = nnx.Param(columns, product=True, decay=False)
         self.grid = grid
 
-    def __call__(self, q: jax.Array, queries: Pair, keys: Pair) -> jax.Array:
-        """The bias of all pairs.  It is two small products and their sum, which XLA adds where it reads the logits.
+    def __call__(self, q: jax.Array, queries: Pair, keys: Pair, ahead: jax.Array | None = None) -> jax.Array:
+        """The bias of all pairs.
 
         Args:
           queries, keys: (h, w) of the maps.
+          ahead: for positions around a torus; unused here.
         """
-        with jax.named_scope("attention"):
-            maps = q.reshape(*q.shape[:-2], *queries, q.shape[-1])
-            rows, columns = (
-                of_pairs(table[...], *sizes)
-                for table, *sizes in zip((self.rows, self.columns), queries, keys, strict=True)
-            )
-            by_row = jnp.einsum("...yxc,ykc->...yxk", maps, rows)
-            by_column = jnp.einsum("...yxc,xkc->...yxk", maps, columns)
-            dtype = jnp.promote_types(q.dtype, jnp.float32)
-            bias = by_row[..., :, None].astype(dtype) + by_column[..., None, :].astype(dtype)
-            return bias.reshape(*q.shape[:-1], keys[0] * keys[1])
+        tables = (self.rows[...], self.columns[...])
+        return bias(q, *map(of_pairs, tables, queries, keys))
 
     def tables(self, grid: Pair) -> dict[str, jax.Array]:
         """The parameters, by name, of these tables resized to another grid."""
         return {"rows": resize(self.rows[...], 2 * grid[0] - 1), "columns": resize(self.columns[...], 2 * grid[1] - 1)}
+
+
+class CircularPosition(nnx.Module):
+    """The same on a torus, where distances go around it: a table has one for each place of the map before pooling.
+
+    Query i lies at place s_q i + a_q of that map, and key j at s_k j + a_k, modulo its size; s are strides, and a the
+    phases at which each map was pooled.  So a distance depends on a_q - a_k, which differs between maps of a batch.
+
+    Shapes: q [B, heads, hq wq, channels] -> [B, heads, hq wq, hk wk].
+
+    Args:
+      grid: (h, w) of the map before pooling that the tables are learned for; for other maps they are resized, around
+        the torus.
+      stride, kv_stride: of queries and of keys, (rows, columns).
+    """
+
+    def __init__(self, grid: Pair, channels: int, *, stride: Pair, kv_stride: Pair, rngs: nnx.Rngs):
+        rows, columns = (WEIGHT_INIT(rngs.params(), (size, channels)) for size in grid)
+        self.rows = nnx.Param(rows, product=True, decay=False)
+        self.columns = nnx.Param(columns, product=True, decay=False)
+        self.grid, self.stride, self.kv_stride = grid, stride, kv_stride
+
+    def __call__(self, q: jax.Array, queries: Pair, keys: Pair, ahead: jax.Array | None = None) -> jax.Array:
+        """The bias of all pairs.
+
+        Args:
+          queries, keys: (h, w) of the maps.
+          ahead: [B, 2], the phases a_q - a_k; None: 0.
+        """
+        return bias(q, *(self._vectors(axis, queries[axis], keys[axis], ahead) for axis in (0, 1)))
+
+    def _vectors(self, axis: int, queries: int, keys: int, ahead: jax.Array | None) -> jax.Array:
+        """The vectors of all pairs along one axis, [queries, keys, C], or [B, 1, queries, keys, C] by phases."""
+        step, kv_step = self.stride[axis], self.kv_stride[axis]
+        size, least = step * queries, 1 - kv_step  # of a_q - a_k
+        table = resize_around((self.rows, self.columns)[axis][...], size)
+        apart = step * np.arange(queries)[:, None] - kv_step * np.arange(keys)
+        if ahead is None or step == kv_step == 1:
+            return table[apart % size]
+        each = np.arange(least, step)[:, None, None]  # of few differences; a vector for each pair of each map is slow
+        return table[(apart + each) % size][ahead[:, axis] - least][:, None]
+
+    def tables(self, grid: Pair) -> dict[str, jax.Array]:
+        """The parameters, by name, of these tables resized to another grid."""
+        return {"rows": resize_around(self.rows[...], grid[0]), "columns": resize_around(self.columns[...], grid[1])}
+
+    def taken(self, other: DecomposedPosition) -> dict[str, jax.Array]:
+        """The parameters, by name, that come nearest to positions on a plane; the distance 0 stays what it was."""
+        found = {"rows": other.rows[...], "columns": other.columns[...]}
+        for (name, table), *sizes in zip(found.items(), self.stride, self.kv_stride, self.grid, strict=True):
+            stride, kv_stride, size = sizes
+            found[name] = resize_around(folded(table, kv_stride // min(stride, kv_stride)), size)
+        return found
+
+
+def bias(q: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
+    """What queries read of the vectors of their distances.
+
+    It is two small products and their sum, which XLA adds where it reads the logits.
+
+    Shapes: q [*B, heads, hq wq, C], rows [*D, hq, hk, C], columns [*D, wq, wk, C] -> [*B, heads, hq wq, hk wk]; the
+    axes D are none, or broadcast to those before hq.
+    """
+    (*_, hq, hk, _), (*_, wq, wk, _) = rows.shape, columns.shape
+    with jax.named_scope("attention"):
+        maps = q.reshape(*q.shape[:-2], hq, wq, q.shape[-1])
+        by_row = jnp.einsum("...yxc,...ykc->...yxk", maps, rows)
+        by_column = jnp.einsum("...yxc,...xkc->...yxk", maps, columns)
+        dtype = jnp.promote_types(q.dtype, jnp.float32)
+        total = by_row[..., :, None].astype(dtype) + by_column[..., None, :].astype(dtype)
+        return total.reshape(*q.shape[:-1], hk * wk)
 
 
 def of_pairs(table: jax.Array, queries: int, keys: int) -> jax.Array:
@@ -86,3 +150,21 @@ def linear(size: int, target: int) -> np.ndarray:
     """The matrix [target, size] of torch's linear interpolation along one axis, with centres at half integers."""
     centres = np.clip((np.arange(target) + 0.5) * size / target - 0.5, 0, size - 1)
     return np.maximum(0, 1 - np.abs(centres[:, None] - np.arange(size)))
+
+
+def resize_around(table: jax.Array, size: int) -> jax.Array:
+    """Linear resize of [*, distances, C] around a circle to `size` distances; the distance 0 stays 0."""
+    return around(table[..., None, :], (size, 1))[..., 0, :]
+
+
+def folded(table: jax.Array, step: int) -> jax.Array:
+    """A table of distances on a line, [*, 2 n - 1, C], as one around a circle of n places, [*, n, C].
+
+    The places d and d - n of a circle are the same: it gets the mean of the two, where both exist.  Distances begin at
+    step - n, that of the first query from the last key, if keys are `step` places apart; no pair is n apart.
+    """
+    size = (table.shape[-2] + 1) // 2
+    distance = np.arange(2 * size - 1) - max(0, size - step)
+    matrix = (distance % size == np.arange(size)[:, None]) & (distance < size)
+    matrix = jnp.asarray(matrix / matrix.sum(1, keepdims=True), jnp.promote_types(table.dtype, jnp.float32))
+    return jnp.einsum("ts,...sc->...tc", matrix, table.astype(matrix.dtype)).astype(table.dtype)

@@ -2,6 +2,9 @@
 
 Tokens are those before the map, which nothing pools, and the map.  Where queries are pooled with a stride, the map that
 leaves the block is smaller, and the shortcut is pooled alike.
+
+Adaptive pooling (arXiv 2305.16316) begins where the content of a map decides: queries and the shortcut at one phase of
+their stride, keys and values at another one.
 """
 
 import functools
@@ -10,12 +13,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from equivit.layers import dense
+from equivit.layers import adaptive_pooling, dense
 from equivit.layers.attention import attend_with_bias
 from equivit.layers.convolution import DepthwiseConv, Pair
-from equivit.layers.decomposed_position import DecomposedPosition
+from equivit.layers.decomposed_position import CircularPosition, DecomposedPosition
 from equivit.layers.drop import drop_path, dropout, split
 from equivit.layers.grid import Layout
+from equivit.symmetry import shifts
+from equivit.symmetry.shifts import Choice
 
 KERNEL, PADDING = (3, 3), (1, 1)  # of all pooling
 
@@ -31,9 +36,13 @@ class PoolingAttention(dense.Attention):
 
     Args:
       stride, kv_stride: of queries, and of keys and values, (rows, columns).
-      grid: (h, w) of the finer of queries and keys, for which the tables of positions are made.
+      grid: (h, w) that the tables of positions are made for: that of the finer of queries and keys, or around a torus
+        that of the map before pooling.
       padding: "zeros" or "circular".
       eps: of the norms.
+      adaptive: pooling with a stride begins where the content decides, with the rule `select` (`adaptive_pooling.py`);
+        then there is one batch axis.
+      around: distances go around the torus.
     """
 
     def __init__(
@@ -47,6 +56,9 @@ class PoolingAttention(dense.Attention):
         grid: Pair,
         padding: str,
         eps: float,
+        adaptive: bool = False,
+        select: str = "output",
+        around: bool = False,
         rngs: nnx.Rngs,
     ):
         super().__init__(width, num_heads, in_features=in_features, rngs=rngs)
@@ -56,22 +68,49 @@ class PoolingAttention(dense.Attention):
             for step in (stride, kv_stride, kv_stride)
         )
         self.norm_q, self.norm_k, self.norm_v = (dense.LayerNorm(channels, eps=eps) for _ in range(3))
-        self.position = DecomposedPosition(grid, channels, rngs=rngs)
+        if around:
+            self.position = CircularPosition(grid, channels, stride=stride, kv_stride=kv_stride, rngs=rngs)
+        else:
+            self.position = DecomposedPosition(grid, channels, rngs=rngs)
+        self.adaptive, self.select = adaptive, select
 
     def __call__(self, x: jax.Array, layout: Layout | None = None) -> jax.Array:
+        return self.attended(x, layout)[0]
+
+    def attended(self, x: jax.Array, layout: Layout | None) -> tuple[jax.Array, dict[str, Choice]]:
+        """The attended tokens, and the phases that were chosen for queries ("q") and for keys and values ("kv")."""
         assert layout is not None
         first, maps = apart(self.heads(x), layout)
-        q, k, v = self.pool_q(maps[0]), self.pool_k(maps[1]), self.pool_v(maps[2])
+        (q,), chosen = self._pooled("q", (self.pool_q,), (maps[0],))
+        (k, v), others = self._pooled("kv", (self.pool_k, self.pool_v), (maps[1], maps[2]))
+        chosen |= others
         queries, keys = (q.shape[-3], q.shape[-2]), (k.shape[-3], k.shape[-2])
         q, k, v = (
             self.norm_q(joined(first[0], q)),
             self.norm_k(joined(first[1], k)),
             self.norm_v(joined(first[2], v)),
         )
-        bias = self.position(q[..., layout.prefix :, :], queries, keys)
+        bias = self.position(q[..., layout.prefix :, :], queries, keys, self._ahead(chosen))
         if layout.prefix:
             bias = jnp.pad(bias, [(0, 0)] * (bias.ndim - 2) + [(layout.prefix, 0)] * 2)
-        return self.proj(self.side_by_side(attend_with_bias(q, k, v, bias) + q))
+        return self.proj(self.side_by_side(attend_with_bias(q, k, v, bias) + q)), chosen
+
+    def _pooled(
+        self, name: str, pools: tuple[DepthwiseConv, ...], maps: tuple[jax.Array, ...]
+    ) -> tuple[tuple[jax.Array, ...], dict[str, Choice]]:
+        """Maps that share a phase, pooled, and under `name` what was chosen for them."""
+        if not self.adaptive or pools[0].stride == (1, 1):
+            return tuple(pool(x) for pool, x in zip(pools, maps, strict=True)), {}
+        maps, choice = adaptive_pooling.pooled(pools, maps, self.select)
+        return maps, {name: choice}
+
+    def _ahead(self, chosen: dict[str, Choice]) -> jax.Array | None:
+        """How far the first query lies before the first key, [B, 2]; None where no phase was chosen."""
+        if not chosen:
+            return None
+        strides = {"q": self.pool_q.stride, "kv": self.pool_k.stride}
+        phases = {name: shifts.phases(choice.index, strides[name]) for name, choice in chosen.items()}
+        return phases.get("q", jnp.zeros(2, jnp.int32)) - phases.get("kv", jnp.zeros(2, jnp.int32))
 
 
 class PoolingBlock(nnx.Module):
@@ -111,8 +150,8 @@ class PoolingBlock(nnx.Module):
         phase: int = 0,
         train: bool = False,
         key: jax.Array | None = None,
-    ) -> jax.Array:
-        """The tokens after the block.
+    ) -> tuple[jax.Array, dict[str, Choice]]:
+        """The tokens after the block, and the phases that adaptive pooling chose.
 
         Args:
           layout: of the tokens before it.
@@ -122,14 +161,17 @@ class PoolingBlock(nnx.Module):
         """
         keys, pool = split(key), self.attention.pool_q
         y = self.norm1(x)
+        branch, chosen = self.attention.attended(y, layout)
         x = x if self.shortcut is None else self.shortcut(y).astype(x.dtype)
         if pool.stride != (1, 1):
             first, maps = apart(x, layout)
+            if "q" in chosen:
+                maps = shifts.roll(maps, -shifts.phases(chosen["q"].index, pool.stride))
             x = joined(first, max_pool(maps, pool.stride, pool.mode))
-        x = x + self._path(self.attention(y, layout), rate, keys[0])
+        x = x + self._path(branch, rate, keys[0])
         y = self.norm2(x)
         x = x if self.mlp_shortcut is None else self.mlp_shortcut(y).astype(x.dtype)
-        return x + self._path(self.mlp(y), rate, keys[1])
+        return x + self._path(self.mlp(y), rate, keys[1]), chosen
 
     def _path(self, branch, rate, key) -> jax.Array:
         dropout_key, path_key = split(key)

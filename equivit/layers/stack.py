@@ -113,6 +113,7 @@ class Stack(nnx.Module):
         phases: int = 1,
         capture: tuple[int, ...] = (),
         collect: Callable[[nnx.Module, Any], Any] | None = None,
+        aux: bool = False,
         train: bool = False,
         key: jax.Array | None = None,
     ) -> tuple[Any, Seen]:
@@ -125,12 +126,14 @@ class Stack(nnx.Module):
           phases: the period with which blocks alternate: block i gets `phase=i % phases`, which is static.
           capture: indices of the blocks whose outputs are returned.
           collect: `collect(block, x)` is evaluated before each block, on the block's input x.
+          aux: blocks return a pair (x, anything), and the second is collected.
           train: passed to every block: whether batch statistics are used and recorded.
           key: block i always gets `fold_in(key, i)`, so the result does not depend on how the blocks are divided into
             runs or calls.  None: no dropout or stochastic depth.
         """
         stop = len(self) if stop is None else stop
-        block = functools.partial(_call, layout=layout, shared=shared, collect=collect, train=train, key=key)
+        options = dict(layout=layout, shared=shared, collect=collect, aux=aux, train=train, key=key)
+        block = functools.partial(_call, **options)
         outputs, collected = {}, []
         for run, begin, end, period in self._segments(start, stop, capture, phases):
             x, part = self._scan(run, begin, end, period, x, rates, functools.partial(block, phases=phases))
@@ -149,12 +152,12 @@ class Stack(nnx.Module):
         train: bool = False,
         key: jax.Array | None = None,
     ) -> Any:
-        """Apply one block outside of a scan, so that it may return another shape than that of x.
+        """Apply one block outside of a scan, so that it may return another shape than that of x, or a pair.
 
         The arguments are those of a call for all blocks.
         """
         run, offset = self._locate(index)
-        options = dict(phase=0, phases=1, layout=layout, shared=(), collect=None, train=train, key=key)
+        options = dict(phase=0, phases=1, layout=layout, shared=(), collect=None, aux=False, train=train, key=key)
         block = functools.partial(_call, **options)
         if REMAT[self.remat] is not None:
             block = jax.checkpoint(block, policy=REMAT[self.remat])
@@ -206,8 +209,8 @@ class Stack(nnx.Module):
         return next((run, index - first) for run, (first, n) in enumerate(self.spans) if index < first + n)
 
 
-def _call(x, step, *, phase, phases, layout, shared, collect, train, key):
-    """One block as the body of `lax.scan`; returns x, the variables that the block changed, and `collect`'s result."""
+def _call(x, step, *, phase, phases, layout, shared, collect, aux, train, key):
+    """One block as the body of `lax.scan`; returns x, the variables that the block changed, and what is collected."""
     index, rate, block = step
     options = dict(
         rate=0.0 if rate is None else rate,
@@ -223,6 +226,8 @@ def _call(x, step, *, phase, phases, layout, shared, collect, train, key):
         x = by_image(lambda x: block(x, layout, *shared, **options), x)
     else:
         x = block(x, layout, *shared, **options)
+        if aux:
+            x, collected = x
     after = _state(block)
     if new := after.keys() - before.keys():
         raise ValueError(

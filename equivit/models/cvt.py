@@ -325,9 +325,8 @@ class CvT(nnx.Module):
         config, conv = self.config, self.patch_embed.conv
         if config.parts:
             config.check_torus(images.shape[-3:-1])
-        affine = conv.kernel[...], conv.bias[...]
         flat = images.reshape(-1, *images.shape[-3:])
-        flat, frame, chosen = placed(flat, config, *affine, stride=conv.stride, padding=conv.padding)
+        flat, frame, chosen = placed(flat, config, *conv.affine(), stride=conv.stride, padding=conv.padding)
         chosen = {"stage0_embed": chosen["patch_embed"]} if chosen else {}
         return jax.lax.collapse(self.patch_embed(flat), 1, 3), frame.every(conv.stride), chosen
 

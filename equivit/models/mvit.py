@@ -3,13 +3,13 @@
 The first block of a stage halves the map and doubles the width, and from stage to stage keys and values are pooled by
 half the stride, down to 1, so that attention never has many of them.
 
-Source: MViTv2 (arXiv 2112.01526).
+An adaptive one (`MViTConfig.adaptive`) is truly shift-equivariant.
+
+Sources: MViTv2 (arXiv 2112.01526); A-MViTv2 (arXiv 2305.16316).
 """
 
 import dataclasses
-import functools
-import itertools
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -22,38 +22,18 @@ from equivit.layers import dense
 from equivit.layers.convolution import MODES, Conv, Pair
 from equivit.layers.drop import dropout, split
 from equivit.layers.grid import Layout, check_images
-from equivit.layers.pooling_attention import PoolingAttention, PoolingBlock, apart, joined
+from equivit.layers.pooling_attention import apart, joined
 from equivit.layers.prefix import token
-from equivit.layers.stack import REMAT, Stack
+from equivit.layers.stack import REMAT
+from equivit.models.adaptive import SELECT, check_torus, parts_of, placed
 from equivit.models.features import Features, Grid
 from equivit.models.model import Preset
+from equivit.models.mvit_stages import Map, Shape, Stage, map_size
+from equivit.symmetry.shifts import Choice
 
 KERNEL, STRIDE, PADDING = (7, 7), (4, 4), (3, 3)  # of the patch embedding
 KV_STRIDE = 4  # of keys and values in the first stage; half of it in each further one
-
-
-class Shape(NamedTuple):
-    """What blocks share that have parameters of the same shapes.
-
-    Attributes:
-      before, width, after: channels of its input, inside of attention, and of its output.
-      num_heads: of its attention.
-      stride, kv_stride: of queries, and of keys and values.
-      grid: (h, w) of the finer of queries and keys.
-    """
-
-    before: int
-    width: int
-    after: int
-    num_heads: int
-    stride: Pair
-    kv_stride: Pair
-    grid: Pair
-
-    @property
-    def changes(self) -> bool:
-        """Whether tokens leave such a block in another shape."""
-        return self.stride != (1, 1) or self.before != self.after
+PARTS = ("token", "pool", "position")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +47,7 @@ class MViTConfig:
       class_token: the head reads this token, which nothing pools and which has no position, not the mean of all.
       expand_attn: the attention of a stage's first block doubles the width; else the MLP of the last block before it.
       padding: what convolutions and max-pools see beyond the ends of a map: "zeros" (max-pools nothing) or "circular".
+        A model whose every part is adaptive is circular in any case.
       image_size: (height, width) that the tables of positions are made for; images of any size can be used.
       num_classes: None for no head.
       mlp_ratio: hidden width of the MLP in units of its width.
@@ -74,6 +55,14 @@ class MViTConfig:
       drop_path: probability of dropping a branch of a block for a sample, used when a key is given; a pair grows
         linearly from the first block of all to the last.
       dropout: the same for single entries.
+      adaptive: True for a truly shift-equivariant model, or some of its parts: "token" (patches begin where the content
+        decides; A-token), "pool" (what a stride keeps of queries, and of keys with their values, too), "position"
+        (distances go around the torus; A-RPE).  The weights are those of the ordinary model, but for positions: a table
+        has as many distances as the map has places.
+      select: how phases are chosen: by the norm of all that comes out ("output", Eq. 15 and 22), or by that of what
+        goes in at the lattice ("input"), which costs nothing.
+      anchor: a model whose every part is adaptive rolls the image into a frame of its content first, which settles ties
+        and rounding (`models/adaptive.py`).
       remat, unroll: how blocks are run (`layers/stack.py`).
     """
 
@@ -90,6 +79,9 @@ class MViTConfig:
     norm_eps: PositiveFloat = 1e-6
     drop_path: Below1 | tuple[Below1, Below1] = 0.0
     dropout: Below1 = 0.0
+    adaptive: bool | tuple[Annotated[str, OneOf(PARTS)], ...] = False
+    select: Annotated[str, OneOf(SELECT)] = "output"
+    anchor: bool = True
     remat: Annotated[str, OneOf(REMAT)] = "none"
     unroll: bool = False
 
@@ -140,6 +132,28 @@ class MViTConfig:
         first, last = self.drop_path if isinstance(self.drop_path, tuple) else (self.drop_path,) * 2
         return np.linspace(first, last, self.depth, dtype=np.float32) if first or last else None
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts that are adaptive."""
+        return parts_of(self.adaptive, PARTS)
+
+    @property
+    def anchored(self) -> bool:
+        """Whether images are rolled into a frame of their content."""
+        return self.anchor and self.parts == PARTS
+
+    @property
+    def mode(self) -> str:
+        """What layers see beyond the ends of a map."""
+        return "circular" if self.parts == PARTS else self.padding
+
+    def check_torus(self, image_size: tuple[int, ...]) -> None:
+        """ValueError unless patches and all strides divide an image, as an adaptive model needs it."""
+        halvings = len(self.depths) - 1
+        height, width = (step * max(KV_STRIDE, 2**halvings) for step in STRIDE)
+        why = f"patches of {STRIDE}, halved {halvings} times, keys and values at every {KV_STRIDE}th of them"
+        check_torus("MViT", image_size, (height, width), why)
+
     def stride(self, stage: int) -> Pair:
         """Pixels between neighbours of a stage's map."""
         h, w = (step * 2**stage for step in STRIDE)
@@ -155,7 +169,8 @@ class MViTConfig:
             before = self.widths[stage - 1] if first and self.expand_attn else width
             after = following if i == depth - 1 and not self.expand_attn else width
             step, finer = (2, min(2, kv_step)) if first else (1, 1)
-            grid = map_size(map_size(self.image_size, self.stride(stage - first)), (finer, finer))
+            grid = map_size(self.image_size, self.stride(stage - first))
+            grid = grid if "position" in self.parts else map_size(grid, (finer, finer))
             return Shape(before, width, after, self.heads[stage], (step, step), (kv_step, kv_step), grid)
 
         return [shape(i) for i in range(depth)]
@@ -163,81 +178,6 @@ class MViTConfig:
     def build(self, rngs: nnx.Rngs) -> "MViT":
         """The model, with parameters drawn from `rngs`."""
         return MViT(self, rngs=rngs)
-
-
-def map_size(size: tuple[int, ...], stride: Pair) -> Pair:
-    """(h, w) of what pooling leaves of a map or an image: rounded upwards."""
-    h, w = (-(-n // step) for n, step in zip(size, stride, strict=True))
-    return h, w
-
-
-class Map(NamedTuple):
-    """Tokens after a block.
-
-    Attributes:
-      tokens: [*B, P + h w, width].
-      grid: (h, w).
-      stage: that the block belongs to.
-    """
-
-    tokens: jax.Array
-    grid: Pair
-    stage: int
-
-
-class Stage(nnx.Module):
-    """The blocks of a stage: those that change the shape of tokens by themselves, the others as a scan."""
-
-    def __init__(self, config: MViTConfig, stage: int, *, rngs: nnx.Rngs):
-        shapes = config.shapes(stage)
-        runs = [(len(list(run)), functools.partial(_block, config, shape)) for shape, run in itertools.groupby(shapes)]
-        self.blocks = Stack(runs, remat=config.remat, unroll=config.unroll, rngs=rngs)
-        self.changes = tuple(shape.changes for shape in shapes)
-
-    def __call__(
-        self, x: jax.Array, before: Layout, after: Layout, *, capture: tuple[int, ...], **options
-    ) -> tuple[jax.Array, dict[int, jax.Array]]:
-        """The tokens after the last block, and after those in `capture`.
-
-        Args:
-          before, after: the layout before the first block, and after it.
-          options: `rates`, `train` and `key`, as a stack takes them.
-        """
-        seen = {}
-        for start, length in self.blocks.spans:
-            layout = after if start else before
-            if self.changes[start]:
-                x = self.blocks.alone(start, x, layout, **options)
-                outputs = {start: x} if start in capture else {}
-            else:
-                x, part = self.blocks(x, layout, start=start, stop=start + length, capture=capture, **options)
-                outputs = part.outputs
-            seen |= outputs
-        return x, seen
-
-
-def _block(config: MViTConfig, shape: Shape, rngs: nnx.Rngs) -> PoolingBlock:
-    norm = functools.partial(dense.LayerNorm, eps=config.norm_eps)
-    widens = shape.before != shape.width, shape.width != shape.after
-    return PoolingBlock(
-        norm1=norm(shape.before),
-        attention=PoolingAttention(
-            shape.before,
-            shape.width,
-            shape.num_heads,
-            stride=shape.stride,
-            kv_stride=shape.kv_stride,
-            grid=shape.grid,
-            padding=config.padding,
-            eps=config.norm_eps,
-            rngs=rngs,
-        ),
-        shortcut=dense.Linear(shape.before, shape.width, rngs=rngs) if widens[0] else None,
-        norm2=norm(shape.width),
-        mlp=dense.Mlp(shape.width, round(config.mlp_ratio * shape.width), out=shape.after, rngs=rngs),
-        mlp_shortcut=dense.Linear(shape.width, shape.after, rngs=rngs) if widens[1] else None,
-        dropout=config.dropout,
-    )
 
 
 class MViT(nnx.Module):
@@ -256,7 +196,7 @@ class MViT(nnx.Module):
             kernel=KERNEL,
             stride=STRIDE,
             padding=PADDING,
-            mode=config.padding,
+            mode=config.mode,
             rngs=rngs,
         )
         self.class_token = token((config.width,), 0.02, rngs) if config.class_token else None
@@ -266,14 +206,14 @@ class MViT(nnx.Module):
         self.head = None if classes is None else dense.Linear(features, classes, rngs=rngs)
 
     def __call__(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
-        """Class logits [*B, num_classes] of images [*B, H, W, C] of any size.
+        """Class logits [*B, num_classes] of images [*B, H, W, C] of any size; an adaptive model takes whole grids.
 
         Args:
           key: drives drop path and dropout; None means neither.
           train: unused; there are no batch statistics.
 
         Raises:
-          ValueError: the model has no head.
+          ValueError: the model has no head, or it is adaptive and its strides do not divide the image.
         """
         if self.head is None:
             raise ValueError(
@@ -285,10 +225,18 @@ class MViT(nnx.Module):
 
     def pooled(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
         """What the head reads, [*B, features]: the class token, or the mean of all tokens, after the norm."""
-        last, _ = self.trunk(images, key=key, train=train)
-        if self.config.class_token:
-            return self.norm(last.tokens[..., 0, :])
-        return self.norm(last.tokens).mean(-2)
+        last, _, _ = self.trunk(images, key=key, train=train)
+        pooled = self.norm(last.tokens[:, 0]) if self.config.class_token else self.norm(last.tokens).mean(1)
+        return pooled.reshape(*images.shape[:-3], pooled.shape[-1])
+
+    def selections(self, images: jax.Array) -> dict[str, Choice]:
+        """What the adaptive parts choose for each image: the index, and by how much of the best the second is behind.
+
+        Both are [B], B being all batch axes in one.  Names are "patch_embed", "stage0_block0_kv" (keys and values),
+        "stage1_block0_q" (queries and the shortcut) and so on; indices are row-major in the phases of the stride.  With
+        an anchor they are those in the frame of the content, and so the same for each shift.
+        """
+        return self.trunk(images)[2]
 
     def features(
         self,
@@ -310,8 +258,13 @@ class MViT(nnx.Module):
         for index in blocks:
             if not 0 <= index < self.config.depth:
                 raise IndexError(f"MViT: there is no block {index}; the blocks are 0 to {self.config.depth - 1}.")
-        last, seen = self.trunk(images, capture=blocks, key=key, train=train)
-        return self._features(last, norm, {index: self._features(at, norm, {}) for index, at in seen.items()})
+        last, seen, _ = self.trunk(images, capture=blocks, key=key, train=train)
+        batch = images.shape[:-3]
+        inner = {
+            index: self._features(at, batch, norm and at.frame.stride == last.frame.stride, {})
+            for index, at in seen.items()
+        }
+        return self._features(last, batch, norm, inner)
 
     def trunk(
         self,
@@ -320,44 +273,44 @@ class MViT(nnx.Module):
         capture: tuple[int, ...] = (),
         key: jax.Array | None = None,
         train: bool = False,
-    ) -> tuple[Map, dict[int, Map]]:
-        """The tokens after the last block, and after those in `capture`, before the final norm."""
-        config, rates = self.config, self.config.rates
-        check_images(images, config.in_channels, (1, 1))
-        x, grid = self.embed(images)
+    ) -> tuple[Map, dict[int, Map], dict[str, Choice]]:
+        """The tokens after the last block, before the final norm; those after the blocks in `capture`; all choices."""
+        rates, (at, chosen) = self.config.rates, self.embed(images)
         seen, first = {}, 0
         for number, stage in enumerate(self.stages):
-            stop, before = first + len(stage.blocks), grid
-            grid = map_size(images.shape[-3:-1], config.stride(number))
-            x, part = stage(
-                x,
-                Layout(before, config.prefix),
-                Layout(grid, config.prefix),
+            stop = first + len(stage.blocks)
+            at, part, choices = stage(
+                at,
                 capture=tuple(index - first for index in capture if first <= index < stop),
                 rates=None if rates is None else rates[first:stop],
                 train=train,
                 key=None if key is None else jax.random.fold_in(key, number),
             )
-            seen |= {first + index: Map(tokens, grid, number) for index, tokens in part.items()}
+            seen |= {first + index: tokens for index, tokens in part.items()}
+            chosen |= {f"stage{number}_{name}": choice for name, choice in choices.items()}
             first = stop
-        return Map(x, grid, len(self.stages) - 1), seen
+        return at, seen, chosen
 
-    def embed(self, images: jax.Array) -> tuple[jax.Array, Pair]:
-        """The tokens before the first block, and their grid."""
+    def embed(self, images: jax.Array) -> tuple[Map, dict[str, Choice]]:
+        """The tokens before the first block, and the choice of where patches begin."""
+        config = self.config
+        check_images(images, config.in_channels, (1, 1))
+        if config.parts:
+            config.check_torus(images.shape[-3:-1])
+        images = images.reshape(-1, *images.shape[-3:])
+        images, frame, chosen = placed(images, config, *self.patch_embed.affine(), stride=STRIDE, padding=PADDING)
         maps = self.patch_embed(images)
-        *batch, h, w, width = maps.shape
+        number, h, w, width = maps.shape
         first = jnp.zeros((0, width)) if self.class_token is None else self.class_token[...][None]
-        return joined(jnp.broadcast_to(first.astype(maps.dtype), (*batch, *first.shape)), maps), (h, w)
+        tokens = joined(jnp.broadcast_to(first.astype(maps.dtype), (number, *first.shape)), maps)
+        return Map(tokens, (h, w), frame.every(STRIDE)), chosen
 
-    def _features(self, at: Map, norm: bool, blocks: dict[int, Features]) -> Features:
-        tokens, stage = at.tokens, at.stage
-        if norm and stage == len(self.stages) - 1:
-            tokens = self.norm(tokens)
-        first, maps = apart(tokens, Layout(at.grid, self.config.prefix))
-        *batch, _, width = first.shape
-        values = Grid(maps, self.config.stride(stage), jnp.zeros((*batch, 2), jnp.int32))
+    def _features(self, at: Map, batch: tuple[int, ...], norm: bool, blocks: dict[int, Features]) -> Features:
+        tokens = self.norm(at.tokens) if norm else at.tokens
+        first, maps = apart(tokens.reshape(*batch, *tokens.shape[1:]), Layout(at.grid, self.config.prefix))
+        values = Grid(maps, at.frame.stride, at.frame.offset.reshape(*batch, 2))
         cls = first[..., 0, :] if self.config.class_token else None
-        return Features(cls, jnp.zeros((*batch, 0, width), tokens.dtype), values, blocks)
+        return Features(cls, jnp.zeros((*batch, 0, tokens.shape[-1]), tokens.dtype), values, blocks)
 
 
 # Published sizes (MViTv2, Table 1 and the official configurations).

@@ -17,7 +17,7 @@ class Changes(NamedTuple):
     """The names of the logical tensors that another configuration changed; all others were kept.
 
     Attributes:
-      resized: positions, resized to another grid.
+      resized: positions, resized to another grid or to another kind of distances.
       drawn: new tensors, and a head of another shape, initialised at random.
       dropped: tensors that the new model does not have.
     """
@@ -77,10 +77,17 @@ def _resized(model: ModelModule, new: ModelModule) -> dict[str, jax.Array]:
     leaves, names = {}, logical.names(model)
     ours: dict[Any, Any] = dict(nnx.iter_modules(model))
     for path, module in ours.items():
-        if path in theirs and module.grid != theirs[path].grid:
-            tables = module.tables(theirs[path].grid)  # of a module in a stack, those of all its blocks
+        if path in theirs:
+            tables = _tables(module, theirs[path])
             leaves |= {".".join(map(str, (*path, name))): table for name, table in tables.items()}
     return {str(names[leaf][i]): leaves[leaf][i] for leaf in leaves for i in np.ndindex(names[leaf].shape)}
+
+
+def _tables(module: Any, new: Any) -> dict[str, jax.Array]:
+    """The tables of positions that change, as `new` has them; of a module in a stack, those of all its blocks."""
+    if type(module) is not type(new) and hasattr(new, "taken"):
+        return new.taken(module)
+    return module.tables(new.grid) if module.grid != new.grid else {}
 
 
 def _drawn(config: Config, rngs: nnx.Rngs, names: tuple[str, ...]) -> dict[str, jax.Array]:

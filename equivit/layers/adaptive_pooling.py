@@ -1,0 +1,90 @@
+"""Pooling with a stride that begins where the content of a map decides.
+
+A depthwise convolution on a torus is taken at one phase (row, column) of its stride: the one whose result has the
+largest norm, in all heads together ("Making Vision Transformers Truly Shift-Equivariant", Eq. 21 to 23, with the
+pooling of MViTv2 in place of merging).  Maps that belong together, as keys and their values do, share a phase.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from equivit.layers.convolution import DepthwiseConv, Pair
+from equivit.layers.phases import lattice_norms
+from equivit.symmetry import shifts
+from equivit.symmetry.shifts import Choice
+
+Maps = tuple[jax.Array, ...]
+Pools = tuple[DepthwiseConv, ...]
+
+
+def pooled(pools: Pools, maps: Maps, select: str) -> tuple[Maps, Choice]:
+    """Each map pooled by its own convolution, all at the phase that they choose together, and that choice.
+
+    Shapes: maps [B, heads, H, W, C] on a torus, which the stride divides -> [B, heads, H / sh, W / sw, C].
+
+    Args:
+      pools: circular, with one stride, and a padding that keeps the size of a map at stride 1.
+      select: "output" takes the phase of the largest norm of what comes out; "input" that of what is pooled, at the
+        places of the lattice, which costs nothing.
+    """
+    if select == "output":
+        return _largest(pools, maps)
+    choice = shifts.strongest(norms(jax.lax.stop_gradient(maps), pools[0].stride))
+    return _at(pools, maps, choice), choice
+
+
+def norms(maps: Maps, stride: Pair) -> jax.Array:
+    """The norm of each phase of all maps and heads together: [B, heads, H, W, C] each -> [B, sh sw]."""
+    by_head = [lattice_norms(_each_head(x), stride).reshape(*x.shape[:2], -1) for x in maps]
+    return jnp.sqrt(jnp.square(jnp.concatenate(by_head, axis=1)).sum(1))
+
+
+def _each_head(x: jax.Array) -> jax.Array:
+    """[B, heads, ...] -> [B heads, ...]."""
+    return x.reshape(-1, *x.shape[2:])
+
+
+def _phases(choice: Choice, x: jax.Array, stride: Pair) -> jax.Array:
+    """The chosen phase for each head of x, [B heads, 2]."""
+    return jnp.repeat(shifts.phases(choice.index, stride), x.shape[1], axis=0)
+
+
+def _at(pools: Pools, maps: Maps, choice: Choice) -> Maps:
+    """Each map pooled at the chosen phase alone."""
+
+    def one(pool, x):
+        y = pool(shifts.roll(_each_head(x), -_phases(choice, x, pool.stride)))
+        return y.reshape(*x.shape[:2], *y.shape[1:])
+
+    return tuple(map(one, pools, maps))
+
+
+@jax.custom_vjp
+def _largest(pools: Pools, maps: Maps) -> tuple[Maps, Choice]:
+    """`pooled` by the norm of what comes out.
+
+    All phases are computed at once and one is kept.  Its gradient is that of pooling at this phase alone, which takes
+    neither the arithmetic nor the memory of the others.
+    """
+    stride = pools[0].stride
+    with jax.named_scope("linear"):
+        every = tuple(pool.everywhere(x) for pool, x in zip(pools, maps, strict=True))
+        choice = shifts.strongest(norms(every, stride))
+        kept = (shifts.component(_each_head(y), _phases(choice, y, stride), stride) for y in every)
+        return tuple(
+            y.reshape(*x.shape[:2], *y.shape[1:]).astype(pool.kernel.dtype)
+            for pool, x, y in zip(pools, maps, kept, strict=True)
+        ), choice
+
+
+def _largest_forward(pools, maps):
+    y, choice = _largest(pools, maps)
+    return (y, choice), (pools, maps, choice)
+
+
+def _largest_backward(kept, slopes):
+    pools, maps, choice = kept
+    return jax.vjp(lambda pools, maps: _at(pools, maps, choice), pools, maps)[1](slopes[0])
+
+
+_largest.defvjp(_largest_forward, _largest_backward)
