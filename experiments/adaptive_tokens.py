@@ -29,12 +29,11 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from configs import recipes
-from equivit import testing
 from equivit.data import section
 from equivit.data.pixels import normalize
 from equivit.models import zoo
 from equivit.models.features import Grid
-from experiments import benchmark
+from experiments import benchmark, programs
 from experiments.benchmark import Claim
 
 SHIFT = (1, 1)  # (down, right), as in the paper
@@ -63,11 +62,9 @@ def main(arguments=None) -> int:
     side, small = (32, recipe["small"]) if options.quick else (recipe["side"], {})
     pixels = {name: np.roll(photograph(side), shift, (0, 1)) for name, shift in (("upright", (0, 0)), ("moved", SHIFT))}
     common = dict(image_size=(side, side), **recipe["circular"], **small)
+    models = {name: programs.random_model(options.model, **common, **fields) for name, fields in VARIANTS.items()}
     maps = {
-        variant: {
-            name: stages(zoo.abstract(options.model, **common, **fields), image) for name, image in pixels.items()
-        }
-        for variant, fields in VARIANTS.items()
+        variant: {name: stages(model, image) for name, image in pixels.items()} for variant, model in models.items()
     }
     rows = [row for variant, both in maps.items() for row in compared(variant, both["upright"], both["moved"])]
     print(f"{options.model}, {side} px, shifted by {SHIFT}; differences relative to the largest token")
@@ -97,21 +94,10 @@ def photograph(side: int) -> np.ndarray:
     return np.asarray(image.crop((left, 0, left + height, height)).resize((side, side), Image.Resampling.BICUBIC))
 
 
-def stages(abstract, pixels: np.ndarray) -> list[Grid]:
-    """The map after each stage of a model with random parameters, the same ones for all of one name."""
-    model = testing.randomise(abstract, jax.random.key(0))
-    model = jax.tree.map(_statistics, model, is_leaf=_is_abstract)
+def stages(model, pixels: np.ndarray) -> list[Grid]:
+    """The map after each stage."""
     image = normalize(pixels[None], section.DEFAULTS["mean"], section.DEFAULTS["std"])
     return jax.device_get(_stages(model, image))
-
-
-def _is_abstract(leaf):
-    return isinstance(leaf, jax.ShapeDtypeStruct)
-
-
-def _statistics(leaf):
-    """Ones for the running statistics of batch norms, which are no parameters."""
-    return np.ones(leaf.shape, leaf.dtype) if _is_abstract(leaf) else leaf
 
 
 @jax.jit

@@ -194,12 +194,15 @@ def _cell(value) -> str:
 class Memory(NamedTuple):
     """Bytes that a compiled program holds from call to call (parameters, inputs), and at most during a call.
 
+    `temporary` are those that are neither held nor results.
+
     This is the compiler's own account.  The device's counter of its highest use is one for the whole process and never
     goes back, so it cannot tell the variants of one process apart.
     """
 
     held: int
     peak: int
+    temporary: int = 0
 
 
 def memory(compiled) -> Memory | None:
@@ -209,7 +212,7 @@ def memory(compiled) -> Memory | None:
         return None
     results = stats.output_size_in_bytes - stats.alias_size_in_bytes
     held = stats.argument_size_in_bytes
-    return Memory(held, held + results + stats.temp_size_in_bytes)
+    return Memory(held, held + results + stats.temp_size_in_bytes, stats.temp_size_in_bytes)
 
 
 def fit(memories: Iterable[Memory | None], limit: float | None) -> bool:

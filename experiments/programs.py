@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from equivit import testing
 from equivit.layers.grid import check_grid
 from equivit.models import zoo
 from equivit.precision import cast
@@ -64,6 +65,20 @@ def block(name: str, *, batch: int, precision: str, **options) -> Compiled:
 def parameters(name: str, **options) -> int:
     """The number of parameters of a model of the zoo."""
     return sum(a.size for a in jax.tree.leaves(zoo.abstract(name, **options)))
+
+
+def random_model(name: str, **options):
+    """A model of the zoo with every parameter random, drawn by NumPy: nothing is compiled.  Statistics are ones."""
+    model = testing.randomise(zoo.abstract(name, **options), jax.random.key(0))
+    return jax.tree.map(_ones, model, is_leaf=_is_abstract)
+
+
+def _is_abstract(leaf):
+    return isinstance(leaf, jax.ShapeDtypeStruct)
+
+
+def _ones(leaf):
+    return np.ones(leaf.shape, leaf.dtype) if _is_abstract(leaf) else leaf
 
 
 def _stored(make, precision):
