@@ -16,17 +16,17 @@ GROUP_BYTES = 2**20
 IMAGE_BYTES = 2**18
 
 
-def by_image(function: Callable[[Tokens], Any], x: Tokens, *, least: int = IMAGE_BYTES) -> Any:
+def by_image(function: Callable[[Tokens], Any], x: Tokens, *, least: int | None = None) -> Any:
     """`function(x)`, which must treat images independently; large ones run a few at a time on a CPU.
 
     Equals `function(x)` up to rounding.  Shapes: leaves of x and of the result [..., *B, N, C], images on axis -3.
     Under a mesh nothing is divided, since each device already has few images.
 
     Args:
-      least: smaller images, in bytes, stay together.
+      least: smaller images, in bytes, stay together; None for IMAGE_BYTES.
     """
     images = _images(x)
-    group = images and _group(x, images, least)
+    group = images and _group(x, images, IMAGE_BYTES if least is None else least)
     if not group or group == images or not jax.sharding.get_abstract_mesh().empty:
         return function(x)
     return jax.lax.platform_dependent(x, cpu=lambda x: _in_groups(function, x, group), default=function)

@@ -129,8 +129,8 @@ def test_adapted_weights_are_the_ordinary_ones():
     for one, other in zip(jax.tree.leaves(adapted), jax.tree.leaves(ordinary), strict=True):
         np.testing.assert_array_equal(one, other)
     assert models.adapt(ordinary, adaptive=("token", "merge"), select="input").config.parts == ("token", "merge")
-    with pytest.raises(ValueError, match="adapt: a ViT has no adaptive version; take another model, such as swin_t"):
-        models.adapt(zoo.abstract("vit_ti16"))
+    with pytest.raises(ValueError, match="adapt: a PatchTST has no adaptive version; take another model, such as sw"):
+        models.adapt(zoo.abstract("patchtst", length=8, channels=1, num_classes=2))
 
 
 @pytest.mark.parametrize(("name", "share"), [("swin_t", 0.08), ("swinv2_t", 0.08)])

@@ -131,7 +131,7 @@ def test_encoder_alone(path, capsys):
     """With and without the decoder in the file, and back to the same bits."""
     data = load(path)
     encoder = pretrained.load("mae", state(data), num_heads=3)
-    assert "decoder_blocks.1" in capsys.readouterr().out and encoder.config.position == "sincos"
+    assert "decoder_blocks.*" in capsys.readouterr().out and encoder.config.position == "sincos"
     both = pretrained.load("mae_autoencoder", state(data), num_heads=3, decoder_heads=4)
     jax.tree.map(np.testing.assert_array_equal, encoder, both.encoder)
     back = pretrained.state_dict("mae", encoder)
