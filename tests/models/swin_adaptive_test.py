@@ -78,7 +78,8 @@ def check(chosen):
     for name, (index, gap) in chosen.items():
         assert (index >= 0).all() and (index < numbers[name]).all() and (gap >= 0).all() and (gap <= 1).all()
     gaps = dict(zip(KINDS, chosen["patch_embed"].gap, strict=True))
-    assert gaps["black"] == 0 == gaps["flat"] and gaps["random"] > 1e-4 and gaps["two objects"] < 1e-6
+    # Norms of equal patches, summed in another order: equal up to rounding, but for a black image, which has none.
+    assert gaps["black"] == 0 and max(gaps["flat"], gaps["two objects"]) < 1e-6 and gaps["random"] > 1e-4
 
 
 @both
