@@ -6,7 +6,8 @@
 
 Forward passes of the T sizes in float32, with the same random weights, in turn in one run: ordinary, adaptive with
 `select="output"` (the paper's choice of phases) and with "input"; ratios of medians.  The ordinary model is the
-published one, its convolutions padded with zeros.  Images are noise, which has no ties.
+published one, its convolutions padded with zeros; beside it the same with circular padding, as the paper's circular
+setting has it.  Images are noise, which has no ties.
 
 Multiply-adds are counted on shapes (`equivit/costs.py`).  Memory is what a compiled program needs beside arguments and
 results, forward, and for the gradient of a loss (of at most 64 images, as in Table A1).  The paper's figures are of an
@@ -22,6 +23,7 @@ gradient.  On a CPU: forward time at most 1.10 (Swin, SwinV2), 1.12 (CvT) and 1.
 """
 
 import argparse
+import dataclasses
 import functools
 import pathlib
 import sys
@@ -48,6 +50,7 @@ from experiments.benchmark import Budget, Claim
 from experiments.programs import Compiled
 
 VARIANTS = {"ordinary": {}, "output": dict(adaptive=True), "input": dict(adaptive=True, select="input")}
+CIRCULAR = {"circular": dict(padding="circular")}  # of families with convolutions that pad
 BOUNDS = {
     "swin_t": dict(output=1.10, input=1.05, macs=1.08, gradient=1.05),
     "swinv2_t": dict(output=1.10, input=1.05, macs=1.08, gradient=1.05),
@@ -80,6 +83,7 @@ COLUMNS = dict(
     output="ratio",
     input="by input",
     paper="paper",
+    circular="ordinary, circular",
     macs="macs",
     macs_input="by input",
     forward="memory",
@@ -159,7 +163,8 @@ def arithmetic(name: str, options: argparse.Namespace) -> dict[str, float]:
 def forward(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Times of a forward pass in turn, their ratios, and that of temporary memory."""
     found = {}
-    for variant, fields in VARIANTS.items():
+    padded = "padding" in {field.name for field in dataclasses.fields(zoo.configuration(name))}
+    for variant, fields in (VARIANTS | CIRCULAR if padded else VARIANTS).items():
         model = programs.random_model(name, **sizes(name, options), **fields)
         images = noise(options.batch, *model.config.input_shape)
         found[variant] = compiled(lambda m, x: cast(m, options.precision)(x), model, images)
@@ -168,7 +173,7 @@ def forward(name: str, options: argparse.Namespace) -> dict[str, Any]:
     return dict(
         **{f"{variant}_ms": 1e3 * value for variant, value in seconds.items()},
         **{f"{variant}_per_second": options.batch / value for variant, value in seconds.items()},
-        **{variant: seconds[variant] / seconds["ordinary"] for variant in ("output", "input")},
+        **{variant: value / seconds["ordinary"] for variant, value in seconds.items() if variant != "ordinary"},
         **temporary("forward", found),
     )
 

@@ -348,20 +348,13 @@ def cells(row: Mapping, rates: Sequence[float]) -> dict:
     falls = [fall for fall in row["late_fall"] if fall is not None]
     if not falls or max(falls) > FLAT:
         notes.append("loss not flat")
-    spreads = {key: _spread(row[key]) for key in ("upright", "eight", "constant")}
+    spreads = {key: small_images.spread(row[key]) for key in ("upright", "eight", "constant")}
     return dict(data=row["data"], model=row["model"], width=row["width"], rate=f"{row['rate']:g}", **spreads) | dict(
         macs=f"{row['macs'] / 1e6:.2f} M ({100 * row['macs_ratio'] - 100:+.1f} %)",
         time=f"{1e3 * row['step_seconds']:.1f} ms ({100 * row['time_ratio'] - 100:+.1f} %)",
         flat=f"{100 * max(falls):.1f}" if falls else "-",
         notes="; ".join(notes),
     )
-
-
-def _spread(values: Sequence[float]) -> str:
-    """Mean and standard deviation in percent."""
-    if len(values) < 2:
-        return f"{100 * values[0]:.1f}" if values else "-"
-    return f"{100 * statistics.fmean(values):.1f} ± {100 * statistics.stdev(values):.1f}"
 
 
 def gains_of(rows: Iterable[Mapping]) -> dict[str, dict]:

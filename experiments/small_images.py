@@ -11,6 +11,9 @@ import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
 
+import jax
+from ml_collections import ConfigDict
+
 from equivit import train
 from equivit.training import config as configs
 
@@ -27,7 +30,7 @@ def parser(description: str, name: str) -> argparse.ArgumentParser:
     options.add_argument("--source", help="in place of the config's, such as npz:<file>")
     options.add_argument("--epochs", type=int, help="in place of the config's")
     options.add_argument("--override", action="append", default=[], help="a key=value of the config; may be repeated")
-    options.add_argument("--seeds", default="0,1,2")
+    options.add_argument("--seeds", default=[0, 1, 2], type=lambda text: list(map(int, text.split(","))))
     options.add_argument("--workdir", type=pathlib.Path, default=pathlib.Path("runs") / name)
     options.add_argument("--out", type=pathlib.Path, default=pathlib.Path(f"runs/{name}.json"))
     return options
@@ -38,10 +41,23 @@ def run(options: argparse.Namespace, file: str, overrides: Sequence[str], name: 
     overrides = [*overrides, *QUIET, *([f"data.source={options.source}"] if options.source else [])]
     overrides += [f"epochs={options.epochs}", "schedule.warmup_epochs=1"] if options.epochs else []
     reports = {}
-    for seed in map(int, options.seeds.split(",")):
+    for seed in options.seeds:
         config = configs.load(file, [*overrides, *options.override, f"seed={seed}"])
-        reports[seed] = train.train(config, options.workdir / name / f"seed_{seed}")
+        reports[seed] = trained(config, options.workdir / name / f"seed_{seed}")
     return train.aggregate(reports) | {"epochs": config.epochs}
+
+
+def trained(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
+    """The final figures of a run, which goes on where it stopped; of a finished one they are read."""
+    report = workdir / "report.json"
+    if report.is_file():
+        before = configs.flat(configs.plain(configs.from_json(workdir / "config.json")))
+        if all(before.get(key) == value for key, value in configs.flat(configs.plain(config)).items()):
+            return json.loads(report.read_text())
+    try:
+        return train.train(config, workdir)
+    finally:
+        jax.clear_caches()  # a run compiles programs of its own
 
 
 def write(path: pathlib.Path, results: Mapping) -> None:
@@ -57,6 +73,13 @@ def difference(a: Sequence[float], b: Sequence[float]) -> tuple[float, float | N
     if min(len(a), len(b)) < 2:
         return gap, None
     return gap, math.sqrt(statistics.variance(a) / len(a) + statistics.variance(b) / len(b))
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean and standard deviation (n - 1) in percent."""
+    if len(values) < 2:
+        return f"{100 * values[0]:.1f}" if values else "-"
+    return f"{100 * statistics.fmean(values):.1f} ± {100 * statistics.stdev(values):.1f}"
 
 
 def verdict(gap: float, error: float | None) -> str:
