@@ -216,7 +216,10 @@ def override(config: ConfigDict, text: str, schema: Schema = TRAINING) -> None:
     try:
         if isinstance(value, bool) and isinstance(old, float):  # True would become 1.0
             raise TypeError
-        if names == ["model"]:  # whose types the zoo knows: a patch may be a number or a pair
+        # The zoo knows the types of a model: a patch may be a number or a pair.  And a config with a whole
+        # number, such as epochs=90, leaves the key free for 0.5.
+        fraction = isinstance(old, int) and isinstance(value, float) and type_ is not Any
+        if names == ["model"] or (fraction and constraints.allows(value, type_)):
             with section.ignore_type():
                 section[last] = value
         else:
@@ -237,7 +240,7 @@ def _parse_like(text: str, old: Any, type_: Any) -> Any:
         return text
     value = parse(text, type_)
     is_words = isinstance(old, tuple) and all(isinstance(entry, str) for entry in old)
-    return tuple(value.split(",")) if is_words and isinstance(value, str) else value
+    return _listed(value, type_) if is_words and isinstance(value, str) else value
 
 
 def parse(text: str, type_: Any) -> Any:
@@ -253,8 +256,15 @@ def parse(text: str, type_: Any) -> Any:
     try:
         return ast.literal_eval(text)
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):  # all that it raises
-        words = tuple(text.split(","))
-        return words if constraints.allows(words, type_) and not constraints.allows(text, type_) else text
+        entries = _listed(text, type_)
+        return entries if constraints.allows(entries, type_) and not constraints.allows(text, type_) else text
+
+
+def _listed(text: str, type_: Any) -> tuple[str | int, ...]:
+    """Words with commas between; among them numbers, if the type has these and not the words, as in "full,6"."""
+    words = tuple(text.split(","))
+    entries = tuple(int(word) if word.isdecimal() and len(word) < 10 else word for word in words)
+    return entries if constraints.allows(entries, type_) and not constraints.allows(words, type_) else words
 
 
 def _shown(value: Any) -> str:

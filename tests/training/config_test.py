@@ -110,6 +110,20 @@ def test_overrides(override, key, value):
     assert configs.load(CONFIG, [override]).data[key] == value
 
 
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [("epochs=0.5", 0.5), ("schedule.warmup_epochs=2.5", 2.5), ("optimizer.weight_decay=1", 1.0)],
+)
+def test_a_whole_number_in_a_config_does_not_bind_its_key_to_them(override, value):
+    found = configs.flat(configs.load("configs/cifar.py:10,plain", [override]))[override.partition("=")[0]]
+    assert found == value and isinstance(found, float)
+
+
+def test_words_and_numbers_with_commas():
+    config = configs.load("configs/adaptive_cifar.py", ["evaluation.shift.ranges=full,6"])
+    assert config.evaluation.shift.ranges == ("full", 6)
+
+
 @pytest.mark.parametrize("mode", ["adaptive", "swin_t"])
 @pytest.mark.parametrize(
     ("value", "expected"),
