@@ -30,6 +30,14 @@ def dropout(x: Tokens, rate: float | jax.Array, key: jax.Array | None) -> Any:
     return Isotypic(lines, jnp.where(kept, x.planes / (1 - rate), 0))
 
 
+def drop_channels(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
+    """Zero each channel of a map [B, h, w, C] with probability `rate`, and divide the others by 1 - rate."""
+    if key is None:
+        return x
+    kept = jax.random.bernoulli(key, 1 - rate, (len(x), 1, 1, x.shape[-1]))
+    return jnp.where(kept, x / (1 - rate), 0)
+
+
 def drop_path(x: TokensT, rate: float | jax.Array, key: jax.Array | None) -> TokensT:
     """Zero x for each sample with probability `rate`, and divide the others by 1 - rate; `key=None` returns x.
 

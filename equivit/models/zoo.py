@@ -11,7 +11,7 @@ import jax
 from flax import nnx
 
 from equivit import constraints, errors
-from equivit.models import cvt, decoders, jumbo_vit, mvit, patchtst, swin, vit_config
+from equivit.models import cvt, decoders, jumbo_vit, mvit, patchtst, segmenter, swin, vit_config
 from equivit.models.model import Config
 
 # The name of each configuration class in a saved model.
@@ -23,6 +23,7 @@ CONFIGS: dict[str, type] = {
     "swin": swin.SwinConfig,
     "cvt": cvt.CvTConfig,
     "mvit": mvit.MViTConfig,
+    "segmenter": segmenter.SegmenterConfig,
 }
 NAMES = vit_config.NAMES | jumbo_vit.NAMES | patchtst.NAMES | swin.NAMES | cvt.NAMES | mvit.NAMES
 

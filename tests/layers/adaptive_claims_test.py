@@ -1,6 +1,6 @@
 """The paper's lemma and claims on our layers, in two dimensions, with all shifts of a small map, in float64.
 
-Source: "Making Vision Transformers Truly Shift-Equivariant" (arXiv 2305.16316), Section 4, Appendices A1 and A2.1.  As
+Source: "Making Vision Transformers Truly Shift-Equivariant" (arXiv 2305.16316), Section 4, Appendices A1 and A2.  As
 there, (S^t x)[n] = x[n + t]; sides, strides and windows differ from axis to axis, and each has its own quotient.
 """
 
@@ -250,3 +250,23 @@ def test_the_classifier_of_appendix_a2():
         testing.assert_shift_equivariant(lambda x: call(model, x, True), x, tol=1e-14)
         for shift in ((0, 1), (3, 2)):
             assert np.abs(call(model, np.roll(x, shift, (1, 2)), False) - call(model, x, False)).max() > 1e-2
+
+
+def encoded_and_decoded(layer, x):
+    """Appendix A2.2: merging, windows, then all of it undone: the roll of the windows, and unpooling at the phase."""
+    y, grid, merged = layer.adaptive(x.reshape(len(x), -1, 3), (8, 8), "output")
+    y = y.reshape(len(x), *grid, -1)
+    scores, places = window.spread(y, (2, 2))
+    first = shifts.phases(shifts.strongest(scores).index, places)
+    inside = shifts.roll(y, -first)
+    return shifts.polyphase_up(shifts.roll(inside, first), shifts.phases(merged.index, (2, 2)), 2)
+
+
+def test_the_encoder_and_decoder_of_appendix_a2():
+    """On 8 x 8 tokens: features come back to where they were, and no shift changes that."""
+    call, x = jax.jit(encoded_and_decoded), np.random.default_rng(3).normal(size=(1, 8, 8, 3))
+    with jax.enable_x64(True):
+        layer = random(functools.partial(merge.PatchMerging, 3, norm_first=True, eps=1e-5))
+        y = np.asarray(call(layer, x))
+        assert y.shape == (1, 8, 8, 6) and np.count_nonzero(y[..., 0]) == 16
+        testing.assert_shift_equivariant(lambda x: call(layer, x), x, output="image", tol=1e-14)

@@ -1,0 +1,57 @@
+"""Pyramid pooling: a map beside what it is like from further away (PSPNet, arXiv 1612.01105, Section 3.2)."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from equivit.layers.conv_unit import ConvUnit
+from equivit.layers.resizing import bilinear
+
+SCALES = (1, 2, 3, 6)
+
+
+class PyramidPooling(nnx.Module):
+    """Means of a map at each of SCALES, each through a 1 x 1 convolution; beside the map itself, a 3 x 3 one.
+
+    At scale k the map is divided into k x k parts, and their means are resized to the map.  These parts begin at its
+    corner.  With `equivariant` each entry has the mean of a part as large that lies around it, on a torus.
+
+    Shapes: [B, h, w, in_channels] -> [B, h, w, width].
+
+    Args:
+      mode: of the last convolution's padding.
+    """
+
+    def __init__(self, in_channels: int, width: int, *, mode: str, equivariant: bool, rngs: nnx.Rngs):
+        self.scales = nnx.List([ConvUnit(in_channels, width, kernel=(1, 1), mode=mode, rngs=rngs) for _ in SCALES])
+        channels = in_channels + len(SCALES) * width
+        self.bottleneck = ConvUnit(channels, width, kernel=(3, 3), mode=mode, rngs=rngs)
+        self.means = means_around if equivariant else means_of_parts
+
+    def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
+        size, maps = (x.shape[-3], x.shape[-2]), [x]
+        for scale, unit in zip(SCALES, self.scales, strict=True):
+            rows, columns = (jnp.array(self.means(length, scale), x.dtype) for length in size)
+            means = jnp.einsum("ih,jw,...hwc->...ijc", rows, columns, x)
+            maps.append(bilinear(unit(means, train=train), size))
+        return self.bottleneck(jnp.concatenate(maps, axis=-1), train=train)
+
+
+def means_of_parts(length: int, scale: int) -> np.ndarray:
+    """The means of `scale` parts of an axis, [scale, length]; where it cannot be divided, parts overlap, as in PyTorch.
+
+    The k-th one is from floor(k length / scale) to ceil((k + 1) length / scale).
+    """
+    begin = np.arange(scale) * length // scale
+    end = -(-(np.arange(scale) + 1) * length // scale)
+    place = np.arange(length)
+    inside = (place >= begin[:, None]) & (place < end[:, None])
+    return inside / inside.sum(1, keepdims=True)
+
+
+def means_around(length: int, scale: int) -> np.ndarray:
+    """The mean of a part of an axis around each place of it, [length, length]; the axis is a circle."""
+    size = max(1, round(length / scale))
+    behind = (np.arange(length) - np.arange(length)[:, None] + size // 2) % length
+    return (behind < size) / size

@@ -1,0 +1,43 @@
+"""Maps made larger: by linear interpolation, in the plane or around a torus, and by index-tracked unpooling.
+
+Entries are squares, whose centres lie at i + 1/2, so that k fine entries cover one coarse one; in PyTorch's terms
+`align_corners=False`, without antialiasing.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def bilinear(x: jax.Array, size: tuple[int, int], *, circular: bool = False) -> jax.Array:
+    """Linear interpolation along both axes: [*B, h, w, C] -> [*B, H, W, C].
+
+    Beyond the centres of the outer entries lies the outer entry, or with `circular` what is on the other side.
+    """
+    for axis, length in zip((-3, -2), size, strict=True):
+        if x.shape[axis] != length:
+            x = _linear(x, axis, length, circular)
+    return x
+
+
+def _linear(x: jax.Array, axis: int, length: int, circular: bool) -> jax.Array:
+    old = x.shape[axis]
+    place = (np.arange(length) + 0.5) * (old / length) - 0.5
+    place = place if circular else np.clip(place, 0, old - 1)
+    first = np.floor(place).astype(int)
+    share = (place - first).reshape(-1, *(1,) * (-axis - 1)).astype(x.dtype)
+    low = jnp.take(x, first % old, axis, mode="clip")
+    high = jnp.take(x, (first + 1) % old if circular else np.minimum(first + 1, old - 1), axis, mode="clip")
+    return low * (1 - share) + high * share
+
+
+def unpooled(x: jax.Array, factors: tuple[int, int]) -> jax.Array:
+    """Each entry at the upper left one of those that it was pooled from, the others zero.
+
+    Shapes: [*B, h, w, C] -> [*B, h fh, w fw, C].
+
+    Source: "Making Vision Transformers Truly Shift-Equivariant", Listing A2.2, where the map is rolled to the phase
+    that was pooled (`symmetry/shifts.py: polyphase_up` does both).
+    """
+    pads = [(0, 0, 0)] * (x.ndim - 3) + [(0, factor - 1, factor - 1) for factor in factors] + [(0, 0, 0)]
+    return jax.lax.pad(x, jnp.zeros((), x.dtype), pads)

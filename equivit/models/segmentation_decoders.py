@@ -1,0 +1,229 @@
+"""Decoders of label maps: from the maps of a backbone to logits on the finest of them.
+
+| decoder              | reads                  | logits                   | source                            |
+|----------------------|------------------------|--------------------------|-----------------------------------|
+| `UperNet`            | the map of every stage | on the first stage's map | arXiv 1807.10221, Section 3       |
+| `LinearDecoder`      | the last map           | on it                    | DINOv2 (arXiv 2304.07193)         |
+| `ConvolutionDecoder` | the last map           | on one 8 times as fine   | depthwise attention, Section A.2  |
+| `OcticDecoder`       | the last map, a field  | on every pixel           | `isotypic.Unpatchify`             |
+
+A map comes as a `Grid`, which says where it lies.  Where the backbone chooses that, decoders are equivariant: they
+resize around the torus and put each map where it belongs.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from equivit.layers import dense, isotypic
+from equivit.layers.batch_norm import BatchNorm
+from equivit.layers.conv_unit import ConvUnit
+from equivit.layers.convolution import Conv, Pair, around
+from equivit.layers.drop import drop_channels
+from equivit.layers.pyramid_pooling import PyramidPooling
+from equivit.layers.resizing import bilinear, unpooled
+from equivit.models.features import Grid
+from equivit.symmetry import fields, shifts
+from equivit.symmetry.groups import Group
+
+UPSAMPLING = ("interpolate", "unpool")
+DROPOUT = 0.1  # of channels, before the logits
+GROUPS = 32  # of channels, of group norm, or as many of them as divide the width
+
+
+class UperNet(nnx.Module):
+    """Pyramid pooling of the last stage's map, which is joined top-down with the maps of the stages before.
+
+    All maps are then resized to the first one, and convolved together.
+
+    Shapes: grids of decreasing size, [B, h_k, w_k, in_channels[k]] -> logits [B, h_0, w_0, classes].
+
+    Args:
+      mode: of all convolutions' padding.
+      equivariant: maps are put where they lie on the torus, and pyramid pooling has no corner.
+      upsampling: of maps of different stages if equivariant, one of UPSAMPLING.
+    """
+
+    def __init__(
+        self,
+        in_channels: Sequence[int],
+        width: int,
+        classes: int,
+        *,
+        mode: str,
+        equivariant: bool,
+        upsampling: str,
+        rngs: nnx.Rngs,
+    ):
+        def units(channels, kernel):
+            return nnx.List([ConvUnit(c, width, kernel=(kernel, kernel), mode=mode, rngs=rngs) for c in channels])
+
+        *finer, coarsest = in_channels
+        self.pooling = PyramidPooling(coarsest, width, mode=mode, equivariant=equivariant, rngs=rngs)
+        self.laterals = units(finer, 1)
+        self.smoothing = units([width] * len(finer), 3)
+        self.joint = ConvUnit(len(in_channels) * width, width, kernel=(3, 3), mode=mode, rngs=rngs)
+        self.logits = _logits(width, classes, rngs)
+        self.resized = Resizing(equivariant, upsampling)
+
+    def __call__(self, grids: Sequence[Grid], *, key: jax.Array | None = None, train: bool = False) -> Grid:
+        maps = [_holding(g, unit(g.values, train=train)) for g, unit in zip(grids[:-1], self.laterals, strict=True)]
+        maps.append(_holding(grids[-1], self.pooling(grids[-1].values, train=train)))
+        for k in range(len(maps) - 1, 0, -1):
+            maps[k - 1] = _holding(maps[k - 1], maps[k - 1].values + self.resized(maps[k], maps[k - 1]))
+        for k, unit in enumerate(self.smoothing):
+            maps[k] = _holding(maps[k], unit(maps[k].values, train=train))
+        first = maps[0]
+        joined = jnp.concatenate([first.values, *(self.resized(grid, first) for grid in maps[1:])], axis=-1)
+        x = drop_channels(self.joint(joined, train=train), DROPOUT, key)
+        return _holding(first, self.logits(x))
+
+
+class AuxiliaryHead(nnx.Module):
+    """A convolution and logits on one map: what an auxiliary loss is taken of.
+
+    Shapes: [B, h, w, in_channels] -> [B, h, w, classes].
+    """
+
+    def __init__(self, in_channels: int, classes: int, *, mode: str, rngs: nnx.Rngs):
+        width = 256
+        self.unit = ConvUnit(in_channels, width, kernel=(3, 3), mode=mode, rngs=rngs)
+        self.logits = _logits(width, classes, rngs)
+
+    def __call__(self, grid: Grid, *, key: jax.Array | None = None, train: bool = False) -> Grid:
+        return _holding(grid, self.logits(drop_channels(self.unit(grid.values, train=train), DROPOUT, key)))
+
+
+class LinearDecoder(nnx.Module):
+    """Batch norm and a linear map of each token; a field is made invariant first, so that the logits turn with it.
+
+    Shapes: [B, h, w, in_channels] -> logits [B, h, w, classes].
+
+    Args:
+      invariant: an invariantization (`layers/invariants.py`) of the tokens; None: they are no field.
+    """
+
+    def __init__(self, in_channels: int, classes: int, *, invariant: Any, group: Group | None, rngs: nnx.Rngs):
+        width = in_channels if invariant is None else invariant.out_features
+        self.invariant, self.group = invariant, group
+        self.norm = BatchNorm(width)
+        self.logits = _logits(width, classes, rngs)
+
+    def __call__(self, grids: Sequence[Grid], *, key: jax.Array | None = None, train: bool = False) -> Grid:
+        (grid,) = grids
+        x = grid.values
+        if self.invariant is not None:
+            x = self.invariant(fields.from_dense(x, self.group))
+        return _holding(grid, self.logits(self.norm(x, train=train)))
+
+
+class ConvolutionDecoder(nnx.Module):
+    """Three transposed convolutions, each with group norm and GELU, then two convolutions.
+
+    Shapes: [B, h, w, in_channels] -> logits [B, 8 h, 8 w, classes].
+
+    The paper has neither widths nor kernels; with 256 channels in the first, half as many in each further one, and
+    kernels of 4 x 4 and 3 x 3, the number of parameters is about that of its Table A.1.
+    """
+
+    def __init__(self, in_channels: int, width: int, classes: int, *, mode: str, rngs: nnx.Rngs):
+        widths = [in_channels, width, width // 2, width // 4]
+        pairs = zip(widths[:-1], widths[1:], strict=True)
+        self.doubling = nnx.List([Doubling(one, other, mode=mode, rngs=rngs) for one, other in pairs])
+        same = dict(kernel=(3, 3), padding=(1, 1), mode=mode, rngs=rngs)
+        self.conv = Conv(widths[-1], widths[-1], **same)
+        self.logits = Conv(widths[-1], classes, **same)
+
+    def __call__(self, grids: Sequence[Grid], *, key: jax.Array | None = None, train: bool = False) -> Grid:
+        (grid,) = grids
+        x = grid.values
+        for layer in self.doubling:
+            x = layer(x)
+        return _holding(grid, self.logits(jax.nn.gelu(self.conv(x), approximate=False)))
+
+
+class OcticDecoder(nnx.Module):
+    """A linear map of each token's field to the logits of its patch's pixels, which turn with it.
+
+    Shapes: a field as dense tokens [B, h, w, in_channels] -> logits [B, h ph, w pw, classes].
+    """
+
+    def __init__(self, in_channels: int, patch_size: Pair, classes: int, *, group: Group, rngs: nnx.Rngs):
+        self.logits = isotypic.Unpatchify(in_channels, patch_size, classes, group=group, rngs=rngs)
+        self.group = group
+
+    def __call__(self, grids: Sequence[Grid], *, key: jax.Array | None = None, train: bool = False) -> Grid:
+        (grid,) = grids
+        *batch, h, w, channels = grid.values.shape
+        field = fields.from_dense(grid.values.reshape(*batch, h * w, channels), self.group)
+        return _holding(grid, self.logits(field, (h, w)))
+
+
+class Doubling(nnx.Module):
+    """A transposed convolution that makes a map twice as large; group norm; GELU.
+
+    Shapes: [B, h, w, in_channels] -> [B, 2 h, 2 w, width].
+
+    Args:
+      mode: of what lies beyond the ends of the map.
+    """
+
+    def __init__(self, in_channels: int, width: int, *, mode: str, rngs: nnx.Rngs):
+        bound = 1 / math.sqrt(16 * width)  # as in PyTorch
+        self.kernel = nnx.Param(dense.uniform(rngs.params(), (4, 4, in_channels, width), bound), product=True)
+        self.bias = nnx.Param(dense.uniform(rngs.params(), (width,), bound))
+        self.scale, self.shift = nnx.Param(jnp.ones(width)), nnx.Param(jnp.zeros(width))
+        self.groups, self.mode = math.gcd(width, GROUPS), mode
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        kernel, ends = self.kernel[...], ((1, 1), (1, 1))
+        with jax.named_scope("linear"):
+            x = x.astype(kernel.dtype)
+            x = around(x, ends) if self.mode == "circular" else jnp.pad(x, [(0, 0), *ends, (0, 0)])
+            y = jax.lax.conv_general_dilated(
+                x, kernel, (1, 1), [(0, 0), (0, 0)], lhs_dilation=(2, 2), dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+        return jax.nn.gelu(self._normed(y + self.bias[...]), approximate=False)
+
+    def _normed(self, x: jax.Array) -> jax.Array:
+        with jax.named_scope("norm"):
+            b, h, w, channels = x.shape
+            y = x.astype(jnp.promote_types(x.dtype, jnp.float32)).reshape(b, h, w, self.groups, -1)
+            mean, variance = (f(y, (1, 2, 4), keepdims=True) for f in (jnp.mean, jnp.var))
+            y = ((y - mean) * jax.lax.rsqrt(variance + 1e-5)).reshape(x.shape)
+            return (y * self.scale[...] + self.shift[...]).astype(x.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Resizing:
+    """Maps resized to finer ones of the same image."""
+
+    equivariant: bool
+    upsampling: str
+
+    def __call__(self, coarse: Grid, fine: Grid) -> jax.Array:
+        """The values of `coarse` [B, h, w, C] on the positions of `fine` [B, H, W, _], [B, H, W, C]."""
+        size = fine.values.shape[1:3]
+        if not self.equivariant:
+            return bilinear(coarse.values, size)
+        factors = (coarse.stride[0] // fine.stride[0], coarse.stride[1] // fine.stride[1])
+        if self.upsampling == "unpool":
+            values = unpooled(coarse.values, factors)
+        else:
+            values = bilinear(coarse.values, size, circular=True)
+        ahead = (coarse.offset - fine.offset) // jnp.array(fine.stride, jnp.int32)
+        return shifts.roll(values, ahead)
+
+
+def _holding(grid: Grid, values: jax.Array) -> Grid:
+    """Other values of the same map."""
+    return dataclasses.replace(grid, values=values)
+
+
+def _logits(width: int, classes: int, rngs: nnx.Rngs) -> dense.Linear:
+    return dense.Linear(width, classes, init=nnx.initializers.normal(0.01), rngs=rngs)

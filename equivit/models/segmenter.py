@@ -1,0 +1,213 @@
+"""Semantic segmentation: a backbone that gives maps of features, and a decoder that makes logits of every pixel.
+
+| decoder        | backbones                                 | `models/segmentation_decoders.py` |
+|----------------|-------------------------------------------|-----------------------------------|
+| "upernet"      | with stages                               | `UperNet`, `AuxiliaryHead`        |
+| "linear"       | all                                       | `LinearDecoder`                   |
+| "convolutions" | all                                       | `ConvolutionDecoder`              |
+| "octic"        | whose last blocks have fields (D8, D2)    | `OcticDecoder`                    |
+
+With an adaptive backbone, `equivariant=True` makes all of it shift-equivariant: the logits of every pixel move with the
+image ("Making Vision Transformers Truly Shift-Equivariant", Section 4).  With a fully octic backbone "linear" and
+"octic" turn with it.
+"""
+
+import dataclasses
+import itertools
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from equivit import constraints
+from equivit.constraints import OneOf, PositiveInt
+from equivit.layers import dense, invariants
+from equivit.layers.convolution import MODES
+from equivit.layers.drop import split
+from equivit.layers.resizing import bilinear
+from equivit.models.features import Features, Grid
+from equivit.models.model import ModelModule
+from equivit.models.segmentation_decoders import (
+    UPSAMPLING,
+    AuxiliaryHead,
+    ConvolutionDecoder,
+    LinearDecoder,
+    OcticDecoder,
+    UperNet,
+)
+from equivit.symmetry import shifts
+
+DECODERS = ("upernet", "linear", "convolutions", "octic")
+
+
+@dataclasses.dataclass(frozen=True)
+class SegmenterConfig:
+    """The choices that make one segmentation model.
+
+    Attributes:
+      backbone: the configuration of the backbone, which has no head.
+      num_classes: of pixels.
+      decoder: one of DECODERS.
+      width: channels of UperNet, or of the first of the transposed convolutions.
+      padding: of the decoder's convolutions, "zeros" or "circular".
+      equivariant: for an adaptive backbone: the decoder follows circular shifts too, and pads circularly.
+      upsampling: of the maps of an equivariant UperNet: "interpolate", around the torus, or "unpool", which puts zeros
+        between the entries.
+      auxiliary: UperNet has a second head on the last but one stage, which an auxiliary loss trains.
+    """
+
+    backbone: Any  # a `Config`
+    num_classes: PositiveInt
+    decoder: Annotated[str, OneOf(DECODERS)] = "upernet"
+    width: PositiveInt = 512
+    padding: Annotated[str, OneOf(MODES)] = "zeros"
+    equivariant: bool = False
+    upsampling: Annotated[str, OneOf(UPSAMPLING)] = "interpolate"
+    auxiliary: bool = True
+
+    def __post_init__(self):
+        constraints.check_fields(self, "Segmenter")
+        backbone, name = self.backbone, type(self.backbone).__name__.removesuffix("Config")
+        if backbone.num_classes is not None:
+            raise ValueError(
+                f"Segmenter: the backbone has a head for {backbone.num_classes} classes, which nothing would train; "
+                "create it with num_classes=None."
+            )
+        if self.decoder == "upernet" and len(self.ends) < 2:
+            raise ValueError(
+                f"Segmenter: decoder='upernet' joins the maps of stages, and a {name} has one map; take 'linear' or "
+                "'convolutions', or a backbone with stages, such as swin_t."
+            )
+        if self.decoder == "octic" and not getattr(backbone, "ends_with_fields", False):
+            raise ValueError(
+                f"Segmenter: decoder='octic' takes fields, and the last blocks of this {name} have none; take "
+                "'linear', or a backbone of family D8."
+            )
+        if self.equivariant and not (parts := getattr(backbone, "parts", ())):
+            raise ValueError(
+                f"Segmenter: equivariant=True needs an adaptive backbone, and this {name} has parts={parts!r}; create "
+                "it with adaptive=True."
+            )
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The last block of each stage."""
+        depths = getattr(self.backbone, "depths", None) or (self.backbone.depth,)
+        return tuple(total - 1 for total in itertools.accumulate(depths))
+
+    @property
+    def mode(self) -> str:
+        """What the decoder's convolutions pad with."""
+        return "circular" if self.equivariant else self.padding
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """Of one image: (height, width, channels)."""
+        return self.backbone.input_shape
+
+    def build(self, rngs: nnx.Rngs) -> "Segmenter":
+        """The model, with parameters drawn from `rngs`."""
+        return Segmenter(self, self.backbone.build(rngs), rngs=rngs)
+
+
+class Segmenter(nnx.Module):
+    """A backbone and a decoder of label maps; see `SegmenterConfig`.
+
+    Args:
+      backbone: a model built from `config.backbone`.
+      rngs: initialises the decoder.
+    """
+
+    head = None
+
+    def __init__(self, config: SegmenterConfig, backbone: ModelModule, *, rngs: nnx.Rngs):
+        self.config, self.backbone = config, backbone
+        widths = _widths(config)
+        pyramid = config.decoder == "upernet"
+        # The last stage's map goes through the backbone's own norm.
+        self.norms = nnx.List([dense.LayerNorm(width, eps=_eps(config)) for width in widths[:-1]] if pyramid else [])
+        self.decoder = _decoder(config, widths, rngs)
+        options: dict[str, Any] = dict(mode=config.mode, rngs=rngs)
+        second = pyramid and config.auxiliary
+        self.auxiliary = AuxiliaryHead(widths[-2], config.num_classes, **options) if second else None
+
+    def __call__(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
+        """Logits of every pixel, [*B, H, W, num_classes], of images [*B, H, W, C] of any size that the backbone takes.
+
+        Args:
+          key: drives drop path and dropout; None means neither.
+          train: whether batch norms use and record the statistics of this batch.
+        """
+        return self.both(images, key=key, train=train)[0]
+
+    def both(
+        self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """The logits, and those of the auxiliary head; None if there is none."""
+        keys, batch = split(key, 3), images.shape[:-3]
+        flat = images.reshape(-1, *images.shape[-3:])
+        grids = self._grids(flat, key=keys[0], train=train)
+        found = [self.decoder(grids, key=keys[1], train=train)]
+        if self.auxiliary is not None:
+            found.append(self.auxiliary(grids[-2], key=keys[2], train=train))
+        logits = [self._on_pixels(grid, (flat.shape[1], flat.shape[2])) for grid in found]
+        logits = [x.reshape(*batch, *x.shape[1:]) for x in logits]
+        return logits[0], logits[1] if len(logits) > 1 else None
+
+    def label_maps(self, images: jax.Array) -> jax.Array:
+        """The class of every pixel, int32 [*B, H, W]."""
+        return self(images).argmax(-1).astype(jnp.int32)
+
+    def features(self, images: jax.Array, **options) -> Features:
+        """The features of the backbone."""
+        return self.backbone.features(images, **options)
+
+    def pooled(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
+        """The input of a classification head on the backbone."""
+        return self.backbone.pooled(images, key=key, train=train)
+
+    def _grids(self, images: jax.Array, *, key: jax.Array | None, train: bool) -> list[Grid]:
+        """The maps that the decoder reads, of images [B, H, W, C]."""
+        ends = self.config.ends[:-1] if len(self.norms) else ()
+        last = self.backbone.features(images, blocks=ends, norm=True, key=key, train=train)
+        grids = [last.blocks[end].patches for end in ends]
+        normed = [
+            dataclasses.replace(grid, values=norm(grid.values)) for grid, norm in zip(grids, self.norms, strict=True)
+        ]
+        return [*normed, last.patches]
+
+    def _on_pixels(self, grid: Grid, size: tuple[int, int]) -> jax.Array:
+        """The logits of each pixel, in at least float32: [B, h, w, classes] -> [B, H, W, classes]."""
+        x = grid.values.astype(jnp.promote_types(grid.values.dtype, jnp.float32))
+        if not self.config.equivariant:
+            return bilinear(x, size)
+        return shifts.roll(bilinear(x, size, circular=True), grid.offset)
+
+
+def _widths(config: SegmenterConfig) -> list[int]:
+    """The channels of each stage's map, the last one after the final norm."""
+    backbone = config.backbone
+    if (widths := getattr(backbone, "widths", None)) is not None:
+        return list(widths)
+    return [backbone.width]
+
+
+def _eps(config: SegmenterConfig) -> float:
+    return config.backbone.norm_eps
+
+
+def _decoder(config: SegmenterConfig, widths: list[int], rngs: nnx.Rngs) -> Any:
+    backbone, classes = config.backbone, config.num_classes
+    group = backbone.group if getattr(backbone, "ends_with_fields", False) else None
+    match config.decoder:
+        case "upernet":
+            how = dict(mode=config.mode, equivariant=config.equivariant, upsampling=config.upsampling)
+            return UperNet(widths, config.width, classes, **how, rngs=rngs)
+        case "linear":
+            kind = None if group is None else invariants.create(backbone.invariant, widths[-1], group=group, rngs=rngs)
+            return LinearDecoder(widths[-1], classes, invariant=kind, group=group, rngs=rngs)
+        case "convolutions":
+            return ConvolutionDecoder(widths[-1], config.width, classes, mode=config.mode, rngs=rngs)
+        case _:
+            return OcticDecoder(widths[-1], backbone.patch_size, classes, group=group, rngs=rngs)

@@ -1,0 +1,171 @@
+"""Segmentation models: parameters, every decoder under shifts and turns, and what is refused."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from equivit import logical, testing
+from equivit.models import saved, segmentation_decoders, zoo
+from equivit.models.segmenter import SegmenterConfig
+from equivit.symmetry import fields
+from equivit.symmetry.groups import OCTIC
+
+SIZE, CLASSES = (32, 16), 5
+SHIFTS = [(1, 0), (0, 1), (3, 5), (7, 2), (13, 9)]
+WINDOWS = dict(width=8, depths=(1, 1), num_heads=(1, 2), window_size=(2, 2), patch_size=2)
+BACKBONES = {
+    "swin_t": WINDOWS,
+    "swinv2_t": WINDOWS,
+    "cvt_13": dict(widths=(8, 16), depths=(1, 1), num_heads=(1, 2), kernels=(3, 3), strides=(2, 2), paddings=(1, 1)),
+    "mvitv2_t": dict(width=8, depths=(1, 1)),
+    "vit_ti16": dict(width=16, depth=1, num_heads=2, patch_size=8),
+    "octic_vit_ti16": dict(width=32, depth=1, num_heads=2, patch_size=4, family="D8"),
+}
+run = jax.jit(lambda m, x: m(x))
+
+
+def configured(name, *, size=SIZE, backbone=None, **options):
+    backbone = zoo.configuration(name, **BACKBONES[name], image_size=size, num_classes=None, **(backbone or {}))
+    return SegmenterConfig(backbone, CLASSES, **{"width": 8, **options})
+
+
+def model(config, dtype=np.float32):
+    """All parameters and statistics random; variances are positive."""
+    rng = np.random.default_rng(0)
+
+    def draw(tensor):
+        values = rng.normal(size=tensor.shape)
+        if len(tensor.shape) > 1:
+            return values * np.prod(tensor.shape[:-1]) ** -0.5
+        return np.exp(0.2 * values) if tensor.name.endswith(("scale", "variance")) else 0.5 * values
+
+    abstract = jax.eval_shape(lambda: config.build(nnx.Rngs(0)))
+    tables = logical.tensors(abstract, nnx.Variable).values()
+    tensors = {tensor.name: draw(tensor).astype(dtype) for table in tables for tensor in table.flat}
+    made = logical.from_logical(abstract, tensors, nnx.Variable)
+    return jax.tree.map(lambda leaf: leaf.astype(dtype), made)
+
+
+def images(size=SIZE, dtype=np.float64):
+    return np.random.default_rng(1).normal(size=(2, *size, 3)).astype(dtype)
+
+
+def test_the_standard_upernet_has_the_official_number_of_parameters():
+    def parameters(**options):
+        config = SegmenterConfig(zoo.configuration("swin_t", num_classes=None), 150, **options)
+        module = jax.eval_shape(lambda: config.build(nnx.Rngs(0)))
+        return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(module, nnx.Param)))
+
+    assert parameters() == 59_941_862
+    assert parameters(auxiliary=False) == 59_941_862 - 923_798
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("swin_t", dict(upsampling="interpolate")),
+        ("swinv2_t", dict(upsampling="unpool")),
+        ("cvt_13", dict(upsampling="interpolate")),
+        ("mvitv2_t", dict(upsampling="unpool")),
+        ("vit_ti16", dict(decoder="convolutions")),
+    ],
+)
+def test_logits_move_with_the_image(name, options):
+    """In float64, without an anchor: the decoder itself follows what the backbone chose."""
+    with jax.enable_x64(True):
+        config = configured(name, backbone=dict(adaptive=True, anchor=False), equivariant=True, **options)
+        m, x = model(config, np.float64), images()
+        y = np.asarray(run(m, x))
+        assert y.shape == (2, *SIZE, CLASSES) and np.ptp(y, axis=(1, 2)).min() > 1e-3 * np.abs(y).max()
+        assert testing.assert_shift_equivariant(lambda x: run(m, x), x, shifts=SHIFTS, output="image") < 1e-10
+
+
+def test_a_decoder_that_forgets_where_maps_lie_is_caught():
+    m = model(configured("swin_t", backbone=dict(adaptive=True, anchor=False), equivariant=True))
+    grids = jax.jit(lambda m, x: m.backbone.features(x, blocks=(0,)))
+    resized = segmentation_decoders.Resizing(equivariant=True, upsampling="interpolate")
+
+    def joined(x, forgetful):
+        found = grids(m, x)
+        fine, coarse = found.blocks[0].patches, found.patches
+        if forgetful:
+            coarse = dataclasses.replace(coarse, offset=fine.offset)
+        return dataclasses.replace(fine, values=resized(coarse, fine))
+
+    x = images(dtype=np.float32)
+    testing.assert_shift_equivariant(lambda x: joined(x, False), x, shifts=SHIFTS, output="grid")
+    with pytest.raises(AssertionError, match="shift"):
+        testing.assert_shift_equivariant(lambda x: joined(x, True), x, shifts=SHIFTS, output="grid")
+
+
+def test_labels_of_every_pixel_are_equal_in_float32():
+    """With the anchor a shifted image gives the same bits, elsewhere; with two batch axes."""
+    m = model(configured("swin_t", backbone=dict(adaptive=True), equivariant=True))
+    x = images(dtype=np.float32)
+    labels = jax.jit(lambda m, x: m.label_maps(x))
+    upright = np.asarray(labels(m, x))
+    assert upright.dtype == np.int32 and len(np.unique(upright)) > 1
+    for shift in SHIFTS:
+        np.testing.assert_array_equal(labels(m, np.roll(x, shift, (1, 2))), np.roll(upright, shift, (1, 2)))
+    np.testing.assert_array_equal(labels(m, x[:, None])[:, 0], upright)
+
+
+@pytest.mark.parametrize("decoder", ["linear", "octic"])
+def test_a_fully_octic_model_turns_with_the_image(decoder):
+    """All eight elements, and as it is adaptive, shifts too."""
+    size = (24, 24)
+    with jax.enable_x64(True):
+        config = configured(
+            "octic_vit_ti16", size=size, backbone=dict(adaptive=True), decoder=decoder, equivariant=True
+        )
+        m, x = model(config, np.float64), images(size)
+        upright = np.asarray(run(m, x))
+        for element in OCTIC.elements:
+            turned = run(m, fields.act_on_image(element, x))
+            expected = fields.act_on_image(element, upright)
+            np.testing.assert_allclose(turned, expected, rtol=0, atol=1e-10 * np.abs(upright).max())
+        testing.assert_shift_equivariant(lambda x: run(m, x), x, shifts=SHIFTS, output="image")
+
+
+def test_saved_and_loaded(tmp_path):
+    m = model(configured("swin_t"))
+    saved.save(tmp_path, m)
+    again = saved.load(tmp_path)
+    assert again.config == m.config
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(again), jax.tree.leaves(m))
+
+
+def test_training_gives_two_kinds_of_logits_and_statistics():
+    m, x = model(configured("swin_t")), images(dtype=np.float32)
+
+    @jax.jit
+    def step(m, x, key):
+        return m.both(x, key=key, train=True), nnx.state(m, nnx.BatchStat)
+
+    (main, auxiliary), statistics = step(m, x, jax.random.key(0))
+    assert main.shape == auxiliary.shape == (2, *SIZE, CLASSES) and main.dtype == jnp.float32
+    before = jax.tree.leaves(nnx.state(m, nnx.BatchStat))
+    assert all(not np.array_equal(a, b) for a, b in zip(before, jax.tree.leaves(statistics), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("vit_ti16", {}, "decoder='upernet' joins the maps of stages, and a ViT has one map; take 'linear' or"),
+        ("vit_ti16", dict(decoder="octic"), "decoder='octic' takes fields, and the last blocks of this ViT have none"),
+        ("swin_t", dict(equivariant=True), r"needs an adaptive backbone, and this Swin has parts=\(\); create it with"),
+        ("swin_t", dict(decoder="unet"), "decoder='unet' is not one of upernet, linear, convolutions, octic"),
+    ],
+)
+def test_what_is_refused(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        configured(name, **options)
+
+
+def test_a_backbone_with_a_head_is_refused():
+    with pytest.raises(ValueError, match="the backbone has a head for 1000 classes, which nothing would train"):
+        SegmenterConfig(zoo.configuration("swin_t"), CLASSES)
