@@ -142,12 +142,16 @@ class Segmenter(nnx.Module):
         return self.both(images, key=key, train=train)[0]
 
     def both(
-        self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False
+        self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False, frozen: bool = False
     ) -> tuple[jax.Array, jax.Array | None]:
-        """The logits, and those of the auxiliary head; None if there is none."""
+        """The logits, and those of the auxiliary head; None if there is none.
+
+        Args:
+          frozen: the backbone runs as in evaluation, and has no gradient.
+        """
         keys, batch = split(key, 3), images.shape[:-3]
         flat = images.reshape(-1, *images.shape[-3:])
-        grids = self._grids(flat, key=keys[0], train=train)
+        grids = self._grids(flat, key=None if frozen else keys[0], train=train and not frozen, frozen=frozen)
         found = [self.decoder(grids, key=keys[1], train=train)]
         if self.auxiliary is not None:
             found.append(self.auxiliary(grids[-2], key=keys[2], train=train))
@@ -167,10 +171,11 @@ class Segmenter(nnx.Module):
         """The input of a classification head on the backbone."""
         return self.backbone.pooled(images, key=key, train=train)
 
-    def _grids(self, images: jax.Array, *, key: jax.Array | None, train: bool) -> list[Grid]:
+    def _grids(self, images: jax.Array, *, key: jax.Array | None, train: bool, frozen: bool) -> list[Grid]:
         """The maps that the decoder reads, of images [B, H, W, C]."""
         ends = self.config.ends[:-1] if len(self.norms) else ()
         last = self.backbone.features(images, blocks=ends, norm=True, key=key, train=train)
+        last = jax.lax.stop_gradient(last) if frozen else last
         grids = [last.blocks[end].patches for end in ends]
         normed = [
             dataclasses.replace(grid, values=norm(grid.values)) for grid, norm in zip(grids, self.norms, strict=True)

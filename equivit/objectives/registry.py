@@ -4,6 +4,7 @@ from equivit.objectives.distillation import Distillation
 from equivit.objectives.linear_probe import LinearProbe
 from equivit.objectives.mae import Mae
 from equivit.objectives.objective import Objective
+from equivit.objectives.segmentation import Segmentation
 from equivit.objectives.supervised import Supervised
 
 OBJECTIVES: dict[str, type[Objective]] = {
@@ -11,4 +12,5 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "supervised": Supervised,
     "distillation": Distillation,
     "linear_probe": LinearProbe,
+    "segmentation": Segmentation,
 }

@@ -22,6 +22,8 @@ def create(config: ConfigDict, *, total_steps: int, steps_per_epoch: int) -> Sch
     warmup = config.warmup_steps or (config.warmup_epochs or 0) * steps_per_epoch
     if warmup >= total_steps:
         raise ValueError(f"schedule: a warm-up of {warmup} steps does not fit in a run of {total_steps}; shorten it.")
+    if config.name == "poly":
+        return lambda step: _poly(config, step, warmup, total_steps)
     if config.per_epoch:
         return _by_epoch(config, total_steps / steps_per_epoch, steps_per_epoch)
     return lambda step: _warmed_up(config, step, warmup, decayed=(step - warmup) / (total_steps - warmup))
@@ -48,6 +50,19 @@ def _by_epoch(config, epochs, steps_per_epoch):
     return lr
 
 
+def _poly(config, step, warmup, total_steps):
+    """From `lr` to `min_lr` as a power of the share of the run that is left, counted from its first step.
+
+    During the warm-up this is multiplied by a factor that rises linearly from `warmup_lr / lr` to 1, as MMSegmentation
+    has it.
+    """
+    left = jnp.clip(1 - step / total_steps, 0, 1) ** config.power
+    decayed = config.min_lr + (config.lr - config.min_lr) * left
+    first = config.warmup_lr / config.lr
+    factor = jnp.minimum(first + (1 - first) * step / max(warmup, 1), 1) if warmup else 1
+    return (decayed * factor).astype(jnp.float32)
+
+
 def _warmed_up(config, t, warmup, *, decayed):
     """Linear from `warmup_lr` to `lr` while t < warmup; then what `decayed`, the share of the decay done, gives."""
     rising = config.warmup_lr + (config.lr - config.warmup_lr) * t / max(warmup, 1)
@@ -58,21 +73,23 @@ def _warmed_up(config, t, warmup, *, decayed):
 
 
 DEFAULTS = dict(
-    name="cosine",
+    name="cosine",  # or "constant", "poly"
     lr=1e-3,
     warmup_lr=1e-6,
     min_lr=1e-5,
     warmup_epochs=None,  # this or warmup_steps
     warmup_steps=None,
+    power=1.0,  # of "poly"
     per_epoch=False,  # the rate changes from epoch to epoch, not from step to step
 )
 TYPES: dict[str, Any] = dict(
-    name=Literal["cosine", "constant"],
+    name=Literal["cosine", "constant", "poly"],
     lr=PositiveFloat,
     warmup_lr=NonNegativeFloat,
     min_lr=NonNegativeFloat,
     warmup_epochs=NonNegativeFloat | None,
     warmup_steps=NonNegativeInt | None,
+    power=PositiveFloat,
     per_epoch=bool,
 )
 
@@ -82,5 +99,7 @@ def check(section: ConfigDict) -> None:
     constraints.check_section("config.schedule", section, TYPES)
     if section.warmup_epochs is not None and section.warmup_steps is not None:
         raise ValueError("config.schedule: warmup_epochs and warmup_steps are both set; set one to None.")
+    if section.per_epoch and section.name == "poly":
+        raise ValueError("config.schedule: name='poly' changes from step to step; set per_epoch=False.")
     if section.per_epoch and section.warmup_steps is not None:
         raise ValueError("config.schedule: per_epoch=True counts in epochs; give warmup_epochs, not warmup_steps.")

@@ -50,6 +50,16 @@ def test_constant_stays():
     np.testing.assert_allclose([schedule(0), schedule(4), schedule(99)], [0.1, 0.5, 0.5], rtol=1e-6)
 
 
+def test_a_polynomial_falls_from_the_first_step_and_the_warmup_multiplies_it():
+    """As MMSegmentation trains UperNet: of 100 steps, 10 of warm-up."""
+    lr = _schedule(100, 10, name="poly", lr=2.0, min_lr=0.5, warmup_lr=0.2, warmup_steps=10, power=0.9)
+    expected = {t: 0.5 + 1.5 * (1 - t / 100) ** 0.9 for t in (0, 5, 10, 50, 100)}
+    expected[0] *= 0.1
+    expected[5] *= 0.55
+    for t, value in expected.items():
+        np.testing.assert_allclose(lr(t), value, rtol=1e-6)
+
+
 def test_a_warmup_as_long_as_the_run_is_refused():
     with pytest.raises(ValueError, match="warm-up of 10 steps does not fit in a run of 10"):
         _schedule(10, 5, warmup_epochs=2)

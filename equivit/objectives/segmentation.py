@@ -1,0 +1,102 @@
+"""Semantic segmentation: cross-entropy of every pixel that has a class."""
+
+import dataclasses
+from typing import Annotated, Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from ml_collections import ConfigDict
+
+from equivit.constraints import NonNegativeFloat, OneOf, PositiveInt
+from equivit.data.pixels import normalize
+from equivit.layers.convolution import MODES
+from equivit.logical import Tensor
+from equivit.models.segmentation_decoders import UPSAMPLING
+from equivit.models.segmenter import DECODERS, Segmenter, SegmenterConfig
+from equivit.objectives.objective import Batch, Loss, Objective, Rule, Step, check_head, usual_rule
+
+
+class Segmentation(Objective):
+    """Trains a `Segmenter`, whose backbone is the model of the config without its head, with a new decoder.
+
+    `model.num_classes` are the classes of pixels.  Pixels that are `crops.VOID` in the label map do not count.  The
+    loss is the mean over all others of the whole batch, however it is split over devices and micro-batches.
+
+    Raises:
+      ValueError: `model.num_classes` is None.
+    """
+
+    DEFAULTS = dict(
+        decoder="upernet",  # or "linear", "convolutions", "octic"
+        width=512,  # of the decoder
+        padding="zeros",  # of the decoder's convolutions; or "circular"
+        equivariant=False,  # the decoder follows circular shifts, as an adaptive backbone does
+        upsampling="interpolate",  # of an equivariant UperNet; or "unpool"
+        auxiliary=0.4,  # weight of the loss of a second head, which UperNet has; 0.0: none
+        frozen=False,  # the backbone stays as it is
+    )
+    FIXED = ("decoder", "width", "padding", "equivariant", "upsampling", "frozen")
+    TYPES: ClassVar[dict[str, Any]] = dict(
+        decoder=Annotated[str, OneOf(DECODERS)],
+        width=PositiveInt,
+        padding=Annotated[str, OneOf(MODES)],
+        equivariant=bool,
+        upsampling=Annotated[str, OneOf(UPSAMPLING)],
+        auxiliary=NonNegativeFloat,
+        frozen=bool,
+    )
+    entries = ("image", "map")
+
+    def __init__(self, config: ConfigDict):
+        super().__init__(config)
+        check_head(config)
+
+    def check_model(self, model, given) -> None:
+        """As in `Objective`; also ValueError if the decoder does not go with the model."""
+        super().check_model(model, given)
+        self._configuration(model)
+
+    def module(self, model: nnx.Module, key: jax.Array) -> Segmenter:
+        """The model without its head, and a new decoder."""
+        backbone: Any = jax.tree.map(lambda a: a, model)  # a copy
+        config = self._configuration(backbone.config)
+        backbone.head, backbone.config = None, config.backbone
+        return Segmenter(config, backbone, rngs=nnx.Rngs(params=key))
+
+    def rule(self, tensor: Tensor) -> Rule:
+        """A frozen backbone is not trained."""
+        return usual_rule(tensor)._replace(frozen=self.options.frozen and tensor.name.startswith("backbone."))
+
+    def prepare(self, module: Segmenter, batch: Batch, key: jax.Array) -> Batch:
+        """The whole batch, normalised, with a new entry `share` [B]: a pixel's weight times B."""
+        images = normalize(batch["image"], self.config.data.mean, self.config.data.std)
+        pixels = jnp.maximum((batch["map"] >= 0).sum(), 1).astype(jnp.float32)
+        return {**batch, "image": images, "share": jnp.full(len(images), len(images) / pixels)}
+
+    def loss(self, module: Segmenter, batch: Batch, step: Step) -> Loss:
+        """The loss, that of the auxiliary head included, and the share of pixels that are right."""
+        logits, second = module.both(batch["image"], key=step.key, train=True, frozen=self.options.frozen)
+        loss = pixel_cross_entropy(logits, batch["map"], batch["share"])
+        metrics = {"accuracy": pixel_mean(logits.argmax(-1) == batch["map"], batch["map"], batch["share"])}
+        if second is None:
+            return Loss(loss, metrics)
+        other = pixel_cross_entropy(second, batch["map"], batch["share"])
+        return Loss(loss + self.options.auxiliary * other, {**metrics, "auxiliary": other})
+
+    def _configuration(self, model) -> SegmenterConfig:
+        sizes = {name: self.options[name] for name in self.FIXED if name != "frozen"}
+        backbone = dataclasses.replace(model, num_classes=None)
+        return SegmenterConfig(backbone, self.config.model.num_classes, auxiliary=self.options.auxiliary > 0, **sizes)
+
+
+def pixel_cross_entropy(logits: jax.Array, maps: jax.Array, share: jax.Array) -> jax.Array:
+    """The cross-entropy of logits [B, H, W, classes] and maps of classes [B, H, W], averaged by `pixel_mean`."""
+    logs = jax.nn.log_softmax(logits)
+    right = jnp.take_along_axis(logs, jnp.maximum(maps, 0)[..., None], axis=-1)[..., 0]
+    return -pixel_mean(right, maps, share)
+
+
+def pixel_mean(values: jax.Array, maps: jax.Array, share: jax.Array) -> jax.Array:
+    """The mean over images of the sum over pixels that have a class, times `share` [B]; a scalar."""
+    return (jnp.where(maps >= 0, values, 0).sum((1, 2)) * share).mean()
