@@ -113,5 +113,7 @@ def _forward(model, images):
 
 
 def abstract_model(config: ConfigDict) -> ModelModule:
-    """The model of a config with shapes in place of arrays."""
+    """The model of a config with shapes in place of arrays, with its decoder where the objective adds one."""
+    if OBJECTIVES[config.objective.name].decodes:
+        return program.exported_model(config)
     return jax.eval_shape(lambda: program.make_model(config, nnx.Rngs(params=0)))

@@ -88,7 +88,8 @@ def _completed(config: ConfigDict) -> tuple[ConfigDict, list[str]]:
             notes.append(f"{data.source} is not here; left as the model has it: {', '.join(sorted(missing))}")
     config = config.copy_and_resolve_references().unlock()
     config.model = {**known, **config.model}
-    if OBJECTIVES[config.objective.name].module is not Objective.module:
+    objective = OBJECTIVES[config.objective.name]
+    if objective.module is not Objective.module and not objective.decodes:
         notes.append(
             f"counts are of the model on whole images, without what the {config.objective.name} objective adds"
         )

@@ -76,6 +76,8 @@ class Objective:
       FIXED: the keys that decide what is trained, and so cannot change when a run is resumed.
       transform: makes the rows of a batch from examples (`data/batches.py`).
       entries: the entries that every example must have.
+      decodes: the exported model is called with images as the model is, and has what the objective adds: costs are
+        counted of it.
       options: the `objective` section.
     """
 
@@ -84,6 +86,7 @@ class Objective:
     FIXED: ClassVar[tuple[str, ...]] = ()
     transform: ClassVar[type] = Train
     entries: ClassVar[tuple[str, ...]] = ("image", "label")
+    decodes: ClassVar[bool] = False
 
     def __init__(self, config: ConfigDict):
         self.config, self.options = config, config.get("objective")

@@ -47,6 +47,7 @@ class Segmentation(Objective):
         frozen=bool,
     )
     entries = ("image", "map")
+    decodes = True
 
     def __init__(self, config: ConfigDict):
         super().__init__(config)
