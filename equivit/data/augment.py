@@ -1,6 +1,7 @@
 """Augmentations of one image that keep its geometry, random erasing, and circular shifts."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,60 @@ def colour_jitter(image: Image.Image, rng: np.random.Generator, strength: float)
     for index, factor in draw_jitter(rng, strength):
         image = ENHANCERS[index](image).enhance(factor)
     return image
+
+
+def draw_distortion(rng: np.random.Generator) -> list[tuple[str, float]]:
+    """(name in DISTORTIONS, value) in the order to apply; each is left out with probability 1/2.
+
+    Brightness, saturation and hue, with contrast either before or after the last two, as in MMSegmentation.
+    """
+    colour = [("saturation", rng.uniform(0.5, 1.5)), ("hue", rng.uniform(-36.0, 36.0))]
+    contrast = [("contrast", rng.uniform(0.5, 1.5))]
+    order = contrast + colour if rng.random() < 0.5 else colour + contrast
+    steps = [("brightness", rng.uniform(-32.0, 32.0)), *order]
+    return [step for step in steps if rng.random() < 0.5]
+
+
+def photometric_distortion(image: Image.Image, rng: np.random.Generator) -> Image.Image:
+    """Changes brightness, contrast, saturation and hue, as MMSegmentation's training on ADE20K does.
+
+    There the hue moves by 18 of OpenCV's units of two degrees, and values are cut to 8 bits after each step; here they
+    are clipped after each step and rounded once.
+    """
+    pixels = np.asarray(image).astype(np.float32)
+    for name, value in draw_distortion(rng):
+        pixels = np.clip(DISTORTIONS[name](pixels, value), 0, 255)
+    return Image.fromarray(np.round(pixels).astype(np.uint8))
+
+
+def _saturated(pixels: np.ndarray, factor: float) -> np.ndarray:
+    """Saturation in HSV, (max - min) / max, times a factor, at most 1; max and hue stay."""
+    if pixels.ndim == 2:
+        return pixels
+    value = pixels.max(-1, keepdims=True)
+    most = value / np.maximum(value - pixels.min(-1, keepdims=True), 1e-6)  # 1 / saturation
+    return value - np.minimum(factor, most) * (value - pixels)
+
+
+def _turned(pixels: np.ndarray, degrees: float) -> np.ndarray:
+    """The hue in HSV moved by an angle.  Along it each channel is high for 120 degrees, falls in 60, is low, rises."""
+    if pixels.ndim == 2:
+        return pixels
+    red, green, blue = np.moveaxis(pixels, -1, 0)
+    value, least = pixels.max(-1), pixels.min(-1)
+    chroma = value - least
+    sixths = [green - blue, blue - red + 2 * chroma, red - green + 4 * chroma]
+    hue = np.choose(pixels.argmax(-1), sixths) / np.maximum(chroma, 1e-6) + degrees / 60
+    place = (hue[..., None] + np.array([5, 3, 1], np.float32)) % 6
+    return value[..., None] - chroma[..., None] * np.clip(np.minimum(place, 4 - place), 0, 1)
+
+
+DISTORTIONS: dict[str, Callable[[np.ndarray, float], np.ndarray]] = {
+    "brightness": lambda pixels, delta: pixels + delta,
+    "contrast": lambda pixels, factor: pixels * factor,
+    "saturation": _saturated,
+    "hue": _turned,
+}
 
 
 def erasing_box(rng: np.random.Generator, height: int, width: int) -> Box | None:
