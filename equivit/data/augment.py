@@ -57,36 +57,38 @@ def photometric_distortion(image: Image.Image, rng: np.random.Generator) -> Imag
     are clipped after each step and rounded once.
     """
     pixels = np.asarray(image).astype(np.float32)
+    planes = pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
     for name, value in draw_distortion(rng):
-        pixels = np.clip(DISTORTIONS[name](pixels, value), 0, 255)
-    return Image.fromarray(np.round(pixels).astype(np.uint8))
+        planes = np.clip(DISTORTIONS[name](planes, value), 0, 255)
+    planes = np.round(planes).astype(np.uint8)
+    return Image.fromarray(planes[0] if pixels.ndim == 2 else np.ascontiguousarray(planes.transpose(1, 2, 0)))
 
 
-def _saturated(pixels: np.ndarray, factor: float) -> np.ndarray:
+def _saturated(planes: np.ndarray, factor: float) -> np.ndarray:
     """Saturation in HSV, (max - min) / max, times a factor, at most 1; max and hue stay."""
-    if pixels.ndim == 2:
-        return pixels
-    value = pixels.max(-1, keepdims=True)
-    most = value / np.maximum(value - pixels.min(-1, keepdims=True), 1e-6)  # 1 / saturation
-    return value - np.minimum(factor, most) * (value - pixels)
+    value = planes.max(0)
+    most = value / np.maximum(value - planes.min(0), 1e-6)  # 1 / saturation
+    return value - np.minimum(factor, most) * (value - planes)
 
 
-def _turned(pixels: np.ndarray, degrees: float) -> np.ndarray:
+def _turned(planes: np.ndarray, degrees: float) -> np.ndarray:
     """The hue in HSV moved by an angle.  Along it each channel is high for 120 degrees, falls in 60, is low, rises."""
-    if pixels.ndim == 2:
-        return pixels
-    red, green, blue = np.moveaxis(pixels, -1, 0)
-    value, least = pixels.max(-1), pixels.min(-1)
+    if len(planes) == 1:
+        return planes
+    red, green, blue = planes
+    value, least = planes.max(0), planes.min(0)
     chroma = value - least
-    sixths = [green - blue, blue - red + 2 * chroma, red - green + 4 * chroma]
-    hue = np.choose(pixels.argmax(-1), sixths) / np.maximum(chroma, 1e-6) + degrees / 60
-    place = (hue[..., None] + np.array([5, 3, 1], np.float32)) % 6
-    return value[..., None] - chroma[..., None] * np.clip(np.minimum(place, 4 - place), 0, 1)
+    sixths = np.where(value == green, blue - red + 2 * chroma, red - green + 4 * chroma)
+    sixths = np.where(value == red, green - blue, sixths) / np.maximum(chroma, 1e-6)
+    hue = (sixths + degrees / 60) % 6
+    highs = (np.abs(hue - 3) - 1, 2 - np.abs(hue - 2), 2 - np.abs(hue - 4))
+    return np.stack([least + chroma * np.clip(high, 0, 1) for high in highs])
 
 
+# Of float32 [C, H, W], C = 1 or 3.
 DISTORTIONS: dict[str, Callable[[np.ndarray, float], np.ndarray]] = {
-    "brightness": lambda pixels, delta: pixels + delta,
-    "contrast": lambda pixels, factor: pixels * factor,
+    "brightness": lambda planes, delta: planes + delta,
+    "contrast": lambda planes, factor: planes * factor,
     "saturation": _saturated,
     "hue": _turned,
 }

@@ -25,6 +25,12 @@ class Legend:
     names: tuple[str, ...]
     void: tuple[int, ...]
 
+    def __post_init__(self):
+        if not self.numbers:
+            raise ValueError(
+                f"data.void={self.void} leaves none of the classes {errors.listed(self.names)}; name fewer."
+            )
+
     @property
     def numbers(self) -> tuple[int, ...]:
         """The number in the files of each class."""
@@ -53,7 +59,7 @@ class Legend:
 
     def _refusal(self, found: list[int]) -> str:
         return (
-            f"its label map holds {errors.listed(found)}, but the {len(self.names)} classes are "
-            f"0..{len(self.names) - 1} and data.void={self.void}; a number that means 'no class' belongs there, as "
-            f"data.void={(*self.void, found[0])}."
+            f"its label map holds {errors.listed(found)}, but the {len(self.numbers)} classes are "
+            f"{self.numbers[0]}..{self.numbers[-1]} and data.void={self.void}; a number that means 'no class' belongs "
+            f"there, as data.void={(*self.void, found[0])}."
         )
