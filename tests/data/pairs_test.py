@@ -71,9 +71,7 @@ def test_layouts(section, tmp_path, make, splits, classes, found, held_out):
     first, second = source.where(0).split(" with ")
     for path, content in ((first, source[0]["image"]), (second, source[0]["map"])):
         assert pathlib.Path(path).read_bytes() == content
-    assert (
-        len(sources.open_source(config, splits[1])) == {"validation": 2, "val": len(found) - 1 or 1}[splits[1]] or True
-    )
+    assert len(sources.open_source(config, splits[1])) == held_out
     with pytest.raises(ValueError, match=f"there is no split 'tset'; splits: {splits[0]}, {splits[1]}"):
         sources.open_source(config, "tset")
     with pytest.raises(ValueError, match=r"pairs:.*: it must have images, labels, .*; take .*data"):
