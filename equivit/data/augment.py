@@ -1,6 +1,7 @@
 """Augmentations of one image that keep its geometry, random erasing, and circular shifts."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,62 @@ def colour_jitter(image: Image.Image, rng: np.random.Generator, strength: float)
     for index, factor in draw_jitter(rng, strength):
         image = ENHANCERS[index](image).enhance(factor)
     return image
+
+
+def draw_distortion(rng: np.random.Generator) -> list[tuple[str, float]]:
+    """(name in DISTORTIONS, value) in the order to apply; each is left out with probability 1/2.
+
+    Brightness, saturation and hue, with contrast either before or after the last two, as in MMSegmentation.
+    """
+    colour = [("saturation", rng.uniform(0.5, 1.5)), ("hue", rng.uniform(-36.0, 36.0))]
+    contrast = [("contrast", rng.uniform(0.5, 1.5))]
+    order = contrast + colour if rng.random() < 0.5 else colour + contrast
+    steps = [("brightness", rng.uniform(-32.0, 32.0)), *order]
+    return [step for step in steps if rng.random() < 0.5]
+
+
+def photometric_distortion(image: Image.Image, rng: np.random.Generator) -> Image.Image:
+    """Changes brightness, contrast, saturation and hue, as MMSegmentation's training on ADE20K does.
+
+    There the hue moves by 18 of OpenCV's units of two degrees, and values are cut to 8 bits after each step; here they
+    are clipped after each step and rounded once.
+    """
+    pixels = np.asarray(image).astype(np.float32)
+    planes = pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    for name, value in draw_distortion(rng):
+        planes = np.clip(DISTORTIONS[name](planes, value), 0, 255)
+    planes = np.round(planes).astype(np.uint8)
+    return Image.fromarray(planes[0] if pixels.ndim == 2 else np.ascontiguousarray(planes.transpose(1, 2, 0)))
+
+
+def _saturated(planes: np.ndarray, factor: float) -> np.ndarray:
+    """Saturation in HSV, (max - min) / max, times a factor, at most 1; max and hue stay."""
+    value = planes.max(0)
+    most = value / np.maximum(value - planes.min(0), 1e-6)  # 1 / saturation
+    return value - np.minimum(factor, most) * (value - planes)
+
+
+def _turned(planes: np.ndarray, degrees: float) -> np.ndarray:
+    """The hue in HSV moved by an angle.  Along it each channel is high for 120 degrees, falls in 60, is low, rises."""
+    if len(planes) == 1:
+        return planes
+    red, green, blue = planes
+    value, least = planes.max(0), planes.min(0)
+    chroma = value - least
+    sixths = np.where(value == green, blue - red + 2 * chroma, red - green + 4 * chroma)
+    sixths = np.where(value == red, green - blue, sixths) / np.maximum(chroma, 1e-6)
+    hue = (sixths + degrees / 60) % 6
+    highs = (np.abs(hue - 3) - 1, 2 - np.abs(hue - 2), 2 - np.abs(hue - 4))
+    return np.stack([least + chroma * np.clip(high, 0, 1) for high in highs])
+
+
+# Of float32 [C, H, W], C = 1 or 3.
+DISTORTIONS: dict[str, Callable[[np.ndarray, float], np.ndarray]] = {
+    "brightness": lambda planes, delta: planes + delta,
+    "contrast": lambda planes, factor: planes * factor,
+    "saturation": _saturated,
+    "hue": _turned,
+}
 
 
 def erasing_box(rng: np.random.Generator, height: int, width: int) -> Box | None:

@@ -13,11 +13,15 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageOps
 
+from equivit import errors
+
 Geometry = Callable[[Image.Image], Image.Image]  # for images and maps of the size that it was drawn for
 
 PADDING = 4  # pixels on each side, in the simple random crop (DeiT III) and the padded crop (CIFAR)
-VOID = -1  # the label of map pixels outside the image
+TRIES = 10  # for a crop in which no class has too large a share
+VOID = -1  # the label of map pixels that have no class, or lie outside the image
 INTERPOLATIONS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}  # both antialiased
+FILTERS = {**INTERPOLATIONS, "lanczos": Image.Resampling.LANCZOS, "nearest": Image.Resampling.NEAREST}
 
 
 class Box(NamedTuple):
@@ -39,6 +43,19 @@ def resize(image: Image.Image, height: int, width: int, interpolation: str = "bi
     if image.size == (width, height):
         return image
     return image.resize((width, height), Image.Resampling.NEAREST if is_map(image) else INTERPOLATIONS[interpolation])
+
+
+def squash(image: Image.Image, height: int, width: int, filter: str = "bicubic") -> Image.Image:
+    """Exactly this size, whatever the aspect ratio; antialiased, but for "nearest" and maps.
+
+    Args:
+      filter: "bicubic", "bilinear", "lanczos" or "nearest".
+
+    Raises:
+      ValueError: another filter.
+    """
+    errors.one_of("squash: filter", filter, FILTERS)
+    return image.resize((width, height), Image.Resampling.NEAREST if is_map(image) else FILTERS[filter])
 
 
 def cut(image: Image.Image, box: Box) -> Image.Image:
@@ -111,6 +128,22 @@ def enlarged(height: int, width: int, ratio: float) -> tuple[int, int]:
     return int(height / ratio), int(width / ratio)
 
 
+def fitted(size: tuple[int, int], fit: tuple[int, int] | None, ratio: float = 1.0) -> tuple[int, int]:
+    """The largest (height, width) within `ratio` times `fit`, with the aspect of `size`, PIL's (width, height).
+
+    `fit` bounds the longer and the shorter side (MMSegmentation's scale); None: the sides of the image.
+    """
+    sides = sorted(size, reverse=True)
+    factor = min(int(most * ratio) / side for most, side in zip(fit or sides, sides, strict=True))
+    width, height = (max(1, int(side * factor + 0.5)) for side in size)
+    return height, width
+
+
+def rounded_up(height: int, width: int, multiple: int) -> tuple[int, int]:
+    """Each side as the next multiple, as a (height, width)."""
+    return -(-height // multiple) * multiple, -(-width // multiple) * multiple
+
+
 def central(image: Image.Image, height: int, width: int, ratio: float, interpolation: str = "bicubic") -> Image.Image:
     """Resized to cover the enlarged size, with the aspect ratio kept, and height x width cut from its centre."""
     return centre(cover(image, *enlarged(height, width, ratio), interpolation), height, width)
@@ -161,3 +194,50 @@ def padded_crop(rng: np.random.Generator, height: int, width: int) -> Geometry:
     """The CIFAR crop: resize to the size, add 4 black (or void) pixels at each border, crop at a random position."""
     box = random_box(rng, height + 2 * PADDING, width + 2 * PADDING, height, width)
     return lambda image: cut(ImageOps.expand(resize(image, height, width), PADDING, VOID if is_map(image) else 0), box)
+
+
+def scaled_crop(
+    rng: np.random.Generator,
+    image: Image.Image,
+    height: int,
+    width: int,
+    *,
+    fit: tuple[int, int] | None,
+    ratio: tuple[float, float],
+    interpolation: str,
+    labels: Image.Image | None = None,
+    max_share: float = 1.0,
+) -> Geometry:
+    """Resized by a random factor, then at most height x width from a random position: MMSegmentation's crop.
+
+    What is smaller than that stays smaller (`padded`).  Unlike there, where OpenCV resizes, images are antialiased.
+
+    Args:
+      fit, ratio: the image is resized to `fitted(size, fit, r)`, with r uniform in `ratio`.
+      labels: the image's label map.
+      max_share: the largest share of one class among the labelled pixels of a crop; after ten crops in which one has
+        more, the eleventh is taken.
+    """
+    resized = fitted(image.size, fit, rng.uniform(*ratio))
+    box = random_box(rng, *resized, min(height, resized[0]), min(width, resized[1]))
+    if labels is not None and max_share < 1:
+        scaled = resize(labels, *resized)
+        for _ in range(TRIES):
+            if largest_share(np.asarray(cut(scaled, box))) <= max_share:
+                break
+            box = random_box(rng, *resized, box.height, box.width)
+    return lambda image: cut(resize(image, *resized, interpolation), box)
+
+
+def largest_share(labels: np.ndarray) -> float:
+    """The share of the most frequent class among the labelled pixels; 1 if there is none."""
+    counts = np.bincount(labels[labels != VOID])
+    return float(counts.max() / counts.sum()) if counts.size else 1.0
+
+
+def padded(image: Image.Image, height: int, width: int, fill: tuple[int, ...]) -> Image.Image:
+    """Filled up to height x width, below and on the right: an image with a colour, a map with VOID."""
+    below, right = max(0, height - image.size[1]), max(0, width - image.size[0])
+    if not below and not right:
+        return image
+    return ImageOps.expand(image, (0, 0, right, below), VOID if is_map(image) else fill)

@@ -7,6 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from equivit.data.label_maps import Legend
+
+_INSTANCES = (
+    "what TFDS prepares are maps of 100 kinds of objects (in red) and of instances (in green), not of the 150 classes; "
+    "unpack ADEChallengeData2016.zip and take data.source='pairs:<dir>'."
+)
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".webp", ".tif", ".tiff")
 
 
@@ -25,20 +31,20 @@ class Folder:
         self.root = pathlib.Path(directory).expanduser()
         if not self.root.is_dir():
             raise FileNotFoundError(f"folder:{directory}: there is no directory {self.root}.")
-        folders, reference = _folders(self.root), self.root / class_split
+        found, reference = folders(self.root), self.root / class_split
         if _is_below(split) and (self.root / split).is_dir():
             self.root /= split
-        elif split not in ("train", "all") or not any(map(_images, folders)):
+        elif split not in ("train", "all") or not any(map(_images, found)):
             raise ValueError(
-                f"folder:{directory}: there is no {self.root}/{split}; folders: {_listed(folders)}. Images belong in "
+                f"folder:{directory}: there is no {self.root}/{split}; folders: {_listed(found)}. Images belong in "
                 "<split>/<class>/, or without splits in <class>/, which is read as split 'train'."
             )
-        folders = _folders(self.root)
-        self.classes = tuple(folder.name for folder in (_folders(reference) if reference.is_dir() else folders))
-        unknown = [folder for folder in folders if folder.name not in self.classes]
+        found = folders(self.root)
+        self.classes = tuple(folder.name for folder in (folders(reference) if reference.is_dir() else found))
+        unknown = [folder for folder in found if folder.name not in self.classes]
         if unknown:
             raise ValueError(f"{self.root}: classes that {reference} does not have: {_listed(unknown)}.")
-        files = [(folder.name, file) for folder in folders for file in _images(folder)]
+        files = [(folder.name, file) for folder in found for file in _images(folder)]
         # Arrays, not lists of strings: a million of them is sent to the workers quickly.
         self.labels = np.array([self.classes.index(name) for name, _ in files], np.int32)
         self.files = np.array([os.fsencode(file) for _, file in files], np.bytes_)
@@ -47,10 +53,7 @@ class Folder:
         return len(self.files)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        path = pathlib.Path(self.where(index))
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise ValueError("it is no regular file")  # a pipe would be read for ever
-        return {"image": path.read_bytes(), "label": int(self.labels[index])}
+        return {"image": content(pathlib.Path(self.where(index))), "label": int(self.labels[index])}
 
     def where(self, index: int) -> str:
         """The path of the image."""
@@ -60,21 +63,24 @@ class Folder:
 class Tfds:
     """A TFDS data set with features `image` and `label`, prepared as array_record; TensorFlow is not needed.
 
-    Instead of `label` it may have `real_label`: any number of classes, all of them correct (imagenet2012_real).
+    Instead of `label` it may have `real_label`: any number of classes, all of them correct (imagenet2012_real), or
+    `annotation`: label maps as of ADE20K, where 1 to 150 are classes and 0 is none (scene_parse150, if it is prepared
+    from the maps of scene parsing; TFDS takes those of instances, which are refused).
 
     `name` is `<name>`, `<name>/<config>` or either with `:<version>`; the newest prepared version is used if none is
     given.  The directory is the environment variable TFDS_DATA_DIR, or ~/tensorflow_datasets.  A split may be a slice
     in TFDS syntax: `train[:1%]`.
     """
 
-    def __init__(self, name: str, split: str):
+    def __init__(self, name: str, split: str, *, void: tuple[int, ...]):
         import tensorflow_datasets as tfds  # slow to import, and only needed here
 
         self.name, self.split = name, split
         builder: Any = tfds.builder_from_directory(_prepared(name))
         features = builder.info.features
         self.label = next((key for key in ("label", "real_label") if key in features), None)
-        if "image" not in features or self.label is None:
+        files = ("image", "annotation") if self.label is None else ("image",)
+        if not all(key in features for key in files):
             raise ValueError(f"tfds:{name}: features {sorted(features)} must include 'image' and 'label'.")
         if (kind := np.dtype(features["image"].np_dtype)) not in (np.uint8, np.uint16):
             raise ValueError(
@@ -87,20 +93,26 @@ class Tfds:
                 f"prepare it as array_record: {_command(name)}"
             )
         try:
-            self.data = builder.as_data_source(split=split, decoders={"image": tfds.decode.SkipDecoding()})
+            self.data = builder.as_data_source(split, decoders={key: tfds.decode.SkipDecoding() for key in files})
         except (ValueError, KeyError) as error:
             splits = ", ".join(sorted(builder.info.splits))
             raise ValueError(f"tfds:{name}: there is no split {split!r}; splits: {splits}.") from error
+        self.channels = features["image"].shape[-1] or 3
+        if self.label is None:
+            self.legend = _scene_parse(name, features["annotation"].shape[-1], void)
+            self.classes = self.legend.classes
+            return
         self.label_sets = isinstance(features[self.label], tfds.features.Sequence)
         label = features[self.label].feature if self.label_sets else features[self.label]
         self.classes = tuple(label.names)
-        self.channels = features["image"].shape[-1] or 3
 
     def __len__(self) -> int:
         return len(self.data)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         example = self.data[index]
+        if self.label is None:
+            return {"image": example["image"], "map": example["annotation"]}
         label = example[self.label]
         return {"image": example["image"], "label": tuple(map(int, label)) if self.label_sets else int(label)}
 
@@ -109,10 +121,19 @@ class Tfds:
         return f"tfds:{self.name} {self.split}[{index}]"
 
 
+def _scene_parse(name: str, channels: int, void: tuple[int, ...]) -> Legend:
+    """The classes of ADE20K by their numbers: TFDS does not have the names."""
+    if channels != 1:
+        raise ValueError(f"tfds:{name}: {_INSTANCES}")
+    return Legend(("other", *map(str, range(1, 151))), (0, *void))
+
+
 def _prepared(name: str) -> pathlib.Path:
     """The directory of the newest prepared version of `name`."""
     folder = _data_dir() / name.replace(":", "/")
-    versions = [path for path in (folder, *_folders(folder)) if (path / "features.json").is_file()]
+    versions = [path for path in (folder, *folders(folder)) if (path / "features.json").is_file()]
+    if not versions and name.partition(":")[0] == "scene_parse150":
+        raise FileNotFoundError(f"tfds:{name}: nothing prepared in {folder}; {_INSTANCES}")
     if not versions:
         raise FileNotFoundError(f"tfds:{name}: nothing prepared in {folder}. Prepare it once: {_command(name)}")
     return max(versions, key=lambda path: [int(part) for part in path.name.split(".") if part.isdigit()])
@@ -132,7 +153,15 @@ def _is_below(split: str) -> bool:
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
 
 
-def _folders(path: pathlib.Path) -> list[pathlib.Path]:
+def content(path: pathlib.Path) -> bytes:
+    """What is in a regular file; a pipe would be read for ever."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError("it is no regular file")
+    return path.read_bytes()
+
+
+def folders(path: pathlib.Path) -> list[pathlib.Path]:
+    """The folders in a folder, without hidden ones, sorted by name, or as numbers if all names are numbers."""
     if not path.is_dir():
         return []
     found = [pathlib.Path(entry.path) for entry in os.scandir(path) if entry.is_dir() and entry.name[0] != "."]

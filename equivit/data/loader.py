@@ -77,6 +77,7 @@ class _Pipeline:
         workers = min(self.workers, stop - start)
         if not absl.flags.FLAGS.is_parsed():
             absl.flags.FLAGS.mark_as_parsed()  # Grain's workers need parsed flags, even without an absl app
+        grain.config.update("py_traceback_filtering", "off")  # else it adds lines to the messages of errors
         # Prefetch few batches: they are large.  PIL releases the GIL, so threads help without workers.
         ahead = grain.ReadOptions(num_threads=1 if workers else 2, prefetch_buffer_size=1 if workers else 2)
         dataset = grain.MapDataset.range(start, stop).map(make).to_iter_dataset(ahead)
@@ -177,7 +178,8 @@ class EvaluationPipeline(_Pipeline):
         B = batch_size / process_count.  `index` is the position in the split.  `weight` is 1, but 0 for padding (index
         -1) and for an unreadable image, whose row holds the next readable one.  If examples may have any number of
         labels, label is bool [B, classes], and weight is also 0 for an example without labels.  Other entries of the
-        source, such as map int32 [B, H, W], are 0 in padding.
+        source, such as map int32 [B, H, W], are 0 in padding.  With `eval_crop="whole"` batches differ in their sizes,
+        and a map from its image; a batch of images of several sizes is refused, so batch_size is 1.
         """
         return self._stream(self._make(self.share), start, self.num_batches)
 

@@ -1,5 +1,6 @@
 """The source that is an `.npz` file.  All that can be wrong with it is found when it is opened, and told by its key."""
 
+import functools
 import pathlib
 import zipfile
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from equivit import archives, errors
+from equivit.data.label_maps import Legend
 
 MAPS = ("map", "mask")  # names of label maps
 KINDS = ("jpeg", "offset", "image", "label", *MAPS)
@@ -18,15 +20,15 @@ class Npz:
     Images: `<split>_image` uint8 [N, H, W, C], or uint16, which is read divided by 257; or image files in one blob,
     `<split>_jpeg` uint8 [bytes] and `<split>_offset` int [N + 1]; image i is `jpeg[offset[i]:offset[i + 1]]`.  Labels:
     `<split>_label` int [N], or the label of each pixel, `<split>_map` (or `<split>_mask`) int [N, H, W], or both.
-    `classes` has the names.  Maps may have other numbers for pixels without a class; the objective must know them.
+    `classes` has the names.  Maps may have the numbers `void` for pixels without a class (`data.void`).
 
     Raises:
       FileNotFoundError: there is no such file.
       ValueError: it is damaged, a key is missing, or an array is not as above; the message names it.
     """
 
-    def __init__(self, path: str, split: str):
-        self.path, self.split = pathlib.Path(path).expanduser(), split
+    def __init__(self, path: str, split: str, *, void: tuple[int, ...]):
+        self.path, self.split, self.void = pathlib.Path(path).expanduser(), split, void
         if not self.path.is_file():
             raise FileNotFoundError(f"npz:{path}: there is no file {self.path}.")
         if not zipfile.is_zipfile(self.path):
@@ -50,10 +52,22 @@ class Npz:
         if self.maps is not None:
             size = None if self.encoded else self.images.shape[1:3]
             _check_maps(f"{where}_{self.map_name}", self.maps, len(self), size)
+            self._leave_out_void(where)
         self.channels = 3 if self.encoded else self.images.shape[-1]
 
+    def _leave_out_void(self, where: str) -> None:
+        """A name in `classes` of a number that is void is no class."""
+        self.legend = Legend(self.classes, self.void)
+        if self.labels is not None and self.legend.classes != self.classes:
+            raise ValueError(
+                f"{where}_label: the images have labels of {len(self.classes)} classes, of which data.void={self.void} "
+                f"would leave {len(self.legend.classes)}; leave the labels or the maps out."
+            )
+        self.classes = self.legend.classes
+
     def __reduce__(self):
-        return Npz, (str(self.path), self.split)  # a worker opens the file again instead of being sent its content
+        # A worker opens the file again instead of being sent its content.
+        return functools.partial(Npz, void=self.void), (str(self.path), self.split)
 
     def __len__(self) -> int:
         return len(self.offset) - 1 if self.encoded else len(self.images)

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, TiffImagePlugin, UnidentifiedImageError
 
+from equivit.data import sources
+from equivit.data.label_maps import Legend, MapError
 from equivit.data.sources import Source
 
 MODES = {1: "L", 3: "RGB"}  # PIL's names
@@ -25,19 +27,22 @@ class Reading(NamedTuple):
 def read(source: Source, index: int, channels: int, max_pixels: int = MAX_PIXELS) -> Reading:
     """Example `index`, or the next readable one (after the last comes the first), with all its entries.
 
-    "image" becomes a PIL image of mode L or RGB and "map" one of mode I; other entries stay as they are.  The number of
-    examples read, and so the size of a batch, does not depend on how many files are damaged.  A file of more than
-    `max_pixels` counts as unreadable.
+    "image" becomes a PIL image of mode L or RGB and "map" one of mode I, of labels 0..classes-1 and VOID; others stay.
+    The number of examples read, and so the size of a batch, does not depend on how many files are damaged.  A file of
+    more than `max_pixels` counts as unreadable.
 
     Raises:
       OSError: 100 images in a row, or all of them, are unreadable.
+      MapError: a label map is in colour, of another size than its image, or has numbers that mean nothing.
       MemoryError: there is not enough memory to decode one.
     """
     unreadable = {}
     for offset in range(min(MAX_MISSES, len(source))):
         position = (index + offset) % len(source)
         try:
-            return Reading(_decoded(source[position], channels, max_pixels), unreadable)
+            return Reading(_decoded(source[position], channels, max_pixels, sources.legend(source)), unreadable)
+        except MapError as error:
+            raise MapError(f"{source.where(position)}: {error}") from None
         except MemoryError as error:  # no fault of the file: another time it would be read
             raise MemoryError(
                 f"there is not enough memory to decode {source.where(position)}; fewer data.workers or a smaller "
@@ -68,12 +73,22 @@ def decode_map(labels: np.ndarray | bytes, max_pixels: int = MAX_PIXELS) -> Imag
     """A PIL image of integers (mode I) from an array [H, W] or the bytes of a PNG file, grey or with a palette.
 
     The mode distinguishes a map from an image, so that `crops.resize` never interpolates labels.
+
+    Raises:
+      MapError: an image of colours, or numbers that are not whole.
+      ValueError: no image file, or more than `max_pixels`.
     """
+    mode = ""
     if isinstance(labels, bytes):
         with _opened(labels, max_pixels) as file:
-            labels = np.asarray(file)
+            labels, mode = np.asarray(file), f" (mode {file.mode})"
     if labels.ndim != 2:
-        raise ValueError(f"a label map must have one channel, not the shape {list(labels.shape)}")
+        raise MapError(
+            f"a label map must have one channel, not the shape {list(labels.shape)}{mode}; save the index of each "
+            "pixel's class, not its colour, as a grey PNG file or one with a palette."
+        )
+    if labels.dtype.kind not in "biu":
+        raise MapError(f"a label map must hold whole numbers, not {labels.dtype}{mode}.")
     return Image.fromarray(labels.astype(np.int32))
 
 
@@ -132,12 +147,14 @@ def check_channels(channels: int) -> None:
         raise ValueError(f"config.data.channels={channels} must be 1 (grey) or 3 (RGB); None uses the source's number.")
 
 
-def _decoded(example: dict[str, Any], channels: int, max_pixels: int) -> dict[str, Any]:
+def _decoded(example: dict[str, Any], channels: int, max_pixels: int, legend: Legend | None) -> dict[str, Any]:
     """The example with "image" and "map", if present, as PIL images."""
     if "image" in example:
         example = {**example, "image": decode(example["image"], channels, max_pixels)}
-    if "map" in example:
-        example = {**example, "map": decode_map(example["map"], max_pixels)}
-        if len(sizes := {example[name].size for name in ("image", "map") if name in example}) > 1:
-            raise ValueError(f"image and label map differ in size (width, height): {sorted(sizes)}")
-    return example
+    if "map" not in example:
+        return example
+    labels = decode_map(example["map"], max_pixels)
+    if "image" in example and labels.size != (size := example["image"].size):
+        here, there = ("{1}x{0}".format(*each) for each in (labels.size, size))
+        raise MapError(f"its label map is {here} for an image of {there}; they must be of one size.")
+    return {**example, "map": labels if legend is None else Image.fromarray(legend.labels(np.asarray(labels)))}

@@ -30,6 +30,10 @@ DEFAULTS = dict(
     workers=0,  # worker processes that decode and augment
     max_pixels=reading.MAX_PIXELS,  # of an image file; a larger one counts as unreadable
     repeats=1,  # copies of an example in one batch (repeated augmentation)
+    void=(255,),  # numbers in label maps that mean "no class"; the name of one in a source's `classes` is left out
+    fit=None,  # (longer, shorter side): images are resized to fit in it, by crop="scaled" and eval_crop="whole"
+    eval_crop="centre",  # or "whole": no crop; images differ in size, and label maps keep theirs
+    multiple=1,  # eval_crop="whole": each side is resized up to the next multiple
     crop_ratio=1.0,  # evaluation: fraction of the resized side that the centre crop keeps
     interpolation="bicubic",  # evaluation: of the resizing, which is antialiased; or "bilinear"
     corruption=None,  # evaluation: one of ImageNet-C's, such as "gaussian_noise" (data/corruptions.py)
@@ -40,23 +44,32 @@ DEFAULTS = dict(
         crop="random_resized",
         scale=(0.08, 1.0),
         ratio=(3 / 4, 4 / 3),
+        fit_ratio=(0.5, 2.0),  # crop="scaled": of `fit`, or of the image's own size
+        max_share=1.0,  # crop="scaled": largest share of one class among the labelled pixels, if ten tries find it
         flip=0.5,
         three_augment=False,
         rand_augment=None,  # such as "rand-m9-mstd0.5-inc1"
         color_jitter=0.0,
+        photometric=False,  # brightness, contrast, saturation and hue, as MMSegmentation changes them
         erase=0.0,
         circular_shift=0.0,  # largest shift either way, as a fraction of the image; along each axis for itself
     ),
 )
 # "random_resized_clipped" draws one box and clips it to the image, where "random_resized" draws until one fits.
+# "scaled" resizes by a random ratio, cuts at random and fills up with the mean colour, with interpolation.
 # "centre" is the crop of evaluation, with its crop_ratio and interpolation.
-CROPS = ("random_resized", "random_resized_clipped", "simple_random", "pad", "centre", "none")
+CROPS = ("random_resized", "random_resized_clipped", "simple_random", "pad", "scaled", "centre", "none")
+EVAL_CROPS = ("centre", "whole")
+LARGEST_SIDE = 2**15  # pixels of an image that a model may be given, or that one is cut from
 Channels = Annotated[Literal[1, 3], Words("1 (grey) or 3 (RGB)")]
 Corruption = Annotated[str, OneOf(corruptions.NAMES)]
 Pixels = Annotated[
     int,
     Interval(1, reading.PIL_PIXELS, words=f"positive and at most {reading.PIL_PIXELS}, the most that Pillow opens"),
 ]
+Side = Annotated[int, Interval(1, LARGEST_SIDE)]
+Sides = Annotated[tuple[Side, Side], Words(f"(longer, shorter side) in pixels, at most {LARGEST_SIDE}")]
+FitRatio = Annotated[float, Interval(0, 16, "(")]
 TYPES: dict[str, Any] = dict(
     source=str,
     split=str,
@@ -69,6 +82,10 @@ TYPES: dict[str, Any] = dict(
     workers=Annotated[int, Interval(0, 1024)],
     max_pixels=Pixels,
     repeats=PositiveInt,
+    void=tuple[int, ...],
+    fit=Sides | None,
+    eval_crop=Annotated[str, OneOf(EVAL_CROPS)],
+    multiple=Annotated[int, Interval(1, LARGEST_SIDE)],
     crop_ratio=Above0,
     interpolation=Annotated[str, OneOf(crops.INTERPOLATIONS)],
     corruption=Corruption | None,
@@ -79,16 +96,18 @@ TYPES: dict[str, Any] = dict(
         crop=Annotated[str, OneOf(CROPS)],
         scale=tuple[Above0, Above0],
         ratio=tuple[PositiveFloat, PositiveFloat],
+        fit_ratio=tuple[FitRatio, FitRatio],
+        max_share=Above0,
         flip=Share,
         three_augment=bool,
         rand_augment=str | None,
         color_jitter=NonNegativeFloat,
+        photometric=bool,
         erase=Share,
         circular_shift=Share,
     ),
 )
-LARGEST_SIDE = 2**15  # pixels of an image that a model may be given, or that one is cut from
-SOURCES = ("digits", "synthetic", "tfds:<name>", "folder:<dir>", "npz:<file>")
+SOURCES = ("digits", "synthetic", "tfds:<name>", "folder:<dir>", "pairs:<dir>", "npz:<file>")
 
 
 def check(section: ConfigDict) -> None:
@@ -104,7 +123,7 @@ def check(section: ConfigDict) -> None:
             f"config.data.mean={section.mean} and config.data.std={section.std} must have one entry per channel."
         )
     _check_resized(section)
-    for key in ("scale", "ratio"):
+    for key in ("scale", "ratio", "fit_ratio"):
         low, high = section.augment[key]
         if low > high:
             raise ValueError(f"config.data.augment.{key}={(low, high)} must be (smallest, largest), as {(high, low)}.")
@@ -113,10 +132,21 @@ def check(section: ConfigDict) -> None:
 
 
 def _check_resized(section: ConfigDict) -> None:
-    """Evaluation first resizes images to image_size / crop_ratio."""
+    """Evaluation first resizes images to image_size / crop_ratio; the scaled crop resizes them to fit * fit_ratio."""
     if (largest := max(section.image_size)) > LARGEST_SIDE * section.crop_ratio:
         fix = "take smaller images" if largest > LARGEST_SIDE else f"it must be {largest / LARGEST_SIDE:.3f} or more"
         raise ValueError(
             f"config.data.crop_ratio={section.crop_ratio} resizes images to more than {LARGEST_SIDE} pixels a side for "
             f"data.image_size={tuple(section.image_size)}; {fix}."
+        )
+    if section.fit is None:
+        return
+    longer, shorter = section.fit
+    if longer < shorter:
+        raise ValueError(f"config.data.fit={(longer, shorter)} must be (longer, shorter side), as {(shorter, longer)}.")
+    if longer * section.augment.fit_ratio[1] > LARGEST_SIDE:
+        raise ValueError(
+            f"config.data.augment.fit_ratio={tuple(section.augment.fit_ratio)} resizes images to more than "
+            f"{LARGEST_SIDE} pixels a side for data.fit={(longer, shorter)}; its second number may be "
+            f"{LARGEST_SIDE / longer:.4g}."
         )

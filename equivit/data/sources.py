@@ -1,9 +1,10 @@
-"""Images by random access: digits, synthetic discs, and by `npz.py` and `directories.py` files of the user.
+"""Images by random access: digits, synthetic discs, and by `npz.py`, `directories.py` and `pairs.py` files of the user.
 
 A source is one split, and an example is a dict.  `reading.py` decodes two of its entries: "image", a uint8 array
 [H, W, C] or the bytes of an image file, and "map", the label of each pixel, an integer array [H, W] or the bytes of a
-PNG file.  Other entries reach the transform unchanged: "label" is an int or, if examples may have any number of
-labels, a tuple; then the source has `label_sets = True`.  Pickled sources are small, since every worker gets a copy.
+PNG file.  What its numbers mean says the source's `legend` (`label_maps.py`); without one they are labels as they are.
+Other entries reach the transform unchanged: "label" is an int or, if examples may have any number of labels, a tuple;
+then the source has `label_sets = True`.  Pickled sources are small, since every worker gets a copy.
 """
 
 from typing import Any, Protocol
@@ -13,7 +14,9 @@ import numpy as np
 
 from equivit import errors
 from equivit.data import directories
+from equivit.data.label_maps import Legend
 from equivit.data.npz import Npz
+from equivit.data.pairs import Pairs
 
 
 class Source(Protocol):
@@ -129,6 +132,7 @@ class Subset:
     def __init__(self, source: Source, rows: np.ndarray):
         self.source, self.rows = source, rows
         self.classes, self.channels, self.label_sets = source.classes, source.channels, has_label_sets(source)
+        self.legend = legend(source)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -149,22 +153,26 @@ def open_source(config: ml_collections.ConfigDict, split: str) -> Source:
       FileNotFoundError: if a file or directory is missing.
     """
     kind, _, argument = config.source.partition(":")
-    kinds = {"digits": False, "synthetic": False, "npz": True, "folder": True, "tfds": True}  # True: needs an argument
+    kinds = {"digits": False, "synthetic": False}  # True: needs an argument
+    kinds |= {"npz": True, "folder": True, "pairs": True, "tfds": True}
     if kind not in kinds:
         near = errors.nearest(kind, kinds)
         raise ValueError(f"config.data.source={config.source!r} is not one of {_forms(kinds)}{near}.")
     if kinds[kind] != bool(argument):
         raise ValueError(f"config.data.source={config.source!r} must have the form {_forms({kind: kinds[kind]})}.")
+    void = tuple(config.void)
     if kind == "digits":
         source = Digits(split)
     elif kind == "synthetic":
         source = Synthetic(split, config.image_size, config.channels or 3)
     elif kind == "npz":
-        source = Npz(argument, split)
+        source = Npz(argument, split, void=void)
     elif kind == "folder":
         source = directories.Folder(argument, split, class_split=config.split)
+    elif kind == "pairs":
+        source = Pairs(argument, split, void=void)
     else:
-        source = directories.Tfds(argument, split)
+        source = directories.Tfds(argument, split, void=void)
     if not len(source):
         raise ValueError(f"config.data.source={config.source!r}: split {split!r} has no examples.")
     limits = {config.split: ("train_examples", config.train_examples)}
@@ -175,6 +183,11 @@ def open_source(config: ml_collections.ConfigDict, split: str) -> Source:
 def has_label_sets(source: Source) -> bool:
     """Whether labels are tuples of any number of classes."""
     return getattr(source, "label_sets", False)
+
+
+def legend(source: Source) -> Legend | None:
+    """What the numbers in its label maps mean, if the source says it."""
+    return getattr(source, "legend", None)
 
 
 def present(source: Source) -> np.ndarray:
@@ -210,5 +223,5 @@ def _limited(source: Source, key: str, limit: int | None) -> Source:
 
 def _forms(kinds: dict[str, bool]) -> str:
     """How a config names each kind of source."""
-    arguments = {"npz": "<file>", "folder": "<dir>", "tfds": "<name>"}
+    arguments = {"npz": "<file>", "folder": "<dir>", "pairs": "<dir>", "tfds": "<name>"}
     return ", ".join(f"'{kind}:{arguments[kind]}'" if needed else f"'{kind}'" for kind, needed in kinds.items())

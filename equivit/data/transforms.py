@@ -14,7 +14,10 @@ from equivit.data import augment, crops, rand_augment, section
 
 
 class Train:
-    """Crop, flip, 3-Augment, RandAugment, colour jitter, random erasing and circular shift, in this order, if enabled.
+    """Crop, flip, changes of colour, random erasing and circular shift, in this order, if enabled.
+
+    Changes of colour are 3-Augment, RandAugment, colour jitter and photometric distortion.  What is filled up after a
+    crop of a smaller image keeps the mean colour.
 
     Shapes: "image" of any size -> uint8 [H, W, C]; "map" of the same size -> int32 [H, W].
 
@@ -28,10 +31,10 @@ class Train:
         self.crop_ratio, self.interpolation = config.crop_ratio, config.interpolation
         self.mean, self.std = _statistics(config, channels)
         self.options = options = config.augment.to_dict()
+        self.fit, self.fill = config.fit, tuple(min(255, round(255 * float(value))) for value in self.mean)
         self.policy = None
         if options["rand_augment"] is not None:
-            fill = tuple(min(255, round(255 * float(value))) for value in self.mean)
-            self.policy = rand_augment.parse(options["rand_augment"], fill)
+            self.policy = rand_augment.parse(options["rand_augment"], self.fill)
 
     def __call__(self, example: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         """The example, augmented; a label map is cropped, flipped and shifted with its image.
@@ -40,7 +43,7 @@ class Train:
           ValueError: RandAugment with a label map, which would not follow its geometric changes.
         """
         options, image = self.options, example["image"]
-        crop = self._crop(rng, image.size)
+        crop = self._crop(rng, image, example.get("map"))
         flip = rng.random() < options["flip"]
         image = _placed(image, crop, flip)
         if options["three_augment"]:
@@ -49,48 +52,65 @@ class Train:
             image = self.policy(image, rng)
         if options["color_jitter"]:
             image = augment.colour_jitter(image, rng, options["color_jitter"])
-        row = {**example, "image": augment.random_erasing(_pixels(image), rng, options["erase"], self.mean, self.std)}
+        if options["photometric"]:
+            image = augment.photometric_distortion(image, rng)
+        pixels = _pixels(self._padded(image))
+        row = {**example, "image": augment.random_erasing(pixels, rng, options["erase"], self.mean, self.std)}
         if "map" in example:
             if self.policy is not None:
                 raise ValueError("config.data.augment.rand_augment: label maps cannot follow it; set it to None.")
-            row["map"] = np.asarray(_placed(example["map"], crop, flip))
+            row["map"] = np.asarray(self._padded(_placed(example["map"], crop, flip)))
         return augment.circular_shift(row, rng, options["circular_shift"]) if options["circular_shift"] else row
 
-    def _crop(self, rng: np.random.Generator, size: tuple[int, int]) -> crops.Geometry:
-        match self.options["crop"]:
+    def _padded(self, image: Image.Image) -> Image.Image:
+        return crops.padded(image, self.height, self.width, self.fill)
+
+    def _crop(self, rng: np.random.Generator, image: Image.Image, labels: Image.Image | None) -> crops.Geometry:
+        options, size = self.options, (self.height, self.width)
+        match options["crop"]:
             case "random_resized" | "random_resized_clipped" as crop:
-                options = dict(scale=self.options["scale"], ratio=self.options["ratio"])
-                clipped = crop == "random_resized_clipped"
-                return crops.random_resized_crop(rng, size, self.height, self.width, **options, clipped=clipped)
+                drawn, clipped = dict(scale=options["scale"], ratio=options["ratio"]), crop == "random_resized_clipped"
+                return crops.random_resized_crop(rng, image.size, *size, **drawn, clipped=clipped)
             case "simple_random":
-                return crops.simple_random_crop(rng, size, self.height, self.width)
+                return crops.simple_random_crop(rng, image.size, *size)
             case "pad":
-                return crops.padded_crop(rng, self.height, self.width)
+                return crops.padded_crop(rng, *size)
+            case "scaled":
+                scaled = dict(fit=self.fit, ratio=options["fit_ratio"], interpolation=self.interpolation)
+                return crops.scaled_crop(rng, image, *size, **scaled, labels=labels, max_share=options["max_share"])
             case "centre":
-                return lambda image: crops.central(image, self.height, self.width, self.crop_ratio, self.interpolation)
+                return lambda image: crops.central(image, *size, self.crop_ratio, self.interpolation)
             case _:
-                return lambda image: crops.resize(image, self.height, self.width)
+                return lambda image: crops.resize(image, *size)
 
 
 class Evaluation:
     """Resizes to cover image_size / crop_ratio, with the aspect ratio kept, and crops image_size from the centre.
 
-    Shapes: "image" of any size -> uint8 [H, W, C]; "map" of the same size -> int32 [H, W].
+    With `eval_crop="whole"` nothing is cut: the image is resized to `fit`, with the aspect ratio kept, and each side to
+    the next multiple of `multiple`, both in one step; its label map stays as it is, so that scores are taken at the
+    size of the labels.
+
+    Shapes: "image" of any size -> uint8 [H, W, C]; "map" of the same size -> int32 [H, W], or of that size, if whole.
     """
 
     def __init__(self, config: ml_collections.ConfigDict):
         section.check(config)
         self.height, self.width = config.image_size
         self.crop_ratio, self.interpolation = config.crop_ratio, config.interpolation
+        self.whole, self.fit, self.multiple = config.eval_crop == "whole", config.fit, config.multiple
 
     def __call__(self, example: dict[str, Any], rng: np.random.Generator | None = None) -> dict[str, Any]:
         """The example as it is evaluated; nothing is random."""
         row = {**example, "image": _pixels(self._crop(example["image"]))}
         if "map" in example:
-            row["map"] = np.asarray(self._crop(example["map"]))
+            row["map"] = np.asarray(example["map"] if self.whole else self._crop(example["map"]))
         return row
 
     def _crop(self, image: Image.Image) -> Image.Image:
+        if self.whole:
+            size = crops.rounded_up(*crops.fitted(image.size, self.fit), self.multiple)
+            return crops.resize(image, *size, self.interpolation)
         return crops.central(image, self.height, self.width, self.crop_ratio, self.interpolation)
 
 

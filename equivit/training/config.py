@@ -276,7 +276,8 @@ def _wanted(key: str, value: Any, old: Any) -> str:
     """What should be there instead of a value of another type."""
     if isinstance(old, tuple) and errors.is_number(value) and all(map(errors.is_number, old)):
         like = repr((value,) * len(old)).replace(" ", "")
-        return f'this takes {len(old)} values, not one; write --config.{key}="{like}"'
+        count = "a tuple" if len(old) == 1 else f"{len(old)} values, not one"
+        return f'this takes {count}; write --config.{key}="{like}"'
     return f"not of the type {type(old).__name__} of its default {old!r}"
 
 

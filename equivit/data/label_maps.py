@@ -1,0 +1,65 @@
+"""Which number in the files of label maps stands for which class."""
+
+import dataclasses
+
+import numpy as np
+
+from equivit import errors
+from equivit.data.crops import VOID
+
+
+class MapError(ValueError):
+    """A label map that does not go with its source.  More than one file will be wrong, so it ends a run."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Legend:
+    """The meaning of the numbers in a source's label maps.
+
+    Attributes:
+      names: of the numbers 0, 1, ...
+      void: the numbers that mean "no class".  They need no name; where they have one, the numbers after it move up, so
+        that labels are 0, 1, ... without gaps.
+    """
+
+    names: tuple[str, ...]
+    void: tuple[int, ...]
+
+    def __post_init__(self):
+        if not self.numbers:
+            raise ValueError(
+                f"data.void={self.void} leaves none of the classes {errors.listed(self.names)}; name fewer."
+            )
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The number in the files of each class."""
+        return tuple(number for number in range(len(self.names)) if number not in self.void)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The name of each class."""
+        return tuple(self.names[number] for number in self.numbers)
+
+    def labels(self, numbers: np.ndarray) -> np.ndarray:
+        """The labels, 0..classes-1 or VOID.  VOID itself is taken as such.
+
+        Shapes: int [H, W] -> int32 [H, W].
+
+        Raises:
+          MapError: a number that is neither a class nor void.
+        """
+        outside = np.isin(numbers, (*self.void, VOID))
+        known = (numbers >= 0) & (numbers < len(self.names))
+        if not (outside | known).all():
+            raise MapError(self._refusal(np.unique(numbers[~(outside | known)]).tolist()))
+        table = np.full(len(self.names), VOID, np.int32)
+        table[list(self.numbers)] = np.arange(len(self.numbers))
+        return np.where(outside, np.int32(VOID), table[np.where(known, numbers, 0)])
+
+    def _refusal(self, found: list[int]) -> str:
+        return (
+            f"its label map holds {errors.listed(found)}, but the {len(self.numbers)} classes are "
+            f"{self.numbers[0]}..{self.numbers[-1]} and data.void={self.void}; a number that means 'no class' belongs "
+            f"there, as data.void={(*self.void, found[0])}."
+        )
