@@ -1,12 +1,14 @@
 """Consistency under shifts: circular, with zeros, of crops (--config.evaluation.shift.KEY=VALUE)."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from equivit.data import crops
 from equivit.evaluation import consistency
-from equivit.evaluation.consistency import Shifts
+from equivit.evaluation.consistency import Shifts, Size
+from equivit.evaluation.predictions import Batch
 from equivit.evaluation.protocol import Line, Protocol, Run, percent
 
 ERROR = "_standard_error"
@@ -16,7 +18,7 @@ WORDS = {"circular": "circular shifts", "zeros": "shifts with zeros", "crop": "o
 def check(config: ConfigDict) -> None:
     """ValueError for offsets that do not fit in the images of `config.data`."""
     settings = Shifts(**config.evaluation.shift.to_dict())
-    consistency.check(settings, tuple(config.data.image_size), _source(config.data, settings))
+    consistency.check(settings, tuple(config.data.image_size), source(config.data, settings))
 
 
 def run(run: Run) -> dict[str, Any]:
@@ -25,16 +27,12 @@ def run(run: Run) -> dict[str, Any]:
     Where images are cut out of larger ones, these are the images that `data.crop_ratio` makes before its centre crop.
     """
     settings = Shifts(**run.config.evaluation.shift.to_dict())
-    source = _source(run.data, settings)
-    data = run.data.copy_and_resolve_references().unlock()
-    if source is not None:
-        data.image_size, data.crop_ratio = source, 1.0
     return consistency.consistency(
         run.predict,
-        run.batches(run.open(data=data)),
+        batches(run, settings),
         settings,
         size=tuple(run.data.image_size),
-        source=source,
+        source=source(run.data, settings),
         mean=tuple(run.data.mean),
     )
 
@@ -51,7 +49,15 @@ def lines(result: dict[str, Any]) -> list[Line]:
     return found
 
 
-def _source(data: ConfigDict, settings: Shifts) -> tuple[int, int] | None:
+def batches(run: Run, settings: Shifts) -> Iterable[Batch]:
+    """The batches of the split, of images as large as the shifts need."""
+    data, larger = run.data.copy_and_resolve_references().unlock(), source(run.data, settings)
+    if larger is not None:
+        data.image_size, data.crop_ratio = larger, 1.0
+    return run.batches(run.open(data=data))
+
+
+def source(data: ConfigDict, settings: Shifts) -> Size | None:
     """The size of the images that are read, if crops are cut out of them."""
     height, width = data.image_size
     return crops.enlarged(height, width, data.crop_ratio) if "crop" in settings.kinds else None
