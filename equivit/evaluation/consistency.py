@@ -91,7 +91,7 @@ class Pair(NamedTuple):
     kind: str
     first: jax.Array
     second: jax.Array
-    offsets: jax.Array
+    offsets: np.ndarray | jax.Array
 
 
 def consistency(
@@ -182,9 +182,7 @@ def _largest(kind: str, range_: Range, room: Size) -> Size:
     return round(FRACTIONS[range_] * room[0]), round(FRACTIONS[range_] * room[1])
 
 
-def with_offsets(
-    batches: Iterable[Batch], settings: Shifts, size: Size, source: Size | None = None
-) -> Iterator[Batch]:
+def with_offsets(batches: Iterable[Batch], settings: Shifts, size: Size, source: Size | None = None) -> Iterator[Batch]:
     """Batches with "offsets" int32 [B, measures pairs, 2, 2]: of the first and second copy, (down, right).
 
     Those of a crop say where its upper left corner lies.
@@ -225,9 +223,7 @@ def _earlier(kind: str, size: int, pairs: int) -> Iterator[np.ndarray]:
         yield circular if kind == "circular" else standard
 
 
-def copies(
-    batch: Batch, settings: Shifts, *, size: Size, mean: tuple[float, ...] = (0.0,)
-) -> Iterator[Pair]:
+def copies(batch: Batch, settings: Shifts, *, size: Size, mean: tuple[float, ...] = (0.0,)) -> Iterator[Pair]:
     """Every pair of shifted copies of a batch of `with_offsets`, for each of `settings.measures` one after the other.
 
     Args:
@@ -292,8 +288,8 @@ def statistics(settings: Shifts, shares: np.ndarray) -> dict[str, float]:
         told, pairs = told[:, told.any(0)], pairs[:, told.any(0)]
         if not pairs.size:
             raise ValueError(
-                f"config.evaluation.shift.ranges={errors.shown(range_)}: no two copies of kind {kind!r} have a pixel in "
-                "common; take a smaller range, or more pairs."
+                f"config.evaluation.shift.ranges={errors.shown(range_)}: no two copies of kind {kind!r} have a pixel "
+                "in common; take a smaller range, or more pairs."
             )
         name, share = f"{kind}_{_named(range_)}", np.where(told, pairs, 0).sum(0) / told.sum(0)
         found[name] = float(share.mean())

@@ -39,13 +39,18 @@ def run(run: Run) -> dict[str, Any]:
 
 def lines(result: dict[str, Any]) -> list[Line]:
     """Accuracy, then one line for each kind and range."""
-    examples = result["examples"]
-    found = [("accuracy, not shifted", f"{percent(result['top1'])} ({examples} images)")]
+    first = ("accuracy, not shifted", f"{percent(result['top1'])} ({result['examples']} images)")
+    return [first, *((f"same class after {name}", value) for name, value in each(result))]
+
+
+def each(result: dict[str, Any]) -> list[Line]:
+    """What `consistency.statistics` found for each kind and range."""
+    found = []
     for name in (key.removesuffix(ERROR) for key in result if key.endswith(ERROR)):
         kind, _, range_ = name.partition("_")
         share, error, changed = (result[name + ending] for ending in ("", ERROR, "_changed"))
-        value = f"{100 * share:.2f} % +- {100 * error:.2f} ({changed} of {examples} images change)"
-        found.append((f"same class after {WORDS[kind]}, {range_.replace('_', ' ')}", value))
+        value = f"{100 * share:.2f} % +- {100 * error:.2f} ({changed} of {result['examples']} images change)"
+        found.append((f"{WORDS[kind]}, {range_.replace('_', ' ')}", value))
     return found
 
 
