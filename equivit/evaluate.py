@@ -33,8 +33,8 @@ To use the official files, <dir>/imagenet-c/<corruption>/<severity>/<class>/, ad
 image, unless --config.evaluation.shift.kinds=circular,zeros,crop or --config.evaluation.shift.ranges=quarter,half says
 otherwise (evaluation/consistency.py).  Crops need a margin, as data.crop_ratio leaves it: at 0.875, 224 of 256 pixels.
 
---suite=segmentation,segmentation_shift,segmentation_orientation is for models that predict label maps: mean IoU, how far
-maps follow the shifts of config.evaluation.shift (mASCC), and the eight orientations.  Images are seen as a whole unless
+--suite=segmentation,segmentation_shift,segmentation_orientation is for models that predict label maps: mean IoU, how
+far maps follow the shifts of config.evaluation.shift (mASCC), and the eight orientations.  Images are seen whole unless
 --config.evaluation.segmentation.window=(512,512) --config.evaluation.segmentation.stride=(341,341) says otherwise, once
 unless --config.evaluation.segmentation.scales=(0.5,1.0,1.5) --config.evaluation.segmentation.flip=True does
 (evaluation/label_maps.py).  --figures draws some of the maps.

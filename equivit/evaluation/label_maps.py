@@ -46,7 +46,7 @@ class Views:
     flip: bool = False
 
     def __post_init__(self):
-        constraints.check_fields(self, "segmentation")
+        constraints.check_fields(self, "views")
         if self.stride is None:
             return
         if self.window is None:

@@ -24,6 +24,7 @@ NEEDS = {  # what a protocol may need, and the models that offer it
     "reconstruction": "masked autoencoders",
     "maps": "models that predict label maps",
 }
+FOLDERS = "  If class folders lack classes, put them next to the complete ones, as another split of the same folder."
 Line = tuple[str, str]
 Track = Callable[[Iterable[Batch], int, str], Iterable[Batch]]
 
@@ -54,7 +55,8 @@ class Protocol:
       lines: the results as readable (name, value) lines.
       check: raises ValueError for a config that the protocol cannot run on; called before anything runs.
       data: the first `data` section that it reads, which is opened before anything runs.
-      inputs: the sizes of the images that it gives to the model, by the key that decides.
+      inputs: `inputs(config, size)`: the sizes of the images that it gives to the model, of images of `size`, by the
+        key that decides.
       curve: the result that is plotted over the steps of a run, a fraction or a "loss".
       default: whether it is in the suite of a config that names none.
       figure: `figure(run, path)` draws a picture of what it measures, a PNG.  All processes call it.
@@ -65,9 +67,7 @@ class Protocol:
     lines: Callable[[dict[str, Any]], list[Line]]
     check: Callable[[ConfigDict], None] = lambda config: None
     data: Callable[[ConfigDict], ConfigDict] = lambda config: config.data
-    inputs: Callable[[ConfigDict], dict[str, Size]] = lambda config: {
-        "config.data.image_size": tuple(config.data.image_size)
-    }
+    inputs: Callable[[ConfigDict, Size], dict[str, Size]] = lambda config, size: {"config.data.image_size": size}
     curve: str | None = None
     default: bool = False
     figure: Callable[["Run", pathlib.Path], None] | None = None
@@ -154,7 +154,8 @@ class Run:
 
     @property
     def _inputs(self) -> dict[str, Size]:
-        return self.protocol.inputs(self.config)
+        height, width = self.data.image_size
+        return self.protocol.inputs(self.config, (height, width))
 
     def _check_maps(self, pipeline):
         if "map" not in (entries := pipeline.shapes()):
@@ -172,14 +173,10 @@ class Run:
             predict = predictions.predictor(self.model, self.data.mean, self.data.std)
             classes = jax.eval_shape(predict, images).shape[-1]
         if classes != pipeline.num_classes:
-            folders = (
-                "  If class folders lack classes, put them next to the complete ones, as another split of the same "
-                "folder."
-            )
+            folders = "" if "maps" in self.protocol.needs else FOLDERS
             raise ValueError(
                 f"evaluation: the model has {classes} classes, the data ({self.data.source}) {pipeline.num_classes}; "
-                "set data.source to the data that the model was trained on, or use another model."
-                f"{'' if 'maps' in self.protocol.needs else folders}"
+                f"set data.source to the data that the model was trained on, or use another model.{folders}"
             )
 
 

@@ -1,5 +1,6 @@
-"""Protocols of label maps: models whose maps are known, in windows and views, shifted and turned, on one device or more."""
+"""Protocols of label maps: models whose maps are known, in windows and views, shifted, turned, on eight devices."""
 
+import functools
 import json
 from typing import NamedTuple
 
@@ -50,13 +51,13 @@ def stripes(images):
 
 
 class Config(NamedTuple):
-    num_classes: int = CLASSES
+    num_classes: int
     input_shape: tuple[int, ...] = (*SIZE, 1)
 
 
 class Segmenter(nnx.Module):
-    def __init__(self, logits, config=Config()):
-        self.logits, self.config = logits, config
+    def __init__(self, logits, num_classes=CLASSES):
+        self.logits, self.config = logits, Config(num_classes)
 
     def __call__(self, images):
         return self.logits(images)
@@ -146,29 +147,31 @@ def test_views_are_averaged_after_softmax():
         x = images[..., 0].astype(jnp.float32) * (1 + jnp.arange(images.shape[2]) / images.shape[2])
         return jnp.stack([x, 2 - x * x / 3, jnp.sin(3 * x)], axis=-1)
 
-    views = Views(scales=(1.0, 2.0), flip=True)
-    found, finite = label_maps.classes(label_maps.logits(jax.jit(predict), IMAGES, views), (9, 7))
+    predict, softmax, views = jax.jit(predict), jax.jit(jax.nn.softmax), Views(scales=(1.0, 2.0), flip=True)
+    found, finite = label_maps.classes(label_maps.logits(predict, IMAGES, views), (9, 7))
     total = 0
     for scale in (1, 2):
         large = np.asarray(resize(IMAGES, (6 * scale, 8 * scale))).round().astype(np.uint8)
         for step in (1, -1):
-            view = predict(large[:, :, ::step])[:, :, ::step]
-            total += np.asarray(jax.nn.softmax(resize(view, (9, 7))))
+            view = np.asarray(predict(large[:, :, ::step]))[:, :, ::step]
+            total += np.asarray(softmax(resize(view, (9, 7))))
     first, second = np.sort(total)[..., -1], np.sort(total)[..., -2]
     decided = first - second > 1e-4  # both sum in float32
     assert finite.all() and decided.mean() > 0.95
     np.testing.assert_array_equal(np.asarray(found)[decided], total.argmax(-1)[decided])
 
 
+@functools.partial(jax.jit, static_argnums=1)
 def resize(x, size):
     shape = (len(x), *size, x.shape[-1])
     return jax.image.resize(x.astype(jnp.float32), shape, "linear", antialias=False)
 
 
-@pytest.mark.parametrize("size", [(9, 7), (3, 16), (6, 5)])
+@pytest.mark.parametrize("size", [(9, 7), (3, 16)])
 def test_resizing_is_bilinear(size):
     x = RNG.normal(size=(2, 6, 8, 3)).astype(np.float32)
-    np.testing.assert_allclose(label_maps.resized(x, size), resize(x, size), atol=2e-6)  # of float32, values about 3
+    found = jax.jit(label_maps.resized, static_argnums=1)(x, size)
+    np.testing.assert_allclose(found, resize(x, size), atol=2e-6)  # of float32, values about 3
     np.testing.assert_array_equal(label_maps.resized(x, (6, 8)), x)
 
 
@@ -191,7 +194,7 @@ def test_predictions_are_resized_to_the_labels(config, monkeypatch):
         large = {"image": IMAGES, "map": double, "map_size": np.array([(12, 16)] * COUNT, np.int32)}
         yield large | {"weight": np.ones(COUNT, np.float32), "index": np.arange(COUNT)}
 
-    whole = label_maps.resized(np.asarray(neighbours(IMAGES)), (12, 16))
+    whole = resize(np.asarray(jax.jit(neighbours)(IMAGES)), (12, 16))
     maps = np.where(double == 255, -1, double)[:, :12, :16]
     expected = scores.segmentation(maps, np.asarray(whole).argmax(-1), num_classes=CLASSES)
     monkeypatch.setattr("equivit.evaluation.protocol.Run.batches", batches)
@@ -275,9 +278,9 @@ def test_a_model_that_turns_with_the_image(config):
 
 
 def test_one_that_does_not(config):
-    found, views = measure(stripes, config, "segmentation_orientation"), []
+    found, upright, views = measure(stripes, config, "segmentation_orientation"), jax.jit(stripes), []
     for g in OCTIC.elements:
-        turned = np.asarray(stripes(fields.act_on_image(g, IMAGES))).argmax(-1)
+        turned = np.asarray(upright(fields.act_on_image(g, IMAGES))).argmax(-1)
         truth = fields.act_on_grid(g, REAL, (1, 2))
         assert found["miou"][g] == scores.segmentation(truth, turned, num_classes=CLASSES)["miou"]
         views.append(fields.act_on_grid(OCTIC.inverse(g), turned, (1, 2)))
@@ -348,7 +351,7 @@ def test_maps_without_labels_and_logits_that_are_not_finite(config, tmp_path):
 
 
 def test_another_number_of_classes_is_refused(config):
-    model = Segmenter(colour, Config(num_classes=7))
+    model = Segmenter(colour, num_classes=7)
     with pytest.raises(ValueError, match=r"has 7 classes, the data \(npz:.*\) 4; set data.source .* another model.$"):
         suite.prepare(model, config, "segmentation")
 
@@ -358,9 +361,7 @@ def test_models_of_maps_are_no_classifiers(config):
     assert suite.check(None, config, Segmenter(colour)) == ("segmentation",)
     with pytest.raises(ValueError, match="'accuracy' is for classifiers, but this Segmenter offers no logits; .*'segm"):
         suite.check("accuracy", config, Segmenter(colour))
-    with pytest.raises(
-        ValueError, match="'segmentation' is for models that predict label maps, but this ViT offers no"
-    ):
+    with pytest.raises(ValueError, match="'segmentation' is for models that predict label maps, but this ViT"):
         suite.check("segmentation", config, random_model("plain"))
 
 

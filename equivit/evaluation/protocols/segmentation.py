@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from equivit.constraints import Size
 from equivit.evaluation import label_maps, scores
 from equivit.evaluation.predictions import measured
 from equivit.evaluation.protocol import Line, Protocol, Run, percent
@@ -19,9 +20,9 @@ def check(config: ConfigDict) -> None:
     label_maps.settings(config)
 
 
-def inputs(config: ConfigDict) -> dict[str, tuple[int, int]]:
-    """The sizes of the images that the model gets."""
-    return label_maps.sizes(label_maps.settings(config), tuple(config.data.image_size))
+def inputs(config: ConfigDict, size: Size) -> dict[str, Size]:
+    """The sizes of the images that the model gets (`label_maps.sizes`)."""
+    return label_maps.sizes(label_maps.settings(config), size)
 
 
 def run(run: Run) -> dict[str, Any]:

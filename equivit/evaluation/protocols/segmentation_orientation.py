@@ -1,4 +1,4 @@
-"""Mean IoU of label maps in all eight orientations, and how often the class of a pixel is the same in all of them.
+"""Mean IoU in all eight orientations, and the share of pixels of the same class in all of them.
 
 An image is turned, and what is predicted is turned back: so all eight predictions are compared with each other and with
 one label, of any shape.
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
+from equivit.constraints import Size
 from equivit.evaluation import label_maps, scores
 from equivit.evaluation.label_maps import Views
 from equivit.evaluation.predictions import measured
@@ -22,9 +23,9 @@ from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC
 
 
-def inputs(config: ConfigDict) -> dict[str, tuple[int, int]]:
+def inputs(config: ConfigDict, size: Size) -> dict[str, Size]:
     """The sizes of the images that the model gets, upright and turned."""
-    upright = segmentation.inputs(config)
+    upright = segmentation.inputs(config, size)
     return upright | {f"{name}, turned by a quarter": (width, height) for name, (height, width) in upright.items()}
 
 
