@@ -33,7 +33,7 @@ class Views:
     Attributes:
       window: (height, width) of the windows in pixels; None: the whole image.
       stride: from one window to the next, (down, right); None: a window, so that none overlap.
-      scales: of the image, in which its sides are multiplied, and rounded.
+      scales: the sides of the image are multiplied by each of them, and rounded.
       flip: also look at the mirror image.
 
     Raises:
