@@ -289,8 +289,8 @@ def test_one_that_does_not(config):
 
 
 def test_windows_turn_with_the_image(config):
-    """Of 6x8 pixels windows of 6x4; turned, 4x6 of 8x6.  As they were, they would not fit."""
-    views = dict(window=(6, 4), stride=(6, 2), scales=(1.0,), flip=False)
+    """Of 6x8 pixels windows of 4x8; turned, 8x4 of 8x6.  As they were, they would not fit."""
+    views = dict(window=(4, 8), stride=(2, 8))
     found = measure(colour, config, "segmentation_orientation", segmentation=views)
     assert found["upright"] == by_hand(colour)["miou"] and found["same"] == 1
 
