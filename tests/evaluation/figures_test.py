@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 from PIL import Image
 
-from equivit.evaluation import figures, suite, summary
+from equivit.evaluation import colours, figures, suite, summary
 from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC
 from equivit.training.config import get_base
@@ -131,3 +131,11 @@ def test_a_run_without_evaluation_or_metrics_still_has_its_curves(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("")
     figures.learning_curves(tmp_path / "metrics.jsonl", tmp_path / "curves.png")
     assert (tmp_path / "curves.png").is_file()
+
+
+def test_colours_are_far_apart_and_stay():
+    palette = colours.of_classes(300)
+    np.testing.assert_array_equal(colours.of_classes(11), palette[:11])
+    assert len(np.unique(palette, axis=0)) == 300
+    gaps = np.linalg.norm(palette[:20, None] - palette[:20], axis=-1) + np.eye(20)
+    assert gaps.min() > 0.15 and np.linalg.norm(palette[:20] - 0.5, axis=-1).min() > 0.15

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 from PIL import Image
 
-from equivit.evaluation import colours, consistency, figures, label_maps, scores, suite, summary
+from equivit.evaluation import consistency, figures, label_maps, scores, suite, summary
 from equivit.evaluation.consistency import Shifts
 from equivit.evaluation.label_maps import Views
 from equivit.evaluation.protocol import offers
@@ -391,11 +391,3 @@ def test_colours_stand_for_classes_and_grey_for_none(tmp_path, monkeypatch):
         for place, label in np.ndenumerate(labels):
             name = NAMES[label] if 0 <= label < 4 else "no class"
             np.testing.assert_allclose(picture[place], meant[name], atol=0.01)  # 128 / 255 is a little above a half
-
-
-def test_colours_are_far_apart_and_stay():
-    palette = colours.of_classes(300)
-    np.testing.assert_array_equal(colours.of_classes(11), palette[:11])
-    assert len(np.unique(palette, axis=0)) == 300
-    gaps = np.linalg.norm(palette[:20, None] - palette[:20], axis=-1) + np.eye(20)
-    assert gaps.min() > 0.15 and np.linalg.norm(palette[:20] - 0.5, axis=-1).min() > 0.15
