@@ -33,6 +33,12 @@ To use the official files, <dir>/imagenet-c/<corruption>/<severity>/<class>/, ad
 image, unless --config.evaluation.shift.kinds=circular,zeros,crop or --config.evaluation.shift.ranges=quarter,half says
 otherwise (evaluation/consistency.py).  Crops need a margin, as data.crop_ratio leaves it: at 0.875, 224 of 256 pixels.
 
+--suite=segmentation,segmentation_shift,segmentation_orientation is for models that predict label maps: mean IoU, how
+far maps follow the shifts of config.evaluation.shift (mASCC), and the eight orientations.  Images are seen whole unless
+--config.evaluation.segmentation.window=(512,512) --config.evaluation.segmentation.stride=(341,341) says otherwise, once
+unless --config.evaluation.segmentation.scales=(0.5,1.0,1.5) --config.evaluation.segmentation.flip=True does
+(evaluation/label_maps.py).  --figures draws some of the maps.
+
 Table 2 of Jumbo follows SAR's public code, also in what is probably a mistake there:
 
     python -m equivit.evaluate --workdir=<run> --suite=corruptions_sar --config.evaluation.sar.official=True \\
@@ -79,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", help="with --model: a file of configs/, and after a colon its mode")
     parser.add_argument("--suite", help="protocols with commas between; by default those of the config")
     parser.add_argument("--averaged", action="store_true", help="with --workdir: the averaged weights (objective.ema)")
+    parser.add_argument("--figures", action="store_true", help="draw what the protocols show, and the patch filters")
     parser.add_argument("--distributed", action="store_true", help="join the other processes of the evaluation")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser
@@ -106,11 +113,14 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
     with jax.set_mesh(mesh):
         model = jax.device_put(model, NamedSharding(mesh, PartitionSpec()))
         results = suite.evaluate(model, config, names, track=_track)
+        pictures = summary.draw(place, model, config, names) if options.figures and writes else {}
     if jax.process_index() == 0:
         lines = summary.rows(results)
         _print(lines, summary.text(lines))
         about = dict(weights="averaged" if options.averaged else "trained", data=split, image_size=_size(config))
         about |= {} if step is None else {"step": str(step)}
+        for picture in pictures.values():
+            _say(f"Drawn: {picture}")
         _say(f"Done: {summary.write(place, results, **about) if writes else 'the figures above, which are in no file'}")
 
 

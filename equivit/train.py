@@ -87,7 +87,7 @@ def _train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
     from equivit.data import loader
     from equivit.evaluation import suite, summary
     from equivit.objectives.registry import OBJECTIVES
-    from equivit.training import loop, program, start
+    from equivit.training import loop, program, sharding, start
 
     # What is known now is checked now: an evaluation that cannot run would otherwise fail after the last step.
     suite.check(config.evaluation.suite, config)
@@ -122,7 +122,8 @@ def _train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
         initial=functools.partial(start.initial_parameters, config),
         given=given,
     )
-    _say(summary.conclude(workdir, outcome.model, outcome.results))
+    with jax.set_mesh(sharding.create_mesh(config.mesh)):
+        _say(summary.conclude(workdir, outcome.model, outcome.results, config))
     return outcome.report
 
 

@@ -11,6 +11,7 @@ from equivit import constraints, errors
 from equivit.constraints import Below1, Inside, NonNegativeFloat, PositiveFloat, PositiveInt, Seed, Share, Size
 from equivit.evaluation.adaptation import Sar
 from equivit.evaluation.consistency import Shifts
+from equivit.evaluation.label_maps import Views
 from equivit.models import zoo
 from equivit.models.decoders import MaskedAutoencoderConfig
 from equivit.objectives.registry import OBJECTIVES
@@ -109,6 +110,7 @@ EXAMPLES = {
     "cvt": zoo.configuration("cvt_13"),
     "sar": Sar(),
     "shifts": Shifts(),
+    "views": Views(),
 }
 
 

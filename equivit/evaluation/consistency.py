@@ -20,7 +20,7 @@ crops, Zhang (arXiv 1904.11486).
 import dataclasses
 import functools
 from collections.abc import Iterable, Iterator
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -79,6 +79,21 @@ class Shifts:
         return [(kind, range_) for kind in self.kinds for range_ in self.ranges]
 
 
+class Pair(NamedTuple):
+    """Two shifted copies of each image of a batch.
+
+    Attributes:
+      kind: of KINDS.
+      first, second: the copies, uint8 [B, H, W, C].
+      offsets: int32 [B, 2, 2], of the first and second copy, (down, right).
+    """
+
+    kind: str
+    first: jax.Array
+    second: jax.Array
+    offsets: np.ndarray | jax.Array
+
+
 def consistency(
     predict: Predict,
     batches: Iterable[Batch],
@@ -108,27 +123,21 @@ def consistency(
       ValueError: as `check`; there are no examples, or logits are not finite.
     """
     check(settings, size, source)
-    fill = tuple(round(255 * value) for value in mean)
-    kinds = [kind for kind, _ in settings.measures for _ in range(settings.pairs)]
 
     def compare(batch):
-        images, offsets = batch["image"], batch["offsets"]
-        copies = (
-            _shifted(kind, size, fill, images, offsets, number, side)
-            for number, kind in enumerate(kinds)
-            for side in (0, 1)
-        )
-        logits = jnp.stack([predict(copy) for copy in (_centre(size, images), *copies)])
-        return _compare(logits, batch["label"], batch["weight"])
+        logits = [predict(centre(size, batch["image"]))]
+        for pair in copies(batch, settings, size=size, mean=mean):
+            logits += [predict(pair.first), predict(pair.second)]
+        return _compare(jnp.stack(logits), batch["label"], batch["weight"])
 
     found = {"right": [], "same": []}
-    for result in measured(compare, _with_offsets(batches, settings, size, source)):
+    for result in measured(compare, with_offsets(batches, settings, size, source)):
         for name, parts in found.items():
             parts.append(result[name][..., result["weight"] > 0])
     right, same = (np.concatenate(parts, axis=-1) for parts in found.values())
     if not right.size:
         raise ValueError("consistency: the evaluation split has no readable examples.")
-    return {"top1": float(right.mean()), "examples": right.size} | _statistics(settings, same)
+    return {"top1": float(right.mean()), "examples": right.size} | statistics(settings, same)
 
 
 def check(settings: Shifts, size: Size, source: Size | None = None) -> None:
@@ -173,7 +182,7 @@ def _largest(kind: str, range_: Range, room: Size) -> Size:
     return round(FRACTIONS[range_] * room[0]), round(FRACTIONS[range_] * room[1])
 
 
-def _with_offsets(batches: Iterable[Batch], settings: Shifts, size: Size, source: Size | None) -> Iterator[Batch]:
+def with_offsets(batches: Iterable[Batch], settings: Shifts, size: Size, source: Size | None = None) -> Iterator[Batch]:
     """Batches with "offsets" int32 [B, measures pairs, 2, 2]: of the first and second copy, (down, right).
 
     Those of a crop say where its upper left corner lies.
@@ -214,8 +223,25 @@ def _earlier(kind: str, size: int, pairs: int) -> Iterator[np.ndarray]:
         yield circular if kind == "circular" else standard
 
 
+def copies(batch: Batch, settings: Shifts, *, size: Size, mean: tuple[float, ...] = (0.0,)) -> Iterator[Pair]:
+    """Every pair of shifted copies of a batch of `with_offsets`, for each of `settings.measures` one after the other.
+
+    Args:
+      batch: "image" uint8 [B, H, W, C] and "offsets".
+      settings: the shifts, as they were drawn.
+      size, mean: as in `consistency`.
+    """
+    fill = tuple(round(255 * value) for value in mean)
+    kinds = [kind for kind, _ in settings.measures for _ in range(settings.pairs)]
+    images, offsets = batch["image"], batch["offsets"]
+    for number, kind in enumerate(kinds):
+        first, second = (_shifted(kind, size, fill, images, offsets, number, side) for side in (0, 1))
+        yield Pair(kind, first, second, offsets[:, number])
+
+
 @functools.partial(jax.jit, static_argnums=0)
-def _centre(size, images):
+def centre(size: Size, images: jax.Array) -> jax.Array:
+    """The central part of images [B, H, W, C], of a size that does not exceed theirs."""
     top, left = (round((whole - part) / 2) for whole, part in zip(images.shape[1:3], size, strict=True))
     return images[:, top : top + size[0], left : left + size[1]]
 
@@ -225,7 +251,7 @@ def _shifted(kind, size, fill, images, offsets, number, side):
     offset = offsets[:, number, side]
     if kind == "crop":
         return shifts.roll(images, -offset)[:, : size[0], : size[1]]
-    shifted = shifts.roll(_centre(size, images), offset)
+    shifted = shifts.roll(centre(size, images), offset)
     if kind == "circular":
         return shifted
     row, column = (jnp.arange(n) - offset[:, k, None] for k, n in enumerate(size))  # where each pixel comes from
@@ -245,13 +271,29 @@ def _compare(logits, label, weight):
     }
 
 
-def _statistics(settings: Shifts, same: np.ndarray) -> dict[str, float]:
-    """From whether each pair agrees, [measures pairs, N]."""
-    found, images = {}, same.shape[-1]
-    for (kind, range_), pairs in zip(settings.measures, same.reshape(-1, settings.pairs, images), strict=True):
-        name, share = f"{kind}_{_named(range_)}", pairs.mean(0)
+def statistics(settings: Shifts, shares: np.ndarray) -> dict[str, float]:
+    """For each kind and range the mean over images, its standard error, and how many images change in some pair.
+
+    Args:
+      settings: the shifts.
+      shares: how far each pair agrees, from 0 to 1, [measures pairs, N].  NaN where a pair tells nothing; an image of
+        which none does is left out.
+
+    Raises:
+      ValueError: no pair of a kind and range tells anything.
+    """
+    found, shares = {}, np.asarray(shares, float)
+    for (kind, range_), pairs in zip(settings.measures, np.split(shares, len(settings.measures)), strict=True):
+        told = np.isfinite(pairs)
+        told, pairs = told[:, told.any(0)], pairs[:, told.any(0)]
+        if not pairs.size:
+            raise ValueError(
+                f"config.evaluation.shift.ranges={errors.shown(range_)}: no two copies of kind {kind!r} have a pixel "
+                "in common; take a smaller range, or more pairs."
+            )
+        name, share = f"{kind}_{_named(range_)}", np.where(told, pairs, 0).sum(0) / told.sum(0)
         found[name] = float(share.mean())
-        found[f"{name}_standard_error"] = float(share.std() / np.sqrt(images))
+        found[f"{name}_standard_error"] = float(share.std() / np.sqrt(share.size))
         found[f"{name}_changed"] = int((share < 1).sum())
     return found
 

@@ -1,10 +1,10 @@
-"""Figures of a run: its learning curves and learned patch filters."""
+"""Figures of a run: its learning curves, learned patch filters and predicted label maps."""
 
 import collections
 import itertools
 import json
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import jax
 import numpy as np
@@ -12,9 +12,15 @@ from flax import nnx
 from jax.experimental import multihost_utils
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from PIL import Image
+
+from equivit.evaluation import colours
 
 COMPONENTS = 16  # at most, as in Figure 6
 VISIBLE = 1e-4  # of the variance; components with less are rounding errors
+OPAQUE = 0.65  # of a label map over its image
+TILE, LEGEND_COLUMNS = 3.2, 6  # inches an image is wide
 TEST_STYLES = (("tab:orange", "o"), ("tab:red", "s"), ("tab:green", "^"), ("tab:purple", "D"), ("tab:brown", "v"))
 
 
@@ -42,6 +48,37 @@ def learning_curves(metrics: pathlib.Path, output: pathlib.Path, curves: Iterabl
         axes.grid(alpha=0.3)
         if axes.lines:
             axes.legend(loc="best", frameon=False)
+    figure.savefig(output, dpi=150)
+
+
+def label_maps(
+    examples: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], classes: Sequence[str], output: pathlib.Path
+) -> None:
+    """Draw images, with their true and their predicted label maps over them, and a legend of the classes in these.
+
+    A class has the same colour in every picture; pixels without one are grey.
+
+    Args:
+      examples: the image, uint8 [H, W, C], the true and the predicted map, int [h, w], of any size.
+      classes: their names; labels outside 0..len(classes) - 1 are no class.
+      output: the PNG to write.
+    """
+    palette = np.array([*colours.of_classes(len(classes)), colours.VOID])  # the last one is also that of -1
+    height, width = np.max([true.shape for _, true, _ in examples], axis=0)
+    names = _legend([labels for _, *maps in examples for labels in maps], classes, palette)
+    legend = -(-len(names) // LEGEND_COLUMNS)
+    size = 3 * TILE, len(examples) * TILE * height / width + 0.22 * legend + 0.4
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(len(examples), 3, squeeze=False)
+    for row, (image, true, predicted) in zip(grid, examples, strict=True):
+        image = _resized(image, true.shape)
+        grey = 0.25 + 0.5 * image.mean(-1, keepdims=True)  # so that colours look as in the legend
+        for axes, picture in zip(row, (image, *(_over(grey, m, palette) for m in (true, predicted))), strict=True):
+            axes.imshow(picture, vmin=0, vmax=1, interpolation="nearest")
+            axes.set_axis_off()
+    for axes, title in zip(grid[0], ("image", "label", "prediction"), strict=True):
+        axes.set_title(title, fontsize=10)
+    figure.legend(handles=names, loc="outside lower center", ncols=LEGEND_COLUMNS, frameon=False, fontsize=9)
     figure.savefig(output, dpi=150)
 
 
@@ -97,6 +134,26 @@ def principal_components(kernels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     components, shares = components[:kept], shares[:kept]
     largest = np.take_along_axis(components, np.abs(components).argmax(1)[:, None], axis=1)
     return (components * np.where(largest < 0, -1, 1)).reshape(kept, *kernels.shape[:-1]), shares
+
+
+def _resized(image, size):
+    """RGB in 0..1, of the size of its label."""
+    pixels = Image.fromarray(image if image.shape[-1] == 3 else image.repeat(3, -1))
+    return np.asarray(pixels.resize(size[::-1], Image.Resampling.BILINEAR)) / 255
+
+
+def _over(grey, labels, palette):
+    """The colours of the classes over a grey image, [h, w, 3]."""
+    known = (labels >= 0) & (labels < len(palette) - 1)
+    return OPAQUE * palette[np.where(known, labels, -1)] + (1 - OPAQUE) * grey
+
+
+def _legend(maps, classes, palette):
+    """What the colours of the classes in some maps mean, in the order of the classes, as over a middle grey."""
+    seen = np.unique(np.concatenate([labels.ravel() for labels in maps]))
+    known = [k for k in range(len(classes)) if k in seen]
+    names = {k: classes[k] for k in known} | ({} if len(known) == len(seen) else {-1: "no class"})
+    return [Patch(facecolor=OPAQUE * palette[k] + (1 - OPAQUE) / 2, label=name) for k, name in names.items()]
 
 
 def _curve(axes: Axes, rows, name, **style):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import pathlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
 
+from equivit.constraints import Size
 from equivit.data import loader
 from equivit.data.loader import EvaluationPipeline
 from equivit.evaluation import predictions
@@ -22,6 +24,7 @@ NEEDS = {  # what a protocol may need, and the models that offer it
     "reconstruction": "masked autoencoders",
     "maps": "models that predict label maps",
 }
+FOLDERS = "  If class folders lack classes, put them next to the complete ones, as another split of the same folder."
 Line = tuple[str, str]
 Track = Callable[[Iterable[Batch], int, str], Iterable[Batch]]
 
@@ -29,16 +32,17 @@ Track = Callable[[Iterable[Batch], int, str], Iterable[Batch]]
 def offers(model: nnx.Module) -> set[str]:
     """Which of NEEDS a model offers.
 
-    logits: `model(images)` returns them: there is no decoder, and `model.config.num_classes`, if it exists, is set;
+    logits: `model(images)` returns those of the image: there is neither a decoder nor `label_maps`, and
+      `model.config.num_classes`, if it exists, is set;
     features: `model.features(images)`;
     reconstruction: there is a decoder, and `model(images, keep=keep)` predicts the patches;
-    maps: `model.label_maps(images)`.
+    maps: `model.label_maps(images)`, and `model(images)` returns logits for each pixel.
     """
     given = {need for need, method in (("features", "features"), ("maps", "label_maps")) if hasattr(model, method)}
     if hasattr(model, "decoder"):
         return given | {"reconstruction"}
     headless = getattr(getattr(model, "config", None), "num_classes", "unknown") is None
-    return given if headless else given | {"logits"}
+    return given if headless or "maps" in given else given | {"logits"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +55,11 @@ class Protocol:
       lines: the results as readable (name, value) lines.
       check: raises ValueError for a config that the protocol cannot run on; called before anything runs.
       data: the first `data` section that it reads, which is opened before anything runs.
+      inputs: `inputs(config, size)`: the sizes of the images that it gives to the model, of images of `size`, by the
+        key that decides.
       curve: the result that is plotted over the steps of a run, a fraction or a "loss".
       default: whether it is in the suite of a config that names none.
+      figure: `figure(run, path)` draws a picture of what it measures, a PNG.  All processes call it.
     """
 
     needs: frozenset[str]
@@ -60,8 +67,10 @@ class Protocol:
     lines: Callable[[dict[str, Any]], list[Line]]
     check: Callable[[ConfigDict], None] = lambda config: None
     data: Callable[[ConfigDict], ConfigDict] = lambda config: config.data
+    inputs: Callable[[ConfigDict, Size], dict[str, Size]] = lambda config, size: {"config.data.image_size": size}
     curve: str | None = None
     default: bool = False
+    figure: Callable[["Run", pathlib.Path], None] | None = None
 
     def __post_init__(self):
         if unknown := self.needs - NEEDS.keys():
@@ -116,8 +125,8 @@ class Run:
           data: the section to read where images are larger than those that the protocol gives to the model.
 
         Raises:
-          ValueError: the data cannot be read or are of another size than the model takes, or the protocol needs logits
-            and the model has another number of classes.
+          ValueError: the data cannot be read or are of another size than the model takes; or the protocol needs logits
+            or label maps, and the model has another number of classes or the data no maps.
         """
         devices = jax.device_count()
         pipeline = loader.evaluate(
@@ -129,8 +138,11 @@ class Run:
             process_count=jax.process_count(),
         )
         if hasattr(self.model, "config"):
-            check_input(self.model.config, "config.data.image_size", tuple(self.data.image_size), pipeline.channels)
-        if "logits" in self.protocol.needs:
+            for name, size in self._inputs.items():
+                check_input(self.model.config, name, size, pipeline.channels)
+        if "maps" in self.protocol.needs:
+            self._check_maps(pipeline)
+        if self.protocol.needs & {"logits", "maps"}:
             self._check_classes(pipeline)
         return pipeline
 
@@ -140,17 +152,31 @@ class Run:
         batches = pipeline.batches()
         return batches if self.track is None else self.track(batches, pipeline.num_batches, self.stream)
 
+    @property
+    def _inputs(self) -> dict[str, Size]:
+        height, width = self.data.image_size
+        return self.protocol.inputs(self.config, (height, width))
+
+    def _check_maps(self, pipeline):
+        if "map" not in (entries := pipeline.shapes()):
+            found = ", ".join(name for name in entries if name not in ("weight", "index"))
+            raise ValueError(
+                f"evaluation: label maps are compared with those of the data, and an example of {self.data.source} has "
+                f"only {found}; set data.source to data with maps, such as an .npz file with `<split>_map`."
+            )
+
     def _check_classes(self, pipeline):
         classes = getattr(getattr(self.model, "config", None), "num_classes", None)
         if classes is None:  # a model that does not say it
-            images = jax.ShapeDtypeStruct((jax.device_count(), *self.data.image_size, pipeline.channels), np.uint8)
+            size = next(iter(self._inputs.values()))
+            images = jax.ShapeDtypeStruct((jax.device_count(), *size, pipeline.channels), np.uint8)
             predict = predictions.predictor(self.model, self.data.mean, self.data.std)
             classes = jax.eval_shape(predict, images).shape[-1]
         if classes != pipeline.num_classes:
+            folders = "" if "maps" in self.protocol.needs else FOLDERS
             raise ValueError(
                 f"evaluation: the model has {classes} classes, the data ({self.data.source}) {pipeline.num_classes}; "
-                "set data.source to the data that the model was trained on, or use another model.  If class folders "
-                "lack classes, put them next to the complete ones, as another split of the same folder."
+                f"set data.source to the data that the model was trained on, or use another model.{folders}"
             )
 
 

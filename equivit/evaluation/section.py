@@ -10,6 +10,7 @@ from equivit.constraints import Above0, OneOf, PositiveFloat, PositiveInt
 from equivit.data.corruptions import SEVERITIES
 from equivit.evaluation.adaptation import REFERENCE_BATCH, Sar
 from equivit.evaluation.consistency import Shifts
+from equivit.evaluation.label_maps import Views
 
 DEFAULTS = dict(
     every_epochs=None,  # None: once, at the end
@@ -18,6 +19,7 @@ DEFAULTS = dict(
     corruption_crop_ratio=0.875,  # data.crop_ratio for images that are corrupted here: ImageNet-C's, 224 of 256 pixels
     sar=dict(batch_size=REFERENCE_BATCH, **dataclasses.asdict(Sar())),  # test-time adaptation
     shift=dataclasses.asdict(Shifts()),  # consistency (evaluation/consistency.py)
+    segmentation=dataclasses.asdict(Views()),  # how label maps are predicted (evaluation/label_maps.py)
 )
 TYPES: dict[str, Any] = dict(
     every_epochs=PositiveFloat | None,
@@ -26,6 +28,7 @@ TYPES: dict[str, Any] = dict(
     corruption_crop_ratio=Above0,
     sar=dict(batch_size=PositiveInt, **constraints.types_of(Sar)),
     shift=constraints.types_of(Shifts),
+    segmentation=constraints.types_of(Views),
 )
 
 
@@ -35,3 +38,4 @@ def check(section: ConfigDict) -> None:
     settings = section.sar.to_dict()
     settings.pop("batch_size")
     Sar(**settings)
+    Views(**section.segmentation.to_dict())

@@ -4,11 +4,14 @@ import contextlib
 import json
 import pathlib
 import tempfile
+from collections.abc import Iterable
 
 import jax
 from flax import nnx
+from ml_collections import ConfigDict
 
 from equivit.evaluation import suite
+from equivit.evaluation.protocol import Run
 
 
 def rows(results: dict) -> list[tuple[str, str]]:
@@ -22,19 +25,19 @@ def text(lines: list[tuple[str, str]]) -> str:
     return "\n".join(f"{name:{width}}  {value}" for name, value in lines)
 
 
-def conclude(workdir: pathlib.Path, model: nnx.Module, results: dict) -> str:
+def conclude(workdir: pathlib.Path, model: nnx.Module, results: dict, config: ConfigDict) -> str:
     """Write evaluation.json and the figures of a finished run; returns its results and the paths of its files as text.
 
     All processes of a run must call it, because the parameters may be sharded over them; the first one writes.
 
     Args:
       workdir: the run directory, with metrics.jsonl.
-      model: the trained model.
+      model: the trained model, on the current mesh.
       results: what `suite.evaluate` returned.
+      config: of the run.
     """
     from equivit.evaluation import figures  # here: matplotlib is slow to import and needed only at the end of a run
 
-    kernels = figures.patch_kernels(model)
     places = {
         "checkpoints": workdir / "checkpoints",
         "metrics": workdir / "metrics.jsonl",
@@ -42,14 +45,39 @@ def conclude(workdir: pathlib.Path, model: nnx.Module, results: dict) -> str:
         "all results": workdir / "evaluation.json",
         "learning curves": workdir / "learning_curves.png",
     }
-    if kernels:
-        places["patch filters"] = workdir / "patch_filters.png"
     if jax.process_index() == 0:
         write(workdir, results)
         figures.learning_curves(places["metrics"], places["learning curves"], suite.curves())
-        if kernels:
-            figures.patch_filters(kernels, places["patch filters"])
+    places |= draw(workdir, model, config, results)
     return text([*rows(results), *((name, str(path)) for name, path in places.items())])
+
+
+def draw(
+    directory: pathlib.Path, model: nnx.Module, config: ConfigDict, names: Iterable[str]
+) -> dict[str, pathlib.Path]:
+    """Draw the patch filters of a model, if it has some, and the figures of protocols; returns what is where.
+
+    All processes must call it; the first one writes.
+
+    Args:
+      directory: of the figures.
+      model: on the current mesh, if there is one.
+      config: of the run.
+      names: of protocols that the model was evaluated by.
+    """
+    from equivit.evaluation import figures
+
+    places = {}
+    if kernels := figures.patch_kernels(model):
+        places["patch filters"] = directory / "patch_filters.png"
+        if jax.process_index() == 0:
+            figures.patch_filters(kernels, places["patch filters"])
+    for name in names:
+        protocol = suite.PROTOCOLS[name]
+        if protocol.figure is not None:
+            places[f"picture of {name}"] = directory / f"{name}.png"
+            protocol.figure(Run(model, config, protocol, config.data, name), directory / f"{name}.png")
+    return places
 
 
 def write(directory: pathlib.Path, results: dict, **about: str) -> pathlib.Path:

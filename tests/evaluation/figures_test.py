@@ -7,9 +7,10 @@ import pytest
 from flax import nnx
 from PIL import Image
 
-from equivit.evaluation import figures, suite, summary
+from equivit.evaluation import colours, figures, suite, summary
 from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC
+from equivit.training.config import get_base
 from tests.evaluation.predictors import random_model
 
 TINY = dict(width=64, patch_size=8)
@@ -64,7 +65,7 @@ def test_constant_kernels_give_one_blank_component():
 def test_a_model_without_patches_has_no_filters(tmp_path):
     assert figures.patch_kernels(random_model("plain", **TINY).head) == {}
     write_metrics(tmp_path)
-    text = summary.conclude(tmp_path, random_model("plain", **TINY).head, {})
+    text = summary.conclude(tmp_path, random_model("plain", **TINY).head, {}, get_base())
     assert "patch filters" not in text and is_a_picture(tmp_path / "learning_curves.png")
 
 
@@ -102,7 +103,7 @@ def write_metrics(workdir):
 
 def test_the_end_of_a_run(tmp_path, results):
     write_metrics(tmp_path)
-    text = summary.conclude(tmp_path, random_model("H8", **TINY), results)
+    text = summary.conclude(tmp_path, random_model("H8", **TINY), results, get_base())
     assert "75.0 % upright" in text and "50.0 % (-25.0 points" in text
     assert "6 of 6 images; 2 with a tie, by index: 3, 5" in text
     for name in ("metrics.jsonl", "report.json", "checkpoints", "learning_curves.png", "patch_filters.png"):
@@ -130,3 +131,11 @@ def test_a_run_without_evaluation_or_metrics_still_has_its_curves(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("")
     figures.learning_curves(tmp_path / "metrics.jsonl", tmp_path / "curves.png")
     assert (tmp_path / "curves.png").is_file()
+
+
+def test_colours_are_far_apart_and_stay():
+    palette = colours.of_classes(300)
+    np.testing.assert_array_equal(colours.of_classes(11), palette[:11])
+    assert len(np.unique(palette, axis=0)) == 300
+    gaps = np.linalg.norm(palette[:20, None] - palette[:20], axis=-1) + np.eye(20)
+    assert gaps.min() > 0.15 and np.linalg.norm(palette[:20] - 0.5, axis=-1).min() > 0.15

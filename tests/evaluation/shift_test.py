@@ -37,7 +37,7 @@ def measure(predict, images=IMAGES, labels=LABELS, batch=3, source=SOURCE, size=
 
 def drawn(settings, batch=3, source=SOURCE, size=SIZE):
     """The offsets of all images [measures pairs, 2, 2, N], two copies with (down, right) each."""
-    stream = consistency._with_offsets(batches(IMAGES, LABELS, batch), settings, size, source)
+    stream = consistency.with_offsets(batches(IMAGES, LABELS, batch), settings, size, source)
     return np.concatenate([part["offsets"][part["weight"] > 0] for part in stream]).transpose(1, 2, 3, 0)
 
 
@@ -99,7 +99,7 @@ def test_zeros_are_the_mean_colour():
 
 
 def drawn_for(settings, count):
-    stream = consistency._with_offsets([{"index": np.arange(count)}], settings, SIZE, SOURCE)
+    stream = consistency.with_offsets([{"index": np.arange(count)}], settings, SIZE, SOURCE)
     return np.concatenate([part["offsets"] for part in stream]).transpose(1, 2, 3, 0)
 
 
@@ -126,7 +126,7 @@ def test_offsets_depend_on_seed_and_index_alone():
     settings = Shifts(**ALL)
     np.testing.assert_array_equal(drawn(settings, batch=3), drawn(settings, batch=7))
     shuffled = [{"index": np.array([5, 0, -1])}]
-    (part,) = consistency._with_offsets(shuffled, settings, SIZE, SOURCE)
+    (part,) = consistency.with_offsets(shuffled, settings, SIZE, SOURCE)
     np.testing.assert_array_equal(part["offsets"][:2], drawn(settings)[..., [5, 0]].transpose(3, 0, 1, 2))
     assert (drawn(settings) != drawn(Shifts(**ALL, seed=1))).mean() > 0.5
     alone = measure(corner, batch=3, **ALL)

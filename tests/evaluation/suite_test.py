@@ -101,8 +101,9 @@ def run(files, *arguments):
 
 
 def test_the_command_on_a_saved_model(files, capsys):
-    assert run(files, "--suite=accuracy,orientation", "--config.data.eval_examples=10") == 0
+    assert run(files, "--suite=accuracy,orientation", "--config.data.eval_examples=10", "--figures") == 0
     output = capsys.readouterr().out
+    assert f"Drawn: {files}/model/patch_filters.png" in output and (files / "model" / "patch_filters.png").is_file()
     assert "orientation: 1 of 1 batches" in output and f"Done: {files}/model/evaluation.json" in output
     stored = json.loads((files / "model" / "evaluation.json").read_text())
     assert stored["data"] == "digits, test" and stored["image_size"] == "12x20"

@@ -1,12 +1,14 @@
 """Consistency under shifts: circular, with zeros, of crops (--config.evaluation.shift.KEY=VALUE)."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from equivit.data import crops
 from equivit.evaluation import consistency
-from equivit.evaluation.consistency import Shifts
+from equivit.evaluation.consistency import Shifts, Size
+from equivit.evaluation.predictions import Batch
 from equivit.evaluation.protocol import Line, Protocol, Run, percent
 
 ERROR = "_standard_error"
@@ -16,7 +18,7 @@ WORDS = {"circular": "circular shifts", "zeros": "shifts with zeros", "crop": "o
 def check(config: ConfigDict) -> None:
     """ValueError for offsets that do not fit in the images of `config.data`."""
     settings = Shifts(**config.evaluation.shift.to_dict())
-    consistency.check(settings, tuple(config.data.image_size), _source(config.data, settings))
+    consistency.check(settings, tuple(config.data.image_size), source(config.data, settings))
 
 
 def run(run: Run) -> dict[str, Any]:
@@ -25,33 +27,42 @@ def run(run: Run) -> dict[str, Any]:
     Where images are cut out of larger ones, these are the images that `data.crop_ratio` makes before its centre crop.
     """
     settings = Shifts(**run.config.evaluation.shift.to_dict())
-    source = _source(run.data, settings)
-    data = run.data.copy_and_resolve_references().unlock()
-    if source is not None:
-        data.image_size, data.crop_ratio = source, 1.0
     return consistency.consistency(
         run.predict,
-        run.batches(run.open(data=data)),
+        batches(run, settings),
         settings,
         size=tuple(run.data.image_size),
-        source=source,
+        source=source(run.data, settings),
         mean=tuple(run.data.mean),
     )
 
 
 def lines(result: dict[str, Any]) -> list[Line]:
     """Accuracy, then one line for each kind and range."""
-    examples = result["examples"]
-    found = [("accuracy, not shifted", f"{percent(result['top1'])} ({examples} images)")]
+    first = ("accuracy, not shifted", f"{percent(result['top1'])} ({result['examples']} images)")
+    return [first, *((f"same class after {name}", value) for name, value in each(result))]
+
+
+def each(result: dict[str, Any]) -> list[Line]:
+    """What `consistency.statistics` found for each kind and range."""
+    found = []
     for name in (key.removesuffix(ERROR) for key in result if key.endswith(ERROR)):
         kind, _, range_ = name.partition("_")
         share, error, changed = (result[name + ending] for ending in ("", ERROR, "_changed"))
-        value = f"{100 * share:.2f} % +- {100 * error:.2f} ({changed} of {examples} images change)"
-        found.append((f"same class after {WORDS[kind]}, {range_.replace('_', ' ')}", value))
+        value = f"{100 * share:.2f} % +- {100 * error:.2f} ({changed} of {result['examples']} images change)"
+        found.append((f"{WORDS[kind]}, {range_.replace('_', ' ')}", value))
     return found
 
 
-def _source(data: ConfigDict, settings: Shifts) -> tuple[int, int] | None:
+def batches(run: Run, settings: Shifts) -> Iterable[Batch]:
+    """The batches of the split, of images as large as the shifts need."""
+    data, larger = run.data.copy_and_resolve_references().unlock(), source(run.data, settings)
+    if larger is not None:
+        data.image_size, data.crop_ratio = larger, 1.0
+    return run.batches(run.open(data=data))
+
+
+def source(data: ConfigDict, settings: Shifts) -> Size | None:
     """The size of the images that are read, if crops are cut out of them."""
     height, width = data.image_size
     return crops.enlarged(height, width, data.crop_ratio) if "crop" in settings.kinds else None

@@ -1,0 +1,243 @@
+"""Label maps from a model's logits: of whole images or in windows, at several scales, mirrored or not.
+
+A view is what the model says of the images at one scale, mirrored or not, and mirrored back.  Where it sees windows,
+their logits are averaged where they overlap.  Each view is resized to the size of the labels; of several views the
+softmax is averaged, after that, and the class is the largest of the means.
+
+So do the evaluations of MMSegmentation: windows from the upper left corner in steps of the stride, the last ones moved
+back into the image; softmax before the mean; bilinear resizing without antialiasing (align_corners=False).
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from equivit import constraints
+from equivit.constraints import PositiveFloat, Size
+from equivit.evaluation.predictions import Batch, Predict
+from equivit.symmetry import fields
+
+Array = np.ndarray | jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Views:
+    """How a model looks at an image.
+
+    Attributes:
+      window: (height, width) of the windows in pixels; None: the whole image.
+      stride: from one window to the next, (down, right); None: a window, so that none overlap.
+      scales: the sides of the image are multiplied by each of them, and rounded.
+      flip: also look at the mirror image.
+
+    Raises:
+      ValueError: an invalid value, or a stride that leaves gaps or has no window.
+    """
+
+    window: Size | None = None
+    stride: Size | None = None
+    scales: tuple[PositiveFloat, ...] = (1.0,)
+    flip: bool = False
+
+    def __post_init__(self):
+        constraints.check_fields(self, "views")
+        if self.stride is None:
+            return
+        if self.window is None:
+            raise ValueError(
+                f"config.evaluation.segmentation.stride={self.stride} goes with a window; set "
+                "config.evaluation.segmentation.window too, such as (512, 512)."
+            )
+        if self.stride[0] > self.window[0] or self.stride[1] > self.window[1]:
+            nearest = min(self.stride[0], self.window[0]), min(self.stride[1], self.window[1])
+            raise ValueError(
+                f"config.evaluation.segmentation.stride={self.stride} must not exceed window={self.window}, or pixels "
+                f"between windows would have no class; the nearest is {nearest}."
+            )
+
+    @property
+    def turned(self) -> "Views":
+        """The same for images turned by a quarter: the sides of windows are swapped."""
+        window, stride = self.window, self.stride
+        return dataclasses.replace(self, window=window and window[::-1], stride=stride and stride[::-1])
+
+
+def settings(config: ConfigDict) -> Views:
+    """`config.evaluation.segmentation`, after checking that its windows fit into the images of `config.data`.
+
+    Raises ValueError otherwise.
+    """
+    views = Views(**config.evaluation.segmentation.to_dict())
+    sizes(views, tuple(config.data.image_size))
+    return views
+
+
+def sizes(views: Views, size: Size) -> dict[str, Size]:
+    """The sizes of the images that a model gets, by the key that decides: windows, or the image at each scale.
+
+    Raises ValueError for a window that is larger than the image at some scale.
+    """
+    found = {}
+    for scale in views.scales:
+        scaled, key = _times(size, scale), "config.data.image_size"
+        if scale != 1:
+            key = f"config.evaluation.segmentation.scales={scale:g}"
+        if views.window is None:
+            found[key] = scaled
+        elif views.window[0] > scaled[0] or views.window[1] > scaled[1]:
+            raise ValueError(
+                f"config.evaluation.segmentation.window={views.window} must not be larger than the images, "
+                f"{scaled[0]}x{scaled[1]} at scale {scale:g}; the nearest is {tuple(map(min, views.window, scaled))}."
+            )
+        else:
+            found["config.evaluation.segmentation.window"] = views.window
+    return found
+
+
+def logits(predict: Predict, images: Array, views: Views) -> Iterator[jax.Array]:
+    """The logits of each view, [B, h, w, classes] float32; h and w are those of the image at the view's scale.
+
+    Args:
+      predict: uint8 images [B, H, W, C] to logits [B, H, W, classes].
+      images: uint8 [B, H, W, C].
+      views: how it looks at them.
+    """
+    for scale in views.scales:
+        scaled = _scaled(_times(images.shape[1:3], scale), images)
+        yield _windowed(predict, scaled, views)
+        if views.flip:
+            yield _mirrored(_windowed(predict, _mirrored(scaled), views))
+
+
+def classes(
+    views: Iterator[jax.Array], size: tuple[int, ...], valid: Array | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """The class of each pixel, int32 [B, H, W], and whether an image's logits are finite, bool [B].
+
+    Args:
+      views: the logits of one view or more, [B, h, w, classes].
+      size: (H, W) of the labels.
+      valid: int [B, 2]: the labels' own sizes, where they differ and are filled up to `size` on the right and below.
+        What the filling gets has no meaning.
+    """
+    first, second = next(views), next(views, None)
+    if second is None:
+        return _largest(size, first, valid)  # without softmax, which rounds: what is unequal stays so
+    total = _added(_shares(size, first, valid), _shares(size, second, valid))
+    for view in views:
+        total = _added(total, _shares(size, view, valid))
+    return _largest(size, total, None)
+
+
+def predicted(predict: Predict, batch: Batch, views: Views) -> tuple[jax.Array, jax.Array]:
+    """`classes` of a batch, at the sizes of its labels.
+
+    Args:
+      predict, views: as in `logits`.
+      batch: "image" uint8 [B, H, W, C] and "map" [B, H', W']; "map_size" int [B, 2] where maps have sizes of their own
+        and are filled up.
+    """
+    return classes(logits(predict, batch["image"], views), batch["map"].shape[1:], batch.get("map_size"))
+
+
+def _times(size: tuple[int, ...], scale: float) -> Size:
+    height, width = (max(1, math.floor(side * scale + 0.5)) for side in size)
+    return height, width
+
+
+def _windowed(predict: Predict, images: jax.Array, views: Views) -> jax.Array:
+    """The logits of images [B, H, W, C], averaged over the windows that a pixel is in."""
+    size = images.shape[1:3]
+    if views.window is None or views.window == size:
+        return predict(images)
+    starts = _starts(size, views.window, views.stride or views.window)
+    parts = tuple(predict(_cut(views.window, images, start)) for start in np.array(starts, np.int32))
+    number = np.zeros((*size, 1), np.float32)
+    for top, left in starts:
+        number[top : top + views.window[0], left : left + views.window[1]] += 1
+    return _averaged(starts, parts, number)
+
+
+def _starts(size: tuple[int, ...], window: Size, stride: Size) -> tuple[tuple[int, int], ...]:
+    """The upper left corners of the windows."""
+    down, right = (
+        [min(step * number, whole - part) for number in range(-(-(whole - part) // step) + 1)]
+        for whole, part, step in zip(size, window, stride, strict=True)
+    )
+    return tuple((top, left) for top in down for left in right)
+
+
+@functools.partial(jax.jit, static_argnums=0)  # one program, wherever the window is
+def _cut(window, images, start):
+    return jax.lax.dynamic_slice(images, (0, start[0], start[1], 0), (len(images), *window, images.shape[-1]))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _averaged(starts, parts, number):
+    size, (height, width) = number.shape[:2], parts[0].shape[1:3]
+
+    def placed(part, top, left):
+        return jnp.pad(part, ((0, 0), (top, size[0] - height - top), (left, size[1] - width - left), (0, 0)))
+
+    return sum(placed(part, *start) for part, start in zip(parts, starts, strict=True)) / number
+
+
+_mirrored = jax.jit(functools.partial(fields.act_on_image, "m"))
+_added = jax.jit(jnp.add)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _scaled(size, images):
+    """Images in whole levels, as a file would hold them."""
+    if images.shape[1:3] == size:
+        return images
+    return jnp.round(resized(images.astype(jnp.float32), size)).astype(images.dtype)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _shares(size, view, valid):
+    return jax.nn.softmax(resized(view, size, valid))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _largest(size, scores, valid):
+    scores = resized(scores, size, valid)
+    return scores.argmax(-1).astype(jnp.int32), jnp.isfinite(scores).all((1, 2, 3))
+
+
+def resized(x: jax.Array, size: tuple[int, ...], valid: Array | None = None) -> jax.Array:
+    """Maps [B, h, w, C] resized to [B, H, W, C], bilinearly, without antialiasing (align_corners=False).
+
+    Args:
+      x: of a floating-point type.
+      size: (H, W).
+      valid: int [B, 2], the size that each map is resized to, within `size`; None: `size`.  What is to the right of it
+        and below repeats the border.
+    """
+    if valid is None:
+        if x.shape[1:3] == size:
+            return x
+        valid = np.array([size] * len(x), np.int32)
+    for k, length in enumerate(size):
+        x = _interpolated(x, 1 + k, length, jnp.asarray(valid[:, k], x.dtype))
+    return x
+
+
+def _interpolated(x, axis, length, valid):
+    """Along an axis: what place i + 1/2 of `length` sees at the same share of the old length."""
+    old = x.shape[axis]
+    place = (jnp.arange(length) + 0.5) * (old / valid)[:, None] - 0.5
+    place = jnp.clip(place, 0, old - 1)
+    below = jnp.floor(place).astype(jnp.int32)
+    others = tuple(k for k in range(1, x.ndim) if k != axis)
+    share, below, above = (
+        jnp.expand_dims(part, others) for part in (place - below, below, jnp.minimum(below + 1, old - 1))
+    )
+    low, high = (jnp.take_along_axis(x, rows, axis, mode="promise_in_bounds") for rows in (below, above))
+    return low + share * (high - low)

@@ -1,0 +1,104 @@
+"""Mean intersection over union of label maps (--config.evaluation.segmentation.KEY=VALUE)."""
+
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from equivit.constraints import Size
+from equivit.evaluation import label_maps, scores
+from equivit.evaluation.predictions import measured
+from equivit.evaluation.protocol import Line, Protocol, Run, percent
+
+SHOWN = 4  # examples in the picture
+
+
+def check(config: ConfigDict) -> None:
+    """ValueError for windows that do not fit in the images of `config.data`."""
+    label_maps.settings(config)
+
+
+def inputs(config: ConfigDict, size: Size) -> dict[str, Size]:
+    """The sizes of the images that the model gets (`label_maps.sizes`)."""
+    return label_maps.sizes(label_maps.settings(config), size)
+
+
+def run(run: Run) -> dict[str, Any]:
+    """Scores of the predicted maps, each at the size of its label.
+
+    Returns "miou", "miou_official" and "accuracy" as `scores.of_counts` does; "iou" by the name of the class, None for
+    a class that no map has; "examples".
+
+    Raises ValueError where no pixel has a label, or logits are not finite.
+    """
+    pipeline, views = run.open(), label_maps.settings(run.config)
+
+    def measure(batch):
+        weight = batch["weight"]
+        labels, finite = label_maps.predicted(run.predict, batch, views)
+        return {
+            "counts": scores.count(batch["map"], labels, weight, pipeline.num_classes),
+            "examples": (weight > 0).sum(),
+            "finite": (finite | (weight <= 0)).all(),
+        }
+
+    counts, examples = np.zeros((pipeline.num_classes,) * 2, np.int64), 0
+    for part in measured(measure, run.batches(pipeline)):
+        counts += part["counts"]
+        examples += int(part["examples"])
+    return _by_name(scores.of_counts(counts), pipeline.classes) | {"examples": examples}
+
+
+def _by_name(found: dict[str, Any], classes: tuple[str, ...]) -> dict[str, Any]:
+    """Scores with "iou" by the name of the class; a name that several have is given its number."""
+    names = [f"{name} ({k})" if classes.count(name) > 1 else name for k, name in enumerate(classes)]
+    values = [None if np.isnan(iou) else float(iou) for iou in found["iou"]]
+    return found | {"iou": dict(zip(names, values, strict=True))}
+
+
+def lines(result: dict[str, Any]) -> list[Line]:
+    """The means, then each class."""
+    seen = [iou for iou in result["iou"].values() if iou is not None]
+    accuracy = f"{percent(result['accuracy'])} of the pixels ({result['examples']} images)"
+    found = [("mean IoU", f"{percent(result['miou'])} of {len(seen)} classes"), ("right class", accuracy)]
+    for name, iou in result["iou"].items():
+        found.append((f"IoU of {name}", "in no map" if iou is None else percent(iou)))
+    return found
+
+
+def figure(run: Run, path: pathlib.Path) -> None:
+    """Draw some images of the split with their true and predicted maps; the seed of the run picks them."""
+    from equivit.evaluation import figures  # here: matplotlib is slow to import
+
+    pipeline, views = run.open(batch_size=SHOWN, shuffle=True), label_maps.settings(run.config)
+
+    def predict(batch):
+        labels, finite = label_maps.predicted(run.predict, batch, views)
+        shown = {name: batch[name] for name in ("image", "map", "map_size", "weight") if name in batch}
+        return shown | {"predicted": labels, "finite": (finite | (batch["weight"] <= 0)).all()}
+
+    batch = next(iter(pipeline.batches()))
+    (found,) = measured(predict, [batch])
+    if jax.process_index() == 0:
+        real = np.flatnonzero(found["weight"] > 0)[:SHOWN]
+        figures.label_maps([_example(found, row) for row in real], pipeline.classes, path)
+
+
+def _example(batch, row):
+    """The image [H, W, C], the true and the predicted map, without what maps are filled up with."""
+    height, width = batch["map_size"][row] if "map_size" in batch else batch["map"].shape[1:]
+    return batch["image"][row], *(batch[name][row, :height, :width] for name in ("map", "predicted"))
+
+
+PROTOCOL = Protocol(
+    needs=frozenset({"maps"}),
+    run=run,
+    lines=lines,
+    check=check,
+    inputs=inputs,
+    curve="miou",
+    default=True,
+    figure=figure,
+)

@@ -1,0 +1,96 @@
+"""How far label maps follow shifts: mASCC (--config.evaluation.shift.KEY=VALUE).
+
+    mASCC = mean_i mean_(D1, D2) of the share of pixels u with [S^-D1 f(S^D1 x_i)](u) = [S^-D2 f(S^D2 x_i)](u)
+
+Of circular shifts all pixels count; of others those that are visible in both copies.  Kinds, ranges and offsets are
+those of `consistency.py`.
+
+Source: "Making Vision Transformers Truly Shift-Equivariant" (arXiv 2305.16316), Eq. 26 and Sections 5.5 and 5.6.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from equivit.evaluation import consistency, label_maps
+from equivit.evaluation.consistency import Shifts
+from equivit.evaluation.predictions import measured
+from equivit.evaluation.protocol import Line, Protocol, Run
+from equivit.evaluation.protocols import segmentation, shift
+from equivit.symmetry import shifts
+
+
+def check(config: ConfigDict) -> None:
+    """ValueError for offsets or windows that do not fit in the images of `config.data`."""
+    shift.check(config)
+    segmentation.check(config)
+
+
+def run(run: Run) -> dict[str, Any]:
+    """The consistency of label maps, with the settings of `config.evaluation.shift` and `.segmentation`.
+
+    Returns for each kind and range, by a name such as "circular_full": the mASCC; with the ending "_standard_error",
+    that of it, over images; with "_changed", the number of images of which some pixel changes.  And "examples".
+
+    Raises ValueError where there are no examples, no two copies have a pixel in common, or logits are not finite.
+    """
+    settings, views = Shifts(**run.config.evaluation.shift.to_dict()), label_maps.settings(run.config)
+    size, source = tuple(run.data.image_size), shift.source(run.data, settings)
+
+    def compare(batch):
+        counts, weight, finite = [], batch["weight"], True
+        for pair in consistency.copies(batch, settings, size=size, mean=tuple(run.data.mean)):
+            (first, sound), (second, also) = (
+                label_maps.classes(label_maps.logits(run.predict, copy, views), size)
+                for copy in (pair.first, pair.second)
+            )
+            counts.append(agreeing(pair.kind, first, second, pair.offsets))
+            finite = finite & sound & also
+        same, seen = (jnp.stack(part) for part in zip(*counts, strict=True))
+        return {"same": same, "seen": seen, "weight": weight, "finite": (finite | (weight <= 0)).all()}
+
+    shares = []
+    for part in measured(compare, consistency.with_offsets(shift.batches(run, settings), settings, size, source)):
+        same, seen = (part[name][:, part["weight"] > 0] for name in ("same", "seen"))
+        shares.append(np.where(seen > 0, same / np.maximum(seen, 1), np.nan))
+    shares = np.concatenate(shares, axis=-1)
+    if not shares.size:
+        raise ValueError("consistency: the evaluation split has no readable examples.")
+    return consistency.statistics(settings, shares) | {"examples": shares.shape[-1]}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def agreeing(kind: str, first: jax.Array, second: jax.Array, offsets: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The number of visible pixels with the same class in two copies, and of all visible ones, int32 [B] each.
+
+    Args:
+      kind: of `consistency.KINDS`.
+      first, second: the label maps of the copies, int [B, H, W].
+      offsets: of both, int32 [B, 2, 2] (`consistency.Pair`).
+    """
+    begin, end = offsets[:, 0], offsets[:, 1]
+    apart = begin - end if kind == "crop" else end - begin  # from a pixel of the first copy to that of the second
+    same, seen = first == shifts.roll(second, -apart), jnp.ones(first.shape, bool)
+    if kind != "circular":
+        seen = _inside(first.shape, apart)
+    if kind == "zeros":
+        seen &= _inside(first.shape, -begin)  # nor was it put in
+    return (same & seen).sum((1, 2)), seen.sum((1, 2))
+
+
+def _inside(shape, offsets):
+    """Whether a pixel is still in the image when it is moved, [B, H, W]."""
+    rows, columns = (jnp.arange(size) + offsets[:, k, None] for k, size in enumerate(shape[1:]))
+    return ((rows >= 0) & (rows < shape[1]))[:, :, None] & ((columns >= 0) & (columns < shape[2]))[:, None]
+
+
+def lines(result: dict[str, Any]) -> list[Line]:
+    """One line for each kind and range."""
+    return [(f"mASCC, {name}", value) for name, value in shift.each(result)]
+
+
+PROTOCOL = Protocol(needs=frozenset({"maps"}), run=run, lines=lines, check=check, inputs=segmentation.inputs)

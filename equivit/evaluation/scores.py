@@ -1,0 +1,120 @@
+"""Scores of label maps: intersection over union and accuracy, from counts of pixels.
+
+All pixels of a data set are counted in one matrix, [true class, predicted class].  Of class k the intersection is the
+pixels that have it in both maps, the union those that have it in either:
+
+    IoU_k = n_kk / (sum_j n_kj + sum_j n_jk - n_kk)
+
+It is NaN for a class that no map has.  Pixels without a label (VOID) never count, whatever is predicted there.
+"""
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from equivit.data.crops import VOID
+
+Maps = np.ndarray | jax.Array | Sequence[np.ndarray | jax.Array]
+
+
+def segmentation(true: Maps, predicted: Maps, *, num_classes: int, ignore: Iterable[int] = ()) -> dict[str, Any]:
+    """Scores of label maps.
+
+    Args:
+      true, predicted: integers of equal shapes, or lists of maps of different sizes.
+      num_classes: labels are 0..num_classes - 1, `ignore` and VOID.
+      ignore: classes that are left out, or other numbers of pixels without a class; pixels that have one never count.
+
+    Returns:
+      As `of_counts`.
+
+    Raises:
+      ValueError: maps differ in shape, a label is none, or no pixel has a label that counts.
+    """
+    ignore = tuple(ignore)
+    numbers = np.array(sorted({VOID, *ignore, *range(num_classes)}))
+    counts = np.zeros((len(numbers), len(numbers)), np.int64)
+    for pair in zip(_listed(true), _listed(predicted), strict=True):
+        if pair[0].shape != pair[1].shape:
+            raise ValueError(
+                f"segmentation: a true map is {list(pair[0].shape)}, the predicted one {list(pair[1].shape)}; resize "
+                "the prediction to the size of the label."
+            )
+        rows, columns = (_places(labels, numbers, num_classes).ravel() for labels in pair)
+        counts += np.bincount(rows * len(numbers) + columns, minlength=counts.size).reshape(counts.shape)
+    is_class = (numbers >= 0) & (numbers < num_classes)
+    return of_counts(counts[is_class][:, np.argsort(~is_class, kind="stable")], ignore=ignore)
+
+
+def of_counts(counts: np.ndarray, *, ignore: Iterable[int] = ()) -> dict[str, Any]:
+    """Scores from counts of pixels.
+
+    Args:
+      counts: int [K, K], rows by true class, columns by predicted class; further columns are numbers that are no class.
+      ignore: classes that are left out.
+
+    Returns:
+      "miou": the mean IoU of the classes that are in some map, without those of `ignore`.
+      "miou_official": the same as CAPI's code counts it: a class of `ignore`, or a number that is no class, that is
+        predicted where another class is true, is one more class, of IoU 0.
+      "accuracy": the share of pixels with the right class.
+      "iou": float64 [K], NaN for a class in no map or in `ignore`.
+
+    Raises:
+      ValueError: no pixel has a label that counts.
+    """
+    classes = len(counts)
+    left_out = np.isin(np.arange(classes), np.array([*ignore], int))
+    counts = np.where(left_out[:, None], 0, np.asarray(counts, np.int64))
+    if not (total := counts.sum()):
+        raise ValueError(
+            "segmentation: no pixel has a label that counts; check that the maps hold the classes 0 to "
+            f"{classes - 1}, and config.data.void, the numbers that mean no class."
+        )
+    right, predicted = counts.diagonal(), counts.sum(0)
+    union = counts.sum(1) + predicted[:classes] - right
+    iou = np.where(union > 0, right / np.maximum(union, 1), np.nan)
+    seen = np.count_nonzero(union) + np.count_nonzero(predicted[classes:])
+    return {
+        "miou": float(np.nanmean(iou[~left_out])),
+        "miou_official": float(np.nansum(iou) / seen),
+        "accuracy": float(right.sum() / total),
+        "iou": np.where(left_out, np.nan, iou),
+    }
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def count(true: jax.Array, predicted: jax.Array, weight: jax.Array, num_classes: int) -> jax.Array:
+    """The counts of a batch, int32 [K, K], on its devices: exact up to 2^31 pixels.
+
+    A histogram of each image, which devices add up.  On a CPU it takes 0.8 ms for 512x512 pixels of 150 classes, where
+    the product of one-hot maps takes 0.4 s.
+
+    Args:
+      true, predicted: int [B, H, W]; pixels whose true label is not in 0..K - 1 never count.
+      weight: [B]; images of weight 0 (padding) do not count.
+    """
+    real = (true >= 0) & (true < num_classes) & (weight > 0)[:, None, None]
+    cell = jnp.where(real, true * num_classes + predicted, num_classes**2).reshape(len(true), -1)
+    empty = jnp.zeros(num_classes**2, jnp.int32)
+    counts = jax.vmap(lambda cells: empty.at[cells].add(1, mode="drop"))(cell)
+    return counts.sum(0).reshape(num_classes, num_classes)
+
+
+def _listed(maps: Maps) -> list[np.ndarray]:
+    return [np.asarray(part) for part in maps] if isinstance(maps, list | tuple) else [np.asarray(maps)]
+
+
+def _places(labels: np.ndarray, numbers: np.ndarray, num_classes: int) -> np.ndarray:
+    """Where each label stands among the sorted numbers; ValueError if it is none of them."""
+    places = np.minimum(np.searchsorted(numbers, labels), len(numbers) - 1)
+    if (wrong := numbers[places] != labels).any():
+        raise ValueError(
+            f"segmentation: the label {labels[wrong][0]} is neither in 0..{num_classes - 1} nor VOID ({VOID}); name it "
+            "in ignore, or correct num_classes."
+        )
+    return places
