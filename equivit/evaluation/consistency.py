@@ -182,10 +182,15 @@ def _largest(kind: str, range_: Range, room: Size) -> Size:
     return round(FRACTIONS[range_] * room[0]), round(FRACTIONS[range_] * room[1])
 
 
-def with_offsets(batches: Iterable[Batch], settings: Shifts, size: Size, source: Size | None = None) -> Iterator[Batch]:
+def with_offsets(
+    batches: Iterable[Batch], settings: Shifts, size: Size | None, source: Size | None = None
+) -> Iterator[Batch]:
     """Batches with "offsets" int32 [B, measures pairs, 2, 2]: of the first and second copy, (down, right).
 
     Those of a crop say where its upper left corner lies.
+
+    Args:
+      size: as in `consistency`; None: that of the images of each batch, of which no crops are taken.
     """
     streams = {
         (kind, range_): _earlier(kind, EARLIER[range_], settings.pairs)
@@ -193,7 +198,7 @@ def with_offsets(batches: Iterable[Batch], settings: Shifts, size: Size, source:
         if range_ in EARLIER
     }
 
-    def draw(kind, range_, shares):
+    def draw(kind, range_, shares, size):
         if stream := streams.get((kind, range_)):
             return np.broadcast_to(next(stream), shares.shape)
         room = _room(kind, size, source)
@@ -203,7 +208,8 @@ def with_offsets(batches: Iterable[Batch], settings: Shifts, size: Size, source:
 
     for batch in batches:
         shares = _uniform(settings, batch["index"])
-        offsets = np.concatenate([draw(kind, range_, shares) for kind, range_ in settings.measures], axis=1)
+        of = size or batch["image"].shape[1:3]
+        offsets = np.concatenate([draw(kind, range_, shares, of) for kind, range_ in settings.measures], axis=1)
         yield {**batch, "offsets": offsets.astype(np.int32)}
 
 

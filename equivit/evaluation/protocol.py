@@ -39,10 +39,12 @@ def offers(model: nnx.Module) -> set[str]:
     maps: `model.label_maps(images)`, and `model(images)` returns logits for each pixel.
     """
     given = {need for need, method in (("features", "features"), ("maps", "label_maps")) if hasattr(model, method)}
+    if "maps" in given:
+        return given
     if hasattr(model, "decoder"):
         return given | {"reconstruction"}
     headless = getattr(getattr(model, "config", None), "num_classes", "unknown") is None
-    return given if headless or "maps" in given else given | {"logits"}
+    return given if headless else given | {"logits"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +123,8 @@ class Run:
     ) -> EvaluationPipeline:
         """The evaluation split; the batch size is rounded up to a multiple of the number of devices.
 
+        Whole images (`data.eval_crop`) differ in size, so a batch is one of them, and every process reads all.
+
         Args:
           data: the section to read where images are larger than those that the protocol gives to the model.
 
@@ -129,13 +133,16 @@ class Run:
             or label maps, and the model has another number of classes or the data no maps.
         """
         devices = jax.device_count()
-        pipeline = loader.evaluate(
-            self.data if data is None else data,
+        share = dict(
             batch_size=-(-(batch_size or self.config.batch_size) // devices) * devices,
-            seed=self.config.seed,
-            shuffle=shuffle,
             process_index=jax.process_index(),
             process_count=jax.process_count(),
+        )
+        pipeline = loader.evaluate(
+            self.data if data is None else data,
+            seed=self.config.seed,
+            shuffle=shuffle,
+            **(dict(batch_size=1) if self.whole else share),
         )
         if hasattr(self.model, "config"):
             for name, size in self._inputs.items():
@@ -149,8 +156,13 @@ class Run:
     def batches(self, pipeline: EvaluationPipeline | None = None) -> Iterable[Batch]:
         """The batches of `pipeline`, or of the split as `open` gives it."""
         pipeline = pipeline or self.open()
-        batches = pipeline.batches()
+        batches = map(_for_each_device, pipeline.batches()) if self.whole else pipeline.batches()
         return batches if self.track is None else self.track(batches, pipeline.num_batches, self.stream)
+
+    @property
+    def whole(self) -> bool:
+        """Whether images are seen whole, each at its size."""
+        return self.data.eval_crop == "whole"
 
     @property
     def _inputs(self) -> dict[str, Size]:
@@ -178,6 +190,13 @@ class Run:
                 f"evaluation: the model has {classes} classes, the data ({self.data.source}) {pipeline.num_classes}; "
                 f"set data.source to the data that the model was trained on, or use another model.{folders}"
             )
+
+
+def _for_each_device(batch: Batch) -> Batch:
+    """One image, for all devices of this process: each gets it, and it counts once."""
+    rows = {name: np.repeat(value, jax.local_device_count(), axis=0) for name, value in batch.items()}
+    rows["weight"][1 if jax.process_index() == 0 else 0 :] = 0
+    return rows
 
 
 def percent(share: float) -> str:

@@ -84,10 +84,10 @@ class SegmenterConfig:
                 f"Segmenter: decoder='octic' takes fields, and the last blocks of this {name} have none; take "
                 "'linear', or a backbone of family D8."
             )
-        if self.equivariant and not (parts := getattr(backbone, "parts", ())):
+        if self.equivariant and not self.parts:
             raise ValueError(
-                f"Segmenter: equivariant=True needs an adaptive backbone, and this {name} has parts={parts!r}; create "
-                "it with adaptive=True."
+                f"Segmenter: equivariant=True needs an adaptive backbone, and this {name} has parts=(); create it with "
+                "adaptive=True."
             )
 
     @property
@@ -100,6 +100,20 @@ class SegmenterConfig:
     def mode(self) -> str:
         """What the decoder's convolutions pad with."""
         return "circular" if self.equivariant else self.padding
+
+    @property
+    def patch_size(self) -> tuple[int, int] | None:
+        """(height, width) of the backbone's patches in pixels, None if it has none that must divide an image."""
+        return getattr(self.backbone, "patch_size", None)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts of the backbone that are adaptive."""
+        return getattr(self.backbone, "parts", ())
+
+    def check_torus(self, image_size: tuple[int, ...]) -> None:
+        """ValueError for a size that an adaptive backbone does not take."""
+        self.backbone.check_torus(image_size)
 
     @property
     def input_shape(self) -> tuple[int, int, int]:

@@ -391,3 +391,42 @@ def test_colours_stand_for_classes_and_grey_for_none(tmp_path, monkeypatch):
         for place, label in np.ndenumerate(labels):
             name = NAMES[label] if 0 <= label < 4 else "no class"
             np.testing.assert_allclose(picture[place], meant[name], atol=0.01)  # 128 / 255 is a little above a half
+
+
+def test_whole_images_count_once_at_the_size_of_their_labels(tmp_path, config):
+    """Images of three sizes, some resized to even sides, on eight devices."""
+    rng, pairs = np.random.default_rng(0), []
+    for kind in ("images", "labels"):
+        (tmp_path / kind / "test").mkdir(parents=True)
+    (tmp_path / "classes.txt").write_text("\n".join(NAMES))
+    for k, size in enumerate([(6, 8), (4, 10), (5, 7)]):
+        image, labels = rng.integers(0, 3, size).astype(np.uint8), rng.integers(0, 4, size).astype(np.uint8)
+        labels[0, k] = 255
+        Image.fromarray(image).save(tmp_path / f"images/test/{k}.png")
+        Image.fromarray(labels).save(tmp_path / f"labels/test/{k}.png")
+        pairs.append((np.where(labels == 255, -1, labels.astype(int)), image))
+    whole = dict(source=f"pairs:{tmp_path}", channels=1, eval_crop="whole", multiple=2)
+    with config.data.unlocked():
+        config.data.update(whole)
+    with jax.set_mesh(jax.make_mesh((8,), ("data",))):
+        found = measure(colour, config)
+        shifted = measure(colour, config, "segmentation_shift")
+    assert found["examples"] == shifted["examples"] == 3 and shifted["circular_full"] == 1
+
+    def predicted(image):
+        side = [-(-n // 2) * 2 for n in image.shape]
+        seen = np.asarray(Image.fromarray(image).resize(side[::-1], Image.Resampling.BICUBIC), np.float32)
+        return np.asarray(label_maps.resized(colour(seen[None, ..., None]), image.shape).argmax(-1))[0]
+
+    maps, images = zip(*pairs, strict=True)
+    expected = scores.segmentation(list(maps), [predicted(image) for image in images], num_classes=4)
+    assert found["miou"] == pytest.approx(expected["miou"]) and found["accuracy"] == pytest.approx(expected["accuracy"])
+
+
+def test_crops_of_whole_images_are_refused(config):
+    with config.unlocked():
+        config.data.eval_crop, config.evaluation.shift.kinds = "whole", ("crop",)
+    with pytest.raises(
+        ValueError, match="'crop' cuts images out of larger ones, and data.eval_crop='whole' cuts nothing"
+    ):
+        suite.check(["segmentation_shift"], config)

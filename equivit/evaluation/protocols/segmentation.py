@@ -1,5 +1,7 @@
 """Mean intersection over union of label maps (--config.evaluation.segmentation.KEY=VALUE)."""
 
+import dataclasses
+import itertools
 import pathlib
 from typing import Any
 
@@ -73,17 +75,18 @@ def figure(run: Run, path: pathlib.Path) -> None:
     from equivit.evaluation import figures  # here: matplotlib is slow to import
 
     pipeline, views = run.open(batch_size=SHOWN, shuffle=True), label_maps.settings(run.config)
+    untracked = dataclasses.replace(run, track=None)
 
     def predict(batch):
         labels, finite = label_maps.predicted(run.predict, batch, views)
         shown = {name: batch[name] for name in ("image", "map", "map_size", "weight") if name in batch}
         return shown | {"predicted": labels, "finite": (finite | (batch["weight"] <= 0)).all()}
 
-    batch = next(iter(pipeline.batches()))
-    (found,) = measured(predict, [batch])
+    examples = []
+    for found in measured(predict, itertools.islice(untracked.batches(pipeline), SHOWN if run.whole else 1)):
+        examples += [_example(found, row) for row in np.flatnonzero(found["weight"] > 0)]
     if jax.process_index() == 0:
-        real = np.flatnonzero(found["weight"] > 0)[:SHOWN]
-        figures.label_maps([_example(found, row) for row in real], pipeline.classes, path)
+        figures.label_maps(examples[:SHOWN], pipeline.classes, path)
 
 
 def _example(batch, row):

@@ -39,10 +39,11 @@ def run(run: Run) -> dict[str, Any]:
     Raises ValueError where there are no examples, no two copies have a pixel in common, or logits are not finite.
     """
     settings, views = Shifts(**run.config.evaluation.shift.to_dict()), label_maps.settings(run.config)
-    size, source = tuple(run.data.image_size), shift.source(run.data, settings)
+    given, source = None if run.whole else tuple(run.data.image_size), shift.source(run.data, settings)
 
     def compare(batch):
         counts, weight, finite = [], batch["weight"], True
+        size = given or batch["image"].shape[1:3]
         for pair in consistency.copies(batch, settings, size=size, mean=tuple(run.data.mean)):
             (first, sound), (second, also) = (
                 label_maps.classes(label_maps.logits(run.predict, copy, views), size)
@@ -54,7 +55,7 @@ def run(run: Run) -> dict[str, Any]:
         return {"same": same, "seen": seen, "weight": weight, "finite": (finite | (weight <= 0)).all()}
 
     shares = []
-    for part in measured(compare, consistency.with_offsets(shift.batches(run, settings), settings, size, source)):
+    for part in measured(compare, consistency.with_offsets(shift.batches(run, settings), settings, given, source)):
         same, seen = (part[name][:, part["weight"] > 0] for name in ("same", "seen"))
         shares.append(np.where(seen > 0, same / np.maximum(seen, 1), np.nan))
     shares = np.concatenate(shares, axis=-1)
