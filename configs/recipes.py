@@ -61,18 +61,25 @@ def _read(word: str, value: str, read: Callable[[str], Any]) -> Any:
         raise ValueError(f"config mode={word!r}: {value!r} is not {kind}.") from None
 
 
-def small(c: ConfigDict, *, batch_size: int = 8, image_size: tuple[int, int] = (32, 32), **model: Any) -> None:
+def small(
+    c: ConfigDict,
+    *,
+    batch_size: int = 8,
+    image_size: tuple[int, int] = (32, 32),
+    source: str = "synthetic",
+    **model: Any,
+) -> None:
     """Shrink a recipe for `:quicktest`: two steps of a small model on synthetic images, within a minute on a laptop.
 
     `model` holds fields of the model to change.
     """
     c.epochs, c.steps, c.batch_size, c.precision = None, 2, batch_size, "float32"
     c.model.update(image_size=image_size, **model)
-    c.data.update(source="synthetic", eval_split="test", image_size=image_size, workers=0)
+    c.data.update(source=source, split="train", eval_split="test", image_size=image_size, workers=0)
     c.data.update(train_examples=2 * batch_size, eval_examples=batch_size)
     if c.objective.get("mix_groups", 1) > 1:
         c.objective.mix_groups = 4
-    c.schedule.update(warmup_epochs=None, per_epoch=False)
+    c.schedule.update(warmup_epochs=None, warmup_steps=None, per_epoch=False)
     c.checkpoint.every_steps, c.log.every_steps, c.evaluation.every_epochs = 1, 1, None
 
 

@@ -67,7 +67,7 @@ COLUMNS = dict(
 
 def main(arguments=None) -> int:
     options = _options(arguments)
-    images = np.concatenate([pictures(getattr(options, name), options.images) for name in SOURCES])
+    images = np.concatenate([pictures(getattr(options, name), options.images) for name in ("cifar10", "blood_cells")])
     offsets = np.random.default_rng(0).integers(0, SIZE, (options.shifts, 2))
     rows = {}
     for name in options.models:
@@ -79,13 +79,10 @@ def main(arguments=None) -> int:
     return benchmark.finish(options.output, results, claims_of(rows))
 
 
-SOURCES = ("cifar10", "blood_cells")
-
-
 def _options(arguments):
     parser = benchmark.parser(__doc__, output="adaptive_exactness.json")
-    for name in SOURCES:
-        parser.add_argument(f"--{name}", default="synthetic", help="the source, such as npz:<file> (%(default)s)")
+    for source in ("--cifar10", "--blood_cells"):
+        parser.add_argument(source, default="synthetic", help="the source, such as npz:<file> (%(default)s)")
     parser.add_argument("--models", type=benchmark.one_of(list(MODELS)), default=list(MODELS), help="(all)")
     parser.add_argument("--images", type=int, default=8, help="of each source (%(default)s)")
     parser.add_argument("--shifts", type=int, default=256)

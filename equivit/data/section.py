@@ -107,7 +107,7 @@ TYPES: dict[str, Any] = dict(
         circular_shift=Share,
     ),
 )
-SOURCES = ("digits", "synthetic", "tfds:<name>", "folder:<dir>", "pairs:<dir>", "npz:<file>")
+SOURCES = ("digits", "synthetic", "synthetic_maps", "tfds:<name>", "folder:<dir>", "pairs:<dir>", "npz:<file>")
 
 
 def check(section: ConfigDict) -> None:

@@ -96,11 +96,24 @@ class Synthetic:
         rows, columns = np.ogrid[:height, :width]
         disc = np.hypot(rows + 0.5 - top, columns + 0.5 - left) < radius
         image = rng.integers(0, 64, (height, width, self.channels)) + 160 * disc[..., None]
-        return {"image": image.astype(np.uint8), "label": label}
+        return {"image": image.astype(np.uint8), **self._truth(label, disc)}
+
+    def _truth(self, label: int, disc: np.ndarray) -> dict[str, Any]:
+        """What is to be learned of an image; `disc` says which pixels are inside."""
+        return {"label": label}
 
     def where(self, index: int) -> str:
         """The example's place in the split."""
         return f"synthetic {self.split}[{index}]"
+
+
+class SyntheticMaps(Synthetic):
+    """The same images with label maps: background and disc."""
+
+    classes = ("background", "disc")
+
+    def _truth(self, label: int, disc: np.ndarray) -> dict[str, Any]:
+        return {"map": disc.astype(np.uint8)}
 
 
 class Blank:
@@ -153,7 +166,7 @@ def open_source(config: ml_collections.ConfigDict, split: str) -> Source:
       FileNotFoundError: if a file or directory is missing.
     """
     kind, _, argument = config.source.partition(":")
-    kinds = {"digits": False, "synthetic": False}  # True: needs an argument
+    kinds = {"digits": False, "synthetic": False, "synthetic_maps": False}  # True: needs an argument
     kinds |= {"npz": True, "folder": True, "pairs": True, "tfds": True}
     if kind not in kinds:
         near = errors.nearest(kind, kinds)
@@ -165,6 +178,8 @@ def open_source(config: ml_collections.ConfigDict, split: str) -> Source:
         source = Digits(split)
     elif kind == "synthetic":
         source = Synthetic(split, config.image_size, config.channels or 3)
+    elif kind == "synthetic_maps":
+        source = SyntheticMaps(split, config.image_size, config.channels or 3)
     elif kind == "npz":
         source = Npz(argument, split, void=void)
     elif kind == "folder":

@@ -133,7 +133,7 @@ class Run:
             or label maps, and the model has another number of classes or the data no maps.
         """
         devices = jax.device_count()
-        share = dict(
+        share: dict[str, Any] = dict(
             batch_size=-(-(batch_size or self.config.batch_size) // devices) * devices,
             process_index=jax.process_index(),
             process_count=jax.process_count(),
@@ -142,7 +142,7 @@ class Run:
             self.data if data is None else data,
             seed=self.config.seed,
             shuffle=shuffle,
-            **(dict(batch_size=1) if self.whole else share),
+            **({"batch_size": 1} if self.whole else share),
         )
         if hasattr(self.model, "config"):
             for name, size in self._inputs.items():

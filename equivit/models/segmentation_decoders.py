@@ -106,9 +106,10 @@ class LinearDecoder(nnx.Module):
 
     Args:
       invariant: an invariantization (`layers/invariants.py`) of the tokens; None: they are no field.
+      group: of the field.
     """
 
-    def __init__(self, in_channels: int, classes: int, *, invariant: Any, group: Group | None, rngs: nnx.Rngs):
+    def __init__(self, in_channels: int, classes: int, *, invariant: Any, group: Any, rngs: nnx.Rngs):
         width = in_channels if invariant is None else invariant.out_features
         self.invariant, self.group = invariant, group
         self.norm = BatchNorm(width)
@@ -135,7 +136,7 @@ class ConvolutionDecoder(nnx.Module):
         widths = [in_channels, width, width // 2, width // 4]
         pairs = zip(widths[:-1], widths[1:], strict=True)
         self.doubling = nnx.List([Doubling(one, other, mode=mode, rngs=rngs) for one, other in pairs])
-        same = dict(kernel=(3, 3), padding=(1, 1), mode=mode, rngs=rngs)
+        same: dict[str, Any] = dict(kernel=(3, 3), padding=(1, 1), mode=mode, rngs=rngs)
         self.conv = Conv(widths[-1], widths[-1], **same)
         self.logits = Conv(widths[-1], classes, **same)
 
@@ -208,7 +209,7 @@ class Resizing:
 
     def __call__(self, coarse: Grid, fine: Grid) -> jax.Array:
         """The values of `coarse` [B, h, w, C] on the positions of `fine` [B, H, W, _], [B, H, W, C]."""
-        size = fine.values.shape[1:3]
+        size = (fine.values.shape[1], fine.values.shape[2])
         if not self.equivariant:
             return bilinear(coarse.values, size)
         factors = (coarse.stride[0] // fine.stride[0], coarse.stride[1] // fine.stride[1])

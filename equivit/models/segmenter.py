@@ -26,8 +26,11 @@ from equivit.layers import dense, invariants
 from equivit.layers.convolution import MODES
 from equivit.layers.drop import split
 from equivit.layers.resizing import bilinear
+from equivit.models.cvt import CvTConfig
 from equivit.models.features import Features, Grid
+from equivit.models.jumbo_vit import JumboViTConfig
 from equivit.models.model import ModelModule
+from equivit.models.mvit import MViTConfig
 from equivit.models.segmentation_decoders import (
     UPSAMPLING,
     AuxiliaryHead,
@@ -36,9 +39,12 @@ from equivit.models.segmentation_decoders import (
     OcticDecoder,
     UperNet,
 )
+from equivit.models.swin import SwinConfig
+from equivit.models.vit_config import ViTConfig
 from equivit.symmetry import shifts
 
 DECODERS = ("upernet", "linear", "convolutions", "octic")
+Backbone = ViTConfig | JumboViTConfig | SwinConfig | CvTConfig | MViTConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +63,7 @@ class SegmenterConfig:
       auxiliary: UperNet has a second head on the last but one stage, which an auxiliary loss trains.
     """
 
-    backbone: Any  # a `Config`
+    backbone: Backbone
     num_classes: PositiveInt
     decoder: Annotated[str, OneOf(DECODERS)] = "upernet"
     width: PositiveInt = 512
@@ -113,7 +119,8 @@ class SegmenterConfig:
 
     def check_torus(self, image_size: tuple[int, ...]) -> None:
         """ValueError for a size that an adaptive backbone does not take."""
-        self.backbone.check_torus(image_size)
+        if (check := getattr(self.backbone, "check_torus", None)) is not None:  # else its patches are all
+            check(image_size)
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -140,7 +147,9 @@ class Segmenter(nnx.Module):
         widths = _widths(config)
         pyramid = config.decoder == "upernet"
         # The last stage's map goes through the backbone's own norm.
-        self.norms = nnx.List([dense.LayerNorm(width, eps=_eps(config)) for width in widths[:-1]] if pyramid else [])
+        self.norms = nnx.List(
+            [dense.LayerNorm(width, eps=config.backbone.norm_eps) for width in widths[:-1]] if pyramid else []
+        )
         self.decoder = _decoder(config, widths, rngs)
         options: dict[str, Any] = dict(mode=config.mode, rngs=rngs)
         second = pyramid and config.auxiliary
@@ -206,27 +215,22 @@ class Segmenter(nnx.Module):
 
 def _widths(config: SegmenterConfig) -> list[int]:
     """The channels of each stage's map, the last one after the final norm."""
-    backbone = config.backbone
-    if (widths := getattr(backbone, "widths", None)) is not None:
-        return list(widths)
-    return [backbone.width]
-
-
-def _eps(config: SegmenterConfig) -> float:
-    return config.backbone.norm_eps
+    backbone: Any = config.backbone
+    return list(backbone.widths) if hasattr(backbone, "widths") else [backbone.width]
 
 
 def _decoder(config: SegmenterConfig, widths: list[int], rngs: nnx.Rngs) -> Any:
-    backbone, classes = config.backbone, config.num_classes
+    backbone: Any = config.backbone
+    classes, last, mode = config.num_classes, widths[-1], config.mode
     group = backbone.group if getattr(backbone, "ends_with_fields", False) else None
     match config.decoder:
         case "upernet":
-            how = dict(mode=config.mode, equivariant=config.equivariant, upsampling=config.upsampling)
+            how: dict[str, Any] = dict(mode=mode, equivariant=config.equivariant, upsampling=config.upsampling)
             return UperNet(widths, config.width, classes, **how, rngs=rngs)
         case "linear":
-            kind = None if group is None else invariants.create(backbone.invariant, widths[-1], group=group, rngs=rngs)
-            return LinearDecoder(widths[-1], classes, invariant=kind, group=group, rngs=rngs)
+            kind = None if group is None else invariants.create(backbone.invariant, last, group=group, rngs=rngs)
+            return LinearDecoder(last, classes, invariant=kind, group=group, rngs=rngs)
         case "convolutions":
-            return ConvolutionDecoder(widths[-1], config.width, classes, mode=config.mode, rngs=rngs)
+            return ConvolutionDecoder(last, config.width, classes, mode=mode, rngs=rngs)
         case _:
-            return OcticDecoder(widths[-1], backbone.patch_size, classes, group=group, rngs=rngs)
+            return OcticDecoder(last, backbone.patch_size, classes, group=backbone.group, rngs=rngs)

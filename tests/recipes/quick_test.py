@@ -5,18 +5,19 @@ import math
 import pathlib
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 from equivit import train
+from equivit.data import loader
 from equivit.evaluation import figures
 from equivit.training import config as configs
 from equivit.training import program, sharding
 
 ROOT = pathlib.Path(__file__).parents[2] / "configs"
 PICTURES = {"learning_curves.png", "patch_filters.png"}
-# Others with other sizes, octic_h.py and adaptive_cifar.py: their step is lowered, and not run.
+# Others with other sizes, octic_h.py, adaptive_cifar.py and segment.py: their step is lowered, and not run.
 LOWERED = {"octic_ablations.py": "", "octic_l.py": "", "adaptive_imagenet.py": "adaptive,"}
+LOWERED["adaptive_ade20k.py"] = "adaptive,unpool,"
 DRAWN = "octic_h.py"  # what pictures show is for tests/evaluation/figures_test.py; one recipe has them drawn
 
 
@@ -31,9 +32,9 @@ def test_quicktest_lowers(name, words):
         config.model.update(num_classes=1000, in_channels=3)
     mesh = sharding.create_mesh(config.mesh)
     with jax.set_mesh(mesh):
-        image = jax.ShapeDtypeStruct((config.batch_size, *config.data.image_size, 3), jnp.uint8)
-        label = jax.ShapeDtypeStruct((config.batch_size,), jnp.int32)
-        program.of_config(config, mesh, total=2, per_epoch=1).lower({"image": image, "label": label})
+        entries = program.make_objective(config).entries
+        batch = loader.shapes(config.data, config.batch_size, channels=3, entries=entries)
+        program.of_config(config, mesh, total=2, per_epoch=1).lower(batch)
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in ROOT.glob("*.py") if path.name not in OTHERS))
@@ -46,16 +47,18 @@ def test_quicktest_runs(name, tmp_path, monkeypatch):
         if "orientation" in (config.evaluation.suite or ()) and name != "octic_h.py":
             config.evaluation.suite = ("accuracy",)  # the protocol takes longest, and is the same for every recipe
     if name != DRAWN:
-        for draw in ("learning_curves", "patch_filters"):
-            monkeypatch.setattr(figures, draw, lambda content, output, *more: output.touch())
+        for draw in ("learning_curves", "patch_filters", "label_maps"):
+            monkeypatch.setattr(figures, draw, lambda *given: [a.touch() for a in given if isinstance(a, pathlib.Path)])
     report = train.train(config, tmp_path)
     assert report["step"] == 2
     if name == "mae.py":
         assert 0 < report["eval/reconstruction/loss"] < 10
     else:
-        assert 0 <= report["eval/accuracy/top1"] <= 1
+        figure = "segmentation/miou" if name == "segment.py" else "accuracy/top1"
+        assert 0 <= report[f"eval/{figure}"] <= 1
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert all(math.isfinite(line["loss"]) for line in lines if "loss" in line)
-    assert {path.name for path in tmp_path.glob("*.png")} == PICTURES
+    more = {"segmentation.png"} if name == "segment.py" else set()
+    assert {path.name for path in tmp_path.glob("*.png")} == PICTURES | more
     assert all((path.stat().st_size > 0) == (name == DRAWN) for path in tmp_path.glob("*.png"))
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["2"]
