@@ -132,18 +132,13 @@ class Run:
           ValueError: the data cannot be read or are of another size than the model takes; or the protocol needs logits
             or label maps, and the model has another number of classes or the data no maps.
         """
-        devices = jax.device_count()
-        share: dict[str, Any] = dict(
-            batch_size=-(-(batch_size or self.config.batch_size) // devices) * devices,
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
-        )
-        pipeline = loader.evaluate(
-            self.data if data is None else data,
-            seed=self.config.seed,
-            shuffle=shuffle,
-            **({"batch_size": 1} if self.whole else share),
-        )
+        share: dict[str, Any] = dict(batch_size=1)
+        if not self.whole:
+            devices = jax.device_count()
+            share["batch_size"] = -(-(batch_size or self.config.batch_size) // devices) * devices
+            share |= dict(process_index=jax.process_index(), process_count=jax.process_count())
+        section = self.data if data is None else data
+        pipeline = loader.evaluate(section, seed=self.config.seed, shuffle=shuffle, **share)
         if hasattr(self.model, "config"):
             for name, size in self._inputs.items():
                 check_input(self.model.config, name, size, pipeline.channels)

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from equivit.models import zoo
-from experiments import adaptive_exactness, adaptive_p4m, adaptive_small_images, adaptive_speed, small_images
+from equivit.models.model import check_input
+from equivit.training import program
+from experiments import (
+    adaptive_exactness,
+    adaptive_p4m,
+    adaptive_small_images,
+    adaptive_speed,
+    segmentation_camvid,
+    small_images,
+)
 
 
 @pytest.fixture
@@ -20,7 +29,9 @@ def trained(monkeypatch):
         exact = "adaptive" in name or "input" in name or "adapted" in name
         figures = {"accuracy/top1": 0.5 + 0.1 * exact + 0.01 * seed, "shift/zeros_6": 0.8}
         figures |= {"shift/circular_full": 1.0 if exact else 0.7, "orientation/upright": 0.6}
-        figures |= {"orientation/accuracy_mean": 0.5, "orientation/consistency": 0.4}
+        figures |= {"orientation/accuracy_mean": 0.5, "orientation/consistency": 0.4, "segmentation/miou": 0.5}
+        figures |= {"segmentation_shift/circular_full": 1.0 if exact else 0.7}
+        figures |= {"segmentation_orientation/miou_mean": 0.3, "segmentation_orientation/same": 0.9}
         return {f"eval/{key}": value for key, value in figures.items()}
 
     monkeypatch.setattr(small_images, "trained", made)
@@ -98,6 +109,27 @@ class TestP4m:
         copies = list(adaptive_p4m.all_copies(images))
         assert len(copies) == 8 * adaptive_p4m.SHIFTS and (copies[0] == images).all()
         assert len({copy.tobytes() for copy in copies}) == 72  # 64 random offsets meet all nine, eight orientations
+
+
+def test_camvid(tmp_path, trained):
+    """Every row is a model of its own that the data fit."""
+    status, written = script(segmentation_camvid, tmp_path, "--seeds=0", "--source=npz:camvid.npz")
+    assert status == 0 and written["rows"]["adaptive"]["mascc"] == [1.0]
+    assert written["gains"]["adaptive - swin, mascc"]["gap"] == pytest.approx(0.3)
+    for name, config in trained.items():
+        with config.unlocked():
+            config.model.update(num_classes=11, in_channels=3)
+        model = program.exported_model(config).config
+        check_input(model, name, tuple(config.data.image_size), 3)
+        assert model.equivariant == name.startswith("adaptive") and model.num_classes == 11
+    assert {name: config.objective.decoder for name, config in trained.items()} == {
+        "plain/0": "linear",
+        "D8/0": "linear",
+        "swin/0": "upernet",
+        "adaptive/0": "upernet",
+        "adaptive_unpool/0": "upernet",
+    }
+    assert trained["adaptive_unpool/0"].objective.upsampling == "unpool"
 
 
 def test_exactness(tmp_path):
