@@ -29,7 +29,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from equivit.training import config as configs
 from experiments import benchmark, small_images
 
-SWIN = ["model.width=24", "model.depths=(2,2,2)", "model.num_heads=(1,2,4)", "model.window_size=(3,4)"]
+# Windows that divide both sides, for turned images too.
+SWIN = ["model.width=32", "model.depths=(2,4)", "model.num_heads=(1,2)", "model.window_size=(4,4)"]
 SWIN += ["model.patch_size=4", "objective.width=48"]
 VIT = ["model.width=96", "model.depth=4", "model.num_heads=3", "model.patch_size=8", "model.layer_scale=0.1"]
 VARIANTS = {
