@@ -148,7 +148,7 @@ def test_speed(tmp_path, monkeypatch):
     """On one tiny family, whose modules are not timed; claims are of the right models."""
     output = tmp_path / "out.json"
     modules = adaptive_speed.modules
-    monkeypatch.setattr(adaptive_speed, "modules", lambda options: {name: dict for name in modules(options)})
+    monkeypatch.setattr(adaptive_speed, "modules", lambda options: dict.fromkeys(modules(options), dict))
     monkeypatch.setattr(adaptive_speed, "gradient", lambda name, options: dict(gradient=1.0))
     options = ["--quick", "--models=cvt_13", "--batch=2", "--runs=1", "--warmup=1"]
     assert adaptive_speed.main([f"--output={output}", *options]) == 0
