@@ -56,7 +56,7 @@ def get_config(mode: str = "swin_t"):
     unit, fit = SIZES[name] if not standard else (SIZES[name][0], (2048, 512))
     c = config.get_base("segmentation")
     c.steps, c.batch_size, c.precision = 160_000, 16, "mixed"
-    c.model = dict(name=name, image_size=(unit, unit), drop_path=(0.0, 0.3))
+    c.model = dict(name=name, image_size=(unit, unit), drop_path=(0.0, 0.3), num_classes=150)
     c.data.update(source="pairs:ADEChallengeData2016", split="training", eval_split="validation", channels=3)
     c.data.update(image_size=(fit[1], fit[1]), fit=fit, eval_crop="whole", interpolation="bilinear", workers=8)
     c.data.augment.update(crop="scaled", max_share=0.75, flip=0.5, photometric=True)

@@ -1,16 +1,17 @@
-"""Accuracy and shift consistency of trained runs beside shift-equivariant ViTs: Tables 1, 2, 6, A9, A10, A11 and A12.
+"""Accuracy and shift consistency of trained runs beside shift-equivariant ViTs: Tables 1, 2, 5, 6 and A9 to A12.
 
     python -m equivit.train --config=configs/adaptive_cifar.py:10,swin_t --workdir=runs/adaptive/swin_t \
         --seeds=0,1,2,3,4
     python experiments/adaptive_results.py runs/adaptive                          # some seconds
     python experiments/adaptive_results.py runs/adaptive --evaluate --tables=A11  # runs the models of that table
 
-Takes the runs of configs/adaptive_cifar.py and configs/adaptive_imagenet.py in the directory, at any depth; of several
-seeds the mean and the standard deviation.  A row without a run stays empty; --missing prints the commands that train
-them.  Tables A9 to A12 evaluate models in other conditions too (`adaptive_conditions.py`); --evaluate does so where it
-has not been done, and keeps the results in the directory of the run.
+Takes the runs of configs/adaptive_cifar.py, adaptive_imagenet.py and adaptive_ade20k.py in the directory, at any depth;
+of several seeds the mean and the standard deviation.  A row without a run stays empty; --missing prints the commands
+that train them.  Tables A9 to A12 evaluate models in other conditions too (`adaptive_conditions.py`); --evaluate does
+so where it has not been done, and keeps the results in the directory of the run.
 
-Table 6 leaves one part out of a model; the paper's "progressively evaluated" could also mean one after the other.
+Table 5 has mean IoU in place of accuracy, and mASCC.  Table 6 leaves one part out of a model; the paper's
+"progressively evaluated" could also mean one after the other.
 A-CvT-13 of Table A12 is trained for 90 epochs by the text beside it, for 100 by Appendix A3; here it is Table 1's.
 
 Claims: the predictions of adaptive models do not change under circular shifts, 100 % for each seed.  Every other model
@@ -33,11 +34,12 @@ from experiments.adaptive_paper import Cell, Entry
 from experiments.benchmark import Claim
 from experiments.trained_runs import Run
 
-CLASSES = {10: "cifar10", 100: "cifar100", 1000: "imagenet"}
+CLASSES = {10: "cifar10", 100: "cifar100", 1000: "imagenet", 150: "ade20k"}
 PARTS = {"no token": "window,merge,position", "no window": "token,merge,position", "no merge": "token,window,position"}
 TABLES = {
     "1": "CIFAR",
     "2": "ImageNet",
+    "5": "ADE20K: mean IoU and mASCC",
     "6": "without one of the parts, CIFAR-10",
     "A9": "with a square erased, CIFAR-10",
     "A10": "upside down, CIFAR-10",
@@ -96,13 +98,14 @@ def _variant(config, model) -> str | None:
     if not parts:
         return "da" if config.data.augment.circular_shift else "default"
     if parts == replace(model, adaptive=True).parts:
-        return "adaptive" if config.init is None else f"adapted={config.epochs:g}"
+        begun = config.init is not None and config.objective.name != "segmentation"
+        return f"adapted={config.epochs:g}" if begun else "adaptive"
     return {words: name for name, words in PARTS.items()}.get(",".join(parts))
 
 
 def recipe(cell: Cell) -> str:
     """The config that trains a cell."""
-    file = "imagenet" if cell.data == "imagenet" else "cifar"
+    file = cell.data if cell.data in ("imagenet", "ade20k") else "cifar"
     words = [cell.data.removeprefix("cifar")] if file == "cifar" else []
     words += [cell.model, *(["standard"] if cell.shifts == "standard" else [])]
     words += ["adaptive"] if cell.variant in PARTS else [] if cell.variant == "default" else [cell.variant]
@@ -113,7 +116,8 @@ def command(cell: Cell, options) -> str:
     """What trains a cell."""
     place = options.runs / "_".join(cell).replace(" ", "_").replace("=", "_")
     words = [f"python -m equivit.train --config={recipe(cell)} --workdir={place}"]
-    words += ["--seeds=0,1,2,3,4"] if cell.data != "imagenet" and cell.variant != "da" else []
+    words += ["--seeds=0,1,2,3,4"] if cell.data.startswith("cifar") and cell.variant != "da" else []
+    words += ["--config.init=IMAGENET_RUN"] if cell.data == "ade20k" else []
     words += [f"--config.model.adaptive={PARTS[cell.variant]}"] if cell.variant in PARTS else []
     words += ["--config.init=DEFAULT_RUN"] if cell.variant.startswith("adapted") else []
     return " ".join(words)
@@ -121,7 +125,8 @@ def command(cell: Cell, options) -> str:
 
 def departures(cell: Cell, runs: list[Run]) -> list[str]:
     """The keys in which the runs of a cell differ from its recipe."""
-    free = ("init", "model.adaptive") if cell.variant in PARTS or cell.variant.startswith("adapted") else ()
+    begun = cell.variant in PARTS or cell.variant.startswith("adapted") or cell.data == "ade20k"
+    free = ("init", "model.adaptive") if begun else ()
     return trained_runs.departures(runs[0], recipe(cell), free=free)
 
 
@@ -160,6 +165,8 @@ def figures_of(entry: Entry, run: Run) -> tuple[float, float] | None:
         result = adaptive_conditions.read(run.place).get(entry.condition)
         return None if result is None else (100 * result["top1"], 100 * result[f"circular_{entry.range}"])
     names = ("eval/accuracy/top1", f"eval/shift/{_shifts(entry.cell, run)}")
+    if entry.cell.data == "ade20k":
+        names = ("eval/segmentation/miou", f"eval/segmentation_shift/{_shifts(entry.cell, run)}")
     top1, consistency = (trained_runs.figure([run], name).mean for name in names)
     return top1, consistency
 
@@ -168,6 +175,8 @@ def _shifts(cell: Cell, run: Run) -> str:
     """The name of the shifts of a setting among the figures of the shift protocol."""
     if cell.shifts == "circular":
         return "circular_full"
+    if cell.data == "ade20k":
+        return "zeros_64"
     return "crop_full" if cell.data == "imagenet" else f"zeros_{6 * run.config.data.image_size[0] // 32}"
 
 
