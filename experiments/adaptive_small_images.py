@@ -107,9 +107,8 @@ def main(arguments=None) -> int:
     rows = {name: row(name, options) for name in options.rows}
     gains = gains_of(rows)
     report(rows, gains)
-    facts = dict(device=benchmark.device(), versions=benchmark.versions(), commit=benchmark.commit())
     settings = dict(epochs=options.epochs, shared=[*SHARED, *options.override], models=MODELS)
-    small_images.write(options.out, dict(rows=rows, gains=gains, **settings, **facts))
+    small_images.write(options.out, dict(rows=rows, gains=gains, **settings))
     return int(any(VARIANTS[name].exact and min(found["circular"]) < 1 for name, found in rows.items()))
 
 

@@ -45,8 +45,7 @@ def main(arguments=None) -> int:
             rows[f"{model} {width}"] = small_images.run(options, "configs/cifar.py:10,plain", overrides, name)
     gains = gains_of(rows)
     _print(rows, gains)
-    facts = dict(device=benchmark.device(), versions=benchmark.versions(), commit=benchmark.commit())
-    small_images.write(options.out, dict(data="cifar10", rows=rows, gains=gains, **facts))
+    small_images.write(options.out, dict(data="cifar10", rows=rows, gains=gains))
     return 0
 
 

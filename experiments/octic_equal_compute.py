@@ -329,9 +329,8 @@ def report(rows: Sequence[dict], options: argparse.Namespace) -> None:
         print(f"{name}: {small_images.verdict(gain['gap'], gain['standard_error'])}")
     about = dict(steps=options.steps, rates=options.rates, seeds=options.seeds, held_out=HELD_OUT)
     about |= dict(overrides=[*SHARED, *options.override], data=DATA)
-    facts = dict(device=benchmark.device(), versions=benchmark.versions(), commit=benchmark.commit())
     draw(rows, options.out.with_suffix(".png"))
-    small_images.write(options.out, {**facts, **about, "rows": rows, "gains": gains})
+    small_images.write(options.out, {**about, "rows": rows, "gains": gains})
 
 
 COLUMNS = dict(

@@ -46,8 +46,7 @@ def main(arguments=None) -> int:
     for family in options.families:
         rows[family] = small_images.run(options, file.format(family=family), overrides, f"{options.data}/{family}")
     _print(rows)
-    facts = dict(device=benchmark.device(), versions=benchmark.versions(), commit=benchmark.commit())
-    small_images.write(options.out, dict(data=options.data, rows=rows, **facts))
+    small_images.write(options.out, dict(data=options.data, rows=rows))
     return int(not all(_identical(rows[family]) for family in ("I8", "D8") if family in rows))
 
 

@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 from equivit import train
 from equivit.training import config as configs
+from experiments import benchmark
 
 # A few epochs of a small model: nothing to regularise.
 SMALL = ["batch_size=64", "model.drop_path=0.0", "data.augment.rand_augment=None", "objective.mixup=0.0"]
@@ -61,9 +62,10 @@ def trained(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
 
 
 def write(path: pathlib.Path, results: Mapping) -> None:
-    """Write the results as JSON."""
+    """Write the results as JSON, with machine, versions and commit."""
+    facts = dict(device=benchmark.device(), versions=benchmark.versions(), commit=benchmark.commit())
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(results, indent=1) + "\n")
+    path.write_text(json.dumps({**facts, **results}, indent=1) + "\n")
     print(f"written: {path}")
 
 
