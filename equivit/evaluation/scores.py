@@ -91,8 +91,8 @@ def of_counts(counts: np.ndarray, *, ignore: Iterable[int] = ()) -> dict[str, An
 def count(true: jax.Array, predicted: jax.Array, weight: jax.Array, num_classes: int) -> jax.Array:
     """The counts of a batch, int32 [K, K], on its devices: exact up to 2^31 pixels.
 
-    A histogram of each image, which devices add up.  On a CPU it takes 0.8 ms for 512x512 pixels of 150 classes, where
-    the product of one-hot maps takes 0.4 s.
+    A histogram of each image, which devices add up.  A product of one-hot maps would do num_classes^2 multiply-adds for
+    each pixel, on a CPU far more than the histogram takes.
 
     Args:
       true, predicted: int [B, H, W]; pixels whose true label is not in 0..K - 1 never count.
