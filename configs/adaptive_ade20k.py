@@ -1,7 +1,7 @@
 """Swin or SwinV2 with UperNet on ADE20K: Table 5 of truly shift-equivariant ViTs.
 
-Source: "Making Vision Transformers Truly Shift-Equivariant" (arXiv 2305.16316), Sections 5.5 and 5.6, Appendix A3.2, with
-the schedule of MMSegmentation's Swin and UperNet, to which it refers.
+Source: "Making Vision Transformers Truly Shift-Equivariant" (arXiv 2305.16316), Sections 5.5, 5.6 and A3.2, with the
+schedule of MMSegmentation's Swin and UperNet, to which it refers.
 Expected, from the paper: mean IoU and, after the comma, mASCC, in %.
 
 | model             | circular     | standard     |

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from equivit import constraints
+from equivit import constraints, errors
 from equivit.constraints import OneOf, PositiveInt
 from equivit.layers import dense, invariants
 from equivit.layers.convolution import MODES
@@ -94,6 +94,16 @@ class SegmenterConfig:
             raise ValueError(
                 f"Segmenter: equivariant=True needs an adaptive backbone, and this {name} has parts=(); create it with "
                 "adaptive=True."
+            )
+        if self.parts and not self.equivariant:
+            raise ValueError(
+                f"Segmenter: the grids of this adaptive {name} begin where the content decides, and equivariant=False "
+                "would leave the label maps displaced; set equivariant=True."
+            )
+        if self.decoder == "convolutions" and self.width % 4:
+            raise ValueError(
+                f"Segmenter: width={self.width} is halved twice by decoder='convolutions', so it must be a multiple of "
+                f"4; {errors.multiples(self.width, 4)}."
             )
 
     @property

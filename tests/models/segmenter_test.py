@@ -24,6 +24,7 @@ BACKBONES = {
     "mvitv2_t": dict(width=8, depths=(1, 1)),
     "vit_ti16": dict(width=16, depth=1, num_heads=2, patch_size=8),
     "octic_vit_ti16": dict(width=32, depth=1, num_heads=2, patch_size=4, family="D8"),
+    "flip_vit_ti16": dict(width=32, depth=1, num_heads=2, patch_size=4, family="D2"),
 }
 run = jax.jit(lambda m, x: m(x))
 
@@ -131,6 +132,13 @@ def test_a_fully_octic_model_turns_with_the_image(decoder):
         testing.assert_shift_equivariant(lambda x: run(m, x), x, shifts=SHIFTS, output="image")
 
 
+def test_a_flip_model_mirrors_with_the_image():
+    with jax.enable_x64(True):
+        m, x = model(configured("flip_vit_ti16", decoder="octic"), np.float64), images()
+        upright = np.asarray(run(m, x))
+        np.testing.assert_allclose(run(m, x[:, :, ::-1]), upright[:, :, ::-1], atol=1e-10 * np.abs(upright).max())
+
+
 def test_saved_and_loaded(tmp_path):
     m = model(configured("swin_t"))
     saved.save(tmp_path, m)
@@ -158,6 +166,9 @@ def test_training_gives_two_kinds_of_logits_and_statistics():
         ("vit_ti16", {}, "decoder='upernet' joins the maps of stages, and a ViT has one map; take 'linear' or"),
         ("vit_ti16", dict(decoder="octic"), "decoder='octic' takes fields, and the last blocks of this ViT have none"),
         ("swin_t", dict(equivariant=True), r"needs an adaptive backbone, and this Swin has parts=\(\); create it with"),
+        ("swin_t", dict(backbone=dict(adaptive=True)), "equivariant=False would leave the label maps displaced; set"),
+        ("swin_t", dict(backbone=dict(adaptive=("token",))), "equivariant=False would leave the label maps displaced"),
+        ("vit_ti16", dict(decoder="convolutions", width=6), "must be a multiple of 4; the nearest are 4 and 8"),
         ("swin_t", dict(decoder="unet"), "decoder='unet' is not one of upernet, linear, convolutions, octic"),
     ],
 )
