@@ -58,6 +58,8 @@ class Supervised(Objective):
         token_drop_phases=PositiveInt,
     )
 
+    weights = ("trained", "averaged")
+
     @staticmethod
     def check(config: ConfigDict) -> None:
         """ValueError for incompatible values."""
@@ -146,6 +148,14 @@ class Supervised(Objective):
         if self.options.ema is None:
             return extra
         return {**extra, "ema": optax.incremental_update(trainable, extra["ema"], 1 - self.options.ema)}
+
+    def exported(self, module: nnx.Module, extra: Extra, weights: str | None = None) -> nnx.Module:
+        """The model as trained, or with the averages of its parameters."""
+        if weights != "averaged":
+            return module
+        if self.options.ema is None:
+            raise ValueError("the run keeps no averaged weights: its config.objective.ema is None.")
+        return logical.put(module, extra["ema"])
 
 
 def binary_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
