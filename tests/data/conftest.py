@@ -32,12 +32,23 @@ SECTION = {
         "fit_ratio": (0.5, 2.0),
         "max_share": 1.0,
         "flip": 0.0,
+        "octic": False,
         "three_augment": False,
         "rand_augment": None,
         "color_jitter": 0.0,
         "photometric": False,
         "erase": 0.0,
         "circular_shift": 0.0,
+    },
+    "views": {
+        "locals": 8,
+        "local_size": (96, 96),
+        "local_scale": (0.05, 0.32),
+        "jitter": (0.4, 0.4, 0.2, 0.1),
+        "jitter_rate": 0.8,
+        "grey": 0.2,
+        "blur": (1.0, 0.1, 0.5),
+        "solarise": 0.2,
     },
 }
 EVERYTHING = {
