@@ -1,6 +1,7 @@
 """The projection head of DINO and iBOT, and the cosine of its output with each prototype."""
 
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,24 +35,36 @@ class DinoHead(nnx.Module):
         self.gains = nnx.Param(jnp.ones(prototypes), decay=False)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return logits(self.project(x), self.prototypes())
+        return self.prototypes().logits(self.project(x))
 
     def project(self, x: jax.Array) -> jax.Array:
         """The unit vectors that meet the prototypes: [*B, N, width] -> [*B, N, bottleneck], float32."""
         return unit(self.fc3(gelu(self.fc2(gelu(self.fc1(x))))), 1e-12)
 
-    def prototypes(self) -> jax.Array:
-        """The rows g_k v_k / |v_k|, [prototypes, bottleneck], in the dtype of v."""
+    def prototypes(self) -> "Prototypes":
+        """The prototypes, apart from the MLP."""
         directions = self.directions[...]
-        rows = self.gains[...][:, None].astype(jnp.float32) * unit(directions, 0)
-        return rows.astype(directions.dtype)
+        squares = jnp.square(directions.astype(jnp.float32)).sum(-1)
+        return Prototypes(directions, self.gains[...].astype(jnp.float32) * jax.lax.rsqrt(squares))
 
 
-def logits(features: jax.Array, prototypes: jax.Array) -> jax.Array:
-    """Products of each row with each prototype: [*B, d], [K, d] -> [*B, K], float32, multiplied in K's dtype."""
-    with jax.named_scope("linear"):
-        features = features.astype(prototypes.dtype)
-        return jnp.einsum("...d,kd->...k", features, prototypes, preferred_element_type=jnp.float32)
+class Prototypes(NamedTuple):
+    """K rows factors_k directions_k.  The product is not written out: with its gradient it is as large as a head.
+
+    Attributes:
+      directions: [K, d], v.
+      factors: [K], g / |v|, float32.
+    """
+
+    directions: jax.Array
+    factors: jax.Array
+
+    def logits(self, features: jax.Array) -> jax.Array:
+        """Products with all rows, [*B, d] -> [*B, K], float32, multiplied in the dtype of `directions`."""
+        with jax.named_scope("linear"):
+            features = features.astype(self.directions.dtype)
+            products = jnp.einsum("...d,kd->...k", features, self.directions, preferred_element_type=jnp.float32)
+            return products * self.factors
 
 
 def unit(x: jax.Array, eps: float) -> jax.Array:

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from equivit import errors
-from equivit.layers.dino_head import DinoHead, logits, unit
+from equivit.layers.dino_head import DinoHead, unit
 from equivit.objectives import streams
-from equivit.objectives.streams import Counts, Stream
+from equivit.objectives.streams import Stream, Sums
 
 TARGETS = ("sinkhorn_knopp", "centering")
 
@@ -96,7 +96,7 @@ def ibot(
 ) -> jax.Array:
     """The weighted sum of the cross-entropies of masked patches, divided by the number of views, also unmasked ones.
 
-    Shapes: targets and logits [R, K], weights [R]: 1 over the number of masked patches of the row's view, 0 for padding.
+    Shapes: targets and logits [R, K], weights [R]: 1 over the masked patches of the row's view, 0 for padding.
     """
     return (weights * cross_entropy(targets, logits, temperature)).sum() / views
 
@@ -157,10 +157,10 @@ def spread(targets: jax.Array, weights: jax.Array | None = None) -> Spread:
     present = jnp.ones(len(targets)) if weights is None else (weights > 0).astype(jnp.float32)
     leads = jax.nn.one_hot(targets.argmax(-1), targets.shape[-1])
     entropy = jax.scipy.special.entr(targets).sum(-1) @ present
-    return _spread(Counts(present.sum(), entropy, present @ targets, present @ leads))
+    return _spread(Sums(present.sum(), entropy, present @ targets, present @ leads))
 
 
-def _spread(sums: Counts) -> Spread:
+def _spread(sums: Sums) -> Spread:
     number, size = jnp.maximum(sums.number, 1), math.log(len(sums.targets))
     mean = jax.scipy.special.entr(sums.targets / number).sum()
     return Spread(sums.entropy / number / size, mean / size, sums.leads.max() / number)
@@ -213,7 +213,7 @@ def dinov2_outcome(
     koleo_weight: float = 0.1,
     groups: int = 1,
     capacity: int | None = None,
-    rows: int = 256,
+    at_once: int = 128,
 ) -> Outcome:
     """The objective of DINOv2 on the tokens of one step.
 
@@ -228,7 +228,7 @@ def dinov2_outcome(
       groups: number of groups of consecutive images, for KoLeo's neighbours and for the rows of patches.
       capacity: rows of patches that a group has, at least as many as are masked in it (`masking.capacity`); None:
         all its patches.
-      rows: of a group that meet the prototypes at a time; it changes memory, not values.
+      at_once: rows of a group that meet the prototypes at a time; it changes memory, not values.
 
     Returns:
       losses: "global", "local", "koleo" (weighted, summed over both views), "ibot" and "total", the sum of the four.
@@ -241,7 +241,7 @@ def dinov2_outcome(
         raise ValueError(f"dinov2: {targets=} {'needs' if centers is None else 'takes no'} centers=(cls, patches).")
     views, images = masks.shape[:2]
     check_groups("dinov2", images, groups)
-    settings = _Settings(teacher_temperature, student_temperature, iterations, center_momentum, rows)
+    settings = _Settings(teacher_temperature, student_temperature, iterations, center_momentum, at_once)
     center = (None, None) if centers is None else centers
 
     local = student.get("local_cls")
@@ -258,7 +258,7 @@ def dinov2_outcome(
     losses["ibot"] = (weights * patches.losses[..., 0, 0]).sum() / (views * images)
     losses["total"] = sum(losses.values())
     moved = None if centers is None else (classes.center, patches.center)
-    return Outcome(losses, _spread(classes.counts), _spread(patches.counts), moved)
+    return Outcome(losses, _spread(classes.sums), _spread(patches.sums), moved)
 
 
 def masked_rows(masks: jax.Array, groups: int = 1, capacity: int | None = None) -> tuple[jax.Array, jax.Array]:
@@ -301,31 +301,32 @@ class _Settings(NamedTuple):
     student_temperature: float | jax.Array
     iterations: int
     momentum: float | jax.Array
-    rows: int
+    at_once: int
 
 
 class _Compared(NamedTuple):
     losses: jax.Array  # [G, M, T, S]
-    counts: Counts
+    sums: Sums
     center: jax.Array | None
 
 
 def _compare(student_head, teacher_head, student, teacher, present, center, settings) -> _Compared:
     """Cross-entropies of tokens [G, M, S, D] against targets from [G, M, T, D]."""
-    learner = Stream(student_head.project(student), student_head.prototypes(), settings.student_temperature)
-    guide = Stream(teacher_head.project(teacher), teacher_head.prototypes(), settings.teacher_temperature)
-    guide = jax.lax.stop_gradient(guide)
+    prototypes, guides = student_head.prototypes(), jax.lax.stop_gradient(teacher_head.prototypes())
+    features = jax.lax.stop_gradient(teacher_head.project(teacher))
+    learner = Stream(student, lambda x: prototypes.logits(student_head.project(x)) / settings.student_temperature)
+    guide = Stream(features, lambda x: guides.logits(x) / settings.teacher_temperature)
     if center is None:
-        shift = streams.sinkhorn_shift(guide, present, iterations=settings.iterations, rows=settings.rows)
+        size = len(guides.factors)
+        shift = streams.sinkhorn_shift(guide, present, size, iterations=settings.iterations, at_once=settings.at_once)
     else:
         shift = -center / settings.teacher_temperature
         # The mean of logits is the logits of the mean.
-        weights = jnp.broadcast_to(present[..., None, None], (*guide.features.shape[:-1], 1)).astype(jnp.float32)
-        mean = (guide.features * weights).sum((0, 1, 2)) / jnp.maximum(weights.sum(), 1)
-        some = present.any()[None]
-        center = moved_center(center, logits(mean, guide.prototypes)[None], some, settings.momentum)
-    losses, counts = streams.cross_entropies(guide, shift, learner, present, rows=settings.rows)
-    return _Compared(losses, counts, center)
+        weights = jnp.broadcast_to(present[..., None, None], (*features.shape[:-1], 1)).astype(jnp.float32)
+        mean = (features * weights).sum((0, 1, 2)) / jnp.maximum(weights.sum(), 1)
+        center = moved_center(center, guides.logits(mean)[None], present.any()[None], settings.momentum)
+    losses, sums = streams.cross_entropies(guide, shift, learner, present, at_once=settings.at_once)
+    return _Compared(losses, sums, center)
 
 
 def _dino(losses: jax.Array) -> tuple[jax.Array, jax.Array]:
