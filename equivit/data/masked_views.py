@@ -58,5 +58,7 @@ class MaskedViews:
 
     def _masks(self, rng, images):
         """Those of a group, bool [images * micro-batches, 2, N]."""
-        parts = [masking.batch_masks(one, 2 * images, self.grid, **self.options) for one in rng.spawn(self.micro_batches)]
+        parts = [
+            masking.batch_masks(one, 2 * images, self.grid, **self.options) for one in rng.spawn(self.micro_batches)
+        ]
         return np.stack([part.reshape(images, 2, -1) for part in parts], axis=1).reshape(-1, 2, parts[0].shape[-1])

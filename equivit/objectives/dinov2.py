@@ -5,7 +5,6 @@ Sections 4.4 and D.2.
 """
 
 import functools
-import math
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
@@ -17,6 +16,7 @@ from ml_collections import ConfigDict
 
 from equivit import logical
 from equivit.constraints import Above0, Inside, NonNegativeFloat, NonNegativeInt, OneOf, PositiveFloat, PositiveInt
+from equivit.data import masking
 from equivit.data.masked_views import MaskedViews
 from equivit.data.pixels import normalize
 from equivit.layers.dino_head import DinoHead
@@ -29,6 +29,8 @@ from equivit.objectives.clock import Clock
 from equivit.objectives.objective import Batch, Extra, Loss, Objective, Rule, Step, usual_rule
 
 DECAY = ("matrices", "by_name")
+UNIFORM = 0.998  # of log K; targets of runs that learn stay below
+ONE_PROTOTYPE = 0.5  # share of the rows
 
 
 class Student(nnx.Module):
@@ -142,10 +144,8 @@ class DinoV2(Objective):
                 f"config.objective.groups={options.groups}: {config.batch_size} images in {parts} micro-batch(es) "
                 f"cannot be cut into as many equal groups of two images or more; batch_size={unit} would do."
             )
-        if config.model.get("num_classes") is not None:
-            raise ValueError(
-                f"config.model.num_classes={config.model.num_classes}: DINOv2 trains no classifier; set it to None."
-            )
+        if (classes := config.model.get("num_classes", "not set")) is not None:
+            raise ValueError(f"config.model.num_classes={classes}: DINOv2 trains no classifier; say num_classes=None.")
 
     @staticmethod
     def transform_of(config: ConfigDict) -> functools.partial:
@@ -163,7 +163,7 @@ class DinoV2(Objective):
         )
 
     def check_model(self, model: Config, given: Mapping[str, nnx.Module]) -> None:
-        """As in `Objective`; also ValueError for a model without class or mask token, or local crops that do not fit."""
+        """As in `Objective`; also ValueError for a model without class or mask token, or local crops that do not fit"""
         super().check_model(model, given)
         for token in ("class_token", "mask_token"):
             if not getattr(model, token, False):
@@ -190,21 +190,20 @@ class DinoV2(Objective):
         decay = usual_rule(tensor).decay
         if options.decay == "by_name":
             decay = not (tensor.norm or tensor.name.endswith(("bias", ".scale")))
-        prototypes = ".prototypes." in tensor.name
+        prototypes = tensor.name.endswith((".directions", ".gains"))
         return Rule(
             lr=options.patch_lr if ".patch_embed." in tensor.name else 1.0,
             decay=decay,
             clip=part,
-            frozen=options.fixed_gains and prototypes and tensor.name.endswith("gain"),
+            frozen=options.fixed_gains and tensor.name.endswith(".gains"),
             starts=options.prototypes_start if prototypes else 0,
         )
 
     def extra(self, trainable: Arrays) -> Extra:
-        """The teacher, which starts as the student, and the centres of its logits."""
+        """The teacher, which starts as the student, and the centres of its logits (class tokens, patches)."""
         extra: Extra = {"teacher": jax.tree.map(jnp.copy, trainable)}
         if self.options.targets == "centering":
-            parts = ("dino", "ibot")
-            extra["centres"] = {part: jnp.zeros(self.options.prototypes, jnp.float32) for part in parts}
+            extra["centers"] = tuple(jnp.zeros(self.options.prototypes) for _ in range(2))
         return extra
 
     def prepare(self, module: Student, batch: Batch, key: jax.Array) -> Batch:
@@ -223,7 +222,7 @@ class DinoV2(Objective):
         seen["local_cls"] = seen["cls"][:0]
         if "local_crops" in batch:
             seen["local_cls"] = module.tokens(batch["local_crops"], key=local_key)[0].astype(jnp.float32)
-        terms, shown, centres = dino_losses.dinov2_step(
+        outcome = dino_losses.dinov2_outcome(
             module.heads,
             teacher.heads,
             seen,
@@ -232,17 +231,24 @@ class DinoV2(Objective):
             teacher_temperature=temperature,
             student_temperature=options.student_temperature,
             targets=options.targets,
-            centres=step.extra.get("centres"),
+            centers=step.extra.get("centers"),
             koleo_weight=options.koleo,
             groups=options.groups,
-            share=options.mask_share,
-            ratio=tuple(options.mask_ratio),
+            capacity=self.capacity(len(batch["masks"]), module.backbone.config.patch_size),
         )
-        extra = step.extra if centres is None else {**step.extra, "centres": centres}
-        spread = jnp.std(wanted["cls"], axis=(0, 1)).mean()
-        logged = {**terms, **shown, "temperature": temperature, "momentum": self.momentum(step.clock), "spread": spread}
-        del logged["total"]
-        return Loss(terms["total"], logged, extra)
+        terms = dict(outcome.losses)
+        total = terms.pop("total")
+        terms |= {"temperature": temperature, "momentum": self.momentum(step.clock)}
+        terms["spread"] = jnp.std(wanted["cls"], axis=(0, 1)).mean()
+        for part, spread in (("classes", outcome.classes), ("patches", outcome.patches)):
+            terms |= {f"{part}/{name}": value for name, value in spread._asdict().items()}
+        return Loss(total, terms, step.extra if outcome.centers is None else {**step.extra, "centers": outcome.centers})
+
+    def capacity(self, images: int, patch_size: tuple[int, int]) -> int:
+        """Rows for the masked patches of a group, of a batch of so many images."""
+        options = self.options
+        grid = check_grid(self.image_size, patch_size, "global crops")
+        return masking.capacity(2 * images // options.groups, grid, options.mask_share, tuple(options.mask_ratio))
 
     def temperature(self, clock: Clock) -> jax.Array:
         """That of the teacher."""
@@ -256,6 +262,22 @@ class DinoV2(Objective):
         """Moves the teacher towards the student."""
         moved = optax.incremental_update(trainable, extra["teacher"], 1 - self.momentum(clock))
         return {**extra, "teacher": moved}
+
+    def remarks(self, metrics: Mapping[str, float]) -> list[str]:
+        """Each collapse by its name: a loss that falls does not exclude it."""
+        said = []
+        for part, name in (("classes", "class tokens"), ("patches", "patches")):
+            if (rows := metrics[f"{part}/rows"]) > UNIFORM:
+                said.append(
+                    f"uniform collapse: the entropy of the targets of {name} is {rows:.4f} of log K; lower "
+                    "objective.teacher_temperature or objective.koleo, or take fewer prototypes."
+                )
+            elif (share := metrics[f"{part}/fullest"]) > ONE_PROTOTYPE:  # of equal entries the first one leads
+                said.append(
+                    f"collapse onto one prototype: it leads the targets of {share:.0%} of all {name}; take "
+                    "objective.targets='sinkhorn_knopp', or lower schedule.lr."
+                )
+        return said
 
     def exported(self, module: Student, extra: Extra, weights: str | None = None) -> nnx.Module:
         """The teacher's backbone, or the student's."""

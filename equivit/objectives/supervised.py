@@ -10,6 +10,7 @@ import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
+from equivit import logical
 from equivit.constraints import Below1, Inside, NonNegativeFloat, PositiveInt, Share, Words
 from equivit.data.pixels import normalize
 from equivit.layers.grid import check_grid
