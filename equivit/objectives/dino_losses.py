@@ -8,13 +8,13 @@ Source: DINOv2 (arXiv 2304.07193), Section 4; DINO (2104.14294); iBOT (2111.0783
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from equivit import errors
-from equivit.layers.dino_head import DinoHead, unit
+from equivit.layers.dino_head import Bottleneck, DinoHead, Prototypes, unit
 from equivit.objectives import streams
 from equivit.objectives.streams import Stream, Sums
 
@@ -41,14 +41,10 @@ def sinkhorn_knopp(
         present = weights[:, None] > 0
         x = jnp.where(present, x, -jnp.inf)
     for _ in range(iterations):
-        total = jax.nn.logsumexp(x, axis=0)
-        x = x - jnp.where(jnp.isneginf(total), 0.0, total)
-        x = x - _where_finite(jax.nn.logsumexp(x, axis=1, keepdims=True))
+        for axis in (0, 1):
+            total = jax.nn.logsumexp(x, axis=axis, keepdims=True)
+            x = x - jnp.where(jnp.isneginf(total), 0.0, total)  # padding alone has nothing to share
     return jnp.exp(x)
-
-
-def _where_finite(x):
-    return jnp.where(jnp.isneginf(x), 0.0, x)
 
 
 def centred_targets(logits: jax.Array, center: jax.Array, temperature: float | jax.Array) -> jax.Array:
@@ -125,7 +121,7 @@ def koleo(features: jax.Array, groups: int = 1) -> jax.Array:
     u = unit(features, 1e-8).reshape(groups, images // groups, -1)
     products = jnp.einsum("gid,gjd->gij", u, u, precision=jax.lax.Precision.HIGHEST)
     itself = jnp.eye(images // groups, dtype=bool)
-    nearest = jnp.where(itself, -1.0, jax.lax.stop_gradient(products)).argmax(-1)
+    nearest = jnp.where(itself, -jnp.inf, jax.lax.stop_gradient(products)).argmax(-1)
     difference = u - jnp.take_along_axis(u, nearest[..., None], axis=1) + 1e-8
     return -jnp.log(jnp.linalg.norm(difference, axis=-1) + 1e-8).mean()
 
@@ -169,13 +165,13 @@ def _spread(sums: Sums) -> Spread:
 class Outcome(NamedTuple):
     """What `dinov2_outcome` gives: the losses, how the targets of classes and of patches spread, and the new centres.
 
-    `centers` is (class tokens, patches), each [K], or None without centering.
+    `centers` is (class tokens, patches), for the next step; each [K], or None without centering.
     """
 
     losses: dict[str, jax.Array]
     classes: Spread
     patches: Spread
-    centers: tuple[jax.Array, jax.Array] | None
+    centers: tuple[jax.Array | None, jax.Array | None]
 
 
 Heads = tuple[DinoHead, DinoHead]
@@ -190,11 +186,11 @@ def dinov2(
     *,
     teacher_temperature: float | jax.Array,
     targets: str = "sinkhorn_knopp",
-    **options,
+    **options: Any,
 ) -> dict[str, jax.Array]:
     """The losses alone of `dinov2_outcome`, which says what the arguments are."""
-    settings = dict(teacher_temperature=teacher_temperature, targets=targets, **options)
-    return dinov2_outcome(student_heads, teacher_heads, student, teacher, masks, **settings).losses
+    options |= dict(teacher_temperature=teacher_temperature, targets=targets)
+    return dinov2_outcome(student_heads, teacher_heads, student, teacher, masks, **options).losses
 
 
 def dinov2_outcome(
@@ -246,18 +242,20 @@ def dinov2_outcome(
 
     local = student.get("local_cls")
     every = student["cls"] if local is None else jnp.concatenate([student["cls"], local])
-    tokens = [_by_group(views, groups) for views in (every, teacher["cls"])]
+    ours, theirs = (_by_group(views, groups) for views in (every, teacher["cls"]))
     present = jnp.ones((groups, images // groups), bool)
-    classes = _compare(student_heads[0], teacher_heads[0], *tokens, present, center[0], settings)
-    losses = dict(zip(("global", "local"), _dino(classes.losses), strict=True))
-    losses["koleo"] = koleo_weight * sum(koleo(view, groups) for view in student["cls"])
+    classes = _compare(student_heads[0], teacher_heads[0], ours, theirs, present, center[0], settings)
 
     chosen, weights = masked_rows(masks, groups, capacity)
-    tokens = [_take(patches, chosen) for patches in (student["patches"], teacher["patches"])]
-    patches = _compare(student_heads[1], teacher_heads[1], *tokens, weights > 0, center[1], settings)
-    losses["ibot"] = (weights * patches.losses[..., 0, 0]).sum() / (views * images)
-    losses["total"] = sum(losses.values())
-    moved = None if centers is None else (classes.center, patches.center)
+    ours, theirs = (_take(patches, chosen) for patches in (student["patches"], teacher["patches"]))
+    patches = _compare(student_heads[1], teacher_heads[1], ours, theirs, weights > 0, center[1], settings)
+
+    crossed, local = _dino(classes.losses)
+    apart = koleo_weight * sum(koleo(view, groups) for view in student["cls"])
+    masked = (weights * patches.losses[..., 0, 0]).sum() / (views * images)
+    losses = {"global": crossed, "local": local, "koleo": apart, "ibot": masked}
+    losses["total"] = crossed + local + apart + masked
+    moved = (classes.center, patches.center)
     return Outcome(losses, _spread(classes.sums), _spread(patches.sums), moved)
 
 
@@ -312,10 +310,11 @@ class _Compared(NamedTuple):
 
 def _compare(student_head, teacher_head, student, teacher, present, center, settings) -> _Compared:
     """Cross-entropies of tokens [G, M, S, D] against targets from [G, M, T, D]."""
-    prototypes, guides = student_head.prototypes(), jax.lax.stop_gradient(teacher_head.prototypes())
-    features = jax.lax.stop_gradient(teacher_head.project(teacher))
-    learner = Stream(student, lambda x: prototypes.logits(student_head.project(x)) / settings.student_temperature)
-    guide = Stream(features, lambda x: guides.logits(x) / settings.teacher_temperature)
+    guides = jax.lax.stop_gradient(teacher_head.prototypes())
+    features = jax.lax.stop_gradient(streams.by_group(Bottleneck.__call__, teacher_head.mlp, teacher))
+    guide = Stream(features, guides.over(settings.teacher_temperature), Prototypes.logits)
+    prototypes = student_head.prototypes().over(settings.student_temperature)
+    learner = Stream(student, (student_head.mlp, prototypes), lambda parts, x: parts[1].logits(parts[0](x)))
     if center is None:
         size = len(guides.factors)
         shift = streams.sinkhorn_shift(guide, present, size, iterations=settings.iterations, at_once=settings.at_once)

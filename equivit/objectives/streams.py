@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AxisType, PartitionSpec
 
 
 class Stream(NamedTuple):
@@ -24,11 +25,13 @@ class Stream(NamedTuple):
 
     Attributes:
       rows: [G, M, V, D].
-      logits: maps a few rows [..., D] to their logits over the temperature, [..., K], float32.
+      weights: arrays that all rows meet.
+      logits: `logits(weights, rows)` of a few rows [..., D]: their logits over the temperature, [..., K], float32.
     """
 
     rows: jax.Array
-    logits: Callable[[jax.Array], jax.Array]
+    weights: Any
+    logits: Callable[[Any, jax.Array], jax.Array]
 
 
 class Sums(NamedTuple):
@@ -57,22 +60,24 @@ def sinkhorn_shift(stream: Stream, present: jax.Array, size: int, *, iterations:
       at_once: rows of a group that are worked on at a time.
     """
 
-    def columns(shift):
+    def columns(weights, parts):
+        """The log of the sum of each column within each group, [G, K]."""
+        given, shift = weights
+
         def add(total, part):
             rows, present = part
-            z = stream.logits(rows)
+            z = stream.logits(given, rows)
             if shift is not None:
                 z = z - jax.nn.logsumexp(z + shift, axis=-1, keepdims=True)
             z = jnp.where(present[..., None, None], z, -jnp.inf)
             return jnp.logaddexp(total, jax.nn.logsumexp(z, axis=(1, 2))), None
 
-        # Summed within each group first, so that devices speak once an iteration.
-        total, _ = jax.lax.scan(add, jnp.full((len(present), size), -jnp.inf), parts)
-        return jax.nn.logsumexp(total, axis=0)
+        start = jnp.full((len(parts[1]), size), -jnp.inf)
+        return jax.lax.scan(add, start, _parts(parts, at_once // stream.rows.shape[2]))[0]
 
-    parts, shift = _parts((stream.rows, present), at_once // stream.rows.shape[2]), None
+    shift = None
     for _ in range(iterations):
-        total = columns(shift)
+        total = jax.nn.logsumexp(by_group(columns, (stream.weights, shift), (stream.rows, present)), axis=0)
         shift = jnp.where(jnp.isneginf(total), 0.0, -total)  # no row at all: nothing to balance
     return jnp.zeros(size) if shift is None else shift
 
@@ -92,20 +97,40 @@ def cross_entropies(
       -sum_k t_k log softmax(s)_k, [G, M, T, S], and sums over the rows of targets.
     """
 
-    def step(sums, part):
-        guides, rows, present = part
-        targets, added = _targets(teacher.logits(guides) + shift, present)
-        z = student.logits(rows)
-        agreement = jnp.einsum("gmtk,gmsk->gmts", targets, z, precision=jax.lax.Precision.HIGHEST)
-        losses = jax.nn.logsumexp(z, axis=-1)[:, :, None] - agreement
-        return jax.tree.map(jnp.add, sums, added), losses
+    def compare(weights, arrays):
+        theirs, ours, shift = weights
 
-    groups, items = present.shape
-    zeros = Sums(*(jnp.zeros((groups, *shape)) for shape in ((), (), shift.shape, shift.shape)))
-    parts = _parts((teacher.rows, student.rows, present), at_once // student.rows.shape[2])
-    sums, losses = jax.lax.scan(jax.checkpoint(step, prevent_cse=False), zeros, parts)
-    losses = jnp.moveaxis(losses, 0, 1).reshape(groups, -1, *losses.shape[3:])[:, :items]
+        def step(sums, part):
+            guides, rows, present = part
+            targets, added = _targets(teacher.logits(theirs, guides) + shift, present)
+            z = student.logits(ours, rows)
+            agreement = jnp.einsum("gmtk,gmsk->gmts", targets, z, precision=jax.lax.Precision.HIGHEST)
+            losses = jax.nn.logsumexp(z, axis=-1)[:, :, None] - agreement
+            return jax.tree.map(jnp.add, sums, added), losses
+
+        groups, items = arrays[-1].shape
+        zeros = Sums(*(jnp.zeros((groups, *shape)) for shape in ((), (), shift.shape, shift.shape)))
+        parts = _parts(arrays, at_once // student.rows.shape[2])
+        sums, losses = jax.lax.scan(jax.checkpoint(step, prevent_cse=False), zeros, parts)
+        return jnp.moveaxis(losses, 0, 1).reshape(groups, -1, *losses.shape[3:])[:, :items], sums
+
+    weights = (teacher.weights, student.weights, shift)
+    losses, sums = by_group(compare, weights, (teacher.rows, student.rows, present))
     return losses, jax.tree.map(lambda leaf: jax.lax.stop_gradient(leaf.sum(0)), sums)
+
+
+def by_group(function: Callable[[Any, Any], Any], weights: Any, arrays: Any) -> Any:
+    """`function(weights, arrays)`, where arrays and results [G, ...] lie with their groups and weights are everywhere.
+
+    Under a mesh whose devices G divides among, each device works on its groups alone, and the gradient of the weights
+    is summed over devices once at the end; the compiler would do that after every few rows.
+    """
+    mesh, groups = jax.sharding.get_abstract_mesh(), len(jax.tree.leaves(arrays)[0])
+    if mesh.empty or groups % mesh.size or any(kind != AxisType.Auto for kind in mesh.axis_types):
+        return function(weights, arrays)
+    lying = PartitionSpec(mesh.axis_names)
+    run = jax.shard_map(function, in_specs=(PartitionSpec(), lying), out_specs=lying, check_vma=False)
+    return run(weights, arrays)
 
 
 def _targets(x: jax.Array, present: jax.Array) -> tuple[jax.Array, Sums]:
