@@ -1,6 +1,7 @@
 """Changes of colour in the views of DINOv2: jitter with hue, grey, blur, solarise, as torchvision has them for PIL.
 
-What is drawn is separate from the pixels: `draw` gives the changes of one crop, and `changed` makes them.
+What is drawn is separate from the pixels: `draw` gives the changes of one crop, `changed` makes them, and `packed`
+writes them as numbers for the accelerator (`device_colour.py`).
 """
 
 from collections.abc import Callable
@@ -62,6 +63,17 @@ def _draw_jitter(rng: np.random.Generator, strengths: tuple[float, ...]) -> tupl
         if strength:
             drawn.append((name, round(rng.uniform(low, middle + strength) * STEPS) / STEPS))
     return tuple(drawn[i] for i in rng.permutation(len(drawn)))
+
+
+def packed(changes: Changes) -> np.ndarray:
+    """The changes as numbers, float32 [11].
+
+    Four indices into JITTERS in the order to apply, -1 for none, and four values; then grey (0 or 1), sigma, solarise.
+    """
+    steps = np.full((2, MOST), -1, np.float32)
+    for place, (name, value) in enumerate(changes.jitter):
+        steps[:, place] = list(JITTERS).index(name), value
+    return np.array([*steps.ravel(), changes.grey, changes.sigma, changes.solarise], np.float32)
 
 
 def changed(image: Image.Image, changes: Changes) -> np.ndarray:
@@ -135,3 +147,4 @@ JITTERS: dict[str, Callable[[Image.Image, float], Image.Image]] = {
     "saturation": _enhancing(ImageEnhance.Color),
     "hue": _turned,
 }
+MOST = len(JITTERS)  # steps of a jitter

@@ -65,6 +65,7 @@ DEFAULTS = dict(
         grey=0.2,
         blur=(1.0, 0.1, 0.5),  # rates for the first global view, the second, and local ones
         solarise=0.2,  # of the second global view
+        device=False,  # colours are changed on the accelerator (data/device_colour.py)
     ),
 )
 # "random_resized_clipped" draws one box and clips it to the image, where "random_resized" draws until one fits.
@@ -132,6 +133,7 @@ TYPES: dict[str, Any] = dict(
         grey=Share,
         blur=tuple[Share, Share, Share],
         solarise=Share,
+        device=bool,
     ),
 )
 SOURCES = ("digits", "synthetic", "synthetic_maps", "tfds:<name>", "folder:<dir>", "pairs:<dir>", "npz:<file>")

@@ -28,15 +28,23 @@ class Kind:
     flip: float
     octic: bool
     rates: tuple[colour.Rates, ...]
+    device: bool
 
     def views(self, image: Image.Image, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """The entry `<name>_crops`, uint8 [V, H, W, C]."""
-        return {f"{self.name}_crops": np.stack([self._view(image, rng, rates) for rates in self.rates])}
+        """The entries `<name>_crops`, uint8 [V, H, W, C], and if colours are for the device `<name>_colours`."""
+        cut, drawn = zip(*(self._draw(image, rng, rates) for rates in self.rates), strict=True)
+        made = (colour.Changes() if self.device else changes for changes in drawn)
+        views = np.stack([colour.changed(crop, changes) for crop, changes in zip(cut, made, strict=True)])
+        colours = {f"{self.name}_colours": np.stack([*map(colour.packed, drawn)])} if self.device else {}
+        return {f"{self.name}_crops": views, **colours}
 
-    def _view(self, image: Image.Image, rng: np.random.Generator, rates: colour.Rates) -> np.ndarray:
+    def _draw(
+        self, image: Image.Image, rng: np.random.Generator, rates: colour.Rates
+    ) -> tuple[Image.Image, colour.Changes]:
+        """A crop with the colours of the image, and what is to be changed in them."""
         crop = crops.random_resized_crop(rng, image.size, *self.size, scale=self.scale, ratio=self.ratio)
         orientation = crops.draw_orientation(rng, self.flip, self.octic)
-        return colour.changed(crops.oriented(crop(image), orientation), colour.draw(rng, rates))
+        return crops.oriented(crop(image), orientation), colour.draw(rng, rates)
 
 
 class Views:
@@ -45,10 +53,12 @@ class Views:
     A view is a random part of the image, resized (bicubic), mirrored or with `data.augment.octic` turned too, and its
     colours are changed (`colour.py`).  Global views have the size of training images and the scale, ratio and flip of
     `data.augment`, local ones `local_size` and `local_scale`.  `blur` has a probability for the first global view, the
-    second, and local ones; only the second global view is solarised.
+    second, and local ones; only the second global view is solarised.  With `device` the colours are changed later, on
+    the accelerator (`device_colour.py`).
 
     Shapes: "image" of any size -> "global_crops" uint8 [2, H, W, C] and, if there are local views, "local_crops" uint8
-    [L, h, w, C].  The image, its map and its label are left out; other entries pass through.
+    [L, h, w, C]; with `device` also "global_colours" float32 [2, 11] and "local_colours" [L, 11].  The image, its map
+    and its label are left out; other entries pass through.
 
     Raises:
       ValueError: on construction, if a value in the `data` section is invalid or has no effect on views.
@@ -61,7 +71,9 @@ class Views:
         jitter = (tuple(options.jitter), options.jitter_rate, options.grey)
         first, second, local = (colour.Rates(*jitter, blur, solarise=0.0) for blur in options.blur)
         second = second._replace(solarise=options.solarise)
-        shared = dict(ratio=tuple(augment.ratio), flip=augment.flip, octic=augment.octic)
+        shared: dict[str, Any] = dict(
+            ratio=tuple(augment.ratio), flip=augment.flip, octic=augment.octic, device=options.device
+        )
         size = tuple(config.train_image_size or config.image_size)
         self.kinds = [Kind("global", size, tuple(augment.scale), **shared, rates=(first, second))]
         if options.locals:

@@ -49,6 +49,7 @@ SECTION = {
         "grey": 0.2,
         "blur": (1.0, 0.1, 0.5),
         "solarise": 0.2,
+        "device": False,
     },
 }
 EVERYTHING = {

@@ -92,6 +92,23 @@ def test_octic_views_have_each_of_eight_orientations_as_often_as_the_others(make
     assert np.abs(counts - 250).max() < 4 * np.sqrt(2000 * 7 / 64)
 
 
+def test_colours_for_the_device_are_those_that_the_host_would_have_changed(make):
+    """Brightness alone, and inverted in the second view, so that the host's views follow from the numbers."""
+    rates = dict(jitter=(0.4, 0.0, 0.0, 0.0), jitter_rate=1.0, grey=0.0, blur=(0.0, 0.0, 0.0), solarise=1.0)
+    host, device = (
+        make(**rates, device=device)({"image": image_of()}, np.random.default_rng(5)) for device in (False, True)
+    )
+    assert device["global_colours"].shape == (2, 11) and device["local_colours"].shape == (2, 11)
+    for name, inverted in {"global": [0, 1], "local": [0, 0]}.items():
+        numbers = device[f"{name}_colours"]
+        assert numbers.dtype == np.float32 and numbers[:, -1].tolist() == inverted
+        factors = numbers[:, 4, None, None, None]
+        assert len(set(factors.ravel())) == 2 and np.array_equal(numbers[:, :4], [[0, -1, -1, -1]] * 2)
+        brighter = np.clip(np.floor(factors * device[f"{name}_crops"]), 0, 255)
+        inverts = numbers[:, -1, None, None, None] * (brighter >= 128)
+        assert np.array_equal(host[f"{name}_crops"], np.where(inverts, 255 - brighter, brighter))
+
+
 def test_batches_depend_on_the_seed_and_their_number_alone(section):
     def batch(index, count):
         config = section(train_examples=64, augment={"crop": "random_resized"})
