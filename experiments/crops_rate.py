@@ -58,7 +58,7 @@ def row(name: str, pipeline: float, pillow: float) -> dict:
 
 
 class Files:
-    """JPEG files in memory: noise of all sizes, of 80 kB like those of photographs, by which decoding takes its time."""
+    """JPEG files in memory: noise of all sizes, of 80 kB like photographs, by which decoding takes its time."""
 
     classes, channels = (), 3
 

@@ -17,7 +17,7 @@ from equivit.constraints import (
     Size,
     Words,
 )
-from equivit.data import corruptions, crops, rand_augment, reading
+from equivit.data import corruptions, crops, rand_augment, reading, sources
 
 DEFAULTS = dict(
     source="digits",
@@ -136,14 +136,14 @@ TYPES: dict[str, Any] = dict(
         device=bool,
     ),
 )
-SOURCES = ("digits", "synthetic", "synthetic_maps", "tfds:<name>", "folder:<dir>", "pairs:<dir>", "npz:<file>")
 
 
 def check(section: ConfigDict) -> None:
     """ValueError for an invalid value; the number of channels is checked when the source is opened."""
     constraints.check_section("config.data", section, TYPES)
-    if section.source.partition(":")[0] not in {source.partition(":")[0] for source in SOURCES}:
-        errors.one_of("config.data.source", section.source, SOURCES)
+    for part in sources.parts(section.source):
+        if part.partition(":")[0] not in sources.KINDS:
+            errors.one_of("config.data.source", part, sources.forms())
     for key in ("split", "eval_split"):
         if not section[key]:
             raise ValueError(f"config.data.{key}='' must be the name of a split, such as {DEFAULTS[key]!r}.")
