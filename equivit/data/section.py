@@ -33,7 +33,7 @@ DEFAULTS = dict(
     repeats=1,  # copies of an example in one batch (repeated augmentation)
     void=(255,),  # numbers in label maps that mean "no class"; the name of one in a source's `classes` is left out
     fit=None,  # (longer, shorter side): images are resized to fit in it, by crop="scaled" and eval_crop="whole"
-    eval_crop="centre",  # or "whole": no crop; images differ in size, and label maps keep theirs
+    eval_crop="centre",  # "squash": no crop, the aspect is lost; "whole": images differ in size, label maps keep theirs
     multiple=1,  # eval_crop="whole": each side is resized up to the next multiple
     crop_ratio=1.0,  # evaluation: fraction of the resized side that the centre crop keeps
     interpolation="bicubic",  # evaluation: of the resizing, which is antialiased; or "bilinear"
@@ -72,7 +72,7 @@ DEFAULTS = dict(
 # "scaled" resizes by a random ratio, cuts at random and fills up with the mean colour, with interpolation.
 # "centre" is the crop of evaluation, with its crop_ratio and interpolation.
 CROPS = ("random_resized", "random_resized_clipped", "simple_random", "pad", "scaled", "centre", "none")
-EVAL_CROPS = ("centre", "whole")
+EVAL_CROPS = ("centre", "squash", "whole")
 LARGEST_SIDE = 2**15  # pixels of an image that a model may be given, or that one is cut from
 Channels = Annotated[Literal[1, 3], Words("1 (grey) or 3 (RGB)")]
 Corruption = Annotated[str, OneOf(corruptions.NAMES)]

@@ -87,8 +87,9 @@ class Train:
 class Evaluation:
     """Resizes to cover image_size / crop_ratio, with the aspect ratio kept, and crops image_size from the centre.
 
-    With `eval_crop="whole"` nothing is cut: the image is resized to `fit`, with the aspect ratio kept, and each side to
-    the next multiple of `multiple`, both in one step; its label map stays as it is, so that scores are taken at the
+    With `eval_crop="squash"` nothing is cut, and the aspect ratio is lost.  With `eval_crop="whole"` nothing is cut
+    either: the image is resized to `fit`, with the aspect ratio kept, and each side to the next multiple of `multiple`,
+    both in one step; its label map stays as it is, so that scores are taken at the
     size of the labels.
 
     Shapes: "image" of any size -> uint8 [H, W, C]; "map" of the same size -> int32 [H, W], or of that size, if whole.
@@ -99,6 +100,7 @@ class Evaluation:
         self.height, self.width = config.image_size
         self.crop_ratio, self.interpolation = config.crop_ratio, config.interpolation
         self.whole, self.fit, self.multiple = config.eval_crop == "whole", config.fit, config.multiple
+        self.squash = config.eval_crop == "squash"
 
     def __call__(self, example: dict[str, Any], rng: np.random.Generator | None = None) -> dict[str, Any]:
         """The example as it is evaluated; nothing is random."""
@@ -111,6 +113,8 @@ class Evaluation:
         if self.whole:
             size = crops.rounded_up(*crops.fitted(image.size, self.fit), self.multiple)
             return crops.resize(image, *size, self.interpolation)
+        if self.squash:
+            return crops.squash(image, self.height, self.width, self.interpolation)
         return crops.central(image, self.height, self.width, self.crop_ratio, self.interpolation)
 
 

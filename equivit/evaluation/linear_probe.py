@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.experimental import multihost_utils
 
 from equivit.evaluation.knn import check_labels
 from equivit.evaluation.neighbours import Array
@@ -93,7 +94,7 @@ class Probe:
     """
 
     heads: Heads
-    stacked: Mapping[str, tuple[Array, Array]]
+    stacked: Mapping[str, tuple[np.ndarray, np.ndarray]]
     losses: np.ndarray
 
     @property
@@ -116,7 +117,7 @@ class Probe:
         return _logits(self.heads.inputs, dict(self.stacked), class_tokens, patch_tokens)
 
     def _by_name(self, which: int) -> dict[str, np.ndarray]:
-        arrays = [head for of in self.heads.inputs for head in np.asarray(self.stacked[of.name][which])]
+        arrays = [head for of in self.heads.inputs for head in self.stacked[of.name][which]]
         return dict(zip(self.names, arrays, strict=True))
 
 
@@ -180,11 +181,12 @@ def fit(
             watch(state)
     if state is None or step < steps:
         raise ValueError(f"linear probe: there are {step} batches, and steps={steps}; give more of them.")
-    stacked = {of.name: (state[f"{of.name}/weight"], state[f"{of.name}/bias"]) for of in heads.inputs}
-    return Probe(heads, stacked, np.asarray(state["losses"]))
+    end = multihost_utils.process_allgather(state, tiled=True)
+    stacked = {of.name: (end[f"{of.name}/weight"], end[f"{of.name}/bias"]) for of in heads.inputs}
+    return Probe(heads, stacked, end["losses"])
 
 
-def best(accuracies: Sequence[float]) -> int:
+def best(accuracies: Sequence[float] | np.ndarray) -> int:
     """The index of the best head, the first of several."""
     return int(np.argmax(np.asarray(accuracies)))
 

@@ -2,9 +2,9 @@
 
     minimise  sum_i CE_i + |W|^2 / (2 C)
 
-over weights W and free intercepts, from zero, by L-BFGS: at most 1000 iterations, and fewer once 10 of them have been no
-progress.  That is a lower loss, or where float32 tells no difference a smaller gradient, which it resolves further.
-With a large C the end may not be the minimum, which lies far away.
+over weights W and free intercepts, from zero, by L-BFGS: at most 1000 iterations, and fewer after 10 without progress.
+Progress is a lower loss or, where float32 tells no difference, a smaller gradient, which it resolves further.  With a
+large C the end may not be the minimum, which lies far away.
 
 Source: CAPI's and DinoBloom's evaluations, which call cuML and scikit-learn; with these minima this one agrees to 1e-3.
 """
@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.experimental import multihost_utils
 from jax.sharding import PartitionSpec
 
 from equivit.evaluation.neighbours import Array
@@ -78,10 +79,9 @@ def fit(features: Array, labels: Array, *, C: float) -> Logistic:
     rows = PartitionSpec(mesh.axis_names)
     x = scattered(np.pad(features, ((0, missing), (0, 0))), rows)
     y = scattered(np.pad(targets.astype(np.int32), (0, missing), constant_values=-1), rows)
-    penalty = np.float32(1 / (2 * C * len(features)))
-    (weight, intercept), iterations, gradient = jax.device_get(
-        _minimum(np.zeros((len(classes), features.shape[1]), np.float32), x, y, penalty, np.float32(len(features)))
-    )
+    weight = np.zeros((len(classes), features.shape[1]), np.float32)
+    found = _minimum(weight, x, y, np.float32(1 / (2 * C * len(features))), np.float32(len(features)))
+    (weight, intercept), iterations, gradient = multihost_utils.process_allgather(found, tiled=True)
     return Logistic(classes, weight, intercept - intercept.mean(), int(iterations), float(gradient))
 
 
