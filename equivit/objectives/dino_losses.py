@@ -40,11 +40,14 @@ def sinkhorn_knopp(
     if weights is not None:
         present = weights[:, None] > 0
         x = jnp.where(present, x, -jnp.inf)
-    for _ in range(iterations):
+
+    def balance(_, x):
         for axis in (0, 1):
             total = jax.nn.logsumexp(x, axis=axis, keepdims=True)
             x = x - jnp.where(jnp.isneginf(total), 0.0, total)  # padding alone has nothing to share
-    return jnp.exp(x)
+        return x
+
+    return jnp.exp(jax.lax.fori_loop(0, iterations, balance, x))
 
 
 def centred_targets(logits: jax.Array, center: jax.Array, temperature: float | jax.Array) -> jax.Array:
