@@ -18,7 +18,7 @@ from flax import nnx
 from equivit.layers.drop import dropout, split
 from equivit.layers.grid import Frame, Layout, check_images
 from equivit.layers.prefix import JumboRows, Prefix
-from equivit.layers.readout import Readout, to_dense
+from equivit.layers.readout import BlocksReadout, Readout, to_dense
 from equivit.layers.stack import Seen, Stack
 from equivit.models.adaptive import placed
 from equivit.models.features import Features, Grid
@@ -105,8 +105,11 @@ class ViT(nnx.Module):
     ) -> jax.Array:
         """What the head reads, [*B, features]."""
         x, layout = self.embed(images, keep, mask)
-        x, _ = self.trunk(x, layout, key=key, train=train)
-        return self.readout(x, layout)
+        earlier = range(len(self.blocks) - self.config.pool_blocks, len(self.blocks) - 1)
+        x, seen = self.trunk(x, layout, capture=tuple(earlier), key=key, train=train)
+        if not isinstance(self.readout, BlocksReadout):
+            return self.readout(x, layout)
+        return self.readout(x, layout, [self._dense(seen.outputs[i]) for i in earlier])
 
     def features(
         self,

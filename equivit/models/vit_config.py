@@ -39,7 +39,7 @@ from equivit.layers.isotypic import channels
 from equivit.layers.parts import Parts
 from equivit.layers.position import IsotypicPosition, Position, SinCos
 from equivit.layers.prefix import Prefix, token
-from equivit.layers.readout import ClassReadout, FcNormReadout, MeanReadout
+from equivit.layers.readout import BlocksReadout, ClassReadout, FcNormReadout, MeanReadout
 from equivit.layers.split_mlp import SplitMlp
 from equivit.layers.stack import REMAT, Stack
 from equivit.layers.transition import Invariantize, components, values
@@ -99,7 +99,10 @@ class ViTConfig:
       isotypic_norm: "official" or "balanced" (`layers/isotypic.py`).
       isotypic_eps: epsilon of the isotypic norms.
       num_classes: None for no head.
-      pool: the head reads the "class" token or the "mean" of the patch tokens; None: "class" if there is a class token.
+      pool: the head reads the "class" token, the "mean" of the patch tokens or, as DINOv2's linear heads, both, in this
+        order ("class_and_mean"); None: "class" if there is a class token.
+      pool_blocks: of how many of the last blocks the head reads the class token, the earliest first, each after the
+        final norm; of the patches it always reads those of the last block.
       fc_norm: the final norm is applied after the mean over tokens, as in MAE's fine-tuning, not before it; for
         pool="mean" of dense tokens.
       class_token: whether the model has a class token; None: yes, unless the family is D8.
@@ -150,7 +153,8 @@ class ViTConfig:
     isotypic_norm: Literal["official", "balanced"] = "official"
     isotypic_eps: PositiveFloat = 1e-5
     num_classes: PositiveInt | None = 1000
-    pool: Annotated[str, OneOf(("class", "mean"))] = BY_FAMILY
+    pool: Annotated[str, OneOf(("class", "mean", "class_and_mean"))] = BY_FAMILY
+    pool_blocks: PositiveInt = 1
     fc_norm: bool = False
     class_token: bool = BY_FAMILY
     class_position: bool = False
@@ -201,8 +205,9 @@ class ViTConfig:
             self._set(invariant="linear_signed" if self.family == "D2" else "power_spectrum")
 
     def _check_readout(self):
-        if self.pool == "class" and not self.class_token:
-            raise ValueError("ViT: pool='class' needs class_token=True; without one use pool='mean'.")
+        if self.pool in ("class", "class_and_mean") and not self.class_token:
+            raise ValueError(f"ViT: pool={self.pool!r} needs class_token=True; without one use pool='mean'.")
+        self._check_pooled_blocks()
         if self.fc_norm and (self.pool != "mean" or self.ends_with_fields):
             raise ValueError(
                 f"ViT: fc_norm=True is for the mean of dense tokens, not for family {self.family} with "
@@ -210,6 +215,19 @@ class ViTConfig:
             )
         if self.register_mlp is not None and not self.registers:
             raise ValueError(f"ViT: register_mlp={self.register_mlp!r} needs registers, such as registers=16.")
+
+    def _check_pooled_blocks(self):
+        if self.pool_blocks == 1 and self.pool != "class_and_mean":
+            return
+        if self.ends_with_fields:
+            raise ValueError(
+                f"ViT: pool={self.pool!r} with pool_blocks={self.pool_blocks} reads dense tokens, and family "
+                f"{self.family} ends with fields; take pool='class' or 'mean' and pool_blocks=1, or a family H or I."
+            )
+        if self.pool not in ("class", "class_and_mean"):
+            raise ValueError(f"ViT: pool_blocks={self.pool_blocks} is of class tokens; pool={self.pool!r} takes 1.")
+        if self.pool_blocks > self.depth:
+            raise ValueError(f"ViT: pool_blocks={self.pool_blocks} is more than the depth, {self.depth}.")
 
     def _check_blocks(self):
         k = self.equivariant_blocks
@@ -411,13 +429,16 @@ def _exit(config: ViTConfig, parts: Parts) -> dict[str, Any]:
         invariant = invariants.create(config.invariant, width, group=config.group, rngs=rngs)
     norm = (parts if config.ends_with_fields else parts.of(None)).norm(width)
     options: dict[str, Any] = dict(class_token=config.class_token, invariant=invariant)
-    if config.pool == "class":
+    if config.pool == "class_and_mean" or config.pool_blocks > 1:
+        readout = BlocksReadout(norm, patches=config.pool == "class_and_mean", class_token=True)
+    elif config.pool == "class":
         readout = ClassReadout(norm, **options)
     elif config.fc_norm:
         readout = FcNormReadout(norm, class_token=config.class_token)
     else:
         readout = MeanReadout(norm, pool_first=config.pool_first, **options)
-    features = width if invariant is None else invariant.out_features
+    features = width * (config.pool_blocks + (config.pool == "class_and_mean"))
+    features = features if invariant is None else invariant.out_features
     return dict(transition=leave, readout=readout, head=make_head(config, features, config.family == "D8", rngs))
 
 

@@ -89,7 +89,7 @@ def load(
         constraints.check(f"{source}: num_classes", num_classes, constraints.PositiveInt)
         if "num_classes" not in (field.name for field in dataclasses.fields(config)):
             raise ValueError(f"{source}: {num_classes=}, but its models have no head.")
-        left_out += [pair.theirs for pair in table.pairs if pair.ours[0].startswith("head.")]
+        left_out += [name for pair in table.pairs if pair.ours[0].startswith("head.") for name in pair.names]
         model, _ = remade(model, rngs=nnx.Rngs(params=seed), num_classes=num_classes)
     if left_out:
         print(f"{source}: left out knowingly: {names.brief(left_out)}.")

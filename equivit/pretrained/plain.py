@@ -13,7 +13,7 @@ from equivit.layers.grid import check_grid
 from equivit.models.vit_config import ViTConfig
 from equivit.pretrained import inference, mapping
 from equivit.pretrained.format import Hints
-from equivit.pretrained.mapping import Pair, Table, named
+from equivit.pretrained.mapping import Joined, Pair, Table, named
 
 
 class Spelling(NamedTuple):
@@ -23,6 +23,7 @@ class Spelling(NamedTuple):
     and `x_bias`.  None: the format has none, or its own table has them.
 
     Attributes:
+      qkv: one map, or those of queries, keys and values.
       fc, swiglu: the two maps of an MLP, and of a gated one.
       scales: the layer scales of a block.
       fc_norm: the norm of the mean token, in files that have it in place of `norm`.
@@ -36,7 +37,7 @@ class Spelling(NamedTuple):
     position: str | None = "pos_embed"
     blocks: str = "blocks"
     norm1: str = "norm1"
-    qkv: str = "attn.qkv"
+    qkv: str | tuple[str, str, str] = "attn.qkv"
     proj: str = "attn.proj"
     norm2: str = "norm2"
     fc: tuple[str, str] = ("mlp.fc1", "mlp.fc2")
@@ -59,6 +60,7 @@ def fields(state: Mapping[str, np.ndarray], spelling: Spelling, hints: Hints, so
     mlp, mlp_dim = _mlp(state, spelling, source)
     head = named(spelling.head, "weight") if spelling.head else ""
     registers = spelling.registers or ""
+    first = spelling.qkv if isinstance(spelling.qkv, str) else spelling.qkv[0]
     mean = dict(pool="mean", fc_norm=True) if named(spelling.fc_norm, "weight") in state else {}
     return mean | dict(
         width=width,
@@ -74,7 +76,7 @@ def fields(state: Mapping[str, np.ndarray], spelling: Spelling, hints: Hints, so
         class_position=class_position,
         registers=inference.shape(state, source, registers, 2 + spelling.batched)[-2] if registers in state else 0,
         mask_token=spelling.mask_token in state,
-        qkv_bias=inference.count(state, named(spelling.qkv, "bias"), spelling.blocks) > 0,
+        qkv_bias=inference.count(state, named(first, "bias"), spelling.blocks) > 0,
         layer_scale=1e-4 if spelling.scales and inference.count(state, spelling.scales[0], spelling.blocks) else None,
     )
 
@@ -87,7 +89,7 @@ def table(config: ViTConfig, spelling: Spelling, source: str) -> Table:
     """
     _require(config, spelling, source)
     ones = int(spelling.batched)
-    pairs = [
+    pairs: list[Pair | Joined] = [
         mapping.moved(named(spelling.patch_embed, "weight"), "patch_embed.kernel", (2, 3, 1, 0)),
         mapping.same(named(spelling.patch_embed, "bias"), "patch_embed.bias"),
     ]
@@ -110,12 +112,16 @@ def table(config: ViTConfig, spelling: Spelling, source: str) -> Table:
     return Table(pairs)
 
 
-def block(index: int, config: ViTConfig, spelling: Spelling) -> list[Pair]:
+def block(index: int, config: ViTConfig, spelling: Spelling) -> list[Pair | Joined]:
     """One block."""
     theirs, ours = f"{spelling.blocks}.{index}", f"blocks.{index}"
     first, second = spelling.swiglu if spelling.swiglu and config.mlp == "swiglu" else spelling.fc
-    pairs = mapping.norm(f"{theirs}.{spelling.norm1}", f"{ours}.norm1")
-    pairs += mapping.linear(f"{theirs}.{spelling.qkv}", f"{ours}.attention.qkv", bias=config.qkv_bias)
+    pairs: list[Pair | Joined] = [*mapping.norm(f"{theirs}.{spelling.norm1}", f"{ours}.norm1")]
+    if isinstance(spelling.qkv, str):
+        pairs += mapping.linear(f"{theirs}.{spelling.qkv}", f"{ours}.attention.qkv", bias=config.qkv_bias)
+    else:
+        maps = tuple(f"{theirs}.{name}" for name in spelling.qkv)
+        pairs += mapping.joined(maps, f"{ours}.attention.qkv", bias=config.qkv_bias)
     pairs += mapping.linear(f"{theirs}.{spelling.proj}", f"{ours}.attention.proj")
     pairs += mapping.norm(f"{theirs}.{spelling.norm2}", f"{ours}.norm2")
     pairs += mapping.linear(f"{theirs}.{first}", f"{ours}.mlp.fc1")
