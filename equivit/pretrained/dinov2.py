@@ -15,12 +15,16 @@ import os
 import re
 from collections.abc import Mapping
 
+import jax
 import numpy as np
+from flax import nnx
 
+from equivit import logical
+from equivit.layers.dino_head import DinoHead
 from equivit.models.vit_config import ViTConfig
 from equivit.pretrained import inference, mapping, names, plain, reading
 from equivit.pretrained.format import Format, Hints, State
-from equivit.pretrained.mapping import Table
+from equivit.pretrained.mapping import Pair, Table
 from equivit.pretrained.plain import Spelling
 
 NAME = "dinov2"
@@ -43,6 +47,14 @@ SPELLINGS = {
     ),
     "timm": Spelling(mask_token=None, swiglu=Spelling().fc, head=HEAD),
 }
+# A head of the self-supervised training: three maps, and the directions and lengths of the prototypes.
+HEAD_TABLE = Table(
+    [
+        *(pair for i in range(3) for pair in mapping.linear(f"mlp.{2 * i}", f"fc{i + 1}")),
+        mapping.same("last_layer.weight_v", "directions"),
+        Pair("last_layer.weight_g", ("gains",), lambda x: (x.reshape(-1),), lambda x: x.reshape(-1, 1)),
+    ]
+)
 
 
 def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
@@ -69,16 +81,34 @@ def table(config: ViTConfig, flavour: str) -> Table:
     return plain.table(config, SPELLINGS[flavour], NAME)
 
 
-def load_head(weights: Mapping[str, np.ndarray] | str | os.PathLike, name: str = "dino_head") -> dict[str, np.ndarray]:
-    """A head of a training checkpoint: its tensors, `mlp.0.weight` to `last_layer.weight_v`, as they are in the file.
+def load_head(weights: Mapping[str, np.ndarray] | str | os.PathLike, name: str = "dino_head") -> DinoHead:
+    """A head of the self-supervised training, in float32.
 
     Args:
-      weights: the tensors of the head, or those of a checkpoint, or its file.
+      weights: the tensors of the head, `mlp.0.weight` to `last_layer.weight_v`, or those of a checkpoint, or its file.
       name: which head of a checkpoint, "dino_head" or "ibot_head".
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: there is no such head, or one message with every tensor that is missing, unexpected or misshapen.
     """
     content = reading.read(weights) if isinstance(weights, str | os.PathLike) else weights
     state, _ = reading.state_dict(content)
-    return {key.removeprefix(f"{name}."): tensor for key, tensor in state.items() if key.startswith(f"{name}.")}
+    if "last_layer.weight_v" not in state:
+        state = {key.removeprefix(f"{name}."): x for key, x in state.items() if key.startswith(f"{name}.")}
+    width = inference.shape(state, f"{NAME}: {name}", "mlp.0.weight", 2)[1]
+    hidden = inference.shape(state, f"{NAME}: {name}", "mlp.2.weight", 2)[0]
+    prototypes, bottleneck = inference.shape(state, f"{NAME}: {name}", "last_layer.weight_v", 2)
+    head = jax.eval_shape(
+        lambda: DinoHead(width, prototypes, hidden=hidden, bottleneck=bottleneck, rngs=nnx.Rngs(params=0))
+    )
+    shapes = {key: tensor.shape for key, tensor in logical.to_logical(head).items()}
+    return logical.from_logical(head, mapping.read(HEAD_TABLE, state, shapes, f"{NAME}: {name}"))
+
+
+def head_state(head: DinoHead) -> dict[str, np.ndarray]:
+    """The tensors of a head under their official names; the inverse of `load_head`."""
+    return mapping.write(HEAD_TABLE, jax.device_get(logical.to_logical(head)), f"{NAME}: head")
 
 
 def _rename(name: str) -> str:

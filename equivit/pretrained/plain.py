@@ -5,7 +5,7 @@ A format of plain ViTs is a `Spelling` and the few things that it does different
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -133,7 +133,7 @@ def block(index: int, config: ViTConfig, spelling: Spelling) -> list[Pair | Join
 
 def _require(config, spelling, source):
     """Refuse what `mapping.check` cannot: these choices show in no tensor, or in too many to list."""
-    values = dict(family="plain", class_token=spelling.class_token is not None)
+    values: dict[str, Any] = dict(family="plain", class_token=spelling.class_token is not None, pool_blocks=1)
     values |= dict(pool="mean" if config.fc_norm else "class") if spelling.class_token is not None else {}
     values |= dict(position="learned") if spelling.position is not None else {}
     values |= dict(layer_scale=None) if not spelling.scales else {}

@@ -52,6 +52,22 @@ MODELS |= {
     "Jumbo of 2025": ("jumbo", "legacy", JUMBO | PRESETS["legacy"] | dict(image_size=(16, 48))),
     "Jumbo's baseline": ("jumbo", "plain", dict(norm_eps=1e-5, position_antialias=True)),
 }
+HUB = dict(class_position=True, position_offset=0.1, **NO_HEAD)
+WITH_REGISTERS = dict(class_position=True, registers=4, position_antialias=True, **NO_HEAD)
+LINEAR_HEAD = dict(num_classes=5, pool="class_and_mean")
+MODELS |= {
+    "hub": ("dinov2", "hub", HUB),
+    "hub registers": ("dinov2", "hub", WITH_REGISTERS),
+    "hub giant": ("dinov2", "hub", HUB | dict(mlp="swiglu", mlp_dim=24, image_size=(16, 48))),
+    "hub linear": ("dinov2", "hub", HUB | LINEAR_HEAD),
+    "hub linear4": ("dinov2", "hub", WITH_REGISTERS | LINEAR_HEAD | dict(pool_blocks=3)),
+    "transformers": ("dinov2", "transformers", HUB),
+    "transformers registers": ("dinov2", "transformers", WITH_REGISTERS | dict(qkv_bias=False)),
+    "transformers giant": ("dinov2", "transformers", WITH_REGISTERS | dict(mlp="swiglu", mlp_dim=24)),
+    "transformers linear": ("dinov2", "transformers", HUB | LINEAR_HEAD),
+    "timm's DINOv2": ("dinov2", "timm", HUB | dict(mask_token=False)),
+    "timm's DINOv2 registers": ("dinov2", "timm", WITH_REGISTERS | dict(mask_token=False, class_position=False)),
+}
 KINDS = ("linear", "power_spectrum", "triple_correlation", "polynomial", "max_filtering", "canonisation")
 MODELS |= {f"I8 {kind}": ("octic_vits", "deit", I8 | dict(invariant=kind)) for kind in KINDS}
 
@@ -208,6 +224,7 @@ def test_the_order_of_flip_tokens_is_checked():
         ("Jumbo of 2025", dict(), "jumbo: pos_embed has 12 rows, which form no square grid.* give image_size="),
         ("plain registers", dict(), "no square grid of patches.* give image_size="),
         ("plain", dict(image_size=(64, 64)), "not those of an image of 64x64 in patches of 8x8"),
+        ("H8", dict(head={}), "octic_vits: head= is a file of dinov2; other"),
         ("H8", dict(image_size=(64, 64)), r"misshapen: .*pos_embed.0 \(2, 2, 8\), expected \(4, 4, 8\)"),
     ],
 )  # fmt: skip
