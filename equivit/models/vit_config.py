@@ -88,8 +88,8 @@ class ViTConfig:
       image_size: (height, width) at which the positional table is learned; the model takes any size that the patch
         divides.
       mlp_dim: hidden width of the MLP; None: four times the width.
-      mlp: "gelu", "gelu_tanh" (the tanh approximation, Flax's default) or "swiglu" (DINOv2 giant); equivariant
-        families take only "gelu".
+      mlp: "gelu", "gelu_tanh" (the tanh approximation, Flax's default), "quick_gelu" (x sigmoid(1.702 x), OpenAI's
+        CLIP) or "swiglu" (DINOv2 giant); equivariant families take only "gelu".
       norm_eps: epsilon of the dense layer norms.
       family: a key of `FAMILIES`.
       equivariant_blocks: k in the table above; None: half of the depth (rounded down) for H and I, all for D.
@@ -98,7 +98,9 @@ class ViTConfig:
       pool_first: D8 averages over tokens before the invariantization, not after it.
       isotypic_norm: "official" or "balanced" (`layers/isotypic.py`).
       isotypic_eps: epsilon of the isotypic norms.
-      num_classes: None for no head.
+      num_classes: None for no classifier.
+      projection: entries of the image's embedding: the head is a linear map without a bias, as in CLIP; None for no
+        such head.
       pool: the head reads the "class" token, the "mean" of the patch tokens or, as DINOv2's linear heads, both, in this
         order ("class_and_mean"); None: "class" if there is a class token.
       pool_blocks: of how many of the last blocks the head reads the class token, the earliest first, each after the
@@ -123,6 +125,8 @@ class ViTConfig:
         version of MAE).
       position_antialias, position_offset: how learned positions of plain models are resized (`layers/position.py`);
         pretrained weights expect certain values.
+      patch_bias: whether the patch embedding of a plain model has a bias; CLIP's has none.
+      pre_norm: a layer norm of all tokens before the first block (CLIP).
       qkv_bias: whether queries, keys and values have biases.
       layer_scale: initial layer scale; None for no layer scale.
       drop_path: probability of dropping a residual branch of a block for a sample, used when a key is given; a pair
@@ -144,7 +148,7 @@ class ViTConfig:
     image_size: Size = (224, 224)
     in_channels: PositiveInt = 3
     mlp_dim: PositiveInt | None = None
-    mlp: Literal["gelu", "gelu_tanh", "swiglu"] = "gelu"
+    mlp: Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu"] = "gelu"
     norm_eps: PositiveFloat = 1e-6
     family: Annotated[str, OneOf(FAMILIES)] = "plain"
     equivariant_blocks: NonNegativeInt | None = None
@@ -153,6 +157,7 @@ class ViTConfig:
     isotypic_norm: Literal["official", "balanced"] = "official"
     isotypic_eps: PositiveFloat = 1e-5
     num_classes: PositiveInt | None = 1000
+    projection: PositiveInt | None = None
     pool: Annotated[str, OneOf(("class", "mean", "class_and_mean"))] = BY_FAMILY
     pool_blocks: PositiveInt = 1
     fc_norm: bool = False
@@ -170,6 +175,8 @@ class ViTConfig:
     position_std: NonNegativeFloat = 0.02
     position_antialias: bool = False
     position_offset: NonNegativeFloat = 0.0
+    patch_bias: bool = True
+    pre_norm: bool = False
     qkv_bias: bool = True
     layer_scale: NonNegativeFloat | None = 1e-4
     drop_path: Below1 | tuple[Below1, Below1] = 0.0
@@ -186,7 +193,7 @@ class ViTConfig:
         self._choose_by_family()
         constraints.check_fields(self, "ViT")
         self._check_readout()
-        for name, plain in (("mlp", "gelu"), ("position", "learned"), ("init", "normal")):
+        for name, plain in (("mlp", "gelu"), ("position", "learned"), ("init", "normal"), ("patch_bias", True)):
             if self.group is not None and (value := getattr(self, name)) != plain:
                 raise ValueError(f"ViT: {name}={value!r} is for plain models; family {self.family} takes {plain!r}.")
         check_grid(self.image_size, self.patch_size, "ViT: image_size")
@@ -208,6 +215,10 @@ class ViTConfig:
         if self.pool in ("class", "class_and_mean") and not self.class_token:
             raise ValueError(f"ViT: pool={self.pool!r} needs class_token=True; without one use pool='mean'.")
         self._check_pooled_blocks()
+        if self.num_classes is not None and self.projection is not None:
+            raise ValueError(
+                f"ViT: num_classes={self.num_classes} and projection={self.projection} are two heads; set one to None."
+            )
         if self.fc_norm and (self.pool != "mean" or self.ends_with_fields):
             raise ValueError(
                 f"ViT: fc_norm=True is for the mean of dense tokens, not for family {self.family} with "
@@ -330,6 +341,7 @@ def build(config: ViTConfig, rngs: nnx.Rngs) -> ViT:
         position=position(config, rngs),
         prefix=Prefix(width, **prefix, rngs=rngs) if config.prefix else None,
         mask_token=token((width,), 0.0, rngs) if config.mask_token else None,
+        pre_norm=parts.norm(config.width) if config.pre_norm else None,
         blocks=stack(config, functools.partial(_block, config), rngs),
         **_exit(config, parts),
     )
@@ -346,6 +358,7 @@ def parts_of(config: ViTConfig, rngs: nnx.Rngs) -> Parts:
         layer_scale=config.layer_scale,
         activation=config.mlp,
         qkv_bias=config.qkv_bias,
+        patch_bias=config.patch_bias,
         init=config.init,
         dropout=config.dropout,
     )
@@ -443,8 +456,10 @@ def _exit(config: ViTConfig, parts: Parts) -> dict[str, Any]:
 
 
 def make_head(config: ViTConfig, features: int, hidden: bool, rngs: nnx.Rngs) -> nnx.Module | None:
-    """The classifier on `features` entries, with or without a hidden layer; None without classes."""
+    """The projection or classifier of `features` entries, this with or without a hidden layer; None for neither."""
     classes, init = config.num_classes, nnx.initializers.normal(config.head_std)
+    if config.projection is not None:
+        return dense.Linear(features, config.projection, bias=False, init=init, rngs=rngs)
     if classes is None:
         return None
     if hidden:

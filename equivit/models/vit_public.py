@@ -1,7 +1,7 @@
 """ViTs with public weights, under the sizes and the rules that these have.
 
-`dinov2_vit_*14` is the hub's model for images of 518 pixels, `*_reg` that with four registers.  `pretrained.load` finds
-these configurations from the files alone.
+`dinov2_vit_*14` is the hub's model for images of 518 pixels, `*_reg` that with four registers; `clip_vit_*` are OpenAI's
+image encoders, with the projection as head.  `pretrained.load` finds these configurations from the files.
 """
 
 from typing import Any
@@ -23,3 +23,21 @@ NAMES = {
     for suffix, fields in RESIZING.items()
     for size, numbers in DINOV2_SIZES.items()
 }
+
+CLIP: dict[str, Any] = dict(
+    num_classes=None,
+    mlp="quick_gelu",
+    norm_eps=1e-5,
+    class_position=True,
+    position_antialias=True,
+    patch_bias=False,
+    pre_norm=True,
+    layer_scale=None,
+)
+CLIP_SIZES: dict[str, dict[str, Any]] = {
+    "b32": SIZES["b16"] | dict(patch_size=32, projection=512),
+    "b16": SIZES["b16"] | dict(projection=512),
+    "l14": SIZES["l16"] | dict(patch_size=14, projection=768),
+    "l14_336": SIZES["l16"] | dict(patch_size=14, projection=768, image_size=(336, 336)),
+}
+NAMES |= {f"clip_vit_{size}": Preset(ViTConfig, {**CLIP, **numbers}) for size, numbers in CLIP_SIZES.items()}

@@ -17,7 +17,7 @@ from flax import nnx
 from equivit import constraints, errors, logical
 from equivit.models.model import ModelModule
 from equivit.models.remade import remade
-from equivit.pretrained import cvt, dinov2, flip, jumbo, mae, mapping, mvit, names, octic_vits, reading, swin, timm
+from equivit.pretrained import clip, cvt, dinov2, flip, jumbo, mae, mapping, mvit, names, octic_vits, reading, swin, timm
 from equivit.pretrained.format import Format
 
 # A new format: one file of this folder, and its place among these.
@@ -26,6 +26,7 @@ _ALL = (
     flip.FORMAT,
     timm.FORMAT,
     dinov2.FORMAT,
+    clip.FORMAT,
     mvit.FORMAT,
     swin.FORMAT,
     cvt.FORMAT,
@@ -55,8 +56,8 @@ def load(
     Prints the names of tensors that are left out on purpose: constants, and what the model does not use.
 
     Args:
-      source: a key of `FORMATS`: "octic_vits", "flip", "timm" (Swin too), "dinov2", "cvt", "jumbo", "mae" (the
-        encoder) or "mae_autoencoder".
+      source: a key of `FORMATS`: "octic_vits", "flip", "timm" (Swin too), "dinov2", "clip", "cvt", "jumbo", "mae"
+        (the encoder) or "mae_autoencoder".
       weights: a state dict, or the path of a .safetensors, .npz or .pth file; containers and wrappers are taken off.
       num_heads: heads per block, of a model with stages one number for each; None: what the file tells, or those of
         the published model of that width.
@@ -68,7 +69,7 @@ def load(
       family: "H2" or "I2" for "flip"; else a check.
       head: a linear head of "dinov2", which is a file of its own, as `weights`; the model is a classifier then.
       options: other fields of the model's configuration, such as drop_path=0.1; norm_eps=1e-5 for a plain ViT of a
-        code that has it, which no file tells; activation= and strides= for a CvT that differs from its flavour.
+        code that has it, which no file tells; mlp= of a CLIP that is not OpenAI's; activation= and strides= for a CvT that differs from its flavour.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -78,6 +79,8 @@ def load(
     format, state, left_out = _opened(kinds, _content(weights))
     if head is not None:
         state |= _separate_head(format, head)
+    if format.require is not None:
+        format.require(state, options)
     windows = (window_size, window_size) if isinstance(window_size, int) else window_size
     hints = dict(num_heads=num_heads, image_size=image_size, family=family, window_size=windows)
     hints = {name: tuple(hint) if isinstance(hint, list) else hint for name, hint in hints.items()}
@@ -94,7 +97,8 @@ def load(
         if "num_classes" not in (field.name for field in dataclasses.fields(config)):
             raise ValueError(f"{source}: {num_classes=}, but its models have no head.")
         left_out += [name for pair in table.pairs if pair.ours[0].startswith("head.") for name in pair.names]
-        model, _ = remade(model, rngs=nnx.Rngs(params=seed), num_classes=num_classes)
+        other = {"projection": None} if getattr(config, "projection", None) is not None else {}  # one head only
+        model, _ = remade(model, rngs=nnx.Rngs(params=seed), num_classes=num_classes, **other)
     if left_out:
         print(f"{source}: left out knowingly: {names.brief(left_out)}.")
     return model

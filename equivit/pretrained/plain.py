@@ -26,15 +26,19 @@ class Spelling(NamedTuple):
       qkv: one map, or those of queries, keys and values.
       fc, swiglu: the two maps of an MLP, and of a gated one.
       scales: the layer scales of a block.
+      patch_bias: whether the patch embedding has a bias.
+      pre_norm: the norm before the first block.
       fc_norm: the norm of the mean token, in files that have it in place of `norm`.
       batched: whether tokens and positions have a leading batch axis: a class token [1, 1, D], not [D].
     """
 
     patch_embed: str = "patch_embed.proj"
+    patch_bias: bool = True
     class_token: str | None = "cls_token"
     registers: str | None = "reg_token"
     mask_token: str | None = "mask_token"
     position: str | None = "pos_embed"
+    pre_norm: str | None = None
     blocks: str = "blocks"
     norm1: str = "norm1"
     qkv: str | tuple[str, str, str] = "attn.qkv"
@@ -76,6 +80,8 @@ def fields(state: Mapping[str, np.ndarray], spelling: Spelling, hints: Hints, so
         class_position=class_position,
         registers=inference.shape(state, source, registers, 2 + spelling.batched)[-2] if registers in state else 0,
         mask_token=spelling.mask_token in state,
+        patch_bias=spelling.patch_bias,
+        pre_norm=spelling.pre_norm is not None,
         qkv_bias=inference.count(state, named(first, "bias"), spelling.blocks) > 0,
         layer_scale=1e-4 if spelling.scales and inference.count(state, spelling.scales[0], spelling.blocks) else None,
     )
@@ -90,9 +96,10 @@ def table(config: ViTConfig, spelling: Spelling, source: str) -> Table:
     _require(config, spelling, source)
     ones = int(spelling.batched)
     pairs: list[Pair | Joined] = [
-        mapping.moved(named(spelling.patch_embed, "weight"), "patch_embed.kernel", (2, 3, 1, 0)),
-        mapping.same(named(spelling.patch_embed, "bias"), "patch_embed.bias"),
+        mapping.moved(named(spelling.patch_embed, "weight"), "patch_embed.kernel", (2, 3, 1, 0))
     ]
+    if spelling.patch_bias:
+        pairs.append(mapping.same(named(spelling.patch_embed, "bias"), "patch_embed.bias"))
     if config.class_token and spelling.class_token is not None:
         pairs.append(mapping.same(spelling.class_token, "prefix.class_token", 2 * ones))
     if spelling.position is not None:
@@ -101,6 +108,8 @@ def table(config: ViTConfig, spelling: Spelling, source: str) -> Table:
         pairs.append(mapping.same(spelling.registers, "prefix.registers", ones))
     if config.mask_token and spelling.mask_token is not None:
         pairs.append(mapping.same(spelling.mask_token, "mask_token", ones))
+    if spelling.pre_norm is not None:
+        pairs += mapping.norm(spelling.pre_norm, "pre_norm")
     for i in range(config.depth):
         pairs += block(i, config, spelling)
     if config.fc_norm:
@@ -138,6 +147,8 @@ def _require(config, spelling, source):
     values |= dict(position="learned") if spelling.position is not None else {}
     values |= dict(layer_scale=None) if not spelling.scales else {}
     values |= dict(mlp="gelu") if spelling.swiglu is None and config.mlp == "swiglu" else {}
+    values |= dict(patch_bias=spelling.patch_bias, pre_norm=spelling.pre_norm is not None)
+    values |= dict(mlp="gelu") if spelling.pre_norm is None and config.mlp == "quick_gelu" else {}
     inference.require(config, source, **values)
 
 
