@@ -63,7 +63,7 @@ def test_full_configuration(name, millions):
         assert abs(count - millions) < 0.02, f"{count:.3f} M"
         assert {leaf.dtype for leaf in jax.tree.leaves(run.abstract.trainable)} == {jnp.dtype("float32")}
         objective = program.make_objective(config)
-        entries = dict(entries=objective.entries, transform=objective.transform)
+        entries = dict(entries=objective.entries, transform=objective.transform_of(config))
         batch = loader.shapes(config.data, config.batch_size, channels=3, **entries)
         text = run.lower(batch).as_text()
     assert "sharding" in text

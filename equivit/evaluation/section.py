@@ -13,7 +13,8 @@ from equivit.evaluation.consistency import Shifts
 from equivit.evaluation.label_maps import Views
 
 DEFAULTS = dict(
-    every_epochs=None,  # None: once, at the end
+    every_epochs=None,  # this or every_steps; both None: once, at the end
+    every_steps=None,
     suite=None,  # protocols (evaluation/suite.py)
     severities=(5,),  # of the corruptions
     corruption_crop_ratio=0.875,  # data.crop_ratio for images that are corrupted here: ImageNet-C's, 224 of 256 pixels
@@ -23,6 +24,7 @@ DEFAULTS = dict(
 )
 TYPES: dict[str, Any] = dict(
     every_epochs=PositiveFloat | None,
+    every_steps=PositiveInt | None,
     suite=str | tuple[str, ...] | None,
     severities=tuple[Annotated[int, OneOf(SEVERITIES)], ...],
     corruption_crop_ratio=Above0,
@@ -35,6 +37,8 @@ TYPES: dict[str, Any] = dict(
 def check(section: ConfigDict) -> None:
     """ValueError for an invalid value; evaluation/suite.py checks that the protocols fit the model."""
     constraints.check_section("config.evaluation", section, TYPES)
+    if section.every_epochs is not None and section.every_steps is not None:
+        raise ValueError("config.evaluation: every_epochs and every_steps are both set; set one to None.")
     settings = section.sar.to_dict()
     settings.pop("batch_size")
     Sar(**settings)

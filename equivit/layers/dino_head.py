@@ -1,6 +1,7 @@
 """The projection head of DINO and iBOT, and the cosine of its output with each prototype."""
 
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,48 +11,70 @@ from equivit.layers.dense import Linear, gelu, uniform
 
 
 class DinoHead(nnx.Module):
-    """An MLP to the bottleneck, unit length, and a product with the prototypes g_k v_k / |v_k|; no bias there.
+    """Unit vectors from an MLP, times K prototypes g_k v_k / |v_k|; no bias there.
 
-    Losses over many rows take `project` and `prototypes` apart, and never hold all logits (`objectives/streams.py`).
+    Losses over many rows take `mlp` and `prototypes` apart, and never hold all logits (`objectives/streams.py`).
 
     Shapes: [*B, N, width] -> [*B, N, prototypes], float32.
 
     Args:
       prototypes: K, their number.
       hidden: width of the two hidden layers of the MLP.
-      bottleneck: width of the features that meet the prototypes.
+      bottleneck: width of the unit vectors.
 
-    Source: DINOv2 (arXiv 2304.07193), Section 4; weight normalisation is Salimans and Kingma's (2016).
+    Source: DINO (arXiv 2104.14294), Appendix C; DINOv2 (2304.07193), where the gains g are trained.
     """
 
     def __init__(self, width: int, prototypes: int, *, hidden: int = 2048, bottleneck: int = 256, rngs: nnx.Rngs):
-        self.fc1 = Linear(width, hidden, rngs=rngs)
-        self.fc2 = Linear(hidden, hidden, rngs=rngs)
-        self.fc3 = Linear(hidden, bottleneck, rngs=rngs)
-        # As PyTorch's linear maps start: the official code draws the rest of the head anew, not this.
+        self.mlp = Bottleneck(width, hidden, bottleneck, rngs=rngs)
+        # As PyTorch's linear maps start: the official code draws the MLP anew, but not this.
         drawn = uniform(rngs.params(), (prototypes, bottleneck), 1 / math.sqrt(bottleneck))
         self.directions = nnx.Param(drawn, product=True)
         self.gains = nnx.Param(jnp.ones(prototypes), decay=False)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return logits(self.project(x), self.prototypes())
+        return self.prototypes().logits(self.mlp(x))
 
-    def project(self, x: jax.Array) -> jax.Array:
-        """The unit vectors that meet the prototypes: [*B, N, width] -> [*B, N, bottleneck], float32."""
+    def prototypes(self) -> "Prototypes":
+        """The prototypes, apart from the MLP."""
+        directions = self.directions[...]
+        squares = jnp.square(directions.astype(jnp.float32)).sum(-1)
+        return Prototypes(directions, self.gains[...].astype(jnp.float32) * jax.lax.rsqrt(squares))
+
+
+class Bottleneck(nnx.Module):
+    """Linear, GELU, linear, GELU, linear, unit length.  Shapes: [*B, N, width] -> [*B, N, bottleneck], float32."""
+
+    def __init__(self, width: int, hidden: int, bottleneck: int, *, rngs: nnx.Rngs):
+        self.fc1 = Linear(width, hidden, rngs=rngs)
+        self.fc2 = Linear(hidden, hidden, rngs=rngs)
+        self.fc3 = Linear(hidden, bottleneck, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
         return unit(self.fc3(gelu(self.fc2(gelu(self.fc1(x))))), 1e-12)
 
-    def prototypes(self) -> jax.Array:
-        """The rows g_k v_k / |v_k|, [prototypes, bottleneck], in the dtype of v."""
-        directions = self.directions[...]
-        rows = self.gains[...][:, None].astype(jnp.float32) * unit(directions, 0)
-        return rows.astype(directions.dtype)
 
+class Prototypes(NamedTuple):
+    """K rows factors_k directions_k.  The product is not written out: with its gradient it is as large as a head.
 
-def logits(features: jax.Array, prototypes: jax.Array) -> jax.Array:
-    """Products of each row with each prototype: [*B, d], [K, d] -> [*B, K], float32, multiplied in K's dtype."""
-    with jax.named_scope("linear"):
-        features = features.astype(prototypes.dtype)
-        return jnp.einsum("...d,kd->...k", features, prototypes, preferred_element_type=jnp.float32)
+    Attributes:
+      directions: [K, d], v.
+      factors: [K], g / |v|, float32.
+    """
+
+    directions: jax.Array
+    factors: jax.Array
+
+    def logits(self, features: jax.Array) -> jax.Array:
+        """Products with all rows, [*B, d] -> [*B, K], float32, multiplied in the dtype of `directions`."""
+        with jax.named_scope("linear"):
+            features = features.astype(self.directions.dtype)
+            products = jnp.einsum("...d,kd->...k", features, self.directions, preferred_element_type=jnp.float32)
+            return products * self.factors
+
+    def over(self, temperature: float | jax.Array) -> "Prototypes":
+        """Prototypes whose logits are divided by a temperature."""
+        return self._replace(factors=self.factors / temperature)
 
 
 def unit(x: jax.Array, eps: float) -> jax.Array:

@@ -33,7 +33,7 @@ from equivit.constraints import (
     Size,
 )
 from equivit.layers import dense, invariants
-from equivit.layers.block import Block
+from equivit.layers.block import Block, Subsets
 from equivit.layers.grid import check_grid
 from equivit.layers.isotypic import channels
 from equivit.layers.parts import Parts
@@ -131,6 +131,10 @@ class ViTConfig:
       layer_scale: initial layer scale; None for no layer scale.
       drop_path: probability of dropping a residual branch of a block for a sample, used when a key is given; a pair
         gives the rates of the first and the last block, with linear growth in between.
+      drop_path_groups: in place of each sample by itself, exactly that share of each of so many runs of consecutive
+        images drops a branch, which is computed for the others alone (DINOv2); None: each by itself.
+      drop_path_fields: what equivariant blocks then do: "subsets" as well, or "samples", each by itself, as in the
+        public code of octic ViTs.
       dropout: probability of dropping an entry, used when a key is given.
       adaptive: True for a truly shift-equivariant model, or some of its parts: "token" (patches begin where the content
         decides) and "position" (in place of positions, attention knows distances around the torus; dense blocks after
@@ -180,6 +184,8 @@ class ViTConfig:
     qkv_bias: bool = True
     layer_scale: NonNegativeFloat | None = 1e-4
     drop_path: Below1 | tuple[Below1, Below1] = 0.0
+    drop_path_groups: PositiveInt | None = None
+    drop_path_fields: Literal["subsets", "samples"] = "subsets"
     dropout: Below1 = 0.0
     adaptive: tuple[Annotated[str, OneOf(PARTS)], ...] | bool = False  # in this order a message names the wrong part
     select: Annotated[str, OneOf(SELECT)] = "output"
@@ -196,6 +202,11 @@ class ViTConfig:
         for name, plain in (("mlp", "gelu"), ("position", "learned"), ("init", "normal"), ("patch_bias", True)):
             if self.group is not None and (value := getattr(self, name)) != plain:
                 raise ValueError(f"ViT: {name}={value!r} is for plain models; family {self.family} takes {plain!r}.")
+        if self.drop_path_groups is not None and isinstance(self.drop_path, tuple):
+            raise ValueError(
+                f"ViT: drop_path_groups={self.drop_path_groups} needs one drop_path for all blocks, not "
+                f"{self.drop_path}; take {self.drop_path[1]}."
+            )
         check_grid(self.image_size, self.patch_size, "ViT: image_size")
         self._check_blocks()
 
@@ -314,6 +325,14 @@ class ViTConfig:
         first, last = self.drop_path if isinstance(self.drop_path, tuple) else (self.drop_path,) * 2
         return np.linspace(first, last, self.depth, dtype=np.float32) if first or last else None
 
+    def subsets(self, group: Group | None) -> Subsets | None:
+        """Those of blocks of a group; None if each sample drops branches by itself, or none does."""
+        if self.drop_path_groups is None or isinstance(self.drop_path, tuple) or not self.drop_path:
+            return None
+        if group is not None and self.drop_path_fields == "samples":
+            return None
+        return Subsets(self.drop_path, self.drop_path_groups)
+
     def build(self, rngs: nnx.Rngs) -> ViT:
         """The model, with parameters drawn from `rngs`.
 
@@ -422,15 +441,15 @@ def transition(config: ViTConfig, parts: Parts) -> Callable | None:
 
 def _block(config: ViTConfig, parts: Parts) -> nnx.Module:
     """A block; with `register_mlp`, some of the tokens before the patches have their own MLP."""
-    width, hidden = config.width, config.hidden
+    width, hidden, subsets = config.width, config.hidden, config.subsets(parts.group)
     if config.register_mlp is None:
-        return Block(**parts.branches(width, config.num_heads, hidden))
+        return Block(**parts.branches(width, config.num_heads, hidden), subsets=subsets)
     first = int(config.class_token) if config.register_mlp == "registers" else 0
 
     def mlp():
         return SplitMlp(parts.mlp(width, hidden), parts.mlp(width, hidden), first)
 
-    return Block(**parts.branches(width, config.num_heads, hidden, mlp))
+    return Block(**parts.branches(width, config.num_heads, hidden, mlp), subsets=subsets)
 
 
 def _exit(config: ViTConfig, parts: Parts) -> dict[str, Any]:

@@ -8,15 +8,15 @@ Source: DINOv2 (arXiv 2304.07193), Section 4; DINO (2104.14294); iBOT (2111.0783
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from equivit import errors
-from equivit.layers.dino_head import DinoHead, logits, unit
+from equivit.layers.dino_head import Bottleneck, DinoHead, Prototypes, unit
 from equivit.objectives import streams
-from equivit.objectives.streams import Counts, Stream
+from equivit.objectives.streams import Stream, Sums
 
 TARGETS = ("sinkhorn_knopp", "centering")
 
@@ -41,14 +41,10 @@ def sinkhorn_knopp(
         present = weights[:, None] > 0
         x = jnp.where(present, x, -jnp.inf)
     for _ in range(iterations):
-        total = jax.nn.logsumexp(x, axis=0)
-        x = x - jnp.where(jnp.isneginf(total), 0.0, total)
-        x = x - _where_finite(jax.nn.logsumexp(x, axis=1, keepdims=True))
+        for axis in (0, 1):
+            total = jax.nn.logsumexp(x, axis=axis, keepdims=True)
+            x = x - jnp.where(jnp.isneginf(total), 0.0, total)  # padding alone has nothing to share
     return jnp.exp(x)
-
-
-def _where_finite(x):
-    return jnp.where(jnp.isneginf(x), 0.0, x)
 
 
 def centred_targets(logits: jax.Array, center: jax.Array, temperature: float | jax.Array) -> jax.Array:
@@ -96,7 +92,7 @@ def ibot(
 ) -> jax.Array:
     """The weighted sum of the cross-entropies of masked patches, divided by the number of views, also unmasked ones.
 
-    Shapes: targets and logits [R, K], weights [R]: 1 over the number of masked patches of the row's view, 0 for padding.
+    Shapes: targets and logits [R, K], weights [R]: 1 over the masked patches of the row's view, 0 for padding.
     """
     return (weights * cross_entropy(targets, logits, temperature)).sum() / views
 
@@ -125,7 +121,7 @@ def koleo(features: jax.Array, groups: int = 1) -> jax.Array:
     u = unit(features, 1e-8).reshape(groups, images // groups, -1)
     products = jnp.einsum("gid,gjd->gij", u, u, precision=jax.lax.Precision.HIGHEST)
     itself = jnp.eye(images // groups, dtype=bool)
-    nearest = jnp.where(itself, -1.0, jax.lax.stop_gradient(products)).argmax(-1)
+    nearest = jnp.where(itself, -jnp.inf, jax.lax.stop_gradient(products)).argmax(-1)
     difference = u - jnp.take_along_axis(u, nearest[..., None], axis=1) + 1e-8
     return -jnp.log(jnp.linalg.norm(difference, axis=-1) + 1e-8).mean()
 
@@ -157,10 +153,10 @@ def spread(targets: jax.Array, weights: jax.Array | None = None) -> Spread:
     present = jnp.ones(len(targets)) if weights is None else (weights > 0).astype(jnp.float32)
     leads = jax.nn.one_hot(targets.argmax(-1), targets.shape[-1])
     entropy = jax.scipy.special.entr(targets).sum(-1) @ present
-    return _spread(Counts(present.sum(), entropy, present @ targets, present @ leads))
+    return _spread(Sums(present.sum(), entropy, present @ targets, present @ leads))
 
 
-def _spread(sums: Counts) -> Spread:
+def _spread(sums: Sums) -> Spread:
     number, size = jnp.maximum(sums.number, 1), math.log(len(sums.targets))
     mean = jax.scipy.special.entr(sums.targets / number).sum()
     return Spread(sums.entropy / number / size, mean / size, sums.leads.max() / number)
@@ -169,13 +165,13 @@ def _spread(sums: Counts) -> Spread:
 class Outcome(NamedTuple):
     """What `dinov2_outcome` gives: the losses, how the targets of classes and of patches spread, and the new centres.
 
-    `centers` is (class tokens, patches), each [K], or None without centering.
+    `centers` is (class tokens, patches), for the next step; each [K], or None without centering.
     """
 
     losses: dict[str, jax.Array]
     classes: Spread
     patches: Spread
-    centers: tuple[jax.Array, jax.Array] | None
+    centers: tuple[jax.Array | None, jax.Array | None]
 
 
 Heads = tuple[DinoHead, DinoHead]
@@ -190,11 +186,11 @@ def dinov2(
     *,
     teacher_temperature: float | jax.Array,
     targets: str = "sinkhorn_knopp",
-    **options,
+    **options: Any,
 ) -> dict[str, jax.Array]:
     """The losses alone of `dinov2_outcome`, which says what the arguments are."""
-    settings = dict(teacher_temperature=teacher_temperature, targets=targets, **options)
-    return dinov2_outcome(student_heads, teacher_heads, student, teacher, masks, **settings).losses
+    options |= dict(teacher_temperature=teacher_temperature, targets=targets)
+    return dinov2_outcome(student_heads, teacher_heads, student, teacher, masks, **options).losses
 
 
 def dinov2_outcome(
@@ -213,7 +209,7 @@ def dinov2_outcome(
     koleo_weight: float = 0.1,
     groups: int = 1,
     capacity: int | None = None,
-    rows: int = 256,
+    at_once: int = 128,
 ) -> Outcome:
     """The objective of DINOv2 on the tokens of one step.
 
@@ -228,7 +224,7 @@ def dinov2_outcome(
       groups: number of groups of consecutive images, for KoLeo's neighbours and for the rows of patches.
       capacity: rows of patches that a group has, at least as many as are masked in it (`masking.capacity`); None:
         all its patches.
-      rows: of a group that meet the prototypes at a time; it changes memory, not values.
+      at_once: rows of a group that meet the prototypes at a time; it changes memory, not values.
 
     Returns:
       losses: "global", "local", "koleo" (weighted, summed over both views), "ibot" and "total", the sum of the four.
@@ -241,24 +237,26 @@ def dinov2_outcome(
         raise ValueError(f"dinov2: {targets=} {'needs' if centers is None else 'takes no'} centers=(cls, patches).")
     views, images = masks.shape[:2]
     check_groups("dinov2", images, groups)
-    settings = _Settings(teacher_temperature, student_temperature, iterations, center_momentum, rows)
+    settings = _Settings(teacher_temperature, student_temperature, iterations, center_momentum, at_once)
     center = (None, None) if centers is None else centers
 
     local = student.get("local_cls")
     every = student["cls"] if local is None else jnp.concatenate([student["cls"], local])
-    tokens = [_by_group(views, groups) for views in (every, teacher["cls"])]
+    ours, theirs = (_by_group(views, groups) for views in (every, teacher["cls"]))
     present = jnp.ones((groups, images // groups), bool)
-    classes = _compare(student_heads[0], teacher_heads[0], *tokens, present, center[0], settings)
-    losses = dict(zip(("global", "local"), _dino(classes.losses), strict=True))
-    losses["koleo"] = koleo_weight * sum(koleo(view, groups) for view in student["cls"])
+    classes = _compare(student_heads[0], teacher_heads[0], ours, theirs, present, center[0], settings)
 
     chosen, weights = masked_rows(masks, groups, capacity)
-    tokens = [_take(patches, chosen) for patches in (student["patches"], teacher["patches"])]
-    patches = _compare(student_heads[1], teacher_heads[1], *tokens, weights > 0, center[1], settings)
-    losses["ibot"] = (weights * patches.losses[..., 0, 0]).sum() / (views * images)
-    losses["total"] = sum(losses.values())
-    moved = None if centers is None else (classes.center, patches.center)
-    return Outcome(losses, _spread(classes.counts), _spread(patches.counts), moved)
+    ours, theirs = (_take(patches, chosen) for patches in (student["patches"], teacher["patches"]))
+    patches = _compare(student_heads[1], teacher_heads[1], ours, theirs, weights > 0, center[1], settings)
+
+    crossed, local = _dino(classes.losses)
+    apart = koleo_weight * sum(koleo(view, groups) for view in student["cls"])
+    masked = (weights * patches.losses[..., 0, 0]).sum() / (views * images)
+    losses = {"global": crossed, "local": local, "koleo": apart, "ibot": masked}
+    losses["total"] = crossed + local + apart + masked
+    moved = (classes.center, patches.center)
+    return Outcome(losses, _spread(classes.sums), _spread(patches.sums), moved)
 
 
 def masked_rows(masks: jax.Array, groups: int = 1, capacity: int | None = None) -> tuple[jax.Array, jax.Array]:
@@ -301,31 +299,33 @@ class _Settings(NamedTuple):
     student_temperature: float | jax.Array
     iterations: int
     momentum: float | jax.Array
-    rows: int
+    at_once: int
 
 
 class _Compared(NamedTuple):
     losses: jax.Array  # [G, M, T, S]
-    counts: Counts
+    sums: Sums
     center: jax.Array | None
 
 
 def _compare(student_head, teacher_head, student, teacher, present, center, settings) -> _Compared:
     """Cross-entropies of tokens [G, M, S, D] against targets from [G, M, T, D]."""
-    learner = Stream(student_head.project(student), student_head.prototypes(), settings.student_temperature)
-    guide = Stream(teacher_head.project(teacher), teacher_head.prototypes(), settings.teacher_temperature)
-    guide = jax.lax.stop_gradient(guide)
+    guides = jax.lax.stop_gradient(teacher_head.prototypes())
+    features = jax.lax.stop_gradient(streams.by_group(Bottleneck.__call__, teacher_head.mlp, teacher))
+    guide = Stream(features, guides.over(settings.teacher_temperature), Prototypes.logits)
+    prototypes = student_head.prototypes().over(settings.student_temperature)
+    learner = Stream(student, (student_head.mlp, prototypes), lambda parts, x: parts[1].logits(parts[0](x)))
     if center is None:
-        shift = streams.sinkhorn_shift(guide, present, iterations=settings.iterations, rows=settings.rows)
+        size = len(guides.factors)
+        shift = streams.sinkhorn_shift(guide, present, size, iterations=settings.iterations, at_once=settings.at_once)
     else:
         shift = -center / settings.teacher_temperature
         # The mean of logits is the logits of the mean.
-        weights = jnp.broadcast_to(present[..., None, None], (*guide.features.shape[:-1], 1)).astype(jnp.float32)
-        mean = (guide.features * weights).sum((0, 1, 2)) / jnp.maximum(weights.sum(), 1)
-        some = present.any()[None]
-        center = moved_center(center, logits(mean, guide.prototypes)[None], some, settings.momentum)
-    losses, counts = streams.cross_entropies(guide, shift, learner, present, rows=settings.rows)
-    return _Compared(losses, counts, center)
+        weights = jnp.broadcast_to(present[..., None, None], (*features.shape[:-1], 1)).astype(jnp.float32)
+        mean = (features * weights).sum((0, 1, 2)) / jnp.maximum(weights.sum(), 1)
+        center = moved_center(center, guides.logits(mean)[None], present.any()[None], settings.momentum)
+    losses, sums = streams.cross_entropies(guide, shift, learner, present, at_once=settings.at_once)
+    return _Compared(losses, sums, center)
 
 
 def _dino(losses: jax.Array) -> tuple[jax.Array, jax.Array]:

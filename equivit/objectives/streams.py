@@ -1,127 +1,155 @@
 """Targets and cross-entropies over so many prototypes that no array of logits is held whole.
 
-A stream is a set of rows that meet K prototypes.  Rows go through a few at a time, and their logits are computed again
-wherever they are needed, also in the backward pass: what is kept is small beside [rows, K].
+Rows meet the K prototypes a few at a time, and their logits are computed again wherever they are needed, also in the
+backward pass: what is kept is small beside [rows, K].
 
 Rows have three axes: G groups of images, which may lie on different devices; M items (images or patches) of a group;
 V views of an item.  Each step takes a few items of every group, so no row leaves its device.
 
-Both kinds of targets of DINOv2 are softmax(logits / temperature + shift) with one shift [K] for all rows: the last
-step of Sinkhorn and Knopp normalises rows, which leaves the factors of the columns to be found, and a centre c is the
-shift -c / temperature.
+Both kinds of targets of DINOv2 are softmax(logits / temperature + shift) with one shift [K] for all rows: Sinkhorn and
+Knopp's iterations end with a normalisation of rows, which leaves the factors of the columns to be found, and a centre c
+is the shift -c / temperature.
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-
-from equivit.layers.dino_head import logits
+from jax.sharding import AxisType, PartitionSpec
 
 
 class Stream(NamedTuple):
-    """Rows and what they are compared with.
+    """Rows and what makes logits of them.
 
     Attributes:
-      features: [G, M, V, d], unit vectors.
-      prototypes: [K, d].
-      temperature: divides the logits.
+      rows: [G, M, V, D].
+      weights: arrays that all rows meet.
+      logits: `logits(weights, rows)` of a few rows [..., D]: their logits over the temperature, [..., K], float32.
     """
 
-    features: jax.Array
-    prototypes: jax.Array
-    temperature: float | jax.Array
+    rows: jax.Array
+    weights: Any
+    logits: Callable[[Any, jax.Array], jax.Array]
 
 
-class Counts(NamedTuple):
-    """Sums over the rows of targets: their number, their entropy, the rows themselves, and how often each k leads."""
+class Sums(NamedTuple):
+    """Sums over rows of targets.
 
-    number: jax.Array  # []
-    entropy: jax.Array  # []
-    targets: jax.Array  # [K]
-    leads: jax.Array  # [K]
+    Attributes:
+      number: of rows, [].
+      entropy: of their entropies, [].
+      targets: of the rows themselves, [K].
+      leads: of the rows in which an entry is the largest, [K].
+    """
+
+    number: jax.Array
+    entropy: jax.Array
+    targets: jax.Array
+    leads: jax.Array
 
 
-def sinkhorn_shift(stream: Stream, present: jax.Array, *, iterations: int, rows: int) -> jax.Array:
-    """The shift [K] at which softmax(logits / temperature + shift) is what Sinkhorn and Knopp's iterations end with.
+def sinkhorn_shift(stream: Stream, present: jax.Array, size: int, *, iterations: int, at_once: int) -> jax.Array:
+    """The shift [K] at which softmax(logits + shift) is what Sinkhorn and Knopp's iterations end with.
 
     Args:
       present: bool [G, M]; the other items are padding.
+      size: K.
       iterations: of a normalisation of all columns, then of all rows.
-      rows: of a group that are worked on at a time.
+      at_once: rows of a group that are worked on at a time.
     """
-    stream = jax.lax.stop_gradient(stream)
-    parts = _parts((stream.features, present), rows)
-    groups, shift = len(present), None
-    for _ in range(iterations):
 
-        def add(total, part, shift=shift):
-            features, present = part
-            z = logits(features, stream.prototypes) / stream.temperature
+    def columns(weights, parts):
+        """The log of the sum of each column within each group, [G, K]."""
+        given, shift = weights
+
+        def add(total, part):
+            rows, present = part
+            z = stream.logits(given, rows)
             if shift is not None:
                 z = z - jax.nn.logsumexp(z + shift, axis=-1, keepdims=True)
-            column = jax.nn.logsumexp(jnp.where(present[..., None, None], z, -jnp.inf), axis=(1, 2))
-            return jnp.logaddexp(total, column), None
+            z = jnp.where(present[..., None, None], z, -jnp.inf)
+            return jnp.logaddexp(total, jax.nn.logsumexp(z, axis=(1, 2))), None
 
-        # Summed within each group first, so that devices speak once an iteration.
-        total, _ = jax.lax.scan(add, jnp.full((groups, len(stream.prototypes)), -jnp.inf), parts)
-        total = jax.nn.logsumexp(total, axis=0)
-        shift = jnp.where(jnp.isneginf(total), 0.0, -total)  # without any row there is nothing to balance
-    return jnp.zeros(len(stream.prototypes)) if shift is None else shift
+        start = jnp.full((len(parts[1]), size), -jnp.inf)
+        return jax.lax.scan(add, start, _parts(parts, at_once // stream.rows.shape[2]))[0]
+
+    shift = None
+    for _ in range(iterations):
+        total = jax.nn.logsumexp(by_group(columns, (stream.weights, shift), (stream.rows, present)), axis=0)
+        shift = jnp.where(jnp.isneginf(total), 0.0, -total)  # no row at all: nothing to balance
+    return jnp.zeros(size) if shift is None else shift
 
 
 def cross_entropies(
-    teacher: Stream, shift: jax.Array, student: Stream, present: jax.Array, *, rows: int
-) -> tuple[jax.Array, Counts]:
+    teacher: Stream, shift: jax.Array, student: Stream, present: jax.Array, *, at_once: int
+) -> tuple[jax.Array, Sums]:
     """The cross-entropy of every view of the student against the targets of every view of the teacher.
 
-    Only the student gets gradients.
-
     Args:
-      teacher: with T views of each item; its targets are softmax(logits / temperature + shift).
-      student: with S views.
+      teacher: T views of each item; its targets are softmax(logits + shift).
+      student: S views.
       present: bool [G, M]; the other items are padding, and what they get has no meaning.
-      rows: of a group that are worked on at a time.
+      at_once: rows of the student in a group that are worked on at a time.
 
     Returns:
-      -sum_k t_k log softmax(s / temperature)_k, [G, M, T, S], and sums over the rows of targets.
+      -sum_k t_k log softmax(s)_k, [G, M, T, S], and sums over the rows of targets.
     """
-    teacher, shift = jax.lax.stop_gradient((teacher, shift))
 
-    def step(sums, part):
-        targets, spread = _targets(logits(part[0], teacher.prototypes) / teacher.temperature + shift, part[2])
-        z = logits(part[1], student.prototypes) / student.temperature
-        # Products of so few rows are no work for the units that round them.
-        agreement = jnp.einsum("gmtk,gmsk->gmts", targets, z, precision=jax.lax.Precision.HIGHEST)
-        losses = jax.nn.logsumexp(z, axis=-1)[:, :, None] - agreement
-        return jax.tree.map(jnp.add, sums, spread), losses
+    def compare(weights, arrays):
+        theirs, ours, shift = weights
 
-    groups, items = present.shape
-    zero = Counts(*(jnp.zeros((groups, *shape)) for shape in ((), (), shift.shape, shift.shape)))
-    sums, losses = jax.lax.scan(
-        jax.checkpoint(step, prevent_cse=False),
-        zero,
-        _parts((teacher.features, student.features, present), max(rows // student.features.shape[2], 1)),
-    )
-    losses = jnp.moveaxis(losses, 0, 1).reshape(groups, -1, *losses.shape[3:])[:, :items]
-    return losses, jax.tree.map(lambda leaf: leaf.sum(0), sums)
+        def step(sums, part):
+            guides, rows, present = part
+            targets, added = _targets(teacher.logits(theirs, guides) + shift, present)
+            z = student.logits(ours, rows)
+            agreement = jnp.einsum("gmtk,gmsk->gmts", targets, z, precision=jax.lax.Precision.HIGHEST)
+            losses = jax.nn.logsumexp(z, axis=-1)[:, :, None] - agreement
+            return jax.tree.map(jnp.add, sums, added), losses
+
+        groups, items = arrays[-1].shape
+        zeros = Sums(*(jnp.zeros((groups, *shape)) for shape in ((), (), shift.shape, shift.shape)))
+        parts = _parts(arrays, at_once // student.rows.shape[2])
+        sums, losses = jax.lax.scan(jax.checkpoint(step, prevent_cse=False), zeros, parts)
+        return jnp.moveaxis(losses, 0, 1).reshape(groups, -1, *losses.shape[3:])[:, :items], sums
+
+    weights = (teacher.weights, student.weights, shift)
+    losses, sums = by_group(compare, weights, (teacher.rows, student.rows, present))
+    return losses, jax.tree.map(lambda leaf: jax.lax.stop_gradient(leaf.sum(0)), sums)
 
 
-def _targets(x: jax.Array, present: jax.Array) -> tuple[jax.Array, Counts]:
-    """softmax(x) of [G, M, T, K], and its sums within each group."""
+def by_group(function: Callable[[Any, Any], Any], weights: Any, arrays: Any) -> Any:
+    """`function(weights, arrays)`, where arrays and results [G, ...] lie with their groups and weights are everywhere.
+
+    Under a mesh whose devices G divides among, each device works on its groups alone, and the gradient of the weights
+    is summed over devices once at the end; the compiler would do that after every few rows.
+    """
+    mesh, groups = jax.sharding.get_abstract_mesh(), len(jax.tree.leaves(arrays)[0])
+    if mesh.empty or groups % mesh.size or any(kind != AxisType.Auto for kind in mesh.axis_types):
+        return function(weights, arrays)
+    lying = PartitionSpec(mesh.axis_names)
+    run = jax.shard_map(function, in_specs=(PartitionSpec(), lying), out_specs=lying, check_vma=False)
+    return run(weights, arrays)
+
+
+def _targets(x: jax.Array, present: jax.Array) -> tuple[jax.Array, Sums]:
+    """softmax(x) of [G, m, T, K], and its sums within each group."""
     log = jax.nn.log_softmax(x)
-    targets, present = jnp.exp(log), present[..., None].astype(jnp.float32)
-    number = jnp.broadcast_to(present, x.shape[:-1]).sum((1, 2))
-    entropy = (-(targets * log).sum(-1) * present).sum((1, 2))
-    leads = (jax.nn.one_hot(x.argmax(-1), x.shape[-1]) * present[..., None]).sum((1, 2))
-    return targets, Counts(number, entropy, (targets * present[..., None]).sum((1, 2)), leads)
+    targets, counts = jnp.exp(log), present[..., None].astype(x.dtype)
+    leads = jax.nn.one_hot(x.argmax(-1), x.shape[-1])
+    return targets, Sums(
+        number=counts.sum((1, 2)) * x.shape[2],
+        entropy=-((targets * log).sum(-1) * counts).sum((1, 2)),
+        targets=(targets * counts[..., None]).sum((1, 2)),
+        leads=(leads * counts[..., None]).sum((1, 2)),
+    )
 
 
-def _parts(arrays, rows: int):
-    """Arrays [G, M, ...] as [n, G, m, ...] with m <= rows, filled up with zeros."""
+def _parts(arrays: Any, most: int) -> Any:
+    """Arrays [G, M, ...] as [n, G, m, ...] with m <= most, filled up with zeros."""
     items = arrays[-1].shape[1]
-    number = max(math.ceil(items / rows), 1)
+    number = math.ceil(items / max(most, 1))
     each = math.ceil(items / number)
 
     def split(a):
