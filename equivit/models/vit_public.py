@@ -1,7 +1,7 @@
 """ViTs with public weights, under the sizes and the rules that these have.
 
-`dinov2_vit_*14` is the hub's model for images of 518 pixels, `*_reg` that with four registers; `clip_vit_*` are OpenAI's
-image encoders, with the projection as head.  `pretrained.load` finds these configurations from the files.
+`dinov2_vit_*14` is the hub's model for images of 518 pixels, `*_reg` that with four registers; `clip_vit_*` are
+OpenAI's image encoders, with the projection as head.  `pretrained.load` finds these configurations from the files.
 """
 
 from typing import Any

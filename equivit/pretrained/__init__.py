@@ -17,7 +17,21 @@ from flax import nnx
 from equivit import constraints, errors, logical
 from equivit.models.model import ModelModule
 from equivit.models.remade import remade
-from equivit.pretrained import clip, cvt, dinov2, flip, jumbo, mae, mapping, mvit, names, octic_vits, reading, swin, timm
+from equivit.pretrained import (
+    clip,
+    cvt,
+    dinov2,
+    flip,
+    jumbo,
+    mae,
+    mapping,
+    mvit,
+    names,
+    octic_vits,
+    reading,
+    swin,
+    timm,
+)
 from equivit.pretrained.format import Format
 
 # A new format: one file of this folder, and its place among these.
@@ -69,7 +83,8 @@ def load(
       family: "H2" or "I2" for "flip"; else a check.
       head: a linear head of "dinov2", which is a file of its own, as `weights`; the model is a classifier then.
       options: other fields of the model's configuration, such as drop_path=0.1; norm_eps=1e-5 for a plain ViT of a
-        code that has it, which no file tells; mlp= of a CLIP that is not OpenAI's; activation= and strides= for a CvT that differs from its flavour.
+        code that has it, which no file tells; mlp="gelu" or "quick_gelu" for a CLIP that is not OpenAI's file, where it
+        must be given; activation= and strides= for a CvT that differs from its flavour.
 
     Raises:
       FileNotFoundError: there is no such file.

@@ -14,6 +14,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Mapping
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -65,7 +66,7 @@ def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
     return ViTConfig(**fields | resizing(fields["registers"]) | _pool(state, spelling, fields["width"])), flavour
 
 
-def resizing(registers: int) -> dict:
+def resizing(registers: int) -> dict[str, Any]:
     """The fields that say how the official code resizes positions."""
     return dict(position_antialias=registers > 0, position_offset=0.0 if registers else 0.1)
 
@@ -96,14 +97,17 @@ def load_head(weights: Mapping[str, np.ndarray] | str | os.PathLike, name: str =
     state, _ = reading.state_dict(content)
     if "last_layer.weight_v" not in state:
         state = {key.removeprefix(f"{name}."): x for key, x in state.items() if key.startswith(f"{name}.")}
-    width = inference.shape(state, f"{NAME}: {name}", "mlp.0.weight", 2)[1]
-    hidden = inference.shape(state, f"{NAME}: {name}", "mlp.2.weight", 2)[0]
-    prototypes, bottleneck = inference.shape(state, f"{NAME}: {name}", "last_layer.weight_v", 2)
+    if not state:
+        raise ValueError(f"{NAME}: no tensor is one of {name}; where both losses share a head it is dino_head.")
+    what = f"{NAME}: {name}"
+    width = inference.shape(state, what, "mlp.0.weight", 2)[1]
+    hidden = inference.shape(state, what, "mlp.2.weight", 2)[0]
+    prototypes, bottleneck = inference.shape(state, what, "last_layer.weight_v", 2)
     head = jax.eval_shape(
         lambda: DinoHead(width, prototypes, hidden=hidden, bottleneck=bottleneck, rngs=nnx.Rngs(params=0))
     )
     shapes = {key: tensor.shape for key, tensor in logical.to_logical(head).items()}
-    return logical.from_logical(head, mapping.read(HEAD_TABLE, state, shapes, f"{NAME}: {name}"))
+    return cast(DinoHead, logical.from_logical(head, mapping.read(HEAD_TABLE, state, shapes, what)))
 
 
 def head_state(head: DinoHead) -> dict[str, np.ndarray]:

@@ -24,8 +24,11 @@ def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
     """The configuration and the flavour; `image_size` is needed where the grid of positions is not square."""
     flavour = _flavour(state)
     fields = plain.fields(state, SPELLINGS[flavour], hints, NAME)
-    resizing = dinov2.resizing(fields["registers"]) if flavour == "dinov2" else {}
-    return ViTConfig(**fields, **{"position_antialias": flavour == "timm"} | resizing), flavour
+    if flavour == "dinov2":
+        fields |= dinov2.resizing(fields["registers"])
+    else:
+        fields |= dict(position_antialias=flavour == "timm")
+    return ViTConfig(**fields), flavour
 
 
 def table(config: ViTConfig, flavour: str) -> Table:

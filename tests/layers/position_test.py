@@ -32,7 +32,9 @@ def test_resizing_a_field_commutes_with_the_group(sizes):
     """Any field, not only one that the group fixes; DINOv2's offset, which breaks the mirrors, is caught."""
     before, after = sizes
     random = np.random.default_rng(0)
-    field = Isotypic(*(random.normal(size=(n, before[0] * before[1], c)).astype(np.float32) for n, c in ((4, 2), (2, 4))))
+    field = Isotypic(
+        *(random.normal(size=(n, before[0] * before[1], c)).astype(np.float32) for n, c in ((4, 2), (2, 4)))
+    )
 
     def resized(field, before, after, offset=0.0):
         def leaf(x):

@@ -1,4 +1,4 @@
-"""Public backbones under every spelling of their files, against their own codes: tokens, embeddings, patch tokens alone.
+"""Public backbones under every spelling of their files, against their own codes: tokens and embeddings.
 
 The files hold the replacements of attention too, which are not compared here.
 """
