@@ -4,7 +4,7 @@ What is drawn is separate from the pixels: `draw` gives the changes of one crop,
 writes them as numbers for the accelerator (`device_colour.py`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -49,31 +49,35 @@ class Changes(NamedTuple):
 
 def draw(rng: np.random.Generator, rates: Rates) -> Changes:
     """The changes of one crop; those of the jitter come in random order."""
-    jitter = _draw_jitter(rng, rates.jitter) if rng.random() < rates.jitter_rate else ()
-    grey = rng.random() < rates.grey
-    sigma = rng.uniform(*SIGMAS) if rng.random() < rates.blur else 0.0
-    return Changes(jitter, grey, sigma, rng.random() < rates.solarise)
+    jittered, grey, blurs, width, solarises, *rest = rng.random(5 + 2 * MOST).tolist()  # one call is much faster
+    jitter = ()
+    if jittered < rates.jitter_rate:
+        values, ranks = rest[:MOST], dict(zip(JITTERS, rest[MOST:], strict=True))
+        jitter = tuple(sorted(_jitter(values, rates.jitter), key=lambda step: ranks[step[0]]))
+    sigma = SIGMAS[0] + (SIGMAS[1] - SIGMAS[0]) * width if blurs < rates.blur else 0.0
+    return Changes(jitter, grey < rates.grey, sigma, solarises < rates.solarise)
 
 
-def _draw_jitter(rng: np.random.Generator, strengths: tuple[float, ...]) -> tuple[tuple[str, float], ...]:
-    drawn = []
-    for name, strength in zip(JITTERS, strengths, strict=True):
-        middle = 0.0 if name == "hue" else 1.0
-        low = middle - strength if name == "hue" else max(0.0, middle - strength)
+def _jitter(uniform: list[float], strengths: tuple[float, ...]) -> Iterator[tuple[str, float]]:
+    """The changes in their usual order, from numbers in 0..1."""
+    for name, share, strength in zip(JITTERS, uniform, strengths, strict=True):
+        low, high = (-strength, strength) if name == "hue" else (max(0.0, 1 - strength), 1 + strength)
         if strength:
-            drawn.append((name, round(rng.uniform(low, middle + strength) * STEPS) / STEPS))
-    return tuple(drawn[i] for i in rng.permutation(len(drawn)))
+            yield name, round((low + (high - low) * share) * STEPS) / STEPS
 
 
-def packed(changes: Changes) -> np.ndarray:
-    """The changes as numbers, float32 [11].
+def packed(drawn: Sequence[Changes]) -> np.ndarray:
+    """The changes of V crops as numbers, float32 [V, 11].
 
     Four indices into JITTERS in the order to apply, -1 for none, and four values; then grey (0 or 1), sigma, solarise.
     """
-    steps = np.full((2, MOST), -1, np.float32)
-    for place, (name, value) in enumerate(changes.jitter):
-        steps[:, place] = list(JITTERS).index(name), value
-    return np.array([*steps.ravel(), changes.grey, changes.sigma, changes.solarise], np.float32)
+    rows = []
+    for changes in drawn:
+        none = [-1.0] * (MOST - len(changes.jitter))
+        indices = [PLACES[name] for name, _ in changes.jitter]
+        values = [value for _, value in changes.jitter]
+        rows.append([*indices, *none, *values, *none, changes.grey, changes.sigma, changes.solarise])
+    return np.array(rows, np.float32)
 
 
 def changed(image: Image.Image, changes: Changes) -> np.ndarray:
@@ -124,16 +128,12 @@ def _weighted(values: np.ndarray, weights: np.ndarray, stride: int, length: int)
     return total
 
 
-def hue_shift(share: float) -> int:
-    """The shift, in Pillow's units of a 256th of the circle, of a hue that moves by a share of it."""
-    return int(share * 255)
-
-
 def _turned(image: Image.Image, share: float) -> Image.Image:
     """The image with its hue moved; hues are 8 bits, and go round."""
     if image.mode == "L":
         return image
-    hues = [(hue + hue_shift(share)) % 256 for hue in range(256)]
+    shift = int(share * 255)  # in Pillow's units of a 256th of the circle
+    hues = [(hue + shift) % 256 for hue in range(256)]
     return image.convert("HSV").point([*hues, *range(256), *range(256)]).convert("RGB")
 
 
@@ -147,4 +147,5 @@ JITTERS: dict[str, Callable[[Image.Image, float], Image.Image]] = {
     "saturation": _enhancing(ImageEnhance.Color),
     "hue": _turned,
 }
+PLACES = {name: place for place, name in enumerate(JITTERS)}
 MOST = len(JITTERS)  # steps of a jitter

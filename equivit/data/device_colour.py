@@ -89,8 +89,9 @@ def _blurred(images: jax.Array, sigma: jax.Array) -> jax.Array:
     for axis in (images.ndim - 3, images.ndim - 2):
         length, margin = images.shape[axis], (colour.REACH, colour.REACH)
         padded = jnp.pad(images, [margin if i == axis else (0, 0) for i in range(images.ndim)], mode="reflect")
-        shifted = [jax.lax.slice_in_dim(padded, k, k + length, axis=axis) for k in range(2 * colour.REACH + 1)]
-        images = sum(weights[abs(k - colour.REACH)] * part for k, part in enumerate(shifted))
+        at = [jax.lax.slice_in_dim(padded, k, k + length, axis=axis) for k in range(2 * colour.REACH + 1)]
+        pairs = (weights[k] * (at[colour.REACH - k] + at[colour.REACH + k]) for k in range(1, colour.REACH + 1))
+        images = weights[0] * images + sum(pairs)
     return jnp.round(images)
 
 

@@ -32,19 +32,22 @@ class Kind:
 
     def views(self, image: Image.Image, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """The entries `<name>_crops`, uint8 [V, H, W, C], and if colours are for the device `<name>_colours`."""
-        cut, drawn = zip(*(self._draw(image, rng, rates) for rates in self.rates), strict=True)
-        made = (colour.Changes() if self.device else changes for changes in drawn)
-        views = np.stack([colour.changed(crop, changes) for crop, changes in zip(cut, made, strict=True)])
-        colours = {f"{self.name}_colours": np.stack([*map(colour.packed, drawn)])} if self.device else {}
-        return {f"{self.name}_crops": views, **colours}
+        drawn = [self._draw(image.size, rng, rates) for rates in self.rates]  # all before the pixels: caches stay warm
+        made = [
+            colour.changed(crops.oriented(crop(image), orientation), colour.Changes() if self.device else changes)
+            for crop, orientation, changes in drawn
+        ]
+        entries = {f"{self.name}_crops": np.stack(made)}
+        if self.device:
+            entries[f"{self.name}_colours"] = colour.packed([changes for *_, changes in drawn])
+        return entries
 
     def _draw(
-        self, image: Image.Image, rng: np.random.Generator, rates: colour.Rates
-    ) -> tuple[Image.Image, colour.Changes]:
-        """A crop with the colours of the image, and what is to be changed in them."""
-        crop = crops.random_resized_crop(rng, image.size, *self.size, scale=self.scale, ratio=self.ratio)
-        orientation = crops.draw_orientation(rng, self.flip, self.octic)
-        return crops.oriented(crop(image), orientation), colour.draw(rng, rates)
+        self, size: tuple[int, int], rng: np.random.Generator, rates: colour.Rates
+    ) -> tuple[crops.Geometry, Image.Transpose | None, colour.Changes]:
+        """Of one view of an image of PIL's `size`: crop, orientation and what is to be changed in its colours."""
+        crop = crops.random_resized_crop(rng, size, *self.size, scale=self.scale, ratio=self.ratio)
+        return crop, crops.draw_orientation(rng, self.flip, self.octic), colour.draw(rng, rates)
 
 
 class Views:

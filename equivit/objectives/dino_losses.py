@@ -119,11 +119,15 @@ def koleo(features: jax.Array, groups: int = 1) -> jax.Array:
         raise ValueError(f"koleo: {groups=} of {images} images hold one image each, without a neighbour; at most "
                          f"{images // 2} groups.")  # fmt: skip
     u = unit(features, 1e-8).reshape(groups, images // groups, -1)
-    products = jnp.einsum("gid,gjd->gij", u, u, precision=jax.lax.Precision.HIGHEST)
-    itself = jnp.eye(images // groups, dtype=bool)
-    nearest = jnp.where(itself, -jnp.inf, jax.lax.stop_gradient(products)).argmax(-1)
-    difference = u - jnp.take_along_axis(u, nearest[..., None], axis=1) + 1e-8
+    difference = u - jnp.take_along_axis(u, neighbours(u)[..., None], axis=1) + 1e-8
     return -jnp.log(jnp.linalg.norm(difference, axis=-1) + 1e-8).mean()
+
+
+def neighbours(u: jax.Array) -> jax.Array:
+    """The index of the nearest other unit vector in each group: [G, b, D] -> int [G, b]."""
+    u = jax.lax.stop_gradient(u)
+    products = jnp.einsum("gid,gjd->gij", u, u, precision=jax.lax.Precision.HIGHEST)
+    return jnp.where(jnp.eye(u.shape[1], dtype=bool), -jnp.inf, products).argmax(-1)
 
 
 def check_groups(name: str, images: int, groups: int) -> None:

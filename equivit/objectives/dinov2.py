@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from equivit import logical
 from equivit.constraints import Above0, Inside, NonNegativeFloat, NonNegativeInt, OneOf, PositiveFloat, PositiveInt
-from equivit.data import masking
+from equivit.data import device_colour, masking
 from equivit.data.masked_views import MaskedViews
 from equivit.data.pixels import normalize
 from equivit.layers.dino_head import DinoHead
@@ -163,7 +163,7 @@ class DinoV2(Objective):
         )
 
     def check_model(self, model: Config, given: Mapping[str, nnx.Module]) -> None:
-        """As in `Objective`; also ValueError for a model without class or mask token, or local crops that do not fit"""
+        """As in `Objective`; also ValueError for a model without class or mask token, or local crops that do not fit."""
         super().check_model(model, given)
         for token in ("class_token", "mask_token"):
             if not getattr(model, token, False):
@@ -207,10 +207,15 @@ class DinoV2(Objective):
         return extra
 
     def prepare(self, module: Student, batch: Batch, key: jax.Array) -> Batch:
-        """The whole batch, normalised."""
-        data = self.config.data
-        crops = [name for name in ("global_crops", "local_crops") if name in batch]
-        return {**batch, **{name: normalize(batch[name], data.mean, data.std) for name in crops}}
+        """The whole batch, its colours changed if that is left to the device, and normalised."""
+        data, prepared = self.config.data, dict(batch)
+        for kind in ("global", "local"):
+            if (crops := prepared.get(f"{kind}_crops")) is None:
+                continue
+            if (colours := prepared.pop(f"{kind}_colours", None)) is not None:
+                crops = device_colour.apply(crops, colours)
+            prepared[f"{kind}_crops"] = normalize(crops, data.mean, data.std)
+        return prepared
 
     def loss(self, module: Student, batch: Batch, step: Step) -> Loss:
         """The sum of the terms; each of them, and what shows a collapse, is logged."""
@@ -242,7 +247,8 @@ class DinoV2(Objective):
         terms["spread"] = jnp.std(wanted["cls"], axis=(0, 1)).mean()
         for part, spread in (("classes", outcome.classes), ("patches", outcome.patches)):
             terms |= {f"{part}/{name}": value for name, value in spread._asdict().items()}
-        return Loss(total, terms, step.extra if outcome.centers is None else {**step.extra, "centers": outcome.centers})
+        extra = {**step.extra, "centers": outcome.centers} if "centers" in step.extra else step.extra
+        return Loss(total, terms, extra)
 
     def capacity(self, images: int, patch_size: tuple[int, int]) -> int:
         """Rows for the masked patches of a group, of a batch of so many images."""

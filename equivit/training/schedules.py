@@ -29,6 +29,28 @@ def create(config: ConfigDict, *, total_steps: int, steps_per_epoch: int) -> Sch
     return lambda step: _warmed_up(config, step, warmup, decayed=(step - warmup) / (total_steps - warmup))
 
 
+def warmup_cosine(base: float, final: float, *, total: int, warmup: int = 0, start: float = 0.0) -> Schedule:
+    """Linear from `start` to `base` in `warmup` steps, the last of which has `base`; a cosine to `final`; then `final`.
+
+    As DINO and DINOv2 have it: the cosine begins with another step at `base`.  With `warmup` equal to `total` there is
+    no cosine, and `final` follows the warm-up.
+
+    Raises:
+      ValueError: the warm-up is longer than the whole.
+    """
+    if not 0 <= warmup <= total:
+        raise ValueError(f"warmup_cosine: {warmup=} steps do not fit in {total=}; shorten the warm-up.")
+
+    def schedule(step):
+        rising = start + (base - start) * step / max(warmup - 1, 1)
+        # (1 + cos x) / 2 written as cos^2 (x / 2), which keeps its digits near the end.
+        left = jnp.cos(jnp.pi / 2 * (step - warmup) / max(total - warmup, 1)) ** 2
+        falling = jnp.where(step < total, final + (base - final) * left, final)
+        return jnp.where(step < warmup, rising, falling).astype(jnp.float32)
+
+    return schedule
+
+
 def weight_decay(config: ConfigDict, *, total_steps: int, steps_per_epoch: int) -> Schedule:
     """The weight decay at each step, from the `optimizer` section: constant, or a cosine to `weight_decay_end`."""
     begin, end = config.weight_decay, config.get("weight_decay_end")

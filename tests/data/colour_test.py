@@ -163,7 +163,7 @@ def test_the_device_changes_colours_as_the_host_does(channels):
     pixels = np.stack([pixels_of(channels=channels, seed=seed) for seed in range(24)])
     changes = [colour.draw(np.random.default_rng(seed), (rates, without_hue)[seed % 2]) for seed in range(24)]
     host = np.stack([colour.changed(image_of(each), drawn) for each, drawn in zip(pixels, changes, strict=True)])
-    numbers = np.stack([colour.packed(drawn) for drawn in changes])
+    numbers = colour.packed(changes)
     device = np.asarray(apply(pixels.reshape(4, 6, *pixels.shape[1:]), numbers.reshape(4, 6, -1)))
     assert device.dtype == np.uint8
     error = np.abs(device.reshape(pixels.shape).astype(int) - host)
