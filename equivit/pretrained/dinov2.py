@@ -51,7 +51,7 @@ SPELLINGS = {
 # A head of the self-supervised training: three maps, and the directions and lengths of the prototypes.
 HEAD_TABLE = Table(
     [
-        *(pair for i in range(3) for pair in mapping.linear(f"mlp.{2 * i}", f"fc{i + 1}")),
+        *(pair for i in range(3) for pair in mapping.linear(f"mlp.{2 * i}", f"mlp.fc{i + 1}")),
         mapping.same("last_layer.weight_v", "directions"),
         Pair("last_layer.weight_g", ("gains",), lambda x: (x.reshape(-1),), lambda x: x.reshape(-1, 1)),
     ]

@@ -71,7 +71,7 @@ def test_training_checkpoints(tmp_path, capsys):
             np.testing.assert_array_equal(again[key], tensor, err_msg=key)
     alone = logical.to_logical(dinov2.load_head(random_head()))
     np.testing.assert_array_equal(alone["gains"], random_head()["last_layer.weight_g"][:, 0])
-    np.testing.assert_array_equal(alone["fc2.weight"], random_head()["mlp.2.weight"].T)
+    np.testing.assert_array_equal(alone["mlp.fc2.weight"], random_head()["mlp.2.weight"].T)
 
 
 def test_heads_that_are_none():
