@@ -8,6 +8,7 @@ import numpy as np
 from flax import nnx
 
 from equivit import errors, logical
+from equivit.layers.position import Position
 from equivit.models.model import Config, ModelModule
 
 SHOWN = 4  # names listed in each part of a report
@@ -36,7 +37,8 @@ def remade(model: ModelModule, *, rngs: nnx.Rngs | None = None, **fields) -> tup
 
         model, changes = remade(model, class_token=False, pool="mean", num_classes=10)
 
-    Positions are resized to the grid of the new image size.  A head of another shape and tensors that the old model
+    Positions are resized to the grid of the new image size, as the weights expect it (`position_antialias`), with
+    the offset of the new configuration.  A head of another shape and tensors that the old model
     lacks are initialised at random.  Tensors that the new model lacks are dropped.
 
     Args:
@@ -87,7 +89,10 @@ def _tables(module: Any, new: Any) -> dict[str, jax.Array]:
     """The tables of positions that change, as `new` has them; of a module in a stack, those of all its blocks."""
     if type(module) is not type(new) and hasattr(new, "taken"):
         return new.taken(module)
-    return module.tables(new.grid) if module.grid != new.grid else {}
+    if module.grid == new.grid:
+        return {}
+    # The new model says whether to the exact size: its own images are of the new size, and need no offset.
+    return module.tables(new.grid, **dict(offset=new.offset) if isinstance(module, Position) else {})
 
 
 def _drawn(config: Config, rngs: nnx.Rngs, names: tuple[str, ...]) -> dict[str, jax.Array]:
