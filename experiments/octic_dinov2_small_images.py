@@ -29,7 +29,7 @@ from equivit.data import loader
 from equivit.evaluation import knn, suite
 from equivit.objectives import dinov2
 from equivit.training import config as configs
-from equivit.training import loop, program, sharding, start
+from equivit.training import program, sharding, start
 from experiments import benchmark, small_images
 from experiments.benchmark import Claim
 

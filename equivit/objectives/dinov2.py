@@ -163,7 +163,7 @@ class DinoV2(Objective):
         )
 
     def check_model(self, model: Config, given: Mapping[str, nnx.Module]) -> None:
-        """As in `Objective`; also ValueError for a model without class or mask token, or local crops that do not fit."""
+        """As in `Objective`; also ValueError where the model lacks a token, or local crops do not fit it."""
         super().check_model(model, given)
         for token in ("class_token", "mask_token"):
             if not getattr(model, token, False):
