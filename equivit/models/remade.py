@@ -37,9 +37,9 @@ def remade(model: ModelModule, *, rngs: nnx.Rngs | None = None, **fields) -> tup
 
         model, changes = remade(model, class_token=False, pool="mean", num_classes=10)
 
-    Positions are resized to the grid of the new image size, as the weights expect it (`position_antialias`), with
-    the offset of the new configuration.  A head of another shape and tensors that the old model
-    lacks are initialised at random.  Tensors that the new model lacks are dropped.
+    Positions are resized to the grid of the new image size, with the `position_antialias` of the weights and the
+    `position_offset` of the new configuration.  A head of another shape and tensors that the old model lacks are
+    initialised at random.  Tensors that the new model lacks are dropped.
 
     Args:
       rngs: initialises new tensors; seed 0 if None.
@@ -91,8 +91,9 @@ def _tables(module: Any, new: Any) -> dict[str, jax.Array]:
         return new.taken(module)
     if module.grid == new.grid:
         return {}
-    # The new model says whether to the exact size: its own images are of the new size, and need no offset.
-    return module.tables(new.grid, **dict(offset=new.offset) if isinstance(module, Position) else {})
+    # An offset is for images of another size than a model's own, which is the new one's: that says if it wants one.
+    both = isinstance(module, Position) and isinstance(new, Position)
+    return module.tables(new.grid, new.offset) if both else module.tables(new.grid)
 
 
 def _drawn(config: Config, rngs: nnx.Rngs, names: tuple[str, ...]) -> dict[str, jax.Array]:

@@ -97,8 +97,10 @@ def table(config: ViTConfig, flavour: str) -> Table:
 
 
 def require(state: State, options: Mapping[str, Any]) -> None:
-    """ValueError where the file does not tell the activation and the options do not either."""
-    if _flavour(state) != "openai" and "mlp" not in options:
+    """ValueError where a file of CLIP does not tell the activation and the options do not either."""
+    flavour = _flavour(state)
+    known = flavour == "openai" or f"{SPELLINGS[flavour].pre_norm}.weight" not in state  # or it is none of CLIP
+    if not known and "mlp" not in options:
         raise ValueError(
             f"{NAME}: no name of the file tells its activation; give mlp='quick_gelu' (weights of OpenAI) or "
             "mlp='gelu' (nearly all others)."
