@@ -3,10 +3,17 @@
 Keys lie on the devices along the mesh's first axis, queries along the others.  Each device keeps the k best of its keys
 while it goes through them; the best of all are among these.  Of equal scores the key that comes first is nearer, so the
 result depends neither on the chunks nor on the devices, but for rounding.
+
+Both distances are those of vectors from which the mean key is subtracted, in float64: for unit vectors q and k
+
+    cos = 1 - |q - k|^2 / 2 = 1 - |q - m|^2 / 2 + ((q - m) (k - m) - |k - m|^2 / 2)
+
+Features of an untrained model may differ by 1e-5 of their length, and their cosines by 1e-10, which a product of the
+unit vectors in float32 would lose.
 """
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +34,7 @@ class Found(NamedTuple):
     """The nearest keys of each query, the nearest first.
 
     Attributes:
-      scores: float32 [Q, k]: the cosine, or q k - |k|^2 / 2, which falls as the L2 distance grows.
+      scores: float32 [Q, k]: the cosine, or -|q - k|^2 / 2.
       rows: int32 [Q, k], of the keys.
     """
 
@@ -48,21 +55,17 @@ class Search:
 
     def __init__(self, keys: Array, distance: str = "cosine"):
         errors.one_of("neighbours: distance", distance, DISTANCES)
-        self.distance, self.number = distance, len(keys)
-        keys = np.asarray(keys, np.float32)
-        if keys.ndim != 2 or not keys.size:
-            raise ValueError(f"neighbours: keys of shape {list(keys.shape)} must be [N, D], with at least one row.")
-        self.centre = keys.mean(0, dtype=np.float64).astype(np.float32)  # distances stay, and large squares cancel less
-        self.mesh = jax.sharding.get_mesh()
-        keys = self._prepared(keys)
-        bias = np.zeros(len(keys), np.float32) if distance == "cosine" else -(keys**2).sum(-1) / 2
+        self.distance, self.number, self.mesh = distance, len(keys), jax.sharding.get_mesh()
+        if np.ndim(keys) != 2 or not np.size(keys):
+            raise ValueError(f"neighbours: keys of shape {list(np.shape(keys))} must be [N, D], with at least one row.")
+        self.centre = sum(part.sum(0) for part in self._parts(keys)) / self.number
+        prepared = self._prepared(keys)
         shards = 1 if self.mesh.empty else self.mesh.shape[self.mesh.axis_names[0]]
-        each = -(-len(keys) // shards)
+        each = -(-self.number // shards)
         chunks = -(-each // KEYS)
-        size = -(-each // chunks)
-        spec = PartitionSpec(*self.mesh.axis_names[:1])
-        self.keys = scattered(_chunked(keys, (shards * chunks, size), 0), spec)
-        self.bias = scattered(_chunked(bias, (shards * chunks, size), -np.inf), spec)
+        shape, spec = (shards * chunks, -(-each // chunks)), PartitionSpec(*self.mesh.axis_names[:1])
+        self.keys = scattered(_chunked(prepared, shape, 0), spec)
+        self.bias = scattered(_chunked(_offset(prepared), shape, -np.inf), spec)
 
     def __call__(self, queries: Array, k: int) -> Found:
         """The k nearest keys of each query [Q, D]; ValueError if there are fewer keys."""
@@ -71,15 +74,27 @@ class Search:
         parts = int(np.prod([self.mesh.shape[axis] for axis in axes]))
         size, found = -(-min(QUERIES, len(queries)) // parts) * parts, []
         for start in range(0, len(queries), size):
-            chunk = self._prepared(np.asarray(queries[start : start + size], np.float32))
-            rows = scattered(np.pad(chunk, ((0, size - len(chunk)), (0, 0))), PartitionSpec(axes))
-            found.append(jax.device_get(_nearest(k, self.mesh, self.keys, self.bias, rows)))
-        return Found(*(np.concatenate(part)[: len(queries)] for part in zip(*found, strict=True)))
+            rows = self._prepared(queries[start : start + size])
+            padded = scattered(np.pad(rows, ((0, size - len(rows)), (0, 0))), PartitionSpec(axes))
+            scores, places = jax.device_get(_nearest(k, self.mesh, self.keys, self.bias, padded))
+            scores = scores[: len(rows)] + _offset(rows)[:, None]
+            found.append((scores + 1 if self.distance == "cosine" else scores, places[: len(rows)]))
+        return Found(*map(np.concatenate, zip(*found, strict=True)))
 
-    def _prepared(self, x: np.ndarray) -> np.ndarray:
-        if self.distance == "L2":
-            return x - self.centre
-        return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), SMALLEST_NORM)
+    def _prepared(self, x: Array) -> np.ndarray:
+        return np.concatenate([(part - self.centre).astype(np.float32) for part in self._parts(x)])
+
+    def _parts(self, x: Array) -> Iterator[np.ndarray]:
+        """Rows in float64, some at a time, of length 1 for cosines."""
+        for start in range(0, len(x), KEYS):
+            part = np.asarray(x[start : start + KEYS], np.float64)
+            length = np.linalg.norm(part, axis=-1, keepdims=True) if self.distance == "cosine" else 1
+            yield part / np.maximum(length, SMALLEST_NORM)
+
+
+def _offset(x: np.ndarray) -> np.ndarray:
+    """-|x|^2 / 2 of each row."""
+    return -(x**2).sum(-1) / 2
 
 
 def check_ks(ks: Iterable[int], number: int) -> None:

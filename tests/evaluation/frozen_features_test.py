@@ -36,6 +36,13 @@ def test_the_search_is_exact_in_chunks_and_on_a_mesh(distance, monkeypatch):
     assert (by_hand(other, 7) != wanted).any()
 
 
+def test_features_that_hardly_differ_are_told_apart():
+    """By 1e-5 of their length: cosines differ by 1e-10, less than float32 resolves."""
+    keys, queries = 1 + 1e-5 * RNG.normal(size=(40, 8)), 1 + 1e-5 * RNG.normal(size=(9, 8))
+    cosines = queries @ keys.T / np.linalg.norm(keys, axis=1)
+    np.testing.assert_array_equal(Search(keys)(queries, 3).rows, np.argsort(-cosines, axis=1)[:, :3])
+
+
 def test_what_a_search_refuses():
     with pytest.raises(ValueError, match=r"k=46 must be in 1\.\.45, the number of keys; the nearest is 45"):
         Search(KEYS)(QUERIES, 46)
