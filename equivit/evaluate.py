@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--model", type=pathlib.Path, help="saved model; needs --config for the data")
     parser.add_argument("--config", help="with --model: a file of configs/, and after a colon its mode")
     parser.add_argument("--suite", help="protocols with commas between; by default those of the config")
-    parser.add_argument("--averaged", action="store_true", help="with --workdir: the averaged weights (objective.ema)")
+    parser.add_argument("--weights", help="with --workdir: averaged (objective.ema), or student in place of teacher")
     parser.add_argument("--figures", action="store_true", help="draw what the protocols show, and the patch filters")
     parser.add_argument("--distributed", action="store_true", help="join the other processes of the evaluation")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
@@ -96,6 +96,7 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
     from jax.sharding import NamedSharding, PartitionSpec
 
     from equivit.evaluation import suite, summary
+    from equivit.objectives.registry import OBJECTIVES
     from equivit.training import sharding
 
     sharding.start_processes(options.distributed)
@@ -117,7 +118,8 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
     if jax.process_index() == 0:
         lines = summary.rows(results)
         _print(lines, summary.text(lines))
-        about = dict(weights="averaged" if options.averaged else "trained", data=split, image_size=_size(config))
+        weights = options.weights or ("trained" if step is None else OBJECTIVES[config.objective.name].weights[0])
+        about = dict(weights=weights, data=split, image_size=_size(config))
         about |= {} if step is None else {"step": str(step)}
         for picture in pictures.values():
             _say(f"Drawn: {picture}")
@@ -160,8 +162,8 @@ def _open(options: argparse.Namespace, changes: list[str]) -> "tuple[ConfigDict,
     from equivit.training import config as configs
 
     if options.model:
-        if options.averaged:
-            raise ValueError("--averaged goes with --workdir; a saved model has one set of weights.")
+        if options.weights:
+            raise ValueError("--weights goes with --workdir; a saved model has one set of weights.")
         if not options.config:
             raise ValueError(f"--model={options.model} needs --config=FILE, which says what data to evaluate on.")
         return configs.load(options.config, changes), saved.load(options.model), None
@@ -170,7 +172,7 @@ def _open(options: argparse.Namespace, changes: list[str]) -> "tuple[ConfigDict,
     for change in changes:
         if change.partition("=")[0].split(".")[0] not in FREE:
             raise ValueError(f"--config.{change}: the run is finished; only {', '.join(FREE)} can be changed.")
-    config, model, step = checkpoints.load_run(options.workdir, averaged=options.averaged)
+    config, model, step = checkpoints.load_run(options.workdir, weights=options.weights)
     with config.unlocked():
         for change in changes:
             configs.override(config, change)

@@ -88,7 +88,7 @@ def _batch(config, channels, mesh, *, training):
         channels=channels,
         training=training,
         entries=objective.entries,
-        transform=objective.transform,
+        transform=objective.transform_of(config),
     )
     where = jax.sharding.NamedSharding(mesh, sharding.BATCH)
     return {name: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where) for name, a in shapes.items()}

@@ -98,7 +98,7 @@ def _train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
         batch_size=config.batch_size,
         seed=config.seed,
         entries=objective.entries,
-        transform=objective.transform,
+        transform=objective.transform_of(config),
         **processes,
     )
     config = _completed(config, pipeline)

@@ -115,7 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def evaluate(workdir: pathlib.Path, name: str, settings: adaptation.Sar, *, library: bool) -> dict:
     """The run's model on the shuffled test images under one corruption."""
-    config, model, _ = checkpoints.load_run(workdir, averaged=False)
+    config, model, _ = checkpoints.load_run(workdir)
     size = dict(batch_size=config.evaluation.sar.batch_size, seed=config.seed, shuffle=True)
     if library and name != "clean":
         with config.unlocked():

@@ -19,6 +19,7 @@ Geometry = Callable[[Image.Image], Image.Image]  # for images and maps of the si
 
 PADDING = 4  # pixels on each side, in the simple random crop (DeiT III) and the padded crop (CIFAR)
 TRIES = 10  # for a crop in which no class has too large a share
+ORIENTATIONS = (None, *Image.Transpose)  # all eight of a square
 VOID = -1  # the label of map pixels that have no class, or lie outside the image
 INTERPOLATIONS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}  # both antialiased
 FILTERS = {**INTERPOLATIONS, "lanczos": Image.Resampling.LANCZOS, "nearest": Image.Resampling.NEAREST}
@@ -65,9 +66,16 @@ def cut(image: Image.Image, box: Box) -> Image.Image:
     return image.crop((box.left, box.top, box.left + box.width, box.top + box.height))
 
 
-def flip(image: Image.Image) -> Image.Image:
-    """The image mirrored left to right."""
-    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+def draw_orientation(rng: np.random.Generator, flip: float, octic: bool) -> Image.Transpose | None:
+    """Mirrored left to right with probability `flip`, or if `octic` one of ORIENTATIONS; None: as it is."""
+    if octic:
+        return ORIENTATIONS[rng.integers(len(ORIENTATIONS))]
+    return Image.Transpose.FLIP_LEFT_RIGHT if rng.random() < flip else None
+
+
+def oriented(image: Image.Image, orientation: Image.Transpose | None) -> Image.Image:
+    """The image mirrored or turned."""
+    return image if orientation is None else image.transpose(orientation)
 
 
 def random_resized_box(

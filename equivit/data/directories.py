@@ -3,6 +3,7 @@
 import os
 import pathlib
 import stat
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,16 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".webp", ".tif", 
 
 
 class Folder:
-    """Image files in one folder per class.
+    """Image files in one folder per class, or without classes.
 
     Layout: `<directory>/<split>/<class>/<image>`, or `<directory>/<class>/<image>` without splits, which is read
     only as split `train` or `all`, so that nobody tests on training images by accident.  Classes are sorted by name, or
     as numbers if all names are numbers (ImageNet-v2), and taken from `class_split` if that exists, so that labels are
-    the same in a test split that lacks classes: put ImageNet-R next to ImageNet's training split.
+    the same in a test split that lacks classes: put ImageNet-R next to ImageNet's training split.  Images with no
+    folder beside them, `<directory>/<split>/<image>` or `<directory>/<image>`, have no labels.
     """
 
+    classes: tuple[str, ...]
     channels = 3
 
     def __init__(self, directory: str, split: str, *, class_split: str):
@@ -32,32 +35,39 @@ class Folder:
         if not self.root.is_dir():
             raise FileNotFoundError(f"folder:{directory}: there is no directory {self.root}.")
         found, reference = folders(self.root), self.root / class_split
+        alone = not found and _images(self.root)
         if _is_below(split) and (self.root / split).is_dir():
             self.root /= split
-        elif split not in ("train", "all") or not any(map(_images, found)):
+        elif split not in ("train", "all") or not (alone or any(map(_images, found))):
             raise ValueError(
                 f"folder:{directory}: there is no {self.root}/{split}; folders: {_listed(found)}. Images belong in "
-                "<split>/<class>/, or without splits in <class>/, which is read as split 'train'."
+                "<split>/<class>/, or without splits in <class>/, which is read as split 'train'; images without "
+                "classes belong in a folder without others."
             )
         found = folders(self.root)
+        if not found:
+            self.classes, self.labels = (), None
+            self.files = array(_images(self.root))
+            return
         self.classes = tuple(folder.name for folder in (folders(reference) if reference.is_dir() else found))
         unknown = [folder for folder in found if folder.name not in self.classes]
         if unknown:
             raise ValueError(f"{self.root}: classes that {reference} does not have: {_listed(unknown)}.")
         files = [(folder.name, file) for folder in found for file in _images(folder)]
-        # Arrays, not lists of strings: a million of them is sent to the workers quickly.
         self.labels = np.array([self.classes.index(name) for name, _ in files], np.int32)
-        self.files = np.array([os.fsencode(file) for _, file in files], np.bytes_)
+        self.files = array([file for _, file in files])
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"image": content(pathlib.Path(self.where(index))), "label": int(self.labels[index])}
+        example: dict[str, Any] = {"image": content(pathlib.Path(self.where(index)))}
+        return example if self.labels is None else {**example, "label": int(self.labels[index])}
 
     def where(self, index: int) -> str:
         """The path of the image."""
-        return str(self.root / self.classes[self.labels[index]] / os.fsdecode(self.files[index]))
+        folder = self.root if self.labels is None else self.root / self.classes[self.labels[index]]
+        return str(folder / os.fsdecode(self.files[index]))
 
 
 class Tfds:
@@ -165,8 +175,19 @@ def folders(path: pathlib.Path) -> list[pathlib.Path]:
     if not path.is_dir():
         return []
     found = [pathlib.Path(entry.path) for entry in os.scandir(path) if entry.is_dir() and entry.name[0] != "."]
-    numbered = all(folder.name.isdecimal() for folder in found)
-    return sorted(found, key=lambda folder: int(folder.name) if numbered else folder.name)
+    by_name = {folder.name: folder for folder in found}
+    return [by_name[name] for name in in_order(by_name)]
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Sorted as numbers if all of them are numbers, else as text."""
+    names = list(names)
+    return sorted(names, key=int) if all(map(str.isdecimal, names)) else sorted(names)
+
+
+def array(files: list[str]) -> np.ndarray:
+    """Names of files as an array: a million of them is sent to the workers quickly."""
+    return np.array([os.fsencode(file) for file in files], np.bytes_)
 
 
 def _images(folder: pathlib.Path) -> list[str]:

@@ -9,6 +9,7 @@ from equivit.constraints import (
     Above0,
     Interval,
     NonNegativeFloat,
+    NonNegativeInt,
     OneOf,
     PositiveFloat,
     PositiveInt,
@@ -16,7 +17,7 @@ from equivit.constraints import (
     Size,
     Words,
 )
-from equivit.data import corruptions, crops, rand_augment, reading
+from equivit.data import corruptions, crops, rand_augment, reading, sources
 
 DEFAULTS = dict(
     source="digits",
@@ -32,7 +33,7 @@ DEFAULTS = dict(
     repeats=1,  # copies of an example in one batch (repeated augmentation)
     void=(255,),  # numbers in label maps that mean "no class"; the name of one in a source's `classes` is left out
     fit=None,  # (longer, shorter side): images are resized to fit in it, by crop="scaled" and eval_crop="whole"
-    eval_crop="centre",  # or "whole": no crop; images differ in size, and label maps keep theirs
+    eval_crop="centre",  # "squash": no crop, the aspect is lost; "whole": images differ in size, label maps keep theirs
     multiple=1,  # eval_crop="whole": each side is resized up to the next multiple
     crop_ratio=1.0,  # evaluation: fraction of the resized side that the centre crop keeps
     interpolation="bicubic",  # evaluation: of the resizing, which is antialiased; or "bilinear"
@@ -47,6 +48,7 @@ DEFAULTS = dict(
         fit_ratio=(0.5, 2.0),  # crop="scaled": of `fit`, or of the image's own size
         max_share=1.0,  # crop="scaled": largest share of one class among the labelled pixels, if ten tries find it
         flip=0.5,
+        octic=False,  # in place of the flip, any of the eight orientations of a square crop
         three_augment=False,
         rand_augment=None,  # such as "rand-m9-mstd0.5-inc1"
         color_jitter=0.0,
@@ -54,12 +56,23 @@ DEFAULTS = dict(
         erase=0.0,
         circular_shift=0.0,  # largest shift either way, as a fraction of the image; along each axis for itself
     ),
+    views=dict(  # several crops of an image (data/views.py); the global two as data.augment has them
+        locals=8,  # local views of an image
+        local_size=(96, 96),
+        local_scale=(0.05, 0.32),
+        jitter=(0.4, 0.4, 0.2, 0.1),  # strengths of brightness, contrast, saturation and hue
+        jitter_rate=0.8,
+        grey=0.2,
+        blur=(1.0, 0.1, 0.5),  # rates for the first global view, the second, and local ones
+        solarise=0.2,  # of the second global view
+        device=False,  # colours are changed on the accelerator (data/device_colour.py)
+    ),
 )
 # "random_resized_clipped" draws one box and clips it to the image, where "random_resized" draws until one fits.
 # "scaled" resizes by a random ratio, cuts at random and fills up with the mean colour, with interpolation.
 # "centre" is the crop of evaluation, with its crop_ratio and interpolation.
 CROPS = ("random_resized", "random_resized_clipped", "simple_random", "pad", "scaled", "centre", "none")
-EVAL_CROPS = ("centre", "whole")
+EVAL_CROPS = ("centre", "squash", "whole")
 LARGEST_SIDE = 2**15  # pixels of an image that a model may be given, or that one is cut from
 Channels = Annotated[Literal[1, 3], Words("1 (grey) or 3 (RGB)")]
 Corruption = Annotated[str, OneOf(corruptions.NAMES)]
@@ -69,6 +82,10 @@ Pixels = Annotated[
 ]
 Side = Annotated[int, Interval(1, LARGEST_SIDE)]
 Sides = Annotated[tuple[Side, Side], Words(f"(longer, shorter side) in pixels, at most {LARGEST_SIDE}")]
+Jitter = Annotated[
+    tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat, Annotated[float, Interval(0, 0.5)]],
+    Words("(brightness, contrast, saturation, hue), zero or more, hue at most 0.5"),
+]
 FitRatio = Annotated[float, Interval(0, 16, "(")]
 TYPES: dict[str, Any] = dict(
     source=str,
@@ -99,6 +116,7 @@ TYPES: dict[str, Any] = dict(
         fit_ratio=tuple[FitRatio, FitRatio],
         max_share=Above0,
         flip=Share,
+        octic=bool,
         three_augment=bool,
         rand_augment=str | None,
         color_jitter=NonNegativeFloat,
@@ -106,15 +124,26 @@ TYPES: dict[str, Any] = dict(
         erase=Share,
         circular_shift=Share,
     ),
+    views=dict(
+        locals=NonNegativeInt,
+        local_size=Annotated[tuple[Side, Side], Words(f"(height, width) in pixels, at most {LARGEST_SIDE}")],
+        local_scale=tuple[Above0, Above0],
+        jitter=Jitter,
+        jitter_rate=Share,
+        grey=Share,
+        blur=tuple[Share, Share, Share],
+        solarise=Share,
+        device=bool,
+    ),
 )
-SOURCES = ("digits", "synthetic", "synthetic_maps", "tfds:<name>", "folder:<dir>", "pairs:<dir>", "npz:<file>")
 
 
 def check(section: ConfigDict) -> None:
     """ValueError for an invalid value; the number of channels is checked when the source is opened."""
     constraints.check_section("config.data", section, TYPES)
-    if section.source.partition(":")[0] not in {source.partition(":")[0] for source in SOURCES}:
-        errors.one_of("config.data.source", section.source, SOURCES)
+    for part in sources.parts(section.source):
+        if part.partition(":")[0] not in sources.KINDS:
+            errors.one_of("config.data.source", part, sources.forms())
     for key in ("split", "eval_split"):
         if not section[key]:
             raise ValueError(f"config.data.{key}='' must be the name of a split, such as {DEFAULTS[key]!r}.")
@@ -123,12 +152,27 @@ def check(section: ConfigDict) -> None:
             f"config.data.mean={section.mean} and config.data.std={section.std} must have one entry per channel."
         )
     _check_resized(section)
-    for key in ("scale", "ratio", "fit_ratio"):
-        low, high = section.augment[key]
+    for key in ("augment.scale", "augment.ratio", "augment.fit_ratio", "views.local_scale"):
+        subsection, _, name = key.partition(".")
+        low, high = section[subsection][name]
         if low > high:
-            raise ValueError(f"config.data.augment.{key}={(low, high)} must be (smallest, largest), as {(high, low)}.")
+            raise ValueError(f"config.data.{key}={(low, high)} must be (smallest, largest), as {(high, low)}.")
+    if section.augment.octic:
+        _check_square(section)
     if section.augment.rand_augment is not None:
         rand_augment.parse(section.augment.rand_augment, fill=(0,))
+
+
+def _check_square(section: ConfigDict) -> None:
+    """A quarter turn of a crop that is not square has another size."""
+    key = "train_image_size" if section.train_image_size else "image_size"
+    sizes = {key: section[key]} | ({"views.local_size": section.views.local_size} if section.views.locals else {})
+    for key, (height, width) in sizes.items():
+        if height != width:
+            side = max(height, width)
+            raise ValueError(
+                f"config.data.{key}={(height, width)} must be square for data.augment.octic=True, as {(side, side)}."
+            )
 
 
 def _check_resized(section: ConfigDict) -> None:

@@ -1,22 +1,30 @@
-"""Images by random access: digits, synthetic discs, and by `npz.py`, `directories.py` and `pairs.py` files of the user.
+"""Images by random access: digits, synthetic discs, and by `npz.py`, `directories.py`, `lists.py` and `pairs.py` files.
 
 A source is one split, and an example is a dict.  `reading.py` decodes two of its entries: "image", a uint8 array
 [H, W, C] or the bytes of an image file, and "map", the label of each pixel, an integer array [H, W] or the bytes of a
 PNG file.  What its numbers mean says the source's `legend` (`label_maps.py`); without one they are labels as they are.
 Other entries reach the transform unchanged: "label" is an int or, if examples may have any number of labels, a tuple;
 then the source has `label_sets = True`.  Pickled sources are small, since every worker gets a copy.
+
+Sources joined by "+" are one, of images without labels: `folder:cells+list:more/cells.txt`.
 """
 
+import re
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import ml_collections
 import numpy as np
 
 from equivit import errors
-from equivit.data import directories
+from equivit.data import directories, lists
 from equivit.data.label_maps import Legend
 from equivit.data.npz import Npz
 from equivit.data.pairs import Pairs
+
+# Each kind and its argument; "" for none.
+KINDS = {"digits": "", "synthetic": "", "synthetic_maps": "", "tfds": "<name>", "folder": "<dir>", "list": "<file.txt>"}
+KINDS |= {"csv": "<file.csv>", "pairs": "<dir>", "npz": "<file>"}
 
 
 class Source(Protocol):
@@ -158,6 +166,45 @@ class Subset:
         return self.source.where(int(self.rows[index]))
 
 
+class Joined:
+    """The images of several sources, one after the other; labels are left out, as each source has its own.
+
+    Images are grey if all sources are.
+    """
+
+    classes: tuple[str, ...] = ()
+
+    def __init__(self, sources: Sequence[Source]):
+        self.sources, self.channels = tuple(sources), max(source.channels for source in sources)
+        self.ends = np.cumsum([len(source) for source in sources])
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        source, row = self._place(index)
+        return {"image": source[row]["image"]}
+
+    def where(self, index: int) -> str:
+        """The name of the example in its own source."""
+        source, row = self._place(index)
+        return source.where(row)
+
+    def _place(self, index: int) -> tuple[Source, int]:
+        number = int(np.searchsorted(self.ends, index, side="right"))
+        return self.sources[number], index - (int(self.ends[number - 1]) if number else 0)
+
+
+def parts(source: str) -> list[str]:
+    """The sources that are joined in `data.source`: a "+" divides before a kind, and else belongs to a name."""
+    return re.split(rf"\+(?=(?:{'|'.join(KINDS)})(?::|\+|$))", source)
+
+
+def forms() -> list[str]:
+    """How a config names each kind of source."""
+    return [f"{kind}:{argument}" if argument else kind for kind, argument in KINDS.items()]
+
+
 def open_source(config: ml_collections.ConfigDict, split: str) -> Source:
     """Opens one split of the `data` section's source, limited to `train_examples` or `eval_examples`.
 
@@ -165,34 +212,45 @@ def open_source(config: ml_collections.ConfigDict, split: str) -> Source:
       ValueError: for an unknown source or split, or a limit above the size of the split.
       FileNotFoundError: if a file or directory is missing.
     """
-    kind, _, argument = config.source.partition(":")
-    kinds = {"digits": False, "synthetic": False, "synthetic_maps": False}  # True: needs an argument
-    kinds |= {"npz": True, "folder": True, "pairs": True, "tfds": True}
-    if kind not in kinds:
-        near = errors.nearest(kind, kinds)
-        raise ValueError(f"config.data.source={config.source!r} is not one of {_forms(kinds)}{near}.")
-    if kinds[kind] != bool(argument):
-        raise ValueError(f"config.data.source={config.source!r} must have the form {_forms({kind: kinds[kind]})}.")
-    void = tuple(config.void)
-    if kind == "digits":
-        source = Digits(split)
-    elif kind == "synthetic":
-        source = Synthetic(split, config.image_size, config.channels or 3)
-    elif kind == "synthetic_maps":
-        source = SyntheticMaps(split, config.image_size, config.channels or 3)
-    elif kind == "npz":
-        source = Npz(argument, split, void=void)
-    elif kind == "folder":
-        source = directories.Folder(argument, split, class_split=config.split)
-    elif kind == "pairs":
-        source = Pairs(argument, split, void=void)
-    else:
-        source = directories.Tfds(argument, split, void=void)
-    if not len(source):
-        raise ValueError(f"config.data.source={config.source!r}: split {split!r} has no examples.")
+    opened = [_opened(part, config, split) for part in parts(config.source)]
+    source = opened[0] if len(opened) == 1 else Joined(opened)
     limits = {config.split: ("train_examples", config.train_examples)}
     limits[config.eval_split] = ("eval_examples", config.eval_examples)  # last: it wins if both are the same split
     return _limited(source, *limits.get(split, ("", None)))
+
+
+def _opened(name: str, config: ml_collections.ConfigDict, split: str) -> Source:
+    """One source of those in `data.source`."""
+    kind, _, argument = name.partition(":")
+    thing = f"config.data.source={config.source!r}"
+    if kind not in KINDS:
+        raise ValueError(f"{thing} is not one of {', '.join(map(repr, forms()))}{errors.nearest(kind, KINDS)}.")
+    if bool(KINDS[kind]) != bool(argument):
+        form = f"{kind}:{KINDS[kind]}" if KINDS[kind] else kind
+        raise ValueError(f"{thing} must have the form {form!r}.")
+    void, small = tuple(config.void), (split, config.image_size, config.channels or 3)
+    match kind:
+        case "digits":
+            source = Digits(split)
+        case "synthetic":
+            source = Synthetic(*small)
+        case "synthetic_maps":
+            source = SyntheticMaps(*small)
+        case "npz":
+            source = Npz(argument, split, void=void)
+        case "folder":
+            source = directories.Folder(argument, split, class_split=config.split)
+        case "list":
+            source = lists.Paths(argument, split)
+        case "csv":
+            source = lists.Table(argument, split, class_split=config.split)
+        case "pairs":
+            source = Pairs(argument, split, void=void)
+        case _:
+            source = directories.Tfds(argument, split, void=void)
+    if not len(source):
+        raise ValueError(f"config.data.source={name!r}: split {split!r} has no examples.")
+    return source
 
 
 def has_label_sets(source: Source) -> bool:
@@ -234,9 +292,3 @@ def _limited(source: Source, key: str, limit: int | None) -> Source:
         raise ValueError(f"config.data.{key}={limit} must be in 1..{len(source)}, the size of the split.")
     rows = np.random.default_rng(0).permutation(len(source))[:limit]
     return Subset(source, np.sort(rows))
-
-
-def _forms(kinds: dict[str, bool]) -> str:
-    """How a config names each kind of source."""
-    arguments = {"npz": "<file>", "folder": "<dir>", "pairs": "<dir>", "tfds": "<name>"}
-    return ", ".join(f"'{kind}:{arguments[kind]}'" if needed else f"'{kind}'" for kind, needed in kinds.items())

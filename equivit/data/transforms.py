@@ -14,7 +14,7 @@ from equivit.data import augment, crops, rand_augment, section
 
 
 class Train:
-    """Crop, flip, changes of colour, random erasing and circular shift, in this order, if enabled.
+    """Crop, flip or turn, changes of colour, random erasing and circular shift, in this order, if enabled.
 
     Changes of colour are 3-Augment, RandAugment, colour jitter and photometric distortion.  What is filled up after a
     crop of a smaller image keeps the mean colour.
@@ -37,15 +37,15 @@ class Train:
             self.policy = rand_augment.parse(options["rand_augment"], self.fill)
 
     def __call__(self, example: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        """The example, augmented; a label map is cropped, flipped and shifted with its image.
+        """The example, augmented; a label map is cropped, turned and shifted with its image.
 
         Raises:
           ValueError: RandAugment with a label map, which would not follow its geometric changes.
         """
         options, image = self.options, example["image"]
         crop = self._crop(rng, image, example.get("map"))
-        flip = rng.random() < options["flip"]
-        image = _placed(image, crop, flip)
+        orientation = crops.draw_orientation(rng, options["flip"], options["octic"])
+        image = crops.oriented(crop(image), orientation)
         if options["three_augment"]:
             image = augment.three_augment(image, rng)
         if self.policy is not None:
@@ -59,7 +59,7 @@ class Train:
         if "map" in example:
             if self.policy is not None:
                 raise ValueError("config.data.augment.rand_augment: label maps cannot follow it; set it to None.")
-            row["map"] = np.asarray(self._padded(_placed(example["map"], crop, flip)))
+            row["map"] = np.asarray(self._padded(crops.oriented(crop(example["map"]), orientation)))
         return augment.circular_shift(row, rng, options["circular_shift"]) if options["circular_shift"] else row
 
     def _padded(self, image: Image.Image) -> Image.Image:
@@ -87,8 +87,9 @@ class Train:
 class Evaluation:
     """Resizes to cover image_size / crop_ratio, with the aspect ratio kept, and crops image_size from the centre.
 
-    With `eval_crop="whole"` nothing is cut: the image is resized to `fit`, with the aspect ratio kept, and each side to
-    the next multiple of `multiple`, both in one step; its label map stays as it is, so that scores are taken at the
+    With `eval_crop="squash"` nothing is cut, and the aspect ratio is lost.  With `eval_crop="whole"` nothing is cut
+    either: the image is resized to `fit`, with the aspect ratio kept, and each side to the next multiple of `multiple`,
+    both in one step; its label map stays as it is, so that scores are taken at the
     size of the labels.
 
     Shapes: "image" of any size -> uint8 [H, W, C]; "map" of the same size -> int32 [H, W], or of that size, if whole.
@@ -99,6 +100,7 @@ class Evaluation:
         self.height, self.width = config.image_size
         self.crop_ratio, self.interpolation = config.crop_ratio, config.interpolation
         self.whole, self.fit, self.multiple = config.eval_crop == "whole", config.fit, config.multiple
+        self.squash = config.eval_crop == "squash"
 
     def __call__(self, example: dict[str, Any], rng: np.random.Generator | None = None) -> dict[str, Any]:
         """The example as it is evaluated; nothing is random."""
@@ -111,11 +113,9 @@ class Evaluation:
         if self.whole:
             size = crops.rounded_up(*crops.fitted(image.size, self.fit), self.multiple)
             return crops.resize(image, *size, self.interpolation)
+        if self.squash:
+            return crops.squash(image, self.height, self.width, self.interpolation)
         return crops.central(image, self.height, self.width, self.crop_ratio, self.interpolation)
-
-
-def _placed(image: Image.Image, crop: crops.Geometry, flip: bool) -> Image.Image:
-    return crops.flip(crop(image)) if flip else crop(image)
 
 
 def _pixels(image: Image.Image) -> np.ndarray:

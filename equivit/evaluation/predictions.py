@@ -85,6 +85,14 @@ def on_devices(batch: Batch) -> Batch:
     return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}
 
 
+def scattered(array: np.ndarray, spec: PartitionSpec) -> jax.Array:
+    """An array that every process holds whole, split over the current mesh; on the default device if no mesh is set."""
+    mesh = jax.sharding.get_mesh()
+    if mesh.empty:
+        return jnp.asarray(array)
+    return jax.make_array_from_callback(array.shape, NamedSharding(mesh, spec), lambda part: array[part])
+
+
 def all_finite(logits: jax.Array, weight: jax.Array) -> jax.Array:
     """Whether the logits [*, B, classes] of all real examples, those with a positive weight [B], are finite."""
     return (jnp.isfinite(logits).all(-1) | (weight <= 0)).all()

@@ -62,6 +62,7 @@ class Protocol:
       curve: the result that is plotted over the steps of a run, a fraction or a "loss".
       default: whether it is in the suite of a config that names none.
       figure: `figure(run, path)` draws a picture of what it measures, a PNG.  All processes call it.
+      blocks: `blocks(config)`: of how many of the last blocks it reads frozen features (`evaluation/frozen.py`).
     """
 
     needs: frozenset[str]
@@ -73,6 +74,7 @@ class Protocol:
     curve: str | None = None
     default: bool = False
     figure: Callable[["Run", pathlib.Path], None] | None = None
+    blocks: Callable[[ConfigDict], int] = lambda config: 1
 
     def __post_init__(self):
         if unknown := self.needs - NEEDS.keys():
@@ -90,6 +92,8 @@ class Run:
       data: the `data` section to read, that of the config or a variant of it.
       stream: its name, for display.
       track: shows progress.
+      blocks: of how many of the last blocks frozen features are read, the most that a protocol of the suite needs.
+      frozen: those that have been read, for all protocols of the suite (`evaluation/frozen.py`).
     """
 
     model: ModelModule
@@ -98,6 +102,8 @@ class Run:
     data: ConfigDict
     stream: str
     track: Track | None = None
+    blocks: int = 1
+    frozen: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     def on(self, data: ConfigDict, name: str) -> "Run":
         """The same run on another `data` section."""
@@ -119,9 +125,14 @@ class Run:
         return predictions.extractor(self.model, self.data.mean, self.data.std, self.precision)
 
     def open(
-        self, *, batch_size: int | None = None, shuffle: bool = False, data: ConfigDict | None = None
+        self,
+        *,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        data: ConfigDict | None = None,
+        split: str | None = None,
     ) -> EvaluationPipeline:
-        """The evaluation split; the batch size is rounded up to a multiple of the number of devices.
+        """The evaluation split, or another; the batch size is rounded up to a multiple of the number of devices.
 
         Whole images (`data.eval_crop`) differ in size, so a batch is one of them, and every process reads all.
 
@@ -138,7 +149,7 @@ class Run:
             share["batch_size"] = -(-(batch_size or self.config.batch_size) // devices) * devices
             share |= dict(process_index=jax.process_index(), process_count=jax.process_count())
         section = self.data if data is None else data
-        pipeline = loader.evaluate(section, seed=self.config.seed, shuffle=shuffle, **share)
+        pipeline = loader.evaluate(section, split=split, seed=self.config.seed, shuffle=shuffle, **share)
         if hasattr(self.model, "config"):
             for name, size in self._inputs.items():
                 check_input(self.model.config, name, size, pipeline.channels)

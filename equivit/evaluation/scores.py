@@ -1,11 +1,12 @@
-"""Scores of label maps: intersection over union and accuracy, from counts of pixels.
+"""Scores of label maps (intersection over union, accuracy) and of the classes of images, from counts.
 
 All pixels of a data set are counted in one matrix, [true class, predicted class].  Of class k the intersection is the
 pixels that have it in both maps, the union those that have it in either:
 
     IoU_k = n_kk / (sum_j n_kj + sum_j n_jk - n_kk)
 
-It is NaN for a class that no map has.  Pixels without a label (VOID) never count, whatever is predicted there.
+It is NaN for a class that no map has.  Pixels without a label (VOID) never count, whatever is predicted there.  Of the
+classes of images, n_kk / sum_j n_kj is the recall and 2 n_kk / (sum_j n_kj + sum_j n_jk) the F1 of class k.
 """
 
 import functools
@@ -84,6 +85,42 @@ def of_counts(counts: np.ndarray, *, ignore: Iterable[int] = ()) -> dict[str, An
         "miou_official": float(np.nansum(iou) / seen),
         "accuracy": float(right.sum() / total),
         "iou": np.where(left_out, np.nan, iou),
+    }
+
+
+def classification(true: np.ndarray | jax.Array, predicted: np.ndarray | jax.Array) -> dict[str, float]:
+    """Scores of the classes of images.
+
+    Args:
+      true, predicted: integers [N].
+
+    Returns:
+      "accuracy"; "weighted_f1": the mean F1 of the true classes, weighted by their images; "balanced_accuracy": their
+      mean recall.  A class that is never true has no share in these two.
+
+    Raises:
+      ValueError: there are no images, or the two differ in shape.
+    """
+    true, predicted = np.asarray(true), np.asarray(predicted)
+    if true.shape != predicted.shape or not true.size:
+        raise ValueError(
+            f"classification: {list(true.shape)} true classes and {list(predicted.shape)} predicted ones; give one of "
+            "each for at least one image."
+        )
+    numbers, places = np.unique(np.concatenate([true.ravel(), predicted.ravel()]), return_inverse=True)
+    cells = places[: true.size] * len(numbers) + places[true.size :]
+    return of_answers(np.bincount(cells, minlength=len(numbers) ** 2).reshape(len(numbers), -1))
+
+
+def of_answers(counts: np.ndarray) -> dict[str, float]:
+    """What `classification` returns, from counts of images, int [K, K], rows by true class."""
+    right, images = counts.diagonal(), counts.sum(1)
+    there = images > 0
+    f1 = 2 * right[there] / (images + counts.sum(0))[there]
+    return {
+        "accuracy": float(right.sum() / images.sum()),
+        "weighted_f1": float((f1 * images[there]).sum() / images.sum()),
+        "balanced_accuracy": float((right[there] / images[there]).mean()),
     }
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable
+from typing import Any
 
 from flax import nnx
 from ml_collections import ConfigDict
@@ -45,7 +46,9 @@ def prepare(
     Raises as `evaluate` does, so that a run that will end with an evaluation fails before it begins.
     """
     suite = check(suite, config, model)
-    runs = {name: Run(model, config, PROTOCOLS[name], config.data, name, track) for name in suite}
+    blocks = max((PROTOCOLS[name].blocks(config) for name in suite), default=1)
+    shared: dict[str, Any] = dict(blocks=blocks, frozen={})
+    runs = {name: Run(model, config, PROTOCOLS[name], config.data, name, track, **shared) for name in suite}
     for run in runs.values():
         dataclasses.replace(run, data=run.protocol.data(config)).open()
     return runs

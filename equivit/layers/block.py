@@ -1,18 +1,34 @@
 """The transformer block, dense or equivariant depending on the parts it is given."""
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import jax
 from flax import nnx
 
 from equivit.layers.drop import drop_path, dropout, split
+from equivit.layers.drop_path import on_subset, subset
 from equivit.layers.grid import Layout
 from equivit.symmetry.fields import Tokens, TokensT
+
+
+class Subsets(NamedTuple):
+    """Stochastic depth by subsets (`layers/drop_path.py`).
+
+    Attributes:
+      rate: the share of images that a branch leaves out.
+      groups: runs of consecutive images, in each of which as many are left out.
+    """
+
+    rate: float
+    groups: int
 
 
 class Block(nnx.Module):
     """x + path(scale1(attention(norm1(x)))), then x + path(scale2(mlp(norm2(x)))).
 
     `path` is dropout, then stochastic depth, which keeps or drops a whole branch per sample, independently for the two
-    branches.
+    branches.  With `subsets` a branch is computed only for the samples that keep it.
 
     Shapes: [*B, N, width] or a field -> the same.
 
@@ -20,12 +36,15 @@ class Block(nnx.Module):
       norm1, attention, scale1, norm2, mlp, scale2: the parts, all dense or all equivariant under one group
         (`layers/parts.py` builds them).
       dropout: probability of zeroing an entry of a branch.
+      subsets: in place of the rate of a call; x then has one batch axis.
     """
 
-    def __init__(self, *, norm1, attention, scale1, norm2, mlp, scale2, dropout: float = 0.0):
+    def __init__(
+        self, *, norm1, attention, scale1, norm2, mlp, scale2, dropout: float = 0.0, subsets: Subsets | None = None
+    ):
         self.norm1, self.attention, self.scale1 = norm1, attention, scale1
         self.norm2, self.mlp, self.scale2 = norm2, mlp, scale2
-        self.dropout = dropout
+        self.dropout, self.subsets = dropout, subsets
 
     def __call__(
         self,
@@ -46,8 +65,16 @@ class Block(nnx.Module):
           key: for dropout and stochastic depth; None: neither.
         """
         keys = split(key)
-        x = x + self.path(self.scale1(self.attention(self.norm1(x), layout)), rate, keys[0])
-        return x + self.path(self.scale2(self.mlp(self.norm2(x), layout)), rate, keys[1])
+        x = self.residual(lambda x: self.scale1(self.attention(self.norm1(x), layout)), x, rate, keys[0])
+        return self.residual(lambda x: self.scale2(self.mlp(self.norm2(x), layout)), x, rate, keys[1])
+
+    def residual(self, branch: Callable[[Any], Any], x: Any, rate: float | jax.Array, key: jax.Array | None) -> Any:
+        """x + path(branch(x)), or that of a part of the images."""
+        if self.subsets is None or key is None:
+            return x + self.path(branch(x), rate, key)
+        dropout_key, path_key = jax.random.split(key)
+        kept = subset(path_key, x.shape[-3], *self.subsets)
+        return on_subset(lambda x: dropout(branch(x), self.dropout, dropout_key), x, kept)
 
     def path(self, branch: TokensT, rate: float | jax.Array, key: jax.Array | None) -> TokensT:
         """A branch after dropout and stochastic depth."""

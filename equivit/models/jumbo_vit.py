@@ -80,6 +80,11 @@ class JumboViTConfig(ViTConfig):
         if self.class_token is not False or self.registers or self.register_mlp is not None:
             raise ValueError("JumboViT: the Jumbo token replaces class token and registers; leave them out.")
         super().__post_init__()
+        if self.drop_path_groups is not None:
+            raise ValueError(
+                f"JumboViT: drop_path_groups={self.drop_path_groups}: blocks with a Jumbo token drop branches for each "
+                "sample by itself; set it to None."
+            )
         if not 1 <= self.jumbo_multiplier * self.jumbo * self.width <= constraints.LARGEST_INT:
             raise ValueError(
                 f"JumboViT: jumbo_multiplier={self.jumbo_multiplier} of a Jumbo token of {self.jumbo * self.width} "
@@ -136,6 +141,7 @@ def build(config: JumboViTConfig, rngs: nnx.Rngs) -> ViT:
         patch_embed=parts.patch_embed(config.patch_size, config.in_channels, config.width),
         position=position(config, rngs),
         mask_token=token((learned_width(config),), 0.0, rngs) if config.mask_token else None,
+        pre_norm=parts.norm(config.width) if config.pre_norm else None,
         blocks=stack(config, functools.partial(_block, config), rngs, last),
         transition=transition(config, parts),
         **_exit(config, parts),

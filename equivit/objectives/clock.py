@@ -33,6 +33,10 @@ class Clock(NamedTuple):
         """Linear from `begin` to `end` over the first fraction `until` of the run, then `end`."""
         return begin + (end - begin) * jnp.minimum(self.done / until, 1.0)
 
+    def ramp(self, begin: float, end: float, steps: int) -> jax.Array:
+        """Linear from `begin` at the first step to `end` at the last of so many, then `end`."""
+        return begin + (end - begin) * jnp.minimum(self.step / max(steps - 1, 1), 1.0)
+
     def cosine(self, begin: float, end: float) -> jax.Array:
         """A half cosine from `begin` to `end` over the run."""
         # (1 + cos x) / 2 is computed as cos^2 (x / 2), which is more accurate near the end of the run.

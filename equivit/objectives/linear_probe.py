@@ -115,6 +115,6 @@ class LinearProbe(Objective):
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
         return Loss(loss, {"accuracy": jnp.mean(logits.argmax(-1) == batch["label"])})
 
-    def exported(self, module: Probe, extra: Extra) -> nnx.Module:
+    def exported(self, module: Probe, extra: Extra, weights: str | None = None) -> nnx.Module:
         """The backbone with a linear head."""
         return module.folded()

@@ -12,6 +12,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from equivit import logical, precision
+from equivit.data.batches import MakeTransform
 from equivit.data.transforms import Train
 from equivit.logical import Arrays, Tensor
 from equivit.models.model import Config, check_input
@@ -74,8 +75,8 @@ class Objective:
       DEFAULTS: the keys of the `objective` section of a config, without `name`, and their defaults.
       TYPES: the types of these keys (`constraints.py`).
       FIXED: the keys that decide what is trained, and so cannot change when a run is resumed.
-      transform: makes the rows of a batch from examples (`data/batches.py`).
       entries: the entries that every example must have.
+      weights: the names of the weights that a run keeps and a model can be made of; the first is what it exports.
       decodes: the exported model is called with images as the model is, and has what the objective adds: costs are
         counted of it.
       options: the `objective` section.
@@ -84,8 +85,8 @@ class Objective:
     DEFAULTS: ClassVar[dict[str, Any]] = {}
     TYPES: ClassVar[dict[str, Any]] = {}
     FIXED: ClassVar[tuple[str, ...]] = ()
-    transform: ClassVar[type] = Train
     entries: ClassVar[tuple[str, ...]] = ("image", "label")
+    weights: ClassVar[tuple[str, ...]] = ("trained",)
     decodes: ClassVar[bool] = False
 
     def __init__(self, config: ConfigDict):
@@ -94,6 +95,11 @@ class Objective:
     @staticmethod
     def check(config: ConfigDict) -> None:
         """ValueError for values of the `objective` section that are valid alone, but not together."""
+
+    @classmethod
+    def transform_of(cls, config: ConfigDict) -> MakeTransform:
+        """Makes what turns an example into a row of a batch (`data/batches.py`)."""
+        return Train
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -154,8 +160,19 @@ class Objective:
         """
         return precision.cast(logical.put(module, arrays), self.config.get("precision", "float32"))
 
-    def exported(self, module: nnx.Module, extra: Extra) -> nnx.Module:
-        """The model that evaluation and other programs use."""
+    def remarks(self, metrics: Mapping[str, float]) -> list[str]:
+        """What a watcher should know about the mean metrics since the last look, such as that training has failed."""
+        return []
+
+    def exported(self, module: nnx.Module, extra: Extra, weights: str | None = None) -> nnx.Module:
+        """The model that evaluation and other programs use.
+
+        Args:
+          weights: one of `weights`; None for the first.
+
+        Raises:
+          ValueError: the run does not keep these.
+        """
         return module
 
 

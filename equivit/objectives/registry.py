@@ -1,5 +1,6 @@
 """The objectives, by their names in a config."""
 
+from equivit.objectives.dinov2 import DinoV2
 from equivit.objectives.distillation import Distillation
 from equivit.objectives.linear_probe import LinearProbe
 from equivit.objectives.mae import Mae
@@ -13,4 +14,5 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "distillation": Distillation,
     "linear_probe": LinearProbe,
     "segmentation": Segmentation,
+    "dinov2": DinoV2,
 }

@@ -10,6 +10,7 @@ import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
+from equivit import logical
 from equivit.constraints import Below1, Inside, NonNegativeFloat, PositiveInt, Share, Words
 from equivit.data.pixels import normalize
 from equivit.layers.grid import check_grid
@@ -57,6 +58,8 @@ class Supervised(Objective):
         token_drop=Rates | None,
         token_drop_phases=PositiveInt,
     )
+
+    weights = ("trained", "averaged")
 
     @staticmethod
     def check(config: ConfigDict) -> None:
@@ -146,6 +149,14 @@ class Supervised(Objective):
         if self.options.ema is None:
             return extra
         return {**extra, "ema": optax.incremental_update(trainable, extra["ema"], 1 - self.options.ema)}
+
+    def exported(self, module: nnx.Module, extra: Extra, weights: str | None = None) -> nnx.Module:
+        """The model as trained, or with the averages of its parameters."""
+        if weights != "averaged":
+            return module
+        if self.options.ema is None:
+            raise ValueError("the run keeps no averaged weights: its config.objective.ema is None.")
+        return logical.put(module, extra["ema"])
 
 
 def binary_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:

@@ -21,7 +21,7 @@ from flax import nnx
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
-from equivit import logical
+from equivit import errors, logical
 from equivit.training import config as configs
 from equivit.training import disk_errors, program
 from equivit.training.state import State, begin
@@ -183,7 +183,7 @@ class Checkpoints:
         self._manager.reload()
 
 
-def load_run(workdir: pathlib.Path, *, averaged: bool = False) -> Loaded:
+def load_run(workdir: pathlib.Path, *, weights: str | None = None) -> Loaded:
     """Config and model of a run directory, from its newest whole checkpoint.
 
     Nothing is written, so that a run may go on meanwhile and the directory need not be one's own: of damaged
@@ -191,28 +191,31 @@ def load_run(workdir: pathlib.Path, *, averaged: bool = False) -> Loaded:
 
     Args:
       workdir: the directory.
-      averaged: take the averaged weights (`objective.ema`) instead of the trained ones.
+      weights: which of those that it keeps (`Objective.weights`), such as "averaged"; None: what it exports.
 
     Raises:
       FileNotFoundError: there is no run, or it has no checkpoint yet.
-      ValueError: averaged weights are asked for and the run keeps none, or config.json is damaged.
+      ValueError: the run keeps no such weights, or config.json is damaged.
       OtherModelError, NoWholeCheckpointError, OSError: as `Checkpoints.restore`.
     """
     workdir = pathlib.Path(workdir)
     if not (workdir / "config.json").is_file():
         raise FileNotFoundError(f"{workdir} holds no config.json; give the --workdir of a run.")
     config = configs.from_json(workdir / "config.json")
-    if averaged and config.objective.get("ema") is None:
-        raise ValueError(f"{workdir} keeps no averaged weights: its config.objective.ema is None.")
     objective = program.make_objective(config)
+    if weights is not None:
+        errors.one_of("--weights", weights, objective.weights)
     module = jax.eval_shape(lambda: objective.module(program.make_model(config, nnx.Rngs(0)), jax.random.key(0)))
     like = jax.eval_shape(lambda module: begin(objective, module), module)
     found = _read_only(_directory(workdir), like)
     if found is None:
         raise FileNotFoundError(f"{workdir} has no checkpoint yet; train on with the same --workdir.")
     stored = jax.tree.map(jnp.asarray, found.state)
-    arrays = {**stored.arrays, **(stored.extra["ema"] if averaged else {})}
-    return Loaded(config, objective.exported(logical.put(module, arrays), stored.extra), found.step)
+    try:
+        model = objective.exported(logical.put(module, stored.arrays), stored.extra, weights)
+    except ValueError as error:
+        raise ValueError(f"{workdir}: {error}") from None
+    return Loaded(config, model, found.step)
 
 
 def _directory(workdir):

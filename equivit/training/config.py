@@ -44,7 +44,12 @@ TYPES: dict[str, Any] = dict(  # of the keys outside of sections, and of `checkp
     batch_size=PositiveInt,
     precision=Annotated[str, OneOf(PRECISIONS)],
     init=str | None,
-    checkpoint=dict(every_steps=PositiveInt | None, every_seconds=PositiveFloat | None, keep=PositiveInt),
+    checkpoint=dict(
+        every_steps=PositiveInt | None,
+        every_seconds=PositiveFloat | None,
+        keep=PositiveInt,
+        teacher_every_steps=PositiveInt | None,
+    ),
 )
 
 
@@ -85,7 +90,9 @@ def _defaults(objective: str) -> dict[str, Any]:
         optimizer=optimizers.DEFAULTS,
         schedule=schedules.DEFAULTS,
         mesh=sharding.DEFAULTS,
-        checkpoint=dict(every_steps=None, every_seconds=None, keep=2),  # here, because checkpoints.py imports this file
+        # Here, because checkpoints.py imports this file.  `teacher_every_steps` keeps the teacher of DINOv2 as a saved
+        # model, in teachers/<step>/.
+        checkpoint=dict(every_steps=None, every_seconds=None, keep=2, teacher_every_steps=None),
         evaluation=evaluation.DEFAULTS,
         log=logging.DEFAULTS,
     )
@@ -152,6 +159,11 @@ def _check_run(config: ConfigDict) -> None:
     constraints.check_section("config", config, TYPES)
     if (config.steps is None) == (config.epochs is None):
         raise ValueError(f"config: {config.steps=} and {config.epochs=}; set exactly one, and the other to None.")
+    if config.checkpoint.teacher_every_steps and "teacher" not in OBJECTIVES[config.objective.name].weights:
+        raise ValueError(
+            f"config.checkpoint.teacher_every_steps={config.checkpoint.teacher_every_steps}: "
+            f"objective.name={config.objective.name!r} has no teacher of its own; set it to None."
+        )
     if config.batch_size % (parts := config.optimizer.accumulation):
         raise ValueError(
             f"config.batch_size={config.batch_size} must be divisible by optimizer.accumulation={parts}; "

@@ -14,8 +14,9 @@ from flax import nnx
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
-from equivit import constraints
+from equivit import constraints, logical
 from equivit.evaluation import suite
+from equivit.models import saved
 from equivit.training import config as configs
 from equivit.training import files, program, resuming, sharding, stopping
 from equivit.training.checkpoints import Checkpoints
@@ -97,8 +98,8 @@ def train(
     mesh = sharding.create_mesh(config.mesh)
     sharding.check_batch(config.batch_size, config.optimizer.accumulation, mesh)
     total, per_epoch = total_steps(config, pipeline.steps_per_epoch), pipeline.steps_per_epoch
-    epochs = config.evaluation.every_epochs
-    evaluate_every = epochs and max(1, round(epochs * per_epoch))
+    epochs, teachers = config.evaluation.every_epochs, config.checkpoint.teacher_every_steps
+    evaluate_every = config.evaluation.every_steps or epochs and max(1, round(epochs * per_epoch))
 
     with jax.set_mesh(mesh), contextlib.ExitStack() as stack:
         # ---- State: the newest whole checkpoint, or a fresh one.
@@ -136,14 +137,19 @@ def train(
 
                 # ---- Every so often.  Before anything is kept, all steps so far are known to be good.
                 logs, evaluates = done % config.log.every_steps == 0, evaluate_every and done % evaluate_every == 0
-                stops = signals.asked(done)
+                keeps, stops = teachers and done % teachers == 0, signals.asked(done)
                 saves = done == total or stops or checkpoints.due(done, clock=jax.process_count() == 1 or logs)
-                if logs or evaluates or saves:
+                if logs or evaluates or keeps or saves:
                     good &= meter.flush()
                 if not good:
                     raise _not_finite(state, run, checkpoints, config.optimizer.clip)
                 if logs or done == total:
-                    log.write(done, {"lr": float(run.lr(step)), **meter.summary()})
+                    means = meter.summary()
+                    log.write(done, {"lr": float(run.lr(step)), **means})
+                    for remark in run.objective.remarks(means):
+                        log.say(f"Warning at step {done}: {remark}")
+                if keeps:
+                    _keep(workdir / "teachers" / str(done), run.exported(state))
                 if evaluates and done < total and not stops:
                     with meter.paused(), signals.at_once():
                         log.write(done, _figures(evaluate(run.exported(state), config)))
@@ -167,6 +173,13 @@ def train(
     report = {"step": total, **figures}
     write_report(workdir, report)
     return Outcome(report, model, results)
+
+
+def _keep(place, model):
+    """Save a model of a run, whose arrays may lie on all devices."""
+    arrays = multihost_utils.process_allgather(logical.take(model, nnx.Variable), tiled=True)
+    if jax.process_index() == 0:
+        saved.save(place, logical.put(model, arrays))
 
 
 def write_report(workdir: pathlib.Path, report: dict) -> None:

@@ -100,7 +100,7 @@ def of_config(
     Args:
       config: a checked config; what the data decide about the model is known.
       mesh: of `sharding.create_mesh`.
-      total, per_epoch: steps of the run and of an epoch.
+      total, per_epoch: steps of the run and of an epoch; all schedules are made for `schedule.length`, if that is set.
       given: models that are used and not trained, by name; they may be abstract if the step is only lowered.
       objective: in place of the config's.
       build: makes the model, in place of the config's.
@@ -108,6 +108,7 @@ def of_config(
     Raises:
       ValueError: the schedule does not fit into the run, or optimiser and model do not go together.
     """
+    total = config.schedule.length or total
     lr = schedules.create(config.schedule, total_steps=total, steps_per_epoch=per_epoch)
     objective = objective or make_objective(config)
     build = build or functools.partial(make_model, config)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from equivit import constraints
-from equivit.constraints import NonNegativeFloat, NonNegativeInt, PositiveFloat
+from equivit.constraints import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from equivit.objectives.clock import Clock
 
 Schedule = Callable[[Any], jax.Array]  # of the number of a step, which may be traced
@@ -87,7 +87,7 @@ def _poly(config, step, warmup, total_steps):
 
 def _warmed_up(config, t, warmup, *, decayed):
     """Linear from `warmup_lr` to `lr` while t < warmup; then what `decayed`, the share of the decay done, gives."""
-    rising = config.warmup_lr + (config.lr - config.warmup_lr) * t / max(warmup, 1)
+    rising = config.warmup_lr + (config.lr - config.warmup_lr) * t / max(warmup - config.inclusive, 1)
     # (1 + cos x) / 2 written as cos^2 (x / 2), which keeps its digits near the end of the run.
     cosine = config.min_lr + (config.lr - config.min_lr) * jnp.cos(jnp.pi / 2 * jnp.clip(decayed, 0, 1)) ** 2
     after = cosine if config.name == "cosine" else jnp.float32(config.lr)
@@ -102,6 +102,8 @@ DEFAULTS = dict(
     warmup_epochs=None,  # this or warmup_steps
     warmup_steps=None,
     power=1.0,  # of "poly"
+    inclusive=False,  # the last step of the warm-up has `lr`, and not the first step after it
+    length=None,  # steps that all schedules are made for, of which a run may do a part; None: those of the run
     per_epoch=False,  # the rate changes from epoch to epoch, not from step to step
 )
 TYPES: dict[str, Any] = dict(
@@ -112,6 +114,8 @@ TYPES: dict[str, Any] = dict(
     warmup_epochs=NonNegativeFloat | None,
     warmup_steps=NonNegativeInt | None,
     power=PositiveFloat,
+    inclusive=bool,
+    length=PositiveInt | None,
     per_epoch=bool,
 )
 
@@ -121,6 +125,10 @@ def check(section: ConfigDict) -> None:
     constraints.check_section("config.schedule", section, TYPES)
     if section.warmup_epochs is not None and section.warmup_steps is not None:
         raise ValueError("config.schedule: warmup_epochs and warmup_steps are both set; set one to None.")
+    if section.inclusive and (section.per_epoch or section.name == "poly"):
+        raise ValueError(
+            "config.schedule: inclusive=True is for name='cosine' or 'constant' with per_epoch=False; set it to False."
+        )
     if section.per_epoch and section.name == "poly":
         raise ValueError("config.schedule: name='poly' changes from step to step; set per_epoch=False.")
     if section.per_epoch and section.warmup_steps is not None:

@@ -3,6 +3,7 @@
 import ast
 import json
 import pathlib
+import types
 
 import jax
 import jax.numpy as jnp
@@ -60,6 +61,12 @@ SPREAD = Protocol(
 @pytest.fixture
 def spread(monkeypatch):
     monkeypatch.setitem(suite.PROTOCOLS, "spread", SPREAD)
+
+
+class Nothing(nnx.Module):
+    """Neither a head nor features."""
+
+    config = types.SimpleNamespace(num_classes=None)
 
 
 class Segmenter(nnx.Module):
@@ -129,11 +136,11 @@ def test_the_default_suite_is_what_fits_the_model(spread, headless, config):
 def test_where_nothing_fits_a_default_suite_is_empty(headless, config):
     assert suite.evaluate(headless, config, None) == {}
     with pytest.raises(ValueError, match=r"offers no logits; no protocol fits it\..*config.init"):
-        suite.evaluate(headless, config, ["accuracy"])
+        suite.evaluate(Nothing(), config, ["accuracy"])
 
 
 def test_needs_that_are_not_met_are_one_clear_line(spread, headless, config):
-    message = "'accuracy' is for classifiers, but this ViT offers no logits; protocols that fit it: 'spread'."
+    message = "'accuracy' is for classifiers, but this ViT offers no logits; protocols that fit it: .*'knn', "
     with pytest.raises(ValueError, match=message):
         suite.evaluate(headless, config, ["spread", "accuracy"])
     message = "'reconstruction' is for masked autoencoders, but this ViT offers no reconstruction; .*'accuracy', "
@@ -186,9 +193,9 @@ def test_the_command_without_a_suite(spread, files, capsys):
     assert "Evaluating spread of" in capsys.readouterr().out
 
 
-def test_the_command_where_nothing_fits(files, capsys):
+def test_the_command_without_a_suite_where_none_is_the_default(files, capsys):
     assert command(files, "--config.evaluation.suite=None") == 1
-    assert "--suite: name protocols for this ViT; those that fit it: none." in capsys.readouterr().err
+    assert "--suite: name protocols for this ViT; those that fit it: hematology, knn, " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("level", ["mixed", "bfloat16"])

@@ -29,6 +29,10 @@ def test_scores(case):
     found["iou"] = found["iou"][~np.isin(np.arange(classes), ignore)]  # the file leaves ignored classes out
     names = {"miou": "miou_real_classes", "miou_official": "miou_present", "accuracy": "accuracy"}
     compare(found, data, data[f"output/{case}_iou_per_class"], {k: f"{case}_{v}" for k, v in names.items()})
+    counted = ~np.isin(true, ignore)
+    found = scores.classification(true[counted], predicted[counted])
+    for name in ("accuracy", "weighted_f1", "balanced_accuracy"):
+        np.testing.assert_allclose(found[name], data[f"output/{case}_{name}"], rtol=ROUNDING)
 
 
 @pytest.mark.skipif("seg_knn" not in FILES, reason="EQUIVIT_PARITY has no evaluation/seg_knn.npz")

@@ -46,7 +46,7 @@ def finish(process):
 
 def final_state(workdir):
     model = checkpoints.load_run(workdir).model
-    averaged = checkpoints.load_run(workdir, averaged=True).model
+    averaged = checkpoints.load_run(workdir, weights="averaged").model
     return jax.device_get((jax.tree.leaves(model), jax.tree.leaves(averaged)))
 
 

@@ -50,10 +50,10 @@ def run(run: Run) -> dict[str, Any]:
     for part in measured(measure, run.batches(pipeline)):
         counts += part["counts"]
         examples += int(part["examples"])
-    return _by_name(scores.of_counts(counts), pipeline.classes) | {"examples": examples}
+    return by_name(scores.of_counts(counts), pipeline.classes) | {"examples": examples}
 
 
-def _by_name(found: dict[str, Any], classes: tuple[str, ...]) -> dict[str, Any]:
+def by_name(found: dict[str, Any], classes: tuple[str, ...]) -> dict[str, Any]:
     """Scores with "iou" by the name of the class; a name that several have is given its number."""
     names = [f"{name} ({k})" if classes.count(name) > 1 else name for k, name in enumerate(classes)]
     values = [None if np.isnan(iou) else float(iou) for iou in found["iou"]]

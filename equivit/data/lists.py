@@ -1,0 +1,121 @@
+"""Sources that are text files: a path of an image on each line, or a path and a label."""
+
+import csv
+import os
+import pathlib
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from equivit import errors
+from equivit.data import directories
+
+SPLIT = "{split}"  # in the name of a file: here stands the split's
+
+
+class Line(NamedTuple):
+    """What is on one line."""
+
+    number: int
+    path: str
+    label: str = ""
+
+
+class Paths:
+    """Images without labels: a `.txt` file with a path on each line; empty lines are left out.
+
+    Paths are relative to the folder of the file.  It is read as split `train` or `all`; `lists/{split}.txt` has a file
+    for each split.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: another split, or a line that is no path of an image; the message has the file and the line.
+    """
+
+    classes: tuple[str, ...] = ()
+    channels = 3
+
+    def __init__(self, name: str, split: str):
+        file = _file(f"list:{name}", name, split)
+        lines = [Line(number, line.strip()) for number, line in enumerate(_text(file).splitlines(), 1) if line.strip()]
+        self._keep(file, lines)
+
+    def _keep(self, file: pathlib.Path, lines: list[Line]) -> None:
+        for line in lines:
+            if not line.path.lower().endswith(directories.EXTENSIONS):
+                raise ValueError(
+                    f"{file}, line {line.number}: {errors.shown(line.path)} must be the path of an image, which ends "
+                    f"in one of {', '.join(directories.EXTENSIONS)}."
+                )
+        self.folder = file.parent
+        self.files = directories.array([line.path for line in lines])
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"image": directories.content(pathlib.Path(self.where(index)))}
+
+    def where(self, index: int) -> str:
+        """The path of the image."""
+        return str(self.folder / os.fsdecode(self.files[index]))
+
+
+class Table(Paths):
+    """Images with labels: a `.csv` file with the columns path and label, with a header or without.
+
+    Classes are sorted by name, or as numbers if all names are numbers, and taken from the file of `class_split` if that
+    exists, so that labels are the same in a test split that lacks classes.  The rest is as in `Paths`.
+
+    Raises:
+      ValueError: also for a line without two columns, or a class that `class_split` does not have.
+    """
+
+    def __init__(self, name: str, split: str, *, class_split: str):
+        file = _file(f"csv:{name}", name, split)
+        lines, reference = _rows(file), pathlib.Path(_of_split(name, class_split))
+        known = _rows(reference) if reference != file and reference.is_file() else lines
+        self._keep(file, lines)
+        self.classes = tuple(directories.in_order({line.label for line in known}))
+        places = {label: place for place, label in enumerate(self.classes)}
+        if unknown := next((line for line in lines if line.label not in places), None):
+            near = errors.nearest(unknown.label, self.classes)
+            raise ValueError(f"{file}, line {unknown.number}: the class {unknown.label!r} is not in {reference}{near}.")
+        self.labels = np.array([places[line.label] for line in lines], np.int32)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {**super().__getitem__(index), "label": int(self.labels[index])}
+
+
+def _file(source: str, name: str, split: str) -> pathlib.Path:
+    """The file of a split."""
+    if SPLIT not in name and split not in ("train", "all"):
+        stem, extension = os.path.splitext(source)
+        raise ValueError(
+            f"{source}: there is no split {split!r}; one file is split 'train'. A file for each split is named with "
+            f"{SPLIT}, as {os.path.dirname(stem) or stem}/{SPLIT}{extension}."
+        )
+    file = pathlib.Path(_of_split(name, split))
+    if not file.is_file():
+        raise FileNotFoundError(f"{source}: there is no file {file}.")
+    return file
+
+
+def _of_split(name: str, split: str) -> str:
+    return os.path.expanduser(name.replace(SPLIT, split))
+
+
+def _rows(file: pathlib.Path) -> list[Line]:
+    """The lines of a table without its header, which has no path of an image."""
+    reader = csv.reader(_text(file).splitlines())
+    found = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(map(str.strip, row))]
+    if found and not any(cell.lower().endswith(directories.EXTENSIONS) for cell in found[0][1]):
+        found = found[1:]
+    for number, row in found:
+        if len(row) != 2 or not row[1]:
+            raise ValueError(f"{file}, line {number}: {errors.shown(','.join(row))} must be a path and a label.")
+    return [Line(number, *row) for number, row in found]
+
+
+def _text(file: pathlib.Path) -> str:
+    return file.read_text(encoding="utf-8-sig", errors="surrogateescape")  # names of files may be any bytes

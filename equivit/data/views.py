@@ -1,0 +1,103 @@
+"""Several views of an image, for self-distillation: two global ones and some local ones, each with its own colours.
+
+Source: DINO (Caron et al. 2021), DINOv2 (Oquab et al. 2023, arXiv 2304.07193).
+"""
+
+import dataclasses
+from typing import Any
+
+import ml_collections
+import numpy as np
+from PIL import Image
+
+from equivit.data import colour, crops, section
+
+USED_UP = ("image", "map", "label")  # entries of an example that its row does not have
+# Of `data.augment`: what views do not have, and the value that turns it off.
+WITHOUT_EFFECT = {"three_augment": False, "rand_augment": None, "color_jitter": 0.0, "photometric": False}
+WITHOUT_EFFECT |= {"erase": 0.0, "circular_shift": 0.0}
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """Views of one size; `rates` says how the colours of each are changed."""
+
+    name: str
+    size: tuple[int, int]
+    scale: tuple[float, float]
+    ratio: tuple[float, float]
+    flip: float
+    octic: bool
+    rates: tuple[colour.Rates, ...]
+    device: bool
+
+    def views(self, image: Image.Image, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """The entries `<name>_crops`, uint8 [V, H, W, C], and if colours are for the device `<name>_colours`."""
+        drawn = [self._draw(image.size, rng, rates) for rates in self.rates]  # all before the pixels: caches stay warm
+        made = [
+            colour.changed(crops.oriented(crop(image), orientation), colour.Changes() if self.device else changes)
+            for crop, orientation, changes in drawn
+        ]
+        entries = {f"{self.name}_crops": np.stack(made)}
+        if self.device:
+            entries[f"{self.name}_colours"] = colour.packed([changes for *_, changes in drawn])
+        return entries
+
+    def _draw(
+        self, size: tuple[int, int], rng: np.random.Generator, rates: colour.Rates
+    ) -> tuple[crops.Geometry, Image.Transpose | None, colour.Changes]:
+        """Of one view of an image of PIL's `size`: crop, orientation and what is to be changed in its colours."""
+        crop = crops.random_resized_crop(rng, size, *self.size, scale=self.scale, ratio=self.ratio)
+        return crop, crops.draw_orientation(rng, self.flip, self.octic), colour.draw(rng, rates)
+
+
+class Views:
+    """Two global views of an image and `data.views.locals` local ones.
+
+    A view is a random part of the image, resized (bicubic), mirrored or with `data.augment.octic` turned too, and its
+    colours are changed (`colour.py`).  Global views have the size of training images and the scale, ratio and flip of
+    `data.augment`, local ones `local_size` and `local_scale`.  `blur` has a probability for the first global view, the
+    second, and local ones; only the second global view is solarised.  With `device` the colours are changed later, on
+    the accelerator (`device_colour.py`).
+
+    Shapes: "image" of any size -> "global_crops" uint8 [2, H, W, C] and, if there are local views, "local_crops" uint8
+    [L, h, w, C]; with `device` also "global_colours" float32 [2, 11] and "local_colours" [L, 11].  The image, its map
+    and its label are left out; other entries pass through.
+
+    Raises:
+      ValueError: on construction, if a value in the `data` section is invalid or has no effect on views.
+    """
+
+    def __init__(self, config: ml_collections.ConfigDict, channels: int):
+        section.check(config)
+        _check_augment(config.augment)
+        options, augment = config.views, config.augment
+        jitter = (tuple(options.jitter), options.jitter_rate, options.grey)
+        first, second, local = (colour.Rates(*jitter, blur, solarise=0.0) for blur in options.blur)
+        second = second._replace(solarise=options.solarise)
+        shared: dict[str, Any] = dict(
+            ratio=tuple(augment.ratio), flip=augment.flip, octic=augment.octic, device=options.device
+        )
+        size = tuple(config.train_image_size or config.image_size)
+        self.kinds = [Kind("global", size, tuple(augment.scale), **shared, rates=(first, second))]
+        if options.locals:
+            sizes = tuple(options.local_size), tuple(options.local_scale)
+            self.kinds.append(Kind("local", *sizes, **shared, rates=(local,) * options.locals))
+
+    def __call__(self, example: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        """The views of an example."""
+        row = {name: value for name, value in example.items() if name not in USED_UP}
+        for kind in self.kinds:
+            row |= kind.views(example["image"], rng)
+        return row
+
+
+def _check_augment(augment: ml_collections.ConfigDict) -> None:
+    if augment.crop != "random_resized":
+        raise ValueError(f"config.data.augment.crop={augment.crop!r}: views are cut by 'random_resized'; take this.")
+    for name, off in WITHOUT_EFFECT.items():
+        if augment[name] != off:
+            raise ValueError(
+                f"config.data.augment.{name}={augment[name]!r} has no effect on views; set it to {off!r} "
+                "(config.data.views says how their colours change)."
+            )

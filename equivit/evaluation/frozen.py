@@ -1,0 +1,220 @@
+"""Features of a frozen model: read once for all protocols of a suite, on images as they are and turned.
+
+Features of an image are the class tokens of the last blocks after the final norm, or mean patch tokens in a model
+without a class token, and the mean patch token.  Of a model that ends with fields they are the invariants that its head
+reads, so that no turn changes them.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from equivit.constraints import Size
+from equivit.data.pixels import normalize
+from equivit.evaluation.predictions import Batch, measured
+from equivit.evaluation.protocol import Line, Run, percent
+from equivit.layers.readout import ClassReadout, MeanReadout
+from equivit.models.model import ModelModule
+from equivit.precision import cast
+from equivit.symmetry import fields
+from equivit.symmetry.groups import OCTIC
+
+Extract = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
+UPRIGHT = ("e",)
+
+
+class Images(NamedTuple):
+    """The features of images.
+
+    Attributes:
+      tokens: float32 [N, n, D], the class tokens of the last n blocks, the oldest first.
+      average: float32 [N, D], the mean patch token of the last block.
+      labels: int32 [N].
+    """
+
+    tokens: np.ndarray
+    average: np.ndarray
+    labels: np.ndarray
+
+
+class Patches(NamedTuple):
+    """Patch features of the last block, float32 [N, h, w, D], and label maps, int32 [N, H, W]."""
+
+    features: np.ndarray
+    maps: np.ndarray
+
+
+def check(config: ConfigDict) -> None:
+    """ValueError where there is nothing to learn from beside the images of the test."""
+    data = config.data
+    if data.split == data.eval_split:
+        raise ValueError(
+            f"config.data.eval_split={data.eval_split!r} must not be data.split: features are compared with those of "
+            "the training split; name two splits."
+        )
+    if data.eval_crop == "whole":
+        raise ValueError("config.data.eval_crop='whole': features are read at one size; take 'centre' or 'squash'.")
+
+
+def inputs(config: ConfigDict, size: Size) -> dict[str, Size]:
+    """The sizes of the images that the model gets, upright and turned."""
+    name, (height, width) = "config.data.image_size", size
+    return {name: size, f"{name}, turned by a quarter": (width, height)}
+
+
+def squashed(config: ConfigDict, interpolation: str) -> ConfigDict:
+    """The `data` section with images squashed to `image_size`."""
+    data = config.data.copy_and_resolve_references().unlock()
+    data.update(eval_crop="squash", interpolation=interpolation)
+    return data.lock()
+
+
+def images(run: Run, split: str, elements: Iterable[str] = UPRIGHT) -> dict[str, Images]:
+    """The features of a split, by the element of the octic group that turned the images.
+
+    Raises ValueError for examples without one label each, or features that are not finite.
+    """
+    extract = extractor(run)
+    read = functools.partial(_read, run, split, tuple(elements), "label", lambda images, g: extract(images))
+    return _once(run, ("images", split, *elements), read, Images)
+
+
+def patches(run: Run, split: str, elements: Iterable[str] = UPRIGHT) -> dict[str, Patches]:
+    """The patch features of a split, turned back, by the element that turned the images.
+
+    Raises ValueError for examples without label maps, or features that are not finite.
+    """
+    extract = functools.partial(_patch_features, _pixels(run), cast(_backbone(run.model), run.precision))
+    read = functools.partial(_read, run, split, tuple(elements), "map", extract)
+    return _once(run, ("patches", split, *elements), read, Patches)
+
+
+def extractor(run: Run) -> Extract:
+    """`extract(images)`: tokens [B, n, D] and averages [B, D] (`Images`) of uint8 images; n is `run.blocks`.
+
+    Raises ValueError if the model has fewer blocks.
+    """
+    captured = ()
+    if run.blocks > 1:
+        depth = getattr(_backbone(run.model).config, "depth", 1)
+        if run.blocks > depth:
+            raise ValueError(
+                f"evaluation: features of the last {run.blocks} blocks are asked for, and the model has {depth}; the "
+                f"blocks of config.evaluation must be at most {depth}."
+            )
+        captured = tuple(range(depth - run.blocks, depth - 1))
+    return functools.partial(_image_features, _pixels(run), captured, cast(_backbone(run.model), run.precision))
+
+
+def accuracies(predicted: Mapping[str, np.ndarray], labels: np.ndarray) -> dict[str, Any]:
+    """What turning the test images changes.
+
+    Args:
+      predicted: the class of each image [N], by the element that turned it.
+      labels: int [N].
+
+    Returns:
+      "accuracy", by element; "accuracy_mean" of these, and "delta", how far it is above that of the upright images;
+      "consistency": the share of images with the same class in all orientations.
+    """
+    each = {g: float((found == labels).mean()) for g, found in predicted.items()}
+    mean = float(np.mean(list(each.values())))
+    same = np.all([found == predicted["e"] for found in predicted.values()], axis=0)
+    return {"accuracy": each, "accuracy_mean": mean, "delta": mean - each["e"], "consistency": float(same.mean())}
+
+
+def lines(result: dict[str, Any]) -> list[Line]:
+    """`accuracies` as one line."""
+    against = f"{100 * result['delta']:+.1f} points against upright"
+    same = f"the same class in all for {percent(result['consistency'])} of the images"
+    return [("... in eight orientations", f"{percent(result['accuracy_mean'])} in the mean ({against}), {same}")]
+
+
+def _backbone(model: ModelModule) -> ModelModule:
+    """The encoder of a masked autoencoder; another model itself."""
+    return getattr(model, "encoder", model)
+
+
+def _pixels(run: Run) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    return tuple(run.data.mean), tuple(run.data.std)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))  # shared by all calls, as in predictions.py
+def _image_features(pixels, captured, model, images):
+    features = model.features(normalize(images, *pixels), blocks=captured)
+    tokens = []
+    for each in (*(features.blocks[block] for block in captured), features):
+        patches = _invariants(model, each.patches.values, MeanReadout | ClassReadout)
+        average = patches.astype(jnp.float32).mean(range(1, patches.ndim - 1))
+        tokens.append(average if each.cls is None else _invariants(model, each.cls).astype(jnp.float32))
+    if len(widths := {token.shape[-1] for token in tokens}) > 1:
+        raise ValueError(
+            f"evaluation: the last {len(tokens)} blocks have the widths {sorted(widths)}, and must have one; read "
+            "fewer blocks (config.evaluation)."
+        )
+    return jnp.stack(tokens, axis=1), average
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def _patch_features(pixels, model, images, g):
+    """Turned back by the inverse of g."""
+    patches = model.features(normalize(images, *pixels)).patches.values
+    if patches.ndim != 4:
+        raise ValueError(f"evaluation: patch features of shape {list(patches.shape)} must lie on a grid [B, h, w, D].")
+    patches = _invariants(model, patches, MeanReadout | ClassReadout).astype(jnp.float32)
+    return (fields.act_on_image(OCTIC.inverse(g), patches),)
+
+
+def _invariants(model: ModelModule, tokens: jax.Array, readouts: Any = object) -> jax.Array:
+    """What the head reads of tokens that are fields, if its readout is one of these; else the tokens as they are."""
+    readout: Any = getattr(model, "readout", None)
+    if getattr(readout, "invariant", None) is None or not isinstance(readout, readouts):
+        return tokens
+    return readout.invariant(fields.from_dense(tokens, model.config.group))
+
+
+def _once(run: Run, key: tuple, read: Callable[[], dict], kind: Callable) -> dict[str, Any]:
+    """What `read` returns by element, kept for the other protocols of the suite."""
+    key = (*key, run.data.to_json())
+    if key not in run.frozen:
+        run.frozen[key] = {g: kind(*found) for g, found in read().items()}
+    return run.frozen[key]
+
+
+def _read(run: Run, split: str, elements: tuple[str, ...], entry: str, extract: Callable) -> dict[str, tuple]:
+    """The features and the `entry` of all images of a split, by element."""
+    pipeline = run.open(split=split)
+    shape = pipeline.shapes().get(entry)
+    if shape is None or (entry == "label" and shape.ndim > 1):
+        needed = "a label map each" if entry == "map" else "one label each"
+        raise ValueError(
+            f"config.data.source={run.data.source!r}: the examples of {split!r} must have {needed} to learn from and "
+            "to compare with; use another source."
+        )
+
+    def measure(batch: Batch) -> dict[str, Any]:
+        found = {g: extract(_turned(g, batch["image"]), g) for g in elements}
+        return {"found": found, entry: batch[entry], "weight": batch["weight"], "finite": _finite(found)}
+
+    parts = [(part, part["weight"] > 0) for part in measured(measure, run.batches(pipeline))]
+    labels = np.concatenate([part[entry][real] for part, real in parts])
+    if not len(labels):
+        raise ValueError(f"evaluation: the split {split!r} has no readable examples.")
+    whole = {}
+    for g in elements:
+        arrays = zip(*(tuple(array[real] for array in part["found"][g]) for part, real in parts), strict=True)
+        whole[g] = *map(np.concatenate, arrays), labels
+    return whole
+
+
+_turned = jax.jit(fields.act_on_image, static_argnums=0)
+
+
+@jax.jit
+def _finite(tree: Any) -> jax.Array:
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()

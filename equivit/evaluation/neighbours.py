@@ -1,0 +1,149 @@
+"""The nearest of many keys: an exact search in float32, in chunks, over all devices of the current mesh.
+
+Keys lie on the devices along the mesh's first axis, queries along the others.  Each device keeps the k best of its keys
+while it goes through them; the best of all are among these.  Of equal scores the key that comes first is nearer, so the
+result depends neither on the chunks nor on the devices, but for rounding.
+
+Both distances are those of vectors from which the mean key is subtracted, in float64: for unit vectors q and k
+
+    cos = 1 - |q - k|^2 / 2 = 1 - |q - m|^2 / 2 + ((q - m) (k - m) - |k - m|^2 / 2)
+
+Features of an untrained model may differ by 1e-5 of their length, and their cosines by 1e-10, which a product of the
+unit vectors in float32 would lose.
+"""
+
+import functools
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from equivit import errors
+from equivit.evaluation.predictions import scattered
+
+Array = np.ndarray | jax.Array
+DISTANCES = ("cosine", "L2")
+KEYS, QUERIES = 65536, 1024  # at most, in a chunk: 0.3 GB of scores
+SMALLEST_NORM = 1e-12  # what is shorter is divided by this
+
+
+class Found(NamedTuple):
+    """The nearest keys of each query, the nearest first.
+
+    Attributes:
+      scores: float32 [Q, k]: the cosine, or -|q - k|^2 / 2.
+      rows: int32 [Q, k], of the keys.
+    """
+
+    scores: np.ndarray
+    rows: np.ndarray
+
+
+class Search:
+    """Finds the nearest keys; they are put on the devices once.
+
+    Args:
+      keys: [N, D], finite.
+      distance: "cosine", of the vectors as they are, or "L2".
+
+    Raises:
+      ValueError: another distance, or keys that are no matrix.
+    """
+
+    def __init__(self, keys: Array, distance: str = "cosine"):
+        errors.one_of("neighbours: distance", distance, DISTANCES)
+        self.distance, self.number, self.mesh = distance, len(keys), jax.sharding.get_mesh()
+        if np.ndim(keys) != 2 or not np.size(keys):
+            raise ValueError(f"neighbours: keys of shape {list(np.shape(keys))} must be [N, D], with at least one row.")
+        self.centre = sum(part.sum(0) for part in self._parts(keys)) / self.number
+        prepared = self._prepared(keys)
+        shards = 1 if self.mesh.empty else self.mesh.shape[self.mesh.axis_names[0]]
+        each = -(-self.number // shards)
+        chunks = -(-each // KEYS)
+        shape, spec = (shards * chunks, -(-each // chunks)), PartitionSpec(*self.mesh.axis_names[:1])
+        self.keys = scattered(_chunked(prepared, shape, 0), spec)
+        self.bias = scattered(_chunked(_offset(prepared), shape, -np.inf), spec)
+
+    def __call__(self, queries: Array, k: int) -> Found:
+        """The k nearest keys of each query [Q, D]; ValueError if there are fewer keys."""
+        check_ks((k,), self.number)
+        axes = self.mesh.axis_names[1:]
+        parts = int(np.prod([self.mesh.shape[axis] for axis in axes]))
+        size, found = -(-min(QUERIES, len(queries)) // parts) * parts, []
+        for start in range(0, len(queries), size):
+            rows = self._prepared(queries[start : start + size])
+            padded = scattered(np.pad(rows, ((0, size - len(rows)), (0, 0))), PartitionSpec(axes))
+            scores, places = jax.device_get(_nearest(k, self.mesh, self.keys, self.bias, padded))
+            scores = scores[: len(rows)] + _offset(rows)[:, None]
+            found.append((scores + 1 if self.distance == "cosine" else scores, places[: len(rows)]))
+        return Found(*map(np.concatenate, zip(*found, strict=True)))
+
+    def _prepared(self, x: Array) -> np.ndarray:
+        return np.concatenate([(part - self.centre).astype(np.float32) for part in self._parts(x)])
+
+    def _parts(self, x: Array) -> Iterator[np.ndarray]:
+        """Rows in float64, some at a time, of length 1 for cosines."""
+        for start in range(0, len(x), KEYS):
+            part = np.asarray(x[start : start + KEYS], np.float64)
+            length = np.linalg.norm(part, axis=-1, keepdims=True) if self.distance == "cosine" else 1
+            yield part / np.maximum(length, SMALLEST_NORM)
+
+
+def _offset(x: np.ndarray) -> np.ndarray:
+    """-|x|^2 / 2 of each row."""
+    return -(x**2).sum(-1) / 2
+
+
+def check_ks(ks: Iterable[int], number: int) -> None:
+    """ValueError unless there are as many keys as neighbours are asked for."""
+    if wrong := [k for k in ks if not 1 <= k <= number]:
+        near = min(max(wrong[0], 1), number)
+        raise ValueError(f"neighbours: k={wrong[0]} must be in 1..{number}, the number of keys; the nearest is {near}.")
+
+
+def _chunked(x: np.ndarray, shape: tuple[int, int], fill: float) -> np.ndarray:
+    """Rows in chunks [chunks, size, ...], filled up at the end."""
+    missing = shape[0] * shape[1] - len(x)
+    return np.pad(x, ((0, missing), *((0, 0),) * (x.ndim - 1)), constant_values=fill).reshape(*shape, *x.shape[1:])
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _nearest(k: int, mesh: Any, keys: jax.Array, bias: jax.Array, queries: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Scores and rows of the nearest, [Q, k], of keys [chunks, n, D] with bias [chunks, n]."""
+    if mesh.empty:
+        return _of_one_device(k, keys, bias, queries, jnp.int32(0))
+    axis, *others = mesh.axis_names
+
+    def local(keys, bias, queries):
+        scores, rows = _of_one_device(k, keys, bias, queries, jax.lax.axis_index(axis) * bias.size)
+        return _best(k, *(jax.lax.all_gather(part, axis, axis=1, tiled=True) for part in (scores, rows)))
+
+    over_keys, over_queries = PartitionSpec(axis), PartitionSpec(tuple(others))
+    found = jax.shard_map(
+        local, mesh=mesh, in_specs=(over_keys, over_keys, over_queries), out_specs=over_queries, check_vma=False
+    )(keys, bias, queries)
+    return jax.lax.with_sharding_constraint(found, jax.sharding.NamedSharding(mesh, PartitionSpec()))
+
+
+def _of_one_device(k, keys, bias, queries, first):
+    """The same of this device's keys, whose first is row `first` of all."""
+
+    def step(best, chunk):
+        keys, bias, start = chunk
+        scores = jnp.matmul(queries, keys.T, precision="highest") + bias
+        scores, places = jax.lax.top_k(scores, min(k, len(keys)))
+        both = zip(best, (scores, start + places), strict=True)  # the earlier keys first
+        return _best(k, *(jnp.concatenate(parts, axis=1) for parts in both)), None
+
+    shape = (len(queries), k)
+    starts = first + jnp.arange(len(keys), dtype=jnp.int32) * keys.shape[1]
+    begin = jnp.full(shape, -jnp.inf, jnp.float32), jnp.zeros(shape, jnp.int32)
+    return jax.lax.scan(step, begin, (keys, bias, starts))[0]
+
+
+def _best(k, scores, rows):
+    scores, places = jax.lax.top_k(scores, k)
+    return scores, jnp.take_along_axis(rows, places, axis=1)

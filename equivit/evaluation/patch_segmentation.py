@@ -1,0 +1,295 @@
+"""Label maps from frozen patch features: nearest neighbours and a linear classifier, as CAPI evaluates them.
+
+The feature of a patch goes with the labels of its pixels.  Patches whose most frequent label is ignored are no keys and
+no examples; others keep all their labels.
+
+- Neighbours: a pixel gets the most frequent label of the same pixel in the k nearest patches.
+- Linear: a patch gets one class, by logistic regression on the most frequent labels.
+
+Of equally frequent labels the smallest counts.  Settings are chosen by the official mIoU of a held-out part, which may
+predict ignored labels (`scores.of_counts`); then the classifier is fitted again on both parts.  Features are
+standardised by the mean and deviation of the first part alone.
+
+Source: CAPI (arXiv 2502.08769), Appendix on evaluation, and its public code.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from equivit import errors
+from equivit.constraints import Size
+from equivit.data.crops import VOID
+from equivit.evaluation import logistic, scores
+from equivit.evaluation.logistic import Logistic
+from equivit.evaluation.neighbours import DISTANCES, QUERIES, Array, Search
+
+KS = (1, 3, 10, 30)
+CS = tuple(float(C) for C in 10 ** np.linspace(-6, 5, 8))
+Maps = dict[tuple[str, int], np.ndarray]  # by distance and k
+
+
+class Part(NamedTuple):
+    """Features [n, h, w, D] and label maps int [n, H, W], H a multiple of h and W of w."""
+
+    features: Array
+    labels: Array
+
+
+def majority(labels: Array, size: Size) -> np.ndarray:
+    """The most frequent label of each patch, [n, h, w], of label maps [n, H, W]; the smallest of several.
+
+    Args:
+      size: (height, width) of a patch; ValueError if it does not divide the maps.
+    """
+    return np.stack([_most_frequent(_patches(each[None], size))[0] for each in np.asarray(labels)])
+
+
+def standardise(features: Array) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation [D] of features [n, h, w, D]; a channel that is constant has deviation 1."""
+    features = np.asarray(features)
+    number = features[..., 0].size
+    mean = np.sum([part.sum((0, 1), dtype=np.float64) for part in features], 0) / number
+    variance = np.sum([np.square(part - mean).sum((0, 1)) for part in features], 0) / number
+    axes = (0, 1, 2)
+    scale = np.where(features.max(axes) == features.min(axes), 1, np.sqrt(variance))
+    return mean.astype(np.float32), scale.astype(np.float32)
+
+
+def knn(
+    features: Array,
+    labels: Array,
+    queries: Array,
+    *,
+    ks: Sequence[int] = KS,
+    distances: Sequence[str] = DISTANCES,
+    ignore: Iterable[int] = (),
+) -> Maps:
+    """Label maps of the queries by their nearest patches, by (distance, k).
+
+    Args:
+      features, labels: as of `Part`.
+      queries: [m, h, w, D].
+      ks: numbers of neighbours; one search serves all.
+      distances: some of "cosine" and "L2".
+      ignore: labels that no key has most often, besides VOID.
+
+    Returns:
+      Maps [m, H, W].
+
+    Raises:
+      ValueError: a k above the number of keys, an unknown distance, or labels that the grid does not divide.
+    """
+    found = {}
+    for distance in distances:
+        maps = _Neighbours(Part(features, labels), distance, ignore).maps(queries, ks)
+        found |= {(distance, k): maps[k] for k in ks}
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Linear(Logistic):
+    """A logistic regression whose class is written to all pixels of a patch.
+
+    Attributes:
+      patch: (height, width) of a patch in pixels.
+    """
+
+    patch: Size
+
+    def predict(self, features: Array) -> np.ndarray:
+        """Label maps [m, H, W] of features [m, h, w, D]."""
+        return super().predict(features).repeat(self.patch[0], axis=1).repeat(self.patch[1], axis=2)
+
+
+def linear(features: Array, labels: Array, *, C: float, ignore: Iterable[int] = ()) -> Linear:
+    """The logistic regression of the patches' most frequent labels.
+
+    Args:
+      features, labels: as of `Part`.
+      C: the inverse strength of the penalty (`logistic.py`).
+      ignore: labels of patches that are left out, besides VOID.
+
+    Raises:
+      ValueError: C is not positive, no patch is left, or labels that the grid does not divide.
+    """
+    features, size = np.asarray(features, np.float32), patch_size(features, labels)
+    rows, targets, _ = _examples(Part(features, labels), size, ignore)
+    fitted = logistic.fit(rows, targets, C=C)
+    return Linear(**vars(fitted), patch=size)
+
+
+class Chosen(NamedTuple):
+    """A classifier with the best setting on the held-out part.
+
+    Attributes:
+      selected: (distance, k), or C.
+      validation: the official mIoU of each setting on the held-out part.
+      predict: features [m, h, w, D] to label maps [m, H, W].
+    """
+
+    selected: Any
+    validation: dict[Any, float]
+    predict: Callable[[Array], np.ndarray]
+
+
+def choose(
+    train: Part,
+    val: Part,
+    *,
+    method: str,
+    num_classes: int,
+    ignore: Iterable[int] = (),
+    ks: Sequence[int] = KS,
+    distances: Sequence[str] = DISTANCES,
+    Cs: Sequence[float] = CS,
+) -> Chosen:
+    """The classifier with the best setting; arguments as of `evaluate`."""
+    errors.one_of("patch segmentation: method", method, METHODS)
+    mean, scale = standardise(train[0])
+
+    def ready(features):
+        return (np.asarray(features, np.float32) - mean) / scale
+
+    train, val = Part(ready(train[0]), np.asarray(train[1])), Part(ready(val[0]), np.asarray(val[1]))
+    settings: Sequence[Any] = Cs if method == "linear" else tuple((d, k) for k, d in itertools.product(ks, distances))
+    maps = METHODS[method](train, val.features, settings, tuple(ignore))
+    counted: dict[str, Any] = dict(num_classes=num_classes, ignore=tuple(ignore))
+    validation = {of: scores.segmentation(val.labels, maps[of], **counted)["miou_official"] for of in settings}
+    selected = max(settings, key=validation.__getitem__)  # the first on ties
+    both = Part(*(np.concatenate(part) for part in zip(train, val, strict=True)))
+    if method == "linear":
+        fitted = linear(*both, C=selected, ignore=ignore)
+        return Chosen(selected, validation, lambda features: fitted.predict(ready(features)))
+    search = _Neighbours(both, selected[0], ignore)
+    return Chosen(selected, validation, lambda features: search.maps(ready(features), selected[1:])[selected[1]])
+
+
+def evaluate(
+    train: Part,
+    val: Part,
+    test: Part,
+    *,
+    method: str,
+    num_classes: int,
+    ignore: Iterable[int] = (),
+    ks: Sequence[int] = KS,
+    distances: Sequence[str] = DISTANCES,
+    Cs: Sequence[float] = CS,
+) -> dict[str, Any]:
+    """Scores on the test part of a classifier whose setting is chosen on the held-out part.
+
+    Args:
+      train, val, test: (features, labels), as of `Part`; not standardised.
+      method: nearest neighbours, "knn", or a linear classifier, "linear".
+      num_classes: labels are 0..num_classes - 1, `ignore` and VOID.
+      ignore: labels that do not count.
+      ks, distances: the settings of neighbours: of equally good ones the smaller k counts, then the first distance.
+      Cs: those of the linear classifier.
+
+    Returns:
+      As `scores.segmentation`; "selected": (distance, k), or C.
+
+    Raises:
+      ValueError: as `knn`, `linear` and `scores.segmentation`, or an unknown method.
+    """
+    ignore = tuple(ignore)
+    settings: dict[str, Any] = dict(ks=ks, distances=distances, Cs=Cs)
+    chosen = choose(train, val, method=method, num_classes=num_classes, ignore=ignore, **settings)
+    found = scores.segmentation(test[1], chosen.predict(test[0]), num_classes=num_classes, ignore=ignore)
+    return found | {"selected": chosen.selected}
+
+
+def _maps_of_neighbours(train: Part, queries: Array, settings: Sequence[Any], ignore: tuple[int, ...]) -> Maps:
+    distances, ks = (tuple(dict.fromkeys(values)) for values in zip(*settings, strict=True))
+    return knn(*train, queries, ks=ks, distances=distances, ignore=ignore)
+
+
+def _maps_of_linear(train: Part, queries: Array, settings: Sequence[Any], ignore: tuple[int, ...]) -> dict:
+    return {C: linear(*train, C=C, ignore=ignore).predict(queries) for C in settings}
+
+
+METHODS = dict(knn=_maps_of_neighbours, linear=_maps_of_linear)  # the maps of each setting
+
+
+class _Neighbours:
+    """Patches on the devices, for many queries."""
+
+    def __init__(self, part: Part, distance: str, ignore: Iterable[int]):
+        self.size = patch_size(*part)
+        keys, _, self.labels = _examples(part, self.size, ignore)
+        self.search = Search(keys, distance)
+
+    def maps(self, queries: Array, ks: Sequence[int]) -> dict[int, np.ndarray]:
+        """Label maps [m, H, W] of queries [m, h, w, D], by k."""
+        queries = np.asarray(queries, np.float32)
+        rows, found = queries.reshape(-1, queries.shape[-1]), []
+        for start in range(0, len(rows), QUERIES):
+            near = self.search(rows[start : start + QUERIES], max(ks)).rows
+            found.append(jax.device_get(_of_neighbours(tuple(ks), self.labels[near])))
+        whole = (np.concatenate(part).reshape(*queries.shape[:3], -1) for part in zip(*found, strict=True))
+        return {k: _joined(part, self.size) for k, part in zip(ks, whole, strict=True)}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _of_neighbours(ks: tuple[int, ...], near: jax.Array) -> list[jax.Array]:
+    """For each k, the most frequent label of the first k neighbours [Q, K, P] at each pixel, [Q, P]."""
+    found = []
+    for k in ks:
+        part = near[:, :k]
+        times = (part[:, :, None] == part[:, None]).sum(2)
+        found.append(part.min(1, where=times == times.max(1, keepdims=True), initial=jnp.iinfo(part.dtype).max))
+    return found
+
+
+def _examples(part: Part, size: Size, ignore: Iterable[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Features [N, D], most frequent labels [N] and all labels [N, P] of the patches that are not ignored."""
+    labels, features = _patches(part.labels, size), np.asarray(part.features, np.float32)
+    main = majority(part.labels, size).ravel()
+    kept = ~np.isin(main, [VOID, *ignore])
+    if not kept.any():
+        raise ValueError("patch segmentation: no patch has a label that counts; check the maps and the ignored labels.")
+    return features.reshape(-1, features.shape[-1])[kept], main[kept], labels.reshape(len(main), -1)[kept]
+
+
+def patch_size(features: Array, labels: Array) -> Size:
+    """(height, width) of a patch in pixels; ValueError unless the grid of the features divides the maps."""
+    (number, *grid), (maps, *pixels) = features.shape[:-1], labels.shape
+    if number != maps or len(grid) != 2 or pixels[0] % grid[0] or pixels[1] % grid[1]:
+        raise ValueError(
+            f"patch segmentation: features {list(features.shape)} and labels {list(labels.shape)} must be of as many "
+            "images, with a grid that divides the maps; resize the maps to the size of the images."
+        )
+    return pixels[0] // grid[0], pixels[1] // grid[1]
+
+
+def _patches(labels: Array, size: Size) -> np.ndarray:
+    """Maps [n, H, W] as [n, h, w, height * width]."""
+    labels = np.asarray(labels)
+    number, height, width = labels.shape
+    if height % size[0] or width % size[1]:
+        raise ValueError(f"patch segmentation: patches of {size[0]}x{size[1]} do not divide maps of {height}x{width}.")
+    cut = labels.reshape(number, height // size[0], size[0], width // size[1], size[1]).swapaxes(2, 3)
+    return cut.reshape(*cut.shape[:3], -1)
+
+
+def _joined(patches: np.ndarray, size: Size) -> np.ndarray:
+    """The inverse of `_patches`."""
+    number, h, w, _ = patches.shape
+    cut = patches.reshape(number, h, w, *size).swapaxes(2, 3)
+    return cut.reshape(number, h * size[0], w * size[1])
+
+
+def _most_frequent(labels: np.ndarray) -> np.ndarray:
+    """Along the last axis; the smallest of several."""
+    labels = np.sort(labels, axis=-1)
+    place = np.broadcast_to(np.arange(labels.shape[-1]), labels.shape)
+    begins = np.concatenate([np.ones_like(labels[..., :1], bool), labels[..., 1:] != labels[..., :-1]], axis=-1)
+    length = place - np.maximum.accumulate(np.where(begins, place, 0), axis=-1)  # of a run so far
+    return np.take_along_axis(labels, length.argmax(-1)[..., None], axis=-1)[..., 0]

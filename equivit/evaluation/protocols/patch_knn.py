@@ -1,0 +1,99 @@
+"""Mean IoU of label maps from the nearest patches by frozen features, as CAPI takes them."""
+
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from equivit.data import sources
+from equivit.data.crops import VOID
+from equivit.evaluation import frozen, scores
+from equivit.evaluation import patch_segmentation as patches
+from equivit.evaluation.patch_segmentation import Part
+from equivit.evaluation.protocol import Line, Protocol, Run, percent
+from equivit.evaluation.protocols import segmentation
+from equivit.symmetry.groups import OCTIC
+
+
+def data(config: ConfigDict) -> ConfigDict:
+    """Images and maps are squashed to `data.image_size`: images bicubic, maps to the nearest label."""
+    return frozen.squashed(config, "bicubic")
+
+
+def run(run: Run) -> dict[str, Any]:
+    """`measure` with neighbours."""
+    return measure(run, "knn")
+
+
+def measure(run: Run, method: str) -> dict[str, Any]:
+    """Label maps of the test images by a classifier of patches; a tenth of the training images chooses its setting.
+
+    Returns "miou", "miou_official" (the paper's) and "accuracy" of the upright images, "iou" by the name of the class;
+    "selected", the setting, and "validation", the official mIoU of each on the tenth; "miou_by_orientation", maps
+    turned back, "miou_mean" of the eight and "delta" against upright; "same", the share of pixels with the same class
+    in all; "examples".
+    """
+    run = run.on(data(run.config), "squashed")
+    pipeline = run.open()
+    void = _void(pipeline.source, pipeline.num_classes)
+    train, test = frozen.patches(run, run.data.split)["e"], frozen.patches(run, run.data.eval_split, OCTIC.elements)
+    counted: dict[str, Any] = dict(num_classes=pipeline.num_classes, ignore=(void,))
+    maps = np.where(train.maps == VOID, void, train.maps)
+    rows = np.random.RandomState(0).permutation(len(maps))
+    val, rest = np.sort(rows[: max(1, len(rows) // 10)]), np.sort(rows[max(1, len(rows) // 10) :])
+    parts = (Part(train.features[some], maps[some]) for some in (rest, val))
+    chosen = patches.choose(*parts, method=method, **counted)
+    true = np.where(test["e"].maps == VOID, void, test["e"].maps)
+    predicted = {g: chosen.predict(found.features) for g, found in test.items()}
+    upright = scores.segmentation(true, predicted["e"], **counted)
+    each = {g: scores.segmentation(true, labels, **counted)["miou"] for g, labels in predicted.items()}
+    mean = float(np.mean(list(each.values())))
+    return segmentation.by_name(upright, pipeline.classes) | {
+        "selected": _name(chosen.selected),
+        "validation": {_name(setting): miou for setting, miou in chosen.validation.items()},
+        "miou_by_orientation": each,
+        "miou_mean": mean,
+        "delta": mean - each["e"],
+        "same": float(np.all([labels == predicted["e"] for labels in predicted.values()], axis=0).mean()),
+        "examples": len(true),
+    }
+
+
+def _void(source: sources.Source, classes: int) -> int:
+    """A number for pixels without a class: below the classes where the source has it there, as in ADE20K, else above.
+
+    It decides ties between it and a class.
+    """
+    legend = sources.legend(source)
+    return VOID if legend is not None and 0 in legend.void else classes
+
+
+def _name(setting: Any) -> str:
+    return f"C={setting:.3g}" if isinstance(setting, float) else "{}, k={}".format(*setting)
+
+
+def lines(result: dict[str, Any]) -> list[Line]:
+    """Both means, and the orientations."""
+    official = f"as the paper counts {percent(result['miou_official'])}"
+    right = f"{percent(result['accuracy'])} of the pixels ({result['examples']} images)"
+    against = f"{100 * result['delta']:+.1f} points against upright"
+    return [
+        ("mean IoU of patches", f"{percent(result['miou'])}, {official} ({result['selected']})"),
+        ("... right class", right),
+        (
+            "... in eight orientations",
+            f"{percent(result['miou_mean'])} in the mean ({against}), the same class in all for "
+            f"{percent(result['same'])} of the pixels",
+        ),
+    ]
+
+
+PROTOCOL = Protocol(
+    needs=frozenset({"features"}),
+    run=run,
+    lines=lines,
+    check=frozen.check,
+    data=data,
+    inputs=frozen.inputs,
+    curve="miou",
+)

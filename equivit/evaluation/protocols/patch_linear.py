@@ -1,0 +1,15 @@
+"""Mean IoU of label maps from a linear classifier of frozen patch features, as CAPI takes them."""
+
+import dataclasses
+from typing import Any
+
+from equivit.evaluation.protocol import Run
+from equivit.evaluation.protocols import patch_knn
+
+
+def run(run: Run) -> dict[str, Any]:
+    """`patch_knn.measure` with logistic regression."""
+    return patch_knn.measure(run, "linear")
+
+
+PROTOCOL = dataclasses.replace(patch_knn.PROTOCOL, run=run)

@@ -1,0 +1,305 @@
+"""DINOv2: a student sees masked and small crops of an image and predicts what its average, the teacher, makes of it.
+
+Sources: DINOv2 (Oquab et al. 2023, arXiv 2304.07193), Section 4 and its public code; octic ViTs (arXiv 2505.15441),
+Sections 4.4 and D.2.
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from ml_collections import ConfigDict
+
+from equivit import logical
+from equivit.constraints import Above0, Inside, NonNegativeFloat, NonNegativeInt, OneOf, PositiveFloat, PositiveInt
+from equivit.data import device_colour, masking
+from equivit.data.masked_views import MaskedViews
+from equivit.data.pixels import normalize
+from equivit.layers.dino_head import DinoHead
+from equivit.layers.grid import check_grid
+from equivit.logical import Arrays, Tensor
+from equivit.models import zoo
+from equivit.models.model import check_input
+from equivit.objectives import dino_losses
+from equivit.objectives.clock import Clock
+from equivit.objectives.objective import Batch, Extra, Loss, Objective, Rule, Step, usual_rule
+
+DECAY = ("matrices", "by_name")
+UNIFORM = 0.998  # of log K; targets of runs that learn stay below
+ONE_PROTOTYPE = 0.5  # share of the rows
+
+
+class Student(nnx.Module):
+    """A backbone and its heads: one for the class token, and one for masked patches, which may be the same.
+
+    Args:
+      backbone: a model with a class token and a mask token.
+      options: the `objective` section.
+    """
+
+    def __init__(self, backbone: Any, options: ConfigDict, *, rngs: nnx.Rngs):
+        self.backbone = backbone
+        sizes = dict(hidden=options.hidden, bottleneck=options.bottleneck)
+        width = backbone.config.width
+        self.dino_head = DinoHead(width, options.prototypes, **sizes, rngs=rngs)
+        self.ibot_head = None if options.shared_head else DinoHead(width, options.prototypes, **sizes, rngs=rngs)
+
+    @property
+    def heads(self) -> tuple[DinoHead, DinoHead]:
+        """The head of class tokens, and that of patches."""
+        return self.dino_head, self.dino_head if self.ibot_head is None else self.ibot_head
+
+    def tokens(
+        self, crops: jax.Array, masks: jax.Array | None = None, key: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        """Class tokens [V, B, D] and patch tokens [V, B, N, D] of crops [B, V, h, w, C], after the final norm.
+
+        Args:
+          masks: [B, V, N], True where a patch is replaced by the mask token.
+          key: for stochastic depth; None for evaluation.
+        """
+        # All crops of an image follow each other, so that devices, and groups of images, keep theirs.
+        images = crops.reshape(-1, *crops.shape[2:])
+        masks = None if masks is None else masks.reshape(len(images), -1)
+        found = self.backbone.features(images, mask=masks, key=key, train=key is not None)
+        cls, patches = (_by_view(leaf, crops.shape[1]) for leaf in (found.cls, found.patches.values))
+        return cls, patches.reshape(*patches.shape[:2], -1, patches.shape[-1])
+
+
+def _by_view(leaf, views):
+    return jnp.moveaxis(leaf.reshape(-1, views, *leaf.shape[1:]), 1, 0)
+
+
+class DinoV2(Objective):
+    """Trains a `Student`, whose backbone is the model of the config; what is exported is the teacher's backbone.
+
+    `groups` runs of consecutive images stand for the devices of the public code: within each, the ratios of the masks
+    are spread evenly, and KoLeo looks for neighbours; `model.drop_path_groups` is the same number.  With
+    `optimizer.accumulation`, each micro-batch has a part of every group, and targets are those of the micro-batch.
+
+    Raises:
+      ValueError: the model has a head, no mask token or no class token.
+    """
+
+    DEFAULTS = dict(
+        prototypes=65536,
+        hidden=2048,  # width of the hidden layers of the heads
+        bottleneck=256,  # width of what prototypes are compared with
+        shared_head=True,  # one head for class tokens and patches
+        fixed_gains=False,  # the gains of the prototypes stay 1, as in DINO
+        targets="sinkhorn_knopp",  # or "centering"
+        student_temperature=0.1,
+        teacher_temperature=(0.04, 0.07),  # rises linearly from the first to the second
+        temperature_steps=37500,  # over so many steps
+        momentum=(0.992, 1.0),  # of the teacher, from the first to the last step, along a cosine
+        koleo=0.1,  # weight of the term that spreads class tokens
+        groups=1,
+        mask_share=0.5,  # share of the global crops that are masked
+        mask_ratio=(0.1, 0.5),  # share of the patches of such a crop
+        mask_block=None,  # most patches of one rectangle; None: half of the grid
+        prototypes_start=1250,  # first step that moves the prototypes
+        patch_lr=0.2,  # factor of the learning rate of the patch embedding
+        decay="matrices",  # what decays; "by_name": as the public code, tokens, positions and the prototypes' gains too
+    )
+    FIXED = ("prototypes", "hidden", "bottleneck", "shared_head", "fixed_gains", "targets")
+    TYPES: ClassVar[dict[str, Any]] = dict(
+        prototypes=PositiveInt,
+        hidden=PositiveInt,
+        bottleneck=PositiveInt,
+        shared_head=bool,
+        fixed_gains=bool,
+        targets=Annotated[str, OneOf(dino_losses.TARGETS)],
+        student_temperature=PositiveFloat,
+        teacher_temperature=tuple[PositiveFloat, PositiveFloat],
+        temperature_steps=PositiveInt,
+        momentum=tuple[Above0, Above0],
+        koleo=NonNegativeFloat,
+        groups=PositiveInt,
+        mask_share=Above0,
+        mask_ratio=tuple[Inside, Inside],
+        mask_block=PositiveInt | None,
+        prototypes_start=NonNegativeInt,
+        patch_lr=NonNegativeFloat,
+        decay=Annotated[str, OneOf(DECAY)],
+    )
+    entries = ("image",)
+    weights = ("teacher", "student")
+
+    @staticmethod
+    def check(config: ConfigDict) -> None:
+        """ValueError for incompatible values, or a model with a head."""
+        options, parts = config.objective, config.optimizer.accumulation
+        low, high = options.mask_ratio
+        if low > high:
+            raise ValueError(
+                f"config.objective.mask_ratio={(low, high)} must be (smallest, largest), as {(high, low)}."
+            )
+        unit = 2 * options.groups * parts
+        if config.batch_size % (options.groups * parts) or config.batch_size < unit:
+            raise ValueError(
+                f"config.objective.groups={options.groups}: {config.batch_size} images in {parts} micro-batch(es) "
+                f"cannot be cut into as many equal groups of two images or more; batch_size={unit} would do."
+            )
+        if (classes := config.model.get("num_classes", "not set")) is not None:
+            raise ValueError(f"config.model.num_classes={classes}: DINOv2 trains no classifier; say num_classes=None.")
+
+    @staticmethod
+    def transform_of(config: ConfigDict) -> functools.partial:
+        """Global and local crops, and masks for the patches of the model."""
+        model: Any = zoo.configuration(**{**_sizes(config.data), **config.model})
+        options = config.objective
+        return functools.partial(
+            MaskedViews,
+            grid=check_grid(config.data.train_image_size or config.data.image_size, model.patch_size, "global crops"),
+            share=options.mask_share,
+            ratio=tuple(options.mask_ratio),
+            groups=options.groups,
+            micro_batches=config.optimizer.accumulation,
+            largest=options.mask_block,
+        )
+
+    def check_model(self, model: Any, given: Mapping[str, nnx.Module]) -> None:
+        """As in `Objective`; also ValueError where the model lacks a token, or local crops do not fit it."""
+        super().check_model(model, given)
+        for token in ("class_token", "mask_token"):
+            if not getattr(model, token, False):
+                raise ValueError(
+                    f"config.model.{token}=False: DINOv2 trains it; set it to True, or take a model such as "
+                    "dinov2_vit_s16."
+                )
+        if getattr(model, "projection", None) is not None:
+            raise ValueError(
+                f"config.model.projection={model.projection}: a head that DINOv2 does not train; say None."
+            )
+        views = self.config.data.views
+        if views.locals:
+            check_input(model, "config.data.views.local_size", tuple(views.local_size), self.config.model.in_channels)
+        wanted = self.options.groups
+        if (groups := getattr(model, "drop_path_groups", None)) not in (None, wanted):
+            raise ValueError(
+                f"config.model.drop_path_groups={groups} must be that of the objective, {wanted}; set both alike."
+            )
+
+    def module(self, model: nnx.Module, key: jax.Array) -> Student:
+        """The model with new heads."""
+        return Student(model, self.options, rngs=nnx.Rngs(params=key))
+
+    def rule(self, tensor: Tensor) -> Rule:
+        """Clipped part by part; prototypes begin later, patches learn slower."""
+        options, part = self.options, tensor.name.split(".")[0]
+        decay = usual_rule(tensor).decay
+        if options.decay == "by_name":
+            decay = not (tensor.norm or tensor.name.endswith(("bias", ".scale")))
+        prototypes = tensor.name.endswith((".directions", ".gains"))
+        return Rule(
+            lr=options.patch_lr if ".patch_embed." in tensor.name else 1.0,
+            decay=decay,
+            clip=part,
+            frozen=options.fixed_gains and tensor.name.endswith(".gains"),
+            starts=options.prototypes_start if prototypes else 0,
+        )
+
+    def extra(self, trainable: Arrays) -> Extra:
+        """The teacher, which starts as the student, and the centres of its logits (class tokens, patches)."""
+        extra: Extra = {"teacher": jax.tree.map(jnp.copy, trainable)}
+        if self.options.targets == "centering":
+            extra["centers"] = tuple(jnp.zeros(self.options.prototypes) for _ in range(2))
+        return extra
+
+    def prepare(self, module: Student, batch: Batch, key: jax.Array) -> Batch:
+        """The whole batch, its colours changed if that is left to the device, and normalised."""
+        data, prepared = self.config.data, dict(batch)
+        for kind in ("global", "local"):
+            if (crops := prepared.get(f"{kind}_crops")) is None:
+                continue
+            if (colours := prepared.pop(f"{kind}_colours", None)) is not None:
+                crops = device_colour.apply(crops, colours)
+            prepared[f"{kind}_crops"] = normalize(crops, data.mean, data.std)
+        return prepared
+
+    def loss(self, module: Student, batch: Batch, step: Step) -> Loss:
+        """The sum of the terms; each of them, and what shows a collapse, is logged."""
+        options, temperature = self.options, self.temperature(step.clock)
+        global_key, local_key = jax.random.split(step.key)
+        teacher: Any = self.holding(module, step.extra["teacher"])
+        wanted = jax.lax.stop_gradient(_tokens(teacher, batch["global_crops"]))
+        seen = _tokens(module, batch["global_crops"], batch["masks"], global_key)
+        seen["local_cls"] = seen["cls"][:0]
+        if "local_crops" in batch:
+            seen["local_cls"] = module.tokens(batch["local_crops"], key=local_key)[0].astype(jnp.float32)
+        outcome = dino_losses.dinov2_outcome(
+            module.heads,
+            teacher.heads,
+            seen,
+            wanted,
+            jnp.moveaxis(batch["masks"], 1, 0),
+            teacher_temperature=temperature,
+            student_temperature=options.student_temperature,
+            targets=options.targets,
+            centers=step.extra.get("centers"),
+            koleo_weight=options.koleo,
+            groups=options.groups,
+            capacity=self.capacity(len(batch["masks"]), module.backbone.config.patch_size),
+        )
+        terms = dict(outcome.losses)
+        total = terms.pop("total")
+        terms |= {"temperature": temperature, "momentum": self.momentum(step.clock)}
+        terms["spread"] = jnp.std(wanted["cls"], axis=(0, 1)).mean()
+        for part, spread in (("classes", outcome.classes), ("patches", outcome.patches)):
+            terms |= {f"{part}/{name}": value for name, value in spread._asdict().items()}
+        extra = {**step.extra, "centers": outcome.centers} if "centers" in step.extra else step.extra
+        return Loss(total, terms, extra)
+
+    def capacity(self, images: int, patch_size: tuple[int, int]) -> int:
+        """Rows for the masked patches of a group, of a batch of so many images."""
+        options = self.options
+        grid = check_grid(self.image_size, patch_size, "global crops")
+        return masking.capacity(2 * images // options.groups, grid, options.mask_share, tuple(options.mask_ratio))
+
+    def temperature(self, clock: Clock) -> jax.Array:
+        """That of the teacher."""
+        begin, end = self.options.teacher_temperature
+        return clock.ramp(begin, end, self.options.temperature_steps)
+
+    def momentum(self, clock: Clock) -> jax.Array:
+        """That of the teacher's average."""
+        return clock.cosine(*self.options.momentum)
+
+    def after_step(self, trainable: Arrays, extra: Extra, clock: Clock) -> Extra:
+        """Moves the teacher towards the student."""
+        moved = optax.incremental_update(trainable, extra["teacher"], 1 - self.momentum(clock))
+        return {**extra, "teacher": moved}
+
+    def remarks(self, metrics: Mapping[str, float]) -> list[str]:
+        """Each collapse by its name: a loss that falls does not exclude it."""
+        said = []
+        for part, name in (("classes", "class tokens"), ("patches", "patches")):
+            if (rows := metrics[f"{part}/rows"]) > UNIFORM:
+                said.append(
+                    f"uniform collapse: the entropy of the targets of {name} is {rows:.4f} of log K; lower "
+                    "objective.teacher_temperature or objective.koleo, or take fewer prototypes."
+                )
+            elif (share := metrics[f"{part}/fullest"]) > ONE_PROTOTYPE:  # of equal entries the first one leads
+                said.append(
+                    f"collapse onto one prototype: it leads the targets of {share:.0%} of all {name}; take "
+                    "objective.targets='sinkhorn_knopp', or lower schedule.lr."
+                )
+        return said
+
+    def exported(self, module: Student, extra: Extra, weights: str | None = None) -> nnx.Module:
+        """The teacher's backbone, or the student's."""
+        student: Any = module if weights == "student" else logical.put(module, extra["teacher"])
+        return student.backbone
+
+
+def _tokens(module, crops, masks=None, key=None):
+    cls, patches = module.tokens(crops, masks, key)
+    return {"cls": cls.astype(jnp.float32), "patches": patches.astype(jnp.float32)}
+
+
+def _sizes(data):
+    return dict(image_size=data.train_image_size or data.image_size)

@@ -1,0 +1,107 @@
+"""What the evaluation of label maps costs beside the model: reading, resizing and counting.
+
+    python experiments/segmentation_costs.py --source=npz:/data/camvid_240x180.npz     # about four minutes
+
+The small Swin with UperNet of experiments/segmentation_camvid.py, with drawn weights: neither time depends on them.
+
+- evaluation: the protocol `segmentation` on the test frames, from the file to the scores, over the bare forward passes
+  of the same model on the same frames, decoded before and on the device;
+- counting: the confusion matrix of a batch over a training step of that batch.
+
+In turn, medians, after a warm-up.  Not in a paper.  Claims: evaluation at most 1.15 times the forward passes, counting
+at most 2 % of a step.  Exits 1 when one fails.
+"""
+
+import functools
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+import jax
+import numpy as np
+from flax import nnx
+
+from equivit.data import loader
+from equivit.evaluation import scores, suite
+from equivit.training import config as configs
+from equivit.training import program, sharding
+from experiments import benchmark, segmentation_camvid
+from experiments.benchmark import Claim
+
+
+def main(arguments=None) -> int:
+    parser = benchmark.timing_parser(__doc__, output="segmentation_costs.json", runs=7, warmup=1, minutes=10)
+    parser.add_argument("--source", required=True, help="label maps, such as npz:<file>")
+    parser.add_argument("--override", action="append", default=[], help="a key=value of the config; may be repeated")
+    options = parser.parse_args(arguments)
+    config = config_of(options)
+    rounds = dict(warmup=options.warmup, runs=options.runs)
+    with jax.set_mesh(sharding.create_mesh(config.mesh)) as mesh:
+        whole = benchmark.medians(benchmark.interleaved(evaluations(config), **rounds))
+        step = benchmark.medians(benchmark.interleaved(steps(config, mesh), **rounds))
+    seconds = {**whole, **step}
+    print(benchmark.table([dict(name=name, seconds=f"{s:.4f}") for name, s in seconds.items()], COLUMNS))
+    claims = [
+        Claim("evaluation over forward passes", whole["evaluation"] / whole["forward passes"], at_most=1.15),
+        Claim("counting over a training step", step["counting"] / step["training step"], at_most=0.02),
+    ]
+    settings = dict(runs=options.runs, batch_size=config.batch_size, image_size=list(config.data.image_size))
+    return benchmark.finish(options.output, dict(seconds=seconds, **settings), claims)
+
+
+COLUMNS = dict(name="", seconds="seconds")
+
+
+def config_of(options):
+    """That of the row "swin", with what the data decide about the model."""
+    mode, keys = segmentation_camvid.VARIANTS["swin"]
+    texts = [*segmentation_camvid.SHARED, *keys, "evaluation.suite=segmentation", "epochs=1"]
+    config = configs.load(
+        f"configs/segment.py:{mode}", [*texts, f"data.source={options.source}", *options.override]
+    ).unlock()
+    pipeline = loader.evaluate(config.data, batch_size=config.batch_size, seed=0)
+    config.model.update(num_classes=pipeline.num_classes, in_channels=pipeline.channels)
+    return config.lock()
+
+
+def evaluations(config):
+    """The whole evaluation, and its forward passes alone."""
+    objective = program.make_objective(config)
+    model = objective.module(program.make_model(config, nnx.Rngs(0)), jax.random.key(0))
+    pipeline = loader.evaluate(config.data, batch_size=config.batch_size, seed=config.seed)
+    batches = [jax.device_put(batch["image"].astype(np.float32) / 255) for batch in pipeline.batches()]
+    forward = jax.jit(lambda model, images: model(images))
+    return {
+        "evaluation": lambda: suite.evaluate(model, config, ("segmentation",)),
+        "forward passes": lambda: [forward(model, images) for images in batches],
+    }
+
+
+def steps(config, mesh):
+    """A training step, and the counts of a batch."""
+    run = program.of_config(config, mesh, total=1000, per_epoch=100)
+    pipeline = loader.train(
+        config.data,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        entries=run.objective.entries,
+        transform=run.objective.transform_of(config),
+    )
+    batch = sharding.to_global(mesh, next(pipeline.batches()))
+    state = run.init({})
+    labels, weight = batch["map"], np.ones(config.batch_size, np.float32)
+
+    def step():
+        nonlocal state
+        state, metrics = run.step(state, batch)
+        return metrics
+
+    return {
+        "training step": step,
+        "counting": functools.partial(scores.count, labels, labels, weight, config.model.num_classes),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

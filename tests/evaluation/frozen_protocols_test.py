@@ -1,0 +1,163 @@
+"""Protocols on frozen features: what they measure, read once, and what does not change in eight orientations."""
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+
+from equivit.evaluation import frozen, knn, linear_probe, suite
+from equivit.models.decoders import MaskedAutoencoder, MaskedAutoencoderConfig
+from equivit.training.config import get_base, validate
+from tests.evaluation.predictors import random_model
+
+IMAGES, MAPS = ("knn", "linear_probe", "hematology"), ("patch_knn", "patch_linear")
+
+
+@pytest.fixture
+def config():
+    return changed()
+
+
+def changed(**data):
+    config = get_base()
+    config.update(batch_size=32, steps=1)
+    config.data.update(image_size=(12, 12), mean=(0.3,), std=(0.3,), train_examples=160, eval_examples=40)
+    config.data.update(data)
+    config.evaluation.knn.ks = (20, 5)
+    config.evaluation.linear_probe.update(
+        steps=300, batch_size=16, base_rates=(1e-5, 2.0), blocks=(1, 2), averages=(False, True), augment=False
+    )
+    validate(config)
+    return config
+
+
+def headless(family, **options):
+    return random_model(family, num_classes=None, image_size=(12, 12), **options)
+
+
+@pytest.fixture(scope="module")
+def results():
+    """Of an I8, whose streams are noted."""
+    streams = []
+
+    def track(batches, total, name):
+        streams.append(name)
+        return batches
+
+    return suite.evaluate(headless("I8"), changed(), IMAGES, track=track), streams
+
+
+def test_features_are_read_once_for_all_protocols(results):
+    assert results[1] == ["knn"] * 2 + ["hematology, squashed"] * 2  # the training and the test split
+
+
+def test_what_no_turn_changes_is_classified_alike(results):
+    for name in ("knn", "linear_probe"):
+        found = results[0][name]
+        assert found["consistency"] == 1 and abs(found["delta"]) < 1e-9
+        assert found["accuracy"]["e"] == found["top1"] and found["examples"] == 40
+    assert all(results[0]["hematology"][name]["turned"]["consistency"] == 1 for name in ("knn1", "knn20", "linear"))
+
+
+def test_digits_are_learnt_and_the_head_is_chosen_elsewhere(results):
+    found = results[0]["linear_probe"]
+    assert found["head"].endswith("lr2") and found["top1"] > 0.3 and found["best"] >= found["top1"]
+    assert results[0]["hematology"]["accuracy"] > 0.3  # chance is 0.1, give or take 0.05
+    assert suite.scalars(results[0]).keys() >= {"knn/top1", "linear_probe/best", "hematology/balanced_accuracy"}
+    for name, result in results[0].items():
+        words = " ".join(" ".join(line) for line in suite.PROTOCOLS[name].lines(result))
+        assert "in the mean" in words and "nan" not in words
+
+
+def test_votes_are_those_of_the_class_tokens(results, config):
+    model = headless("I8")
+    run = suite.prepare(model, config, ["knn"])["knn"]
+    train, test = (frozen.images(run, split)["e"] for split in ("train", "test"))
+    votes = knn.votes(train.tokens[:, 0], train.labels, test.tokens[:, 0], ks=(20, 5), num_classes=10)
+    top1 = (votes.argmax(-1) == test.labels).mean(1)
+    assert results[0]["knn"]["each"] == pytest.approx({"20": top1[0], "5": top1[1]})
+    batch = next(iter(run.batches()))
+    features = run.extract(batch["image"])
+    np.testing.assert_allclose(test.tokens[:32, 0], features.cls, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(test.average[:32], features.patches.values.mean((1, 2)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["D8", "plain"])
+def test_a_fully_octic_model_is_read_by_its_invariants(family, config):
+    run = suite.prepare(headless(family), config, ["knn"])["knn"]
+    found = frozen.images(run, "test", ("e", "mr"))
+    size = np.abs(found["e"].tokens).max()
+    assert (np.abs(found["mr"].tokens - found["e"].tokens).max() < 1e-4 * size) == (family == "D8")
+
+
+def test_augmented_images_of_a_masked_autoencoder_on_a_mesh(config, monkeypatch):
+    """A mesh changes nothing; random crops are not the whole images."""
+    encoder, losses, fit = headless("plain"), [], linear_probe.fit
+    model = MaskedAutoencoder(MaskedAutoencoderConfig(encoder.config, 16, 1, 2), encoder, rngs=nnx.Rngs(0))
+
+    def noting(*given, **options):
+        probe = fit(*given, **options)
+        losses.append(probe.losses)
+        return probe
+
+    monkeypatch.setattr(linear_probe, "fit", noting)
+    with config.unlocked():
+        config.evaluation.linear_probe.update(augment=True, steps=2)
+    mesh = jax.make_mesh((4, 2), ("data", "fsdp"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    with jax.set_mesh(mesh):
+        placed = jax.device_put(model, NamedSharding(mesh, PartitionSpec()))
+        found = suite.evaluate(placed, config, ["linear_probe", "knn"])
+    alone = suite.evaluate(model, config, ["knn", "linear_probe"])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
+    assert all(found[name]["accuracy"] == result["accuracy"] for name, result in alone.items())
+    with config.unlocked():
+        config.evaluation.linear_probe.augment = False
+    suite.evaluate(model, config, ["linear_probe"])
+    assert (np.abs(losses[2] - losses[1])[0] > 1e-3).all()
+
+
+def test_label_maps_from_patches():
+    config = changed(source="synthetic_maps", channels=1, train_examples=20, eval_examples=6)
+    found = suite.evaluate(headless("I8"), config, MAPS)
+    for name, result in found.items():
+        assert result["examples"] == 6 and 0 < result["miou_official"] <= result["miou"] <= 1
+        assert result["miou_by_orientation"].keys() == {"e", "r", "rr", "rrr", "m", "mr", "mrr", "mrrr"}
+        assert max(result["validation"], key=result["validation"].get) == result["selected"]
+        assert "in the mean" in suite.PROTOCOLS[name].lines(result)[-1][1]
+    assert found["patch_knn"]["selected"].partition(",")[0] in ("cosine", "L2")
+    assert found["patch_linear"]["selected"].startswith("C=")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("knn", {"evaluation.knn.ks": (20, 161)}, r"k=161 must be in 1\.\.160, the number of keys"),
+        ("knn", {"data.eval_split": "train"}, "config.data.eval_split='train' must not be data.split"),
+        ("knn", {"data.eval_crop": "whole"}, "features are read at one size; take 'centre' or 'squash'"),
+        ("knn", {"data.image_size": (12, 14)}, "the width 14 is not divisible by the patch width 4"),
+        (
+            "linear_probe",
+            {"evaluation.linear_probe.blocks": (1, 4)},
+            "the last 4 blocks are asked .* the model has 2",
+        ),
+        (
+            "linear_probe",
+            {"evaluation.linear_probe.batch_size": 12},
+            "batch_size=12 must be divisible by the 8",
+        ),
+        ("linear_probe", {"evaluation.linear_probe.base_rates": (0.1, 0.1)}, "n1_avg0_lr0.1, .* must differ"),
+        ("patch_knn", {}, "the examples of 'train' must have a label map each to learn from"),
+    ],
+)
+def test_mistakes_are_one_clear_line(name, change, message, config):
+    with config.unlocked():
+        for key, value in change.items():
+            config.update_from_flattened_dict({key: value})
+    with pytest.raises(ValueError, match=message):
+        suite.evaluate(headless("plain"), config, [name])
+
+
+def test_a_model_without_features_is_refused(config):
+    with pytest.raises(ValueError, match="'knn' is for models with features, but this Linear offers no features"):
+        suite.check(["knn"], config, nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
