@@ -13,7 +13,7 @@ and 13 base rates, which makes 52 heads; 12,500 steps of 1024 images.
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -151,7 +151,7 @@ def fit(
     initial: Mapping[str, Array] | None = None,
     key: jax.Array | None = None,
     state: State | None = None,
-    watch: Any = None,
+    watch: Callable[[int, State], None] | None = None,
 ) -> Probe:
     """Train all heads.
 
@@ -162,7 +162,7 @@ def fit(
         Biases begin at zero.
       key: for these; None: `jax.random.key(0)`.
       state: what `watch` got in a run that was ended; `batches` then begin with number state["step"].
-      watch: `watch(state)` is called after each step, such as to save the state (np.savez takes it).
+      watch: `watch(step, state)` is called after each step, such as to save the state now and then: np.savez takes it.
 
     Raises:
       ValueError: a label beyond the classes, heads of one name, more blocks than tokens, or too few batches.
@@ -178,7 +178,7 @@ def fit(
             state = _start(heads, class_tokens, patch_tokens, initial, jax.random.key(0) if key is None else key)
         state, step = _step(heads, state, class_tokens, patch_tokens, labels), step + 1
         if watch is not None:
-            watch(state)
+            watch(step, state)
     if state is None or step < steps:
         raise ValueError(f"linear probe: there are {step} batches, and steps={steps}; give more of them.")
     end = multihost_utils.process_allgather(state, tiled=True)

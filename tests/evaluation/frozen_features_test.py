@@ -74,8 +74,8 @@ def test_a_probe_that_is_cut_off_goes_on_to_the_same_numbers(tmp_path):
     batches = tokens()
     whole = linear_probe.fit(batches, **SETTINGS)
 
-    def save(state):
-        if state["step"] == 3:
+    def save(step, state):
+        if step == 3:
             np.savez(tmp_path / "state.npz", **state)
 
     with pytest.raises(ValueError, match="there are 4 batches, and steps=6"):

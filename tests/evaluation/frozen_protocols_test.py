@@ -1,5 +1,8 @@
 """Protocols on frozen features: what they measure, read once, and what does not change in eight orientations."""
 
+import functools
+import itertools
+
 import jax
 import numpy as np
 import pytest
@@ -7,6 +10,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from equivit.evaluation import frozen, knn, linear_probe, suite
+from equivit.evaluation.protocols import linear_probe as protocol
 from equivit.models.decoders import MaskedAutoencoder, MaskedAutoencoderConfig
 from equivit.training.config import get_base, validate
 from tests.evaluation.predictors import random_model
@@ -115,6 +119,32 @@ def test_augmented_images_of_a_masked_autoencoder_on_a_mesh(config, monkeypatch)
         config.evaluation.linear_probe.augment = False
     suite.evaluate(model, config, ["linear_probe"])
     assert (np.abs(losses[2] - losses[1])[0] > 1e-3).all()
+
+
+def test_a_probe_of_augmented_images_that_was_cut_off_goes_on(config, monkeypatch, tmp_path):
+    model, seen, fit = headless("plain"), [], linear_probe.fit
+    with config.unlocked():
+        config.evaluation.linear_probe.update(augment=True, steps=4)
+    monkeypatch.setattr(protocol, "KEEP_EVERY", 2)
+
+    def noting(batches, *, watch=None, cut=None, **options):
+        probe = fit(itertools.islice(batches, cut), watch=watch, **options)
+        seen.append((probe.losses, options.get("state")))
+        return probe
+
+    def evaluate():
+        return suite.evaluate(model, config, ["linear_probe"], directory=tmp_path)
+
+    monkeypatch.setattr(linear_probe, "fit", noting)
+    whole = evaluate()
+    monkeypatch.setattr(linear_probe, "fit", functools.partial(noting, cut=3))
+    with pytest.raises(ValueError, match="there are 3 batches, and steps=4"):
+        evaluate()
+    monkeypatch.setattr(linear_probe, "fit", noting)
+    assert evaluate() == whole
+    assert seen[0][1] is None and seen[1][1]["step"] == 2
+    np.testing.assert_array_equal(seen[0][0], seen[1][0])
+    assert not list(tmp_path.iterdir())
 
 
 def test_label_maps_from_patches():
