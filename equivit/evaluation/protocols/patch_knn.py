@@ -72,13 +72,13 @@ def _name(setting: Any) -> str:
     return f"C={setting:.3g}" if isinstance(setting, float) else "{}, k={}".format(*setting)
 
 
-def lines(result: dict[str, Any]) -> list[Line]:
+def lines(result: dict[str, Any], by: str = "nearest patches") -> list[Line]:
     """Both means, and the orientations."""
     official = f"as the paper counts {percent(result['miou_official'])}"
     right = f"{percent(result['accuracy'])} of the pixels ({result['examples']} images)"
     against = f"{100 * result['delta']:+.1f} points against upright"
     return [
-        ("mean IoU of patches", f"{percent(result['miou'])}, {official} ({result['selected']})"),
+        (f"mean IoU by {by}", f"{percent(result['miou'])}, {official} ({result['selected']})"),
         ("... right class", right),
         (
             "... in eight orientations",
