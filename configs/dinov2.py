@@ -71,6 +71,7 @@ def get_config(mode: str = "L,H8"):
         recipes.small(c, width=64, depth=2, num_heads=2)
         c.objective.update(prototypes=32, hidden=16, bottleneck=8)
         c.data.views.update(locals=2, local_size=(16, 16))
+        c.evaluation.suite, c.evaluation.knn.ks = ("knn",), (5,)
     return c
 
 
@@ -89,3 +90,4 @@ def small(c):
     c.schedule.update(lr=1e-3, warmup_steps=None, warmup_epochs=0.5)
     c.checkpoint.update(every_steps=None, every_seconds=120, teacher_every_steps=None)
     c.evaluation.update(every_steps=None, suite=("knn", "linear_probe"))
+    c.evaluation.linear_probe.update(steps=1000, batch_size=256, augment=False)

@@ -12,7 +12,7 @@ import sys
 
 from equivit import command
 
-FORMATS = ("octic_vits", "flip", "timm", "cvt", "jumbo", "mae", "mae_autoencoder")  # of pretrained/
+FORMATS = ("octic_vits", "flip", "timm", "dinov2", "clip", "cvt", "jumbo", "mae", "mae_autoencoder")  # of pretrained/
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -45,6 +45,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--window_size", type=_size, help="HEIGHT,WIDTH of a window in tokens, of SwinV2")
     parser.add_argument("--num_classes", type=int, help="another number of classes: the model gets a new head")
     parser.add_argument("--family", help="H2 or I2, for flip models")
+    parser.add_argument(
+        "--mlp", choices=("gelu", "gelu_tanh", "quick_gelu"), help="the activation, where no name tells, as in CLIP"
+    )
+    parser.add_argument("--head", type=pathlib.Path, help="official file of a linear head, of DINOv2")
     parser.add_argument(
         "--flavour", help="with --to: the spelling, such as deit or dinov2; the default suits the model"
     )
@@ -79,6 +83,8 @@ def _read(options: argparse.Namespace) -> None:
         window_size=options.window_size,
         num_classes=options.num_classes,
         family=options.family,
+        head=options.head,
+        **{} if options.mlp is None else dict(mlp=options.mlp),
     )
     saved.save(options.output, model)
     size = sum(math.prod(x.shape) for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
@@ -93,7 +99,7 @@ def _write(options: argparse.Namespace) -> None:
     from equivit.pretrained import reading
     from equivit.training import checkpoints
 
-    for hint in ("num_heads", "image_size", "window_size", "num_classes", "family"):
+    for hint in ("num_heads", "image_size", "window_size", "num_classes", "family", "mlp", "head"):
         if getattr(options, hint) is not None:
             raise ValueError(f"--{hint} goes with --source; with --to the saved model tells.")
     print(f"Reading the model in {options.input}.", flush=True)

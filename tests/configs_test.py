@@ -41,6 +41,11 @@ FULL = {
     "jumbo_in1k.py:nano": 8.010,  # the released 8.142 M, with the head and the norms of the paper, at 128 px
     "jumbo_in21k.py:base": 152.47,
     "finetune.py:L,plain": 304.13,  # ViT-L of 304.33 M, its positions not trained
+    # Backbones without a head, and a head of 23.663 M (L) or 24.187 M (H) with 65,536 prototypes; DinoBloom has two.
+    "dinov2.py:H,H8": 378.71,
+    "dinov2.py:L,plain": 327.01,
+    "dinov2.py:L,D8": 62.49,
+    "dinobloom.py:I8": 218.41,
     "linear_probe.py:B,jumbo": 2.305,  # the head: 2304 x 1000 weights and 1000 biases
 }
 # No paper has these: they are counts of this code, kept so that a change is noticed.
@@ -62,6 +67,9 @@ def test_full_configuration(name, millions):
         count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(run.abstract.trainable)) / 1e6
         assert abs(count - millions) < 0.02, f"{count:.3f} M"
         assert {leaf.dtype for leaf in jax.tree.leaves(run.abstract.trainable)} == {jnp.dtype("float32")}
+        if config.objective.name == "dinov2":  # student, teacher and moments
+            shares = [math.prod(a.sharding.shard_shape(a.shape)) for a in jax.tree.leaves(run.abstract)]
+            assert sum(shares) <= sum(a.size for a in jax.tree.leaves(run.abstract)) / 7
         objective = program.make_objective(config)
         entries = dict(entries=objective.entries, transform=objective.transform_of(config))
         batch = loader.shapes(config.data, config.batch_size, channels=3, **entries)

@@ -13,8 +13,9 @@ from PIL import Image
 from equivit.data import colour, crops, section
 
 USED_UP = ("image", "map", "label")  # entries of an example that its row does not have
-WITHOUT_EFFECT = dict(three_augment=False, rand_augment=None, color_jitter=0.0, photometric=False, erase=0.0)
-WITHOUT_EFFECT |= dict(circular_shift=0.0)
+# Of `data.augment`: what views do not have, and the value that turns it off.
+WITHOUT_EFFECT = {"three_augment": False, "rand_augment": None, "color_jitter": 0.0, "photometric": False}
+WITHOUT_EFFECT |= {"erase": 0.0, "circular_shift": 0.0}
 
 
 @dataclasses.dataclass(frozen=True)

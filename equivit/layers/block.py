@@ -1,7 +1,7 @@
 """The transformer block, dense or equivariant depending on the parts it is given."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from flax import nnx
@@ -68,13 +68,11 @@ class Block(nnx.Module):
         x = self.residual(lambda x: self.scale1(self.attention(self.norm1(x), layout)), x, rate, keys[0])
         return self.residual(lambda x: self.scale2(self.mlp(self.norm2(x), layout)), x, rate, keys[1])
 
-    def residual(
-        self, branch: Callable[[TokensT], TokensT], x: TokensT, rate: float | jax.Array, key: jax.Array | None
-    ) -> TokensT:
+    def residual(self, branch: Callable[[Any], Any], x: Any, rate: float | jax.Array, key: jax.Array | None) -> Any:
         """x + path(branch(x)), or that of a part of the images."""
         if self.subsets is None or key is None:
             return x + self.path(branch(x), rate, key)
-        dropout_key, path_key = split(key)
+        dropout_key, path_key = jax.random.split(key)
         kept = subset(path_key, x.shape[-3], *self.subsets)
         return on_subset(lambda x: dropout(branch(x), self.dropout, dropout_key), x, kept)
 

@@ -102,6 +102,9 @@ def quick_gelu(x: jax.Array) -> jax.Array:
         return x * jax.nn.sigmoid(1.702 * x)
 
 
+ACTIVATIONS = {"gelu": gelu, "gelu_tanh": gelu_tanh, "quick_gelu": quick_gelu}
+
+
 class Mlp(nnx.Module):
     """Linear, GELU, linear.  Shapes: [*B, N, width] -> [*B, N, out], through [*B, N, hidden].
 
@@ -199,11 +202,13 @@ class Attention(nnx.Module):
 class PatchEmbed(nnx.Module):
     """A linear map of each patch: a convolution whose stride equals its kernel size.
 
-    The product has the dtype of the kernel, the sum, and so the residual stream, that of the bias.
+    The product has the dtype of the kernel, the sum, and so the residual stream, that of the bias; without a bias at
+    least float32.
 
     Shapes: [*B, H, W, in_channels] -> [*B, (H/ph) (W/pw), width], tokens in row-major order.
 
     Args:
+      bias: whether there is one.
       init: draws the kernel as a matrix [ph pw in_channels, width]; None: uniform, as PyTorch's convolutions start,
         and as the bias always does.
     """
@@ -214,6 +219,7 @@ class PatchEmbed(nnx.Module):
         in_channels: int,
         width: int,
         *,
+        bias: bool = True,
         init: Initializer | None = None,
         rngs: nnx.Rngs,
     ):
@@ -221,18 +227,23 @@ class PatchEmbed(nnx.Module):
         bound = 1 / math.sqrt(shape[0])
         kernel = uniform(rngs.params(), shape, bound) if init is None else init(rngs.params(), shape)
         self.kernel = nnx.Param(kernel.reshape(*patch_size, in_channels, width), product=True)
-        self.bias = nnx.Param(uniform(rngs.params(), (width,), bound))
+        self.bias = nnx.Param(uniform(rngs.params(), (width,), bound)) if bias else None
         self.patch_size = patch_size
 
     def __call__(self, images: jax.Array) -> jax.Array:
         with jax.named_scope("linear"):
             kernel = self.kernel[...]
             patches = patchify(images, self.patch_size).astype(kernel.dtype)
-            return patches @ kernel.reshape(-1, kernel.shape[-1]) + self.bias[...]
+            kernel = kernel.reshape(-1, kernel.shape[-1])
+            if self.bias is None:
+                wide = jnp.promote_types(kernel.dtype, jnp.float32)
+                return jnp.matmul(patches, kernel, preferred_element_type=wide)
+            return patches @ kernel + self.bias[...]
 
     def affine(self) -> tuple[jax.Array, jax.Array]:
-        """The kernel [ph, pw, in, width] and the bias [width]."""
-        return self.kernel[...], self.bias[...]
+        """The kernel [ph, pw, in, width] and the bias [width], zeros if there is none."""
+        kernel = self.kernel[...]
+        return kernel, jnp.zeros(kernel.shape[-1:]) if self.bias is None else self.bias[...]
 
     def filters(self) -> dict[str, jax.Array]:
         """The kernels [ph, pw, in, width] by feature type: one type, "all"."""

@@ -26,8 +26,9 @@ class Parts:
       norm_eps: epsilon of dense layer norms.
       isotypic_eps, isotypic_norm: epsilon and weighting of isotypic layer norms (`layers/isotypic.py`).
       layer_scale: initial layer scale; None for none.
-      activation: "gelu", "gelu_tanh" or "swiglu"; fields support only "gelu".
+      activation: "gelu", "gelu_tanh", "quick_gelu" or "swiglu"; fields support only "gelu".
       qkv_bias: whether queries, keys and values have biases.
+      patch_bias: whether the dense patch embedding has one.
       init: how dense weights start, a key of `dense.INITS`; between fields there is one way.
       dropout: rate in the branches of a block.
       torus: the grid (h, w) of the distances that attention knows, around a torus (`layers/relative.py`); None: none.
@@ -41,6 +42,7 @@ class Parts:
     layer_scale: float | None = None
     activation: str = "gelu"
     qkv_bias: bool = True
+    patch_bias: bool = True
     init: str = "normal"
     dropout: float = 0.0
     torus: tuple[int, int] | None = None
@@ -53,7 +55,8 @@ class Parts:
         """Images to tokens."""
         if self.group is None:
             init = None if self.init == "normal" else self.weight_init  # normal weights go with PyTorch's convolutions
-            return dense.PatchEmbed(patch_size, in_channels, width, init=init, rngs=self.rngs)
+            options: dict[str, Any] = dict(bias=self.patch_bias, init=init, rngs=self.rngs)
+            return dense.PatchEmbed(patch_size, in_channels, width, **options)
         return isotypic.PatchEmbed(patch_size, in_channels, width, group=self.group, rngs=self.rngs)
 
     def linear(self, in_features: int, out_features: int, *, bias: bool = True) -> nnx.Module:
@@ -106,7 +109,7 @@ class Parts:
         """The activation function of an MLP that is not gated."""
         if self.group is not None:
             return isotypic.gelu
-        return dense.gelu_tanh if self.activation == "gelu_tanh" else dense.gelu
+        return dense.ACTIVATIONS[self.activation]
 
     def branches(self, width: int, num_heads: int, hidden: int, mlp: Callable[[], nnx.Module] | None = None) -> dict:
         """The arguments of `Block`; `mlp()` builds an MLP to use instead of the usual one."""

@@ -47,12 +47,12 @@ class Position(nnx.Module):
         self.grid, self.antialias, self.offset = grid, antialias, offset
 
     def __call__(self, grid: tuple[int, int]) -> jax.Array:
-        table = resize(self.table[...], grid, antialias=self.antialias, offset=self.offset)
+        table = self.tables(grid, self.offset)["table"]
         return table.reshape(-1, table.shape[-1])
 
-    def tables(self, grid: tuple[int, int]) -> dict[str, jax.Array]:
-        """The parameters, by name, of this table resized to another grid."""
-        return {"table": self(grid).reshape(*grid, -1)}
+    def tables(self, grid: tuple[int, int], offset: float = 0.0) -> dict[str, jax.Array]:
+        """The parameters, by name, of this table resized to another grid, with an offset of its own."""
+        return {"table": resize(self.table[...], grid, antialias=self.antialias, offset=offset)}
 
 
 class IsotypicPosition(nnx.Module):

@@ -4,7 +4,7 @@
 `roles` splits tokens into class token, registers and patches, as dense arrays.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -71,6 +71,25 @@ class MeanReadout(_Readout):
         return self.invariant(patches).mean(-2)
 
 
+class BlocksReadout(_Readout):
+    """The class tokens of some blocks after the norm, then the mean patch token of the last (DINOv2's linear heads).
+
+    Called with the tokens of the earlier blocks too.  Shapes: n of [*B, P + N, D] -> [*B, n D], or [*B, (n + 1) D].
+
+    Args:
+      patches: whether the mean patch token is there.
+    """
+
+    def __init__(self, norm: Callable, *, patches: bool, class_token: bool):
+        super().__init__(norm, class_token=class_token)
+        self.patches = patches
+
+    def __call__(self, x: jax.Array, layout: Layout, earlier: Sequence[jax.Array] = ()) -> jax.Array:
+        tokens = [self.norm(y[..., 0, :]) for y in (*earlier, x)]
+        mean = [self.norm(rows(x, layout.prefix)).mean(-2)] if self.patches else []
+        return jnp.concatenate([*tokens, *mean], axis=-1)
+
+
 class FcNormReadout(_Readout):
     """The norm of the mean patch token; the tokens themselves get none (MAE's fine-tuning)."""
 
@@ -133,7 +152,7 @@ class JumboReadout(nnx.Module):
         return Roles(to_dense(self.token(x, layout))[..., 0, :], patches[..., :0, :], patches)
 
 
-Readout = ClassReadout | MeanReadout | FcNormReadout | JumboReadout
+Readout = ClassReadout | MeanReadout | BlocksReadout | FcNormReadout | JumboReadout
 
 
 def to_dense(x: Tokens) -> jax.Array:

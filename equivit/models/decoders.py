@@ -45,6 +45,11 @@ class MaskedAutoencoderConfig:
                 f"MaskedAutoencoder: the encoder has a head for {self.encoder.num_classes} classes, which nothing "
                 "would train; create it with num_classes=None."
             )
+        if self.encoder.projection is not None:
+            raise ValueError(
+                f"MaskedAutoencoder: the encoder has a projection to {self.encoder.projection} entries, which nothing "
+                "would train; create it with projection=None."
+            )
 
     num_classes: ClassVar = None
 

@@ -141,6 +141,7 @@ def build(config: JumboViTConfig, rngs: nnx.Rngs) -> ViT:
         patch_embed=parts.patch_embed(config.patch_size, config.in_channels, config.width),
         position=position(config, rngs),
         mask_token=token((learned_width(config),), 0.0, rngs) if config.mask_token else None,
+        pre_norm=parts.norm(config.width) if config.pre_norm else None,
         blocks=stack(config, functools.partial(_block, config), rngs, last),
         transition=transition(config, parts),
         **_exit(config, parts),

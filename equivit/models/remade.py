@@ -8,6 +8,7 @@ import numpy as np
 from flax import nnx
 
 from equivit import errors, logical
+from equivit.layers.position import Position
 from equivit.models.model import Config, ModelModule
 
 SHOWN = 4  # names listed in each part of a report
@@ -36,8 +37,9 @@ def remade(model: ModelModule, *, rngs: nnx.Rngs | None = None, **fields) -> tup
 
         model, changes = remade(model, class_token=False, pool="mean", num_classes=10)
 
-    Positions are resized to the grid of the new image size.  A head of another shape and tensors that the old model
-    lacks are initialised at random.  Tensors that the new model lacks are dropped.
+    Positions are resized to the grid of the new image size, with the `position_antialias` of the weights and the
+    `position_offset` of the new configuration.  A head of another shape and tensors that the old model lacks are
+    initialised at random.  Tensors that the new model lacks are dropped.
 
     Args:
       rngs: initialises new tensors; seed 0 if None.
@@ -87,7 +89,11 @@ def _tables(module: Any, new: Any) -> dict[str, jax.Array]:
     """The tables of positions that change, as `new` has them; of a module in a stack, those of all its blocks."""
     if type(module) is not type(new) and hasattr(new, "taken"):
         return new.taken(module)
-    return module.tables(new.grid) if module.grid != new.grid else {}
+    if module.grid == new.grid:
+        return {}
+    # An offset is for images of another size than a model's own, which is the new one's: that says if it wants one.
+    both = isinstance(module, Position) and isinstance(new, Position)
+    return module.tables(new.grid, new.offset) if both else module.tables(new.grid)
 
 
 def _drawn(config: Config, rngs: nnx.Rngs, names: tuple[str, ...]) -> dict[str, jax.Array]:

@@ -80,6 +80,11 @@ class SegmenterConfig:
                 f"Segmenter: the backbone has a head for {backbone.num_classes} classes, which nothing would train; "
                 "create it with num_classes=None."
             )
+        if (entries := getattr(backbone, "projection", None)) is not None:
+            raise ValueError(
+                f"Segmenter: the backbone has a projection to {entries} entries, which nothing would train; create it "
+                "with projection=None."
+            )
         if self.decoder == "upernet" and len(self.ends) < 2:
             raise ValueError(
                 f"Segmenter: decoder='upernet' joins the maps of stages, and a {name} has one map; take 'linear' or "

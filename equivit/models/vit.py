@@ -18,7 +18,7 @@ from flax import nnx
 from equivit.layers.drop import dropout, split
 from equivit.layers.grid import Frame, Layout, check_images
 from equivit.layers.prefix import JumboRows, Prefix
-from equivit.layers.readout import Readout, to_dense
+from equivit.layers.readout import BlocksReadout, Readout, to_dense
 from equivit.layers.stack import Seen, Stack
 from equivit.models.adaptive import placed
 from equivit.models.features import Features, Grid
@@ -38,14 +38,15 @@ class ViT(nnx.Module):
       position: maps a grid (h, w) to the positions of its tokens; None if attention knows them instead.
       prefix: the tokens before the patches, or None.
       mask_token: replaces masked patches, or None.
+      pre_norm: of all tokens before the first block, or None.
       blocks: all blocks.
       transition: maps fields to dense tokens after block k - 1; None if the model ends with fields or has no fields.
       readout: the final norm, and the selection of what the head reads (`layers/readout.py`).
-      head: computes the logits, or None.
+      head: computes the logits, or the embedding of the image, or None.
       jumbo_mlp, isotypic_jumbo_mlp: the Jumbo MLP shared by all dense blocks, and that shared by the equivariant ones.
     """
 
-    before = ("patch_embed", "position", "prefix", "mask_token")
+    before = ("patch_embed", "position", "prefix", "mask_token", "pre_norm")
     throughout = ("jumbo_mlp", "isotypic_jumbo_mlp")
 
     def __init__(
@@ -56,6 +57,7 @@ class ViT(nnx.Module):
         position: Callable[[tuple[int, int]], Any] | None,
         prefix: Prefix | JumboRows | None,
         mask_token: nnx.Param | None,
+        pre_norm: nnx.Module | None,
         blocks: Stack,
         transition: Callable | None,
         readout: Readout,
@@ -65,6 +67,7 @@ class ViT(nnx.Module):
     ):
         self.config = config
         self.patch_embed, self.position, self.prefix, self.mask_token = patch_embed, position, prefix, mask_token
+        self.pre_norm = pre_norm
         self.blocks, self.transition, self.readout, self.head = blocks, transition, readout, head
         self.jumbo_mlp, self.isotypic_jumbo_mlp = jumbo_mlp, isotypic_jumbo_mlp
 
@@ -77,7 +80,7 @@ class ViT(nnx.Module):
         keep: jax.Array | None = None,
         mask: jax.Array | None = None,
     ) -> jax.Array:
-        """Class logits [*B, num_classes] of images [*B, H, W, C].
+        """Class logits [*B, num_classes] of images [*B, H, W, C], or their embeddings [*B, projection].
 
         Args:
           key: drives drop path and dropout; None means neither.
@@ -105,8 +108,11 @@ class ViT(nnx.Module):
     ) -> jax.Array:
         """What the head reads, [*B, features]."""
         x, layout = self.embed(images, keep, mask)
-        x, _ = self.trunk(x, layout, key=key, train=train)
-        return self.readout(x, layout)
+        earlier = range(len(self.blocks) - self.config.pool_blocks, len(self.blocks) - 1)
+        x, seen = self.trunk(x, layout, capture=tuple(earlier), key=key, train=train)
+        if not isinstance(self.readout, BlocksReadout):
+            return self.readout(x, layout)
+        return self.readout(x, layout, [self._dense(seen.outputs[i]) for i in earlier])
 
     def features(
         self,
@@ -216,11 +222,11 @@ class ViT(nnx.Module):
             x = jax.tree.map(lambda leaf, p: leaf + _lead(p, leaf), x, self.position(grid))
         if keep is not None:
             x, grid = jax.tree.map(lambda leaf: _gather(leaf, keep), x), ()
-        if self.prefix is None:
-            return x, Layout(grid)
-        first = self.prefix().astype(x.dtype)
-        first = self._lift(jnp.broadcast_to(first, (*x.shape[:-2], *first.shape)))
-        return join(first, x), Layout(grid, self.prefix.number)
+        layout = Layout(grid, 0 if self.prefix is None else self.prefix.number)
+        if self.prefix is not None:
+            first = self.prefix().astype(x.dtype)
+            x = join(self._lift(jnp.broadcast_to(first, (*x.shape[:-2], *first.shape))), x)
+        return x if self.pre_norm is None else self.pre_norm(x), layout
 
     def trunk(
         self,

@@ -39,7 +39,7 @@ from equivit.layers.isotypic import channels
 from equivit.layers.parts import Parts
 from equivit.layers.position import IsotypicPosition, Position, SinCos
 from equivit.layers.prefix import Prefix, token
-from equivit.layers.readout import ClassReadout, FcNormReadout, MeanReadout
+from equivit.layers.readout import BlocksReadout, ClassReadout, FcNormReadout, MeanReadout
 from equivit.layers.split_mlp import SplitMlp
 from equivit.layers.stack import REMAT, Stack
 from equivit.layers.transition import Invariantize, components, values
@@ -88,8 +88,8 @@ class ViTConfig:
       image_size: (height, width) at which the positional table is learned; the model takes any size that the patch
         divides.
       mlp_dim: hidden width of the MLP; None: four times the width.
-      mlp: "gelu", "gelu_tanh" (the tanh approximation, Flax's default) or "swiglu" (DINOv2 giant); equivariant
-        families take only "gelu".
+      mlp: "gelu", "gelu_tanh" (the tanh approximation, Flax's default), "quick_gelu" (x sigmoid(1.702 x), OpenAI's
+        CLIP) or "swiglu" (DINOv2 giant); equivariant families take only "gelu".
       norm_eps: epsilon of the dense layer norms.
       family: a key of `FAMILIES`.
       equivariant_blocks: k in the table above; None: half of the depth (rounded down) for H and I, all for D.
@@ -98,8 +98,13 @@ class ViTConfig:
       pool_first: D8 averages over tokens before the invariantization, not after it.
       isotypic_norm: "official" or "balanced" (`layers/isotypic.py`).
       isotypic_eps: epsilon of the isotypic norms.
-      num_classes: None for no head.
-      pool: the head reads the "class" token or the "mean" of the patch tokens; None: "class" if there is a class token.
+      num_classes: None for no classifier.
+      projection: entries of the image's embedding: the head is a linear map without a bias, as in CLIP; None for no
+        such head.
+      pool: the head reads the "class" token, the "mean" of the patch tokens or, as DINOv2's linear heads, both, in this
+        order ("class_and_mean"); None: "class" if there is a class token.
+      pool_blocks: of how many of the last blocks the head reads the class token, the earliest first, each after the
+        final norm; of the patches it always reads those of the last block.
       fc_norm: the final norm is applied after the mean over tokens, as in MAE's fine-tuning, not before it; for
         pool="mean" of dense tokens.
       class_token: whether the model has a class token; None: yes, unless the family is D8.
@@ -120,6 +125,8 @@ class ViTConfig:
         version of MAE).
       position_antialias, position_offset: how learned positions of plain models are resized (`layers/position.py`);
         pretrained weights expect certain values.
+      patch_bias: whether the patch embedding of a plain model has a bias; CLIP's has none.
+      pre_norm: a layer norm of all tokens before the first block (CLIP).
       qkv_bias: whether queries, keys and values have biases.
       layer_scale: initial layer scale; None for no layer scale.
       drop_path: probability of dropping a residual branch of a block for a sample, used when a key is given; a pair
@@ -145,7 +152,7 @@ class ViTConfig:
     image_size: Size = (224, 224)
     in_channels: PositiveInt = 3
     mlp_dim: PositiveInt | None = None
-    mlp: Literal["gelu", "gelu_tanh", "swiglu"] = "gelu"
+    mlp: Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu"] = "gelu"
     norm_eps: PositiveFloat = 1e-6
     family: Annotated[str, OneOf(FAMILIES)] = "plain"
     equivariant_blocks: NonNegativeInt | None = None
@@ -154,7 +161,9 @@ class ViTConfig:
     isotypic_norm: Literal["official", "balanced"] = "official"
     isotypic_eps: PositiveFloat = 1e-5
     num_classes: PositiveInt | None = 1000
-    pool: Annotated[str, OneOf(("class", "mean"))] = BY_FAMILY
+    projection: PositiveInt | None = None
+    pool: Annotated[str, OneOf(("class", "mean", "class_and_mean"))] = BY_FAMILY
+    pool_blocks: PositiveInt = 1
     fc_norm: bool = False
     class_token: bool = BY_FAMILY
     class_position: bool = False
@@ -170,6 +179,8 @@ class ViTConfig:
     position_std: NonNegativeFloat = 0.02
     position_antialias: bool = False
     position_offset: NonNegativeFloat = 0.0
+    patch_bias: bool = True
+    pre_norm: bool = False
     qkv_bias: bool = True
     layer_scale: NonNegativeFloat | None = 1e-4
     drop_path: Below1 | tuple[Below1, Below1] = 0.0
@@ -188,7 +199,7 @@ class ViTConfig:
         self._choose_by_family()
         constraints.check_fields(self, "ViT")
         self._check_readout()
-        for name, plain in (("mlp", "gelu"), ("position", "learned"), ("init", "normal")):
+        for name, plain in (("mlp", "gelu"), ("position", "learned"), ("init", "normal"), ("patch_bias", True)):
             if self.group is not None and (value := getattr(self, name)) != plain:
                 raise ValueError(f"ViT: {name}={value!r} is for plain models; family {self.family} takes {plain!r}.")
         if self.drop_path_groups is not None and isinstance(self.drop_path, tuple):
@@ -212,8 +223,13 @@ class ViTConfig:
             self._set(invariant="linear_signed" if self.family == "D2" else "power_spectrum")
 
     def _check_readout(self):
-        if self.pool == "class" and not self.class_token:
-            raise ValueError("ViT: pool='class' needs class_token=True; without one use pool='mean'.")
+        if self.pool in ("class", "class_and_mean") and not self.class_token:
+            raise ValueError(f"ViT: pool={self.pool!r} needs class_token=True; without one use pool='mean'.")
+        self._check_pooled_blocks()
+        if self.num_classes is not None and self.projection is not None:
+            raise ValueError(
+                f"ViT: num_classes={self.num_classes} and projection={self.projection} are two heads; set one to None."
+            )
         if self.fc_norm and (self.pool != "mean" or self.ends_with_fields):
             raise ValueError(
                 f"ViT: fc_norm=True is for the mean of dense tokens, not for family {self.family} with "
@@ -221,6 +237,19 @@ class ViTConfig:
             )
         if self.register_mlp is not None and not self.registers:
             raise ValueError(f"ViT: register_mlp={self.register_mlp!r} needs registers, such as registers=16.")
+
+    def _check_pooled_blocks(self):
+        if self.pool_blocks == 1 and self.pool != "class_and_mean":
+            return
+        if self.ends_with_fields:
+            raise ValueError(
+                f"ViT: pool={self.pool!r} with pool_blocks={self.pool_blocks} reads dense tokens, and family "
+                f"{self.family} ends with fields; take pool='class' or 'mean' and pool_blocks=1, or a family H or I."
+            )
+        if self.pool not in ("class", "class_and_mean"):
+            raise ValueError(f"ViT: pool_blocks={self.pool_blocks} is of class tokens; pool={self.pool!r} takes 1.")
+        if self.pool_blocks > self.depth:
+            raise ValueError(f"ViT: pool_blocks={self.pool_blocks} is more than the depth, {self.depth}.")
 
     def _check_blocks(self):
         k = self.equivariant_blocks
@@ -331,6 +360,7 @@ def build(config: ViTConfig, rngs: nnx.Rngs) -> ViT:
         position=position(config, rngs),
         prefix=Prefix(width, **prefix, rngs=rngs) if config.prefix else None,
         mask_token=token((width,), 0.0, rngs) if config.mask_token else None,
+        pre_norm=parts.norm(config.width) if config.pre_norm else None,
         blocks=stack(config, functools.partial(_block, config), rngs),
         **_exit(config, parts),
     )
@@ -347,6 +377,7 @@ def parts_of(config: ViTConfig, rngs: nnx.Rngs) -> Parts:
         layer_scale=config.layer_scale,
         activation=config.mlp,
         qkv_bias=config.qkv_bias,
+        patch_bias=config.patch_bias,
         init=config.init,
         dropout=config.dropout,
     )
@@ -430,19 +461,24 @@ def _exit(config: ViTConfig, parts: Parts) -> dict[str, Any]:
         invariant = invariants.create(config.invariant, width, group=config.group, rngs=rngs)
     norm = (parts if config.ends_with_fields else parts.of(None)).norm(width)
     options: dict[str, Any] = dict(class_token=config.class_token, invariant=invariant)
-    if config.pool == "class":
+    if config.pool == "class_and_mean" or config.pool_blocks > 1:
+        readout = BlocksReadout(norm, patches=config.pool == "class_and_mean", class_token=True)
+    elif config.pool == "class":
         readout = ClassReadout(norm, **options)
     elif config.fc_norm:
         readout = FcNormReadout(norm, class_token=config.class_token)
     else:
         readout = MeanReadout(norm, pool_first=config.pool_first, **options)
-    features = width if invariant is None else invariant.out_features
+    features = width * (config.pool_blocks + (config.pool == "class_and_mean"))
+    features = features if invariant is None else invariant.out_features
     return dict(transition=leave, readout=readout, head=make_head(config, features, config.family == "D8", rngs))
 
 
 def make_head(config: ViTConfig, features: int, hidden: bool, rngs: nnx.Rngs) -> nnx.Module | None:
-    """The classifier on `features` entries, with or without a hidden layer; None without classes."""
+    """The projection or classifier of `features` entries, this with or without a hidden layer; None for neither."""
     classes, init = config.num_classes, nnx.initializers.normal(config.head_std)
+    if config.projection is not None:
+        return dense.Linear(features, config.projection, bias=False, init=init, rngs=rngs)
     if classes is None:
         return None
     if hidden:

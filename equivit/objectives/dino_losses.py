@@ -19,6 +19,7 @@ from equivit.objectives import streams
 from equivit.objectives.streams import Stream, Sums
 
 TARGETS = ("sinkhorn_knopp", "centering")
+LOGITS = 2**23  # of a group that are made at a time
 
 
 def sinkhorn_knopp(
@@ -40,11 +41,14 @@ def sinkhorn_knopp(
     if weights is not None:
         present = weights[:, None] > 0
         x = jnp.where(present, x, -jnp.inf)
-    for _ in range(iterations):
+
+    def balance(_, x):
         for axis in (0, 1):
             total = jax.nn.logsumexp(x, axis=axis, keepdims=True)
             x = x - jnp.where(jnp.isneginf(total), 0.0, total)  # padding alone has nothing to share
-    return jnp.exp(x)
+        return x
+
+    return jnp.exp(jax.lax.fori_loop(0, iterations, balance, x))
 
 
 def centred_targets(logits: jax.Array, center: jax.Array, temperature: float | jax.Array) -> jax.Array:
@@ -213,7 +217,7 @@ def dinov2_outcome(
     koleo_weight: float = 0.1,
     groups: int = 1,
     capacity: int | None = None,
-    at_once: int = 128,
+    at_once: int | None = None,
 ) -> Outcome:
     """The objective of DINOv2 on the tokens of one step.
 
@@ -228,7 +232,8 @@ def dinov2_outcome(
       groups: number of groups of consecutive images, for KoLeo's neighbours and for the rows of patches.
       capacity: rows of patches that a group has, at least as many as are masked in it (`masking.capacity`); None:
         all its patches.
-      at_once: rows of a group that meet the prototypes at a time; it changes memory, not values.
+      at_once: rows of a group that meet the prototypes at a time, which changes memory, not values; None: as many as
+        have 8 million logits, which is 128 of 65,536.
 
     Returns:
       losses: "global", "local", "koleo" (weighted, summed over both views), "ibot" and "total", the sum of the four.
@@ -303,7 +308,7 @@ class _Settings(NamedTuple):
     student_temperature: float | jax.Array
     iterations: int
     momentum: float | jax.Array
-    at_once: int
+    at_once: int | None
 
 
 class _Compared(NamedTuple):
@@ -319,16 +324,17 @@ def _compare(student_head, teacher_head, student, teacher, present, center, sett
     guide = Stream(features, guides.over(settings.teacher_temperature), Prototypes.logits)
     prototypes = student_head.prototypes().over(settings.student_temperature)
     learner = Stream(student, (student_head.mlp, prototypes), lambda parts, x: parts[1].logits(parts[0](x)))
+    size = len(guides.factors)
+    at_once = settings.at_once or max(LOGITS // size, 1)
     if center is None:
-        size = len(guides.factors)
-        shift = streams.sinkhorn_shift(guide, present, size, iterations=settings.iterations, at_once=settings.at_once)
+        shift = streams.sinkhorn_shift(guide, present, size, iterations=settings.iterations, at_once=at_once)
     else:
         shift = -center / settings.teacher_temperature
         # The mean of logits is the logits of the mean.
         weights = jnp.broadcast_to(present[..., None, None], (*features.shape[:-1], 1)).astype(jnp.float32)
         mean = (features * weights).sum((0, 1, 2)) / jnp.maximum(weights.sum(), 1)
         center = moved_center(center, guides.logits(mean)[None], present.any()[None], settings.momentum)
-    losses, sums = streams.cross_entropies(guide, shift, learner, present, at_once=settings.at_once)
+    losses, sums = streams.cross_entropies(guide, shift, learner, present, at_once=at_once)
     return _Compared(losses, sums, center)
 
 

@@ -23,7 +23,7 @@ from equivit.layers.dino_head import DinoHead
 from equivit.layers.grid import check_grid
 from equivit.logical import Arrays, Tensor
 from equivit.models import zoo
-from equivit.models.model import Config, check_input
+from equivit.models.model import check_input
 from equivit.objectives import dino_losses
 from equivit.objectives.clock import Clock
 from equivit.objectives.objective import Batch, Extra, Loss, Objective, Rule, Step, usual_rule
@@ -150,7 +150,7 @@ class DinoV2(Objective):
     @staticmethod
     def transform_of(config: ConfigDict) -> functools.partial:
         """Global and local crops, and masks for the patches of the model."""
-        model = zoo.configuration(**{**_sizes(config.data), **config.model})
+        model: Any = zoo.configuration(**{**_sizes(config.data), **config.model})
         options = config.objective
         return functools.partial(
             MaskedViews,
@@ -162,8 +162,8 @@ class DinoV2(Objective):
             largest=options.mask_block,
         )
 
-    def check_model(self, model: Config, given: Mapping[str, nnx.Module]) -> None:
-        """As in `Objective`; also ValueError for a model without class or mask token, or local crops that do not fit."""
+    def check_model(self, model: Any, given: Mapping[str, nnx.Module]) -> None:
+        """As in `Objective`; also ValueError where the model lacks a token, or local crops do not fit it."""
         super().check_model(model, given)
         for token in ("class_token", "mask_token"):
             if not getattr(model, token, False):
@@ -171,6 +171,10 @@ class DinoV2(Objective):
                     f"config.model.{token}=False: DINOv2 trains it; set it to True, or take a model such as "
                     "dinov2_vit_s16."
                 )
+        if getattr(model, "projection", None) is not None:
+            raise ValueError(
+                f"config.model.projection={model.projection}: a head that DINOv2 does not train; say None."
+            )
         views = self.config.data.views
         if views.locals:
             check_input(model, "config.data.views.local_size", tuple(views.local_size), self.config.model.in_channels)
@@ -221,7 +225,7 @@ class DinoV2(Objective):
         """The sum of the terms; each of them, and what shows a collapse, is logged."""
         options, temperature = self.options, self.temperature(step.clock)
         global_key, local_key = jax.random.split(step.key)
-        teacher = self.holding(module, step.extra["teacher"])
+        teacher: Any = self.holding(module, step.extra["teacher"])
         wanted = jax.lax.stop_gradient(_tokens(teacher, batch["global_crops"]))
         seen = _tokens(module, batch["global_crops"], batch["masks"], global_key)
         seen["local_cls"] = seen["cls"][:0]
@@ -258,7 +262,8 @@ class DinoV2(Objective):
 
     def temperature(self, clock: Clock) -> jax.Array:
         """That of the teacher."""
-        return clock.ramp(*self.options.teacher_temperature, self.options.temperature_steps)
+        begin, end = self.options.teacher_temperature
+        return clock.ramp(begin, end, self.options.temperature_steps)
 
     def momentum(self, clock: Clock) -> jax.Array:
         """That of the teacher's average."""
@@ -287,7 +292,8 @@ class DinoV2(Objective):
 
     def exported(self, module: Student, extra: Extra, weights: str | None = None) -> nnx.Module:
         """The teacher's backbone, or the student's."""
-        return (module if weights == "student" else logical.put(module, extra["teacher"])).backbone
+        student: Any = module if weights == "student" else logical.put(module, extra["teacher"])
+        return student.backbone
 
 
 def _tokens(module, crops, masks=None, key=None):

@@ -56,11 +56,11 @@ def sinkhorn_shift(stream: Stream, present: jax.Array, size: int, *, iterations:
     Args:
       present: bool [G, M]; the other items are padding.
       size: K.
-      iterations: of a normalisation of all columns, then of all rows.
+      iterations: of a normalisation of all columns, then of all rows; at least 1.
       at_once: rows of a group that are worked on at a time.
     """
 
-    def columns(weights, parts):
+    def columns(weights, arrays):
         """The log of the sum of each column within each group, [G, K]."""
         given, shift = weights
 
@@ -72,14 +72,17 @@ def sinkhorn_shift(stream: Stream, present: jax.Array, size: int, *, iterations:
             z = jnp.where(present[..., None, None], z, -jnp.inf)
             return jnp.logaddexp(total, jax.nn.logsumexp(z, axis=(1, 2))), None
 
-        start = jnp.full((len(parts[1]), size), -jnp.inf)
-        return jax.lax.scan(add, start, _parts(parts, at_once // stream.rows.shape[2]))[0]
+        start = jnp.full((len(arrays[1]), size), -jnp.inf)
+        return jax.lax.scan(add, start, _parts(arrays, at_once // stream.rows.shape[2]))[0]
 
-    shift = None
-    for _ in range(iterations):
+    def balanced(shift):
         total = jax.nn.logsumexp(by_group(columns, (stream.weights, shift), (stream.rows, present)), axis=0)
-        shift = jnp.where(jnp.isneginf(total), 0.0, -total)  # no row at all: nothing to balance
-    return jnp.zeros(size) if shift is None else shift
+        return jnp.where(jnp.isneginf(total), 0.0, -total)  # no row at all: nothing to balance
+
+    shift = balanced(None)
+    for _ in range(iterations - 1):
+        shift = balanced(shift)
+    return shift
 
 
 def cross_entropies(

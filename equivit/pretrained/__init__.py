@@ -17,7 +17,21 @@ from flax import nnx
 from equivit import constraints, errors, logical
 from equivit.models.model import ModelModule
 from equivit.models.remade import remade
-from equivit.pretrained import cvt, flip, jumbo, mae, mapping, mvit, names, octic_vits, reading, swin, timm
+from equivit.pretrained import (
+    clip,
+    cvt,
+    dinov2,
+    flip,
+    jumbo,
+    mae,
+    mapping,
+    mvit,
+    names,
+    octic_vits,
+    reading,
+    swin,
+    timm,
+)
 from equivit.pretrained.format import Format
 
 # A new format: one file of this folder, and its place among these.
@@ -25,6 +39,8 @@ _ALL = (
     octic_vits.FORMAT,
     flip.FORMAT,
     timm.FORMAT,
+    dinov2.FORMAT,
+    clip.FORMAT,
     mvit.FORMAT,
     swin.FORMAT,
     cvt.FORMAT,
@@ -45,6 +61,7 @@ def load(
     window_size: int | tuple[int, int] | None = None,
     num_classes: int | None = None,
     family: str | None = None,
+    head: Mapping[str, np.ndarray] | str | os.PathLike | None = None,
     seed: int = 0,
     **options,
 ) -> ModelModule:
@@ -53,8 +70,8 @@ def load(
     Prints the names of tensors that are left out on purpose: constants, and what the model does not use.
 
     Args:
-      source: a key of `FORMATS`: "octic_vits", "flip", "timm" (Swin too), "cvt", "jumbo", "mae" (the encoder) or
-        "mae_autoencoder".
+      source: a key of `FORMATS`: "octic_vits", "flip", "timm" (Swin too), "dinov2", "clip", "cvt", "jumbo", "mae"
+        (the encoder) or "mae_autoencoder".
       weights: a state dict, or the path of a .safetensors, .npz or .pth file; containers and wrappers are taken off.
       num_heads: heads per block, of a model with stages one number for each; None: what the file tells, or those of
         the published model of that width.
@@ -64,16 +81,21 @@ def load(
         8 if None.
       num_classes: if not the file's number, the model gets a new head, drawn with `seed`.
       family: "H2" or "I2" for "flip"; else a check.
+      head: a linear head of "dinov2", which is a file of its own, as `weights`; the model is a classifier then.
       options: other fields of the model's configuration, such as drop_path=0.1; norm_eps=1e-5 for a plain ViT of a
-        code that has it, which no file tells; activation= and strides= for a CvT that differs from its flavour.
+        code that has it, which no file tells; mlp="gelu" or "quick_gelu" for a CLIP that is not OpenAI's file, where it
+        must be given; activation= and strides= for a CvT that differs from its flavour.
 
     Raises:
       FileNotFoundError: there is no such file.
       ValueError: a wrong hint, or one message with every tensor that is missing, unexpected or misshapen.
     """
     kinds = _kinds(source)
-    content = reading.read(weights) if isinstance(weights, str | os.PathLike) else weights
-    format, state, left_out = _opened(kinds, content)
+    format, state, left_out = _opened(kinds, _content(weights))
+    if head is not None:
+        state |= _separate_head(format, head)
+    if format.require is not None:
+        format.require(state, options)
     windows = (window_size, window_size) if isinstance(window_size, int) else window_size
     hints = dict(num_heads=num_heads, image_size=image_size, family=family, window_size=windows)
     hints = {name: tuple(hint) if isinstance(hint, list) else hint for name, hint in hints.items()}
@@ -89,8 +111,9 @@ def load(
         constraints.check(f"{source}: num_classes", num_classes, constraints.PositiveInt)
         if "num_classes" not in (field.name for field in dataclasses.fields(config)):
             raise ValueError(f"{source}: {num_classes=}, but its models have no head.")
-        left_out += [pair.theirs for pair in table.pairs if pair.ours[0].startswith("head.")]
-        model, _ = remade(model, rngs=nnx.Rngs(params=seed), num_classes=num_classes)
+        left_out += [name for pair in table.pairs if pair.ours[0].startswith("head.") for name in pair.names]
+        other = {"projection": None} if getattr(config, "projection", None) is not None else {}  # one head only
+        model, _ = remade(model, rngs=nnx.Rngs(params=seed), num_classes=num_classes, **other)
     if left_out:
         print(f"{source}: left out knowingly: {names.brief(left_out)}.")
     return model
@@ -163,6 +186,19 @@ def _opened(kinds: list[Format], content: Any) -> tuple[Format, dict[str, np.nda
         if any(re.search(str(format.mark), name) for name in state):
             return format, state, left_out
     return usual, *reading.state_dict(content, usual.rename, usual.ignored)
+
+
+def _content(weights: Any) -> Any:
+    return reading.read(weights) if isinstance(weights, str | os.PathLike) else weights
+
+
+def _separate_head(format: Format, weights: Any) -> dict[str, np.ndarray]:
+    """The tensors of a head that is a file of its own, named as those of a classifier."""
+    if format.separate_head is None:
+        having = ", ".join(name for name, known in FORMATS.items() if known.separate_head is not None)
+        raise ValueError(f"{format.name}: head= is a file of {having}; other classifiers have their head in one file.")
+    state, _ = reading.state_dict(_content(weights))
+    return {f"{format.separate_head}.{name}": tensor for name, tensor in state.items()}
 
 
 def _what(source: str, flavour: str, config: Any) -> str:

@@ -34,6 +34,9 @@ class Format:
       default_flavour: configuration -> the flavour to write; None: always the first.
       rename: applied to each name of a file before anything else; takes off wrappers and chunks.
       ignored: patterns (`re.search`) of renamed tensors to leave out, such as r"\\.num_batches_tracked$".
+      require: (state, options of `load`) -> None; ValueError where a file does not tell what the options must.
+      separate_head: where heads are files of their own with the tensors `weight` and `bias`, what their names begin
+        with beside the backbone's.
       mark: for another kind of model of a source that has one: a pattern of names that only its files have.
     """
 
@@ -45,6 +48,8 @@ class Format:
     default_flavour: Callable[[Any], str] | None = None
     rename: Callable[[str], str] = names.unwrapped
     ignored: tuple[str, ...] = ()
+    require: Callable[[State, Mapping[str, Any]], None] | None = None
+    separate_head: str | None = None
     mark: str | None = None
 
     def infer(self, state: State, **hints) -> tuple[Any, str]:

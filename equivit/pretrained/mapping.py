@@ -1,10 +1,11 @@
 """Foreign names and logical tensors: one table of pairs per format, used to read files and to write them.
 
-A pair only moves entries (transposes, reshapes, splits), so that going there and back is exact to the bit.
+A pair only moves entries (transposes, reshapes, splits), so that going there and back is exact to the bit.  `Joined` is
+a pair the other way round: several foreign tensors that are one of ours.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax.numpy as jnp
 import numpy as np
@@ -28,6 +29,36 @@ class Pair:
     read: Callable[[np.ndarray], tuple[np.ndarray, ...]]
     write: Callable[..., np.ndarray]
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The foreign names."""
+        return (self.theirs,)
+
+    def written(self, *ours: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Our tensors -> foreign tensors, in the order of `names`."""
+        return (self.write(*ours),)
+
+
+@dataclasses.dataclass(frozen=True)
+class Joined:
+    """One logical tensor whose last axis a foreign format cuts into equal parts: matrices [out, in] or vectors [out].
+
+    Attributes:
+      names: the foreign names of the parts.
+      ours: the logical name, alone in a tuple.
+    """
+
+    names: tuple[str, ...]
+    ours: tuple[str]
+
+    def read(self, *parts: np.ndarray) -> tuple[np.ndarray]:
+        """Foreign tensors -> our tensor."""
+        return (np.concatenate([part.T for part in parts], axis=-1),)
+
+    def written(self, whole: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Our tensor -> foreign tensors."""
+        return tuple(part.T for part in np.split(whole, len(self.names), axis=-1))
+
 
 @dataclasses.dataclass(frozen=True)
 class Constant:
@@ -48,9 +79,14 @@ class Constant:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """All tensors of one kind of file, or of a part of it; `+` joins parts."""
+    """All tensors of one kind of file, or of a part of it; `+` joins parts.
 
-    pairs: list[Pair]
+    Attributes:
+      pairs: a `Pair` or `Joined` for each.
+      constants: what our model does not hold.
+    """
+
+    pairs: Sequence[Pair | Joined]
     constants: list[Constant] = dataclasses.field(default_factory=list)
 
     def __add__(self, other: "Table") -> "Table":
@@ -87,6 +123,12 @@ def linear(theirs: str, ours: str, *, bias: bool = True) -> list[Pair]:
     """A matrix [out, in] and its bias."""
     pairs = [moved(named(theirs, "weight"), f"{ours}.weight", (1, 0)), same(named(theirs, "bias"), f"{ours}.bias")]
     return pairs if bias else pairs[:1]
+
+
+def joined(theirs: tuple[str, ...], ours: str, *, bias: bool = True) -> list[Joined]:
+    """Matrices [out, in] and their biases that are one linear map of ours, such as queries, keys and values."""
+    lasts = ("weight", "bias")[: 1 + bias]
+    return [Joined(tuple(named(name, last) for name in theirs), (f"{ours}.{last}",)) for last in lasts]
 
 
 def norm(theirs: str, ours: str) -> list[Pair]:
@@ -138,7 +180,7 @@ def read(
     Raises:
       ValueError: one message with everything that is missing, unexpected, misshapen, or not the constant it should be.
     """
-    expected = {pair.theirs: _foreign_shape(pair, shapes) for pair in table.pairs}
+    expected = {name: shape for pair in table.pairs for name, shape in _foreign_shapes(pair, shapes).items()}
     expected |= {constant.name: constant.value.shape for constant in table.constants}
     fits = {name for name in expected.keys() & state.keys() if state[name].shape == expected[name]}
     wrong = {
@@ -150,9 +192,10 @@ def read(
             if name in state and name not in fits
         ],
         "not floating point": [
-            f"{p.theirs} ({state[p.theirs].dtype})"
-            for p in table.pairs
-            if p.theirs in fits and not jnp.issubdtype(state[p.theirs].dtype, jnp.floating)
+            f"{name} ({state[name].dtype})"
+            for pair in table.pairs
+            for name in pair.names
+            if name in fits and not jnp.issubdtype(state[name].dtype, jnp.floating)
         ],
         "wrong constants": [
             f"{c.name}, which must be {c.what}"
@@ -165,7 +208,8 @@ def read(
         raise ValueError(f"{what}: the tensors do not fit.  {lines}.")
     result = {}
     for pair in table.pairs:
-        result |= zip(pair.ours, pair.read(state[pair.theirs].astype(np.float32)), strict=True)
+        theirs = (state[name].astype(np.float32) for name in pair.names)
+        result |= zip(pair.ours, pair.read(*theirs), strict=True)
     return result
 
 
@@ -176,9 +220,12 @@ def write(table: Table, tensors: Mapping[str, np.ndarray], what: str) -> dict[st
       ValueError: the format has no place for a tensor of the model.
     """
     check(table, tensors, what)
-    state = {pair.theirs: pair.write(*(np.asarray(tensors[name]) for name in pair.ours)) for pair in table.pairs}
+    state = {}
+    for pair in table.pairs:
+        state |= zip(pair.names, pair.written(*(np.asarray(tensors[name]) for name in pair.ours)), strict=True)
     return state | {constant.name: constant.value for constant in table.constants}
 
 
-def _foreign_shape(pair: Pair, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    return pair.write(*(np.broadcast_to(np.float32(0), shapes[name]) for name in pair.ours)).shape
+def _foreign_shapes(pair: Pair | Joined, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    theirs = pair.written(*(np.broadcast_to(np.float32(0), shapes[name]) for name in pair.ours))
+    return {name: tensor.shape for name, tensor in zip(pair.names, theirs, strict=True)}

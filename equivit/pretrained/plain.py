@@ -5,7 +5,7 @@ A format of plain ViTs is a `Spelling` and the few things that it does different
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from equivit.layers.grid import check_grid
 from equivit.models.vit_config import ViTConfig
 from equivit.pretrained import inference, mapping
 from equivit.pretrained.format import Hints
-from equivit.pretrained.mapping import Pair, Table, named
+from equivit.pretrained.mapping import Joined, Pair, Table, named
 
 
 class Spelling(NamedTuple):
@@ -23,20 +23,25 @@ class Spelling(NamedTuple):
     and `x_bias`.  None: the format has none, or its own table has them.
 
     Attributes:
+      qkv: one map, or those of queries, keys and values.
       fc, swiglu: the two maps of an MLP, and of a gated one.
       scales: the layer scales of a block.
+      patch_bias: whether the patch embedding has a bias.
+      pre_norm: the norm before the first block.
       fc_norm: the norm of the mean token, in files that have it in place of `norm`.
       batched: whether tokens and positions have a leading batch axis: a class token [1, 1, D], not [D].
     """
 
     patch_embed: str = "patch_embed.proj"
+    patch_bias: bool = True
     class_token: str | None = "cls_token"
     registers: str | None = "reg_token"
     mask_token: str | None = "mask_token"
     position: str | None = "pos_embed"
+    pre_norm: str | None = None
     blocks: str = "blocks"
     norm1: str = "norm1"
-    qkv: str = "attn.qkv"
+    qkv: str | tuple[str, str, str] = "attn.qkv"
     proj: str = "attn.proj"
     norm2: str = "norm2"
     fc: tuple[str, str] = ("mlp.fc1", "mlp.fc2")
@@ -59,6 +64,7 @@ def fields(state: Mapping[str, np.ndarray], spelling: Spelling, hints: Hints, so
     mlp, mlp_dim = _mlp(state, spelling, source)
     head = named(spelling.head, "weight") if spelling.head else ""
     registers = spelling.registers or ""
+    first = spelling.qkv if isinstance(spelling.qkv, str) else spelling.qkv[0]
     mean = dict(pool="mean", fc_norm=True) if named(spelling.fc_norm, "weight") in state else {}
     return mean | dict(
         width=width,
@@ -74,7 +80,9 @@ def fields(state: Mapping[str, np.ndarray], spelling: Spelling, hints: Hints, so
         class_position=class_position,
         registers=inference.shape(state, source, registers, 2 + spelling.batched)[-2] if registers in state else 0,
         mask_token=spelling.mask_token in state,
-        qkv_bias=inference.count(state, named(spelling.qkv, "bias"), spelling.blocks) > 0,
+        patch_bias=spelling.patch_bias,
+        pre_norm=spelling.pre_norm is not None,
+        qkv_bias=inference.count(state, named(first, "bias"), spelling.blocks) > 0,
         layer_scale=1e-4 if spelling.scales and inference.count(state, spelling.scales[0], spelling.blocks) else None,
     )
 
@@ -87,10 +95,11 @@ def table(config: ViTConfig, spelling: Spelling, source: str) -> Table:
     """
     _require(config, spelling, source)
     ones = int(spelling.batched)
-    pairs = [
-        mapping.moved(named(spelling.patch_embed, "weight"), "patch_embed.kernel", (2, 3, 1, 0)),
-        mapping.same(named(spelling.patch_embed, "bias"), "patch_embed.bias"),
+    pairs: list[Pair | Joined] = [
+        mapping.moved(named(spelling.patch_embed, "weight"), "patch_embed.kernel", (2, 3, 1, 0))
     ]
+    if spelling.patch_bias:
+        pairs.append(mapping.same(named(spelling.patch_embed, "bias"), "patch_embed.bias"))
     if config.class_token and spelling.class_token is not None:
         pairs.append(mapping.same(spelling.class_token, "prefix.class_token", 2 * ones))
     if spelling.position is not None:
@@ -99,6 +108,8 @@ def table(config: ViTConfig, spelling: Spelling, source: str) -> Table:
         pairs.append(mapping.same(spelling.registers, "prefix.registers", ones))
     if config.mask_token and spelling.mask_token is not None:
         pairs.append(mapping.same(spelling.mask_token, "mask_token", ones))
+    if spelling.pre_norm is not None:
+        pairs += mapping.norm(spelling.pre_norm, "pre_norm")
     for i in range(config.depth):
         pairs += block(i, config, spelling)
     if config.fc_norm:
@@ -110,12 +121,16 @@ def table(config: ViTConfig, spelling: Spelling, source: str) -> Table:
     return Table(pairs)
 
 
-def block(index: int, config: ViTConfig, spelling: Spelling) -> list[Pair]:
+def block(index: int, config: ViTConfig, spelling: Spelling) -> list[Pair | Joined]:
     """One block."""
     theirs, ours = f"{spelling.blocks}.{index}", f"blocks.{index}"
     first, second = spelling.swiglu if spelling.swiglu and config.mlp == "swiglu" else spelling.fc
-    pairs = mapping.norm(f"{theirs}.{spelling.norm1}", f"{ours}.norm1")
-    pairs += mapping.linear(f"{theirs}.{spelling.qkv}", f"{ours}.attention.qkv", bias=config.qkv_bias)
+    pairs: list[Pair | Joined] = [*mapping.norm(f"{theirs}.{spelling.norm1}", f"{ours}.norm1")]
+    if isinstance(spelling.qkv, str):
+        pairs += mapping.linear(f"{theirs}.{spelling.qkv}", f"{ours}.attention.qkv", bias=config.qkv_bias)
+    else:
+        maps = tuple(f"{theirs}.{name}" for name in spelling.qkv)
+        pairs += mapping.joined(maps, f"{ours}.attention.qkv", bias=config.qkv_bias)
     pairs += mapping.linear(f"{theirs}.{spelling.proj}", f"{ours}.attention.proj")
     pairs += mapping.norm(f"{theirs}.{spelling.norm2}", f"{ours}.norm2")
     pairs += mapping.linear(f"{theirs}.{first}", f"{ours}.mlp.fc1")
@@ -127,11 +142,13 @@ def block(index: int, config: ViTConfig, spelling: Spelling) -> list[Pair]:
 
 def _require(config, spelling, source):
     """Refuse what `mapping.check` cannot: these choices show in no tensor, or in too many to list."""
-    values = dict(family="plain", class_token=spelling.class_token is not None)
+    values: dict[str, Any] = dict(family="plain", class_token=spelling.class_token is not None, pool_blocks=1)
     values |= dict(pool="mean" if config.fc_norm else "class") if spelling.class_token is not None else {}
     values |= dict(position="learned") if spelling.position is not None else {}
     values |= dict(layer_scale=None) if not spelling.scales else {}
     values |= dict(mlp="gelu") if spelling.swiglu is None and config.mlp == "swiglu" else {}
+    values |= dict(patch_bias=spelling.patch_bias, pre_norm=spelling.pre_norm is not None)
+    values |= dict(mlp="gelu") if spelling.pre_norm is None and config.mlp == "quick_gelu" else {}
     inference.require(config, source, **values)
 
 

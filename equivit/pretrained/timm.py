@@ -6,7 +6,7 @@ how positions are resized.
 """
 
 from equivit.models.vit_config import ViTConfig
-from equivit.pretrained import inference, names, plain
+from equivit.pretrained import dinov2, inference, names, plain
 from equivit.pretrained.format import Format, Hints, State
 from equivit.pretrained.mapping import Table
 from equivit.pretrained.plain import Spelling
@@ -16,7 +16,7 @@ TIMM = Spelling(swiglu=Spelling().fc)
 SPELLINGS = {
     "timm": TIMM,
     "deit3": TIMM._replace(scales=("gamma_1", "gamma_2")),
-    "dinov2": TIMM._replace(registers="register_tokens", swiglu=("mlp.w12", "mlp.w3")),
+    "dinov2": dinov2.SPELLINGS["hub"]._replace(head=TIMM.head),
 }
 
 
@@ -24,9 +24,11 @@ def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
     """The configuration and the flavour; `image_size` is needed where the grid of positions is not square."""
     flavour = _flavour(state)
     fields = plain.fields(state, SPELLINGS[flavour], hints, NAME)
-    resized = flavour == "dinov2" and not fields["registers"]  # by a factor with an offset, without antialiasing
-    antialias = flavour != "deit3" and not resized
-    return ViTConfig(**fields, position_antialias=antialias, position_offset=0.1 if resized else 0.0), flavour
+    if flavour == "dinov2":
+        fields |= dinov2.resizing(fields["registers"])
+    else:
+        fields |= dict(position_antialias=flavour == "timm")
+    return ViTConfig(**fields), flavour
 
 
 def table(config: ViTConfig, flavour: str) -> Table:
@@ -37,8 +39,7 @@ def table(config: ViTConfig, flavour: str) -> Table:
 def _flavour(state):
     if inference.count(state, "gamma_1"):
         return "deit3"
-    hub = "mask_token" in state or "register_tokens" in state or inference.count(state, "mlp.w12.weight")
-    return "dinov2" if hub else "timm"
+    return "dinov2" if dinov2.is_hub(state) else "timm"
 
 
 FORMAT = Format(

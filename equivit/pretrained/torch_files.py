@@ -4,6 +4,9 @@ A .pth file (torch 1.6 and later) is a zip archive: a pickle that describes the 
 storage.  Unpickling can call anything, so only these names are known here: tensors, storages, OrderedDict, and
 argparse.Namespace, which comes back empty.  Any other name is an error.  What a file may become is in proportion to its
 size (`archives.py`).
+
+A TorchScript archive has code beside such a pickle, which describes a tree of modules.  The code is not read; the tree
+comes back as a state dict, parameters and buffers by the path of their modules.
 """
 
 import collections
@@ -49,13 +52,18 @@ def read(path: pathlib.Path) -> Any:
         )
     try:
         with Archive(path, FIX) as archive:
-            return _Unpickler(archive).load()
+            content = _Unpickler(archive).load()
+            return _state_dict(content) if isinstance(content, _Module) else content
     except Refused as error:
         raise ValueError(f"{path}: {error}") from None
     except MemoryError:
         raise
     except Exception as error:  # a damaged pickle can make its reader raise nearly anything
         raise ValueError(f"{path}: is damaged or not a torch file ({type(error).__name__}: {error}).") from error
+
+
+class _Module:
+    """A module of a TorchScript archive: its attributes, without its code."""
 
 
 class _Unpickler(pickle.Unpickler):
@@ -83,6 +91,8 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """The stand-in for a name; Refused for all but the known ones."""
+        if module == "__torch__" or module.startswith("__torch__."):
+            return self._known.setdefault((module, name), type("Module", (_Module,), {}))
         if (module, name) not in self._known:
             raise Refused(f"asks for {module}.{name}; only tensors and plain containers are read, and no code is run.")
         return self._known[module, name]
@@ -98,6 +108,22 @@ class _Unpickler(pickle.Unpickler):
                 raise Refused(f"storage {key} has {size} bytes, not {length} x {dtype.itemsize}.")
             self._storages[key] = np.frombuffer(self._archive.read(name), dtype)
         return self._storages[key]
+
+
+def _state_dict(root: _Module) -> dict[str, np.ndarray]:
+    """The tensors of a tree of modules: "visual.conv1.weight"; Refused where a module is there twice."""
+    tensors, seen, left = {}, {id(root)}, [("", root)]
+    while left:
+        path, module = left.pop()
+        for name, value in vars(module).items():
+            if isinstance(value, np.ndarray):
+                tensors[f"{path}{name}"] = value
+            elif isinstance(value, _Module):
+                if id(value) in seen:
+                    raise Refused(f"has the module {path}{name} in two places, which no state dict can say.")
+                seen.add(id(value))
+                left.append((f"{path}{name}.", value))
+    return tensors
 
 
 def _check_places(content: bytes) -> None:

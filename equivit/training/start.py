@@ -60,8 +60,9 @@ def given_models(config: ConfigDict) -> dict[str, nnx.Module]:
 def initial_parameters(config: ConfigDict) -> dict[str, jax.Array]:
     """The parameters and statistics of the model at `config.init` (`load_model`), to begin with; empty if it is None.
 
-    Positions are resized, a head for other classes is left out, so that a new one is drawn, and so is the norm before
-    it where the model has another one (`fc_norm`); of a masked autoencoder the encoder is taken.  Prints what it did.
+    Positions are resized, those of plain models to the exact size unless `config.model.position_offset` says otherwise.
+    A head for other classes is left out, so that a new one is drawn, and so is the norm before it where the model has
+    another one (`fc_norm`); of a masked autoencoder the encoder is taken.  Prints what it did.
 
     Raises:
       ValueError: other parameters do not fit the model of the config; the message names them.

@@ -246,6 +246,20 @@ def test_rate_of_flips_and_that_flips_are_exact(section):
     assert_rate(sum(flipped), 0.3)
 
 
+def test_octic_draws_each_of_eight_orientations_and_maps_turn_with_their_image(section):
+    pixels = np.array([[10, 60, 30], [200, 90, 40], [7, 8, 9]], np.uint8)
+    example = {"image": Image.fromarray(pixels), "map": Image.fromarray(pixels.astype(np.int32))}
+    known = [np.rot90(each, k).tobytes() for each in (pixels, pixels.T) for k in range(4)]
+    transform = transforms.Train(section(image_size=(3, 3), augment={"octic": True}), channels=1)
+    rows = [transform(example, rng) for rng in generators(4000)]
+    counts = np.bincount([known.index(row["image"][..., 0].tobytes()) for row in rows], minlength=8)
+    for count in counts:
+        assert_rate(count, 1 / 8, 4000)
+    assert all(np.array_equal(row["image"][..., 0], row["map"]) for row in rows)
+    with pytest.raises(ValueError, match=r"data.train_image_size=\(3, 5\) must be square for .*octic=True, as \(5, 5"):
+        transforms.Train(section(image_size=(3, 3), train_image_size=(3, 5), augment={"octic": True}), channels=1)
+
+
 @pytest.mark.parametrize("crop", ["none", "pad"])
 def test_an_image_of_the_right_size_is_not_resampled(section, crop, monkeypatch):
     config = section(image_size=(37, 50), mean=(0.5,) * 3, std=(0.2,) * 3, augment={"crop": crop})

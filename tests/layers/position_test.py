@@ -1,5 +1,7 @@
 """Positional tables: fixed by the group at any grid; the bicubic rule commutes with flips and turns."""
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,7 @@ from flax import nnx
 
 from equivit.layers.position import IsotypicPosition, Position, bicubic, resize
 from equivit.symmetry import fields
+from equivit.symmetry.fields import Isotypic
 from equivit.symmetry.groups import FLIP, OCTIC
 from tests.drawing import normal
 
@@ -22,6 +25,50 @@ def test_table_is_fixed_by_the_group(group, learned, grid):
         turned = grid[::-1] if g.count("r") % 2 else grid
         # Taps of a resize are summed in another order after a turn: 16 products of size one, float32.
         chex.assert_trees_all_close(position(turned), fields.act(g, position(grid), grid), atol=1e-5)
+
+
+@pytest.mark.parametrize("sizes", [((5, 5), (8, 8)), ((5, 7), (6, 4)), ((6, 6), (3, 7))], ids=str)
+def test_resizing_a_field_commutes_with_the_group(sizes):
+    """Any field, not only one that the group fixes; DINOv2's offset, which breaks the mirrors, is caught."""
+    before, after = sizes
+    random = np.random.default_rng(0)
+    field = Isotypic(
+        *(random.normal(size=(n, before[0] * before[1], c)).astype(np.float32) for n, c in ((4, 2), (2, 4)))
+    )
+
+    def resized(field, before, after, offset=0.0):
+        def leaf(x):
+            return resize(x.reshape(len(x), *before, -1), after, offset=offset).reshape(len(x), -1, x.shape[-1])
+
+        return jax.tree.map(leaf, field)
+
+    @functools.partial(jax.jit, static_argnames="offset")
+    def deviation(field, offset):
+        worst = []
+        for g in OCTIC.elements:
+            turned = [size[::-1] if g.count("r") % 2 else size for size in sizes]
+            first = resized(fields.act(g, field, before), *turned, offset)
+            last = fields.act(g, resized(field, before, after, offset), after)
+            worst += [jnp.abs(a - b).max() for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(last), strict=True)]
+        return jnp.stack(worst).max()
+
+    assert deviation(field, 0.0) < 1e-5  # 16 products of size one, in another order
+    assert deviation(field, 0.1) > 1e-2
+
+
+@pytest.mark.parametrize("before", [(5, 5), (3, 6), (8, 8)], ids=str)
+@pytest.mark.parametrize("after", [(4, 4), (7, 7), (6, 3)], ids=str)
+def test_a_table_made_for_another_grid_is_fixed_by_the_group(before, after):
+    old = IsotypicPosition(before, 16, group=OCTIC, std=1.0, rngs=nnx.Rngs(0))
+    new = IsotypicPosition(after, 16, group=OCTIC, std=1.0, rngs=nnx.Rngs(1))
+    for name, table in old.tables(after).items():
+        assert getattr(new, name).shape == table.shape
+        getattr(new, name).set_value(table)
+    for g in OCTIC.elements:
+        turned = after[::-1] if g.count("r") % 2 else after
+        chex.assert_trees_all_close(new(turned), fields.act(g, new(after), after), atol=1e-5)
+    if after == (4, 4):  # on an even square nothing is lost
+        chex.assert_trees_all_close(new(after), old(after), atol=1e-5)
 
 
 def test_a_table_of_its_own_size_is_left_alone():

@@ -178,5 +178,7 @@ def test_what_is_refused(name, options, message):
 
 
 def test_a_backbone_with_a_head_is_refused():
+    with pytest.raises(ValueError, match="the backbone has a projection to 512 entries, which nothing would train"):
+        SegmenterConfig(zoo.configuration("clip_vit_b16"), CLASSES)
     with pytest.raises(ValueError, match="the backbone has a head for 1000 classes, which nothing would train"):
         SegmenterConfig(zoo.configuration("swin_t"), CLASSES)

@@ -125,6 +125,16 @@ def test_features(family):
     chex.assert_trees_all_close(features.blocks[1].patches, features.patches, atol=1e-5)  # the last block
 
 
+def test_a_norm_before_the_blocks_and_a_head_of_several_blocks_are_invariant_too():
+    """The class tokens of equivariant blocks are made invariant as those of the last one."""
+    m, x = model("I8", pre_norm=True, pool="class_and_mean", pool_blocks=2), images((16, 16))
+    features = jax.jit(lambda m, x: m.features(x, blocks=(0, 1)))(m, x)
+    parts = [features.blocks[0].cls, features.cls, features.patches.values.mean((1, 2))]
+    pooled = jax.jit(lambda m, x: m.pooled(x))(m, x)
+    chex.assert_trees_all_close(pooled, jnp.concatenate(parts, -1), rtol=0, atol=1e-5 * float(jnp.abs(pooled).max()))
+    testing.assert_equivariant(lambda x: call(m, x), m.config.group, x)
+
+
 @pytest.mark.parametrize("family", ("plain", "H8", "D2"))
 def test_keep_all_tokens_in_any_order_changes_nothing(family):
     """Blocks do not see the order of tokens; positions are added before tokens are taken."""
@@ -194,7 +204,7 @@ def test_compute_type_is_a_cast():
 
 
 def test_every_name_has_a_valid_configuration():
-    assert {zoo.configuration(name).depth for name in IMAGES} == {10, 12, 13, 16, 21, 24, 32, 36, 48, 56}
+    assert {zoo.configuration(name).depth for name in IMAGES} == {10, 12, 13, 16, 21, 24, 32, 36, 40, 48, 56}
 
 
 # A name is a flavour and a size, and a model's code looks at each alone.
@@ -227,6 +237,13 @@ def test_dinov2_d8_is_invariant_early_at_full_depth():
         ("octic_vit_ti16", {"patch_size": 15, "image_size": (30, 30)}, "nearest are 14x14 and 16x16"),
         ("vit_ti16", {"pool": "max"}, "pool='max' is not one of class, mean"),
         ("vit_ti16", {"class_token": False, "pool": "class"}, "pool='class' needs class_token=True"),
+        ("vit_ti16", {"class_token": False, "pool": "class_and_mean"}, "pool='class_and_mean' needs class_token=True"),
+        ("vit_ti16", {"pool": "mean", "pool_blocks": 4}, "pool_blocks=4 is of class tokens; pool='mean' takes 1"),
+        ("vit_ti16", {"pool_blocks": 13}, "pool_blocks=13 is more than the depth, 12"),
+        ("flip_vit_ti16", {"family": "D2", "pool_blocks": 2}, "reads dense tokens, and family D2 ends with fields"),
+        ("jumbo_vit_ti16", {"pool_blocks": 2}, "pool_blocks=2 is of class tokens; pool='jumbo' takes 1"),
+        ("vit_ti16", {"projection": 8}, "num_classes=1000 and projection=8 are two heads; set one to None"),
+        ("octic_vit_ti16", {"patch_bias": False}, "patch_bias=False is for plain models; family H8 takes True"),
     ],
 )
 def test_bad_choices_are_refused(name, overrides, message):

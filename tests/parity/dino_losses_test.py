@@ -4,15 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
-from equivit import logical
-from equivit.layers.dino_head import DinoHead
 from equivit.objectives import dino_losses
+from equivit.pretrained import dinov2
 from tests.parity.arrays import Comparison, files, load
 
 FILES = {path.stem: path for path in files("losses")}
-LINEAR = {"mlp.0": "mlp.fc1", "mlp.2": "mlp.fc2", "mlp.4": "mlp.fc3"}
 
 
 def needs(name):
@@ -23,30 +20,16 @@ def value_and_grad(function, *arguments):
     return jax.jit(jax.value_and_grad(function, argnums=tuple(range(len(arguments)))))(*arguments)
 
 
-def head_names():
-    """{official name: (ours, how an array of theirs becomes ours)}."""
-    names = {f"{theirs}.weight": (f"{ours}.weight", np.transpose) for theirs, ours in LINEAR.items()}
-    names |= {f"{theirs}.bias": (f"{ours}.bias", np.asarray) for theirs, ours in LINEAR.items()}
-    names["last_layer.weight_g"] = ("gains", lambda g: g[:, 0])
-    return names | {"last_layer.weight_v": ("directions", np.asarray)}
-
-
 def head(data, prefix):
     """The head whose tensors are stored as `<prefix>mlp_0_weight` ... `<prefix>last_layer_weight_v`."""
-    stored = {name: data[prefix + name.replace(".", "_")] for name in head_names()}
-    (hidden, width), (bottleneck, _) = stored["mlp.0.weight"].shape, stored["mlp.4.weight"].shape
-    size = dict(hidden=hidden, bottleneck=bottleneck)
-    make = nnx.eval_shape(lambda: DinoHead(width, len(stored["last_layer.weight_g"]), **size, rngs=nnx.Rngs(0)))
-    return logical.from_logical(make, {ours: to(stored[theirs]) for theirs, (ours, to) in head_names().items()})
+    names = (pair.theirs for pair in dinov2.HEAD_TABLE.pairs)
+    return dinov2.load_head({name: data[prefix + name.replace(".", "_")] for name in names})
 
 
 def compare_head(comparison, prefix, gradient):
     """Gradients of a head, stored in the official layout."""
-    ours = logical.to_logical(gradient)
-    for theirs, (name, _) in head_names().items():
-        array = np.asarray(ours[name])
-        array = array.T if theirs.startswith("mlp") else array[:, None] if name == "gains" else array
-        comparison.array(prefix + theirs.replace(".", "_"), array)
+    for name, array in dinov2.head_state(gradient).items():
+        comparison.array(prefix + name.replace(".", "_"), array)
 
 
 def test_class_tokens(record_property):

@@ -1,16 +1,24 @@
 """What DINOv2's training does around its losses, against the official code: schedules, masks, subsets of images."""
 
+import json
 import random
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import nnx
 
+from equivit import logical
 from equivit.data.masking import block_mask
 from equivit.layers.drop_path import on_subset
+from equivit.models import zoo
 from equivit.objectives.clock import Clock
+from equivit.objectives.dinov2 import DinoV2
 from equivit.objectives.supervised import Supervised
+from equivit.training.config import get_base
+from equivit.training.optimizers import layer_factor
 from equivit.training.schedules import warmup_cosine
 from tests.parity.arrays import FIXTURES, Comparison, load
 from tests.training import tiny
@@ -86,3 +94,52 @@ def test_adamw_on_a_problem_of_its_own(record_property):
     for name in params:
         comparison.array(f"output/wd0p4_linear_{name}", np.stack([p[name] for p in history]))
     comparison.finish(record_property, "dinov2 training")
+
+
+# Official names, as patterns, and ours.  Of the positions the class token's is a parameter of its own here.
+NAMES = {
+    r"(cls_token|register_tokens|mask_token)": lambda name: {
+        "cls_token": "prefix.class_token", "register_tokens": "prefix.registers", "mask_token": "mask_token",
+    }[name],
+    r"pos_embed": lambda: "position.table",
+    r"patch_embed\.proj\.(weight|bias)": lambda part: f"patch_embed.{dict(weight='kernel').get(part, part)}",
+    r"blocks\.(?:\d+\.)?(\d+)\.norm(\d)\.(\w+)": lambda i, k, part: f"blocks.{i}.norm{k}.{NORM[part]}",
+    r"blocks\.(?:\d+\.)?(\d+)\.attn\.(\w+)\.(\w+)": lambda i, layer, part: f"blocks.{i}.attention.{layer}.{part}",
+    r"blocks\.(?:\d+\.)?(\d+)\.mlp\.(\w+)\.(\w+)": lambda i, layer, part: f"blocks.{i}.mlp.{layer}.{part}",
+    r"blocks\.(?:\d+\.)?(\d+)\.ls(\d)\.gamma": lambda i, k: f"blocks.{i}.scale{k}.scale",
+    r"norm\.(\w+)": lambda part: f"readout.norm.{NORM[part]}",
+    r"mlp\.(\d)\.(\w+)": lambda k, part: f"mlp.fc{int(k) // 2 + 1}.{part}",
+    r"last_layer\.weight_(\w)": lambda part: dict(g="gains", v="directions")[part],
+}  # fmt: skip
+NORM = dict(weight="scale", bias="bias")
+
+
+def ours(name: str) -> str:
+    for pattern, translated in NAMES.items():
+        if match := re.fullmatch(pattern, name):
+            return translated(*match.groups())
+    raise KeyError(name)
+
+
+def test_rules_of_parameters(record_property):
+    """Factors of rate and decay, and when the prototypes begin, of the official run."""
+    config = get_base("dinov2")
+    config.model = dict(name="dinov2_vit_s16", width=16, num_heads=2, registers=4, image_size=(32, 32))
+    config.model.update(num_classes=None)
+    config.objective.update(decay="by_name", prototypes=8, hidden=8, bottleneck=8)
+    objective = DinoV2(config)
+    module = jax.eval_shape(
+        lambda: objective.module(zoo.configuration(**config.model).build(nnx.Rngs(0)), jax.random.key(0))
+    )
+    tensors = {t.name: t for table in logical.tensors(module).values() for t in table.flat}
+    largest = 0.0
+    for group, expected in json.loads((LOSSES / "param_groups.json").read_text()).items():
+        part = "dino_head" if group == "dino_head" else "backbone"
+        for name, wanted in expected.items():
+            tensor = tensors[f"{part}.{ours(name)}"]
+            rule = objective.rule(tensor)
+            gap = abs(rule.lr * layer_factor(tensor, 0.9) - wanted["lr_multiplier"])
+            largest = max(largest, gap)
+            assert gap < 1e-12 and rule.decay == bool(wanted["wd_multiplier"]), name
+            assert rule.starts == (1250 if wanted["is_last_layer"] else 0), name
+    record_property("parity", ("dinov2 training", largest))

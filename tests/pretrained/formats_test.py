@@ -52,6 +52,34 @@ MODELS |= {
     "Jumbo of 2025": ("jumbo", "legacy", JUMBO | PRESETS["legacy"] | dict(image_size=(16, 48))),
     "Jumbo's baseline": ("jumbo", "plain", dict(norm_eps=1e-5, position_antialias=True)),
 }
+HUB = dict(class_position=True, position_offset=0.1, **NO_HEAD)
+WITH_REGISTERS = dict(class_position=True, registers=4, position_antialias=True, **NO_HEAD)
+LINEAR_HEAD = dict(num_classes=5, pool="class_and_mean")
+MODELS |= {
+    "hub": ("dinov2", "hub", HUB),
+    "hub registers": ("dinov2", "hub", WITH_REGISTERS),
+    "hub giant": ("dinov2", "hub", HUB | dict(mlp="swiglu", mlp_dim=24, image_size=(16, 48))),
+    "hub linear": ("dinov2", "hub", HUB | LINEAR_HEAD),
+    "hub linear4": ("dinov2", "hub", WITH_REGISTERS | LINEAR_HEAD | dict(pool_blocks=3)),
+    "transformers": ("dinov2", "transformers", HUB),
+    "transformers registers": ("dinov2", "transformers", WITH_REGISTERS | dict(qkv_bias=False)),
+    "transformers giant": ("dinov2", "transformers", WITH_REGISTERS | dict(mlp="swiglu", mlp_dim=24)),
+    "transformers linear": ("dinov2", "transformers", HUB | LINEAR_HEAD),
+    "timm's DINOv2": ("dinov2", "timm", HUB | dict(mask_token=False)),
+    "timm's DINOv2 registers": ("dinov2", "timm", WITH_REGISTERS | dict(mask_token=False, class_position=False)),
+}
+CLIP = dict(
+    projection=7, class_position=True, norm_eps=1e-5, position_antialias=True, patch_bias=False, pre_norm=True,
+    layer_scale=None, num_classes=None,
+)  # fmt: skip
+QUICK = dict(mlp="quick_gelu")
+MODELS |= {
+    "OpenAI's CLIP": ("clip", "openai", CLIP | QUICK),
+    "OpenCLIP": ("clip", "openclip", CLIP | dict(layer_scale=1e-4, image_size=(16, 48))),
+    "OpenCLIP quick": ("clip", "openclip", CLIP | QUICK | dict(projection=None)),
+    "transformers' CLIP": ("clip", "transformers", CLIP | QUICK),
+    "timm's CLIP": ("clip", "timm", CLIP),
+}
 KINDS = ("linear", "power_spectrum", "triple_correlation", "polynomial", "max_filtering", "canonisation")
 MODELS |= {f"I8 {kind}": ("octic_vits", "deit", I8 | dict(invariant=kind)) for kind in KINDS}
 
@@ -84,6 +112,7 @@ def test_ours_to_theirs_to_ours(name):
         num_heads=2,
         image_size=config.image_size,
         family=config.family if config.family in ("H2", "I2") else None,
+        **dict(mlp=config.mlp) if "CLIP" in name else {},
     )
     same_model(found, model)
     assert found.config.k == config.k
@@ -208,6 +237,12 @@ def test_the_order_of_flip_tokens_is_checked():
         ("Jumbo of 2025", dict(), "jumbo: pos_embed has 12 rows, which form no square grid.* give image_size="),
         ("plain registers", dict(), "no square grid of patches.* give image_size="),
         ("plain", dict(image_size=(64, 64)), "not those of an image of 64x64 in patches of 8x8"),
+        ("OpenCLIP quick", dict(), "clip: no name of the file tells its activation; give mlp='quick_gelu' .* or"),
+        ("transformers' CLIP", dict(), "clip: no name of the file tells its activation"),
+        ("timm's CLIP", dict(), "clip: no name of the file tells its activation"),
+        ("hub", dict(source="clip"), "clip .*missing: norm_pre.weight.*unexpected: patch_embed.proj.bias, mask"),
+        ("timm's CLIP", dict(source="timm"), "timm .*missing: patch_embed.proj.bias; unexpected: norm_pre.weight"),
+        ("H8", dict(head={}), "octic_vits: head= is a file of dinov2; other"),
         ("H8", dict(image_size=(64, 64)), r"misshapen: .*pos_embed.0 \(2, 2, 8\), expected \(4, 4, 8\)"),
     ],
 )  # fmt: skip

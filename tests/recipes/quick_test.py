@@ -15,9 +15,10 @@ from equivit.training import program, sharding
 
 ROOT = pathlib.Path(__file__).parents[2] / "configs"
 PICTURES = {"learning_curves.png", "patch_filters.png"}
-# Others with other sizes, octic_h.py, adaptive_cifar.py and segment.py: their step is lowered, and not run.
+# Others with other sizes, octic_h.py, adaptive_cifar.py, segment.py and dinov2.py: their step is lowered, and not run.
 LOWERED = {"octic_ablations.py": "", "octic_l.py": "", "adaptive_imagenet.py": "adaptive,"}
-LOWERED["adaptive_ade20k.py"] = "adaptive,unpool,"
+LOWERED |= {"adaptive_ade20k.py": "adaptive,unpool,", "dinobloom.py": ""}
+FIGURES = {"segment.py": "segmentation/miou", "dinov2.py": "knn/top1"}
 DRAWN = "octic_h.py"  # what pictures show is for tests/evaluation/figures_test.py; one recipe has them drawn
 
 
@@ -29,11 +30,12 @@ OTHERS = ("recipes.py", "timeseries.py", *LOWERED)
 def test_quicktest_lowers(name, words):
     config = configs.load(f"{ROOT / name}:{words}quicktest")
     with config.unlocked():
-        config.model.update(num_classes=1000, in_channels=3)
+        config.model.update(num_classes=config.model.get("num_classes", 1000), in_channels=3)
     mesh = sharding.create_mesh(config.mesh)
     with jax.set_mesh(mesh):
-        entries = program.make_objective(config).entries
-        batch = loader.shapes(config.data, config.batch_size, channels=3, entries=entries)
+        objective = program.make_objective(config)
+        entries = dict(entries=objective.entries, transform=objective.transform_of(config))
+        batch = loader.shapes(config.data, config.batch_size, channels=3, **entries)
         program.of_config(config, mesh, total=2, per_epoch=1).lower(batch)
 
 
@@ -54,8 +56,7 @@ def test_quicktest_runs(name, tmp_path, monkeypatch):
     if name == "mae.py":
         assert 0 < report["eval/reconstruction/loss"] < 10
     else:
-        figure = "segmentation/miou" if name == "segment.py" else "accuracy/top1"
-        assert 0 <= report[f"eval/{figure}"] <= 1
+        assert 0 <= report[f"eval/{FIGURES.get(name, 'accuracy/top1')}"] <= 1
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert all(math.isfinite(line["loss"]) for line in lines if "loss" in line)
     more = {"segmentation.png"} if name == "segment.py" else set()

@@ -63,3 +63,15 @@ def test_a_polynomial_falls_from_the_first_step_and_the_warmup_multiplies_it():
 def test_a_warmup_as_long_as_the_run_is_refused():
     with pytest.raises(ValueError, match="warm-up of 10 steps does not fit in a run of 10"):
         _schedule(10, 5, warmup_epochs=2)
+
+
+def test_warmup_cosine():
+    """Three steps of warm-up, the last at the base; six of cosine, the first of them there too; then the end."""
+    steps = jnp.arange(12)
+    found = schedules.warmup_cosine(2.0, 0.5, total=9, warmup=3, start=1.0)(steps)
+    cosine = 0.5 + 1.5 * (1 + np.cos(np.pi * np.arange(6) / 6)) / 2
+    np.testing.assert_allclose(found, [1.0, 1.5, 2.0, *cosine, 0.5, 0.5, 0.5], rtol=1e-6)
+    risen = schedules.warmup_cosine(2.0, 2.0, total=4, warmup=4)(steps)
+    np.testing.assert_allclose(risen[:6], [0, 2 / 3, 4 / 3, 2, 2, 2], rtol=1e-6)
+    with pytest.raises(ValueError, match="warmup=5 steps do not fit in total=4"):
+        schedules.warmup_cosine(1.0, 0.0, total=4, warmup=5)

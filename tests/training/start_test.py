@@ -6,6 +6,7 @@ import pytest
 from flax import nnx
 
 from equivit import logical
+from equivit.layers.position import bicubic
 from equivit.models import saved, zoo
 from equivit.training import program, start
 from equivit.training.config import get_base
@@ -78,6 +79,17 @@ def test_what_does_not_fit_is_named(plain, tmp_path):
         ValueError, match=r"\d+ parameters are not those of config.model: drawn: blocks.1.* and 10 more.$"
     ):
         start.initial_parameters(config(plain[0], image_size=(8, 12), depth=2))
+
+
+def test_positions_are_resized_to_the_exact_size_unless_told(tmp_path):
+    """DINOv2's offset is for images of another size than a model's own; a run's images are of its own size."""
+    saved.save(tmp_path, model := create("dinov2_vit_ti16", image_size=(20, 20), position_offset=0.1, num_classes=4))
+    for offset in (0.0, 0.1):
+        options = dict(image_size=(16, 28), position_offset=offset)
+        arrays = start.initial_parameters(config(tmp_path, "dinov2_vit_ti16", **options))
+        rows, columns = bicubic(5, 4, offset=offset), bicubic(5, 7, offset=offset)
+        expected = np.einsum("ij,kl,jlc->ikc", rows, columns, model.position.table[...])
+        np.testing.assert_allclose(arrays["position.table"], expected, rtol=0, atol=1e-6)
 
 
 def test_positions_of_an_equivariant_model_are_resized(tmp_path, capsys):

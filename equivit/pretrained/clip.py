@@ -1,0 +1,127 @@
+"""CLIP's image encoders, in four flavours; the text encoder is left out.
+
+"openai": the official files, which are TorchScript archives in half precision; "openclip": the same names, without the
+numbers that the official files hold too; "transformers": Hugging Face's names; "timm": timm's, whose head has a bias
+of zeros.  OpenAI's models have the quick GELU.  What other files need is in no name: `load` must be told, by
+mlp="quick_gelu" (converted from OpenAI's) or mlp="gelu" (nearly all others).
+
+The model's head is the projection: `model(images)` is the embedding of an image, not yet of unit length, and
+`model.features(images)` has the tokens after `ln_post`.  Positions are resized as OpenCLIP does, with antialiasing.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from equivit.models.vit_config import ViTConfig
+from equivit.pretrained import inference, mapping, plain
+from equivit.pretrained.format import Format, Hints, State
+from equivit.pretrained.mapping import Constant, Table
+from equivit.pretrained.plain import Spelling
+
+NAME = "clip"
+EPS = 1e-5
+OFFICIAL = "input_resolution"  # a number that OpenAI's files hold beside the tensors
+BASE = Spelling(registers=None, mask_token=None, patch_bias=False, head=None, batched=False)
+OPENAI = BASE._replace(
+    patch_embed="visual.conv1",
+    class_token="visual.class_embedding",
+    position="visual.positional_embedding",
+    pre_norm="visual.ln_pre",
+    blocks="visual.transformer.resblocks",
+    norm1="ln_1",
+    qkv="attn.in_proj_{}",
+    proj="attn.out_proj",
+    norm2="ln_2",
+    fc=("mlp.c_fc", "mlp.c_proj"),
+    scales=("ls_1.gamma", "ls_2.gamma"),
+    norm="visual.ln_post",
+)
+SPELLINGS = {
+    "openai": OPENAI,
+    "openclip": OPENAI,
+    "transformers": BASE._replace(
+        patch_embed="vision_model.embeddings.patch_embedding",
+        class_token="vision_model.embeddings.class_embedding",
+        position="vision_model.embeddings.position_embedding.weight",
+        pre_norm="vision_model.pre_layrnorm",
+        blocks="vision_model.encoder.layers",
+        norm1="layer_norm1",
+        qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        proj="self_attn.out_proj",
+        norm2="layer_norm2",
+        scales=(),
+        norm="vision_model.post_layernorm",
+    ),
+    "timm": BASE._replace(pre_norm="norm_pre", batched=True),
+}
+PROJECTIONS = {
+    "openai": mapping.same("visual.proj", "head.weight"),
+    "openclip": mapping.same("visual.proj", "head.weight"),
+    "transformers": mapping.moved("visual_projection.weight", "head.weight", (1, 0)),
+    "timm": mapping.moved("head.weight", "head.weight", (1, 0)),
+}
+# The text encoder and the scalars, in the names of all flavours.
+TEXT = (
+    r"^(transformer|token_embedding|ln_final|text|text_model|text_projection)\.",
+    r"^(positional_embedding|text_projection|logit_scale|logit_bias|context_length|vocab_size)$",
+    r"\.position_ids$",
+)
+
+
+def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
+    """The configuration and the flavour; `image_size` is needed where the grid of positions is not square."""
+    flavour = _flavour(state)
+    (projection,) = PROJECTIONS[flavour].names
+    entries = None
+    if projection in state:
+        entries = inference.shape(state, NAME, projection, 2)[1 if projection == "visual.proj" else 0]
+    fields = plain.fields(state, SPELLINGS[flavour], hints, NAME)
+    if flavour == "openai":
+        fields |= dict(mlp="quick_gelu")
+    return ViTConfig(**fields, projection=entries, norm_eps=EPS, position_antialias=True), flavour
+
+
+def table(config: ViTConfig, flavour: str) -> Table:
+    """All tensors of an image encoder."""
+    inference.require(config, NAME, norm_eps=EPS, class_position=True)
+    whole = plain.table(config, SPELLINGS[flavour], NAME)
+    if flavour == "openai":
+        inference.require(config, NAME, mlp="quick_gelu")
+        whole += Table([], [Constant(OFFICIAL, np.asarray(config.image_size[0]), "the side of the images")])
+    if config.projection is None:
+        return whole
+    zeros = [Constant("head.bias", np.zeros(config.projection, np.float32), "zeros")] if flavour == "timm" else []
+    return whole + Table([PROJECTIONS[flavour]], zeros)
+
+
+def require(state: State, options: Mapping[str, Any]) -> None:
+    """ValueError where a file of CLIP does not tell the activation and the options do not either."""
+    flavour = _flavour(state)
+    known = flavour == "openai" or f"{SPELLINGS[flavour].pre_norm}.weight" not in state  # or it is none of CLIP
+    if not known and "mlp" not in options:
+        raise ValueError(
+            f"{NAME}: no name of the file tells its activation; give mlp='quick_gelu' (weights of OpenAI) or "
+            "mlp='gelu' (nearly all others)."
+        )
+
+
+def _flavour(state):
+    if any(name.startswith("vision_model.") for name in state):
+        return "transformers"
+    if any(name.startswith("visual.") for name in state):
+        return "openai" if OFFICIAL in state else "openclip"
+    return "timm"
+
+
+FORMAT = Format(
+    NAME,
+    tuple(SPELLINGS),
+    ViTConfig,
+    infer,
+    table,
+    default_flavour=lambda config: "openai" if config.mlp == "quick_gelu" else "openclip",
+    ignored=TEXT,
+    require=require,
+)

@@ -1,0 +1,157 @@
+"""DINOv2's backbones, in three flavours, with their linear heads; and the heads of its self-supervised training.
+
+"hub": the official files, with or without registers; "transformers": Hugging Face's names, queries, keys and values
+apart; "timm": timm's, without a mask token, and of models with registers without a position of the class token, which
+is part of that token there.  Training checkpoints (`{"teacher": ...}`, DinoBloom's too) are read as "hub", without the
+heads of the training.  Whatever the names, positions are resized as the official code does: by a factor with an offset
+of 0.1, without antialiasing, and with registers to the exact size, with antialiasing.
+
+A linear head makes the backbone a classifier.  It reads the class tokens of the last n blocks and the mean patch token
+of the last one; its width tells n: 1 (`_linear_head.pth`) or 4 (`_linear4_head.pth`).
+"""
+
+import dataclasses
+import os
+import re
+from collections.abc import Mapping
+from typing import Any, cast
+
+import jax
+import numpy as np
+from flax import nnx
+
+from equivit import logical
+from equivit.layers.dino_head import DinoHead
+from equivit.models.vit_config import ViTConfig
+from equivit.pretrained import inference, mapping, names, plain, reading
+from equivit.pretrained.format import Format, Hints, State
+from equivit.pretrained.mapping import Pair, Table
+from equivit.pretrained.plain import Spelling
+
+NAME = "dinov2"
+HEAD = "linear_head"  # as the hub's classifiers name it
+SPELLINGS = {
+    "hub": Spelling(registers="register_tokens", swiglu=("mlp.w12", "mlp.w3"), head=HEAD),
+    "transformers": Spelling(
+        patch_embed="embeddings.patch_embeddings.projection",
+        class_token="embeddings.cls_token",
+        registers="embeddings.register_tokens",
+        mask_token="embeddings.mask_token",
+        position="embeddings.position_embeddings",
+        blocks="encoder.layer",
+        qkv=("attention.attention.query", "attention.attention.key", "attention.attention.value"),
+        proj="attention.output.dense",
+        swiglu=("mlp.weights_in", "mlp.weights_out"),
+        scales=("layer_scale1.lambda1", "layer_scale2.lambda1"),
+        norm="layernorm",
+        head="classifier",
+    ),
+    "timm": Spelling(mask_token=None, swiglu=Spelling().fc, head=HEAD),
+}
+# A head of the self-supervised training: three maps, and the directions and lengths of the prototypes.
+HEAD_TABLE = Table(
+    [
+        *(pair for i in range(3) for pair in mapping.linear(f"mlp.{2 * i}", f"mlp.fc{i + 1}")),
+        mapping.same("last_layer.weight_v", "directions"),
+        Pair("last_layer.weight_g", ("gains",), lambda x: (x.reshape(-1),), lambda x: x.reshape(-1, 1)),
+    ]
+)
+
+
+def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
+    """The configuration and the flavour; `image_size` is needed where the grid of positions is not square."""
+    flavour = _flavour(state)
+    spelling = SPELLINGS[flavour]
+    fields = plain.fields(state, spelling, hints, NAME)
+    return ViTConfig(**fields | resizing(fields["registers"]) | _pool(state, spelling, fields["width"])), flavour
+
+
+def resizing(registers: int) -> dict[str, Any]:
+    """The fields that say how the official code resizes positions."""
+    return dict(position_antialias=registers > 0, position_offset=0.0 if registers else 0.1)
+
+
+def table(config: ViTConfig, flavour: str) -> Table:
+    """All tensors of a file of that flavour."""
+    inference.require(config, NAME, norm_eps=1e-6)
+    if config.num_classes is not None:
+        inference.require(config, NAME, pool="class_and_mean", **dict(pool_blocks=1) if flavour != "hub" else {})
+        config = dataclasses.replace(config, pool="class", pool_blocks=1)
+    if flavour == "timm":
+        inference.require(config, NAME, class_position=not config.registers)
+    return plain.table(config, SPELLINGS[flavour], NAME)
+
+
+def load_head(weights: Mapping[str, np.ndarray] | str | os.PathLike, name: str = "dino_head") -> DinoHead:
+    """A head of the self-supervised training, in float32.
+
+    Args:
+      weights: the tensors of the head, `mlp.0.weight` to `last_layer.weight_v`, or those of a checkpoint, or its file.
+      name: which head of a checkpoint, "dino_head" or "ibot_head".
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: there is no such head, or one message with every tensor that is missing, unexpected or misshapen.
+    """
+    content = reading.read(weights) if isinstance(weights, str | os.PathLike) else weights
+    state, _ = reading.state_dict(content)
+    if "last_layer.weight_v" not in state:
+        state = {key.removeprefix(f"{name}."): x for key, x in state.items() if key.startswith(f"{name}.")}
+    if not state:
+        raise ValueError(f"{NAME}: no tensor is one of {name}; where both losses share a head it is dino_head.")
+    what = f"{NAME}: {name}"
+    width = inference.shape(state, what, "mlp.0.weight", 2)[1]
+    hidden = inference.shape(state, what, "mlp.2.weight", 2)[0]
+    prototypes, bottleneck = inference.shape(state, what, "last_layer.weight_v", 2)
+    head = jax.eval_shape(
+        lambda: DinoHead(width, prototypes, hidden=hidden, bottleneck=bottleneck, rngs=nnx.Rngs(params=0))
+    )
+    shapes = {key: tensor.shape for key, tensor in logical.to_logical(head).items()}
+    return cast(DinoHead, logical.from_logical(head, mapping.read(HEAD_TABLE, state, shapes, what)))
+
+
+def head_state(head: DinoHead) -> dict[str, np.ndarray]:
+    """The tensors of a head under their official names; the inverse of `load_head`."""
+    return mapping.write(HEAD_TABLE, jax.device_get(logical.to_logical(head)), f"{NAME}: head")
+
+
+def _rename(name: str) -> str:
+    return re.sub(r"^dinov2(_with_registers)?\.", "", names.dinov2(name))
+
+
+def _flavour(state):
+    if any(name.startswith("embeddings.") for name in state):
+        return "transformers"
+    return "hub" if is_hub(state) else "timm"
+
+
+def is_hub(state: State) -> bool:
+    """Whether a file that is spelt as timm's or the hub's is the hub's."""
+    gated = inference.count(state, "mlp.w12.weight") > 0
+    return "mask_token" in state or "register_tokens" in state or gated
+
+
+def _pool(state, spelling, width) -> dict:
+    """What the head reads, as the width of its weight tells."""
+    name = f"{spelling.head}.weight"
+    if name not in state:
+        return {}
+    features = inference.shape(state, NAME, name, 2)[1]
+    if features % width or features == width:
+        raise ValueError(
+            f"{NAME}: {name} reads {features} entries; the class tokens of n blocks and a mean patch token of width "
+            f"{width} are (n + 1) x {width}."
+        )
+    return dict(pool="class_and_mean", pool_blocks=features // width - 1)
+
+
+FORMAT = Format(
+    NAME,
+    tuple(SPELLINGS),
+    ViTConfig,
+    infer,
+    table,
+    rename=_rename,
+    ignored=(names.DINOV2_HEADS,),
+    separate_head=HEAD,
+)
