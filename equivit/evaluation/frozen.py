@@ -5,6 +5,7 @@ without a class token, and the mean patch token.  Of a model that ends with fiel
 reads, so that no turn changes them.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -12,14 +13,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from ml_collections import ConfigDict
 
+from equivit import logical
 from equivit.constraints import Size
 from equivit.data.pixels import normalize
 from equivit.evaluation.predictions import Batch, measured
 from equivit.evaluation.protocol import Line, Run, percent
 from equivit.layers.readout import ClassReadout, MeanReadout
 from equivit.models.model import ModelModule
+from equivit.models.vit_config import ViTConfig
 from equivit.precision import cast
 from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC
@@ -109,6 +113,30 @@ def extractor(run: Run) -> Extract:
             )
         captured = tuple(range(depth - run.blocks, depth - 1))
     return functools.partial(_image_features, _pixels(run), captured, cast(_backbone(run.model), run.precision))
+
+
+def classifier(
+    model: ModelModule, weight: np.ndarray, bias: np.ndarray, *, blocks: int, average: bool
+) -> ModelModule | None:
+    """The model with a linear head that reads features (`Images`); None if it cannot have one.
+
+    Only a ViT with a class token that ends with dense tokens can.
+
+    Args:
+      weight, bias: [F, classes] and [classes].
+      blocks: of how many of the last blocks the head reads the class tokens.
+      average: whether it also reads the mean patch token.
+    """
+    backbone = _backbone(model)
+    config = getattr(backbone, "config", None)
+    if not isinstance(config, ViTConfig) or not config.class_token or config.ends_with_fields or config.fc_norm:
+        return None
+    pool = "class_and_mean" if average else "class"
+    reading = dict(pool=pool, pool_blocks=blocks, num_classes=len(bias), projection=None)
+    made = jax.eval_shape(lambda: dataclasses.replace(config, **reading).build(nnx.Rngs(0)))
+    tensors = jax.device_get(logical.to_logical(backbone, nnx.Variable))
+    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith("head.")}
+    return logical.from_logical(made, kept | {"head.weight": weight, "head.bias": bias}, nnx.Variable)
 
 
 def accuracies(predicted: Mapping[str, np.ndarray], labels: np.ndarray) -> dict[str, Any]:

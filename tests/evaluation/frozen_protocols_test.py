@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from equivit.evaluation import frozen, knn, linear_probe, suite
 from equivit.evaluation.protocols import linear_probe as protocol
+from equivit.models import saved
 from equivit.models.decoders import MaskedAutoencoder, MaskedAutoencoderConfig
 from equivit.training.config import get_base, validate
 from tests.evaluation.predictors import random_model
@@ -144,7 +145,13 @@ def test_a_probe_of_augmented_images_that_was_cut_off_goes_on(config, monkeypatc
     assert evaluate() == whole
     assert seen[0][1] is None and seen[1][1]["step"] == 2
     np.testing.assert_array_equal(seen[0][0], seen[1][0])
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["linear_probe"]
+    # The head is a classifier's: it classifies as the probe does, and "n2_avg1" reads what it should.
+    with config.unlocked():
+        config.evaluation.linear_probe.update(blocks=(2,), averages=(True,), augment=False)
+    found = evaluate()["linear_probe"]
+    as_classifier = suite.evaluate(saved.load(found["classifier"]), config, ["accuracy"])["accuracy"]
+    assert as_classifier["top1"] == pytest.approx(found["top1"]) and found["head"].startswith("n2_avg1")
 
 
 def test_label_maps_from_patches():

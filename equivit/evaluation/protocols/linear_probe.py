@@ -22,6 +22,7 @@ from equivit.evaluation.frozen import Images
 from equivit.evaluation.linear_probe import Probe
 from equivit.evaluation.predictions import on_devices, scattered
 from equivit.evaluation.protocol import Line, Protocol, Run, percent
+from equivit.models import saved
 from equivit.symmetry.groups import OCTIC
 
 CHUNK = 1024  # images whose logits of all heads are held at once
@@ -48,7 +49,8 @@ def run(run: Run) -> dict[str, Any]:
     on them is the headline.  The paper chooses on the test images themselves.
 
     Returns "head" and its "top1", and `frozen.accuracies` of it; "held_out", its accuracy on these; "best_head" and
-    "best", of the choice on the test images; "examples".
+    "best", of the choice on the test images; "examples"; "classifier", the directory in which the model is saved with
+    the head as its own, or None.
     """
     train, test = frozen.images(run, run.data.split)["e"], frozen.images(run, run.data.eval_split, OCTIC.elements)
     kept, left_out = _parts(len(train.labels), run.config.evaluation.linear_probe.held_out)
@@ -60,6 +62,7 @@ def run(run: Run) -> dict[str, Any]:
     chosen, best = linear_probe.best(held_out), linear_probe.best(on_test)
     predicted = {g: _predicted(probe, found)[chosen] for g, found in test.items()}
     return {
+        "classifier": _saved(run, probe, chosen),
         "head": probe.names[chosen],
         "top1": float(on_test[chosen]),
         "held_out": float(held_out[chosen]),
@@ -77,7 +80,21 @@ def lines(result: dict[str, Any]) -> list[Line]:
         ("linear probe", f"{headline}training images, {percent(result['held_out'])} there)"),
         ("... chosen on the test images", f"{percent(result['best'])} (head {result['best_head']})"),
         *frozen.lines(result),
+        *([("... as a classifier", result["classifier"])] if result["classifier"] else []),
     ]
+
+
+def _saved(run: Run, probe: Probe, chosen: int) -> str | None:
+    """The directory of the model with the chosen head, which is a saved model; None where there is none."""
+    if run.directory is None:
+        return None
+    name, of = probe.names[chosen], probe.heads.inputs[chosen // len(probe.heads.base_rates)]
+    model = frozen.classifier(run.model, probe.weights[name], probe.biases[name], **of._asdict())
+    if model is None:
+        return None
+    if jax.process_index() == 0:
+        saved.save(run.directory / "linear_probe", model)
+    return str(run.directory / "linear_probe")
 
 
 def _heads(config: ConfigDict, num_classes: int) -> linear_probe.Heads:

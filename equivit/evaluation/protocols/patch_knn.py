@@ -39,9 +39,8 @@ def measure(run: Run, method: str) -> dict[str, Any]:
     train, test = frozen.patches(run, run.data.split)["e"], frozen.patches(run, run.data.eval_split, OCTIC.elements)
     counted: dict[str, Any] = dict(num_classes=pipeline.num_classes, ignore=(void,))
     maps = np.where(train.maps == VOID, void, train.maps)
-    rows = np.random.RandomState(0).permutation(len(maps))
-    val, rest = np.sort(rows[: max(1, len(rows) // 10)]), np.sort(rows[max(1, len(rows) // 10) :])
-    parts = (Part(train.features[some], maps[some]) for some in (rest, val))
+    rows, tenth = np.random.RandomState(0).permutation(len(maps)), max(1, len(maps) // 10)  # as CAPI draws them
+    parts = (Part(train.features[some], maps[some]) for some in (np.sort(rows[tenth:]), np.sort(rows[:tenth])))
     chosen = patches.choose(*parts, method=method, **counted)
     true = np.where(test["e"].maps == VOID, void, test["e"].maps)
     predicted = {g: chosen.predict(found.features) for g, found in test.items()}
