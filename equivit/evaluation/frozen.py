@@ -39,18 +39,21 @@ class Images(NamedTuple):
       tokens: float32 [N, n, D], the class tokens of the last n blocks, the oldest first.
       average: float32 [N, D], the mean patch token of the last block.
       labels: int32 [N].
+      index: int64 [N], the places of the images in the split; those that cannot be read are left out.
     """
 
     tokens: np.ndarray
     average: np.ndarray
     labels: np.ndarray
+    index: np.ndarray
 
 
 class Patches(NamedTuple):
-    """Patch features of the last block, float32 [N, h, w, D], and label maps, int32 [N, H, W]."""
+    """Patch features of the last block, float32 [N, h, w, D], label maps, int32 [N, H, W], and their `index`."""
 
     features: np.ndarray
     maps: np.ndarray
+    index: np.ndarray
 
 
 def check(config: ConfigDict) -> None:
@@ -227,16 +230,17 @@ def _read(run: Run, split: str, elements: tuple[str, ...], entry: str, extract: 
 
     def measure(batch: Batch) -> dict[str, Any]:
         found = {g: extract(_turned(g, batch["image"]), g) for g in elements}
-        return {"found": found, entry: batch[entry], "weight": batch["weight"], "finite": _finite(found)}
+        kept = {name: batch[name] for name in (entry, "index", "weight")}
+        return kept | {"found": found, "finite": _finite(found, batch["weight"])}
 
     parts = [(part, part["weight"] > 0) for part in measured(measure, run.batches(pipeline))]
-    labels = np.concatenate([part[entry][real] for part, real in parts])
-    if not len(labels):
+    others = tuple(np.concatenate([part[name][real] for part, real in parts]) for name in (entry, "index"))
+    if not len(others[0]):
         raise ValueError(f"evaluation: the split {split!r} has no readable examples.")
     whole = {}
     for g in elements:
         arrays = zip(*(tuple(array[real] for array in part["found"][g]) for part, real in parts), strict=True)
-        whole[g] = *map(np.concatenate, arrays), labels
+        whole[g] = *map(np.concatenate, arrays), *others
     return whole
 
 
@@ -244,5 +248,6 @@ _turned = jax.jit(fields.act_on_image, static_argnums=0)
 
 
 @jax.jit
-def _finite(tree: Any) -> jax.Array:
-    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
+def _finite(tree: Any, weight: jax.Array) -> jax.Array:
+    each = [jnp.isfinite(leaf).all(range(1, leaf.ndim)) for leaf in jax.tree.leaves(tree)]
+    return (jnp.stack(each) | (weight <= 0)).all()

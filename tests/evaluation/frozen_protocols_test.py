@@ -1,6 +1,7 @@
 """Protocols on frozen features: what they measure, read once, and what does not change in eight orientations."""
 
 import functools
+import io
 import itertools
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
+from PIL import Image
 
 from equivit.evaluation import frozen, knn, linear_probe, suite
 from equivit.evaluation.protocols import linear_probe as protocol
@@ -86,6 +88,21 @@ def test_votes_are_those_of_the_class_tokens(results, config):
     features = run.extract(batch["image"])
     np.testing.assert_allclose(test.tokens[:32, 0], features.cls, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(test.average[:32], features.patches.values.mean((1, 2)), rtol=1e-4, atol=1e-5)
+
+
+def test_images_that_cannot_be_read_are_left_out(tmp_path):
+    """And what is left keeps its place in the split, where the augmented probe reads it again."""
+    files = []
+    for value in range(6):
+        Image.fromarray(np.full((12, 12, 3), 40 * value, np.uint8)).save(content := io.BytesIO(), "PNG")
+        files.append(content.getvalue() if value != 2 else b"damaged")
+    blob, ends = np.frombuffer(b"".join(files), np.uint8), np.cumsum([0, *map(len, files)])
+    parts = {f"{split}_{kind}": value for split in ("train", "test") for kind, value in
+             {"jpeg": blob, "offset": ends, "label": np.arange(6) % 2}.items()}  # fmt: skip
+    np.savez(tmp_path / "data.npz", classes=np.array(["a", "b"]), **parts)
+    config = changed(source=f"npz:{tmp_path}/data.npz", train_examples=None, eval_examples=None)
+    found = frozen.images(suite.prepare(headless("plain", in_channels=3), config, ["knn"])["knn"], "train")["e"]
+    assert found.index.tolist() == [0, 1, 3, 4, 5] and found.labels.tolist() == [0, 1, 1, 0, 1]
 
 
 @pytest.mark.parametrize("family", ["D8", "plain"])

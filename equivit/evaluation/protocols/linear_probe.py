@@ -54,8 +54,7 @@ def run(run: Run) -> dict[str, Any]:
     """
     train, test = frozen.images(run, run.data.split)["e"], frozen.images(run, run.data.eval_split, OCTIC.elements)
     kept, left_out = _parts(len(train.labels), run.config.evaluation.linear_probe.held_out)
-    classes = 1 + int(max(train.labels.max(), test["e"].labels.max()))
-    heads = _heads(run.config, num_classes=classes)
+    heads = _heads(run.config, num_classes=run.open().num_classes)
     probe = _fitted(run, train, kept, heads)
     held_out = _right(probe, Images(*(part[left_out] for part in train)))
     on_test, labels = _right(probe, test["e"]), test["e"].labels
@@ -116,10 +115,10 @@ def _fitted(run: Run, train: Images, kept: np.ndarray, heads: linear_probe.Heads
     if not run.config.evaluation.linear_probe.augment:
         return linear_probe.fit(_unchanged(train, kept, heads, run.config.seed), **options)
     if run.directory is None:
-        return linear_probe.fit(_augmented(run, kept, heads, 0), **options)
+        return linear_probe.fit(_augmented(run, train.index[kept], heads, 0), **options)
     unfinished = Unfinished(run.directory / "linear_probe.npz", _identity(run, train))
     state = unfinished.read()
-    batches = _augmented(run, kept, heads, 0 if state is None else int(state["step"]))
+    batches = _augmented(run, train.index[kept], heads, 0 if state is None else int(state["step"]))
     probe = linear_probe.fit(batches, **options, state=state, watch=unfinished.keep)
     unfinished.remove()
     return probe
@@ -171,18 +170,18 @@ def _unchanged(train: Images, kept: np.ndarray, heads: linear_probe.Heads, seed:
     order = TrainOrder(len(kept), heads.batch_size, 1, seed)
     axes = jax.sharding.get_mesh().axis_names
     for step in range(heads.steps):
-        tokens, average, labels = (part[kept[order.rows(step).examples]] for part in train)
+        tokens, average, labels, _ = (part[kept[order.rows(step).examples]] for part in train)
         tokens = scattered(np.moveaxis(tokens, 1, 0), PartitionSpec(None, axes))
         yield tokens, scattered(average[:, None], PartitionSpec(axes)), scattered(labels, PartitionSpec(axes))
 
 
-def _augmented(run: Run, kept: np.ndarray, heads: linear_probe.Heads, start: int) -> Iterator[Batch]:
-    """Batches of random crops and mirror images, each seen by the model, from number `start` on."""
+def _augmented(run: Run, index: np.ndarray, heads: linear_probe.Heads, start: int) -> Iterator[Batch]:
+    """Batches of random crops and mirror images of some images, seen by the model, from number `start` on."""
     data = run.data.copy_and_resolve_references().unlock()
     data.update(augment=section.DEFAULTS["augment"], train_image_size=None)
     share: dict[str, Any] = dict(process_index=jax.process_index(), process_count=jax.process_count())
     pipeline = loader.train(data, batch_size=heads.batch_size, seed=run.config.seed, entries=("label",), **share)
-    source, order = sources.Subset(pipeline.source, kept), TrainOrder(len(kept), heads.batch_size, 1, run.config.seed)
+    source, order = sources.Subset(pipeline.source, index), TrainOrder(len(index), heads.batch_size, 1, run.config.seed)
     endless, left = dataclasses.replace(pipeline, source=source, order=order).batches(start), heads.steps - start
     batches, extract = itertools.islice(endless, left), frozen.extractor(run)
     for batch in batches if run.track is None else run.track(batches, left, run.stream):
@@ -195,7 +194,7 @@ def _predicted(probe: Probe, images: Images) -> np.ndarray:
     """The classes by each head, int [heads, N]."""
     found = []
     for start in range(0, len(images.labels), CHUNK):
-        tokens, average, _ = (part[start : start + CHUNK] for part in images)
+        tokens, average, *_ = (part[start : start + CHUNK] for part in images)
         found.append(np.asarray(probe.logits(np.moveaxis(tokens, 1, 0), average[:, None])).argmax(-1))
     return np.concatenate(found, axis=1)
 
