@@ -3,6 +3,7 @@
 import functools
 import io
 import itertools
+import types
 
 import jax
 import numpy as np
@@ -11,8 +12,10 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 from PIL import Image
 
+from equivit.data.label_maps import Legend
 from equivit.evaluation import frozen, knn, linear_probe, suite
 from equivit.evaluation.protocols import linear_probe as protocol
+from equivit.evaluation.protocols import patch_knn
 from equivit.models import saved
 from equivit.models.decoders import MaskedAutoencoder, MaskedAutoencoderConfig
 from equivit.training.config import get_base, validate
@@ -181,6 +184,12 @@ def test_label_maps_from_patches():
         assert "in the mean" in suite.PROTOCOLS[name].lines(result)[-1][1]
     assert found["patch_knn"]["selected"].partition(",")[0] in ("cosine", "L2")
     assert found["patch_linear"]["selected"].startswith("C=")
+
+
+def test_ties_with_pixels_without_a_class_are_those_of_the_files():
+    """ADE20K has 0 for them, below the classes, VOC2012 255, above; of equally frequent labels the smallest counts."""
+    ade, voc = (types.SimpleNamespace(legend=Legend(("other", "wall"), void)) for void in ((0, 255), (255,)))
+    assert patch_knn._void(ade, 1) < 0 and patch_knn._void(voc, 2) == 2
 
 
 @pytest.mark.parametrize(
