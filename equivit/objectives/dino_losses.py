@@ -120,8 +120,7 @@ def koleo(features: jax.Array, groups: int = 1) -> jax.Array:
     images = len(features)
     check_groups("koleo", images, groups)
     if images == groups:
-        raise ValueError(f"koleo: {groups=} of {images} images hold one image each, without a neighbour; at most "
-                         f"{images // 2} groups.")  # fmt: skip
+        raise ValueError(f"koleo: {groups=} of {images} images hold one image each; neighbours need at least two.")
     u = unit(features, 1e-8).reshape(groups, images // groups, -1)
     difference = u - jnp.take_along_axis(u, neighbours(u)[..., None], axis=1) + 1e-8
     return -jnp.log(jnp.linalg.norm(difference, axis=-1) + 1e-8).mean()
@@ -230,8 +229,8 @@ def dinov2_outcome(
       masks: bool [2, B, N], True where the student did not see the patch.
       targets: "sinkhorn_knopp" with its `iterations`, or "centering" with `centers` (class tokens, patches), each [K].
       groups: number of groups of consecutive images, for KoLeo's neighbours and for the rows of patches.
-      capacity: rows of patches that a group has, at least as many as are masked in it (`masking.capacity`); None:
-        all its patches.
+      capacity: rows of patches that a group has, at least as many as are masked in it: `masking.capacity` of its views;
+        None: all its patches.
       at_once: rows of a group that meet the prototypes at a time, which changes memory, not values; None: as many as
         have 8 million logits, which is 128 of 65,536.
 
@@ -251,7 +250,7 @@ def dinov2_outcome(
 
     local = student.get("local_cls")
     every = student["cls"] if local is None else jnp.concatenate([student["cls"], local])
-    ours, theirs = (_by_group(views, groups) for views in (every, teacher["cls"]))
+    ours, theirs = (_items(views, groups) for views in (every, teacher["cls"]))
     present = jnp.ones((groups, images // groups), bool)
     classes = _compare(student_heads[0], teacher_heads[0], ours, theirs, present, center[0], settings)
 
@@ -279,9 +278,9 @@ def masked_rows(masks: jax.Array, groups: int = 1, capacity: int | None = None) 
       Indices into the group's patches, int [groups, capacity], the masked ones first, by view, image and position; and
       their weights, one over the number of masked patches in the same view of the image, 0 for padding.
     """
-    flat = _grouped(masks, groups)
+    masks = jnp.asarray(masks, bool)
     weights = _grouped(masks / jnp.maximum(masks.sum(-1, keepdims=True), 1), groups)
-    chosen = jnp.argsort(~flat, axis=-1, stable=True)[:, :capacity]
+    chosen = jnp.argsort(~_grouped(masks, groups), axis=-1, stable=True)[:, :capacity]
     return chosen, jnp.take_along_axis(weights, chosen, axis=1)
 
 
@@ -297,8 +296,8 @@ def _take(patches: jax.Array, chosen: jax.Array) -> jax.Array:
     return jnp.take_along_axis(_grouped(patches, len(chosen)), chosen[..., None], axis=1)[:, :, None]
 
 
-def _by_group(views: jax.Array, groups: int) -> jax.Array:
-    """[V, B, D] -> [groups, B/groups, V, D]."""
+def _items(views: jax.Array, groups: int) -> jax.Array:
+    """The images of each group, as items of V views: [V, B, D] -> [groups, B/groups, V, D]."""
     count, images, width = views.shape
     return jnp.moveaxis(views, 0, 1).reshape(groups, images // groups, count, width)
 

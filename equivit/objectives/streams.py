@@ -101,11 +101,12 @@ def cross_entropies(
     """
 
     def compare(weights, arrays):
-        theirs, ours, shift = weights
+        theirs, wide, shift = weights
 
         def step(sums, part):
             guides, rows, present = part
             targets, added = _targets(teacher.logits(theirs, guides) + shift, present)
+            ours = jax.tree.map(lambda a, like: a.astype(like.dtype), wide, student.weights)
             z = student.logits(ours, rows)
             agreement = jnp.einsum("gmtk,gmsk->gmts", targets, z, precision=jax.lax.Precision.HIGHEST)
             losses = jax.nn.logsumexp(z, axis=-1)[:, :, None] - agreement
@@ -117,7 +118,8 @@ def cross_entropies(
         sums, losses = jax.lax.scan(jax.checkpoint(step, prevent_cse=False), zeros, parts)
         return jnp.moveaxis(losses, 0, 1).reshape(groups, -1, *losses.shape[3:])[:, :items], sums
 
-    weights = (teacher.weights, student.weights, shift)
+    # Each step computes in the dtype of the weights, but the gradients of all steps are added up in float32.
+    weights = (teacher.weights, jax.tree.map(lambda a: a.astype(jnp.float32), student.weights), shift)
     losses, sums = by_group(compare, weights, (teacher.rows, student.rows, present))
     return losses, jax.tree.map(lambda leaf: jax.lax.stop_gradient(leaf.sum(0)), sums)
 
