@@ -5,6 +5,7 @@ without a class token, and the mean patch token.  Of a model that ends with fiel
 reads, so that no turn changes them.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -12,14 +13,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from ml_collections import ConfigDict
 
+from equivit import logical
 from equivit.constraints import Size
 from equivit.data.pixels import normalize
 from equivit.evaluation.predictions import Batch, measured
 from equivit.evaluation.protocol import Line, Run, percent
 from equivit.layers.readout import ClassReadout, MeanReadout
 from equivit.models.model import ModelModule
+from equivit.models.vit_config import ViTConfig
 from equivit.precision import cast
 from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC
@@ -35,18 +39,21 @@ class Images(NamedTuple):
       tokens: float32 [N, n, D], the class tokens of the last n blocks, the oldest first.
       average: float32 [N, D], the mean patch token of the last block.
       labels: int32 [N].
+      index: int64 [N], the places of the images in the split; those that cannot be read are left out.
     """
 
     tokens: np.ndarray
     average: np.ndarray
     labels: np.ndarray
+    index: np.ndarray
 
 
 class Patches(NamedTuple):
-    """Patch features of the last block, float32 [N, h, w, D], and label maps, int32 [N, H, W]."""
+    """Patch features of the last block, float32 [N, h, w, D], label maps, int32 [N, H, W], and their `index`."""
 
     features: np.ndarray
     maps: np.ndarray
+    index: np.ndarray
 
 
 def check(config: ConfigDict) -> None:
@@ -109,6 +116,30 @@ def extractor(run: Run) -> Extract:
             )
         captured = tuple(range(depth - run.blocks, depth - 1))
     return functools.partial(_image_features, _pixels(run), captured, cast(_backbone(run.model), run.precision))
+
+
+def classifier(
+    model: ModelModule, weight: np.ndarray, bias: np.ndarray, *, blocks: int, average: bool
+) -> ModelModule | None:
+    """The model with a linear head that reads features (`Images`); None if it cannot have one.
+
+    Only a ViT with a class token that ends with dense tokens can.
+
+    Args:
+      weight, bias: [F, classes] and [classes].
+      blocks: of how many of the last blocks the head reads the class tokens.
+      average: whether it also reads the mean patch token.
+    """
+    backbone = _backbone(model)
+    config = getattr(backbone, "config", None)
+    if not isinstance(config, ViTConfig) or not config.class_token or config.ends_with_fields or config.fc_norm:
+        return None
+    pool = "class_and_mean" if average else "class"
+    reading = dict(pool=pool, pool_blocks=blocks, num_classes=len(bias), projection=None)
+    made = jax.eval_shape(lambda: dataclasses.replace(config, **reading).build(nnx.Rngs(0)))
+    tensors = jax.device_get(logical.to_logical(backbone, nnx.Variable))
+    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith("head.")}
+    return logical.from_logical(made, kept | {"head.weight": weight, "head.bias": bias}, nnx.Variable)
 
 
 def accuracies(predicted: Mapping[str, np.ndarray], labels: np.ndarray) -> dict[str, Any]:
@@ -199,16 +230,17 @@ def _read(run: Run, split: str, elements: tuple[str, ...], entry: str, extract: 
 
     def measure(batch: Batch) -> dict[str, Any]:
         found = {g: extract(_turned(g, batch["image"]), g) for g in elements}
-        return {"found": found, entry: batch[entry], "weight": batch["weight"], "finite": _finite(found)}
+        kept = {name: batch[name] for name in (entry, "index", "weight")}
+        return kept | {"found": found, "finite": _finite(found, batch["weight"])}
 
     parts = [(part, part["weight"] > 0) for part in measured(measure, run.batches(pipeline))]
-    labels = np.concatenate([part[entry][real] for part, real in parts])
-    if not len(labels):
+    others = tuple(np.concatenate([part[name][real] for part, real in parts]) for name in (entry, "index"))
+    if not len(others[0]):
         raise ValueError(f"evaluation: the split {split!r} has no readable examples.")
     whole = {}
     for g in elements:
         arrays = zip(*(tuple(array[real] for array in part["found"][g]) for part, real in parts), strict=True)
-        whole[g] = *map(np.concatenate, arrays), labels
+        whole[g] = *map(np.concatenate, arrays), *others
     return whole
 
 
@@ -216,5 +248,6 @@ _turned = jax.jit(fields.act_on_image, static_argnums=0)
 
 
 @jax.jit
-def _finite(tree: Any) -> jax.Array:
-    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
+def _finite(tree: Any, weight: jax.Array) -> jax.Array:
+    each = [jnp.isfinite(leaf).all(range(1, leaf.ndim)) for leaf in jax.tree.leaves(tree)]
+    return (jnp.stack(each) | (weight <= 0)).all()

@@ -13,7 +13,8 @@ and 13 base rates, which makes 52 heads; 12,500 steps of 1024 images.
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -151,7 +152,7 @@ def fit(
     initial: Mapping[str, Array] | None = None,
     key: jax.Array | None = None,
     state: State | None = None,
-    watch: Any = None,
+    watch: Callable[[int, State], None] | None = None,
 ) -> Probe:
     """Train all heads.
 
@@ -162,26 +163,24 @@ def fit(
         Biases begin at zero.
       key: for these; None: `jax.random.key(0)`.
       state: what `watch` got in a run that was ended; `batches` then begin with number state["step"].
-      watch: `watch(state)` is called after each step, such as to save the state (np.savez takes it).
+      watch: `watch(step, state)` is called after each step, such as to save the state now and then: np.savez takes it.
 
     Raises:
       ValueError: a label beyond the classes, heads of one name, more blocks than tokens, or too few batches.
     """
     heads = Heads(num_classes, tuple(base_rates), batch_size, steps, tuple(blocks), tuple(averages))
-    state, step = None if state is None else dict(state), 0 if state is None else int(state["step"])
-    for class_tokens, patch_tokens, labels in batches:
-        if step == steps:
-            break
+    now, step = (None, 0) if state is None else (state, int(state["step"]))
+    for class_tokens, patch_tokens, labels in itertools.islice(batches, steps - step):
         if not isinstance(labels, jax.Array) or labels.is_fully_addressable:
             check_labels(np.asarray(labels), num_classes, class_tokens.shape[1])
-        if state is None:
-            state = _start(heads, class_tokens, patch_tokens, initial, jax.random.key(0) if key is None else key)
-        state, step = _step(heads, state, class_tokens, patch_tokens, labels), step + 1
+        if now is None:
+            now = _start(heads, class_tokens, patch_tokens, initial, jax.random.key(0) if key is None else key)
+        now, step = _step(heads, dict(now), class_tokens, patch_tokens, labels), step + 1
         if watch is not None:
-            watch(state)
-    if state is None or step < steps:
+            watch(step, now)
+    if now is None or step < steps:
         raise ValueError(f"linear probe: there are {step} batches, and steps={steps}; give more of them.")
-    end = multihost_utils.process_allgather(state, tiled=True)
+    end = multihost_utils.process_allgather(now, tiled=True)
     stacked = {of.name: (end[f"{of.name}/weight"], end[f"{of.name}/bias"]) for of in heads.inputs}
     return Probe(heads, stacked, end["losses"])
 

@@ -94,6 +94,7 @@ class Run:
       track: shows progress.
       blocks: of how many of the last blocks frozen features are read, the most that a protocol of the suite needs.
       frozen: those that have been read, for all protocols of the suite (`evaluation/frozen.py`).
+      directory: where a protocol may keep what a run that is cut off would lose; None: nowhere.
     """
 
     model: ModelModule
@@ -104,6 +105,7 @@ class Run:
     track: Track | None = None
     blocks: int = 1
     frozen: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    directory: pathlib.Path | None = None
 
     def on(self, data: ConfigDict, name: str) -> "Run":
         """The same run on another `data` section."""

@@ -1,6 +1,7 @@
 """Runs protocols by name on the evaluation split of a config."""
 
 import dataclasses
+import pathlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,7 +16,12 @@ PROTOCOLS: dict[str, Protocol] = protocols.load()
 
 
 def evaluate(
-    model: nnx.Module, config: ConfigDict, suite: Iterable[str] | str | None, *, track: Track | None = None
+    model: nnx.Module,
+    config: ConfigDict,
+    suite: Iterable[str] | str | None,
+    *,
+    track: Track | None = None,
+    directory: pathlib.Path | None = None,
 ) -> dict[str, dict]:
     """Run protocols on the evaluation split of `config.data`.
 
@@ -26,6 +32,7 @@ def evaluate(
       config: of the run; `data`, `evaluation`, `precision`, `batch_size` and `seed` are used.
       suite: as in `check`.
       track: shows progress; `track(batches, total, name)` yields the batches.
+      directory: where long protocols keep their state, so that an evaluation that was cut off goes on; None: nowhere.
 
     Returns:
       The results of each protocol by its name; the protocol's file describes them.
@@ -34,12 +41,17 @@ def evaluate(
       ValueError: as `check`, or the model does not fit the data, or the corruption library is missing.
       FileNotFoundError: the data are missing.
     """
-    runs = prepare(model, config, suite, track=track)
+    runs = prepare(model, config, suite, track=track, directory=directory)
     return {name: run.protocol.run(run) for name, run in runs.items()}
 
 
 def prepare(
-    model: nnx.Module, config: ConfigDict, suite: Iterable[str] | str | None, *, track: Track | None = None
+    model: nnx.Module,
+    config: ConfigDict,
+    suite: Iterable[str] | str | None,
+    *,
+    track: Track | None = None,
+    directory: pathlib.Path | None = None,
 ) -> dict[str, Run]:
     """What `evaluate` will run, by protocol, after opening all its data; `model` may be abstract.
 
@@ -47,7 +59,7 @@ def prepare(
     """
     suite = check(suite, config, model)
     blocks = max((PROTOCOLS[name].blocks(config) for name in suite), default=1)
-    shared: dict[str, Any] = dict(blocks=blocks, frozen={})
+    shared: dict[str, Any] = dict(blocks=blocks, frozen={}, directory=directory)
     runs = {name: Run(model, config, PROTOCOLS[name], config.data, name, track, **shared) for name in suite}
     for run in runs.values():
         dataclasses.replace(run, data=run.protocol.data(config)).open()

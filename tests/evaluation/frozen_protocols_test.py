@@ -1,12 +1,22 @@
 """Protocols on frozen features: what they measure, read once, and what does not change in eight orientations."""
 
+import functools
+import io
+import itertools
+import types
+
 import jax
 import numpy as np
 import pytest
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
+from PIL import Image
 
+from equivit.data.label_maps import Legend
 from equivit.evaluation import frozen, knn, linear_probe, suite
+from equivit.evaluation.protocols import linear_probe as protocol
+from equivit.evaluation.protocols import patch_knn
+from equivit.models import saved
 from equivit.models.decoders import MaskedAutoencoder, MaskedAutoencoderConfig
 from equivit.training.config import get_base, validate
 from tests.evaluation.predictors import random_model
@@ -83,6 +93,21 @@ def test_votes_are_those_of_the_class_tokens(results, config):
     np.testing.assert_allclose(test.average[:32], features.patches.values.mean((1, 2)), rtol=1e-4, atol=1e-5)
 
 
+def test_images_that_cannot_be_read_are_left_out(tmp_path):
+    """And what is left keeps its place in the split, where the augmented probe reads it again."""
+    files = []
+    for value in range(6):
+        Image.fromarray(np.full((12, 12, 3), 40 * value, np.uint8)).save(content := io.BytesIO(), "PNG")
+        files.append(content.getvalue() if value != 2 else b"damaged")
+    blob, ends = np.frombuffer(b"".join(files), np.uint8), np.cumsum([0, *map(len, files)])
+    parts = {f"{split}_{kind}": value for split in ("train", "test") for kind, value in
+             {"jpeg": blob, "offset": ends, "label": np.arange(6) % 2}.items()}  # fmt: skip
+    np.savez(tmp_path / "data.npz", classes=np.array(["a", "b"]), **parts)
+    config = changed(source=f"npz:{tmp_path}/data.npz", train_examples=None, eval_examples=None)
+    found = frozen.images(suite.prepare(headless("plain", in_channels=3), config, ["knn"])["knn"], "train")["e"]
+    assert found.index.tolist() == [0, 1, 3, 4, 5] and found.labels.tolist() == [0, 1, 1, 0, 1]
+
+
 @pytest.mark.parametrize("family", ["D8", "plain"])
 def test_a_fully_octic_model_is_read_by_its_invariants(family, config):
     run = suite.prepare(headless(family), config, ["knn"])["knn"]
@@ -117,6 +142,38 @@ def test_augmented_images_of_a_masked_autoencoder_on_a_mesh(config, monkeypatch)
     assert (np.abs(losses[2] - losses[1])[0] > 1e-3).all()
 
 
+def test_a_probe_of_augmented_images_that_was_cut_off_goes_on(config, monkeypatch, tmp_path):
+    model, seen, fit = headless("plain"), [], linear_probe.fit
+    with config.unlocked():
+        config.evaluation.linear_probe.update(augment=True, steps=4)
+    monkeypatch.setattr(protocol, "KEEP_EVERY", 2)
+
+    def noting(batches, *, watch=None, cut=None, **options):
+        probe = fit(itertools.islice(batches, cut), watch=watch, **options)
+        seen.append((probe.losses, options.get("state")))
+        return probe
+
+    def evaluate():
+        return suite.evaluate(model, config, ["linear_probe"], directory=tmp_path)
+
+    monkeypatch.setattr(linear_probe, "fit", noting)
+    whole = evaluate()
+    monkeypatch.setattr(linear_probe, "fit", functools.partial(noting, cut=3))
+    with pytest.raises(ValueError, match="there are 3 batches, and steps=4"):
+        evaluate()
+    monkeypatch.setattr(linear_probe, "fit", noting)
+    assert evaluate() == whole
+    assert seen[0][1] is None and seen[1][1]["step"] == 2
+    np.testing.assert_array_equal(seen[0][0], seen[1][0])
+    assert [path.name for path in tmp_path.iterdir()] == ["linear_probe"]
+    # The head is a classifier's: it classifies as the probe does, and "n2_avg1" reads what it should.
+    with config.unlocked():
+        config.evaluation.linear_probe.update(blocks=(2,), averages=(True,), augment=False)
+    found = evaluate()["linear_probe"]
+    as_classifier = suite.evaluate(saved.load(found["classifier"]), config, ["accuracy"])["accuracy"]
+    assert as_classifier["top1"] == pytest.approx(found["top1"]) and found["head"].startswith("n2_avg1")
+
+
 def test_label_maps_from_patches():
     config = changed(source="synthetic_maps", channels=1, train_examples=20, eval_examples=6)
     found = suite.evaluate(headless("I8"), config, MAPS)
@@ -127,6 +184,12 @@ def test_label_maps_from_patches():
         assert "in the mean" in suite.PROTOCOLS[name].lines(result)[-1][1]
     assert found["patch_knn"]["selected"].partition(",")[0] in ("cosine", "L2")
     assert found["patch_linear"]["selected"].startswith("C=")
+
+
+def test_ties_with_pixels_without_a_class_are_those_of_the_files():
+    """ADE20K has 0 for them, below the classes, VOC2012 255, above; of equally frequent labels the smallest counts."""
+    ade, voc = (types.SimpleNamespace(legend=Legend(("other", "wall"), void)) for void in ((0, 255), (255,)))
+    assert patch_knn._void(ade, 1) < 0 and patch_knn._void(voc, 2) == 2
 
 
 @pytest.mark.parametrize(

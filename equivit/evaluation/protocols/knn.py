@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from equivit.evaluation import frozen, knn
+from equivit.evaluation.neighbours import check_ks
 from equivit.evaluation.protocol import Line, Protocol, Run, percent
 from equivit.symmetry.groups import OCTIC
 
@@ -18,6 +19,7 @@ def run(run: Run) -> dict[str, Any]:
     `frozen.accuracies`; "each": the upright top-1 by k; "keys" and "examples", the numbers of images.
     """
     ks = tuple(run.config.evaluation.knn.ks)
+    check_ks(ks, run.open(split=run.data.split).num_examples)  # before the long reading
     train, test = frozen.images(run, run.data.split)["e"], frozen.images(run, run.data.eval_split, OCTIC.elements)
     classes = 1 + int(max(train.labels.max(), test["e"].labels.max()))
     neighbours = knn.Neighbours(train.tokens[:, -1], train.labels, num_classes=classes, ks=ks)

@@ -1,12 +1,16 @@
 """Accuracy of linear classifiers on frozen features (--config.evaluation.linear_probe.KEY=VALUE)."""
 
 import dataclasses
+import hashlib
+import itertools
+import pathlib
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import PartitionSpec
 from ml_collections import ConfigDict
 
@@ -18,9 +22,11 @@ from equivit.evaluation.frozen import Images
 from equivit.evaluation.linear_probe import Probe
 from equivit.evaluation.predictions import on_devices, scattered
 from equivit.evaluation.protocol import Line, Protocol, Run, percent
+from equivit.models import saved
 from equivit.symmetry.groups import OCTIC
 
 CHUNK = 1024  # images whose logits of all heads are held at once
+KEEP_EVERY = 500  # steps
 Batch = tuple[Any, Any, Any]
 
 
@@ -43,20 +49,19 @@ def run(run: Run) -> dict[str, Any]:
     on them is the headline.  The paper chooses on the test images themselves.
 
     Returns "head" and its "top1", and `frozen.accuracies` of it; "held_out", its accuracy on these; "best_head" and
-    "best", of the choice on the test images; "examples".
+    "best", of the choice on the test images; "examples"; "classifier", the directory in which the model is saved with
+    the head as its own, or None.
     """
     train, test = frozen.images(run, run.data.split)["e"], frozen.images(run, run.data.eval_split, OCTIC.elements)
     kept, left_out = _parts(len(train.labels), run.config.evaluation.linear_probe.held_out)
-    classes = 1 + int(max(train.labels.max(), test["e"].labels.max()))
-    heads = _heads(run.config, num_classes=classes)
-    augment = run.config.evaluation.linear_probe.augment
-    batches = _augmented(run, kept, heads) if augment else _unchanged(train, kept, heads, run.config.seed)
-    probe = linear_probe.fit(batches, **dataclasses.asdict(heads), key=jax.random.key(run.config.seed))
+    heads = _heads(run.config, num_classes=run.open().num_classes)
+    probe = _fitted(run, train, kept, heads)
     held_out = _right(probe, Images(*(part[left_out] for part in train)))
     on_test, labels = _right(probe, test["e"]), test["e"].labels
     chosen, best = linear_probe.best(held_out), linear_probe.best(on_test)
     predicted = {g: _predicted(probe, found)[chosen] for g, found in test.items()}
     return {
+        "classifier": _saved(run, probe, chosen),
         "head": probe.names[chosen],
         "top1": float(on_test[chosen]),
         "held_out": float(held_out[chosen]),
@@ -74,7 +79,21 @@ def lines(result: dict[str, Any]) -> list[Line]:
         ("linear probe", f"{headline}training images, {percent(result['held_out'])} there)"),
         ("... chosen on the test images", f"{percent(result['best'])} (head {result['best_head']})"),
         *frozen.lines(result),
+        *([("... as a classifier", result["classifier"])] if result["classifier"] else []),
     ]
+
+
+def _saved(run: Run, probe: Probe, chosen: int) -> str | None:
+    """The directory of the model with the chosen head, which is a saved model; None where there is none."""
+    if run.directory is None:
+        return None
+    name, of = probe.names[chosen], probe.heads.inputs[chosen // len(probe.heads.base_rates)]
+    model = frozen.classifier(run.model, probe.weights[name], probe.biases[name], **of._asdict())
+    if model is None:
+        return None
+    if jax.process_index() == 0:
+        saved.save(run.directory / "linear_probe", model)
+    return str(run.directory / "linear_probe")
 
 
 def _heads(config: ConfigDict, num_classes: int) -> linear_probe.Heads:
@@ -90,28 +109,82 @@ def _parts(number: int, held_out: int) -> tuple[np.ndarray, np.ndarray]:
     return np.sort(rows[count:]), np.sort(rows[:count])
 
 
+def _fitted(run: Run, train: Images, kept: np.ndarray, heads: linear_probe.Heads) -> Probe:
+    """The heads, trained on the rows `kept`."""
+    options: dict[str, Any] = dict(dataclasses.asdict(heads), key=jax.random.key(run.config.seed))
+    if not run.config.evaluation.linear_probe.augment:
+        return linear_probe.fit(_unchanged(train, kept, heads, run.config.seed), **options)
+    if run.directory is None:
+        return linear_probe.fit(_augmented(run, train.index[kept], heads, 0), **options)
+    unfinished = Unfinished(run.directory / "linear_probe.npz", _identity(run, train))
+    state = unfinished.read()
+    batches = _augmented(run, train.index[kept], heads, 0 if state is None else int(state["step"]))
+    probe = linear_probe.fit(batches, **options, state=state, watch=unfinished.keep)
+    unfinished.remove()
+    return probe
+
+
+def _identity(run: Run, train: Images) -> str:
+    """Of what decides the numbers: the settings and, by features of some images, the model and the data."""
+    settings = (run.data.to_json(), run.config.evaluation.linear_probe.to_json(), run.config.seed, run.precision)
+    return hashlib.sha256(repr(settings).encode() + train.tokens[:16].tobytes()).hexdigest()
+
+
+class Unfinished:
+    """The state of heads in a file, from which a probe that was cut off goes on.
+
+    Args:
+      path: of the file.
+      identity: of the probe; the state of another one is left alone until it is written over.
+    """
+
+    def __init__(self, path: pathlib.Path, identity: str):
+        self.path, self.identity = path, identity
+
+    def read(self) -> linear_probe.State | None:
+        """What was kept last, or None."""
+        if not self.path.is_file():
+            return None
+        with np.load(self.path) as file:
+            state = {name: file[name] for name in file.files}
+        return state if str(state.pop("identity")) == self.identity else None
+
+    def keep(self, step: int, state: linear_probe.State) -> None:
+        """Write the state, each `KEEP_EVERY` steps; all processes must call it."""
+        if step % KEEP_EVERY:
+            return
+        whole = multihost_utils.process_allgather(dict(state), tiled=True)
+        if jax.process_index() == 0:
+            unfinished = self.path.with_suffix(".unfinished.npz")
+            np.savez(unfinished, identity=self.identity, **whole)
+            unfinished.replace(self.path)
+
+    def remove(self) -> None:
+        """At the end."""
+        if jax.process_index() == 0:
+            self.path.unlink(missing_ok=True)
+
+
 def _unchanged(train: Images, kept: np.ndarray, heads: linear_probe.Heads, seed: int) -> Iterator[Batch]:
     """Batches of the features that were read, in a new order each epoch."""
     order = TrainOrder(len(kept), heads.batch_size, 1, seed)
     axes = jax.sharding.get_mesh().axis_names
     for step in range(heads.steps):
-        tokens, average, labels = (part[kept[order.rows(step).examples]] for part in train)
+        tokens, average, labels, _ = (part[kept[order.rows(step).examples]] for part in train)
         tokens = scattered(np.moveaxis(tokens, 1, 0), PartitionSpec(None, axes))
         yield tokens, scattered(average[:, None], PartitionSpec(axes)), scattered(labels, PartitionSpec(axes))
 
 
-def _augmented(run: Run, kept: np.ndarray, heads: linear_probe.Heads) -> Iterator[Batch]:
-    """Batches of random crops and mirror images, each seen by the model."""
+def _augmented(run: Run, index: np.ndarray, heads: linear_probe.Heads, start: int) -> Iterator[Batch]:
+    """Batches of random crops and mirror images of some images, seen by the model, from number `start` on."""
     data = run.data.copy_and_resolve_references().unlock()
     data.update(augment=section.DEFAULTS["augment"], train_image_size=None)
     share: dict[str, Any] = dict(process_index=jax.process_index(), process_count=jax.process_count())
     pipeline = loader.train(data, batch_size=heads.batch_size, seed=run.config.seed, entries=("label",), **share)
-    source, order = sources.Subset(pipeline.source, kept), TrainOrder(len(kept), heads.batch_size, 1, run.config.seed)
-    batches = dataclasses.replace(pipeline, source=source, order=order).batches()
-    extract = frozen.extractor(run)
-    for step, batch in enumerate(batches if run.track is None else run.track(batches, heads.steps, run.stream)):
-        if step == heads.steps:
-            return
+    source, order = sources.Subset(pipeline.source, index), TrainOrder(len(index), heads.batch_size, 1, run.config.seed)
+    endless, left = dataclasses.replace(pipeline, source=source, order=order).batches(start), heads.steps - start
+    batches, extract = itertools.islice(endless, left), frozen.extractor(run)
+    for batch in batches if run.track is None else run.track(batches, left, run.stream):
         placed = on_devices({name: batch[name] for name in ("image", "label")})
         tokens, average = extract(jnp.asarray(placed["image"]))
         yield tokens.swapaxes(0, 1), average[:, None], placed["label"]
@@ -121,7 +194,7 @@ def _predicted(probe: Probe, images: Images) -> np.ndarray:
     """The classes by each head, int [heads, N]."""
     found = []
     for start in range(0, len(images.labels), CHUNK):
-        tokens, average, _ = (part[start : start + CHUNK] for part in images)
+        tokens, average, *_ = (part[start : start + CHUNK] for part in images)
         found.append(np.asarray(probe.logits(np.moveaxis(tokens, 1, 0), average[:, None])).argmax(-1))
     return np.concatenate(found, axis=1)
 

@@ -39,9 +39,8 @@ def measure(run: Run, method: str) -> dict[str, Any]:
     train, test = frozen.patches(run, run.data.split)["e"], frozen.patches(run, run.data.eval_split, OCTIC.elements)
     counted: dict[str, Any] = dict(num_classes=pipeline.num_classes, ignore=(void,))
     maps = np.where(train.maps == VOID, void, train.maps)
-    rows = np.random.RandomState(0).permutation(len(maps))
-    val, rest = np.sort(rows[: max(1, len(rows) // 10)]), np.sort(rows[max(1, len(rows) // 10) :])
-    parts = (Part(train.features[some], maps[some]) for some in (rest, val))
+    rows, tenth = np.random.RandomState(0).permutation(len(maps)), max(1, len(maps) // 10)  # as CAPI draws them
+    parts = (Part(train.features[some], maps[some]) for some in (np.sort(rows[tenth:]), np.sort(rows[:tenth])))
     chosen = patches.choose(*parts, method=method, **counted)
     true = np.where(test["e"].maps == VOID, void, test["e"].maps)
     predicted = {g: chosen.predict(found.features) for g, found in test.items()}
@@ -72,13 +71,13 @@ def _name(setting: Any) -> str:
     return f"C={setting:.3g}" if isinstance(setting, float) else "{}, k={}".format(*setting)
 
 
-def lines(result: dict[str, Any]) -> list[Line]:
+def lines(result: dict[str, Any], by: str = "nearest patches") -> list[Line]:
     """Both means, and the orientations."""
     official = f"as the paper counts {percent(result['miou_official'])}"
     right = f"{percent(result['accuracy'])} of the pixels ({result['examples']} images)"
     against = f"{100 * result['delta']:+.1f} points against upright"
     return [
-        ("mean IoU of patches", f"{percent(result['miou'])}, {official} ({result['selected']})"),
+        (f"mean IoU by {by}", f"{percent(result['miou'])}, {official} ({result['selected']})"),
         ("... right class", right),
         (
             "... in eight orientations",

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from equivit.evaluation.protocol import Run
+from equivit.evaluation.protocol import Line, Run
 from equivit.evaluation.protocols import patch_knn
 
 
@@ -12,4 +12,9 @@ def run(run: Run) -> dict[str, Any]:
     return patch_knn.measure(run, "linear")
 
 
-PROTOCOL = dataclasses.replace(patch_knn.PROTOCOL, run=run)
+def lines(result: dict[str, Any]) -> list[Line]:
+    """Both means, and the orientations."""
+    return patch_knn.lines(result, by="linear classes")
+
+
+PROTOCOL = dataclasses.replace(patch_knn.PROTOCOL, run=run, lines=lines)
