@@ -27,6 +27,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from equivit import costs
 from equivit.evaluation import suite
@@ -155,16 +156,9 @@ def operations(name: str) -> float:
     """Of a forward pass on an image of 224 px, in G, as the paper counts them."""
     config = configs.load(f"{benchmark.ROOT}/configs/dinov2.py:{name}").unlock()
     config.model.in_channels = 3
-    model = jax.eval_shape(lambda: program.model_configuration(config).build(jax_rngs()))
+    model = jax.eval_shape(lambda: program.model_configuration(config).build(nnx.Rngs(0)))
     images = jax.ShapeDtypeStruct((1, *config.data.image_size, 3), jnp.float32)
     return costs.count(lambda model, images: model.features(images), model, images).fvcore / 1e9
-
-
-def jax_rngs():
-    """The random numbers that shapes do not depend on."""
-    from flax import nnx
-
-    return nnx.Rngs(0)
 
 
 def claims_of(cells: dict, runs) -> list[Claim]:

@@ -140,7 +140,7 @@ class Sweep:
 def schedule_section(config: ConfigDict, lr: float | jax.Array, steps: int) -> ConfigDict:
     """What `schedules.create` takes: linear from 0 for a share `warmup` of the steps, then a cosine to `min_lr`."""
     warmup = dict(warmup_lr=0.0, warmup_steps=round(config.warmup * steps), warmup_epochs=None)
-    return ConfigDict(dict(name="cosine", lr=lr, min_lr=config.min_lr, per_epoch=False, **warmup))
+    return ConfigDict(schedules.DEFAULTS | dict(name="cosine", lr=lr, min_lr=config.min_lr, **warmup))
 
 
 def train(

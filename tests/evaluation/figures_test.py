@@ -114,17 +114,17 @@ def test_the_end_of_a_run(tmp_path, results):
 
 def test_figures_of_protocols_are_drawn_beside_those_of_training(tmp_path, monkeypatch):
     write_metrics(tmp_path)
-    row = {"step": 19, "eval/reconstruction/loss": 0.5, "eval/knn/top1": 0.5, "eval/knn/top5": 0.7}
+    row = {"step": 19, "eval/reconstruction/loss": 0.5, "eval/mine/top1": 0.5, "eval/mine/top5": 0.7}
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write(json.dumps(row) + "\n")
     drawn = []
     monkeypatch.setattr(
         figures.Figure, "savefig", lambda figure, *_, **__: drawn.extend(axes.get_legend() for axes in figure.axes)
     )
-    figures.learning_curves(tmp_path / "metrics.jsonl", tmp_path / "c.png", [*suite.curves(), "eval/knn/top1"])
+    figures.learning_curves(tmp_path / "metrics.jsonl", tmp_path / "c.png", [*suite.curves(), "eval/mine/top1"])
     left, right = ([text.get_text() for text in legend.get_texts()] for legend in drawn)
     assert left == ["training", "test: reconstruction/loss"]
-    assert right == ["training", "test: accuracy/top1", "test: orientation/accuracy_mean", "test: knn/top1"]
+    assert right == ["training", "test: accuracy/top1", "test: orientation/accuracy_mean", "test: mine/top1"]
 
 
 def test_a_run_without_evaluation_or_metrics_still_has_its_curves(tmp_path):
