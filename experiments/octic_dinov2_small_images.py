@@ -99,7 +99,8 @@ def at_start(config, place) -> dict[str, float]:
     config = config.copy_and_resolve_references().unlock()
     pipeline = loader.evaluate(config.data, batch_size=config.batch_size, seed=config.seed)
     config.model.in_channels = pipeline.channels
-    with jax.set_mesh(sharding.create_mesh(config.mesh)) as mesh:
+    mesh = sharding.create_mesh(config.mesh)
+    with jax.set_mesh(mesh):
         run = program.of_config(config, mesh, total=100, per_epoch=10)
         model = run.exported(run.init(start.initial_parameters(config)))
         results = suite.scalars(suite.evaluate(model, config, config.evaluation.suite))

@@ -41,8 +41,7 @@ FULL = {
     "jumbo_in1k.py:nano": 8.010,  # the released 8.142 M, with the head and the norms of the paper, at 128 px
     "jumbo_in21k.py:base": 152.47,
     "finetune.py:L,plain": 304.13,  # ViT-L of 304.33 M, its positions not trained
-    # Backbones without a head, and a head of 23.663 M (L) or 24.187 M (H) with 65,536 prototypes; DinoBloom has two.
-    "dinov2.py:H,H8": 378.71,
+    # Backbones without a head, and a head of 23.663 M with 65,536 prototypes; DinoBloom has two.
     "dinov2.py:L,plain": 327.01,
     "dinov2.py:L,D8": 62.49,
     "dinobloom.py:I8": 218.41,

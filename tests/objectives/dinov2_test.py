@@ -48,15 +48,15 @@ def batch(t=0, parts=1):
 
 
 @functools.cache
-def compiled(devices, targets="centering"):
-    config, mesh = config_of(targets=targets), mesh_of(devices, 1)
+def compiled(devices):
+    config, mesh = config_of(targets="centering"), mesh_of(devices, 1)
     with jax.set_mesh(mesh):
         return program.of_config(config, mesh, total=4, per_epoch=2), mesh
 
 
-def run(devices, steps, start=None, **options):
+def run(devices, steps, start=None):
     """The state and the metrics after some steps."""
-    compiled_, mesh = compiled(devices, **options)
+    compiled_, mesh = compiled(devices)
     with jax.set_mesh(mesh):
         state, metrics = compiled_.init({}) if start is None else start, None
         for t in range(int(state.step), steps):
@@ -64,10 +64,9 @@ def run(devices, steps, start=None, **options):
     return jax.device_get(state), jax.device_get(metrics)
 
 
-@pytest.mark.parametrize("targets", ["centering", "sinkhorn_knopp"])
-def test_eight_devices_equal_one(targets):
+def test_eight_devices_equal_one():
     """Adam's first steps divide small gradients by their own size, which enlarges what rounding leaves."""
-    (one, metrics), (eight, others) = (run(devices, 2, targets=targets) for devices in (1, 8))
+    (one, metrics), (eight, others) = (run(devices, 2) for devices in (1, 8))
     assert metrics["good"] and {"global", "local", "koleo", "ibot", "classes/rows", "patches/fullest"} <= metrics.keys()
     chex.assert_trees_all_close(others, metrics, rtol=1e-3, atol=1e-5)
     chex.assert_trees_all_close(eight.extra, one.extra, atol=1e-3)
