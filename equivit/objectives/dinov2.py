@@ -14,7 +14,7 @@ import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from equivit import logical
+from equivit import errors, logical
 from equivit.constraints import Above0, Inside, NonNegativeFloat, NonNegativeInt, OneOf, PositiveFloat, PositiveInt
 from equivit.data import device_colour, masking
 from equivit.data.masked_views import MaskedViews
@@ -138,11 +138,12 @@ class DinoV2(Objective):
             raise ValueError(
                 f"config.objective.mask_ratio={(low, high)} must be (smallest, largest), as {(high, low)}."
             )
-        unit = 2 * options.groups * parts
-        if config.batch_size % (options.groups * parts) or config.batch_size < unit:
+        unit = options.groups * parts
+        if config.batch_size % unit or config.batch_size < 2 * unit:
+            nearest = errors.multiples(max(config.batch_size, 2 * unit), unit)
             raise ValueError(
-                f"config.objective.groups={options.groups}: {config.batch_size} images in {parts} micro-batch(es) "
-                f"cannot be cut into as many equal groups of two images or more; batch_size={unit} would do."
+                f"config.objective.groups={options.groups} does not cut a micro-batch of {config.batch_size // parts} "
+                f"images into equal groups of two or more; of config.batch_size {nearest}."
             )
         if (classes := config.model.get("num_classes", "not set")) is not None:
             raise ValueError(f"config.model.num_classes={classes}: DINOv2 trains no classifier; say num_classes=None.")

@@ -196,8 +196,8 @@ def test_each_collapse_is_named(collapse):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (dict(groups=3), "objective.groups=3: 16 images in 1 micro-batch.* cannot be cut"),
-        (dict(groups=16), "equal groups of two images or more; batch_size=32 would do"),
+        (dict(groups=3), "objective.groups=3 does not cut a micro-batch of 16 images .* nearest are 15 and 18"),
+        (dict(groups=16), "of 16 images into equal groups of two or more; of config.batch_size the nearest are 32"),
         (dict(mask_ratio=(0.5, 0.1)), r"must be \(smallest, largest\), as \(0.1, 0.5\)"),
         (dict(model=SMALL | dict(num_classes=10)), "model.num_classes=10: DINOv2 trains no classifier"),
     ],
