@@ -29,7 +29,7 @@ from equivit.objectives.clock import Clock
 from equivit.objectives.objective import Batch, Extra, Loss, Objective, Rule, Step, usual_rule
 
 DECAY = ("matrices", "by_name")
-UNIFORM = 0.998  # of log K; targets of runs that learn stay below
+UNIFORM = 0.998  # of log K; runs that learn may reach it for some of their first steps
 ONE_PROTOTYPE = 0.5  # share of the rows
 
 
@@ -281,7 +281,7 @@ class DinoV2(Objective):
         for part, name in (("classes", "class tokens"), ("patches", "patches")):
             if (rows := metrics[f"{part}/rows"]) > UNIFORM:
                 said.append(
-                    f"uniform collapse: the entropy of the targets of {name} is {rows:.4f} of log K; lower "
+                    f"uniform collapse: the entropy of the targets of {name} is {rows:.4f} of log K; if it stays there, lower "
                     "objective.teacher_temperature or objective.koleo, or take fewer prototypes."
                 )
             elif (share := metrics[f"{part}/fullest"]) > ONE_PROTOTYPE:  # of equal entries the first one leads

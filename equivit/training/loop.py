@@ -58,11 +58,16 @@ class NotFiniteError(ArithmeticError):
 
 
 def total_steps(config: ConfigDict, steps_per_epoch: int) -> int:
-    """Steps of the whole run.  ValueError for more than int32 counts."""
+    """Steps of the whole run.  ValueError for more than int32 counts, or than the schedules are made for."""
     steps = config.steps if config.steps is not None else max(1, round(config.epochs * steps_per_epoch))
     if steps > constraints.LARGEST_INT:
         most = constraints.LARGEST_INT // steps_per_epoch
         raise ValueError(f"config.epochs={config.epochs}: steps are counted in int32; at most {most} epochs fit.")
+    if (length := config.schedule.length) is not None and length < steps:
+        raise ValueError(
+            f"config.schedule.length={length} must not be below the steps of the run, {steps}; set it to None, for "
+            "schedules that end with the run."
+        )
     return steps
 
 

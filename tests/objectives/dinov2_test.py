@@ -1,6 +1,7 @@
 """DINOv2: devices, micro-batches and resumed runs; what crosses devices; rules; each collapse; what is refused."""
 
 import functools
+import itertools
 import re
 
 import chex
@@ -12,10 +13,10 @@ from flax import nnx
 
 from equivit import logical
 from equivit.data import batches, masking
-from equivit.models import zoo
+from equivit.models import saved, zoo
 from equivit.objectives.dinov2 import DinoV2
 from equivit.objectives.registry import OBJECTIVES
-from equivit.training import program, sharding
+from equivit.training import loop, program, sharding
 from equivit.training.checkpoints import Checkpoints
 from equivit.training.config import get_base, validate
 from tests.training.state_test import mesh_of
@@ -117,6 +118,26 @@ def test_what_is_exported():
     for weights, arrays in ((None, state.extra["teacher"]), ("student", state.trainable)):
         exported = logical.take(compiled_.objective.exported(module, state.extra, weights))
         chex.assert_trees_all_equal(exported, {k: arrays[f"backbone.{k}"] for k in exported})
+
+
+def test_a_run_keeps_its_teachers(tmp_path):
+    """Each as a saved model, with what it was at that step."""
+    config = config_of(targets="centering")
+    config.checkpoint.teacher_every_steps, config.log.tensorboard = 2, False
+
+    class Pipeline:
+        steps_per_epoch = 2
+
+        def batches(self, start=0):
+            return (batch(t) for t in itertools.count(start))
+
+    options = dict(pipeline=Pipeline(), evaluate=lambda model, config: {})
+    loop.train(config, workdir=tmp_path, make_program=lambda *_, **__: compiled(8)[0], **options)
+    assert sorted(path.name for path in (tmp_path / "teachers").iterdir()) == ["2", "4"]
+    for steps in (2, 4):
+        kept = logical.take(saved.load(tmp_path / "teachers" / str(steps)))
+        teacher = run(8, steps)[0].extra["teacher"]
+        chex.assert_trees_all_equal(jax.device_get(kept), {k: teacher[f"backbone.{k}"] for k in kept})
 
 
 def test_micro_batches_have_their_part_of_every_group():
