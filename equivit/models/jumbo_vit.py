@@ -27,7 +27,6 @@ from equivit.models.model import Preset
 from equivit.models.vit import ViT
 from equivit.models.vit_config import (
     HEAD_BIASES,
-    SIZES,
     ViTConfig,
     learned_width,
     make_head,
@@ -36,6 +35,7 @@ from equivit.models.vit_config import (
     stack,
     transition,
 )
+from equivit.models.vit_names import SIZES
 
 JUMBO_MLPS = ("shared", "per_layer", "none", "lora", "linear_lora")
 

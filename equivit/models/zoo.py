@@ -11,7 +11,7 @@ import jax
 from flax import nnx
 
 from equivit import constraints, errors
-from equivit.models import cvt, decoders, jumbo_vit, mvit, patchtst, segmenter, swin, vit_config, vit_public
+from equivit.models import cvt, decoders, jumbo_vit, mvit, patchtst, segmenter, swin, vit_config, vit_names, vit_public
 from equivit.models.model import Config
 
 # The name of each configuration class in a saved model.
@@ -25,7 +25,7 @@ CONFIGS: dict[str, type] = {
     "mvit": mvit.MViTConfig,
     "segmenter": segmenter.SegmenterConfig,
 }
-NAMES = vit_config.NAMES | vit_public.NAMES | jumbo_vit.NAMES | patchtst.NAMES | swin.NAMES | cvt.NAMES | mvit.NAMES
+NAMES = vit_names.NAMES | vit_public.NAMES | jumbo_vit.NAMES | patchtst.NAMES | swin.NAMES | cvt.NAMES | mvit.NAMES
 
 
 def names() -> list[str]:

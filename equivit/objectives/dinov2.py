@@ -281,8 +281,8 @@ class DinoV2(Objective):
         for part, name in (("classes", "class tokens"), ("patches", "patches")):
             if (rows := metrics[f"{part}/rows"]) > UNIFORM:
                 said.append(
-                    f"uniform collapse: the entropy of the targets of {name} is {rows:.4f} of log K; if it stays there, lower "
-                    "objective.teacher_temperature or objective.koleo, or take fewer prototypes."
+                    f"uniform collapse: the entropy of the targets of {name} is {rows:.4f} of log K; if it stays "
+                    "there, lower objective.teacher_temperature or objective.koleo, or take fewer prototypes."
                 )
             elif (share := metrics[f"{part}/fullest"]) > ONE_PROTOTYPE:  # of equal entries the first one leads
                 said.append(

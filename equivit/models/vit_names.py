@@ -1,0 +1,54 @@
+"""Names of plain, octic and flip ViTs: sizes, and what the papers choose for each kind."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from equivit.models.model import Preset
+from equivit.models.vit_config import ViTConfig
+
+# The sizes of octic ViTs, Table 1, and of DeiT III.
+SIZES = {
+    "pico16": dict(width=96, depth=12, num_heads=3, patch_size=16),
+    "nano16": dict(width=128, depth=12, num_heads=4, patch_size=16),
+    "ti16": dict(width=192, depth=12, num_heads=3, patch_size=16),
+    "s16": dict(width=384, depth=12, num_heads=6, patch_size=16),
+    "b16": dict(width=768, depth=12, num_heads=12, patch_size=16),
+    "l16": dict(width=1024, depth=24, num_heads=16, patch_size=16),
+    "h14": dict(width=1280, depth=32, num_heads=16, patch_size=14),
+    "h16": dict(width=1280, depth=32, num_heads=16, patch_size=16),
+    "g14": dict(width=1664, depth=48, num_heads=16, mlp_dim=8192, patch_size=14),
+    "e14": dict(width=1792, depth=56, num_heads=16, mlp_dim=15360, patch_size=14),
+    "22b14": dict(width=6144, depth=36, num_heads=48, mlp_dim=24576, patch_size=14),
+}
+# `vit_*`, `octic_vit_*` and `flip_vit_*` follow DeiT III (no position on the class token, layer scale 1e-4); `dinov2_*`
+# and `octic_dinov2_*` follow DINOv2 (mask token, no head).  The initial standard deviations of positions and class
+# token are those of the official codes.  `register_vit_*` has the head of Jumbo's public code, whose model with
+# registers is not public.  Its `register_std` is larger than the default, with which all registers of a short run act
+# as one.
+FLAVOURS = {
+    "vit": dict(family="plain"),
+    "octic_vit": dict(family="H8", token_std=0.16, position_std=0.16 * 2**-0.5),
+    "flip_vit": dict(family="H2", isotypic_eps=1e-6),
+    "dinov2_vit": dict(family="plain", num_classes=None, class_position=True, mask_token=True, token_std=1e-6),
+    "register_vit": dict(
+        family="plain", registers=16, norm_eps=1e-5, register_std=0.02, head_std=0.0, head_bias="prior"
+    ),
+}
+OCTIC_DINOV2 = dict(family="H8", num_classes=None, mask_token=True, token_std=1e-6, position_std=0.16 * 2**-0.5)
+
+NAMES = {
+    f"{flavour}_{size}": Preset(ViTConfig, {**numbers, **fields})
+    for flavour, fields in FLAVOURS.items()
+    for size, numbers in SIZES.items()
+}
+
+
+def _every_block(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The D8 of octic DINOv2, which projects every token to invariants, is our I8 with k = depth."""
+    return dict(family="I8", equivariant_blocks=fields["depth"], isotypic_eps=1e-6)
+
+
+NAMES |= {
+    f"octic_dinov2_vit_{size}": Preset(ViTConfig, {**numbers, **OCTIC_DINOV2}, {"D8": _every_block})
+    for size, numbers in SIZES.items()
+}
