@@ -25,7 +25,8 @@ from equivit.training import program, sharding
 from experiments import benchmark
 
 BASE = ["batch_size=16", "objective.groups=2", "model.drop_path=0.3", "model.drop_path_groups=2"]
-BASE += ["objective.prototypes_start=0", "optimizer.weight_decay=0.4", "optimizer.weight_decay_end=None"]
+BASE += ["objective.prototypes_start=0", "objective.fixed_gains=False"]
+BASE += ["optimizer.weight_decay=0.4", "optimizer.weight_decay_end=None"]
 BASE += ["schedule.warmup_epochs=None", "schedule.name=constant"]
 EVERY = {
     "blur at 0, 0.9, 0.5, the public code's": ["data.views.blur=(0.0,0.9,0.5)"],
