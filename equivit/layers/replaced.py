@@ -8,6 +8,7 @@ from equivit.layers.depthwise_conv import check_taps
 
 KINDS = ("conv", "dw", "spvit", "ens_dw")
 BY_HEAD = ("conv", "dw")  # the others make one head of all, so that none can stay
+EXAMPLE = "((3, 'dw', 3, None),), each (block, kind, kernel_size, heads)"
 
 
 class Replaced(NamedTuple):
@@ -48,9 +49,6 @@ def as_replaced(name: str, entries: Any) -> tuple[Replaced, ...]:
     if twice := sorted({block for block in blocks if blocks.count(block) > 1}):
         raise ValueError(f"{name}: replaced has block {twice[0]} twice; a block is replaced once.")
     return tuple(found)
-
-
-EXAMPLE = "((3, 'dw', 3, None),), each (block, kind, kernel_size, heads)"
 
 
 def _entry(name: str, entry: Iterable[Any]) -> Replaced:
