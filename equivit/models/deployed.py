@@ -65,6 +65,8 @@ def _formed(module: Any, grid: tuple[int, int] | None, convolution: str) -> Any:
             return Attention(module.qkv, module.proj, module.num_heads)
         case _ if type(module) is isotypic.Attention:
             return IsotypicAttention(module)
+        case isotypic.PatchEmbed():
+            return UnfoldedPatchEmbed(module)
         case ViT():
             module.mask_token = None
             if module.position is not None:
@@ -112,6 +114,17 @@ class ValuesOnGrid(DenseValues):
 
     def _bias(self, grid: tuple[int, int]) -> jax.Array:
         return self.bias[...]
+
+
+class UnfoldedPatchEmbed(isotypic.PatchEmbed):
+    """An equivariant patch embedding that keeps all of its kernels, not only the part that the others follow from."""
+
+    def __init__(self, embed: isotypic.PatchEmbed):
+        self.unfolded, self.bias = nnx.Param(embed.kernels()), embed.bias
+        self.patch_size, self.group = embed.patch_size, embed.group
+
+    def kernels(self) -> Any:
+        return self.unfolded.get_value()
 
 
 class IsotypicAttention(nnx.Module):
