@@ -5,7 +5,7 @@
 
 The ending of --output says which.  Weights are part of the file, replaced attention is folded into one convolution a
 block, and positions are those of --image_size (`models/deployed.py`).  What was written is run on a random image and
-compared with the model; where it deviates by more than 1e-4 of the largest entry (with --half 1e-2), nothing is written.
+compared with the model; where it deviates by more than 1e-4 of the largest entry (with --half 1e-2), no file is left.
 
 The input is "image", the outputs "logits" ("embedding" of a projection), or of a model without a head "patches"
 [B, h, w, D] and, where it has a class token, "class" [B, D], both after the final norm.
@@ -135,6 +135,7 @@ def write(
     import numpy as np
     from flax import nnx
 
+    import kernels
     from equivit.models.deployed import deployed
 
     path = pathlib.Path(path)
@@ -142,7 +143,8 @@ def write(
     part = path.with_name(f"{path.name}.part")
     onnx, dtype = path.suffix == ".onnx", jnp.float16 if half else jnp.float32
     image = np.random.default_rng(0).normal(size=(batch, *image_size, model.config.input_shape[-1])).astype(np.float32)
-    wanted = jax.device_get(jax.jit(function)(model, image))
+    with jax.default_matmul_precision("highest"):
+        wanted = jax.device_get(jax.jit(function)(model, image))
     form = deployed(model, image_size, convolution="lax" if onnx else "auto")
     if half:
         form = jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, form)
@@ -152,7 +154,8 @@ def write(
         return function(form, x if layout == "nhwc" else x.transpose(0, 2, 3, 1))
 
     try:
-        found = _through_onnx(part, call, given, outputs, opset) if onnx else _through_stablehlo(part, call, given)
+        with kernels.using("xla"):  # ours belong to a version of JAX
+            found = _through_onnx(part, call, given, outputs, opset) if onnx else _through_stablehlo(part, call, given)
         deviation = max(_deviation(a, b) for a, b in zip(found, wanted, strict=True))
         _check(path, deviation, TOLERANCES[np.dtype(dtype).name])
         part.replace(path)
@@ -191,17 +194,14 @@ def _through_onnx(path: pathlib.Path, call: Callable, image: Any, outputs: tuple
     from equivit import onnx_files
 
     onnx_files.write(path, call, jax.ShapeDtypeStruct(image.shape, image.dtype), outputs, opset=opset)
-    return onnx_files.session(path, threads=len(os.sched_getaffinity(0))).run(list(outputs), {"image": image})
+    return onnx_files.session(path, threads=os.cpu_count() or 1).run(list(outputs), {"image": image})
 
 
 def _through_stablehlo(path: pathlib.Path, call: Callable, image: Any) -> list:
     import jax
     from jax import export
 
-    import kernels
-
-    with kernels.using("xla"):  # kernels belong to a version of JAX
-        exported = export.export(jax.jit(call), platforms=PLATFORMS)(jax.ShapeDtypeStruct(image.shape, image.dtype))
+    exported = export.export(jax.jit(call), platforms=PLATFORMS)(jax.ShapeDtypeStruct(image.shape, image.dtype))
     path.write_bytes(exported.serialize())
     return jax.device_get(export.deserialize(bytearray(path.read_bytes())).call(image))
 

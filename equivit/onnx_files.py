@@ -36,12 +36,10 @@ def write(path: str | os.PathLike, function: Callable, image: Any, outputs: tupl
     Raises:
       ValueError: jax2onnx is not installed, knows no such operation, or the file would be too large.
     """
-    import kernels
-
     to_onnx = library("jax2onnx").to_onnx
     names: dict[str, Any] = dict(input_names=["image"], output_names=list(outputs))
     try:
-        with _quiet(), kernels.using("xla"):
+        with _quiet():
             proto = to_onnx(function, [image], opset=opset, normalization_mode="prefer_native", **names)
     except Exception as error:  # NotImplementedError, TypeError and others, by the operation
         reason = " ".join(str(error).split())[:200]

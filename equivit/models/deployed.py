@@ -42,25 +42,30 @@ def deployed(model: ModelModule, image_size: tuple[int, int], *, convolution: st
     """
     patch_size = getattr(model.config, "patch_size", None)
     grid = None if patch_size is None else check_grid(image_size, patch_size, "image_size")
-    return _formed(jax.tree.map(lambda leaf: leaf, model), grid, convolution)
+    return formed(jax.tree.map(lambda leaf: leaf, model), grid, convolution)
 
 
-def _formed(module: Any, grid: tuple[int, int] | None, convolution: str) -> Any:
-    """The module in its deployed form, or itself with its parts in theirs."""
+def formed(module: Any, grid: Any, convolution: str = "lax") -> Any:
+    """The deployed form of a module of a model, such as an attention, or itself with all parts in theirs.
+
+    Args:
+      grid: (h, w) of its tokens; None where they lie on none, or on several.
+      convolution: as in `deployed`.
+    """
     match module:
         case dense.LayerNorm():
             return _layer_norm(module)
         case depthwise.ReplacedAttention() | depthwise.ScatteredAttention():
-            return _formed(module.folded(implementation=convolution), grid, convolution)
+            return formed(module.folded(implementation=convolution), grid, convolution)
         case depthwise.IsotypicReplacedAttention():
             return IsotypicConvolved(module, convolution)
         case FoldedAttention() if module.qkv is not None:
-            values = _formed(module.values, grid, convolution)
+            values = formed(module.values, grid, convolution)
             return Attention(module.qkv, module.proj, module.num_heads, values)
         case DenseValues() if module.bias is not None:
             return ValuesOnGrid(module, grid)
         case Stack():
-            return Blocks([_formed(module[i], grid, convolution) for i in range(len(module))], module.spans)
+            return Blocks([formed(module[i], grid, convolution) for i in range(len(module))], module.lengths)
         case _ if type(module) is dense.Attention:  # not those with relative positions
             return Attention(module.qkv, module.proj, module.num_heads)
         case _ if type(module) is isotypic.Attention:
@@ -73,9 +78,9 @@ def _formed(module: Any, grid: tuple[int, int] | None, convolution: str) -> Any:
                 module.position = Table(module.position(grid))
     for name, part in list(vars(module).items()):
         if isinstance(part, nnx.List):
-            setattr(module, name, nnx.List([_formed(each, grid, convolution) for each in part]))
+            setattr(module, name, nnx.List([formed(each, grid, convolution) for each in part]))
         elif isinstance(part, nnx.Module):
-            setattr(module, name, _formed(part, grid, convolution))
+            setattr(module, name, formed(part, grid, convolution))
     return module
 
 
@@ -151,22 +156,19 @@ class IsotypicConvolved(nnx.Module):
         return given.proj(y)
 
 
-class Blocks(nnx.Module):
-    """The blocks of a stack, each with parameters of its own, called as the `Stack` was.
+class Blocks(Stack):
+    """The blocks of a stack, each with parameters of its own, called as the stack was.
 
     Args:
-      spans: as in `Stack`, for models that go through them.
+      lengths: of the runs of the stack.
     """
 
-    def __init__(self, blocks: list[nnx.Module], spans: list[tuple[int, int]]):
-        self.blocks, self.spans = nnx.List(blocks), tuple(spans)
+    def __init__(self, blocks: list[nnx.Module], lengths: tuple[int, ...]):
+        self.blocks, self.lengths = nnx.List(blocks), lengths
 
-    def __len__(self) -> int:
-        return len(self.blocks)
-
-    def check(self, *indices: int) -> None:
-        """As in `Stack`."""
-        Stack.check(self, *indices)
+    def __getitem__(self, index: int) -> Any:
+        self.check(index)
+        return self.blocks[index]
 
     def __call__(
         self,
