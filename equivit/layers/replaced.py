@@ -54,12 +54,12 @@ EXAMPLE = "((3, 'dw', 3, None),), each (block, kind, kernel_size, heads)"
 
 
 def _entry(name: str, entry: Iterable[Any]) -> Replaced:
-    entry = tuple(tuple(part) if isinstance(part, list) else part for part in entry)
-    if not (1 <= len(entry) <= 4 and _is_form(Replaced(*entry))):
-        raise ValueError(f"{name}: replaced has {errors.shown(entry)}; entries are such as {EXAMPLE}.")
-    one = Replaced(*entry)
-    errors.one_of(f"{name}: replaced={entry}: kind", one.kind, KINDS)
-    check_taps(f"{name}: replaced={entry}", one.kernel_size, "zeros")
+    parts: Any = tuple(tuple(part) if isinstance(part, list) else part for part in entry)
+    if not (1 <= len(parts) <= 4 and _is_form(Replaced(*parts))):
+        raise ValueError(f"{name}: replaced has {errors.shown(parts)}; entries are such as {EXAMPLE}.")
+    one = Replaced(*parts)
+    errors.one_of(f"{name}: replaced={parts}: kind", one.kind, KINDS)
+    check_taps(f"{name}: replaced={parts}", one.kernel_size, "zeros")
     return one
 
 

@@ -1,4 +1,4 @@
-"""Attention replaced by convolution: the op against a plain loop, its gradients, the deployed form, and what is refused.
+"""Attention replaced by convolution: the op against a plain loop, its gradients, the deployed form, and errors.
 
 Agreement with the reference files is tested in tests/parity/depthwise_test.py.
 """
@@ -14,7 +14,8 @@ from flax import nnx
 from equivit.layers import dense, depthwise, isotypic
 from equivit.layers.grid import Layout
 from equivit.layers.relative import Attention as RelativeAttention
-from equivit.symmetry.groups import OCTIC
+from equivit.symmetry import fields
+from equivit.symmetry.groups import FLIP, OCTIC
 
 WIDTH, HEADS = 12, 3
 GRIDS = ((5, 4), (1, 7), (2, 2))  # odd and not square, one row, smaller than the taps
@@ -104,15 +105,16 @@ SORTS = [("conv", None), ("dw", None), ("spvit", None), ("ens_dw", None), ("conv
 
 @functools.partial(jax.jit, static_argnames="grids")
 def both(module, xs, grids):
-    """The module and its deployed form on each grid."""
-    folded, again = module.folded(), module.folded(implementation="lax")
-    return [(module(x, g), folded(x, g), again(x, g)) for x, g in zip(xs, grids, strict=True)]
+    """The module and its deployed form on each grid; on the first also with the convolution that is exported."""
+    folded, exported = module.folded(), module.folded(implementation="lax")
+    found = [[module(x, g), folded(x, g)] for x, g in zip(xs, grids, strict=True)]
+    return [[*found[0], exported(xs[0], grids[0])], *found[1:]]
 
 
 @pytest.mark.parametrize(("kind", "heads"), SORTS)
 @pytest.mark.parametrize("options", [dict(), dict(bias=False), dict(padding="wrap")], ids=str)
 def test_the_deployed_form_equals_the_module(kind, heads, options):
-    grids = GRIDS[:1] if "padding" in options else GRIDS
+    grids = GRIDS[:1] if options else GRIDS
     xs = [random(2, h * w, WIDTH) for h, w in grids]
     for ours, *others in both(replaced(kind, heads, **options), xs, grids):
         for other in others:
@@ -160,6 +162,42 @@ def test_heads_that_stay_are_attention():
     ours, theirs = (np.asarray(f(x)).reshape(2, 6, 3, 4) for f in (lambda x: module(x, (2, 3)), whole_copy))
     near(ours[:, :, [0, 2]], theirs[:, :, [0, 2]])
     assert not ours[:, :, 1].any() and np.abs(theirs[:, :, 1]).max() > 0.1
+
+
+class Unmoved(depthwise.IsotypicReplacedAttention):
+    """A wrong layer: all channels of the regular representation have the same taps."""
+
+    def __call__(self, x, grid=None):
+        values = fields.to_regular(self.value(x))
+        taps = self.taps[...]
+        return self.proj(fields.from_regular(jnp.stack([depthwise.depthwise_conv(v, taps, grid) for v in values])))
+
+
+@pytest.mark.parametrize("group", [OCTIC, FLIP], ids=lambda group: group.name)
+@pytest.mark.parametrize("padding", ["zeros", "wrap"])
+def test_equivariance_for_every_element(group, padding):
+    """On a non-square grid with an even and an odd side, in float64, which resolves 1e-10."""
+    with jax.enable_x64(True):
+        random = np.random.default_rng(0)
+        attention = isotypic.Attention(16, 2, group=group, rngs=nnx.Rngs(0))
+        module = depthwise.replace_attention(attention, "dw", padding=padding)
+        module = jax.tree.map(lambda a: jnp.asarray(random.normal(size=a.shape)), module)
+        x = fields.from_dense(jnp.asarray(random.normal(size=(2, 30, 16))), group)
+        wrong = Unmoved(module.value, module.proj, module.taps[...], num_heads=2)
+        call, grids = jax.jit(lambda module, x, grid: module(x, grid), static_argnames="grid"), ((6, 5), (5, 6))
+        ours, others = call(module, x, grids[0]), call(wrong, x, grids[0])
+        caught = False
+        for element in group.elements:
+            turned, grid = fields.act(element, x, grids[0]), grids[element.count("r") % 2]
+            near_field(call(module, turned, grid), fields.act(element, ours, grids[0]))
+            y, expected = (a.lines for a in (call(wrong, turned, grid), fields.act(element, others, grids[0])))
+            caught |= bool(np.abs(y - expected).max() > 1e-2 * np.abs(expected).max())
+        assert caught
+
+
+def near_field(a, b):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        near(x, y, 1e-10)
 
 
 @pytest.mark.parametrize(
