@@ -201,6 +201,9 @@ def _through_stablehlo(path: pathlib.Path, call: Callable, image: Any) -> list:
     import jax
     from jax import export
 
+    from equivit import onnx_files
+
+    onnx_files.library("flatbuffers")  # what JAX needs to write such a file
     exported = export.export(jax.jit(call), platforms=PLATFORMS)(jax.ShapeDtypeStruct(image.shape, image.dtype))
     path.write_bytes(exported.serialize())
     return jax.device_get(export.deserialize(bytearray(path.read_bytes())).call(image))

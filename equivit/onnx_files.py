@@ -20,7 +20,7 @@ def library(name: str) -> Any:
         with _quiet():
             return importlib.import_module(name)
     except ImportError as error:
-        raise ValueError(f"{name} is not installed ({error}); {INSTALL} installs what ONNX files need.") from error
+        raise ValueError(f"{name} is not installed ({error}); {INSTALL} installs what exported files need.") from error
 
 
 def write(path: str | os.PathLike, function: Callable, image: Any, outputs: tuple[str, ...], *, opset: int) -> None:
@@ -36,14 +36,20 @@ def write(path: str | os.PathLike, function: Callable, image: Any, outputs: tupl
     Raises:
       ValueError: jax2onnx is not installed, knows no such operation, or the file would be too large.
     """
+    import jax
+
     to_onnx = library("jax2onnx").to_onnx
     names: dict[str, Any] = dict(input_names=["image"], output_names=list(outputs))
     try:
-        with _quiet():
+        with _quiet(), _default_branches():
             proto = to_onnx(function, [image], opset=opset, normalization_mode="prefer_native", **names)
     except Exception as error:  # NotImplementedError, TypeError and others, by the operation
         reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"jax2onnx cannot write this function at opset {opset}: {reason}") from error
+        raise ValueError(
+            f"jax2onnx cannot write this function at opset {opset}: {reason}; a .stablehlo file has no such limits."
+        ) from error
+    finally:
+        jax.clear_caches()  # functions traced meanwhile hold operations of jax2onnx, which JAX cannot compile
     if (size := proto.ByteSize()) > LARGEST:
         raise ValueError(f"an ONNX file of {size / 2**30:.1f} GiB cannot be: 2 GiB is the most; try half precision.")
     pathlib.Path(path).write_bytes(proto.SerializeToString())
@@ -81,6 +87,19 @@ def session(path: str | os.PathLike, *, provider: str = "cpu", threads: int = 1)
 def operations(path: str | os.PathLike) -> list[str]:
     """The operations of the file, by their names, one for each node."""
     return [node.op_type for node in library("onnx").load(str(path), load_external_data=False).graph.node]
+
+
+@contextlib.contextmanager
+def _default_branches() -> Iterator[None]:
+    """Where a function chooses by platform, the default is traced: an ONNX file is for none."""
+    import jax
+
+    given = jax.lax.platform_dependent
+    jax.lax.platform_dependent = lambda *operands, default, **others: default(*operands)
+    try:
+        yield
+    finally:
+        jax.lax.platform_dependent = given
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import os
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -96,6 +97,17 @@ def test_a_file_that_deviates_is_not_left(tmp_path, monkeypatch):
     assert path.read_text() == "an older file" and [path] == list(tmp_path.iterdir())
 
 
+@needs_onnx
+def test_what_cannot_be_written_is_refused_and_still_runs(tmp_path):
+    """Functions that are traced for ONNX must not stay in JAX's caches."""
+    padded = jax.jit(lambda x: jnp.pad(x, 1))
+    function = lambda x: (jax.image.resize(padded(x), (2, 3), "linear"),)  # noqa: E731
+    with pytest.raises(ValueError, match=r"jax2onnx cannot write this function at opset 17: .*antialias.*\.stablehlo"):
+        onnx_files.write(tmp_path / "f.onnx", function, jax.ShapeDtypeStruct((4, 5), "float32"), ("y",), opset=17)
+    assert not list(tmp_path.iterdir()) and jax.jit(function)(np.ones((4, 5), np.float32))[0].shape == (2, 3)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("flatbuffers") is None, reason="make install-export installs flatbuffers")
 def test_stablehlo_comes_back(tmp_path):
     written = export.write(tmp_path / "model.stablehlo", model(**WHOLE), SIZE)
     assert written.deviation < 1e-6
@@ -156,10 +168,11 @@ def test_errors_are_one_line(changes, message, tmp_path, monkeypatch, capsys):
 
 
 def test_without_the_extra_one_line_says_how_to_install_it(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "jax2onnx", None)
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(ValueError, match="jax2onnx is not installed .* make install-export"):
-        export.write(tmp_path / "model.onnx", model(), SIZE)
+    for name in ("jax2onnx", "onnxruntime", "flatbuffers"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for ending, name in ((".onnx", "jax2onnx"), (".stablehlo", "flatbuffers")):
+        with pytest.raises(ValueError, match=f"{name} is not installed .* make install-export"):
+            export.write(tmp_path / f"model{ending}", model(), SIZE)
     (tmp_path / "model.onnx").write_bytes(b"")
     assert profile.main([str(tmp_path / "model.onnx")]) == 1
     assert "make install-export" in capsys.readouterr().err

@@ -143,7 +143,7 @@ class IsotypicAttention(nnx.Module):
 
 
 class IsotypicConvolved(nnx.Module):
-    """An equivariant replaced attention whose taps are moved by the group once and for all."""
+    """An equivariant replaced attention with the implementation `convolution`."""
 
     def __init__(self, replaced: depthwise.IsotypicReplacedAttention, convolution: str):
         self.replaced, self.convolution = replaced, convolution
