@@ -1,5 +1,6 @@
 # make quickstart   install, then train an octic ViT on handwritten digits (CPU, about three minutes with installing)
 # make test         install what tests need, then run them
+# make install-export   also what export and profile need (jax2onnx, onnx, onnxruntime)
 # make test-all     the same, with every reference file under $EQUIVIT_PARITY
 
 VENV ?= .venv
@@ -8,17 +9,20 @@ RUN = $(VENV)/bin/python
 TESTS ?= tests
 PYTEST = $(RUN) -m pytest -n 2
 WORKDIR ?= runs/quickstart
+JAX2ONNX = jax2onnx>=0.17.1,<0.18
 
-.PHONY: quickstart test test-all lint clean
+.PHONY: quickstart install-export test test-all lint clean
 
 # Large arrays in large pages: on Linux page faults otherwise dominate a training step on a CPU.
 quickstart: export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 quickstart: $(VENV)/.installed
 	$(RUN) -m equivit.train --config=configs/quickstart.py --workdir=$(WORKDIR)
 
+install-export: $(VENV)/.installed-export
+
 # Recipes run on one virtual device, for which programs compile faster than for eight.  Order and budgets of the others:
 # tests/conftest.py.
-test: $(VENV)/.installed-dev lint
+test: $(VENV)/.installed-dev $(VENV)/.installed-export lint
 ifeq ($(TESTS),tests)
 	EQUIVIT_DEVICES=1 $(PYTEST) --dist load tests/recipes
 	$(PYTEST) --dist loadscope --no-loadscope-reorder --ignore=tests/recipes tests
@@ -46,6 +50,12 @@ $(VENV)/.installed: requirements.txt | $(VENV)/bin/python
 $(VENV)/.installed-dev: requirements.txt requirements-dev.txt | $(VENV)/bin/python
 	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	@touch $@ $(VENV)/.installed
+
+# In two steps, for the reason that requirements-export.txt gives.
+$(VENV)/.installed-export: requirements-export.txt | $(VENV)/.installed
+	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements-export.txt
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps "$(JAX2ONNX)"
+	@touch $@
 
 clean:
 	rm -rf $(VENV) .venv-newest .cache build *.egg-info

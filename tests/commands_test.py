@@ -18,6 +18,7 @@ from equivit.training import stopping
 ROOT = pathlib.Path(__file__).parents[1]
 COMMANDS = sorted(path.stem for path in (ROOT / "equivit").glob("*.py") if '"__main__"' in path.read_text())
 LARGE = {"numpy", "jax", "flax", "optax", "orbax", "grain", "matplotlib", "rich", "PIL", "tensorboardX", "sklearn"}
+LARGE |= {"onnx", "onnxruntime", "jax2onnx"}
 PRINT = "import sys; print([*sys.modules])"
 
 
@@ -31,8 +32,8 @@ def imported(program: str) -> set[str]:
     return set(ast.literal_eval(run.stdout.splitlines()[-1]))
 
 
-def test_there_are_five_commands():
-    assert COMMANDS == ["convert", "evaluate", "summarize", "sweep", "train"]
+def test_there_are_seven_commands():
+    assert COMMANDS == ["convert", "evaluate", "export", "profile", "summarize", "sweep", "train"]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

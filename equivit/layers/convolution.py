@@ -156,7 +156,7 @@ def around(x: jax.Array, ends: tuple[Pair, Pair]) -> jax.Array:
     """
     for axis, (before, after) in zip((-3, -2), ends, strict=True):
         size = x.shape[axis]
-        x = jnp.take(x, np.arange(-before, size + after) % size, axis, mode="clip")
+        x = jnp.take(x, np.arange(-before, size + after) % size, axis=axis, mode="clip")
     return x
 
 

@@ -51,7 +51,7 @@ class Linear(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         with jax.named_scope("linear"):
             weight = self.weight[...]
-            y = x.astype(weight.dtype) @ weight
+            y = jnp.matmul(x.astype(weight.dtype), weight)
             return y if self.bias is None else y + self.bias[...].astype(weight.dtype)
 
 
@@ -238,7 +238,7 @@ class PatchEmbed(nnx.Module):
             if self.bias is None:
                 wide = jnp.promote_types(kernel.dtype, jnp.float32)
                 return jnp.matmul(patches, kernel, preferred_element_type=wide)
-            return patches @ kernel + self.bias[...]
+            return jnp.matmul(patches, kernel) + self.bias[...]
 
     def affine(self) -> tuple[jax.Array, jax.Array]:
         """The kernel [ph, pw, in, width] and the bias [width], zeros if there is none."""

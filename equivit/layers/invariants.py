@@ -143,7 +143,7 @@ def _norm(rows: jax.Array) -> jax.Array:
     """Norm over the leading axis, with gradient 0 at zero, where a class token starts."""
     squares = jnp.square(rows).sum(0)
     zero = squares == 0
-    return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, squares)))
+    return jnp.where(zero, squares, jnp.sqrt(jnp.where(zero, jnp.ones_like(squares), squares)))
 
 
 def _components(x: Isotypic) -> tuple[jax.Array, ...]:

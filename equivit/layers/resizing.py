@@ -26,8 +26,8 @@ def _linear(x: jax.Array, axis: int, length: int, circular: bool) -> jax.Array:
     place = place if circular else np.clip(place, 0, old - 1)
     first = np.floor(place).astype(int)
     share = (place - first).reshape(-1, *(1,) * (-axis - 1)).astype(x.dtype)
-    low = jnp.take(x, first % old, axis, mode="clip")
-    high = jnp.take(x, (first + 1) % old if circular else np.minimum(first + 1, old - 1), axis, mode="clip")
+    low = jnp.take(x, first % old, axis=axis, mode="clip")
+    high = jnp.take(x, (first + 1) % old if circular else np.minimum(first + 1, old - 1), axis=axis, mode="clip")
     return low * (1 - share) + high * share
 
 

@@ -195,7 +195,7 @@ class Doubling(nnx.Module):
         with jax.named_scope("norm"):
             b, h, w, channels = x.shape
             y = x.astype(jnp.promote_types(x.dtype, jnp.float32)).reshape(b, h, w, self.groups, -1)
-            mean, variance = (f(y, (1, 2, 4), keepdims=True) for f in (jnp.mean, jnp.var))
+            mean, variance = (f((1, 2, 4), keepdims=True) for f in (y.mean, y.var))
             y = ((y - mean) * jax.lax.rsqrt(variance + 1e-5)).reshape(x.shape)
             return (y * self.scale[...] + self.shift[...]).astype(x.dtype)
 

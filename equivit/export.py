@@ -1,0 +1,230 @@
+"""Export a model as it is deployed: as an ONNX file for ONNX Runtime, TensorRT and others, or as StableHLO.
+
+    python -m equivit.export --input=models/vit_b --output=vit_b.onnx --image_size=336,336
+    python -m equivit.export --input=runs/depthwise --output=vit_b.stablehlo --image_size=224,320 --batch=4
+
+The ending of --output says which.  Weights are part of the file, replaced attention is folded into one convolution a
+block, and positions are those of --image_size (`models/deployed.py`).  What was written is run on a random image and
+compared with the model; where it deviates by more than 1e-4 of the largest entry (with --half 1e-2), no file is left.
+
+The input is "image", the outputs "logits" ("embedding" of a projection), or of a model without a head "patches"
+[B, h, w, D] and, where it has a class token, "class" [B, D], both after the final norm.
+"""
+
+import argparse
+import functools
+import os
+import pathlib
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from equivit import command
+
+FORMATS = (".onnx", ".stablehlo")
+OPSET = 17
+TOLERANCES = {"float32": 1e-4, "float16": 1e-2}  # of the largest entry
+PLATFORMS = ("cpu", "cuda", "tpu")  # that a StableHLO file is lowered for
+
+
+class Written(NamedTuple):
+    """What `write` wrote.
+
+    Attributes:
+      path: the file.
+      bytes: its size.
+      parameters: bytes of what is deployed of the parameters.
+      deviation: the largest between the file and the model, relative to the model's largest entry.
+    """
+
+    path: pathlib.Path
+    bytes: int
+    parameters: int
+    deviation: float
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    return command.run(functools.partial(_run, options), debug=options.debug)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m equivit.export",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--input", required=True, type=pathlib.Path, help="a saved model or a run directory")
+    parser.add_argument("--output", required=True, type=pathlib.Path, help="file ending in .onnx or .stablehlo")
+    parser.add_argument("--image_size", required=True, type=_size, help="HEIGHT,WIDTH in pixels")
+    parser.add_argument("--batch", type=_positive, default=1, help="images in one call (%(default)s)")
+    parser.add_argument("--layout", choices=("nhwc", "nchw"), default="nhwc", help="axes of the input (%(default)s)")
+    parser.add_argument("--opset", type=_positive, help=f"version of ONNX's operations ({OPSET})")
+    parser.add_argument("--half", action="store_true", help="parameters, input and all that is computed in float16")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    return parser
+
+
+def _size(text: str) -> tuple[int, int]:
+    height, width = map(_positive, text.split(","))
+    return height, width
+
+
+def _positive(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
+    return int(text)
+
+
+def _run(options: argparse.Namespace) -> None:
+    from equivit.models import saved
+    from equivit.training import checkpoints
+
+    _check_output(options.output, options.opset)
+    print(f"Reading the model in {options.input}.", flush=True)
+    if (options.input / "config.json").is_file():
+        _, model, _ = checkpoints.load_run(options.input)
+    else:
+        model = saved.load(options.input)
+    size = "x".join(map(str, options.image_size))
+    kind = "float16" if options.half else "float32"
+    print(f"Writing {options.output} for {options.batch} {options.layout} image(s) of {size} in {kind}.", flush=True)
+    chosen = dict(batch=options.batch, layout=options.layout, opset=options.opset or OPSET, half=options.half)
+    written = write(options.output, model, options.image_size, **chosen)
+    print(
+        f"Done: {written.path}, {written.bytes / 1e6:.2f} MB, {written.bytes / written.parameters:.3f} times the "
+        f"deployed parameters; it deviates from the model by {written.deviation:.1e} of the largest entry (at most "
+        f"{TOLERANCES[kind]:g})."
+    )
+
+
+def _check_output(path: pathlib.Path, opset: int | None) -> None:
+    if path.suffix not in FORMATS:
+        raise ValueError(f"--output={path}: the ending says the format, and must be {' or '.join(FORMATS)}.")
+    if opset is not None and path.suffix != ".onnx":
+        raise ValueError(f"--opset={opset} goes with .onnx; a {path.suffix} file has no such version.")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"--output={path}: there is no directory {path.parent}; create it first.")
+
+
+def write(
+    path: str | os.PathLike,
+    model: Any,
+    image_size: tuple[int, int],
+    *,
+    batch: int = 1,
+    layout: str = "nhwc",
+    opset: int = OPSET,
+    half: bool = False,
+) -> Written:
+    """Write the model as it is deployed, and compare the file with the model.
+
+    Args:
+      path: ends in .onnx or .stablehlo.
+      layout: axes of the input, "nhwc" or "nchw".
+      half: parameters, input and all that is computed in float16.
+
+    Raises:
+      ValueError: the model does not take such images, has operations that cannot be written, or the file deviates; no
+        file is left then.
+    """
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from flax import nnx
+
+    import kernels
+    from equivit.models.deployed import deployed
+
+    path = pathlib.Path(path)
+    outputs, function = _function(model, image_size)
+    part = path.with_name(f"{path.name}.part")
+    onnx, dtype = path.suffix == ".onnx", jnp.float16 if half else jnp.float32
+    image = np.random.default_rng(0).normal(size=(batch, *image_size, model.config.input_shape[-1])).astype(np.float32)
+    with jax.default_matmul_precision("highest"):
+        wanted = jax.device_get(jax.jit(function)(model, image))
+    form = deployed(model, image_size, convolution="lax" if onnx else "auto")
+    if half:
+        form = jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, form)
+    given = (image if layout == "nhwc" else image.transpose(0, 3, 1, 2)).astype(dtype)
+
+    def call(x):
+        return function(form, x if layout == "nhwc" else x.transpose(0, 2, 3, 1))
+
+    try:
+        with kernels.using("xla"):  # ours belong to a version of JAX
+            found = _through_onnx(part, call, given, outputs, opset) if onnx else _through_stablehlo(part, call, given)
+        deviation = max(_deviation(a, b) for a, b in zip(found, wanted, strict=True))
+        _check(path, deviation, TOLERANCES[np.dtype(dtype).name])
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    parameters = sum(x.nbytes for x in jax.tree.leaves(nnx.state(form, nnx.Param)))
+    return Written(path, path.stat().st_size, parameters, deviation)
+
+
+def _function(model: Any, image_size: tuple[int, int]) -> tuple[tuple[str, ...], Callable]:
+    """The names of the outputs, and the function of model and images that gives them."""
+    from equivit.models.decoders import MaskedAutoencoder
+    from equivit.models.model import check_input
+    from equivit.models.segmenter import Segmenter
+
+    check_input(model.config, "--image_size", image_size, model.config.input_shape[-1])
+    if isinstance(model, MaskedAutoencoder):
+        raise ValueError("--input: a masked autoencoder is not deployed; convert or export its encoder.")
+    if isinstance(model, Segmenter) or model.head is not None:
+        name = "logits" if getattr(model.config, "projection", None) is None else "embedding"
+        return (name,), lambda model, images: (model(images),)
+
+    def tokens(model, images):
+        features = model.features(images)
+        return (features.patches.values,) if features.cls is None else (features.patches.values, features.cls)
+
+    import jax
+
+    shape = jax.ShapeDtypeStruct((1, *image_size, model.config.input_shape[-1]), "float32")
+    return ("patches", "class")[: len(jax.eval_shape(tokens, model, shape))], tokens
+
+
+def _through_onnx(path: pathlib.Path, call: Callable, image: Any, outputs: tuple[str, ...], opset: int) -> list:
+    import jax
+
+    from equivit import onnx_files
+
+    onnx_files.write(path, call, jax.ShapeDtypeStruct(image.shape, image.dtype), outputs, opset=opset)
+    return onnx_files.session(path, threads=os.cpu_count() or 1).run(list(outputs), {"image": image})
+
+
+def _through_stablehlo(path: pathlib.Path, call: Callable, image: Any) -> list:
+    import jax
+    from jax import export
+
+    from equivit import onnx_files
+
+    onnx_files.library("flatbuffers")  # what JAX needs to write such a file
+    exported = export.export(jax.jit(call), platforms=PLATFORMS)(jax.ShapeDtypeStruct(image.shape, image.dtype))
+    path.write_bytes(exported.serialize())
+    return jax.device_get(export.deserialize(bytearray(path.read_bytes())).call(image))
+
+
+def _deviation(found: Any, wanted: Any) -> float:
+    """The largest deviation, relative to the largest entry that is wanted."""
+    import numpy as np
+
+    largest = max(float(np.abs(wanted).max()), float(np.finfo(np.float32).tiny))
+    return float(np.abs(found.astype(np.float32) - wanted).max()) / largest
+
+
+def _check(path: pathlib.Path, deviation: float, tolerance: float) -> None:
+    if not deviation <= tolerance:  # nor where it is not a number
+        hint = "leave out --half" if tolerance > TOLERANCES["float32"] else "try another --opset, or the other format"
+        raise ValueError(
+            f"--output={path}: the file deviates from the model by {deviation:.1e} of the largest entry, more than "
+            f"{tolerance:g}; nothing was written: {hint}."
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

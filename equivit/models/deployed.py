@@ -1,0 +1,229 @@
+"""Models as they are deployed: the same function of images of one size, in operations that runtimes are good at.
+
+| part                        | what becomes of it                                                                  |
+|-----------------------------|-------------------------------------------------------------------------------------|
+| replaced attention          | its folded form: plain matrices, and one convolution (`layers/depthwise_folded.py`) |
+| attention of ViTs           | three products around a plain softmax, which runtimes know as one operation         |
+| layer norm of dense tokens  | Flax's, which exporters know as one operation                                       |
+| stack of blocks             | the blocks one after the other, since a scan would become a loop                    |
+| learned and fixed positions | a table for the one grid                                                            |
+| mask token                  | left out                                                                            |
+
+Only softmax and layer norm are computed otherwise than in the model, and agree with it up to rounding.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from equivit.layers import dense, depthwise, isotypic
+from equivit.layers.attention import Parts
+from equivit.layers.depthwise_folded import DenseValues, FoldedAttention, linear
+from equivit.layers.grid import Layout, check_grid
+from equivit.layers.stack import Seen, Stack
+from equivit.models.model import ModelModule
+from equivit.models.vit import ViT
+
+
+def deployed(model: ModelModule, image_size: tuple[int, int], *, convolution: str = "lax") -> ModelModule:
+    """A copy of the model in the forms above, for images of `image_size` (height, width), without drop path or masks.
+
+    Its parameters are what is deployed: `nnx.state(deployed(model, size), nnx.Param)`.
+
+    Args:
+      convolution: implementation of depthwise convolutions (`layers/depthwise_conv.py`): "lax" becomes one operation of
+        a runtime, "auto" is fast where XLA runs it.
+
+    Raises:
+      ValueError: the patch size of a ViT does not divide the image size.
+    """
+    patch_size = getattr(model.config, "patch_size", None)
+    grid = None if patch_size is None else check_grid(image_size, patch_size, "image_size")
+    return formed(jax.tree.map(lambda leaf: leaf, model), grid, convolution)
+
+
+def formed(module: Any, grid: Any, convolution: str = "lax") -> Any:
+    """The deployed form of a module of a model, such as an attention, or itself with all parts in theirs.
+
+    Args:
+      grid: (h, w) of its tokens; None where they lie on none, or on several.
+      convolution: as in `deployed`.
+    """
+    match module:
+        case dense.LayerNorm():
+            return _layer_norm(module)
+        case depthwise.ReplacedAttention() | depthwise.ScatteredAttention():
+            return formed(module.folded(implementation=convolution), grid, convolution)
+        case depthwise.IsotypicReplacedAttention():
+            return IsotypicConvolved(module, convolution)
+        case FoldedAttention() if module.qkv is not None:
+            values = formed(module.values, grid, convolution)
+            return Attention(module.qkv, module.proj, module.num_heads, values)
+        case DenseValues() if module.bias is not None:
+            return ValuesOnGrid(module, grid)
+        case Stack():
+            return Blocks([formed(module[i], grid, convolution) for i in range(len(module))], module.lengths)
+        case _ if type(module) is dense.Attention:  # not those with relative positions
+            return Attention(module.qkv, module.proj, module.num_heads)
+        case _ if type(module) is isotypic.Attention:
+            return IsotypicAttention(module)
+        case isotypic.PatchEmbed():
+            return UnfoldedPatchEmbed(module)
+        case ViT():
+            module.mask_token = None
+            if module.position is not None:
+                module.position = Table(module.position(grid))
+    for name, part in list(vars(module).items()):
+        if isinstance(part, nnx.List):
+            setattr(module, name, nnx.List([formed(each, grid, convolution) for each in part]))
+        elif isinstance(part, nnx.Module):
+            setattr(module, name, formed(part, grid, convolution))
+    return module
+
+
+class Attention(nnx.Module):
+    """The heads that attend, by three products around a softmax; then those that are convolved; and the projection.
+
+    Shapes: [*B, N, in_features] -> [*B, N, width].
+
+    Args:
+      qkv: columns (q | k | v) x heads x channels.
+      proj: of all heads.
+      values: of the heads that are convolved, called with the grid; None: there are none.
+    """
+
+    def __init__(self, qkv: dense.Linear, proj: dense.Linear, num_heads: int, values: Any = None):
+        self.query, self.key, self.value = _thirds(qkv)
+        self.proj, self.values, self.num_heads = proj, values, num_heads
+
+    def __call__(self, x: jax.Array, layout: Layout | None = None) -> jax.Array:
+        q, k, v = (self._heads(part(x)) for part in (self.query, self.key, self.value))
+        (y,) = attend((q,), (k,), (v,))
+        y = jax.lax.collapse(jnp.swapaxes(y, -2, -3), y.ndim - 2)
+        if self.values is not None:
+            y = jnp.concatenate([y, self.values(x, layout)], axis=-1)
+        return self.proj(y)
+
+    def _heads(self, x: jax.Array) -> jax.Array:
+        return jnp.swapaxes(x.reshape(*x.shape[:-1], self.num_heads, x.shape[-1] // self.num_heads), -2, -3)
+
+
+class ValuesOnGrid(DenseValues):
+    """Values by one dense convolution, with the sum of the biases at each place of one grid."""
+
+    def __init__(self, values: DenseValues, grid: Any):
+        self.kernel, self.padding, self.bias = values.kernel, values.padding, nnx.Param(values._bias(grid))
+
+    def _bias(self, grid: tuple[int, int]) -> jax.Array:
+        return self.bias[...]
+
+
+class UnfoldedPatchEmbed(isotypic.PatchEmbed):
+    """An equivariant patch embedding that keeps all of its kernels, not only the part that the others follow from."""
+
+    def __init__(self, embed: isotypic.PatchEmbed):
+        self.unfolded, self.bias = nnx.Param(embed.kernels()), embed.bias
+        self.patch_size, self.group = embed.patch_size, embed.group
+
+    def kernels(self) -> Any:
+        return self.unfolded.get_value()
+
+
+class IsotypicAttention(nnx.Module):
+    """An equivariant attention with a plain softmax."""
+
+    def __init__(self, attention: isotypic.Attention):
+        self.attention = attention
+
+    def __call__(self, x: Any, layout: Layout | None = None) -> Any:
+        return self.attention.attended(x, attend)
+
+
+class IsotypicConvolved(nnx.Module):
+    """An equivariant replaced attention with the implementation `convolution`."""
+
+    def __init__(self, replaced: depthwise.IsotypicReplacedAttention, convolution: str):
+        self.replaced, self.convolution = replaced, convolution
+
+    def __call__(self, x: Any, grid: Any = None) -> Any:
+        given = self.replaced
+        y = depthwise.isotypic_depthwise_conv(
+            given.value(x), given.taps[...], grid, padding=given.padding, implementation=self.convolution
+        )
+        return given.proj(y)
+
+
+class Blocks(Stack):
+    """The blocks of a stack, each with parameters of its own, called as the stack was.
+
+    Args:
+      lengths: of the runs of the stack.
+    """
+
+    def __init__(self, blocks: list[nnx.Module], lengths: tuple[int, ...]):
+        self.blocks, self.lengths = nnx.List(blocks), lengths
+
+    def __getitem__(self, index: int) -> Any:
+        self.check(index)
+        return self.blocks[index]
+
+    def __call__(
+        self,
+        x: Any,
+        layout: Layout | None = None,
+        *,
+        start: int = 0,
+        stop: int | None = None,
+        shared: tuple = (),
+        phases: int = 1,
+        capture: tuple[int, ...] = (),
+        aux: bool = False,
+        **unused: Any,
+    ) -> tuple[Any, Seen]:
+        """As in `Stack`; what belongs to training is not used."""
+        outputs, collected = {}, []
+        for i in range(start, len(self) if stop is None else stop):
+            x = self.blocks[i](x, layout, *shared, rate=0.0, phase=i % phases, train=False, key=None)
+            if aux:
+                x, seen = x
+                collected.append(seen)
+            if i in capture:
+                outputs[i] = x
+        return x, Seen(outputs, jax.tree.map(lambda *parts: jnp.stack(parts), *collected) if collected else None)
+
+    def alone(self, index: int, x: Any, layout: Layout | None = None, **unused: Any) -> Any:
+        """As in `Stack`."""
+        return self.blocks[index](x, layout, rate=0.0, phase=0, train=False, key=None)
+
+
+class Table(nnx.Module):
+    """The positions of one grid; called with it, as those that it was computed from."""
+
+    def __init__(self, positions: Any):
+        self.positions = nnx.Param(positions)  # an array, or a field
+
+    def __call__(self, grid: tuple[int, int]) -> Any:
+        return self.positions.get_value()
+
+
+def attend(q: Parts, k: Parts, v: Parts) -> Parts:
+    """`layers.attention.attend` with weights that sum to one before the second product, in the dtype of q."""
+    scale = sum(part.shape[-1] for part in q) ** -0.5
+    products = [jnp.matmul(a * scale, jnp.swapaxes(b, -1, -2)) for a, b in zip(q, k, strict=True)]
+    weights = jax.nn.softmax(sum(products[1:], products[0]))
+    return tuple(jnp.matmul(weights, part) for part in v)
+
+
+def _thirds(qkv: dense.Linear) -> list[dense.Linear]:
+    biases = (None,) * 3 if qkv.bias is None else jnp.split(qkv.bias[...], 3)
+    return [linear(w, b) for w, b in zip(jnp.split(qkv.weight[...], 3, axis=1), biases, strict=True)]
+
+
+def _layer_norm(norm: dense.LayerNorm) -> Callable:
+    width = norm.scale[...].shape[-1]
+    layer = nnx.LayerNorm(width, epsilon=norm.eps, use_fast_variance=False, rngs=nnx.Rngs(0))
+    layer.scale, layer.bias = nnx.Param(norm.scale[...]), nnx.Param(norm.bias[...])
+    return layer

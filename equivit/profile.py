@@ -1,0 +1,173 @@
+"""How long exported models take: ONNX files in turn on one thread, as in A.2.2 of "Drop-in Depthwise Convolution".
+
+    python -m equivit.profile before.onnx after.onnx --out=profile.json
+    python -m equivit.profile before.onnx after.onnx --provider=cuda
+
+ONNX Runtime works with one thread on one core, at real-time priority (FIFO) where the system allows it, on a random
+input of the shape in the file.  In every round each file is called once, in turning order, so that the machine's clock
+and its other programs meet all files alike.  Times are medians over rounds; ratios are to the first file.  On a GPU
+input and output stay on it.
+"""
+
+import argparse
+import contextlib
+import functools
+import json
+import os
+import pathlib
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from equivit import command
+
+PRIORITY = 99  # of FIFO, as in the paper
+TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16"}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    return command.run(functools.partial(_run, options), debug=options.debug)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m equivit.profile",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("files", nargs="+", type=pathlib.Path, help="ONNX files; ratios are to the first")
+    parser.add_argument("--provider", choices=("cpu", "cuda"), default="cpu", help="what runs them (%(default)s)")
+    parser.add_argument("--runs", type=_positive, default=100, help="timed rounds (%(default)s)")
+    parser.add_argument("--warmup", type=int, default=10, help="rounds before them (%(default)s)")
+    parser.add_argument("--out", type=pathlib.Path, help="JSON with all figures")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
+    return int(text)
+
+
+def _run(options: argparse.Namespace) -> None:
+    for path in options.files:
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}: there is no such file; python -m equivit.export writes one.")
+    if options.out is not None and not options.out.parent.is_dir():
+        raise FileNotFoundError(f"--out={options.out}: there is no directory {options.out.parent}; create it first.")
+    report = profile(options.files, provider=options.provider, runs=options.runs, warmup=options.warmup, say=print)
+    width = max(len(row["file"]) for row in report["files"])
+    for row in report["files"]:
+        print(
+            f"{row['file']:{width}}  {row['milliseconds']:9.3f} ms  {row['ratio']:6.3f}  {row['bytes'] / 1e6:8.2f} MB"
+        )
+    if options.out is not None:
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
+        print(f"Done: {options.out}")
+
+
+def profile(
+    files: Sequence[str | os.PathLike],
+    *,
+    provider: str = "cpu",
+    runs: int = 100,
+    warmup: int = 10,
+    say: Callable[[str], Any] = lambda text: None,
+) -> dict[str, Any]:
+    """Milliseconds of each file, with what they were measured on.
+
+    Args:
+      provider: "cpu" or "cuda".
+      runs: timed rounds, after `warmup` others.
+      say: told what is about to be done.
+
+    Returns:
+      The content of the JSON: `files`, each with `file`, `milliseconds` (the median), `quartiles`, `ratio` and `bytes`;
+      and the conditions.
+
+    Raises:
+      ValueError: ONNX Runtime is missing, has no such provider here, or refuses a file.
+    """
+    from equivit import onnx_files
+
+    with alone() as conditions:
+        sessions = {i: onnx_files.session(path, provider=provider) for i, path in enumerate(files)}
+        say(f"Timing {len(files)} file(s), {runs} rounds after {warmup}, on {provider}; {conditions}.")
+        calls = {i: bound(session, provider) for i, session in sessions.items()}
+        seconds = interleaved(calls, runs=runs, warmup=warmup)
+    rows: list[dict[str, Any]] = []
+    for path, times in zip(files, seconds.values(), strict=True):
+        quartiles = statistics.quantiles(times, n=4) if len(times) > 1 else times * 3
+        row = dict(file=str(path), milliseconds=1e3 * statistics.median(times), quartiles=[1e3 * q for q in quartiles])
+        rows.append({**row, "bytes": pathlib.Path(path).stat().st_size})
+        rows[-1]["ratio"] = row["milliseconds"] / rows[0]["milliseconds"]
+    runtime = f"onnxruntime {onnx_files.library('onnxruntime').__version__}"
+    machine = dict(machine=f"{platform.machine()}, {os.cpu_count()} cores", runtime=runtime, provider=provider)
+    return dict(files=rows, runs=runs, warmup=warmup, conditions=conditions, **machine)
+
+
+def interleaved(calls: Mapping[Any, Callable[[], Any]], *, runs: int, warmup: int) -> dict[Any, list[float]]:
+    """Seconds of each timed call; in each round every function is called once, and the order turns round."""
+    seconds: dict[Any, list[float]] = {name: [] for name in calls}
+    for turn in range(warmup + runs):
+        for name in list(calls)[:: -1 if turn % 2 else 1]:
+            start = time.perf_counter()
+            calls[name]()
+            if turn >= warmup:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def bound(session: Any, provider: str = "cpu") -> Callable[[], None]:
+    """A call of the session on random inputs; inputs and outputs stay where the provider computes."""
+    import numpy as np
+
+    from equivit import onnx_files
+
+    runtime, draw, binding = onnx_files.library("onnxruntime"), np.random.default_rng(0), session.io_binding()
+    for given in session.get_inputs():
+        if given.type not in TYPES:
+            raise ValueError(f"input {given.name!r} is {given.type}; images are {' or '.join(TYPES)}.")
+        shape = [size if isinstance(size, int) else 1 for size in given.shape]
+        values = draw.normal(size=shape).astype(TYPES[given.type])
+        binding.bind_ortvalue_input(given.name, runtime.OrtValue.ortvalue_from_numpy(values, provider, 0))
+    for wanted in session.get_outputs():
+        binding.bind_output(wanted.name, provider)
+
+    def call():
+        session.run_with_iobinding(binding)
+        binding.synchronize_outputs()
+
+    return call
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[str]:
+    """The process on one core, at real-time priority where allowed; yields what has become of that, in words."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield f"one thread; {platform.system()} pins no process to a core"
+        return
+    cores, policy, parameters = os.sched_getaffinity(0), os.sched_getscheduler(0), os.sched_getparam(0)
+    core = max(cores)  # the first has most of the interrupts
+    os.sched_setaffinity(0, {core})
+    try:
+        try:
+            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))
+            priority = f"at real-time priority {PRIORITY} (FIFO)"
+        except OSError as error:
+            priority = f"at ordinary priority, since the system allows no real-time one ({error.strerror})"
+        yield f"one thread on core {core}, {priority}"
+    finally:
+        os.sched_setscheduler(0, policy, parameters)
+        os.sched_setaffinity(0, cores)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

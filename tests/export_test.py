@@ -1,0 +1,185 @@
+"""Exported files against the models that they were made of, what is in them, and how long they take."""
+
+import functools
+import importlib.util
+import json
+import os
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from equivit import export, models, onnx_files, profile, testing
+from equivit.models import saved
+from equivit.models.deployed import deployed
+from equivit.models.segmenter import SegmenterConfig
+from equivit.models.vit_config import ViTConfig
+
+needs_onnx = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("jax2onnx", "onnxruntime")),
+    reason="make install-export installs jax2onnx and onnxruntime",
+)
+SMALL = dict(width=32, depth=2, num_heads=2, patch_size=8, image_size=(32, 32), num_classes=5)
+SIZE = (24, 40)  # another grid than that of the learned positions, odd and not square
+PATCHES = dict(class_token=False, num_heads=4)
+# Every kind of replacement, beside an attention that stays; in two models, so that each is small.
+WHOLE = dict(PATCHES, depth=5, replaced=((0, "dw", 5), (1, "conv"), (2, "spvit"), (3, "ens_dw")))
+SCATTERED = dict(PATCHES, replaced=((0, "dw", 3, (1, 3)), (1, "conv", 3, (0,))))
+
+
+@functools.cache
+def model(name="vit_ti16", **options):
+    return testing.randomise(models.abstract(name, **SMALL | options), jax.random.key(0))
+
+
+def segmenter(**backbone):
+    config = SegmenterConfig(
+        ViTConfig(**SMALL | dict(num_classes=None, class_token=False) | backbone), 3, decoder="convolutions", width=8
+    )
+    return testing.randomise(config.build(nnx.Rngs(0)), jax.random.key(0))
+
+
+@needs_onnx
+@pytest.mark.parametrize(
+    "make, options, convolutions",
+    [
+        (lambda: model(), dict(layout="nchw", batch=2), 0),
+        (lambda: model(**WHOLE), {}, 4),
+        (lambda: model(**SCATTERED), dict(opset=20), 2),
+        (lambda: model("clip_vit_b16", projection=6, num_classes=None), {}, 0),
+        (lambda: model("octic_vit_ti16", family="I8", width=64, replaced=((0,),), class_token=False), {}, 1),
+        (lambda: segmenter(replaced=((1,),)), {}, 3),  # the decoder has two
+    ],
+    ids=["plain", "replaced", "scattered", "clip", "octic", "segmenter"],
+)
+def test_onnx_runtime_agrees_with_the_model(make, options, convolutions, tmp_path):
+    """`write` compares, within 1e-4; rounding leaves less than a hundredth of that."""
+    path = tmp_path / "model.onnx"
+    written = export.write(path, make(), SIZE, **options)
+    assert written.deviation < 1e-6 and written.bytes == path.stat().st_size
+    operations = onnx_files.operations(path)
+    assert operations.count("Conv") == convolutions
+    assert not {"Loop", "Scan", "If"} & set(operations)
+    assert [path] == list(tmp_path.iterdir())
+
+
+@needs_onnx
+def test_attention_is_two_products_around_a_softmax(tmp_path):
+    path = tmp_path / "model.onnx"
+    export.write(path, model(), SIZE)
+    operations = onnx_files.operations(path)
+    # Per block: three maps to queries, keys and values, two products, the projection, two of the MLP; and the head.
+    assert operations.count("Softmax") == 2 and operations.count("MatMul") == 1 + 2 * 8 + 1
+    assert operations.count("LayerNormalization") == 5 and "Einsum" not in operations
+
+
+@needs_onnx
+def test_half_precision_and_tokens(tmp_path):
+    path = tmp_path / "model.onnx"
+    written = export.write(path, model(num_classes=None), SIZE, half=True)
+    assert 1e-5 < written.deviation < 1e-2  # it is rounded, and not more than is said
+    session = onnx_files.session(path)
+    (image,), outputs = session.get_inputs(), session.get_outputs()
+    assert (image.name, image.type, image.shape) == ("image", "tensor(float16)", [1, *SIZE, 3])
+    assert [(each.name, each.shape) for each in outputs] == [("patches", [1, 3, 5, 32]), ("class", [1, 32])]
+
+
+@needs_onnx
+def test_a_file_that_deviates_is_not_left(tmp_path, monkeypatch):
+    path = tmp_path / "model.onnx"
+    path.write_text("an older file")
+    monkeypatch.setattr("equivit.models.deployed.attend", lambda q, k, v: v)  # a wrong attention
+    with pytest.raises(ValueError, match=r"deviates from the model by .* more than 0.0001; nothing was written"):
+        export.write(path, model(), SIZE)
+    assert path.read_text() == "an older file" and [path] == list(tmp_path.iterdir())
+
+
+@needs_onnx
+def test_what_cannot_be_written_is_refused_and_still_runs(tmp_path):
+    """Functions that are traced for ONNX must not stay in JAX's caches."""
+    padded = jax.jit(lambda x: jnp.pad(x, 1))
+    function = lambda x: (jax.image.resize(padded(x), (2, 3), "linear"),)  # noqa: E731
+    with pytest.raises(ValueError, match=r"jax2onnx cannot write this function at opset 17: .*antialias.*\.stablehlo"):
+        onnx_files.write(tmp_path / "f.onnx", function, jax.ShapeDtypeStruct((4, 5), "float32"), ("y",), opset=17)
+    assert not list(tmp_path.iterdir()) and jax.jit(function)(np.ones((4, 5), np.float32))[0].shape == (2, 3)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("flatbuffers") is None, reason="make install-export installs flatbuffers")
+def test_stablehlo_comes_back(tmp_path):
+    written = export.write(tmp_path / "model.stablehlo", model(**WHOLE), SIZE)
+    assert written.deviation < 1e-6
+
+
+def test_what_is_deployed_is_folded_and_has_the_positions_of_the_grid():
+    form = deployed(model(**WHOLE), SIZE)
+    assert form.position((3, 5)).shape == (15, 32)
+    shapes = [block.attention.proj.weight[...].shape for block in form.blocks.blocks]
+    assert shapes == [(32, 32), (32, 32), (8, 32), (8, 32), (32, 32)]
+    image = np.random.default_rng(1).normal(size=(1, *SIZE, 3)).astype(np.float32)
+    call = jax.jit(lambda model, image: (model(image), model.features(image, blocks=(1,)).blocks[1].patches.values))
+    for ours, theirs in zip(call(form, image), call(model(**WHOLE), image), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5 * np.abs(theirs).max())
+
+
+@needs_onnx
+def test_profile_of_two_files(tmp_path, monkeypatch, capsys):
+    files = [tmp_path / "a.onnx", tmp_path / "b.onnx"]
+    for path, options in zip(files, ({}, WHOLE), strict=True):
+        export.write(path, model(**options), SIZE)
+    asked = []
+
+    def refused(process, policy, parameters):
+        asked.append((policy, parameters.sched_priority))
+        if policy == os.SCHED_FIFO:
+            raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_setscheduler", refused)
+    cores = os.sched_getaffinity(0)
+    arguments = [*map(str, files), "--runs=3", "--warmup=1", f"--out={tmp_path / 'out.json'}"]
+    assert profile.main(arguments) == 0
+    assert asked[0] == (os.SCHED_FIFO, 99) and os.sched_getaffinity(0) == cores
+    assert "at ordinary priority" in capsys.readouterr().out
+    report = json.loads((tmp_path / "out.json").read_text())
+    first, second = report["files"]
+    assert first["ratio"] == 1 and second["ratio"] == pytest.approx(second["milliseconds"] / first["milliseconds"])
+    assert profile.main([str(files[0]), "--provider=cuda"]) == 1
+    assert capsys.readouterr().err.startswith("error: --provider=cuda: this ONNX Runtime has ")
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"output": "model.pb"}, "the ending says the format, and must be .onnx or .stablehlo"),
+        ({"output": "there/is/no.onnx"}, "there is no directory"),
+        ({"image_size": "24,41"}, "the width 41 is not divisible by the patch width 8; the nearest are 40 and 48"),
+        ({"output": "model.stablehlo", "opset": "18"}, "--opset=18 goes with .onnx"),
+    ],
+)
+def test_errors_are_one_line(changes, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    saved.save(tmp_path / "model", model())
+    given = {"input": "model", "output": "model.onnx", "image_size": "24,40", **changes}
+    assert export.main([f"--{name}={value}" for name, value in given.items()]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and message in line
+
+
+def test_without_the_extra_one_line_says_how_to_install_it(tmp_path, monkeypatch, capsys):
+    for name in ("jax2onnx", "onnxruntime", "flatbuffers"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for ending, name in ((".onnx", "jax2onnx"), (".stablehlo", "flatbuffers")):
+        with pytest.raises(ValueError, match=f"{name} is not installed .* make install-export"):
+            export.write(tmp_path / f"model{ending}", model(), SIZE)
+    (tmp_path / "model.onnx").write_bytes(b"")
+    assert profile.main([str(tmp_path / "model.onnx")]) == 1
+    assert "make install-export" in capsys.readouterr().err
+
+
+def test_the_standard_library_keeps_its_profile():
+    import cProfile
+    import profile as standard
+
+    assert standard is not profile and cProfile.Profile is not None
