@@ -19,10 +19,12 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from equivit import errors
-from equivit.evaluation.predictions import Batch, on_devices, scattered
+from equivit.evaluation.predictions import filled, scattered
+from equivit.layers.depthwise import IsotypicReplacedAttention, ReplacedAttention, ScatteredAttention
 from equivit.layers.grid import Layout, check_grid
 from equivit.models.vit import ViT
 
+REPLACED = (ReplacedAttention, ScatteredAttention, IsotypicReplacedAttention)
 ORDERS = ("lowest", "highest", "random")
 
 
@@ -69,7 +71,7 @@ class Moments:
 
 
 class Sigma(NamedTuple):
-    """Sigma of heads, [depth, heads], and of blocks, [depth]; NaN where there is no attention any more."""
+    """Sigma of heads, [depth, heads], and of blocks, [depth]; NaN for blocks that are replaced, also in part."""
 
     heads: np.ndarray
     blocks: np.ndarray
@@ -112,7 +114,7 @@ def moments(model: ViT, batches: Iterable[Any]) -> Moments:
             found, shape = _nothing(model, images.shape), images.shape
         if images.shape[1:] != shape[1:] or len(images) > shape[0]:
             raise ValueError(f"sigma: a batch is {images.shape} after one of {shape}; give images of one size.")
-        found = _step(model, found, **_filled(np.asarray(images), shape[0]))
+        found = _step(model, found, **filled(images, shape[0]))
     if found is None:
         raise ValueError("sigma: there are no images; give at least one batch.")
     return found
@@ -173,15 +175,6 @@ def _nothing(model: ViT, shape: tuple[int, ...]) -> Moments:
     return jax.tree.map(lambda a: scattered(np.zeros((config.depth, *a.shape), a.dtype), PartitionSpec()), one)
 
 
-def _filled(images: np.ndarray, rows: int) -> Batch:
-    """At least so many images, as many on each device; those that were added have the weight 0."""
-    rows = -(-rows // jax.local_device_count()) * jax.local_device_count() if _mesh() else rows
-    missing = rows - len(images)
-    weight = np.arange(rows) < len(images)
-    images = np.concatenate([images, np.zeros((missing, *images.shape[1:]), images.dtype)])
-    return on_devices({"images": images, "weight": weight.astype(np.float32)})
-
-
 @functools.partial(jax.jit, donate_argnums=1)  # the buffers of the moments are used again
 def _step(model: ViT, found: Moments, images: jax.Array, weight: jax.Array) -> Moments:
     found = model.folded(images, functools.partial(_with_block, weight), found)
@@ -191,15 +184,11 @@ def _step(model: ViT, found: Moments, images: jax.Array, weight: jax.Array) -> M
 
 def _with_block(weight, found, index, block, x, layout: Layout):
     """The moments with the attention of a block."""
-    if not hasattr(block.attention, "weights"):  # replaced
+    if isinstance(block.attention, REPLACED):
         return found
     attention = block.attention_weights(x, None, layout)
     new = jax.tree.map(lambda a: a[index], found).update(attention, weight)
     return jax.tree.map(lambda a, row: a.at[index].set(row), found, new)
-
-
-def _mesh() -> bool:
-    return not jax.sharding.get_mesh().empty
 
 
 @jax.jit
