@@ -14,8 +14,7 @@ Outside of the grid there are zeros, not biases: a token at the border has less 
 Source: "Accelerating Vision Transformers with Drop-in Depthwise Convolution".
 """
 
-import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +27,7 @@ from equivit.layers.attention import attend
 from equivit.layers.depthwise_conv import check_taps, depthwise_conv, isotypic_depthwise_conv
 from equivit.layers.depthwise_folded import DenseValues, DepthwiseValues, FoldedAttention, linear
 from equivit.layers.grid import Layout
+from equivit.layers.replaced import BY_HEAD, KINDS, Replaced, checked_heads
 from equivit.symmetry.fields import Isotypic
 
 __all__ = [
@@ -42,25 +42,7 @@ __all__ = [
 ]
 
 Grid = tuple[int, int] | Layout
-KINDS = ("conv", "dw", "spvit", "ens_dw")
-BY_HEAD = ("conv", "dw")  # the others make one head of all, so that none can stay
 TAPS_INIT = nnx.initializers.normal(0.02)  # the paper: a normal of mean zero, without its deviation
-
-
-class Replaced(NamedTuple):
-    """A block whose attention is replaced.
-
-    Attributes:
-      block: its index.
-      kind: one of KINDS.
-      kernel_size: k, odd.
-      heads: those that are replaced; None for all.
-    """
-
-    block: int
-    kind: str = "dw"
-    kernel_size: int = 3
-    heads: tuple[int, ...] | None = None
 
 
 class _Replaced(nnx.Module):
@@ -285,17 +267,6 @@ def replace_attention(
     columns = np.arange(2 * width).reshape(2, attention.num_heads, -1)[:, kept].ravel()
     query_key = _columns(attention.qkv, columns)
     return ScatteredAttention(query_key, value, attention.proj, taps, kind=kind, heads=heads, **options)
-
-
-def checked_heads(name: str, kind: str, heads: tuple[int, ...] | None, num_heads: int) -> tuple[int, ...] | None:
-    """The heads to replace, ascending, or None for all of them; ValueError for those that there are not."""
-    if heads is None:
-        return None
-    if kind not in BY_HEAD:
-        raise ValueError(f"{name}: {heads=}: {kind!r} makes one head of all; take heads=None, or 'dw' or 'conv'.")
-    if not heads or any(not 0 <= h < num_heads for h in heads) or len(set(heads)) < len(heads):
-        raise ValueError(f"{name}: {heads=} must be one or more different heads, 0 to {num_heads - 1}; None is all.")
-    return None if len(heads) == num_heads else tuple(sorted(heads))
 
 
 def taps_shape(kind: str, kernel_size: int, heads: int, channels: int) -> tuple[int, int, int]:
