@@ -10,14 +10,28 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from equivit.evaluation.predictions import filled
+from equivit.evaluation.sigma import aligned
 from equivit.layers.depthwise import ScatteredAttention
 from equivit.layers.grid import Layout
 from equivit.layers.parts import identity
-from equivit.models.vit import ViT
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic
 
 _product = functools.partial(jnp.einsum, precision="highest")
+
+
+def projection(mean: jax.Array, grid: tuple[int, ...], kernel_size: int) -> jax.Array:
+    """The taps of the convolution, with zeros outside of the grid, that is nearest to a mean attention.
+
+    A tap is the mean over all pairs of tokens of its offset; 0 where there is none.
+
+    Shapes: [*B, N, N], query and key, -> [*B, k, k].
+    """
+    whole, p = aligned(mean, grid), kernel_size // 2
+    beyond = [(max(p - (size - 1), 0),) * 2 for size in grid]
+    whole = jnp.pad(whole, [(0, 0)] * (whole.ndim - 2) + beyond)
+    top, left = (size // 2 - p for size in whole.shape[-2:])
+    return whole[..., top : top + kernel_size, left : left + kernel_size]
 
 
 class Equations(NamedTuple):
@@ -143,22 +157,28 @@ def ensemble(attention: Any, new: Any, x: jax.Array, layout: Layout, weight: jax
     return Equations(gram.reshape(1, size, size), moment.reshape(1, size), jnp.zeros(1))
 
 
-def distances(attention: Any, new: Any, x: Any, layout: Layout, weight: jax.Array, scale: Callable = identity) -> Any:
+def outputs(attention: Any, new: Any, x: jax.Array, layout: Layout, weight: jax.Array) -> Regression:
+    """The equations of the projection of `new`: the targets are the outputs of the attention."""
+    features = bare(new)(x, layout)
+    return of_map(features, attention(x, layout), jnp.broadcast_to(weight[:, None], features.shape[:-1]))
+
+
+def projections(attention: Any, new: Any, x: Any, layout: Layout, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The projections of the attention of all heads, [H, k, k], summed over images, and the number of images."""
+    total = (attention.weights(x, None, layout) * weight[:, None, None, None]).sum(0)
+    return projection(total, layout.grid, new.kernel_size), weight.sum()
+
+
+def distances(attention: Any, new: Any, x: Any, layout: Layout, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Two sums of squares: of the difference between the outputs of the modules, and of the attention's outputs."""
-    theirs, ours = scale(attention(x, layout)), scale(new(x, layout))
-    return squares(jax.tree.map(jnp.subtract, ours, theirs), weight), squares(theirs, weight)
+    theirs = attention(x, layout)
+    return squares(jax.tree.map(jnp.subtract, new(x, layout), theirs), weight), squares(theirs, weight)
 
 
 def squares(x: Any, weight: jax.Array) -> jax.Array:
-    """The sum of squares of tokens [*, B, N, C], or of all leaves of a field."""
-    return sum((jnp.square(leaf) * weight[:, None, None]).sum() for leaf in jax.tree.leaves(x))  # ty: ignore
-
-
-def inputs(model: ViT, index: int, images: jax.Array) -> tuple[Any, Any, Layout]:
-    """A block, its input, and the layout."""
-    x, layout = model.embed(images)
-    x, _ = model.trunk(x, layout, stop=index)
-    return model.blocks[index], x, layout
+    """The sum of squares of tokens [B, N, C], or of all leaves of a field."""
+    parts = [(jnp.square(leaf) * weight[:, None, None]).sum() for leaf in jax.tree.leaves(x)]
+    return jnp.stack(parts).sum()
 
 
 def bare(attention: Any) -> Any:

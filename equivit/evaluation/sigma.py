@@ -120,7 +120,7 @@ def moments(model: ViT, batches: Iterable[Any]) -> Moments:
     return found
 
 
-def aligned(deviation: jax.Array, grid: tuple[int, int]) -> jax.Array:
+def aligned(deviation: jax.Array, grid: tuple[int, ...]) -> jax.Array:
     """Means over all queries, each in the centre: [*B, N, N], query and key, -> [*B, 2 h - 1, 2 w - 1].
 
     A cell is the mean over the pairs of tokens with its offset, which are fewer far from the centre.

@@ -26,16 +26,16 @@ def test_least_squares(path, double, record_property):
     data, tolerance = load(path), 1e-6 if double else 1e-3
     grid, size, heads = tuple(map(int, data["grid"])), data["output/taps_channel"].shape[0], int(data["num_heads"])
     with jax.enable_x64(double):
-        values, target, output = (
-            jnp.asarray(data[f"input/{name}"], float) for name in ("values", "target", "output")
-        )
+        values, target, output = (jnp.asarray(data[f"input/{name}"], float) for name in ("values", "target", "output"))
         ridge, comparison = float(data["input/ridge"]), Comparison(data)
         by_channel = fit.least_squares(values, target, grid, size, ridge=ridge)
         by_head = fit.least_squares(values, target, grid, size, ridge=ridge, num_heads=heads)
         spread = np.repeat(np.moveaxis(by_head, 0, -1), values.shape[-1] // heads, -1)
         comparison.array("output/taps_channel", by_channel, tolerance)
         comparison.array("output/taps_head", by_head, tolerance)
-        comparison.array("output/relative_error_channel", relative_errors(values, target, by_channel, grid, heads), tolerance)
+        comparison.array(
+            "output/relative_error_channel", relative_errors(values, target, by_channel, grid, heads), tolerance
+        )
         comparison.array("output/relative_error_head", relative_errors(values, target, spread, grid, heads), tolerance)
         weight, bias = fit.refit_output(depthwise_conv(values, by_channel, grid), output, ridge)
         comparison.array("output/proj_weight", weight, tolerance)
