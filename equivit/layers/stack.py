@@ -222,7 +222,7 @@ class Stack(nnx.Module):
 
 
 def _call(carried, step, *, phase, phases, layout, shared, collect, fold, aux, train, key):
-    """One block as the body of `lax.scan`: x and the folded value, then what the block changed and what is collected."""
+    """One block as the body of `lax.scan`: x and what is folded, then what the block changed and what is collected."""
     (x, folded), (index, rate, block) = carried, step
     options = dict(
         rate=0.0 if rate is None else rate,
