@@ -1,10 +1,11 @@
 """The cost of a function, counted from its jaxpr: nothing is run, compiled or allocated.
 
-A primitive belongs to the innermost of the named scopes "linear", "attention", "activation" and "norm" that the layers
-open, and to "other" outside all of them.  The body of a scan counts once per iteration.
+A primitive belongs to the innermost of the named scopes "linear", "attention", "depthwise", "activation" and "norm"
+that the layers open, and to "other" outside all of them.  The body of a scan counts once per iteration.
 
 Papers count differently; each figure is a named sum of these counts.  `Costs.fvcore` is the one of octic ViTs, Tables
-2 and 3 ("FLOPs", which are multiply-adds), `Costs.linear_and_norms` that of Jumbo.
+2 and 3 ("FLOPs", which are multiply-adds), `Costs.linear_and_norms` that of Jumbo, `Costs.double_macs` that of
+"Accelerating Vision Transformers with Drop-in Depthwise Convolution", Tables 1 and A.3.
 """
 
 import dataclasses
@@ -15,7 +16,7 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
 
-KINDS: tuple[str, ...] = ("linear", "attention", "activation", "norm", "other")
+KINDS: tuple[str, ...] = ("linear", "attention", "depthwise", "activation", "norm", "other")
 
 # Primitives by cost, as in the paper's counter: a square root costs 4, the five steps of a softmax cost 5, and a GELU
 # costs 8 (erf at 4, three products and a sign).
@@ -38,6 +39,7 @@ _FREE = (
 ELEMENTWISE = dict.fromkeys(_CHEAP.split(), 1) | dict.fromkeys(_DEAR.split(), 4) | {"pow": 5}
 REDUCTIONS = frozenset(_REDUCTIONS.split())  # one operation per element of the argument
 FREE = frozenset(_FREE.split())
+_MULTIPLY_ADD = ("mul", "add", "add_any", "reduce_sum")  # in a depthwise convolution
 # Loops whose number of iterations is not in the jaxpr.
 UNKNOWN_TIMES = {"while": "while loop", "core_map": "core_map kernel"}
 
@@ -47,7 +49,8 @@ class Cost:
     """Costs of one kind.
 
     Attributes:
-      macs: multiply-adds of matrix products and convolutions, as written.
+      macs: multiply-adds of matrix products and convolutions, as written.  A depthwise convolution counts the same when
+        it is written as sums of products.
       operations: all other arithmetic, by the costs above.  In the activation a matrix product is a Fourier transform
         of the group; besides its `macs` it adds here the additions of a fast transform, log2(n) per value.
     """
@@ -83,14 +86,19 @@ class Costs:
         return sum(cost.macs for cost in self.kinds.values())
 
     @property
+    def double_macs(self) -> int:
+        """The count of depthwise replacements: two for each multiply-add, and nothing else."""
+        return 2 * self.macs
+
+    @property
     def fvcore(self) -> int:
         """The count of octic ViTs: fvcore with costs for elementwise operations, and attention as one fused operation.
 
-        It counts the multiply-adds of linear maps, without biases; the two products of attention, without the softmax;
-        the activation with fast Fourier transforms; and everything else in full.
+        It counts the multiply-adds of linear maps and convolutions, without biases; the two products of attention,
+        without the softmax; the activation with fast Fourier transforms; and everything else in full.
         """
         k = self.kinds
-        products = k["linear"].macs + k["attention"].macs + k["other"].macs
+        products = k["linear"].macs + k["attention"].macs + k["depthwise"].macs + k["other"].macs
         return products + k["activation"].operations + k["norm"].operations + k["other"].operations
 
     @property
@@ -139,6 +147,8 @@ def _equation(eqn: JaxprEqn, kind: str) -> Costs:
         return _nested(eqn, [sub.jaxpr if isinstance(sub, ClosedJaxpr) else sub for sub in inner], kind)
     if not _is_floating(eqn.outvars):  # index arithmetic, comparisons, random bits
         return Costs({})
+    if kind == "depthwise" and name in _MULTIPLY_ADD:
+        return Costs({kind: Cost(macs=_size(eqn.outvars[0]) if name == "mul" else 0)})
     if name in ELEMENTWISE:
         return Costs({kind: Cost(operations=ELEMENTWISE[name] * _size(eqn.outvars[0]))})
     if name in REDUCTIONS:

@@ -20,7 +20,7 @@ def counts(config: ConfigDict) -> dict:
 
     Returns:
       "model" (its section of the config), "image_size", "parameters", "costs" ({kind: {"macs", "operations"}}), "macs",
-      "fvcore", "fvcore_unfused", "linear_and_norms" (`equivit/costs.py`), "notes".
+      "fvcore", "fvcore_unfused", "linear_and_norms", "double_macs" (`equivit/costs.py`), "notes".
     """
     model, image_size = abstract_model(config), tuple(config.data.image_size)
     image = jax.ShapeDtypeStruct((1, *image_size, model.config.input_shape[-1]), jnp.float32)
@@ -34,6 +34,7 @@ def counts(config: ConfigDict) -> dict:
         "fvcore": counted.fvcore,
         "fvcore_unfused": counted.fvcore_unfused,
         "linear_and_norms": counted.linear_and_norms,
+        "double_macs": counted.double_macs,
         "notes": list(counted.notes),
     }
 

@@ -111,6 +111,7 @@ def _print(summary: dict) -> None:
             ("octic ViTs: fvcore, attention fused", _giga(summary["fvcore"])),
             ("flip ViTs: fvcore, attention unfused", _giga(summary["fvcore_unfused"])),
             ("Jumbo: linear maps and norms", _giga(summary["linear_and_norms"])),
+            ("depthwise: twice the multiply-adds", _giga(summary["double_macs"])),
         ],
     )
     if "memory" in summary:

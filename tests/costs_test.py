@@ -14,6 +14,7 @@ from equivit import costs
 from equivit.costs import Cost
 from equivit.layers import dense, isotypic
 from equivit.layers.attention import attend
+from equivit.layers.depthwise_conv import depthwise_conv
 from equivit.models import zoo
 from equivit.symmetry import fields
 from equivit.symmetry.groups import FLIP, OCTIC
@@ -105,6 +106,18 @@ class CountTest(parameterized.TestCase):
         arguments = array(1, 8, 8, 3), array(2, 2, 3, 5)
         forward = costs.count(total, *arguments).macs
         self.assertEqual(costs.count(jax.value_and_grad(total, argnums=(0, 1)), *arguments).macs, 3 * forward)
+
+    @parameterized.product(k=(3, 9), padding=("zeros", "wrap"))
+    def test_a_depthwise_convolution_counts_the_same_in_every_form(self, k, padding):
+        """k k n C, and as much for each of the two gradients."""
+        x, taps = array(2, 130, 5), array(k, k, 5)
+        macs = 2 * k * k * 130 * 5
+        for implementation in ("auto", "shift", "lax"):
+            options = dict(grid=(10, 13), padding=padding, implementation=implementation)
+            convolve = functools.partial(depthwise_conv, **options)
+            self.check(costs.count(convolve, x, taps), depthwise=Cost(macs))
+            both = costs.count(lambda x, taps, convolve=convolve: jax.vjp(convolve, x, taps)[1](x), x, taps)
+            self.assertEqual((both["depthwise"].macs, both.double_macs), (3 * macs, 6 * macs), implementation)
 
     def test_scan_counts_as_often_as_it_runs(self):
         def layers(x, ws):

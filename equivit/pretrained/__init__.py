@@ -129,6 +129,11 @@ def state_dict(source: str, model: ModelModule, *, flavour: str | None = None) -
       ValueError: no such flavour, or the format has no such model.
     """
     kinds, config = _kinds(source), model.config
+    if replaced := getattr(config, "replaced", ()):
+        raise ValueError(
+            f"{source}: has no names for the taps of {len(replaced)} replaced blocks; keep the model as a saved one, or "
+            "convert the one before the replacement."
+        )
     format = next((format for format in kinds if isinstance(config, format.kind)), None)
     if format is None:
         known = " or a ".join(format.kind.__name__ for format in reversed(kinds))
@@ -149,6 +154,8 @@ def describe(config: Any) -> str:
         if field in own and (value := getattr(config, field, None)):
             comma = "x" if field.endswith("_size") else "-"
             parts.append(words.format(comma.join(map(str, value)) if isinstance(value, tuple) else value))
+    if replaced := getattr(config, "replaced", ()):
+        parts.append("replaced blocks " + ", ".join(f"{one.block} ({one.kind})" for one in replaced))
     for field in dataclasses.fields(config):
         if dataclasses.is_dataclass(part := getattr(config, field.name)):
             parts.append(f"{field.name} ({describe(part)})")

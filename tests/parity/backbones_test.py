@@ -1,7 +1,4 @@
-"""Public backbones under every spelling of their files, against their own codes: tokens and embeddings.
-
-The files hold the replacements of attention too, which are not compared here.
-"""
+"""Public backbones under every spelling of their files, against their own codes; and with replaced blocks."""
 
 import functools
 import pathlib
@@ -10,7 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from equivit import models, pretrained
+from equivit import logical, models, pretrained
+from equivit.models.replacement import patches_only, replace
 from equivit.pretrained import reading
 from tests.parity.arrays import FIXTURES, TOLERANCE, Comparison, files, images, load, state
 from tests.parity.models_test import sequence
@@ -28,7 +26,7 @@ SOURCES = {
 }
 FILES = [path for path in files("depthwise") if path.stem in SOURCES]
 ARCHIVE = FIXTURES / "depthwise" / "clip_openai_torchscript.pt"
-COMPARED = ("cls", "patches", "tokens_before_norm", "embedding", "alone", "alone_mean")
+COMPARED = ("cls", "patches", "tokens_before_norm", "embedding", "alone", "alone_mean", "replaced")
 TEXT = ("logit_scale", "text_projection", "token_embedding", "positional_embedding", "transformer", "ln_final")
 
 
@@ -54,16 +52,27 @@ def alone(model, x):
     return {"alone": model.features(x).patches.values, "alone_mean": model.pooled(x)}
 
 
+def replaced(model, data):
+    """The model of patches alone with head 1 of block 0, block 1 and block 2 replaced."""
+    for where, kind in (({0: (1,)}, "conv"), ({1: None}, "dw"), ({2: None}, "ens_dw")):
+        model = replace(model, where, kind=kind)
+    taps = {key.removeprefix("taps/"): x for key, x in data.items() if key.startswith("taps/")}
+    tensors = {f"blocks.{block}.attention.taps": x for block, x in taps.items()}
+    tensors |= {"blocks.2.attention.gamma": data["gamma/2"]}
+    return logical.from_logical(model, logical.to_logical(model) | tensors)
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_backbone(path, record_property):
     model, data = backbone(path)
-    none = dict(class_token=False, class_position=False, registers=0, mask_token=False, projection=None)
-    patches = models.remade(model, **none, pool="mean")[0]
+    patches = patches_only(model)
+    convolved = replaced(patches, data)
     compared = {key: x for key, x in data.items() if key.startswith("output/") and key.endswith(COMPARED)}
     comparison = Comparison(compared)
     for key in [key for key in data if key.startswith("input/image_")]:
         grid, x = key.removeprefix("input/image_"), images(data, key)
-        for name, array in (tokens(model, x) | alone(patches, x)).items():
+        found = tokens(model, x) | alone(patches, x) | {"replaced": alone(convolved, x)["alone"]}
+        for name, array in found.items():
             comparison.array(f"output/{grid}/{name}", array)
     comparison.finish(record_property, "backbones")
 

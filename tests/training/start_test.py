@@ -7,7 +7,9 @@ from flax import nnx
 
 from equivit import logical
 from equivit.layers.position import bicubic
-from equivit.models import saved, zoo
+from equivit.layers.replaced import Replaced
+from equivit.models import replacement, saved, zoo
+from equivit.training import config as configs
 from equivit.training import program, start
 from equivit.training.config import get_base
 
@@ -98,3 +100,72 @@ def test_positions_of_an_equivariant_model_are_resized(tmp_path, capsys):
     arrays = start.initial_parameters(config(tmp_path, "octic_vit_ti16", image_size=(32, 32), **options))
     assert arrays["position.lines"].shape == (4, 4, 4, 8)
     assert "resized: position.A1, position.A2, position.B1, position.B2 and 2 more" in capsys.readouterr().out
+
+
+PUBLIC = {
+    "dinov2_vit_ti16": dict(registers=2),
+    "clip": dict(projection=7, num_classes=None, pre_norm=True, class_position=True, patch_bias=False),
+    "mae": dict(position="sincos"),
+    "deit3": dict(),
+}
+
+
+@pytest.mark.parametrize("source", PUBLIC)
+def test_patches_alone_of_public_models(tmp_path, capsys, source):
+    """Class, register and mask tokens are left out, the head too, and everything else is kept."""
+    name = source if "_" in source else "vit_ti16"
+    options = dict(image_size=(8, 12)) | PUBLIC[source]
+    saved.save(tmp_path, model := create(name, **options))
+    kept = {key: options[key] for key in ("pre_norm", "patch_bias", "position") if key in options}
+    c = config(tmp_path, name, image_size=(8, 12), class_token=False, pool="mean", mask_token=False, **kept)
+    arrays, given = start.initial_parameters(c), logical.take(model)
+    left = [leaf for leaf in given if leaf.startswith(("prefix.", "mask_token", "head."))]
+    assert "prefix.class_token" in left and arrays.keys() == given.keys() - set(left)
+    for leaf, array in arrays.items():
+        np.testing.assert_array_equal(array, given[leaf], err_msg=leaf)
+    said = capsys.readouterr().out
+    assert ": for patches alone, left out: " in said and "prefix.class_token; drawn: head.bias, head.weight." in said
+    whole = jax.eval_shape(lambda: logical.put(program.make_model(c, nnx.Rngs(0)), arrays))
+    assert whole.head.weight.shape == (24, 4) and whole.prefix is None
+
+
+DEEP = dict(image_size=(8, 12), depth=4)
+ALONE = dict(class_token=False, pool="mean")
+
+
+def test_blocks_are_replaced(tmp_path, capsys):
+    """As `replace` does it, with the seed of the run; then again for more blocks, which keeps what is there."""
+    saved.save(tmp_path / "a", model := create("vit_ti16", **DEEP))
+    c = config(tmp_path / "a", **DEEP, **ALONE, replaced=((1,), (2, "dw", 3, None), (3, "ens_dw", 5)))
+    c.seed = 5
+    arrays = start.initial_parameters(c)
+    assert "attention replaced in 3 blocks: 1, 2, 3" in capsys.readouterr().out
+    rngs, expected = nnx.Rngs(params=5), replacement.patches_only(model)
+    expected = replacement.replace(expected, {1: None, 2: None}, rngs=rngs)
+    expected = replacement.replace(expected, {3: None}, kind="ens_dw", kernel_size=5, rngs=rngs)
+    jax.tree.map(np.testing.assert_array_equal, arrays, logical.take(expected))
+    saved.save(tmp_path / "b", expected)
+
+    c = config(tmp_path / "b", **DEEP, **ALONE, replaced=((0,), *expected.config.replaced))
+    again = start.initial_parameters(c)
+    assert again["blocks.runs.0.attention.taps"].shape == (3, 3, 3, 24)  # blocks 0, 1 and 2 are one run
+    np.testing.assert_array_equal(again["blocks.runs.0.attention.taps"][1:], arrays["blocks.runs.1.attention.taps"])
+    assert "attention replaced in 1 blocks: 0" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"its block 3 is replaced; keep it in replaced, as \(3, 'ens_dw', 5, None\)"):
+        start.initial_parameters(config(tmp_path / "b", **DEEP, **ALONE, replaced=((0,), (1,), (2,))))
+
+
+def test_replaced_from_the_command_line():
+    """Text becomes entries; JSON keeps them."""
+    c = get_base()
+    c.model = dict(SIZE, name="vit_ti16", image_size=(8, 12), depth=4, **ALONE)
+    configs.override(c, "model.replaced=((3,'dw',3,None),(0,'conv',5,(1,)))")
+    expected = (Replaced(0, "conv", 5, (1,)), Replaced(3))
+    assert program.model_configuration(c).replaced == expected
+    assert tuple(map(tuple, configs.plain(c)["model"]["replaced"]))  # as a run writes it
+    c.model.replaced = configs.plain(c)["model"]["replaced"]
+    assert program.model_configuration(c).replaced == expected
+    for text, message in (("dw", "must be entries such as"), ("((3,'dw',3,None))", "must be entries such as")):
+        configs.override(c, f"model.replaced={text}")
+        with pytest.raises(ValueError, match=message):
+            program.model_configuration(c)

@@ -1,0 +1,58 @@
+"""The depthwise module in plain torch: the peer that `depthwise_layers.py` times."""
+
+import contextlib
+import functools
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+try:
+    import torch
+    import torch.nn.functional as F
+except ImportError as error:
+    raise ImportError("the peer of this experiment needs torch, which is no requirement of equivit.") from error
+
+
+def serve(
+    connection: Connection,
+    tensors: dict[str, np.ndarray],
+    x: np.ndarray,
+    grid: tuple[int, int],
+    training: bool,
+    threads: int,
+) -> None:
+    """Send the module's result; then for every message run it twice and send the second's seconds.
+
+    Args:
+      connection: to the process that asks; when it closes, this one ends.
+      tensors: by logical name; matrices are [in, out], taps [k, k, D].
+      x: [B, h w, D].
+      training: the gradients of the sum of the result by all parameters and x are computed too.
+      threads: that torch may use.
+    """
+    torch.set_num_threads(threads)
+    p = {name: torch.tensor(array.T if array.ndim == 2 else array) for name, array in tensors.items()}
+    p["taps"] = p["taps"].permute(2, 0, 1)[:, None].contiguous()
+    leaves = [tensor.requires_grad_(training) for tensor in (*p.values(), torch.tensor(x))]
+    module = functools.partial(_module, p, leaves[-1], grid)
+
+    def run() -> Any:
+        return torch.autograd.grad(module().sum(), leaves) if training else module()
+
+    with contextlib.suppress(EOFError), torch.inference_mode(not training):
+        connection.send(module().detach().numpy())
+        while connection.recv():
+            run()  # wakes threads and fills caches
+            start = time.perf_counter()
+            run()
+            connection.send(time.perf_counter() - start)
+
+
+def _module(p: dict[str, torch.Tensor], x: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
+    """x [B, h w, D] -> the same; channels last, which tokens are."""
+    v = F.linear(x, p["value.weight"], p["value.bias"])
+    maps = v.reshape(len(x), *grid, -1).permute(0, 3, 1, 2)  # a view whose memory is channels last
+    y = F.conv2d(maps, p["taps"], padding=p["taps"].shape[-1] // 2, groups=maps.shape[1])
+    return F.linear(y.permute(0, 2, 3, 1).reshape(x.shape), p["proj.weight"], p["proj.bias"])
