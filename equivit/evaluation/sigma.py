@@ -114,7 +114,7 @@ def moments(model: ViT, batches: Iterable[Any]) -> Moments:
             found, shape = _nothing(model, images.shape), images.shape
         if images.shape[1:] != shape[1:] or len(images) > shape[0]:
             raise ValueError(f"sigma: a batch is {images.shape} after one of {shape}; give images of one size.")
-        found = _step(model, found, **filled(images, shape[0]))
+        found = step(model, found, **filled(images, shape[0]))
     if found is None:
         raise ValueError("sigma: there are no images; give at least one batch.")
     return found
@@ -175,8 +175,9 @@ def _nothing(model: ViT, shape: tuple[int, ...]) -> Moments:
     return jax.tree.map(lambda a: scattered(np.zeros((config.depth, *a.shape), a.dtype), PartitionSpec()), one)
 
 
-@functools.partial(jax.jit, donate_argnums=1)  # the buffers of the moments are used again
-def _step(model: ViT, found: Moments, images: jax.Array, weight: jax.Array) -> Moments:
+@functools.partial(jax.jit, donate_argnums=1)
+def step(model: ViT, found: Moments, images: jax.Array, weight: jax.Array) -> Moments:
+    """The moments with a batch, whose images count by their weight [B], 0 or 1; gives the memory of `found` away."""
     found = model.folded(images, functools.partial(_with_block, weight), found)
     inside = not jax.sharding.get_abstract_mesh().empty
     return jax.lax.with_sharding_constraint(found, PartitionSpec()) if inside else found

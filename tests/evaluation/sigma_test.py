@@ -46,7 +46,7 @@ def test_the_moments_are_updated_in_place():
     model = zoo.abstract("vit_b16", **attending.SMALL | options)
     found = jax.eval_shape(lambda: jax.vmap(lambda _: sigma.Moments.zeros((4, 144, 144)))(np.arange(24)))
     images, weight = (jax.ShapeDtypeStruct(shape, np.float32) for shape in ((2, 12, 12, 3), (2,)))
-    memory = sigma._step.lower(model, found, images, weight).compile().memory_analysis()
+    memory = sigma.step.lower(model, found, images, weight).compile().memory_analysis()
     block = 4 * 4 * 144**2  # bytes of the attention of one image in one block
     assert memory.alias_size_in_bytes >= 2 * 24 * block
     assert memory.temp_size_in_bytes < 12 * block  # a copy of the buffers would be 48
