@@ -1,4 +1,4 @@
-"""Which attention is replaced, and why: Figures 3, A.1, A.2, A.3 and A.4 of depthwise attention, of models of one's own.
+"""Which attention is replaced, and why: Figures 3, A.1, A.2, A.3, A.4 of depthwise attention, of models of one's own.
 
     python experiments/depthwise_selection.py runs/stage1 --before=runs/stage1_init --dsp=runs/dsp --number=12
 

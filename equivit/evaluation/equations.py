@@ -196,5 +196,5 @@ def _of_heads(x: jax.Array, heads: tuple[int, ...], num_heads: int) -> jax.Array
 
 def _unmoved(element: str, kernel_size: int) -> np.ndarray:
     """For each tap, which neighbour of the element's channels meets it."""
-    taps = np.arange(kernel_size**2).reshape(kernel_size, kernel_size)
+    taps: Any = np.arange(kernel_size**2).reshape(kernel_size, kernel_size)
     return np.argsort(fields.act_on_grid(element, taps, (0, 1)).ravel())

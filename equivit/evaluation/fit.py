@@ -101,24 +101,25 @@ def fit(
         `replacement.replace`.
     """
     errors.one_of("fit: method", method, METHODS)
+    result: Any = model
     found, rngs = {}, nnx.Rngs(params=0) if rngs is None else rngs
     for index in sorted(where):
         options: dict[str, Any] = dict(kind=kind, kernel_size=kernel_size, rngs=rngs)
-        after = replacement.replace(model, {index: where[index]}, **options)
+        after: Any = replacement.replace(result, {index: where[index]}, **options)
         new = after.blocks[index].attention
         _check(new, method, refit)
-        sums = functools.partial(_sums, model, index, batches)
+        sums = functools.partial(_sums, result, index, batches)
         if method == "projection":
             new = _with(new, taps=_projected(new, *sums(equations.projections, new)))
         elif method == "least_squares":
-            new = _fitted(new, model.blocks[index].attention, sums, ridge)
+            new = _fitted(new, result.blocks[index].attention, sums, ridge)
         if refit:
             weight, bias = sums(equations.outputs, new).solved(ridge, scaled=True)
             new = _with(new, **{"proj.weight": weight, "proj.bias": bias})
         found[index] = float(np.divide(*sums(equations.distances, new)))
         tensors = {f"blocks.{index}.attention.{name}": t for name, t in logical.to_logical(new, nnx.Variable).items()}
-        model = logical.from_logical(after, logical.to_logical(after, nnx.Variable) | tensors, nnx.Variable)
-    return model, found
+        result = logical.from_logical(after, logical.to_logical(after, nnx.Variable) | tensors, nnx.Variable)
+    return result, found
 
 
 def damage(model: ViT, batches: Iterable[Any], *, kind: str = "dw", kernel_size: int = 3) -> np.ndarray:
@@ -191,7 +192,7 @@ def _in_place(new: Any, solutions: np.ndarray) -> np.ndarray:
     return taps if new.kind == "conv" else np.moveaxis(taps, 0, -1)
 
 
-def _projected(new: Any, taps: np.ndarray, images: np.ndarray) -> np.ndarray:
+def _projected(new: Any, taps: Any, images: np.ndarray) -> np.ndarray:
     """The taps of the heads [H, k, k], summed over images, as the replacement has them."""
     taps = taps[list(getattr(new, "heads", range(new.num_heads)))] / images
     if isinstance(new, IsotypicReplacedAttention):  # the same for the channels of all group elements

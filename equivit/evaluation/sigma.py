@@ -85,9 +85,7 @@ def measure(model: ViT, batches: Iterable[Any]) -> Sigma:
 def summed(found: Moments) -> Sigma:
     """Sigma of the moments of all blocks."""
     heads = np.asarray(_sums(found))
-    attending = np.isfinite(heads).any(1)
-    mean = np.nanmean(np.where(attending[:, None], heads, 0), axis=1)
-    return Sigma(heads, np.where(attending, mean, np.nan))
+    return Sigma(heads, heads.mean(1))
 
 
 def moments(model: ViT, batches: Iterable[Any]) -> Moments:
@@ -108,7 +106,8 @@ def moments(model: ViT, batches: Iterable[Any]) -> Moments:
             f"sigma: the model has {model.config.prefix} tokens before the patches; take "
             "replacement.patches_only(model)."
         )
-    found, shape = None, ()
+    found: Any = None
+    shape: Any = None
     for images in batches:
         if found is None:
             found, shape = _nothing(model, images.shape), images.shape

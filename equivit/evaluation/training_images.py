@@ -1,6 +1,7 @@
 """Images of the training split as models take them, for what is measured on them: Sigma, and fits of taps."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -31,7 +32,7 @@ class TrainingImages:
         pipeline = loader.evaluate(data, batch_size=self.batch_size, split=data.split, shuffle=True, **options)
         left = -(-self.number // shares)
         for batch in pipeline.batches():
-            images = batch["image"][batch["weight"] > 0][:left]
+            images: Any = batch["image"][batch["weight"] > 0][:left]
             left -= len(images)
             if len(images):
                 yield np.asarray(normalize(images, tuple(data.mean), tuple(data.std)))

@@ -10,7 +10,8 @@ from flax import nnx
 from equivit import errors
 from equivit.layers import dense
 from equivit.layers.attention import attend
-from equivit.layers.depthwise import depthwise_conv, replace_attention
+from equivit.layers.depthwise import replace_attention
+from equivit.layers.depthwise_conv import depthwise_conv, filled_grid
 from equivit.layers.grid import Layout
 from equivit.layers.replaced import BY_HEAD
 
@@ -75,5 +76,5 @@ class GatedAttention(dense.Attention):
         taps, channels, values = self.taps[...], v.shape[-1], self.side_by_side(v)
         taps = jnp.repeat(jnp.moveaxis(taps, 0, -1), channels, axis=-1) if self.kind == "conv" else taps
         gate = jnp.repeat(self.gate[...], channels).astype(values.dtype)
-        mixed = (1 - gate) * self.side_by_side(attended) + gate * depthwise_conv(values, taps, layout)
-        return self.proj(mixed)
+        convolved = depthwise_conv(values, taps, filled_grid(layout, x.shape[-2], "GatedAttention"))
+        return self.proj((1 - gate) * self.side_by_side(attended) + gate * convolved)

@@ -17,7 +17,7 @@ MADE = ("taps", "gate")  # of a gated attention, which an attention does not hav
 
 def gated(model: ViT, kind: str, *, kernel_size: int = 3, rngs: nnx.Rngs) -> ViT:
     """The model with a `GatedAttention` in each block, of which all else is kept."""
-    blocks = [model.blocks[i] for i in range(len(model.blocks))]
+    blocks: list[Any] = [model.blocks[i] for i in range(len(model.blocks))]
     for block in blocks:
         block.attention = GatedAttention(block.attention, kind, kernel_size=kernel_size, rngs=rngs)
     copy: Any = jax.tree.map(lambda a: a, model)
@@ -27,11 +27,12 @@ def gated(model: ViT, kind: str, *, kernel_size: int = 3, rngs: nnx.Rngs) -> ViT
 
 def set_gates(model: ViT, gates: jax.Array) -> None:
     """Give each head its gate, [depth, heads]."""
-    for run, (first, length) in zip(model.blocks.runs, model.blocks.spans, strict=True):
+    runs: Any = model.blocks.runs
+    for run, (first, length) in zip(runs, model.blocks.spans, strict=True):
         run.attention.gate.set_value(gates[first : first + length])
 
 
-def decided(model: ViT, where: Mapping[int, tuple[int, ...] | None], kind: str, kernel_size: int) -> ViT:
+def decided(model: ViT, where: Mapping[int, tuple[int, ...] | None], kind: str, kernel_size: int) -> Any:
     """The model that a gated one is where the gates of `where` are 1, with their taps, and all others 0.
 
     Args:
@@ -40,10 +41,10 @@ def decided(model: ViT, where: Mapping[int, tuple[int, ...] | None], kind: str, 
     """
     tensors = logical.to_logical(model, nnx.Variable)
     own = {name: tensor for name, tensor in tensors.items() if not _is_made(name)}
-    plain = logical.from_logical(jax.eval_shape(lambda: model.config.build(nnx.Rngs(params=0))), own, nnx.Variable)
+    plain: Any = logical.from_logical(jax.eval_shape(lambda: model.config.build(nnx.Rngs(params=0))), own, nnx.Variable)
     if not where:
         return plain
-    after = replacement.replace(plain, where, kind=kind, kernel_size=kernel_size)
+    after: Any = replacement.replace(plain, where, kind=kind, kernel_size=kernel_size)
     new = logical.to_logical(after, nnx.Variable)
     for one in after.config.replaced:
         name = f"blocks.{one.block}.attention.taps"

@@ -185,7 +185,7 @@ class ViT(nnx.Module):
     def folded(self, images: jax.Array, fold: Callable[[Any, Any, nnx.Module, Any, Layout], Any], value: Any) -> Any:
         """`value = fold(value, index, block, x, layout)` for every block and its input x, in one pass."""
         x, layout = self.embed(images)
-        options: dict[str, Any] = dict(fold=lambda *given: fold(*given, layout), folded=value)
+        options: dict[str, Any] = dict(fold=lambda value, i, block, x: fold(value, i, block, x, layout), folded=value)
         return self.trunk(x, layout, **options)[1].folded
 
     def attention_weights(self, images: jax.Array, block: int, *, rows: int | None = None) -> jax.Array:

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import core
 from jax.experimental import multihost_utils
 
 from equivit.constraints import Above0, OneOf, PositiveFloat, PositiveInt, Words
@@ -95,7 +96,7 @@ class Gated(Objective):
         if options.gates > most:
             raise ValueError(f"config.objective.gates={options.gates} must be at most {most}, the number of gates.")
 
-    def module(self, model: nnx.Module, key: jax.Array) -> GatedModel:
+    def module(self, model: Any, key: jax.Array) -> GatedModel:
         """The module of the task, with gates in its ViT."""
         task_key, taps_key, gates_key = jax.random.split(key, 3)
         options, config = self.options, model.config
@@ -119,8 +120,8 @@ class Gated(Objective):
 
     def loss(self, module: GatedModel, batch: Batch, step: Step) -> Loss:
         """That of the task with relaxed gates; beside its metrics the temperature."""
-        options, clock = self.options, step.clock
-        temperature = gating.temperature(clock.step, *options.temperature, max(options.cooling * clock.total, 1))
+        options, clock, (start, end) = self.options, step.clock, self.options.temperature
+        temperature = gating.temperature(clock.step, start, end, max(options.cooling * clock.total, 1))
         noise_key, key = jax.random.split(step.key)
         weights = module.gates[...].astype(jnp.float32).reshape(-1)
         uniform = jax.random.uniform(noise_key, weights.shape)
@@ -135,9 +136,9 @@ class Gated(Objective):
 
         Where only shapes are known, as under `jax.eval_shape`, the first blocks or heads are chosen.
         """
-        module = super().exported(module, extra, weights)
-        decide = functools.partial(_decided, self._chosen(module), self.options.kind, self.options.kernel_size)
-        return decide(module.model) if _is_abstract(module) else jax.jit(decide)(module.model)
+        trained: Any = super().exported(module, extra, weights)
+        decide = functools.partial(_decided, self._chosen(trained), self.options.kind, self.options.kernel_size)
+        return decide(trained.model) if _is_abstract(trained) else jax.jit(decide)(trained.model)
 
     def _chosen(self, module: GatedModel) -> dict[int, tuple[int, ...] | None]:
         """The blocks or heads of the largest weights, as `replacement.replace` takes them."""
@@ -151,7 +152,7 @@ class Gated(Objective):
 
 
 def _is_abstract(module: GatedModel) -> bool:
-    return isinstance(module.gates.get_value(), jax.ShapeDtypeStruct | jax.core.Tracer)
+    return isinstance(module.gates.get_value(), jax.ShapeDtypeStruct | core.Tracer)
 
 
 def _decided(where: dict, kind: str, kernel_size: int, model: Any) -> Any:

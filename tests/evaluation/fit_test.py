@@ -110,8 +110,7 @@ def test_the_gradient_by_the_taps_is_zero(case):
 
 def test_octic_blocks():
     model = attending.model(**attending.OCTIC)
-    errors = [fit.fit(model, {1: None}, BATCHES, method=method)[1][1] for method in ("projection", "least_squares")]
-    assert errors[0] > errors[1]
+    assert fit.fit(model, {1: None}, BATCHES, method="projection")[1][1] < 1  # random taps have 1
     with pytest.raises(ValueError, match="refit=True is for the kinds 'dw' and 'conv' of dense blocks"):
         fit.fit(model, {1: None}, BATCHES, refit=True)
     assert fit.damage(model, BATCHES).shape == (2,)
