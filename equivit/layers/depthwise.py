@@ -24,7 +24,7 @@ from flax import nnx
 from equivit import errors
 from equivit.layers import dense, isotypic
 from equivit.layers.attention import attend
-from equivit.layers.depthwise_conv import check_taps, depthwise_conv, isotypic_depthwise_conv
+from equivit.layers.depthwise_conv import Grid, check_taps, depthwise_conv, isotypic_depthwise_conv
 from equivit.layers.depthwise_folded import DenseValues, DepthwiseValues, FoldedAttention, linear
 from equivit.layers.grid import Layout
 from equivit.layers.replaced import BY_HEAD, KINDS, Replaced, checked_heads
@@ -41,7 +41,6 @@ __all__ = [
     "replace_attention",
 ]
 
-Grid = tuple[int, int] | Layout
 TAPS_INIT = nnx.initializers.normal(0.02)  # the paper: a normal of mean zero, without its deviation
 
 
@@ -93,7 +92,7 @@ class ReplacedAttention(_Replaced):
         super().__init__(value, proj, taps, kind=kind, num_heads=num_heads, padding=padding)
         self.gamma: Any = None if gamma is None else nnx.Param(gamma, decay=False)
 
-    def __call__(self, x: jax.Array, grid: Grid | None = None) -> jax.Array:
+    def __call__(self, x: jax.Array, grid: Grid = None) -> jax.Array:
         """The tokens after the projection; `grid` is (h, w), or the layout that blocks get."""
         if self.kind not in BY_HEAD:
             return self.folded()(x, grid)
@@ -163,7 +162,7 @@ class ScatteredAttention(_Replaced):
         """The heads that stay attention."""
         return tuple(h for h in range(self.num_heads) if h not in self.heads)
 
-    def __call__(self, x: jax.Array, grid: Grid | None = None) -> jax.Array:
+    def __call__(self, x: jax.Array, grid: Grid = None) -> jax.Array:
         """The tokens after the projection; `grid` is (h, w), or the layout that blocks get."""
         qk, v = self.query_key(x), self.value(x)
         channels = v.shape[-1] // self.num_heads
@@ -213,7 +212,7 @@ class IsotypicReplacedAttention(_Replaced):
     ):
         super().__init__(value, proj, taps, kind="dw", num_heads=num_heads, padding=padding)
 
-    def __call__(self, x: Isotypic, grid: Grid | None = None) -> Isotypic:
+    def __call__(self, x: Isotypic, grid: Grid = None) -> Isotypic:
         """The tokens after the projection; `grid` is (h, w), or the layout that blocks get."""
         return self.proj(isotypic_depthwise_conv(self.value(x), self.taps[...], grid, padding=self.padding))
 

@@ -19,6 +19,7 @@ from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic
 
 Pair = tuple[int, int]
+Grid = Pair | Layout | None  # None, where a block was called without its layout, is refused
 PADDINGS = ("zeros", "wrap")
 IMPLEMENTATIONS = ("auto", "shift", "lax")
 # More products than this in one sum, and the loop that XLA:CPU makes of them is ten times slower per tap.
@@ -26,7 +27,7 @@ TAPS_IN_A_SUM = 49
 
 
 def depthwise_conv(
-    x: jax.Array, taps: jax.Array, grid: Pair | Layout, *, padding: str = "zeros", implementation: str = "auto"
+    x: jax.Array, taps: jax.Array, grid: Grid, *, padding: str = "zeros", implementation: str = "auto"
 ) -> jax.Array:
     """The tokens convolved channel by channel, in the dtype of x.
 
@@ -49,13 +50,13 @@ def depthwise_conv(
     with jax.named_scope("depthwise"):
         maps = x.reshape(math.prod(x.shape[:-2]), h, w, x.shape[-1])
         taps = taps.astype(x.dtype)
-        if implementation == "lax":
-            return _whole(maps, taps, padding=padding).reshape(x.shape)
-        return _convolved(maps, taps, padding, implementation).reshape(x.shape)
+        whole = implementation == "lax"
+        y: Any = _whole(maps, taps, padding) if whole else _convolved(maps, taps, padding, implementation)
+        return y.reshape(x.shape)
 
 
 def isotypic_depthwise_conv(
-    field: Isotypic, taps: jax.Array, grid: Pair | Layout, *, padding: str = "zeros", implementation: str = "auto"
+    field: Isotypic, taps: jax.Array, grid: Grid, *, padding: str = "zeros", implementation: str = "auto"
 ) -> Isotypic:
     """The depthwise convolution of a field that commutes with the group.
 
@@ -96,7 +97,7 @@ def check_wrap(grid: Pair, kernel_size: int, padding: str, name: str) -> None:
         )
 
 
-def filled_grid(grid: Pair | Layout | None, tokens: int, name: str) -> Pair:
+def filled_grid(grid: Grid, tokens: int, name: str) -> Pair:
     """The (h, w) that the tokens fill; ValueError if they do not."""
     if isinstance(grid, Layout):
         if grid.prefix:
@@ -106,10 +107,12 @@ def filled_grid(grid: Pair | Layout | None, tokens: int, name: str) -> Pair:
             )
         if not grid.grid:
             raise ValueError(f"{name}: patches were removed, so that those left fill no grid; call without keep=.")
-        grid = grid.grid
-    if grid is None or len(grid) != 2:
+        sides = grid.grid
+    else:
+        sides = () if grid is None else grid
+    if len(sides) != 2:
         raise ValueError(f"{name}: {grid=} must be (rows, columns) of the tokens.")
-    h, w = grid
+    h, w = sides
     if h * w != tokens:
         raise ValueError(f"{name}: {tokens} tokens do not fill a {h}x{w} grid, which has {h * w}.")
     return h, w
@@ -118,8 +121,7 @@ def filled_grid(grid: Pair | Layout | None, tokens: int, name: str) -> Pair:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _convolved(x: jax.Array, taps: jax.Array, padding: str, implementation: str) -> jax.Array:
     """Maps [n, h, w, C] convolved with [k, k, C]; XLA's own gradient is as slow on a CPU as its convolution."""
-    by_shifts, whole = (functools.partial(f, padding=padding) for f in (_by_shifts, _whole))
-    return _chosen(implementation, by_shifts, whole, x, taps)
+    return _chosen(implementation, _by_shifts, _whole, x, taps, padding)
 
 
 def _forward(x, taps, padding, implementation):
@@ -127,24 +129,25 @@ def _forward(x, taps, padding, implementation):
 
 
 def _backward(padding, implementation, given, slope):
-    def by_shifts(x, taps, slope):
-        by_taps = _products(x, slope, taps.shape[0], padding).astype(taps.dtype)
-        return _by_shifts(slope, taps[::-1, ::-1], padding=padding), by_taps
-
-    def whole(x, taps, slope):
-        return jax.vjp(functools.partial(_whole, padding=padding), x, taps)[1](slope)
-
+    x, taps = given
     with jax.named_scope("depthwise"):
-        return _chosen(implementation, by_shifts, whole, *given, slope)
+        # The taps are centred, so that the transpose of the convolution is one with the taps turned half round.
+        by_x = _convolved(slope, taps[::-1, ::-1], padding, implementation)
+        return by_x, _chosen(implementation, _products, _products_whole, x, slope, padding, len(taps))
 
 
 _convolved.defvjp(_forward, _backward)
 
 
-def _chosen(implementation: str, by_shifts: Callable, whole: Callable, *arrays: jax.Array) -> Any:
+def _chosen(implementation: str, by_shifts: Callable, whole: Callable, x: jax.Array, y: jax.Array, *static) -> Any:
+    """by_shifts(x, y, *static), or on other platforms than CPUs whole(x, y, *static)."""
+
+    def given(function):
+        return lambda x, y: function(x, y, *static)
+
     if implementation == "shift":
-        return by_shifts(*arrays)
-    return jax.lax.platform_dependent(*arrays, cpu=by_shifts, default=whole)
+        return by_shifts(x, y, *static)
+    return jax.lax.platform_dependent(x, y, cpu=given(by_shifts), default=given(whole))
 
 
 def correlate(x: jax.Array, kernel: jax.Array, *, padding: str, groups: int = 1) -> jax.Array:
@@ -156,11 +159,11 @@ def correlate(x: jax.Array, kernel: jax.Array, *, padding: str, groups: int = 1)
     return jax.lax.conv_general_dilated(x, kernel, (1, 1), ends, dimension_numbers=numbers, feature_group_count=groups)
 
 
-def _whole(x: jax.Array, taps: jax.Array, *, padding: str) -> jax.Array:
+def _whole(x: jax.Array, taps: jax.Array, padding: str) -> jax.Array:
     return correlate(x, taps[:, :, None], padding=padding, groups=taps.shape[-1])
 
 
-def _by_shifts(x: jax.Array, taps: jax.Array, *, padding: str) -> jax.Array:
+def _by_shifts(x: jax.Array, taps: jax.Array, padding: str) -> jax.Array:
     """A sum of products in one expression is one loop; of many taps, a few such loops that write partial sums."""
     wide = jnp.promote_types(x.dtype, jnp.float32)
     products = [view * tap for view, tap in zip(_views(x, taps.shape[0], padding, wide), _flat(taps), strict=True)]
@@ -174,11 +177,16 @@ def _by_shifts(x: jax.Array, taps: jax.Array, *, padding: str) -> jax.Array:
     return partial.sum(0).astype(x.dtype)
 
 
-def _products(x: jax.Array, slope: jax.Array, kernel_size: int, padding: str) -> jax.Array:
-    """The gradient by taps, [k, k, C]."""
+def _products(x: jax.Array, slope: jax.Array, padding: str, kernel_size: int) -> jax.Array:
+    """The gradient by the taps, [k, k, C]."""
     wide = jnp.promote_types(x.dtype, jnp.float32)
     sums = [(view * slope).sum((0, 1, 2)) for view in _views(x, kernel_size, padding, wide)]
-    return jnp.stack(sums).reshape(kernel_size, kernel_size, -1)
+    return jnp.stack(sums).reshape(kernel_size, kernel_size, -1).astype(x.dtype)
+
+
+def _products_whole(x: jax.Array, slope: jax.Array, padding: str, kernel_size: int) -> jax.Array:
+    taps = jax.ShapeDtypeStruct((kernel_size, kernel_size, x.shape[-1]), x.dtype)
+    return jax.linear_transpose(lambda taps: _whole(x, taps, padding), taps)(slope)[0]
 
 
 def _views(x: jax.Array, kernel_size: int, padding: str, dtype: Any) -> list[jax.Array]:

@@ -9,8 +9,7 @@ from flax import nnx
 
 from equivit.layers import dense
 from equivit.layers.attention import attend
-from equivit.layers.depthwise_conv import Pair, check_wrap, correlate, depthwise_conv, filled_grid
-from equivit.layers.grid import Layout
+from equivit.layers.depthwise_conv import Grid, Pair, check_wrap, correlate, depthwise_conv, filled_grid
 
 
 class DepthwiseValues(nnx.Module):
@@ -25,7 +24,7 @@ class DepthwiseValues(nnx.Module):
         self.value, self.taps = value, nnx.Param(taps, decay=False, product=True)
         self.padding, self.implementation = padding, implementation
 
-    def __call__(self, x: jax.Array, grid: Pair | Layout | None) -> jax.Array:
+    def __call__(self, x: jax.Array, grid: Grid) -> jax.Array:
         v = self.value(x)
         return depthwise_conv(v, self.taps[...], grid, padding=self.padding, implementation=self.implementation)
 
@@ -43,7 +42,7 @@ class DenseValues(nnx.Module):
         self.bias: Any = None if bias is None else nnx.Param(_summed(bias))
         self.padding = padding
 
-    def __call__(self, x: jax.Array, grid: Pair | Layout | None) -> jax.Array:
+    def __call__(self, x: jax.Array, grid: Grid) -> jax.Array:
         h, w = filled_grid(grid, x.shape[-2], "convolution")
         kernel = self.kernel[...]
         check_wrap((h, w), len(kernel), self.padding, "convolution")
@@ -86,7 +85,7 @@ class FoldedAttention(nnx.Module):
     ):
         self.values, self.proj, self.qkv, self.num_heads = values, proj, qkv, num_heads
 
-    def __call__(self, x: jax.Array, grid: Pair | Layout | None = None) -> jax.Array:
+    def __call__(self, x: jax.Array, grid: Grid = None) -> jax.Array:
         y = self.values(x, grid)
         if self.qkv is not None:
             qkv = self.qkv(x)
@@ -98,7 +97,10 @@ class FoldedAttention(nnx.Module):
 
 def linear(weight: jax.Array, bias: jax.Array | None) -> dense.Linear:
     """The linear map with this weight and bias."""
-    init = lambda key, shape: weight  # noqa: E731
+
+    def init(*_, **__):
+        return weight
+
     layer = dense.Linear(*weight.shape, bias=bias is not None, init=init, rngs=nnx.Rngs(0))
     if bias is not None:
         layer.bias.set_value(bias)

@@ -8,6 +8,7 @@ from equivit.layers.depthwise_conv import check_taps
 
 KINDS = ("conv", "dw", "spvit", "ens_dw")
 BY_HEAD = ("conv", "dw")  # the others make one head of all, so that none can stay
+EXAMPLE = "((3, 'dw', 3, None),), each (block, kind, kernel_size, heads)"
 
 
 class Replaced(NamedTuple):
@@ -50,16 +51,13 @@ def as_replaced(name: str, entries: Any) -> tuple[Replaced, ...]:
     return tuple(found)
 
 
-EXAMPLE = "((3, 'dw', 3, None),), each (block, kind, kernel_size, heads)"
-
-
 def _entry(name: str, entry: Iterable[Any]) -> Replaced:
-    entry = tuple(tuple(part) if isinstance(part, list) else part for part in entry)
-    if not (1 <= len(entry) <= 4 and _is_form(Replaced(*entry))):
-        raise ValueError(f"{name}: replaced has {errors.shown(entry)}; entries are such as {EXAMPLE}.")
-    one = Replaced(*entry)
-    errors.one_of(f"{name}: replaced={entry}: kind", one.kind, KINDS)
-    check_taps(f"{name}: replaced={entry}", one.kernel_size, "zeros")
+    parts: Any = tuple(tuple(part) if isinstance(part, list) else part for part in entry)
+    if not (1 <= len(parts) <= 4 and _is_form(Replaced(*parts))):
+        raise ValueError(f"{name}: replaced has {errors.shown(parts)}; entries are such as {EXAMPLE}.")
+    one = Replaced(*parts)
+    errors.one_of(f"{name}: replaced={parts}: kind", one.kind, KINDS)
+    check_taps(f"{name}: replaced={parts}", one.kernel_size, "zeros")
     return one
 
 

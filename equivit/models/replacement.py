@@ -81,6 +81,7 @@ def replace(
     config = model.config
     if twice := sorted(set(where) & {one.block for one in config.replaced}):
         raise ValueError(f"replace: block {twice[0]} is replaced already; begin with the model before that.")
+    where = {int(block): None if heads is None else tuple(map(int, heads)) for block, heads in where.items()}
     added = tuple(Replaced(block, kind, kernel_size, heads) for block, heads in where.items())
     config = dataclasses.replace(config, replaced=(*config.replaced, *added))
     rngs = nnx.Rngs(params=0) if rngs is None else rngs

@@ -131,7 +131,7 @@ def state_dict(source: str, model: ModelModule, *, flavour: str | None = None) -
     kinds, config = _kinds(source), model.config
     if replaced := getattr(config, "replaced", ()):
         raise ValueError(
-            f"{source}: has no names for the taps of {len(replaced)} replaced blocks; keep the model as a saved one, or "
+            f"{source}: has no names for the taps of {len(replaced)} replaced blocks; keep it as a saved model, or "
             "convert the one before the replacement."
         )
     format = next((format for format in kinds if isinstance(config, format.kind)), None)

@@ -1,6 +1,7 @@
 """What a run begins with: its first parameters, and the models that it uses and does not train."""
 
 import pathlib
+from typing import Any
 
 import jax
 from flax import nnx
@@ -92,7 +93,7 @@ def initial_parameters(config: ConfigDict) -> dict[str, jax.Array]:
     return logical.stacked(jax.eval_shape(lambda: wanted.build(nnx.Rngs(params=0))), tensors, nnx.Variable)
 
 
-def _alone(model: ModelModule, wanted: ViTConfig, said: list[str]) -> ModelModule:
+def _alone(model: ModelModule, wanted: Any, said: list[str]) -> ModelModule:
     """The model without class, register and mask tokens, if it has some and the wanted one has none."""
     if wanted.prefix or wanted.mask_token or not (model.config.prefix or model.config.mask_token):
         return model
@@ -101,7 +102,7 @@ def _alone(model: ModelModule, wanted: ViTConfig, said: list[str]) -> ModelModul
     return model
 
 
-def _replaced(model: ModelModule, wanted: ViTConfig, seed: int, said: list[str]) -> ModelModule:
+def _replaced(model: ModelModule, wanted: Any, seed: int, said: list[str]) -> ModelModule:
     """The model with the attention of the wanted blocks replaced; ValueError if it has other replaced ones."""
     there = set(model.config.replaced)
     if lost := sorted(there - set(wanted.replaced)):

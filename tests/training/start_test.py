@@ -124,7 +124,8 @@ def test_patches_alone_of_public_models(tmp_path, capsys, source):
     for leaf, array in arrays.items():
         np.testing.assert_array_equal(array, given[leaf], err_msg=leaf)
     said = capsys.readouterr().out
-    assert ": for patches alone, left out: " in said and "prefix.class_token; drawn: head.bias, head.weight." in said
+    assert f": for patches alone, left out: {', '.join(sorted(left))}; " in said
+    assert said.endswith("drawn: head.bias, head.weight.\n")
     whole = jax.eval_shape(lambda: logical.put(program.make_model(c, nnx.Rngs(0)), arrays))
     assert whole.head.weight.shape == (24, 4) and whole.prefix is None
 
