@@ -2,6 +2,7 @@
 
 from equivit.objectives.dinov2 import DinoV2
 from equivit.objectives.distillation import Distillation
+from equivit.objectives.gated import GatedSegmentation, GatedSupervised
 from equivit.objectives.linear_probe import LinearProbe
 from equivit.objectives.mae import Mae
 from equivit.objectives.objective import Objective
@@ -15,4 +16,6 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "linear_probe": LinearProbe,
     "segmentation": Segmentation,
     "dinov2": DinoV2,
+    "gated_supervised": GatedSupervised,
+    "gated_segmentation": GatedSegmentation,
 }

@@ -86,7 +86,7 @@ class Segmentation(Objective):
         return Loss(loss + self.options.auxiliary * other, {**metrics, "auxiliary": other})
 
     def _configuration(self, model) -> SegmenterConfig:
-        sizes = {name: self.options[name] for name in self.FIXED if name != "frozen"}
+        sizes = {name: self.options[name] for name in Segmentation.FIXED if name != "frozen"}
         backbone = dataclasses.replace(model, num_classes=None)
         return SegmenterConfig(backbone, self.config.model.num_classes, auxiliary=self.options.auxiliary > 0, **sizes)
 

@@ -204,8 +204,12 @@ def test_one_pass_collects_from_every_block(kwargs):
     def collect(block, x):
         return {"moments": (x.mean(0), jnp.square(x).mean(0)), "weight": block.weight[...]}
 
+    def fold(sums, index, block, x):
+        return sums.at[index].add(x * (index + 1)) + 1
+
     blocks = normed(**kwargs)
-    x, seen = jax.jit(lambda blocks: blocks(X, phases=2, collect=collect, capture=(2,)))(blocks)
+    options = dict(collect=collect, fold=fold, folded=jnp.zeros((7, *X.shape)), capture=(2,))
+    x, seen = jax.jit(lambda blocks: blocks(X, phases=2, **options))(blocks)
     chex.assert_trees_all_close(x, blocks(X, phases=2)[0], **CLOSE)
     inputs = [X, *(blocks(X, phases=2, stop=i)[0] for i in range(1, 7))]
     expected = [collect(blocks[i], inputs[i]) for i in range(7)]
@@ -213,6 +217,7 @@ def test_one_pass_collects_from_every_block(kwargs):
         jax.tree.leaves(seen.collected), zip(*map(jax.tree.leaves, expected), strict=True), strict=True
     ):
         chex.assert_trees_all_close(found, jnp.stack(parts), **CLOSE)
+    chex.assert_trees_all_close(seen.folded, 7 + jnp.stack([(i + 1) * y for i, y in enumerate(inputs)]), **CLOSE)
 
 
 def test_scanned_equals_unrolled_bit_for_bit():

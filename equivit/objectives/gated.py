@@ -1,0 +1,180 @@
+"""Gates that learn which attention becomes a convolution, while the model is trained for its task.
+
+Each block computes both, mixed by a gate; the gates are a relaxed choice of a given number of blocks or heads
+(`layers/gating.py`).  The run exports the model with the hard choice, that of the largest weights:
+
+- end to end ("DSP-e2e"), this model is the result;
+- in two stages ("DSP-2S"), only its `config.replaced` is used, and stage 2 begins anew from the model of stage 1.
+
+Source: depthwise attention, Section 2.3.2, Eq. 17 and 18; Differentiable Subset Pruning (Li et al. 2021).
+"""
+
+import dataclasses
+import functools
+from collections.abc import Hashable, Mapping
+from typing import Annotated, Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import core
+from jax.experimental import multihost_utils
+
+from equivit.constraints import Above0, OneOf, PositiveFloat, PositiveInt, Words
+from equivit.layers import gating
+from equivit.layers.depthwise_conv import check_taps
+from equivit.layers.replaced import BY_HEAD
+from equivit.logical import Tensor
+from equivit.models import gated
+from equivit.models.jumbo_vit import JumboViTConfig
+from equivit.models.vit_config import ViTConfig
+from equivit.objectives.objective import Batch, Extra, Loss, Objective, Rule, Step
+from equivit.objectives.segmentation import Segmentation
+from equivit.objectives.supervised import Supervised
+
+WEIGHTS = "gates"  # the logical name of the weights
+Temperatures = Annotated[tuple[PositiveFloat, PositiveFloat], Words("two positive temperatures, at first and at last")]
+
+
+class GatedModel(nnx.Module):
+    """A gated model, and the weights that its gates come from.
+
+    Args:
+      model: as the task trains it; its ViT has gates.
+      gates: [depth, heads], or [depth, 1] where the heads of a block have one gate.
+    """
+
+    def __init__(self, model: Any, gates: jax.Array):
+        self.model, self.gates = model, nnx.Param(gates, decay=False)
+
+    @property
+    def vit(self) -> Any:
+        """The ViT in the model, which may be its backbone."""
+        return getattr(self.model, "backbone", self.model)
+
+
+class Gated(Objective):
+    """What gates add to an objective, which comes after this class among the bases of a subclass.
+
+    The noise is drawn anew in each step.  The temperature falls geometrically over a share of the run.  The weights of
+    the gates start as Xavier's uniform, and have a learning rate and a clip group of their own and no decay.
+    """
+
+    GATES: ClassVar[dict[str, Any]] = dict(
+        gates=12,  # how many blocks, or heads, are replaced in the end
+        by_head=False,  # each head has a gate of its own
+        kind="dw",  # of the convolution, or "conv"
+        kernel_size=3,
+        gate_lr=0.5,  # at the peak of the schedule, in place of schedule.lr; the paper does not state it
+        temperature=(1000.0, 1e-3),  # at first and at last; the paper states the second
+        cooling=1.0,  # the share of the run after which the last one is reached
+    )
+    GATE_TYPES: ClassVar[dict[str, Any]] = dict(
+        gates=PositiveInt,
+        by_head=bool,
+        kind=Annotated[str, OneOf(BY_HEAD)],
+        kernel_size=PositiveInt,
+        gate_lr=PositiveFloat,
+        temperature=Temperatures,
+        cooling=Above0,
+    )
+
+    def check_model(self, model: Any, given: Mapping[str, nnx.Module]) -> None:
+        """As of the task; also ValueError unless there are so many blocks or heads with attention, on patches alone."""
+        super().check_model(model, given)
+        options, name = self.options, f"config.objective.name={self.options.name!r}"
+        check_taps("config.objective", options.kernel_size, "zeros")
+        if not isinstance(model, ViTConfig) or isinstance(model, JumboViTConfig) or model.k or model.prefix:
+            raise ValueError(
+                f"{name} needs a plain ViT of patch tokens alone; take one with class_token=False, registers=0 and "
+                "pool='mean'."
+            )
+        if model.replaced or model.parts:
+            raise ValueError(f"{name} chooses among blocks with attention; set model.replaced=() and adaptive=False.")
+        most = model.depth * (model.num_heads if options.by_head else 1)
+        if options.gates > most:
+            raise ValueError(f"config.objective.gates={options.gates} must be at most {most}, the number of gates.")
+
+    def module(self, model: Any, key: jax.Array) -> GatedModel:
+        """The module of the task, with gates in its ViT."""
+        task_key, taps_key, gates_key = jax.random.split(key, 3)
+        options, config = self.options, model.config
+        model = gated.gated(model, options.kind, kernel_size=options.kernel_size, rngs=nnx.Rngs(params=taps_key))
+        shape = (config.depth, config.num_heads if options.by_head else 1)
+        return GatedModel(super().module(model, task_key), nnx.initializers.xavier_uniform()(gates_key, shape))
+
+    def rule(self, tensor: Tensor) -> Rule:
+        """The weights of the gates have their own rate; all others follow the task."""
+        if tensor.name == WEIGHTS:
+            return Rule(lr=self.options.gate_lr / self.config.schedule.lr, decay=False, clip=WEIGHTS)
+        return super().rule(tensor._replace(name=tensor.name.removeprefix("model.")))
+
+    def static(self, module: GatedModel, progress: float) -> Hashable:
+        """Of the task."""
+        return super().static(module.model, progress)
+
+    def prepare(self, module: GatedModel, batch: Batch, key: jax.Array) -> Batch:
+        """Of the task."""
+        return super().prepare(module.model, batch, key)
+
+    def loss(self, module: GatedModel, batch: Batch, step: Step) -> Loss:
+        """That of the task with relaxed gates; beside its metrics the temperature."""
+        options, clock, (start, end) = self.options, step.clock, self.options.temperature
+        temperature = gating.temperature(clock.step, start, end, max(options.cooling * clock.total, 1))
+        noise_key, key = jax.random.split(step.key)
+        weights = module.gates[...].astype(jnp.float32).reshape(-1)
+        uniform = jax.random.uniform(noise_key, weights.shape)
+        gates = gating.relaxed_top_k(weights, options.gates, temperature, uniform).reshape(module.gates.shape)
+        heads = module.vit.config.num_heads
+        gated.set_gates(module.vit, jnp.broadcast_to(gates, (len(gates), heads)))
+        loss = super().loss(module.model, batch, step._replace(key=key))
+        return loss._replace(metrics={**loss.metrics, "temperature": temperature})
+
+    def exported(self, module: GatedModel, extra: Extra, weights: str | None = None) -> nnx.Module:
+        """The model of the task with the hard choice; all processes of a run must call this.
+
+        Where only shapes are known, as under `jax.eval_shape`, the first blocks or heads are chosen.
+        """
+        trained: Any = super().exported(module, extra, weights)
+        decide = functools.partial(_decided, self._chosen(trained), self.options.kind, self.options.kernel_size)
+        return decide(trained.model) if _is_abstract(trained) else jax.jit(decide)(trained.model)
+
+    def _chosen(self, module: GatedModel) -> dict[int, tuple[int, ...] | None]:
+        """The blocks or heads of the largest weights, as `replacement.replace` takes them."""
+        weights = np.arange(module.gates.size, 0, -1).reshape(module.gates.shape)
+        if not _is_abstract(module):
+            weights = multihost_utils.process_allgather(module.gates[...], tiled=True)
+        hard = np.zeros(weights.size, bool)
+        hard[np.argsort(-weights.reshape(-1), kind="stable")[: self.options.gates]] = True
+        rows = {i: row for i, row in enumerate(hard.reshape(weights.shape)) if row.any()}
+        return {i: tuple(map(int, np.flatnonzero(row))) if self.options.by_head else None for i, row in rows.items()}
+
+
+def _is_abstract(module: GatedModel) -> bool:
+    return isinstance(module.gates.get_value(), jax.ShapeDtypeStruct | core.Tracer)
+
+
+def _decided(where: dict, kind: str, kernel_size: int, model: Any) -> Any:
+    if not hasattr(model, "backbone"):
+        return gated.decided(model, where, kind, kernel_size)
+    copy: Any = jax.tree.map(lambda a: a, model)
+    copy.backbone = gated.decided(model.backbone, where, kind, kernel_size)
+    copy.config = dataclasses.replace(model.config, backbone=copy.backbone.config)
+    return copy
+
+
+class GatedSupervised(Gated, Supervised):
+    """Classification with gates."""
+
+    DEFAULTS = {**Supervised.DEFAULTS, **Gated.GATES}
+    TYPES: ClassVar[dict[str, Any]] = {**Supervised.TYPES, **Gated.GATE_TYPES}
+    FIXED = (*Supervised.FIXED, "by_head", "kind", "kernel_size")
+
+
+class GatedSegmentation(Gated, Segmentation):
+    """Segmentation with gates."""
+
+    DEFAULTS = {**Segmentation.DEFAULTS, **Gated.GATES}
+    TYPES: ClassVar[dict[str, Any]] = {**Segmentation.TYPES, **Gated.GATE_TYPES}
+    FIXED = (*Segmentation.FIXED, "by_head", "kind", "kernel_size")

@@ -1,0 +1,75 @@
+"""What Sigma costs: a pass that measures the attention of all blocks, over plain forward passes of the same images.
+
+    python experiments/depthwise_sigma.py                   # ViT-B/14, 224 px, batches of 4
+    python experiments/depthwise_sigma.py --quick           # a tiny model; tries the script
+
+Both run in turn in one run; the ratio is that of medians.  The model has random weights and patch tokens alone.  Beside
+the times stands the memory of the statistics, two buffers a head, and what the program needs beside them.
+
+Claim, on a CPU: at most 1.5 times the plain passes.  Exits 1 when it fails.
+"""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+import jax
+import numpy as np
+
+from equivit.evaluation import sigma
+from equivit.evaluation.predictions import filled
+from equivit.models import zoo
+from experiments import benchmark
+from experiments.benchmark import Claim
+
+ALONE = dict(class_token=False, pool="mean", num_classes=None, mask_token=False, class_position=False)
+QUICK = dict(width=32, depth=2, num_heads=2, image_size=(56, 56))
+MOST = 1.5
+
+
+def main(arguments=None) -> int:
+    parser = benchmark.timing_parser(__doc__, output="depthwise_sigma.json", runs=10, warmup=2)
+    parser.add_argument("--batch", type=int, default=4, help="images of a batch (%(default)s)")
+    parser.add_argument("--quick", action="store_true", help="a tiny model, to try the script")
+    options = parser.parse_args(arguments)
+    size = QUICK["image_size"] if options.quick else (224, 224)
+    model = zoo.create("dinov2_vit_b14", **ALONE | dict(image_size=size) | (QUICK if options.quick else {}))
+    row = cost(model, np.random.default_rng(0).normal(size=(options.batch, *size, 3)).astype(np.float32), options)
+    columns = dict(
+        plain_ms="plain, ms",
+        sigma_ms="Sigma, ms",
+        ratio="ratio",
+        buffers_mb="buffers, MB",
+        temporary_mb="temporary, MB",
+    )
+    print(benchmark.table([row], columns))
+    judged = jax.default_backend() == "cpu" and not options.quick
+    claims = [Claim("Sigma over plain forward passes", row["ratio"], at_most=MOST, judged=judged)]
+    return benchmark.finish(options.output, dict(batch=options.batch, image_size=size, **row), claims)
+
+
+def cost(model, images: np.ndarray, options) -> dict[str, float]:
+    """Milliseconds of both, and megabytes."""
+    given = filled(images, len(images))
+    held = [sigma.moments(model, [images])]
+    plain = jax.jit(lambda model, x: model.tokens(x))
+
+    def measure():
+        held.append(sigma.step(model, held.pop(), **given))
+        return held[0]
+
+    variants = {"plain": lambda: plain(model, given["images"]), "sigma": measure}
+    times = benchmark.medians(benchmark.interleaved(variants, warmup=options.warmup, runs=options.runs))
+    memory = benchmark.memory(sigma.step.lower(model, held[0], **given).compile())
+    return dict(
+        plain_ms=1e3 * times["plain"],
+        sigma_ms=1e3 * times["sigma"],
+        ratio=times["sigma"] / times["plain"],
+        buffers_mb=sum(leaf.nbytes for leaf in jax.tree.leaves(held[0])) / 1e6,
+        temporary_mb=memory.temporary / 1e6 if memory else None,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""The choice of blocks and heads: what is drawn and written, on a tiny model; and the cost of Sigma."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from equivit.training.config import get_base
+from experiments import depthwise_selection as script
+from experiments import depthwise_sigma
+from tests.evaluation import attending
+
+
+def test_choices_and_pictures(tmp_path, monkeypatch):
+    """Of a saved model; a run with gates is known by what its model has replaced."""
+    model = attending.model(**attending.SMALL)
+    gated = script.replacement.replace(model, {0: (1,), 2: (0,)})
+    monkeypatch.setattr(script, "load_model", {"model": model, "dsp": gated}.get)
+    data = get_base().data
+    data.update(source="synthetic", image_size=(12, 20), workers=0)
+    monkeypatch.setattr(
+        script.checkpoints, "load_run", lambda place: SimpleNamespace(config=SimpleNamespace(data=data))
+    )
+    options = ["--before=model", "--dsp=dsp", "--number=1", "--images=6", "--batch=4"]
+    assert script.main(["model", *options, f"--output={tmp_path}"]) == 0
+    assert [len(x) for x in script.TrainingImages(data, 6, batch_size=4)] == [4, 2]
+    written = json.loads((tmp_path / "selection.json").read_text())
+    heads = np.array(written["sigma"]["after"]["heads"])
+    np.testing.assert_allclose(heads.mean(1), written["sigma"]["before"]["blocks"], rtol=1e-6)
+    assert written["chosen"]["Sigma after"] == written["chosen"]["Sigma before"] == [int(heads.mean(1).argmin())]
+    lowest = [list(divmod(int(i), 2)) for i in sorted(heads.ravel().argsort()[:2])]
+    assert written["chosen"]["Sigma of heads"] == lowest
+    assert written["chosen"]["DSP dsp"] == [[0, 1], [2, 0]]
+    for name in ("selection.png", "maps.png", "positions.png"):
+        assert (tmp_path / name).stat().st_size > 10_000
+
+
+def test_similarities_ignore_what_all_positions_share():
+    positions = np.random.default_rng(0).normal(size=(6, 8))
+    found = script.similarities(positions, (2, 3))
+    np.testing.assert_allclose(found, script.similarities(positions + 5, (2, 3)), atol=1e-12)
+    one, other = positions[[0, 5]] - positions.mean(0)
+    assert found[0, 0, 1, 2] == pytest.approx(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
+
+
+def test_the_cost_of_sigma():
+    model, images = attending.model(**attending.SMALL), attending.images(2)
+    row = depthwise_sigma.cost(model, images, SimpleNamespace(warmup=0, runs=1))
+    assert row["ratio"] > 0 and row["buffers_mb"] == pytest.approx(3 * 4 * (2 * 2 * 15**2 + 1) / 1e6)

@@ -1,0 +1,139 @@
+"""Gates that are trained: the mixed block between its two ends, two steps of a run, and the model that it exports."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from equivit import logical
+from equivit.layers import gating
+from equivit.layers.depthwise import replace_attention
+from equivit.layers.gating import GatedAttention
+from equivit.layers.grid import Layout
+from equivit.models import gated, zoo
+from equivit.objectives.objective import Rule
+from equivit.objectives.registry import OBJECTIVES
+from equivit.training import program, sharding
+from equivit.training.config import get_base, validate
+from tests.evaluation import attending
+from tests.training.state_test import mesh_of
+
+MODEL = attending.SMALL | dict(name="vit_b16", num_classes=4, in_channels=3)
+
+
+def config_of(objective="gated_supervised", model=None, **options):
+    config = get_base(objective)
+    config.model = {**MODEL, **(model or {})}
+    config.data.update(image_size=(12, 20), mean=(0.5,), std=(0.5,))
+    config.objective.update({"gates": 2, **options})
+    config.optimizer.update(name="adamw")
+    config.schedule.update(name="constant", lr=1e-3)
+    config.batch_size, config.steps = 4, 4
+    return config
+
+
+def batch(t=0):
+    rng = np.random.default_rng(t)
+    return {"image": rng.integers(0, 256, (4, 12, 20, 3), np.uint8), "label": rng.integers(0, 4, 4).astype(np.int32)}
+
+
+call = jax.jit(lambda module, x, layout: module(x, layout), static_argnums=2)
+
+
+@pytest.mark.parametrize("kind", ["dw", "conv"])
+def test_the_ends_of_a_gate(kind):
+    """0 is the attention, 1 the convolution, and with 0 and 1 the scattered heads with the same taps."""
+    attention = attending.model(**attending.SMALL).blocks[0].attention
+    mixed, layout = GatedAttention(attention, kind, rngs=nnx.Rngs(0)), Layout((3, 5))
+    x = np.random.default_rng(0).normal(size=(2, 15, 16)).astype(np.float32)
+    taps = np.random.default_rng(1).normal(size=mixed.taps.shape).astype(np.float32)
+    for gate, heads, chosen in (
+        ((0, 0), None, None),
+        ((1, 1), None, taps),
+        ((0, 1), (1,), gated._of_heads(taps, (1,), kind, 2)),
+    ):
+        module, other = logical.put(mixed, {"taps": taps, "gate": np.float32(gate)}), attention
+        if chosen is not None:
+            other = logical.put(replace_attention(attention, kind, heads=heads), {"taps": chosen})
+        ours, theirs = call(module, x, layout), call(other, x, layout)
+        np.testing.assert_allclose(ours, theirs, atol=1e-5 * np.abs(theirs).max())
+    halves = [
+        call(logical.put(mixed, {"taps": taps, "gate": np.full(2, g, np.float32)}), x, layout) for g in (0, 0.5, 1)
+    ]
+    np.testing.assert_allclose(halves[1], (halves[0] + halves[2]) / 2, atol=1e-5 * np.abs(theirs).max())
+
+
+def test_two_steps_of_a_run():
+    """Weights, taps and all of the model are trained; the gates follow the weights with new noise."""
+    mesh = mesh_of(1, 1)
+    with jax.set_mesh(mesh):
+        run = program.of_config(config_of(by_head=True), mesh, total=4, per_epoch=4)
+        states = [run.init({})]
+        before, gates = jax.device_get(states[0]), []
+        for t in range(2):
+            state, metrics = run.step(states.pop(), sharding.to_global(mesh, batch(t)))
+            gates.append(np.asarray(state.statistics["model.blocks.runs.0.attention.gate"]))
+            states.append(state)
+    assert metrics["good"] and metrics["temperature"] == pytest.approx(1000 * 1e-6 ** (1 / 4))
+    for name, array in before.trainable.items():
+        moved = np.abs(state.trainable[name] - array).max()
+        # Adam's first two steps: the rate of the gates is 500 times that of the others.
+        assert (0.1 if name == "gates" else 1e-5) < moved < (1.5 if name == "gates" else 3e-3), name
+    for one in gates:
+        np.testing.assert_allclose(one.sum(), 2, rtol=1e-5)
+    assert np.abs(gates[1] - gates[0]).max() > 1e-3
+    chosen = run.exported(state).config.replaced
+    largest = np.argsort(-np.asarray(state.trainable["gates"]).ravel())[:2]
+    assert {(one.block, h) for one in chosen for h in one.heads or (0, 1)} == {divmod(int(i), 2) for i in largest}
+
+
+@pytest.mark.parametrize("options", [dict(), dict(by_head=True, kind="conv", gates=3)], ids=str)
+def test_the_exported_model_is_the_gated_one_with_hard_gates(options):
+    objective = OBJECTIVES["gated_supervised"](config_of(**options))
+    module = objective.module(attending.model(**MODEL), jax.random.key(0))
+    weights = np.random.default_rng(0).normal(size=module.gates.shape).astype(np.float32)
+    module = logical.put(module, {"gates": weights})
+    exported = objective.exported(module, {})
+    hard = gating.hard_top_k(jnp.asarray(weights.ravel()), objective.options.gates).reshape(weights.shape)
+    gated.set_gates(module.model, jnp.broadcast_to(hard, (3, 2)))
+    x = attending.images(2)
+    logits = [np.asarray(forward(model, x)) for model in (module.model, exported, attending.model(**MODEL))]
+    np.testing.assert_allclose(logits[0], logits[1], atol=1e-5 * np.abs(logits[0]).max())
+    assert np.abs(logits[2] - logits[1]).max() > 1e-3
+    assert sum(len(one.heads or (0, 1)) for one in exported.config.replaced) == (3 if options else 4)
+
+
+forward = jax.jit(lambda model, x: model(x))
+
+
+def test_segmentation_has_gates_in_its_backbone():
+    config = config_of("gated_segmentation", decoder="linear", auxiliary=0.0, frozen=True)
+    model = program.exported_model(config)
+    assert [one.block for one in model.backbone.config.replaced] == [0, 1] and model.config.num_classes == 4
+    objective = OBJECTIVES["gated_segmentation"](config)
+    module = jax.eval_shape(lambda: objective.module(zoo.create(**MODEL), jax.random.key(0)))
+    rules = {t.name: objective.rule(t) for table in logical.tensors(module).values() for t in table.flat}
+    assert rules["gates"] == Rule(lr=500, decay=False, clip="gates")
+    assert all(rule.frozen == name.startswith("model.backbone.") for name, rule in rules.items())
+
+
+@pytest.mark.parametrize(
+    ("model", "objective", "message"),
+    [
+        ({}, dict(gates=4), "gates=4 must be at most 3"),
+        ({}, dict(gates=7, by_head=True), "gates=7 must be at most 6"),
+        ({}, dict(kernel_size=4), "kernel_size=4 must be odd"),
+        (dict(class_token=True), {}, "patch tokens alone; take one with class_token=False"),
+        (dict(replaced=((1, "dw"),)), {}, r"set model.replaced=\(\)"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(model, objective, message):
+    config = config_of(model=model, **objective)
+    with pytest.raises(ValueError, match=message):
+        OBJECTIVES["gated_supervised"](config).check_model(zoo.configuration(**config.model), {})
+
+
+def test_an_impossible_value_is_refused():
+    with pytest.raises(ValueError, match="objective.kind='spvit' is not one of"):
+        validate(config_of(kind="spvit"))
