@@ -16,7 +16,7 @@ from equivit.models import zoo
 from equivit.models.model import Config
 from equivit.objectives.objective import Batch, Objective
 from equivit.objectives.registry import OBJECTIVES
-from equivit.training import optimizers, schedules, sharding
+from equivit.training import freezing, optimizers, schedules, sharding
 from equivit.training.schedules import Schedule
 from equivit.training.state import Metrics, State, begin, make_step
 
@@ -121,7 +121,8 @@ def of_config(
     weight_decay = schedules.weight_decay(config.optimizer, total_steps=total, steps_per_epoch=per_epoch)
     trainable = jax.eval_shape(lambda module: begin(objective, module), module).trainable
     tables = logical.tensors(module)
-    optimizer = optimizers.create(config.optimizer, objective.rule, tables, trainable, lr, weight_decay)
+    rule = freezing.rule(objective, tables)
+    optimizer = optimizers.create(config.optimizer, rule, tables, trainable, lr, weight_decay)
     abstract = jax.eval_shape(lambda module: begin(objective, module, optimizer), module)
     everywhere, stacks = NamedSharding(mesh, PartitionSpec()), _stacks([*given.values(), module])
     shardings = sharding.of_tree(mesh, abstract, stacks)
