@@ -41,6 +41,7 @@ def run(run: Run) -> dict[str, Any]:
     pipeline, views = run.open(), label_maps.settings(run.config)
 
     def measure(batch):
+        batch = label_maps.comparable(run.model, run.predict, batch)
         weight, size, valid = batch["weight"], batch["map"].shape[1:], batch.get("map_size")
         seen = (label_maps.classes(_turned_back(run, batch["image"], views, g), size, valid) for g in OCTIC.elements)
         labels, finite = (jnp.stack(part) for part in zip(*seen, strict=True))
