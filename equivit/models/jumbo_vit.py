@@ -25,17 +25,9 @@ from equivit.layers.prefix import JumboRows, token
 from equivit.layers.readout import JumboReadout
 from equivit.models.model import Preset
 from equivit.models.vit import ViT
-from equivit.models.vit_config import (
-    HEAD_BIASES,
-    ViTConfig,
-    learned_width,
-    make_head,
-    parts_of,
-    position,
-    stack,
-    transition,
-)
+from equivit.models.vit_config import HEAD_BIASES, ViTConfig
 from equivit.models.vit_names import SIZES
+from equivit.models.vit_parts import learned_width, make_head, parts_of, position, stack, transition
 
 JUMBO_MLPS = ("shared", "per_layer", "none", "lora", "linear_lora")
 
@@ -79,6 +71,10 @@ class JumboViTConfig(ViTConfig):
     def __post_init__(self):
         if self.class_token is not False or self.registers or self.register_mlp is not None:
             raise ValueError("JumboViT: the Jumbo token replaces class token and registers; leave them out.")
+        if self.replaced:
+            raise ValueError(
+                "JumboViT: replaced blocks convolve the grid of patches, where the Jumbo token is not; set replaced=()."
+            )
         super().__post_init__()
         if self.drop_path_groups is not None:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""The configuration of a ViT, the checks of its values, and how the parts of the model are built from it.
+"""The configuration of a ViT, and the checks of its values; `vit_parts.py` builds the model.
 
 | family | blocks 0..k-1    | then                               | blocks k.. | readout                               |
 |--------|------------------|------------------------------------|------------|---------------------------------------|
@@ -12,12 +12,8 @@ I8 with k = depth is what octic DINOv2 calls D8: every token is invariantized an
 """
 
 import dataclasses
-import functools
-import math
-from collections.abc import Callable
 from typing import Annotated, Any, Literal, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -33,16 +29,11 @@ from equivit.constraints import (
     Size,
 )
 from equivit.layers import dense, invariants
-from equivit.layers.block import Block, Subsets
+from equivit.layers.block import Subsets
 from equivit.layers.grid import check_grid
-from equivit.layers.isotypic import channels
-from equivit.layers.parts import Parts
-from equivit.layers.position import IsotypicPosition, Position, SinCos
-from equivit.layers.prefix import Prefix, token
-from equivit.layers.readout import BlocksReadout, ClassReadout, FcNormReadout, MeanReadout
-from equivit.layers.split_mlp import SplitMlp
-from equivit.layers.stack import REMAT, Stack
-from equivit.layers.transition import Invariantize, components, values
+from equivit.layers.replaced import Replaced, as_replaced
+from equivit.layers.stack import REMAT
+from equivit.models import vit_parts
 from equivit.models.adaptive import SELECT
 from equivit.models.adaptive import parts_of as parts_of_adaptive
 from equivit.models.vit import ViT
@@ -141,6 +132,8 @@ class ViTConfig:
       select: how the phase of the patches is chosen, by the norm of their tokens ("output") or of their first pixels
         ("input").
       anchor: in models of no symmetry group, settles ties and rounding (`models/adaptive.py`).
+      replaced: the blocks whose attention is a convolution, by entries (block, kind, kernel_size, heads), of which the
+        last may be left out (`layers/replaced.py`); such a model has no tokens before the patches.
       remat, unroll: how the blocks are run (`layers/stack.py`).
     """
 
@@ -189,6 +182,7 @@ class ViTConfig:
     adaptive: tuple[Annotated[str, OneOf(PARTS)], ...] | bool = False  # in this order a message names the wrong part
     select: Annotated[str, OneOf(SELECT)] = "output"
     anchor: bool = True
+    replaced: tuple[Replaced, ...] | tuple[()] = ()
     remat: Annotated[str, OneOf(REMAT)] = "none"
     unroll: bool = False
 
@@ -196,6 +190,7 @@ class ViTConfig:
         if isinstance(self.patch_size, int):
             self._set(patch_size=(self.patch_size, self.patch_size))
         self._choose_by_family()
+        self._set(replaced=as_replaced("ViT", self.replaced))
         constraints.check_fields(self, "ViT")
         self._check_readout()
         for name, plain in (("mlp", "gelu"), ("position", "learned"), ("init", "normal"), ("patch_bias", True)):
@@ -208,6 +203,7 @@ class ViTConfig:
             )
         check_grid(self.image_size, self.patch_size, "ViT: image_size")
         self._check_blocks()
+        self._check_replaced()
 
     def _set(self, **values):
         for name, value in values.items():
@@ -258,7 +254,7 @@ class ViTConfig:
             raise ValueError(f"ViT: equivariant_blocks={k} must lie between 0 and the depth, {self.depth}.")
         if self.group is None and k:
             raise ValueError(f"ViT: equivariant_blocks={k} needs a family with a symmetry, such as H8; this is plain.")
-        if FAMILIES[self.family].leaves == "dropped" and k == self.depth:
+        if self.leaves == "dropped" and k == self.depth:
             whole = "D" + self.family[1]
             raise ValueError(
                 f"ViT: {self.family} with equivariant_blocks={k} of {self.depth} has no dense block; {whole} is that."
@@ -268,15 +264,38 @@ class ViTConfig:
                 f"ViT: {self.family} has all {self.depth} blocks equivariant, not {k}; families H and I have fewer."
             )
 
+    def _check_replaced(self):
+        self._set(replaced=tuple(one.of("ViT", self.depth, self.num_heads) for one in self.replaced))
+        for one in self.replaced:
+            if one.block < self.k and (one.kind != "dw" or one.heads is not None):
+                raise ValueError(
+                    f"ViT: replaced={tuple(one)}: block {one.block} of family {self.family} is equivariant, where only "
+                    "'dw' of all heads is a replacement."
+                )
+        if self.replaced and self.prefix:
+            raise ValueError(
+                f"ViT: replaced blocks convolve the grid of patches, and {self.prefix} tokens stand before it; set "
+                "class_token=False, registers=0 and pool='mean' (models.replacement.patches_only)."
+            )
+        if self.replaced and "position" in self.parts:
+            raise ValueError(
+                "ViT: replaced blocks know no distances around the torus; take adaptive=('token',), or replaced=()."
+            )
+
     @property
     def group(self) -> Group | None:
         """The symmetry group of the first k blocks."""
         return FAMILIES[self.family].group
 
     @property
+    def leaves(self) -> str | None:
+        """How their symmetry ends; see `Family`."""
+        return FAMILIES[self.family].leaves
+
+    @property
     def ends_with_fields(self) -> bool:
         """Whether the input of the readout is a field (D8, D2)."""
-        return self.group is not None and FAMILIES[self.family].leaves is None
+        return self.group is not None and self.leaves is None
 
     @property
     def k(self) -> int:
@@ -299,7 +318,7 @@ class ViTConfig:
 
     def torus(self, group: Group | None) -> tuple[int, int] | None:
         """The grid of the distances that blocks of a group know, None for none."""
-        if "position" not in self.parts or (group is None and FAMILIES[self.family].leaves == "invariant"):
+        if "position" not in self.parts or (group is None and self.leaves == "invariant"):
             return None
         return check_grid(self.image_size, self.patch_size, "ViT: image_size")
 
@@ -338,153 +357,4 @@ class ViTConfig:
         Raises:
           ValueError: the order of the group does not divide a width, the patch size or the heads.
         """
-        return build(self, rngs)
-
-
-def build(config: ViTConfig, rngs: nnx.Rngs) -> ViT:
-    """A ViT, with or without class token and registers."""
-    parts = parts_of(config, rngs)
-    width = learned_width(config)
-    prefix: dict[str, Any] = dict(
-        class_token=config.class_token,
-        class_position=config.class_position,
-        registers=config.registers,
-        token_std=config.token_std,
-        position_std=config.position_std,
-        register_std=config.register_std,
-    )
-    return ViT(
-        config,
-        patch_embed=parts.patch_embed(config.patch_size, config.in_channels, config.width),
-        position=position(config, rngs),
-        prefix=Prefix(width, **prefix, rngs=rngs) if config.prefix else None,
-        mask_token=token((width,), 0.0, rngs) if config.mask_token else None,
-        pre_norm=parts.norm(config.width) if config.pre_norm else None,
-        blocks=stack(config, functools.partial(_block, config), rngs),
-        **_exit(config, parts),
-    )
-
-
-def parts_of(config: ViTConfig, rngs: nnx.Rngs) -> Parts:
-    """Makes the layers of the first blocks; `.of(None)` makes those of the dense blocks."""
-    return Parts(
-        config.group,
-        rngs,
-        norm_eps=config.norm_eps,
-        isotypic_eps=config.isotypic_eps,
-        isotypic_norm=config.isotypic_norm,
-        layer_scale=config.layer_scale,
-        activation=config.mlp,
-        qkv_bias=config.qkv_bias,
-        patch_bias=config.patch_bias,
-        init=config.init,
-        dropout=config.dropout,
-    )
-
-
-def learned_width(config: ViTConfig) -> int:
-    """Width of a learned token; among fields, it has only the invariant component."""
-    return config.width if config.group is None else channels("ViT", config.width, config.group)
-
-
-def position(config: ViTConfig, rngs: nnx.Rngs) -> Callable | None:
-    """The positions of the patches; none where attention knows distances."""
-    if "position" in config.parts:
-        return None
-    grid = check_grid(config.image_size, config.patch_size, "ViT: image_size")
-    if config.group is not None:
-        return IsotypicPosition(grid, config.width, group=config.group, std=config.position_std, rngs=rngs)
-    if config.position != "learned":
-        return SinCos(config.width, inclusive=config.position == "sincos_inclusive")
-    return Position(
-        grid,
-        config.width,
-        std=config.position_std,
-        antialias=config.position_antialias,
-        offset=config.position_offset,
-        rngs=rngs,
-    )
-
-
-MakeBlock = Callable[[Parts], nnx.Module]
-
-
-def stack(config: ViTConfig, block: MakeBlock, rngs: nnx.Rngs, last: MakeBlock | None = None) -> Stack:
-    """k equivariant blocks, then dense ones; `block` makes a block, and `last`, if given, makes the last one."""
-    kinds = ((config.k, config.group), (config.depth - config.k, None))
-    runs = [(length, group, block) for length, group in kinds if length]
-    if last is not None:
-        length, group, _ = runs.pop()
-        runs += [(length - 1, group, block), (1, group, last)]
-
-    def maker(group, make):
-        torus = config.torus(group)
-        return lambda rngs: make(dataclasses.replace(parts_of(config, rngs).of(group), torus=torus))
-
-    runs = [(length, maker(group, make)) for length, group, make in runs]
-    return Stack(runs, remat=config.remat, unroll=config.unroll, rngs=rngs)
-
-
-def transition(config: ViTConfig, parts: Parts) -> Callable | None:
-    """The layer between the equivariant and the dense blocks, if there is one."""
-    match FAMILIES[config.family].leaves:
-        case "dropped":
-            return components if config.group is OCTIC else values
-        case "invariant" if config.group is not None:
-            invariant = invariants.create(config.invariant, config.width, group=config.group, rngs=parts.rngs)
-            if config.group is FLIP and invariant.out_features == config.width:
-                return Invariantize(invariant, None)
-            return Invariantize(invariant, parts.of(None).linear(invariant.out_features, config.width))
-    return None
-
-
-def _block(config: ViTConfig, parts: Parts) -> nnx.Module:
-    """A block; with `register_mlp`, some of the tokens before the patches have their own MLP."""
-    width, hidden, subsets = config.width, config.hidden, config.subsets(parts.group)
-    if config.register_mlp is None:
-        return Block(**parts.branches(width, config.num_heads, hidden), subsets=subsets)
-    first = int(config.class_token) if config.register_mlp == "registers" else 0
-
-    def mlp():
-        return SplitMlp(parts.mlp(width, hidden), parts.mlp(width, hidden), first)
-
-    return Block(**parts.branches(width, config.num_heads, hidden, mlp), subsets=subsets)
-
-
-def _exit(config: ViTConfig, parts: Parts) -> dict[str, Any]:
-    """Transition, readout and head."""
-    width, rngs = config.width, parts.rngs
-    leave = transition(config, parts)
-    invariant = None
-    if config.group is not None and config.ends_with_fields:
-        invariant = invariants.create(config.invariant, width, group=config.group, rngs=rngs)
-    norm = (parts if config.ends_with_fields else parts.of(None)).norm(width)
-    options: dict[str, Any] = dict(class_token=config.class_token, invariant=invariant)
-    if config.pool == "class_and_mean" or config.pool_blocks > 1:
-        readout = BlocksReadout(norm, patches=config.pool == "class_and_mean", class_token=True)
-    elif config.pool == "class":
-        readout = ClassReadout(norm, **options)
-    elif config.fc_norm:
-        readout = FcNormReadout(norm, class_token=config.class_token)
-    else:
-        readout = MeanReadout(norm, pool_first=config.pool_first, **options)
-    features = width * (config.pool_blocks + (config.pool == "class_and_mean"))
-    features = features if invariant is None else invariant.out_features
-    return dict(transition=leave, readout=readout, head=make_head(config, features, config.family == "D8", rngs))
-
-
-def make_head(config: ViTConfig, features: int, hidden: bool, rngs: nnx.Rngs) -> nnx.Module | None:
-    """The projection or classifier of `features` entries, this with or without a hidden layer; None for neither."""
-    classes, init = config.num_classes, nnx.initializers.normal(config.head_std)
-    if config.projection is not None:
-        return dense.Linear(features, config.projection, bias=False, init=init, rngs=rngs)
-    if classes is None:
-        return None
-    if hidden:
-        head = dense.MlpHead(features, config.width, classes, init=init, rngs=rngs)
-    else:
-        head = dense.Linear(features, classes, init=init, rngs=rngs)
-    if config.head_bias == "prior":
-        bias = head.fc2.bias if isinstance(head, dense.MlpHead) else head.bias
-        bias.set_value(jnp.full(classes, -math.log(classes)))
-    return head
+        return vit_parts.build(self, rngs)

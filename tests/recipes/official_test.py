@@ -11,7 +11,7 @@ from flax import nnx
 from configs import adaptive_cifar, adaptive_imagenet, recipes
 from equivit import logical
 from equivit.layers import dense
-from equivit.models import vit_config, zoo
+from equivit.models import vit_parts, zoo
 from equivit.models.decoders import MaskedAutoencoderConfig
 from equivit.training import config as configs
 from equivit.training import schedules
@@ -58,7 +58,7 @@ def test_fine_tuning_of_mae(name, largest):
     """Drop path grows over the blocks; the head begins next to zero; a new norm after the mean of plain patches."""
     config = model(f"finetune.py:{name}")
     np.testing.assert_allclose(config.rates, np.linspace(0, largest, config.depth), rtol=1e-6)
-    head = vit_config.make_head(config, 64, False, nnx.Rngs(0))
+    head = vit_parts.make_head(config, 64, False, nnx.Rngs(0))
     assert np.std(head.weight[...]) == pytest.approx(2e-5, rel=0.02)  # 64,000 entries: 0.3 %
     assert config.fc_norm == (name != "B,jumbo")
 
@@ -147,7 +147,7 @@ def test_registers_and_jumbo_begin_with_the_same_head(name):
     """Zero weights, and the logit of equally likely classes."""
     config = zoo.configuration(name, num_classes=10)
     for hidden in (False, True):
-        head = vit_config.make_head(config, 24, hidden, nnx.Rngs(0))
+        head = vit_parts.make_head(config, 24, hidden, nnx.Rngs(0))
         last = head.fc2 if isinstance(head, dense.MlpHead) else head
         assert not last.weight[...].any()
         np.testing.assert_allclose(last.bias[...], -np.log(10), rtol=1e-6)

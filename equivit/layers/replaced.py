@@ -1,0 +1,80 @@
+"""Which blocks' attention is replaced by a convolution, as configurations say it; `depthwise.py` has the modules."""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from equivit import errors
+from equivit.layers.depthwise_conv import check_taps
+
+KINDS = ("conv", "dw", "spvit", "ens_dw")
+BY_HEAD = ("conv", "dw")  # the others make one head of all, so that none can stay
+
+
+class Replaced(NamedTuple):
+    """A block whose attention is replaced.
+
+    Attributes:
+      block: its index.
+      kind: one of KINDS.
+      kernel_size: k, odd.
+      heads: those that are replaced, ascending; None for all.
+    """
+
+    block: int
+    kind: str = "dw"
+    kernel_size: int = 3
+    heads: tuple[int, ...] | None = None
+
+    def of(self, name: str, depth: int, num_heads: int) -> "Replaced":
+        """The same of a model, with None for all of its heads; ValueError if it has no such block or heads."""
+        name = f"{name}: replaced={tuple(self)}"
+        if not 0 <= self.block < depth:
+            raise ValueError(f"{name}: there is no block {self.block}; take 0 to {depth - 1}.")
+        return self._replace(heads=checked_heads(name, self.kind, self.heads, num_heads))
+
+
+def as_replaced(name: str, entries: Any) -> tuple[Replaced, ...]:
+    """The entries (block, kind, kernel_size, heads), of which the last may be left out, sorted by block.
+
+    Lists, as JSON has them, stand for tuples.
+
+    Raises:
+      ValueError: they are of another form, a kind is unknown, k is even, or a block is there twice.
+    """
+    if not isinstance(entries, tuple | list) or not all(isinstance(one, tuple | list) for one in entries):
+        raise ValueError(f"{name}: replaced={errors.shown(entries)} must be entries such as {EXAMPLE}.")
+    found = sorted((_entry(name, one) for one in entries), key=lambda one: one.block)
+    blocks = [one.block for one in found]
+    if twice := sorted({block for block in blocks if blocks.count(block) > 1}):
+        raise ValueError(f"{name}: replaced has block {twice[0]} twice; a block is replaced once.")
+    return tuple(found)
+
+
+EXAMPLE = "((3, 'dw', 3, None),), each (block, kind, kernel_size, heads)"
+
+
+def _entry(name: str, entry: Iterable[Any]) -> Replaced:
+    entry = tuple(tuple(part) if isinstance(part, list) else part for part in entry)
+    if not (1 <= len(entry) <= 4 and _is_form(Replaced(*entry))):
+        raise ValueError(f"{name}: replaced has {errors.shown(entry)}; entries are such as {EXAMPLE}.")
+    one = Replaced(*entry)
+    errors.one_of(f"{name}: replaced={entry}: kind", one.kind, KINDS)
+    check_taps(f"{name}: replaced={entry}", one.kernel_size, "zeros")
+    return one
+
+
+def _is_form(one: Replaced) -> bool:
+    if not isinstance(one.heads, tuple | None):
+        return False
+    return isinstance(one.kind, str) and all(type(n) is int for n in (one.block, one.kernel_size, *(one.heads or ())))
+
+
+def checked_heads(name: str, kind: str, heads: tuple[int, ...] | None, num_heads: int) -> tuple[int, ...] | None:
+    """The heads to replace, ascending, or None for all of them; ValueError for those that there are not."""
+    if heads is None:
+        return None
+    if kind not in BY_HEAD:
+        raise ValueError(f"{name}: {kind!r} makes one head of all; take heads=None, or the kind 'dw' or 'conv'.")
+    if not heads or any(not 0 <= h < num_heads for h in heads) or len(set(heads)) < len(heads):
+        raise ValueError(f"{name}: {heads=} must be one or more different heads, 0 to {num_heads - 1}; None is all.")
+    return None if len(heads) == num_heads else tuple(sorted(heads))

@@ -1,0 +1,101 @@
+"""Blocks of a pretrained ViT with convolution in place of attention, and the model of patch tokens that they need.
+
+    model = patches_only(pretrained.load("dinov2", file), num_classes=1000)
+    model = replace(model, {3: None, 7: None}, kind="dw")
+
+Source: "Accelerating Vision Transformers with Drop-in Depthwise Convolution".
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from flax import nnx
+
+from equivit import logical
+from equivit.layers.depthwise import replace_attention
+from equivit.layers.replaced import Replaced
+from equivit.models.jumbo_vit import JumboViTConfig
+from equivit.models.model import ModelModule
+from equivit.models.remade import Changes, remade
+from equivit.models.vit_config import ViTConfig
+
+# A model of patches alone has these values.
+PATCHES_ONLY: dict[str, Any] = dict(
+    class_token=False,
+    class_position=False,
+    registers=0,
+    register_mlp=None,
+    mask_token=False,
+    pool="mean",
+    pool_blocks=1,
+)
+
+
+def patches_only(model: ModelModule, *, num_classes: int | None = None, seed: int = 0) -> nnx.Module:
+    """The model without class, register and mask tokens and their positions: a linear head reads the mean patch token.
+
+    Everything else stays, the final norm too.  Of a masked autoencoder the encoder is taken.
+
+    Args:
+      num_classes: of the new head; None for no head.
+      seed: draws the head.
+
+    Raises:
+      ValueError: the model is no ViT, or has a Jumbo token.
+    """
+    model, _ = without_prefix(model)
+    if num_classes is None:
+        return model
+    return remade(model, num_classes=num_classes, rngs=nnx.Rngs(params=seed))[0]
+
+
+def without_prefix(model: ModelModule) -> tuple[nnx.Module, Changes]:
+    """`patches_only` without a head, and what was left out."""
+    model = getattr(model, "encoder", model)
+    _check_vit("patches_only", model)
+    return remade(model, **PATCHES_ONLY, num_classes=None, projection=None)
+
+
+def replace(
+    model: ModelModule,
+    where: Mapping[int, tuple[int, ...] | None],
+    *,
+    kind: str = "dw",
+    kernel_size: int = 3,
+    rngs: nnx.Rngs | None = None,
+) -> nnx.Module:
+    """The model with the attention of some blocks replaced; see `layers/depthwise.py`.
+
+    Args:
+      where: the heads to replace by block; None for all.
+      kind, kernel_size: of all these blocks; call it again for other blocks of another kind.
+      rngs: draws the taps, normal with deviation 0.02; seed 0 if None.
+
+    Raises:
+      ValueError: an unknown kind, even k, a block or head that there is not, a block that is replaced already, or a
+        model that has tokens before the patches.
+    """
+    _check_vit("replace", model)
+    config = model.config
+    if twice := sorted(set(where) & {one.block for one in config.replaced}):
+        raise ValueError(f"replace: block {twice[0]} is replaced already; begin with the model before that.")
+    added = tuple(Replaced(block, kind, kernel_size, heads) for block, heads in where.items())
+    config = dataclasses.replace(config, replaced=(*config.replaced, *added))
+    rngs = nnx.Rngs(params=0) if rngs is None else rngs
+    tensors = logical.to_logical(model, nnx.Variable)
+    for one in config.replaced:
+        if one.block in where:
+            attention = model.blocks[one.block].attention
+            options: dict[str, Any] = dict(kernel_size=kernel_size, heads=one.heads, rngs=rngs)
+            new = logical.to_logical(replace_attention(attention, kind, **options), nnx.Variable)
+            tensors |= {f"blocks.{one.block}.attention.{name}": tensor for name, tensor in new.items()}
+    return logical.from_logical(jax.eval_shape(lambda: config.build(nnx.Rngs(params=0))), tensors, nnx.Variable)
+
+
+def _check_vit(name: str, model: Any) -> None:
+    config = getattr(model, "config", None)
+    if not isinstance(config, ViTConfig) or isinstance(config, JumboViTConfig):
+        found = type(model).__name__ if config is None else type(config).__name__.removesuffix("Config")
+        raise ValueError(f"{name}: the model is a {found}; it must be a ViT without a Jumbo token, such as vit_b16.")

@@ -1,0 +1,177 @@
+"""Builds the parts of a ViT from its configuration (`vit_config.py`)."""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+from flax import nnx
+
+from equivit.layers import dense, invariants
+from equivit.layers.block import Block
+from equivit.layers.grid import check_grid
+from equivit.layers.isotypic import channels
+from equivit.layers.parts import Parts
+from equivit.layers.position import IsotypicPosition, Position, SinCos
+from equivit.layers.prefix import Prefix, token
+from equivit.layers.readout import BlocksReadout, ClassReadout, FcNormReadout, MeanReadout
+from equivit.layers.split_mlp import SplitMlp
+from equivit.layers.stack import Stack
+from equivit.layers.transition import Invariantize, components, values
+from equivit.models.vit import ViT
+from equivit.symmetry.groups import FLIP, OCTIC
+
+if TYPE_CHECKING:  # it imports this file
+    from equivit.models.vit_config import ViTConfig
+
+
+def build(config: "ViTConfig", rngs: nnx.Rngs) -> ViT:
+    """A ViT, with or without class token and registers."""
+    parts = parts_of(config, rngs)
+    width = learned_width(config)
+    prefix: dict[str, Any] = dict(
+        class_token=config.class_token,
+        class_position=config.class_position,
+        registers=config.registers,
+        token_std=config.token_std,
+        position_std=config.position_std,
+        register_std=config.register_std,
+    )
+    return ViT(
+        config,
+        patch_embed=parts.patch_embed(config.patch_size, config.in_channels, config.width),
+        position=position(config, rngs),
+        prefix=Prefix(width, **prefix, rngs=rngs) if config.prefix else None,
+        mask_token=token((width,), 0.0, rngs) if config.mask_token else None,
+        pre_norm=parts.norm(config.width) if config.pre_norm else None,
+        blocks=stack(config, functools.partial(_block, config), rngs),
+        **_exit(config, parts),
+    )
+
+
+def parts_of(config: "ViTConfig", rngs: nnx.Rngs) -> Parts:
+    """Makes the layers of the first blocks; `.of(None)` makes those of the dense blocks."""
+    return Parts(
+        config.group,
+        rngs,
+        norm_eps=config.norm_eps,
+        isotypic_eps=config.isotypic_eps,
+        isotypic_norm=config.isotypic_norm,
+        layer_scale=config.layer_scale,
+        activation=config.mlp,
+        qkv_bias=config.qkv_bias,
+        patch_bias=config.patch_bias,
+        init=config.init,
+        dropout=config.dropout,
+    )
+
+
+def learned_width(config: "ViTConfig") -> int:
+    """Width of a learned token; among fields, it has only the invariant component."""
+    return config.width if config.group is None else channels("ViT", config.width, config.group)
+
+
+def position(config: "ViTConfig", rngs: nnx.Rngs) -> Callable | None:
+    """The positions of the patches; none where attention knows distances."""
+    if "position" in config.parts:
+        return None
+    grid = check_grid(config.image_size, config.patch_size, "ViT: image_size")
+    if config.group is not None:
+        return IsotypicPosition(grid, config.width, group=config.group, std=config.position_std, rngs=rngs)
+    if config.position != "learned":
+        return SinCos(config.width, inclusive=config.position == "sincos_inclusive")
+    return Position(
+        grid,
+        config.width,
+        std=config.position_std,
+        antialias=config.position_antialias,
+        offset=config.position_offset,
+        rngs=rngs,
+    )
+
+
+MakeBlock = Callable[[Parts], nnx.Module]
+
+
+def stack(config: "ViTConfig", block: MakeBlock, rngs: nnx.Rngs, last: MakeBlock | None = None) -> Stack:
+    """k equivariant blocks, then dense ones; `block` makes a block, and `last`, if given, makes the last one."""
+    replaced = {one.block: one._replace(block=0) for one in config.replaced}  # like blocks share a run
+
+    def sort(i):
+        make = block if last is None or i < config.depth - 1 else last
+        return config.group if i < config.k else None, replaced.get(i), make
+
+    def maker(group, replaced, make):
+        options: dict[str, Any] = dict(torus=config.torus(group), replaced=replaced)
+        return lambda rngs: make(dataclasses.replace(parts_of(config, rngs).of(group), **options))
+
+    runs = [(len(list(run)), maker(*how)) for how, run in itertools.groupby(range(config.depth), sort)]
+    return Stack(runs, remat=config.remat, unroll=config.unroll, rngs=rngs)
+
+
+def transition(config: "ViTConfig", parts: Parts) -> Callable | None:
+    """The layer between the equivariant and the dense blocks, if there is one."""
+    match config.leaves:
+        case "dropped":
+            return components if config.group is OCTIC else values
+        case "invariant" if config.group is not None:
+            invariant = invariants.create(config.invariant, config.width, group=config.group, rngs=parts.rngs)
+            if config.group is FLIP and invariant.out_features == config.width:
+                return Invariantize(invariant, None)
+            return Invariantize(invariant, parts.of(None).linear(invariant.out_features, config.width))
+    return None
+
+
+def _block(config: "ViTConfig", parts: Parts) -> nnx.Module:
+    """A block; with `register_mlp`, some of the tokens before the patches have their own MLP."""
+    width, hidden, subsets = config.width, config.hidden, config.subsets(parts.group)
+    if config.register_mlp is None:
+        return Block(**parts.branches(width, config.num_heads, hidden), subsets=subsets)
+    first = int(config.class_token) if config.register_mlp == "registers" else 0
+
+    def mlp():
+        return SplitMlp(parts.mlp(width, hidden), parts.mlp(width, hidden), first)
+
+    return Block(**parts.branches(width, config.num_heads, hidden, mlp), subsets=subsets)
+
+
+def _exit(config: "ViTConfig", parts: Parts) -> dict[str, Any]:
+    """Transition, readout and head."""
+    width, rngs = config.width, parts.rngs
+    leave = transition(config, parts)
+    invariant = None
+    if config.group is not None and config.ends_with_fields:
+        invariant = invariants.create(config.invariant, width, group=config.group, rngs=rngs)
+    norm = (parts if config.ends_with_fields else parts.of(None)).norm(width)
+    options: dict[str, Any] = dict(class_token=config.class_token, invariant=invariant)
+    if config.pool == "class_and_mean" or config.pool_blocks > 1:
+        readout = BlocksReadout(norm, patches=config.pool == "class_and_mean", class_token=True)
+    elif config.pool == "class":
+        readout = ClassReadout(norm, **options)
+    elif config.fc_norm:
+        readout = FcNormReadout(norm, class_token=config.class_token)
+    else:
+        readout = MeanReadout(norm, pool_first=config.pool_first, **options)
+    features = width * (config.pool_blocks + (config.pool == "class_and_mean"))
+    features = features if invariant is None else invariant.out_features
+    return dict(transition=leave, readout=readout, head=make_head(config, features, config.family == "D8", rngs))
+
+
+def make_head(config: "ViTConfig", features: int, hidden: bool, rngs: nnx.Rngs) -> nnx.Module | None:
+    """The projection or classifier of `features` entries, this with or without a hidden layer; None for neither."""
+    classes, init = config.num_classes, nnx.initializers.normal(config.head_std)
+    if config.projection is not None:
+        return dense.Linear(features, config.projection, bias=False, init=init, rngs=rngs)
+    if classes is None:
+        return None
+    if hidden:
+        head = dense.MlpHead(features, config.width, classes, init=init, rngs=rngs)
+    else:
+        head = dense.Linear(features, classes, init=init, rngs=rngs)
+    if config.head_bias == "prior":
+        bias = head.fc2.bias if isinstance(head, dense.MlpHead) else head.bias
+        bias.set_value(jnp.full(classes, -math.log(classes)))
+    return head
