@@ -6,9 +6,10 @@ import jax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from equivit import logical, models, pretrained
-from equivit.models import saved, zoo
+from equivit import errors, logical, models, pretrained
+from equivit.models import replacement, saved, zoo
 from equivit.models.model import ModelModule
+from equivit.models.vit_config import ViTConfig
 from equivit.training import checkpoints, program
 
 OF_THE_HEAD = ("head.", "readout.norm.", "readout.fc_norm.")  # what a run may begin anew
@@ -62,7 +63,8 @@ def initial_parameters(config: ConfigDict) -> dict[str, jax.Array]:
 
     Positions are resized, those of plain models to the exact size unless `config.model.position_offset` says otherwise.
     A head for other classes is left out, so that a new one is drawn, and so is the norm before it where the model has
-    another one (`fc_norm`); of a masked autoencoder the encoder is taken.  Prints what it did.
+    another one (`fc_norm`); of a masked autoencoder the encoder is taken.  For a model of patches alone the other tokens
+    are left out, and where `config.model.replaced` asks for more blocks they are replaced.  Prints what it did.
 
     Raises:
       ValueError: other parameters do not fit the model of the config; the message names them.
@@ -74,6 +76,8 @@ def initial_parameters(config: ConfigDict) -> dict[str, jax.Array]:
     if hasattr(model, "encoder") and type(model.config) is not type(wanted):
         model, said = model.encoder, ["its decoder is left out"]
     try:
+        if type(wanted) is type(model.config) is ViTConfig:
+            model = _replaced(_alone(model, wanted, said), wanted, config.seed, said)
         tensors, changes = models.fitted(model, wanted)
     except ValueError as error:
         raise ValueError(f"config.init={config.init} and config.model: {error}") from None
@@ -86,3 +90,27 @@ def initial_parameters(config: ConfigDict) -> dict[str, jax.Array]:
     if said and jax.process_index() == 0:
         print(f"{config.init}: {'; '.join(said)}.", flush=True)
     return logical.stacked(jax.eval_shape(lambda: wanted.build(nnx.Rngs(params=0))), tensors, nnx.Variable)
+
+
+def _alone(model: ModelModule, wanted: ViTConfig, said: list[str]) -> ModelModule:
+    """The model without class, register and mask tokens, if it has some and the wanted one has none."""
+    if wanted.prefix or wanted.mask_token or not (model.config.prefix or model.config.mask_token):
+        return model
+    model, changes = replacement.without_prefix(model)
+    said.append(f"for patches alone, left out: {errors.listed(changes.dropped)}")
+    return model
+
+
+def _replaced(model: ModelModule, wanted: ViTConfig, seed: int, said: list[str]) -> ModelModule:
+    """The model with the attention of the wanted blocks replaced; ValueError if it has other replaced ones."""
+    there = set(model.config.replaced)
+    if lost := sorted(there - set(wanted.replaced)):
+        raise ValueError(f"its block {lost[0].block} is replaced; keep it in replaced, as {tuple(lost[0])}.")
+    new = [one for one in wanted.replaced if one not in there]
+    rngs = nnx.Rngs(params=seed)
+    for kind, kernel_size in sorted({(one.kind, one.kernel_size) for one in new}):
+        where = {one.block: one.heads for one in new if (one.kind, one.kernel_size) == (kind, kernel_size)}
+        model = replacement.replace(model, where, kind=kind, kernel_size=kernel_size, rngs=rngs)
+    if new:
+        said.append(f"attention replaced in {len(new)} blocks: {errors.listed(one.block for one in new)}")
+    return model

@@ -1,0 +1,210 @@
+"""Attention replaced by convolution: the op against a plain loop, its gradients, the deployed form, and what is refused.
+
+Agreement with the reference files is tested in tests/parity/depthwise_test.py.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from equivit.layers import dense, depthwise, isotypic
+from equivit.layers.grid import Layout
+from equivit.layers.relative import Attention as RelativeAttention
+from equivit.symmetry.groups import OCTIC
+
+WIDTH, HEADS = 12, 3
+GRIDS = ((5, 4), (1, 7), (2, 2))  # odd and not square, one row, smaller than the taps
+TOLERANCE = 2e-6  # of the largest entry: float32, in another order
+
+
+def random(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng([seed, *shape]).normal(size=shape), jnp.float32)
+
+
+def by_loops(x, taps, grid, padding):
+    """The definition, token by token."""
+    h, w = grid
+    x, k = np.asarray(x, np.float64).reshape(*x.shape[:-2], h, w, -1), len(taps)
+    y = np.zeros_like(x)
+    for i, j, r, s in np.ndindex(h, w, k, k):
+        a, b = i + r - k // 2, j + s - k // 2
+        if padding == "wrap":
+            a, b = a % h, b % w
+        if 0 <= a < h and 0 <= b < w:
+            y[..., i, j, :] += x[..., a, b, :] * np.asarray(taps, np.float64)[r, s]
+    return y.reshape(*y.shape[:-3], h * w, -1)
+
+
+def near(a, b, tolerance=TOLERANCE):
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * np.abs(b).max())
+
+
+@functools.partial(jax.jit, static_argnames=("grid", "padding", "implementation"))
+def convolved(x, taps, cotangent, grid, padding, implementation):
+    """The convolution, and the gradients of its product with the cotangent."""
+    convolve = functools.partial(depthwise.depthwise_conv, grid=grid, padding=padding, implementation=implementation)
+    y, back = jax.vjp(convolve, x, taps)
+    return y, *back(cotangent)
+
+
+@pytest.mark.parametrize(("k", "grid", "padding"), [(3, (5, 4), "zeros"), (3, (5, 4), "wrap"), (9, (3, 10), "zeros")])
+def test_convolution_and_its_gradients(k, grid, padding):
+    """Of the transposed product too: <y, c> is <x, dx>, and <taps, dtaps>, since the map is linear in both."""
+    x, taps, cotangent = random(2, 1, np.prod(grid), 5), random(k, k, 5), random(2, 1, np.prod(grid), 5, seed=1)
+    expected = by_loops(x, taps, grid, padding)
+    first = convolved(x, taps, cotangent, grid, padding, "auto")
+    near(first[0], expected)
+    for given, slope in zip((x, taps), first[1:], strict=True):
+        assert slope.shape == given.shape
+        near((given * slope).sum(), (expected * np.asarray(cotangent, np.float64)).sum(), 1e-4)  # of a sum of signs
+    whole = convolved(x, taps, cotangent, grid, padding, "lax")
+    for one, other in zip(first, whole, strict=True):
+        near(one, other, 4e-6)
+
+
+@pytest.mark.parametrize("batch", [(), (0,), (2, 3)])
+def test_any_batch_axes(batch):
+    x, taps = random(*batch, 6, 5), random(3, 3, 5)
+    y = depthwise.depthwise_conv(x, taps, (2, 3))
+    assert y.shape == x.shape
+    near(y, by_loops(x, taps, (2, 3), "zeros")) if y.size else None
+
+
+def test_low_precision_keeps_its_type_and_adds_in_float32():
+    x, taps = random(1, 60, 4).astype(jnp.bfloat16), random(7, 7, 4).astype(jnp.bfloat16)
+    y = convolved(x, taps, x, (6, 10), "zeros", "shift")[0]
+    assert y.dtype == jnp.bfloat16
+    near(y, by_loops(x, taps, (6, 10), "zeros"), 2**-8)  # the rounding of the result alone
+
+
+@functools.cache
+def attention(bias=True):
+    """With random biases too."""
+    module = dense.Attention(WIDTH, HEADS, qkv_bias=bias, rngs=nnx.Rngs(0))
+    leaves, tree = jax.tree.flatten(module)
+    return jax.tree.unflatten(tree, [random(*leaf.shape, seed=i) for i, leaf in enumerate(leaves)])
+
+
+def replaced(kind, heads=None, *, k=3, bias=True, padding="zeros"):
+    """A replacement with random taps and gamma."""
+    module = depthwise.replace_attention(attention(bias), kind, kernel_size=k, heads=heads, padding=padding)
+    module.taps.set_value(random(*module.taps.shape, seed=9))
+    if kind == "ens_dw":
+        module.gamma.set_value(random(HEADS, seed=8))
+    return module
+
+
+SORTS = [("conv", None), ("dw", None), ("spvit", None), ("ens_dw", None), ("conv", (0, 2)), ("dw", (1,))]
+
+
+@functools.partial(jax.jit, static_argnames="grids")
+def both(module, xs, grids):
+    """The module and its deployed form on each grid."""
+    folded, again = module.folded(), module.folded(implementation="lax")
+    return [(module(x, g), folded(x, g), again(x, g)) for x, g in zip(xs, grids, strict=True)]
+
+
+@pytest.mark.parametrize(("kind", "heads"), SORTS)
+@pytest.mark.parametrize("options", [dict(), dict(bias=False), dict(padding="wrap")], ids=str)
+def test_the_deployed_form_equals_the_module(kind, heads, options):
+    grids = GRIDS[:1] if "padding" in options else GRIDS
+    xs = [random(2, h * w, WIDTH) for h, w in grids]
+    for ours, *others in both(replaced(kind, heads, **options), xs, grids):
+        for other in others:
+            near(other, ours, 4e-6)
+
+
+def test_a_bias_behind_the_convolution_is_caught():
+    """It is right inside, and wrong at the border."""
+    module, x = replaced("dw"), random(1, 30, WIDTH)
+    v = x @ module.value.weight[...]
+    y = depthwise.depthwise_conv(v, module.taps[...], (6, 5)) + module.value.bias[...] * module.taps[...].sum((0, 1))
+    wrong = (module.proj(y) - module(x, (6, 5))).reshape(6, 5, WIDTH)
+    assert np.abs(wrong[1:-1, 1:-1]).max() < 1e-4 < 0.1 < np.abs(wrong[0]).min(-1).max()
+
+
+@pytest.mark.parametrize(("kind", "heads"), SORTS)
+def test_shapes_and_what_is_inherited(kind, heads):
+    module, number = depthwise.replace_attention(attention(), kind, kernel_size=5, heads=heads), len(heads or range(3))
+    shapes = {"conv": (number, 5, 5), "spvit": (3, 5, 5), "dw": (5, 5, 4 * number), "ens_dw": (5, 5, 4)}
+    assert module.taps.shape == shapes[kind] and abs(float(module.taps[...].std()) - 0.02) < 0.008
+    weight, bias = attention().qkv.weight[...], attention().qkv.bias[...]
+    np.testing.assert_array_equal(module.value.weight[...], weight[:, 24:])
+    np.testing.assert_array_equal(module.value.bias[...], bias[24:])
+    assert module.proj is attention().proj and (module.kind, module.kernel_size) == (kind, 5)
+    if heads is None:
+        assert not hasattr(module, "query_key") and (module.gamma is None) == (kind != "ens_dw")
+    else:
+        kept = [h for h in range(3) if h not in heads]
+        np.testing.assert_array_equal(
+            module.query_key.weight[...].reshape(WIDTH, 2, len(kept), 4), weight.reshape(WIDTH, 3, 3, 4)[:, :2, kept]
+        )
+
+
+def test_all_heads_by_name_are_all_heads():
+    module = depthwise.replace_attention(attention(), "dw", heads=(2, 0, 1))
+    assert isinstance(module, depthwise.ReplacedAttention)
+
+
+def test_heads_that_stay_are_attention():
+    """With taps of zero and a projection that keeps heads apart, they give what attention gives, and the others 0."""
+    whole, module, x = attention(), replaced("dw", (1,)), random(2, 6, WIDTH)
+    for one in (whole_copy := jax.tree.map(lambda a: a, whole), module):
+        one.proj = dense.Linear(WIDTH, WIDTH, init=lambda key, shape: jnp.eye(*shape), rngs=nnx.Rngs(0))
+    module.taps.set_value(jnp.zeros_like(module.taps[...]))
+    ours, theirs = (np.asarray(f(x)).reshape(2, 6, 3, 4) for f in (lambda x: module(x, (2, 3)), whole_copy))
+    near(ours[:, :, [0, 2]], theirs[:, :, [0, 2]])
+    assert not ours[:, :, 1].any() and np.abs(theirs[:, :, 1]).max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda a: depthwise.replace_attention(a, "dwc"), "kind='dwc' is not one of conv, dw, spvit, ens_dw; the near"),
+        (lambda a: depthwise.replace_attention(a, "dw", kernel_size=4), "kernel_size=4 must be odd.*take 3 or 5"),
+        (lambda a: depthwise.replace_attention(a, "dw", padding="wraps"), "padding='wraps' is not .*nearest is 'wrap'"),
+        (
+            lambda a: depthwise.replace_attention(a, "dw", heads=(0, 3)),
+            r"heads=\(0, 3\) must be .* 0 to 2; None is all",
+        ),
+        (lambda a: depthwise.replace_attention(a, "conv", heads=(1, 1)), "must be one or more different heads"),
+        (
+            lambda a: depthwise.replace_attention(a, "spvit", heads=(1,)),
+            "'spvit' makes one head of all; take heads=None",
+        ),
+        (lambda a: depthwise.replace_attention(a, "ens_dw", heads=(1,)), "'ens_dw' makes one head of all"),
+        (lambda a: depthwise.replace_attention(replaced("dw"), "dw"), "ReplacedAttention is neither"),
+        (
+            lambda a: depthwise.replace_attention(RelativeAttention(8, 2, (2, 2), rngs=nnx.Rngs(0)), "dw"),
+            "without relative positions",
+        ),
+        (lambda a: replaced("dw")(random(1, 6, WIDTH), (2, 4)), "6 tokens do not fill a 2x4 grid, which has 8"),
+        (lambda a: replaced("spvit")(random(1, 7, WIDTH), Layout((2, 3), 1)), "1 tokens stand before the patches"),
+        (lambda a: replaced("dw", (1,))(random(1, 4, WIDTH), Layout(())), "call without keep="),
+        (lambda a: replaced("ens_dw")(random(1, 4, WIDTH)), r"grid=None must be \(rows, columns\)"),
+        (
+            lambda a: replaced("conv", padding="wrap")(random(1, 4, WIDTH), (2, 2)),
+            "padding='wrap' with 3x3 taps needs a grid at least as large, not 2x2; take padding='zeros'",
+        ),
+        (lambda a: replaced("spvit", padding="wrap")(random(1, 4, WIDTH), (2, 2)), "needs a grid at least as large"),
+        (lambda a: replaced("dw").weights(random(1, 4, WIDTH)), r"replaced by a convolution \(dw\), which has no weig"),
+        (
+            lambda a: depthwise.replace_attention(isotypic.Attention(16, 2, group=OCTIC, rngs=nnx.Rngs(0)), "conv"),
+            "only 'dw' of all heads",
+        ),
+        (
+            lambda a: depthwise.depthwise_conv(random(1, 4, 3), random(3, 3, 3), (2, 2), implementation="cudnn"),
+            "implementation='cudnn' is not one of auto, shift, lax",
+        ),
+    ],
+    ids=lambda value: value[:24] if isinstance(value, str) else "",
+)
+def test_what_is_refused_in_one_line(call, message):
+    with pytest.raises(ValueError, match=message) as error:
+        call(attention())
+    assert "\n" not in str(error.value)
