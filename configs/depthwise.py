@@ -13,9 +13,9 @@ with depthwise convolution (dw) in half of the blocks, those of lowest Sigma, un
 | clip_l14   | 64.65       | 62.17  |               |        |             |        |
 | clip_b16   | 61.52       | 59.06  |               |        |             |        |
 
-dinov2_l14 on COCO: conv in 12 blocks 65.84, spvit in 10 65.05, ens_dw in 10 64.81 and in 12 63.92, dw in 16 64.64, in 17
-63.77, in the 12 of highest Sigma 61.46, in 192 single heads 65.52; one_stage 65.63; frozen 65.12, which trains 25.3 M
-parameters of 284.4 M.  Ours: not trained yet.  Cost: not in the paper.
+dinov2_l14 on COCO: conv in 12 blocks 65.84, spvit in 10 65.05, ens_dw in 10 64.81 and in 12 63.92, dw in 16 64.64, in
+17 63.77, in the 12 of highest Sigma 61.46, in 192 single heads 65.52; one_stage 65.63; frozen 65.12, which trains
+25.3 M parameters of 284.4 M.  Ours: not trained yet.  Cost: not in the paper.
 
     python -m equivit.train --config=configs/depthwise.py:coco,dinov2_l14,stage1 --workdir=/tmp/stage1 \
         --config.init=dinov2:dinov2_vitl14_pretrain.pth --config.data.source=coco:/data/coco

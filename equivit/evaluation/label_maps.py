@@ -84,8 +84,8 @@ def check_model(model: nnx.Module, views: Views) -> None:
     """ValueError for windows or scales and a model whose logits are not of pixels (`SegmenterConfig.own_size`)."""
     if _own_size(model) and (views.window is not None or views.scales != (1.0,)):
         raise ValueError(
-            f"config.evaluation.segmentation: window={views.window} and scales={views.scales} do not go with a model of "
-            "own_size=True, whose logits are not of pixels; set window=None and scales=(1.0,)."
+            f"config.evaluation.segmentation: window={views.window} and scales={views.scales} do not go with a model "
+            "of own_size=True, whose logits are not of pixels; set window=None and scales=(1.0,)."
         )
 
 

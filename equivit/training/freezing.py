@@ -99,4 +99,5 @@ def summary(objective: Objective, module: nnx.Module) -> str:
     trains = rule(objective, tables)
     sizes = [(math.prod(t.shape), trains(t).frozen) for table in tables.values() for t in table.flat]
     total, still = sum(size for size, _ in sizes), sum(size for size, frozen in sizes if frozen)
-    return f"{total - still:,} of {total:,} parameters are trained." if still else f"All {total:,} parameters are trained."
+    count = f"{total - still:,} of" if still else "All"
+    return f"{count} {total:,} parameters are trained."

@@ -66,8 +66,9 @@ def initial_parameters(config: ConfigDict) -> dict[str, jax.Array]:
     Positions are resized, those of plain models to the exact size unless `config.model.position_offset` says otherwise.
     A head for other classes is left out, so that a new one is drawn, and so is the norm before it where the model has
     another one (`fc_norm`); of a masked autoencoder the encoder is taken, and of a segmenter the backbone, with its
-    decoder if the run has the same one: its leaves are named as those of a `Segmenter`.  For a model of patches alone the other tokens
-    are left out, and where `config.model.replaced` asks for more blocks they are replaced.  Prints what it did.
+    decoder if the run has the same one: its leaves are named as those of a `Segmenter`.  For a model of patches alone
+    the other tokens are left out, and where `config.model.replaced` asks for more blocks they are replaced.  Prints
+    what it did.
 
     Raises:
       ValueError: other parameters do not fit the model of the config; the message names them.

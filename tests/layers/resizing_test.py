@@ -23,8 +23,7 @@ def test_nearest_is_the_entry_in_which_the_new_centre_lies():
     maps = np.random.default_rng(0).integers(0, 99, (2, 7, 9))
     for size in ((4, 5), (14, 3), (7, 9), (1, 1)):
         rows, columns = (
-            [int(Fraction(2 * i + 1, 2) * old / new) for i in range(new)]
-            for old, new in zip((7, 9), size, strict=True)
+            [int(Fraction(2 * i + 1, 2) * old / new) for i in range(new)] for old, new in zip((7, 9), size, strict=True)
         )
         np.testing.assert_array_equal(nearest(maps, size), maps[:, rows][:, :, columns])
     valid = np.array([[7, 9], [3, 8]])
