@@ -85,6 +85,18 @@ def on_devices(batch: Batch) -> Batch:
     return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}
 
 
+def filled(images: np.ndarray, rows: int) -> Batch:
+    """`images` on the devices, filled up to at least `rows`, as many for each device, and their `weight`.
+
+    What was filled up has the weight 0, so that one program takes every batch.
+    """
+    unit = 1 if jax.sharding.get_mesh().empty else jax.local_device_count()
+    rows = -(-rows // unit) * unit
+    nothing = np.zeros((rows - len(images), *images.shape[1:]), images.dtype)
+    weight = (np.arange(rows) < len(images)).astype(np.float32)
+    return on_devices({"images": np.concatenate([images, nothing]), "weight": weight})
+
+
 def scattered(array: np.ndarray, spec: PartitionSpec) -> jax.Array:
     """An array that every process holds whole, split over the current mesh; on the default device if no mesh is set."""
     mesh = jax.sharding.get_mesh()

@@ -21,21 +21,26 @@ REMAT = {
 }
 
 
+Fold = Callable[[Any, Any, nnx.Module, Any], Any]
+
+
 class Seen(NamedTuple):
     """The requested outputs of a pass through a stack.
 
     Attributes:
       outputs: the outputs of the blocks in `capture`, by block index.
       collected: the results of `collect`, stacked over the blocks; None without `collect`.
+      folded: the last value of `fold`; None without `fold`.
     """
 
     outputs: dict[int, Any]
     collected: Any = None
+    folded: Any = None
 
     def joined(self, later: "Seen") -> "Seen":
         """Joined with those of later blocks."""
         collected = [part for part in (self.collected, later.collected) if part is not None]
-        return Seen(self.outputs | later.outputs, _concatenated(collected))
+        return Seen(self.outputs | later.outputs, _concatenated(collected), later.folded)
 
 
 class Stack(nnx.Module):
@@ -113,6 +118,8 @@ class Stack(nnx.Module):
         phases: int = 1,
         capture: tuple[int, ...] = (),
         collect: Callable[[nnx.Module, Any], Any] | None = None,
+        fold: Fold | None = None,
+        folded: Any = None,
         aux: bool = False,
         train: bool = False,
         key: jax.Array | None = None,
@@ -126,21 +133,25 @@ class Stack(nnx.Module):
           phases: the period with which blocks alternate: block i gets `phase=i % phases`, which is static.
           capture: indices of the blocks whose outputs are returned.
           collect: `collect(block, x)` is evaluated before each block, on the block's input x.
+          fold: `fold(folded, index, block, x)` is evaluated before each block and gives the value for the next one.  It
+            passes through the scan, so that what is changed in place needs no second copy.
+          folded: the value for the first block.
           aux: blocks return a pair (x, anything), and the second is collected.
           train: passed to every block: whether batch statistics are used and recorded.
           key: block i always gets `fold_in(key, i)`, so the result does not depend on how the blocks are divided into
             runs or calls.  None: no dropout or stochastic depth.
         """
         stop = len(self) if stop is None else stop
-        options = dict(layout=layout, shared=shared, collect=collect, aux=aux, train=train, key=key)
+        options = dict(layout=layout, shared=shared, collect=collect, fold=fold, aux=aux, train=train, key=key)
         block = functools.partial(_call, **options)
         outputs, collected = {}, []
         for run, begin, end, period in self._segments(start, stop, capture, phases):
-            x, part = self._scan(run, begin, end, period, x, rates, functools.partial(block, phases=phases))
+            body = functools.partial(block, phases=phases)
+            (x, folded), part = self._scan(run, begin, end, period, (x, folded), rates, body)
             collected += [] if part is None else [part]
             if end - 1 in capture:
                 outputs[end - 1] = x
-        return x, Seen(outputs, _concatenated(collected))
+        return x, Seen(outputs, _concatenated(collected), folded)
 
     def alone(
         self,
@@ -157,11 +168,12 @@ class Stack(nnx.Module):
         The arguments are those of a call for all blocks.
         """
         run, offset = self._locate(index)
-        options = dict(phase=0, phases=1, layout=layout, shared=(), collect=None, aux=False, train=train, key=key)
+        options: dict[str, Any] = dict(phase=0, phases=1, layout=layout, train=train, key=key)
+        options |= dict(shared=(), collect=None, fold=None, aux=False)
         block = functools.partial(_call, **options)
         if REMAT[self.remat] is not None:
             block = jax.checkpoint(block, policy=REMAT[self.remat])
-        x, (changed, _) = block(x, (index, None if rates is None else rates[index], self[index]))
+        (x, _), (changed, _) = block((x, None), (index, None if rates is None else rates[index], self[index]))
         rows = slice(offset, offset + 1)
         _write(self.runs[run], {name: value[None] for name, value in changed.items()}, rows)
         return x
@@ -178,7 +190,7 @@ class Stack(nnx.Module):
                     yield run, whole, end, end - whole
                 begin = end
 
-    def _scan(self, run, begin, end, period, x, rates, block):
+    def _scan(self, run, begin, end, period, carried, rates, block):
         first, length = self.spans[run]
         chosen = slice(begin - first, end - first)
         part = self.runs[run]
@@ -191,12 +203,12 @@ class Stack(nnx.Module):
         if REMAT[self.remat] is not None:
             body = jax.checkpoint(body, policy=REMAT[self.remat], prevent_cse=self.unroll)
         number = (end - begin) // period
-        x, seen = jax.lax.scan(body, x, steps, length=number, unroll=number if self.unroll else 1)
+        carried, seen = jax.lax.scan(body, carried, steps, length=number, unroll=number if self.unroll else 1)
         if period > 1:
             seen = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), seen)
         changed, collected = seen
         _write(self.runs[run], changed, None if end - begin == length else chosen)
-        return x, collected
+        return carried, collected
 
     def check(self, *indices: int) -> None:
         """Raise IndexError for an index out of range."""
@@ -209,9 +221,9 @@ class Stack(nnx.Module):
         return next((run, index - first) for run, (first, n) in enumerate(self.spans) if index < first + n)
 
 
-def _call(x, step, *, phase, phases, layout, shared, collect, aux, train, key):
-    """One block as the body of `lax.scan`; returns x, the variables that the block changed, and what is collected."""
-    index, rate, block = step
+def _call(carried, step, *, phase, phases, layout, shared, collect, fold, aux, train, key):
+    """One block as the body of `lax.scan`: returns x and the folded value, what the block changed, what is collected."""
+    (x, folded), (index, rate, block) = carried, step
     options = dict(
         rate=0.0 if rate is None else rate,
         phase=phase % phases,
@@ -219,6 +231,7 @@ def _call(x, step, *, phase, phases, layout, shared, collect, aux, train, key):
         key=None if key is None else jax.random.fold_in(key, index),
     )
     collected = None if collect is None else collect(block, x)
+    folded = folded if fold is None else fold(folded, index, block, x)
     before = _state(block)
     # Fields only: a dense block's weights are as large as its activations, and rereading them would cost more.
     # Not in training: the backward pass keeps all activations anyway.
@@ -233,16 +246,17 @@ def _call(x, step, *, phase, phases, layout, shared, collect, aux, train, key):
         raise ValueError(
             f"Stack: {type(block).__name__} created {sorted(new)} when called; create variables in __init__."
         )
-    return x, ({name: value for name, value in after.items() if value is not before[name]}, collected)
+    changed = {name: value for name, value in after.items() if value is not before[name]}
+    return (x, folded), (changed, collected)
 
 
-def _several(block, begin, period, x, steps):
+def _several(block, begin, period, carried, steps):
     """`period` consecutive blocks, each with its own phase."""
     seen = []
     for i in range(period):
-        x, part = block(x, jax.tree.map(lambda a, i=i: a[i], steps), phase=begin + i)
+        carried, part = block(carried, jax.tree.map(lambda a, i=i: a[i], steps), phase=begin + i)
         seen.append(part)
-    return x, jax.tree.map(lambda *parts: jnp.stack(parts), *seen)
+    return carried, jax.tree.map(lambda *parts: jnp.stack(parts), *seen)
 
 
 def _state(module: nnx.Module) -> dict[str, jax.Array]:

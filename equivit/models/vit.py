@@ -19,7 +19,7 @@ from equivit.layers.drop import dropout, split
 from equivit.layers.grid import Frame, Layout, check_images
 from equivit.layers.prefix import JumboRows, Prefix
 from equivit.layers.readout import BlocksReadout, Readout, to_dense
-from equivit.layers.stack import Seen, Stack
+from equivit.layers.stack import Fold, Seen, Stack
 from equivit.models.adaptive import placed
 from equivit.models.features import Features, Grid
 from equivit.symmetry import fields
@@ -182,6 +182,12 @@ class ViT(nnx.Module):
         x, layout = self.embed(images, keep)
         return self.trunk(x, layout, collect=lambda block, x: collect(block, x, layout))[1].collected
 
+    def folded(self, images: jax.Array, fold: Callable[[Any, Any, nnx.Module, Any, Layout], Any], value: Any) -> Any:
+        """`value = fold(value, index, block, x, layout)` for every block and its input x, in one pass."""
+        x, layout = self.embed(images)
+        options: dict[str, Any] = dict(fold=lambda *given: fold(*given, layout), folded=value)
+        return self.trunk(x, layout, **options)[1].folded
+
     def attention_weights(self, images: jax.Array, block: int, *, rows: int | None = None) -> jax.Array:
         """Softmax weights of a block's attention, [*B, heads, rows, N]; the order is class, registers, patches.
 
@@ -236,18 +242,24 @@ class ViT(nnx.Module):
         stop: int | None = None,
         capture: tuple[int, ...] = (),
         collect: Callable[[nnx.Module, Any], Any] | None = None,
+        fold: Fold | None = None,
+        folded: Any = None,
         key: jax.Array | None = None,
         train: bool = False,
     ) -> tuple[Any, Seen]:
         """Applies the blocks before `stop`, and the transition if it comes before that; see `Stack`."""
         self.blocks.check(*capture)
         k, stop = self.config.k, len(self.blocks) if stop is None else stop
-        options: dict[str, Any] = dict(rates=self.config.rates, capture=capture, collect=collect, train=train, key=key)
-        x, seen = self.blocks(x, layout, stop=min(k, stop), shared=_given(self.isotypic_jumbo_mlp), **options)
+        options: dict[str, Any] = dict(rates=self.config.rates, capture=capture, train=train, key=key)
+        options |= dict(collect=collect, fold=fold)
+        x, seen = self.blocks(
+            x, layout, stop=min(k, stop), shared=_given(self.isotypic_jumbo_mlp), folded=folded, **options
+        )
         if stop < k:
             return x, seen
         x = self._dense(x)
-        x, later = self.blocks(x, layout, start=k, stop=stop, shared=_given(self.jumbo_mlp), **options)
+        options |= dict(start=k, stop=stop, folded=seen.folded)
+        x, later = self.blocks(x, layout, shared=_given(self.jumbo_mlp), **options)
         return x, seen.joined(later)
 
     def _dense(self, x):

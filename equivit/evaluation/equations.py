@@ -1,0 +1,180 @@
+"""Normal equations of taps and of output maps: sums over images of a fixed size, for any number of images."""
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+
+from equivit.evaluation.predictions import filled
+from equivit.layers.depthwise import ScatteredAttention
+from equivit.layers.grid import Layout
+from equivit.layers.parts import identity
+from equivit.models.vit import ViT
+from equivit.symmetry import fields
+from equivit.symmetry.fields import Isotypic
+
+_product = functools.partial(jnp.einsum, precision="highest")
+
+
+class Equations(NamedTuple):
+    """Of n independent systems with m unknowns each.
+
+    Attributes:
+      gram: [n, m, m], the sum of products of regressors.
+      moment: [n, m], that of regressors and target.
+      energy: [n], the sum of squares of the target.
+    """
+
+    gram: Any
+    moment: Any
+    energy: Any
+
+    def solved(self, ridge: float, *, scaled: bool = False) -> np.ndarray:
+        """The solutions [n, m], in float64, with `ridge` on the diagonal, or that share of its mean."""
+        gram, moment = np.asarray(self.gram, np.float64), np.asarray(self.moment, np.float64)
+        size = gram.shape[-1]
+        ridges = ridge * (np.trace(gram, axis1=1, axis2=2) / size if scaled else np.ones(len(gram)))
+        # A channel that is always 0 has the taps 0.
+        gram = gram + np.maximum(ridges, np.finfo(float).tiny)[:, None, None] * np.eye(size)
+        return np.linalg.solve(gram, moment[..., None])[..., 0]
+
+    def by_head(self, num_heads: int) -> "Equations":
+        """With the same taps for all channels of a head."""
+        return jax.tree.map(lambda a: a.reshape(num_heads, -1, *a.shape[1:]).sum(1), self)
+
+
+def neighbours(values: jax.Array, grid: tuple[int, ...], kernel_size: int) -> jax.Array:
+    """What each tap meets, row by row of the taps: [*B, h w, C] -> [*B, h w, k k, C]."""
+    (h, w), p = grid, kernel_size // 2
+    maps = values.reshape(*values.shape[:-2], h, w, values.shape[-1])
+    maps = jnp.pad(maps, [(0, 0)] * (maps.ndim - 3) + [(p, p), (p, p), (0, 0)])
+    views = [maps[..., r : r + h, s : s + w, :] for r in range(kernel_size) for s in range(kernel_size)]
+    return jnp.stack(views, axis=-2).reshape(*values.shape[:-1], len(views), values.shape[-1])
+
+
+def of_channels(near: jax.Array, targets: jax.Array) -> Equations:
+    """The taps of each channel: near [*B, k k, C], targets [*B, C]; n = C, m = k k."""
+    near, targets = near.reshape(-1, *near.shape[-2:]), targets.reshape(-1, targets.shape[-1])
+    gram, moment = _product("tic,tjc->cij", near, near), _product("tic,tc->ci", near, targets)
+    return Equations(gram, moment, jnp.square(targets).sum(0))
+
+
+class Regression(NamedTuple):
+    """The normal equations of a linear map with a bias, which is the last row.
+
+    Attributes:
+      gram: [C + 1, C + 1].
+      moment: [C + 1, D].
+    """
+
+    gram: Any
+    moment: Any
+
+    def solved(self, ridge: float, *, scaled: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Weight [C, D] and bias [D], in float64, with `ridge`, or that share of the mean, on the weight's diagonal."""
+        gram, moment = np.asarray(self.gram, np.float64), np.asarray(self.moment, np.float64)
+        size = len(gram) - 1
+        ridge = ridge * (np.trace(gram[:size, :size]) / size if scaled else 1.0)
+        solution = np.linalg.solve(gram + np.diag([ridge] * size + [0.0]), moment)
+        return solution[:-1], solution[-1]
+
+
+def of_map(features: jax.Array, outputs: jax.Array, weight: jax.Array | float = 1.0) -> Regression:
+    """The map from features [*B, C] to outputs [*B, D]; rows count by their weight [*B], 0 or 1."""
+    ones = jnp.ones((*features.shape[:-1], 1), features.dtype)
+    rows = jnp.concatenate([features, ones], axis=-1) * jnp.asarray(weight, features.dtype)[..., None]
+    rows = rows.reshape(-1, rows.shape[-1])
+    outputs = outputs.reshape(len(rows), -1)
+    return Regression(_product("ti,tj->ij", rows, rows), _product("ti,to->io", rows, outputs))
+
+
+# ---- Sums over the images of one block's attention, and of what replaces it
+
+
+def streamed(step: Callable, batches: Iterable[Any], *arguments: Any) -> Any:
+    """The sum of `step(*arguments, images, weight)` over the batches, in float64."""
+    total, rows = None, 0
+    for images in batches:
+        rows = rows or len(images)
+        part = step(*arguments, **filled(np.asarray(images), rows))
+        part = jax.tree.map(lambda a: np.asarray(a, np.float64), multihost_utils.process_allgather(part, tiled=True))
+        total = part if total is None else jax.tree.map(np.add, total, part)
+    if total is None:
+        raise ValueError("fit: there are no images; give at least one batch, and a list rather than an iterator.")
+    return total
+
+
+def channels(attention: Any, new: Any, x: Any, layout: Layout, weight: jax.Array) -> Equations:
+    """The equations of the taps of `new`, a replacement of `attention`, for the inputs x of the module.
+
+    The targets are the attention's outputs before the projection.  Of fields, the values on the group elements are
+    samples of the same taps, which move with the element.
+    """
+    values, targets = new.value(x), bare(attention)(x, layout)
+    if isinstance(values, Isotypic):
+        values, targets = fields.to_regular(values), fields.to_regular(targets)
+    if isinstance(new, ScatteredAttention):
+        values, targets = (_of_heads(a, new.heads, new.num_heads) for a in (values, targets))
+    weight = weight[:, None, None]
+    near = neighbours(values * weight, layout.grid, new.kernel_size)
+    if isinstance(x, Isotypic):
+        order = [_unmoved(element, new.kernel_size) for element in x.group.regular_order]
+        near = jnp.stack([part[..., taps, :] for part, taps in zip(near, order, strict=True)])
+    found = of_channels(near, targets * weight)
+    return found.by_head(len(new.taps[...])) if new.kind == "conv" else found
+
+
+def ensemble(attention: Any, new: Any, x: jax.Array, layout: Layout, weight: jax.Array) -> Equations:
+    """The equations of the taps of an ensemble, all in one system: the targets are the outputs of the module."""
+    folded = new.folded()
+    out = folded.proj.weight[...]
+    targets = attention(x, layout) - (0.0 if folded.proj.bias is None else folded.proj.bias[...])
+    weight = weight[:, None, None]
+    targets = _product("...o,co->...c", targets * weight, out)
+    near = neighbours(folded.values.value(x) * weight, layout.grid, new.kernel_size)
+    rows = near.reshape(-1, *near.shape[-2:])
+    gram = _product("tic,tjd->icjd", rows, rows) * _product("co,do->cd", out, out)[:, None, :]
+    moment = _product("tic,tc->ic", rows, targets.reshape(len(rows), -1))
+    size = moment.size
+    return Equations(gram.reshape(1, size, size), moment.reshape(1, size), jnp.zeros(1))
+
+
+def distances(attention: Any, new: Any, x: Any, layout: Layout, weight: jax.Array, scale: Callable = identity) -> Any:
+    """Two sums of squares: of the difference between the outputs of the modules, and of the attention's outputs."""
+    theirs, ours = scale(attention(x, layout)), scale(new(x, layout))
+    return squares(jax.tree.map(jnp.subtract, ours, theirs), weight), squares(theirs, weight)
+
+
+def squares(x: Any, weight: jax.Array) -> jax.Array:
+    """The sum of squares of tokens [*, B, N, C], or of all leaves of a field."""
+    return sum((jnp.square(leaf) * weight[:, None, None]).sum() for leaf in jax.tree.leaves(x))  # ty: ignore
+
+
+def inputs(model: ViT, index: int, images: jax.Array) -> tuple[Any, Any, Layout]:
+    """A block, its input, and the layout."""
+    x, layout = model.embed(images)
+    x, _ = model.trunk(x, layout, stop=index)
+    return model.blocks[index], x, layout
+
+
+def bare(attention: Any) -> Any:
+    """The module without its projection."""
+    module = jax.tree.map(lambda a: a, attention)
+    module.proj = identity
+    return module
+
+
+def _of_heads(x: jax.Array, heads: tuple[int, ...], num_heads: int) -> jax.Array:
+    """The channels of some heads."""
+    parts = x.reshape(*x.shape[:-1], num_heads, -1)[..., heads, :]
+    return jax.lax.collapse(parts, parts.ndim - 2)
+
+
+def _unmoved(element: str, kernel_size: int) -> np.ndarray:
+    """For each tap, which neighbour of the element's channels meets it."""
+    taps = np.arange(kernel_size**2).reshape(kernel_size, kernel_size)
+    return np.argsort(fields.act_on_grid(element, taps, (0, 1)).ravel())

@@ -1,0 +1,196 @@
+"""Sigma: how much the attention of each head changes from image to image, and the choice of heads and blocks by it.
+
+sigma[q, p] is the standard deviation over images of the attention from token q to token p.  Sigma of a head is the sum
+over all q and p, that of a block the mean over its heads.  A head of low Sigma attends by position alone, as a
+convolution does; one that averages over all tokens has a low Sigma too, though it is far from local.
+
+Source: depthwise attention, Section 2.3.1, Eq. 15 and 16; Figures A.1, A.2 and A.4.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from equivit import errors
+from equivit.evaluation.predictions import filled, scattered
+from equivit.layers.depthwise import IsotypicReplacedAttention, ReplacedAttention, ScatteredAttention
+from equivit.layers.grid import Layout, check_grid
+from equivit.models.vit import ViT
+
+REPLACED = (ReplacedAttention, ScatteredAttention, IsotypicReplacedAttention)
+ORDERS = ("lowest", "highest", "random")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Moments:
+    """Mean and squared deviations of samples of any shape, from batches in any order (Chan et al. 1979).
+
+    A difference of sums of squares would lose all digits of a deviation that is small beside its mean.
+
+    Attributes:
+      count: number of samples, [].
+      mean: of the shape of a sample.
+      squares: the sum of squared deviations from the mean.
+    """
+
+    count: jax.Array
+    mean: jax.Array
+    squares: jax.Array
+
+    @classmethod
+    def zeros(cls, shape: tuple[int, ...]) -> "Moments":
+        """Of no samples yet."""
+        return cls(jnp.zeros(()), jnp.zeros(shape), jnp.zeros(shape))
+
+    def update(self, batch: jax.Array, weight: jax.Array | None = None) -> "Moments":
+        """With the samples of a batch [B, *shape]; those whose `weight` [B] is 0 do not count."""
+        batch = batch.astype(jnp.promote_types(batch.dtype, jnp.float32))
+        weight = jnp.ones(len(batch)) if weight is None else weight
+        count, weight = weight.sum(), weight.reshape(-1, *(1,) * (batch.ndim - 1))
+        mean = (weight * batch).sum(0) / jnp.maximum(count, 1)
+        return self.merge(Moments(count, mean, (weight * jnp.square(batch - mean)).sum(0)))
+
+    def merge(self, other: "Moments") -> "Moments":
+        """Of the samples of both."""
+        count = self.count + other.count
+        share, delta = other.count / jnp.maximum(count, 1), other.mean - self.mean
+        squares = self.squares + other.squares + jnp.square(delta) * (self.count * share)
+        return Moments(count, self.mean + delta * share, squares)
+
+    def deviation(self) -> jax.Array:
+        """The standard deviation of the population; NaN without samples."""
+        return jnp.sqrt(self.squares / self.count)
+
+
+class Sigma(NamedTuple):
+    """Sigma of heads, [depth, heads], and of blocks, [depth]; NaN for blocks that are replaced, also in part."""
+
+    heads: np.ndarray
+    blocks: np.ndarray
+
+
+def measure(model: ViT, batches: Iterable[Any]) -> Sigma:
+    """Sigma of all heads and blocks, in one pass over the images; see `moments`."""
+    return summed(moments(model, batches))
+
+
+def summed(found: Moments) -> Sigma:
+    """Sigma of the moments of all blocks."""
+    heads = np.asarray(_sums(found))
+    attending = np.isfinite(heads).any(1)
+    mean = np.nanmean(np.where(attending[:, None], heads, 0), axis=1)
+    return Sigma(heads, np.where(attending, mean, np.nan))
+
+
+def moments(model: ViT, batches: Iterable[Any]) -> Moments:
+    """The moments of the attention of all blocks: count [depth], mean and squares [depth, heads, N, N], in float32.
+
+    A batch passes through the model once, and its attention is held for one block at a time.
+
+    Args:
+      model: a ViT without tokens before the patches, of any family.
+      batches: images [B, H, W, C] as the model takes them, all of one size; the first batch is the largest.  Under a
+        mesh these are the rows of this process.
+
+    Raises:
+      ValueError: there are no images, they differ in size, or the model has tokens before the patches.
+    """
+    if model.config.prefix:
+        raise ValueError(
+            f"sigma: the model has {model.config.prefix} tokens before the patches; take "
+            "replacement.patches_only(model)."
+        )
+    found, shape = None, ()
+    for images in batches:
+        if found is None:
+            found, shape = _nothing(model, images.shape), images.shape
+        if images.shape[1:] != shape[1:] or len(images) > shape[0]:
+            raise ValueError(f"sigma: a batch is {images.shape} after one of {shape}; give images of one size.")
+        found = _step(model, found, **filled(images, shape[0]))
+    if found is None:
+        raise ValueError("sigma: there are no images; give at least one batch.")
+    return found
+
+
+def aligned(deviation: jax.Array, grid: tuple[int, int]) -> jax.Array:
+    """Means over all queries, each in the centre: [*B, N, N], query and key, -> [*B, 2 h - 1, 2 w - 1].
+
+    A cell is the mean over the pairs of tokens with its offset, which are fewer far from the centre.
+    """
+    (h, w), rows = grid, np.indices(grid).reshape(2, -1)
+    down, right = rows[:, None, :] - rows[:, :, None] + np.array([h - 1, w - 1])[:, None, None]
+    cells = (down * (2 * w - 1) + right).reshape(-1)
+    number = np.bincount(cells, minlength=(2 * h - 1) * (2 * w - 1))
+    flat = deviation.reshape(*deviation.shape[:-2], -1)
+    total = jnp.zeros((*flat.shape[:-1], len(number)), flat.dtype).at[..., cells].add(flat)
+    return (total / number.astype(flat.dtype)).reshape(*flat.shape[:-1], 2 * h - 1, 2 * w - 1)
+
+
+def select(scores: np.ndarray, number: int, order: str = "lowest", seed: int = 0) -> tuple[Any, ...]:
+    """The blocks, or (block, head) pairs, of the lowest or highest scores, or at random, in ascending order.
+
+    Args:
+      scores: [depth] for blocks, [depth, heads] for pairs; those that are NaN are never chosen.
+      number: how many.
+      order: "lowest", "highest" or "random"; equal scores are taken in ascending order.
+      seed: of the random choice.
+
+    Raises:
+      ValueError: an unknown order, or there are not so many.
+    """
+    errors.one_of("select: order", order, ORDERS)
+    scores = np.asarray(scores, np.float64)
+    finite = np.argwhere(np.isfinite(scores))
+    if not 0 <= number <= len(finite):
+        raise ValueError(f"select: {number=} must be at most {len(finite)}, the scores that are finite.")
+    if order == "random":
+        chosen = np.random.default_rng(seed).permutation(len(finite))[:number]
+    else:
+        values = scores[tuple(finite.T)]
+        chosen = np.argsort(values if order == "lowest" else -values, kind="stable")[:number]
+    places = [tuple(map(int, finite[i])) for i in sorted(chosen)]
+    return tuple(place[0] for place in places) if scores.ndim == 1 else tuple(places)
+
+
+def by_block(chosen: Sequence[Any]) -> dict[int, tuple[int, ...] | None]:
+    """Chosen blocks or (block, head) pairs as `replacement.replace` takes them: {block: None or heads}."""
+    if not all(isinstance(place, tuple) for place in chosen):
+        return dict.fromkeys(chosen)
+    return {block: tuple(h for b, h in chosen if b == block) for block in sorted({b for b, _ in chosen})}
+
+
+def _nothing(model: ViT, shape: tuple[int, ...]) -> Moments:
+    """The moments of all blocks before the first image."""
+    config = model.config
+    tokens = math.prod(check_grid(shape[1:3], config.patch_size, "images"))
+    one = jax.eval_shape(lambda: Moments.zeros((config.num_heads, tokens, tokens)))
+    return jax.tree.map(lambda a: scattered(np.zeros((config.depth, *a.shape), a.dtype), PartitionSpec()), one)
+
+
+@functools.partial(jax.jit, donate_argnums=1)  # the buffers of the moments are used again
+def _step(model: ViT, found: Moments, images: jax.Array, weight: jax.Array) -> Moments:
+    found = model.folded(images, functools.partial(_with_block, weight), found)
+    inside = not jax.sharding.get_abstract_mesh().empty
+    return jax.lax.with_sharding_constraint(found, PartitionSpec()) if inside else found
+
+
+def _with_block(weight, found, index, block, x, layout: Layout):
+    """The moments with the attention of a block."""
+    if isinstance(block.attention, REPLACED):
+        return found
+    attention = block.attention_weights(x, None, layout)
+    new = jax.tree.map(lambda a: a[index], found).update(attention, weight)
+    return jax.tree.map(lambda a, row: a.at[index].set(row), found, new)
+
+
+@jax.jit
+def _sums(found: Moments) -> jax.Array:
+    return jax.vmap(Moments.deviation)(found).sum((-2, -1))
