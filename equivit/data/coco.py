@@ -64,8 +64,9 @@ class Coco:
         return len(self.files)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        labels = np.zeros(self.sizes[index], np.int32)
-        for label, mask in self.shapes.of(index, *labels.shape):
+        height, width = self.sizes[index]
+        labels = np.zeros((height, width), np.int32)
+        for label, mask in self.shapes.of(index, height, width):
             labels[mask] = label
         return {"image": directories.content(pathlib.Path(self.where(index))), "map": labels}
 

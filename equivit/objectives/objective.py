@@ -180,7 +180,7 @@ class Objective:
 
 def averaged(new: Arrays, old: Arrays, share: float | jax.Array) -> Arrays:
     """Averages moved by a share towards the new values; those of frozen slices stay as they are, to the last bit."""
-    moved = optax.incremental_update(new, old, share)
+    moved: Any = optax.incremental_update(new, old, share)
     return {k: jnp.where(new[k] == old[k], old[k], moved[k]) for k in old}
 
 

@@ -14,14 +14,16 @@ import fnmatch
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
 
 from equivit import errors, logical
-from equivit.logical import Arrays, Tensor
+from equivit.logical import Tensor
 from equivit.models import zoo
 from equivit.objectives.objective import Objective, Rule
 
@@ -82,13 +84,15 @@ def matching(key: str, pattern: str, names: Iterable[str]) -> set[str]:
     raise ValueError(f"{key}: {pattern!r} matches no parameter; {such}.")
 
 
-def masks(rule: Callable[[Tensor], Rule], tables: Mapping[str, np.ndarray], leaves: Arrays) -> dict[str, np.ndarray]:
+def masks(
+    rule: Callable[[Tensor], Rule], tables: Mapping[str, np.ndarray], leaves: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
     """Of the leaves that have frozen slices: which slices are trained, shaped to broadcast against the leaf."""
     found = {k: logical.per_tensor(tables[k], a, lambda tensor: not rule(tensor).frozen) for k, a in leaves.items()}
     return {k: trained for k, trained in found.items() if not trained.all()}
 
 
-def masked(tree: Arrays, masks: Mapping[str, np.ndarray]) -> Arrays:
+def masked(tree: Any, masks: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
     """The arrays with zeros in frozen slices, whatever stood there."""
     return {k: jnp.where(masks[k], a, 0) if k in masks else a for k, a in tree.items()}
 

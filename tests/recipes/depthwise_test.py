@@ -42,9 +42,8 @@ def test_only_the_replaced_modules_train():
     moving = {name for name, found in rules.items() if not found.frozen}
     parts = ("value.weight", "value.bias", "proj.weight", "proj.bias", "taps")
     assert moving == {f"backbone.blocks.{i}.attention.{part}" for i in range(12) for part in parts}
-    assert (
-        not rules["backbone.blocks.3.attention.taps"].decay and rules["backbone.blocks.3.attention.proj.weight"].decay
-    )
+    attention = "backbone.blocks.3.attention."
+    assert rules[f"{attention}proj.weight"].decay and not rules[f"{attention}taps"].decay
 
 
 def test_stages():

@@ -75,7 +75,7 @@ def lines(result: dict[str, Any]) -> list[Line]:
     ]
 
 
-def _turned_back(run: Run, images: jax.Array, views: Views, g: str) -> Iterator[jax.Array]:
+def _turned_back(run: Run, images: label_maps.Array, views: Views, g: str) -> Iterator[jax.Array]:
     """The logits of images turned by g, turned back."""
     turned = label_maps.logits(run.predict, _turned(g, images), views.turned if g.count("r") % 2 else views)
     return (_turned(OCTIC.inverse(g), view) for view in turned)
