@@ -45,6 +45,7 @@ FULL = {
     "dinov2.py:L,plain": 327.01,
     "dinov2.py:L,D8": 62.49,
     "dinobloom.py:I8": 218.41,
+    "depthwise.py:coco": 308.49,  # ViT-L/14 of patches alone, at 336 px, and the decoder
     "linear_probe.py:B,jumbo": 2.305,  # the head: 2304 x 1000 weights and 1000 biases
 }
 # No paper has these: they are counts of this code, kept so that a change is noticed.
@@ -102,6 +103,7 @@ def test_full_configuration(name, millions):
         ("adaptive_cifar.py:10,swin_t,cvt_13", "'swin_t' and 'cvt_13' exclude each other"),
         ("adaptive_ade20k.py:unpool", "'unpool' has no effect here; add 'adaptive'"),
         ("adaptive_ade20k.py:standard,ratio", "'ratio' has no effect here; leave it out, standard shifts have it"),
+        ("depthwise.py:voc", "config mode='voc' is not one of coco, ade20k, in1k"),
         ("segment.py:swin_s", "config mode='swin_s' is not one of swin_t, .*; the nearest is 'swin_t'"),
         ("adaptive_imagenet.py:swin_s", "config mode='swin_s' is not one of swin_t, .*; the nearest is 'swin_t'"),
     ],
@@ -156,6 +158,10 @@ def test_bad_modes_are_refused(name, message):
         ("segment.py:cvt_13,linear", "objective.decoder", "linear"),
         ("segment.py:adaptive", "objective.equivariant", True),
         ("segment.py:octic_vit_s16", "model.family", "D8"),
+        ("depthwise.py:ade20k", "data.image_size", (336, 448)),
+        ("depthwise.py:in1k,mae_b16", "objective.loss", "cross_entropy"),
+        ("depthwise.py:clip_l14", "data.std", (0.26862954, 0.26130258, 0.27577711)),
+        ("depthwise.py:stage2,quicktest", "model.replaced", ((0,),)),
     ],
 )
 def test_every_word_of_a_mode_counts(name, key, value):

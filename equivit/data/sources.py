@@ -1,4 +1,4 @@
-"""Images by random access: digits, synthetic discs, and by `npz.py`, `directories.py`, `lists.py` and `pairs.py` files.
+"""Images by random access: digits, synthetic discs, and by `npz`, `directories`, `lists`, `pairs` and `coco` files.
 
 A source is one split, and an example is a dict.  `reading.py` decodes two of its entries: "image", a uint8 array
 [H, W, C] or the bytes of an image file, and "map", the label of each pixel, an integer array [H, W] or the bytes of a
@@ -18,13 +18,14 @@ import numpy as np
 
 from equivit import errors
 from equivit.data import directories, lists
+from equivit.data.coco import Coco
 from equivit.data.label_maps import Legend
 from equivit.data.npz import Npz
 from equivit.data.pairs import Pairs
 
 # Each kind and its argument; "" for none.
 KINDS = {"digits": "", "synthetic": "", "synthetic_maps": "", "tfds": "<name>", "folder": "<dir>", "list": "<file.txt>"}
-KINDS |= {"csv": "<file.csv>", "pairs": "<dir>", "npz": "<file>"}
+KINDS |= {"csv": "<file.csv>", "pairs": "<dir>", "coco": "<dir>", "npz": "<file>"}
 
 
 class Source(Protocol):
@@ -244,6 +245,8 @@ def _opened(name: str, config: ml_collections.ConfigDict, split: str) -> Source:
             source = lists.Paths(argument, split)
         case "csv":
             source = lists.Table(argument, split, class_split=config.split)
+        case "coco":
+            source = Coco(argument, split, void=void)
         case "pairs":
             source = Pairs(argument, split, void=void)
         case _:

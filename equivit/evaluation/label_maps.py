@@ -16,11 +16,13 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from ml_collections import ConfigDict
 
 from equivit import constraints
 from equivit.constraints import PositiveFloat, Size
 from equivit.evaluation.predictions import Batch, Predict
+from equivit.layers import resizing
 from equivit.symmetry import fields
 
 Array = np.ndarray | jax.Array
@@ -76,6 +78,31 @@ def settings(config: ConfigDict) -> Views:
     views = Views(**config.evaluation.segmentation.to_dict())
     sizes(views, tuple(config.data.image_size))
     return views
+
+
+def check_model(model: nnx.Module, views: Views) -> None:
+    """ValueError for windows or scales and a model whose logits are not of pixels (`SegmenterConfig.own_size`)."""
+    if _own_size(model) and (views.window is not None or views.scales != (1.0,)):
+        raise ValueError(
+            f"config.evaluation.segmentation: window={views.window} and scales={views.scales} do not go with a model "
+            "of own_size=True, whose logits are not of pixels; set window=None and scales=(1.0,)."
+        )
+
+
+def _own_size(model):
+    return getattr(getattr(model, "config", None), "own_size", False)
+
+
+def comparable(model: nnx.Module, predict: Predict, batch: Batch) -> Batch:
+    """The batch with label maps of the size at which the model is compared with them.
+
+    It is their own, or with `SegmenterConfig.own_size` that of the logits of these images.
+    """
+    if not _own_size(model):
+        return batch
+    size = jax.eval_shape(predict, batch["image"]).shape[1:3]
+    maps = _nearest(size, batch["map"], batch.get("map_size"))
+    return {name: value for name, value in batch.items() if name != "map_size"} | {"map": maps}
 
 
 def sizes(views: Views, size: Size) -> dict[str, Size]:
@@ -188,6 +215,7 @@ def _averaged(starts, parts, number):
     return sum(placed(part, *start) for part, start in zip(parts, starts, strict=True)) / number
 
 
+_nearest = jax.jit(lambda size, maps, valid: resizing.nearest(maps, size, valid), static_argnums=0)
 _mirrored = jax.jit(functools.partial(fields.act_on_image, "m"))
 _added = jax.jit(jnp.add)
 

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from equivit.constraints import Size
 from equivit.data import loader
 from equivit.data.loader import EvaluationPipeline
-from equivit.evaluation import predictions
+from equivit.evaluation import label_maps, predictions
 from equivit.evaluation.predictions import Batch, Extract, Predict
 from equivit.models.model import ModelModule, check_input
 
@@ -178,6 +178,7 @@ class Run:
         return self.protocol.inputs(self.config, (height, width))
 
     def _check_maps(self, pipeline):
+        label_maps.check_model(self.model, label_maps.settings(self.config))
         if "map" not in (entries := pipeline.shapes()):
             found = ", ".join(name for name in entries if name not in ("weight", "index"))
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Maps made larger: by linear interpolation, in the plane or around a torus, and by index-tracked unpooling.
+"""Maps of another size: by linear interpolation, in the plane or around a torus, by index-tracked unpooling, nearest.
 
 Entries are squares, whose centres lie at i + 1/2, so that k fine entries cover one coarse one; in PyTorch's terms
 `align_corners=False`, without antialiasing.
@@ -29,6 +29,20 @@ def _linear(x: jax.Array, axis: int, length: int, circular: bool) -> jax.Array:
     low = jnp.take(x, first % old, axis=axis, mode="clip")
     high = jnp.take(x, (first + 1) % old if circular else np.minimum(first + 1, old - 1), axis=axis, mode="clip")
     return low * (1 - share) + high * share
+
+
+def nearest(labels: jax.Array, size: tuple[int, ...], valid: jax.Array | np.ndarray | None = None) -> jax.Array:
+    """Each new entry is the old one in which its centre lies: [B, H, W] -> [B, h, w].
+
+    Args:
+      size: (h, w).
+      valid: int [B, 2], of each map the (height, width) that is resized, without what it is filled up with; None: all.
+    """
+    for k, length in enumerate(size):
+        old = np.array([labels.shape[k + 1]]) if valid is None else valid[:, k]
+        rows = (2 * np.arange(length) + 1) * old[:, None] // (2 * length)  # in whole numbers, without rounding
+        labels = jnp.take_along_axis(labels, jnp.expand_dims(jnp.asarray(rows, jnp.int32), 2 - k), k + 1)
+    return labels
 
 
 def unpooled(x: jax.Array, factors: tuple[int, int]) -> jax.Array:

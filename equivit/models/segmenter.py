@@ -61,6 +61,8 @@ class SegmenterConfig:
       upsampling: of the maps of an equivariant UperNet: "interpolate", around the torus, or "unpool", which puts zeros
         between the entries.
       auxiliary: UperNet has a second head on the last but one stage, which an auxiliary loss trains.
+      own_size: logits stay on the decoder's grid, and labels are resized to it, to be learned and to be compared; else
+        logits are resized to the pixels of the image.
     """
 
     backbone: Backbone
@@ -71,6 +73,7 @@ class SegmenterConfig:
     equivariant: bool = False
     upsampling: Annotated[str, OneOf(UPSAMPLING)] = "interpolate"
     auxiliary: bool = True
+    own_size: bool = False
 
     def __post_init__(self):
         constraints.check_fields(self, "Segmenter")
@@ -104,6 +107,11 @@ class SegmenterConfig:
             raise ValueError(
                 f"Segmenter: the grids of this adaptive {name} begin where the content decides, and equivariant=False "
                 "would leave the label maps displaced; set equivariant=True."
+            )
+        if self.equivariant and self.own_size:
+            raise ValueError(
+                "Segmenter: own_size=True leaves the logits on a grid that begins where the content decides, away from "
+                "the labels; set own_size=False with equivariant=True."
             )
         if self.decoder == "convolutions" and self.width % 4:
             raise ValueError(
@@ -173,6 +181,8 @@ class Segmenter(nnx.Module):
     def __call__(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
         """Logits of every pixel, [*B, H, W, num_classes], of images [*B, H, W, C] of any size that the backbone takes.
 
+        With `own_size` they are [*B, h, w, num_classes], on the decoder's grid.
+
         Args:
           key: drives drop path and dropout; None means neither.
           train: whether batch norms use and record the statistics of this batch.
@@ -193,12 +203,13 @@ class Segmenter(nnx.Module):
         found = [self.decoder(grids, key=keys[1], train=train)]
         if self.auxiliary is not None:
             found.append(self.auxiliary(grids[-2], key=keys[2], train=train))
-        logits = [self._on_pixels(grid, (flat.shape[1], flat.shape[2])) for grid in found]
+        on = found[0].values if self.config.own_size else flat
+        logits = [self._resized(grid, (on.shape[1], on.shape[2])) for grid in found]
         logits = [x.reshape(*batch, *x.shape[1:]) for x in logits]
         return logits[0], logits[1] if len(logits) > 1 else None
 
     def label_maps(self, images: jax.Array) -> jax.Array:
-        """The class of every pixel, int32 [*B, H, W]."""
+        """The class of every pixel, int32 [*B, H, W], or on the decoder's grid."""
         return self(images).argmax(-1).astype(jnp.int32)
 
     def features(self, images: jax.Array, **options) -> Features:
@@ -220,8 +231,8 @@ class Segmenter(nnx.Module):
         ]
         return [*normed, last.patches]
 
-    def _on_pixels(self, grid: Grid, size: tuple[int, int]) -> jax.Array:
-        """The logits of each pixel, in at least float32: [B, h, w, classes] -> [B, H, W, classes]."""
+    def _resized(self, grid: Grid, size: tuple[int, int]) -> jax.Array:
+        """The logits at a size, in at least float32: [B, h, w, classes] -> [B, H, W, classes]."""
         x = grid.values.astype(jnp.promote_types(grid.values.dtype, jnp.float32))
         if not self.config.equivariant:
             return bilinear(x, size)

@@ -10,7 +10,6 @@ from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
@@ -26,7 +25,7 @@ from equivit.models import zoo
 from equivit.models.model import check_input
 from equivit.objectives import dino_losses
 from equivit.objectives.clock import Clock
-from equivit.objectives.objective import Batch, Extra, Loss, Objective, Rule, Step, usual_rule
+from equivit.objectives.objective import Batch, Extra, Loss, Objective, Rule, Step, averaged, usual_rule
 
 DECAY = ("matrices", "by_name")
 UNIFORM = 0.998  # of log K; runs that learn may reach it for some of their first steps
@@ -272,8 +271,7 @@ class DinoV2(Objective):
 
     def after_step(self, trainable: Arrays, extra: Extra, clock: Clock) -> Extra:
         """Moves the teacher towards the student."""
-        moved = optax.incremental_update(trainable, extra["teacher"], 1 - self.momentum(clock))
-        return {**extra, "teacher": moved}
+        return {**extra, "teacher": averaged(trainable, extra["teacher"], 1 - self.momentum(clock))}
 
     def remarks(self, metrics: Mapping[str, float]) -> list[str]:
         """Each collapse by its name: a loss that falls does not exclude it."""

@@ -8,6 +8,8 @@ from collections.abc import Hashable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
@@ -174,6 +176,12 @@ class Objective:
           ValueError: the run does not keep these.
         """
         return module
+
+
+def averaged(new: Arrays, old: Arrays, share: float | jax.Array) -> Arrays:
+    """Averages moved by a share towards the new values; those of frozen slices stay as they are, to the last bit."""
+    moved: Any = optax.incremental_update(new, old, share)
+    return {k: jnp.where(new[k] == old[k], old[k], moved[k]) for k in old}
 
 
 def check_head(config: ConfigDict) -> None:

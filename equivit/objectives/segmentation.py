@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from equivit.constraints import NonNegativeFloat, OneOf, PositiveInt
 from equivit.data.pixels import normalize
 from equivit.layers.convolution import MODES
+from equivit.layers.resizing import nearest
 from equivit.logical import Tensor
 from equivit.models.segmentation_decoders import UPSAMPLING
 from equivit.models.segmenter import DECODERS, Segmenter, SegmenterConfig
@@ -34,9 +35,10 @@ class Segmentation(Objective):
         equivariant=False,  # the decoder follows circular shifts, as an adaptive backbone does
         upsampling="interpolate",  # of an equivariant UperNet; or "unpool"
         auxiliary=0.4,  # weight of the loss of a second head, which UperNet has; 0.0: none
+        own_size=False,  # labels are resized to the decoder's grid, in place of its logits to the image's pixels
         frozen=False,  # the backbone stays as it is
     )
-    FIXED = ("decoder", "width", "padding", "equivariant", "upsampling", "frozen")
+    FIXED = ("decoder", "width", "padding", "equivariant", "upsampling", "own_size", "frozen")
     TYPES: ClassVar[dict[str, Any]] = dict(
         decoder=Annotated[str, OneOf(DECODERS)],
         width=PositiveInt,
@@ -44,6 +46,7 @@ class Segmentation(Objective):
         equivariant=bool,
         upsampling=Annotated[str, OneOf(UPSAMPLING)],
         auxiliary=NonNegativeFloat,
+        own_size=bool,
         frozen=bool,
     )
     entries = ("image", "map")
@@ -70,10 +73,12 @@ class Segmentation(Objective):
         return usual_rule(tensor)._replace(frozen=self.options.frozen and tensor.name.startswith("backbone."))
 
     def prepare(self, module: Segmenter, batch: Batch, key: jax.Array) -> Batch:
-        """The whole batch, normalised, with a new entry `share` [B]: a pixel's weight times B."""
-        images = normalize(batch["image"], self.config.data.mean, self.config.data.std)
-        pixels = jnp.maximum((batch["map"] >= 0).sum(), 1).astype(jnp.float32)
-        return {**batch, "image": images, "share": jnp.full(len(images), len(images) / pixels)}
+        """The whole batch, normalised, maps at the size of the logits; new is `share` [B], a pixel's weight times B."""
+        images, maps = normalize(batch["image"], self.config.data.mean, self.config.data.std), batch["map"]
+        if self.options.own_size:
+            maps = nearest(maps, jax.eval_shape(lambda model, x: model(x), module, images).shape[1:3])
+        pixels = jnp.maximum((maps >= 0).sum(), 1).astype(jnp.float32)
+        return {**batch, "image": images, "map": maps, "share": jnp.full(len(images), len(images) / pixels)}
 
     def loss(self, module: Segmenter, batch: Batch, step: Step) -> Loss:
         """The loss, that of the auxiliary head included, and the share of pixels that are right."""

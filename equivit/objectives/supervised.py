@@ -18,7 +18,7 @@ from equivit.logical import Arrays
 from equivit.models.model import Config, ModelModule
 from equivit.objectives import masking, mixing, token_drop
 from equivit.objectives.clock import Clock
-from equivit.objectives.objective import Batch, Extra, Loss, Objective, Step, check_head
+from equivit.objectives.objective import Batch, Extra, Loss, Objective, Step, averaged, check_head
 
 Decay = Annotated[Inside, Words("a decay in (0, 1)")]
 Rates = Annotated[tuple[Below1, Below1], Words("two shares in [0, 1), left out at the beginning and at the end")]
@@ -148,7 +148,7 @@ class Supervised(Objective):
         """Update the averages of the weights."""
         if self.options.ema is None:
             return extra
-        return {**extra, "ema": optax.incremental_update(trainable, extra["ema"], 1 - self.options.ema)}
+        return {**extra, "ema": averaged(trainable, extra["ema"], 1 - self.options.ema)}
 
     def exported(self, module: nnx.Module, extra: Extra, weights: str | None = None) -> nnx.Module:
         """The model as trained, or with the averages of its parameters."""

@@ -66,6 +66,13 @@ class Schema:
     types: Callable[[ConfigDict], Mapping[str, Any]]
 
 
+class Missing(str):
+    """In place of a value that a file of `configs/` cannot know: what to give, and how to find it.
+
+    The command line gives the value, of any type; without it the configuration is refused with this text.
+    """
+
+
 def get_base(objective: str = "supervised") -> ConfigDict:
     """Every section with its defaults; None means "not set".
 
@@ -105,6 +112,9 @@ def validate(config: ConfigDict) -> None:
     """
     name = _name(config, "objective")
     check_keys(config, get_base(name))
+    for key, value in flat(config).items():
+        if isinstance(value, Missing):
+            raise ValueError(f"config.{key} is missing: {value}")
     _check_model(config.model)
     for section, owner in OWNERS.items():
         owner.check(config[section])
@@ -220,7 +230,8 @@ def override(config: ConfigDict, text: str, schema: Schema = TRAINING) -> None:
             raise ValueError(f"--config.{key}: '{name}' is a value, not a section.")
     if names != ["model"]:  # which may get new keys
         _check_known(key, last, section)
-    old = section.get(last)
+    old, free = section.get(last), names == ["model"] or isinstance(section.get(last), Missing)
+    old = None if isinstance(old, Missing) else old
     if isinstance(old, ConfigDict):
         raise ValueError(f"--config.{key}: this is a section; set one of {', '.join(old)} in it.")
     type_ = functools.reduce(lambda types, name: types.get(name, {}), names, schema.types(config)).get(last, Any)
@@ -231,7 +242,7 @@ def override(config: ConfigDict, text: str, schema: Schema = TRAINING) -> None:
         # The zoo knows the types of a model: a patch may be a number or a pair.  And a config with a whole
         # number, such as epochs=90, leaves the key free for 0.5.
         fraction = isinstance(old, int) and isinstance(value, float) and type_ is not Any
-        if names == ["model"] or (fraction and constraints.allows(value, type_)):
+        if free or (fraction and constraints.allows(value, type_)):
             with section.ignore_type():
                 section[last] = value
         else:

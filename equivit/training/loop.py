@@ -18,7 +18,7 @@ from equivit import constraints, logical
 from equivit.evaluation import suite
 from equivit.models import saved
 from equivit.training import config as configs
-from equivit.training import files, program, resuming, sharding, stopping
+from equivit.training import files, freezing, program, resuming, sharding, stopping
 from equivit.training.checkpoints import Checkpoints
 from equivit.training.logging import Log, Meter
 from equivit.training.program import Program
@@ -125,6 +125,7 @@ def train(
         log = stack.enter_context(Log(workdir, config.log, total=total, start=start))
         batches = stack.enter_context(contextlib.closing(pipeline.batches(start)))
         log.say(f"{'Resuming' if start else 'Starting'} at step {start} of {total} on {mesh.size} device(s).")
+        log.say(freezing.summary(run.objective, run.module))
         if start and previous and (changed := configs.differences(previous, config)):
             log.say(f"Other values than before: {', '.join(changed)}.")
         meter, static = Meter(config.batch_size), None

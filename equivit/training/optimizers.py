@@ -19,6 +19,7 @@ from equivit import constraints, logical
 from equivit.constraints import Below1, Inside, NonNegativeFloat, PositiveFloat, PositiveInt
 from equivit.logical import Tensor
 from equivit.objectives.objective import Rule
+from equivit.training import freezing
 from equivit.training.schedules import Schedule
 
 Arrays = Mapping[str, jax.Array]
@@ -49,15 +50,15 @@ class Rules:
         self.tables = tables
         everything = [tensor for table in tables.values() for tensor in table.flat]
         for pattern in no_decay:
-            if not fnmatch.filter([tensor.name for tensor in everything], pattern):
-                raise ValueError(
-                    f"optimizer.no_decay: '{pattern}' matches no parameter, such as '{everything[0].name}'."
-                )
+            freezing.matching("optimizer.no_decay", pattern, [tensor.name for tensor in everything])
         if layer_decay is not None:
             check_layers(everything, layer_decay)
 
         def decays(tensor):
-            return rule(tensor).decay and not any(fnmatch.fnmatchcase(tensor.name, pattern) for pattern in no_decay)
+            of_tensor = rule(tensor)
+            if of_tensor.frozen or not of_tensor.decay:
+                return False
+            return not any(fnmatch.fnmatchcase(tensor.name, pattern) for pattern in no_decay)
 
         def per_leaf(value):
             return {k: logical.per_tensor(tables[k], a, value) for k, a in trainable.items()}
@@ -67,7 +68,7 @@ class Rules:
         self.matrix = per_leaf(lambda tensor: len(tensor.shape) > 1)
         self.clip = per_leaf(lambda tensor: rule(tensor).clip)
         self.starts = per_leaf(lambda tensor: rule(tensor).starts)
-        self.trained = per_leaf(lambda tensor: not rule(tensor).frozen)
+        self.masks = freezing.masks(rule, tables, trainable)
 
     def norms(self, tree: Arrays) -> dict[str, jax.Array]:
         """The norm of each logical tensor, shaped to broadcast against its leaf."""
@@ -220,16 +221,12 @@ def _by_step(change: Callable[[jax.Array, Arrays, Arrays], Arrays]) -> optax.Gra
 
 def _only_trained(chain: optax.GradientTransformation, rules: Rules) -> optax.GradientTransformation:
     """Frozen slices of stacked leaves count for nothing and stay as they are."""
-    masks = {k: trained.astype(np.float32) for k, trained in rules.trained.items() if not trained.all()}
-
-    def masked(tree):
-        return {k: a * masks[k] if k in masks else a for k, a in tree.items()}
 
     def update(updates, state, params=None):
-        updates, state = chain.update(masked(updates), state, params)
-        return masked(updates), state
+        updates, state = chain.update(freezing.masked(updates, rules.masks), state, params)
+        return freezing.masked(updates, rules.masks), state
 
-    return optax.GradientTransformation(chain.init, update) if masks else chain
+    return optax.GradientTransformation(chain.init, update) if rules.masks else chain
 
 
 DEFAULTS = dict(
@@ -242,6 +239,7 @@ DEFAULTS = dict(
     momentum=0.9,  # sgd and both kinds of lars only
     accumulation=1,  # micro-batches per step
     no_decay=(),  # patterns of logical names, such as "head.*", on top of the objective's own rules
+    freeze=(),  # patterns of what is not trained (training/freezing.py), such as ("*", "!head.*"): all but the head
     layer_decay=None,  # of the learning rate from layer to layer, backwards from the head; such as 0.75
 )
 TYPES: dict[str, Any] = dict(
@@ -254,6 +252,7 @@ TYPES: dict[str, Any] = dict(
     momentum=Below1,
     accumulation=PositiveInt,
     no_decay=tuple[str, ...] | tuple[()],
+    freeze=tuple[str, ...] | tuple[()],
     layer_decay=Inside | None,
 )
 

@@ -16,7 +16,7 @@ from equivit.models import zoo
 from equivit.models.model import Config
 from equivit.objectives.objective import Batch, Objective
 from equivit.objectives.registry import OBJECTIVES
-from equivit.training import optimizers, schedules, sharding
+from equivit.training import freezing, optimizers, schedules, sharding
 from equivit.training.schedules import Schedule
 from equivit.training.state import Metrics, State, begin, make_step
 
@@ -29,7 +29,8 @@ class Program(NamedTuple):
       module: what is trained, with shapes in place of arrays.
       abstract: the state as ShapeDtypeStructs with their shardings.
       given: the arrays of the models that are used and not trained, by model.
-      init: the first state, from parameters of the model that replace the drawn ones, or {}.
+      init: the first state, from parameters of the model, or of what the objective adds to it, that replace the drawn
+        ones, or {}.
       compiled: the jitted step; it takes (state, given, batch, static) and gives the state's memory away.
       lr: the learning rate of a step.
     """
@@ -115,13 +116,16 @@ def of_config(
 
     def make_module(arrays):
         model_key, module_key = jax.random.split(jax.random.key(config.seed))
-        return objective.module(logical.put(build(nnx.Rngs(model_key)), arrays), module_key)
+        model = build(nnx.Rngs(model_key))
+        of_objective = {leaf: arrays[leaf] for leaf in arrays.keys() - logical.names(model, nnx.Variable).keys()}
+        return logical.put(objective.module(logical.put(model, arrays), module_key), of_objective)
 
     module = logical.abstract(jax.eval_shape(make_module, {}))
     weight_decay = schedules.weight_decay(config.optimizer, total_steps=total, steps_per_epoch=per_epoch)
     trainable = jax.eval_shape(lambda module: begin(objective, module), module).trainable
     tables = logical.tensors(module)
-    optimizer = optimizers.create(config.optimizer, objective.rule, tables, trainable, lr, weight_decay)
+    rule = freezing.rule(objective, tables)
+    optimizer = optimizers.create(config.optimizer, rule, tables, trainable, lr, weight_decay)
     abstract = jax.eval_shape(lambda module: begin(objective, module, optimizer), module)
     everywhere, stacks = NamedSharding(mesh, PartitionSpec()), _stacks([*given.values(), module])
     shardings = sharding.of_tree(mesh, abstract, stacks)

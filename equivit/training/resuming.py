@@ -18,10 +18,10 @@ def config_before(workdir: pathlib.Path) -> ConfigDict | None:
 
 
 def check(workdir: pathlib.Path, config: ConfigDict, before: ConfigDict | None) -> None:
-    """ValueError if the model is another than before; its arrays need not tell, such as with other heads."""
+    """ValueError if the model, or what of it is trained, is not as before; arrays need not tell it."""
     if before is None or config.objective.name != before.objective.name:  # then the arrays differ
         return
-    fixed = [f"objective.{key}" for key in OBJECTIVES[config.objective.name].FIXED]
+    fixed = ["optimizer.freeze", *(f"objective.{key}" for key in OBJECTIVES[config.objective.name].FIXED)]
     if not _same_model(config, before):
         fixed += [key for key in configs.differences(before, config) if key.startswith("model.")]
     old, new = configs.flat(configs.plain(before)), configs.flat(configs.plain(config))
@@ -29,8 +29,9 @@ def check(workdir: pathlib.Path, config: ConfigDict, before: ConfigDict | None) 
         if new.get(key) != old.get(key) and key.removeprefix("model.") not in EXECUTION:
             given = repr(new[key]) if key in new else "its default"
             has = repr(old[key]) if key in old else "its default"
+            kept = "what is trained" if key == "optimizer.freeze" else "a model"
             raise ValueError(
-                f"config.{key}={given}: the run in {workdir} has {has}, and a model stays as it is; give that value, "
+                f"config.{key}={given}: the run in {workdir} has {has}, and {kept} stays as it is; give that value, "
                 "or another --workdir."
             )
 

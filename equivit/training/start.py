@@ -1,5 +1,6 @@
 """What a run begins with: its first parameters, and the models that it uses and does not train."""
 
+import dataclasses
 import pathlib
 from typing import Any
 
@@ -10,6 +11,7 @@ from ml_collections import ConfigDict
 from equivit import errors, logical, models, pretrained
 from equivit.models import replacement, saved, zoo
 from equivit.models.model import ModelModule
+from equivit.models.segmenter import Segmenter, SegmenterConfig
 from equivit.models.vit_config import ViTConfig
 from equivit.training import checkpoints, program
 
@@ -64,8 +66,9 @@ def initial_parameters(config: ConfigDict) -> dict[str, jax.Array]:
 
     Positions are resized, those of plain models to the exact size unless `config.model.position_offset` says otherwise.
     A head for other classes is left out, so that a new one is drawn, and so is the norm before it where the model has
-    another one (`fc_norm`); of a masked autoencoder the encoder is taken.  For a model of patches alone all other
-    tokens are left out, and where `config.model.replaced` has more blocks they are replaced.  Prints what it did.
+    another one (`fc_norm`); of a masked autoencoder the encoder is taken, and of a segmenter the backbone, with its
+    decoder if the run has the same one.  For a model of patches alone the other tokens are left out, and where
+    `config.model.replaced` has more blocks they are replaced.  Prints what it did.
 
     Raises:
       ValueError: other parameters do not fit the model of the config; the message names them.
@@ -74,7 +77,11 @@ def initial_parameters(config: ConfigDict) -> dict[str, jax.Array]:
         return {}
     model, said = load_model(config.init), []
     wanted = program.model_configuration(config)
-    if hasattr(model, "encoder") and type(model.config) is not type(wanted):
+    decoder = {}
+    if isinstance(model, Segmenter):
+        decoder = _decoder(config, model)
+        model, said = model.backbone, ["its decoder is taken too" if decoder else "its decoder is left out"]
+    elif hasattr(model, "encoder") and type(model.config) is not type(wanted):
         model, said = model.encoder, ["its decoder is left out"]
     try:
         if type(wanted) is type(model.config) is ViTConfig:
@@ -90,7 +97,18 @@ def initial_parameters(config: ConfigDict) -> dict[str, jax.Array]:
     said += [str(changes)] if any(changes) else []
     if said and jax.process_index() == 0:
         print(f"{config.init}: {'; '.join(said)}.", flush=True)
-    return logical.stacked(jax.eval_shape(lambda: wanted.build(nnx.Rngs(params=0))), tensors, nnx.Variable)
+    return logical.stacked(jax.eval_shape(lambda: wanted.build(nnx.Rngs(params=0))), tensors, nnx.Variable) | decoder
+
+
+def _decoder(config: ConfigDict, model: Segmenter) -> dict[str, jax.Array]:
+    """The arrays of a segmenter beside those of its backbone, if the run trains the same decoder; else {}."""
+    wanted = getattr(program.exported_model(config), "config", None)
+    if not isinstance(wanted, SegmenterConfig):
+        return {}
+    if dataclasses.replace(wanted, backbone=model.config.backbone) != model.config:
+        return {}
+    arrays = logical.take(model, nnx.Variable)
+    return {leaf: array for leaf, array in arrays.items() if not leaf.startswith("backbone.")}
 
 
 def _alone(model: ModelModule, wanted: Any, said: list[str]) -> ModelModule:

@@ -14,7 +14,7 @@ from equivit import logical
 from equivit.logical import Arrays
 from equivit.objectives.clock import Clock
 from equivit.objectives.objective import Batch, Extra, Objective, Step
-from equivit.training import sharding
+from equivit.training import freezing, sharding
 
 Metrics = dict[str, jax.Array]
 
@@ -42,9 +42,10 @@ def begin(objective: Objective, module: nnx.Module, optimizer: optax.GradientTra
     A leaf of which a rule freezes every logical tensor goes to `frozen`; of others the optimiser masks frozen slices.
     """
     tables = logical.tensors(module)
+    rule = freezing.rule(objective, tables)
     trainable, frozen = {}, {}
     for leaf, array in logical.take(module).items():
-        still = all(objective.rule(tensor).frozen for tensor in tables[leaf].flat)
+        still = all(rule(tensor).frozen for tensor in tables[leaf].flat)
         (frozen if still else trainable)[leaf] = array
     moments = () if optimizer is None else optimizer.init(trainable)
     statistics, extra = logical.take_state(module), objective.extra(trainable)
@@ -82,6 +83,9 @@ def make_step(
       ValueError: when it is traced, if the loss leaves all running statistics of trained parts as they were.
     """
 
+    tables = logical.tensors(module)
+    masks = freezing.masks(freezing.rule(objective, tables), tables, logical.take(module))
+
     def step(state: State, arrays: dict[str, Arrays], batch: Batch, static: Hashable):
         prepare_key, loss_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), state.step))
         batch = objective.prepare(module, batch, prepare_key)
@@ -98,6 +102,7 @@ def make_step(
 
         carried = (state.extra, state.statistics)
         value, metrics, carried, gradients = _gradients(loss, state.trainable, carried, batch, loss_key, accumulation)
+        gradients = freezing.masked(gradients, masks)  # so that frozen slices are in no norm
         updates, moments = optimizer.update(gradients, state.optimizer, state.trainable)
         trainable: Any = optax.apply_updates(state.trainable, updates)
         extra = objective.after_step(trainable, carried[0], clock)

@@ -25,7 +25,7 @@ from equivit import logical
 from equivit.data.series import SeriesData, Split
 from equivit.objectives.objective import Batch
 from equivit.objectives.series import SeriesClassification
-from equivit.training import optimizers, schedules
+from equivit.training import freezing, optimizers, schedules
 from equivit.training.state import State, begin, make_step
 
 EVALUATED_TOGETHER = 256  # series
@@ -133,8 +133,8 @@ class Sweep:
         lr = schedules.create(schedule_section(self._config.schedule, run.lr, self._steps), **length)
         weight_decay = schedules.weight_decay(self._config.optimizer, **length)
         trainable, tables = jax.eval_shape(logical.take, self._model), logical.tensors(self._model)
-        section = self._config.optimizer
-        return objective, optimizers.create(section, objective.rule, tables, trainable, lr, weight_decay)
+        section, rule = self._config.optimizer, freezing.rule(objective, tables)
+        return objective, optimizers.create(section, rule, tables, trainable, lr, weight_decay)
 
 
 def schedule_section(config: ConfigDict, lr: float | jax.Array, steps: int) -> ConfigDict:

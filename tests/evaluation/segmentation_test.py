@@ -53,6 +53,7 @@ def stripes(images):
 class Config(NamedTuple):
     num_classes: int
     input_shape: tuple[int, ...] = (*SIZE, 1)
+    own_size: bool = False
 
 
 class Segmenter(nnx.Module):
@@ -120,6 +121,25 @@ def test_eight_devices_equal_one(config):
     mesh = jax.make_mesh((4, 2), ("data", "fsdp"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     with jax.set_mesh(mesh):
         assert suite.evaluate(Segmenter(stripes), config, names) == alone
+
+
+def halved(images):
+    """Logits on a grid of half the size."""
+    return stripes(images)[:, ::2, ::2]
+
+
+def test_a_model_of_its_own_size_is_compared_there(config):
+    """Labels are taken where the centre of its entries lies; windows and scales would join what cannot be joined."""
+    model = Segmenter(halved)
+    model.config = Config(CLASSES, own_size=True)
+    found = suite.evaluate(model, config, ["segmentation", "segmentation_orientation"])
+    assert found["segmentation"]["miou"] == by_hand(halved, REAL[:, 1::2, 1::2])["miou"]
+    assert found["segmentation_orientation"]["upright"] == found["segmentation"]["miou"]
+    for key, value in (("window", (3, 4)), ("scales", (1.0, 1.5))):
+        config.evaluation.segmentation.update(window=None, scales=(1.0,))
+        config.evaluation.segmentation[key] = value
+        with pytest.raises(ValueError, match="do not go with a model of own_size=True.*; set window=None and scales="):
+            suite.prepare(model, config, ["segmentation_shift"])
 
 
 # ---- Windows and views.

@@ -1,11 +1,13 @@
 """Larger maps and pyramid pooling, beside direct definitions."""
 
+from fractions import Fraction
+
 import jax
 import numpy as np
 import pytest
 
 from equivit.layers import pyramid_pooling
-from equivit.layers.resizing import bilinear, unpooled
+from equivit.layers.resizing import bilinear, nearest, unpooled
 
 
 @pytest.mark.parametrize("size", [(10, 6), (5, 3), (7, 11), (3, 2)])
@@ -14,6 +16,19 @@ def test_bilinear_is_that_of_the_originals(size):
     x = np.random.default_rng(0).normal(size=(2, 5, 3, 4)).astype(np.float32)
     expected = jax.image.resize(x, (2, *size, 4), "bilinear", antialias=False)
     np.testing.assert_allclose(bilinear(x, size), expected, atol=1e-6)
+
+
+def test_nearest_is_the_entry_in_which_the_new_centre_lies():
+    """Beside fractions; and a map that is filled up comes out as its own part alone."""
+    maps = np.random.default_rng(0).integers(0, 99, (2, 7, 9))
+    for size in ((4, 5), (14, 3), (7, 9), (1, 1)):
+        rows, columns = (
+            [int(Fraction(2 * i + 1, 2) * old / new) for i in range(new)] for old, new in zip((7, 9), size, strict=True)
+        )
+        np.testing.assert_array_equal(nearest(maps, size), maps[:, rows][:, :, columns])
+    valid = np.array([[7, 9], [3, 8]])
+    own = [np.asarray(nearest(maps[k : k + 1, :h, :w], (4, 5)))[0] for k, (h, w) in enumerate(valid)]
+    np.testing.assert_array_equal(nearest(maps, (4, 5), valid), np.stack(own))
 
 
 def test_circular_interpolation_follows_the_map():

@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from equivit import logical, testing
+from equivit.layers import resizing
 from equivit.models import saved, segmentation_decoders, zoo
 from equivit.models.segmenter import SegmenterConfig
 from equivit.symmetry import fields
@@ -115,6 +116,27 @@ def test_labels_of_every_pixel_are_equal_in_float32():
     np.testing.assert_array_equal(labels(m, x[:, None])[:, 0], upright)
 
 
+def test_logits_may_stay_on_the_grid_of_the_decoder():
+    """Resized they are the logits of pixels; those of the auxiliary head come to the same grid."""
+    own, m = (model(configured("swin_t", own_size=size)) for size in (True, False))
+    x = images(dtype=np.float32)[:, None]  # two batch axes
+    (small, second), (large, _) = (jax.jit(lambda m, x: m.both(x))(m, x) for m in (own, m))
+    assert small.shape == second.shape == (2, 1, 16, 8, CLASSES)
+    np.testing.assert_allclose(jax.jit(resizing.bilinear, static_argnums=1)(small, SIZE), large, atol=1e-5)
+
+
+@pytest.mark.parametrize(("size", "own"), [((336, 336), (192, 192)), ((336, 448), (192, 256))])
+def test_the_decoder_of_depthwise_attention(size, own):
+    """Section A.2.1: its sizes; by Table A.1 it has 284.4 M parameters less a backbone of 279.3 M, about 5.1 M."""
+    backbone = zoo.configuration("dinov2_vit_l14", image_size=size, num_classes=None)
+    config = SegmenterConfig(backbone, 81, decoder="convolutions", width=256, own_size=True)
+    whole = jax.eval_shape(lambda: config.build(nnx.Rngs(0)))
+    x = jax.ShapeDtypeStruct((1, *size, 3), np.float32)
+    assert jax.eval_shape(lambda m, x: m(x), whole, x).shape == (1, *own, 81)
+    count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(whole.decoder, nnx.Param)))
+    assert abs(count / 1e6 - 5.1) < 0.2  # the paper has no widths
+
+
 @pytest.mark.parametrize("decoder", ["linear", "octic"])
 def test_a_fully_octic_model_turns_with_the_image(decoder):
     """All eight elements, and as it is adaptive, shifts too."""
@@ -169,6 +191,11 @@ def test_training_gives_two_kinds_of_logits_and_statistics():
         ("swin_t", dict(backbone=dict(adaptive=True)), "equivariant=False would leave the label maps displaced; set"),
         ("swin_t", dict(backbone=dict(adaptive=("token",))), "equivariant=False would leave the label maps displaced"),
         ("vit_ti16", dict(decoder="convolutions", width=6), "must be a multiple of 4; the nearest are 4 and 8"),
+        (
+            "swin_t",
+            dict(backbone=dict(adaptive=True), equivariant=True, own_size=True),
+            "own_size=True leaves the logits on a grid .* set own_size=False with equivariant=True",
+        ),
         ("swin_t", dict(decoder="unet"), "decoder='unet' is not one of upernet, linear, convolutions, octic"),
     ],
 )

@@ -12,6 +12,7 @@ from equivit.objectives import segmentation
 from equivit.objectives.registry import OBJECTIVES
 from equivit.training import program, sharding
 from equivit.training.config import get_base, validate
+from tests.training import tiny
 from tests.training.state_test import mesh_of
 
 SWIN = dict(name="swin_t", width=8, depths=(1, 1), num_heads=(1, 2), window_size=(2, 2), patch_size=2)
@@ -78,6 +79,19 @@ def test_a_batch_without_a_pixel_that_counts_has_the_loss_zero():
     )
     assert np.isfinite(prepared["share"]).all()
     assert segmentation.pixel_cross_entropy(jnp.ones((2, 4, 4, 3)), prepared["map"], prepared["share"]) == 0
+
+
+def test_labels_come_to_the_size_of_the_logits():
+    """Before pixels are counted; the auxiliary logits are of that size too."""
+    objective = OBJECTIVES["segmentation"](config_of(own_size=True))
+    built = jax.eval_shape(lambda: objective.module(zoo.create(**config_of().model), jax.random.key(0)))
+    prepared = objective.prepare(built, batch(), jax.random.key(0))
+    expected = batch()["map"][:, 1::2, 1::2]  # patches of 2: the centre of a new entry lies where four old ones meet
+    np.testing.assert_array_equal(prepared["map"], expected)
+    np.testing.assert_allclose(prepared["share"], 8 / (expected >= 0).sum(), rtol=1e-6)
+    arrays = jax.eval_shape(lambda: prepared)
+    loss = jax.eval_shape(lambda m, b: objective.loss(m, b, tiny.step()), built, arrays)
+    assert loss.value.shape == () and {"accuracy", "auxiliary"} == loss.metrics.keys()
 
 
 def test_a_frozen_backbone_stays_as_it_is():

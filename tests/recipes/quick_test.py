@@ -22,8 +22,8 @@ LOWERED |= {"adaptive_ade20k.py": "adaptive,unpool,", "dinov2.py": "", "dinobloo
 DRAWN = "octic_h.py"  # what pictures show is for tests/evaluation/figures_test.py; one recipe has them drawn
 
 
-# A sweep has a configuration and a command of its own: tests/training/sweep_test.py.
-OTHERS = ("recipes.py", "timeseries.py", *LOWERED)
+# A sweep has a configuration and a command of its own: tests/training/sweep_test.py; depthwise_test.py runs stage 2.
+OTHERS = ("recipes.py", "timeseries.py", "depthwise.py", *LOWERED)
 
 
 @pytest.mark.parametrize(("name", "words"), LOWERED.items())

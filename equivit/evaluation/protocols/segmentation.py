@@ -28,7 +28,7 @@ def inputs(config: ConfigDict, size: Size) -> dict[str, Size]:
 
 
 def run(run: Run) -> dict[str, Any]:
-    """Scores of the predicted maps, each at the size of its label.
+    """Scores of the predicted maps, each at the size of its label, or of the model's own (`label_maps.comparable`).
 
     Returns "miou", "miou_official" and "accuracy" as `scores.of_counts` does; "iou" by the name of the class, None for
     a class that no map has; "examples".
@@ -38,7 +38,7 @@ def run(run: Run) -> dict[str, Any]:
     pipeline, views = run.open(), label_maps.settings(run.config)
 
     def measure(batch):
-        weight = batch["weight"]
+        batch, weight = label_maps.comparable(run.model, run.predict, batch), batch["weight"]
         labels, finite = label_maps.predicted(run.predict, batch, views)
         return {
             "counts": scores.count(batch["map"], labels, weight, pipeline.num_classes),

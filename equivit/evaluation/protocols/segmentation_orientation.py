@@ -41,6 +41,7 @@ def run(run: Run) -> dict[str, Any]:
     pipeline, views = run.open(), label_maps.settings(run.config)
 
     def measure(batch):
+        batch = label_maps.comparable(run.model, run.predict, batch)
         weight, size, valid = batch["weight"], batch["map"].shape[1:], batch.get("map_size")
         seen = (label_maps.classes(_turned_back(run, batch["image"], views, g), size, valid) for g in OCTIC.elements)
         labels, finite = (jnp.stack(part) for part in zip(*seen, strict=True))
@@ -74,7 +75,7 @@ def lines(result: dict[str, Any]) -> list[Line]:
     ]
 
 
-def _turned_back(run: Run, images: jax.Array, views: Views, g: str) -> Iterator[jax.Array]:
+def _turned_back(run: Run, images: label_maps.Array, views: Views, g: str) -> Iterator[jax.Array]:
     """The logits of images turned by g, turned back."""
     turned = label_maps.logits(run.predict, _turned(g, images), views.turned if g.count("r") % 2 else views)
     return (_turned(OCTIC.inverse(g), view) for view in turned)

@@ -1,0 +1,106 @@
+"""Public ViTs fine-tuned, and fine-tuned again with convolution in place of the attention of some blocks.
+
+Source: "Accelerating Vision Transformers with Drop-in Depthwise Convolution", Sections 3 and A.2.1; no code is public.
+Expected, from its Tables 2 to 5 and A.1: mean IoU on COCO and ADE20K, top-1 accuracy on ImageNet-1k, in %; of stage 2
+with depthwise convolution (dw) in half of the blocks, those of lowest Sigma, unless it is said otherwise.
+
+| backbone   | coco stage1 | stage2 | ade20k stage1 | stage2 | in1k stage1 | stage2 |
+|------------|-------------|--------|---------------|--------|-------------|--------|
+| dinov2_l14 | 66.03       | 65.95  | 56.84         | 56.05  | 86.22       | 85.45  |
+| dinov2_b14 | 63.37       | 62.22  | 53.83         | 51.70  | 83.76       | 82.00  |
+| mae_l16    | 60.22       | 59.81  |               |        |             |        |
+| mae_b16    | 58.84       | 57.91  |               |        |             |        |
+| clip_l14   | 64.65       | 62.17  |               |        |             |        |
+| clip_b16   | 61.52       | 59.06  |               |        |             |        |
+
+dinov2_l14 on COCO: conv in 12 blocks 65.84, spvit in 10 65.05, ens_dw in 10 64.81 and in 12 63.92, dw in 16 64.64, in
+17 63.77, in the 12 of highest Sigma 61.46, in 192 single heads 65.52; one_stage 65.63; frozen 65.12, which trains
+25.3 M parameters of 284.4 M.  Ours: not trained yet.  Cost: not in the paper.
+
+    python -m equivit.train --config=configs/depthwise.py:coco,dinov2_l14,stage1 --workdir=/tmp/stage1 \
+        --config.init=dinov2:dinov2_vitl14_pretrain.pth --config.data.source=coco:/data/coco
+    python -m equivit.train --config=configs/depthwise.py:coco,dinov2_l14,stage2 --workdir=/tmp/stage2 \
+        --config.init=/tmp/stage1 --config.model.replaced="((3,), (5,), (8,))" --config.data.source=coco:/data/coco
+    python -m equivit.train --config=configs/depthwise.py:quicktest --workdir=/tmp/quicktest
+
+Modes, joined by commas: coco (by default), ade20k or in1k; a backbone of the table (by default dinov2_l14); the stage:
+- stage1 (by default): attention everywhere, from public weights, without the class token.
+- stage2: from stage 1, with its decoder, half of its epochs and half of its batch, at the same learning rate.
+- frozen: stage 2 of which the replaced modules alone are trained.
+- one_stage: blocks replaced in the public weights at once, trained as long as stage 1.
+All but stage1 need model.replaced, entries (block, kind, kernel size, heads) of which the last may be left out, such as
+((3,), (5, "ens_dw"), (8, "dw", 3, (0, 2))).  The blocks of lowest Sigma come from images of the training set:
+
+    from equivit.evaluation import sigma
+    sigma.select(sigma.measure(model, batches).blocks, 12)  # a ViT, here the backbone that stage 1 trained
+
+And quicktest, in which the first of two blocks is replaced.
+
+What the paper does not say, and where it is decided here:
+- Learning rate, its warm-up and end, weight decay and clipping (schedule.*, optimizer.*); the batch on ImageNet, 1024.
+- The classes of COCO: 80 things and the background (data/coco.py, which says which of overlapping ones counts).
+- Widths of the decoder, 256, 128 and 64 (objective.width), by the parameters of Table A.1.
+- The share of an image that a crop has, the strength of colours (data.augment), and how an image that is not of the
+  model's shape is evaluated: squashed to it for label maps, cut for ImageNet (data.eval_crop).  Label maps are not
+  mirrored, as Section A.2.1 does not list it.
+- How labels come to the size of the decoder's maps: nearest neighbour.  These have 192x192 entries for patches of 14
+  pixels; for patches of 16 they have 168x168, of which the paper says nothing.
+- The length of one_stage, and the deviation of new taps, 0.02.
+Elsewhere: MAE's positions are not trained, as everywhere here; the last epoch counts.
+"""
+
+from configs import recipes
+from equivit.training import config
+
+PATCHES_ONLY = dict(class_token=False, class_position=False, registers=0, mask_token=False, pool="mean")
+CLIP_PIXELS = dict(mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.26130258, 0.27577711))
+MAE = dict(position="sincos", layer_scale=None, class_token=False, pool="mean")
+BACKBONES = {f"dinov2_{size}": dict(name=f"dinov2_vit_{size}", **PATCHES_ONLY) for size in ("b14", "l14")}
+BACKBONES |= {f"mae_{size}": dict(name=f"vit_{size}", **MAE) for size in ("b16", "l16")}
+BACKBONES |= {f"clip_{size}": dict(name=f"clip_vit_{size}", projection=None, **PATCHES_ONLY) for size in ("b16", "l14")}
+SEGMENTED = {
+    "coco": dict(source="coco:coco", split="train2017", eval_split="val2017", image_size=(336, 336)),
+    "ade20k": dict(source="pairs:ADEChallengeData2016", split="training", eval_split="validation"),
+}
+ONLY_REPLACED = ("*", "!*blocks.{replaced}.attention.*")
+WANTED = config.Missing(
+    "say which blocks are replaced, such as --config.model.replaced='((3,), (5,))'; train stage1 first, and take the "
+    "blocks of lowest Sigma, as the head of configs/depthwise.py shows."
+)
+
+
+def get_config(mode: str = "coco,dinov2_l14,stage1"):
+    stages = ("stage1", "stage2", "frozen", "one_stage")
+    w = recipes.words(mode, "quicktest", task=(*SEGMENTED, "in1k"), backbone=BACKBONES, stage=stages)
+    task, backbone, stage = w.task or "coco", w.backbone or "dinov2_l14", w.stage or "stage1"
+    c = config.get_base("supervised" if task == "in1k" else "segmentation")
+    c.epochs, c.batch_size, c.precision = (50 if task == "in1k" else 100), 1024, "mixed"
+    c.model = dict(BACKBONES[backbone], image_size=(336, 448 if task == "ade20k" else 336))
+    c.data.update(channels=3, image_size=c.model.image_size, workers=16)
+    c.data.update(CLIP_PIXELS if backbone.startswith("clip") else {})
+    c.data.augment.crop = "random_resized"
+    if task == "in1k":
+        c.data.update(source="tfds:imagenet2012", eval_split="validation")
+        c.objective.loss = "cross_entropy"
+    else:
+        c.model.num_classes = 81 if task == "coco" else 150
+        c.data.update(SEGMENTED[task], eval_crop="squash")
+        c.data.augment.update(flip=0.0, color_jitter=0.3)
+        c.objective.update(decoder="convolutions", width=256, own_size=True, auxiliary=0.0)
+        c.evaluation.suite = ("segmentation",)
+    c.optimizer.update(name="adamw", weight_decay=0.05, clip=1.0)
+    c.schedule.update(lr=1e-4, warmup_lr=0.0, min_lr=0.0, warmup_epochs=5)
+    c.checkpoint.every_steps, c.evaluation.every_epochs = 500, 5
+    if stage in ("stage2", "frozen"):
+        c.epochs, c.batch_size = c.epochs // 2, c.batch_size // 2
+    if stage == "frozen":
+        c.optimizer.freeze = ONLY_REPLACED
+    if stage != "stage1":
+        c.model.replaced = ((0,),) if w.quicktest else WANTED
+    if w.quicktest:
+        tiny = dict(width=48, depth=2, num_heads=2, patch_size=16)
+        segmented = dict(source="synthetic_maps", num_classes=2) if task != "in1k" else dict(num_classes=10)
+        recipes.small(c, **tiny, **segmented)
+        if task != "in1k":
+            c.objective.width = 16
+    return c

@@ -1,0 +1,172 @@
+"""COCO as label maps: the 80 kinds of things and the background, from the official files of instances."""
+
+import json
+import os
+import pathlib
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from equivit import errors
+from equivit.data import directories
+from equivit.data.crops import VOID
+from equivit.data.label_maps import Legend
+
+PREFIX, SUFFIX = "instances_", ".json"
+
+
+class Coco:
+    """Images of COCO, and maps of what their annotations outline: 0 is background, 1 to 80 are the categories by id.
+
+    The layout is that of the unpacked files: `annotations/instances_<split>.json` and `<split>/<image>`, with the
+    splits `train2017` and `val2017`.
+
+    Annotations are painted in the order of the file, so that of those that overlap the later one counts.  Crowds come
+    before all others and are void: what they cover has no class, but for things outlined one by one.  A pixel belongs
+    to a polygon if its centre does, by the even-odd rule; COCO's own masks round corners to a fifth of a pixel first.
+    Images without annotations are background.
+
+    Args:
+      void: numbers in the maps that mean "no class" (`data.void`); (0, 255) leaves the background out.
+
+    Raises:
+      FileNotFoundError: there is no such directory.
+      ValueError: an unknown split, a file that holds no such instances, or images that are missing.
+    """
+
+    channels = 3
+
+    def __init__(self, directory: str, split: str, *, void: tuple[int, ...]):
+        root = pathlib.Path(directory).expanduser()
+        if not root.is_dir():
+            raise FileNotFoundError(f"coco:{directory}: there is no directory {root}.")
+        file, self.images = root / "annotations" / f"{PREFIX}{split}{SUFFIX}", root / split
+        if not file.is_file():
+            splits = [path.name[len(PREFIX) : -len(SUFFIX)] for path in sorted(file.parent.glob(f"{PREFIX}*{SUFFIX}"))]
+            raise ValueError(
+                f"coco:{directory}: there is no {file}; splits: {errors.listed(splits) or 'none'}"
+                f"{errors.nearest(split, splits)}."
+            )
+        names, pictures, self.shapes = _read(file)
+        self.legend = Legend(("background", *names), void)
+        self.classes = self.legend.classes
+        found = set(os.listdir(self.images)) if self.images.is_dir() else set()
+        if missing := [name for name, _ in pictures if name not in found]:
+            raise ValueError(
+                f"coco:{directory}: there is no image {self.images / missing[0]}; {len(missing)} of {len(pictures)} "
+                "are missing."
+            )
+        self.files = directories.array([name for name, _ in pictures])
+        self.sizes = np.array([size for _, size in pictures], np.int32).reshape(-1, 2)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        height, width = self.sizes[index]
+        labels = np.zeros((height, width), np.int32)
+        for label, mask in self.shapes.of(index, height, width):
+            labels[mask] = label
+        return {"image": directories.content(pathlib.Path(self.where(index))), "map": labels}
+
+    def where(self, index: int) -> str:
+        """The path of the image."""
+        return str(self.images / os.fsdecode(self.files[index]))
+
+
+class Shapes(NamedTuple):
+    """What is painted, of all images in a few arrays, which reach workers faster than a million objects.
+
+    Attributes:
+      images: the number of shapes in the images before each and in itself, int [images].
+      labels: of the shapes, in the order in which they are painted.
+      runs: whether a shape is run lengths, and no polygon.
+      ends: where its numbers end.
+      numbers: x and y of the corners in turn, or the lengths of runs, float32, where whole numbers are exact to 2^24.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+    runs: np.ndarray
+    ends: np.ndarray
+    numbers: np.ndarray
+
+    def of(self, image: int, height: int, width: int) -> Iterator[tuple[int, np.ndarray]]:
+        """The label and the pixels, bool [height, width], of each shape of an image."""
+        for k in range(self.images[image - 1] if image else 0, self.images[image]):
+            numbers = self.numbers[self.ends[k - 1] if k else 0 : self.ends[k]]
+            yield int(self.labels[k]), (run_lengths if self.runs[k] else polygon)(numbers, height, width)
+
+
+def polygon(numbers: np.ndarray, height: int, width: int) -> np.ndarray:
+    """The pixels whose centre lies in a polygon, by the even-odd rule, bool [height, width].
+
+    Args:
+      numbers: x and y of each corner, from the upper left corner of the image.
+    """
+    corners = numbers.astype(np.float64).reshape(-1, 2)
+    x, y, x_next, y_next = *corners.T, *np.roll(corners, -1, axis=0).T
+    centres = np.arange(height) + 0.5
+    edge, row = np.nonzero((y[:, None] <= centres) != (y_next[:, None] <= centres))
+    share = (centres[row] - y[edge]) / (y_next[edge] - y[edge])
+    crossing = x[edge] + share * (x_next[edge] - x[edge])
+    first = np.clip(np.ceil(crossing - 0.5), 0, width).astype(int)  # of the pixels to the right of the crossing
+    crossings = np.zeros((height, width + 1), np.uint8)
+    np.add.at(crossings, (row, first), 1)
+    return (np.cumsum(crossings, axis=1, dtype=np.uint8)[:, :width] & 1).astype(bool)  # 256 are as even as 0
+
+
+def run_lengths(numbers: np.ndarray, height: int, width: int) -> np.ndarray:
+    """The pixels of COCO's uncompressed run lengths, bool [height, width]: out, in, out, ..., column by column."""
+    runs = np.repeat(np.arange(len(numbers)) % 2 == 1, numbers.astype(int))
+    return runs.reshape(width, height).T
+
+
+def _read(file: pathlib.Path) -> tuple[list[str], list[tuple[str, tuple[int, int]]], Shapes]:
+    """The names of the categories by id, the name and (height, width) of each image, and what is painted."""
+    try:
+        content = json.loads(file.read_bytes())
+        categories = sorted(content["categories"], key=lambda category: category["id"])
+        labels = {category["id"]: number for number, category in enumerate(categories, 1)}
+        pictures = [(image["file_name"], (image["height"], image["width"])) for image in content["images"]]
+        place = {image["id"]: k for k, image in enumerate(content["images"])}
+        painted = [[] for _ in pictures]
+        for one in sorted(content["annotations"], key=lambda one: not one["iscrowd"]):  # which keeps the order else
+            k = place[one["image_id"]]
+            label = VOID if one["iscrowd"] else labels[one["category_id"]]
+            painted[k] += [(label, *part) for part in _parts(one, pictures[k][1])]
+        return [category["name"] for category in categories], pictures, _shapes(painted)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{file}: it must have the images, categories and annotations of COCO's instances "
+            f"({type(error).__name__}: {error})."
+        ) from error
+
+
+def _parts(annotation: dict[str, Any], size: tuple[int, int]) -> list[tuple[bool, np.ndarray]]:
+    """Of each part of an annotation, whether it is run lengths, and its numbers."""
+    given, name = annotation["segmentation"], f"annotation {annotation['id']}"
+    if isinstance(given, list):
+        polygons = [np.array(part, np.float32) for part in given]
+        if any(part.ndim != 1 or len(part) < 6 or len(part) % 2 for part in polygons):
+            raise ValueError(f"{name}: a polygon must be x and y of three corners or more")
+        return [(False, part) for part in polygons]
+    if isinstance(given["counts"], str):
+        raise ValueError(f"{name}: its run lengths are compressed, and those of the official files are not")
+    counts = np.array(given["counts"], np.float32)
+    if tuple(given["size"]) != size or (counts < 0).any() or counts.sum(dtype=np.float64) != size[0] * size[1]:
+        raise ValueError(f"{name}: its run lengths must add up to {size[0]} x {size[1]}, the size of its image")
+    return [(True, counts)]
+
+
+def _shapes(painted: Iterable[list[tuple[int, bool, np.ndarray]]]) -> Shapes:
+    painted = list(painted)
+    shapes = [shape for image in painted for shape in image]
+    return Shapes(
+        images=np.cumsum([len(image) for image in painted], dtype=np.int64),
+        labels=np.array([label for label, _, _ in shapes], np.int16),
+        runs=np.array([runs for _, runs, _ in shapes], bool),
+        ends=np.cumsum([len(numbers) for _, _, numbers in shapes], dtype=np.int64),
+        numbers=np.concatenate([np.zeros(0, np.float32), *(numbers for _, _, numbers in shapes)]),
+    )
