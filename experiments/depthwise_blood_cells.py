@@ -20,7 +20,7 @@ from experiments.depthwise_small import Study
 KEYS = ["data.source=npz:pbc_wbc96.npz", "data.eval_split=test", "data.image_size=(48,48)", "model.image_size=(48,48)"]
 KEYS += ["model.patch_size=6", "data.crop_ratio=1.0", "data.augment.crop=pad"]
 ROWS = ("stage 1", "attention", "lowest", "highest", "random")
-STUDY = Study("in1k,mae_b16", KEYS, 4, 64, "accuracy/top1", ROWS)
+STUDY = Study("in1k,mae_b16", KEYS, 3, 64, "accuracy/top1", ROWS)
 
 
 def main(arguments=None) -> int:

@@ -20,9 +20,9 @@ from experiments.depthwise_small import Study
 
 KEYS = ["data.source=npz:camvid.npz", "data.split=train", "data.eval_split=test", "data.void=(11,)"]
 KEYS += ["data.image_size=(96,128)", "model.image_size=(96,128)", "model.num_classes=11", "model.patch_size=8"]
-KEYS += ["objective.width=32"]
+KEYS += ["objective.width=16"]
 ROWS = ("stage 1", "attention", "lowest", "highest")
-STUDY = Study("coco,mae_b16", KEYS, 20, 8, "segmentation/miou", ROWS, ["objective.decoder=linear"])
+STUDY = Study("coco,mae_b16", KEYS, 10, 8, "segmentation/miou", ROWS, ["objective.decoder=linear"])
 
 
 def main(arguments=None) -> int:

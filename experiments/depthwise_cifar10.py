@@ -22,7 +22,7 @@ from experiments.depthwise_small import Study
 
 KEYS = ["data.source=npz:cifar10.npz", "data.eval_split=test", "data.image_size=(32,32)", "model.image_size=(32,32)"]
 KEYS += ["model.patch_size=4", "data.crop_ratio=1.0", "data.augment.crop=pad", *small_images.CIFAR10]
-STUDY = Study("in1k,mae_b16", KEYS, 4, 64, "accuracy/top1", tuple(depthwise_small.ROWS))
+STUDY = Study("in1k,mae_b16", KEYS, 2, 64, "accuracy/top1", tuple(depthwise_small.ROWS))
 
 
 def main(arguments=None) -> int:

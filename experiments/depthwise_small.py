@@ -1,13 +1,13 @@
 """What the small trainings of depthwise attention share: their stages, the choices of blocks, and what is compared.
 
-As in the paper, with configs/depthwise.py: a model with a class token is pretrained, here on the same data and for as
+As in the paper, by configs/depthwise.py: a model with a class token is pretrained, here on the same data and for as
 long as stage 1, which goes on with patch tokens alone.  Of its model Sigma is measured on 1000 training images, half of
 the blocks are replaced, and stage 2 trains for half of the epochs with half of the batch.
 
 | row           | blocks                                              | otherwise                                  |
 |---------------|-----------------------------------------------------|--------------------------------------------|
 | stage 1       | none                                                | no stage 2                                 |
-| attention     | none                                                | stage 2 all the same: longer training alone |
+| attention     | none                                                | stage 2 all the same                       |
 | lowest        | lowest Sigma                                        |                                            |
 | highest       | highest Sigma                                       |                                            |
 | random        | random, others with each seed                       |                                            |
