@@ -119,11 +119,10 @@ def main(study: Study, description: str, name: str, arguments: Sequence[str] | N
     rows = {row: [one[row] for one in found] for row in options.rows}
     gains, chosen = gains_of(rows), {f"seed {runs.seed}": runs.choices() for runs in seeds}
     claims = claims_of([runs.errors() for runs in seeds]) if "least squares" in rows else []
-    report(study, rows, gains, chosen)
+    report(study, rows, gains, chosen, claims)
     settings = dict(epochs=options.epochs, shared=[*SHARED, *study.keys, *options.override], figure=study.figure)
     results = dict(rows=rows, gains=gains, chosen=chosen, claims=[str(claim) for claim in claims], **settings)
     small_images.write(options.out, results)
-    print(*claims, sep="\n")
     return int(any(claim.holds is False for claim in claims))
 
 
@@ -273,8 +272,8 @@ def order(gap: float, error: float | None, paper: float) -> str:
     return f"in the paper {paper:+.2f}: {'the same' if gap * paper > 0 else 'another'} order"
 
 
-def report(study: Study, rows: Mapping, gains: Mapping[str, dict], chosen: Mapping[str, Mapping[str, list]]) -> None:
-    """Print the rows, the blocks of every seed, and the differences."""
+def report(study: Study, rows: Mapping, gains: Mapping, chosen: Mapping, claims: Sequence[Claim]) -> None:
+    """Print the rows, the blocks of every seed, the differences, and the claims."""
     cells = [dict(name=name, figure=small_images.spread(values)) for name, values in rows.items()]
     print(benchmark.table(cells, dict(name="", figure=f"{study.figure}, %")))
     for seed, choices in chosen.items():
@@ -284,3 +283,5 @@ def report(study: Study, rows: Mapping, gains: Mapping[str, dict], chosen: Mappi
         said = small_images.verdict(gain["gap"], gain["standard_error"])
         paper = gain["paper"]
         print(f"{name}: {said}" + (f"; {order(gain['gap'], gain['standard_error'], paper)}" if paper else ""))
+    for claim in claims:
+        print(claim)
