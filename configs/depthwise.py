@@ -15,7 +15,8 @@ with depthwise convolution (dw) in half of the blocks, those of lowest Sigma, un
 
 dinov2_l14 on COCO: conv in 12 blocks 65.84, spvit in 10 65.05, ens_dw in 10 64.81 and in 12 63.92, dw in 16 64.64, in
 17 63.77, in the 12 of highest Sigma 61.46, in 192 single heads 65.52; one_stage 65.63; frozen 65.12, which trains
-25.3 M parameters of 284.4 M.  Ours: not trained yet.  Cost: not in the paper.
+25.3 M parameters of 284.4 M; gated (DSP-e2e) with 12 blocks 64.15, 17 blocks 58.25, 192 heads 62.32, and stage2 with
+what they chose (DSP-2S) 64.00, 64.20, 65.79.  Ours: not trained yet.  Cost: not in the paper.
 
     python -m equivit.train --config=configs/depthwise.py:coco,dinov2_l14,stage1 --workdir=/tmp/stage1 \
         --config.init=dinov2:dinov2_vitl14_pretrain.pth --config.data.source=coco:/data/coco
@@ -28,12 +29,15 @@ Modes, joined by commas: coco (by default), ade20k or in1k; a backbone of the ta
 - stage2: from stage 1, with its decoder, half of its epochs and half of its batch, at the same learning rate.
 - frozen: stage 2 of which the replaced modules alone are trained.
 - one_stage: blocks replaced in the public weights at once, trained as long as stage 1.
-All but stage1 need model.replaced, entries (block, kind, kernel size, heads) of which the last may be left out, such as
-((3,), (5, "ens_dw"), (8, "dw", 3, (0, 2))).  The blocks of lowest Sigma come from images of the training set:
+- gated: stage 2 in which gates learn what is replaced (`equivit/objectives/gated.py`): objective.gates blocks, by
+  default half of them, or single heads with objective.by_head=True.
+All but stage1 and gated need model.replaced, entries (block, kind, kernel size, heads) of which the last may be left
+out, such as ((3,), (5, "ens_dw"), (8, "dw", 3, (0, 2))).  The blocks of lowest Sigma come from training images:
 
     from equivit.evaluation import sigma
     sigma.select(sigma.measure(model, batches).blocks, 12)  # a ViT, here the backbone that stage 1 trained
 
+and those that gates chose from the model of their run, `checkpoints.load_run(path).model.backbone.config.replaced`.
 And quicktest, in which the first of two blocks is replaced.
 
 What the paper does not say, and where it is decided here:
@@ -46,6 +50,8 @@ What the paper does not say, and where it is decided here:
 - How labels come to the size of the decoder's maps: nearest neighbour.  These have 192x192 entries for patches of 14
   pixels; for patches of 16 they have 168x168, of which the paper says nothing.
 - The length of one_stage, and the deviation of new taps, 0.02.
+- Where the gates' temperature begins and how long it falls, and their learning rate (objective.temperature, cooling,
+  gate_lr).
 Elsewhere: MAE's positions are not trained, as everywhere here; the last epoch counts.
 """
 
@@ -62,6 +68,7 @@ SEGMENTED = {
     "coco": dict(source="coco:coco", split="train2017", eval_split="val2017", image_size=(336, 336)),
     "ade20k": dict(source="pairs:ADEChallengeData2016", split="training", eval_split="validation"),
 }
+HALF = {backbone: 12 if "l1" in backbone else 6 for backbone in BACKBONES}  # of the blocks
 ONLY_REPLACED = ("*", "!*blocks.{replaced}.attention.*")
 WANTED = config.Missing(
     "say which blocks are replaced, such as --config.model.replaced='((3,), (5,))'; train stage1 first, and take the "
@@ -70,10 +77,10 @@ WANTED = config.Missing(
 
 
 def get_config(mode: str = "coco,dinov2_l14,stage1"):
-    stages = ("stage1", "stage2", "frozen", "one_stage")
+    stages = ("stage1", "stage2", "frozen", "one_stage", "gated")
     w = recipes.words(mode, "quicktest", task=(*SEGMENTED, "in1k"), backbone=BACKBONES, stage=stages)
     task, backbone, stage = w.task or "coco", w.backbone or "dinov2_l14", w.stage or "stage1"
-    c = config.get_base("supervised" if task == "in1k" else "segmentation")
+    c = config.get_base(("gated_" if stage == "gated" else "") + ("supervised" if task == "in1k" else "segmentation"))
     c.epochs, c.batch_size, c.precision = (50 if task == "in1k" else 100), 1024, "mixed"
     c.model = dict(BACKBONES[backbone], image_size=(336, 448 if task == "ade20k" else 336))
     c.data.update(channels=3, image_size=c.model.image_size, workers=16)
@@ -91,11 +98,13 @@ def get_config(mode: str = "coco,dinov2_l14,stage1"):
     c.optimizer.update(name="adamw", weight_decay=0.05, clip=1.0)
     c.schedule.update(lr=1e-4, warmup_lr=0.0, min_lr=0.0, warmup_epochs=5)
     c.checkpoint.every_steps, c.evaluation.every_epochs = 500, 5
-    if stage in ("stage2", "frozen"):
+    if stage in ("stage2", "frozen", "gated"):
         c.epochs, c.batch_size = c.epochs // 2, c.batch_size // 2
     if stage == "frozen":
         c.optimizer.freeze = ONLY_REPLACED
-    if stage != "stage1":
+    if stage == "gated":
+        c.objective.gates = 1 if w.quicktest else HALF[backbone]
+    elif stage != "stage1":
         c.model.replaced = ((0,),) if w.quicktest else WANTED
     if w.quicktest:
         tiny = dict(width=48, depth=2, num_heads=2, patch_size=16)

@@ -162,6 +162,7 @@ def test_bad_modes_are_refused(name, message):
         ("depthwise.py:in1k,mae_b16", "objective.loss", "cross_entropy"),
         ("depthwise.py:clip_l14", "data.std", (0.26862954, 0.26130258, 0.27577711)),
         ("depthwise.py:stage2,quicktest", "model.replaced", ((0,),)),
+        ("depthwise.py:gated,clip_l14", "objective.gates", 12),
     ],
 )
 def test_every_word_of_a_mode_counts(name, key, value):

@@ -79,6 +79,7 @@ class Gated(Objective):
         temperature=Temperatures,
         cooling=Above0,
     )
+    prefix = "model."
 
     def check_model(self, model: Any, given: Mapping[str, nnx.Module]) -> None:
         """As of the task; also ValueError unless there are so many blocks or heads with attention, on patches alone."""
@@ -108,7 +109,7 @@ class Gated(Objective):
         """The weights of the gates have their own rate; all others follow the task."""
         if tensor.name == WEIGHTS:
             return Rule(lr=self.options.gate_lr / self.config.schedule.lr, decay=False, clip=WEIGHTS)
-        return super().rule(tensor._replace(name=tensor.name.removeprefix("model.")))
+        return super().rule(tensor._replace(name=tensor.name.removeprefix(self.prefix)))
 
     def static(self, module: GatedModel, progress: float) -> Hashable:
         """Of the task."""

@@ -81,6 +81,7 @@ class Objective:
       weights: the names of the weights that a run keeps and a model can be made of; the first is what it exports.
       decodes: the exported model is called with images as the model is, and has what the objective adds: costs are
         counted of it.
+      prefix: of the names that the parts of the exported model have in the module.
       options: the `objective` section.
     """
 
@@ -90,6 +91,7 @@ class Objective:
     entries: ClassVar[tuple[str, ...]] = ("image", "label")
     weights: ClassVar[tuple[str, ...]] = ("trained",)
     decodes: ClassVar[bool] = False
+    prefix: ClassVar[str] = ""
 
     def __init__(self, config: ConfigDict):
         self.config, self.options = config, config.get("objective")

@@ -117,7 +117,8 @@ def of_config(
     def make_module(arrays):
         model_key, module_key = jax.random.split(jax.random.key(config.seed))
         model = build(nnx.Rngs(model_key))
-        of_objective = {leaf: arrays[leaf] for leaf in arrays.keys() - logical.names(model, nnx.Variable).keys()}
+        others = arrays.keys() - logical.names(model, nnx.Variable).keys()
+        of_objective = {objective.prefix + leaf: arrays[leaf] for leaf in others}
         return logical.put(objective.module(logical.put(model, arrays), module_key), of_objective)
 
     module = logical.abstract(jax.eval_shape(make_module, {}))

@@ -118,6 +118,17 @@ def test_segmentation_has_gates_in_its_backbone():
     assert all(rule.frozen == name.startswith("model.backbone.") for name, rule in rules.items())
 
 
+def test_a_run_begins_with_the_decoder_that_it_is_given():
+    config, mesh = config_of("gated_segmentation", decoder="linear", auxiliary=0.0), mesh_of(1, 1)
+    model = program.exported_model(config)
+    given = {leaf: a for leaf, a in logical.take(model, nnx.Variable).items() if not leaf.startswith("backbone.")}
+    given = {leaf: np.full(a.shape, 7, np.float32) for leaf, a in given.items()}
+    with jax.set_mesh(mesh):
+        run = program.of_config(config, mesh, total=4, per_epoch=4)
+        state = run.init(given)
+    assert given and all((state.arrays[f"model.{leaf}"] == 7).all() for leaf in given)
+
+
 @pytest.mark.parametrize(
     ("model", "objective", "message"),
     [

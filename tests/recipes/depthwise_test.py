@@ -10,6 +10,7 @@ from flax import nnx
 from equivit import logical, train
 from equivit.evaluation import figures
 from equivit.models import saved
+from equivit.objectives.gated import Gated
 from equivit.training import checkpoints, freezing, program
 from equivit.training import config as configs
 
@@ -57,6 +58,9 @@ def test_stages():
             expected = {"model.replaced", *(("epochs", "batch_size") if parts == 2 else ())}
             expected |= {"optimizer.freeze"} if stage == "frozen" else set()
             assert set(configs.differences(first, other)) == expected
+        gates = load(f"{task},mae_b16,gated")
+        expected = {"epochs", "batch_size", *(f"objective.{key}" for key in ("name", *Gated.GATES))}
+        assert set(configs.differences(first, gates)) == expected and gates.objective.gates == 6
 
 
 def test_which_blocks_are_replaced_must_be_said():

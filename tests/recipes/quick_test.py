@@ -18,12 +18,12 @@ PICTURES = {"learning_curves.png", "patch_filters.png"}
 # Others with other sizes, octic_h.py, adaptive_cifar.py and segment.py, or the notebook on DINOv2: their step is
 # lowered, and not run.
 LOWERED = {"octic_ablations.py": "", "octic_l.py": "", "adaptive_imagenet.py": "adaptive,"}
-LOWERED |= {"adaptive_ade20k.py": "adaptive,unpool,", "dinov2.py": "", "dinobloom.py": ""}
+LOWERED |= {"adaptive_ade20k.py": "adaptive,unpool,", "dinov2.py": "", "dinobloom.py": "", "depthwise.py": "gated,"}
 DRAWN = "octic_h.py"  # what pictures show is for tests/evaluation/figures_test.py; one recipe has them drawn
 
 
 # A sweep has a configuration and a command of its own: tests/training/sweep_test.py; depthwise_test.py runs stage 2.
-OTHERS = ("recipes.py", "timeseries.py", "depthwise.py", *LOWERED)
+OTHERS = ("recipes.py", "timeseries.py", *LOWERED)
 
 
 @pytest.mark.parametrize(("name", "words"), LOWERED.items())
