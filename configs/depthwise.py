@@ -14,8 +14,8 @@ with depthwise convolution (dw) in half of the blocks, those of lowest Sigma, un
 | clip_b16   | 61.52       | 59.06  |               |        |             |        |
 
 dinov2_l14 on COCO: conv in 12 blocks 65.84, spvit in 10 65.05, ens_dw in 10 64.81 and in 12 63.92, dw in 16 64.64, in
-17 63.77, in the 12 of highest Sigma 61.46, in 192 single heads 65.52; one_stage 65.63; frozen 65.12, which trains
-25.3 M parameters of 284.4 M.  Ours: not trained yet.  Cost: not in the paper.
+17 63.77, in the 12 of highest Sigma 61.46, in 192 single heads 65.52; one_stage 65.63; dsp 64.15; frozen 65.12, which
+trains 25.3 M parameters of 284.4 M.  Ours: not trained yet.  Cost: not in the paper.
 
     python -m equivit.train --config=configs/depthwise.py:coco,dinov2_l14,stage1 --workdir=/tmp/stage1 \
         --config.init=dinov2:dinov2_vitl14_pretrain.pth --config.data.source=coco:/data/coco
@@ -28,8 +28,11 @@ Modes, joined by commas: coco (by default), ade20k or in1k; a backbone of the ta
 - stage2: from stage 1, with its decoder, half of its epochs and half of its batch, at the same learning rate.
 - frozen: stage 2 of which the replaced modules alone are trained.
 - one_stage: blocks replaced in the public weights at once, trained as long as stage 1.
-All but stage1 need model.replaced, entries (block, kind, kernel size, heads) of which the last may be left out, such as
-((3,), (5, "ens_dw"), (8, "dw", 3, (0, 2))).  The blocks of lowest Sigma come from images of the training set:
+- dsp: stage 2 in which gates learn which blocks, or with objective.by_head which heads, are replaced (objective.gates:
+  how many).  What such a run chose is the `config.replaced` of its model, also for a stage 2 of those.
+Stage2, frozen and one_stage need model.replaced, entries (block, kind, kernel size, heads) of which the last may be
+left out, such as ((3,), (5, "ens_dw"), (8, "dw", 3, (0, 2))).  The blocks of lowest Sigma come from images of the
+training set:
 
     from equivit.evaluation import sigma
     sigma.select(sigma.measure(model, batches).blocks, 12)  # a ViT, here the backbone that stage 1 trained
@@ -70,10 +73,11 @@ WANTED = config.Missing(
 
 
 def get_config(mode: str = "coco,dinov2_l14,stage1"):
-    stages = ("stage1", "stage2", "frozen", "one_stage")
+    stages = ("stage1", "stage2", "frozen", "one_stage", "dsp")
     w = recipes.words(mode, "quicktest", task=(*SEGMENTED, "in1k"), backbone=BACKBONES, stage=stages)
     task, backbone, stage = w.task or "coco", w.backbone or "dinov2_l14", w.stage or "stage1"
-    c = config.get_base("supervised" if task == "in1k" else "segmentation")
+    objective = "supervised" if task == "in1k" else "segmentation"
+    c = config.get_base(f"gated_{objective}" if stage == "dsp" else objective)
     c.epochs, c.batch_size, c.precision = (50 if task == "in1k" else 100), 1024, "mixed"
     c.model = dict(BACKBONES[backbone], image_size=(336, 448 if task == "ade20k" else 336))
     c.data.update(channels=3, image_size=c.model.image_size, workers=16)
@@ -91,11 +95,11 @@ def get_config(mode: str = "coco,dinov2_l14,stage1"):
     c.optimizer.update(name="adamw", weight_decay=0.05, clip=1.0)
     c.schedule.update(lr=1e-4, warmup_lr=0.0, min_lr=0.0, warmup_epochs=5)
     c.checkpoint.every_steps, c.evaluation.every_epochs = 500, 5
-    if stage in ("stage2", "frozen"):
+    if stage in ("stage2", "frozen", "dsp"):
         c.epochs, c.batch_size = c.epochs // 2, c.batch_size // 2
     if stage == "frozen":
         c.optimizer.freeze = ONLY_REPLACED
-    if stage != "stage1":
+    if stage in ("stage2", "frozen", "one_stage"):
         c.model.replaced = ((0,),) if w.quicktest else WANTED
     if w.quicktest:
         tiny = dict(width=48, depth=2, num_heads=2, patch_size=16)
@@ -103,4 +107,6 @@ def get_config(mode: str = "coco,dinov2_l14,stage1"):
         recipes.small(c, **tiny, **segmented)
         if task != "in1k":
             c.objective.width = 16
+        if stage == "dsp":
+            c.objective.gates = 1
     return c
