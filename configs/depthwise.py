@@ -48,7 +48,7 @@ What the paper does not say, and where it is decided here:
   mirrored, as Section A.2.1 does not list it.
 - How labels come to the size of the decoder's maps: nearest neighbour.  These have 192x192 entries for patches of 14
   pixels; for patches of 16 they have 168x168, of which the paper says nothing.
-- The length of one_stage, and the deviation of new taps, 0.02.
+- The length of one_stage, the deviation of new taps, 0.02, and the rate and first temperature of gates (objective.*).
 Elsewhere: MAE's positions are not trained, as everywhere here; the last epoch counts.
 """
 

@@ -25,7 +25,7 @@ from equivit.constraints import Above0, OneOf, PositiveFloat, PositiveInt, Words
 from equivit.layers import gating
 from equivit.layers.depthwise_conv import check_taps
 from equivit.layers.replaced import BY_HEAD
-from equivit.logical import Tensor
+from equivit.logical import Arrays, Tensor
 from equivit.models import gated
 from equivit.models.jumbo_vit import JumboViTConfig
 from equivit.models.vit_config import ViTConfig
@@ -103,6 +103,10 @@ class Gated(Objective):
         model = gated.gated(model, options.kind, kernel_size=options.kernel_size, rngs=nnx.Rngs(params=taps_key))
         shape = (config.depth, config.num_heads if options.by_head else 1)
         return GatedModel(super().module(model, task_key), nnx.initializers.xavier_uniform()(gates_key, shape))
+
+    def begun(self, module: GatedModel, arrays: Arrays) -> GatedModel:
+        """Of the task."""
+        return GatedModel(super().begun(module.model, arrays), module.gates.get_value())
 
     def rule(self, tensor: Tensor) -> Rule:
         """The weights of the gates have their own rate; all others follow the task."""

@@ -120,6 +120,10 @@ class Objective:
         """What is trained: the model, and what this objective adds to it, initialised with `key`."""
         return model
 
+    def begun(self, module: nnx.Module, arrays: Arrays) -> nnx.Module:
+        """The module with arrays, by leaf, of a model as this objective exports it."""
+        return logical.put(module, arrays)
+
     def rule(self, tensor: Tensor) -> Rule:
         """How a logical tensor of the module is optimised."""
         return usual_rule(tensor)

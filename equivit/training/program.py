@@ -118,7 +118,7 @@ def of_config(
         model_key, module_key = jax.random.split(jax.random.key(config.seed))
         model = build(nnx.Rngs(model_key))
         of_objective = {leaf: arrays[leaf] for leaf in arrays.keys() - logical.names(model, nnx.Variable).keys()}
-        return logical.put(objective.module(logical.put(model, arrays), module_key), of_objective)
+        return objective.begun(objective.module(logical.put(model, arrays), module_key), of_objective)
 
     module = logical.abstract(jax.eval_shape(make_module, {}))
     weight_decay = schedules.weight_decay(config.optimizer, total_steps=total, steps_per_epoch=per_epoch)

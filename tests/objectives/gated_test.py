@@ -116,6 +116,9 @@ def test_segmentation_has_gates_in_its_backbone():
     rules = {t.name: objective.rule(t) for table in logical.tensors(module).values() for t in table.flat}
     assert rules["gates"] == Rule(lr=500, decay=False, clip="gates")
     assert all(rule.frozen == name.startswith("model.backbone.") for name, rule in rules.items())
+    decoder = {leaf: 1.0 for leaf in logical.names(module.model) if not leaf.startswith("backbone.")}  # of stage 1
+    begun = logical.take(objective.begun(module, decoder))
+    assert decoder and {leaf for leaf, array in begun.items() if array == 1.0} == {f"model.{leaf}" for leaf in decoder}
 
 
 @pytest.mark.parametrize(
