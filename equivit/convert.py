@@ -13,6 +13,7 @@ import sys
 from equivit import command
 
 FORMATS = ("octic_vits", "flip", "timm", "dinov2", "clip", "cvt", "jumbo", "mae", "mae_autoencoder")  # of pretrained/
+MLPS = ("gelu", "gelu_tanh", "quick_gelu")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -40,14 +41,12 @@ def _parser() -> argparse.ArgumentParser:
         help="heads per block, where no published model has that width; 3,6,12 by stage",
     )
     parser.add_argument(
-        "--image_size", type=_size, help="HEIGHT,WIDTH of the learned positions or the windows, where not a square"
+        "--image_size", type=size, help="HEIGHT,WIDTH of the learned positions or the windows, where not a square"
     )
-    parser.add_argument("--window_size", type=_size, help="HEIGHT,WIDTH of a window in tokens, of SwinV2")
+    parser.add_argument("--window_size", type=size, help="HEIGHT,WIDTH of a window in tokens, of SwinV2")
     parser.add_argument("--num_classes", type=int, help="another number of classes: the model gets a new head")
     parser.add_argument("--family", help="H2 or I2, for flip models")
-    parser.add_argument(
-        "--mlp", choices=("gelu", "gelu_tanh", "quick_gelu"), help="the activation, where no name tells, as in CLIP"
-    )
+    parser.add_argument("--mlp", choices=MLPS, help="the activation, where no name tells, as in CLIP")
     parser.add_argument("--head", type=pathlib.Path, help="official file of a linear head, of DINOv2")
     parser.add_argument(
         "--flavour", help="with --to: the spelling, such as deit or dinov2; the default suits the model"
@@ -56,7 +55,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _size(text: str) -> tuple[int, int]:
+def size(text: str) -> tuple[int, int]:
+    """HEIGHT,WIDTH of the command line."""
     height, width = map(int, text.split(","))
     return height, width
 
@@ -87,8 +87,8 @@ def _read(options: argparse.Namespace) -> None:
         **{} if options.mlp is None else dict(mlp=options.mlp),
     )
     saved.save(options.output, model)
-    size = sum(math.prod(x.shape) for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
-    print(f"Done: {pretrained.describe(model.config)}, {size / 1e6:.2f} M parameters, in {options.output}.")
+    number = sum(math.prod(x.shape) for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
+    print(f"Done: {pretrained.describe(model.config)}, {number / 1e6:.2f} M parameters, in {options.output}.")
 
 
 def _write(options: argparse.Namespace) -> None:
@@ -111,8 +111,8 @@ def _write(options: argparse.Namespace) -> None:
         model = saved.load(options.input)
     state = pretrained.state_dict(options.to, model, flavour=options.flavour)
     reading.write(options.output, state)
-    size = sum(np.size(tensor) for tensor in state.values())
-    print(f"Done: {len(state)} tensors{of} with {size / 1e6:.2f} M entries, in {options.output}.")
+    number = sum(np.size(tensor) for tensor in state.values())
+    print(f"Done: {len(state)} tensors{of} with {number / 1e6:.2f} M entries, in {options.output}.")
 
 
 if __name__ == "__main__":

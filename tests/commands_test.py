@@ -32,8 +32,8 @@ def imported(program: str) -> set[str]:
     return set(ast.literal_eval(run.stdout.splitlines()[-1]))
 
 
-def test_there_are_seven_commands():
-    assert COMMANDS == ["convert", "evaluate", "export", "profile", "summarize", "sweep", "train"]
+def test_there_are_eight_commands():
+    assert COMMANDS == ["accelerate", "convert", "evaluate", "export", "profile", "summarize", "sweep", "train"]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -18,18 +18,19 @@ from equivit.training import checkpoints, program
 OF_THE_HEAD = ("head.", "readout.norm.", "readout.fc_norm.")  # what a run may begin anew
 
 
-def load_model(place: str) -> ModelModule:
+def load_model(place: str, **hints: Any) -> ModelModule:
     """The model at a place that a config names; of a run, prints which step it is of.
 
     Args:
       place: a run directory, a saved model, or pretrained weights as "<source>:<file>" (`pretrained.load`).
+      hints: for pretrained weights, where names and shapes do not tell.
 
     Raises:
       FileNotFoundError: there is none.
     """
     source, colon, file = place.partition(":")
     if colon and source in pretrained.FORMATS:
-        return pretrained.load(source, file)
+        return pretrained.load(source, file, **hints)
     directory = pathlib.Path(place)
     if (directory / "model.json").is_file():
         return saved.load(directory)

@@ -1,0 +1,68 @@
+"""A pretrained ViT made faster in one command: fine-tuned, half of its attention replaced by convolution, exported.
+
+    python -m equivit.accelerate --weights=dinov2:dinov2_vitb14_pretrain.pth --blocks=6 --workdir=/tmp/faster \
+        --config=configs/depthwise.py:in1k,dinov2_b14 --config.data.source=tfds:imagenet2012
+    python -m equivit.accelerate --input=runs/cifar --blocks=3 --workdir=/tmp/faster \
+        --config=configs/depthwise.py:in1k --config.data.source=npz:cifar10.npz --config.data.image_size=32,32
+
+1. start/    the model on patch tokens alone;
+2. stage1/   fine-tuned on the data of the config;
+3. sigma     of its attention, on --images training images;
+4. fitted/   the --blocks of lowest Sigma replaced by depthwise convolution, with taps by least squares;
+5. stage2/   fine-tuned again, half as long;
+6. both evaluated, exported as ONNX files and timed in turn on one core: before.onnx, after.onnx.
+
+report.json has `metric`, `milliseconds` and `bytes`, each `before` and `after`, and `blocks`; report.md the same with
+pictures.  Started again with the same --workdir it goes on where it stopped.  The model comes from the weights, not
+from the config; keys such as --config.model.drop_path=0.1 change it.  --config.epochs and --config.batch_size are those
+of stage 1; stage 2 has half of both.  With --fit_only nothing is trained: the blocks of the model as it is are replaced
+and fitted.  Source: "Accelerating Vision Transformers with Drop-in Depthwise Convolution", Sections 2 and 3.
+"""
+
+import argparse
+import functools
+import pathlib
+import sys
+
+from equivit import command, convert
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    options, rest = _parser().parse_known_args(arguments)
+    return command.run(functools.partial(_run, options, rest), debug=options.debug)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m equivit.accelerate",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    model = parser.add_mutually_exclusive_group(required=True)
+    model.add_argument("--weights", help="pretrained weights, SOURCE:FILE, such as dinov2:dinov2_vitb14_pretrain.pth")
+    model.add_argument("--input", type=pathlib.Path, help="a run directory or a saved model")
+    parser.add_argument("--config", required=True, help="configs/depthwise.py and after a colon task and backbone")
+    parser.add_argument("--blocks", required=True, type=int, help="how many are replaced")
+    parser.add_argument("--workdir", required=True, type=pathlib.Path, help="directory of all stages and the report")
+    parser.add_argument("--images", type=int, default=1000, help="for Sigma and fits (%(default)s)")
+    parser.add_argument("--fit_only", action="store_true", help="train nothing")
+    parser.add_argument("--num_heads", type=int, help="with --weights, where no published model has that width")
+    parser.add_argument("--image_size", type=convert.size, help="with --weights, HEIGHT,WIDTH of the learned positions")
+    parser.add_argument("--mlp", choices=convert.MLPS, help="with --weights, the activation, where no name tells")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    return parser
+
+
+def _run(options: argparse.Namespace, rest: list[str]) -> None:
+    from equivit.acceleration import plan, report, stages
+    from equivit.training import lock
+
+    made = plan.make(options, command.changes(rest, _parser()))
+    with lock.held(options.workdir / ".lock"):
+        print(f"Done: {report.write(made.workdir, stages.run(made))}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The stages of `equivit.accelerate`, and its report."""

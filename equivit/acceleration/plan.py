@@ -1,0 +1,156 @@
+"""What `equivit.accelerate` is asked for, checked before anything is trained."""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+from flax import nnx
+from ml_collections import ConfigDict
+
+from equivit import constraints, errors, logical, onnx_files
+from equivit.evaluation import suite
+from equivit.models import replacement
+from equivit.models.model import ModelModule
+from equivit.models.segmenter import Segmenter
+from equivit.training import config as configs
+from equivit.training import start
+
+STAGES = ("stage1", "stage2", "one_stage", "frozen", "gated")
+ARGUMENTS = "arguments.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """An acceleration.
+
+    Attributes:
+      model: of patch tokens alone; its head is kept if it reads their mean.
+      file, mode: of the config; `mode` without a stage.
+      changes: of the config of stage 1, such as "data.workers=2".
+      blocks: how many are replaced.
+      workdir: the directory of all stages.
+      images: of the training set, for Sigma and fits.
+      fit_only: nothing is trained.
+    """
+
+    model: ModelModule
+    file: str
+    mode: str
+    changes: tuple[str, ...]
+    blocks: int
+    workdir: pathlib.Path
+    images: int = 1000
+    fit_only: bool = False
+
+    def __post_init__(self):
+        constraints.check("--images", self.images, constraints.PositiveInt)
+        depth = backbone(self.model).config.depth
+        if not 0 < self.blocks <= depth:
+            raise ValueError(f"--blocks={self.blocks} must lie between 1 and {depth}, the blocks of this model.")
+        if stage := next((word for word in self.mode.split(",") if word in STAGES), None):
+            raise ValueError(
+                f"--config={self.file}:{self.mode}: leave out {stage}; stage1 and stage2 are both trained."
+            )
+
+    def config(self, stage: str, replaced: Iterable[int] = ()) -> ConfigDict:
+        """The checked config of a stage, for this model; stage 2 has half of the epochs and of the batch of stage 1.
+
+        Args:
+          replaced: the blocks that stage 2 has replaced.
+        """
+        first = self._load("stage1")
+        if stage == "stage1":
+            return first
+        text = repr(tuple((block,) for block in replaced))
+        second = self._load("stage2", f"model.replaced={text}").unlock()
+        for key in ("epochs", "steps", "batch_size"):
+            value = first[key]
+            with second.ignore_type():
+                second[key] = value // 2 if isinstance(value, int) and value > 1 else value
+        configs.validate(second)
+        return second.lock()
+
+    def _load(self, stage: str, *more: str) -> ConfigDict:
+        mode = ",".join(word for word in (self.mode, stage) if word)
+        config = configs.load(f"{self.file}:{mode}", (*self.changes, *more)).unlock()
+        given = {change.partition("=")[0] for change in (*self.changes, *more)}
+        theirs = backbone(self.model).config
+        fields: dict[str, Any] = {field.name: getattr(theirs, field.name) for field in dataclasses.fields(theirs)}
+        fields["image_size"] = config.data.image_size
+        del fields["num_classes"], fields["replaced"]  # the data decide one, the stage the other
+        with config.model.ignore_type():
+            config.model.update({name: value for name, value in fields.items() if f"model.{name}" not in given})
+        configs.validate(config)
+        return config.lock()
+
+
+def make(options: Any, changes: Iterable[str]) -> Plan:
+    """The plan of the command's arguments; see `equivit.accelerate`.
+
+    Raises:
+      ValueError: a model that is no ViT or has replaced blocks, an impossible number, a config of another kind, a
+        missing library, or a directory in which something else was begun.
+    """
+    for name in ("jax2onnx", "onnxruntime"):
+        onnx_files.library(name)
+    file, _, mode = options.config.partition(":")
+    hints = {name: getattr(options, name) for name in HINTS if getattr(options, name) is not None}
+    if hints and options.input is not None:
+        raise ValueError(f"--{next(iter(hints))} goes with --weights; a model of ours tells.")
+    model = patches(start.load_model(options.weights or str(options.input), **hints))
+    fixed = dict(blocks=options.blocks, workdir=options.workdir, images=options.images, fit_only=options.fit_only)
+    plan = Plan(model, file, mode, tuple(changes), **fixed)
+    suite.check((first := plan.config("stage1")).evaluation.suite, first)
+    plan.config("stage2", range(plan.blocks))
+    _claim(plan, dict(source=options.weights or str(options.input), config=options.config, changes=list(changes)))
+    return plan
+
+
+HINTS = ("num_heads", "image_size", "mlp")
+
+
+def backbone(model: ModelModule) -> ModelModule:
+    """The ViT of a model: itself, or what is below a decoder."""
+    return model.backbone if isinstance(model, Segmenter) else model
+
+
+def with_backbone(model: ModelModule, new: ModelModule) -> ModelModule:
+    """The model with another ViT, which takes and gives the same shapes."""
+    if not isinstance(model, Segmenter):
+        return new
+    config = dataclasses.replace(model.config, backbone=new.config)
+    tensors = logical.to_logical(model, nnx.Variable)
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("backbone.")}
+    tensors |= {f"backbone.{name}": tensor for name, tensor in logical.to_logical(new, nnx.Variable).items()}
+    return logical.from_logical(jax.eval_shape(lambda: config.build(nnx.Rngs(params=0))), tensors, nnx.Variable)
+
+
+def patches(model: ModelModule) -> ModelModule:
+    """The model on patch tokens alone; one that reads nothing else is as it was."""
+    vit = backbone(model)
+    if getattr(vit.config, "replaced", ()):
+        raise ValueError("the model has replaced blocks already; begin with the model before that.")
+    if getattr(vit.config, "prefix", 1) or vit.config.mask_token:
+        vit = replacement.patches_only(vit)
+        return with_backbone(model, vit)
+    return model
+
+
+def _claim(plan: Plan, arguments: dict) -> None:
+    """Notes the arguments in the directory; ValueError if it was begun with others."""
+    arguments |= dict(blocks=plan.blocks, images=plan.images, fit_only=plan.fit_only)
+    path = plan.workdir / ARGUMENTS
+    if path.is_file():
+        before = json.loads(path.read_text())
+        for name, value in arguments.items():
+            if before.get(name) != value:
+                raise ValueError(
+                    f"--workdir={plan.workdir} was begun with {name}={errors.shown(before.get(name))}, not "
+                    f"{errors.shown(value)}; give that value, or another --workdir."
+                )
+    else:
+        plan.workdir.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(arguments, indent=1) + "\n")

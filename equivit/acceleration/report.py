@@ -1,0 +1,81 @@
+"""The report of an acceleration: report.json, and report.md with pictures."""
+
+import json
+import pathlib
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from equivit.acceleration.stages import Found
+
+SIDE = 13  # tokens of a map that are shown, around the query
+
+
+def write(workdir: pathlib.Path, found: Found) -> pathlib.Path:
+    """Writes both, draws Sigma, and returns the path of report.md."""
+    pairs = dict(milliseconds=found.milliseconds, bytes=found.bytes)
+    report: dict = {name: dict(before=before, after=after) for name, (before, after) in pairs.items()}
+    metric = None
+    if found.metric is not None:
+        name, before, after = found.metric
+        metric = dict(name=name, before=before, after=after)
+    report = dict(metric=metric, **report, blocks=list(found.blocks), sigma=found.sigma, fits=found.errors)
+    report["conditions"] = found.conditions
+    (workdir / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    draw(workdir / "sigma.png", np.load(workdir / "sigma.npz")["maps"], found)
+    path = workdir / "report.md"
+    path.write_text(_page(workdir, found))
+    return path
+
+
+def _page(workdir: pathlib.Path, found: Found) -> str:
+    """The text of report.md."""
+    rows = []
+    if found.metric is not None:
+        name, before, after = found.metric
+        rows.append(f"| {name}, % | {100 * before:.2f} | {100 * after:.2f} | {100 * (after - before):+.2f} |")
+    (slow, fast), (large, small) = found.milliseconds, found.bytes
+    rows.append(f"| milliseconds an image | {slow:.2f} | {fast:.2f} | {100 * (fast / slow - 1):+.1f} % |")
+    rows.append(f"| megabytes | {large / 1e6:.2f} | {small / 1e6:.2f} | {100 * (small / large - 1):+.1f} % |")
+    fits = ", ".join(f"{block}: {error:.2f}" for block, error in found.errors.items())
+    curves = [
+        f"![Learning curves of {stage}]({stage}/learning_curves.png)"
+        for stage in ("stage1", "stage2")
+        if (workdir / stage / "learning_curves.png").is_file()
+    ]
+    parts = [
+        f"# {len(found.blocks)} of {len(found.sigma)} blocks replaced by depthwise convolution",
+        "\n".join(["| | before | after | change |", "|---|---|---|---|", *rows]),
+        f"Timed in turn as ONNX files: {found.conditions}.",
+        f"Replaced blocks: {', '.join(map(str, found.blocks))}, those of lowest Sigma.  What least squares leaves of "
+        f"the squared output of their attention, before stage 2: {fits}.",
+        "![Sigma of the blocks](sigma.png)",
+        "*Above, Sigma of each block; replaced ones are orange.  Below, the deviation of its attention over images, by "
+        "the offset of the key from the query, which is in the middle; the square is the 3 x 3 of the taps.*",
+        *curves,
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def draw(path: pathlib.Path, maps: np.ndarray, found: Found) -> None:
+    """Sigma of the blocks as bars, and a map of each, [depth, 2 h - 1, 2 w - 1], around the query."""
+    depth, (rows, columns) = len(maps), (size // 2 for size in maps.shape[1:])
+    half = min(SIDE // 2, rows, columns)
+    wide = min(depth, 8)
+    tall = -(-depth // wide)
+    figure = Figure(figsize=(1.2 * wide + 1, 2.4 + 1.4 * tall), layout="constrained")
+    layout = figure.add_gridspec(2, 1, height_ratios=(2.2, 1.4 * tall))
+    axes = figure.add_subplot(layout[0])
+    colors = ["tab:orange" if block in found.blocks else "tab:blue" for block in range(depth)]
+    axes.bar(range(depth), found.sigma, color=colors)
+    axes.set(xlabel="block", ylabel="Sigma", xticks=range(depth))
+    places = layout[1].subgridspec(tall, wide)
+    for block in range(depth):
+        axes = figure.add_subplot(places[block // wide, block % wide])
+        axes.axis("off")
+        part = maps[block, rows - half : rows + half + 1, columns - half : columns + half + 1]
+        axes.imshow(part, cmap="magma", vmin=0)
+        axes.add_patch(Rectangle((half - 1.5, half - 1.5), 3, 3, fill=False, color="white", linewidth=0.8))
+        axes.set_title(str(block), fontsize=8, color=colors[block])
+    figure.savefig(path, dpi=150)

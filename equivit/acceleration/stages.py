@@ -1,0 +1,147 @@
+"""The stages of an acceleration, each of which is skipped where its result is there already."""
+
+import json
+import pathlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from equivit import export, profile, train
+from equivit.acceleration.plan import Plan, backbone, with_backbone
+from equivit.evaluation import fit, sigma, suite
+from equivit.evaluation.training_images import TrainingImages
+from equivit.layers.grid import check_grid
+from equivit.models import saved
+from equivit.models.model import ModelModule
+from equivit.training import checkpoints, sharding
+
+BATCH = 16  # images whose attention is held at once
+ROUNDS = 50  # of timing
+
+
+class Found(NamedTuple):
+    """What came of an acceleration.
+
+    Attributes:
+      metric: the name of the figure, and its value before and after; None without a head.
+      milliseconds, bytes: of the exported models, before and after.
+      blocks: those that are replaced.
+      sigma: of all blocks.
+      errors: of the fits, by block.
+      conditions: of the timing.
+    """
+
+    metric: tuple[str, float, float] | None
+    milliseconds: tuple[float, float]
+    bytes: tuple[int, int]
+    blocks: tuple[int, ...]
+    sigma: list[float]
+    errors: dict[int, float]
+    conditions: str
+
+
+def run(plan: Plan) -> Found:
+    """All stages in order."""
+    place, config = plan.workdir, plan.config("stage1")
+    before = _saved(place / "start", lambda: plan.model)
+    if not plan.fit_only:
+        before = _trained(config, place / "stage1", place / "start")
+    scores = _sigma(plan, config, before)
+    blocks = sigma.select(scores, plan.blocks)
+    _say(f"Replacing blocks {', '.join(map(str, blocks))}.")
+    fitted = _saved(place / "fitted", lambda: _fitted(plan, config, before, blocks))
+    errors = json.loads((place / "fits.json").read_text())
+    after = fitted
+    if not plan.fit_only:
+        after = _trained(plan.config("stage2", blocks), place / "stage2", place / "fitted")
+    metric = _metric(plan, config, before, after)
+    milliseconds, sizes, conditions = _timed(plan, config.data.image_size, before, after)
+    fits = {int(block): error for block, error in errors.items()}
+    return Found(metric, milliseconds, sizes, blocks, [float(score) for score in scores], fits, conditions)
+
+
+def _saved(place: pathlib.Path, make: Callable[[], ModelModule]) -> ModelModule:
+    """The saved model at a place, made if it is not there."""
+    if not (place / "model.json").is_file():
+        saved.save(place, make())
+    return saved.load(place)
+
+
+def _trained(config: ConfigDict, place: pathlib.Path, init: pathlib.Path) -> ModelModule:
+    """The model of a run that begins with a saved model; a finished run is not trained again."""
+    if not (place / "report.json").is_file():
+        config = config.copy_and_resolve_references().unlock()
+        config.init = str(init)
+        _say(f"{place.name}: {place}")
+        train.train(config.lock(), place)
+    return checkpoints.load_run(place).model
+
+
+def _images(plan: Plan, config: ConfigDict) -> TrainingImages:
+    return TrainingImages(config.data, plan.images, batch_size=BATCH, seed=config.seed)
+
+
+def _sigma(plan: Plan, config: ConfigDict, model: ModelModule) -> np.ndarray:
+    """Sigma of the blocks; kept in sigma.json, with that of the heads, and its maps in sigma.npz."""
+    path = plan.workdir / "sigma.json"
+    if not path.is_file():
+        vit = backbone(model)
+        _say(f"Sigma: of {vit.config.depth} blocks, on {plan.images} training images.")
+        moments = sigma.moments(vit, _images(plan, config))
+        found, grid = sigma.summed(moments), check_grid(config.data.image_size, vit.config.patch_size, "image_size")
+        maps = sigma.aligned(jax.vmap(sigma.Moments.deviation)(moments).mean(1), grid)
+        np.savez(path.with_suffix(".npz"), maps=maps)
+        path.write_text(json.dumps(dict(blocks=found.blocks.tolist(), heads=found.heads.tolist())) + "\n")
+    return np.array(json.loads(path.read_text())["blocks"])
+
+
+def _fitted(plan: Plan, config: ConfigDict, model: ModelModule, blocks: tuple[int, ...]) -> ModelModule:
+    """The model with blocks replaced and taps fitted; the errors of the fits are kept in fits.json."""
+    _say(f"Least squares: the taps of {len(blocks)} blocks, on {plan.images} training images.")
+    vit, errors = fit.fit(backbone(model), dict.fromkeys(blocks), _images(plan, config))
+    (plan.workdir / "fits.json").write_text(json.dumps(errors))
+    return with_backbone(model, vit)
+
+
+def _metric(plan: Plan, config: ConfigDict, *models: ModelModule) -> tuple[str, float, float] | None:
+    """The figure that the first protocol of the config is followed by, of each model; None for models without one."""
+    fitting = suite.fitting(models[0])
+    names = [name for name in suite.check(config.evaluation.suite, config) or fitting if name in fitting]
+    figure = next((f"{name}/{curve}" for name in names if (curve := suite.PROTOCOLS[name].curve)), None)
+    if figure is None:
+        return None
+    if not plan.fit_only:
+        reports = [json.loads((plan.workdir / stage / "report.json").read_text()) for stage in ("stage1", "stage2")]
+        return figure, *(report[f"eval/{figure}"] for report in reports)
+    path = plan.workdir / "evaluation.json"
+    if not path.is_file():
+        name = figure.partition("/")[0]
+        _say(f"Evaluating {name}, before and after.")
+        with jax.set_mesh(sharding.create_mesh(config.mesh)):
+            results = [suite.scalars(suite.evaluate(model, config, name)) for model in models]
+        path.write_text(json.dumps(dict(before=results[0], after=results[1]), indent=1) + "\n")
+    found = json.loads(path.read_text())
+    return figure, found["before"][figure], found["after"][figure]
+
+
+def _timed(plan: Plan, size: tuple[int, int], *models: ModelModule):
+    """Milliseconds and bytes of both exported models, and under what conditions they were timed."""
+    paths = [plan.workdir / f"{name}.onnx" for name in ("before", "after")]
+    for path, model in zip(paths, models, strict=True):
+        if not path.is_file():
+            _say(f"Exporting {path}.")
+            export.write(path, model, size)
+    place = plan.workdir / "profile.json"
+    if not place.is_file():
+        place.write_text(json.dumps(profile.profile(paths, runs=ROUNDS, say=_say), indent=1) + "\n")
+    found = json.loads(place.read_text())
+    times, sizes = ([row[key] for row in found["files"]] for key in ("milliseconds", "bytes"))
+    return tuple(times), tuple(sizes), f"{found['conditions']}, {found['machine']}, {found['runtime']}"
+
+
+def _say(text: str) -> None:
+    if jax.process_index() == 0:
+        print(text, flush=True)

@@ -1,0 +1,161 @@
+"""`equivit.accelerate`: every stage in order, each done once, and what is refused before the first."""
+
+import json
+import types
+
+import jax
+import pytest
+from flax import nnx
+
+from equivit import accelerate, onnx_files
+from equivit.acceleration import plan, report, stages
+from equivit.models import replacement, saved, zoo
+
+CONFIG = "configs/depthwise.py:in1k,quicktest"
+SIZE = ["data.image_size=(16,32)", "data.eval_crop=squash"]
+
+
+def model(**fields):
+    """A tiny ViT with a class token and random parameters."""
+    tiny = dict(width=16, depth=3, num_heads=2, patch_size=8, image_size=(16, 16), num_classes=10)
+    return zoo.create("vit_ti16", rngs=nnx.Rngs(params=1), **{**tiny, **fields})
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Where the model is saved; one that reads patches alone, so that it has a head without training."""
+    found = tmp_path_factory.mktemp("acceleration")
+    saved.save(found / "model", model(class_token=False, pool="mean"))
+    return found
+
+
+def run(place, *more, blocks=1, config=CONFIG, workdir="fitted", source="model"):
+    arguments = [f"--input={place / source}", f"--config={config}", f"--blocks={blocks}", "--images=12"]
+    arguments += [f"--workdir={place / workdir}", *(f"--config.{key}" for key in SIZE)]
+    return accelerate.main([*arguments, *more])
+
+
+@pytest.fixture(scope="module")
+def fitted(place):
+    """The report of --fit_only, which trains nothing."""
+    pytest.importorskip("jax2onnx", reason="make install-export")
+    assert run(place, "--fit_only", "--debug", blocks=2) == 0
+    return json.loads((place / "fitted" / "report.json").read_text())
+
+
+def test_the_report_tells_before_and_after(place, fitted):
+    assert len(fitted["blocks"]) == 2 and set(fitted["blocks"]) < {0, 1, 2}
+    highest = next(score for block, score in enumerate(fitted["sigma"]) if block not in fitted["blocks"])
+    assert all(fitted["sigma"][block] <= highest for block in fitted["blocks"])
+    assert fitted["metric"]["name"] == "accuracy/top1"
+    for name in ("metric", "milliseconds", "bytes"):
+        assert {"before", "after"} <= fitted[name].keys()
+    assert fitted["bytes"]["after"] < fitted["bytes"]["before"]  # queries and keys are gone
+    assert all(0 <= error < 1 for error in fitted["fits"].values())  # below the attention's own squares
+    found = saved.load(place / "fitted" / "fitted")
+    assert [one.block for one in found.config.replaced] == fitted["blocks"]
+    page = (place / "fitted" / "report.md").read_text()
+    assert "| accuracy/top1, % |" in page and "(sigma.png)" in page
+    assert (place / "fitted" / "sigma.png").stat().st_size > 0
+
+
+def test_started_again_it_does_nothing_twice(place, fitted, monkeypatch):
+    def never(*_, **__):
+        raise AssertionError("done already")
+
+    for module, name in ((stages.fit, "fit"), (stages.sigma, "moments"), (stages.export, "write")):
+        monkeypatch.setattr(module, name, never)
+    monkeypatch.setattr(stages.suite, "evaluate", never)
+    monkeypatch.setattr(stages.profile, "profile", never)
+    assert run(place, "--fit_only", blocks=2) == 0
+    assert json.loads((place / "fitted" / "report.json").read_text()) == fitted
+
+
+def test_both_stages_are_trained_in_order(place, monkeypatch):
+    """Training itself is tested elsewhere; here it gives back what it begins with."""
+    begun = []
+
+    def trained(config, place, init):
+        begun.append((place.name, init.name, config))
+        place.mkdir(parents=True)
+        (place / "report.json").write_text(json.dumps({"eval/accuracy/top1": 0.1 * len(begun)}))
+        return replacement.remade(saved.load(init), num_classes=10)[0]
+
+    monkeypatch.setattr(stages, "_trained", trained)
+    monkeypatch.setattr(stages, "_timed", lambda *_: ((2.0, 1.0), (20, 10), "a clock"))
+    monkeypatch.setattr(plan.onnx_files, "library", lambda name: None)
+    saved.save(place / "with_class_token", model(registers=1))
+    assert run(place, "--debug", source="with_class_token", workdir="both") == 0
+    (one, start, first), (two, fits, second) = begun
+    assert (one, start, two, fits) == ("stage1", "start", "stage2", "fitted")
+    assert not saved.load(place / "both" / "start").config.prefix
+    found = json.loads((place / "both" / "report.json").read_text())
+    assert [entry[0] for entry in second.model.replaced] == found["blocks"] and not first.model.get("replaced")
+    assert found["metric"] == {"name": "accuracy/top1", "before": 0.1, "after": 0.2}
+    assert found["milliseconds"] == {"before": 2.0, "after": 1.0}
+
+
+def test_a_stage_has_the_model_of_the_weights_and_the_recipe_of_the_config(place):
+    changes = ("model.drop_path=0.25", "steps=None", "epochs=9", "batch_size=6", *SIZE)
+    made = plan.Plan(plan.patches(model()), *CONFIG.split(":"), changes, 1, place)
+    first, second = made.config("stage1"), made.config("stage2", (2,))
+    assert (first.epochs, first.batch_size, second.epochs, second.batch_size) == (9, 6, 4, 3)
+    for config in (first, second):
+        assert (config.model.width, config.model.patch_size, config.model.drop_path) == (16, (8, 8), 0.25)
+        assert config.model.image_size == (16, 32) and not config.model.class_token
+        assert config.model.num_classes == 10  # of the recipe: the data decide
+    built = [zoo.configuration(**{**config.model, "num_classes": 10}) for config in (first, second)]
+    assert [tuple(one) for one in built[1].replaced] == [(2, "dw", 3, None)] and not built[0].replaced
+
+
+REFUSED = {
+    "--blocks=4 must lie between 1 and 3": dict(blocks=4),
+    "leave out stage2; stage1 and stage2 are both trained": dict(config=f"{CONFIG},stage2"),
+    "has replaced blocks already": dict(source="replaced"),
+    "--num_heads goes with --weights": dict(more=["--num_heads=3"]),
+    "is neither a run nor a saved model": dict(source="nothing"),
+    "--images": dict(more=["--images=0"]),
+    "no key 'learning_rate'": dict(more=["--config.learning_rate=1"]),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_refused_before_anything_is_written(message, place, monkeypatch, capsys):
+    monkeypatch.setattr(plan.onnx_files, "library", lambda name: None)
+    if REFUSED[message].get("source") == "replaced":
+        saved.save(place / "replaced", replacement.replace(saved.load(place / "model"), {0: None}))
+    options = dict(REFUSED[message])
+    assert run(place, *options.pop("more", ()), workdir="never", **options) == 1
+    printed = capsys.readouterr().err
+    assert message in printed and len(printed.splitlines()) == 1
+    assert not (place / "never").exists()
+
+
+def test_a_directory_begun_otherwise_is_refused(place, monkeypatch, capsys):
+    monkeypatch.setattr(plan.onnx_files, "library", lambda name: None)
+    monkeypatch.setattr(stages, "run", lambda made: types.SimpleNamespace())
+    monkeypatch.setattr(report, "write", lambda *_: "a report")
+    assert run(place, workdir="begun") == 0 and run(place, workdir="begun") == 0
+    assert run(place, "--fit_only", workdir="begun") == 1
+    assert "was begun with fit_only=False, not True" in capsys.readouterr().err
+
+
+def test_a_missing_library_is_named_at_once(place, monkeypatch, capsys):
+    def missing(name):
+        raise ValueError(f"{name} is not installed; {onnx_files.INSTALL} installs what ONNX files need.")
+
+    monkeypatch.setattr(plan.onnx_files, "library", missing)
+    assert run(place, workdir="never") == 1
+    assert "make install-export" in capsys.readouterr().err and not (place / "never").exists()
+
+
+def test_a_decoder_stays_when_its_backbone_changes():
+    from equivit.models import segmenter
+
+    vit = model(class_token=False, pool="mean", num_classes=None)
+    config = segmenter.SegmenterConfig(backbone=vit.config, num_classes=3, decoder="linear")
+    before = config.build(nnx.Rngs(params=0))
+    after = plan.with_backbone(before, replacement.replace(vit, {1: None}))
+    assert [one.block for one in after.config.backbone.replaced] == [1]
+    same = jax.tree.map(lambda a, b: bool((a == b).all()), nnx.state(before.decoder), nnx.state(after.decoder))
+    assert all(jax.tree.leaves(same))
