@@ -178,10 +178,9 @@ def _options(arguments):
     parser = benchmark.parser(__doc__, output="depthwise_results.json")
     parser.add_argument("runs", type=pathlib.Path, help="directory of the runs")
     parser.add_argument("--tables", type=benchmark.one_of(list(TABLES)), default=list(TABLES), help="(all)")
-    for name, text in (("selection", "of depthwise_selection.py"), ("speed", "of depthwise_speed.py")):
-        parser.add_argument(
-            f"--{name}", type=pathlib.Path, action="append", default=[], help=f"JSON {text}; or several"
-        )
+    several = dict(type=pathlib.Path, action="append", default=[])
+    parser.add_argument("--selection", **several, help="JSON of depthwise_selection.py; may be given several times")
+    parser.add_argument("--speed", **several, help="JSON of depthwise_speed.py; may be given several times")
     parser.add_argument("--missing", action="store_true", help="print the commands that train what is missing")
     options = parser.parse_args(arguments)
     default = benchmark.RESULTS / "depthwise_speed.json"

@@ -14,7 +14,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from equivit import command, convert, evaluate, export, pretrained, profile, summarize, sweep, testing, train
+from equivit import (
+    accelerate,
+    command,
+    convert,
+    evaluate,
+    export,
+    pretrained,
+    profile,
+    summarize,
+    sweep,
+    testing,
+    train,
+)
 from equivit.models import zoo
 from equivit.training import checkpoints, loop, stopping, sweep_config
 from equivit.training import config as configs
@@ -22,7 +34,8 @@ from equivit.training import config as configs
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 PAGES = ("README.md", "experiments/README.md", "configs/README.md", "colabs/README.md")
-COMMANDS = {module.__name__: module for module in (convert, evaluate, export, profile, summarize, sweep, train)}
+PROGRAMS = (accelerate, convert, evaluate, export, profile, summarize, sweep, train)
+COMMANDS = {module.__name__: module for module in PROGRAMS}
 BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 
 
