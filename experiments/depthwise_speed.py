@@ -59,7 +59,7 @@ def main(arguments=None) -> int:
         columns = BACKBONES if part == "backbones" else MODULES | (DESKTOP if part == "small_modules" else {})
         print(f"{part}\n{benchmark.table(rows, columns)}")
     runtime = onnx_files.library("onnxruntime").__version__
-    results = dict(conditions=conditions, onnxruntime=runtime, **found)
+    results = dict(conditions=conditions, onnxruntime=runtime, model=options.model, pixels=options.pixels, **found)
     return benchmark.finish(options.output, results, claims_of(found, options), budget)
 
 

@@ -144,12 +144,15 @@ def _check_recipe(runs: Sequence[Run], free: Sequence[str]) -> None:
             )
 
 
-def departures(run: Run, recipe: str, *, free: Sequence[str]) -> list[str]:
+def departures(run: Run, recipe: str, *, free: Sequence[str], changes: Sequence[str] = ()) -> list[str]:
     """The keys in which a run differs from a config, such as "configs/octic_l.py:H8", beside `free`.
 
     Where the config does not say how many classes there are, they are the 1000 of ImageNet.
+
+    Args:
+      changes: of the config, such as "model.k=6".
     """
-    config = configs.load(str(benchmark.ROOT / recipe))
+    config = configs.load(str(benchmark.ROOT / recipe), changes)
     with config.unlocked():  # which a run notes when it has seen the data
         config.model = {"num_classes": 1000, "in_channels": 3, **config.model}
     return _others(configs.differences(run.config, config), [*free, "data.source"])

@@ -116,6 +116,7 @@ def test_stablehlo_comes_back(tmp_path):
 def test_what_is_deployed_is_folded_and_has_the_positions_of_the_grid():
     form = deployed(model(**WHOLE), SIZE)
     assert form.position((3, 5)).shape == (15, 32)
+    assert deployed(model(position="sincos"), SIZE).position((3, 5)).shape == (15, 32)  # which has no parameters
     shapes = [block.attention.proj.weight[...].shape for block in form.blocks.blocks]
     assert shapes == [(32, 32), (32, 32), (8, 32), (8, 32), (32, 32)]
     image = np.random.default_rng(1).normal(size=(1, *SIZE, 3)).astype(np.float32)

@@ -6,6 +6,7 @@ import pathlib
 import re
 import shlex
 import signal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from equivit import command, convert, evaluate, export, profile, summarize, sweep, train
+from equivit import (
+    accelerate,
+    command,
+    convert,
+    evaluate,
+    export,
+    pretrained,
+    profile,
+    summarize,
+    sweep,
+    testing,
+    train,
+)
 from equivit.models import zoo
 from equivit.training import checkpoints, loop, stopping, sweep_config
 from equivit.training import config as configs
@@ -21,7 +34,8 @@ from equivit.training import config as configs
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 PAGES = ("README.md", "experiments/README.md", "configs/README.md", "colabs/README.md")
-COMMANDS = {module.__name__: module for module in (convert, evaluate, export, profile, summarize, sweep, train)}
+PROGRAMS = (accelerate, convert, evaluate, export, profile, summarize, sweep, train)
+COMMANDS = {module.__name__: module for module in PROGRAMS}
 BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 
 
@@ -39,9 +53,11 @@ def block(word: str) -> str:
     return found
 
 
-def run(example: str) -> None:
-    """Run an example as it stands, with names of its own."""
-    exec(compile(example, "README.md", "exec"), {"__name__": "example"})
+def run(example: str) -> dict[str, Any]:
+    """Run an example as it stands, with names of its own, which are returned."""
+    names: dict[str, Any] = {"__name__": "example"}
+    exec(compile(example, "README.md", "exec"), names)
+    return names
 
 
 @pytest.fixture
@@ -73,8 +89,8 @@ def deit3(width: int) -> dict[str, np.ndarray]:
 
 
 def test_every_example_is_run_by_a_test():
-    assert len(BLOCKS) == 5
-    for word in ("Classifier", "models.create", "pretrained.load", "load_run", "def blur"):
+    assert len(BLOCKS) == 6
+    for word in ("Classifier", "models.create", '"timm"', "load_run", "replacement.replace", "def blur"):
         assert block(word)
 
 
@@ -94,11 +110,11 @@ def test_a_whole_model(capsys):
 def test_public_weights(folder, capsys):
     from tests.pretrained import torch_archive
 
-    (name,) = re.findall(r'load\("timm", "(.*)"\)', block("pretrained.load"))
+    (name,) = re.findall(r'load\("timm", "(.*)"\)', block('"timm"'))
     assert f"/{name})" in README  # where to get it
     torch_archive.write(folder / name, {"model": deit3(192)})
     photo(folder / "photo.jpg", 0)
-    run(block("pretrained.load"))
+    run(block('"timm"'))
     assert len(re.findall(r"\d+", capsys.readouterr().out)) == 5
 
 
@@ -124,6 +140,18 @@ def test_a_folder_of_images(folder, capsys, monkeypatch):
     run(block("load_run"))
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4 and all(re.search(r"photos/test/.*\.jpg (cats|dogs)$", line) for line in lines)
+
+
+def test_attention_replaced_by_convolution(folder, monkeypatch):
+    """Of a small model in place of the public one."""
+    for i in range(3):
+        photo(folder / f"photos/train/cats/{i}.jpg", i)
+    small = zoo.abstract("dinov2_vit_b14", width=16, depth=8, num_heads=2, image_size=(56, 56), num_classes=None)
+    small = testing.randomise(small, jax.random.key(0))
+    monkeypatch.setattr(pretrained, "load", lambda source, file: {"dinov2_vitb14_pretrain.pth": small}[file])
+    names = run(block("replacement.replace"))
+    assert len(names["blocks"]) == 6 and names["model"].head.bias.shape == (1000,)
+    assert [one.block for one in names["model"].config.replaced] == list(names["blocks"])
 
 
 def test_assert_equivariant_on_your_own_function(capsys):

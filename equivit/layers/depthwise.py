@@ -199,6 +199,9 @@ class ScatteredAttention(_Replaced):
 class IsotypicReplacedAttention(_Replaced):
     """The attention of an equivariant block replaced, each channel by its own taps (`isotypic_depthwise_conv`).
 
+    It has no folded form: the Fourier transforms of an octic block take 8 D multiply-adds a token each, but folded into
+    the value and output maps they would make these dense, D D in place of 3/16 D D.
+
     Shapes: a field of h w tokens -> the same.
 
     Args:

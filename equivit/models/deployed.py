@@ -75,7 +75,7 @@ def formed(module: Any, grid: Any, convolution: str = "lax") -> Any:
         case ViT():
             module.mask_token = None
             if module.position is not None:
-                module.position = Table(module.position(grid))
+                module.position = nnx.data(Table(module.position(grid)))  # a sin-cos table was no data
     for name, part in list(vars(module).items()):
         if isinstance(part, nnx.List):
             setattr(module, name, nnx.List([formed(each, grid, convolution) for each in part]))
