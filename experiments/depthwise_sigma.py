@@ -1,6 +1,6 @@
 """What Sigma costs: a pass that measures the attention of all blocks, over plain forward passes of the same images.
 
-    python experiments/depthwise_sigma.py                   # ViT-B/14, 224 px, batches of 4
+    python experiments/depthwise_sigma.py                   # ViT-B/14, 224 px, batches of 8
     python experiments/depthwise_sigma.py --quick           # a tiny model; tries the script
 
 Both run in turn in one run; the ratio is that of medians.  The model has random weights and patch tokens alone.  Beside
@@ -30,7 +30,7 @@ MOST = 1.5
 
 def main(arguments=None) -> int:
     parser = benchmark.timing_parser(__doc__, output="depthwise_sigma.json", runs=10, warmup=2)
-    parser.add_argument("--batch", type=int, default=4, help="images of a batch (%(default)s)")
+    parser.add_argument("--batch", type=int, default=8, help="images of a batch (%(default)s)")
     parser.add_argument("--quick", action="store_true", help="a tiny model, to try the script")
     options = parser.parse_args(arguments)
     size = QUICK["image_size"] if options.quick else (224, 224)
