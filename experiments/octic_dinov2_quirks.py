@@ -53,7 +53,8 @@ def main(arguments=None) -> int:
     parser.add_argument("--families", default=["plain", "I8"], type=known, help="(plain,I8)")
     options = parser.parse_args(arguments)
     found = {family: quirks(family, options.source) for family in options.families}
-    return benchmark.finish(options.output, dict(source=pathlib.PurePath(options.source).name, base=BASE, families=found), [])
+    results = dict(source=pathlib.PurePath(options.source).name, base=BASE, families=found)
+    return benchmark.finish(options.output, results, [])
 
 
 def quirks(family: str, source: str) -> list[dict]:
