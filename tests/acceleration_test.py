@@ -115,6 +115,8 @@ REFUSED = {
     "--num_heads goes with --weights": dict(more=["--num_heads=3"]),
     "is neither a run nor a saved model": dict(source="nothing"),
     "--images": dict(more=["--images=0"]),
+    "there is no directory": dict(more=["--config.data.source=folder:nowhere"]),
+    "image_size 16x30: the width 30 is not divisible": dict(more=["--config.data.image_size=(16,30)"]),
     "no key 'learning_rate'": dict(more=["--config.learning_rate=1"]),
 }
 

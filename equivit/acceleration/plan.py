@@ -11,9 +11,10 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from equivit import constraints, errors, logical, onnx_files
+from equivit.data import loader
 from equivit.evaluation import suite
 from equivit.models import replacement
-from equivit.models.model import ModelModule
+from equivit.models.model import ModelModule, check_input
 from equivit.models.segmenter import Segmenter
 from equivit.training import config as configs
 from equivit.training import start
@@ -92,7 +93,8 @@ def make(options: Any, changes: Iterable[str]) -> Plan:
 
     Raises:
       ValueError: a model that is no ViT or has replaced blocks, an impossible number, a config of another kind, a
-        missing library, or a directory in which something else was begun.
+        missing library, images of a size that the patch does not divide, or a directory begun with something else.
+      FileNotFoundError: the data are missing.
     """
     for name in ("jax2onnx", "onnxruntime"):
         onnx_files.library(name)
@@ -105,6 +107,9 @@ def make(options: Any, changes: Iterable[str]) -> Plan:
     plan = Plan(model, file, mode, tuple(changes), **fixed)
     suite.check((first := plan.config("stage1")).evaluation.suite, first)
     plan.config("stage2", range(plan.blocks))
+    for split in (first.data.split, first.data.eval_split):  # so that a wrong source leaves no directory behind
+        opened = loader.evaluate(first.data, batch_size=1, split=split)
+        check_input(backbone(model).config, "config.data.image_size", first.data.image_size, opened.channels)
     _claim(plan, dict(source=options.weights or str(options.input), config=options.config, changes=list(changes)))
     return plan
 
