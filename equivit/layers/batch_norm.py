@@ -1,7 +1,5 @@
 """Batch normalisation with running statistics."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -11,30 +9,62 @@ class BatchNorm(nnx.Module):
     """Normalises each channel to mean 0 and variance 1 over all other axes; then scale and bias, if affine.
 
     With `train` it uses the statistics of x, and moves the running statistics towards them by `momentum` (with the
-    unbiased variance, as in PyTorch).  Otherwise it uses the running statistics.
+    unbiased variance, as in PyTorch).  Otherwise it uses the running statistics.  Those of x are of the whole batch,
+    however many devices hold it.
 
     Shapes: [*B, C] -> the same.
+
+    Args:
+      affine: whether there are a scale and a bias.
+      scale: of each channel at the start.
+      groups: runs of images that are normalised with statistics of their own, as if each were the batch of a device;
+        the running statistics move towards their mean.
+
+    Raises:
+      ValueError: with `train`, groups that do not divide the first axis of x.
     """
 
-    def __init__(self, width: int, *, eps: float = 1e-5, momentum: float = 0.1, affine: bool = True):
-        self.scale = nnx.Param(jnp.ones(width)) if affine else None
+    def __init__(
+        self,
+        width: int,
+        *,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        affine: bool = True,
+        scale: float = 1.0,
+        groups: int = 1,
+    ):
+        self.scale = nnx.Param(jnp.full(width, scale)) if affine else None
         self.bias = nnx.Param(jnp.zeros(width)) if affine else None
         self.mean = nnx.BatchStat(jnp.zeros(width))
         self.variance = nnx.BatchStat(jnp.ones(width))
-        self.eps, self.momentum = eps, momentum
+        self.eps, self.momentum, self.groups = eps, momentum, groups
 
     def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
         with jax.named_scope("norm"):
             y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-            mean, variance = self._measured(y) if train else (self.mean[...], self.variance[...])
+            if train:
+                y = self._in_groups(y)
+                mean, variance = self._measured(y)
+            else:
+                mean, variance = self.mean[...], self.variance[...]
             y = (y - mean) * jax.lax.rsqrt(variance + self.eps)
             y = y if self.scale is None or self.bias is None else y * self.scale[...] + self.bias[...]
-            return y.astype(x.dtype)
+            return y.reshape(x.shape).astype(x.dtype)
+
+    def _in_groups(self, y: jax.Array) -> jax.Array:
+        """[B, ..., C] -> [groups, entries, C]."""
+        if y.shape[0] % self.groups:
+            raise ValueError(
+                f"BatchNorm: {self.groups} groups do not divide a batch of {y.shape[0]}; take a multiple of them."
+            )
+        return y.reshape(self.groups, -1, y.shape[-1])
 
     def _measured(self, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-        axes, count = tuple(range(y.ndim - 1)), math.prod(y.shape[:-1])
-        mean, variance = y.mean(axes), y.var(axes)
+        """Mean and variance of each group, [groups, 1, C]."""
+        count = y.shape[1]
+        mean, variance = y.mean(1, keepdims=True), y.var(1, keepdims=True)
         unbiased = variance * (count / max(count - 1, 1))
         for running, new in ((self.mean, mean), (self.variance, unbiased)):
-            running[...] += self.momentum * (jax.lax.stop_gradient(new) - running[...])
+            running[...] += self.momentum * (jax.lax.stop_gradient(new.mean((0, 1))) - running[...])
         return mean, variance

@@ -10,9 +10,8 @@ from flax import nnx
 
 from equivit.layers import dense, phases
 from equivit.layers.attention import attend
-from equivit.layers.batch_norm import BatchNorm
 from equivit.layers.by_image import by_image
-from equivit.layers.convolution import Conv, DepthwiseConv, Pair
+from equivit.layers.convolution import Conv, NormedConv, Pair
 from equivit.layers.drop import drop_path, dropout, split
 from equivit.layers.grid import Layout
 from equivit.layers.largest import IMAGE_BYTES, largest
@@ -81,17 +80,6 @@ class ConvEmbed(nnx.Module):
         return self.norm(y)
 
 
-class ConvNorm(nnx.Module):
-    """A depthwise 3 x 3 convolution, then batch norm.  Shapes: [*B, H, W, width] -> [*B, h, w, width]."""
-
-    def __init__(self, width: int, *, stride: Pair, mode: str, rngs: nnx.Rngs):
-        self.conv = DepthwiseConv(width, kernel=(3, 3), stride=stride, padding=(1, 1), mode=mode, rngs=rngs)
-        self.norm = BatchNorm(width)
-
-    def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
-        return self.norm(self.conv(x), train=train)
-
-
 class ConvAttention(nnx.Module):
     """Attention of a map; queries, keys and values are linear maps of what three convolutions make of it (Eq. 2).
 
@@ -114,8 +102,10 @@ class ConvAttention(nnx.Module):
     ):
         if width % num_heads:
             raise ValueError(f"ConvAttention: {num_heads=} must divide {width=}.")
-        self.conv_q = ConvNorm(width, stride=(1, 1), mode=mode, rngs=rngs)
-        self.conv_k, self.conv_v = (ConvNorm(width, stride=stride, mode=mode, rngs=rngs) for _ in range(2))
+        self.conv_q, self.conv_k, self.conv_v = (
+            NormedConv(width, width, kernel=(3, 3), stride=s, mode=mode, groups=width, rngs=rngs)
+            for s in ((1, 1), stride, stride)
+        )
         self.q, self.k, self.v, self.proj = (dense.Linear(width, width, rngs=rngs) for _ in range(4))
         self.num_heads, self.stride, self.select = num_heads, stride, select
 

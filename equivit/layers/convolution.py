@@ -11,14 +11,17 @@ torus too and follow shifts by the stride; otherwise there is a seam where the m
 import functools
 import math
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.nn.initializers import Initializer
 
 from equivit import errors
+from equivit.layers.batch_norm import BatchNorm
 from equivit.layers.dense import uniform
 
 Pair = tuple[int, int]
@@ -26,7 +29,7 @@ MODES = ("zeros", "circular")
 
 
 class Conv(nnx.Module):
-    """A convolution with a kernel of its own for each pair of channels.
+    """A convolution with a kernel of its own for each pair of channels of a group.
 
     The product has the dtype of the kernel, the sum that of the bias, as in `dense.PatchEmbed`.
 
@@ -35,9 +38,12 @@ class Conv(nnx.Module):
     Args:
       kernel, stride, padding: (rows, columns).
       mode: "zeros" or "circular", what the padding holds.
+      groups: of channels; those of one group are made of the same group of `in_channels`.
+      init: draws the kernel [kh, kw, in_channels / groups, width]; by default uniform, as PyTorch does.
 
     Raises:
-      ValueError: an unknown mode, or a map that is smaller than the kernel.
+      ValueError: an unknown mode, groups that do not divide both numbers of channels, or a map that is smaller than the
+        kernel.
     """
 
     def __init__(
@@ -49,15 +55,20 @@ class Conv(nnx.Module):
         stride: Pair = (1, 1),
         padding: Pair = (0, 0),
         mode: str = "zeros",
+        groups: int = 1,
         bias: bool = True,
+        init: Initializer | None = None,
         rngs: nnx.Rngs,
     ):
         errors.one_of(f"{type(self).__name__}: mode", mode, MODES)
-        bound = 1 / math.sqrt(math.prod(kernel) * in_channels)
-        self.kernel = nnx.Param(uniform(rngs.params(), (*kernel, in_channels, width), bound), product=True)
+        if in_channels % groups or width % groups:
+            raise ValueError(f"{type(self).__name__}: {groups=} must divide {in_channels=} and {width=}.")
+        shape = (*kernel, in_channels // groups, width)
+        bound = 1 / math.sqrt(math.prod(shape[:-1]))
+        drawn = uniform(rngs.params(), shape, bound) if init is None else init(rngs.params(), shape)
+        self.kernel = nnx.Param(drawn, product=True)
         self.bias: Any = nnx.Param(uniform(rngs.params(), (width,), bound)) if bias else None
-        self.stride, self.padding, self.mode = stride, padding, mode
-        self.groups = 1
+        self.stride, self.padding, self.mode, self.groups = stride, padding, mode, groups
 
     def __call__(self, x: jax.Array) -> jax.Array:
         with jax.named_scope("linear"):
@@ -85,21 +96,69 @@ class DepthwiseConv(Conv):
     """A convolution of each channel by itself.
 
     Shapes: [*B, H, W, channels] -> [*B, h, w, channels].
+
+    Args:
+      options: those of `Conv`.
+    """
+
+    def __init__(self, channels: int, *, bias: bool = False, rngs: nnx.Rngs, **options: Any):
+        super().__init__(channels, channels, groups=channels, bias=bias, rngs=rngs, **options)
+
+
+class NormedConv(nnx.Module):
+    """A convolution, batch norm, and an activation: what convolutional networks are made of.
+
+    The padding is k // 2 on each side, so that at stride 1 a map keeps its size; at stride s its sides are divided by s
+    and rounded up.
+
+    Shapes: [*B, H, W, in_channels] -> [*B, h, w, width].
+
+    Args:
+      kernel: (rows, columns), both odd.
+      stride, mode, groups, init: of the convolution (`Conv`).
+      norm: the batch norm may be left out.
+      bias: of the convolution; by default it has one only where no norm would take it off.
+      activation: a function of arrays; None for none.
+      scale: the scale of the norm at the start; 0 begins a residual branch as nothing.
+      statistics_groups: `groups` of the batch norm.
     """
 
     def __init__(
         self,
-        channels: int,
+        in_channels: int,
+        width: int,
         *,
         kernel: Pair,
         stride: Pair = (1, 1),
-        padding: Pair = (0, 0),
         mode: str = "zeros",
-        bias: bool = False,
+        groups: int = 1,
+        norm: bool = True,
+        bias: bool | None = None,
+        activation: Callable[[jax.Array], jax.Array] | None = None,
+        scale: float = 1.0,
+        statistics_groups: int = 1,
+        init: Initializer | None = None,
         rngs: nnx.Rngs,
     ):
-        super().__init__(1, channels, kernel=kernel, stride=stride, padding=padding, mode=mode, bias=bias, rngs=rngs)
-        self.groups = channels
+        self.conv = Conv(
+            in_channels,
+            width,
+            kernel=kernel,
+            stride=stride,
+            padding=(kernel[0] // 2, kernel[1] // 2),
+            mode=mode,
+            groups=groups,
+            bias=not norm if bias is None else bias,
+            init=init,
+            rngs=rngs,
+        )
+        self.norm: Any = BatchNorm(width, scale=scale, groups=statistics_groups) if norm else None
+        self.activation = activation
+
+    def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
+        x = self.conv(x)
+        x = x if self.norm is None else self.norm(x, train=train)
+        return x if self.activation is None else self.activation(x)
 
 
 def convolve(x: jax.Array, kernel: jax.Array, stride: Pair, padding: Pair, mode: str, groups: int = 1) -> jax.Array:

@@ -1,14 +1,21 @@
 """Pyramid pooling: a map beside what it is like from further away (PSPNet, arXiv 1612.01105, Section 3.2)."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from equivit.layers.conv_unit import ConvUnit
+from equivit.layers.convolution import NormedConv
 from equivit.layers.resizing import bilinear
 
 SCALES = (1, 2, 3, 6)
+
+# A convolution of a decoder; weights begin as in MMSegmentation.
+conv_unit = functools.partial(
+    NormedConv, activation=jax.nn.relu, init=nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
+)
 
 
 class PyramidPooling(nnx.Module):
@@ -24,9 +31,9 @@ class PyramidPooling(nnx.Module):
     """
 
     def __init__(self, in_channels: int, width: int, *, mode: str, equivariant: bool, rngs: nnx.Rngs):
-        self.scales = nnx.List([ConvUnit(in_channels, width, kernel=(1, 1), mode=mode, rngs=rngs) for _ in SCALES])
+        self.scales = nnx.List([conv_unit(in_channels, width, kernel=(1, 1), mode=mode, rngs=rngs) for _ in SCALES])
         channels = in_channels + len(SCALES) * width
-        self.bottleneck = ConvUnit(channels, width, kernel=(3, 3), mode=mode, rngs=rngs)
+        self.bottleneck = conv_unit(channels, width, kernel=(3, 3), mode=mode, rngs=rngs)
         self.means = means_around if equivariant else means_of_parts
 
     def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:

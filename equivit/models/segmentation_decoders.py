@@ -22,10 +22,9 @@ from flax import nnx
 
 from equivit.layers import dense, isotypic
 from equivit.layers.batch_norm import BatchNorm
-from equivit.layers.conv_unit import ConvUnit
 from equivit.layers.convolution import Conv, Pair, around
 from equivit.layers.drop import drop_channels
-from equivit.layers.pyramid_pooling import PyramidPooling
+from equivit.layers.pyramid_pooling import PyramidPooling, conv_unit
 from equivit.layers.resizing import bilinear, unpooled
 from equivit.models.features import Grid
 from equivit.symmetry import fields, shifts
@@ -61,13 +60,13 @@ class UperNet(nnx.Module):
         rngs: nnx.Rngs,
     ):
         def units(channels, kernel):
-            return nnx.List([ConvUnit(c, width, kernel=(kernel, kernel), mode=mode, rngs=rngs) for c in channels])
+            return nnx.List([conv_unit(c, width, kernel=(kernel, kernel), mode=mode, rngs=rngs) for c in channels])
 
         *finer, coarsest = in_channels
         self.pooling = PyramidPooling(coarsest, width, mode=mode, equivariant=equivariant, rngs=rngs)
         self.laterals = units(finer, 1)
         self.smoothing = units([width] * len(finer), 3)
-        self.joint = ConvUnit(len(in_channels) * width, width, kernel=(3, 3), mode=mode, rngs=rngs)
+        self.joint = conv_unit(len(in_channels) * width, width, kernel=(3, 3), mode=mode, rngs=rngs)
         self.logits = _logits(width, classes, rngs)
         self.resized = Resizing(equivariant, upsampling)
 
@@ -92,7 +91,7 @@ class AuxiliaryHead(nnx.Module):
 
     def __init__(self, in_channels: int, classes: int, *, mode: str, rngs: nnx.Rngs):
         width = 256
-        self.unit = ConvUnit(in_channels, width, kernel=(3, 3), mode=mode, rngs=rngs)
+        self.unit = conv_unit(in_channels, width, kernel=(3, 3), mode=mode, rngs=rngs)
         self.logits = _logits(width, classes, rngs)
 
     def __call__(self, grid: Grid, *, key: jax.Array | None = None, train: bool = False) -> Grid:

@@ -39,3 +39,18 @@ def test_the_gradient_goes_through_the_statistics_of_the_batch(layer):
     gradient = jax.grad(lambda x: (logical.put(layer, {})(x, train=True) * weights).sum())(X)
     assert abs(gradient).max() > 0.1
     np.testing.assert_allclose(gradient.sum((0, 1)), 0, atol=1e-5)
+
+
+def test_groups_are_batches_of_their_own(layer):
+    """Each half of the batch as a layer by itself has it; running statistics move to the mean of both."""
+    halves = [logical.put(layer, {}) for _ in range(2)]
+    apart = [half(x, train=True) for half, x in zip(halves, np.split(X, 2), strict=True)]
+    layer.groups = 2
+    np.testing.assert_allclose(layer(X, train=True), np.concatenate(apart), atol=1e-6)
+    for name in ("mean", "variance"):
+        np.testing.assert_allclose(
+            getattr(layer, name)[...], np.mean([getattr(half, name)[...] for half in halves], axis=0), rtol=1e-6
+        )
+    layer.groups = 3
+    with pytest.raises(ValueError, match="3 groups do not divide a batch of 4; take a multiple"):
+        layer(X, train=True)

@@ -1,5 +1,7 @@
 """Convolutions against sums over their taps, of each index by itself; their sizes, seams, costs and types."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ from flax import nnx
 from equivit import costs, logical, precision
 from equivit.costs import Cost
 from equivit.layers import convolution
-from equivit.layers.convolution import Conv, DepthwiseConv, output_size
+from equivit.layers.convolution import Conv, DepthwiseConv, NormedConv, output_size
 
 # (kernel, stride, padding, size of the map): the embeddings of CvT, then rows and columns with nothing in common; maps
 # that the stride divides and that it does not, and one that is smaller than the padding.
@@ -110,3 +112,17 @@ def test_what_cannot_be():
         layer(True, CASES[0], "circle")
     with pytest.raises(ValueError, match="the width 2 of a map with padding 2 is smaller than the kernel, 7; .* 3"):
         jax.eval_shape(layer(False, CASES[0], "circular"), maps(1, 12, 2))
+
+
+def test_a_normed_convolution_is_its_three_parts_and_halves_odd_maps_upwards():
+    make = functools.partial(NormedConv, 4, 6, kernel=(3, 5), stride=(2, 2), groups=2, activation=jax.nn.relu)
+    unit = make(rngs=nnx.Rngs(params=0))
+    unit.norm.mean[...], unit.norm.bias[...] = np.arange(6.0), np.full(6, 0.3)
+    x = np.random.default_rng(3).standard_normal((2, 7, 4, 4)).astype(np.float32)
+    y = unit(x)
+    assert y.shape == (2, 4, 2, 6) and unit.conv.bias is None and (np.asarray(y) == 0).any()
+    np.testing.assert_array_equal(y, jax.nn.relu(unit.norm(unit.conv(x))))
+    bare = make(norm=False, rngs=nnx.Rngs(params=0))
+    assert bare.norm is None and bare.conv.bias is not None
+    with pytest.raises(ValueError, match="groups=4 must divide in_channels=4 and width=6"):
+        NormedConv(4, 6, kernel=(1, 1), groups=4, rngs=nnx.Rngs(params=0))
