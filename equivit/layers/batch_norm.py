@@ -52,6 +52,14 @@ class BatchNorm(nnx.Module):
             y = y if self.scale is None or self.bias is None else y * self.scale[...] + self.bias[...]
             return y.reshape(x.shape).astype(x.dtype)
 
+    def affine(self) -> tuple[jax.Array, jax.Array]:
+        """The factor and the shift [C] that this is by the running statistics: y = factor x + shift."""
+        factor = jax.lax.rsqrt(self.variance[...] + self.eps)
+        shift = -self.mean[...] * factor
+        if self.scale is None or self.bias is None:
+            return factor, shift
+        return factor * self.scale[...], shift * self.scale[...] + self.bias[...]
+
     def _in_groups(self, y: jax.Array) -> jax.Array:
         """[B, ..., C] -> [groups, entries, C]."""
         if y.shape[0] % self.groups:

@@ -160,6 +160,16 @@ class NormedConv(nnx.Module):
         x = x if self.norm is None else self.norm(x, train=train)
         return x if self.activation is None else self.activation(x)
 
+    def folded(self) -> "NormedConv":
+        """The same map as a convolution with a bias and no norm, by the running statistics, for inference."""
+        unit = nnx.clone(self)
+        if self.norm is not None:
+            factor, shift = self.norm.affine()
+            kernel, bias = self.conv.affine()
+            unit.conv.kernel.set_value((kernel * factor).astype(kernel.dtype))
+            unit.conv.bias, unit.norm = nnx.data(nnx.Param(bias * factor + shift)), None
+        return unit
+
 
 def convolve(x: jax.Array, kernel: jax.Array, stride: Pair, padding: Pair, mode: str, groups: int = 1) -> jax.Array:
     """The convolution of maps, in the dtype of the kernel.

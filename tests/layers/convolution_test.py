@@ -117,11 +117,15 @@ def test_what_cannot_be():
 def test_a_normed_convolution_is_its_three_parts_and_halves_odd_maps_upwards():
     make = functools.partial(NormedConv, 4, 6, kernel=(3, 5), stride=(2, 2), groups=2, activation=jax.nn.relu)
     unit = make(rngs=nnx.Rngs(params=0))
-    unit.norm.mean[...], unit.norm.bias[...] = np.arange(6.0), np.full(6, 0.3)
+    unit.norm.mean[...], unit.norm.bias[...] = np.arange(6) / 10, np.full(6, 0.3)
+    unit.norm.variance[...], unit.norm.scale[...] = np.arange(1.0, 7.0), np.linspace(-1, 2, 6)
     x = np.random.default_rng(3).standard_normal((2, 7, 4, 4)).astype(np.float32)
     y = unit(x)
     assert y.shape == (2, 4, 2, 6) and unit.conv.bias is None and (np.asarray(y) == 0).any()
     np.testing.assert_array_equal(y, jax.nn.relu(unit.norm(unit.conv(x))))
+    folded = unit.folded()
+    assert folded.norm is None and unit.conv.bias is None
+    np.testing.assert_allclose(folded(x), y, atol=1e-5)  # sums of 30 products of size 1, in another order
     bare = make(norm=False, rngs=nnx.Rngs(params=0))
     assert bare.norm is None and bare.conv.bias is not None
     with pytest.raises(ValueError, match="groups=4 must divide in_channels=4 and width=6"):
