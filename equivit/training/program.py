@@ -148,8 +148,20 @@ def of_config(
         in_shardings=(shardings, places, NamedSharding(mesh, sharding.BATCH)),
         out_shardings=(shardings, everywhere),
     )
-    init = jax.jit(lambda arrays: begin(objective, make_module(arrays), optimizer), out_shardings=shardings)
+    init = jax.jit(
+        lambda arrays: begin(objective, make_module(arrays), optimizer),
+        out_shardings=shardings,
+        compiler_options=_quickly(mesh),
+    )
     return Program(objective, module, _at(abstract, shardings), placed, init, compiled, lr)
+
+
+def _quickly(mesh) -> dict[str, int] | None:
+    """Compiler options of a program that runs once: on a CPU it would take as long to compile as the training step.
+
+    The first level draws the same bits as the last one, and as fast, and compiles in a quarter of the time.
+    """
+    return {"xla_backend_optimization_level": 1} if mesh.devices.flat[0].platform == "cpu" else None
 
 
 def _stacks(modules) -> dict[str, int]:
