@@ -25,6 +25,7 @@ from equivit.pretrained import (
     jumbo,
     mae,
     mapping,
+    mobilenetv4,
     mvit,
     names,
     octic_vits,
@@ -43,6 +44,7 @@ _ALL = (
     clip.FORMAT,
     mvit.FORMAT,
     swin.FORMAT,
+    mobilenetv4.FORMAT,
     cvt.FORMAT,
     jumbo.FORMAT,
     mae.FORMAT,
@@ -70,7 +72,7 @@ def load(
     Prints the names of tensors that are left out on purpose: constants, and what the model does not use.
 
     Args:
-      source: a key of `FORMATS`: "octic_vits", "flip", "timm" (Swin too), "dinov2", "clip", "cvt", "jumbo", "mae"
+      source: a key of `FORMATS`: "octic_vits", "flip", "timm" (Swin, MViTv2 and MobileNetV4 too), "dinov2", "clip", "cvt", "jumbo", "mae"
         (the encoder) or "mae_autoencoder".
       weights: a state dict, or the path of a .safetensors, .npz or .pth file; containers and wrappers are taken off.
       num_heads: heads per block, of a model with stages one number for each; None: what the file tells, or those of
