@@ -113,21 +113,19 @@ class MobileAttention(nnx.Module):
         return added(x, y if self.scale is None else self.scale(y), rate, key)
 
     def folded(self) -> "MobileAttention":
-        """The same map by the running statistics, for inference, with as few norms as possible.
+        """The same map by the running statistics, for inference: queries, keys and values take the norm in.
 
-        Queries, keys and values take the norm in, and have biases then.  At a stride of keys and values it stays: their
-        convolutions pad what it leaves with zeros, which no bias after them can give.
+        At a stride of keys and values the norm stays: their convolutions, which fold by themselves, pad what it leaves
+        with zeros, and no bias makes up for that.
         """
         block = nnx.clone(self)
-        attention = block.attention
-        if attention.key_conv is not None:
-            attention.key_conv, attention.value_conv = attention.key_conv.folded(), attention.value_conv.folded()
-        elif block.norm is not None:
-            factor, shift = block.norm.affine()
-            for linear in (attention.query, attention.key, attention.value):
-                weight = linear.weight[...]
-                # As a sum, in float32 everywhere: accelerators round the factors of matrix products.
-                linear.bias = nnx.data(nnx.Param(jnp.sum(shift[:, None] * weight, 0)))
-                linear.weight.set_value((factor[:, None] * weight).astype(weight.dtype))
-            block.norm = None
+        if block.norm is None or block.attention.key_conv is not None:
+            return block
+        factor, shift = block.norm.affine()
+        for linear in (block.attention.query, block.attention.key, block.attention.value):
+            weight = linear.weight[...]
+            # A sum in float32 everywhere: accelerators round the factors of matrix products.
+            linear.bias = nnx.data(nnx.Param(jnp.sum(shift[:, None] * weight, 0)))
+            linear.weight.set_value((factor[:, None] * weight).astype(weight.dtype))
+        block.norm = None
         return block
