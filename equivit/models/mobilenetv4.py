@@ -31,6 +31,8 @@ from equivit.layers.stack import REMAT, Stack
 from equivit.models.features import Features, Grid
 from equivit.models.model import Preset
 
+CLASSIFIER = nnx.initializers.variance_scaling(1 / 3, "fan_out", "uniform")  # bounded by 1 / sqrt(classes), as in timm
+
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
@@ -228,7 +230,7 @@ class MobileNetV4(nnx.Module):
         self.stages = nnx.List([Stack(runs, remat=config.remat, rngs=rngs) for runs in makes])
         self.neck = normed_conv(config.features, config.head_width, 1, **options)
         classes = config.num_classes
-        self.head = None if classes is None else dense.Linear(config.head_width, classes, init=_classifier, rngs=rngs)
+        self.head = None if classes is None else dense.Linear(config.head_width, classes, init=CLASSIFIER, rngs=rngs)
 
     def __call__(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
         """Class logits [*B, num_classes] of images [*B, H, W, C].
@@ -319,11 +321,6 @@ def _make(config: MobileNetV4Config, before: int, spec: Spec) -> Callable[[nnx.R
         case _:
             mqa: dict[str, Any] = dict(num_heads=spec.heads, head_channels=spec.channels, kv_stride=spec.kv_stride)
             return lambda rngs: MobileAttention(before, **mqa, **groups, **scale, rngs=rngs)
-
-
-def _classifier(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Uniform, bounded by 1 / sqrt(classes), as in timm."""
-    return dense.uniform(key, shape, shape[-1] ** -0.5)
 
 
 def _features(at: Map, batch: tuple[int, ...], blocks: dict[int, Features]) -> Features:

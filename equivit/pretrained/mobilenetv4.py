@@ -14,7 +14,7 @@ from equivit.pretrained.format import Format, Hints, State
 from equivit.pretrained.mapping import Pair, Table
 
 NAME = "timm"
-PUBLISHED = {name: preset.configuration() for name, preset in NAMES.items()}
+PUBLISHED = {name: MobileNetV4Config(**preset.fields) for name, preset in NAMES.items()}
 # The convolutions of blocks by our names, each with their convolution and batch norm.
 CONV = {"conv": ("conv", "bn1")}
 FUSED = {"expand": ("conv_exp", "bn1"), "project": ("conv_pwl", "bn2")}
