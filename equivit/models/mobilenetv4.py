@@ -76,7 +76,7 @@ class Spec:
         return " ".join([*words, *[f"kv{self.kv_stride}"] * (self.kv_stride > 1), str(self.width)])
 
 
-_NUMBER, _ODD, _STRIDE = r"[1-9]\d{0,4}", r"(?:[1-9]\d)?[13579]", r"(?: s(?P<stride>[12]))?"
+_NUMBER, _ODD, _STRIDE = r"[1-9]\d{0,4}", r"(?:[1-9]\d?)?[13579]", r"(?: s(?P<stride>[12]))?"
 _BLOCKS = {
     "conv": rf"conv (?P<kernel>{_ODD}){_STRIDE}",
     "fused": rf"fused (?P<kernel>{_ODD}){_STRIDE} e(?P<expansion>{_NUMBER})",
@@ -226,7 +226,7 @@ class MobileNetV4(nnx.Module):
         self.stem = normed_conv(config.in_channels, config.stem_width, 3, 2, **options)
         inputs = iter(config.inputs)
         # Blocks are runs of one each: hardly any two neighbours are alike.
-        makes = [[(1, _make(config, next(inputs), spec)) for spec in stage] for stage in config.blocks]
+        makes = [[(1, made(config, next(inputs), spec)) for spec in stage] for stage in config.blocks]
         self.stages = nnx.List([Stack(runs, remat=config.remat, rngs=rngs) for runs in makes])
         self.neck = normed_conv(config.features, config.head_width, 1, **options)
         classes = config.num_classes
@@ -303,7 +303,7 @@ class MobileNetV4(nnx.Module):
         return Map(x, config.strides[-1]), seen
 
 
-def _make(config: MobileNetV4Config, before: int, spec: Spec) -> Callable[[nnx.Rngs], nnx.Module]:
+def made(config: MobileNetV4Config, before: int, spec: Spec) -> Callable[[nnx.Rngs], nnx.Module]:
     """What builds a block that is given `before` channels."""
     groups: dict[str, Any] = dict(statistics_groups=config.statistics_groups)
     conv: dict[str, Any] = dict(stride=spec.stride, **groups)

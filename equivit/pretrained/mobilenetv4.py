@@ -90,7 +90,7 @@ def table(config: MobileNetV4Config, flavour: str) -> Table:
     for stage, specs in enumerate(config.blocks):
         for i, spec in enumerate(specs):
             theirs, ours = f"blocks.{stage}.{i}", f"stages.{stage}.{i}"
-            pairs += block(spec, theirs, ours)
+            pairs += _block(spec, theirs, ours)
             if config.layer_scale is not None and spec.kind in ("uib", "mqa"):
                 pairs.append(mapping.same(f"{theirs}.layer_scale.gamma", f"{ours}.scale.scale"))
     pairs += _normed("conv_head", "norm_head", "neck")
@@ -99,7 +99,7 @@ def table(config: MobileNetV4Config, flavour: str) -> Table:
     return Table(pairs)
 
 
-def block(spec: Spec, theirs: str, ours: str) -> list[Pair]:
+def _block(spec: Spec, theirs: str, ours: str) -> list[Pair]:
     """A block without its layer scale."""
     if spec.kind == "mqa":
         return _attention(spec, theirs, ours)

@@ -188,6 +188,7 @@ def test_tables_are_read_as_they_are_written():
     stage = parsed("2x uib 3/0 s2 e6 160, conv 3 32,fused 5 e4 48")
     fused = Spec("fused", 48, kernel=5, expansion=4)
     assert stage == (*[Spec("uib", 160, start=3, stride=2, expansion=6)] * 2, Spec("conv", 32, kernel=3), fused)
+    assert parsed("conv 11 8") == (Spec("conv", 8, kernel=11),)
     assert parsed("mqa 4x64 kv2 160") == (Spec("mqa", 160, heads=4, channels=64, kv_stride=2),)
     for stage in HYBRID_MEDIUM:
         assert parsed(", ".join(map(str, parsed(stage)))) == parsed(stage)
