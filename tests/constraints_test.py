@@ -109,6 +109,7 @@ EXAMPLES = {
     "swin": zoo.configuration("swin_t"),
     "mvit": zoo.configuration("mvitv2_t"),
     "cvt": zoo.configuration("cvt_13"),
+    "mobilenetv4": zoo.configuration("mobilenetv4_conv_small"),
     "segmenter": SegmenterConfig(zoo.configuration("swin_t", num_classes=None), 5),
     "sar": Sar(),
     "shifts": Shifts(),

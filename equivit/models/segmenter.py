@@ -29,6 +29,7 @@ from equivit.layers.resizing import bilinear
 from equivit.models.cvt import CvTConfig
 from equivit.models.features import Features, Grid
 from equivit.models.jumbo_vit import JumboViTConfig
+from equivit.models.mobilenetv4 import MobileNetV4Config
 from equivit.models.model import ModelModule
 from equivit.models.mvit import MViTConfig
 from equivit.models.segmentation_decoders import (
@@ -44,7 +45,7 @@ from equivit.models.vit_config import ViTConfig
 from equivit.symmetry import shifts
 
 DECODERS = ("upernet", "linear", "convolutions", "octic")
-Backbone = ViTConfig | JumboViTConfig | SwinConfig | CvTConfig | MViTConfig
+Backbone = ViTConfig | JumboViTConfig | SwinConfig | CvTConfig | MViTConfig | MobileNetV4Config
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,6 +25,7 @@ from equivit.pretrained import (
     jumbo,
     mae,
     mapping,
+    mobilenetv4,
     mvit,
     names,
     octic_vits,
@@ -41,6 +42,7 @@ _ALL = (
     timm.FORMAT,
     dinov2.FORMAT,
     clip.FORMAT,
+    mobilenetv4.FORMAT,
     mvit.FORMAT,
     swin.FORMAT,
     cvt.FORMAT,
@@ -70,8 +72,8 @@ def load(
     Prints the names of tensors that are left out on purpose: constants, and what the model does not use.
 
     Args:
-      source: a key of `FORMATS`: "octic_vits", "flip", "timm" (Swin too), "dinov2", "clip", "cvt", "jumbo", "mae"
-        (the encoder) or "mae_autoencoder".
+      source: a key of `FORMATS`: "octic_vits", "flip", "timm" (Swin, MViTv2 and MobileNetV4 too), "dinov2", "clip",
+        "cvt", "jumbo", "mae" (the encoder) or "mae_autoencoder".
       weights: a state dict, or the path of a .safetensors, .npz or .pth file; containers and wrappers are taken off.
       num_heads: heads per block, of a model with stages one number for each; None: what the file tells, or those of
         the published model of that width.
@@ -102,11 +104,12 @@ def load(
     config, flavour = format.infer(state, **hints)
     config = _with_options(source, config, options)
     table, what = format.table(config, flavour), _what(source, flavour, config)
-    shapes = _shapes(config)
+    abstract = _abstract(config)
+    shapes = _shapes(abstract)
     mapping.check(table, shapes, what)
     tensors = mapping.read(table, state, shapes, what)
     left_out += [constant.name for constant in table.constants]
-    model = logical.from_logical(_abstract(config), tensors, STORED)
+    model = logical.from_logical(abstract, tensors, STORED)
     if num_classes not in (None, config.num_classes):
         constraints.check(f"{source}: num_classes", num_classes, constraints.PositiveInt)
         if "num_classes" not in (field.name for field in dataclasses.fields(config)):
@@ -225,7 +228,7 @@ def _abstract(config: Any) -> nnx.Module:
     return jax.eval_shape(lambda: config.build(nnx.Rngs(params=0)))
 
 
-def _shapes(config: Any) -> dict[str, tuple[int, ...]]:
+def _shapes(model: nnx.Module) -> dict[str, tuple[int, ...]]:
     """The shape of each logical tensor."""
-    tables = logical.tensors(_abstract(config), STORED).values()
+    tables = logical.tensors(model, STORED).values()
     return {tensor.name: tensor.shape for table in tables for tensor in table.flat}

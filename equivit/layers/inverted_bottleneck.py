@@ -1,0 +1,199 @@
+"""Blocks of convolutions that widen a map and narrow it again: the parts of MobileNetV4 (arXiv 2404.10518).
+
+Every convolution has a batch norm, and pads with zeros by half of its kernel, at stride 2 too.  Kernels begin normal
+with variance 2 / fan-out, as in timm.  All blocks are called as `layers/stack.py` calls blocks.
+"""
+
+import math
+from typing import Any
+
+import jax
+from flax import nnx
+
+from equivit.layers import dense
+from equivit.layers.convolution import NormedConv
+from equivit.layers.drop import drop_path
+from equivit.layers.grid import Layout
+
+
+class PlainConv(nnx.Module):
+    """One convolution with batch norm and ReLU, without a residual sum.
+
+    Shapes: [*B, H, W, in_channels] -> [*B, h, w, width].
+
+    Args:
+      kernel, stride: along both axes.
+      statistics_groups: `groups` of the batch norm.
+    """
+
+    def __init__(
+        self, in_channels: int, width: int, *, kernel: int, stride: int = 1, statistics_groups: int = 1, rngs: nnx.Rngs
+    ):
+        self.conv = normed_conv(in_channels, width, kernel, stride, groups=statistics_groups, rngs=rngs)
+
+    def __call__(
+        self,
+        x: jax.Array,
+        layout: Layout | None = None,
+        *,
+        rate: float | jax.Array = 0.0,
+        phase: int = 0,
+        train: bool = False,
+        key: jax.Array | None = None,
+    ) -> jax.Array:
+        """The map after the block; `train`: whether batch norms use and record the statistics of this batch."""
+        return self.conv(x, train=train)
+
+
+class FusedInvertedBottleneck(nnx.Module):
+    """A convolution to `hidden` channels with ReLU, then a 1x1 convolution to `width`; x is added if shapes agree.
+
+    Shapes: [*B, H, W, in_channels] -> [*B, h, w, width].
+
+    Args:
+      kernel, stride: of the first convolution, along both axes.
+      statistics_groups: `groups` of the batch norms.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        width: int,
+        *,
+        hidden: int,
+        kernel: int,
+        stride: int = 1,
+        statistics_groups: int = 1,
+        rngs: nnx.Rngs,
+    ):
+        options: dict[str, Any] = dict(groups=statistics_groups, rngs=rngs)
+        self.expand = normed_conv(in_channels, hidden, kernel, stride, **options)
+        self.project = normed_conv(hidden, width, 1, activation=None, **options)
+        self.adds = stride == 1 and in_channels == width
+
+    def __call__(
+        self,
+        x: jax.Array,
+        layout: Layout | None = None,
+        *,
+        rate: float | jax.Array = 0.0,
+        phase: int = 0,
+        train: bool = False,
+        key: jax.Array | None = None,
+    ) -> jax.Array:
+        """The map after the block.
+
+        Args:
+          rate: probability of dropping the branch for an image.
+          train: whether batch norms use and record the statistics of this batch.
+          key: for stochastic depth; None: none.
+        """
+        y = self.project(self.expand(x, train=train), train=train)
+        return added(x, y, rate, key) if self.adds else y
+
+
+class UniversalInvertedBottleneck(nnx.Module):
+    """Depthwise, 1x1 to `hidden` channels, depthwise, 1x1 to `width`: four blocks in one (MobileNetV4's UIB).
+
+    | start, mid | the block that it is         |
+    |------------|------------------------------|
+    | 0, k       | inverted bottleneck          |
+    | k, 0       | like ConvNeXt's              |
+    | k, k       | with an extra depthwise one  |
+    | 0, 0       | feed-forward                 |
+
+    ReLU follows the second and third of these convolutions.  The map is divided by the stride in the third, or in the
+    first if there is no third.  x is added if shapes agree.
+
+    Shapes: [*B, H, W, in_channels] -> [*B, h, w, width].
+
+    Args:
+      start, mid: kernels of the depthwise convolutions, along both axes; 0 for none.
+      layer_scale: the factor of each channel of the branch at the start; None for no factors.
+      statistics_groups: `groups` of the batch norms.
+
+    Raises:
+      ValueError: a stride that no depthwise convolution could take.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        width: int,
+        *,
+        hidden: int,
+        start: int = 0,
+        mid: int = 0,
+        stride: int = 1,
+        layer_scale: float | None = None,
+        statistics_groups: int = 1,
+        rngs: nnx.Rngs,
+    ):
+        if stride > 1 and not start and not mid:
+            raise ValueError(f"UniversalInvertedBottleneck: {stride=} needs a depthwise convolution; set start or mid.")
+        first, second = (1, stride) if mid else (stride, 1)
+        options: dict[str, Any] = dict(groups=statistics_groups, rngs=rngs)
+        depthwise: dict[str, Any] = dict(depthwise=True, **options)
+        self.start: Any = (
+            normed_conv(in_channels, in_channels, start, first, activation=None, **depthwise) if start else None
+        )
+        self.expand = normed_conv(in_channels, hidden, 1, **options)
+        self.mid: Any = normed_conv(hidden, hidden, mid, second, **depthwise) if mid else None
+        self.project = normed_conv(hidden, width, 1, activation=None, **options)
+        self.scale: Any = None if layer_scale is None else dense.LayerScale(width, layer_scale)
+        self.adds = stride == 1 and in_channels == width
+
+    def __call__(
+        self,
+        x: jax.Array,
+        layout: Layout | None = None,
+        *,
+        rate: float | jax.Array = 0.0,
+        phase: int = 0,
+        train: bool = False,
+        key: jax.Array | None = None,
+    ) -> jax.Array:
+        """The map after the block; arguments as in `FusedInvertedBottleneck`."""
+        y = x
+        for conv in (self.start, self.expand, self.mid, self.project):
+            y = y if conv is None else conv(y, train=train)
+        y = y if self.scale is None else self.scale(y)
+        return added(x, y, rate, key) if self.adds else y
+
+
+def normed_conv(
+    in_channels: int,
+    width: int,
+    kernel: int,
+    stride: int = 1,
+    *,
+    depthwise: bool = False,
+    activation: Any = jax.nn.relu,
+    groups: int = 1,
+    rngs: nnx.Rngs,
+) -> NormedConv:
+    """A convolution of a square kernel with batch norm.
+
+    Args:
+      depthwise: each channel by itself.
+      groups: of images, for the batch norm.
+    """
+    channel_groups = in_channels if depthwise else 1
+    fan_out = kernel**2 * width // channel_groups
+    return NormedConv(
+        in_channels,
+        width,
+        kernel=(kernel, kernel),
+        stride=(stride, stride),
+        groups=channel_groups,
+        activation=activation,
+        statistics_groups=groups,
+        init=nnx.initializers.normal(math.sqrt(2 / fan_out)),
+        rngs=rngs,
+    )
+
+
+def added(x: jax.Array, branch: jax.Array, rate: float | jax.Array, key: jax.Array | None) -> jax.Array:
+    """x + branch of maps [*B, h, w, C], where stochastic depth drops the branch for whole images."""
+    tokens = branch.reshape(*branch.shape[:-3], -1, branch.shape[-1])
+    return x + drop_path(tokens, rate, key).reshape(branch.shape)

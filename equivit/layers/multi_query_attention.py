@@ -1,0 +1,131 @@
+"""Attention whose heads share their keys and values: Mobile MQA of MobileNetV4 (arXiv 2404.10518)."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from equivit.layers import dense
+from equivit.layers.attention import attend
+from equivit.layers.batch_norm import BatchNorm
+from equivit.layers.convolution import NormedConv
+from equivit.layers.grid import Layout
+from equivit.layers.inverted_bottleneck import added
+
+XAVIER = nnx.initializers.xavier_uniform()
+
+
+class MultiQueryAttention(nnx.Module):
+    """Attention of a map, with queries of every head and one set of keys and values; no biases, no positions.
+
+    With a stride keys and values each come from a depthwise 3x3 convolution of their own, with batch norm.
+
+    Shapes: [*B, h, w, width] -> the same.
+
+    Args:
+      head_channels: of a query, and of a key and a value.
+      kv_stride: of the convolutions for keys and values, along both axes; at 1 there are none.
+      statistics_groups: `groups` of their batch norms.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        num_heads: int,
+        head_channels: int,
+        kv_stride: int = 1,
+        statistics_groups: int = 1,
+        rngs: nnx.Rngs,
+    ):
+        linear: dict[str, Any] = dict(bias=False, init=XAVIER, rngs=rngs)
+        stride, groups = (kv_stride, kv_stride), statistics_groups
+        down: dict[str, Any] = dict(kernel=(3, 3), stride=stride, groups=width, statistics_groups=groups, init=XAVIER)
+        self.query = dense.Linear(width, num_heads * head_channels, **linear)
+        self.key_conv: Any = None if kv_stride == 1 else NormedConv(width, width, **down, rngs=rngs)
+        self.key = dense.Linear(width, head_channels, **linear)
+        self.value_conv: Any = None if kv_stride == 1 else NormedConv(width, width, **down, rngs=rngs)
+        self.value = dense.Linear(width, head_channels, **linear)
+        self.output = dense.Linear(num_heads * head_channels, width, **linear)
+        self.head_channels = head_channels
+
+    def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
+        q = self.query(x)
+        k = self.key(x if self.key_conv is None else self.key_conv(x, train=train))
+        v = self.value(x if self.value_conv is None else self.value_conv(x, train=train))
+        # The heads differ in their queries only: to the keys they are one head of more tokens, without a transpose.
+        (y,) = attend(*((part.reshape(*x.shape[:-3], 1, -1, self.head_channels),) for part in (q, k, v)))
+        return self.output(y.reshape(q.shape))
+
+
+class MobileAttention(nnx.Module):
+    """x + path(scale(attention(norm(x)))), with a batch norm.
+
+    Shapes: [*B, h, w, width] -> the same.
+
+    Args:
+      num_heads, head_channels, kv_stride: of the attention (`MultiQueryAttention`).
+      layer_scale: the factor of each channel of the branch at the start; None for no factors.
+      statistics_groups: `groups` of the batch norms.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        num_heads: int,
+        head_channels: int,
+        kv_stride: int = 1,
+        layer_scale: float | None = None,
+        statistics_groups: int = 1,
+        rngs: nnx.Rngs,
+    ):
+        self.norm: Any = BatchNorm(width, groups=statistics_groups)
+        self.attention = MultiQueryAttention(
+            width,
+            num_heads=num_heads,
+            head_channels=head_channels,
+            kv_stride=kv_stride,
+            statistics_groups=statistics_groups,
+            rngs=rngs,
+        )
+        self.scale: Any = None if layer_scale is None else dense.LayerScale(width, layer_scale)
+
+    def __call__(
+        self,
+        x: jax.Array,
+        layout: Layout | None = None,
+        *,
+        rate: float | jax.Array = 0.0,
+        phase: int = 0,
+        train: bool = False,
+        key: jax.Array | None = None,
+    ) -> jax.Array:
+        """The map after the block.
+
+        Args:
+          rate: probability of dropping the branch for an image.
+          train: whether batch norms use and record the statistics of this batch.
+          key: for stochastic depth; None: none.
+        """
+        y = self.attention(x if self.norm is None else self.norm(x, train=train), train=train)
+        return added(x, y if self.scale is None else self.scale(y), rate, key)
+
+    def folded(self) -> "MobileAttention":
+        """The same map by the running statistics, for inference: queries, keys and values take the norm in.
+
+        At a stride of keys and values the norm stays: their convolutions, which fold by themselves, pad what it leaves
+        with zeros, and no bias makes up for that.
+        """
+        block = nnx.clone(self)
+        if block.norm is None or block.attention.key_conv is not None:
+            return block
+        factor, shift = block.norm.affine()
+        for linear in (block.attention.query, block.attention.key, block.attention.value):
+            weight = linear.weight[...]
+            # A sum in float32 everywhere: accelerators round the factors of matrix products.
+            linear.bias = nnx.data(nnx.Param(jnp.sum(shift[:, None] * weight, 0)))
+            linear.weight.set_value((factor[:, None] * weight).astype(weight.dtype))
+        block.norm = None
+        return block

@@ -1,0 +1,363 @@
+"""MobileNetV4: a table of inverted bottlenecks; between them, in the hybrid model, attention with shared keys.
+
+Source: MobileNetV4 (arXiv 2404.10518), with the tables, paddings and epsilons of timm, in which its public weights were
+trained.  "Jumbo" (Section 4.1) compares with it.
+"""
+
+import dataclasses
+import functools
+import itertools
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from equivit import constraints
+from equivit.constraints import Below1, OneOf, PositiveFloat, PositiveInt, Size
+from equivit.layers import dense
+from equivit.layers.grid import check_images
+from equivit.layers.inverted_bottleneck import (
+    FusedInvertedBottleneck,
+    PlainConv,
+    UniversalInvertedBottleneck,
+    normed_conv,
+)
+from equivit.layers.multi_query_attention import MobileAttention
+from equivit.layers.stack import REMAT, Stack
+from equivit.models.features import Features, Grid
+from equivit.models.model import Preset
+
+CLASSIFIER = nnx.initializers.variance_scaling(1 / 3, "fan_out", "uniform")  # bounded by 1 / sqrt(classes), as in timm
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """One block of a table, which writes it as `str` does; 0 where a kind of block has no such number.
+
+    | written                | block                                                                         |
+    |------------------------|-------------------------------------------------------------------------------|
+    | "conv 3 s2 32"         | convolution 3x3 at stride 2 to 32 channels                                    |
+    | "fused 3 s2 e4 48"     | the same to 4 times as many channels as there are, then 1x1 to 48             |
+    | "uib 3/5 s2 e4 80"     | depthwise 3x3, 1x1 to 4 times the channels, depthwise 5x5 at stride 2, to 80  |
+    | "mqa 4x64 kv2 160"     | attention of 4 heads of 64 channels, with keys and values at stride 2         |
+
+    A kernel of 0 is a depthwise convolution that is not there, a stride of 1 is not written, and "2x uib ..." in a
+    table are two blocks.
+
+    Attributes:
+      kind: "conv", "fused", "uib" or "mqa".
+      width: channels of its output.
+      start: kernel of the first depthwise convolution.
+      kernel: of the convolution, in "uib" of the second depthwise one.
+      stride: of the map.
+      expansion: channels inside, in units of those of its input.
+      heads, channels: of attention: how many, and of one.
+      kv_stride: of the convolutions for keys and values.
+    """
+
+    kind: str
+    width: int
+    start: int = 0
+    kernel: int = 0
+    stride: int = 1
+    expansion: int = 0
+    heads: int = 0
+    channels: int = 0
+    kv_stride: int = 1
+
+    def __str__(self) -> str:
+        sizes = {"uib": f"{self.start}/{self.kernel}", "mqa": f"{self.heads}x{self.channels}"}
+        words = [self.kind, sizes.get(self.kind, str(self.kernel))]
+        words += [f"s{self.stride}"] * (self.stride > 1) + [f"e{self.expansion}"] * bool(self.expansion)
+        return " ".join([*words, *[f"kv{self.kv_stride}"] * (self.kv_stride > 1), str(self.width)])
+
+
+_NUMBER, _ODD, _STRIDE = r"[1-9]\d{0,4}", r"(?:[1-9]\d?)?[13579]", r"(?: s(?P<stride>[12]))?"
+_BLOCKS = {
+    "conv": rf"conv (?P<kernel>{_ODD}){_STRIDE}",
+    "fused": rf"fused (?P<kernel>{_ODD}){_STRIDE} e(?P<expansion>{_NUMBER})",
+    "uib": rf"uib (?P<start>0|{_ODD})/(?P<kernel>0|{_ODD}){_STRIDE} e(?P<expansion>{_NUMBER})",
+    "mqa": rf"mqa (?P<heads>{_NUMBER})x(?P<channels>{_NUMBER})(?: kv(?P<kv_stride>[12]))?",
+}
+
+
+@functools.cache
+def parsed(stage: str) -> tuple[Spec, ...]:
+    """The blocks of a stage, as a table writes them: with commas between.
+
+    Raises:
+      ValueError: a part of it is no block.
+    """
+    specs = []
+    for text in stage.split(","):
+        for kind, pattern in _BLOCKS.items():
+            if match := re.fullmatch(rf"(?:(?P<times>[1-9]\d?)x )?{pattern} (?P<width>{_NUMBER})", text.strip()):
+                numbers = {name: int(value) for name, value in match.groupdict().items() if value is not None}
+                specs += numbers.pop("times", 1) * [Spec(kind, **numbers)]
+                break
+        else:
+            raise ValueError(f"MobileNetV4: stages: {text.strip()!r} is no block; write one as 'uib 3/5 s2 e4 80'.")
+    return tuple(specs)
+
+
+@dataclasses.dataclass(frozen=True)
+class MobileNetV4Config:
+    """The choices that make one MobileNetV4.
+
+    Attributes:
+      stages: the table: the blocks of each stage as `Spec` writes them, with commas between.
+      stem_width: channels of the convolution before all blocks, 3x3 at stride 2.
+      head_width: channels of the 1x1 convolution between the mean of the last map and the head.
+      layer_scale: the factor of each channel of the branches of "uib" and "mqa" at the start; None for no factors.
+      image_size: (height, width); images of any size can be used.
+      num_classes: None for no head.
+      drop_path: probability of dropping the branch of a block for an image, used when a key is given: block i of n
+        has i / n of it, as in timm.
+      statistics_groups: runs of images with batch statistics of their own, such as the devices of the original.
+      remat: how blocks are run (`layers/stack.py`).
+    """
+
+    norm_eps: ClassVar[float] = 1e-5  # of layer norms that others put on its maps; it has batch norms alone
+
+    stages: tuple[str, ...]
+    stem_width: PositiveInt = 32
+    head_width: PositiveInt = 1280
+    layer_scale: PositiveFloat | None = None
+    image_size: Size = (224, 224)
+    in_channels: PositiveInt = 3
+    num_classes: PositiveInt | None = 1000
+    drop_path: Below1 = 0.0
+    statistics_groups: PositiveInt = 1
+    remat: Annotated[str, OneOf(REMAT)] = "none"
+
+    def __post_init__(self):
+        constraints.check_fields(self, "MobileNetV4")
+        for spec, before in zip(itertools.chain(*self.blocks), self.inputs, strict=True):
+            if spec.kind == "uib" and spec.stride > 1 and not spec.start and not spec.kernel:
+                raise ValueError(
+                    f"MobileNetV4: stages: '{spec}' has no depthwise convolution for its stride; write 'uib 3/0 ...'."
+                )
+            if spec.kind == "mqa" and spec.width != before:
+                raise ValueError(f"MobileNetV4: stages: '{spec}' must keep the {before} channels that it is given.")
+
+    @property
+    def blocks(self) -> tuple[tuple[Spec, ...], ...]:
+        """The blocks of each stage."""
+        return tuple(map(parsed, self.stages))
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """Channels of the input of each block, through all stages."""
+        return (self.stem_width, *(spec.width for stage in self.blocks for spec in stage))[:-1]
+
+    @property
+    def depth(self) -> int:
+        """Blocks of all stages."""
+        return sum(map(len, self.blocks))
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Distance in pixels between neighbours of the map after each block, along both axes."""
+        steps = (spec.stride for stage in self.blocks for spec in stage)
+        return tuple(itertools.accumulate(steps, int.__mul__, initial=2))[1:]
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Blocks of each resolution, for decoders of dense predictions; those of the published sizes are four."""
+        return tuple(len(list(same)) for _, same in itertools.groupby(self.strides))
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Channels of the last map of each resolution."""
+        after = (*self.inputs[1:], self.features)
+        return tuple(after[stop - 1] for stop in itertools.accumulate(self.depths))
+
+    @property
+    def features(self) -> int:
+        """Channels of the last map."""
+        return self.blocks[-1][-1].width
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """Of one image: (height, width, channels)."""
+        return *self.image_size, self.in_channels
+
+    @property
+    def rates(self) -> np.ndarray | None:
+        """The rate of stochastic depth of each block, [depth]; None where there is none."""
+        rates = np.arange(self.depth, dtype=np.float32) * np.float32(self.drop_path / self.depth)
+        return rates if rates.any() else None
+
+    def build(self, rngs: nnx.Rngs) -> "MobileNetV4":
+        """The model, with parameters drawn from `rngs`."""
+        return MobileNetV4(self, rngs=rngs)
+
+
+class Map(NamedTuple):
+    """The map after a block.
+
+    Attributes:
+      values: [B, h, w, width].
+      stride: distance between neighbours, in pixels, along both axes.
+    """
+
+    values: jax.Array
+    stride: int
+
+
+class MobileNetV4(nnx.Module):
+    """A MobileNetV4; see `MobileNetV4Config`.
+
+    The last map is averaged before the convolution that widens it, whose batch norm so sees one entry per image.
+
+    In mixed precision maps are in bfloat16, as under autocast in timm, and batch statistics in float32; layer scales,
+    which are too small to be rounded, make the sums after them float32.
+    """
+
+    before = ("stem",)
+
+    def __init__(self, config: MobileNetV4Config, *, rngs: nnx.Rngs):
+        self.config = config
+        options: dict[str, Any] = dict(groups=config.statistics_groups, rngs=rngs)
+        self.stem = normed_conv(config.in_channels, config.stem_width, 3, 2, **options)
+        inputs = iter(config.inputs)
+        # Blocks are runs of one each: hardly any two neighbours are alike.
+        makes = [[(1, made(config, next(inputs), spec)) for spec in stage] for stage in config.blocks]
+        self.stages = nnx.List([Stack(runs, remat=config.remat, rngs=rngs) for runs in makes])
+        self.neck = normed_conv(config.features, config.head_width, 1, **options)
+        classes = config.num_classes
+        self.head = None if classes is None else dense.Linear(config.head_width, classes, init=CLASSIFIER, rngs=rngs)
+
+    def __call__(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
+        """Class logits [*B, num_classes] of images [*B, H, W, C].
+
+        Args:
+          key: drives drop path; None means none.
+          train: whether batch norms use and record the statistics of these images.
+
+        Raises:
+          ValueError: the model has no head.
+        """
+        if self.head is None:
+            raise ValueError(
+                "MobileNetV4: the model has no head (num_classes=None); call features, or create it with classes."
+            )
+        return self.head(self.pooled(images, key=key, train=train))
+
+    def pooled(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
+        """What the head reads, [*B, head_width]: the mean of the last map, widened."""
+        last, _ = self.trunk(images, key=key, train=train)
+        pooled = self.neck(last.values.mean((-3, -2), keepdims=True), train=train)
+        return pooled.reshape(*images.shape[:-3], pooled.shape[-1])
+
+    def features(
+        self,
+        images: jax.Array,
+        *,
+        blocks: tuple[int, ...] = (),
+        norm: bool = True,
+        key: jax.Array | None = None,
+        train: bool = False,
+    ) -> Features:
+        """The map after the last block, and after each of `blocks`, counted through all stages.
+
+        There is no token besides, and no final norm: with `norm` or without, maps are as the block left them.
+
+        Raises:
+          IndexError: there is no such block.
+        """
+        for index in blocks:
+            if not 0 <= index < self.config.depth:
+                raise IndexError(
+                    f"MobileNetV4: there is no block {index}; the blocks are 0 to {self.config.depth - 1}."
+                )
+        last, seen = self.trunk(images, capture=blocks, key=key, train=train)
+        batch = images.shape[:-3]
+        return _features(last, batch, {index: _features(at, batch, {}) for index, at in seen.items()})
+
+    def trunk(
+        self,
+        images: jax.Array,
+        *,
+        capture: tuple[int, ...] = (),
+        key: jax.Array | None = None,
+        train: bool = False,
+    ) -> tuple[Map, dict[int, Map]]:
+        """The map after the last block, and those after the blocks in `capture`."""
+        config, rates = self.config, self.config.rates
+        check_images(images, config.in_channels, (1, 1))
+        x, seen, first = self.stem(images.reshape(-1, *images.shape[-3:]), train=train), {}, 0
+        for number, stack in enumerate(self.stages):
+            stop = first + len(stack)
+            options: dict[str, Any] = dict(rates=None if rates is None else rates[first:stop], train=train)
+            options["key"] = None if key is None else jax.random.fold_in(key, number)
+            for index in range(first, stop):
+                x = stack.alone(index - first, x, **options)
+                if index in capture:
+                    seen[index] = Map(x, config.strides[index])
+            first = stop
+        return Map(x, config.strides[-1]), seen
+
+
+def made(config: MobileNetV4Config, before: int, spec: Spec) -> Callable[[nnx.Rngs], nnx.Module]:
+    """What builds a block that is given `before` channels."""
+    groups: dict[str, Any] = dict(statistics_groups=config.statistics_groups)
+    conv: dict[str, Any] = dict(stride=spec.stride, **groups)
+    scale: dict[str, Any] = dict(layer_scale=config.layer_scale)
+    hidden = spec.expansion * before
+    match spec.kind:
+        case "conv":
+            return lambda rngs: PlainConv(before, spec.width, kernel=spec.kernel, **conv, rngs=rngs)
+        case "fused":
+            fused: dict[str, Any] = dict(hidden=hidden, kernel=spec.kernel)
+            return lambda rngs: FusedInvertedBottleneck(before, spec.width, **fused, **conv, rngs=rngs)
+        case "uib":
+            uib: dict[str, Any] = dict(hidden=hidden, start=spec.start, mid=spec.kernel)
+            return lambda rngs: UniversalInvertedBottleneck(before, spec.width, **uib, **conv, **scale, rngs=rngs)
+        case _:
+            mqa: dict[str, Any] = dict(num_heads=spec.heads, head_channels=spec.channels, kv_stride=spec.kv_stride)
+            return lambda rngs: MobileAttention(before, **mqa, **groups, **scale, rngs=rngs)
+
+
+def _features(at: Map, batch: tuple[int, ...], blocks: dict[int, Features]) -> Features:
+    values = at.values.reshape(*batch, *at.values.shape[1:])
+    grid = Grid(values, (at.stride, at.stride), jnp.zeros((*batch, 2), jnp.int32))
+    return Features(None, jnp.zeros((*batch, 0, values.shape[-1]), values.dtype), grid, blocks)
+
+
+# The tables of the paper, as timm has them.
+CONV_SMALL = (
+    "conv 3 s2 32, conv 1 32",
+    "conv 3 s2 96, conv 1 64",
+    "uib 5/5 s2 e3 96, 4x uib 0/3 e2 96, uib 3/0 e4 96",
+    "uib 3/3 s2 e6 128, uib 5/5 e4 128, uib 0/5 e4 128, uib 0/5 e3 128, 2x uib 0/3 e4 128",
+    "conv 1 960",
+)
+CONV_MEDIUM = (
+    "fused 3 s2 e4 48",
+    "uib 3/5 s2 e4 80, uib 3/3 e2 80",
+    "uib 3/5 s2 e6 160, 2x uib 3/3 e4 160, uib 3/5 e4 160, uib 3/3 e4 160, uib 3/0 e4 160, uib 0/0 e2 160, "
+    "uib 3/0 e4 160",
+    "uib 5/5 s2 e6 256, uib 5/5 e4 256, 2x uib 3/5 e4 256, uib 0/0 e4 256, uib 3/0 e4 256, uib 3/5 e2 256, "
+    "uib 5/5 e4 256, 2x uib 0/0 e4 256, uib 5/0 e2 256",
+    "conv 1 960",
+)
+HYBRID_MEDIUM = (
+    *CONV_MEDIUM[:2],
+    "uib 3/5 s2 e6 160, uib 0/0 e2 160, uib 3/3 e4 160, uib 3/5 e4 160, "
+    "mqa 4x64 kv2 160, uib 3/3 e4 160, mqa 4x64 kv2 160, uib 3/0 e4 160, mqa 4x64 kv2 160, uib 3/3 e4 160, "
+    "mqa 4x64 kv2 160, uib 3/0 e4 160",
+    "uib 5/5 s2 e6 256, uib 5/5 e4 256, 2x uib 3/5 e4 256, uib 0/0 e2 256, uib 3/5 e2 256, uib 0/0 e2 256, "
+    "uib 0/0 e4 256, mqa 4x64 256, uib 3/0 e4 256, mqa 4x64 256, uib 5/5 e4 256, mqa 4x64 256, uib 5/0 e4 256, "
+    "mqa 4x64 256, uib 5/0 e4 256",
+    "conv 1 960",
+)
+NAMES = {
+    "mobilenetv4_conv_small": Preset(MobileNetV4Config, dict(stages=CONV_SMALL)),
+    "mobilenetv4_conv_medium": Preset(MobileNetV4Config, dict(stages=CONV_MEDIUM)),
+    "mobilenetv4_hybrid_medium": Preset(MobileNetV4Config, dict(stages=HYBRID_MEDIUM, layer_scale=1e-5)),
+}
