@@ -21,6 +21,7 @@ from equivit.pretrained import (
     clip,
     cvt,
     dinov2,
+    efficientvit,
     flip,
     jumbo,
     mae,
@@ -29,6 +30,7 @@ from equivit.pretrained import (
     names,
     octic_vits,
     reading,
+    shvit,
     swin,
     timm,
 )
@@ -41,6 +43,8 @@ _ALL = (
     timm.FORMAT,
     dinov2.FORMAT,
     clip.FORMAT,
+    efficientvit.FORMAT,
+    shvit.FORMAT,
     mvit.FORMAT,
     swin.FORMAT,
     cvt.FORMAT,
@@ -70,8 +74,8 @@ def load(
     Prints the names of tensors that are left out on purpose: constants, and what the model does not use.
 
     Args:
-      source: a key of `FORMATS`: "octic_vits", "flip", "timm" (Swin too), "dinov2", "clip", "cvt", "jumbo", "mae"
-        (the encoder) or "mae_autoencoder".
+      source: a key of `FORMATS`: "octic_vits", "flip", "timm" (also Swin, MViTv2, EfficientViT and SHViT), "dinov2",
+        "clip", "cvt", "jumbo", "mae" (the encoder) or "mae_autoencoder".
       weights: a state dict, or the path of a .safetensors, .npz or .pth file; containers and wrappers are taken off.
       num_heads: heads per block, of a model with stages one number for each; None: what the file tells, or those of
         the published model of that width.
