@@ -1,5 +1,7 @@
 """Downsampling by convolution, with gates for channels: the patch merging of SHViT (arXiv 2401.16456, Section 3.3)."""
 
+from typing import Any
+
 import jax
 from flax import nnx
 
@@ -40,7 +42,8 @@ class ConvMerging(nnx.Module):
     """
 
     def __init__(self, in_channels: int, width: int, *, statistics_groups: int = 1, rngs: nnx.Rngs):
-        hidden, options = EXPANSION * in_channels, dict(statistics_groups=statistics_groups, rngs=rngs)
+        hidden = EXPANSION * in_channels
+        options: dict[str, Any] = dict(statistics_groups=statistics_groups, rngs=rngs)
         self.expand = NormedConv(in_channels, hidden, kernel=(1, 1), activation=dense.relu, **options)
         self.depthwise = NormedConv(
             hidden, hidden, kernel=(3, 3), stride=(2, 2), groups=hidden, activation=dense.relu, **options

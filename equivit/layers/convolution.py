@@ -109,8 +109,8 @@ class NormedConv(nnx.Module):
     """A convolution, batch norm, and an activation: what convolutional networks are made of.
 
     The padding is k // 2 on each side, so that at stride 1 a map keeps its size; at stride s its sides are divided by s
-    and rounded up.  The product has the dtype of the kernel, what follows that of the norm's scale, as the sum of `Conv`
-    has that of its bias.
+    and rounded up.  The product has the dtype of the kernel, the result that of the norm's scale, as the sum of a
+    `Conv` has that of its bias.
 
     Shapes: [*B, H, W, in_channels] -> [*B, h, w, width].
 

@@ -4,6 +4,8 @@ With ReLU in place of the softmax, (relu(q) relu(k)^T) v = relu(q) (relu(k)^T v)
 matrix of d x d for each head, however many positions there are.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -57,7 +59,8 @@ class LinearAttention(nnx.Module):
     ):
         if width % head_channels:
             raise ValueError(f"LinearAttention: {head_channels=} must divide {width=}.")
-        parts, one = 3 * width // head_channels, dict(kernel=(1, 1), bias=False, rngs=rngs)
+        parts = 3 * width // head_channels
+        one: dict[str, Any] = dict(kernel=(1, 1), bias=False, rngs=rngs)
         self.qkv = Conv(width, 3 * width, **one)
         self.depthwise = nnx.List(
             [DepthwiseConv(3 * width, kernel=(k, k), padding=(k // 2, k // 2), rngs=rngs) for k in scales]

@@ -1,5 +1,7 @@
 """Attention with one head for some of the channels: the token mixer of SHViT (arXiv 2401.16456, Section 3.2)."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -44,7 +46,7 @@ class SingleHeadAttention(nnx.Module):
     """
 
     def __init__(self, width: int, partial: int, *, qk_width: int = 16, statistics_groups: int = 1, rngs: nnx.Rngs):
-        options = dict(kernel=(1, 1), statistics_groups=statistics_groups, rngs=rngs)
+        options: dict[str, Any] = dict(kernel=(1, 1), statistics_groups=statistics_groups, rngs=rngs)
         self.norm = GroupNorm(partial)
         self.qkv = NormedConv(partial, 2 * qk_width + partial, **options)
         self.proj = NormedConv(width, width, scale=0.0, **options)

@@ -1,11 +1,10 @@
-"""EfficientViT of MIT: inverted bottlenecks, and in the later stages attention that is linear in the number of positions.
+"""EfficientViT of MIT: inverted bottlenecks, and in the later stages attention of linear cost.
 
 Source: EfficientViT (arXiv 2205.14756), and its classifiers as timm has them.
 """
 
 import dataclasses
-import functools
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import numpy as np
@@ -17,8 +16,8 @@ from equivit.layers import dense
 from equivit.layers.convolution import NormedConv
 from equivit.layers.drop import drop_path, split
 from equivit.layers.grid import Layout, check_images
-from equivit.layers.inverted_bottleneck import InvertedBottleneck, SeparableConv
 from equivit.layers.linear_attention import LinearAttention
+from equivit.layers.separable_conv import InvertedBottleneck, SeparableConv
 from equivit.layers.stack import REMAT, Stack
 from equivit.models import features
 from equivit.models.features import Features
@@ -106,10 +105,8 @@ class Stem(nnx.Module):
     """
 
     def __init__(self, in_channels: int, width: int, depth: int, *, statistics_groups: int, rngs: nnx.Rngs):
-        options = dict(statistics_groups=statistics_groups, rngs=rngs)
-        self.conv = NormedConv(
-            in_channels, width, kernel=(3, 3), stride=(2, 2), activation=dense.hard_swish, **options
-        )
+        options: dict[str, Any] = dict(statistics_groups=statistics_groups, rngs=rngs)
+        self.conv = NormedConv(in_channels, width, kernel=(3, 3), stride=(2, 2), activation=dense.hard_swish, **options)
         self.blocks = nnx.List([SeparableConv(width, **options) for _ in range(depth)])
 
     def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
@@ -165,12 +162,12 @@ class EfficientViT(nnx.Module):
 
     def __init__(self, config: EfficientViTConfig, *, rngs: nnx.Rngs):
         self.config = config
-        options = dict(statistics_groups=config.statistics_groups, rngs=rngs)
+        options: dict[str, Any] = dict(statistics_groups=config.statistics_groups, rngs=rngs)
         self.stem = Stem(config.in_channels, config.widths[0], config.depths[0], **options)
         self.stages = nnx.List([_stage(config, stage, rngs) for stage in range(STAGES)])
         self.neck = Neck(config.widths[-1], config.neck_widths, **options)
-        features, classes = config.neck_widths[1], config.num_classes
-        self.head = None if classes is None else dense.Linear(features, classes, rngs=rngs)
+        width, classes = config.neck_widths[1], config.num_classes
+        self.head: Any = None if classes is None else dense.Linear(width, classes, rngs=rngs)
 
     def __call__(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
         """Class logits [*B, num_classes] of images [*B, H, W, C].
@@ -234,7 +231,7 @@ class EfficientViT(nnx.Module):
         seen, first = {}, 0
         for number, stage in enumerate(self.stages):
             stop = first + len(stage)
-            options = dict(
+            options: dict[str, Any] = dict(
                 rates=None if rates is None else rates[first:stop],
                 train=train,
                 key=None if key is None else jax.random.fold_in(key, number),
@@ -258,7 +255,7 @@ class Neck(nnx.Module):
     """
 
     def __init__(self, in_channels: int, widths: tuple[int, int], *, statistics_groups: int, rngs: nnx.Rngs):
-        options = dict(kernel=(1, 1), activation=dense.hard_swish, statistics_groups=statistics_groups)
+        options: dict[str, Any] = dict(kernel=(1, 1), activation=dense.hard_swish, statistics_groups=statistics_groups)
         self.conv = NormedConv(in_channels, widths[0], **options, rngs=rngs)
         self.linear = dense.Linear(*widths, bias=False, rngs=rngs)
         self.norm = dense.LayerNorm(widths[1], eps=1e-5)
@@ -271,7 +268,7 @@ class Neck(nnx.Module):
 def _stage(config: EfficientViTConfig, stage: int, rngs: nnx.Rngs) -> Stack:
     """A block that halves the map, then like blocks with residuals, as a scan."""
     before, width = config.widths[stage : stage + 2]
-    options = dict(norm=stage not in ATTENTION, statistics_groups=config.statistics_groups)
+    options: dict[str, Any] = dict(norm=stage not in ATTENTION, statistics_groups=config.statistics_groups)
 
     def first(rngs):
         return Block(None, InvertedBottleneck(before, width, stride=2, **options, rngs=rngs), residual=False)
@@ -279,8 +276,8 @@ def _stage(config: EfficientViTConfig, stage: int, rngs: nnx.Rngs) -> Stack:
     def block(rngs):
         attention = None
         if stage in ATTENTION:
-            heads = dict(head_channels=config.head_channels, statistics_groups=config.statistics_groups)
-            attention = LinearAttention(width, **heads, rngs=rngs)
+            groups = config.statistics_groups
+            attention = LinearAttention(width, head_channels=config.head_channels, statistics_groups=groups, rngs=rngs)
         return Block(attention, InvertedBottleneck(width, width, **options, rngs=rngs))
 
     runs = [(1, first), (config.blocks(stage) - 1, block)]

@@ -5,9 +5,10 @@ Source: SHViT (arXiv 2401.16456), and its code as timm has it.
 
 import dataclasses
 import functools
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -141,7 +142,8 @@ class FeedForward(nnx.Module):
     """
 
     def __init__(self, width: int, *, statistics_groups: int = 1, rngs: nnx.Rngs):
-        hidden, options = EXPANSION * width, dict(kernel=(1, 1), statistics_groups=statistics_groups, rngs=rngs)
+        hidden = EXPANSION * width
+        options: dict[str, Any] = dict(kernel=(1, 1), statistics_groups=statistics_groups, rngs=rngs)
         self.fc1 = NormedConv(width, hidden, activation=dense.relu, **options)
         self.fc2 = NormedConv(hidden, width, scale=0.0, **options)
 
@@ -159,9 +161,9 @@ class Block(nnx.Module):
     """
 
     def __init__(self, width: int, partial: int, *, qk_width: int, statistics_groups: int, rngs: nnx.Rngs):
-        options = dict(statistics_groups=statistics_groups, rngs=rngs)
+        options: dict[str, Any] = dict(statistics_groups=statistics_groups, rngs=rngs)
         self.conv = ResidualConv(width, scale=0.0, **options)
-        self.attention = SingleHeadAttention(width, partial, qk_width=qk_width, **options) if partial else None
+        self.attention: Any = SingleHeadAttention(width, partial, qk_width=qk_width, **options) if partial else None
         self.mlp = FeedForward(width, **options)
 
     def __call__(
@@ -196,7 +198,7 @@ class Downsampling(nnx.Module):
     """
 
     def __init__(self, in_channels: int, width: int, *, statistics_groups: int, rngs: nnx.Rngs):
-        options = dict(statistics_groups=statistics_groups, rngs=rngs)
+        options: dict[str, Any] = dict(statistics_groups=statistics_groups, rngs=rngs)
         self.conv1, self.mlp1 = ResidualConv(in_channels, **options), FeedForward(in_channels, **options)
         self.merge = ConvMerging(in_channels, width, **options)
         self.conv2, self.mlp2 = ResidualConv(width, **options), FeedForward(width, **options)
@@ -212,8 +214,10 @@ class Stage(nnx.Module):
     """A downsampling, unless it is the first stage, then blocks."""
 
     def __init__(self, config: SHViTConfig, stage: int, *, rngs: nnx.Rngs):
-        width, options = config.widths[stage], dict(statistics_groups=config.statistics_groups)
-        self.downsampling = Downsampling(config.widths[stage - 1], width, **options, rngs=rngs) if stage else None
+        before, groups = config.widths[stage - 1], config.statistics_groups
+        self.downsampling: Any = (
+            Downsampling(before, config.widths[stage], statistics_groups=groups, rngs=rngs) if stage else None
+        )
         block = functools.partial(_block, config, stage)
         self.blocks = Stack([(config.depths[stage], block)], remat=config.remat, unroll=config.unroll, rngs=rngs)
 
@@ -233,7 +237,8 @@ class NormedLinear(nnx.Module):
         linear, (factor, shift) = nnx.clone(self.linear), self.norm.affine()
         weight = self.linear.weight[...]
         linear.weight.set_value((weight * factor[:, None]).astype(weight.dtype))
-        linear.bias.set_value(self.linear.bias[...] + shift @ weight)
+        # As a sum, in float32 everywhere: accelerators round the factors of matrix products.
+        linear.bias.set_value(self.linear.bias[...] + jnp.sum(shift[:, None] * weight, 0))
         return linear
 
 
@@ -262,7 +267,7 @@ class SHViT(nnx.Module):
         )
         self.stages = nnx.List([Stage(config, stage, rngs=rngs) for stage in range(len(config.depths))])
         width, classes = config.widths[-1], config.num_classes
-        self.head = None if classes is None else NormedLinear(width, classes, statistics_groups=groups, rngs=rngs)
+        self.head: Any = None if classes is None else NormedLinear(width, classes, statistics_groups=groups, rngs=rngs)
 
     def __call__(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
         """Class logits [*B, num_classes] of images [*B, H, W, C].
@@ -344,8 +349,13 @@ class SHViT(nnx.Module):
 
 
 def _block(config: SHViTConfig, stage: int, rngs: nnx.Rngs) -> Block:
-    options = dict(qk_width=config.qk_width, statistics_groups=config.statistics_groups)
-    return Block(config.widths[stage], config.partial_widths[stage], **options, rngs=rngs)
+    return Block(
+        config.widths[stage],
+        config.partial_widths[stage],
+        qk_width=config.qk_width,
+        statistics_groups=config.statistics_groups,
+        rngs=rngs,
+    )
 
 
 # Published sizes (SHViT, Table 1 and the official configurations).

@@ -138,7 +138,10 @@ def norm(theirs: str, ours: str) -> list[Pair]:
 
 def conv(theirs: str, ours: str, *, bias: bool) -> list[Pair]:
     """A kernel OIHW and its bias."""
-    pairs = [moved(named(theirs, "weight"), f"{ours}.kernel", (2, 3, 1, 0)), same(named(theirs, "bias"), f"{ours}.bias")]
+    pairs = [
+        moved(named(theirs, "weight"), f"{ours}.kernel", (2, 3, 1, 0)),
+        same(named(theirs, "bias"), f"{ours}.bias"),
+    ]
     return pairs if bias else pairs[:1]
 
 

@@ -16,21 +16,21 @@ def infer(state: State, hints: Hints) -> tuple[SHViTConfig, str]:
     """
     stages = 1 + max((int(name.split(".")[1]) for name in state if name.startswith("stages.")), default=0)
     partial = tuple(_partial(state, stage) for stage in range(stages))
-    attending = [stage for stage in range(stages) if partial[stage]]
-    fields = {}
-    if attending:
-        qkv = inference.shape(state, NAME, f"stages.{attending[0]}.blocks.0.mixer.m.qkv.c.weight", 4)[0]
-        fields = dict(qk_width=(qkv - partial[attending[0]]) // 2)
+    qk_width = 16
+    for stage in range(stages):
+        if partial[stage]:
+            qkv = inference.shape(state, NAME, f"stages.{stage}.blocks.0.mixer.m.qkv.c.weight", 4)[0]
+            qk_width = (qkv - partial[stage]) // 2
     config = SHViTConfig(
         widths=tuple(
             inference.shape(state, NAME, f"stages.{stage}.blocks.0.conv.m.c.weight", 4)[0] for stage in range(stages)
         ),
         depths=tuple(inference.depth(state, NAME, f"stages.{stage}.blocks") for stage in range(stages)),
         partial_widths=partial,
+        qk_width=qk_width,
         image_size=hints.image_size or (224, 224),
         in_channels=inference.shape(state, NAME, "patch_embed.0.c.weight", 4)[1],
         num_classes=inference.shape(state, NAME, "head.l.weight", 2)[0] if "head.l.weight" in state else None,
-        **fields,
     )
     return config, "timm"
 
@@ -76,7 +76,10 @@ def _mlp(theirs: str, ours: str) -> list[Pair]:
 
 def _unit(theirs: str, ours: str) -> list[Pair]:
     """A convolution and its batch norm."""
-    return [*mapping.conv(f"{theirs}.c", f"{ours}.conv", bias=False), *mapping.batch_norm(f"{theirs}.bn", f"{ours}.norm")]
+    return [
+        *mapping.conv(f"{theirs}.c", f"{ours}.conv", bias=False),
+        *mapping.batch_norm(f"{theirs}.bn", f"{ours}.norm"),
+    ]
 
 
 def _partial(state: State, stage: int) -> int:

@@ -3,6 +3,8 @@
 Source: MobileNetV2 (arXiv 1801.04381, Section 3), as EfficientViT has them (arXiv 2205.14756, Section 3.2).
 """
 
+from typing import Any
+
 import jax
 from flax import nnx
 
@@ -20,10 +22,8 @@ class SeparableConv(nnx.Module):
     """
 
     def __init__(self, width: int, *, statistics_groups: int = 1, rngs: nnx.Rngs):
-        options = dict(statistics_groups=statistics_groups, rngs=rngs)
-        self.depthwise = NormedConv(
-            width, width, kernel=(3, 3), groups=width, activation=dense.hard_swish, **options
-        )
+        options: dict[str, Any] = dict(statistics_groups=statistics_groups, rngs=rngs)
+        self.depthwise = NormedConv(width, width, kernel=(3, 3), groups=width, activation=dense.hard_swish, **options)
         self.reduce = NormedConv(width, width, kernel=(1, 1), **options)
 
     def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
@@ -54,12 +54,11 @@ class InvertedBottleneck(nnx.Module):
         statistics_groups: int = 1,
         rngs: nnx.Rngs,
     ):
-        hidden, options = expansion * in_channels, dict(statistics_groups=statistics_groups, rngs=rngs)
-        inner = dict(norm=norm, activation=dense.hard_swish, **options)
+        hidden = expansion * in_channels
+        options: dict[str, Any] = dict(statistics_groups=statistics_groups, rngs=rngs)
+        inner: dict[str, Any] = dict(norm=norm, activation=dense.hard_swish, **options)
         self.expand = NormedConv(in_channels, hidden, kernel=(1, 1), **inner)
-        self.depthwise = NormedConv(
-            hidden, hidden, kernel=(3, 3), stride=(stride, stride), groups=hidden, **inner
-        )
+        self.depthwise = NormedConv(hidden, hidden, kernel=(3, 3), stride=(stride, stride), groups=hidden, **inner)
         self.reduce = NormedConv(hidden, width, kernel=(1, 1), **options)
 
     def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
