@@ -88,7 +88,6 @@ def test_groups_make_another_model():
     one, eight = run(2, groups=1), run(2, groups=8)
     variances = [name for name in one.statistics if name.endswith("variance")]
     assert all(np.abs(one.statistics[name] - eight.statistics[name]).max() > 1e-4 for name in variances)
-    assert np.abs(one.trainable["head.weight"] - eight.trainable["head.weight"]).max() > 1e-3
 
 
 def test_groups_of_their_own_need_no_other_device():
