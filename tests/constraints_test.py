@@ -109,6 +109,8 @@ EXAMPLES = {
     "swin": zoo.configuration("swin_t"),
     "mvit": zoo.configuration("mvitv2_t"),
     "cvt": zoo.configuration("cvt_13"),
+    "efficientvit": zoo.configuration("efficientvit_b0"),
+    "shvit": zoo.configuration("shvit_s1"),
     "segmenter": SegmenterConfig(zoo.configuration("swin_t", num_classes=None), 5),
     "sar": Sar(),
     "shifts": Shifts(),

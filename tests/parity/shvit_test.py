@@ -9,10 +9,9 @@ import pytest
 from flax import nnx
 
 from equivit import logical, pretrained
-from equivit.layers.batch_norm import BatchNorm
 from equivit.layers.conv_merging import ConvMerging
 from equivit.layers.single_head_attention import GroupNorm, SingleHeadAttention
-from equivit.layers.stack import Stack
+from equivit.models.folding import fold
 from equivit.pretrained import mapping, shvit
 from tests.parity.arrays import Comparison, below, files, fill, images, load, part, run, state
 
@@ -58,7 +57,7 @@ def test_shvit(stem, record_property):
 def test_folded_as_timm_folds_it(stem, record_property):
     """Logits, and each tensor: kernels of residual convolutions with x in their centre, the head with its norm."""
     data, narrow = load(FILES[stem]), load(FILES["shvit_narrow"])
-    m = folded(model("shvit_narrow"))
+    m = jax.jit(fold)(model("shvit_narrow"))
     comparison = Comparison(data)
     comparison.array("output/logits", outputs(m, images(narrow))["logits"], FOLDED)
     comparison.finish(record_property, "efficient")
@@ -67,23 +66,6 @@ def test_folded_as_timm_folds_it(stem, record_property):
     assert ours.keys() == theirs.keys()
     for name, array in theirs.items():
         np.testing.assert_allclose(ours[name], array, rtol=0, atol=1e-6 * np.abs(array).max(), err_msg=name)
-
-
-def folded(module):
-    """The module with its parts folded, the outer ones first."""
-    if not any(isinstance(inner, BatchNorm) for _, inner in nnx.iter_modules(module)):
-        return module
-    if hasattr(module, "folded"):
-        return module.folded()
-    if isinstance(module, Stack):
-        return Stack.from_blocks([folded(module[i]) for i in range(len(module))])
-    module = nnx.clone(module)
-    for name, inner in list(vars(module).items()):
-        if isinstance(inner, nnx.List):
-            setattr(module, name, nnx.List([folded(each) for each in inner]))
-        elif isinstance(inner, nnx.Module):
-            setattr(module, name, folded(inner))
-    return module
 
 
 def folded_table(config):
