@@ -115,9 +115,9 @@ def load(
         constraints.check(f"{source}: num_classes", num_classes, constraints.PositiveInt)
         if "num_classes" not in (field.name for field in dataclasses.fields(config)):
             raise ValueError(f"{source}: {num_classes=}, but its models have no head.")
-        left_out += [name for pair in table.pairs if pair.ours[0].startswith("head.") for name in pair.names]
         other = {"projection": None} if getattr(config, "projection", None) is not None else {}  # one head only
-        model, _ = remade(model, rngs=nnx.Rngs(params=seed), num_classes=num_classes, **other)
+        model, changes = remade(model, rngs=nnx.Rngs(params=seed), num_classes=num_classes, **other)
+        left_out += [name for pair in table.pairs if pair.ours[0] in changes.drawn for name in pair.names]
     if left_out:
         print(f"{source}: left out knowingly: {names.brief(left_out)}.")
     return model
