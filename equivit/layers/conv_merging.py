@@ -1,4 +1,4 @@
-"""Downsampling by convolution, with gates for channels: the patch merging of SHViT (arXiv 2401.16456, Section 3.3)."""
+"""Downsampling by convolution, with gates for channels: the patch merging of SHViT (arXiv 2401.16456)."""
 
 from typing import Any
 

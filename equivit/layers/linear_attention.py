@@ -1,4 +1,4 @@
-"""Attention that costs as much as a linear map: the token mixer of EfficientViT (arXiv 2205.14756, Section 3.1).
+"""Attention that costs as much as a linear map: the token mixer of EfficientViT (arXiv 2205.14756).
 
 With ReLU in place of the softmax, (relu(q) relu(k)^T) v = relu(q) (relu(k)^T v): the product of keys and values is a
 matrix of d x d for each head, however many positions there are.
@@ -76,6 +76,7 @@ class LinearAttention(nnx.Module):
         qkv = self.qkv(x)
         gathered = [inner(outer(qkv)) for outer, inner in zip(self.depthwise, self.pointwise, strict=True)]
         qkv = jnp.concatenate([qkv, *gathered], axis=-1)
-        heads = qkv.reshape(*x.shape[:-3], x.shape[-3] * x.shape[-2], -1, 3 * self.head_channels)
+        number, each = x.shape[-3] * x.shape[-2], 3 * self.head_channels
+        heads = qkv.reshape(*x.shape[:-3], number, qkv.shape[-1] // each, each)
         y = linear_attention(*jnp.split(heads, 3, axis=-1))
-        return self.proj(y.reshape(*x.shape[:-1], -1), train=train)
+        return self.proj(y.reshape(*x.shape[:-1], qkv.shape[-1] // 3), train=train)

@@ -1,6 +1,6 @@
 """Convolutions that are separable: one of each channel by itself, and linear maps of each position.
 
-Source: MobileNetV2 (arXiv 1801.04381, Section 3), as EfficientViT has them (arXiv 2205.14756, Section 3.2).
+Source: MobileNetV2 (arXiv 1801.04381), as EfficientViT has them (arXiv 2205.14756).
 """
 
 from typing import Any
@@ -10,6 +10,8 @@ from flax import nnx
 
 from equivit.layers import dense
 from equivit.layers.convolution import NormedConv
+
+EXPANSION = 4
 
 
 class SeparableConv(nnx.Module):
@@ -31,7 +33,7 @@ class SeparableConv(nnx.Module):
 
 
 class InvertedBottleneck(nnx.Module):
-    """A linear map to `expansion` times as many channels, a depthwise 3x3 convolution, and a linear map ("MBConv").
+    """A linear map to 4 times as many channels, a depthwise 3x3 convolution, and a linear map ("MBConv").
 
     Hard-swish follows the first two.
 
@@ -49,12 +51,11 @@ class InvertedBottleneck(nnx.Module):
         width: int,
         *,
         stride: int = 1,
-        expansion: int = 4,
         norm: bool = True,
         statistics_groups: int = 1,
         rngs: nnx.Rngs,
     ):
-        hidden = expansion * in_channels
+        hidden = EXPANSION * in_channels
         options: dict[str, Any] = dict(statistics_groups=statistics_groups, rngs=rngs)
         inner: dict[str, Any] = dict(norm=norm, activation=dense.hard_swish, **options)
         self.expand = NormedConv(in_channels, hidden, kernel=(1, 1), **inner)

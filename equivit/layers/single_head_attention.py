@@ -1,4 +1,4 @@
-"""Attention with one head for some of the channels: the token mixer of SHViT (arXiv 2401.16456, Section 3.2)."""
+"""Attention with one head for some of the channels: the token mixer of SHViT (arXiv 2401.16456)."""
 
 from typing import Any
 

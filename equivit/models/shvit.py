@@ -358,7 +358,7 @@ def _block(config: SHViTConfig, stage: int, rngs: nnx.Rngs) -> Block:
     )
 
 
-# Published sizes (SHViT, Table 1 and the official configurations).
+# Published sizes (the official configurations; timm has the same).
 NAMES = {
     "shvit_s1": Preset(SHViTConfig, dict(widths=(128, 224, 320), depths=(2, 4, 5), partial_widths=(0, 48, 68))),
     "shvit_s2": Preset(SHViTConfig, dict(widths=(128, 308, 448), depths=(2, 4, 5), partial_widths=(0, 66, 96))),

@@ -103,7 +103,7 @@ def test_features_of_all_blocks_and_of_the_folded_model():
     assert norms == [3 + 3 + 6 + 3 + 3 + 1, 0]
 
 
-def test_training_records_statistics_and_drops_branches_by_sample():
+def test_training_records_statistics_and_drops_branches():
     m, x = model(drop_path=(0.0, 0.5)), images(batch=4)
     before = logical.to_logical(m, nnx.BatchStat)
     (one, first, after), (two, _, _) = (trained(m, x, jax.random.key(i)) for i in range(2))

@@ -13,6 +13,7 @@ from flax import nnx
 from equivit import costs, logical, precision
 from equivit.layers.batch_norm import BatchNorm
 from equivit.layers.conv_merging import squeezed
+from equivit.layers.drop import drop_path
 from equivit.layers.recording import recording
 from equivit.models import saved, zoo
 from equivit.models.folding import fold
@@ -81,7 +82,7 @@ def test_features_of_all_blocks_and_of_the_folded_model():
     assert norms == [4 + 3 + 9 + 5 + 1, 0]  # those of a run of two blocks are one
 
 
-def test_training_records_statistics_and_drops_branches_by_sample():
+def test_training_records_statistics_and_drops_branches():
     m, x = model(drop_path=(0.0, 0.5)), images(batch=4)
     before = logical.to_logical(m, nnx.BatchStat)
     (one, first, after), (two, _, _) = (trained(m, x, jax.random.key(i)) for i in range(2))
@@ -94,6 +95,11 @@ def test_training_records_statistics_and_drops_branches_by_sample():
     chex.assert_trees_all_equal(one, trained(m, x, jax.random.key(0))[0])
     with pytest.raises(ValueError, match="records running statistics, which a traced function loses"):
         jax.eval_shape(lambda m, x: m(x, train=True), m, x)
+
+
+def test_a_draw_of_stochastic_depth_covers_a_whole_map():
+    y = np.asarray(drop_path(jnp.ones((32, 2, 3, 1)), 0.5, jax.random.key(0), axes=3)).reshape(32, -1)
+    assert set(y[:, 0]) == {0, 2} and (y == y[:, :1]).all()
 
 
 def test_types():
