@@ -110,6 +110,8 @@ EXAMPLES = {
     "mvit": zoo.configuration("mvitv2_t"),
     "cvt": zoo.configuration("cvt_13"),
     "mobilenetv4": zoo.configuration("mobilenetv4_conv_small"),
+    "efficientvit": zoo.configuration("efficientvit_b0"),
+    "shvit": zoo.configuration("shvit_s1"),
     "segmenter": SegmenterConfig(zoo.configuration("swin_t", num_classes=None), 5),
     "sar": Sar(),
     "shifts": Shifts(),

@@ -24,9 +24,9 @@ def attend(q: Parts, k: Parts, v: Parts, *, implementation: str = "auto") -> Par
     Shapes: each part of q [*B, H, N, d_i], of k and v [*B, H, M, d_i] -> like the parts of v, with N tokens.
 
     "auto" is cuDNN's flash attention on an NVIDIA GPU in bfloat16 or float16, if the channels per head are a multiple
-    of 8 and at most 128; otherwise it is "xla".  This includes TPUs, whose fused kernels need a multiple of 128 tokens:
-    197 or 257 would be padded to 256 or 384.  cuDNN needs a GPU at tracing time: a program that is lowered for CUDA on
-    a machine without one uses the plain products.
+    of 8, at most 128, and as many as those of v; otherwise it is "xla".  This includes TPUs, whose fused kernels need a
+    multiple of 128 tokens: 197 or 257 would be padded to 256 or 384.  cuDNN needs a GPU at tracing time: a program that
+    is lowered for CUDA on a machine without one uses the plain products.
 
     Raises:
       ValueError: an unknown implementation.
@@ -90,7 +90,7 @@ def attention_weights(q: Parts, k: Parts) -> jax.Array:
 def cudnn_takes(q: Parts, k: Parts, v: Parts) -> bool:
     """Whether cuDNN's attention has a kernel for these types and head channels, and there is an image."""
     channels, dtypes = sum(part.shape[-1] for part in q), {part.dtype for part in (*q, *k, *v)}
-    if 0 in q[0].shape or channels > HEAD_CHANNELS or channels % 8:
+    if 0 in q[0].shape or channels > HEAD_CHANNELS or channels % 8 or channels != sum(part.shape[-1] for part in v):
         return False
     return dtypes in ({jnp.dtype("bfloat16")}, {jnp.dtype("float16")})
 

@@ -4,13 +4,15 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from equivit.layers.recording import check_taken
+
 
 class BatchNorm(nnx.Module):
     """Normalises each channel to mean 0 and variance 1 over all other axes; then scale and bias, if affine.
 
     With `train` it uses the statistics of x, and moves the running statistics towards them by `momentum` (with the
     unbiased variance, as in PyTorch).  Otherwise it uses the running statistics.  Those of x are of the whole batch,
-    however many devices hold it.
+    however many devices hold it; with `optimizer.accumulation`, they are of each micro-batch.
 
     Shapes: [*B, C] -> the same.
 
@@ -18,10 +20,12 @@ class BatchNorm(nnx.Module):
       affine: whether there are a scale and a bias.
       scale: of each channel at the start.
       groups: runs of images that are normalised with statistics of their own, as if each were the batch of a device;
-        the running statistics move towards their mean.
+        the running statistics move towards their mean.  Their number is the same on any number of devices; where it is
+        a multiple of that, no device waits for the statistics of another.
 
     Raises:
-      ValueError: with `train`, groups that do not divide the first axis of x.
+      ValueError: with `train`, groups that do not divide the first axis of x, or a traced function outside of
+        `recording.recording`, which would lose the running statistics.
     """
 
     def __init__(
@@ -74,5 +78,7 @@ class BatchNorm(nnx.Module):
         mean, variance = y.mean(1, keepdims=True), y.var(1, keepdims=True)
         unbiased = variance * (count / max(count - 1, 1))
         for running, new in ((self.mean, mean), (self.variance, unbiased)):
-            running[...] += self.momentum * (jax.lax.stop_gradient(new.mean((0, 1))) - running[...])
+            moved = running[...] + self.momentum * (jax.lax.stop_gradient(new.mean((0, 1))) - running[...])
+            check_taken("BatchNorm", moved)
+            running[...] = moved
         return mean, variance

@@ -109,7 +109,8 @@ class NormedConv(nnx.Module):
     """A convolution, batch norm, and an activation: what convolutional networks are made of.
 
     The padding is k // 2 on each side, so that at stride 1 a map keeps its size; at stride s its sides are divided by s
-    and rounded up.
+    and rounded up.  The product has the dtype of the kernel, the result that of the norm's scale, as the sum of a
+    `Conv` has that of its bias.
 
     Shapes: [*B, H, W, in_channels] -> [*B, h, w, width].
 
@@ -173,7 +174,8 @@ class NormedConv(nnx.Module):
         return unit
 
     def _activated(self, x: jax.Array, train: bool) -> jax.Array:
-        x = x if self.norm is None else self.norm(x, train=train)
+        if self.norm is not None:
+            x = self.norm(x.astype(jnp.promote_types(x.dtype, self.norm.scale[...].dtype)), train=train)
         return x if self.activation is None else self.activation(x)
 
 

@@ -102,6 +102,18 @@ def quick_gelu(x: jax.Array) -> jax.Array:
         return x * jax.nn.sigmoid(1.702 * x)
 
 
+def relu(x: jax.Array) -> jax.Array:
+    """max(x, 0)."""
+    with jax.named_scope("activation"):
+        return jax.nn.relu(x)
+
+
+def hard_swish(x: jax.Array) -> jax.Array:
+    """x min(max(x + 3, 0), 6) / 6."""
+    with jax.named_scope("activation"):
+        return jax.nn.hard_swish(x)
+
+
 ACTIVATIONS = {"gelu": gelu, "gelu_tanh": gelu_tanh, "quick_gelu": quick_gelu}
 
 

@@ -38,14 +38,17 @@ def drop_channels(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array
     return jnp.where(kept, x / (1 - rate), 0)
 
 
-def drop_path(x: TokensT, rate: float | jax.Array, key: jax.Array | None) -> TokensT:
+def drop_path(x: TokensT, rate: float | jax.Array, key: jax.Array | None, *, axes: int = 2) -> TokensT:
     """Zero x for each sample with probability `rate`, and divide the others by 1 - rate; `key=None` returns x.
 
     One draw per sample covers all tokens, channels and irreps.
+
+    Args:
+      axes: of a sample: 2 for tokens [*B, N, C], 3 for maps [*B, h, w, C].
     """
     if key is None or _is_zero(rate):
         return x
-    kept = jax.random.bernoulli(key, 1 - rate, (*x.shape[:-2], 1, 1))
+    kept = jax.random.bernoulli(key, 1 - rate, (*x.shape[:-axes], *(1,) * axes))
     return jax.tree.map(lambda leaf: jnp.where(kept, leaf / (1 - rate), 0), x)
 
 

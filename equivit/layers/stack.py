@@ -12,6 +12,7 @@ from flax import nnx
 from equivit import errors
 from equivit.layers.by_image import by_image
 from equivit.layers.grid import Layout
+from equivit.layers.recording import check_taken, recording
 from equivit.symmetry.fields import Isotypic
 
 REMAT = {
@@ -173,7 +174,8 @@ class Stack(nnx.Module):
         block = functools.partial(_call, **options)
         if REMAT[self.remat] is not None:
             block = jax.checkpoint(block, policy=REMAT[self.remat])
-        (x, _), (changed, _) = block((x, None), (index, None if rates is None else rates[index], self[index]))
+        with recording():
+            (x, _), (changed, _) = block((x, None), (index, None if rates is None else rates[index], self[index]))
         rows = slice(offset, offset + 1)
         _write(self.runs[run], {name: value[None] for name, value in changed.items()}, rows)
         return x
@@ -203,7 +205,8 @@ class Stack(nnx.Module):
         if REMAT[self.remat] is not None:
             body = jax.checkpoint(body, policy=REMAT[self.remat], prevent_cse=self.unroll)
         number = (end - begin) // period
-        carried, seen = jax.lax.scan(body, carried, steps, length=number, unroll=number if self.unroll else 1)
+        with recording():
+            carried, seen = jax.lax.scan(body, carried, steps, length=number, unroll=number if self.unroll else 1)
         if period > 1:
             seen = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), seen)
         changed, collected = seen
@@ -272,6 +275,8 @@ def _write(run, values, chosen: slice | None):
 
     def written(path, variable):
         new, old = values.get(".".join(map(str, path))), variable.get_value()
+        if new is not None and isinstance(variable, nnx.BatchStat):
+            check_taken("Stack", new)
         return variable.replace(old if new is None else new if chosen is None else old.at[chosen].set(new))
 
     state = nnx.to_flat_state(nnx.state(run, nnx.Not(nnx.Param)))

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 
 
 @jax.tree_util.register_dataclass
@@ -37,3 +38,10 @@ class Features:
     registers: jax.Array
     patches: Grid
     blocks: dict[int, "Features"]
+
+
+def of_map(values: jax.Array, stride: int, blocks: dict[int, Features] | None = None) -> Features:
+    """The features of a map [*B, h, w, D] without other tokens, whose first entry lies on the first pixel."""
+    batch, width = values.shape[:-3], values.shape[-1]
+    patches = Grid(values, (stride, stride), jnp.zeros((*batch, 2), jnp.int32))
+    return Features(None, jnp.zeros((*batch, 0, width), values.dtype), patches, blocks or {})

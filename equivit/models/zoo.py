@@ -14,11 +14,13 @@ from equivit import constraints, errors
 from equivit.models import (
     cvt,
     decoders,
+    efficientvit,
     jumbo_vit,
     mobilenetv4,
     mvit,
     patchtst,
     segmenter,
+    shvit,
     swin,
     vit_config,
     vit_names,
@@ -36,6 +38,8 @@ CONFIGS: dict[str, type] = {
     "cvt": cvt.CvTConfig,
     "mvit": mvit.MViTConfig,
     "mobilenetv4": mobilenetv4.MobileNetV4Config,
+    "efficientvit": efficientvit.EfficientViTConfig,
+    "shvit": shvit.SHViTConfig,
     "segmenter": segmenter.SegmenterConfig,
 }
 NAMES = (
@@ -47,6 +51,8 @@ NAMES = (
     | cvt.NAMES
     | mvit.NAMES
     | mobilenetv4.NAMES
+    | efficientvit.NAMES
+    | shvit.NAMES
 )
 
 

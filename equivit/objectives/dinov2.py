@@ -76,6 +76,8 @@ def _by_view(leaf, views):
 class DinoV2(Objective):
     """Trains a `Student`, whose backbone is the model of the config; what is exported is the teacher's backbone.
 
+    The teacher's parameters are averages of the student's; running statistics, where there are some, are the student's.
+
     `groups` runs of consecutive images stand for the devices of the public code: within each, the ratios of the masks
     are spread evenly, and KoLeo looks for neighbours; `model.drop_path_groups` is the same number.  With
     `optimizer.accumulation`, each micro-batch has a part of every group, and targets are those of the micro-batch.

@@ -181,7 +181,11 @@ class Objective:
 
 
 def averaged(new: Arrays, old: Arrays, share: float | jax.Array) -> Arrays:
-    """Averages moved by a share towards the new values; those of frozen slices stay as they are, to the last bit."""
+    """Averages moved by a share towards the new values; those of frozen slices stay as they are, to the last bit.
+
+    Only parameters are averaged: a model of averages has the running statistics of the trained one, as with PyTorch's
+    `AveragedModel`.
+    """
     moved: Any = optax.incremental_update(new, old, share)
     return {k: jnp.where(new[k] == old[k], old[k], moved[k]) for k in old}
 

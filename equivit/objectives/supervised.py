@@ -27,7 +27,7 @@ Rates = Annotated[tuple[Below1, Below1], Words("two shares in [0, 1), left out a
 class Supervised(Objective):
     """The classification objective of DeiT III (Touvron et al. 2022).
 
-    With `ema`, `extra["ema"]` holds the averaged parameters.
+    With `ema`, `extra["ema"]` holds the averaged parameters; running statistics are not averaged but copied.
 
     Raises:
       ValueError: the model has no head.

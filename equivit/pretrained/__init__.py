@@ -21,6 +21,7 @@ from equivit.pretrained import (
     clip,
     cvt,
     dinov2,
+    efficientvit,
     flip,
     jumbo,
     mae,
@@ -30,6 +31,7 @@ from equivit.pretrained import (
     names,
     octic_vits,
     reading,
+    shvit,
     swin,
     timm,
 )
@@ -43,6 +45,8 @@ _ALL = (
     dinov2.FORMAT,
     clip.FORMAT,
     mobilenetv4.FORMAT,
+    efficientvit.FORMAT,
+    shvit.FORMAT,
     mvit.FORMAT,
     swin.FORMAT,
     cvt.FORMAT,
@@ -72,8 +76,8 @@ def load(
     Prints the names of tensors that are left out on purpose: constants, and what the model does not use.
 
     Args:
-      source: a key of `FORMATS`: "octic_vits", "flip", "timm" (Swin, MViTv2 and MobileNetV4 too), "dinov2", "clip",
-        "cvt", "jumbo", "mae" (the encoder) or "mae_autoencoder".
+      source: a key of `FORMATS`: "octic_vits", "flip", "timm" (also Swin, MViTv2, MobileNetV4, EfficientViT and SHViT),
+        "dinov2", "clip", "cvt", "jumbo", "mae" (the encoder) or "mae_autoencoder".
       weights: a state dict, or the path of a .safetensors, .npz or .pth file; containers and wrappers are taken off.
       num_heads: heads per block, of a model with stages one number for each; None: what the file tells, or those of
         the published model of that width.
@@ -114,9 +118,9 @@ def load(
         constraints.check(f"{source}: num_classes", num_classes, constraints.PositiveInt)
         if "num_classes" not in (field.name for field in dataclasses.fields(config)):
             raise ValueError(f"{source}: {num_classes=}, but its models have no head.")
-        left_out += [name for pair in table.pairs if pair.ours[0].startswith("head.") for name in pair.names]
         other = {"projection": None} if getattr(config, "projection", None) is not None else {}  # one head only
-        model, _ = remade(model, rngs=nnx.Rngs(params=seed), num_classes=num_classes, **other)
+        model, changes = remade(model, rngs=nnx.Rngs(params=seed), num_classes=num_classes, **other)
+        left_out += [name for pair in table.pairs if pair.ours[0] in changes.drawn for name in pair.names]
     if left_out:
         print(f"{source}: left out knowingly: {names.brief(left_out)}.")
     return model

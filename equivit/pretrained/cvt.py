@@ -102,7 +102,7 @@ def table(config: CvTConfig, flavour: str) -> Table:
     their, pairs = NAMES[flavour], []
     for stage, depth in enumerate(config.depths):
         at, ours = their["stage"].format(stage), f"stages.{stage}.embed" if stage else "patch_embed"
-        pairs += _conv(f"{at}.{their['embed.conv']}", f"{ours}.conv", bias=True)
+        pairs += mapping.conv(f"{at}.{their['embed.conv']}", f"{ours}.conv", bias=True)
         pairs += mapping.norm(f"{at}.{their['embed.norm']}", f"{ours}.norm")
         if config.prefix(stage):
             pairs.append(mapping.same(f"{at}.cls_token", f"stages.{stage}.class_token", ones=2))
@@ -123,21 +123,12 @@ def _block(theirs: str, ours: str, their: dict[str, str]) -> list[Pair]:
             f"{theirs}.{their[part].format(their[name])}" for part in ("conv", "batch_norm", "linear")
         )
         at = f"{ours}.attention.conv_{name}"
-        pairs += _conv(conv, f"{at}.conv", bias=False)
-        pairs += mapping.norm(norm, f"{at}.norm")
-        pairs += [
-            mapping.same(f"{norm}.running_{a}", f"{at}.norm.{b}") for a, b in (("mean", "mean"), ("var", "variance"))
-        ]
+        pairs += mapping.conv(conv, f"{at}.conv", bias=False)
+        pairs += mapping.batch_norm(norm, f"{at}.norm")
         pairs += mapping.linear(linear, f"{ours}.attention.{name}")
     for name in ("attention.proj", "mlp.fc1", "mlp.fc2"):
         pairs += mapping.linear(f"{theirs}.{their[name]}", f"{ours}.{name}")
     return pairs
-
-
-def _conv(theirs: str, ours: str, *, bias: bool) -> list[Pair]:
-    """A kernel OIHW and its bias."""
-    pairs = [mapping.moved(f"{theirs}.weight", f"{ours}.kernel", (2, 3, 1, 0))]
-    return [*pairs, mapping.same(f"{theirs}.bias", f"{ours}.bias")] if bias else pairs
 
 
 def _heads(widths: tuple[int, ...], hints: Hints) -> tuple[int, ...]:

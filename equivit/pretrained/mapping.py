@@ -136,6 +136,21 @@ def norm(theirs: str, ours: str) -> list[Pair]:
     return [same(named(theirs, "weight"), f"{ours}.scale"), same(named(theirs, "bias"), f"{ours}.bias")]
 
 
+def conv(theirs: str, ours: str, *, bias: bool) -> list[Pair]:
+    """A kernel OIHW and its bias."""
+    pairs = [
+        moved(named(theirs, "weight"), f"{ours}.kernel", (2, 3, 1, 0)),
+        same(named(theirs, "bias"), f"{ours}.bias"),
+    ]
+    return pairs if bias else pairs[:1]
+
+
+def batch_norm(theirs: str, ours: str) -> list[Pair]:
+    """A batch norm with its running statistics."""
+    statistics = (("running_mean", "mean"), ("running_var", "variance"))
+    return [*norm(theirs, ours), *(same(named(theirs, a), f"{ours}.{b}") for a, b in statistics)]
+
+
 def isotypic_norm(theirs: str, ours: str, irreps: Iterable[str]) -> list[Pair]:
     """A layer norm between fields."""
     return [*isotypic_scale(f"{theirs}.scaling", ours, irreps), same(f"{theirs}.scaling.beta", f"{ours}.bias")]

@@ -11,6 +11,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from equivit import logical
+from equivit.layers.recording import recording
 from equivit.logical import Arrays
 from equivit.objectives.clock import Clock
 from equivit.objectives.objective import Batch, Extra, Objective, Step
@@ -67,8 +68,9 @@ def make_step(
     """`step(state, arrays of the given models, batch, static) -> state, metrics`.
 
     The batch is prepared (mixed, masked) whole and then cut into `accumulation` micro-batches, so that mixing does not
-    depend on their number.  A step whose loss or gradient is not finite changes nothing, nor does any after it: the
-    state stays the last good one, and `metrics["good"]` says so.
+    depend on their number.  Batch statistics are those of a micro-batch, and the running ones pass from each to the
+    next.  A step whose loss or gradient is not finite changes nothing, nor does any after it: the state stays the last
+    good one, and `metrics["good"]` says so.
 
     Args:
       objective: what is minimised.
@@ -96,7 +98,8 @@ def make_step(
             models = {name: objective.holding(model, arrays[name]) for name, model in given.items()}
             trained = objective.holding(module, {**state.frozen, **statistics, **trainable})
             before = logical.take(trained, nnx.BatchStat)
-            value, metrics, after = objective.loss(trained, batch, Step(key, clock, static, extra, models))
+            with recording():
+                value, metrics, after = objective.loss(trained, batch, Step(key, clock, static, extra, models))
             _check_statistics(objective, trained, before, trainable)
             return value, (metrics, (extra if after is None else after, logical.take_state(trained)))
 

@@ -83,8 +83,9 @@ def test_what_cudnn_takes(dtype, cuts, takes):
 
 @pytest.mark.parametrize("channels", [12, 136])
 def test_cudnn_does_not_take_other_heads(channels):
-    q = (heads(0, 2, 5, channels, dtype="bfloat16"),)
+    q, v = ((heads(0, 2, 5, number, dtype="bfloat16"),) for number in (channels, 64))
     assert not attention.cudnn_takes(q, q, q)
+    assert attention.cudnn_takes(v, v, v) and not attention.cudnn_takes((q[0][..., :8],) * 2, v, v)
 
 
 def test_no_images_are_left_to_the_plain_products():

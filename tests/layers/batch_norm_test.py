@@ -6,6 +6,7 @@ import pytest
 
 from equivit import logical
 from equivit.layers.batch_norm import BatchNorm
+from equivit.layers.recording import recording
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def test_evaluation_uses_the_running_statistics_and_changes_nothing(layer):
 def test_the_gradient_goes_through_the_statistics_of_the_batch(layer):
     """A constant added to the batch changes nothing, so the gradient's sum over a channel is zero."""
     weights = np.random.default_rng(1).standard_normal(X.shape).astype(np.float32)
-    gradient = jax.grad(lambda x: (logical.put(layer, {})(x, train=True) * weights).sum())(X)
+    gradient = jax.grad(recording()(lambda x: (logical.put(layer, {})(x, train=True) * weights).sum()))(X)
     assert abs(gradient).max() > 0.1
     np.testing.assert_allclose(gradient.sum((0, 1)), 0, atol=1e-5)
 

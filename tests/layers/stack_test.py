@@ -10,6 +10,7 @@ from flax import nnx
 from equivit import logical
 from equivit.layers import isotypic
 from equivit.layers.batch_norm import BatchNorm
+from equivit.layers.recording import recording
 from equivit.layers.stack import Stack
 from equivit.symmetry.groups import OCTIC
 
@@ -125,6 +126,7 @@ def test_statistics_rates_and_phases(kwargs, phases):
     """Five blocks and two: periods of two and three blocks leave some over, and a captured block cuts a run."""
 
     @jax.jit
+    @recording()
     def run(blocks):
         x, seen = blocks(X, rates=RATES, phases=phases, capture=(1,), train=True)
         return x, seen, blocks
@@ -145,6 +147,7 @@ def test_statistics_come_out_of_parts_and_gradients():
     moved = [bool((blocks[i].norm.mean[...] != 0).any()) for i in range(7)]
     assert moved == [False, True, True, True, False, False, False]
 
+    @recording()
     def loss(weights, statistics):
         model = logical.put(whole, weights)
         return jnp.square(model(X, rates=RATES, train=True)[0]).sum(), logical.take_state(model)
@@ -160,6 +163,7 @@ def test_a_block_alone_is_that_of_the_whole(kwargs):
     """With its key, rate and statistics."""
 
     @jax.jit
+    @recording()
     def run(key, random, alone, whole):
         shifted = random.alone(4, X, key=key), random(X, start=4, key=key)[0]
         x = alone.alone(5, alone.alone(1, X, rates=RATES, train=True), rates=RATES, train=True)
@@ -233,6 +237,7 @@ def test_scanned_equals_unrolled_over_three_training_steps():
     """
 
     @jax.jit
+    @recording()
     def step(blocks, x):
         def loss(weights):
             model = logical.put(blocks, weights)

@@ -13,6 +13,7 @@ import pytest
 
 from equivit import costs, logical, models, precision, testing
 from equivit.layers.conv_attention import ConvAttention
+from equivit.layers.recording import recording
 from equivit.models import zoo
 from equivit.symmetry import shifts
 from tests.models.cvt_test import model
@@ -89,6 +90,7 @@ def test_gradients_and_statistics():
     m, x = small(), np.zeros((1, *SIZE, 3), np.float32)
 
     @jax.jit
+    @recording()
     def step(m, x):
         def loss(arrays):
             model = logical.put(m, arrays)

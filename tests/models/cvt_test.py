@@ -13,6 +13,7 @@ from flax import nnx
 from equivit import costs, logical, models, precision
 from equivit.layers import dense
 from equivit.layers.grid import Layout
+from equivit.layers.recording import recording
 from equivit.models import saved, zoo
 from equivit.testing import assert_shift_equivariant
 
@@ -82,6 +83,7 @@ def test_a_scan_equals_its_blocks_one_by_one():
     m, x = model(), images((32, 48))
 
     @jax.jit
+    @recording()
     def both_ways(m, x):
         first, second = m.stages
         y, statistics = first.tokens(m.patch_embed(x).reshape(2, 96, 8)), {}
@@ -151,7 +153,8 @@ def test_shapes_do_not_depend_on_the_padding():
 def test_mixed_precision_keeps_the_stream():
     m, x = model(), images((32, 48))
     mixed = precision.cast(m, "mixed")
-    stream = jax.eval_shape(lambda m, x: m.features(x, blocks=(0, 1, 2), norm=False, train=True), mixed, x)
+    trained = recording()(lambda m, x: m.features(x, blocks=(0, 1, 2), norm=False, train=True))
+    stream = jax.eval_shape(trained, mixed, x)
     assert {f.patches.values.dtype for f in stream.blocks.values()} == {stream.cls.dtype} == {jnp.dtype("float32")}
     stream = jax.eval_shape(lambda m, x: m.features(x, blocks=(1,)), precision.cast(m, "bfloat16"), x)
     assert stream.blocks[1].patches.values.dtype == stream.cls.dtype == jnp.bfloat16

@@ -13,6 +13,9 @@ SWIN = dict(width=8, depths=(2, 1), num_heads=(1, 2), window_size=3, image_size=
 MVIT = dict(width=8, depths=(1, 2), class_token=True, image_size=(20, 16), num_classes=3)
 CVT = dict(widths=(8, 12), depths=(2, 1), num_heads=(1, 2), kernels=(7, 3), strides=(4, 2), paddings=(2, 1))
 CVT |= dict(image_size=(21, 16), num_classes=3)
+SHVIT = dict(widths=(8, 12), depths=(1, 1), partial_widths=(0, 5), image_size=(21, 16), num_classes=3)
+EFFICIENTVIT = dict(widths=(4, 4, 6, 8, 12), depths=(1, 1, 1, 1, 1), neck_widths=(8, 8), head_channels=4)
+EFFICIENTVIT |= dict(image_size=(21, 16), num_classes=3)
 SERIES = dict(length=20, channels=2, num_classes=3, patches=4, width=8, depth=1, num_heads=2, mlp_dim=8)
 FAMILIES = [
     *[("vit_ti16", dict(VIT, registers=2))],
@@ -25,6 +28,8 @@ FAMILIES = [
     ("mvitv2_t", MVIT),
     ("cvt_13", CVT),
     ("cvt_13", CVT | dict(class_token=False, padding="circular")),
+    ("shvit_s1", SHVIT),
+    ("efficientvit_b0", EFFICIENTVIT),
     ("patchtst_jumbo", SERIES),
     ("patchtst_public", SERIES),
 ]

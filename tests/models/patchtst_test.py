@@ -12,6 +12,7 @@ from flax import nnx
 
 from equivit import costs, logical
 from equivit.layers.drop import dropout
+from equivit.layers.recording import recording
 from equivit.models import patchtst, saved, zoo
 
 T, C = 31, 3  # odd, so that there is padding
@@ -184,7 +185,14 @@ def test_dropout_may_be_traced(series):
 def test_training_moves_running_statistics_and_evaluation_uses_them(series):
     model = make("public")
     before = logical.to_logical(model, nnx.BatchStat)
-    after = jax.jit(lambda model: (model(series, train=True), logical.to_logical(model, nnx.BatchStat))[1])(model)
+
+    @jax.jit
+    @recording()
+    def moved(model):
+        model(series, train=True)
+        return logical.to_logical(model, nnx.BatchStat)
+
+    after = moved(model)
     assert set(before) == {f"blocks.{i}.norm{n}.{x}" for i in (0, 1) for n in (1, 2) for x in ("mean", "variance")}
     assert all(abs(before[leaf] - after[leaf]).max() > 1e-4 for leaf in before)
     alone = run(model, series[:1])  # a series does not see the others

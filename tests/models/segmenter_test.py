@@ -10,6 +10,7 @@ from flax import nnx
 
 from equivit import logical, testing
 from equivit.layers import resizing
+from equivit.layers.recording import recording
 from equivit.models import saved, segmentation_decoders, zoo
 from equivit.models.segmenter import SegmenterConfig
 from equivit.symmetry import fields
@@ -173,6 +174,7 @@ def test_training_gives_two_kinds_of_logits_and_statistics():
     m, x = model(configured("swin_t")), images(dtype=np.float32)
 
     @jax.jit
+    @recording()
     def step(m, x, key):
         return m.both(x, key=key, train=True), nnx.state(m, nnx.BatchStat)
 

@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 
 from equivit import logical
+from equivit.layers.recording import recording
 from equivit.models import saved, zoo
 from equivit.objectives.linear_probe import ProbeHead
 from equivit.training import program, sharding
@@ -69,6 +70,7 @@ def test_the_loss_by_hand(run):
     prepared = goal.prepare(run[0].module, batch(), jax.random.key(0))
 
     @jax.jit
+    @recording()
     def value(arrays):
         module = logical.put(run[0].module, arrays)
         loss = goal.loss(module, prepared, tiny.step()).value

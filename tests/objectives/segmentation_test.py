@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from equivit.layers.recording import recording
 from equivit.models import zoo
 from equivit.objectives import segmentation
 from equivit.objectives.registry import OBJECTIVES
@@ -90,7 +91,7 @@ def test_labels_come_to_the_size_of_the_logits():
     np.testing.assert_array_equal(prepared["map"], expected)
     np.testing.assert_allclose(prepared["share"], 8 / (expected >= 0).sum(), rtol=1e-6)
     arrays = jax.eval_shape(lambda: prepared)
-    loss = jax.eval_shape(lambda m, b: objective.loss(m, b, tiny.step()), built, arrays)
+    loss = jax.eval_shape(recording()(lambda m, b: objective.loss(m, b, tiny.step())), built, arrays)
     assert loss.value.shape == () and {"accuracy", "auxiliary"} == loss.metrics.keys()
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from equivit import logical
 from equivit.pretrained import mapping
@@ -44,6 +45,12 @@ def load(path: pathlib.Path) -> dict[str, np.ndarray]:
 def state(data: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The official state dict."""
     return {key.removeprefix("param/"): value for key, value in data.items() if key.startswith("param/")}
+
+
+def part(data: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
+    """One of several modules of a file: its parameters `param/<name>.`, `input/<name>` and `output/<name>`."""
+    found = {key.replace(f"{name}.", "", 1): value for key, value in data.items() if key.startswith(f"param/{name}.")}
+    return found | {key: data[key] for key in (f"input/{name}", f"output/{name}")}
 
 
 def field(data: dict[str, np.ndarray], prefix: str) -> Isotypic:
@@ -79,15 +86,15 @@ def run(layer, x):
     return layer(x)
 
 
-def fill(make: Callable, data: dict[str, np.ndarray], pairs: list[mapping.Pair]):
+def fill(make: Callable, data: dict[str, np.ndarray], pairs: list[mapping.Pair], kind: logical.Kind = nnx.Param):
     """The module that `make` builds with the official parameters; a bias that the file does not have is zero."""
-    shapes = {name: t.shape for name, t in jax.eval_shape(lambda: logical.to_logical(make())).items()}
+    shapes = {name: t.shape for name, t in jax.eval_shape(lambda: logical.to_logical(make(), kind)).items()}
     there = {name: tensor for name, tensor in state(data).items() if "permutation" not in name}
     absent = [pair for pair in pairs if pair.theirs not in there and pair.theirs.endswith(".bias")]
     pairs = [pair for pair in pairs if pair not in absent]
     tensors = mapping.read(mapping.Table(pairs, []), there, shapes, "parity")
     tensors |= {name: np.zeros(shapes[name]) for pair in absent for name in pair.ours if name in shapes}
-    return logical.from_logical(jax.eval_shape(make), tensors)
+    return logical.from_logical(jax.eval_shape(make), tensors, kind)
 
 
 class Comparison:

@@ -1,0 +1,67 @@
+"""Convolutions that are separable: one of each channel by itself, and linear maps of each position.
+
+Source: MobileNetV2 (arXiv 1801.04381), as EfficientViT has them (arXiv 2205.14756).
+"""
+
+from typing import Any
+
+import jax
+from flax import nnx
+
+from equivit.layers import dense
+from equivit.layers.convolution import NormedConv
+
+EXPANSION = 4
+
+
+class SeparableConv(nnx.Module):
+    """A depthwise 3x3 convolution with hard-swish, then a linear map of each position ("DSConv").
+
+    Shapes: [*B, h, w, width] -> the same.
+
+    Args:
+      statistics_groups: `groups` of the batch norms.
+    """
+
+    def __init__(self, width: int, *, statistics_groups: int = 1, rngs: nnx.Rngs):
+        options: dict[str, Any] = dict(statistics_groups=statistics_groups, rngs=rngs)
+        self.depthwise = NormedConv(width, width, kernel=(3, 3), groups=width, activation=dense.hard_swish, **options)
+        self.reduce = NormedConv(width, width, kernel=(1, 1), **options)
+
+    def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
+        return self.reduce(self.depthwise(x, train=train), train=train)
+
+
+class InvertedBottleneck(nnx.Module):
+    """A linear map to 4 times as many channels, a depthwise 3x3 convolution, and a linear map ("MBConv").
+
+    Hard-swish follows the first two.
+
+    Shapes: [*B, H, W, in_channels] -> [*B, h, w, width].
+
+    Args:
+      stride: of the convolution, along both axes.
+      norm: without it the first two have biases in place of batch norms; the last always has one.
+      statistics_groups: `groups` of the batch norms.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        width: int,
+        *,
+        stride: int = 1,
+        norm: bool = True,
+        statistics_groups: int = 1,
+        rngs: nnx.Rngs,
+    ):
+        hidden = EXPANSION * in_channels
+        options: dict[str, Any] = dict(statistics_groups=statistics_groups, rngs=rngs)
+        inner: dict[str, Any] = dict(norm=norm, activation=dense.hard_swish, **options)
+        self.expand = NormedConv(in_channels, hidden, kernel=(1, 1), **inner)
+        self.depthwise = NormedConv(hidden, hidden, kernel=(3, 3), stride=(stride, stride), groups=hidden, **inner)
+        self.reduce = NormedConv(hidden, width, kernel=(1, 1), **options)
+
+    def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
+        x = self.depthwise(self.expand(x, train=train), train=train)
+        return self.reduce(x, train=train)

@@ -1,0 +1,63 @@
+"""Attention with one head for some of the channels: the token mixer of SHViT (arXiv 2401.16456)."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from equivit.layers import dense
+from equivit.layers.attention import attend
+from equivit.layers.convolution import NormedConv
+
+
+class GroupNorm(nnx.Module):
+    """Normalises each map to mean 0 and variance 1 over positions and channels together; then scale and bias.
+
+    It is group norm with a single group.  A layer norm would have statistics of each position.
+
+    Shapes: [*B, h, w, C] -> the same.
+    """
+
+    def __init__(self, width: int, *, eps: float = 1e-5):
+        self.scale = nnx.Param(jnp.ones(width), norm=True)
+        self.bias = nnx.Param(jnp.zeros(width), norm=True)
+        self.eps = eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        with jax.named_scope("norm"):
+            y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+            y = y - y.mean((-3, -2, -1), keepdims=True)
+            y = y * jax.lax.rsqrt(jnp.square(y).mean((-3, -2, -1), keepdims=True) + self.eps)
+            return (y * self.scale[...] + self.bias[...]).astype(x.dtype)
+
+
+class SingleHeadAttention(nnx.Module):
+    """The first `partial` channels attend to each other's positions by one head; then ReLU and a map of all channels.
+
+    The other channels are neither normalised nor mixed before that map.  The channels of `qkv` are ordered q, k, v.
+
+    Shapes: [*B, h, w, width] -> the same.
+
+    Args:
+      partial: channels that attend, and so those of the values.
+      qk_width: channels of queries and of keys.
+      statistics_groups: `groups` of the batch norms.
+    """
+
+    def __init__(self, width: int, partial: int, *, qk_width: int = 16, statistics_groups: int = 1, rngs: nnx.Rngs):
+        options: dict[str, Any] = dict(kernel=(1, 1), statistics_groups=statistics_groups, rngs=rngs)
+        self.norm = GroupNorm(partial)
+        self.qkv = NormedConv(partial, 2 * qk_width + partial, **options)
+        self.proj = NormedConv(width, width, scale=0.0, **options)
+        self.partial, self.qk_width = partial, qk_width
+
+    def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
+        first, rest = x[..., : self.partial], x[..., self.partial :]
+        qkv = self.qkv(self.norm(first), train=train)
+        # The products of attention are in the type of those of linear maps, as everywhere.
+        tokens = jax.lax.collapse(qkv.astype(self.qkv.conv.kernel[...].dtype), x.ndim - 3, x.ndim - 1)
+        q, k, v = jnp.split(tokens[..., None, :, :], (self.qk_width, 2 * self.qk_width), axis=-1)
+        (y,) = attend((q,), (k,), (v,))
+        y = jnp.concatenate([y.reshape(first.shape).astype(x.dtype), rest], axis=-1)
+        return self.proj(dense.relu(y), train=train)

@@ -1,0 +1,295 @@
+"""EfficientViT of MIT: inverted bottlenecks, and in the later stages attention of linear cost.
+
+Source: EfficientViT (arXiv 2205.14756), and its classifiers as timm has them.
+"""
+
+import dataclasses
+from typing import Annotated, Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from equivit import constraints
+from equivit.constraints import Below1, Depth, OneOf, PositiveInt, Size
+from equivit.layers import dense
+from equivit.layers.convolution import NormedConv
+from equivit.layers.drop import drop_path, split
+from equivit.layers.grid import Layout, check_images
+from equivit.layers.linear_attention import LinearAttention
+from equivit.layers.separable_conv import InvertedBottleneck, SeparableConv
+from equivit.layers.stack import REMAT, Stack
+from equivit.models import features
+from equivit.models.features import Features
+from equivit.models.model import Preset
+
+STAGES = 4
+ATTENTION = (2, 3)  # stages with attention, whose bottlenecks have fewer norms
+STRIDE = 2  # of the stem's map; each stage halves it
+
+
+@dataclasses.dataclass(frozen=True)
+class EfficientViTConfig:
+    """The choices that make one EfficientViT.
+
+    Attributes:
+      widths: of the stem and of each of four stages.
+      depths: residual blocks of the stem; blocks of the first two stages, with the one that halves the map; of the last
+        two, which have attention, without it.
+      neck_widths: of the linear map before the mean, and of that after it, which the head reads.
+      head_channels: channels of an attention head.
+      image_size: (height, width); images of any size can be used.
+      num_classes: None for no head.
+      drop_path: probability of dropping a branch of a block for a sample, used when a key is given; a pair grows
+        linearly with depth.  The official classifiers were trained with 0.05.
+      statistics_groups: runs of images that batch norms normalise with statistics of their own (`BatchNorm`).
+      remat, unroll: how blocks are run (`layers/stack.py`).
+    """
+
+    widths: tuple[PositiveInt, ...]
+    depths: tuple[Depth, ...]
+    neck_widths: tuple[PositiveInt, PositiveInt]
+    head_channels: PositiveInt = 16
+    image_size: Size = (224, 224)
+    in_channels: PositiveInt = 3
+    num_classes: PositiveInt | None = 1000
+    drop_path: Below1 | tuple[Below1, Below1] = 0.0
+    statistics_groups: PositiveInt = 1
+    remat: Annotated[str, OneOf(REMAT)] = "none"
+    unroll: bool = False
+
+    def __post_init__(self):
+        constraints.check_fields(self, "EfficientViT")
+        for name in ("widths", "depths"):
+            if len(value := getattr(self, name)) != 1 + STAGES:
+                raise ValueError(
+                    f"EfficientViT: {name}={value} must have {1 + STAGES} entries, of the stem and of {STAGES} stages."
+                )
+        for stage in ATTENTION:
+            if (width := self.widths[1 + stage]) % self.head_channels:
+                raise ValueError(
+                    f"EfficientViT: head_channels={self.head_channels} must divide the width of stage {stage}, {width}."
+                )
+
+    def blocks(self, stage: int) -> int:
+        """Blocks of a stage, with the first, which halves the map."""
+        return self.depths[1 + stage] + (stage in ATTENTION)
+
+    @property
+    def depth(self) -> int:
+        """Blocks of all stages; those of the stem do not count."""
+        return sum(self.blocks(stage) for stage in range(STAGES))
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """Of one image: (height, width, channels)."""
+        return *self.image_size, self.in_channels
+
+    @property
+    def rates(self) -> np.ndarray | None:
+        """The rate of stochastic depth of each block, [depth]; None where there is none."""
+        first, last = self.drop_path if isinstance(self.drop_path, tuple) else (self.drop_path,) * 2
+        return np.linspace(first, last, self.depth, dtype=np.float32) if first or last else None
+
+    def build(self, rngs: nnx.Rngs) -> "EfficientViT":
+        """The model, with parameters drawn from `rngs`."""
+        return EfficientViT(self, rngs=rngs)
+
+
+class Stem(nnx.Module):
+    """A convolution that halves the image, then separable convolutions with residuals.
+
+    These are a list and no `Stack`: published models have one, and it comes before what layers are counted from.
+
+    Shapes: [*B, H, W, in_channels] -> [*B, h, w, width].
+    """
+
+    def __init__(self, in_channels: int, width: int, depth: int, *, statistics_groups: int, rngs: nnx.Rngs):
+        options: dict[str, Any] = dict(statistics_groups=statistics_groups, rngs=rngs)
+        self.conv = NormedConv(in_channels, width, kernel=(3, 3), stride=(2, 2), activation=dense.hard_swish, **options)
+        self.blocks = nnx.List([SeparableConv(width, **options) for _ in range(depth)])
+
+    def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
+        x = self.conv(x, train=train)
+        for block in self.blocks:
+            x = x + block(x, train=train)
+        return x
+
+
+class Block(nnx.Module):
+    """x + path(attention(x)), if there is attention; x + path(local(x)).
+
+    The first block of a stage is local(x) alone, which halves the map.
+
+    Shapes: [*B, h, w, width] -> the same; [*B, H, W, in_channels] -> [*B, h, w, width] of the first block.
+    """
+
+    def __init__(self, attention: LinearAttention | None, local: InvertedBottleneck, *, residual: bool = True):
+        self.attention, self.local, self.residual = attention, local, residual
+
+    def __call__(
+        self,
+        x: jax.Array,
+        layout: Layout | None = None,
+        *,
+        rate: float | jax.Array = 0.0,
+        phase: int = 0,
+        train: bool = False,
+        key: jax.Array | None = None,
+    ) -> jax.Array:
+        """The map after the block.
+
+        Args:
+          layout, phase: unused: a map has its grid, and blocks of a run are alike.
+          rate: probability of dropping a branch for a sample.
+          train: whether batch norms use and record the statistics of this batch.
+          key: for stochastic depth; None: none.
+        """
+        keys = split(key)
+        if self.attention is not None:
+            x = x + drop_path(self.attention(x, train=train), rate, keys[0], axes=3)
+        y = self.local(x, train=train)
+        return x + drop_path(y, rate, keys[1], axes=3) if self.residual else y
+
+
+class EfficientViT(nnx.Module):
+    """An EfficientViT; see `EfficientViTConfig`.
+
+    After the last stage the neck widens the map, takes its mean, and widens that; the head reads the result.
+    """
+
+    before = ("stem",)
+
+    def __init__(self, config: EfficientViTConfig, *, rngs: nnx.Rngs):
+        self.config = config
+        options: dict[str, Any] = dict(statistics_groups=config.statistics_groups, rngs=rngs)
+        self.stem = Stem(config.in_channels, config.widths[0], config.depths[0], **options)
+        self.stages = nnx.List([_stage(config, stage, rngs) for stage in range(STAGES)])
+        self.neck = Neck(config.widths[-1], config.neck_widths, **options)
+        width, classes = config.neck_widths[1], config.num_classes
+        self.head: Any = None if classes is None else dense.Linear(width, classes, rngs=rngs)
+
+    def __call__(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
+        """Class logits [*B, num_classes] of images [*B, H, W, C].
+
+        Args:
+          key: drives drop path; None means none.
+          train: whether batch norms use and record the statistics of these images.
+
+        Raises:
+          ValueError: the model has no head.
+        """
+        if self.head is None:
+            raise ValueError(
+                "EfficientViT: the model has no head (num_classes=None); call features, or create it with classes."
+            )
+        return self.head(self.pooled(images, key=key, train=train))
+
+    def pooled(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
+        """What the head reads, [*B, features]: the last map after the neck."""
+        last, _ = self.trunk(images, key=key, train=train)
+        pooled = self.neck(last.reshape(-1, *last.shape[-3:]), train=train)
+        return pooled.reshape(*last.shape[:-3], pooled.shape[-1])
+
+    def features(
+        self,
+        images: jax.Array,
+        *,
+        blocks: tuple[int, ...] = (),
+        norm: bool = True,
+        key: jax.Array | None = None,
+        train: bool = False,
+    ) -> Features:
+        """The map after the last block, before the neck, and after each of `blocks`, counted through all stages.
+
+        `norm` changes nothing: there is no final norm of a map.
+
+        Raises:
+          IndexError: there is no such block.
+        """
+        config = self.config
+        last, seen = self.trunk(images, capture=blocks, key=key, train=train)
+        strides = [STRIDE * 2 ** (1 + stage) for stage in range(STAGES) for _ in range(config.blocks(stage))]
+        inner = {index: features.of_map(values, strides[index]) for index, values in seen.items()}
+        return features.of_map(last, strides[-1], inner)
+
+    def trunk(
+        self,
+        images: jax.Array,
+        *,
+        capture: tuple[int, ...] = (),
+        key: jax.Array | None = None,
+        train: bool = False,
+    ) -> tuple[jax.Array, dict[int, jax.Array]]:
+        """The map after the last block, [*B, h, w, width], and those after the blocks in `capture`."""
+        config, rates, batch = self.config, self.config.rates, images.shape[:-3]
+        for index in capture:
+            if not 0 <= index < config.depth:
+                raise IndexError(f"EfficientViT: there is no block {index}; the blocks are 0 to {config.depth - 1}.")
+        check_images(images, config.in_channels, (1, 1))
+        x = self.stem(images.reshape(-1, *images.shape[-3:]), train=train)
+        seen, first = {}, 0
+        for number, stage in enumerate(self.stages):
+            stop = first + len(stage)
+            options: dict[str, Any] = dict(
+                rates=None if rates is None else rates[first:stop],
+                train=train,
+                key=None if key is None else jax.random.fold_in(key, number),
+            )
+            x = stage.alone(0, x, **options)
+            seen |= {first: x} if first in capture else {}
+            inside = tuple(index - first for index in capture if first < index < stop)
+            x, part = stage(x, start=1, capture=inside, **options)
+            seen |= {first + index: values for index, values in part.outputs.items()}
+            first = stop
+        return jax.tree.map(lambda values: values.reshape(*batch, *values.shape[1:]), (x, seen))
+
+
+class Neck(nnx.Module):
+    """A linear map of each position, batch norm, hard-swish, the mean; a linear map, layer norm, hard-swish.
+
+    Shapes: [*B, h, w, in_channels] -> [*B, widths[1]].
+
+    Args:
+      widths: after both linear maps.
+    """
+
+    def __init__(self, in_channels: int, widths: tuple[int, int], *, statistics_groups: int, rngs: nnx.Rngs):
+        options: dict[str, Any] = dict(kernel=(1, 1), activation=dense.hard_swish, statistics_groups=statistics_groups)
+        self.conv = NormedConv(in_channels, widths[0], **options, rngs=rngs)
+        self.linear = dense.Linear(*widths, bias=False, rngs=rngs)
+        self.norm = dense.LayerNorm(widths[1], eps=1e-5)
+
+    def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
+        x = self.conv(x, train=train).mean((-3, -2))
+        return dense.hard_swish(self.norm(self.linear(x)))
+
+
+def _stage(config: EfficientViTConfig, stage: int, rngs: nnx.Rngs) -> Stack:
+    """A block that halves the map, then like blocks with residuals, as a scan."""
+    before, width = config.widths[stage : stage + 2]
+    options: dict[str, Any] = dict(norm=stage not in ATTENTION, statistics_groups=config.statistics_groups)
+
+    def first(rngs):
+        return Block(None, InvertedBottleneck(before, width, stride=2, **options, rngs=rngs), residual=False)
+
+    def block(rngs):
+        attention = None
+        if stage in ATTENTION:
+            groups = config.statistics_groups
+            attention = LinearAttention(width, head_channels=config.head_channels, statistics_groups=groups, rngs=rngs)
+        return Block(attention, InvertedBottleneck(width, width, **options, rngs=rngs))
+
+    runs = [(1, first), (config.blocks(stage) - 1, block)]
+    return Stack(runs, remat=config.remat, unroll=config.unroll, rngs=rngs)
+
+
+# Published sizes (the official code; timm has the same).
+NAMES = {
+    "efficientvit_b0": Preset(
+        EfficientViTConfig, dict(widths=(8, 16, 32, 64, 128), depths=(1, 2, 2, 2, 2), neck_widths=(1024, 1280))
+    ),
+    "efficientvit_b1": Preset(
+        EfficientViTConfig, dict(widths=(16, 32, 64, 128, 256), depths=(1, 2, 3, 3, 4), neck_widths=(1536, 1600))
+    ),
+}

@@ -1,0 +1,366 @@
+"""SHViT: convolutional blocks, of which those of the later stages attend by one head with some of their channels.
+
+Source: SHViT (arXiv 2401.16456), and its code as timm has it.
+"""
+
+import dataclasses
+import functools
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from equivit import constraints
+from equivit.constraints import Below1, Depth, NonNegativeInt, OneOf, PositiveInt, Size
+from equivit.layers import dense
+from equivit.layers.batch_norm import BatchNorm
+from equivit.layers.conv_merging import ConvMerging
+from equivit.layers.convolution import NormedConv
+from equivit.layers.drop import drop_path, split
+from equivit.layers.grid import Layout, check_images
+from equivit.layers.single_head_attention import SingleHeadAttention
+from equivit.layers.stack import REMAT, Stack
+from equivit.models import features
+from equivit.models.features import Features
+from equivit.models.model import Preset
+
+STRIDE = 16  # of the map of the first stage; each further one halves it
+EXPANSION = 2  # of the hidden width of feed-forward parts
+
+
+@dataclasses.dataclass(frozen=True)
+class SHViTConfig:
+    """The choices that make one SHViT.
+
+    Attributes:
+      widths, depths: width and blocks of each stage.  The first width is a multiple of 8.
+      partial_widths: channels that attend, in each stage; 0 for a stage without attention.
+      qk_width: channels of queries and of keys.
+      image_size: (height, width); images of any size can be used.
+      num_classes: None for no head.
+      drop_path: probability of dropping a branch of a block for a sample, used when a key is given; a pair grows
+        linearly with depth.  The official code has none.
+      statistics_groups: runs of images that batch norms normalise with statistics of their own (`BatchNorm`).
+      remat, unroll: how blocks are run (`layers/stack.py`).
+    """
+
+    widths: tuple[PositiveInt, ...]
+    depths: tuple[Depth, ...]
+    partial_widths: tuple[NonNegativeInt, ...]
+    qk_width: PositiveInt = 16
+    image_size: Size = (224, 224)
+    in_channels: PositiveInt = 3
+    num_classes: PositiveInt | None = 1000
+    drop_path: Below1 | tuple[Below1, Below1] = 0.0
+    statistics_groups: PositiveInt = 1
+    remat: Annotated[str, OneOf(REMAT)] = "none"
+    unroll: bool = False
+
+    def __post_init__(self):
+        constraints.check_fields(self, "SHViT")
+        for name in ("widths", "partial_widths"):
+            if len(value := getattr(self, name)) != len(self.depths):
+                raise ValueError(f"SHViT: {name}={value} and depths={self.depths} must have one entry per stage each.")
+        if (width := self.widths[0]) % 8:
+            raise ValueError(
+                f"SHViT: widths={self.widths}: the first must be a multiple of 8, of which the convolutions before it "
+                f"have parts; the nearest is {max(8, round(width / 8) * 8)}."
+            )
+        for stage, (width, partial) in enumerate(zip(self.widths, self.partial_widths, strict=True)):
+            if partial > width:
+                raise ValueError(
+                    f"SHViT: partial_widths={self.partial_widths}: of the {width} channels of stage {stage} no "
+                    f"{partial} can attend; the most is {width}."
+                )
+
+    @property
+    def depth(self) -> int:
+        """Blocks of all stages."""
+        return sum(self.depths)
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """Of one image: (height, width, channels)."""
+        return *self.image_size, self.in_channels
+
+    @property
+    def rates(self) -> np.ndarray | None:
+        """The rate of stochastic depth of each block, [depth]; None where there is none."""
+        first, last = self.drop_path if isinstance(self.drop_path, tuple) else (self.drop_path,) * 2
+        return np.linspace(first, last, self.depth, dtype=np.float32) if first or last else None
+
+    def build(self, rngs: nnx.Rngs) -> "SHViT":
+        """The model, with parameters drawn from `rngs`."""
+        return SHViT(self, rngs=rngs)
+
+
+class ResidualConv(nnx.Module):
+    """x + path(convolution of x): depthwise, 3x3, with batch norm.
+
+    Shapes: [*B, h, w, width] -> the same.
+
+    Args:
+      scale: of the batch norm at the start.
+      statistics_groups: `groups` of the batch norm.
+    """
+
+    def __init__(self, width: int, *, scale: float = 1.0, statistics_groups: int = 1, rngs: nnx.Rngs):
+        self.conv = NormedConv(
+            width, width, kernel=(3, 3), groups=width, scale=scale, statistics_groups=statistics_groups, rngs=rngs
+        )
+        self.residual = True
+
+    def __call__(
+        self,
+        x: jax.Array,
+        *,
+        rate: float | jax.Array = 0.0,
+        train: bool = False,
+        key: jax.Array | None = None,
+    ) -> jax.Array:
+        y = self.conv(x, train=train)
+        return x + drop_path(y, rate, key, axes=3) if self.residual else y
+
+    def folded(self) -> "ResidualConv":
+        """The same map as one convolution: x itself is what the tap at the centre adds.
+
+        That tap carries the stream of residuals, so the kernel is none that "mixed" precision rounds.
+        """
+        module = nnx.clone(self)
+        module.conv, module.residual = self.conv.folded(), False
+        kernel, _ = module.conv.conv.affine()
+        module.conv.conv.kernel = nnx.Param(kernel.at[1, 1].add(1))
+        return module
+
+
+class FeedForward(nnx.Module):
+    """A linear map to twice the width, ReLU, and a linear map, of each position; with batch norms.
+
+    Shapes: [*B, h, w, width] -> the same.
+    """
+
+    def __init__(self, width: int, *, statistics_groups: int = 1, rngs: nnx.Rngs):
+        hidden = EXPANSION * width
+        options: dict[str, Any] = dict(kernel=(1, 1), statistics_groups=statistics_groups, rngs=rngs)
+        self.fc1 = NormedConv(width, hidden, activation=dense.relu, **options)
+        self.fc2 = NormedConv(hidden, width, scale=0.0, **options)
+
+    def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
+        return self.fc2(self.fc1(x, train=train), train=train)
+
+
+class Block(nnx.Module):
+    """A residual convolution; x + path(attention(x)), if there is attention; x + path(mlp(x)).
+
+    Shapes: [*B, h, w, width] -> the same.
+
+    Args:
+      partial: channels that attend; 0 for none.
+    """
+
+    def __init__(self, width: int, partial: int, *, qk_width: int, statistics_groups: int, rngs: nnx.Rngs):
+        options: dict[str, Any] = dict(statistics_groups=statistics_groups, rngs=rngs)
+        self.conv = ResidualConv(width, scale=0.0, **options)
+        self.attention: Any = SingleHeadAttention(width, partial, qk_width=qk_width, **options) if partial else None
+        self.mlp = FeedForward(width, **options)
+
+    def __call__(
+        self,
+        x: jax.Array,
+        layout: Layout | None = None,
+        *,
+        rate: float | jax.Array = 0.0,
+        phase: int = 0,
+        train: bool = False,
+        key: jax.Array | None = None,
+    ) -> jax.Array:
+        """The map after the block.
+
+        Args:
+          layout, phase: unused: a map has its grid, and all blocks are alike.
+          rate: probability of dropping a branch for a sample.
+          train: whether batch norms use and record the statistics of this batch.
+          key: for stochastic depth; None: none.
+        """
+        keys = split(key, 3)
+        x = self.conv(x, rate=rate, train=train, key=keys[0])
+        if self.attention is not None:
+            x = x + drop_path(self.attention(x, train=train), rate, keys[1], axes=3)
+        return x + drop_path(self.mlp(x, train=train), rate, keys[2], axes=3)
+
+
+class Downsampling(nnx.Module):
+    """Between stages: the map is halved, and before and after that are a residual convolution and an MLP.
+
+    Shapes: [*B, H, W, in_channels] -> [*B, h, w, width].
+    """
+
+    def __init__(self, in_channels: int, width: int, *, statistics_groups: int, rngs: nnx.Rngs):
+        options: dict[str, Any] = dict(statistics_groups=statistics_groups, rngs=rngs)
+        self.conv1, self.mlp1 = ResidualConv(in_channels, **options), FeedForward(in_channels, **options)
+        self.merge = ConvMerging(in_channels, width, **options)
+        self.conv2, self.mlp2 = ResidualConv(width, **options), FeedForward(width, **options)
+
+    def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
+        x = self.conv1(x, train=train)
+        x = self.merge(x + self.mlp1(x, train=train), train=train)
+        x = self.conv2(x, train=train)
+        return x + self.mlp2(x, train=train)
+
+
+class Stage(nnx.Module):
+    """A downsampling, unless it is the first stage, then blocks."""
+
+    def __init__(self, config: SHViTConfig, stage: int, *, rngs: nnx.Rngs):
+        before, groups = config.widths[stage - 1], config.statistics_groups
+        self.downsampling: Any = (
+            Downsampling(before, config.widths[stage], statistics_groups=groups, rngs=rngs) if stage else None
+        )
+        block = functools.partial(_block, config, stage)
+        self.blocks = Stack([(config.depths[stage], block)], remat=config.remat, unroll=config.unroll, rngs=rngs)
+
+
+class NormedLinear(nnx.Module):
+    """Batch norm, then a linear map.  Shapes: [*B, in_features] -> [*B, out_features]."""
+
+    def __init__(self, in_features: int, out_features: int, *, statistics_groups: int, rngs: nnx.Rngs):
+        self.norm = BatchNorm(in_features, groups=statistics_groups)
+        self.linear = dense.Linear(in_features, out_features, rngs=rngs)
+
+    def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
+        return self.linear(self.norm(x, train=train))
+
+    def folded(self) -> dense.Linear:
+        """The same map as one linear map, by the running statistics, for inference."""
+        linear, (factor, shift) = nnx.clone(self.linear), self.norm.affine()
+        weight = self.linear.weight[...]
+        linear.weight.set_value((weight * factor[:, None]).astype(weight.dtype))
+        # As a sum, in float32 everywhere: accelerators round the factors of matrix products.
+        linear.bias.set_value(self.linear.bias[...] + jnp.sum(shift[:, None] * weight, 0))
+        return linear
+
+
+class SHViT(nnx.Module):
+    """A SHViT; see `SHViTConfig`.  The head, which begins with a batch norm, reads the mean of the last map."""
+
+    before = ("patch_embed",)
+
+    def __init__(self, config: SHViTConfig, *, rngs: nnx.Rngs):
+        self.config = config
+        groups, width = config.statistics_groups, config.widths[0]
+        widths = (config.in_channels, width // 8, width // 4, width // 2, width)
+        self.patch_embed = nnx.List(
+            [
+                NormedConv(
+                    widths[i],
+                    widths[i + 1],
+                    kernel=(3, 3),
+                    stride=(2, 2),
+                    activation=dense.relu if i < 3 else None,
+                    statistics_groups=groups,
+                    rngs=rngs,
+                )
+                for i in range(4)
+            ]
+        )
+        self.stages = nnx.List([Stage(config, stage, rngs=rngs) for stage in range(len(config.depths))])
+        width, classes = config.widths[-1], config.num_classes
+        self.head: Any = None if classes is None else NormedLinear(width, classes, statistics_groups=groups, rngs=rngs)
+
+    def __call__(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
+        """Class logits [*B, num_classes] of images [*B, H, W, C].
+
+        Args:
+          key: drives drop path; None means none.
+          train: whether batch norms use and record the statistics of these images.
+
+        Raises:
+          ValueError: the model has no head.
+        """
+        if self.head is None:
+            raise ValueError(
+                "SHViT: the model has no head (num_classes=None); call features, or create it with classes."
+            )
+        pooled = self.pooled(images, key=key, train=train)
+        if not train:
+            return self.head(pooled)  # a linear map too, such as that of a folded model
+        logits = self.head(pooled.reshape(-1, pooled.shape[-1]), train=True)
+        return logits.reshape(*pooled.shape[:-1], logits.shape[-1])
+
+    def pooled(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
+        """What the head reads, [*B, features]: the mean of the last map."""
+        return self.trunk(images, key=key, train=train)[0].mean((-3, -2))
+
+    def features(
+        self,
+        images: jax.Array,
+        *,
+        blocks: tuple[int, ...] = (),
+        norm: bool = True,
+        key: jax.Array | None = None,
+        train: bool = False,
+    ) -> Features:
+        """The map after the last block, and after each of `blocks`, counted through all stages.
+
+        `norm` changes nothing: there is no final norm.
+
+        Raises:
+          IndexError: there is no such block.
+        """
+        last, seen = self.trunk(images, capture=blocks, key=key, train=train)
+        strides = np.repeat([STRIDE * 2**stage for stage in range(len(self.stages))], self.config.depths).tolist()
+        inner = {index: features.of_map(values, strides[index]) for index, values in seen.items()}
+        return features.of_map(last, strides[-1], inner)
+
+    def trunk(
+        self,
+        images: jax.Array,
+        *,
+        capture: tuple[int, ...] = (),
+        key: jax.Array | None = None,
+        train: bool = False,
+    ) -> tuple[jax.Array, dict[int, jax.Array]]:
+        """The map after the last block, [*B, h, w, width], and those after the blocks in `capture`."""
+        config, rates, batch = self.config, self.config.rates, images.shape[:-3]
+        for index in capture:
+            if not 0 <= index < config.depth:
+                raise IndexError(f"SHViT: there is no block {index}; the blocks are 0 to {config.depth - 1}.")
+        check_images(images, config.in_channels, (1, 1))
+        x = images.reshape(-1, *images.shape[-3:])
+        for unit in self.patch_embed:
+            x = unit(x, train=train)
+        seen, first = {}, 0
+        for number, stage in enumerate(self.stages):
+            stop = first + len(stage.blocks)
+            if stage.downsampling is not None:
+                x = stage.downsampling(x, train=train)
+            x, part = stage.blocks(
+                x,
+                rates=None if rates is None else rates[first:stop],
+                capture=tuple(index - first for index in capture if first <= index < stop),
+                train=train,
+                key=None if key is None else jax.random.fold_in(key, number),
+            )
+            seen |= {first + index: values for index, values in part.outputs.items()}
+            first = stop
+        return jax.tree.map(lambda values: values.reshape(*batch, *values.shape[1:]), (x, seen))
+
+
+def _block(config: SHViTConfig, stage: int, rngs: nnx.Rngs) -> Block:
+    return Block(
+        config.widths[stage],
+        config.partial_widths[stage],
+        qk_width=config.qk_width,
+        statistics_groups=config.statistics_groups,
+        rngs=rngs,
+    )
+
+
+# Published sizes (the official configurations; timm has the same).
+NAMES = {
+    "shvit_s1": Preset(SHViTConfig, dict(widths=(128, 224, 320), depths=(2, 4, 5), partial_widths=(0, 48, 68))),
+    "shvit_s2": Preset(SHViTConfig, dict(widths=(128, 308, 448), depths=(2, 4, 5), partial_widths=(0, 66, 96))),
+    "shvit_s3": Preset(SHViTConfig, dict(widths=(192, 352, 448), depths=(3, 5, 5), partial_widths=(0, 75, 96))),
+}
