@@ -11,7 +11,19 @@ import jax
 from flax import nnx
 
 from equivit import constraints, errors
-from equivit.models import cvt, decoders, jumbo_vit, mvit, patchtst, segmenter, swin, vit_config, vit_names, vit_public
+from equivit.models import (
+    bixt,
+    cvt,
+    decoders,
+    jumbo_vit,
+    mvit,
+    patchtst,
+    segmenter,
+    swin,
+    vit_config,
+    vit_names,
+    vit_public,
+)
 from equivit.models.model import Config
 
 # The name of each configuration class in a saved model.
@@ -23,9 +35,11 @@ CONFIGS: dict[str, type] = {
     "swin": swin.SwinConfig,
     "cvt": cvt.CvTConfig,
     "mvit": mvit.MViTConfig,
+    "bixt": bixt.BiXTConfig,
     "segmenter": segmenter.SegmenterConfig,
 }
 NAMES = vit_names.NAMES | vit_public.NAMES | jumbo_vit.NAMES | patchtst.NAMES | swin.NAMES | cvt.NAMES | mvit.NAMES
+NAMES |= bixt.NAMES
 
 
 def names() -> list[str]:

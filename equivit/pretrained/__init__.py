@@ -18,6 +18,7 @@ from equivit import constraints, errors, logical
 from equivit.models.model import ModelModule
 from equivit.models.remade import remade
 from equivit.pretrained import (
+    bixt,
     clip,
     cvt,
     dinov2,
@@ -44,6 +45,7 @@ _ALL = (
     mvit.FORMAT,
     swin.FORMAT,
     cvt.FORMAT,
+    bixt.FORMAT,
     jumbo.FORMAT,
     mae.FORMAT,
     mae.AUTOENCODER,
@@ -70,8 +72,8 @@ def load(
     Prints the names of tensors that are left out on purpose: constants, and what the model does not use.
 
     Args:
-      source: a key of `FORMATS`: "octic_vits", "flip", "timm" (Swin too), "dinov2", "clip", "cvt", "jumbo", "mae"
-        (the encoder) or "mae_autoencoder".
+      source: a key of `FORMATS`: "octic_vits", "flip", "timm" (Swin too), "dinov2", "clip", "cvt", "bixt", "jumbo",
+        "mae" (the encoder) or "mae_autoencoder".
       weights: a state dict, or the path of a .safetensors, .npz or .pth file; containers and wrappers are taken off.
       num_heads: heads per block, of a model with stages one number for each; None: what the file tells, or those of
         the published model of that width.
