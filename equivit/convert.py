@@ -12,7 +12,7 @@ import sys
 
 from equivit import command
 
-# Of pretrained/.
+# The sources of pretrained/.
 FORMATS = ("octic_vits", "flip", "timm", "dinov2", "clip", "cvt", "bixt", "jumbo", "mae", "mae_autoencoder")
 MLPS = ("gelu", "gelu_tanh", "quick_gelu")
 

@@ -1,6 +1,6 @@
 """Attention between a few latent vectors and many tokens, in both directions by one matrix of scores.
 
-Source: BiXT (arXiv 2402.12138), Section 3.2 and Figure 2.
+Source: BiXT (arXiv 2402.12138).
 """
 
 from typing import Any
