@@ -13,8 +13,24 @@ Cost of the public code: 7 h 11 min for B, 8 h 52 min for L on 32 V100.
 same words.  A plain model's classifier reads a new norm of the mean patch token, as in the public code, which drops the
 norm of the pretraining.  Where the public code differs: it trains the positions, at 0.0037 (B) or 0.00075 (L) of the
 rate, which stay fixed here; and it reports the best epoch, where here the last one counts.
-Modes, joined by commas (B,jumbo if none is given): B, L or cifar (default B); plain or jumbo (default plain); fork (a
-model of that kind); quicktest.
+
+fork is the fine-tuning of Jumbo's MAE in the JAX version that its paper used (antofuller/jumbo_mae_tpu, loop_1.sh and
+loop_2.sh of config/), of which no number is published: 110 epochs, a rate that is not scaled by the batch, larger
+crops, no erasing, as much stochastic depth in each block.  Its scripts try rates of 1e-3 and 3e-3 with a weight decay
+of 0.06 to 0.09; here the first of each unless lr= and wd= say else.
+
+    python -m equivit.train --config=configs/finetune.py:B,jumbo,fork --config.init=/tmp/mae_fork \
+        --workdir=/tmp/finetuned_fork
+    python -m equivit.train --config=configs/finetune.py:B,jumbo,fork,lr=3e-3,wd=0.07 --config.init=/tmp/mae_fork \
+        --workdir=/tmp/finetuned_fork_3e-3
+
+Where that code differs: its layers' rates decay to 0.65^12 before the first block, with the last block at the full rate
+as the head is, here to 0.65^13, and the Jumbo tokens and their MLP are at the full rate; it mixes with a random
+permutation; its random keys never advance, so that each step mixes alike; a version of it leaves the decay given to it
+out, at optax's 1e-4; and it reports the best epoch.
+
+Modes, joined by commas (B,jumbo if none is given): B, L or cifar (default B); plain or jumbo (default plain); fork, of
+which the paper's code has B,jumbo only; lr=..., wd=... (with fork); quicktest.
 """
 
 from configs import recipes
@@ -22,7 +38,10 @@ from equivit.training import config
 
 
 def get_config(mode: str = "B,jumbo"):
-    w = recipes.words(mode, "fork", "quicktest", size=("B", "L", "cifar"), kind=("plain", "jumbo"))
+    values = dict(lr=float, wd=float)
+    w = recipes.words(mode, "fork", "quicktest", values=values, size=("B", "L", "cifar"), kind=("plain", "jumbo"))
+    if not w.fork and (w.lr, w.wd) != (None, None):
+        raise ValueError(f"config mode={mode!r}: lr= and wd= are for the scripts of the fork; add 'fork'.")
     size = w.size or "B"
     large, cifar = size == "L", size == "cifar"
     side = 32 if cifar else 224
@@ -47,6 +66,12 @@ def get_config(mode: str = "B,jumbo"):
     lr = (1e-3 if large else 5e-4) * c.batch_size / 256
     c.schedule.update(lr=lr, warmup_lr=0.0, min_lr=1e-6, warmup_epochs=5)
     c.checkpoint.every_steps, c.evaluation.every_epochs = 1000, 5
+    if w.fork:
+        c.epochs = 110
+        c.model.update(drop_path=(0.1, 0.1), head_std=0.02)
+        c.data.augment.update(scale=(0.2, 1.0), erase=0.0)
+        c.optimizer.update(weight_decay=0.06 if w.wd is None else w.wd, layer_decay=0.65)
+        c.schedule.update(lr=1e-3 if w.lr is None else w.lr, warmup_lr=1e-6, min_lr=1e-5, warmup_epochs=10)
     if w.quicktest:
         recipes.small(c, width=48, depth=2, num_heads=2, patch_size=8, num_classes=10)
         c.data.crop_ratio = 1.0

@@ -12,7 +12,8 @@ import sys
 
 from equivit import command
 
-FORMATS = ("octic_vits", "flip", "timm", "dinov2", "clip", "cvt", "jumbo", "mae", "mae_autoencoder")  # of pretrained/
+# The sources of pretrained/.
+FORMATS = ("octic_vits", "flip", "timm", "dinov2", "clip", "cvt", "bixt", "jumbo", "mae", "mae_autoencoder")
 MLPS = ("gelu", "gelu_tanh", "quick_gelu")
 
 

@@ -4,7 +4,8 @@
         --config.data.directory=/data/ucr --config.data.names=Crop,MelbournePedestrian --config.patches="(8,)"
 
 The result of each set, number of patches and model is written to --workdir as soon as it is known.  Results that are
-there are not computed again, so a sweep that was stopped goes on.  `experiments/jumbo_timeseries.py` makes the tables.
+there are not computed again, so a sweep that was stopped goes on.  A set whose data are not there is left out, and the
+end names it.  `experiments/jumbo_timeseries.py` makes the tables.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import json
 import pathlib
 import sys
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
@@ -56,33 +58,47 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
 
 
 def run(config: ConfigDict, workdir: pathlib.Path) -> list[dict]:
-    """All results of a sweep, from `workdir` where they are there.
+    """All results of a sweep, from `workdir` where they are there, without those of sets that are not to be had.
 
-    Raises ValueError if a result in it is of another recipe or damaged, or if another process is computing it.
+    Raises:
+      ValueError: a result in `workdir` is of another recipe or damaged, or another process is computing it.
+      Missing: no set is to be had.
     """
+    from equivit.data.series import Missing
+
+    results, missing = [], {}
+    for name in config.data.names:
+        try:
+            results.extend(_of_set(config, workdir, name))
+        except Missing as error:
+            missing[name] = error
+            print(f"left out: {error}", flush=True)
+    if missing and not results:
+        raise next(iter(missing.values()))
+    if missing:
+        print(f"left out, since their data are not there: {', '.join(missing)}", flush=True)
+    return results
+
+
+def _of_set(config: ConfigDict, workdir: pathlib.Path, name: str) -> Iterator[dict]:
+    """The results of one set; its data are read when the first of them has to be computed."""
     from equivit.data import series
     from equivit.training import files, lock
 
-    results = []
-    for name in config.data.names:
-        data = None
-        for patches in config.patches:
-            for model in config.models:
-                path = workdir / f"{name}-{model}-{patches}.json"
-                if path.is_file():
-                    results.append(_stored(path, config))
-                    continue
-                data = data or series.load(
-                    name,
-                    directory=config.data.directory,
-                    normalize=config.data.normalize,
-                    seed=config.data.split_seed,
-                )
-                with lock.held(path.with_suffix(".lock")):  # others may do other sets here
-                    results.append(_one(config, data, model, patches))
-                    files.write_text(path, json.dumps(results[-1], indent=1) + "\n")
-                _say(results[-1])
-    return results
+    section, data = config.data, None
+    for patches, model in itertools.product(config.patches, config.models):
+        path = workdir / f"{name}-{model}-{patches}.json"
+        if path.is_file():
+            yield _stored(path, config)
+            continue
+        data = data or series.load(
+            name, directory=section.directory, normalize=section.normalize, seed=section.split_seed
+        )
+        with lock.held(path.with_suffix(".lock")):  # others may do other sets here
+            result = _one(config, data, model, patches)
+            files.write_text(path, json.dumps(result, indent=1) + "\n")
+        _say(result)
+        yield result
 
 
 def _one(config: ConfigDict, data: "SeriesData", name: str, patches: int) -> dict:

@@ -5,7 +5,8 @@
 
 Prints, for each set, the test accuracy of the run that is best on validation and the mean over the runs, the paper's
 beside ours where it has the set, and the mean ranks of the three models (1 is best, equals share the mean of their
-ranks).  Writes JSON, and the tables in Markdown beside it.  One seed and few sets resolve no gain, and none is claimed.
+ranks) over the sets that have all three.  A set of the paper without a result has empty cells, and a line names it.
+Writes JSON, and the tables in Markdown beside it.  One seed and few sets resolve no gain, and none is claimed.
 
 Claims: the ranks of the paper's Table 3 are such as its Tables 13 and 14 allow, where accuracies that are equal after
 rounding may have had either order.  Exits 1 when one fails.
@@ -65,10 +66,9 @@ def main(arguments=None) -> int:
     options = parser.parse_args(arguments)
     runs = read(options.results)
     ours, theirs = accuracies(runs), paper()
-    text = "\n\n".join(
-        [f"{summary(runs)}\n\nTest accuracy, %; in brackets the paper's.", set_table(ours, theirs)]
-        + [f"Mean ranks; in brackets the paper's, on its {len(PAPER['univariate'])} sets.", rank_table(ours)]
-    )
+    parts = [summary(runs), "Test accuracy, %; in brackets the paper's.", set_table(ours, theirs), *empty(ours, theirs)]
+    parts += [f"Mean ranks; in brackets the paper's, on its {len(PAPER['univariate'])} sets.", rank_table(ours)]
+    text = "\n\n".join(parts)
     print(text)
     results = dict(rows=rows(ours), ranks=rank_rows(ours), runs=runs)
     status = benchmark.finish(options.output, results, claims_of(theirs))
@@ -86,18 +86,20 @@ def read(directory: pathlib.Path) -> list[dict]:
     return results
 
 
-def accuracies(results: list[dict]) -> dict:
-    """{(group, kind, patches): {set: (plain, registers, Jumbo)}} in percent, of the sets that have all three."""
+def accuracies(results: list[dict], models: tuple[str, ...] = MODELS) -> dict:
+    """{(group, kind, patches): {set: (plain, registers, Jumbo)}} in percent; None for a model without a result."""
     found = {}
     for r in results:
         group = "univariate" if r["channels"] == 1 else "multivariate"
         for kind, value in (("best", r["best"]["test"]), ("mean", r["test_mean"])):
             percent = round(100 * value, 4)  # float32 means of equal accuracies differ in the last digit
             found.setdefault((group, kind, r["patches"]), {}).setdefault(r["data"], {})[r["model"]] = percent
-    return {
-        key: {name: tuple(by[m] for m in MODELS) for name, by in sets.items() if set(by) >= set(MODELS)}
-        for key, sets in found.items()
-    }
+    return {key: {name: tuple(by.get(m) for m in models) for name, by in sets.items()} for key, sets in found.items()}
+
+
+def whole(sets: dict) -> dict:
+    """The sets that have a result of each model."""
+    return {name: values for name, values in sets.items() if None not in values}
 
 
 def paper() -> dict:
@@ -134,7 +136,8 @@ def rank_rows(ours: dict) -> list[dict]:
     result = []
     for patches in sorted({key[2] for key in ours}):
         for kind in KINDS:
-            groups = {g: ours[g, kind, patches] for g in PAPER if ours.get((g, kind, patches))}
+            groups = {g: whole(ours.get((g, kind, patches), {})) for g in PAPER}
+            groups = {group: sets for group, sets in groups.items() if sets}
             if len(groups) > 1:
                 groups["all"] = {name: values for sets in groups.values() for name, values in sets.items()}
             for group, sets in groups.items():
@@ -156,14 +159,19 @@ def summary(results: list[dict]) -> str:
 def set_table(ours: dict, theirs: dict) -> str:
     lines = [["set", "patches", "", *(name.removeprefix("patchtst_") for name in MODELS)]]
     for (group, kind, patches), sets in sorted(ours.items(), key=lambda item: (item[0][0], item[0][2], item[0][1])):
-        for name, values in sets.items():
-            published = theirs.get((group, kind, patches), {}).get(name)
-            cells = [
-                f"{v:.1f}" + (f" ({p})" if p else "") for v, p in zip(values, published or (None,) * 3, strict=True)
-            ]
-            lines.append([name, str(patches), kind, *cells])
+        nothing, published = (None,) * len(MODELS), theirs.get((group, kind, patches), {})
+        for name in {**published, **sets}:
+            pairs = zip(sets.get(name, nothing), published.get(name, nothing), strict=True)
+            cells = [("" if v is None else f"{v:.1f}") + (f" ({p})" if p else "") for v, p in pairs]
+            lines.append([name, str(patches), kind, *(cell.strip() for cell in cells)])
     lines[1:] = sorted(lines[1:], key=lambda line: (line[0], int(line[1]), line[2]))
     return markdown(lines)
+
+
+def empty(ours: dict, theirs: dict) -> list[str]:
+    """A line that names the sets of the paper that have empty cells, if there are any."""
+    names = {n: None for key, sets in ours.items() for n in theirs.get(key, {}) if n not in whole(sets)}
+    return [f"Cells are empty where there are no data or no result: {', '.join(names)}."] if names else []
 
 
 def rank_table(ours: dict) -> str:

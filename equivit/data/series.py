@@ -15,7 +15,7 @@ import numpy as np
 
 from equivit import errors
 from equivit.data import series_formats
-from equivit.data.series_formats import Cases
+from equivit.data.series_formats import Cases, Missing
 
 NORMALIZE = ("training", "series", "none")
 
@@ -45,14 +45,14 @@ def load(name: str, *, directory: str | None = None, normalize: str = "training"
     Args:
       name: "synthetic", or the name of the data set and its files.
       directory: holds `<name>.npz`, or `<name>_TRAIN.ts` or `.tsv` and `_TEST` next to it or in a folder `<name>`.
-        None: read by aeon.
+        A data set that it does not have is read by aeon, which downloads it to there.  None: all are read by aeon.
       normalize: "training": each channel by mean and standard deviation of the training series, which keeps the scale
         of a series; "series": each channel of each series by its own; "none".  Missing values are ignored.
       seed: of the random halves.
 
     Raises:
-      ValueError: an unknown `normalize`, files that do not fit together, or aeon is missing.
-      FileNotFoundError: the directory does not have the data set.
+      ValueError: an unknown `normalize`, or files that do not fit together.
+      Missing: the directory does not have the data set, and aeon is not installed or cannot get it.
     """
     errors.one_of("series: normalize", normalize, NORMALIZE)
     cases = read(name, directory)
@@ -83,10 +83,13 @@ def read(name: str, directory: str | None) -> dict[str, Cases]:
             if train.is_file() and test.is_file():
                 return {"train": reader(train), "test": reader(test)}
     there = {p.stem.removesuffix("_TRAIN") for p in folder.glob("*") if p.suffix in (".npz", ".ts", ".tsv", "")}
-    raise FileNotFoundError(
-        f"series '{name}': {folder} has neither {name}.npz nor {name}_TRAIN and {name}_TEST as .ts or .tsv"
-        f"{errors.nearest(name, there)}."
-    )
+    try:
+        return series_formats.read_aeon(name, folder)
+    except Missing as error:
+        raise Missing(
+            f"series '{name}': {folder} has neither {name}.npz nor {name}_TRAIN and {name}_TEST as .ts or .tsv"
+            f"{errors.nearest(name, there)}.  Without them, {error}"
+        ) from error
 
 
 def fill(series: np.ndarray) -> np.ndarray:

@@ -17,6 +17,10 @@ from equivit import archives
 SPLITS = ("train", "test")
 
 
+class Missing(FileNotFoundError):
+    """A data set that is not there and cannot be had."""
+
+
 class Cases(NamedTuple):
     """One split."""
 
@@ -118,12 +122,12 @@ def read_aeon(name: str, directory: pathlib.Path | None = None) -> dict[str, Cas
     """A data set by its name in the archives: bundled with aeon, in `directory`, or downloaded to it from Zenodo.
 
     Raises:
-      ValueError: aeon is not installed, or does not know or cannot get the data set.
+      Missing: aeon is not installed, or does not know or cannot get the data set.
     """
     try:
         from aeon.datasets import load_classification  # optional, slow  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise ValueError(
+        raise Missing(
             f"series '{name}': reading a data set by name needs aeon; pip install aeon, or give a directory with "
             f"{name}.npz, {name}_TRAIN.ts or {name}_TRAIN.tsv."
         ) from error
@@ -132,7 +136,7 @@ def read_aeon(name: str, directory: pathlib.Path | None = None) -> dict[str, Cas
         try:
             series, labels = load_classification(name, split=split, extract_path=where)
         except (OSError, ValueError) as error:
-            raise ValueError(f"series '{name}': aeon could not read or download it: {error}") from error
+            raise Missing(f"series '{name}': aeon could not read or download it: {error}") from error
         result[split] = Cases([x.astype(np.float32) for x in series], [str(label) for label in labels])
     return result
 

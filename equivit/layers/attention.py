@@ -51,6 +51,18 @@ def attend_with_bias(q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array, 
         return _weighted(_logits((q,), (k,), scale) + bias, (v,))[0]
 
 
+def attend_both(a: jax.Array, b: jax.Array, v_a: jax.Array, v_b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Two sets of tokens that attend to each other by one matrix of scores S = a b^T / sqrt(d), for each head.
+
+    The first gets softmax(S) v_b, the second softmax(S^T) v_a.  By plain products: fused kernels go one way.
+
+    Shapes: a and v_a [*B, H, N, d], b and v_b [*B, H, M, d] -> [*B, H, N, d] and [*B, H, M, d].
+    """
+    with jax.named_scope("attention"):
+        scores = _logits((a,), (b,))
+        return _weighted(scores, (v_b,))[0], _weighted(jnp.swapaxes(scores, -1, -2), (v_a,))[0]
+
+
 def attend_relative(q: Parts, k: Parts, v: Parts, vectors: Parts, pairs: np.ndarray) -> Parts:
     """softmax(q (k + r)^T / sqrt(d)) v for each head, r being the vector of the distance from key to query.
 

@@ -133,6 +133,41 @@ class SinCos:
         return np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1).astype(np.float32)
 
 
+@dataclasses.dataclass(frozen=True)
+class FourierCode:
+    """The fixed code of DETR and BiXT: [y, x], for each axis sin and cos in turn of `width` / 4 frequencies.
+
+    Row i of h stands at the angle 2 pi (i + 1) / h, columns likewise, and frequency j is 10000^(-j / (width / 4)), so
+    that a code belongs to a share of the image and not to a number of pixels.
+
+    Shapes: (h, w) -> [h w, width], in row-major order.
+
+    Raises:
+      ValueError: 4 does not divide the width.
+    """
+
+    width: int
+
+    def __post_init__(self):
+        if self.width % 4:
+            raise ValueError(
+                f"FourierCode: width={self.width} must be divisible by 4; {errors.multiples(self.width, 4)}."
+            )
+
+    def __call__(self, grid: tuple[int, int]) -> jax.Array:
+        return jnp.asarray(self.table(grid))
+
+    def table(self, grid: tuple[int, int]) -> np.ndarray:
+        """The code in float32, computed in float64."""
+        number = self.width // 4
+        frequencies = 10000.0 ** (-np.arange(number) / number)
+        parts = []
+        for place, size in zip(np.indices(grid), grid, strict=True):
+            angles = (2 * np.pi * (place + 1) / (size + 1e-6)).reshape(-1, 1) * frequencies
+            parts.append(np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(len(angles), -1))
+        return np.concatenate(parts, axis=1).astype(np.float32)
+
+
 def resize(table: jax.Array, grid: tuple[int, int], *, antialias: bool = False, offset: float = 0.0) -> jax.Array:
     """Bicubic resize of [*, rows, columns, C] to `grid`; a table that already has that size is returned."""
     rows, columns = table.shape[-3:-1]

@@ -2,6 +2,7 @@
 
 Each channel of a series is a separate sequence.  It is cut into patches that overlap by half, embedded, and passed with
 a class token through blocks that all channels share.  The head computes logits from the concatenated class tokens.
+patchtst_public_registers and patchtst_public_jumbo have the global tokens of these in the blocks of patchtst_public.
 
 | name               | global tokens of a channel                              | what the head reads          |
 |--------------------|---------------------------------------------------------|------------------------------|
@@ -45,7 +46,8 @@ class PatchTSTConfig:
 
     The Jumbo paper "closely follows" PatchTST, but does not say which norm it uses, where the norm is, and whether
     attention is residual.  The defaults are those of its vision models: layer norms before each branch and at the end,
-    and plain attention.  Public PatchTST has batch norms after each branch and residual attention (`patchtst_public`).
+    and plain attention.  Public PatchTST has batch norms after each branch and residual attention, and normalises each
+    series by itself, by RevIN without learned factors (`patchtst_public`).
     Its code applies dropout inside the FFN and twice after attention; ours after the embedding and once after each
     branch.
 
@@ -63,6 +65,7 @@ class PatchTSTConfig:
       norm_first: whether norms come before the branches, with one more at the end; otherwise after each residual sum.
       residual_attention: whether attention scores are accumulated over the blocks, before the softmax.
       pool: the head reads the global token ("class"), or the last patch token ("last"); then there is no global token.
+      instance_norm: whether each channel of a series is first taken to mean 0 and variance 1 over its steps.
       padding: how the series is padded to whole patches: "repeat" (the last value, as in PatchTST) or "zero".
       dropout: probability of zeroing an entry of the embedding or a branch, used when a key is given.
     """
@@ -83,6 +86,7 @@ class PatchTSTConfig:
     norm_first: bool = True
     residual_attention: bool = False
     pool: Literal["class", "last"] = "class"
+    instance_norm: bool = False
     padding: Annotated[str, OneOf(PADDINGS)] = "repeat"
     dropout: Below1 = 0.0
 
@@ -185,6 +189,7 @@ class PatchTST(nnx.Module):
         if series.ndim < 2 or series.shape[-2:] != (config.length, config.channels):
             raise ValueError(f"PatchTST: series {series.shape} must be [*B, {config.length}, {config.channels}].")
         x, half = jnp.swapaxes(series, -1, -2), config.patch_length // 2
+        x = _standardized(x) if config.instance_norm else x
         ends = [(0, 0)] * (x.ndim - 1) + [(0, half * (config.patches + 1) - config.length)]
         halves = jnp.pad(x, ends, PADDINGS[config.padding]).reshape(*x.shape[:-1], config.patches + 1, half)
         return jnp.concatenate([halves[..., :-1, :], halves[..., 1:, :]], axis=-1)
@@ -372,16 +377,23 @@ def _without_products(x):
     return x[0] if isinstance(x, tuple) else x
 
 
+def _standardized(x: jax.Array) -> jax.Array:
+    """Series over the last axis at mean 0 and variance 1; a constant one becomes zeros."""
+    x = x - x.mean(-1, keepdims=True)
+    return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-5)
+
+
 def _normalized(norm, x, train):
     return norm(x, train=train) if isinstance(norm, BatchNorm) else norm(x)
 
 
 JUMBO = 4  # J in the paper's experiments on time series
+PUBLIC = dict(norm="batch", norm_first=False, residual_attention=True, instance_norm=True)
 NAMES = {
     "patchtst": Preset(PatchTSTConfig, {}),
     "patchtst_registers": Preset(PatchTSTConfig, dict(registers=None)),
     "patchtst_jumbo": Preset(PatchTSTConfig, dict(jumbo=JUMBO)),
-    "patchtst_public": Preset(
-        PatchTSTConfig, dict(norm="batch", norm_first=False, residual_attention=True, pool="last")
-    ),
+    "patchtst_public": Preset(PatchTSTConfig, PUBLIC | dict(pool="last")),
+    "patchtst_public_registers": Preset(PatchTSTConfig, PUBLIC | dict(registers=None)),
+    "patchtst_public_jumbo": Preset(PatchTSTConfig, PUBLIC | dict(jumbo=JUMBO)),
 }

@@ -12,6 +12,7 @@ from flax import nnx
 
 from equivit import constraints, errors
 from equivit.models import (
+    bixt,
     cvt,
     decoders,
     efficientvit,
@@ -40,6 +41,7 @@ CONFIGS: dict[str, type] = {
     "mobilenetv4": mobilenetv4.MobileNetV4Config,
     "efficientvit": efficientvit.EfficientViTConfig,
     "shvit": shvit.SHViTConfig,
+    "bixt": bixt.BiXTConfig,
     "segmenter": segmenter.SegmenterConfig,
 }
 NAMES = (
@@ -53,6 +55,7 @@ NAMES = (
     | mobilenetv4.NAMES
     | efficientvit.NAMES
     | shvit.NAMES
+    | bixt.NAMES
 )
 
 

@@ -18,6 +18,7 @@ from equivit import constraints, errors, logical
 from equivit.models.model import ModelModule
 from equivit.models.remade import remade
 from equivit.pretrained import (
+    bixt,
     clip,
     cvt,
     dinov2,
@@ -50,6 +51,7 @@ _ALL = (
     mvit.FORMAT,
     swin.FORMAT,
     cvt.FORMAT,
+    bixt.FORMAT,
     jumbo.FORMAT,
     mae.FORMAT,
     mae.AUTOENCODER,
@@ -77,7 +79,7 @@ def load(
 
     Args:
       source: a key of `FORMATS`: "octic_vits", "flip", "timm" (also Swin, MViTv2, MobileNetV4, EfficientViT and SHViT),
-        "dinov2", "clip", "cvt", "jumbo", "mae" (the encoder) or "mae_autoencoder".
+        "dinov2", "clip", "cvt", "bixt", "jumbo", "mae" (the encoder) or "mae_autoencoder".
       weights: a state dict, or the path of a .safetensors, .npz or .pth file; containers and wrappers are taken off.
       num_heads: heads per block, of a model with stages one number for each; None: what the file tells, or those of
         the published model of that width.

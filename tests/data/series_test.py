@@ -123,6 +123,25 @@ def test_aeon_by_name(monkeypatch):
     assert data.train.series.shape == (2, 5, 2) and data.classes == ("test", "train", "x")
 
 
+def test_a_directory_comes_before_aeon(monkeypatch, folder):
+    """What it does not have aeon reads, or downloads to there."""
+
+    def load_classification(name, split, extract_path):
+        if name != "Three":
+            raise OSError("no such set")
+        assert extract_path == str(folder)
+        return [np.full((2, 3), 1.0)], np.array([split])
+
+    module = types.ModuleType("aeon.datasets")
+    module.load_classification = load_classification
+    monkeypatch.setitem(sys.modules, "aeon", types.ModuleType("aeon"))
+    monkeypatch.setitem(sys.modules, "aeon.datasets", module)
+    assert series.read("Three", str(folder))["test"].labels == ["test"]
+    assert series.load("Vowels", directory=str(folder)).name == "Vowels"
+    with pytest.raises(series.Missing, match="neither Vowel.npz nor .*the nearest is 'Vowels'.*aeon could not read or"):
+        series.load("Vowel", directory=str(folder))
+
+
 def test_a_set_that_ships_inside_aeon():
     pytest.importorskip("aeon")
     data = series.load("JapaneseVowels", normalize="none")
@@ -133,7 +152,7 @@ def test_a_set_that_ships_inside_aeon():
 def test_without_aeon(monkeypatch):
     monkeypatch.setitem(sys.modules, "aeon", None)
     monkeypatch.setitem(sys.modules, "aeon.datasets", None)
-    with pytest.raises(ValueError, match="'Crop': reading a data set by name needs aeon; pip install aeon, or"):
+    with pytest.raises(series.Missing, match="'Crop': reading a data set by name needs aeon; pip install aeon, or"):
         series.load("Crop")
 
 

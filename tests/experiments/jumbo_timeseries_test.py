@@ -5,6 +5,7 @@ import json
 import pytest
 
 from experiments import jumbo_timeseries as script
+from experiments import jumbo_timeseries_public as public
 
 
 def result(name, model, best, mean, channels=1):
@@ -45,14 +46,18 @@ def test_from_end_to_end(tmp_path, capsys):
     crop, waves = (0.8, 0.82, 0.84), (0.9, 0.7, 0.9)
     results = [result("Crop", m, b, b - 0.1) for m, b in zip(script.MODELS, crop, strict=True)]
     results += [result("Waves", m, b, b - 0.2, channels=3) for m, b in zip(script.MODELS, waves, strict=True)]
-    results.append(result("Half", "patchtst", 0.5, 0.4))  # a set without the other two models is left out
+    results.append(result("Half", "patchtst", 0.5, 0.4))  # a set without the other two models has no ranks
     write(tmp_path, results)
     assert script.main([str(tmp_path), f"--output={tmp_path / 'out' / 'a.json'}"]) == 0
     written = json.loads((tmp_path / "out" / "a.json").read_text())
     everything = {r["kind"]: tuple(r[m] for m in script.MODELS) for r in written["ranks"] if r["group"] == "all"}
     assert everything == {"best": (2.25, 2.5, 1.25), "mean": (2.25, 2.5, 1.25)}
     text = (tmp_path / "out" / "a.md").read_text()
-    assert "| Crop  | 8       | best | 80.0 (80.9) | 82.0 (81.2) | 84.0 (82.0) |" in text and "Half" not in text
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    assert ["Crop", "8", "best", "80.0 (80.9)", "82.0 (81.2)", "84.0 (82.0)"] in rows
+    assert ["Half", "8", "best", "50.0", "", ""] in rows
+    assert ["InsectSound", "8", "mean", "(76.7)", "(76.0)", "(78.7)"] in rows
+    assert "Cells are empty where there are no data or no result: Sleep, InsectSound, " in text
     assert text in capsys.readouterr().out
 
 
@@ -63,3 +68,27 @@ def test_results_of_two_recipes_are_refused(tmp_path):
         script.read(tmp_path)
     with pytest.raises(ValueError, match="there are no results"):
         script.read(tmp_path / "nowhere")
+
+
+def test_the_order_over_seeds(tmp_path, monkeypatch, capsys):
+    """Of made-up results: ours have the order of the paper in one of two seeds, the public ones in none."""
+    models = [name for three in public.VARIANTS.values() for name in three]
+
+    def run(config, workdir):
+        assert config.models == tuple(models) and workdir == tmp_path / f"seed_{config.seed}"
+        three = {0: (0.7, 0.6, 0.9), 1: (0.7, 0.8, 0.8)}[config.seed]
+        made = [result("Waves", m, b, b) for m, b in zip(models, three + (0.9, 0.8, 0.7), strict=True)]
+        made += [result("Steps", m, b, b, channels=2) for m, b in zip(models, three + (0.5, 0.5, 0.5), strict=True)]
+        return [*made, result("Half", "patchtst", 0.1, 0.1)]
+
+    monkeypatch.setattr(public.sweep, "run", run)
+    arguments = [str(tmp_path), "--seeds=0,1", f"--output={tmp_path / 'a.json'}"]
+    assert public.main([*arguments, "--config=configs/timeseries.py:quicktest,public"]) == 0
+    text, rows = capsys.readouterr().out, json.loads((tmp_path / "a.json").read_text())["rows"]
+    assert [(r["variant"], r["kind"], r["sets"]) for r in rows[:1]] == [("ours", "best", ["Steps", "Waves"])]
+    assert rows[0]["ranks"] == {"0": [2, 3, 1], "1": [3, 1.5, 1.5]}
+    assert rows[0]["as_in_the_paper"] == {"0": True, "1": False}
+    assert rows[2]["ranks"]["0"] == [1.5, 2, 2.5] and not any(rows[2]["as_in_the_paper"].values())
+    assert rows[0]["gains"]["Jumbo - plain"]["gap"] == pytest.approx(0.15)
+    assert "the paper's order (plain 2.00, registers 2.50, Jumbo 1.50) in 1 of 2 seeds" in text
+    assert "not resolved" in text

@@ -162,6 +162,20 @@ def test_parameters_by_variant():
     assert count("registers") == plain + 16 * patchtst.equal_cost_registers(16, 6, 4)
 
 
+def test_instance_norm_takes_each_channel_of_each_series_by_itself(series):
+    x = np.asarray(series) * np.array([3.0, 0.2, 0.0]) + np.array([1.0, -50.0, 7.0])  # the last channel is constant
+    by_hand = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5)
+    plain, public = make("plain"), make("plain", instance_norm=True)
+    cut = jax.jit(lambda model, x: model.cut(x))
+    found = cut(public, jnp.asarray(x, jnp.float32))
+    chex.assert_trees_all_close(found, cut(plain, jnp.asarray(by_hand, jnp.float32)), rtol=0, atol=1e-4)
+    assert not np.any(found[:, 2])
+    for name in ("patchtst_public", "patchtst_public_registers", "patchtst_public_jumbo"):
+        config = zoo.configuration(name, **SMALL)
+        assert config.instance_norm and config.residual_attention and config.norm == "batch" and not config.norm_first
+        assert config.pool == ("last" if name == "patchtst_public" else "class")
+
+
 def test_residual_attention_adds_the_products_of_the_block_before(series):
     model = make("public", norm="layer")
     plain = make("public", norm="layer", residual_attention=False)

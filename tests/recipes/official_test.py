@@ -63,6 +63,21 @@ def test_fine_tuning_of_mae(name, largest):
     assert config.fc_norm == (name != "B,jumbo")
 
 
+def test_fine_tuning_of_the_fork():
+    """Of Jumbo's masked autoencoder, as its scripts say: the rate is not scaled by the batch of 1024."""
+    config, built = load("finetune.py:B,jumbo,fork,lr=3e-3,wd=0.07"), model("finetune.py:B,jumbo,fork")
+    rate = schedules.create(config.schedule, total_steps=110 * 1251, steps_per_epoch=1251)
+    np.testing.assert_allclose(rate(np.array([0, 10 * 1251, 110 * 1251])), [1e-6, 3e-3, 1e-5], rtol=1e-5)
+    assert (config.epochs, config.batch_size) == (110, 1024)
+    assert (config.optimizer.weight_decay, config.optimizer.layer_decay) == (0.07, 0.65)
+    assert (tuple(config.data.augment.scale), config.data.augment.erase) == ((0.2, 1.0), 0.0)
+    np.testing.assert_allclose(built.rates, [0.1] * 12, rtol=1e-6)
+    head = vit_parts.make_head(built, 64, False, nnx.Rngs(0))
+    assert np.std(head.weight[...]) == pytest.approx(0.02, rel=0.02)
+    plain = load("finetune.py:B,jumbo")
+    assert (plain.epochs, plain.schedule.lr, plain.data.augment.erase) == (100, 2e-3, 0.25)
+
+
 def test_linear_probes_crop_and_step_as_each_code():
     mae, fork = load("linear_probe.py:B,plain"), load("linear_probe.py:B,plain,fork")
     assert (mae.data.augment.crop, mae.optimizer.name) == ("random_resized_clipped", "lars")

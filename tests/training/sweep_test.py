@@ -1,6 +1,7 @@
 """Sweeps: a run among others is the run alone, seeds, the schedule, results that are there, wrong keys."""
 
 import json
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -162,6 +163,17 @@ def test_a_result_that_is_there_is_kept(finished, monkeypatch, capsys):
     assert "a result of another recipe, config.epochs=2 where it is now 3" in capsys.readouterr().err
 
 
+def test_a_set_that_is_not_there_stops_nothing(finished, tmp_path, monkeypatch, capsys):
+    workdir, _ = finished
+    monkeypatch.setitem(sys.modules, "aeon.datasets", None)
+    options = ["--config.models=patchtst_jumbo", f"--config.data.directory={tmp_path}"]
+    assert command.main([*arguments(workdir), *options, "--config.data.names=InsectSound,synthetic"]) == 0
+    said = capsys.readouterr().out
+    assert f"left out: series 'InsectSound': {tmp_path} has neither InsectSound.npz nor" in said
+    assert "left out, since their data are not there: InsectSound\n1 results" in said
+    assert command.main([*arguments(tmp_path / "empty"), *options, "--config.data.names=InsectSound"]) == 1
+
+
 @pytest.mark.parametrize(
     "override,message",
     [
@@ -191,5 +203,7 @@ def test_modes_and_large_sets():
     config = configs.load("configs/timeseries.py:multivariate", schema=sweep_config.SCHEMA)
     assert len(config.data.names) == 10 and sweep_config.epochs(config, "LSST") == 100
     assert sweep_config.epochs(config, "Tiselac") == 20
+    config = configs.load("configs/timeseries.py:smallest,public", schema=sweep_config.SCHEMA)
+    assert len(config.data.names) == 6 and len(config.models) == 6 and config.patches == (8,)
     with pytest.raises(ValueError, match="mode='univarate' is not one of .*; the nearest is 'univariate'"):
         configs.load("configs/timeseries.py:univarate", schema=sweep_config.SCHEMA)

@@ -1,0 +1,101 @@
+"""Attention between a few latent vectors and many tokens, in both directions by one matrix of scores.
+
+Source: BiXT (arXiv 2402.12138).
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.nn.initializers import Initializer
+
+from equivit.layers.attention import attend, attend_both
+from equivit.layers.dense import Attention, LayerNorm, Linear, Mlp
+from equivit.layers.drop import drop_path, split
+
+
+class CrossAttention(nnx.Module):
+    """Latents and tokens attend to each other; neither has queries and keys apart, only references r and values v.
+
+    The columns of both maps are ordered (r | v) x heads x head channels.
+
+    Shapes: latents [*B, L, width] and tokens [*B, N, width] -> the same two; None for the tokens unless `both`.
+
+    Args:
+      both: whether tokens attend to latents too.
+
+    Raises:
+      ValueError: `num_heads` does not divide `width`.
+    """
+
+    def __init__(self, width: int, num_heads: int, *, both: bool, init: Initializer, rngs: nnx.Rngs):
+        if width % num_heads:
+            raise ValueError(f"CrossAttention: {num_heads=} must divide {width=}.")
+        self.latents = Linear(width, (1 + both) * width, init=init, rngs=rngs)
+        self.tokens = Linear(width, 2 * width, init=init, rngs=rngs)
+        self.proj_latents = Linear(width, width, init=init, rngs=rngs)
+        self.proj_tokens: Any = Linear(width, width, init=init, rngs=rngs) if both else None
+        self.num_heads = num_heads
+
+    def __call__(self, latents: jax.Array, tokens: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        width = tokens.shape[-1]
+        r_tokens, v_tokens = self._heads(self.tokens(tokens), width)
+        if self.proj_tokens is None:
+            (r_latents,) = self._heads(self.latents(latents), width)
+            (y,) = attend((r_latents,), (r_tokens,), (v_tokens,))
+            return self.proj_latents(Attention.side_by_side(y)), None
+        r_latents, v_latents = self._heads(self.latents(latents), width)
+        y, z = attend_both(r_latents, r_tokens, v_latents, v_tokens)
+        return self.proj_latents(Attention.side_by_side(y)), self.proj_tokens(Attention.side_by_side(z))
+
+    def _heads(self, x: jax.Array, width: int) -> jax.Array:
+        """r, and v if it is there: [*B, N, parts width] -> [parts, *B, num_heads, N, head channels]."""
+        x = x.reshape(*x.shape[:-1], -1, self.num_heads, width // self.num_heads)
+        return jnp.einsum("...nphd->p...hnd", x)
+
+
+class CrossBlock(nnx.Module):
+    """Cross-attention and an MLP with norms of their own on either side, all as residual branches.
+
+    Shapes: latents [*B, L, width] and tokens [*B, N, width] -> the same two.
+
+    Args:
+      attention: a `CrossAttention`; of one that goes one way the tokens come back as they are.
+      norm1_latents, norm1_tokens: before the attention.
+      norm2_latents, mlp_latents, norm2_tokens, mlp_tokens: after it; None for the tokens where they do not change.
+    """
+
+    def __init__(
+        self,
+        *,
+        norm1_latents: LayerNorm,
+        norm1_tokens: LayerNorm,
+        attention: CrossAttention,
+        norm2_latents: LayerNorm,
+        mlp_latents: Mlp,
+        norm2_tokens: LayerNorm | None,
+        mlp_tokens: Mlp | None,
+    ):
+        self.norm1_latents, self.norm1_tokens, self.attention = norm1_latents, norm1_tokens, attention
+        self.norm2_latents, self.mlp_latents = norm2_latents, mlp_latents
+        self.norm2_tokens: Any = norm2_tokens
+        self.mlp_tokens: Any = mlp_tokens
+
+    def __call__(
+        self,
+        latents: jax.Array,
+        tokens: jax.Array,
+        *,
+        rate: float | jax.Array = 0.0,
+        key: jax.Array | None = None,
+    ) -> tuple[jax.Array, jax.Array]:
+        """Latents and tokens after the block; `rate` and `key` are for stochastic depth, of each branch by itself."""
+        keys = split(key, 4)
+        to_latents, to_tokens = self.attention(self.norm1_latents(latents), self.norm1_tokens(tokens))
+        latents = latents + drop_path(to_latents, rate, keys[0])
+        latents = latents + drop_path(self.mlp_latents(self.norm2_latents(latents)), rate, keys[1])
+        if to_tokens is None:
+            return latents, tokens
+        tokens = tokens + drop_path(to_tokens, rate, keys[2])
+        return latents, tokens + drop_path(self.mlp_tokens(self.norm2_tokens(tokens)), rate, keys[3])

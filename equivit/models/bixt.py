@@ -1,0 +1,280 @@
+"""BiXT: a few latent vectors that attend to all tokens, and all tokens to them, so that the cost is linear in tokens.
+
+A block is bidirectional cross-attention, then self-attention of the latents alone.  The head reads the mean latent,
+so that the last block need not change the tokens.  Positions are a code of the share of the image, computed for any
+grid: one tree of parameters serves all sizes.
+
+Source: BiXT (arXiv 2402.12138); what it leaves open is from its public code.
+"""
+
+import dataclasses
+import functools
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from equivit import constraints
+from equivit.constraints import Below1, Depth, OneOf, PositiveFloat, PositiveInt, Size
+from equivit.layers import dense
+from equivit.layers.block import Block
+from equivit.layers.convolution import Conv
+from equivit.layers.cross_attention import CrossAttention, CrossBlock
+from equivit.layers.drop import split
+from equivit.layers.grid import Layout, check_grid, check_images
+from equivit.layers.parts import identity
+from equivit.layers.position import FourierCode
+from equivit.layers.prefix import token
+from equivit.layers.stack import REMAT, Seen, Stack
+from equivit.models.features import Features, Grid
+from equivit.models.model import Preset
+
+CODE = FourierCode(64)
+INIT = nnx.initializers.xavier_uniform()
+
+
+@dataclasses.dataclass(frozen=True)
+class BiXTConfig:
+    """The choices that make one BiXT.
+
+    Attributes:
+      latents: number of latent vectors.
+      num_heads: of both kinds of attention.
+      patch_size: (height, width) in pixels of the patch that a token stands for.
+      kernel: (height, width) of what a token reads, with its patch in the middle; zeros are read around the image.
+      image_size: (height, width); images of any size that patches divide can be used.
+      num_classes: None for no head.
+      mlp_ratio: hidden width of the MLPs in units of the width.
+      norm_eps: epsilon of layer norms.
+      drop_path: probability of dropping a branch of a block for a sample, used when a key is given; a pair grows
+        linearly from the first block to the last.
+      remat, unroll: how blocks are run (`layers/stack.py`).
+    """
+
+    width: PositiveInt = 192
+    depth: Depth = 12
+    latents: PositiveInt = 64
+    num_heads: PositiveInt = 6
+    patch_size: Size = (16, 16)
+    kernel: Size = (16, 16)
+    image_size: Size = (224, 224)
+    in_channels: PositiveInt = 3
+    num_classes: PositiveInt | None = 1000
+    mlp_ratio: PositiveFloat = 4.0
+    norm_eps: PositiveFloat = 1e-6
+    drop_path: Below1 | tuple[Below1, Below1] = 0.0
+    remat: Annotated[str, OneOf(REMAT)] = "none"
+    unroll: bool = False
+
+    def __post_init__(self):
+        constraints.check_fields(self, "BiXT")
+        if self.width % self.num_heads:
+            raise ValueError(f"BiXT: num_heads={self.num_heads} must divide width={self.width}.")
+        for kernel, patch in zip(self.kernel, self.patch_size, strict=True):
+            if kernel < patch or (kernel - patch) % 2:
+                nearest = max(kernel + (kernel - patch) % 2, patch)
+                raise ValueError(
+                    f"BiXT: kernel={self.kernel} must be patch_size={self.patch_size} or larger by even numbers, with "
+                    f"the patch in its middle; the nearest to {kernel} is {nearest}."
+                )
+        check_grid(self.image_size, self.patch_size, "BiXT: image_size")
+
+    @property
+    def padding(self) -> tuple[int, int]:
+        """Rows and columns of zeros on each side of an image."""
+        return (self.kernel[0] - self.patch_size[0]) // 2, (self.kernel[1] - self.patch_size[1]) // 2
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """Of one image: (height, width, channels)."""
+        return *self.image_size, self.in_channels
+
+    @property
+    def rates(self) -> np.ndarray | None:
+        """The rate of stochastic depth of each block, [depth]; None where there is none."""
+        first, last = self.drop_path if isinstance(self.drop_path, tuple) else (self.drop_path,) * 2
+        return np.linspace(first, last, self.depth, dtype=np.float32) if first or last else None
+
+    def build(self, rngs: nnx.Rngs) -> "BiXT":
+        """The model, with parameters drawn from `rngs`."""
+        return BiXT(self, rngs=rngs)
+
+
+class BiXT(nnx.Module):
+    """A BiXT; see `BiXTConfig`."""
+
+    before = ("latents", "patch_embed", "position")
+
+    def __init__(self, config: BiXTConfig, *, rngs: nnx.Rngs):
+        self.config, width = config, config.width
+        self.latents = token((config.latents, width), 0.02, rngs)
+        self.patch_embed = _patch_embed(config, rngs)
+        self.position = dense.Linear(CODE.width, width, init=nnx.initializers.lecun_normal(), rngs=rngs)
+        runs = [(config.depth - 1, functools.partial(BiXTBlock, config, True))]
+        runs += [(1, functools.partial(BiXTBlock, config, False))]
+        self.blocks = Stack(runs, remat=config.remat, unroll=config.unroll, rngs=rngs)
+        self.norm, classes = dense.LayerNorm(width, eps=config.norm_eps), config.num_classes
+        zeros = nnx.initializers.zeros
+        self.head = None if classes is None else dense.Linear(width, classes, init=zeros, rngs=rngs)
+
+    def __call__(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
+        """Class logits [*B, num_classes] of images [*B, H, W, C].
+
+        Args:
+          key: drives drop path; None means none.
+          train: for models with batch statistics; unused here.
+
+        Raises:
+          ValueError: the patch does not divide the image, or the model has no head.
+        """
+        if self.head is None:
+            message = "BiXT: the model has no head (num_classes=None); call features, or create it with classes."
+            raise ValueError(message)
+        return self.head(self.pooled(images, key=key, train=train))
+
+    def pooled(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
+        """What the head reads, [*B, width]: the norm of the mean latent."""
+        (latents, _), _ = self.trunk(*self.embed(images), key=key, train=train)
+        return self.norm(latents.mean(-2))
+
+    def features(
+        self,
+        images: jax.Array,
+        *,
+        blocks: tuple[int, ...] = (),
+        norm: bool = True,
+        key: jax.Array | None = None,
+        train: bool = False,
+    ) -> Features:
+        """Latents, as `registers`, and patch tokens after the last block, and after each of `blocks`.
+
+        The last block has no tokens of its own: there they are those that its latents read, of the block before.
+        `norm` has no effect, since the model has no norm of single latents or tokens; that of the head is of a mean.
+
+        Raises:
+          IndexError: there is no such block.
+        """
+        self.blocks.check(*blocks)
+        x, layout = self.embed(images)
+        x, seen = self.trunk(x, layout, capture=blocks, key=key, train=train)
+        return self._features(x, layout, {i: self._features(y, layout, {}) for i, y in seen.outputs.items()})
+
+    def embed(self, images: jax.Array) -> tuple[tuple[jax.Array, jax.Array], Layout]:
+        """What the first block gets: latents [*B, L, width] and tokens [*B, h w, width]; and the layout of the latter.
+
+        Raises:
+          ValueError: the patch does not divide the image.
+        """
+        grid = check_images(images, self.config.in_channels, self.config.patch_size)
+        x = self.patch_embed(images).reshape(*images.shape[:-3], grid[0] * grid[1], self.config.width)
+        x = x + self.position(CODE(grid)).astype(x.dtype)
+        latents = self.latents[...].astype(x.dtype)
+        return (jnp.broadcast_to(latents, (*x.shape[:-2], *latents.shape)), x), Layout(grid)
+
+    def trunk(
+        self,
+        x: tuple[jax.Array, jax.Array],
+        layout: Layout,
+        *,
+        capture: tuple[int, ...] = (),
+        key: jax.Array | None = None,
+        train: bool = False,
+    ) -> tuple[tuple[jax.Array, jax.Array], Seen]:
+        """Latents and tokens after the last block, and those after the blocks in `capture`."""
+        return self.blocks(x, layout, rates=self.config.rates, capture=capture, train=train, key=key)
+
+    def _features(self, x, layout: Layout, blocks: dict[int, Features]) -> Features:
+        latents, tokens = x
+        *batch, _, width = tokens.shape
+        offset = jnp.zeros((*batch, 2), jnp.int32)
+        patches = Grid(tokens.reshape(*batch, *layout.grid, width), self.config.patch_size, offset)
+        return Features(None, latents, patches, blocks)
+
+
+class BiXTBlock(nnx.Module):
+    """Cross-attention between latents and tokens, then self-attention of the latents.
+
+    Shapes: latents [*B, L, width] and tokens [*B, N, width] -> the same two.
+
+    Args:
+      both: whether the tokens change too.
+    """
+
+    def __init__(self, config: BiXTConfig, both: bool, rngs: nnx.Rngs):
+        width, heads = config.width, config.num_heads
+        norm = functools.partial(dense.LayerNorm, width, eps=config.norm_eps)
+        mlp = functools.partial(_mlp, width, round(config.mlp_ratio * width), rngs)
+        self.cross = CrossBlock(
+            norm1_latents=norm(),
+            norm1_tokens=norm(),
+            attention=CrossAttention(width, heads, both=both, init=INIT, rngs=rngs),
+            norm2_latents=norm(),
+            mlp_latents=mlp(),
+            norm2_tokens=norm() if both else None,
+            mlp_tokens=mlp() if both else None,
+        )
+        self.own = Block(
+            norm1=norm(),
+            attention=dense.Attention(width, heads, init=INIT, rngs=rngs),
+            scale1=identity,
+            norm2=norm(),
+            mlp=mlp(),
+            scale2=identity,
+        )
+
+    def __call__(
+        self,
+        x: tuple[jax.Array, jax.Array],
+        layout: Layout | None = None,
+        *,
+        rate: float | jax.Array = 0.0,
+        phase: int = 0,
+        train: bool = False,
+        key: jax.Array | None = None,
+    ) -> tuple[jax.Array, jax.Array]:
+        """Latents and tokens after the block.
+
+        Args:
+          rate: probability of dropping a branch for a sample.
+          layout, phase, train: for blocks that need them; unused here.
+          key: for stochastic depth; None: none.
+        """
+        cross_key, own_key = split(key)
+        latents, tokens = self.cross(*x, rate=rate, key=cross_key)
+        return self.own(latents, rate=rate, key=own_key), tokens
+
+
+def _patch_embed(config: BiXTConfig, rngs: nnx.Rngs) -> dense.PatchEmbed | Conv:
+    """The first convolution; a product of matrices where patches do not overlap."""
+    init, channels, width = nnx.initializers.lecun_normal(), config.in_channels, config.width
+    if config.kernel == config.patch_size:
+        embed = dense.PatchEmbed(config.kernel, channels, width, init=init, rngs=rngs)
+    else:
+        embed = Conv(
+            channels,
+            width,
+            kernel=config.kernel,
+            stride=config.patch_size,
+            padding=config.padding,
+            init=init,
+            rngs=rngs,
+        )
+    embed.bias = nnx.Param(jnp.zeros(width))
+    return embed
+
+
+def _mlp(width: int, hidden: int, rngs: nnx.Rngs) -> dense.Mlp:
+    """An MLP whose biases begin as small noise, as the public code has it."""
+    mlp = dense.Mlp(width, hidden, init=INIT, rngs=rngs)
+    for linear in (mlp.fc1, mlp.fc2):
+        linear.bias.set_value(1e-6 * jax.random.normal(rngs.params(), linear.bias.shape))
+    return mlp
+
+
+NAMES = {
+    "bixt_ti_p16": Preset(BiXTConfig, {}),
+    "bixt_ti_p16s8": Preset(BiXTConfig, dict(patch_size=(8, 8))),
+    "bixt_ti_p16s4": Preset(BiXTConfig, dict(patch_size=(4, 4))),
+}
