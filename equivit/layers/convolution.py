@@ -191,6 +191,9 @@ def convolve(x: jax.Array, kernel: jax.Array, stride: Pair, padding: Pair, mode:
     if kernel.shape[2:] == (1, channels):
         taps = functools.partial(_by_taps, stride=stride, padding=padding)
         y = jax.lax.platform_dependent(x, kernel, cpu=taps, default=whole)
+    elif kernel.shape[:2] == stride == (1, 1) and padding == (0, 0):
+        points = functools.partial(_by_points, groups=groups)
+        y = jax.lax.platform_dependent(x, kernel, cpu=points, default=whole)
     else:
         y = whole(x, kernel)
     return y.reshape(*batch, *y.shape[1:])
@@ -199,6 +202,16 @@ def convolve(x: jax.Array, kernel: jax.Array, stride: Pair, padding: Pair, mode:
 def _whole(x: jax.Array, kernel: jax.Array, *, stride: Pair, padding: Pair, groups: int) -> jax.Array:
     pads, numbers = [(p, p) for p in padding], ("NHWC", "HWIO", "NHWC")
     return jax.lax.conv_general_dilated(x, kernel, stride, pads, dimension_numbers=numbers, feature_group_count=groups)
+
+
+def _by_points(x: jax.Array, kernel: jax.Array, *, groups: int) -> jax.Array:
+    """A convolution with kernels of one tap, as the matrix product that it is.
+
+    XLA:CPU has no good kernel for groups, nor for the gradient: these take a third of the time so, or less.
+    """
+    kernel = kernel.reshape(kernel.shape[2], groups, -1)
+    y = jnp.einsum("bgc,cgd->bgd", x.reshape(-1, groups, kernel.shape[0]), kernel)
+    return y.reshape(*x.shape[:3], -1)
 
 
 @functools.partial(jax.jit, static_argnames=("stride", "padding"))  # traced once for all convolutions of a shape
