@@ -147,8 +147,7 @@ class Peer:
 
     def close(self) -> None:
         """End the process."""
-        self._process.stdin.close()
-        self._process.wait()
+        self._process.communicate()
 
     def _ask(self, question: dict) -> dict:
         self._process.stdin.write(json.dumps(question) + "\n")
