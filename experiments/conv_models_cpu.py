@@ -16,6 +16,7 @@ Claims: as it is, each convolutional model takes at most 1.5 times as long as ti
 in timm.  Exits 1 when one fails.
 """
 
+import contextlib
 import json
 import os
 import pathlib
@@ -97,16 +98,12 @@ def measure(name: str, options) -> dict:
     model = programs.random_model(name, image_size=(options.size, options.size))
     x = np.random.default_rng(1).normal(size=(options.batch, options.size, options.size, 3)).astype(np.float32)
     variants = {"ours": ours(model, x), "folded": ours(jax.jit(fold)(model), x)}
-    peer = Peer(options.peer) if options.peer and name in CONVOLUTIONAL else None
-    if peer is not None:
-        parameters = programs.parameters(name)
-        for layout in LAYOUTS:
-            variants[layout] = peer.variant(name, layout, x.shape, parameters)
-    try:
+    with contextlib.ExitStack() as stack:
+        if options.peer and name in CONVOLUTIONAL:
+            peer = stack.enter_context(contextlib.closing(Peer(options.peer)))
+            parameters = programs.parameters(name)
+            variants |= {layout: peer.variant(name, layout, x.shape, parameters) for layout in LAYOUTS}
         seconds = benchmark.medians(in_turn(variants, options.warmup, options.runs))
-    finally:
-        if peer is not None:
-            peer.close()
     times = {variant: 1e3 * value for variant, value in seconds.items()}
     fastest = min((times[layout] for layout in LAYOUTS if layout in times), default=None)
     row = dict(model=name, load=load, **times, over_peer=benchmark.ratio(times["ours"], fastest))
