@@ -78,6 +78,25 @@ def test_both_forms_of_a_depthwise_convolution(case):
     np.testing.assert_array_equal(rounded, exact.astype(jnp.bfloat16))
 
 
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_gradients_of_a_depthwise_convolution(case):
+    """By map and by kernel, those of the library's convolution."""
+    x, kernel = maps(2, *case[-1]), np.asarray(layer(True, case, "zeros").kernel[...])
+    sizes = dict(stride=case[1], padding=case[2])
+    weights = np.random.default_rng(2).normal(size=(2, *output_size(case[-1], *case[:3]), 2)).astype(np.float32)
+
+    @jax.jit
+    def both(x, kernel):
+        forms = (
+            functools.partial(convolution._whole, groups=2, **sizes),
+            functools.partial(convolution._by_taps, **sizes),
+        )
+        return [jax.vjp(form, x, kernel)[1](weights) for form in forms]
+
+    for taps, whole in zip(*both(x, kernel)[::-1], strict=True):
+        np.testing.assert_allclose(taps, whole, rtol=0, atol=2e-6 * np.abs(whole).max())
+
+
 def grouped(groups, kernel=(1, 1)):
     """A convolution of 6 channels to 12 in groups, drawn by NumPy, and maps for it."""
     make = lambda: Conv(6, 12, kernel=kernel, groups=groups, rngs=nnx.Rngs(0))  # noqa: E731
