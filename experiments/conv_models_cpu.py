@@ -31,6 +31,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from equivit import logical
 from equivit.models import zoo
 from equivit.models.folding import fold
 from experiments import benchmark, programs
@@ -101,7 +102,7 @@ def measure(name: str, options) -> dict:
     with contextlib.ExitStack() as stack:
         if options.peer and name in CONVOLUTIONAL:
             peer = stack.enter_context(contextlib.closing(Peer(options.peer)))
-            parameters = programs.parameters(name)
+            parameters = sum(array.size for array in logical.take(model).values())  # without running statistics
             variants |= {layout: peer.variant(name, layout, x.shape, parameters) for layout in LAYOUTS}
         seconds = benchmark.medians(in_turn(variants, options.warmup, options.runs))
     times = {variant: 1e3 * value for variant, value in seconds.items()}
