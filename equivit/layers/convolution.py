@@ -193,6 +193,9 @@ def convolve(x: jax.Array, kernel: jax.Array, stride: Pair, padding: Pair, mode:
     if kernel.shape[2:] == (1, channels):
         taps = functools.partial(_by_taps, stride=stride, padding=padding)
         y = jax.lax.platform_dependent(x, kernel, cpu=taps, default=whole)
+    elif kernel.shape[:2] == stride == (1, 1) and padding == (0, 0):
+        points = functools.partial(_by_points, groups=groups)
+        y = jax.lax.platform_dependent(x, kernel, cpu=points, default=whole)
     else:
         y = whole(x, kernel)
     return y.reshape(*batch, *y.shape[1:])
@@ -203,13 +206,28 @@ def _whole(x: jax.Array, kernel: jax.Array, *, stride: Pair, padding: Pair, grou
     return jax.lax.conv_general_dilated(x, kernel, stride, pads, dimension_numbers=numbers, feature_group_count=groups)
 
 
+def _by_points(x: jax.Array, kernel: jax.Array, *, groups: int) -> jax.Array:
+    """A convolution with kernels of one tap, as the matrix product that it is.
+
+    XLA:CPU has no good kernel for groups, nor for the gradient: as convolutions they take up to three times as long.
+    """
+    kernel = kernel.reshape(kernel.shape[2], groups, -1)
+    y = jnp.einsum("bgc,cgd->bgd", x.reshape(-1, groups, kernel.shape[0]), kernel)
+    return y.reshape(*x.shape[:3], -1)
+
+
 @functools.partial(jax.jit, static_argnames=("stride", "padding"))  # traced once for all convolutions of a shape
 def _by_taps(x: jax.Array, kernel: jax.Array, *, stride: Pair, padding: Pair) -> jax.Array:
     """A depthwise convolution as a sum over its taps.
 
-    A training step on a CPU is several times faster so: XLA:CPU has no good kernel for the gradient of `_whole`.
+    It is many times faster on a CPU, a training step too: XLA:CPU has no good kernel for `_whole` nor its gradient.
     """
-    x = jnp.pad(x, [(0, 0), *((p, p) for p in padding), (0, 0)]).astype(jnp.promote_types(x.dtype, jnp.float32))
+    return _summed(x, kernel, stride, padding)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _summed(x: jax.Array, kernel: jax.Array, stride: Pair, padding: Pair) -> jax.Array:
+    x = _padded(x, padding)
     (n, height, width, channels), (sh, sw), (kh, kw) = x.shape, stride, kernel.shape[:2]
     down, right = (height - kh) // sh * sh + 1, (width - kw) // sw * sw + 1
     parts = []
@@ -219,6 +237,55 @@ def _by_taps(x: jax.Array, kernel: jax.Array, *, stride: Pair, padding: Pair) ->
             rows = jax.lax.slice_in_dim(columns, a, a + down, sh, axis=1)
             parts.append(rows * kernel[a, b])
     return functools.reduce(operator.add, parts).astype(kernel.dtype)
+
+
+def _summed_forward(x, kernel, stride, padding):
+    return _summed(x, kernel, stride, padding), (x, kernel)
+
+
+def _summed_backward(stride, padding, given, slope):
+    x, kernel = given
+    dtype, shape = x.dtype, x.shape
+    slope = slope.astype(jnp.promote_types(x.dtype, jnp.float32))
+    (n, h, w, channels), (kh, kw), (sh, sw) = slope.shape, kernel.shape[:2], stride
+    x, ends = _padded(x, padding), ((h - 1) * sh + 1, (w - 1) * sw + 1)
+
+    def view(a, b):  # what the tap meets
+        return jax.lax.slice(x, (0, a, b, 0), (n, a + ends[0], b + ends[1], channels), (1, sh, sw, 1))
+
+    sums = [(view(a, b) * slope).sum((0, 1, 2)) for a in range(kh) for b in range(kw)]
+    by_kernel = jnp.stack(sums).reshape(kernel.shape)
+    return _spread(slope, kernel, shape, stride, padding).astype(dtype), by_kernel.astype(kernel.dtype)
+
+
+_summed.defvjp(_summed_forward, _summed_backward)
+
+
+def _spread(y: jax.Array, kernel: jax.Array, shape: tuple[int, ...], stride: Pair, padding: Pair) -> jax.Array:
+    """The transpose of `_summed` by x, of the given shape.
+
+    Entry q s + u of a padded axis belongs to the taps A s + u of the outputs q - A.  Each phase u is thus a sum over
+    shifted outputs, where the transpose of strided slices would be a sum of maps that are mostly zeros.
+    """
+    (h, w), (kh, kw), (sh, sw), (ph, pw) = y.shape[1:3], kernel.shape[:2], stride, padding
+    rows, columns = -(-(shape[1] + 2 * ph) // sh), -(-(shape[2] + 2 * pw) // sw)  # of a phase
+    up, left = -(-kh // sh) - 1, -(-kw // sw) - 1
+    y = jnp.pad(y, [(0, 0), (up, rows - h), (left, columns - w), (0, 0)])
+    none = jnp.zeros((len(y), rows, columns, shape[3]), y.dtype)
+
+    def phase(u, v):
+        taps = ((a, b) for a in range(u, kh, sh) for b in range(v, kw, sw))
+        starts = ((up - a // sh, left - b // sw, kernel[a, b]) for a, b in taps)
+        return sum((y[:, r : r + rows, c : c + columns] * tap for r, c, tap in starts), none)
+
+    phases = jnp.stack([jnp.stack([phase(u, v) for v in range(sw)], axis=3) for u in range(sh)], axis=2)
+    whole = phases.reshape(len(y), rows * sh, columns * sw, shape[3])
+    return whole[:, ph : ph + shape[1], pw : pw + shape[2]]
+
+
+def _padded(x: jax.Array, padding: Pair) -> jax.Array:
+    """Maps with zeros around them, in which sums are taken: float32 at least."""
+    return jnp.pad(x, [(0, 0), *((p, p) for p in padding), (0, 0)]).astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))

@@ -9,6 +9,7 @@ import contextvars
 from collections.abc import Iterator
 
 import jax
+from jax import core
 
 _TAKEN = contextvars.ContextVar("taken", default=False)
 
@@ -33,7 +34,7 @@ def recording() -> Iterator[None]:
 
 def check_taken(name: str, value: jax.Array) -> None:
     """ValueError if `value`, a new running statistic of `name`, is of a traced function and nobody takes it."""
-    if isinstance(value, jax.core.Tracer) and not _TAKEN.get():
+    if isinstance(value, core.Tracer) and not _TAKEN.get():
         raise ValueError(
             f"{name}: train=True records running statistics, which a traced function loses; return "
             "logical.take_state(model) from a function under layers.recording.recording(), or leave out train=True."

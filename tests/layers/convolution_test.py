@@ -78,6 +78,64 @@ def test_both_forms_of_a_depthwise_convolution(case):
     np.testing.assert_array_equal(rounded, exact.astype(jnp.bfloat16))
 
 
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_gradients_of_a_depthwise_convolution(case):
+    """By map and by kernel, those of the library's convolution."""
+    x, kernel = maps(2, *case[-1]), np.asarray(layer(True, case, "zeros").kernel[...])
+    sizes = dict(stride=case[1], padding=case[2])
+    weights = np.random.default_rng(2).normal(size=(2, *output_size(case[-1], *case[:3]), 2)).astype(np.float32)
+
+    @jax.jit
+    def both(x, kernel):
+        forms = (
+            functools.partial(convolution._whole, groups=2, **sizes),
+            functools.partial(convolution._by_taps, **sizes),
+        )
+        return [jax.vjp(form, x, kernel)[1](weights) for form in forms]
+
+    for taps, whole in zip(*both(x, kernel)[::-1], strict=True):
+        np.testing.assert_allclose(taps, whole, rtol=0, atol=2e-6 * np.abs(whole).max())
+
+
+def grouped(groups, kernel=(1, 1)):
+    """A convolution of 6 channels to 12 in groups, drawn by NumPy, and maps for it."""
+    make = lambda: Conv(6, 12, kernel=kernel, groups=groups, rngs=nnx.Rngs(0))  # noqa: E731
+    random = np.random.default_rng(0)
+    arrays = {n: random.normal(size=a.shape) for n, a in sorted(logical.take(jax.eval_shape(make)).items())}
+    conv = logical.put(jax.eval_shape(make), {n: a.astype(np.float32) for n, a in arrays.items()})
+    return conv, random.normal(size=(2, 3, 5, 6)).astype(np.float32)
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_both_forms_of_a_convolution_of_points(groups):
+    """The matrix products that CPUs compute are the convolution of other platforms, and so are their gradients."""
+    conv, x = grouped(groups)
+    forms = (functools.partial(convolution._whole, stride=(1, 1), padding=(0, 0)), convolution._by_points)
+    weights = np.random.default_rng(1).normal(size=(2, 3, 5, 12)).astype(np.float32)
+
+    @jax.jit
+    def both(x, kernel):
+        return [
+            (y, back(weights)) for y, back in (jax.vjp(functools.partial(f, groups=groups), x, kernel) for f in forms)
+        ]
+
+    whole, points = both(x, conv.kernel[...])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 * np.abs(b).max()), points, whole)
+    if groups > 1:  # groups of every third channel are others
+        mixed = conv.kernel[...].reshape(1, 1, 2, 4, 3).swapaxes(-1, -2).reshape(1, 1, 2, 12)
+        assert np.abs(both(x, mixed)[1][0] - whole[0]).max() > 0.1
+
+
+@pytest.mark.parametrize("depthwise", [False, True], ids=["points", "depthwise"])
+def test_accelerators_run_the_library_s_convolution(depthwise):
+    """One operation, and on a CPU none."""
+    conv, x = (layer(True, CASES[1], "zeros"), maps(1, 4, 6)) if depthwise else grouped(3)
+    for platform, convolutions in (("cpu", 0), ("cuda", 1), ("tpu", 1)):
+        text = jax.jit(lambda conv, x: conv(x)).trace(conv, x).lower(lowering_platforms=(platform,)).as_text()
+        assert text.count("stablehlo.convolution") == convolutions
+        assert ("stablehlo.dot_general" in text) == (platform == "cpu" and not depthwise)
+
+
 def test_any_batch_axes():
     conv, x = layer(True, CASES[1], "circular"), maps(2, 3, 5, 6)
     y = jax.jit(lambda conv, x: (conv(x), conv(x.reshape(6, 5, 6, 2)), conv(x[0, 0])))(conv, x)
@@ -97,6 +155,15 @@ def test_costs(depthwise):
     assert counted.macs == counted["linear"].macs
     both = jax.grad(lambda kernel, x: logical.put(conv, {"kernel": kernel})(x).sum(), (0, 1))
     assert costs.count(both, conv.kernel[...], x)["linear"].macs == 3 * counted.macs
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_costs_of_points(groups):
+    conv, x = grouped(groups)
+    products = 2 * 15 * 12 * 6 // groups
+    assert costs.count(lambda conv, x: conv(x), conv, x)["linear"] == Cost(products, 2 * 15 * 12)
+    both = jax.grad(lambda kernel, x: logical.put(conv, {"kernel": kernel})(x).sum(), (0, 1))
+    assert costs.count(both, conv.kernel[...], x)["linear"].macs == 3 * products
 
 
 def test_types():
