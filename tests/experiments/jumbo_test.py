@@ -6,15 +6,15 @@ import jax.numpy as jnp
 import pytest
 
 from equivit.evaluation import patch_norms
-from experiments import jumbo_costs, jumbo_global_tokens, jumbo_small_images, jumbo_speed, small_images
+from experiments import jumbo_costs, jumbo_global_tokens, jumbo_paper, jumbo_small_images, jumbo_speed, small_images
 
 
 def test_counts_stand_beside_the_papers():
-    (small,) = (row for row in jumbo_costs.ROWS if row[1] == "ViT-S, Jumbo")
-    row = jumbo_costs.row(*small)
+    small = next(cost for cost in jumbo_paper.COSTS if cost.label == "ViT-S, Jumbo")
+    row = jumbo_costs.row(small)
     assert abs(row["parameters"] - 88.33) < 0.005 and abs(row["gflops"] - 4.57) < 0.01
     assert all(claim.holds for claim in jumbo_costs.claims_of([row], [jumbo_costs.layer(384, 196)]))
-    wrong = jumbo_costs.row(*small[:3], {**small[3], "jumbo": 5}, *small[4:])
+    wrong = jumbo_costs.row(small._replace(options={**small.options, "jumbo": 5}))
     assert not any(claim.holds for claim in jumbo_costs.claims_of([wrong], [jumbo_costs.layer(384, 196)])[:2])
 
 
