@@ -4,8 +4,9 @@
     python -m equivit.export --input=runs/depthwise --output=vit_b.stablehlo --image_size=224,320 --batch=4
 
 The ending of --output says which.  Weights are part of the file, replaced attention is folded into one convolution a
-block, and positions are those of --image_size (`models/deployed.py`).  What was written is run on a random image and
-compared with the model; where it deviates by more than 1e-4 of the largest entry (with --half 1e-2), no file is left.
+block, batch norms into the convolutions before them, and positions are those of --image_size (`models/deployed.py`).
+What was written is run on a random image and compared with the model; where it deviates by more than 1e-4 of the
+largest entry (with --half 1e-2), no file is left.
 
 The input is "image", the outputs "logits" ("embedding" of a projection), or of a model without a head "patches"
 [B, h, w, D] and, where it has a class token, "class" [B, D], both after the final norm.

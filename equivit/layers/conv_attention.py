@@ -149,7 +149,7 @@ class ConvAttention(nnx.Module):
             x = x.reshape(-1, h, w, width)
             maps = [x]
             if self.select == "output":
-                maps = [part.norm(part.conv.everywhere(x)) for part in (self.conv_k, self.conv_v)]
+                maps = [part.everywhere(x) for part in (self.conv_k, self.conv_v)]
             squares = (jnp.square(phases.lattice_norms(jax.lax.stop_gradient(y), self.stride)) for y in maps)
             norms = jnp.sqrt(functools.reduce(operator.add, squares))
             phase = shifts.phases(shifts.strongest(norms).index, self.stride)

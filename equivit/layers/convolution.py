@@ -156,9 +156,11 @@ class NormedConv(nnx.Module):
         self.activation = activation
 
     def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
-        x = self.conv(x)
-        x = x if self.norm is None else self.norm(x, train=train)
-        return x if self.activation is None else self.activation(x)
+        return self._activated(self.conv(x), train)
+
+    def everywhere(self, x: jax.Array) -> jax.Array:
+        """`Conv.everywhere`, then the norm by its running statistics, and the activation."""
+        return self._activated(self.conv.everywhere(x), False)
 
     def folded(self) -> "NormedConv":
         """The same map as a convolution with a bias and no norm, by the running statistics, for inference."""
@@ -169,6 +171,10 @@ class NormedConv(nnx.Module):
             unit.conv.kernel.set_value((kernel * factor).astype(kernel.dtype))
             unit.conv.bias, unit.norm = nnx.data(nnx.Param(bias * factor + shift)), None
         return unit
+
+    def _activated(self, x: jax.Array, train: bool) -> jax.Array:
+        x = x if self.norm is None else self.norm(x, train=train)
+        return x if self.activation is None else self.activation(x)
 
 
 def convolve(x: jax.Array, kernel: jax.Array, stride: Pair, padding: Pair, mode: str, groups: int = 1) -> jax.Array:

@@ -3,13 +3,14 @@
 | part                        | what becomes of it                                                                  |
 |-----------------------------|-------------------------------------------------------------------------------------|
 | replaced attention          | its folded form: plain matrices, and one convolution (`layers/depthwise_folded.py`) |
+| batch norm                  | folded into the convolution before it (`models/folding.py`)                         |
 | attention of ViTs           | three products around a plain softmax, which runtimes know as one operation         |
 | layer norm of dense tokens  | Flax's, which exporters know as one operation                                       |
 | stack of blocks             | the blocks one after the other, since a scan would become a loop                    |
 | learned and fixed positions | a table for the one grid                                                            |
 | mask token                  | left out                                                                            |
 
-Only softmax and layer norm are computed otherwise than in the model, and agree with it up to rounding.
+Only softmax, layer norm and batch norm are computed otherwise than in the model, and agree with it up to rounding.
 """
 
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from equivit.layers.attention import Parts
 from equivit.layers.depthwise_folded import DenseValues, FoldedAttention, linear
 from equivit.layers.grid import Layout, check_grid
 from equivit.layers.stack import Seen, Stack
+from equivit.models.folding import fold
 from equivit.models.model import ModelModule
 from equivit.models.vit import ViT
 
@@ -42,7 +44,7 @@ def deployed(model: ModelModule, image_size: tuple[int, int], *, convolution: st
     """
     patch_size = getattr(model.config, "patch_size", None)
     grid = None if patch_size is None else check_grid(image_size, patch_size, "image_size")
-    return formed(jax.tree.map(lambda leaf: leaf, model), grid, convolution)
+    return formed(fold(model), grid, convolution)
 
 
 def formed(module: Any, grid: Any, convolution: str = "lax") -> Any:

@@ -38,11 +38,7 @@ class ProbeHead(nnx.Module):
 
     def folded(self) -> dense.Linear:
         """The linear layer that equals this head once its statistics are fixed."""
-        norm, head = self.norm, jax.tree.map(lambda a: a, self.linear)
-        scale = jax.lax.rsqrt(norm.variance[...] + norm.eps)
-        bias = -norm.mean[...] * scale
-        if norm.scale is not None and norm.bias is not None:
-            scale, bias = scale * norm.scale[...], bias * norm.scale[...] + norm.bias[...]
+        head, (scale, bias) = jax.tree.map(lambda a: a, self.linear), self.norm.affine()
         head.bias.set_value(self.linear.bias[...] + bias @ self.linear.weight[...])
         head.weight.set_value(self.linear.weight[...] * scale[:, None])
         return head

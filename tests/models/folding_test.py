@@ -1,0 +1,100 @@
+"""Folded models against their originals: logits and features, stacks, what is left, and what has nothing to fold."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from equivit import logical
+from equivit.layers.batch_norm import BatchNorm
+from equivit.layers.convolution import NormedConv
+from equivit.layers.stack import Stack
+from equivit.models import zoo
+from equivit.models.deployed import deployed
+from equivit.models.folding import fold
+from equivit.testing import randomise
+from tests.models import cvt_adaptive_test, cvt_test, segmenter_test
+from tests.models.cvt_test import ODD, images, near
+
+
+def norms(model):
+    return sum(isinstance(part, BatchNorm) for _, part in nnx.iter_modules(model))
+
+
+def outputs(model, x):
+    features = model.features(x, blocks=(1,))
+    return model(x), model.pooled(x), features.patches.values, features.blocks[1].patches.values
+
+
+def both(model, x):
+    return outputs(model, x), outputs(fold(model), x)
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_a_stack_of_convolutions_folds_to_the_same_function(adaptive):
+    """The first stage of the CvT is a scan over two blocks.  The adaptive one also convolves at all phases at once."""
+    m = cvt_adaptive_test.small(depths=(2, 1)) if adaptive else cvt_test.model()
+    x = images(m.config.image_size if adaptive else ODD)
+    whole, folded = jax.jit(both)(m, x)
+    jax.tree.map(near, folded, whole)
+    form = jax.eval_shape(fold, m)
+    assert norms(m) == 6 and norms(form) == 0 and not jax.tree.leaves(nnx.state(form, nnx.BatchStat))
+    assert type(form.stages[0].blocks) is Stack and form.stages[0].blocks.lengths == (2,)
+    assert form.stages[0].blocks.runs[0].attention.conv_q.conv.bias.shape == (2, 8)
+
+
+def test_what_is_deployed_is_folded():
+    m, x = cvt_test.model(), images(ODD)
+    whole, form = jax.jit(lambda m, x: (m(x), deployed(m, ODD)(x)))(m, x)
+    near(form, whole)
+    assert norms(jax.eval_shape(lambda m: deployed(m, ODD), m)) == 0
+
+
+def test_a_fold_without_the_mean_is_seen(monkeypatch):
+    right = BatchNorm.affine
+    monkeypatch.setattr(BatchNorm, "affine", lambda norm: (right(norm)[0], norm.bias[...]))
+    whole, folded = jax.jit(lambda m, x: (m(x), fold(m)(x)))(cvt_test.model(), images(ODD))
+    with pytest.raises(AssertionError):
+        near(folded, whole)
+
+
+def test_norms_that_have_no_convolution_stay():
+    """The linear decoder's norm comes before its map, and says nothing of a fold; the pyramid's all have one."""
+    for decoder, name, before, after in (("linear", "vit_ti16", 1, 1), ("upernet", "swin_t", 9, 0)):
+        m = segmenter_test.model(segmenter_test.configured(name, decoder=decoder))
+        x = segmenter_test.images(dtype=np.float32)
+        whole, folded = jax.jit(lambda m, x: (m(x), fold(m)(x)))(m, x)
+        near(folded, whole)
+        assert (norms(m), norms(jax.eval_shape(fold, m))) == (before, after)
+
+
+class Nested(nnx.Module):
+    """A module with a form of its own, in which one convolution is left to be folded."""
+
+    def __init__(self, rngs):
+        self.parts = nnx.List([NormedConv(3, 3, kernel=(1, 1), rngs=rngs) for _ in range(2)])
+
+    def __call__(self, x):
+        return self.parts[1](self.parts[0](x))
+
+    def folded(self):
+        self.parts = nnx.List([self.parts[0].folded(), self.parts[1]])
+        return self
+
+
+def test_what_an_outer_form_leaves_is_folded_too():
+    m = randomise(Nested(nnx.Rngs(0)), jax.random.key(0))
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 2, 2, 3)), jnp.float32)
+    assert norms(fold(m)) == 0 and norms(m) == 2
+    near(fold(m)(x), m(x))
+
+
+def test_a_model_without_batch_norm_comes_back_as_it_is():
+    """Replaced attention has a folded form too, which belongs to what is deployed."""
+    small = dict(width=16, depth=2, num_heads=2, num_classes=5, class_token=False)
+    m = zoo.abstract("vit_ti16", **small, replaced=((0, "dw"),))
+    m = logical.put(m, {name: np.ones(a.shape, np.float32) for name, a in logical.take(m, nnx.Variable).items()})
+    form = fold(m)
+    assert form is not m and jax.tree.structure(form) == jax.tree.structure(m)
+    assert all(a is b for a, b in zip(jax.tree.leaves(form), jax.tree.leaves(m), strict=True))
