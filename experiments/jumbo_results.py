@@ -142,20 +142,29 @@ def departures(cell: Cell, runs: Sequence[Run]) -> list[str]:
 
 
 def commands(entries: Sequence[Entry], found: Found, runs: pathlib.Path) -> list[str]:
-    """What trains the rows without a run; at 224 px from the better run at 128 px, if both are there."""
+    """What trains the rows without a run; at 224 px from the better run at 128 px, if both rates have one."""
     lines = []
     for entry in entries:
         cells = cells_of(entry)
         if entry.pixels == 224:
             if not any(found[cell] for cell in cells):
                 place = runs / f"{_stem(entry.words)}_224"
-                begin = f"--config.init=BETTER_RUN_OF_{entry.words}_AT_128_PX"
+                begin = f"--config.init={_better_run(entry.words, found)}"
                 lines.append(f"python -m equivit.train --config={recipe(cells[0])} --workdir={place} {begin}")
             continue
         for cell in (cell for cell in cells if not found[cell]):
             place = runs / f"{_stem(cell.words)}_128_{cell.rate}"
             lines.append(f"python -m equivit.train --config={recipe(cell)} --workdir={place}")
     return list(dict.fromkeys(lines))
+
+
+def _better_run(words: str, found: Found) -> str:
+    """Where the better run at 128 px is, or words in its place."""
+    both = [found.get(Cell(words, 128, rate), []) for rate in RATES]
+    if not all(both):
+        return f"BETTER_RUN_OF_{words}_AT_128_PX"
+    best = max(both, key=lambda runs: trained_runs.figure(runs, "eval/accuracy/top1").mean)
+    return str(best[0].place)
 
 
 def _stem(words: str) -> str:

@@ -141,6 +141,9 @@ def test_commands_for_what_is_missing(tmp_path, capsys):
     assert f":tiny,registers,r=8,lr=3e-3 --workdir={tmp_path}/tiny_registers_r8_128_3e-3" in out
     assert "r=8,lr=1e-3" not in out and out.count("mobilenetv4_conv_small,lr=") == 2
     assert ":tiny,224 --workdir" in out and "--config.init=BETTER_RUN_OF_tiny_AT_128_PX" in out
+    make(tmp_path / "b", Cell("tiny", 128, "1e-3"), 0.735)
+    assert script(tmp_path, "--tables=6,8", "--missing")[0] == 0
+    assert f":tiny,224 --workdir={tmp_path}/tiny_224 --config.init={tmp_path}/b\n" in capsys.readouterr().out
 
 
 def test_a_run_is_evaluated_on_what_is_there_and_once(tmp_path, monkeypatch):
