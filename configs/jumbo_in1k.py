@@ -1,11 +1,23 @@
 """Jumbo on ImageNet-1k: distillation from DeiT III, 400 epochs at 128 px, then 20 at 224 px.
 
 Source: Jumbo (arXiv 2502.15021), Section 4.1 and Appendix A.3.1; Table 12 for J and multiplier.
-Expected top-1 from the paper, Jumbo with J=6.  128 px, lr 3e-3 / 1e-3 (Table 8): pico 62.4 / 60.8, nano 67.7 / 68.4,
-tiny 73.3 / 73.5, small 79.3 / 79.3.  224 px (Table 6): pico 69.0, nano 74.0, tiny 78.4, small 82.7.  16 registers, 224
-px: nano 61.0, tiny 74.5, small 81.9.  Ours: not trained yet.  Cost: not in the paper.
+Expected top-1 from the paper: 128 px with lr 3e-3 / 1e-3 (Tables 7 to 11), then 224 px (Table 6).
+
+    Jumbo, J=6     pico 62.4 / 60.8, 69.0        nano 67.7 / 68.4, 74.0         tiny 73.3 / 73.5, 78.4
+                   small 79.3 / 79.3, 82.7
+    16 registers   nano 53.6 / 51.9, 61.0        tiny 68.8 / 66.1, 74.5         small 78.1 / 78.2, 81.9
+    8 registers    tiny 68.5 / -                 small 77.8 / -
+    MobileNetV4    conv_small 62.1 / 60.0, 65.6  conv_medium 73.3 / 72.2, 74.9  hybrid_medium 74.9 / 75.2, 78.1
+    SHViT          s1 63.5 / 63.5, 67.9          s2 66.6 / 66.7, 71.0           s3 70.5 / 71.2, 74.3
+    EfficientViT   b0 59.5 / 60.8, 66.3          b1 71.8 / 72.8, 76.9
+    BiXT           in no table
+
+Ours: not trained yet; experiments/jumbo_results.py prints the tables.  Cost: not in the paper.
 The training code is not public.  The paper does not give the rate of stochastic depth, 0 here, 0.1 in the public
-constructors; nor what is exempt from weight decay, here vectors, tokens and positions.
+constructors of ViTs; nor what is exempt from weight decay, here vectors, tokens and positions.  It trains every family
+by this recipe, far from their own.  Batch norms take their statistics over the whole batch, on any number of devices;
+over N runs of images, as N devices would, with --config.model.statistics_groups=N.  Which it was, the paper does not
+say.
 
     W=configs/jumbo_in1k.py D="--config.data.source=folder:imagenet" T=--config.objective.teacher
     python -m equivit.train --config=$W:tiny,lr=3e-3 $D $T=timm:deit3_base.safetensors --workdir=/tmp/tiny_128
@@ -15,32 +27,34 @@ constructors; nor what is exempt from weight decay, here vectors, tokens and pos
 
 The teachers are timm's deit3_base_patch16_224.fb_in22k_ft_in1k, and deit3_large for the second stage.
 Modes, joined by commas: pico, nano, tiny, small or base (small by default); registers, and with them r=<their number,
-16>; 128 or 224 (pixels, the stage; 128 by default); lr=<peak, by default 1e-3, in the second stage 5e-5>; j=<J>,
-multiplier=<hidden width of the Jumbo MLP over its width, 4>; drop_path=<rate of stochastic depth, 0>; quicktest.  The
-text has J=6 for base too, its released checkpoint 3, which is the default here.
+16>; j=<J>, multiplier=<hidden width of the Jumbo MLP over its width, 4>; or in place of all these a baseline:
+efficientvit_b0 or b1, shvit_s1, s2 or s3, mobilenetv4_conv_small, conv_medium or hybrid_medium, bixt_ti_p16.  And 128
+or 224 (pixels, the stage; 128 by default); lr=<peak, by default 1e-3, in the second stage 5e-5>; drop_path=<rate of
+stochastic depth, 0>; quicktest, of a baseline with the smallest of its family.  The text has J=6 for base too, its
+released checkpoint 3, which is the default here.
 """
 
 from configs import recipes
 from equivit.training import config
 
 SIZES = {"pico": "pico16", "nano": "nano16", "tiny": "ti16", "small": "s16", "base": "b16"}
+# The smallest model of each family of baselines, with what makes it smaller still for `quicktest`; then all of them.
+SMALLEST = {"efficientvit_b0": {}, "shvit_s1": {}, "mobilenetv4_conv_small": {}, "bixt_ti_p16": dict(depth=2)}
+BASELINES = (*SMALLEST, "efficientvit_b1", "shvit_s2", "shvit_s3", "mobilenetv4_conv_medium")
+BASELINES += ("mobilenetv4_hybrid_medium",)
 
 
 def get_config(mode: str = "small"):
     values = dict(lr=float, j=int, multiplier=float, r=int, drop_path=float)
-    w = recipes.words(mode, "registers", "quicktest", size=SIZES, pixels=("128", "224"), values=values)
-    if w.registers and (w.j, w.multiplier) != (None, None):
-        raise ValueError(f"config mode={mode!r}: j= and multiplier= are for the Jumbo token; leave out 'registers'.")
-    if w.r is not None and not w.registers:
-        raise ValueError(f"config mode={mode!r}: r= is the number of registers; add 'registers'.")
+    models = (*SIZES, *BASELINES)
+    w = recipes.words(mode, "registers", "quicktest", model=models, pixels=("128", "224"), values=values)
+    _check(mode, w)
     side = int(w.pixels or 128)
     c = config.get_base("distillation")
     c.epochs, c.batch_size, c.precision = 400, 1024, "mixed"
-    c.model.update(
-        name=f"{'register' if w.registers else 'jumbo'}_vit_{SIZES[w.size or 'small']}",
-        image_size=(side, side),
-        position_antialias=True,
-    )
+    c.model.update(name=_name(w), image_size=(side, side))
+    if w.model not in BASELINES:
+        c.model.position_antialias = True
     if w.r is not None:
         c.model.registers = w.r
     if w.drop_path is not None:
@@ -75,6 +89,29 @@ def get_config(mode: str = "small"):
     if w.lr is not None:
         c.schedule.lr = w.lr
     if w.quicktest:
-        recipes.small(c, width=48, depth=2, num_heads=3, num_classes=10)
+        recipes.small(c, num_classes=10, **_small(w.model))
         c.data.train_image_size, c.objective.teacher = (48, 48), "zoo:vit_pico16"
     return c
+
+
+def _check(mode, w):
+    if w.model in BASELINES and (w.registers or (w.j, w.multiplier, w.r) != (None, None, None)):
+        raise ValueError(f"config mode={mode!r}: registers, r=, j= and multiplier= are for ViTs, not for {w.model}.")
+    if w.registers and (w.j, w.multiplier) != (None, None):
+        raise ValueError(f"config mode={mode!r}: j= and multiplier= are for the Jumbo token; leave out 'registers'.")
+    if w.r is not None and not w.registers:
+        raise ValueError(f"config mode={mode!r}: r= is the number of registers; add 'registers'.")
+
+
+def _name(w):
+    if w.model in BASELINES:
+        return w.model
+    return f"{'register' if w.registers else 'jumbo'}_vit_{SIZES[w.model or 'small']}"
+
+
+def _small(name):
+    """What makes a model small: fields, and for a baseline the smallest name of its family."""
+    if name not in BASELINES:
+        return dict(width=48, depth=2, num_heads=3)
+    smallest = next(known for known in SMALLEST if known.split("_")[0] == name.split("_")[0])
+    return dict(name=smallest, **SMALLEST[smallest])

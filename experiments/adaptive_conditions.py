@@ -13,7 +13,6 @@ models see the same images.
 """
 
 import functools
-import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -25,6 +24,7 @@ from equivit.data import loader
 from equivit.evaluation import consistency, predictions
 from equivit.evaluation.consistency import FRACTIONS, Shifts
 from equivit.training import checkpoints
+from experiments import trained_runs
 
 FILE = "adaptive_conditions.json"  # in the directory of a run
 Batch = Mapping[str, np.ndarray]
@@ -66,11 +66,7 @@ def read(run: pathlib.Path) -> dict[str, dict[str, Any]]:
     Raises:
       ValueError: the file is damaged.
     """
-    path = run / FILE
-    try:
-        return json.loads(path.read_text())["conditions"] if path.is_file() else {}
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} cannot be read ({error}); delete it and evaluate again.") from error
+    return trained_runs.kept(run / FILE, "conditions")
 
 
 def evaluate(run: pathlib.Path, conditions: list[str]) -> None:
@@ -92,4 +88,4 @@ def evaluate(run: pathlib.Path, conditions: list[str]) -> None:
         )
         changed = (CONDITIONS[condition](batch, fill) for batch in stream)
         known[condition] = consistency.consistency(predict, changed, settings, size=tuple(config.data.image_size))
-        (run / FILE).write_text(json.dumps(dict(step=step, conditions=known), indent=1) + "\n")
+        trained_runs.keep(run / FILE, "conditions", step, known)

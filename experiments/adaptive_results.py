@@ -72,11 +72,8 @@ def main(arguments=None) -> int:
 
 
 def _options(arguments):
-    parser = benchmark.parser(__doc__, output="adaptive_results.json")
-    parser.add_argument("runs", type=pathlib.Path, help="directory of the runs")
-    parser.add_argument("--tables", type=benchmark.one_of(list(TABLES)), default=list(TABLES), help="(all)")
+    parser = trained_runs.parser(__doc__, output="adaptive_results.json", tables=TABLES)
     parser.add_argument("--evaluate", action="store_true", help="the conditions of Tables A9 to A12, where not done")
-    parser.add_argument("--missing", action="store_true", help="print the commands that train what is missing")
     return parser.parse_args(arguments)
 
 
@@ -214,14 +211,8 @@ def label(r: dict) -> str:
 
 def _print(rows: list[dict], others: dict[Cell, list[str]]) -> None:
     print("Top-1 accuracy and shift consistency, %; beside ours the paper's.")
-    for table, title in TABLES.items():
-        if lines := [{**r, "label": label(r)} for r in rows if r["table"] == table]:
-            print(f"\nTable {table}: {title}")
-            print(benchmark.table(lines, COLUMNS))
-    print(f"\n{sum(r['seeds'] > 0 for r in rows)} of {len(rows)} rows have runs.")
-    for cell, keys in others.items():
-        if keys:
-            print(f"{' '.join(cell)}: not the recipe, which has other values of {', '.join(keys)}")
+    lines = [{**r, "label": label(r)} for r in rows]
+    trained_runs.show(lines, TABLES, lambda _: COLUMNS, {" ".join(cell): keys for cell, keys in others.items()})
 
 
 if __name__ == "__main__":

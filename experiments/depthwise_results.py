@@ -175,13 +175,10 @@ def main(arguments=None) -> int:
 
 
 def _options(arguments):
-    parser = benchmark.parser(__doc__, output="depthwise_results.json")
-    parser.add_argument("runs", type=pathlib.Path, help="directory of the runs")
-    parser.add_argument("--tables", type=benchmark.one_of(list(TABLES)), default=list(TABLES), help="(all)")
+    parser = trained_runs.parser(__doc__, output="depthwise_results.json", tables=TABLES)
     several = dict(type=pathlib.Path, action="append", default=[])
     parser.add_argument("--selection", **several, help="JSON of depthwise_selection.py; may be given several times")
     parser.add_argument("--speed", **several, help="JSON of depthwise_speed.py; may be given several times")
-    parser.add_argument("--missing", action="store_true", help="print the commands that train what is missing")
     options = parser.parse_args(arguments)
     default = benchmark.RESULTS / "depthwise_speed.json"
     options.speed = options.speed or ([default] if default.is_file() else [])
@@ -368,14 +365,12 @@ def claims_of(rows: Sequence[dict]) -> list[Claim]:
 
 def _print(rows: Sequence[dict], others: dict) -> None:
     print("Mean IoU (COCO, ADE20K) and top-1 accuracy (ImageNet-1k), %; beside ours the paper's.")
-    for name, title in TABLES.items():
-        if lines := [row for row in rows if row["table"] == name]:
-            columns = COLUMNS | (SPEED if "ms" in lines[0] else {}) | (PARAMETERS if "trained" in lines[0] else {})
-            print(f"\nTable {name}: {title}\n{benchmark.table(lines, columns)}")
-    print(f"\n{sum(row['seeds'] > 0 for row in rows)} of {len(rows)} rows have runs.")
-    for cell, keys in others.items():
-        if keys:
-            print(f"{label(cell)}: not the recipe, which has other values of {', '.join(keys)}")
+    trained_runs.show(rows, TABLES, columns_of, {label(cell): keys for cell, keys in others.items()})
+
+
+def columns_of(rows: Sequence[dict]) -> dict[str, str]:
+    """The columns of a table."""
+    return COLUMNS | (SPEED if "ms" in rows[0] else {}) | (PARAMETERS if "trained" in rows[0] else {})
 
 
 if __name__ == "__main__":

@@ -22,28 +22,10 @@ from matplotlib.figure import Figure
 
 from equivit import costs
 from equivit.models import zoo
-from experiments import benchmark
+from experiments import benchmark, jumbo_paper
 from experiments.benchmark import Claim
+from experiments.jumbo_paper import Cost
 
-IN21K = dict(num_classes=10450)
-# Table, model, name of the zoo, options, and the paper's parameters in millions and GFLOPs.
-ROWS = [
-    ("1", "ViT-B", "vit_b16", {}, 86.6, 16.9),
-    ("1", "ViT-B, Jumbo", "jumbo_vit_b16", {}, 130.7, 16.5),
-    ("1", "ViT-L", "vit_l16", {}, 304.4, 59.7),
-    ("1", "ViT-L, Jumbo", "jumbo_vit_l16", {}, 382.2, 59.9),
-    ("4", "ViT-S, Jumbo", "jumbo_vit_s16", IN21K, 88.3, 4.6),
-    ("4", "an MLP per layer", "jumbo_vit_s16", dict(IN21K, jumbo_mlp="per_layer"), 555.6, 4.6),
-    ("4", "no Jumbo MLP", "jumbo_vit_s16", dict(IN21K, jumbo_mlp="none"), 45.8, 4.4),
-    ("4", "LoRA, rank 8", "jumbo_vit_s16", dict(IN21K, jumbo_mlp="lora"), 88.8, 4.6),
-    ("4", "J = 10", "jumbo_vit_s16", dict(IN21K, jumbo=10), 179.9, 5.5),
-    ("5", "ViT-B, Jumbo", "jumbo_vit_b16", IN21K, 152.5, 16.5),
-    ("5", "ViT-B, Registers", "register_vit_b16", IN21K, 93.9, 18.2),
-    ("5", "Registers, width 1024", "register_vit_b16", dict(IN21K, width=1024, num_heads=16), 162.9, 32.4),
-    ("5", "ViT-S, Registers", "register_vit_s16", IN21K, 25.7, 4.6),
-    ("5", "alternative 1", "register_vit_s16", dict(IN21K, register_mlp="class_and_registers"), 39.9, 4.6),
-    ("5", "alternative 2", "register_vit_s16", dict(IN21K, register_mlp="registers"), 39.9, 4.6),
-]
 COLUMNS = dict(
     table="table",
     model="model",
@@ -58,7 +40,7 @@ PATCHES, WIDTHS = (64, 196, 256, 576), (96, 128, 192, 384, 768)
 
 def main(arguments=None) -> int:
     options = benchmark.parser(__doc__, output="jumbo_costs.json").parse_args(arguments)
-    rows = [row(*given) for given in ROWS]
+    rows = [row(given) for given in jumbo_paper.COSTS]
     print(benchmark.table(rows, COLUMNS))
     layers = [layer(width, patches) for width in WIDTHS for patches in PATCHES]
     status = benchmark.finish(options.output, dict(rows=rows, layers=layers), claims_of(rows, layers))
@@ -66,16 +48,17 @@ def main(arguments=None) -> int:
     return status
 
 
-def row(table, model, name, options, parameters, gflops) -> dict:
-    abstract = zoo.abstract(name, **options)
+def row(paper: Cost) -> dict:
+    """Parameters and FLOPs of a model beside the paper's."""
+    abstract = zoo.abstract(paper.name, **paper.options)
     counted = costs.count(lambda m, x: m(x), abstract, jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32))
     return dict(
-        table=table,
-        model=model,
+        table=paper.table,
+        model=paper.label,
         parameters=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(abstract)) / 1e6,
-        paper_parameters=parameters,
+        paper_parameters=paper.parameters,
         gflops=counted.linear_and_norms / 1e9,
-        paper_gflops=gflops,
+        paper_gflops=paper.gflops,
     )
 
 

@@ -1,133 +1,225 @@
-"""Throughput and peak memory of Jumbo against Registers at each width, in one run; Figures 1 and 4 from them.
+"""Throughput and memory of every model in Jumbo's Tables 1 and 4 to 12, and of BiXT; Figures 1 and 4 from them.
 
-    python experiments/jumbo_speed.py                                    # a GPU: batches of 512, bfloat16
-    python experiments/jumbo_speed.py --batch=8 --runs=10 --warmup=2     # a CPU: float32
+    python experiments/jumbo_speed.py --tables=1,4,5                                 # a GPU: bfloat16, batches of 512
+    python experiments/jumbo_speed.py --tables=6                                     # everything at 224 px
+    python experiments/jumbo_speed.py --tables=7,8,9,10,11,BiXT                      # and at 128 px
+    python experiments/jumbo_speed.py --tables=12
+    python experiments/jumbo_speed.py --batch=8 --runs=5 --warmup=1 --tables=7,8     # a CPU: float32
 
-The paper (RTX 4090, torch.compile, batches of 512): Jumbo over Registers 1.15x to 1.23x at 224 px, 0.94x to 0.96x at
-128 px.  Its ratios are printed beside ours; only a GPU's are held to them, with a tenth to spare.  The figures put the
-paper's accuracies over our throughputs.  Exits 1 when a claim or a program fails.
+Each call ends within eight minutes on a GPU: models that would not fit are left out, and named.  Other rows stay in the
+JSON, if they are of the same machine and batch, so that the calls together fill it; each row has its commit.  The
+figures (`jumbo_figures.py`) are drawn anew from all of them.  All models of a size are timed in turn.
+
+The paper's numbers (RTX 4090, torch.compile, batches of 512) stand beside ours; its accuracies are those of
+`jumbo_results.py`.  It does not say whether batch norms were folded into the convolutions beside them: here models that
+have them are timed as they are, and folded (`models/folding.py`).  Memory is what the compiled program needs at most,
+parameters and images included; that of the paper is not said to be the same, and not judged.
+
+Claims, judged on a GPU, of models timed in one call: Jumbo over 16 registers of the same width within the paper's range
+(1.15x to 1.23x at 224 px, 0.94x to 0.96x at 128 px) with a tenth to spare; ViT-B with Jumbo over Registers of width
+1024, 1.7x, likewise; with the paper's accuracies, no other model is both faster and more accurate than one with Jumbo.
+Exits 1 when a claim or a program fails.
 """
 
+import json
 import pathlib
 import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
-
-from experiments import benchmark, programs
+from configs import jumbo_in1k
+from experiments import benchmark, jumbo_figures, jumbo_paper, programs
 from experiments.benchmark import Budget, Claim
 
-WIDTHS = {96: "pico16", 128: "nano16", 192: "ti16", 384: "s16", 768: "b16"}
-MODELS = {"jumbo": "jumbo_vit", "registers": "register_vit"}
-# Thousands of images per second, and ImageNet-1K top-1 (Tables 6 to 8), by size of the image and width.
-PAPER_SPEED = {
-    224: {"jumbo": {96: 43.7, 128: 31.3, 192: 20.4, 384: 7.6}, "registers": {128: 25.5, 192: 16.7, 384: 6.6}},
-    128: {"jumbo": {96: 136.0, 128: 103.1, 192: 57.3, 384: 20.4}, "registers": {}},
-}
-PAPER_ACCURACY = {
-    224: {
-        "jumbo": {96: 69.0, 128: 74.0, 192: 78.4, 384: 82.7},
-        "registers": {128: 61.0, 192: 74.5, 384: 81.9},
-    },
-    128: {
-        "jumbo": {96: 62.4, 128: 68.4, 192: 73.5, 384: 79.3},
-        "registers": {128: 53.6, 192: 68.8, 384: 78.2},
-    },
-}
-# Other architectures at 224 px, the paper's throughput and accuracy (Table 6): for Figures 1 and 4.
-PAPER_OTHERS = {
-    "MobileNetV4": [(33.7, 65.6), (11.2, 74.9), (8.8, 78.1)],
-    "SHViT": [(42.1, 67.9), (34.5, 71.0), (23.7, 74.3)],
-    "EfficientViT": [(25.2, 66.3), (9.8, 76.9)],
-}
+TITLES = {"1": "encoders of masked autoencoding", "4": "the Jumbo MLP", "5": "capacity"} | jumbo_paper.TITLES
 RATIOS = {224: (1.15, 1.23), 128: (0.94, 0.96)}  # the paper's range over widths
+SPARE = 0.9
+BATCH_NORM = ("efficientvit", "shvit", "mobilenetv4")
 COLUMNS = dict(
+    label="",
     pixels="px",
-    width="D",
-    jumbo="Jumbo, images/s",
-    registers="Registers",
-    ratio="ratio",
-    jumbo_mib="Jumbo, MiB",
-    registers_mib="Registers",
+    folded="",
+    speed="images/s",
+    paper_speed="paper",
+    mib="MiB",
+    paper_gb="paper, GB",
 )
+COLUMNS |= dict(ratio="over the first", paper_ratio="paper")
+
+
+class Variant(NamedTuple):
+    """A row: where it stands, the model, and the paper's thousands of images per second and GB, None if there are none.
+
+    Attributes:
+      words: of configs/jumbo_in1k.py, or the label of Tables 1, 4 and 5.
+      folded: whether batch norms are folded.
+    """
+
+    table: str
+    words: str
+    name: str
+    options: Mapping[str, Any]
+    pixels: int
+    folded: bool = False
+    paper_speed: float | None = None
+    paper_gb: float | None = None
+
+    @property
+    def program(self) -> tuple:
+        """What two rows have in common that show one model."""
+        return self.name, str(sorted(self.options.items())), self.pixels, self.folded
+
+    @property
+    def turn(self) -> str:
+        """Rows of one turn are timed in the same rounds."""
+        shared = {"1": "Table 1", "4": "Tables 4 and 5", "5": "Tables 4 and 5", "12": f"Table 12, {self.pixels} px"}
+        return shared.get(self.table, f"{self.pixels} px")
+
+    def __str__(self):
+        return f"{self.words}, {self.pixels} px{', folded' if self.folded else ''}"
 
 
 def main(arguments=None) -> int:
     parser = benchmark.timing_parser(__doc__, output="jumbo_speed.json", runs=50, warmup=10)
     parser.add_argument("--batch", type=int, default=512)
-    parser.add_argument("--widths", default=list(map(str, WIDTHS)), type=benchmark.one_of(list(map(str, WIDTHS))))
+    parser.add_argument("--tables", type=benchmark.one_of(list(TITLES)), default=list(TITLES), help="(all)")
     options = parser.parse_args(arguments)
-    budget, rows = Budget(options.minutes), []
-    for pixels in RATIOS:
-        for width in map(int, options.widths):
-            name = f"{width} at {pixels} px"
-            if budget.allows(name):
-                with budget.trying(name):
-                    rows.append(measured(width, pixels, options))
-    print(benchmark.table(rows, COLUMNS))
+    budget, turns = Budget(options.minutes), {}
+    for variant in (variant for variant in variants() if variant.table in options.tables):
+        turns.setdefault(variant.turn, []).append(variant)
+    rows = [row for name, group in turns.items() for row in timed(name, group, options, budget)]
     compute = "bfloat16" if benchmark.on_gpu() else "float32"
-    results = dict(batch=options.batch, compute=compute, rows=rows, paper=dict(ratios=RATIOS))
-    status = benchmark.finish(options.output, results, claims_of(rows), budget)
-    draw(rows, options.output.with_suffix(".png"))
+    settings = dict(batch=options.batch, compute=compute)
+    report(rows)
+    known = [{**row, "commit": benchmark.commit()} for row in rows] + before(options.output, rows, settings)
+    status = benchmark.finish(options.output, dict(**settings, rows=known), claims_of(rows), budget)
+    jumbo_figures.draw(options.output, options.output.with_name("jumbo_results.json"))
     return status
 
 
-def measured(width: int, pixels: int, options) -> dict:
-    """Images per second and the memory of a call, of both models in turn."""
-    sizes = dict(image_size=(pixels, pixels), num_classes=1000)
+def variants() -> list[Variant]:
+    """All rows of all tables, and Registers of the smallest width, which the paper leaves out."""
+    found = [
+        Variant(c.table, c.label, c.name, {"num_classes": 1000, **c.options}, 224, False, c.speed, c.memory)
+        for c in jumbo_paper.COSTS
+    ]
+    speeds: dict[tuple[str, str, int], float | None] = dict(jumbo_paper.speeds())
+    speeds |= {("6", "pico,registers", 224): None, ("7", "pico,registers", 128): None}
+    speeds |= {("BiXT", "bixt_ti_p16", pixels): None for pixels in RATIOS}
+    for (table, words, pixels), speed in speeds.items():
+        model = dict(jumbo_in1k.get_config(f"{words},{pixels}").model) | dict(num_classes=1000)
+        name = model.pop("name")
+        for folded in (False, True) if name.startswith(BATCH_NORM) else (False,):
+            found.append(Variant(table, words, name, model, pixels, folded, speed))
+    return found
+
+
+# ---- Times
+
+
+def timed(turn: str, group: Sequence[Variant], options, budget: Budget) -> list[dict[str, Any]]:
+    """The rows of a turn; models that two rows share are timed once."""
     precision = "mixed" if benchmark.on_gpu() else "float32"
-    found = {
-        model: programs.forward(f"{name}_{WIDTHS[width]}", batch=options.batch, precision=precision, **sizes)
-        for model, name in MODELS.items()
-    }
-    calls = {model: program.start() for model, program in found.items()}
-    seconds = benchmark.medians(benchmark.interleaved(calls, warmup=options.warmup, runs=options.runs))
-    speeds = {model: options.batch / value for model, value in seconds.items()}
-    memory = {f"{model}_mib": program.memory and program.memory.peak / 2**20 for model, program in found.items()}
-    return dict(pixels=pixels, width=width, **speeds, ratio=speeds["jumbo"] / speeds["registers"], **memory)
+    compiled = {}
+    for key, variant in {variant.program: variant for variant in group}.items():
+        if budget.allows(str(variant)):
+            with budget.trying(str(variant)):
+                compiled[key] = programs.forward(
+                    variant.name, batch=options.batch, precision=precision, folded=variant.folded, **variant.options
+                )
+    seconds = {}
+    with budget.trying(turn):
+        calls = {key: program.start() for key, program in compiled.items()}
+        seconds = benchmark.medians(benchmark.interleaved(calls, warmup=options.warmup, runs=options.runs))
+    return [
+        row(variant, options.batch / seconds[variant.program], compiled[variant.program].memory)
+        for variant in group
+        if variant.program in seconds
+    ]
 
 
-def claims_of(rows) -> list[Claim]:
-    """Jumbo over Registers, within a tenth of the paper's range."""
-    claims = []
+def row(variant: Variant, speed: float, memory: benchmark.Memory | None) -> dict[str, Any]:
+    """A row of the JSON: images per second and MiB beside the paper's."""
+    keys = ("table", "words", "pixels", "folded", "paper_gb")
+    found: dict[str, Any] = {key: getattr(variant, key) for key in keys}
+    paper = variant.paper_speed and 1000 * variant.paper_speed
+    return found | dict(speed=speed, paper_speed=paper, mib=memory and memory.peak / 2**20)
+
+
+def before(path: pathlib.Path, rows: Sequence[dict], settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of earlier calls that stay: of other models, of the same machine, batch and precision."""
+    if not path.is_file():
+        return []
+    old = json.loads(path.read_text())
+    same = old["device"]["name"] == benchmark.device()["name"]
+    if not same or any(old[key] != value for key, value in settings.items()):
+        print(f"{path}: its rows are of another machine or batch, and are replaced.")
+        return []
+    anew = {_key(r) for r in rows}
+    return [r for r in old["rows"] if _key(r) not in anew]
+
+
+def _key(r: Mapping[str, Any]) -> tuple:
+    return r["table"], r["words"], r["pixels"], r["folded"]
+
+
+# ---- Claims and text
+
+
+def claims_of(rows: Sequence[dict]) -> list[Claim]:
+    """Claims about rows that were timed in one call; of a model with batch norms the faster of folded and not."""
+    gpu, claims, speeds = benchmark.on_gpu(), [], {}
+    for r in (r for r in rows if r["table"] not in ("1", "4", "5", "12")):
+        key = r["words"], r["pixels"]
+        speeds[key] = max(r["speed"], speeds.get(key, 0.0))
     for pixels, (low, high) in RATIOS.items():
-        ratios = [row["ratio"] for row in rows if row["pixels"] == pixels and 96 < row["width"] < 768]
+        of = [
+            (speeds.get((size, pixels)), speeds.get((f"{size},registers", pixels)))
+            for size in ("nano", "tiny", "small")
+        ]
+        ratios = [jumbo / registers for jumbo, registers in of if jumbo and registers]
         for name, value, bounds in (
-            ("smallest", min(ratios, default=None), dict(at_least=low * 0.9)),
-            ("largest", max(ratios, default=None), dict(at_most=high * 1.1)),
+            ("smallest", min(ratios, default=None), dict(at_least=low * SPARE)),
+            ("largest", max(ratios, default=None), dict(at_most=high / SPARE)),
         ):
             text = f"Jumbo over Registers at {pixels} px, {name} over widths (paper {low} to {high})"
-            claims.append(Claim(text, value, **bounds, judged=benchmark.on_gpu()))
+            claims.append(Claim(text, value, **bounds, judged=gpu))
+        behind = dominated({words: s for (words, at), s in speeds.items() if at == pixels}, pixels)
+        text = f"models with Jumbo that another beats in speed and the paper's accuracy at {pixels} px"
+        claims.append(Claim(text, behind, at_most=0, judged=gpu))
+    capacity = {r["words"]: r["speed"] for r in rows if r["table"] == "5"}
+    ratio = benchmark.ratio(capacity.get("ViT-B, Jumbo"), capacity.get("Registers, width 1024"))
+    claims.append(Claim("ViT-B, Jumbo over Registers of width 1024", ratio, at_least=3.1 / 1.8 * SPARE, judged=gpu))
     return claims
 
 
-def draw(rows, path):
-    """The paper's accuracies over its throughputs, and over ours."""
-    figure = Figure(figsize=(10, 3.6), layout="constrained")
-    theirs, *ours = figure.subplots(1, 3)
-    for model, points in PAPER_SPEED[224].items():
-        theirs.plot(points.values(), [PAPER_ACCURACY[224][model][w] for w in points], marker="o", label=model)
-    for name, points in PAPER_OTHERS.items():
-        theirs.plot(*zip(*points, strict=True), marker="s", linestyle="--", linewidth=1, label=name)
-    theirs.set(title="224 px, the paper's RTX 4090", xlabel="thousand images per second", ylabel="the paper's top-1, %")
-    for axes, pixels in zip(ours, RATIOS, strict=False):
-        for model in MODELS:
-            points = [
-                (row[model], PAPER_ACCURACY[pixels][model][row["width"]])
-                for row in rows
-                if row["pixels"] == pixels and row["width"] in PAPER_ACCURACY[pixels][model]
-            ]
-            axes.plot(*zip(*points, strict=True) if points else ((), ()), marker="o", label=f"{model}, ours")
-        axes.set(title=f"{pixels} px, {benchmark.device()['name'][:24]}", xlabel="images per second")
-    for axes in figure.axes:
-        axes.set_xscale("log")
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.grid(alpha=0.3)
-        if axes.lines:
-            axes.legend(frameon=False, fontsize=7)
-    figure.savefig(path, dpi=150)
+def dominated(speeds: Mapping[str, float], pixels: int) -> int | None:
+    """How many models with Jumbo are slower and, by the paper's accuracies, less accurate than one without.
+
+    None where there is no such pair.
+    """
+    points = [(words, speed, jumbo_paper.best(words, pixels)) for words, speed in speeds.items()]
+    points = [(words, speed, top1) for words, speed, top1 in points if top1 is not None]
+    jumbo = [point for point in points if point[0] in jumbo_in1k.SIZES]
+    others = [point for point in points if point not in jumbo]
+    if not jumbo or not others:
+        return None
+    return sum(any(other[1] > speed and other[2] > top1 for other in others) for _, speed, top1 in jumbo)
+
+
+def report(rows: Sequence[dict]) -> None:
+    """Print the tables; ratios are over the speed of the first row of a table and size."""
+    for table, title in TITLES.items():
+        lines, first = [], {}
+        for r in (r for r in rows if r["table"] == table):
+            base = first.setdefault(r["pixels"], r)
+            ratio, paper = r["speed"] / base["speed"], benchmark.ratio(r["paper_speed"], base["paper_speed"])
+            folded = "folded" if r["folded"] else ""
+            lines.append({**r, "label": r["words"], "folded": folded, "ratio": ratio, "paper_ratio": paper})
+        if lines:
+            print(f"\nTable {table}: {title}\n{benchmark.table(lines, COLUMNS)}")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import numpy as np
 from equivit import testing
 from equivit.layers.grid import check_grid
 from equivit.models import zoo
+from equivit.models.folding import fold
 from equivit.precision import cast
 from equivit.symmetry import fields
 from experiments import benchmark
@@ -37,9 +38,10 @@ class Compiled:
     memory: benchmark.Memory | None
 
 
-def forward(name: str, *, batch: int, precision: str, **options) -> Compiled:
-    """Logits of a batch of images by a model of the zoo."""
-    make = functools.partial(_stored, lambda: zoo.create(name, **options), precision)
+def forward(name: str, *, batch: int, precision: str, folded: bool = False, **options) -> Compiled:
+    """Logits of a batch of images by a model of the zoo; `folded`: its batch norms folded into convolutions."""
+    create = (lambda: fold(zoo.create(name, **options))) if folded else lambda: zoo.create(name, **options)
+    make = functools.partial(_stored, create, precision)
     shape = (batch, *zoo.configuration(name, **options).input_shape)
     return _compiled(
         lambda model, images: cast(model, precision)(images),

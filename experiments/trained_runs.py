@@ -4,10 +4,11 @@ A run is a directory that `equivit.train` wrote: config.json, and at its end rep
 configs, not by the names of their directories.  Runs that differ in their seeds alone are one cell of a table.
 """
 
+import argparse
 import json
 import pathlib
 import statistics
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
@@ -35,6 +36,15 @@ class Figure(NamedTuple):
     mean: float
     spread: float | None
     values: list[float]
+
+
+def parser(description: str, *, output: str, tables: Iterable[str]) -> argparse.ArgumentParser:
+    """Options of a script that prints some of these tables from the runs of a directory."""
+    options = benchmark.parser(description, output=output)
+    options.add_argument("runs", type=pathlib.Path, help="directory of the runs")
+    options.add_argument("--tables", type=benchmark.one_of(list(tables)), default=list(tables), help="(all)")
+    options.add_argument("--missing", action="store_true", help="print the commands that train what is missing")
+    return options
 
 
 def read(directory: pathlib.Path) -> list[Run]:
@@ -175,3 +185,42 @@ def figure(runs: Sequence[Run], name: str) -> Figure:
             raise ValueError(f"{run.place}/report.json has no {name}; was its protocol in the run's evaluation.suite?")
     values = [100 * run.report[name] for run in runs if run.report is not None]
     return Figure(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, values)
+
+
+def show(
+    rows: Sequence[Mapping[str, Any]],
+    titles: Mapping[str, str],
+    columns: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, str]],
+    others: Mapping[str, Sequence[str]],
+) -> None:
+    """Print rows by their "table", and how many have runs ("seeds").
+
+    Args:
+      titles: of the tables.
+      columns: of the rows of a table, as in `benchmark.table`.
+      others: by the label of a cell, the keys in which its runs depart from their recipe.
+    """
+    for name, title in titles.items():
+        if lines := [row for row in rows if row["table"] == name]:
+            print(f"\nTable {name}: {title}\n{benchmark.table(lines, columns(lines))}")
+    print(f"\n{sum(row['seeds'] > 0 for row in rows)} of {len(rows)} rows have runs.")
+    for label, keys in others.items():
+        if keys:
+            print(f"{label}: not the recipe, which has other values of {', '.join(keys)}")
+
+
+def kept(path: pathlib.Path, key: str) -> dict[str, dict[str, Any]]:
+    """What evaluations beside the final one have left in a run directory, by name; empty if there is no file.
+
+    Raises:
+      ValueError: the file is damaged.
+    """
+    try:
+        return json.loads(path.read_text())[key] if path.is_file() else {}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} cannot be read ({error}); delete it and evaluate again.") from error
+
+
+def keep(path: pathlib.Path, key: str, step: int, results: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write what `kept` reads, with the step of the weights."""
+    path.write_text(json.dumps({"step": step, key: results}, indent=1) + "\n")

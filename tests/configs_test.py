@@ -39,6 +39,10 @@ FULL = {
     "mae.py:B,plain": 111.66,  # as the official model without its two fixed tables
     "mae.py:L,jumbo,fork": 404.90,
     "jumbo_in1k.py:nano": 8.010,  # the released 8.142 M, with the head and the norms of the paper, at 128 px
+    "jumbo_in1k.py:shvit_s1": 6.331,  # these as in timm
+    "jumbo_in1k.py:efficientvit_b1": 9.102,
+    "jumbo_in1k.py:mobilenetv4_hybrid_medium,224": 11.075,
+    "jumbo_in1k.py:bixt_ti_p16": 15.121,  # and this as the official model
     "jumbo_in21k.py:base": 152.47,
     "finetune.py:L,plain": 304.13,  # ViT-L of 304.33 M, its positions not trained
     # Backbones without a head, and a head of 23.663 M with 65,536 prototypes; DinoBloom has two.
@@ -97,6 +101,8 @@ def test_full_configuration(name, millions):
         ("octic_ablations.py:H8,invariant=linear", "invariant= is for I8, D8 and D2; H8 has no"),
         ("jumbo_in1k.py:registers,j=3", "j= and multiplier= are for the Jumbo token"),
         ("jumbo_in1k.py:r=8", "r= is the number of registers; add 'registers'"),
+        ("jumbo_in1k.py:shvit_s1,registers", "registers, r=, j= and multiplier= are for ViTs, not for shvit_s1"),
+        ("jumbo_in1k.py:tiny,shvit_s1", "'tiny' and 'shvit_s1' exclude each other"),
         ("jumbo_in21k.py:wide", "'wide' is for registers; add 'registers'"),
         ("octic_l.py:H8,", "config mode='' is not one of"),
         ("adaptive_cifar.py:adapted=0", "adapted=0 must be positive, a number of epochs"),
@@ -131,6 +137,9 @@ def test_bad_modes_are_refused(name, message):
         ("octic_l.py:H8,quicktest", "objective.mix_groups", 4),
         ("jumbo_in1k.py:nano,registers,r=8", "model.registers", 8),
         ("jumbo_in1k.py:nano,drop_path=0.1", "model.drop_path", 0.1),
+        ("jumbo_in1k.py:mobilenetv4_conv_medium,224", "model.image_size", (224, 224)),
+        ("jumbo_in1k.py:shvit_s3,lr=3e-3", "schedule.lr", 3e-3),
+        ("jumbo_in1k.py:efficientvit_b1,quicktest", "model.name", "efficientvit_b0"),
         ("jumbo_in21k.py:drop_path=0.1", "model.drop_path", 0.1),
         ("octic_l.py:H8", "precision", "mixed"),
         ("octic_l.py:H8,quicktest", "precision", "float32"),

@@ -33,6 +33,7 @@ from equivit.training import config as configs
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+SHARED = ("benchmark", "small_images", "trained_runs")  # of experiments: files with flags of several scripts
 PAGES = ("README.md", "experiments/README.md", "configs/README.md", "colabs/README.md")
 PROGRAMS = (accelerate, convert, evaluate, export, profile, summarize, sweep, train)
 COMMANDS = {module.__name__: module for module in PROGRAMS}
@@ -179,7 +180,7 @@ def test_commands_parse(page):
 def test_scripts_and_their_flags_are_there(page):
     for script, *words in commands(page, "experiments/"):
         text = (ROOT / script).read_text()
-        shared = "".join((ROOT / f"experiments/{name}.py").read_text() for name in ("benchmark", "small_images"))
+        shared = "".join((ROOT / f"experiments/{name}.py").read_text() for name in SHARED)
         for flag in (word.partition("=")[0] for word in words if word.startswith("--")):
             assert f'"{flag}"' in text + shared, f"{page}: {script} has no {flag}"
 

@@ -19,6 +19,8 @@ PICTURES = {"learning_curves.png", "patch_filters.png"}
 # lowered, and not run.
 LOWERED = {"octic_ablations.py": "", "octic_l.py": "", "adaptive_imagenet.py": "adaptive,"}
 LOWERED |= {"adaptive_ade20k.py": "adaptive,unpool,", "dinov2.py": "", "dinobloom.py": "", "depthwise.py": "gated,"}
+# Baselines of Jumbo: what is run has a Jumbo token.
+BASELINES = [f"{name}," for name in ("efficientvit_b1", "shvit_s1", "mobilenetv4_hybrid_medium", "bixt_ti_p16")]
 DRAWN = "octic_h.py"  # what pictures show is for tests/evaluation/figures_test.py; one recipe has them drawn
 
 
@@ -26,7 +28,7 @@ DRAWN = "octic_h.py"  # what pictures show is for tests/evaluation/figures_test.
 OTHERS = ("recipes.py", "timeseries.py", *LOWERED)
 
 
-@pytest.mark.parametrize(("name", "words"), LOWERED.items())
+@pytest.mark.parametrize(("name", "words"), [*LOWERED.items(), *(("jumbo_in1k.py", words) for words in BASELINES)])
 def test_quicktest_lowers(name, words):
     config = configs.load(f"{ROOT / name}:{words}quicktest")
     with config.unlocked():
