@@ -150,8 +150,8 @@ class Peer:
     def _ask(self, question: dict) -> dict:
         self._process.stdin.write(json.dumps(question) + "\n")
         self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        if not answer:
+        answer = next((line for line in self._process.stdout if line.startswith("{")), None)  # libraries print others
+        if answer is None:
             raise RuntimeError(f"--peer: torch_timm.py ended at {question}; its error is above.")
         return json.loads(answer)
 

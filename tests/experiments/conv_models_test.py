@@ -11,6 +11,7 @@ from experiments.conv_models_cpu import Peer
 # In place of a Python with timm: three parameters, and half a second for each run until it is asked of "gone".
 STUB = """#!{python}
 import json, sys
+print("a library is there")
 for line in sys.stdin:
     question = json.loads(line)
     if question.get("run") == "gone":
