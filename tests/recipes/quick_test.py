@@ -10,6 +10,7 @@ import pytest
 from equivit import train
 from equivit.data import loader
 from equivit.evaluation import figures
+from equivit.models import zoo
 from equivit.training import config as configs
 from equivit.training import program, sharding
 
@@ -38,7 +39,8 @@ def test_quicktest_lowers(name, words):
         objective = program.make_objective(config)
         entries = dict(entries=objective.entries, transform=objective.transform_of(config))
         batch = loader.shapes(config.data, config.batch_size, channels=3, **entries)
-        program.of_config(config, mesh, total=2, per_epoch=1).lower(batch)
+        given = {"teacher": zoo.abstract("vit_pico16", num_classes=10)} if "teacher" in config.objective else {}
+        program.of_config(config, mesh, total=2, per_epoch=1, given=given).lower(batch)
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in ROOT.glob("*.py") if path.name not in OTHERS))
