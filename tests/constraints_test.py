@@ -112,6 +112,7 @@ EXAMPLES = {
     "mobilenetv4": zoo.configuration("mobilenetv4_conv_small"),
     "efficientvit": zoo.configuration("efficientvit_b0"),
     "shvit": zoo.configuration("shvit_s1"),
+    "bixt": zoo.configuration("bixt_ti_p16"),
     "segmenter": SegmenterConfig(zoo.configuration("swin_t", num_classes=None), 5),
     "sar": Sar(),
     "shifts": Shifts(),

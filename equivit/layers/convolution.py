@@ -211,9 +211,10 @@ def _by_points(x: jax.Array, kernel: jax.Array, *, groups: int) -> jax.Array:
 
     XLA:CPU has no good kernel for groups, nor for the gradient: as convolutions they take up to three times as long.
     """
-    kernel = kernel.reshape(kernel.shape[2], groups, -1)
-    y = jnp.einsum("bgc,cgd->bgd", x.reshape(-1, groups, kernel.shape[0]), kernel)
-    return y.reshape(*x.shape[:3], -1)
+    channels, width = kernel.shape[2:]
+    x, maps = x.reshape(math.prod(x.shape[:3]), groups, channels), x.shape[:3]
+    y = jnp.einsum("bgc,cgd->bgd", x, kernel.reshape(channels, groups, width // groups))
+    return y.reshape(*maps, width)
 
 
 @functools.partial(jax.jit, static_argnames=("stride", "padding"))  # traced once for all convolutions of a shape

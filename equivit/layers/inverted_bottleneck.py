@@ -89,7 +89,7 @@ class FusedInvertedBottleneck(nnx.Module):
           key: for stochastic depth; None: none.
         """
         y = self.project(self.expand(x, train=train), train=train)
-        return added(x, y, rate, key) if self.adds else y
+        return x + drop_path(y, rate, key, axes=3) if self.adds else y
 
 
 class UniversalInvertedBottleneck(nnx.Module):
@@ -158,7 +158,7 @@ class UniversalInvertedBottleneck(nnx.Module):
         for conv in (self.start, self.expand, self.mid, self.project):
             y = y if conv is None else conv(y, train=train)
         y = y if self.scale is None else self.scale(y)
-        return added(x, y, rate, key) if self.adds else y
+        return x + drop_path(y, rate, key, axes=3) if self.adds else y
 
 
 def normed_conv(
@@ -191,9 +191,3 @@ def normed_conv(
         init=nnx.initializers.normal(math.sqrt(2 / fan_out)),
         rngs=rngs,
     )
-
-
-def added(x: jax.Array, branch: jax.Array, rate: float | jax.Array, key: jax.Array | None) -> jax.Array:
-    """x + branch of maps [*B, h, w, C], where stochastic depth drops the branch for whole images."""
-    tokens = branch.reshape(*branch.shape[:-3], -1, branch.shape[-1])
-    return x + drop_path(tokens, rate, key).reshape(branch.shape)

@@ -10,8 +10,8 @@ from equivit.layers import dense
 from equivit.layers.attention import attend
 from equivit.layers.batch_norm import BatchNorm
 from equivit.layers.convolution import NormedConv
+from equivit.layers.drop import drop_path
 from equivit.layers.grid import Layout
-from equivit.layers.inverted_bottleneck import added
 
 XAVIER = nnx.initializers.xavier_uniform()
 
@@ -110,7 +110,7 @@ class MobileAttention(nnx.Module):
           key: for stochastic depth; None: none.
         """
         y = self.attention(x if self.norm is None else self.norm(x, train=train), train=train)
-        return added(x, y if self.scale is None else self.scale(y), rate, key)
+        return x + drop_path(y if self.scale is None else self.scale(y), rate, key, axes=3)
 
     def folded(self) -> "MobileAttention":
         """The same map by the running statistics, for inference: queries, keys and values take the norm in.

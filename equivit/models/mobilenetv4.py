@@ -213,9 +213,6 @@ class MobileNetV4(nnx.Module):
     """A MobileNetV4; see `MobileNetV4Config`.
 
     The last map is averaged before the convolution that widens it, whose batch norm so sees one entry per image.
-
-    In mixed precision maps are in bfloat16, as under autocast in timm, and batch statistics in float32; layer scales,
-    which are too small to be rounded, make the sums after them float32.
     """
 
     before = ("stem",)
