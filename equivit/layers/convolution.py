@@ -26,6 +26,7 @@ from equivit.layers.dense import uniform
 
 Pair = tuple[int, int]
 MODES = ("zeros", "circular")
+FEW_CHANNELS = 4  # of images
 
 
 class Conv(nnx.Module):
@@ -196,6 +197,9 @@ def convolve(x: jax.Array, kernel: jax.Array, stride: Pair, padding: Pair, mode:
     elif kernel.shape[:2] == stride == (1, 1) and padding == (0, 0):
         points = functools.partial(_by_points, groups=groups)
         y = jax.lax.platform_dependent(x, kernel, cpu=points, default=whole)
+    elif groups == 1 and channels <= FEW_CHANNELS:
+        entries = functools.partial(_by_entries, stride=stride, padding=padding)
+        y = jax.lax.platform_dependent(x, kernel, cpu=entries, default=whole)
     else:
         y = whole(x, kernel)
     return y.reshape(*batch, *y.shape[1:])
@@ -212,9 +216,53 @@ def _by_points(x: jax.Array, kernel: jax.Array, *, groups: int) -> jax.Array:
     XLA:CPU has no good kernel for groups, nor for the gradient: as convolutions they take up to three times as long.
     """
     channels, width = kernel.shape[2:]
+    if groups == 1:  # the sum below would have XLA:CPU transpose the kernel in every call
+        return jnp.matmul(x, kernel[0, 0])
     x, maps = x.reshape(math.prod(x.shape[:3]), groups, channels), x.shape[:3]
     y = jnp.einsum("bgc,cgd->bgd", x, kernel.reshape(channels, groups, width // groups))
     return y.reshape(*maps, width)
+
+
+@functools.partial(jax.jit, static_argnames=("stride", "padding"))
+def _by_entries(x: jax.Array, kernel: jax.Array, *, stride: Pair, padding: Pair) -> jax.Array:
+    """A convolution of images as a sum over the entries of its kernel, each a row of channels times one of an image.
+
+    XLA:CPU's convolution of few channels runs on one thread, and takes four times as long.
+    """
+    return _summed_entries(x, kernel, stride, padding)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _summed_entries(x: jax.Array, kernel: jax.Array, stride: Pair, padding: Pair) -> jax.Array:
+    views = _views(_padded(x, padding), kernel, stride)
+    parts = [view[..., i : i + 1] * kernel[a, b, i] for (a, b), view in views.items() for i in range(kernel.shape[2])]
+    return functools.reduce(operator.add, parts).astype(kernel.dtype)
+
+
+def _summed_entries_forward(x, kernel, stride, padding):
+    return _summed_entries(x, kernel, stride, padding), (x, kernel)
+
+
+def _summed_entries_backward(stride, padding, given, slope):
+    x, kernel = given
+    by_x = jax.linear_transpose(lambda x: _whole(x, kernel, stride=stride, padding=padding, groups=1), x)(slope)[0]
+    patches = jnp.concatenate(list(_views(_padded(x, padding), kernel, stride).values()), axis=-1)
+    by_kernel = jnp.einsum("...c,...d->cd", patches, slope.astype(patches.dtype))
+    return by_x, by_kernel.reshape(kernel.shape).astype(kernel.dtype)
+
+
+_summed_entries.defvjp(_summed_entries_forward, _summed_entries_backward)
+
+
+def _views(x: jax.Array, kernel: jax.Array, stride: Pair) -> dict[Pair, jax.Array]:
+    """What each tap of a kernel meets of padded maps: [n, h, w, C] by (row, column)."""
+    (n, height, width, channels), (sh, sw), (kh, kw) = x.shape, stride, kernel.shape[:2]
+    down, right = (height - kh) // sh * sh + 1, (width - kw) // sw * sw + 1
+
+    def view(a, b):
+        return jax.lax.slice(x, (0, a, b, 0), (n, a + down, b + right, channels), (1, sh, sw, 1))
+
+    return {(a, b): view(a, b) for a in range(kh) for b in range(kw)}
 
 
 @functools.partial(jax.jit, static_argnames=("stride", "padding"))  # traced once for all convolutions of a shape
@@ -228,16 +276,8 @@ def _by_taps(x: jax.Array, kernel: jax.Array, *, stride: Pair, padding: Pair) ->
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _summed(x: jax.Array, kernel: jax.Array, stride: Pair, padding: Pair) -> jax.Array:
-    x = _padded(x, padding)
-    (n, height, width, channels), (sh, sw), (kh, kw) = x.shape, stride, kernel.shape[:2]
-    down, right = (height - kh) // sh * sh + 1, (width - kw) // sw * sw + 1
-    parts = []
-    for b in range(kw):
-        columns = jax.lax.slice(x, (0, 0, b, 0), (n, height, b + right, channels), (1, 1, sw, 1))
-        for a in range(kh):
-            rows = jax.lax.slice_in_dim(columns, a, a + down, sh, axis=1)
-            parts.append(rows * kernel[a, b])
-    return functools.reduce(operator.add, parts).astype(kernel.dtype)
+    views = _views(_padded(x, padding), kernel, stride)
+    return functools.reduce(operator.add, [v * kernel[a, b] for (a, b), v in views.items()]).astype(kernel.dtype)
 
 
 def _summed_forward(x, kernel, stride, padding):
@@ -248,13 +288,7 @@ def _summed_backward(stride, padding, given, slope):
     x, kernel = given
     dtype, shape = x.dtype, x.shape
     slope = slope.astype(jnp.promote_types(x.dtype, jnp.float32))
-    (n, h, w, channels), (kh, kw), (sh, sw) = slope.shape, kernel.shape[:2], stride
-    x, ends = _padded(x, padding), ((h - 1) * sh + 1, (w - 1) * sw + 1)
-
-    def view(a, b):  # what the tap meets
-        return jax.lax.slice(x, (0, a, b, 0), (n, a + ends[0], b + ends[1], channels), (1, sh, sw, 1))
-
-    sums = [(view(a, b) * slope).sum((0, 1, 2)) for a in range(kh) for b in range(kw)]
+    sums = [(view * slope).sum((0, 1, 2)) for view in _views(_padded(x, padding), kernel, stride).values()]
     by_kernel = jnp.stack(sums).reshape(kernel.shape)
     return _spread(slope, kernel, shape, stride, padding).astype(dtype), by_kernel.astype(kernel.dtype)
 

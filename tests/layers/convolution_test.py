@@ -126,6 +126,28 @@ def test_both_forms_of_a_convolution_of_points(groups):
         assert np.abs(both(x, mixed)[1][0] - whole[0]).max() > 0.1
 
 
+@pytest.mark.parametrize("case", CASES[1:3], ids=str)
+def test_both_forms_of_a_convolution_of_few_channels(case):
+    """On a CPU a sum over the entries of the kernel: values, and gradients by map and kernel."""
+    rng, (kernel, stride, padding, size) = np.random.default_rng(7), case
+    x, kernel = rng.normal(size=(2, *size, 3)), rng.normal(size=(*kernel, 3, 5))
+    forms = (convolution._whole, convolution._by_entries)
+    options = ({"groups": 1}, {})
+
+    @jax.jit
+    def both(x, kernel):
+        made = [functools.partial(f, stride=stride, padding=padding, **o) for f, o in zip(forms, options, strict=True)]
+        return [(y, back(jnp.cos(y))) for y, back in (jax.vjp(f, x, kernel) for f in made)]
+
+    whole, entries = both(np.float32(x), np.float32(kernel))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=3e-6 * np.abs(b).max()), entries, whole)
+    lowered = [
+        jax.jit(lambda x, k: convolution.convolve(x, k, stride, padding, "zeros")).lower(a, b).as_text()
+        for a, b in ((x, kernel), (rng.normal(size=(2, *size, 8)), rng.normal(size=(*kernel.shape[:2], 8, 5))))
+    ]
+    assert ["stablehlo.convolution" in text for text in lowered] == [False, True]
+
+
 @pytest.mark.parametrize("depthwise", [False, True], ids=["points", "depthwise"])
 def test_accelerators_run_the_library_s_convolution(depthwise):
     """One operation, and on a CPU none."""
