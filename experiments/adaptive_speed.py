@@ -38,9 +38,10 @@ import optax
 from flax import nnx
 
 from configs import recipes
-from equivit import costs
+from equivit import costs, logical
 from equivit.layers.decomposed_position import CircularPosition, DecomposedPosition
 from equivit.layers.merge import PatchMerging
+from equivit.layers.recording import recording
 from equivit.layers.window import spread
 from equivit.models import zoo
 from equivit.precision import PRECISIONS, cast
@@ -181,15 +182,18 @@ def forward(name: str, options: argparse.Namespace) -> dict[str, Any]:
 def gradient(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Temporary memory of the gradient of a loss; nothing runs."""
 
+    @recording()
     def loss(model, images):
-        logits = cast(model, options.precision)(images, train=True)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, jnp.zeros(len(images), int)).mean()
+        model = cast(model, options.precision)
+        logits = model(images, train=True)
+        value = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.zeros(len(images), int)).mean()
+        return value, logical.take_state(model)
 
     found = {}
     for variant in ("ordinary", "output"):
         model = zoo.abstract(name, **sizes(name, options), **VARIANTS[variant])
         shape = (min(options.batch, GRADIENT_BATCH), *model.config.input_shape)
-        found[variant] = compiled(jax.grad(loss), model, jax.ShapeDtypeStruct(shape, jnp.float32))
+        found[variant] = compiled(jax.grad(loss, has_aux=True), model, jax.ShapeDtypeStruct(shape, jnp.float32))
     return temporary("gradient", found)
 
 

@@ -1,7 +1,9 @@
 """The scripts that train and compare small adaptive models: what they would train, their tables, and their verdicts."""
 
+import argparse
 import json
 
+import jax
 import numpy as np
 import pytest
 
@@ -13,6 +15,8 @@ from experiments import (
     adaptive_p4m,
     adaptive_small_images,
     adaptive_speed,
+    benchmark,
+    programs,
     segmentation_camvid,
     small_images,
 )
@@ -142,6 +146,16 @@ def test_exactness(tmp_path):
     octic = row | dict(ranked=0.0, float32=2e-5)
     bad = adaptive_exactness.claims_of({"Swin": row | {"bfloat16_equal": 99.9, "gap": 1e-12}, "D8 ViT": octic})
     assert [claim.holds for claim in bad] == [True, False, None, False, True]
+
+
+def test_gradient_of_a_model_with_batch_statistics_is_traced(monkeypatch):
+    def traced(apply, model, images):
+        jax.eval_shape(apply, model, images)
+        return programs.Compiled(None, benchmark.Memory(0, 0, 2**20))
+
+    monkeypatch.setattr(adaptive_speed, "compiled", traced)
+    options = argparse.Namespace(batch=2, precision="float32", quick=True)
+    assert adaptive_speed.gradient("cvt_13", options)["gradient"] == 1.0
 
 
 def test_speed(tmp_path, monkeypatch):
