@@ -64,9 +64,9 @@ def decode(image: np.ndarray | bytes, channels: int, max_pixels: int = MAX_PIXEL
     """
     if isinstance(image, bytes):
         with _opened(image, max_pixels) as file:
-            return _eight_bits(file).convert(MODES[channels])
+            return _in_mode(_eight_bits(file), MODES[channels])
     image = _scaled(image)
-    return Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).convert(MODES[channels])
+    return _in_mode(Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image), MODES[channels])
 
 
 def decode_map(labels: np.ndarray | bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
@@ -107,6 +107,14 @@ def _opened(content: bytes, max_pixels: int) -> Image.Image:
             "make it smaller, or raise that where memory allows"
         )
     return file
+
+
+def _in_mode(image: Image.Image, mode: str) -> Image.Image:
+    """`image.convert(mode)`, without the copy that Pillow makes of one in this mode already."""
+    if image.mode != mode:
+        return image.convert(mode)
+    image.load()  # before its file is closed
+    return image
 
 
 def _eight_bits(file: Image.Image) -> Image.Image:
