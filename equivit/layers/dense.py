@@ -5,6 +5,7 @@ dtype of its weight (`equivit/precision.py`), normalisation and softmax in at le
 costs by the named scopes.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +26,11 @@ INITS = {
     "truncated_normal": nnx.initializers.truncated_normal(0.02),  # cut at 2 deviations, which leaves 0.88 of them
     "xavier_uniform": nnx.initializers.xavier_uniform(),
 }
+
+
+# For what is cheap to compute again: the backward pass begins from the arguments.  Otherwise JAX keeps what lies
+# between, of a GELU three arrays as large as the hidden field, which a scan over blocks writes and reads again.
+recomputed = functools.partial(jax.checkpoint, prevent_cse=False)
 
 
 class Linear(nnx.Module):
@@ -67,11 +73,16 @@ class LayerNorm(nnx.Module):
         self.eps = eps
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        with jax.named_scope("norm"):
-            y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-            y = y - y.mean(-1, keepdims=True)
-            y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + self.eps)
-            return (y * self.scale[...] + self.bias[...]).astype(x.dtype)
+        return _normalised(x, self.scale[...], self.bias[...], self.eps)
+
+
+@functools.partial(recomputed, static_argnums=3)
+def _normalised(x: jax.Array, scale: jax.Array, bias: jax.Array, eps: float) -> jax.Array:
+    with jax.named_scope("norm"):
+        y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        y = y - y.mean(-1, keepdims=True)
+        y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + eps)
+        return (y * scale + bias).astype(x.dtype)
 
 
 class LayerScale(nnx.Module):
@@ -84,18 +95,22 @@ class LayerScale(nnx.Module):
         return x * self.scale[...]
 
 
+@recomputed
 def gelu(x: jax.Array) -> jax.Array:
-    """The exact GELU, with erf."""
+    """The exact GELU, x (1 + erf(x / sqrt(2))) / 2, in at least float32."""
     with jax.named_scope("activation"):
-        return jax.nn.gelu(x, approximate=False)
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        return (0.5 * wide * (1 + jax.lax.erf(wide * math.sqrt(0.5)))).astype(x.dtype)
 
 
+@recomputed
 def gelu_tanh(x: jax.Array) -> jax.Array:
     """The tanh approximation of the GELU, Flax's default; its error is up to 5e-4."""
     with jax.named_scope("activation"):
         return jax.nn.gelu(x, approximate=True)
 
 
+@recomputed
 def quick_gelu(x: jax.Array) -> jax.Array:
     """x sigmoid(1.702 x), the GELU of CLIP and CvT; its error is up to 2e-2."""
     with jax.named_scope("activation"):
@@ -108,6 +123,7 @@ def relu(x: jax.Array) -> jax.Array:
         return jax.nn.relu(x)
 
 
+@recomputed
 def hard_swish(x: jax.Array) -> jax.Array:
     """x min(max(x + 3, 0), 6) / 6."""
     with jax.named_scope("activation"):
@@ -198,11 +214,15 @@ class Attention(nnx.Module):
         q, k, _ = self.heads(x)
         return attention_weights((q[..., :rows, :],), (k,))
 
-    def heads(self, x: jax.Array) -> jax.Array:
-        """q, k and v, [3, *B, num_heads, N, head channels]."""
-        qkv = self.qkv(x)
-        qkv = qkv.reshape(*qkv.shape[:-1], 3, self.num_heads, qkv.shape[-1] // (3 * self.num_heads))
-        return jnp.einsum("...nqhd->q...hnd", qkv)
+    def heads(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """q, k and v, each [*B, num_heads, N, head channels]."""
+        # Split, and only then turned: the gradient of a split is one concatenation, that of indexing a padded sum.
+        q, k, v = (self._apart(part) for part in jnp.split(self.qkv(x), 3, axis=-1))
+        return q, k, v
+
+    def _apart(self, x: jax.Array) -> jax.Array:
+        """[*B, N, width] -> [*B, num_heads, N, head channels]."""
+        return jnp.einsum("...nhd->...hnd", x.reshape(*x.shape[:-1], self.num_heads, x.shape[-1] // self.num_heads))
 
     @staticmethod
     def side_by_side(y: jax.Array) -> jax.Array:

@@ -5,6 +5,7 @@ Shapes are those of `Isotypic` with C = width / order: lines [4, *B, N, C], plan
 Source: octic ViTs, Section 3.2; for FLIP, "Flopping for FLOPs" (arXiv 2502.05169).
 """
 
+import functools
 import importlib.util
 import math
 from collections.abc import Callable
@@ -16,8 +17,9 @@ import numpy as np
 from flax import nnx
 
 from equivit import errors
+from equivit.layers import dense
 from equivit.layers.attention import Parts, attend, attention_weights
-from equivit.layers.dense import WEIGHT_INIT, patchify, uniform, unpatchify
+from equivit.layers.dense import WEIGHT_INIT, patchify, recomputed, uniform, unpatchify
 from equivit.layers.grid import Layout
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic
@@ -98,16 +100,22 @@ class LayerNorm(nnx.Module):
         self.eps, self.row_weight = eps, {"official": 0.5, "balanced": 2.0}[weighting]
 
     def __call__(self, x: Isotypic) -> Isotypic:
-        with jax.named_scope("norm"):
-            y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-            y = jax.tree.map(lambda leaf: leaf - leaf.mean(-1, keepdims=True), y)
-            total = jnp.square(y.lines).mean(-1, keepdims=True).sum(0)
-            if y.planes is not None:
-                total = total + self.row_weight * jnp.square(y.planes).mean(-1, keepdims=True).sum(0)
-            inverse = jax.lax.rsqrt((total + self.eps) / x.group.order)
-            lines = _add_to_first(y.lines * inverse * _over_tokens(self.lines[...], y.lines), self.bias[...])
-            planes = None if y.planes is None else y.planes * inverse * self.planes[...]
-            return Isotypic(lines, planes).astype(x.dtype)
+        scale = Isotypic(self.lines[...], None if self.planes is None else self.planes[...])
+        return _normalised(x, scale, self.bias[...], self.eps, self.row_weight)
+
+
+@functools.partial(recomputed, static_argnums=(3, 4))
+def _normalised(x: Isotypic, scale: Isotypic, bias: jax.Array, eps: float, row_weight: float) -> Isotypic:
+    with jax.named_scope("norm"):
+        y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        y = jax.tree.map(lambda leaf: leaf - leaf.mean(-1, keepdims=True), y)
+        total = jnp.square(y.lines).mean(-1, keepdims=True).sum(0)
+        if y.planes is not None:
+            total = total + row_weight * jnp.square(y.planes).mean(-1, keepdims=True).sum(0)
+        inverse = jax.lax.rsqrt((total + eps) / x.group.order)
+        lines = _add_to_first(y.lines * inverse * _over_tokens(scale.lines, y.lines), bias)
+        planes = None if y.planes is None else y.planes * inverse * scale.planes
+        return Isotypic(lines, planes).astype(x.dtype)
 
 
 class LayerScale(nnx.Module):
@@ -128,7 +136,7 @@ def gelu(x: Isotypic) -> Isotypic:
     with jax.named_scope("activation"):
         if x.planes is not None:
             return Isotypic(*d8_gelu(x.lines, x.planes))
-        return fields.from_regular(jax.nn.gelu(fields.to_regular(x), approximate=False))
+        return fields.from_regular(dense.gelu(fields.to_regular(x)))
 
 
 class Mlp(nnx.Module):
@@ -180,7 +188,8 @@ class Attention(nnx.Module):
 
     def parts(self, x: Isotypic) -> tuple[Parts, Parts, Parts]:
         """q, k and v, in one part for each kind of irrep."""
-        q, k, v = zip(*map(self._to_heads, jax.tree.leaves(self.qkv(x))), strict=True)
+        leaves = [map(self._to_heads, jnp.split(leaf, 3, axis=-1)) for leaf in jax.tree.leaves(self.qkv(x))]
+        q, k, v = zip(*leaves, strict=True)
         return q, k, v
 
     def weights(self, x: Isotypic, rows: int | None = None, layout: Layout | None = None) -> jax.Array:
@@ -189,12 +198,9 @@ class Attention(nnx.Module):
         return attention_weights(tuple(part[..., :rows, :] for part in q), k)
 
     def _to_heads(self, leaf: jax.Array) -> jax.Array:
-        """The part of q, k and v in one leaf [i, *B, N, 3 H c] of irreps: [3, *B, H, N, i c].
-
-        One pass over the leaf; concatenating the parts would take another.
-        """
-        x = leaf.reshape(*leaf.shape[:-1], 3, self.num_heads, leaf.shape[-1] // (3 * self.num_heads))
-        x = jnp.einsum("i...nqhc->q...hnic", x)
+        """The part of q, k or v in one leaf [i, *B, N, H c] of irreps: [*B, H, N, i c]."""
+        x = leaf.reshape(*leaf.shape[:-1], self.num_heads, leaf.shape[-1] // self.num_heads)
+        x = jnp.einsum("i...nhc->...hnic", x)
         return jax.lax.collapse(x, -2)
 
 

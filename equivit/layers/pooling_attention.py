@@ -80,7 +80,7 @@ class PoolingAttention(dense.Attention):
     def attended(self, x: jax.Array, layout: Layout | None) -> tuple[jax.Array, dict[str, Choice]]:
         """The attended tokens, and the phases that were chosen for queries ("q") and for keys and values ("kv")."""
         assert layout is not None
-        first, maps = apart(self.heads(x), layout)
+        first, maps = zip(*(apart(part, layout) for part in self.heads(x)), strict=True)
         (q,), chosen = self._pooled("q", (self.pool_q,), (maps[0],))
         (k, v), others = self._pooled("kv", (self.pool_k, self.pool_v), (maps[1], maps[2]))
         chosen |= others

@@ -204,7 +204,8 @@ def test_compute_type_is_a_cast():
 
 
 def test_every_name_has_a_valid_configuration():
-    assert {zoo.configuration(name).depth for name in IMAGES} == {10, 11, 12, 13, 14, 16, 17, 21, 23, 24, 32, 36, 40, 48, 56}
+    depths = {zoo.configuration(name).depth for name in IMAGES}
+    assert depths == {10, 11, 12, 13, 14, 16, 17, 21, 23, 24, 32, 36, 40, 48, 56}
 
 
 # A name is a flavour and a size, and a model's code looks at each alone.
