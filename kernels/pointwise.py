@@ -73,7 +73,6 @@ def double_gelu(u: jax.Array, scale: float) -> jax.Array:
     The factors cost nothing here, and save one multiplication of each argument and one of each result.
     """
     square = jnp.minimum(u * u, (LARGEST / scale) ** 2)
-    q = 0.0
     fifth, third, first = (c * scale**power for c, power in zip(TANH, (5, 3, 1), strict=True))
     return u * jnp.tanh(u * ((fifth * square + third) * square + first)) + u
 

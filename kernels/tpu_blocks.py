@@ -115,7 +115,7 @@ def _places(lines, planes, lanes):
 
 
 def plan(batch: Sequence[int], tokens: int, most: int, step: int) -> tuple[int, int, int]:
-    """The division of a field into blocks of at most `most` rows, a multiple of `step`: images, rows per image, block."""
+    """The division of a field into blocks of at most `most` rows, in steps: images, rows per image and per block."""
     images, n = math.prod(batch), tokens
     # Merge images if that moves no data (registers are 8 rows high) or little.
     if tokens % 8 == 0 or tokens < ROWS:
@@ -130,4 +130,5 @@ def _most_rows(dtype: DTypeLike, channels: Sequence[int], weight_bytes: int) -> 
 
 
 def up(size: int, unit: int) -> int:
+    """The next multiple of a unit."""
     return -(-size // unit) * unit
