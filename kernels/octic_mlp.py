@@ -43,7 +43,7 @@ STRIP = 16  # rows: the height of a register in bfloat16
 # whole strips; the code, and the time to compile it, grow with it.
 FEWEST_ROWS, MOST_ROWS = 64, 272
 MOST_TILES = 8  # of 128 hidden channels, for the same reason
-# VMEM that kernels may use without asking for more, and what is left of it for registers that are spilled.
+# VMEM that a kernel may use unless it asks for more, and what is left of it for registers that are spilled.
 VMEM_BYTES, SPILLED_BYTES = 16 * 2**20, 3 * 2**20
 
 
@@ -96,11 +96,11 @@ def reference(
 ) -> tuple[jax.Array, jax.Array]:
     """The definition, in plain jnp; `implementation` is that of `octic_linear_gelu`."""
     w = Weights(*weights)
-    h = [a.astype(w.in_lines.dtype) for a in normalise(lines, planes, w, norm)]
-    first = (w.in_lines, w.in_planes, w.in_bias.astype(w.in_lines.dtype))
-    h = octic_linear_gelu.octic_linear_gelu(*h, *first, implementation=implementation)
-    h = [a.astype(w.out_lines.dtype) for a in h]
-    y_lines, y_planes = octic_linear_gelu.linear(*h, w.out_lines, w.out_planes, w.out_bias.astype(w.out_lines.dtype))
+    arrays = (*normalise(lines, planes, w, norm), w.in_lines, w.in_planes, w.in_bias)
+    arrays = tuple(a.astype(w.in_lines.dtype) for a in arrays)
+    hidden = octic_linear_gelu.octic_linear_gelu(*arrays, implementation=implementation)
+    arrays = tuple(a.astype(w.out_lines.dtype) for a in (*hidden, w.out_lines, w.out_planes, w.out_bias))
+    y_lines, y_planes = octic_linear_gelu.linear(*arrays)
     return lines + y_lines * _over_tokens(w.scale_lines, lines), planes + y_planes * w.scale_planes
 
 
@@ -224,7 +224,7 @@ def _forward_tpu(lines, planes, *weights, norm, interpret=False):
             pltpu.VMEM((8, rows, LANES), product),  # active
             *(pltpu.VMEM(size, jnp.float32) for size in sizes),  # sums
         ],
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel"), vmem_limit_bytes=VMEM_BYTES),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
         interpret=interpret,
         name=NAME,
     )(*arrays, *weights)
@@ -267,7 +267,7 @@ def _block(x_lines, x_planes, *refs, norm, unroll):
     by_strips(write)
 
 
-def _by_strips(rows: int, unroll: bool, function: Callable[[pl.Slice], None]) -> None:
+def _by_strips(rows: int, unroll: bool, function: Callable[..., None]) -> None:
     """A loop for tracing, which is sooner done once; on a TPU it is written out when it is compiled."""
 
     def step(i, _):

@@ -69,7 +69,8 @@ class Block(nnx.Module):
         keys = split(key)
         x = self.residual(lambda x: self.scale1(self.attention(self.norm1(x), layout)), x, rate, keys[0])
         if key is None and isinstance(self.mlp, isotypic.Mlp):
-            return self.mlp.residual(x, self.norm2, self.scale2)
+            field: Any = x
+            return self.mlp.residual(field, self.norm2, self.scale2)
         return self.residual(lambda x: self.scale2(self.mlp(self.norm2(x), layout)), x, rate, keys[1])
 
     def residual(self, branch: Callable[[Any], Any], x: Any, rate: float | jax.Array, key: jax.Array | None) -> Any:

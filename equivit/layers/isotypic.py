@@ -147,14 +147,14 @@ class Mlp(nnx.Module):
         lines, planes, bias = (a.astype(dtype) for a in (x.lines, x.planes, w.bias[...]))
         return self.fc2(Isotypic(*octic_linear_gelu(lines, planes, w.lines[...], w.planes[...], bias)))
 
-    def residual(self, x: Isotypic, norm: Any, scale: Any) -> Isotypic:
+    def residual(self, x: Isotypic, norm: Any, scale: Any) -> Any:
         """x + scale(mlp(norm(x))): for an octic field, with this file's norm and a `LayerScale`, in one operation."""
         if x.planes is None or not (isinstance(norm, LayerNorm) and isinstance(scale, LayerScale)):
             return x + scale(self(norm(x)))
         parts = (norm, self.fc1, self.fc2)
         arrays = [a[...] for part in parts for a in (part.lines, part.planes, part.bias)]
-        weights = Weights(*arrays, scale.lines[...], scale.planes[...])
-        return Isotypic(*octic_mlp(x.lines, x.planes, weights, Norm(norm.eps, norm.row_weight)))
+        arrays += [scale.lines[...], scale.planes[...]]
+        return Isotypic(*octic_mlp(x.lines, x.planes, Weights(*arrays), Norm(norm.eps, norm.row_weight)))
 
 
 class Attention(nnx.Module):
