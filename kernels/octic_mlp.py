@@ -14,8 +14,8 @@ The TPU kernel does what `reference` does, token by token, so that the field is 
 
 Every loop is unrolled: within straight-line code the compiler overlaps the GELU, which occupies the vector units, with
 the products before and after it.  (With two of `hidden` and `active`, a tile's products could begin sooner: 6 % fewer
-cycles for ViT-L and 1 % for ViT-H, estimated on a v5e, for 3 MiB of VMEM.)  The GELU and its transforms are 120 of the
-184 vector operations for 8 rows of 128 hidden channels, although two thirds of what they would be without this:
+cycles for ViT-L and 1 % for ViT-H, estimated on a v5e, for 3 MiB of VMEM.)  For 8 rows of 128 hidden channels ViT-L
+takes 184 vector operations, of which the GELU and its transforms are 120; they would be 200 without this:
 
   - The transforms to the group and back multiply by SCALE.  The first factor goes into the constants of the GELU
     (`pointwise.double_gelu`), and both into the layer scale at the end.  As SCALE^2 / 2 = 1/16, that rounds nothing.
@@ -84,7 +84,7 @@ def normalise(lines: jax.Array, planes: jax.Array, weights: Weights, norm: Norm)
         y_lines, y_planes = (a - a.mean(-1, keepdims=True) for a in y)
         total = jnp.square(y_lines).mean(-1, keepdims=True).sum(0)
         total = total + norm.row_weight * jnp.square(y_planes).mean(-1, keepdims=True).sum(0)
-        inverse = jax.lax.rsqrt((total + norm.eps) / 8)
+        inverse = jax.lax.rsqrt((total + norm.eps) / 8)  # the order of the group
         first = np.zeros((4, *(1,) * (lines.ndim - 1)), y_lines.dtype)
         first[0] = 1
         y_lines = y_lines * inverse * _over_tokens(weights.norm_lines, lines) + first * weights.norm_bias
