@@ -21,7 +21,6 @@ LARGEST = 6.0  # where the tail is 1e-9; far beyond it the polynomial increases 
 TAIL = (2.45608595e-5, -6.96318022e-4, 7.84691604e-3, -5.30603817e-2, -4.5902321e-1, -1.15112479, -1.0)
 LOG2_DENSITY = (-0.5 / math.log(2), -0.5 * math.log2(2 * math.pi))  # log2 of phi(x) = this[0] x^2 + this[1]
 
-
 # Phi(x) = (1 + tanh(x q(x^2))) / 2; q are the coefficients, from the highest, with which x Phi(x) is nearest for
 # |x| <= LARGEST: within 2.6e-5, found by linear programming on the linearised error at 4,001 points.  It takes half as
 # many operations as the tail, and one of the TPU's transcendental ones.

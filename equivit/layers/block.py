@@ -29,8 +29,8 @@ class Block(nnx.Module):
     """x + path(scale1(attention(norm1(x)))), then x + path(scale2(mlp(norm2(x)))).
 
     `path` is dropout, then stochastic depth, which keeps or drops a whole branch per sample, independently for the two
-    branches.  With `subsets` a branch is computed only for the samples that keep it.  Without
-    a key nothing stands between the parts, and the branch of an octic MLP is one operation (`kernels/octic_mlp.py`).
+    branches.  With `subsets` a branch is computed only for the samples that keep it.  Without a key nothing stands
+    between the parts, and the branch of an octic MLP is one operation (`kernels/octic_mlp.py`).
 
     Shapes: [*B, N, width] or a field -> the same.
 
@@ -69,7 +69,7 @@ class Block(nnx.Module):
         keys = split(key)
         x = self.residual(lambda x: self.scale1(self.attention(self.norm1(x), layout)), x, rate, keys[0])
         if key is None and isinstance(self.mlp, isotypic.Mlp):
-            field: Any = x
+            field: Any = x  # it is one with such an MLP, which types cannot express
             return self.mlp.residual(field, self.norm2, self.scale2)
         return self.residual(lambda x: self.scale2(self.mlp(self.norm2(x), layout)), x, rate, keys[1])
 
