@@ -142,7 +142,7 @@ def _kernels(lines, *weights):
 
 
 def _forward_tpu(lines, planes, w_lines, w_planes, bias, *, interpret=False):
-    dot = functools.partial(jnp.dot, precision=_precision(lines.dtype), preferred_element_type=jnp.float32)
+    dot = functools.partial(jnp.dot, precision=precision(lines.dtype), preferred_element_type=jnp.float32)
     channels = len(bias)
 
     def tile(rows, lanes, lines, planes, w_lines, w_planes, bias, y_lines, y_planes):
@@ -156,7 +156,7 @@ def _forward_tpu(lines, planes, w_lines, w_planes, bias, *, interpret=False):
     return tpu_blocks.call(tile, (lines, planes), weights, channels=channels, name=NAME, interpret=interpret)
 
 
-def _precision(dtype: DTypeLike) -> jax.lax.Precision:
+def precision(dtype: DTypeLike) -> jax.lax.Precision:
     """Mosaic has two precisions; float32 products use the higher one unless the default was requested."""
     asked = jax.config.jax_default_matmul_precision  # set at run time  # pyright: ignore[reportAttributeAccessIssue]
     exact = dtype == jnp.float32 and asked not in (None, "default", "fastest", "bfloat16")

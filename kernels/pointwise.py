@@ -21,21 +21,35 @@ LARGEST = 6.0  # where the tail is 1e-9; far beyond it the polynomial increases 
 TAIL = (2.45608595e-5, -6.96318022e-4, 7.84691604e-3, -5.30603817e-2, -4.5902321e-1, -1.15112479, -1.0)
 LOG2_DENSITY = (-0.5 / math.log(2), -0.5 * math.log2(2 * math.pi))  # log2 of phi(x) = this[0] x^2 + this[1]
 
+# Phi(x) = (1 + tanh(x q(x^2))) / 2; q are the coefficients, from the highest, with which x Phi(x) is nearest for
+# |x| <= LARGEST: within 2.6e-5, found by linear programming on the linearised error at 4,001 points.  It takes half as
+# many operations as the tail, and one of the TPU's transcendental ones.
+TANH = (-3.51521626e-4, 3.70056638e-2, 7.97507874e-1)
+
 
 def to_regular(components: Sequence[jax.Array] | np.ndarray) -> tuple[jax.Array, ...]:
     """Inverse Fourier transform: eight components to the eight values on the group.  Source: octic ViTs, Listing 1."""
+    return tuple(SCALE * value for value in regular_sums(components))
+
+
+def regular_sums(components: Sequence[jax.Array] | np.ndarray) -> tuple[jax.Array, ...]:
+    """`to_regular` without its factor SCALE: sums and differences alone."""
     a1, a2, b1, b2, e11, e12, e21, e22 = components
     a, b, c, d = a1 + a2, a1 - a2, b1 + b2, b1 - b2
     e, f, g, h = e11 + e12, e11 - e12, e21 + e22, e21 - e22
     ac, a_c, bd, b_d = a + c, a - c, b + d, b - d
     eh, e_h, fg, f_g = e + h, e - h, f + g, f - g
-    values = (ac + eh, a_c + f_g, ac - eh, a_c - f_g, bd - fg, b_d - e_h, bd + fg, b_d + e_h)
-    return tuple(SCALE * value for value in values)
+    return ac + eh, a_c + f_g, ac - eh, a_c - f_g, bd - fg, b_d - e_h, bd + fg, b_d + e_h
 
 
 def to_isotypic(values: Sequence[jax.Array] | np.ndarray) -> tuple[jax.Array, ...]:
     """Fourier transform, the transpose and inverse of `to_regular`."""
-    v0, v1, v2, v3, v4, v5, v6, v7 = (SCALE * value for value in values)
+    return isotypic_sums([SCALE * value for value in values])
+
+
+def isotypic_sums(values: Sequence[jax.Array] | np.ndarray) -> tuple[jax.Array, ...]:
+    """`to_isotypic` without its factor SCALE: sums and differences alone."""
+    v0, v1, v2, v3, v4, v5, v6, v7 = values
     ac, eh, a_c, f_g = v0 + v2, v0 - v2, v1 + v3, v1 - v3
     bd, fg, b_d, e_h = v4 + v6, v6 - v4, v5 + v7, v7 - v5
     a, c, b, d = ac + a_c, ac - a_c, bd + b_d, bd - b_d
@@ -50,6 +64,16 @@ def gelu(x: jax.Array) -> jax.Array:
     """The exact GELU, x Phi(x), of float32 values, with an error below 5e-7 for all x."""
     a = _magnitude(x)
     return jnp.maximum(x, 0.0) - a * _tail(a)
+
+
+def double_gelu(u: jax.Array, scale: float) -> jax.Array:
+    """2 gelu(scale u) / scale, with an error below 6e-5 / scale: less than bfloat16 rounds.
+
+    The factors cost nothing here, and save one multiplication of each argument and one of each result.
+    """
+    square = jnp.minimum(u * u, (LARGEST / scale) ** 2)
+    fifth, third, first = (c * scale**power for c, power in zip(TANH, (5, 3, 1), strict=True))
+    return u * jnp.tanh(u * ((fifth * square + third) * square + first)) + u
 
 
 def gelu_gradient(x: jax.Array) -> jax.Array:

@@ -30,6 +30,12 @@ class Shape:
         c, f = self.channels, self.hidden
         return (4, c, f), (2 * c, 2 * f), (f,)
 
+    def branch(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of `octic_mlp.Weights`: norm, first map, second map, layer scale."""
+        c, f = self.channels, self.hidden
+        vectors = (4, c), (2 * c,), (c,)
+        return (*vectors, *self.weights(), (4, f, c), (2 * f, 2 * c), (c,), *vectors[:2])
+
 
 # The paper's models at the batch size of its benchmark: octic ViTs, Table 1 and Appendix D.4.
 REALISTIC = (

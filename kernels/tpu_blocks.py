@@ -51,7 +51,9 @@ def call(
     """
     (_, *batch, tokens, _), dtype = fields[0].shape, fields[0].dtype
     widths = [*(a.shape[-1] for a in fields[::2]), channels]
-    images, n, rows, step = _plan(batch, tokens, _most_rows(dtype, widths, sum(a.nbytes for a in weights)))
+    most = _most_rows(dtype, widths, sum(a.nbytes for a in weights))
+    step = ROWS if most >= ROWS else FEWEST_ROWS
+    images, n, rows = plan(batch, tokens, most, step)
     fields = [a.reshape(len(a), images, n, a.shape[-1]) for a in fields]
 
     def body(*refs):
@@ -112,21 +114,21 @@ def _places(lines, planes, lanes):
     ]
 
 
-def _plan(batch: Sequence[int], tokens: int, most: int) -> tuple[int, int, int, int]:
-    """The division of a field into blocks of at most `most` rows: images, rows per image, per block and per tile."""
+def plan(batch: Sequence[int], tokens: int, most: int, step: int) -> tuple[int, int, int]:
+    """The division of a field into blocks of at most `most` rows, in steps: images, rows per image and per block."""
     images, n = math.prod(batch), tokens
     # Merge images if that moves no data (registers are 8 rows high) or little.
     if tokens % 8 == 0 or tokens < ROWS:
         images, n = 1, images * tokens
-    step = ROWS if most >= ROWS else FEWEST_ROWS
-    return images, n, _up(pl.cdiv(n, pl.cdiv(n, most // step * step)), step), step
+    return images, n, up(pl.cdiv(n, pl.cdiv(n, most // step * step)), step)
 
 
 def _most_rows(dtype: DTypeLike, channels: Sequence[int], weight_bytes: int) -> int:
     """Most rows of a block; each array is padded to whole registers and double-buffered."""
-    lanes = sum(4 * _up(c, LANES) + 2 * _up(2 * c, LANES) for c in channels)
+    lanes = sum(4 * up(c, LANES) + 2 * up(2 * c, LANES) for c in channels)
     return (VMEM_BYTES - weight_bytes) // (2 * lanes * jnp.dtype(dtype).itemsize)
 
 
-def _up(size: int, unit: int) -> int:
+def up(size: int, unit: int) -> int:
+    """The next multiple of a unit."""
     return -(-size // unit) * unit

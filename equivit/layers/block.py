@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 from flax import nnx
 
+from equivit.layers import isotypic
 from equivit.layers.drop import drop_path, dropout, split
 from equivit.layers.drop_path import on_subset, subset
 from equivit.layers.grid import Layout
@@ -28,7 +29,8 @@ class Block(nnx.Module):
     """x + path(scale1(attention(norm1(x)))), then x + path(scale2(mlp(norm2(x)))).
 
     `path` is dropout, then stochastic depth, which keeps or drops a whole branch per sample, independently for the two
-    branches.  With `subsets` a branch is computed only for the samples that keep it.
+    branches.  With `subsets` a branch is computed only for the samples that keep it.  Without a key nothing stands
+    between the parts, and the branch of an octic MLP is one operation (`kernels/octic_mlp.py`).
 
     Shapes: [*B, N, width] or a field -> the same.
 
@@ -66,6 +68,9 @@ class Block(nnx.Module):
         """
         keys = split(key)
         x = self.residual(lambda x: self.scale1(self.attention(self.norm1(x), layout)), x, rate, keys[0])
+        if key is None and isinstance(self.mlp, isotypic.Mlp):
+            field: Any = x  # it is one with such an MLP, which types cannot express
+            return self.mlp.residual(field, self.norm2, self.scale2)
         return self.residual(lambda x: self.scale2(self.mlp(self.norm2(x), layout)), x, rate, keys[1])
 
     def residual(self, branch: Callable[[Any], Any], x: Any, rate: float | jax.Array, key: jax.Array | None) -> Any:

@@ -28,6 +28,7 @@ from equivit.symmetry.groups import FLIP, OCTIC, Group
 try:
     from kernels.d8_gelu import d8_gelu
     from kernels.octic_linear_gelu import octic_linear_gelu
+    from kernels.octic_mlp import Norm, Weights, octic_mlp
 except ImportError as error:
     spec = importlib.util.find_spec("kernels")
     found = "none was found"
@@ -153,6 +154,15 @@ class Mlp(nnx.Module):
         dtype = w.lines[...].dtype
         lines, planes, bias = (a.astype(dtype) for a in (x.lines, x.planes, w.bias[...]))
         return self.fc2(Isotypic(*octic_linear_gelu(lines, planes, w.lines[...], w.planes[...], bias)))
+
+    def residual(self, x: Isotypic, norm: Any, scale: Any) -> Any:
+        """x + scale(mlp(norm(x))): for an octic field, with this file's norm and a `LayerScale`, in one operation."""
+        if x.planes is None or not (isinstance(norm, LayerNorm) and isinstance(scale, LayerScale)):
+            return x + scale(self(norm(x)))
+        parts = (norm, self.fc1, self.fc2)
+        arrays = [a[...] for part in parts for a in (part.lines, part.planes, part.bias)]
+        arrays += [scale.lines[...], scale.planes[...]]
+        return Isotypic(*octic_mlp(x.lines, x.planes, Weights(*arrays), Norm(norm.eps, norm.row_weight)))
 
 
 class Attention(nnx.Module):

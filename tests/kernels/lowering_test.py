@@ -9,12 +9,14 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from kernels.d8_gelu import d8_gelu
 from kernels.octic_linear_gelu import octic_linear_gelu
+from kernels.octic_mlp import Norm, Weights, octic_mlp
 from kernels.shapes import AWKWARD, REALISTIC, Shape
 
 SMALL = Shape("small", (8,), 40, 16, 64)
+WHOLE = Shape("hidden channels in whole tiles", (8,), 37, 16, 256)
 ACCELERATORS = pytest.mark.parametrize("platform", ["tpu", "cuda"])
 TYPES = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-NAMES = GELU, BACKWARD, LINEAR = "d8_gelu", "d8_gelu_backward", "octic_linear_gelu"
+NAMES = GELU, BACKWARD, LINEAR, BRANCH = "d8_gelu", "d8_gelu_backward", "octic_linear_gelu", "octic_mlp"
 FORWARD = {"tpu": [LINEAR], "cuda": [GELU]}  # of the MLP's first map: on a GPU its products are left to XLA
 
 
@@ -38,6 +40,18 @@ def gelu_arguments(shape, dtype):
 
 def linear_arguments(shape, dtype):
     return abstract((*shape.field(shape.channels), *shape.weights()), dtype)
+
+
+def branch(lines, planes, *weights):
+    return octic_mlp(lines, planes, Weights(*weights), Norm(1e-5, 0.5))
+
+
+def branch_arguments(shape, dtype, other=None):
+    """With `other` in place of `dtype` outside of the products."""
+    other = other or dtype
+    types = [other] * 5 + [dtype, dtype, other] * 2 + [other] * 2
+    shapes = [*shape.field(shape.channels), *shape.branch()]
+    return tuple(jax.ShapeDtypeStruct(size, kind) for size, kind in zip(shapes, types, strict=True))
 
 
 def gradient(op):
@@ -125,3 +139,33 @@ def test_what_kernels_do_not_support_lowers_without(platform, dtype):
             found = kernels_in(op, platform, *arrays(shape, dtype))
             assert found or platform == "cuda" and shape.hidden * jnp.dtype(dtype).itemsize % 16
     assert kernels_in(gradient(octic_linear_gelu), platform, *linear_arguments(SMALL, "float16")) == []
+
+
+@pytest.mark.parametrize("dtype, other", [("float32", None), ("bfloat16", None), ("bfloat16", "float32")])
+def test_a_branch_is_one_kernel(dtype, other):
+    assert kernels_in(branch, "tpu", *branch_arguments(WHOLE, dtype, other)) == [BRANCH]
+
+
+def test_unless_it_is_differentiated_or_on_another_platform():
+    arrays = branch_arguments(WHOLE, "float32")
+    assert kernels_in(branch, "cuda", *arrays) == [GELU] and kernels_in(branch, "cpu", *arrays) == []
+    for platform in ("tpu", "cuda"):
+        assert kernels_in(gradient(branch), platform, *arrays) == [GELU, BACKWARD]
+    with jax.enable_x64(True):
+        assert kernels_in(branch, "tpu", *arrays) == [BRANCH]
+
+
+@pytest.mark.parametrize("shape", REALISTIC, ids=lambda shape: shape.name)
+def test_which_models_have_the_branch(shape):
+    found = kernels_in(branch, "tpu", *branch_arguments(shape, "bfloat16"))
+    other = {"ViT-S": [LINEAR], "ViT-e": [LINEAR], "ViT-22B": [GELU]}  # half a tile is empty; too large, twice
+    assert found == other.get(shape.name, [BRANCH])
+
+
+def test_a_branch_on_a_mesh():
+    mesh = jax.make_mesh((4, 2), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
+    batch, whole = (NamedSharding(mesh, p) for p in (PartitionSpec(None, ("data", "fsdp")), PartitionSpec()))
+    with jax.set_mesh(mesh):
+        arrays = enumerate(branch_arguments(WHOLE, "bfloat16"))
+        arrays = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=whole if i > 1 else batch) for i, a in arrays]
+        assert kernels_in(branch, "tpu", *arrays) == [BRANCH]

@@ -1,0 +1,327 @@
+"""The second branch of an octic block in one pass: x + scale * mlp(norm(x)), whose MLP is linear, GELU, linear.
+
+Shapes: lines [4, *B, N, C] and planes [2, *B, N, 2C] -> the same; F channels per component are hidden.
+Source: octic ViTs, Section 3.2 and Appendix A.
+
+The TPU kernel does what `reference` does, token by token, so that the field is read once and written once:
+
+  - A block is an image (of at most MOST_ROWS tokens; larger ones are divided).  All weights stay in VMEM.  A matrix
+    unit holds 128 x 128 weights at a time, and multiplies all rows of the image by them before it takes the next.
+  - `normed`: the norm of the image, by strips of 16 rows, which fit in registers.
+  - For every 128 of the F hidden channels: their eight components, from the first map (`hidden`); their GELU, by
+    strips (`active`); and what they add to the results of the second map (`sums`).
+  - The result, by strips: x + scale * (sums + bias).
+
+Every loop is unrolled: within straight-line code the compiler overlaps the GELU, which occupies the vector units, with
+the products before and after it.  (With two of `hidden` and `active`, a tile's products could begin sooner: 6 % fewer
+cycles for ViT-L and 1 % for ViT-H, estimated on a v5e, for 3 MiB of VMEM.)  For 8 rows of 128 hidden channels ViT-L
+takes 184 vector operations, of which the GELU and its transforms are 120; they would be 200 without this:
+
+  - The transforms to the group and back multiply by SCALE.  The first factor goes into the constants of the GELU
+    (`pointwise.double_gelu`), and both into the layer scale at the end.  As SCALE^2 / 2 = 1/16, that rounds nothing.
+  - Where the hidden field is rounded to bfloat16, the GELU is within 2.6e-5, by one tanh and 9 vector operations;
+    `pointwise.gelu`, which is for float32, takes 17 and an exponential.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from kernels import dispatch, octic_linear_gelu, tpu_blocks
+from kernels.pointwise import SCALE, double_gelu, gelu, isotypic_sums, regular_sums
+from kernels.tpu_blocks import LANES, up
+
+NAME = "octic_mlp"
+STRIP = 16  # rows: the height of a register in bfloat16
+# Rows of a block.  With few, the matrix units load weights for longer than they multiply.  The most are 257 tokens in
+# whole strips; the code, and the time to compile it, grow with it.
+FEWEST_ROWS, MOST_ROWS = 64, 272
+MOST_TILES = 8  # of 128 hidden channels, for the same reason
+# VMEM that a kernel may use unless it asks for more, and what is left of it for registers that are spilled.
+VMEM_BYTES, SPILLED_BYTES = 16 * 2**20, 3 * 2**20
+
+
+class Weights(NamedTuple):
+    """The parameters of a branch; `reference` says what is done with them.
+
+    Attributes:
+      norm_lines, norm_planes, norm_bias: [4, C], [2C] and [C].
+      in_lines, in_planes, in_bias: [4, C, F], [2C, 2F] and [F], of the first map.
+      out_lines, out_planes, out_bias: [4, F, C], [2F, 2C] and [C], of the second map.
+      scale_lines, scale_planes: [4, C] and [2C], the layer scale.
+    """
+
+    norm_lines: jax.Array
+    norm_planes: jax.Array
+    norm_bias: jax.Array
+    in_lines: jax.Array
+    in_planes: jax.Array
+    in_bias: jax.Array
+    out_lines: jax.Array
+    out_planes: jax.Array
+    out_bias: jax.Array
+    scale_lines: jax.Array
+    scale_planes: jax.Array
+
+
+class Norm(NamedTuple):
+    """Constants of the norm: epsilon, and the weight of the variance of a row of E."""
+
+    eps: float
+    row_weight: float
+
+
+def normalise(lines: jax.Array, planes: jax.Array, weights: Weights, norm: Norm) -> tuple[jax.Array, jax.Array]:
+    """The layer norm, in at least float32: irreps are centred, and divided by one common standard deviation."""
+    with jax.named_scope("norm"):
+        y = [a.astype(jnp.promote_types(a.dtype, jnp.float32)) for a in (lines, planes)]
+        y_lines, y_planes = (a - a.mean(-1, keepdims=True) for a in y)
+        total = jnp.square(y_lines).mean(-1, keepdims=True).sum(0)
+        total = total + norm.row_weight * jnp.square(y_planes).mean(-1, keepdims=True).sum(0)
+        inverse = jax.lax.rsqrt((total + norm.eps) / 8)  # the order of the group
+        first = np.zeros((4, *(1,) * (lines.ndim - 1)), y_lines.dtype)
+        first[0] = 1
+        y_lines = y_lines * inverse * _over_tokens(weights.norm_lines, lines) + first * weights.norm_bias
+        return y_lines.astype(lines.dtype), (y_planes * inverse * weights.norm_planes).astype(planes.dtype)
+
+
+def reference(
+    lines: jax.Array, planes: jax.Array, *weights: jax.Array, norm: Norm, implementation: str = "xla"
+) -> tuple[jax.Array, jax.Array]:
+    """The definition, in plain jnp; `implementation` is that of `octic_linear_gelu`."""
+    w = Weights(*weights)
+    arrays = (*normalise(lines, planes, w, norm), w.in_lines, w.in_planes, w.in_bias)
+    arrays = tuple(a.astype(w.in_lines.dtype) for a in arrays)
+    hidden = octic_linear_gelu.octic_linear_gelu(*arrays, implementation=implementation)
+    arrays = tuple(a.astype(w.out_lines.dtype) for a in (*hidden, w.out_lines, w.out_planes, w.out_bias))
+    y_lines, y_planes = octic_linear_gelu.linear(*arrays)
+    return lines + y_lines * _over_tokens(w.scale_lines, lines), planes + y_planes * w.scale_planes
+
+
+def octic_mlp(
+    lines: jax.Array, planes: jax.Array, weights: Weights, norm: Norm, *, implementation: str = "auto"
+) -> tuple[jax.Array, jax.Array]:
+    """x + scale * mlp(norm(x)) of an octic field x.
+
+    Under differentiation it is norm, maps and sum in XLA, with the kernels of `octic_linear_gelu` and its gradient: the
+    backward pass needs what is between them.
+
+    If the kernel does not support the shapes or dtypes, "auto" is the same without differentiation.  In bfloat16 the
+    kernel rounds the factors of its products and the result, the other implementations every step in between too.
+
+    Args:
+      lines: [4, *B, N, C].
+      planes: [2, *B, N, 2C].
+      weights: in at most the precision of the field, so that it keeps its dtype.
+      norm: constants.
+      implementation: as for `d8_gelu`.
+
+    Returns:
+      Arrays like `lines` and `planes`.
+
+    Raises:
+      ValueError: an unknown implementation, arrays that do not fit together, or no kernel for them.
+    """
+    asked, implementation = implementation, dispatch.chosen(NAME, implementation)
+    dispatch.check_field(NAME, lines, planes)
+    _check_weights(lines.shape[-1], weights)
+    arrays = (lines, planes, *weights)
+    if implementation == "xla":
+        return reference(*arrays, norm=norm)
+    if asked == "auto" and implementation != "auto" and _kernels(norm, lines, weights)[implementation] is None:
+        return reference(*arrays, norm=norm, implementation=implementation)
+    return _octic_mlp(implementation, norm, *arrays)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _octic_mlp(implementation, norm, *arrays):
+    return _forward(*arrays, norm=norm, implementation=implementation)
+
+
+def _forward_and_pullback(implementation, norm, *arrays):
+    return jax.vjp(functools.partial(reference, norm=norm, implementation=implementation), *arrays)
+
+
+_octic_mlp.defvjp(_forward_and_pullback, lambda implementation, norm, pullback, gradient: pullback(gradient))
+
+
+# Jitted here: outside of jit, a choice by platform would be recompiled at every call.
+@functools.partial(jax.jit, static_argnames=("norm", "implementation"), inline=True)
+def _forward(lines, planes, *weights, norm, implementation):
+    plain = functools.partial(reference, norm=norm, implementation=implementation)
+    kernels = _kernels(norm, lines, Weights(*weights))
+    return dispatch.run(NAME, implementation, plain, kernels, (lines, planes), weights)
+
+
+def _check_weights(c: int, weights: Weights) -> None:
+    f = weights.in_bias.shape[-1] if weights.in_bias.ndim else 0
+    maps = (4, c, f), (2 * c, 2 * f), (f,), (4, f, c), (2 * f, 2 * c), (c,)
+    expected = ((4, c), (2 * c,), (c,), *maps, (4, c), (2 * c,))
+    for name, array, shape in zip(Weights._fields, weights, expected, strict=True):
+        if array.shape != shape:
+            raise ValueError(
+                f"{NAME}: {name} {array.shape} must be {shape}, for a field of C={c} channels and F={f} hidden ones."
+            )
+
+
+def _kernels(norm: Norm, lines: jax.Array, weights: Weights) -> dict[str, Callable | None]:
+    """The kernels that support the dtypes and widths."""
+    tpu = functools.partial(_forward_tpu, norm=norm) if _most_rows(lines, weights) >= FEWEST_ROWS else None
+    return {"tpu": tpu, "interpret": tpu and functools.partial(tpu, interpret=True), "gpu": None}
+
+
+def _most_rows(lines: jax.Array, weights: Weights) -> int:
+    """Most rows of a block that fit in VMEM; 0 for dtypes and widths that the kernel does not support."""
+    c, f = weights.in_lines.shape[1:]
+    products = {a.dtype for a in (weights.in_lines, weights.in_planes, weights.out_lines, weights.out_planes)}
+    kept = jnp.result_type(lines, *weights) == lines.dtype
+    floats = {lines.dtype, *products} <= {jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)}
+    if len(products) > 1 or not (kept and floats) or f % LANES or f > MOST_TILES * LANES:
+        return 0
+    (product,), field = products, 4 * up(c, LANES) + 2 * up(2 * c, LANES)  # lanes of a row
+    held = 4 * up(c, STRIP) * f + up(2 * c, STRIP) * 2 * f + f * field
+    row = field * (4 * lines.dtype.itemsize + product.itemsize + 4) + 8 * LANES * (4 + product.itemsize)
+    left = VMEM_BYTES - SPILLED_BYTES - held * product.itemsize
+    return min(max(left // row, 0), MOST_ROWS) // STRIP * STRIP
+
+
+def _over_tokens(vectors: jax.Array, lines: jax.Array) -> jax.Array:
+    """[4, C] -> [4, 1, ..., 1, C], to multiply `lines`."""
+    return vectors.reshape(len(vectors), *(1,) * (lines.ndim - 2), -1)
+
+
+def _forward_tpu(lines, planes, *weights, norm, interpret=False):
+    w = Weights(*weights)
+    (_, *batch, tokens, c), dtype, product = lines.shape, lines.dtype, w.in_lines.dtype
+    images, n, rows = tpu_blocks.plan(batch, tokens, _most_rows(lines, w), STRIP)
+    arrays = [a.reshape(len(a), images, n, a.shape[-1]) for a in (lines, planes)]
+
+    def block(a):
+        return pl.BlockSpec((len(a), None, rows, a.shape[-1]), lambda image, i: (0, image, i, 0))
+
+    def whole(a):
+        return pl.BlockSpec(a.shape, lambda image, i: (0,) * a.ndim, pipeline_mode=pl.Buffered(1))
+
+    weights = _prepared(w)
+    sizes = (4, rows, c), (2, rows, 2 * c)
+    results = pl.pallas_call(
+        functools.partial(_block, norm=norm, unroll=not interpret),
+        grid=(images, pl.cdiv(n, rows)),
+        in_specs=[*map(block, arrays), *map(whole, weights)],
+        out_specs=[block(a) for a in arrays],
+        out_shape=[
+            jax.ShapeDtypeStruct(a.shape, dtype, manual_axis_type=jax.typeof(lines).manual_axis_type) for a in arrays
+        ],
+        scratch_shapes=[
+            *(pltpu.VMEM(size, product) for size in sizes),  # normed
+            pltpu.VMEM((8, rows, LANES), jnp.float32),  # hidden
+            pltpu.VMEM((8, rows, LANES), product),  # active
+            *(pltpu.VMEM(size, jnp.float32) for size in sizes),  # sums
+        ],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
+        interpret=interpret,
+        name=NAME,
+    )(*arrays, *weights)
+    return tuple(y.reshape(len(y), *batch, tokens, y.shape[-1]) for y in results)
+
+
+def _prepared(w: Weights) -> Weights:
+    """The vectors in float32, as rows; the second map's factor in the layer scale, and the layer scale in its bias."""
+    vectors = {k: jnp.atleast_2d(a.astype(jnp.float32)) for k, a in w._asdict().items() if a.ndim < 3}
+    vectors = {k: a for k, a in vectors.items() if k not in ("in_planes", "out_planes")}
+    vectors["out_bias"] = vectors["out_bias"] * vectors["scale_lines"][:1]
+    for name in ("scale_lines", "scale_planes"):
+        vectors[name] = vectors[name] * (SCALE**2 / 2)
+    return w._replace(**vectors)
+
+
+def _block(x_lines, x_planes, *refs, norm, unroll):
+    """One block; `sums` are 16 times the results of the second map."""
+    w, refs = Weights(*refs[: len(Weights._fields)]), refs[len(Weights._fields) :]
+    y_lines, y_planes, normed_lines, normed_planes, hidden, active, sum_lines, sum_planes = refs
+    rows, f = hidden.shape[1], w.in_lines.shape[-1]
+    by_strips = functools.partial(_by_strips, rows, unroll)
+
+    by_strips(functools.partial(_norm_strip, x_lines, x_planes, w, norm, normed_lines, normed_planes))
+    for start in range(0, f, LANES):
+        columns = [slice(first, first + LANES) for first in (start, start + f)]  # of the two copies of E
+        _first_map(normed_lines, normed_planes, w, columns, hidden)
+        by_strips(functools.partial(_gelu_strip, hidden, active))
+        _second_map(active, w, columns, sum_lines, sum_planes)
+
+    def write(strip):
+        for i in range(4):
+            y = sum_lines[i, strip] * w.scale_lines[i : i + 1]
+            y = y + w.out_bias[...] if i == 0 else y
+            y_lines[i, strip] = (x_lines[i, strip].astype(jnp.float32) + y).astype(y_lines.dtype)
+        for i in range(2):
+            y = sum_planes[i, strip] * w.scale_planes[...]
+            y_planes[i, strip] = (x_planes[i, strip].astype(jnp.float32) + y).astype(y_planes.dtype)
+
+    by_strips(write)
+
+
+def _by_strips(rows: int, unroll: bool, function: Callable[..., None]) -> None:
+    """A loop for tracing, which is sooner done once; on a TPU it is written out when it is compiled."""
+
+    def step(i, _):
+        function(pl.ds(pl.multiple_of(i * STRIP, STRIP), STRIP))
+
+    with jax.enable_x64(False):  # Mosaic counts an unrolled loop in 32 bits, even if 64-bit types are enabled
+        jax.lax.fori_loop(0, rows // STRIP, step, None, unroll=unroll)
+
+
+def _norm_strip(x_lines, x_planes, w, norm, normed_lines, normed_planes, strip):
+    fields = [*((x_lines, i) for i in range(4)), *((x_planes, i) for i in range(2))]
+    values = [ref[i, strip].astype(jnp.float32) for ref, i in fields]
+    values = [a - a.mean(-1, keepdims=True) for a in values]
+    a1, a2, b1, b2, *rows = map(jnp.square, values)  # sums over lanes are the slowest: first over irreps
+    total = (a1 + a2 + b1 + b2).mean(-1, keepdims=True) + norm.row_weight * (rows[0] + rows[1]).mean(-1, keepdims=True)
+    inverse = jax.lax.rsqrt((total + norm.eps) / 8)
+    for i in range(4):
+        y = values[i] * inverse * w.norm_lines[i : i + 1]
+        y = y + w.norm_bias[...] if i == 0 else y
+        normed_lines[i, strip] = y.astype(normed_lines.dtype)
+    for i in range(2):
+        normed_planes[i, strip] = (values[4 + i] * inverse * w.norm_planes[...]).astype(normed_planes.dtype)
+
+
+def _first_map(lines, planes, w, columns, hidden):
+    dot = _dot(lines.dtype)
+    for i in range(4):
+        h = dot(lines[i], w.in_lines[i, :, columns[0]])
+        hidden[i] = h + w.in_bias[:, columns[0]] if i == 0 else h
+    for i, (copy, row) in enumerate(np.ndindex(2, 2)):
+        hidden[4 + i] = dot(planes[row], w.in_planes[:, columns[copy]])
+
+
+def _gelu_strip(hidden, active, strip):
+    values = regular_sums([hidden[i, strip] for i in range(8)])
+    if active.dtype == jnp.bfloat16:
+        values = [double_gelu(v, SCALE) for v in values]
+    else:
+        values = [(2 / SCALE) * gelu(SCALE * v) for v in values]
+    for i, y in enumerate(isotypic_sums(values)):
+        active[i, strip] = y.astype(active.dtype)
+
+
+def _second_map(active, w, columns, sum_lines, sum_planes):
+    dot = _dot(active.dtype)
+    is_first = columns[0].start == 0
+    for i in range(4):
+        y = dot(active[i], w.out_lines[i, columns[0], :])
+        sum_lines[i] = y if is_first else sum_lines[i] + y
+    for row in range(2):
+        first, second = (dot(active[4 + 2 * copy + row], w.out_planes[columns[copy], :]) for copy in range(2))
+        y = first + second
+        sum_planes[row] = y if is_first else sum_planes[row] + y
+
+
+def _dot(dtype):
+    return functools.partial(jnp.dot, precision=octic_linear_gelu.precision(dtype), preferred_element_type=jnp.float32)
