@@ -1,7 +1,8 @@
 """equivit's kernels: operations on octic fields, each with its reference in plain jnp, which defines what is right.
 
-`d8_gelu.py` and `octic_linear_gelu.py` hold reference and TPU kernel (Pallas, Mosaic), the files `*_gpu.py` those for
-Hopper GPUs (Mosaic GPU).  `implementation=` chooses, "auto" when a program is lowered (`dispatch.py`).
+`d8_gelu.py`, `octic_linear_gelu.py` and `octic_mlp.py` hold reference and TPU kernel (Pallas, Mosaic), the files
+`*_gpu.py` those for Hopper GPUs (Mosaic GPU).  `implementation=` chooses, "auto" when a program is lowered
+(`dispatch.py`).
 """
 
 from kernels.dispatch import using

@@ -144,7 +144,7 @@ class ConvolutionDecoder(nnx.Module):
         x = grid.values
         for layer in self.doubling:
             x = layer(x)
-        return _holding(grid, self.logits(jax.nn.gelu(self.conv(x), approximate=False)))
+        return _holding(grid, self.logits(dense.gelu(self.conv(x))))
 
 
 class OcticDecoder(nnx.Module):
@@ -188,7 +188,7 @@ class Doubling(nnx.Module):
             y = jax.lax.conv_general_dilated(
                 x, kernel, (1, 1), [(0, 0), (0, 0)], lhs_dilation=(2, 2), dimension_numbers=("NHWC", "HWIO", "NHWC")
             )
-        return jax.nn.gelu(self._normed(y + self.bias[...]), approximate=False)
+        return dense.gelu(self._normed(y + self.bias[...]))
 
     def _normed(self, x: jax.Array) -> jax.Array:
         with jax.named_scope("norm"):
