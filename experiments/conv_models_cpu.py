@@ -8,11 +8,11 @@ The peer is a Python that has torch and timm (`torch_timm.py` says how to make o
 which timm does not have, is written in plain torch (`torch_bixt.py`).
 
 Forward passes of 8 images of 224 px in float32, every parameter random, on 2 threads: after a warm-up, medians, the
-variants in turn within each round.  The peer's run in a process of their own, with a pause between turns: threads of one
-library that spin while they wait for work would slow the other down.  They run in torch's usual layout of maps and with
-the channels last, and count by the faster one.  Both models must have the same number of parameters; BiXT's have the
-same parameters, and their logits are compared before anything is timed.  The load of the machine before each model is
-noted: others' work falsifies the figures.  Not in the paper.
+variants in turn within each round.  The peer's run in a process of their own, with a pause between turns: threads of
+one library that spin while they wait for work would slow the other down.  They run in torch's usual layout of maps and
+with the channels last, and count by the faster one.  Both models must have the same number of parameters; both BiXTs
+have the same weights, and their logits are compared before anything is timed.  The load of the machine before each
+model is noted: others' work falsifies the figures.  Not in the paper.
 
 Claims: as it is, each convolutional model takes at most 1.5 times as long as the peer's, and BiXT at most 1.1 times.
 Exits 1 when one fails.

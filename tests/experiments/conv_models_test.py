@@ -18,7 +18,8 @@ for line in sys.stdin:
     question = json.loads(line)
     if question.get("run") == "gone":
         break
-    print(json.dumps(dict(seconds=0.5) if "run" in question else dict(parameters=3, error=question.get("error"))), flush=True)
+    made = dict(parameters=3, error=question.get("error"))
+    print(json.dumps(dict(seconds=0.5) if "run" in question else made), flush=True)
 """
 
 
