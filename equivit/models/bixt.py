@@ -80,9 +80,9 @@ class BiXTConfig:
                     f"the patch in its middle; the nearest to {kernel} is {nearest}."
                 )
         if not self.hidden:
-            least = f"{1 / self.width:.2g}"
             raise ValueError(
-                f"BiXT: mlp_ratio={self.mlp_ratio} leaves nothing of width={self.width}; the least is {least}."
+                f"BiXT: mlp_ratio={self.mlp_ratio} leaves no hidden channel of width={self.width}; "
+                f"{1 / self.width:.2g} leaves one."
             )
         check_grid(self.image_size, self.patch_size, "BiXT: image_size")
 
