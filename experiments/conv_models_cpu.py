@@ -1,19 +1,21 @@
-"""The eight convolutional models and BiXT on a CPU, as they are and folded, beside timm's under `torch.compile`.
+"""The eight convolutional models and BiXT on a CPU, as they are and folded, beside torch's under `torch.compile`.
 
     python experiments/conv_models_cpu.py --peer=torch-venv/bin/python    # about half an hour
-    python experiments/conv_models_cpu.py                                 # without timm
+    python experiments/conv_models_cpu.py                                 # without torch
     python experiments/conv_models_cpu.py --peer=... --models=shvit_s1,efficientvit_b0 --runs=5
 
-The peer is a Python that has torch and timm (`torch_timm.py` says how to make one); equivit needs neither.
+The peer is a Python that has torch and timm (`torch_timm.py` says how to make one); equivit needs neither.  BiXT,
+which timm does not have, is written in plain torch (`torch_bixt.py`).
 
 Forward passes of 8 images of 224 px in float32, every parameter random, on 2 threads: after a warm-up, medians, the
-variants in turn within each round.  timm's run in a process of their own, with a pause between turns: threads of one
-library that spin while they wait for work would slow the other down.  They run in torch's usual layout of maps and with
-the channels last, and count by the faster one.  Both models must have the same number of parameters.  The load of the
-machine before each model is noted: others' work falsifies the figures.  Not in the paper.
+variants in turn within each round.  The peer's run in a process of their own, with a pause between turns: threads of
+one library that spin while they wait for work would slow the other down.  They run in torch's usual layout of maps and
+with the channels last, and count by the faster one.  Both models must have the same number of parameters; both BiXTs
+have the same weights, and their logits are compared before anything is timed.  The load of the machine before each
+model is noted: others' work falsifies the figures.  Not in the paper.
 
-Claims: as it is, each convolutional model takes at most 1.5 times as long as timm's.  BiXT, at most 1.1 times, is not
-in timm.  Exits 1 when one fails.
+Claims: as it is, each convolutional model takes at most 1.5 times as long as the peer's, and BiXT at most 1.1 times.
+Exits 1 when one fails.
 """
 
 import contextlib
@@ -22,6 +24,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 
@@ -31,7 +34,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from equivit import logical
+from equivit import logical, pretrained
 from equivit.models import zoo
 from equivit.models.folding import fold
 from experiments import benchmark, programs
@@ -49,8 +52,10 @@ CONVOLUTIONAL = (
     "mobilenetv4_hybrid_medium",
 )
 THREADS = 2
-LIMITS = dict.fromkeys(CONVOLUTIONAL, 1.5) | {"bixt_ti_p16": 1.1}  # times the peer's time
+BIXT = "bixt_ti_p16"
+LIMITS = dict.fromkeys(CONVOLUTIONAL, 1.5) | {BIXT: 1.1}  # times the peer's time
 LAYOUTS = ("contiguous", "channels_last")  # of the peer's maps
+TOLERANCE = 1e-5  # of the largest logit, where ours and the peer's are the same function
 
 
 def main(arguments=None) -> int:
@@ -74,10 +79,10 @@ COLUMNS = dict(
     load="load",
     ours="ours",
     folded="folded",
-    contiguous="timm",
+    contiguous="peer",
     channels_last="channels last",
-    over_peer="ours/timm",
-    folded_over_peer="folded/timm",
+    over_peer="ours/peer",
+    folded_over_peer="folded/peer",
 )
 
 
@@ -93,17 +98,20 @@ def _options(arguments):
 def measure(name: str, options) -> dict:
     """Median milliseconds of each variant of a model.
 
-    Raises RuntimeError when timm's has another number of parameters, or gives no answer.
+    Raises RuntimeError when the peer's has another number of parameters or other logits, or gives no answer.
     """
     load = os.getloadavg()[0]
     model = programs.random_model(name, image_size=(options.size, options.size))
     x = np.random.default_rng(1).normal(size=(options.batch, options.size, options.size, 3)).astype(np.float32)
     variants = {"ours": ours(model, x), "folded": ours(jax.jit(fold)(model), x)}
     with contextlib.ExitStack() as stack:
-        if options.peer and name in CONVOLUTIONAL:
-            peer = stack.enter_context(contextlib.closing(Peer(options.peer)))
+        if options.peer:
+            question = dict(model=name, shape=x.shape)
+            if name == BIXT:
+                question |= with_weights(model, x, pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory())))
+            peer = stack.enter_context(contextlib.closing(Peer(options.peer, question)))
             parameters = sum(array.size for array in logical.take(model).values())  # without running statistics
-            variants |= {layout: peer.variant(name, layout, x.shape, parameters) for layout in LAYOUTS}
+            variants |= {layout: peer.variant(layout, parameters) for layout in LAYOUTS}
         seconds = benchmark.medians(in_turn(variants, options.warmup, options.runs))
     times = {variant: 1e3 * value for variant, value in seconds.items()}
     fastest = min((times[layout] for layout in LAYOUTS if layout in times), default=None)
@@ -129,18 +137,32 @@ def ours(model, x: np.ndarray) -> Callable[[], float]:
     return call
 
 
-class Peer:
-    """The process of `torch_timm.py`: a line of JSON is asked, one is answered."""
+def with_weights(model, x: np.ndarray, folder: pathlib.Path) -> dict:
+    """What `torch_bixt.py` is asked of a model: a file with its tensors, images and their logits; and its heads."""
+    logits = jax.jit(lambda model, x: model(x))(model, x)
+    np.savez(folder / "bixt.npz", images=x, logits=np.asarray(logits), **pretrained.state_dict("bixt", model))
+    return dict(file=str(folder / "bixt.npz"), heads=model.config.num_heads)
 
-    def __init__(self, python: str):
-        command = [python, str(pathlib.Path(__file__).with_name("torch_timm.py"))]
+
+class Peer:
+    """The process of `torch_timm.py` or `torch_bixt.py`: a line of JSON is asked, one is answered.
+
+    Args:
+      question: what the peer makes its model of, its name among it.
+    """
+
+    def __init__(self, python: str, question: dict):
+        self._question, self._script = question, "torch_bixt.py" if question["model"] == BIXT else "torch_timm.py"
+        command = [python, str(pathlib.Path(__file__).with_name(self._script))]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def variant(self, name: str, layout: str, shape: tuple[int, ...], parameters: int) -> Callable[[], float]:
-        """The call that runs a model, which must have so many parameters, and returns its seconds."""
-        number = self._ask(dict(model=name, layout=layout, shape=shape, threads=THREADS))["parameters"]
-        if number != parameters:
-            raise RuntimeError(f"{name}: ours has {parameters} parameters and timm's {number}.")
+    def variant(self, layout: str, parameters: int) -> Callable[[], float]:
+        """The call that runs the model, which must have so many parameters, and returns its seconds."""
+        name, answer = self._question["model"], self._ask(dict(layout=layout, threads=THREADS, **self._question))
+        if answer["parameters"] != parameters:
+            raise RuntimeError(f"{name}: ours has {parameters} parameters and the peer's {answer['parameters']}.")
+        if answer["error"] is not None and not answer["error"] < TOLERANCE:
+            raise RuntimeError(f"{name}: the peer's logits differ from ours by {answer['error']:.1e} of the largest.")
         return lambda: self._ask(dict(run=layout))["seconds"]
 
     def close(self) -> None:
@@ -152,14 +174,14 @@ class Peer:
         self._process.stdin.flush()
         answer = next((line for line in self._process.stdout if line.startswith("{")), None)  # libraries print others
         if answer is None:
-            raise RuntimeError(f"--peer: torch_timm.py ended at {question}; its error is above.")
+            raise RuntimeError(f"--peer: {self._script} ended at {question}; its error is above.")
         return json.loads(answer)
 
 
 def claim_of(row: dict) -> Claim:
     """That of a model as it is; the peer does not fold either."""
     name = row["model"]
-    return Claim(f"{name}: our time over timm's", row["over_peer"], at_most=LIMITS[name])
+    return Claim(f"{name}: our time over the peer's", row["over_peer"], at_most=LIMITS[name])
 
 
 if __name__ == "__main__":

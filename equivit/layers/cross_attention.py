@@ -51,7 +51,7 @@ class CrossAttention(nnx.Module):
 
     def _heads(self, x: jax.Array, width: int) -> jax.Array:
         """r, and v if it is there: [*B, N, parts width] -> [parts, *B, num_heads, N, head channels]."""
-        x = x.reshape(*x.shape[:-1], -1, self.num_heads, width // self.num_heads)
+        x = x.reshape(*x.shape[:-1], x.shape[-1] // width, self.num_heads, width // self.num_heads)
         return jnp.einsum("...nphd->p...hnd", x)
 
 

@@ -54,9 +54,16 @@ class MultiQueryAttention(nnx.Module):
         q = self.query(x)
         k = self.key(x if self.key_conv is None else self.key_conv(x, train=train))
         v = self.value(x if self.value_conv is None else self.value_conv(x, train=train))
-        # The heads differ in their queries only: to the keys they are one head of more tokens, without a transpose.
-        (y,) = attend(*((part.reshape(*x.shape[:-3], 1, -1, self.head_channels),) for part in (q, k, v)))
+        (y,) = attend(*((self._one_head(part),) for part in (q, k, v)))
         return self.output(y.reshape(q.shape))
+
+    def _one_head(self, x: jax.Array) -> jax.Array:
+        """[*B, h, w, heads channels] -> [*B, 1, h w heads, channels].
+
+        The heads differ in their queries only: to the keys they are one head of more tokens, without a transpose.
+        """
+        *batch, h, w, width = x.shape
+        return x.reshape(*batch, 1, h * w * width // self.head_channels, self.head_channels)
 
 
 class MobileAttention(nnx.Module):

@@ -79,7 +79,17 @@ class BiXTConfig:
                     f"BiXT: kernel={self.kernel} must be patch_size={self.patch_size} or larger by even numbers, with "
                     f"the patch in its middle; the nearest to {kernel} is {nearest}."
                 )
+        if not self.hidden:
+            raise ValueError(
+                f"BiXT: mlp_ratio={self.mlp_ratio} leaves no hidden channel of width={self.width}; "
+                f"{1 / self.width:.2g} leaves one."
+            )
         check_grid(self.image_size, self.patch_size, "BiXT: image_size")
+
+    @property
+    def hidden(self) -> int:
+        """Hidden width of the MLPs."""
+        return round(self.mlp_ratio * self.width)
 
     @property
     def padding(self) -> tuple[int, int]:
@@ -205,7 +215,7 @@ class BiXTBlock(nnx.Module):
     def __init__(self, config: BiXTConfig, both: bool, rngs: nnx.Rngs):
         width, heads = config.width, config.num_heads
         norm = functools.partial(dense.LayerNorm, width, eps=config.norm_eps)
-        mlp = functools.partial(_mlp, width, round(config.mlp_ratio * width), rngs)
+        mlp = functools.partial(_mlp, width, config.hidden, rngs)
         self.cross = CrossBlock(
             norm1_latents=norm(),
             norm1_tokens=norm(),

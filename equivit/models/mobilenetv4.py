@@ -9,10 +9,9 @@ import functools
 import itertools
 import re
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -28,7 +27,7 @@ from equivit.layers.inverted_bottleneck import (
 )
 from equivit.layers.multi_query_attention import MobileAttention
 from equivit.layers.stack import REMAT, Stack
-from equivit.models.features import Features, Grid
+from equivit.models.features import Features, of_map
 from equivit.models.model import Preset
 
 CLASSIFIER = nnx.initializers.variance_scaling(1 / 3, "fan_out", "uniform")  # bounded by 1 / sqrt(classes), as in timm
@@ -197,18 +196,6 @@ class MobileNetV4Config:
         return MobileNetV4(self, rngs=rngs)
 
 
-class Map(NamedTuple):
-    """The map after a block.
-
-    Attributes:
-      values: [B, h, w, width].
-      stride: distance between neighbours, in pixels, along both axes.
-    """
-
-    values: jax.Array
-    stride: int
-
-
 class MobileNetV4(nnx.Module):
     """A MobileNetV4; see `MobileNetV4Config`.
 
@@ -248,8 +235,8 @@ class MobileNetV4(nnx.Module):
     def pooled(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
         """What the head reads, [*B, head_width]: the mean of the last map, widened."""
         last, _ = self.trunk(images, key=key, train=train)
-        pooled = self.neck(last.values.mean((-3, -2), keepdims=True), train=train)
-        return pooled.reshape(*images.shape[:-3], pooled.shape[-1])
+        pooled = self.neck(last.reshape(-1, *last.shape[-3:]).mean((1, 2), keepdims=True), train=train)
+        return pooled.reshape(*last.shape[:-3], pooled.shape[-1])
 
     def features(
         self,
@@ -267,14 +254,9 @@ class MobileNetV4(nnx.Module):
         Raises:
           IndexError: there is no such block.
         """
-        for index in blocks:
-            if not 0 <= index < self.config.depth:
-                raise IndexError(
-                    f"MobileNetV4: there is no block {index}; the blocks are 0 to {self.config.depth - 1}."
-                )
         last, seen = self.trunk(images, capture=blocks, key=key, train=train)
-        batch = images.shape[:-3]
-        return _features(last, batch, {index: _features(at, batch, {}) for index, at in seen.items()})
+        strides = self.config.strides
+        return of_map(last, strides[-1], {index: of_map(values, strides[index]) for index, values in seen.items()})
 
     def trunk(
         self,
@@ -283,9 +265,12 @@ class MobileNetV4(nnx.Module):
         capture: tuple[int, ...] = (),
         key: jax.Array | None = None,
         train: bool = False,
-    ) -> tuple[Map, dict[int, Map]]:
-        """The map after the last block, and those after the blocks in `capture`."""
-        config, rates = self.config, self.config.rates
+    ) -> tuple[jax.Array, dict[int, jax.Array]]:
+        """The map after the last block, [*B, h, w, width], and those after the blocks in `capture`."""
+        config, rates, batch = self.config, self.config.rates, images.shape[:-3]
+        for index in capture:
+            if not 0 <= index < config.depth:
+                raise IndexError(f"MobileNetV4: there is no block {index}; the blocks are 0 to {config.depth - 1}.")
         check_images(images, config.in_channels, (1, 1))
         x, seen, first = self.stem(images.reshape(-1, *images.shape[-3:]), train=train), {}, 0
         for number, stack in enumerate(self.stages):
@@ -295,9 +280,9 @@ class MobileNetV4(nnx.Module):
             for index in range(first, stop):
                 x = stack.alone(index - first, x, **options)
                 if index in capture:
-                    seen[index] = Map(x, config.strides[index])
+                    seen[index] = x
             first = stop
-        return Map(x, config.strides[-1]), seen
+        return jax.tree.map(lambda values: values.reshape(*batch, *values.shape[1:]), (x, seen))
 
 
 def made(config: MobileNetV4Config, before: int, spec: Spec) -> Callable[[nnx.Rngs], nnx.Module]:
@@ -318,12 +303,6 @@ def made(config: MobileNetV4Config, before: int, spec: Spec) -> Callable[[nnx.Rn
         case _:
             mqa: dict[str, Any] = dict(num_heads=spec.heads, head_channels=spec.channels, kv_stride=spec.kv_stride)
             return lambda rngs: MobileAttention(before, **mqa, **groups, **scale, rngs=rngs)
-
-
-def _features(at: Map, batch: tuple[int, ...], blocks: dict[int, Features]) -> Features:
-    values = at.values.reshape(*batch, *at.values.shape[1:])
-    grid = Grid(values, (at.stride, at.stride), jnp.zeros((*batch, 2), jnp.int32))
-    return Features(None, jnp.zeros((*batch, 0, values.shape[-1]), values.dtype), grid, blocks)
 
 
 # The tables of the paper, as timm has them.

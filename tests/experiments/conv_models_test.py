@@ -1,14 +1,16 @@
-"""The models beside timm's: what is asked of the peer's process, what it may answer, and what is claimed."""
+"""The models beside torch's: what is asked of the peer's process, what it may answer, and what is claimed."""
 
+import contextlib
 import json
 import sys
 
+import numpy as np
 import pytest
 
-from experiments import conv_models_cpu
+from experiments import conv_models_cpu, programs
 from experiments.conv_models_cpu import Peer
 
-# In place of a Python with timm: three parameters, and half a second for each run until it is asked of "gone".
+# In place of a Python with torch: three parameters, and half a second for each run until it is asked of "gone".
 STUB = """#!{python}
 import json, sys
 print("a library is there")
@@ -16,31 +18,54 @@ for line in sys.stdin:
     question = json.loads(line)
     if question.get("run") == "gone":
         break
-    print(json.dumps(dict(seconds=0.5) if "run" in question else dict(parameters=3)), flush=True)
+    made = dict(parameters=3, error=question.get("error"))
+    print(json.dumps(dict(seconds=0.5) if "run" in question else made), flush=True)
 """
 
 
 @pytest.fixture
-def peer(tmp_path):
+def python(tmp_path):
     path = tmp_path / "python"
     path.write_text(STUB.format(python=sys.executable))
     path.chmod(0o755)
-    peer = Peer(str(path))
-    yield peer
-    peer.close()
+    return str(path)
 
 
-def test_the_peer_answers_and_must_have_the_same_parameters(peer):
-    call = peer.variant("shvit_s1", "contiguous", (8, 224, 224, 3), 3)
-    assert call() == call() == 0.5
-    with pytest.raises(RuntimeError, match="shvit_s1: ours has 4 parameters and timm's 3"):
-        peer.variant("shvit_s1", "contiguous", (8, 224, 224, 3), 4)
+def test_the_peer_answers_and_must_have_the_same_parameters(python):
+    with contextlib.closing(Peer(python, dict(model="shvit_s1", shape=(8, 224, 224, 3)))) as peer:
+        call = peer.variant("contiguous", 3)
+        assert call() == call() == 0.5
+        with pytest.raises(RuntimeError, match="shvit_s1: ours has 4 parameters and the peer's 3"):
+            peer.variant("contiguous", 4)
 
 
-def test_a_peer_that_ends_is_told(peer):
-    call = peer.variant("shvit_s1", "gone", (8, 224, 224, 3), 3)
-    with pytest.raises(RuntimeError, match="torch_timm.py ended at {'run': 'gone'}"):
-        call()
+@pytest.mark.parametrize("error", [1e-3, float("nan")])
+def test_a_peer_of_the_same_weights_must_find_the_same_logits(python, error):
+    with contextlib.closing(Peer(python, dict(model="bixt_ti_p16", error=1e-6))) as peer:
+        assert peer.variant("contiguous", 3)() == 0.5
+    with (
+        contextlib.closing(Peer(python, dict(model="bixt_ti_p16", error=error))) as peer,
+        pytest.raises(RuntimeError, match="bixt_ti_p16: the peer's logits differ from ours by"),
+    ):
+        peer.variant("contiguous", 3)
+
+
+def test_what_a_peer_is_given_of_our_weights(tmp_path):
+    model = programs.random_model("bixt_ti_p16", width=12, num_heads=3, depth=2, latents=5, image_size=(32, 48))
+    images = np.random.default_rng(0).normal(size=(2, 32, 48, 3)).astype(np.float32)
+    question = conv_models_cpu.with_weights(model, images, tmp_path)
+    assert question == dict(file=str(tmp_path / "bixt.npz"), heads=3)
+    with np.load(question["file"]) as file:
+        np.testing.assert_array_equal(file["images"], images)
+        assert file["logits"].shape == (2, 1000) and np.abs(file["logits"]).min() > 0
+        assert file["patch_embed.proj.weight"].shape == (12, 3, 16, 16)
+
+
+def test_a_peer_that_ends_is_told(python):
+    with contextlib.closing(Peer(python, dict(model="shvit_s1"))) as peer:
+        call = peer.variant("gone", 3)
+        with pytest.raises(RuntimeError, match="torch_timm.py ended at {'run': 'gone'}"):
+            call()
 
 
 def test_models_that_are_not_in_the_zoo_are_skipped(tmp_path, monkeypatch, capsys):

@@ -256,6 +256,7 @@ def test_what_a_file_tells(name, options):
             dict(image_size=(12, 22)),
             "BiXT: image_size 12x22: the width 22 is not divisible by the patch width 4; the n",
         ),
+        (dict(mlp_ratio=0.01), "BiXT: mlp_ratio=0.01 leaves no hidden channel of width=12; 0.083 leaves one"),
         (dict(depth=0), "depth=0 must be a whole number in"),
         (dict(registers=3), "'registers' is not one of its options"),
     ],

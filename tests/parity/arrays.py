@@ -12,6 +12,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from equivit import logical
@@ -35,6 +36,17 @@ def files(group: str, pattern: str = "*.npz", elsewhere: str | None = None) -> l
         for path in sorted((pathlib.Path(everything) / (elsewhere or group)).glob(pattern)):
             found.setdefault(path.name, path)
     return list(found.values())
+
+
+def blocks(group: str, *names: str) -> list:
+    """What tests take as (file, name): blocks of a group's models, all, or else those in the fixtures."""
+
+    def held(path):
+        with np.load(path) as file:
+            return [name for name in names if {f"output/{name}", f"output/{name}_0"} & set(file.files)]
+
+    paths = files(group, "blocks.npz") or files(group, "blocks_short.npz")
+    return [pytest.param(path, name, id=f"{path.stem}-{name}") for path in paths for name in held(path)]
 
 
 def load(path: pathlib.Path) -> dict[str, np.ndarray]:

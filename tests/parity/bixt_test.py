@@ -12,7 +12,7 @@ from equivit.layers.cross_attention import CrossAttention, CrossBlock
 from equivit.layers.dense import LayerNorm, Mlp
 from equivit.models.bixt import INIT
 from equivit.pretrained import bixt
-from tests.parity.arrays import Comparison, files, fill, images, load, state
+from tests.parity.arrays import Comparison, blocks, files, fill, images, load, state
 
 # Of the largest entry.  Both sides compute in float32, in different orders; float64 is up to 1e-6 away.
 TOLERANCE = 3e-6
@@ -72,8 +72,7 @@ def run(block, latents, tokens):
     return block(latents, tokens)
 
 
-@pytest.mark.parametrize("path", files("efficient", "blocks.npz"), ids=lambda path: path.stem)
-@pytest.mark.parametrize("name", ["bixt_cross", "bixt_cross_onesided"])
+@pytest.mark.parametrize(("path", "name"), blocks("efficient", "bixt_cross", "bixt_cross_onesided"))
 def test_cross_attention(path, name, record_property):
     data = {key: array for key, array in load(path).items() if key.split("/")[1].startswith((f"{name}.", f"{name}_"))}
     data = {key: array for key, array in data.items() if name != "bixt_cross" or "onesided" not in key}

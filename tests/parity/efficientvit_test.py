@@ -10,10 +10,9 @@ from equivit.layers.linear_attention import LinearAttention
 from equivit.layers.separable_conv import InvertedBottleneck
 from equivit.models.efficientvit import STAGES
 from equivit.pretrained import efficientvit, mapping
-from tests.parity.arrays import Comparison, below, files, fill, images, load, part, run, state
+from tests.parity.arrays import Comparison, below, blocks, files, fill, images, load, part, run, state
 
 FILES = files("efficient", "efficientvit*.npz")
-BLOCKS = files("efficient", "blocks.npz")
 TOLERANCE = 1e-5  # of the largest entry: roundings of float32; torch's own differ from float64 by up to 7e-6
 
 
@@ -46,8 +45,7 @@ TABLE = efficientvit.table(efficientvit.EfficientViTConfig((8, 8, 8, 16, 16), (1
 SCALES = {"lite_mla": (5,), "lite_mla_two_scales": (3, 5)}
 
 
-@pytest.mark.parametrize("name", SCALES)
-@pytest.mark.parametrize("path", BLOCKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(("path", "name"), blocks("efficient", *SCALES))
 def test_linear_attention(path, name, record_property):
     data, scales = part(load(path), name), SCALES[name]
     pairs = below(TABLE, "stages.2.blocks.1.context_module.main.", "stages.2.1.attention.")
@@ -66,9 +64,8 @@ def test_linear_attention(path, name, record_property):
     comparison.finish(record_property, "efficient")
 
 
-@pytest.mark.parametrize("path", BLOCKS, ids=lambda path: path.stem)
-def test_inverted_bottleneck(path, record_property):
-    name = "evit_mbconv"
+@pytest.mark.parametrize(("path", "name"), blocks("efficient", "evit_mbconv"))
+def test_inverted_bottleneck(path, name, record_property):
     data = part(load(path), name)
     pairs = below(TABLE, "stages.2.blocks.1.local_module.main.", "stages.2.1.local.")
     options = dict(stride=2, norm=False)

@@ -12,10 +12,9 @@ from equivit.models import mobilenetv4
 from equivit.models.mobilenetv4 import MobileNetV4Config, parsed
 from equivit.pretrained import mapping
 from equivit.pretrained import mobilenetv4 as format
-from tests.parity.arrays import Comparison, below, files, load, run, state
+from tests.parity.arrays import Comparison, below, blocks, files, load, part, run, state
 
 FILES = files("efficient", "mnv4_*.npz")
-BLOCKS = files("efficient", "blocks.npz")
 # Of the largest entry.  PyTorch's own outputs are up to 7e-6 away from those of float64, and logits, which are small
 # sums of large terms, up to 1e-5 from ours.
 MAPS, LOGITS = 1e-5, 2e-5
@@ -42,8 +41,8 @@ def outputs(model, x):
     """By the names of the file; as `pooled` and a call have them, in one pass."""
     ends = np.cumsum([len(stage) for stage in model.config.blocks]) - 1
     last, seen = model.trunk(x, capture=tuple(ends.tolist()))
-    pooled = model.neck(last.values.mean((1, 2), keepdims=True))[:, 0, 0]
-    stages = {f"stage{i}": seen[int(end)].values for i, end in enumerate(ends)}
+    pooled = model.neck(last.mean((1, 2), keepdims=True))[:, 0, 0]
+    stages = {f"stage{i}": seen[int(end)] for i, end in enumerate(ends)}
     return {"logits": model.head(pooled), "pre_logits": pooled, "stem": model.stem(x), **stages}
 
 
@@ -69,23 +68,20 @@ def block(name, data):
     abstract = jax.eval_shape(lambda: make(nnx.Rngs(0)))
     table = below(format.table(config, "timm").pairs, "blocks.1.0.", "stages.1.0.")
     shapes = {t.name: t.shape for ts in logical.tensors(abstract, nnx.Variable).values() for t in ts.flat}
-    there = {key.removeprefix(f"{name}."): array for key, array in state(data).items() if key.startswith(f"{name}.")}
-    tensors = mapping.read(mapping.Table(table), there, shapes, name)
+    tensors = mapping.read(mapping.Table(table), state(data), shapes, name)
     return logical.from_logical(abstract, tensors, nnx.Variable), x
 
 
-@pytest.mark.parametrize("path", BLOCKS, ids=lambda path: path.stem)
-def test_blocks(path, record_property):
+@pytest.mark.parametrize(("path", "name"), blocks("efficient", *SPECS))
+def test_blocks(path, name, record_property):
     """And attention after its norm is folded, which at a stride of keys it keeps."""
-    data = load(path)
-    data = {key: x for key, x in data.items() if key.split("/")[1].split(".")[0] in SPECS}
+    data = part(load(path), name)
+    layer, x = block(name, data)
     comparison = Comparison(data)
-    for name in SPECS:
-        layer, x = block(name, data)
-        comparison.array(f"output/{name}", maps(run(layer, x)), MAPS)
-        if isinstance(layer, MobileAttention):
-            assert isinstance(layer.scale, LayerScale) and (layer.folded().norm is None) == (name == "mqa")
-            comparison.array(f"output/{name}", maps(run(layer.folded(), x)), MAPS)
+    comparison.array(f"output/{name}", maps(run(layer, x)), MAPS)
+    if isinstance(layer, MobileAttention):
+        assert isinstance(layer.scale, LayerScale) and (layer.folded().norm is None) == (name == "mqa")
+        comparison.array(f"output/{name}", maps(run(layer.folded(), x)), MAPS)
     comparison.finish(record_property, "mobilenetv4")
 
 
@@ -101,11 +97,11 @@ class OneSided(nnx.Module):
         return jax.lax.conv_general_dilated(x, self.kernel[...], self.stride, "SAME", **options)
 
 
-@pytest.mark.parametrize("path", BLOCKS, ids=lambda path: path.stem)
-def test_another_padding_is_seen(path):
+@pytest.mark.parametrize(("path", "name"), blocks("efficient", "uib_extradw_s2"))
+def test_another_padding_is_seen(path, name):
     """On the map of 7x6 entries the columns come out otherwise."""
-    data = load(path)
-    layer, x = block("uib_extradw_s2", data)
+    data = part(load(path), name)
+    layer, x = block(name, data)
     layer.mid.conv = OneSided(layer.mid.conv)
-    theirs = data["output/uib_extradw_s2"]
+    theirs = data[f"output/{name}"]
     assert np.abs(maps(run(layer, x)) - theirs).max() > 1e-2 * np.abs(theirs).max()

@@ -13,11 +13,10 @@ from equivit.layers.conv_merging import ConvMerging
 from equivit.layers.single_head_attention import GroupNorm, SingleHeadAttention
 from equivit.models.folding import fold
 from equivit.pretrained import mapping, shvit
-from tests.parity.arrays import Comparison, below, files, fill, images, load, part, run, state
+from tests.parity.arrays import Comparison, below, blocks, files, fill, images, load, part, run, state
 
 FUSED = "shvit_narrow_fused"
 FILES = {path.stem: path for path in files("efficient", "shvit*.npz")}
-BLOCKS = files("efficient", "blocks.npz")
 # Of the largest entry: the roundings of float32, which torch's own differ from float64 by 7e-6 with; folded, by 2e-5.
 TOLERANCE, FOLDED = 1e-5, 2e-5
 
@@ -93,8 +92,7 @@ MODULES = {
 }
 
 
-@pytest.mark.parametrize("name", MODULES)
-@pytest.mark.parametrize("path", BLOCKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(("path", "name"), blocks("efficient", *MODULES))
 def test_blocks(path, name, record_property):
     data = part(load(path), name)
     comparison = Comparison(data)

@@ -14,7 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from flax import nnx
 
+from equivit import logical, train
 from equivit.training import checkpoints
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -120,6 +122,23 @@ def test_stopped_killed_and_resumed_equals_uninterrupted(uninterrupted):
     chex.assert_trees_all_equal(final_state(workdir), final_state(whole))
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if "loss" in row] == [*range(4, 33, 4)]
+
+
+def test_batch_statistics_stopped_and_resumed_equal_uninterrupted(place):
+    """In processes of their own; uninterrupted in this one, whose devices they have too."""
+    whole, workdir = place / "whole_statistics", place / "stopped_statistics"
+    options = dict(mode=":statistics", environment=[("JAX_NUM_CPU_DEVICES", str(jax.device_count()))])
+    output, status = finish(start(workdir, send=signal.SIGTERM, at=3, **options))
+    assert status == 143 and "SIGTERM: saved" in output and saved_steps(workdir) == [3], output
+    output, status = finish(start(workdir, **options))
+    assert status == 0, output
+    source = f"--config.data.source=npz:{place / IMAGES}"
+    assert train.main([f"--config={CONFIG}:statistics", f"--workdir={whole}", source]) == 0
+    assert len(hashes(workdir)) == 3 + 2
+    chex.assert_trees_all_equal(final_state(workdir), final_state(whole))
+    statistics = logical.take(checkpoints.load_run(workdir).model, nnx.BatchStat)
+    means = [array for name, array in statistics.items() if name.endswith(".mean")]
+    assert len(means) == 5 and all(np.abs(mean).min() > 0 for mean in means)  # they have moved
 
 
 def free_port():

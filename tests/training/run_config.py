@@ -20,4 +20,11 @@ def get_config(mode="full"):
         config.objective.update(mixup=0.0, cutmix=0.0)
         config.log.every_steps = 1
         config.checkpoint.every_steps = 3
+    if mode == "statistics":
+        config.update(steps=5, batch_size=16)
+        config.model = dict(name="mobilenetv4_conv_small", stem_width=8, head_width=8, drop_path=0.2)
+        config.model.stages = ("uib 3/0 s2 e2 8",)
+        config.data.update(workers=0, eval_examples=32)
+        config.optimizer.accumulation = 1
+        config.schedule.warmup_steps = 2
     return config
