@@ -156,10 +156,10 @@ class Peer:
         command = [python, str(pathlib.Path(__file__).with_name(self._script))]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def variant(self, layout: str, parameters: int) -> Callable[[], float]:
-        """The call that runs the model, which must have so many parameters, and returns its seconds."""
+    def variant(self, layout: str, parameters: int | None = None) -> Callable[[], float]:
+        """The call that runs the model, which must have so many parameters if told, and returns its seconds."""
         name, answer = self._question["model"], self._ask(dict(layout=layout, threads=THREADS, **self._question))
-        if answer["parameters"] != parameters:
+        if parameters not in (None, answer["parameters"]):
             raise RuntimeError(f"{name}: ours has {parameters} parameters and the peer's {answer['parameters']}.")
         if answer["error"] is not None and not answer["error"] < TOLERANCE:
             raise RuntimeError(f"{name}: the peer's logits differ from ours by {answer['error']:.1e} of the largest.")

@@ -1,4 +1,4 @@
-"""How a peer in torch answers `conv_models_cpu.py`, run by a Python that has torch and nothing of equivit.
+"""How a peer in torch answers `conv_models_cpu.py` and `model_cpu.py`; its Python has torch and nothing of equivit.
 
 Each line that it reads is a question in JSON, and each that it prints and that begins with a brace an answer; libraries
 print others.
@@ -6,7 +6,9 @@ print others.
     {"layout": layout, "threads": n, ...: what the peer makes the model of} -> {"parameters": number, "error": error}
     {"run": layout} -> {"seconds": of the second of two calls}
 
-The error is that of the model's results, over their largest entry; null for a peer that is given no results.
+A question may have a "task", "forward" (which is meant without it) or "training", and a "type", "float32" (the same) or
+"bfloat16", in which autocast multiplies.  The error is that of the model's results, over their largest entry; null for
+a peer that is given no results.
 """
 
 import json
@@ -34,23 +36,51 @@ def serve(make: Callable[[dict], Made]) -> None:
     for line in sys.stdin:
         question = json.loads(line)
         if "run" in question:
-            answer = dict(seconds=timed(*calls[question["run"]])[0])
+            answer = dict(seconds=timed(calls[question["run"]])[0])
         else:
             torch.set_num_threads(question["threads"])
             made, layout = make(question), FORMATS[question["layout"]]
-            compiled = torch.compile(made.model.eval().to(memory_format=layout))
-            calls[question["layout"]] = call = compiled, made.images.to(memory_format=layout)
-            error = _error(timed(*call)[1], made.expected)  # compiles
+            task = {"forward": forward, "training": training_step}[question.get("task", "forward")]
+            calls[question["layout"]] = call = task(made, layout, question.get("type") == "bfloat16")
+            error = _error(timed(call)[1], made.expected)  # compiles
             answer = dict(parameters=sum(p.numel() for p in made.model.parameters()), error=error)
         print(json.dumps(answer), flush=True)
 
 
-@torch.inference_mode()
-def timed(model: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> tuple[float, torch.Tensor]:
+def forward(made: Made, layout: torch.memory_format, low: bool) -> Callable[[], torch.Tensor]:
+    """The call of the compiled model; `low`: with products in bfloat16."""
+    model, x = torch.compile(made.model.eval().to(memory_format=layout)), made.images.to(memory_format=layout)
+
+    @torch.inference_mode()
+    @torch.autocast("cpu", torch.bfloat16, enabled=low)
+    def call():
+        return model(x)
+
+    return call
+
+
+def training_step(made: Made, layout: torch.memory_format, low: bool) -> Callable[[], torch.Tensor]:
+    """The call of cross-entropy, gradient and AdamW, which returns the loss."""
+    model, x = torch.compile(made.model.train().to(memory_format=layout)), made.images.to(memory_format=layout)
+    optimizer = torch.optim.AdamW(made.model.parameters(), lr=1e-3, weight_decay=0.05, fused=True)
+    labels = torch.arange(len(x))
+
+    def call():
+        with torch.autocast("cpu", torch.bfloat16, enabled=low):
+            loss = torch.nn.functional.cross_entropy(model(x), labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return call
+
+
+def timed(call: Callable[[], torch.Tensor]) -> tuple[float, torch.Tensor]:
     """Seconds of the second of two calls, and its result; the first one wakes threads and fills caches."""
-    model(x)
+    call()
     start = time.perf_counter()
-    y = model(x)
+    y = call()
     return time.perf_counter() - start, y
 
 

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from experiments import conv_models_cpu, programs
+from experiments import conv_models_cpu, model_cpu, programs
 from experiments.conv_models_cpu import Peer
 
 # In place of a Python with torch: three parameters, and half a second for each run until it is asked of "gone".
@@ -21,6 +21,9 @@ for line in sys.stdin:
     made = dict(parameters=3, error=question.get("error"))
     print(json.dumps(dict(seconds=0.5) if "run" in question else made), flush=True)
 """
+
+
+TINY = dict(width=32, num_heads=2, depth=2)
 
 
 @pytest.fixture
@@ -81,3 +84,17 @@ def test_claims():
     cases = (("shvit_s1", 1.6, False), ("shvit_s1", 1.5, True), ("bixt_ti_p16", 1.2, False), ("shvit_s1", None, None))
     for name, ratio, holds in cases:
         assert conv_models_cpu.claim_of(dict(model=name, over_peer=ratio, folded_over_peer=1.0)).holds is holds
+
+
+def test_whole_models_forward_and_in_training(tmp_path, monkeypatch, python):
+    """On models of two tiny blocks; claims are of the right rows."""
+    monkeypatch.setattr(model_cpu, "MODELS", {"plain": ("vit", TINY), "D8": ("octic_vit", dict(TINY, family="D8"))})
+    output = tmp_path / "out.json"
+    options = ["--sizes=ti", "--types=bfloat16", "--models=plain,D8", "--batch=2", "--image_size=32", "--runs=1"]
+    assert model_cpu.main([f"--output={output}", f"--peer={python}", "--warmup=0", *options]) == 0
+    rows = json.loads(output.read_text())["rows"]
+    assert [(row["task"], row["timm"]) for row in rows] == [("forward", 500.0), ("training", 500.0)]
+    assert all(row["D8_over_timm"] == pytest.approx(row["D8"] / 500) for row in rows)
+    row = dict(size="s", task="training", type="float32", plain=900.0, D8=500.0, plain_over_timm=0.9, D8_over_timm=0.5)
+    assert [claim.holds for claim in model_cpu.claims_of([row])] == [True, False]
+    assert len(model_cpu.claims_of([row | dict(type="bfloat16")])) == 1

@@ -1,0 +1,156 @@
+"""Whole ViTs on a CPU, forward passes and training steps, beside timm's plain ViT under `torch.compile`.
+
+    python experiments/model_cpu.py --peer=torch-venv/bin/python                     # three quarters of an hour
+    python experiments/model_cpu.py --peer=... --sizes=ti --types=float32            # eight minutes
+    python experiments/model_cpu.py                                                  # without timm
+
+The peer is a Python that has torch and timm (`torch_timm.py` says how to make one); equivit needs neither.
+
+Batches of 8 images of 224 px on 2 threads: after a warm-up, medians, the models in turn within each round, timm's in a
+process of its own (`conv_models_cpu.py`).  A training step is cross-entropy, gradient and AdamW; ours also normalises
+the images and keeps the loss and the norm of the gradient.  Parameters are float32; with "bfloat16" products are in
+bfloat16, ours with precision "mixed", torch's by autocast.  The load of the machine before each row is noted: others'
+work falsifies the figures.  Not in the papers.
+
+Claims.  In float32, plain takes at most as long as timm's; D8's training step at most 0.6 of timm's time (Ti) and 0.45
+(S, B), its forward pass at most half (S, B).  In bfloat16, plain takes at most as long as timm's, on a processor with
+units for it.  Exits 1 when one fails.
+"""
+
+import contextlib
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Callable
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+import jax
+
+from equivit.precision import cast
+from equivit.training import config as configs
+from experiments import benchmark, programs
+from experiments.benchmark import Claim
+from experiments.conv_models_cpu import Peer
+from experiments.octic_block_cpu import in_turn
+
+SIZES = {"ti": "vit_tiny_patch16_224", "s": "vit_small_patch16_224", "b": "vit_base_patch16_224"}  # timm's names
+MODELS = {
+    "plain": ("vit", {}),
+    "H8": ("octic_vit", dict(family="H8")),
+    "I8": ("octic_vit", dict(family="I8")),
+    "D8": ("octic_vit", dict(family="D8")),
+    "Jumbo": ("jumbo_vit", {}),
+    "registers": ("register_vit", {}),
+}
+TASKS = ("forward", "training")
+TYPES = {"float32": "float32", "bfloat16": "mixed"}  # and our precision
+TIMM = "timm"
+THREADS = 2
+CLASSES = 1000
+# Of timm's time, by task, type, size and model.
+LIMITS = {(task, dtype, size, "plain"): 1.0 for task in TASKS for dtype in TYPES for size in SIZES}
+LIMITS |= {("training", "float32", size, "D8"): limit for size, limit in dict(ti=0.6, s=0.45, b=0.45).items()}
+LIMITS |= {("forward", "float32", size, "D8"): 0.5 for size in ("s", "b")}
+
+
+def main(arguments=None) -> int:
+    options = _options(arguments)
+    budget, rows = benchmark.Budget(options.minutes), []
+    columns = dict(size="", task="", type="", load="load", timm="timm") | {name: name for name in options.models}
+    columns |= {f"{name}_over_timm": f"{name}/timm" for name in options.models}
+    for size in options.sizes:
+        for dtype in options.types:
+            for task in options.tasks:
+                title = f"{size}, {task}, {dtype}"
+                if budget.allows(title):
+                    with budget.trying(title):
+                        rows.append(measure(size, task, dtype, options))
+                        print(benchmark.table(rows[-1:], columns), flush=True)
+    print(f"\nmilliseconds for {options.batch} images of {options.image_size} px, on {THREADS} threads")
+    print(benchmark.table(rows, columns))
+    facts = dict(batch=options.batch, image_size=options.image_size, runs=options.runs, threads=THREADS)
+    return benchmark.finish(options.output, dict(**facts, rows=rows), claims_of(rows), budget)
+
+
+def _options(arguments):
+    options = benchmark.timing_parser(__doc__, output="model_cpu.json", runs=9, warmup=2, minutes=60)
+    options.add_argument("--peer", help="a Python with torch and timm; without it nothing is compared")
+    for name, known in dict(sizes=SIZES, models=MODELS, tasks=TASKS, types=TYPES).items():
+        options.add_argument(f"--{name}", type=benchmark.one_of(list(known)), default=list(known), help="(all)")
+    options.add_argument("--batch", type=int, default=8, help="images (%(default)s)")
+    options.add_argument("--image_size", type=int, default=224, help="height and width (%(default)s)")
+    return options.parse_args(arguments)
+
+
+def measure(size: str, task: str, dtype: str, options) -> dict:
+    """Median milliseconds of each model, and their ratios to timm's."""
+    load, variants = os.getloadavg()[0], {}
+    make = forward if task == "forward" else training_step
+    for name in options.models:
+        prefix, fields = MODELS[name]
+        fields = dict(fields, image_size=(options.image_size,) * 2, num_classes=CLASSES)
+        variants[name] = timed(make(f"{prefix}_{size}16", TYPES[dtype], options.batch, fields))
+    with contextlib.ExitStack() as stack:
+        if options.peer:
+            shape = (options.batch, options.image_size, options.image_size, 3)
+            question = dict(model=SIZES[size], shape=shape, task=task, type=dtype)
+            peer = stack.enter_context(contextlib.closing(Peer(options.peer, question)))
+            variants[TIMM] = peer.variant("contiguous")
+        seconds = benchmark.medians(in_turn(variants, options.warmup, options.runs))
+    times = {name: 1e3 * value for name, value in seconds.items()}
+    ratios = {f"{name}_over_timm": benchmark.ratio(times[name], times.get(TIMM)) for name in options.models}
+    return dict(size=size, task=task, type=dtype, load=load, **times, **ratios)
+
+
+def forward(name: str, precision: str, batch: int, fields: dict) -> Callable:
+    """The call of a compiled forward pass, every parameter random."""
+    leaves, structure = jax.tree.flatten(programs.random_model(name, **fields))  # a module is slow to flatten
+    images = jax.random.normal(jax.random.key(1), (batch, *fields["image_size"], 3))
+    arguments = jax.device_put(leaves), images
+    function = jax.jit(lambda leaves, x: cast(jax.tree.unflatten(structure, leaves), precision)(x))
+    compiled = function.lower(*arguments).compile()
+    return lambda: compiled(*arguments)
+
+
+def training_step(name: str, precision: str, batch: int, fields: dict) -> Callable:
+    """The call of a compiled training step; each call begins where the last one ended."""
+    config = configs.get_base()
+    with config.unlocked():
+        config.epochs, config.batch_size, config.precision = 1, batch, precision
+        config.model.update(name=name, **fields)
+        config.data.image_size = fields["image_size"]
+        config.objective.loss = "cross_entropy"
+        config.optimizer.update(name="adamw", weight_decay=0.05)
+        config.schedule.lr = 1e-3
+    return programs.training_step(config).start()
+
+
+def timed(call: Callable) -> Callable[[], float]:
+    """A call that runs it twice and returns the seconds of the second: the first one wakes threads and fills caches."""
+
+    def run():
+        jax.block_until_ready(call())
+        start = time.perf_counter()
+        jax.block_until_ready(call())
+        return time.perf_counter() - start
+
+    return run
+
+
+def claims_of(rows: list[dict]) -> list[Claim]:
+    """Those of the models and rows that there are."""
+    claims = []
+    for row in rows:
+        for (task, dtype, size, name), limit in LIMITS.items():
+            if (task, dtype, size) == (row["task"], row["type"], row["size"]) and name in row:
+                text = f"{name} {size}, {task}, {dtype}: our time over timm's"
+                claims.append(Claim(text, row[f"{name}_over_timm"], at_most=limit))
+    return claims
+
+
+if __name__ == "__main__":
+    if hasattr(os, "sched_setaffinity"):  # before JAX starts its threads; the peer inherits it
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:THREADS])
+    sys.exit(main())
