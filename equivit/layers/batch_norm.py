@@ -78,7 +78,8 @@ class BatchNorm(nnx.Module):
         mean, variance = y.mean(1, keepdims=True), y.var(1, keepdims=True)
         unbiased = variance * (count / max(count - 1, 1))
         for running, new in ((self.mean, mean), (self.variance, unbiased)):
-            moved = running[...] + self.momentum * (jax.lax.stop_gradient(new.mean((0, 1))) - running[...])
+            old = running[...]
+            moved = old + self.momentum * (jax.lax.stop_gradient(new.mean((0, 1))) - old)
             check_taken("BatchNorm", moved)
-            running[...] = moved
+            running.set_value(moved.astype(old.dtype))  # `running[...] = ` searches all that has been traced before
         return mean, variance
