@@ -38,7 +38,7 @@ class BatchNorm(nnx.Module):
         scale: float = 1.0,
         groups: int = 1,
     ):
-        self.scale = nnx.Param(jnp.full(width, scale)) if affine else None
+        self.scale = nnx.Param(jnp.full(width, scale, float)) if affine else None
         self.bias = nnx.Param(jnp.zeros(width)) if affine else None
         self.mean = nnx.BatchStat(jnp.zeros(width))
         self.variance = nnx.BatchStat(jnp.ones(width))
