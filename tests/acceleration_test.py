@@ -18,7 +18,7 @@ SIZE = ["data.image_size=(16,32)", "data.eval_crop=squash"]
 def model(**fields):
     """A tiny ViT with a class token and random parameters."""
     tiny = dict(width=16, depth=3, num_heads=2, patch_size=8, image_size=(16, 16), num_classes=10)
-    return zoo.create("vit_ti16", rngs=nnx.Rngs(params=1), **{**tiny, **fields})
+    return jax.jit(lambda: zoo.create("vit_ti16", rngs=nnx.Rngs(params=1), **{**tiny, **fields}))()
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from flax import nnx
 
 from equivit import logical, models, precision
 from equivit.models import decoders, zoo
+from tests.drawing import normal
 
 SMALL = dict(width=96, depth=4, num_heads=3, patch_size=8, image_size=(32, 48), num_classes=None)
 MODELS = {
@@ -28,9 +29,9 @@ def build(kind) -> nnx.Module:
     if kind == "decoder":
         encoder = zoo.configuration("vit_ti16", **SMALL)
         config = decoders.MaskedAutoencoderConfig(encoder, decoder_width=96, decoder_depth=4, decoder_heads=3)
-        return config.build(nnx.Rngs(0)).decoder
+        return jax.jit(lambda: config.build(nnx.Rngs(0)).decoder)()
     name, options = MODELS[kind]
-    return models.create(name, **{**SMALL, **options})
+    return jax.jit(lambda: models.create(name, **{**SMALL, **options}))()
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -81,11 +82,12 @@ def is_map(leaf) -> bool:
 def test_hidden_fields_stay_low_and_gradients_are_those_of_the_masters(family):
     """The hidden field of an MLP is what its kernels see; gradients arrive in float32, close to the exact ones."""
     name = "vit_ti16" if family == "plain" else "octic_vit_ti16"
-    model = models.create(name, **{**SMALL, "depth": 1, "num_classes": 5, "layer_scale": 1.0}, family=family)
+    options = SMALL | dict(depth=1, num_classes=5, layer_scale=1.0, family=family)
+    model = jax.jit(lambda: models.create(name, **options))()
     block = precision.cast(model, "mixed").blocks[0]
     x, _ = jax.eval_shape(model.embed, jnp.zeros((1, 32, 48, 3)))
     assert jax.eval_shape(lambda b, x: b.mlp.fc1(b.norm2(x)), block, x).dtype == jnp.bfloat16
-    images = jax.random.normal(jax.random.key(1), (4, 32, 48, 3))
+    images = normal(4, 32, 48, 3)
 
     @functools.partial(jax.jit, static_argnums=1)
     def gradient(arrays, kind):

@@ -38,7 +38,7 @@ class BatchNorm(nnx.Module):
         scale: float = 1.0,
         groups: int = 1,
     ):
-        self.scale = nnx.Param(jnp.full(width, scale)) if affine else None
+        self.scale = nnx.Param(jnp.full(width, scale, float)) if affine else None
         self.bias = nnx.Param(jnp.zeros(width)) if affine else None
         self.mean = nnx.BatchStat(jnp.zeros(width))
         self.variance = nnx.BatchStat(jnp.ones(width))
@@ -78,7 +78,8 @@ class BatchNorm(nnx.Module):
         mean, variance = y.mean(1, keepdims=True), y.var(1, keepdims=True)
         unbiased = variance * (count / max(count - 1, 1))
         for running, new in ((self.mean, mean), (self.variance, unbiased)):
-            moved = running[...] + self.momentum * (jax.lax.stop_gradient(new.mean((0, 1))) - running[...])
+            old = running[...]
+            moved = old + self.momentum * (jax.lax.stop_gradient(new.mean((0, 1))) - old)
             check_taken("BatchNorm", moved)
-            running[...] = moved
+            running.set_value(moved.astype(old.dtype))  # `running[...] = ` searches all that has been traced before
         return mean, variance

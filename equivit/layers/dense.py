@@ -89,7 +89,7 @@ class LayerScale(nnx.Module):
     """A learned factor per channel, small at initialisation.  Shapes: [*B, N, C] -> the same."""
 
     def __init__(self, width: int, init: float):
-        self.scale = nnx.Param(jnp.full(width, init))
+        self.scale = nnx.Param(jnp.full(width, init, float))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return x * self.scale[...]

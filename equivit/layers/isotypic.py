@@ -124,8 +124,8 @@ class LayerScale(nnx.Module):
 
     def __init__(self, width: int, init: float, *, group: Group):
         c = channels("LayerScale", width, group)
-        self.lines = nnx.Param(jnp.full((len(group.lines), c), init), tensors=line_names(group))
-        self.planes: Any = nnx.Param(jnp.full(2 * c, init), tensors="E") if group.planes else None
+        self.lines = nnx.Param(jnp.full((len(group.lines), c), init, float), tensors=line_names(group))
+        self.planes: Any = nnx.Param(jnp.full(2 * c, init, float), tensors="E") if group.planes else None
 
     def __call__(self, x: Isotypic) -> Isotypic:
         planes = None if x.planes is None else x.planes * self.planes[...]

@@ -264,7 +264,7 @@ class CosineWindowAttention(WindowAttention):
     ):
         dense.Attention.__init__(self, width, num_heads, qkv_bias=False, rngs=rngs)
         self.q_bias, self.v_bias = nnx.Param(jnp.zeros(width)), nnx.Param(jnp.zeros(width))
-        self.logit_scale = nnx.Param(jnp.full(num_heads, math.log(10.0)), decay=False)
+        self.logit_scale = nnx.Param(jnp.full(num_heads, math.log(10.0), float), decay=False)
         self.position = ContinuousTable(window, num_heads, rngs=rngs)
         self.window, self.masked, self.around = window, masked, around
 

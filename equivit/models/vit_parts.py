@@ -173,5 +173,5 @@ def make_head(config: "ViTConfig", features: int, hidden: bool, rngs: nnx.Rngs) 
         head = dense.Linear(features, classes, init=init, rngs=rngs)
     if config.head_bias == "prior":
         bias = head.fc2.bias if isinstance(head, dense.MlpHead) else head.bias
-        bias.set_value(jnp.full(classes, -math.log(classes)))
+        bias.set_value(jnp.full(classes, -math.log(classes), float))
     return head

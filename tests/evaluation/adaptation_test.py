@@ -16,6 +16,7 @@ from equivit.models import zoo
 from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC
 from equivit.training.config import get_base
+from tests.drawing import normal
 from tests.evaluation.predictors import batches, random_model
 
 ALL, NONE = 1.0, 0.0  # margins: no entropy is above log(classes), none is below 0
@@ -28,11 +29,11 @@ def model():
 
 @pytest.fixture(scope="module")
 def images():
-    return jax.random.normal(jax.random.key(0), (8, 12, 20, 1))
+    return normal(8, 12, 20, 1)
 
 
 def step(settings, model, state, images, weight=(1.0,) * 8):
-    return adaptation.step(settings, model, state, images, jnp.array(weight))
+    return adaptation.step(settings, model, state, images, np.float32(weight))
 
 
 def settings(**changes):
@@ -46,7 +47,7 @@ def confident(model):
 
 
 def equal(a, b):
-    return jax.tree.all(jax.tree.map(lambda x, y: bool((x == y).all()), a, b))
+    return jax.tree.all(jax.tree.map(np.array_equal, *jax.device_get((a, b))))
 
 
 def names_adapted(model):

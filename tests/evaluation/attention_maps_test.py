@@ -34,8 +34,8 @@ def test_the_weights_are_those_of_the_block():
 @pytest.mark.parametrize("block", [0, 1])
 def test_maps_move_with_the_image(block):
     """Block 0 is octic; block 1 is dense, on tokens made invariant."""
-    m, x = octic("I8", "steerable"), images((12, 20))
-    upright = maps(m, x, block=block)
+    m, x = octic("I8", "steerable"), np.asarray(images((12, 20)))
+    upright = np.asarray(maps(m, x, block=block))
     for g in m.config.group.elements:
         moved = fields.act_on_grid(g, upright, (3, 4))
         np.testing.assert_allclose(maps(m, fields.act_on_image(g, x), block=block), moved, atol=1e-5)

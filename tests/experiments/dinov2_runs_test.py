@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 
@@ -60,7 +61,8 @@ def test_progress_of_teachers_by_step(tmp_path, capsys):
     plant(run, "quicktest")
     with pytest.raises(FileNotFoundError, match="has kept no teacher; train with"):
         octic_dinov2_progress.progress(run)
-    model = zoo.create("dinov2_vit_s16", width=16, depth=1, num_heads=2, image_size=(32, 32))
+    small = dict(width=16, depth=1, num_heads=2, image_size=(32, 32))
+    model = jax.jit(lambda: zoo.create("dinov2_vit_s16", **small))()
     for step in (10, 2):
         saved.save(run / f"teachers/{step}", model)
         (run / f"teachers/{step}/progress.json").write_text(json.dumps({"linear_probe": step / 20, "knn": 0.3}))

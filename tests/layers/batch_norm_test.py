@@ -34,6 +34,12 @@ def test_evaluation_uses_the_running_statistics_and_changes_nothing(layer):
     np.testing.assert_array_equal(layer.mean[...], [1, 2, 3])
 
 
+def test_no_variable_has_a_weak_type():
+    """As a constant has, until something is added to it: then a training step would be compiled again."""
+    leaves = jax.tree.leaves(jax.eval_shape(lambda: BatchNorm(3)))
+    assert len(leaves) == 4 and not any(leaf.weak_type for leaf in leaves)
+
+
 def test_the_gradient_goes_through_the_statistics_of_the_batch(layer):
     """A constant added to the batch changes nothing, so the gradient's sum over a channel is zero."""
     weights = np.random.default_rng(1).standard_normal(X.shape).astype(np.float32)

@@ -179,13 +179,16 @@ def test_equivariance_for_every_element(group, padding):
     """On a non-square grid with an even and an odd side, in float64, which resolves 1e-10."""
     with jax.enable_x64(True):
         random = np.random.default_rng(0)
-        attention = isotypic.Attention(16, 2, group=group, rngs=nnx.Rngs(0))
-        module = depthwise.replace_attention(attention, "dw", padding=padding)
-        module = jax.tree.map(lambda a: jnp.asarray(random.normal(size=a.shape)), module)
-        x = fields.from_dense(jnp.asarray(random.normal(size=(2, 30, 16))), group)
+
+        def make():
+            attention = isotypic.Attention(16, 2, group=group, rngs=nnx.Rngs(0))
+            return depthwise.replace_attention(attention, "dw", padding=padding)
+
+        module = jax.tree.map(lambda a: jnp.asarray(random.normal(size=a.shape)), jax.eval_shape(make))
+        x = fields.from_dense(random.normal(size=(2, 30, 16)), group)  # of NumPy, on which elements act at once
         wrong = Unmoved(module.value, module.proj, module.taps[...], num_heads=2)
         call, grids = jax.jit(lambda module, x, grid: module(x, grid), static_argnames="grid"), ((6, 5), (5, 6))
-        ours, others = call(module, x, grids[0]), call(wrong, x, grids[0])
+        ours, others = jax.device_get((call(module, x, grids[0]), call(wrong, x, grids[0])))
         caught = False
         for element in group.elements:
             turned, grid = fields.act(element, x, grids[0]), grids[element.count("r") % 2]

@@ -173,7 +173,7 @@ def test_residual_branches_begin_as_nothing():
         tensors = logical.to_logical(zoo.create("shvit_s1", **SMALL))
         return {name: tensor for name, tensor in tensors.items() if name.endswith("norm.scale")}
 
-    scales = start()
+    scales = jax.device_get(start())
     zero = {n for n, scale in scales.items() if not np.any(scale)}
     ends = (".conv.conv.norm.scale", ".proj.norm.scale", ".fc2.norm.scale")
     assert zero == {n for n in scales if "blocks" in n and n.endswith(ends)} | {

@@ -5,6 +5,7 @@ import functools
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from equivit import models, precision, testing
@@ -94,22 +95,22 @@ def test_low_precision(family, kind):
 def test_changes_under_what_is_no_symmetry(family):
     m, x = model(family), images((16, 16))
     y = call(m, x)
-    no_symmetry = {"colours": x[..., ::-1], "shift": jnp.roll(x, 3, axis=2)}
+    x, y = jax.device_get((x, y))
+    no_symmetry = {"colours": x[..., ::-1], "shift": np.roll(x, 3, axis=2)}
     if family in ("plain", "H8", "H2"):
         no_symmetry["mirror"] = x[:, :, ::-1]
     if family in ("I2", "D2"):
-        no_symmetry["turn"] = jnp.rot90(x, 1, (1, 2))
+        no_symmetry["turn"] = np.rot90(x, 1, (1, 2))
     for name, changed in no_symmetry.items():
-        assert float(jnp.abs(call(m, changed) - y).max() / jnp.abs(y).max()) > 1e-2, name
+        assert np.abs(call(m, changed) - y).max() / np.abs(y).max() > 1e-2, name
 
 
 @pytest.mark.parametrize("family", ("I8", "D8"))
 def test_black_image_has_finite_gradients(family):
     """Exact zeros meet norms and absolute values: at initialisation the image's own part of every field is zero."""
-    m = models.create(
-        FAMILIES[family], family=family, width=48, depth=2, num_heads=2, patch_size=4, image_size=(16, 16)
-    )
-    grads = jax.jit(jax.grad(lambda m, x: m(x).sum()))(m, jnp.zeros((1, 16, 16, 3)))
+    small = dict(width=48, depth=2, num_heads=2, patch_size=4, image_size=(16, 16))
+    m = jax.jit(lambda: models.create(FAMILIES[family], family=family, **small))()
+    grads = jax.jit(jax.grad(lambda m, x: m(x).sum()))(m, np.zeros((1, 16, 16, 3), np.float32))
     chex.assert_tree_all_finite(grads)
 
 
@@ -139,7 +140,7 @@ def test_a_norm_before_the_blocks_and_a_head_of_several_blocks_are_invariant_too
 def test_keep_all_tokens_in_any_order_changes_nothing(family):
     """Blocks do not see the order of tokens; positions are added before tokens are taken."""
     m, x = model(family), images((16, 16))
-    order = jnp.stack([jax.random.permutation(jax.random.key(i), 16) for i in range(2)])
+    order = np.stack([np.random.default_rng(i).permutation(16) for i in range(2)])
     kept = jax.jit(lambda m, x, k: m(x, keep=k))(m, x, order)
     chex.assert_trees_all_close(kept, call(m, x), rtol=0, atol=1e-5 * float(jnp.abs(kept).max()))
 
@@ -148,16 +149,17 @@ def test_keep_all_tokens_in_any_order_changes_nothing(family):
 def test_mask_hides_what_is_under_it(family):
     m = model(family, mask_token=True)
     x = images((16, 16))
-    mask = jnp.zeros((2, 16), bool).at[:, :4].set(True)  # the first row of patches
+    mask, hidden = np.arange(32).reshape(2, 16) % 16 < 4, np.array(x)  # the first row of patches
+    hidden[:, :4] = 7
     masked = jax.jit(lambda m, x: m(x, mask=mask))
     y = masked(m, x)
-    chex.assert_trees_all_close(masked(m, x.at[:, :4].set(7.0)), y, rtol=0, atol=1e-5 * float(jnp.abs(y).max()))
+    chex.assert_trees_all_close(masked(m, hidden), y, rtol=0, atol=1e-5 * float(jnp.abs(y).max()))
     assert float(jnp.abs(y - call(m, x)).max()) > 1e-2
 
 
 def test_masks_commute_with_the_group():
     m, x = model("D8", mask_token=True), images((16, 16))
-    mask = jax.random.bernoulli(jax.random.key(3), 0.4, (2, 16))
+    x, mask = np.asarray(x), np.random.default_rng(3).uniform(size=(2, 16)) < 0.4
     masked = jax.jit(lambda m, x, mask: m(x, mask=mask))
     y = masked(m, x, mask)
     for g in m.config.group.elements:
@@ -215,7 +217,10 @@ ONCE = [name for name in IMAGES if name.endswith("_ti16") or name.startswith("oc
 
 @pytest.mark.parametrize("name", ONCE)
 def test_every_flavour_and_every_size_is_constructible_without_memory(name):
-    assert zoo.abstract(name).config == zoo.configuration(name)
+    m = zoo.abstract(name)
+    assert m.config == zoo.configuration(name)
+    # A weak type, as of constants, would end with the first update: a step would be compiled twice, or three times.
+    assert not [leaf for leaf in jax.tree.leaves(m) if leaf.weak_type]
 
 
 def test_dinov2_d8_is_invariant_early_at_full_depth():
