@@ -14,16 +14,22 @@ LEAVES_SOCKETS = pytest.mark.filterwarnings(
 )
 
 
-def run(name: str) -> str:
-    """Everything that a notebook prints."""
+def run(name: str, *, short: bool = False) -> str:
+    """Everything that a notebook prints.
+
+    Args:
+      short: its programs take longer to compile than to run, and are compiled as those of other tests.
+    """
     notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
     client = nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(FOLDER)}})
-    client.execute(env=_environment())
+    client.execute(env=_environment(short))
     return "".join(o.get("text", "") for cell in notebook.cells for o in cell.get("outputs", []))
 
 
-def _environment():
+def _environment(short):
     """Without what tests/conftest.py sets to compile fast: a notebook trains, and would take twice as long to run."""
+    if short:
+        return {**os.environ, "JAX_PLATFORMS": "cpu"}
     flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if "fusion_emitters" not in flag]
     environment = {**os.environ, "XLA_FLAGS": " ".join(flags), "JAX_PLATFORMS": "cpu"}
     environment.pop("JAX_DISABLE_MOST_OPTIMIZATIONS", None)
