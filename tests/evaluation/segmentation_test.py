@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 from PIL import Image
 
-from equivit.evaluation import consistency, figures, label_maps, scores, suite, summary
+from equivit.evaluation import consistency, figures, label_maps, predictions, scores, suite, summary
 from equivit.evaluation.consistency import Shifts
 from equivit.evaluation.label_maps import Views
 from equivit.evaluation.protocol import offers
@@ -390,7 +390,11 @@ def test_models_of_maps_are_no_classifiers(config):
 
 def test_pictures_of_what_was_measured(config, tmp_path):
     assert summary.draw(tmp_path, Segmenter(colour), config, ["accuracy"]) == {}
+    config.batch_size = 16  # more than are shown
+    measure(colour, config)
+    compiled = predictions._forward._cache_size()
     (path,) = summary.draw(tmp_path, Segmenter(colour), config, ["segmentation"]).values()
+    assert predictions._forward._cache_size() == compiled  # the program that has measured draws too
     with Image.open(path) as image:
         assert path.name == "segmentation.png" and image.format == "PNG"
 

@@ -74,7 +74,8 @@ def figure(run: Run, path: pathlib.Path) -> None:
     """Draw some images of the split with their true and predicted maps; the seed of the run picks them."""
     from equivit.evaluation import figures  # here: matplotlib is slow to import
 
-    pipeline, views = run.open(batch_size=SHOWN, shuffle=True), label_maps.settings(run.config)
+    # In batches as `run` has them, so that what it has compiled serves again.
+    pipeline, views = run.open(shuffle=True), label_maps.settings(run.config)
     untracked = dataclasses.replace(run, track=None)
 
     def predict(batch):
@@ -82,8 +83,8 @@ def figure(run: Run, path: pathlib.Path) -> None:
         shown = {name: batch[name] for name in ("image", "map", "map_size", "weight") if name in batch}
         return shown | {"predicted": labels, "finite": (finite | (batch["weight"] <= 0)).all()}
 
-    examples = []
-    for found in measured(predict, itertools.islice(untracked.batches(pipeline), SHOWN if run.whole else 1)):
+    examples, number = [], -(-SHOWN // pipeline.share.batch_size)
+    for found in measured(predict, itertools.islice(untracked.batches(pipeline), number)):
         examples += [_example(found, row) for row in np.flatnonzero(found["weight"] > 0)]
     if jax.process_index() == 0:
         figures.label_maps(examples[:SHOWN], pipeline.classes, path)
