@@ -1,0 +1,212 @@
+"""The TPU kernels of `attention.py`: one program per image, which holds whole rows of the softmax in VMEM.
+
+The reference, for one head of q, k and v [N, d]:
+
+    weights = softmax(q k^T / sqrt(d))          y = weights v
+
+and its derivative, from the gradient g of y:
+
+    dv = weights^T g      dw = g v^T      ds = weights * (dw - sum(weights * dw)) / sqrt(d)      dq = ds k      dk = ds^T q
+
+The kernels are these lines, for all heads of an image one after the other in one straight program, so that the compiler
+overlaps the softmax of one head with the products of another.  The matrix units take registers of 128 lanes, whether
+they are full or not, and heads have fewer channels; so the lines are written for a register of heads ("unit", see
+`attention_lanes.py`), which `_gather` selects from the arrays and `_scatter` puts back:
+
+  - A product over a head's channels is one over all lanes of its unit, with the lanes that are not its own set to 0 in
+    one factor.  That takes no longer: neither slices nor rotations of lanes.
+  - weights v: two heads in a register give [y | *] and [* | y'], from which a select makes [y | y'].  If the other
+    half of v is set to 1, then * are the sums of the weights, [s' | s] after the opposite select, and one rotation by
+    half a register brings them where the division needs them.  The matrix units have made them for nothing.
+  - N is the whole axis of a block, so the compiler masks the rest of the last register of keys.  Where that register
+    would have a single key, the 129th or the 257th, the matrix units would take a third to a half longer for it: it
+    is added to the softmax apart, as one row.  In the backward pass it is not.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.typing import DTypeLike
+
+from kernels import tpu_blocks
+from kernels.attention_lanes import LANES, Arrangement, Piece
+
+NAME = "attention"
+# Softmax and gradients of a head that the compiler may keep, in matrices [N, N] of float32: its own count is not known
+# before it compiles, and heads that overlap need more than one.
+MATRICES = 6
+
+
+def supported(dtype: DTypeLike, tokens: int, lanes: int) -> bool:
+    """Whether an image fits in VMEM; `lanes`: of a token, over all arrays that the kernel reads and writes."""
+    item = jnp.dtype(dtype).itemsize
+    rows = -(-tokens // 16) * 16
+    matrices = MATRICES * rows * -(-tokens // LANES) * LANES * 4
+    return dtype in (jnp.float32, jnp.bfloat16) and 2 * rows * lanes * item + matrices <= tpu_blocks.VMEM_BYTES
+
+
+def forward(*qkv: jax.Array, arrangement: Arrangement, scale: float, interpret: bool = False) -> tuple[jax.Array, ...]:
+    """Attention of arrays [k, *B, N, 3 w], (q | k | v), whose sources lie as `arrangement` says: [k, *B, N, w]."""
+
+    def body(*refs):
+        n = len(refs) // 2
+        read, write, done = _sources(refs[:n], 3), _sources(refs[n:], 1), set()
+        for unit in arrangement.units:
+            q, k, v = (_gather(read, j, unit, arrangement.period) for j in range(3))
+            _scatter(write, 0, unit, arrangement.period, _attend(q, k, v, scale, arrangement.period), done)
+
+    return _by_image(body, qkv, (), 1, NAME, interpret)
+
+
+def backward(*arrays: jax.Array, arrangement: Arrangement, scale: float, interpret: bool = False) -> tuple:
+    """The gradient at the arguments of `forward`, from these and the gradients at its results, [k, *B, N, w]."""
+    count = len(arrays) // 2
+
+    def body(*refs):
+        read, gradient, write = (_sources(refs[i * count : (i + 1) * count], k) for i, k in enumerate((3, 1, 3)))
+        done = set()
+        for unit in arrangement.units:
+            q, k, v = (_gather(read, j, unit, arrangement.period) for j in range(3))
+            g = _gather(gradient, 0, unit, arrangement.period)
+            for j, value in enumerate(_gradients(q, k, v, g, scale, arrangement.period)):
+                _scatter(write, j, unit, arrangement.period, value, done)
+
+    return _by_image(body, arrays[:count], arrays[count:], 3, f"{NAME}_backward", interpret)
+
+
+def _attend(q, k, v, scale, period):
+    """y of a unit, in float32, from its q, k and v [N, 128]."""
+    if period == LANES:
+        weights = _exponentials(q, k, scale)
+        return _weighted(weights, v) / sum(w.sum(-1, keepdims=True) for w in weights)
+    first = _lanes(q) < period
+    a, b = (
+        _weighted(_exponentials(jnp.where(own, q, 0), k, scale), jnp.where(own, v, 1))
+        for own in (first, _lanes(q) >= period)
+    )
+    return jnp.where(first, a, b) / pltpu.roll(jnp.where(first, b, a), period, 1)
+
+
+def _exponentials(q, k, scale):
+    """The weights of a head before they are divided by their sum: of all keys, or of all but one and of that one."""
+    apart = len(k) - 1 if len(k) % LANES == 1 else len(k)
+    if apart in (0, len(k)):
+        logits = _dot(q, k, (1, 1))
+        return [jnp.exp((logits - logits.max(-1, keepdims=True)) * scale)]
+    logits = _dot(q, k[:apart], (1, 1))
+    last = (q.astype(jnp.float32) * k[apart:].astype(jnp.float32)).sum(-1, keepdims=True)
+    most = jnp.maximum(logits.max(-1, keepdims=True), last)
+    return [jnp.exp((x - most) * scale) for x in (logits, last)]
+
+
+def _weighted(weights, v):
+    """Sums of v, weighted with `_exponentials`."""
+    apart = weights[0].shape[1]
+    y = _dot(weights[0].astype(v.dtype), v[:apart], (1, 0))
+    return y if apart == len(v) else y + weights[1] * v[apart:].astype(jnp.float32)
+
+
+def _gradients(q, k, v, g, scale, period):
+    """Those at q, k and v of a unit, in float32, from the gradient g at y."""
+    heads = [None] if period == LANES else [_lanes(q) < period, _lanes(q) >= period]
+    results = [_head_gradients(*((x if own is None else jnp.where(own, x, 0)) for x in (q, g)), k, v, scale) for own in heads]
+    if period == LANES:
+        return results[0]
+    (dq, dk, dv), (dq_second, dk_second, dv_second) = results
+    return jnp.where(heads[0], dq, dq_second), dk + dk_second, dv + dv_second
+
+
+def _head_gradients(q, g, k, v, scale):
+    """Those at q (in the head's own lanes), k and v (0 in all others), for q and g that are 0 in all others."""
+    logits = _dot(q, k, (1, 1))
+    weights = jnp.exp((logits - logits.max(-1, keepdims=True)) * scale)
+    weights /= weights.sum(-1, keepdims=True)
+    d_weights = _dot(g, v, (1, 1))
+    delta = (weights * d_weights).sum(-1, keepdims=True)
+    d_logits = (weights * (d_weights - delta) * scale).astype(q.dtype)
+    return _dot(d_logits, k, (1, 0)), _dot(d_logits, q, (0, 0)), _dot(weights.astype(g.dtype), g, (0, 0))
+
+
+def _dot(a, b, axes):
+    """The product over these axes, summed in float32."""
+    dimensions = (((axes[0],), (axes[1],)), ((), ()))
+    precision = tpu_blocks.precision(a.dtype)
+    return jax.lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)
+
+
+def _lanes(x):
+    return jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
+
+
+def _sources(refs, count):
+    """For each source: the reference, its index there, and the width of each of `count` arrays side by side."""
+    return [(ref, i, ref.shape[-1] // count) for ref in refs for i in range(ref.shape[0])]
+
+
+def _register(sources, j, piece):
+    """Reference, index and lanes of the register of a piece, in the j-th of the arrays side by side."""
+    ref, i, width = sources[piece.source]
+    start = j * width + piece.register * LANES
+    return ref, i, slice(start, start + LANES)
+
+
+def _gather(sources, j, unit, period):
+    """The unit [N, 128] of heads, selected from its pieces; 0 in lanes that none has."""
+    value = None
+    for piece in unit:
+        ref, i, lanes = _register(sources, j, piece)
+        x = ref[i, :, lanes]
+        value = x if piece.stop - piece.start == period else jnp.where(_inside(piece, x, period), x, 0 if value is None else value)
+    return value
+
+
+def _scatter(sources, j, unit, period, value, written):
+    """The inverse of `_gather`; lanes of no head become 0.  `written` holds the registers that have been."""
+    for piece in unit:
+        ref, i, lanes = _register(sources, j, piece)
+        x = value.astype(ref.dtype)
+        place = j, piece.source, piece.register
+        if piece.stop - piece.start < period:
+            x = jnp.where(_inside(piece, x, period), x, ref[i, :, lanes] if place in written else 0)
+        ref[i, :, lanes] = x
+        written.add(place)
+
+
+def _inside(piece: Piece, x: jax.Array, period: int) -> jax.Array:
+    lanes = _lanes(x) & (period - 1)
+    return (lanes >= piece.start) & (lanes < piece.stop)
+
+
+def _by_image(body, reads, more, count, name, interpret):
+    """Run `body(*read blocks, *written blocks)` once per image, where a block is all of its tokens and lanes.
+
+    Results are like the arrays `reads`, [k, *B, N, 3 w], with `count` times the width w.
+    """
+    arrays = (*reads, *more)
+    _, *batch, tokens, _ = reads[0].shape
+    images = math.prod(batch)
+    flat = [a.reshape(len(a), images, tokens, a.shape[-1]) for a in arrays]
+    shapes = [(len(a), images, tokens, a.shape[-1] // 3 * count) for a in reads]
+    kinds = jax.typeof(reads[0])
+
+    def block(shape):
+        return pl.BlockSpec((shape[0], None, *shape[2:]), lambda image: (0, image, 0, 0))
+
+    results = pl.pallas_call(
+        body,
+        grid=(images,),
+        in_specs=[block(a.shape) for a in flat],
+        out_specs=[block(shape) for shape in shapes],
+        out_shape=[
+            jax.ShapeDtypeStruct(shape, kinds.dtype, manual_axis_type=kinds.manual_axis_type) for shape in shapes
+        ],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
+        interpret=interpret,
+        name=name,
+    )(*flat)
+    return tuple(y.reshape(len(y), *batch, *y.shape[-2:]) for y in results)
