@@ -66,13 +66,16 @@ def attention(
 
 def supported(qkv: tuple[jax.Array, ...], parts: Parts, heads: int, arrays: int = 4) -> bool:
     """Whether there is a kernel for `attend_arranged` of qkv; `arrays`: those like q that it reads and writes."""
-    arrangement, (*batch, tokens, _) = arrange(parts, heads), qkv[0].shape[1:]
-    if arrangement is None or not all(isinstance(n, int) for n in (*batch, tokens)):  # `jax.export` has symbols
-        return False
-    lanes = sum(arrangement.widths)
-    if sum(len(a) * a.shape[-1] for a in qkv) != 3 * lanes:
-        return False
-    return attention_tpu.supported(qkv[0].dtype, tokens, arrays * lanes)
+    arrangement = arrange(parts, heads)
+    lanes = 0 if arrangement is None else sum(arrangement.widths)
+    whole = sum(len(a) * a.shape[-1] for a in qkv) == 3 * lanes
+    return lanes > 0 and whole and fits(qkv[0], arrays * lanes)
+
+
+def fits(x: jax.Array, lanes: int) -> bool:
+    """Whether the kernel can hold `lanes` of the tokens of an image of x [k, *B, N, c], `jax.export`'s symbols aside."""
+    *batch, tokens, _ = x.shape[1:]
+    return all(isinstance(n, int) for n in (*batch, tokens)) and attention_tpu.supported(x.dtype, tokens, lanes)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))

@@ -52,11 +52,14 @@ class Arrangement(NamedTuple):
         return np.array(self.places[source])[:, None] + np.arange(part)
 
     def placed(self, source: int, x: jax.Array) -> jax.Array:
-        """[..., heads x part] in the natural order -> [..., width of the source], 0 in lanes of no head."""
+        """[..., heads x part] in the natural order -> [..., width of the source], 0 in lanes of no head.
+
+        As a product with a matrix of zeros and ones, which is exact, and its derivative no scatter.
+        """
         lanes = self.lanes(source, x.shape[-1] // len(self.places[source]))
-        columns = np.full(self.widths[source], -1)
-        columns[lanes.ravel()] = np.arange(lanes.size)
-        return jnp.where(columns < 0, 0, x[..., columns])
+        matrix = np.zeros((lanes.size, self.widths[source]), x.dtype)
+        matrix[np.arange(lanes.size), lanes.ravel()] = 1
+        return jnp.matmul(x, matrix, precision=jax.lax.Precision.HIGHEST)
 
 
 @functools.cache
