@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import Initializer
 
-from equivit.layers.attention import attend, attention_weights
+from equivit.layers.attention import attend_side_by_side, attention_weights
 from equivit.layers.grid import Layout
 
 # The official codes truncate this normal at +-2, one hundred standard deviations, which has no effect.
@@ -189,9 +189,7 @@ class Attention(nnx.Module):
         self.num_heads = num_heads
 
     def __call__(self, x: jax.Array, layout: Layout | None = None) -> jax.Array:
-        q, k, v = self.heads(x)
-        (y,) = attend((q,), (k,), (v,))
-        return self.proj(self.side_by_side(y))
+        return self.proj(attend_side_by_side(self.qkv(x), self.num_heads))
 
     def weights(self, x: jax.Array, rows: int | None = None, layout: Layout | None = None) -> jax.Array:
         """The attention weights [*B, num_heads, rows, N] of the first `rows` tokens; None: of all tokens."""
