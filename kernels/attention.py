@@ -21,7 +21,7 @@ Parts = tuple[int, ...]
 
 def reference(qkv: jax.Array, heads: int) -> jax.Array:
     """The definition, in plain jnp.  The softmax is in at least float32."""
-    qkv = qkv.reshape(*qkv.shape[:-1], 3, heads, -1)
+    qkv = qkv.reshape(*qkv.shape[:-1], 3, heads, qkv.shape[-1] // (3 * heads))
     q, k, v = (qkv[..., i, :, :] for i in range(3))
     logits = jnp.einsum("...nhd,...mhd->...hnm", q, k) / math.sqrt(q.shape[-1])
     weights = jax.nn.softmax(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)))
@@ -133,10 +133,10 @@ def _plain(parts: Parts, heads: int) -> Callable:
     arrangement = arrange(parts, heads)
 
     def plain(*qkv):
-        sources = [a[i].reshape(*a.shape[1:-1], 3, -1) for a in qkv for i in range(len(a))]
+        sources = [a[i].reshape(*a.shape[1:-1], 3, a.shape[-1] // 3) for a in qkv for i in range(len(a))]
         natural = [x[..., arrangement.lanes(i, part)] for i, (x, part) in enumerate(zip(sources, parts, strict=True))]
         y = reference(jax.lax.collapse(jnp.concatenate(natural, -1), -3), heads)
-        y = jnp.split(y.reshape(*y.shape[:-1], heads, -1), np.cumsum(parts)[:-1], axis=-1)
+        y = jnp.split(y.reshape(*y.shape[:-1], heads, sum(parts)), np.cumsum(parts)[:-1], axis=-1)
         y = iter([arrangement.placed(i, jax.lax.collapse(x, -2)) for i, x in enumerate(y)])
         return tuple(jnp.stack([next(y) for _ in a]) for a in qkv)
 

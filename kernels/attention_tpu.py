@@ -57,7 +57,7 @@ def forward(*qkv: jax.Array, arrangement: Arrangement, scale: float, interpret: 
         n = len(refs) // 2
         read, write, done = _sources(refs[:n], 3), _sources(refs[n:], 1), set()
         for unit in arrangement.units:
-            q, k, v = (_gather(read, j, unit, arrangement.period) for j in range(3))
+            q, k, v = (_gather(read, j, unit, arrangement.period, rest) for j, rest in enumerate((0, None, None)))
             _scatter(write, 0, unit, arrangement.period, _attend(q, k, v, scale, arrangement.period), done)
 
     return _by_image(body, qkv, (), 1, NAME, interpret)
@@ -71,8 +71,8 @@ def backward(*arrays: jax.Array, arrangement: Arrangement, scale: float, interpr
         read, gradient, write = (_sources(refs[i * count : (i + 1) * count], k) for i, k in enumerate((3, 1, 3)))
         done = set()
         for unit in arrangement.units:
-            q, k, v = (_gather(read, j, unit, arrangement.period) for j in range(3))
-            g = _gather(gradient, 0, unit, arrangement.period)
+            q, k, v = (_gather(read, j, unit, arrangement.period, rest) for j, rest in enumerate((0, None, None)))
+            g = _gather(gradient, 0, unit, arrangement.period, 0)
             for j, value in enumerate(_gradients(q, k, v, g, scale, arrangement.period)):
                 _scatter(write, j, unit, arrangement.period, value, done)
 
@@ -83,25 +83,35 @@ def _attend(q, k, v, scale, period):
     """y of a unit, in float32, from its q, k and v [N, 128]."""
     if period == LANES:
         weights = _exponentials(q, k, scale)
-        return _weighted(weights, v) / sum(w.sum(-1, keepdims=True) for w in weights)
+        return _weighted(weights, v) * _inverse(sum(w.sum(-1, keepdims=True) for w in weights))
     first = _lanes(q) < period
     a, b = (
         _weighted(_exponentials(jnp.where(own, q, 0), k, scale), jnp.where(own, v, 1))
         for own in (first, _lanes(q) >= period)
     )
-    return jnp.where(first, a, b) / pltpu.roll(jnp.where(first, b, a), period, 1)
+    return jnp.where(first, a, b) * _inverse(pltpu.roll(jnp.where(first, b, a), period, 1))
 
 
 def _exponentials(q, k, scale):
     """The weights of a head before they are divided by their sum: of all keys, or of all but one and of that one."""
     apart = len(k) - 1 if len(k) % LANES == 1 else len(k)
     if apart in (0, len(k)):
-        logits = _dot(q, k, (1, 1))
-        return [jnp.exp((logits - logits.max(-1, keepdims=True)) * scale)]
+        return [_exponential(_dot(q, k, (1, 1)), scale)]
     logits = _dot(q, k[:apart], (1, 1))
     last = (q.astype(jnp.float32) * k[apart:].astype(jnp.float32)).sum(-1, keepdims=True)
     most = jnp.maximum(logits.max(-1, keepdims=True), last)
-    return [jnp.exp((x - most) * scale) for x in (logits, last)]
+    return [_exponential(x, scale, most) for x in (logits, last)]
+
+
+def _exponential(logits, scale, most=None):
+    """exp(scale (logits - most)) as a power of 2, which the unit computes; with the scale it is one product."""
+    most = logits.max(-1, keepdims=True) if most is None else most
+    return jnp.exp2((logits - most) * (scale * math.log2(math.e)))
+
+
+def _inverse(x):
+    """1 / x for sums of weights, which are at least 1: without what a division does for 0, infinity and the like."""
+    return pl.reciprocal(x, full_range=False)
 
 
 def _weighted(weights, v):
@@ -123,9 +133,8 @@ def _gradients(q, k, v, g, scale, period):
 
 def _head_gradients(q, g, k, v, scale):
     """Those at q (in the head's own lanes), k and v (0 in all others), for q and g that are 0 in all others."""
-    logits = _dot(q, k, (1, 1))
-    weights = jnp.exp((logits - logits.max(-1, keepdims=True)) * scale)
-    weights /= weights.sum(-1, keepdims=True)
+    weights = _exponential(_dot(q, k, (1, 1)), scale)
+    weights *= _inverse(weights.sum(-1, keepdims=True))
     d_weights = _dot(g, v, (1, 1))
     delta = (weights * d_weights).sum(-1, keepdims=True)
     d_logits = (weights * (d_weights - delta) * scale).astype(q.dtype)
@@ -155,13 +164,13 @@ def _register(sources, j, piece):
     return ref, i, slice(start, start + LANES)
 
 
-def _gather(sources, j, unit, period):
-    """The unit [N, 128] of heads, selected from its pieces; 0 in lanes that none has."""
-    value = None
+def _gather(sources, j, unit, period, rest=None):
+    """The unit [N, 128] of heads, selected from its pieces; lanes that none has hold `rest`, or anything."""
+    value = rest if sum(piece.stop - piece.start for piece in unit) < period else None
     for piece in unit:
         ref, i, lanes = _register(sources, j, piece)
         x = ref[i, :, lanes]
-        value = x if piece.stop - piece.start == period else jnp.where(_inside(piece, x, period), x, 0 if value is None else value)
+        value = x if value is None else jnp.where(_inside(piece, x, period), x, value)
     return value
 
 

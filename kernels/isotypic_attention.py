@@ -42,9 +42,9 @@ def reference(field: Field, qkv: Linear, proj: Linear, heads: int) -> Field:
     """The definition, in plain jnp."""
     arrays = linear(field, qkv)
     parts = [a.shape[-1] // (3 * heads) for a in arrays for _ in a]
-    rows = [row.reshape(*row.shape[:-1], 3, heads, -1) for a in arrays for row in a]
+    rows = [row.reshape(*row.shape[:-1], 3, heads, row.shape[-1] // (3 * heads)) for a in arrays for row in a]
     y = attention.reference(jax.lax.collapse(jnp.concatenate(rows, -1), -3), heads)
-    y = jnp.split(y.reshape(*y.shape[:-1], heads, -1), np.cumsum(parts)[:-1], axis=-1)
+    y = jnp.split(y.reshape(*y.shape[:-1], heads, sum(parts)), np.cumsum(parts)[:-1], axis=-1)
     y = iter([jax.lax.collapse(part, -2) for part in y])
     return linear(tuple(jnp.stack([next(y) for _ in a]) for a in arrays), proj)
 
