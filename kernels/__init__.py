@@ -1,7 +1,9 @@
 """equivit's kernels: operations on octic fields, each with its reference in plain jnp, which defines what is right.
 
 `d8_gelu.py` and `octic_linear_gelu.py` hold reference and TPU kernel (Pallas, Mosaic), the files `*_gpu.py` those for
-Hopper GPUs (Mosaic GPU).  `implementation=` chooses, "auto" when a program is lowered (`dispatch.py`).
+Hopper GPUs (Mosaic GPU).  `attention.py` is softmax attention, of dense layers too, and `isotypic_attention.py` that of
+a field with its linear maps; both have kernels for a TPU.  `implementation=` chooses, "auto" when a program is lowered
+(`dispatch.py`).
 """
 
 from kernels.dispatch import using

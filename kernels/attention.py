@@ -16,6 +16,8 @@ from kernels import attention_tpu, dispatch
 from kernels.attention_lanes import arrange
 
 NAME = attention_tpu.NAME
+# Arrays like q that a kernel reads and writes: q, k, v and y; or q, k, v, and the gradients at all four.
+FORWARD_ARRAYS, BACKWARD_ARRAYS = 4, 7
 Parts = tuple[int, ...]
 
 
@@ -29,17 +31,23 @@ def reference(qkv: jax.Array, heads: int) -> jax.Array:
 
 
 def attention(
-    qkv: jax.Array, heads: int, *, implementation: str = "auto", plain: Callable[[jax.Array, int], jax.Array] = reference
+    qkv: jax.Array,
+    heads: int,
+    *,
+    implementation: str = "auto",
+    plain: Callable[[jax.Array, int], jax.Array] = reference,
 ) -> jax.Array:
-    """Softmax attention of all heads.  The kernel computes the softmax in float32, keeps only qkv for the derivative,
-    and is for whole images: 100 to 400 tokens, at which the rows of one image's heads fit in VMEM.
+    """Softmax attention of all heads.
+
+    The kernel computes the softmax in float32 and stores only qkv for the derivative.  It is for 100 to 400 tokens: it
+    holds a whole image in VMEM.
 
     Args:
       qkv: [*B, N, 3 H d].
       heads: H; for the kernel, H d must be a multiple of 128, and d at most 128.
       implementation: "auto" uses the kernel in programs that are lowered for a TPU, if it supports the shape and dtype,
         and `plain` otherwise.  "xla" is `plain`; "tpu" and "interpret" are the kernel, the latter anywhere, slowly.
-        On several devices it needs the mesh of `jax.set_mesh`; if that does not divide axis -3 evenly, `reference` runs.
+        On several devices it needs the mesh of `jax.set_mesh`; if that does not divide axis -3 evenly, XLA runs.
       plain: what runs on other platforms, `reference` or a function that equals it.
 
     Returns:
@@ -64,7 +72,7 @@ def attention(
     return kernel(qkv, chosen)
 
 
-def supported(qkv: tuple[jax.Array, ...], parts: Parts, heads: int, arrays: int = 4) -> bool:
+def supported(qkv: tuple[jax.Array, ...], parts: Parts, heads: int, arrays: int = FORWARD_ARRAYS) -> bool:
     """Whether there is a kernel for `attend_arranged` of qkv; `arrays`: those like q that it reads and writes."""
     arrangement = arrange(parts, heads)
     lanes = 0 if arrangement is None else sum(arrangement.widths)
@@ -73,7 +81,7 @@ def supported(qkv: tuple[jax.Array, ...], parts: Parts, heads: int, arrays: int 
 
 
 def fits(x: jax.Array, lanes: int) -> bool:
-    """Whether the kernel can hold `lanes` of the tokens of an image of x [k, *B, N, c], `jax.export`'s symbols aside."""
+    """Whether the kernel can hold `lanes` of each token of x [k, *B, N, c]; not if a size is a symbol (for export)."""
     *batch, tokens, _ = x.shape[1:]
     return all(isinstance(n, int) for n in (*batch, tokens)) and attention_tpu.supported(x.dtype, tokens, lanes)
 
@@ -84,15 +92,15 @@ def attend_arranged(implementation: str, parts: Parts, heads: int, *qkv: jax.Arr
 
     Shapes: arrays [k, *B, N, 3 w], each of k sources, (q | k | v) -> [k, *B, N, w].
     """
-    return _forward(*qkv, implementation=implementation, parts=parts, heads=heads)
+    return forward(*qkv, implementation=implementation, parts=parts, heads=heads)
 
 
 def _forward_and_qkv(implementation, parts, heads, *qkv):
-    return _forward(*qkv, implementation=implementation, parts=parts, heads=heads), qkv
+    return forward(*qkv, implementation=implementation, parts=parts, heads=heads), qkv
 
 
 def _gradient(implementation, parts, heads, qkv, gradients):
-    return _backward(*qkv, *gradients, implementation=implementation, parts=parts, heads=heads)
+    return backward(*qkv, *gradients, implementation=implementation, parts=parts, heads=heads)
 
 
 attend_arranged.defvjp(_forward_and_qkv, _gradient)
@@ -100,37 +108,37 @@ attend_arranged.defvjp(_forward_and_qkv, _gradient)
 
 # Jitted here: layers of equal shapes are traced once.
 @functools.partial(jax.jit, static_argnames=("implementation", "parts", "heads"), inline=True)
-def _forward(*qkv, implementation, parts, heads):
-    kernel = supported(qkv, parts, heads) and _with_constants(attention_tpu.forward, parts, heads)
-    return dispatch.run(NAME, implementation, _plain(parts, heads), _kernels(kernel), qkv)
+def forward(*qkv: jax.Array, implementation: str, parts: Parts, heads: int) -> tuple[jax.Array, ...]:
+    """`attend_arranged`, without a derivative."""
+    exists = supported(qkv, parts, heads)
+    kernels = _kernels(attention_tpu.forward, parts, heads) if exists else dict.fromkeys(("tpu", "interpret", "gpu"))
+    return dispatch.run(NAME, implementation, _plain(parts, heads), kernels, qkv)
 
 
 @functools.partial(jax.jit, static_argnames=("implementation", "parts", "heads"), inline=True)
-def _backward(*arrays, implementation, parts, heads):
+def backward(*arrays: jax.Array, implementation: str, parts: Parts, heads: int) -> tuple[jax.Array, ...]:
+    """The gradient at its arguments, from these and the gradients at its results; without a kernel, by XLA."""
     qkv, plain = arrays[: len(arrays) // 2], _plain(parts, heads)
 
     def plain_backward(*arrays):
         return jax.vjp(plain, *arrays[: len(qkv)])[1](arrays[len(qkv) :])
 
-    if not supported(qkv, parts, heads, arrays=7):
+    if not supported(qkv, parts, heads, arrays=BACKWARD_ARRAYS):
         return plain_backward(*arrays)
-    kernel = _with_constants(attention_tpu.backward, parts, heads)
-    return dispatch.run(f"{NAME}_backward", implementation, plain_backward, _kernels(kernel), arrays)
+    kernels = _kernels(attention_tpu.backward, parts, heads)
+    return dispatch.run(f"{NAME}_backward", implementation, plain_backward, kernels, arrays)
 
 
-def _kernels(kernel):
-    return {"tpu": kernel or None, "interpret": kernel and functools.partial(kernel, interpret=True) or None, "gpu": None}
-
-
-def _with_constants(kernel, parts, heads):
-    return functools.partial(kernel, arrangement=arrange(parts, heads), scale=1 / math.sqrt(sum(parts)))
+def _kernels(kernel, parts, heads):
+    kernel = functools.partial(kernel, arrangement=arrange(parts, heads), scale=1 / math.sqrt(sum(parts)))
+    return {"tpu": kernel, "interpret": functools.partial(kernel, interpret=True), "gpu": None}
 
 
 def _plain(parts: Parts, heads: int) -> Callable:
     """`attend_arranged` by `reference`."""
-    if len(parts) == 1:  # the order is the natural one
-        return lambda qkv: (reference(qkv[0], heads)[None],)
     arrangement = arrange(parts, heads)
+    if len(parts) == 1 or arrangement is None:  # in their natural order
+        return lambda qkv: (reference(qkv[0], heads)[None],)
 
     def plain(*qkv):
         sources = [a[i].reshape(*a.shape[1:-1], 3, a.shape[-1] // 3) for a in qkv for i in range(len(a))]

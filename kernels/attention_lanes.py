@@ -90,9 +90,7 @@ def arrange(parts: tuple[int, ...], heads: int) -> Arrangement | None:
             tuple(piece for i, part in enumerate(parts) for piece in _pieces(i, firsts[i][unit], part, period))
             for unit in range(units)
         ),
-        tuple(
-            tuple(int(n) + half for n in firsts[i] for half in range(0, LANES, period)) for i in range(len(parts))
-        ),
+        tuple(tuple(int(n) + half for n in firsts[i] for half in range(0, LANES, period)) for i in range(len(parts))),
         widths,
     )
 

@@ -1,31 +1,32 @@
 """The TPU kernels of `attention.py`: one program per image, which holds whole rows of the softmax in VMEM.
 
-The reference, for one head of q, k and v [N, d]:
+The reference, for one head of q, k and v [N, d], and its derivative, from the gradient g of y:
 
-    weights = softmax(q k^T / sqrt(d))          y = weights v
+    weights = softmax(q k^T / sqrt(d))                               y = weights v
+    dw = g v^T      ds = weights * (dw - sum(weights * dw)) / sqrt(d)
+    dq = ds k       dk = ds^T q                                      dv = weights^T g
 
-and its derivative, from the gradient g of y:
+The kernels are these lines, for all heads of an image one after the other in one straight program, in which the
+compiler lets the softmax of one head run beside the products of another.  The matrix units take registers of 128 lanes,
+full or not, and a head has fewer channels.  So the lines are written for a register full of heads, a unit
+(`attention_lanes.py`), which `_gather` selects from the arrays and `_scatter` puts back:
 
-    dv = weights^T g      dw = g v^T      ds = weights * (dw - sum(weights * dw)) / sqrt(d)      dq = ds k      dk = ds^T q
+  - A product over the channels of a head is one over all lanes of its unit, where one factor is 0 in the lanes that are
+    not the head's.  The matrix units take no longer for it, and no lane has to move.
+  - weights v: of two heads in a register, the products are [y | *] and [* | y'], and a select makes [y | y'] of them.
+    With 1 in the other half of v, * are the sums of the weights, which the division needs: the opposite select makes
+    [s' | s] of them, and one rotation by half a register [s | s'].  The matrix units compute these sums at no cost.
+  - N is the whole axis of a block, so the compiler masks what is left of the last register of keys.  A register for a
+    single key, the 129th or the 257th, would cost as much as a full one: that key enters the softmax apart, as a row.
+    The backward pass does not do so.
 
-The kernels are these lines, for all heads of an image one after the other in one straight program, so that the compiler
-overlaps the softmax of one head with the products of another.  The matrix units take registers of 128 lanes, whether
-they are full or not, and heads have fewer channels; so the lines are written for a register of heads ("unit", see
-`attention_lanes.py`), which `_gather` selects from the arrays and `_scatter` puts back:
+Cycles of a v5e for 8 images in bfloat16, in thousands, counted in bundles by libtpu 0.0.42.1, and in brackets the rows
+that the matrix units take, a bound from below; nothing ran:
 
-  - A product over a head's channels is one over all lanes of its unit, with the lanes that are not its own set to 0 in
-    one factor.  That takes no longer: neither slices nor rotations of lanes.
-  - weights v: two heads in a register give [y | *] and [* | y'], from which a select makes [y | y'].  If the other
-    half of v is set to 1, then * are the sums of the weights, [s' | s] after the opposite select, and one rotation by
-    half a register brings them where the division needs them.  The matrix units have made them for nothing.
-  - N is the whole axis of a block, so the compiler masks the rest of the last register of keys.  Where that register
-    would have a single key, the 129th or the 257th, the matrix units would take a third to a half longer for it: it
-    is added to the softmax apart, as one row.  In the backward pass it is not.
+FIGURES
 """
 
-import functools
 import math
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -37,17 +38,20 @@ from kernels import tpu_blocks
 from kernels.attention_lanes import LANES, Arrangement, Piece
 
 NAME = "attention"
-# Softmax and gradients of a head that the compiler may keep, in matrices [N, N] of float32: its own count is not known
-# before it compiles, and heads that overlap need more than one.
+# Matrices [N, N] of float32 that the compiler is taken to keep: those of one head, and of the next one.
 MATRICES = 6
 
 
 def supported(dtype: DTypeLike, tokens: int, lanes: int) -> bool:
-    """Whether an image fits in VMEM; `lanes`: of a token, over all arrays that the kernel reads and writes."""
-    item = jnp.dtype(dtype).itemsize
+    """Whether an image fits in VMEM, next to the one before or after it, which is being moved.
+
+    Args:
+      lanes: of a token, in all arrays that the kernel reads and writes.
+    """
     rows = -(-tokens // 16) * 16
+    arrays = 2 * rows * lanes * jnp.dtype(dtype).itemsize
     matrices = MATRICES * rows * -(-tokens // LANES) * LANES * 4
-    return dtype in (jnp.float32, jnp.bfloat16) and 2 * rows * lanes * item + matrices <= tpu_blocks.VMEM_BYTES
+    return dtype in (jnp.float32, jnp.bfloat16) and arrays + matrices <= tpu_blocks.VMEM_BYTES
 
 
 def forward(*qkv: jax.Array, arrangement: Arrangement, scale: float, interpret: bool = False) -> tuple[jax.Array, ...]:
@@ -55,10 +59,11 @@ def forward(*qkv: jax.Array, arrangement: Arrangement, scale: float, interpret: 
 
     def body(*refs):
         n = len(refs) // 2
-        read, write, done = _sources(refs[:n], 3), _sources(refs[n:], 1), set()
+        read, write, registers = _sources(refs[:n], 3), _sources(refs[n:], 1), {}
         for unit in arrangement.units:
             q, k, v = (_gather(read, j, unit, arrangement.period, rest) for j, rest in enumerate((0, None, None)))
-            _scatter(write, 0, unit, arrangement.period, _attend(q, k, v, scale, arrangement.period), done)
+            _scatter(write, 0, unit, arrangement.period, _attend(q, k, v, scale, arrangement.period), registers)
+        _close(registers)
 
     return _by_image(body, qkv, (), 1, NAME, interpret)
 
@@ -69,12 +74,13 @@ def backward(*arrays: jax.Array, arrangement: Arrangement, scale: float, interpr
 
     def body(*refs):
         read, gradient, write = (_sources(refs[i * count : (i + 1) * count], k) for i, k in enumerate((3, 1, 3)))
-        done = set()
+        registers = {}
         for unit in arrangement.units:
             q, k, v = (_gather(read, j, unit, arrangement.period, rest) for j, rest in enumerate((0, None, None)))
             g = _gather(gradient, 0, unit, arrangement.period, 0)
             for j, value in enumerate(_gradients(q, k, v, g, scale, arrangement.period)):
-                _scatter(write, j, unit, arrangement.period, value, done)
+                _scatter(write, j, unit, arrangement.period, value, registers)
+        _close(registers)
 
     return _by_image(body, arrays[:count], arrays[count:], 3, f"{NAME}_backward", interpret)
 
@@ -124,7 +130,9 @@ def _weighted(weights, v):
 def _gradients(q, k, v, g, scale, period):
     """Those at q, k and v of a unit, in float32, from the gradient g at y."""
     heads = [None] if period == LANES else [_lanes(q) < period, _lanes(q) >= period]
-    results = [_head_gradients(*((x if own is None else jnp.where(own, x, 0)) for x in (q, g)), k, v, scale) for own in heads]
+    results = [
+        _head_gradients(*((x if own is None else jnp.where(own, x, 0)) for x in (q, g)), k, v, scale) for own in heads
+    ]
     if period == LANES:
         return results[0]
     (dq, dk, dv), (dq_second, dk_second, dv_second) = results
@@ -174,16 +182,26 @@ def _gather(sources, j, unit, period, rest=None):
     return value
 
 
-def _scatter(sources, j, unit, period, value, written):
-    """The inverse of `_gather`; lanes of no head become 0.  `written` holds the registers that have been."""
+def _scatter(sources, j, unit, period, value, open_registers):
+    """The inverse of `_gather`; lanes of no head become 0.
+
+    A register of several units stays in `open_registers`, as what is to be written and where, until `_close`: to read
+    it back from the array and write it again, unit by unit, takes more instructions.
+    """
     for piece in unit:
         ref, i, lanes = _register(sources, j, piece)
         x = value.astype(ref.dtype)
-        place = j, piece.source, piece.register
-        if piece.stop - piece.start < period:
-            x = jnp.where(_inside(piece, x, period), x, ref[i, :, lanes] if place in written else 0)
+        if piece.stop - piece.start == period:
+            ref[i, :, lanes] = x
+        else:
+            place = j, piece.source, piece.register
+            *_, before = open_registers.get(place, (0,))
+            open_registers[place] = ref, i, lanes, jnp.where(_inside(piece, x, period), x, before)
+
+
+def _close(open_registers):
+    for ref, i, lanes, x in open_registers.values():
         ref[i, :, lanes] = x
-        written.add(place)
 
 
 def _inside(piece: Piece, x: jax.Array, period: int) -> jax.Array:

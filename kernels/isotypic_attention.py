@@ -84,7 +84,10 @@ def isotypic_attention(
 
     def kernel(field, qkv, proj, implementation="tpu"):
         qkv, proj = arranged(qkv, proj, parts, heads)
-        return linear(attention.attend_arranged(implementation, parts, heads, *linear(field, qkv)), proj)
+        arrays = linear(field, qkv)
+        with jax.named_scope("attention"):
+            y = attention.attend_arranged(implementation, parts, heads, *arrays)
+        return linear(y, proj)
 
     if chosen == "auto":
         return jax.lax.platform_dependent(field, qkv, proj, tpu=kernel, default=lambda *a: plain(*a, heads))
@@ -94,7 +97,7 @@ def isotypic_attention(
 def supported(field: Field, parts: tuple[int, ...], heads: int) -> bool:
     """Whether there is a kernel for such fields."""
     arrangement = arrange(parts, heads)
-    return arrangement is not None and attention.fits(field[0], 4 * sum(arrangement.widths))
+    return arrangement is not None and attention.fits(field[0], attention.FORWARD_ARRAYS * sum(arrangement.widths))
 
 
 def arranged(qkv: Linear, proj: Linear, parts: tuple[int, ...], heads: int) -> tuple[Linear, Linear]:

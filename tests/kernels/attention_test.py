@@ -54,6 +54,7 @@ def test_no_two_channels_of_a_head_share_a_lane(parts, heads):
     lanes = [arrangement.lanes(i, part) for i, part in enumerate(parts)]
     for i, width in enumerate(arrangement.widths):
         assert len(np.unique(lanes[i])) == lanes[i].size and lanes[i].max() < width and width % LANES == 0
+        assert len(np.unique(lanes[i] // LANES)) == width // LANES  # no register is left unwritten
     for head in np.concatenate(lanes, axis=1):
         assert len(np.unique(head % arrangement.period)) == sum(parts)
     if len(parts) == 1:  # as a linear map makes it
@@ -95,7 +96,10 @@ def test_what_cannot_be_arranged():
     ],
 )
 def test_values_and_gradients_are_the_reference_s(batch, tokens, heads, d, dtype):
-    qkv, gradient = draw([(*batch, tokens, 3 * heads * d)], dtype, scale=1.5), draw([(*batch, tokens, heads * d)], dtype, 1)
+    qkv, gradient = (
+        draw([(*batch, tokens, 3 * heads * d)], dtype, scale=1.5),
+        draw([(*batch, tokens, heads * d)], dtype, 1),
+    )
 
     def both(op, arrays, gradient):
         return value_and_gradient(lambda qkv: (op(qkv, heads),), arrays, gradient)
@@ -229,7 +233,11 @@ def test_eight_devices_and_vmap_equal_one():
         assert "shard_map" in str(jax.make_jaxpr(op)(qkv))
         batch = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
         assert_near(jax.jit(op, in_shardings=batch)(qkv), expected)
-        assert_near(jax.jit(op)(qkv[:6]), expected[:6])  # does not divide: plain
+        assert_near(jax.jit(op)(qkv[:6]), expected[:6])  # the mesh does not divide 6: plain
+        field = field_arguments((6,), 3, 2, 8, "float32")
+        with_kernel = functools.partial(isotypic_attention, heads=2, implementation="interpret")
+        plain = functools.partial(isotypic_reference, heads=2)
+        assert_near(*jax.jit(lambda *a: (with_kernel(*a), plain(*a)))(*field))
     assert_near(jax.jit(jax.vmap(op))(qkv), expected)
     assert op(qkv[:0]).shape == (0, 3, 128)
 
