@@ -86,32 +86,35 @@ def fits(x: jax.Array, lanes: int) -> bool:
     return all(isinstance(n, int) for n in (*batch, tokens)) and attention_tpu.supported(x.dtype, tokens, lanes)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def attend_arranged(implementation: str, parts: Parts, heads: int, *qkv: jax.Array) -> tuple[jax.Array, ...]:
     """Attention of heads that have `parts` channels in each source, placed as `attention_lanes.arrange` says.
 
     Shapes: arrays [k, *B, N, 3 w], each of k sources, (q | k | v) -> [k, *B, N, w].
     """
+    return _attend_arranged(implementation, parts, heads, *qkv)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _attend_arranged(implementation, parts, heads, *qkv):
     return forward(*qkv, implementation=implementation, parts=parts, heads=heads)
 
 
-def _forward_and_qkv(implementation, parts, heads, *qkv):
-    return forward(*qkv, implementation=implementation, parts=parts, heads=heads), qkv
-
-
-def _gradient(implementation, parts, heads, qkv, gradients):
-    return backward(*qkv, *gradients, implementation=implementation, parts=parts, heads=heads)
-
-
-attend_arranged.defvjp(_forward_and_qkv, _gradient)
+_attend_arranged.defvjp(
+    lambda implementation, parts, heads, *qkv: (
+        forward(*qkv, implementation=implementation, parts=parts, heads=heads),
+        qkv,
+    ),
+    lambda implementation, parts, heads, qkv, gradients: backward(
+        *qkv, *gradients, implementation=implementation, parts=parts, heads=heads
+    ),
+)
 
 
 # Jitted here: layers of equal shapes are traced once.
 @functools.partial(jax.jit, static_argnames=("implementation", "parts", "heads"), inline=True)
 def forward(*qkv: jax.Array, implementation: str, parts: Parts, heads: int) -> tuple[jax.Array, ...]:
     """`attend_arranged`, without a derivative."""
-    exists = supported(qkv, parts, heads)
-    kernels = _kernels(attention_tpu.forward, parts, heads) if exists else dict.fromkeys(("tpu", "interpret", "gpu"))
+    kernels = _kernels(attention_tpu.forward if supported(qkv, parts, heads) else None, parts, heads)
     return dispatch.run(NAME, implementation, _plain(parts, heads), kernels, qkv)
 
 
@@ -129,7 +132,9 @@ def backward(*arrays: jax.Array, implementation: str, parts: Parts, heads: int) 
     return dispatch.run(f"{NAME}_backward", implementation, plain_backward, kernels, arrays)
 
 
-def _kernels(kernel, parts, heads):
+def _kernels(kernel: Callable | None, parts: Parts, heads: int) -> dict[str, Callable | None]:
+    if kernel is None:
+        return {"tpu": None, "interpret": None, "gpu": None}
     kernel = functools.partial(kernel, arrangement=arrange(parts, heads), scale=1 / math.sqrt(sum(parts)))
     return {"tpu": kernel, "interpret": functools.partial(kernel, interpret=True), "gpu": None}
 

@@ -90,7 +90,7 @@ def isotypic_attention(
         return linear(y, proj)
 
     if chosen == "auto":
-        return jax.lax.platform_dependent(field, qkv, proj, tpu=kernel, default=lambda *a: plain(*a, heads))
+        return jax.lax.platform_dependent(field, qkv, proj, tpu=kernel, default=lambda x, a, b: plain(x, a, b, heads))
     return kernel(field, qkv, proj, chosen)
 
 

@@ -184,8 +184,9 @@ class Attention(nnx.Module):
         def plain(leaves, *_):
             return tuple(jax.tree.leaves(self.attended(jax.tree.unflatten(structure, leaves), attend)))
 
-        maps = (linear.arrays() for linear in (self.qkv, self.proj))
-        return jax.tree.unflatten(structure, isotypic_attention(tuple(leaves), *maps, self.num_heads, plain=plain))
+        maps = self.qkv.arrays(), self.proj.arrays()
+        leaves = isotypic_attention(tuple(leaves), maps[0], maps[1], self.num_heads, plain=plain)
+        return jax.tree.unflatten(structure, leaves)
 
     def attended(self, x: Isotypic, attend: Callable[[Parts, Parts, Parts], Parts]) -> Isotypic:
         """The layer with another `attend`: q, k and v in parts to the weighted sums of v."""
