@@ -28,8 +28,8 @@ that the matrix units take, below which no schedule comes; nothing ran:
     octic               43.7 (26.6)                     60.0 (32.8)
     dense, backward     103.5 (66.6)
 
-The octic kernel at d = 80 has 47.2 of vector operations, most of them selects: a head lies in six sources, and registers
-are selected as they lie in memory, half full in bfloat16.
+The octic kernel at d = 80 is bound by the vector units, 47.2, which mostly select: a head has parts in six sources, and
+registers are selected as they lie in memory, in bfloat16 half full.
 """
 
 import math
