@@ -27,6 +27,7 @@ that the matrix units take, below which no schedule comes; nothing ran:
     dense               35.9 (26.6)      36.7 (26.6)    38.1 (32.8)    42.5 (34.8)
     octic               43.7 (26.6)                     60.0 (32.8)
     dense, backward     103.5 (66.6)
+    octic, backward     120.7 (66.6)
 
 The octic kernel at d = 80 is bound by the vector units, 47.2, which mostly select: a head has parts in six sources, and
 registers are selected as they lie in memory, in bfloat16 half full.
