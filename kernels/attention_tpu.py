@@ -24,9 +24,9 @@ Bundles that libtpu 0.0.42.1 makes for a v5e, in thousands for 8 images in bfloa
 that the matrix units take, below which no schedule comes; nothing ran:
 
     tokens              196, d = 64      197, d = 64    256, d = 80    257, d = 80
-    dense               35.9 (26.6)      36.7 (26.6)    38.1 (32.8)    42.5 (34.8)
+    dense               35.9 (26.6)      36.7 (26.6)    38.1 (32.8)    42.7 (34.8)
     octic               43.7 (26.6)                     60.0 (32.8)
-    dense, backward     103.5 (66.6)
+    dense, backward     103.5 (66.6)                                   163.9 (130.6)
     octic, backward     120.7 (66.6)
 
 The octic kernel at d = 80 is bound by the vector units, 47.2, which mostly select: a head has parts in six sources, and
