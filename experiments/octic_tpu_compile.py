@@ -49,7 +49,7 @@ from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC, Group
 from experiments import benchmark, llo
 from experiments.benchmark import Claim
-from kernels import d8_gelu, octic_linear_gelu, octic_mlp
+from kernels import attention, attention_lanes, d8_gelu, octic_linear_gelu, octic_mlp
 from kernels.shapes import REALISTIC, Shape
 
 TOPOLOGY = "v5e:2x2"
@@ -62,7 +62,7 @@ DTYPE, BATCH = jnp.bfloat16, 8
 SHAPES = {shape.name: dataclasses.replace(shape, batch=(BATCH,)) for shape in REALISTIC}
 BLOCKS = {"ViT-L": 16, "ViT-L, class token": 16, "ViT-H": 16, "ViT-H, class token": 16}  # heads
 GELU_SHAPES = ("ViT-S", *BLOCKS, "ViT-22B")  # hidden widths of 192, 512, 640 and 3072 per component
-OPERATIONS = ("d8_gelu", "octic_linear_gelu", "octic_mlp")
+OPERATIONS = ("d8_gelu", "octic_linear_gelu", "octic_mlp", "isotypic_attention")
 KINDS = {"dense": "auto", "octic, XLA": "xla", "octic, kernels": "auto"}  # and the implementation of the operations
 PARTS = ("norm", "linear", "attention", "activation")  # named scopes of the layers
 MEASURES = dict(kcycles="kcycles", bundle_kcycles="bundles", matrix_kcycles="matrix units", memory_kcycles="HBM")
@@ -131,12 +131,27 @@ def kernel_programs():
         function = functools.partial(octic_linear_gelu.octic_linear_gelu, implementation="tpu")
         yield "octic_linear_gelu", shape, function, abstract((*shape.field(shape.channels), *shape.weights()))
         yield "octic_mlp", shape, whole_branch, abstract((*shape.field(shape.channels), *shape.branch()))
+        yield from attention_programs(shape, BLOCKS[shape.name])
 
 
 def whole_branch(lines, planes, *weights):
     """`octic_mlp` of separate arrays, with the constants of the models' norms."""
     weights, norm = octic_mlp.Weights(*weights), octic_mlp.Norm(eps=1e-5, row_weight=0.5)
     return octic_mlp.octic_mlp(lines, planes, weights, norm, implementation="tpu")
+
+
+def attention_programs(shape: Shape, heads: int):
+    """Dense and octic attention, forward and backward, of heads that lie where the kernel wants them."""
+    c = shape.channels // heads
+    for kind, parts, rows in (("dense", (8 * c,), (1,)), ("octic", (c,) * 4 + (2 * c,) * 2, (4, 2))):
+        widths = sorted(set(attention_lanes.arrange(parts, heads).widths))
+        y = abstract([(i, *shape.batch, shape.tokens, w) for i, w in zip(rows, widths, strict=True)])
+        qkv = abstract([(*a.shape[:-1], 3 * a.shape[-1]) for a in y])
+        for name, function, arguments in (("", attention.forward, qkv), ("_backward", attention.backward, (*qkv, *y))):
+            if name and not attention.supported(qkv, parts, heads, attention.BACKWARD_ARRAYS):
+                continue
+            function = functools.partial(function, implementation="tpu", parts=parts, heads=heads)
+            yield f"{kind} attention{name}", shape, function, arguments
 
 
 def block_rows(budget: benchmark.Budget, folder: pathlib.Path) -> list[dict]:

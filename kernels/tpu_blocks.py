@@ -132,3 +132,10 @@ def _most_rows(dtype: DTypeLike, channels: Sequence[int], weight_bytes: int) -> 
 def up(size: int, unit: int) -> int:
     """The next multiple of a unit."""
     return -(-size // unit) * unit
+
+
+def precision(dtype: DTypeLike) -> jax.lax.Precision:
+    """Mosaic has two precisions; float32 products use the higher one unless the default was requested."""
+    asked = jax.config.jax_default_matmul_precision  # set at run time  # pyright: ignore[reportAttributeAccessIssue]
+    exact = dtype == jnp.float32 and asked not in (None, "default", "fastest", "bfloat16")
+    return jax.lax.Precision.HIGHEST if exact else jax.lax.Precision.DEFAULT

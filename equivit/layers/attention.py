@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 IMPLEMENTATIONS = ("auto", "xla", "cudnn")
+TPU_TOKENS = 100  # the fewest for which "auto" is a TPU's kernel: with fewer, its registers of keys are half empty
 HEAD_CHANNELS = 128  # the most that cuDNN supports on every GPU; must be a multiple of 8
 
 Parts = tuple[jax.Array, ...]
@@ -24,9 +25,9 @@ def attend(q: Parts, k: Parts, v: Parts, *, implementation: str = "auto") -> Par
     Shapes: each part of q [*B, H, N, d_i], of k and v [*B, H, M, d_i] -> like the parts of v, with N tokens.
 
     "auto" is cuDNN's flash attention on an NVIDIA GPU in bfloat16 or float16, if the channels per head are a multiple
-    of 8, at most 128, and as many as those of v; otherwise it is "xla".  This includes TPUs, whose fused kernels need a
-    multiple of 128 tokens: 197 or 257 would be padded to 256 or 384.  cuDNN needs a GPU at tracing time: a program that
-    is lowered for CUDA on a machine without one uses the plain products.
+    of 8, at most 128, and as many as those of v; otherwise it is "xla".  cuDNN needs a GPU at tracing time: a program
+    that is lowered for CUDA on a machine without one uses the plain products.  The kernel for TPUs is one for heads
+    side by side: `attend_side_by_side`.
 
     Raises:
       ValueError: an unknown implementation.
@@ -37,6 +38,41 @@ def attend(q: Parts, k: Parts, v: Parts, *, implementation: str = "auto") -> Par
         if implementation == "auto" and cudnn_takes(q, k, v) and _has_cudnn():
             return jax.lax.platform_dependent(q, k, v, cuda=_cudnn, default=_xla)
         return (_cudnn if implementation == "cudnn" else _xla)(q, k, v)
+
+
+def attend_side_by_side(qkv: jax.Array, num_heads: int, *, implementation: str = "auto") -> jax.Array:
+    """`attend` for heads side by side, as a linear map gives them: columns (q | k | v) x heads x head channels.
+
+    Shapes: [*B, N, 3 H d] -> [*B, N, H d].
+
+    "tpu" is the kernel of `kernels.attention`, which takes the heads as they lie, and so is "auto" in a program lowered
+    for a TPU, if the kernel supports the shape and there are at least TPU_TOKENS tokens.  "interpret" is the same on
+    any machine, slowly.  Otherwise the heads are brought apart for `attend`, which has the other implementations.
+
+    Raises:
+      ValueError: an unknown implementation, or no kernel for the shape or dtype.
+    """
+    from kernels import attention as kernel  # here, so that `isotypic.py` tells first if it is another package
+
+    def plain(qkv, heads):
+        q, k, v = ((head_by_head(part, heads),) for part in jnp.split(qkv, 3, axis=-1))
+        (y,) = attend(q, k, v, implementation=implementation)
+        return jax.lax.collapse(jnp.einsum("...hnd->...nhd", y), -2)
+
+    if implementation in ("tpu", "interpret") or implementation == "auto" and enough_for_tpu(qkv):
+        with jax.named_scope("attention"):
+            return kernel.attention(qkv, num_heads, implementation=implementation, plain=plain)
+    return plain(qkv, num_heads)
+
+
+def head_by_head(x: jax.Array, num_heads: int) -> jax.Array:
+    """[*B, N, width] -> [*B, num_heads, N, head channels]."""
+    return jnp.einsum("...nhd->...hnd", x.reshape(*x.shape[:-1], num_heads, x.shape[-1] // num_heads))
+
+
+def enough_for_tpu(x: jax.Array) -> bool:
+    """Whether "auto" may be a TPU's kernel for these tokens, [*B, N, c]; not if their number is symbolic."""
+    return isinstance(x.shape[-2], int) and x.shape[-2] >= TPU_TOKENS
 
 
 def attend_with_bias(q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array, *, scale: float | None = None):

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import Initializer
 
-from equivit.layers.attention import attend, attention_weights
+from equivit.layers.attention import attend_side_by_side, attention_weights, head_by_head
 from equivit.layers.grid import Layout
 
 # The official codes truncate this normal at +-2, one hundred standard deviations, which has no effect.
@@ -205,9 +205,7 @@ class Attention(nnx.Module):
         self.num_heads = num_heads
 
     def __call__(self, x: jax.Array, layout: Layout | None = None) -> jax.Array:
-        q, k, v = self.heads(x)
-        (y,) = attend((q,), (k,), (v,))
-        return self.proj(self.side_by_side(y))
+        return self.proj(attend_side_by_side(self.qkv(x), self.num_heads))
 
     def weights(self, x: jax.Array, rows: int | None = None, layout: Layout | None = None) -> jax.Array:
         """The attention weights [*B, num_heads, rows, N] of the first `rows` tokens; None: of all tokens."""
@@ -217,12 +215,8 @@ class Attention(nnx.Module):
     def heads(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """q, k and v, each [*B, num_heads, N, head channels]."""
         # Split, and only then turned: the gradient of a split is one concatenation, that of indexing a padded sum.
-        q, k, v = (self._apart(part) for part in jnp.split(self.qkv(x), 3, axis=-1))
+        q, k, v = (head_by_head(part, self.num_heads) for part in jnp.split(self.qkv(x), 3, axis=-1))
         return q, k, v
-
-    def _apart(self, x: jax.Array) -> jax.Array:
-        """[*B, N, width] -> [*B, num_heads, N, head channels]."""
-        return jnp.einsum("...nhd->...hnd", x.reshape(*x.shape[:-1], self.num_heads, x.shape[-1] // self.num_heads))
 
     @staticmethod
     def side_by_side(y: jax.Array) -> jax.Array:

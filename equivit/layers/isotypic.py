@@ -18,7 +18,7 @@ from flax import nnx
 
 from equivit import errors
 from equivit.layers import dense
-from equivit.layers.attention import Parts, attend, attention_weights
+from equivit.layers.attention import Parts, attend, attention_weights, enough_for_tpu
 from equivit.layers.dense import WEIGHT_INIT, patchify, recomputed, uniform, unpatchify
 from equivit.layers.grid import Layout
 from equivit.symmetry import fields
@@ -27,6 +27,7 @@ from equivit.symmetry.groups import FLIP, OCTIC, Group
 
 try:
     from kernels.d8_gelu import d8_gelu
+    from kernels.isotypic_attention import isotypic_attention
     from kernels.octic_linear_gelu import octic_linear_gelu
     from kernels.octic_mlp import Norm, Weights, octic_mlp
 except ImportError as error:
@@ -81,6 +82,12 @@ class Linear(nnx.Module):
             lines = jnp.einsum("i...c,icd->i...d", x.lines, self.lines[...])
             lines = lines if self.bias is None else _add_to_first(lines, self.bias[...].astype(x.dtype))
             return Isotypic(lines, None if x.planes is None else x.planes @ self.planes[...])
+
+    def arrays(self) -> tuple[tuple[jax.Array, ...], jax.Array | None]:
+        """The weights, one array for each of a field, and the bias."""
+        lines = self.lines[...]
+        weights = (lines,) if self.planes is None else (lines, self.planes[...])
+        return weights, None if self.bias is None else self.bias[...].astype(lines.dtype)
 
 
 class LayerNorm(nnx.Module):
@@ -188,7 +195,16 @@ class Attention(nnx.Module):
         self.num_heads = num_heads
 
     def __call__(self, x: Isotypic, layout: Layout | None = None) -> Isotypic:
-        return self.attended(x, attend)
+        if not enough_for_tpu(x.lines):
+            return self.attended(x, attend)
+        leaves, structure = jax.tree.flatten(x.astype(self.qkv.lines[...].dtype))
+
+        def plain(leaves, *_):
+            return tuple(jax.tree.leaves(self.attended(jax.tree.unflatten(structure, leaves), attend)))
+
+        maps = self.qkv.arrays(), self.proj.arrays()
+        leaves = isotypic_attention(tuple(leaves), maps[0], maps[1], self.num_heads, plain=plain)
+        return jax.tree.unflatten(structure, leaves)
 
     def attended(self, x: Isotypic, attend: Callable[[Parts, Parts, Parts], Parts]) -> Isotypic:
         """The layer with another `attend`: q, k and v in parts to the weighted sums of v."""

@@ -18,7 +18,7 @@ def run(name: str, *, short: bool = False) -> str:
     """Everything that a notebook prints.
 
     Args:
-      short: it trains so little that compiling takes longest: XLA optimises less, to the first of its levels.
+      short: it trains so little that compiling takes longest: XLA does without its fusion emitters.
     """
     notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
     client = nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(FOLDER)}})

@@ -1,0 +1,156 @@
+"""Softmax attention of all heads, from the output of one linear map, which stays as it is: no copy parts the heads.
+
+Shapes: qkv [*B, N, 3 H d], columns ordered (q | k | v) x heads x head channels -> [*B, N, H d].
+The kernel is explained in `attention_tpu.py`.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kernels import attention_tpu, dispatch
+from kernels.attention_lanes import arrange
+
+NAME = attention_tpu.NAME
+# Arrays like q that a kernel reads and writes: q, k, v and y; or q, k, v, and the gradients at all four.
+FORWARD_ARRAYS, BACKWARD_ARRAYS = 4, 7
+Parts = tuple[int, ...]
+
+
+def reference(qkv: jax.Array, heads: int) -> jax.Array:
+    """The definition, in plain jnp.  The softmax is in at least float32."""
+    qkv = qkv.reshape(*qkv.shape[:-1], 3, heads, qkv.shape[-1] // (3 * heads))
+    q, k, v = (qkv[..., i, :, :] for i in range(3))
+    logits = jnp.einsum("...nhd,...mhd->...hnm", q, k) / math.sqrt(q.shape[-1])
+    weights = jax.nn.softmax(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)))
+    return jax.lax.collapse(jnp.einsum("...hnm,...mhd->...nhd", weights.astype(v.dtype), v), -2)
+
+
+def attention(
+    qkv: jax.Array,
+    heads: int,
+    *,
+    implementation: str = "auto",
+    plain: Callable[[jax.Array, int], jax.Array] = reference,
+) -> jax.Array:
+    """Softmax attention of all heads.
+
+    The kernel computes the softmax in float32 and stores only qkv for the derivative.  It is for 100 to 400 tokens: it
+    holds a whole image in VMEM.
+
+    Args:
+      qkv: [*B, N, 3 H d].
+      heads: H; for the kernel, H d must be a multiple of 128, and d at most 128.
+      implementation: "auto" uses the kernel in programs that are lowered for a TPU, if it supports the shape and dtype,
+        and `plain` otherwise.  "xla" is `plain`; "tpu" and "interpret" are the kernel, the latter anywhere, slowly.
+        On several devices it needs the mesh of `jax.set_mesh`; if that does not divide axis -3 evenly, XLA runs.
+      plain: what runs on other platforms, `reference` or a function that equals it.
+
+    Returns:
+      [*B, N, H d].
+
+    Raises:
+      ValueError: an unknown implementation, a width that is not 3 H d, or no kernel for this shape or dtype.
+    """
+    chosen = dispatch.chosen(NAME, implementation)
+    d, rest = divmod(qkv.shape[-1], 3 * heads)
+    if rest or qkv.ndim < 2:
+        raise ValueError(f"{NAME}: qkv {qkv.shape} must be [*B, N, 3 H d]; {heads=} needs multiples of {3 * heads}.")
+    exists = supported((qkv[None],), (d,), heads)
+    if chosen == "xla" or implementation == "auto" and (chosen == "gpu" or not exists):
+        return plain(qkv, heads)
+
+    def kernel(qkv, implementation="tpu"):
+        return attend_arranged(implementation, (d,), heads, qkv[None])[0][0]
+
+    if chosen == "auto":
+        return jax.lax.platform_dependent(qkv, tpu=kernel, default=lambda qkv: plain(qkv, heads))
+    return kernel(qkv, chosen)
+
+
+def supported(qkv: tuple[jax.Array, ...], parts: Parts, heads: int, arrays: int = FORWARD_ARRAYS) -> bool:
+    """Whether there is a kernel for `attend_arranged` of qkv; `arrays`: those like q that it reads and writes."""
+    arrangement = arrange(parts, heads)
+    lanes = 0 if arrangement is None else sum(arrangement.widths)
+    whole = sum(len(a) * a.shape[-1] for a in qkv) == 3 * lanes
+    return lanes > 0 and whole and fits(qkv[0], arrays * lanes)
+
+
+def fits(x: jax.Array, lanes: int) -> bool:
+    """Whether the kernel can hold `lanes` of each token of x [k, *B, N, c]; not if a size is a symbol (for export)."""
+    *batch, tokens, _ = x.shape[1:]
+    return all(isinstance(n, int) for n in (*batch, tokens)) and attention_tpu.supported(x.dtype, tokens, lanes)
+
+
+def attend_arranged(implementation: str, parts: Parts, heads: int, *qkv: jax.Array) -> tuple[jax.Array, ...]:
+    """Attention of heads that have `parts` channels in each source, placed as `attention_lanes.arrange` says.
+
+    Shapes: arrays [k, *B, N, 3 w], each of k sources, (q | k | v) -> [k, *B, N, w].
+    """
+    return _attend_arranged(implementation, parts, heads, *qkv)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _attend_arranged(implementation, parts, heads, *qkv):
+    return forward(*qkv, implementation=implementation, parts=parts, heads=heads)
+
+
+_attend_arranged.defvjp(
+    lambda implementation, parts, heads, *qkv: (
+        forward(*qkv, implementation=implementation, parts=parts, heads=heads),
+        qkv,
+    ),
+    lambda implementation, parts, heads, qkv, gradients: backward(
+        *qkv, *gradients, implementation=implementation, parts=parts, heads=heads
+    ),
+)
+
+
+# Jitted here: layers of equal shapes are traced once.
+@functools.partial(jax.jit, static_argnames=("implementation", "parts", "heads"), inline=True)
+def forward(*qkv: jax.Array, implementation: str, parts: Parts, heads: int) -> tuple[jax.Array, ...]:
+    """`attend_arranged`, without a derivative."""
+    kernels = _kernels(attention_tpu.forward if supported(qkv, parts, heads) else None, parts, heads)
+    return dispatch.run(NAME, implementation, _plain(parts, heads), kernels, qkv)
+
+
+@functools.partial(jax.jit, static_argnames=("implementation", "parts", "heads"), inline=True)
+def backward(*arrays: jax.Array, implementation: str, parts: Parts, heads: int) -> tuple[jax.Array, ...]:
+    """The gradient at its arguments, from these and the gradients at its results; without a kernel, by XLA."""
+    qkv, plain = arrays[: len(arrays) // 2], _plain(parts, heads)
+
+    def plain_backward(*arrays):
+        return jax.vjp(plain, *arrays[: len(qkv)])[1](arrays[len(qkv) :])
+
+    if not supported(qkv, parts, heads, arrays=BACKWARD_ARRAYS):
+        return plain_backward(*arrays)
+    kernels = _kernels(attention_tpu.backward, parts, heads)
+    return dispatch.run(f"{NAME}_backward", implementation, plain_backward, kernels, arrays)
+
+
+def _kernels(kernel: Callable | None, parts: Parts, heads: int) -> dict[str, Callable | None]:
+    if kernel is None:
+        return {"tpu": None, "interpret": None, "gpu": None}
+    kernel = functools.partial(kernel, arrangement=arrange(parts, heads), scale=1 / math.sqrt(sum(parts)))
+    return {"tpu": kernel, "interpret": functools.partial(kernel, interpret=True), "gpu": None}
+
+
+def _plain(parts: Parts, heads: int) -> Callable:
+    """`attend_arranged` by `reference`."""
+    arrangement = arrange(parts, heads)
+    if len(parts) == 1 or arrangement is None:  # in their natural order
+        return lambda qkv: (reference(qkv[0], heads)[None],)
+
+    def plain(*qkv):
+        sources = [a[i].reshape(*a.shape[1:-1], 3, a.shape[-1] // 3) for a in qkv for i in range(len(a))]
+        natural = [x[..., arrangement.lanes(i, part)] for i, (x, part) in enumerate(zip(sources, parts, strict=True))]
+        y = reference(jax.lax.collapse(jnp.concatenate(natural, -1), -3), heads)
+        y = jnp.split(y.reshape(*y.shape[:-1], heads, sum(parts)), np.cumsum(parts)[:-1], axis=-1)
+        y = iter([arrangement.placed(i, jax.lax.collapse(x, -2)) for i, x in enumerate(y)])
+        return tuple(jnp.stack([next(y) for _ in a]) for a in qkv)
+
+    return plain

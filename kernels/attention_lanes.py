@@ -1,0 +1,110 @@
+"""Where the channels of a head lie among the lanes of registers, so that selects make its vector one register.
+
+A register has 128 lanes.  A head's d channels may come in parts from several arrays, its sources: a dense layer has
+one, an octic field six, one for each row of an irrep.  Lane n of a source lies in lane n mod 128 of a register, and
+moving it to another one is slow.  So heads are placed such that no two channels of a head share a lane: the select,
+by lane, of the registers that they lie in is then the head's whole vector, in an order that is the same for queries,
+keys and values, and therefore does not matter.
+
+Dense, d = 80: head 1 has lanes 80 to 127 of register 0 and lanes 0 to 31 of register 1.  Nothing needs to move.
+Octic: in the natural order the parts of a head have the same lanes in every source.  So each source gets an order of
+heads of its own, which `places` tells, and the linear maps before and after have their columns and rows in that order.
+With d = 64 two heads share a register, one in each half, and the selects that collect one collect both.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+LANES = 128  # of a register
+
+
+class Piece(NamedTuple):
+    """Lanes `start` to `stop` of a register of a source; if two heads share a register, of each of its halves."""
+
+    source: int
+    register: int
+    start: int
+    stop: int
+
+
+class Arrangement(NamedTuple):
+    """How heads lie in the sources.
+
+    Attributes:
+      period: lanes that a head has: 64 if two share a register, else 128.
+      units: for each register full of heads, that is, for two heads or one, the pieces that it is selected from.
+      places: for each source, the first lane of the part of every head.
+      widths: of the sources in lanes, whole registers.
+    """
+
+    period: int
+    units: tuple[tuple[Piece, ...], ...]
+    places: tuple[tuple[int, ...], ...]
+    widths: tuple[int, ...]
+
+    def lanes(self, source: int, part: int) -> np.ndarray:
+        """The lanes [heads, part] of a source in which the channels of each head lie."""
+        return np.array(self.places[source])[:, None] + np.arange(part)
+
+    def placed(self, source: int, x: jax.Array) -> jax.Array:
+        """[..., heads x part] in the natural order -> [..., width of the source], 0 in lanes of no head.
+
+        As a product with a matrix of zeros and ones, which is exact, and its derivative no scatter.
+        """
+        lanes = self.lanes(source, x.shape[-1] // len(self.places[source]))
+        matrix = np.zeros((lanes.size, self.widths[source]), x.dtype)
+        matrix[np.arange(lanes.size), lanes.ravel()] = 1
+        return jnp.matmul(x, matrix, precision=jax.lax.Precision.HIGHEST)
+
+
+@functools.cache
+def arrange(parts: tuple[int, ...], heads: int) -> Arrangement | None:
+    """Places for heads that have `parts` channels in each source; None if none were found.
+
+    One source, and the first of the longest parts, have the heads in their natural order.
+    """
+    period = LANES // 2 if 2 * sum(parts) == LANES else LANES
+    units, rest = divmod(heads * period, LANES)
+    if sum(parts) > LANES or rest:
+        return None
+    widths = tuple(-(-heads * part // LANES) * LANES for part in parts)
+    used = np.zeros((units, period), int)  # lanes that a unit has so far
+    firsts: dict[int, np.ndarray] = {}
+    for i in sorted(range(len(parts)), key=lambda i: -parts[i]):  # long parts have the fewest choices
+        slots = _slots(parts[i], widths[i], period)
+        lanes = np.array([np.isin(np.arange(period), (slot + np.arange(parts[i])) % period) for slot in slots], int)
+        overlap = used @ lanes.T
+        unit, slot = linear_sum_assignment(overlap)
+        if overlap[unit, slot].any():
+            return None
+        used += lanes[slot]
+        firsts[i] = slots[slot]
+    return Arrangement(
+        period,
+        tuple(
+            tuple(piece for i, part in enumerate(parts) for piece in _pieces(i, firsts[i][unit], part, period))
+            for unit in range(units)
+        ),
+        tuple(tuple(int(n) + half for n in firsts[i] for half in range(0, LANES, period)) for i in range(len(parts))),
+        widths,
+    )
+
+
+def _slots(part: int, width: int, period: int) -> np.ndarray:
+    """The first lanes of parts that lie one after the other; with two heads in a register, in its first half."""
+    if period == LANES:
+        return np.arange(width // part) * part
+    return (np.arange(0, width, LANES)[:, None] + np.arange(period // part) * part).ravel()
+
+
+def _pieces(source: int, first: int, part: int, period: int) -> list[Piece]:
+    """The part from lane `first` on; a part that begins in one register may end in the next."""
+    register, start = divmod(int(first), LANES)
+    stop = start + part
+    pieces = [Piece(source, register, start, min(stop, period))]
+    return pieces if stop <= period else [*pieces, Piece(source, register + 1, 0, stop - period)]

@@ -1,0 +1,245 @@
+"""The TPU kernels of `attention.py`: one program per image, which holds whole rows of the softmax in VMEM.
+
+The reference, for one head of q, k and v [N, d], and its derivative, from the gradient g of y:
+
+    weights = softmax(q k^T / sqrt(d))                               y = weights v
+    dw = g v^T      ds = weights * (dw - sum(weights * dw)) / sqrt(d)
+    dq = ds k       dk = ds^T q                                      dv = weights^T g
+
+The kernels are these lines, for all heads of an image one after the other in one straight program, in which the
+compiler lets the softmax of one head run beside the products of another.  The matrix units take registers of 128 lanes,
+full or not, and a head has fewer channels.  So the lines are written for a register full of heads, a unit
+(`attention_lanes.py`), which `_gather` selects from the arrays and `_scatter` puts back:
+
+  - A product over the channels of a head is one over all lanes of its unit, where one factor is 0 in the lanes that are
+    not the head's.  The matrix units take no longer for it, and no lane has to move.
+  - weights v: of two heads in a register, the products are [y | *] and [* | y'], and a select makes [y | y'] of them.
+    With 1 in the other half of v, * are the sums of the weights, which the division needs: the opposite select makes
+    [s' | s] of them, and one rotation by half a register [s | s'].  The matrix units compute these sums at no cost.
+  - N is the whole axis of a block, so the compiler masks what is left of the last register of keys.  A register for a
+    single key, the 129th or the 257th, would cost as much as a full one: that key enters the softmax apart, as a row.
+    The backward pass does not do so.
+
+Bundles that libtpu 0.0.42.1 makes for a v5e, in thousands for 8 images in bfloat16, 16 heads, and in brackets the rows
+that the matrix units take, below which no schedule comes; nothing ran:
+
+    tokens              196, d = 64      197, d = 64    256, d = 80    257, d = 80
+    dense               35.9 (26.6)      36.7 (26.6)    38.1 (32.8)    42.7 (34.8)
+    octic               43.7 (26.6)                     60.0 (32.8)
+    dense, backward     103.5 (66.6)                                   163.9 (130.6)
+    octic, backward     120.7 (66.6)
+
+The octic kernel at d = 80 is bound by the vector units, 47.2, which mostly select: a head has parts in six sources, and
+registers are selected as they lie in memory, in bfloat16 half full.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.typing import DTypeLike
+
+from kernels import tpu_blocks
+from kernels.attention_lanes import LANES, Arrangement, Piece
+
+NAME = "attention"
+# Matrices [N, N] of float32 that the compiler is taken to keep: those of one head, and of the next one.
+MATRICES = 6
+
+
+def supported(dtype: DTypeLike, tokens: int, lanes: int) -> bool:
+    """Whether an image fits in VMEM, next to the one before or after it, which is being moved.
+
+    Args:
+      lanes: of a token, in all arrays that the kernel reads and writes.
+    """
+    rows = -(-tokens // 16) * 16
+    arrays = 2 * rows * lanes * jnp.dtype(dtype).itemsize
+    matrices = MATRICES * rows * -(-tokens // LANES) * LANES * 4
+    return dtype in (jnp.float32, jnp.bfloat16) and arrays + matrices <= tpu_blocks.VMEM_BYTES
+
+
+def forward(*qkv: jax.Array, arrangement: Arrangement, scale: float, interpret: bool = False) -> tuple[jax.Array, ...]:
+    """Attention of arrays [k, *B, N, 3 w], (q | k | v), whose sources lie as `arrangement` says: [k, *B, N, w]."""
+
+    def body(*refs):
+        n = len(refs) // 2
+        read, write, registers = _sources(refs[:n], 3), _sources(refs[n:], 1), {}
+        for unit in arrangement.units:
+            q, k, v = (_gather(read, j, unit, arrangement.period, rest) for j, rest in enumerate((0, None, None)))
+            _scatter(write, 0, unit, arrangement.period, _attend(q, k, v, scale, arrangement.period), registers)
+        _close(registers)
+
+    return _by_image(body, qkv, (), 1, NAME, interpret)
+
+
+def backward(*arrays: jax.Array, arrangement: Arrangement, scale: float, interpret: bool = False) -> tuple:
+    """The gradient at the arguments of `forward`, from these and the gradients at its results, [k, *B, N, w]."""
+    count = len(arrays) // 2
+
+    def body(*refs):
+        read, gradient, write = (_sources(refs[i * count : (i + 1) * count], k) for i, k in enumerate((3, 1, 3)))
+        registers = {}
+        for unit in arrangement.units:
+            q, k, v = (_gather(read, j, unit, arrangement.period, rest) for j, rest in enumerate((0, None, None)))
+            g = _gather(gradient, 0, unit, arrangement.period, 0)
+            for j, value in enumerate(_gradients(q, k, v, g, scale, arrangement.period)):
+                _scatter(write, j, unit, arrangement.period, value, registers)
+        _close(registers)
+
+    return _by_image(body, arrays[:count], arrays[count:], 3, f"{NAME}_backward", interpret)
+
+
+def _attend(q, k, v, scale, period):
+    """y of a unit, in float32, from its q, k and v [N, 128]."""
+    if period == LANES:
+        weights = _exponentials(q, k, scale)
+        return _weighted(weights, v) * _inverse(sum(w.sum(-1, keepdims=True) for w in weights))
+    first = _lanes(q) < period
+    a, b = (
+        _weighted(_exponentials(jnp.where(own, q, 0), k, scale), jnp.where(own, v, 1))
+        for own in (first, _lanes(q) >= period)
+    )
+    return jnp.where(first, a, b) * _inverse(pltpu.roll(jnp.where(first, b, a), period, 1))
+
+
+def _exponentials(q, k, scale):
+    """The weights of a head before they are divided by their sum: of all keys, or of all but one and of that one."""
+    apart = len(k) - 1 if len(k) % LANES == 1 else len(k)
+    if apart in (0, len(k)):
+        return [_exponential(_dot(q, k, (1, 1)), scale)]
+    logits = _dot(q, k[:apart], (1, 1))
+    last = (q.astype(jnp.float32) * k[apart:].astype(jnp.float32)).sum(-1, keepdims=True)
+    most = jnp.maximum(logits.max(-1, keepdims=True), last)
+    return [_exponential(x, scale, most) for x in (logits, last)]
+
+
+def _exponential(logits, scale, most=None):
+    """exp(scale (logits - most)) as a power of 2, which the unit computes; with the scale it is one product."""
+    most = logits.max(-1, keepdims=True) if most is None else most
+    return jnp.exp2((logits - most) * (scale * math.log2(math.e)))
+
+
+def _inverse(x):
+    """1 / x for sums of weights, which are at least 1: without what a division does for 0, infinity and the like."""
+    return pl.reciprocal(x, full_range=False)
+
+
+def _weighted(weights, v):
+    """Sums of v, weighted with `_exponentials`."""
+    apart = weights[0].shape[1]
+    y = _dot(weights[0].astype(v.dtype), v[:apart], (1, 0))
+    return y if apart == len(v) else y + weights[1] * v[apart:].astype(jnp.float32)
+
+
+def _gradients(q, k, v, g, scale, period):
+    """Those at q, k and v of a unit, in float32, from the gradient g at y."""
+    if period == LANES:
+        return _head_gradients(q, g, k, v, scale)
+    first, second = _lanes(q) < period, _lanes(q) >= period
+    (dq, dk, dv), (dq_second, dk_second, dv_second) = (
+        _head_gradients(jnp.where(own, q, 0), jnp.where(own, g, 0), k, v, scale) for own in (first, second)
+    )
+    return jnp.where(first, dq, dq_second), dk + dk_second, dv + dv_second
+
+
+def _head_gradients(q, g, k, v, scale):
+    """Those at q (in the head's own lanes), k and v (0 in all others), for q and g that are 0 in all others."""
+    weights = _exponential(_dot(q, k, (1, 1)), scale)
+    weights *= _inverse(weights.sum(-1, keepdims=True))
+    d_weights = _dot(g, v, (1, 1))
+    delta = (weights * d_weights).sum(-1, keepdims=True)
+    d_logits = (weights * (d_weights - delta) * scale).astype(q.dtype)
+    return _dot(d_logits, k, (1, 0)), _dot(d_logits, q, (0, 0)), _dot(weights.astype(g.dtype), g, (0, 0))
+
+
+def _dot(a, b, axes):
+    """The product over these axes, summed in float32."""
+    dimensions = (((axes[0],), (axes[1],)), ((), ()))
+    precision = tpu_blocks.precision(a.dtype)
+    return jax.lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)
+
+
+def _lanes(x):
+    return jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
+
+
+def _sources(refs, count):
+    """For each source: the reference, its index there, and the width of each of `count` arrays side by side."""
+    return [(ref, i, ref.shape[-1] // count) for ref in refs for i in range(ref.shape[0])]
+
+
+def _register(sources, j, piece):
+    """Reference, index and lanes of the register of a piece, in the j-th of the arrays side by side."""
+    ref, i, width = sources[piece.source]
+    start = j * width + piece.register * LANES
+    return ref, i, slice(start, start + LANES)
+
+
+def _gather(sources, j, unit, period, rest=None):
+    """The unit [N, 128] of heads, selected from its pieces; lanes that none has hold `rest`, or anything."""
+    value = rest if sum(piece.stop - piece.start for piece in unit) < period else None
+    for piece in unit:
+        ref, i, lanes = _register(sources, j, piece)
+        x = ref[i, :, lanes]
+        value = x if value is None else jnp.where(_inside(piece, x, period), x, value)
+    return value
+
+
+def _scatter(sources, j, unit, period, value, open_registers):
+    """The inverse of `_gather`; lanes of no head become 0.
+
+    A register of several units stays in `open_registers`, as what is to be written and where, until `_close`: to read
+    it back from the array and write it again, unit by unit, takes more instructions.
+    """
+    for piece in unit:
+        ref, i, lanes = _register(sources, j, piece)
+        x = value.astype(ref.dtype)
+        if piece.stop - piece.start == period:
+            ref[i, :, lanes] = x
+        else:
+            place = j, piece.source, piece.register
+            *_, before = open_registers.get(place, (0,))
+            open_registers[place] = ref, i, lanes, jnp.where(_inside(piece, x, period), x, before)
+
+
+def _close(open_registers):
+    for ref, i, lanes, x in open_registers.values():
+        ref[i, :, lanes] = x
+
+
+def _inside(piece: Piece, x: jax.Array, period: int) -> jax.Array:
+    lanes = _lanes(x) & (period - 1)
+    return (lanes >= piece.start) & (lanes < piece.stop)
+
+
+def _by_image(body, reads, more, count, name, interpret):
+    """Run `body(*read blocks, *written blocks)` once per image, where a block is all of its tokens and lanes.
+
+    Results are like the arrays `reads`, [k, *B, N, 3 w], with `count` times the width w.
+    """
+    arrays = (*reads, *more)
+    _, *batch, tokens, _ = reads[0].shape
+    images = math.prod(batch)
+    flat = [a.reshape(len(a), images, tokens, a.shape[-1]) for a in arrays]
+    shapes = [(len(a), images, tokens, a.shape[-1] // 3 * count) for a in reads]
+    kinds = jax.typeof(reads[0])
+
+    def block(shape):
+        return pl.BlockSpec((shape[0], None, *shape[2:]), lambda image: (0, image, 0, 0))
+
+    results = pl.pallas_call(
+        body,
+        grid=(images,),
+        in_specs=[block(a.shape) for a in flat],
+        out_specs=[block(shape) for shape in shapes],
+        out_shape=[
+            jax.ShapeDtypeStruct(shape, kinds.dtype, manual_axis_type=kinds.manual_axis_type) for shape in shapes
+        ],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
+        interpret=interpret,
+        name=name,
+    )(*flat)
+    return tuple(y.reshape(len(y), *batch, *y.shape[-2:]) for y in results)

@@ -1,0 +1,120 @@
+"""Self-attention of a field: linear map to queries, keys and values, softmax attention of all heads, and linear map.
+
+A head's vector has parts from all rows of irreps, which in the natural order of heads lie in the same lanes.  The
+kernel wants them in different ones (`attention_lanes.py`), so on a TPU the first map makes them there: its columns, and
+the rows of the second, are permuted, for every row of irreps in its own way.  The field that comes and goes, and the
+weights that are stored, have the natural order.
+
+Shapes: lines [i, *B, N, C] and, unless the group has only 1-D irreps, planes [2, *B, N, 2C] -> the same.
+Source: octic ViTs, Section 3.2.2.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kernels import attention, dispatch
+from kernels.attention_lanes import arrange
+
+Field = tuple[jax.Array, ...]
+# Weights like the arrays of a field, lines [i, C, F] and planes [2C, 2F] for both rows; bias [F] or None.
+Linear = tuple[Field, jax.Array | None]
+NAME = "isotypic_attention"
+
+
+def linear(field: Field, map: Linear) -> Field:
+    """The linear map, with weights for each array of the field, or for each of its rows."""
+    weights, bias = map
+    with jax.named_scope("linear"):
+        y = [
+            x @ w if w.ndim == 2 else jnp.einsum("i...c,icd->i...d", x, w) for x, w in zip(field, weights, strict=True)
+        ]
+        if bias is None:
+            return tuple(y)
+        first = np.zeros((len(y[0]), *(1,) * (y[0].ndim - 1)), y[0].dtype)
+        first[0] = 1  # one broadcast sum: an indexed update would copy the field
+        return (y[0] + first * bias, *y[1:])
+
+
+def reference(field: Field, qkv: Linear, proj: Linear, heads: int) -> Field:
+    """The definition, in plain jnp."""
+    arrays = linear(field, qkv)
+    parts = [a.shape[-1] // (3 * heads) for a in arrays for _ in a]
+    rows = [row.reshape(*row.shape[:-1], 3, heads, row.shape[-1] // (3 * heads)) for a in arrays for row in a]
+    y = attention.reference(jax.lax.collapse(jnp.concatenate(rows, -1), -3), heads)
+    y = jnp.split(y.reshape(*y.shape[:-1], heads, sum(parts)), np.cumsum(parts)[:-1], axis=-1)
+    y = iter([jax.lax.collapse(part, -2) for part in y])
+    return linear(tuple(jnp.stack([next(y) for _ in a]) for a in arrays), proj)
+
+
+def isotypic_attention(
+    field: Field,
+    qkv: Linear,
+    proj: Linear,
+    heads: int,
+    *,
+    implementation: str = "auto",
+    plain: Callable[[Field, Linear, Linear, int], Field] = reference,
+) -> Field:
+    """Self-attention of a field, by the kernel of `attention` and under its conditions.
+
+    Args:
+      field: lines [i, *B, N, C] and planes [2, *B, N, 2C], or lines alone.
+      qkv: weights [i, C, 3C] and [2C, 6C], outputs ordered (q | k | v) x heads x channels; bias [3C] or None.
+      proj: weights [i, C, C] and [2C, 2C]; bias [C] or None.
+      heads: their channels, 1 / heads of all, are at most 128.
+      implementation: as for `attention`.
+      plain: what runs on other platforms, `reference` or a function that equals it.
+
+    Raises:
+      ValueError: an unknown implementation, or no kernel for these shapes or dtypes.
+    """
+    chosen = dispatch.chosen(NAME, implementation)
+    parts = tuple(w.shape[-1] // (3 * heads) for x, w in zip(field, qkv[0], strict=True) for _ in x)
+    exists = supported(field, parts, heads)
+    if chosen == "xla" or implementation == "auto" and (chosen == "gpu" or not exists):
+        return plain(field, qkv, proj, heads)
+    if chosen == "gpu" or not exists:
+        shapes = ", ".join(f"{a.dtype}{list(a.shape)}" for a in field)
+        raise ValueError(
+            f"{NAME}: {implementation=} has no kernel for {shapes} and {heads} heads; 'auto' and 'xla' support any."
+        )
+
+    def kernel(field, qkv, proj, implementation="tpu"):
+        qkv, proj = arranged(qkv, proj, parts, heads)
+        arrays = linear(field, qkv)
+        with jax.named_scope("attention"):
+            y = attention.attend_arranged(implementation, parts, heads, *arrays)
+        return linear(y, proj)
+
+    if chosen == "auto":
+        return jax.lax.platform_dependent(field, qkv, proj, tpu=kernel, default=lambda x, a, b: plain(x, a, b, heads))
+    return kernel(field, qkv, proj, chosen)
+
+
+def supported(field: Field, parts: tuple[int, ...], heads: int) -> bool:
+    """Whether there is a kernel for such fields."""
+    arrangement = arrange(parts, heads)
+    return arrangement is not None and attention.fits(field[0], attention.FORWARD_ARRAYS * sum(arrangement.widths))
+
+
+def arranged(qkv: Linear, proj: Linear, parts: tuple[int, ...], heads: int) -> tuple[Linear, Linear]:
+    """The maps with the columns of the first, and the rows of the second, where the kernel wants the heads."""
+    arrangement = arrange(parts, heads)
+    if arrangement is None:
+        raise ValueError(f"{NAME}: no arrangement of {heads} heads of {parts} channels.")
+
+    def three(i, x):
+        x = arrangement.placed(i, x.reshape(*x.shape[:-1], 3, -1))
+        return jax.lax.collapse(x, -2)
+
+    first, second, sources = [], [], iter(range(len(parts)))
+    for w, p in zip(qkv[0], proj[0], strict=True):
+        rows = list(zip(w, p, strict=True)) if w.ndim == 3 else [(w, p)] * 2  # rows of E share theirs
+        placed = [(three(i, a), arrangement.placed(i, b.T).T) for (a, b), i in zip(rows, sources, strict=False)]
+        first.append(jnp.stack([a for a, _ in placed]))
+        second.append(jnp.stack([b for _, b in placed]))
+    bias = None if qkv[1] is None else three(0, qkv[1])
+    return (tuple(first), bias), (tuple(second), proj[1])
