@@ -20,17 +20,9 @@ full or not, and a head has fewer channels.  So the lines are written for a regi
     single key, the 129th or the 257th, would cost as much as a full one: that key enters the softmax apart, as a row.
     The backward pass does not do so.
 
-Bundles that libtpu 0.0.42.1 makes for a v5e, in thousands for 8 images in bfloat16, 16 heads, and in brackets the rows
-that the matrix units take, below which no schedule comes; nothing ran:
-
-    tokens              196, d = 64      197, d = 64    256, d = 80    257, d = 80
-    dense               35.9 (26.6)      36.7 (26.6)    38.1 (32.8)    42.7 (34.8)
-    octic               43.7 (26.6)                     60.0 (32.8)
-    dense, backward     103.5 (66.6)                                   163.9 (130.6)
-    octic, backward     120.7 (66.6)
-
-The octic kernel at d = 80 is bound by the vector units, 47.2, which mostly select: a head has parts in six sources, and
-registers are selected as they lie in memory, in bfloat16 half full.
+`experiments/octic_tpu_compile.py` estimates their cycles.  The octic kernel at d = 80 is bound by the vector units,
+which mostly select: a head has parts in six sources, and registers are selected as they lie in memory, in bfloat16 half
+full.
 """
 
 import math

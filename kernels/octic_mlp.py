@@ -13,9 +13,8 @@ The TPU kernel does what `reference` does, token by token, so that the field is 
   - The result, by strips: x + scale * (sums + bias).
 
 Every loop is unrolled: within straight-line code the compiler overlaps the GELU, which occupies the vector units, with
-the products before and after it.  (With two of `hidden` and `active`, a tile's products could begin sooner: 6 % fewer
-cycles for ViT-L and 1 % for ViT-H, estimated on a v5e, for 3 MiB of VMEM.)  For 8 rows of 128 hidden channels ViT-L
-takes 184 vector operations, of which the GELU and its transforms are 120; they would be 200 without this:
+the products before and after it.  (With two of `hidden` and `active`, a tile's products could begin sooner, which
+saves few cycles for 3 MiB of VMEM.)  Most vector operations are those of the GELU and its transforms; this saves some:
 
   - The transforms to the group and back multiply by SCALE.  The first factor goes into the constants of the GELU
     (`pointwise.double_gelu`), and both into the layer scale at the end.  As SCALE^2 / 2 = 1/16, that rounds nothing.
