@@ -9,7 +9,6 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
 
 from kernels import d8_gelu, dispatch, tpu_blocks
 from kernels.pointwise import gelu, to_isotypic, to_regular
@@ -142,7 +141,7 @@ def _kernels(lines, *weights):
 
 
 def _forward_tpu(lines, planes, w_lines, w_planes, bias, *, interpret=False):
-    dot = functools.partial(jnp.dot, precision=precision(lines.dtype), preferred_element_type=jnp.float32)
+    dot = functools.partial(jnp.dot, precision=tpu_blocks.precision(lines.dtype), preferred_element_type=jnp.float32)
     channels = len(bias)
 
     def tile(rows, lanes, lines, planes, w_lines, w_planes, bias, y_lines, y_planes):
@@ -154,10 +153,3 @@ def _forward_tpu(lines, planes, w_lines, w_planes, bias, *, interpret=False):
 
     weights = (w_lines, w_planes, bias[None])
     return tpu_blocks.call(tile, (lines, planes), weights, channels=channels, name=NAME, interpret=interpret)
-
-
-def precision(dtype: DTypeLike) -> jax.lax.Precision:
-    """Mosaic has two precisions; float32 products use the higher one unless the default was requested."""
-    asked = jax.config.jax_default_matmul_precision  # set at run time  # pyright: ignore[reportAttributeAccessIssue]
-    exact = dtype == jnp.float32 and asked not in (None, "default", "fastest", "bfloat16")
-    return jax.lax.Precision.HIGHEST if exact else jax.lax.Precision.DEFAULT

@@ -323,4 +323,4 @@ def _second_map(active, w, columns, sum_lines, sum_planes):
 
 
 def _dot(dtype):
-    return functools.partial(jnp.dot, precision=octic_linear_gelu.precision(dtype), preferred_element_type=jnp.float32)
+    return functools.partial(jnp.dot, precision=tpu_blocks.precision(dtype), preferred_element_type=jnp.float32)
