@@ -37,6 +37,8 @@ from kernels import tpu_blocks
 from kernels.attention_lanes import LANES, Arrangement, Piece
 
 NAME = "attention"
+# JAX 0.10 has it among what all platforms have.
+_reciprocal = getattr(pltpu, "reciprocal", None) or pl.reciprocal
 # Matrices [N, N] of float32 that the compiler is taken to keep: those of one head, and of the next one.
 MATRICES = 6
 
@@ -116,7 +118,7 @@ def _exponential(logits, scale, most=None):
 
 def _inverse(x):
     """1 / x for sums of weights, which are at least 1: without what a division does for 0, infinity and the like."""
-    return pl.reciprocal(x, full_range=False)
+    return _reciprocal(x, full_range=False)
 
 
 def _weighted(weights, v):
