@@ -77,8 +77,8 @@ def main(arguments=None) -> int:
 def _options(arguments):
     options = benchmark.timing_parser(__doc__, output="model_cpu.json", runs=9, warmup=2, minutes=60)
     options.add_argument("--peer", help="a Python with torch and timm; without it nothing is compared")
-    for name, known in dict(sizes=SIZES, models=MODELS, tasks=TASKS, types=TYPES).items():
-        options.add_argument(f"--{name}", type=benchmark.one_of(list(known)), default=list(known), help="(all)")
+    for flag, known in {"--sizes": SIZES, "--models": MODELS, "--tasks": TASKS, "--types": TYPES}.items():
+        options.add_argument(flag, type=benchmark.one_of(list(known)), default=list(known), help="(all)")
     options.add_argument("--batch", type=int, default=8, help="images (%(default)s)")
     options.add_argument("--image_size", type=int, default=224, help="height and width (%(default)s)")
     return options.parse_args(arguments)
