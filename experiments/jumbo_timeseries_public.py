@@ -37,7 +37,11 @@ PAPER = {"best": (2.0, 2.5, 1.5), "mean": (2.9, 2.1, 1.0)}
 
 def main(arguments=None) -> int:
     options = _options(arguments)
-    found = {seed: _results(options, seed) for seed in options.seeds}
+    try:
+        found = {seed: _results(options, seed) for seed in options.seeds}
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     pairs = itertools.product(VARIANTS, KINDS)
     rows = [row for variant, kind in pairs if (row := compared(found, variant, kind)) is not None]
     for row in rows:
