@@ -100,7 +100,7 @@ def adapted(model: nnx.Module) -> dict[str, np.ndarray]:
     adapted.  The public code excludes blocks 9, 10 and 11 by name, at any depth.
 
     Raises:
-      ValueError: the model has no such norm in its blocks, as those with batch norms alone.
+      ValueError: the model has no such norm in its blocks, but batch norms alone.
     """
     tables = logical.tensors(model)
     if not any(tensor.norm and tensor.block is not None for table in tables.values() for tensor in table.flat):
