@@ -19,8 +19,8 @@ exempt from weight decay: here vectors, tokens and positions.
 aeon does not know InsectSound, FruitFlies, RightWhaleCalls, FaultDetectionA and WalkingSittingStanding: those are read
 from --config.data.directory, as <name>_TRAIN.ts and <name>_TEST.ts from timeseriesclassification.com or as .npz, the
 others from there or through aeon.  A set that is nowhere is left out.
-Modes, joined by commas: univariate (the paper's ten sets; the default), multivariate (its other ten), smallest (the six
-smallest of twelve sets of both archives, with 8 patches) or quicktest; public.
+Modes, joined by commas: univariate (the paper's ten sets; the default), multivariate (its other ten), smallest (six
+small sets of both archives, with 8 patches) or quicktest; public.
 """
 
 from configs import recipes

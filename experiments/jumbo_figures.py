@@ -48,6 +48,9 @@ def main(arguments=None) -> int:
     parser.add_argument("--speed", type=pathlib.Path, default=benchmark.RESULTS / "jumbo_speed.json")
     parser.add_argument("--results", type=pathlib.Path, default=benchmark.RESULTS / "jumbo_results.json")
     options = parser.parse_args(arguments)
+    if not options.speed.is_file():
+        print(f"error: {options.speed}: there is no such file; experiments/jumbo_speed.py writes it.", file=sys.stderr)
+        return 1
     print(f"drawn: {draw(options.speed, options.results)}")
     return 0
 

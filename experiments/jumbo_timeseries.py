@@ -64,7 +64,11 @@ def main(arguments=None) -> int:
     parser = benchmark.parser(__doc__, output="jumbo_timeseries.json")
     parser.add_argument("results", type=pathlib.Path, help="the --workdir of equivit.sweep")
     options = parser.parse_args(arguments)
-    runs = read(options.results)
+    try:
+        runs = read(options.results)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     ours, theirs = accuracies(runs), paper()
     parts = [summary(runs), "Test accuracy, %; in brackets the paper's.", set_table(ours, theirs), *empty(ours, theirs)]
     parts += [f"Mean ranks; in brackets the paper's, on its {len(PAPER['univariate'])} sets.", rank_table(ours)]

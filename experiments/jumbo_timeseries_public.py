@@ -8,9 +8,10 @@ rest.  Both plain, with registers and with a Jumbo token, by the recipe of confi
     python experiments/jumbo_timeseries_public.py /tmp/public --config=configs/timeseries.py:quicktest,public
 
 Goes on where it was stopped: each seed has a --workdir of equivit.sweep, seed_0 and so on.  A seed changes weights,
-dropout and the order of series, not which half of the test set is for validation.  Prints, for each kind and seed, the
-mean ranks over the sets, whether their order is the paper's, and the differences between models with their standard
-errors over seeds; writes JSON.  A difference below two standard errors is called not resolved.
+dropout and the order of series, not which half of the test set is for validation; nor does it change the programs, so
+that with JAX_COMPILATION_CACHE_DIR set only the first one compiles.  Prints, for each kind and seed, the mean ranks
+over the sets, whether their order is the paper's, and the differences between models with their standard errors over
+seeds; writes JSON.  A difference below two standard errors is called not resolved.
 """
 
 import itertools
@@ -37,7 +38,11 @@ PAPER = {"best": (2.0, 2.5, 1.5), "mean": (2.9, 2.1, 1.0)}
 
 def main(arguments=None) -> int:
     options = _options(arguments)
-    found = {seed: _results(options, seed) for seed in options.seeds}
+    try:
+        found = {seed: _results(options, seed) for seed in options.seeds}
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     pairs = itertools.product(VARIANTS, KINDS)
     rows = [row for variant, kind in pairs if (row := compared(found, variant, kind)) is not None]
     for row in rows:

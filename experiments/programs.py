@@ -70,17 +70,8 @@ def parameters(name: str, **options) -> int:
 
 
 def random_model(name: str, **options):
-    """A model of the zoo with every parameter random, drawn by NumPy: nothing is compiled.  Statistics are ones."""
-    model = testing.randomise(zoo.abstract(name, **options), jax.random.key(0))
-    return jax.tree.map(_ones, model, is_leaf=_is_abstract)
-
-
-def _is_abstract(leaf):
-    return isinstance(leaf, jax.ShapeDtypeStruct)
-
-
-def _ones(leaf):
-    return np.ones(leaf.shape, leaf.dtype) if _is_abstract(leaf) else leaf
+    """A model of the zoo with all of it random, drawn by NumPy: nothing is compiled."""
+    return testing.randomise(zoo.abstract(name, **options), jax.random.key(0))
 
 
 def _stored(make, precision):

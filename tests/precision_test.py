@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from equivit import logical, models, precision
+from equivit.layers.recording import recording
 from equivit.models import decoders, zoo
 from tests.drawing import normal
 
@@ -96,6 +97,26 @@ def test_hidden_fields_stay_low_and_gradients_are_those_of_the_masters(family):
     exact, mixed = (gradient(logical.take(model), kind) for kind in ("float32", "mixed"))
     assert {a.dtype for a in mixed.values()} == {jnp.dtype("float32")}
     assert cosine(mixed, exact) > 0.999
+
+
+CONVOLUTIONS = dict(widths=(4, 4, 6, 8, 12), depths=(1, 1, 2, 1, 1), neck_widths=(10, 9), head_channels=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("vit_ti16", SMALL),
+        ("octic_jumbo_vit_ti16", SMALL | dict(family="D8", jumbo=2, dropout=0.1)),
+        ("efficientvit_b0", CONVOLUTIONS | dict(num_classes=None)),
+    ],
+)
+def test_a_dropped_branch_keeps_the_type_of_the_stream(name, options):
+    """In a scan, which wants one type throughout; the rates of its blocks are float32."""
+    model, x = models.abstract(name, **options, drop_path=(0.0, 0.1)), jax.ShapeDtypeStruct((2, 32, 48, 3), "float32")
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    for kind, stream in (("bfloat16", "bfloat16"), ("mixed", "float32")):
+        run = recording()(lambda m, x, key, kind=kind: precision.cast(m, kind).features(x, key=key, train=True))
+        assert jax.eval_shape(run, model, x, key).patches.values.dtype == stream
 
 
 def test_an_unknown_precision_is_refused():

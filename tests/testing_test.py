@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from equivit import testing
+from equivit import models, testing
 from equivit.symmetry import fields
 from equivit.symmetry.groups import FLIP, OCTIC
 
@@ -88,3 +88,13 @@ def test_a_structure_that_changes_is_told():
 def test_a_part_of_the_output_may_be_absent():
     testing.assert_equivariant(lambda x: {"cls": None, "mean": x.mean((1, 2))}, OCTIC, IMAGES)
     chex.assert_trees_all_equal(testing.assert_equivariant(lambda x: x, FLIP, IMAGES, output="image"), 0.0)
+
+
+def test_random_parameters_and_statistics():
+    """Of an abstract model too: nothing stays a shape, a zero or a one, and variances are positive."""
+    small = dict(widths=(8, 12), depths=(1, 2), partial_widths=(0, 5), num_classes=5)
+    model = testing.randomise(models.abstract("shvit_s1", **small), jax.random.key(0))
+    leaves = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(model)}
+    assert all(np.unique(leaf).size == leaf.size and not np.isin(leaf, (0, 1)).any() for leaf in leaves.values())
+    variances = [leaf for name, leaf in leaves.items() if "variance" in name]
+    assert variances and all(leaf.min() > 0.3 and leaf.max() < 3 for leaf in variances)

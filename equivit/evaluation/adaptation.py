@@ -100,11 +100,13 @@ def adapted(model: nnx.Module) -> dict[str, np.ndarray]:
     adapted.  The public code excludes blocks 9, 10 and 11 by name, at any depth.
 
     Raises:
-      ValueError: the model has no norm in its blocks.
+      ValueError: the model has no such norm in its blocks, but batch norms alone.
     """
     tables = logical.tensors(model)
     if not any(tensor.norm and tensor.block is not None for table in tables.values() for tensor in table.flat):
-        raise ValueError(f"sar: {type(model).__name__} has no norm inside its blocks, and SAR adapts nothing else.")
+        raise ValueError(
+            f"sar: {type(model).__name__} has no layer norm inside its blocks, and SAR adapts nothing else; take a ViT."
+        )
 
     def moves(tensor):
         depth = tensor.last - 1

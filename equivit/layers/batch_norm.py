@@ -24,8 +24,8 @@ class BatchNorm(nnx.Module):
         a multiple of that, no device waits for the statistics of another.
 
     Raises:
-      ValueError: with `train`, groups that do not divide the first axis of x, or a traced function outside of
-        `recording.recording`, which would lose the running statistics.
+      ValueError: with `train`, groups that do not divide the first axis of x, groups of one entry, which have no
+        variance, or a traced function outside of `recording.recording`, which would lose the running statistics.
     """
 
     def __init__(
@@ -75,8 +75,13 @@ class BatchNorm(nnx.Module):
     def _measured(self, y: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Mean and variance of each group, [groups, 1, C]."""
         count = y.shape[1]
+        if count == 1:
+            raise ValueError(
+                f"BatchNorm: a channel has 1 entry in a group (groups={self.groups}), which has no variance to train "
+                "with; take more images in a micro-batch, or fewer groups."
+            )
         mean, variance = y.mean(1, keepdims=True), y.var(1, keepdims=True)
-        unbiased = variance * (count / max(count - 1, 1))
+        unbiased = variance * (count / (count - 1))
         for running, new in ((self.mean, mean), (self.variance, unbiased)):
             old = running[...]
             moved = old + self.momentum * (jax.lax.stop_gradient(new.mean((0, 1))) - old)

@@ -21,21 +21,20 @@ def dropout(x: Tokens, rate: float | jax.Array, key: jax.Array | None) -> Any:
     if key is None or _is_zero(rate):
         return x
     if isinstance(x, jax.Array):
-        return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0)
+        return _kept(x, jax.random.bernoulli(key, 1 - rate, x.shape), rate)
     keys = jax.random.split(key)
     lines = dropout(x.lines, rate, keys[0])
     if x.planes is None:
         return Isotypic(lines, None)
     kept = jax.random.bernoulli(keys[1], 1 - rate, x.planes.shape[1:])
-    return Isotypic(lines, jnp.where(kept, x.planes / (1 - rate), 0))
+    return Isotypic(lines, _kept(x.planes, kept, rate))
 
 
 def drop_channels(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
     """Zero each channel of a map [B, h, w, C] with probability `rate`, and divide the others by 1 - rate."""
     if key is None:
         return x
-    kept = jax.random.bernoulli(key, 1 - rate, (len(x), 1, 1, x.shape[-1]))
-    return jnp.where(kept, x / (1 - rate), 0)
+    return _kept(x, jax.random.bernoulli(key, 1 - rate, (len(x), 1, 1, x.shape[-1])), rate)
 
 
 def drop_path(x: TokensT, rate: float | jax.Array, key: jax.Array | None, *, axes: int = 2) -> TokensT:
@@ -49,7 +48,12 @@ def drop_path(x: TokensT, rate: float | jax.Array, key: jax.Array | None, *, axe
     if key is None or _is_zero(rate):
         return x
     kept = jax.random.bernoulli(key, 1 - rate, (*x.shape[:-axes], *(1,) * axes))
-    return jax.tree.map(lambda leaf: jnp.where(kept, leaf / (1 - rate), 0), x)
+    return jax.tree.map(lambda leaf: _kept(leaf, kept, rate), x)
+
+
+def _kept(x: jax.Array, kept: jax.Array, rate: float | jax.Array) -> jax.Array:
+    """x / (1 - rate) where it is kept, else 0, in the type of x: a traced rate is float32, and a stream may be less."""
+    return jnp.where(kept, x / (1 - rate), 0).astype(x.dtype)
 
 
 def _is_zero(rate: float | jax.Array) -> bool:

@@ -25,7 +25,17 @@ from equivit.models import zoo
 from equivit.models.model import check_input
 from equivit.objectives import dino_losses
 from equivit.objectives.clock import Clock
-from equivit.objectives.objective import Batch, Extra, Loss, Objective, Rule, Step, averaged, usual_rule
+from equivit.objectives.objective import (
+    Batch,
+    Extra,
+    Loss,
+    Objective,
+    Rule,
+    Step,
+    averaged,
+    check_patches,
+    usual_rule,
+)
 
 DECAY = ("matrices", "by_name")
 UNIFORM = 0.998  # of log K; runs that learn may reach it for some of their first steps
@@ -132,7 +142,8 @@ class DinoV2(Objective):
 
     @staticmethod
     def check(config: ConfigDict) -> None:
-        """ValueError for incompatible values, or a model with a head."""
+        """ValueError for incompatible values, or a model that has a head or is no ViT."""
+        check_patches(config)
         options, parts = config.objective, config.optimizer.accumulation
         low, high = options.mask_ratio
         if low > high:

@@ -20,7 +20,7 @@ from equivit.models.decoders import MaskedAutoencoder, MaskedAutoencoderConfig
 from equivit.models.vit import ViT
 from equivit.models.vit_config import ViTConfig
 from equivit.objectives import masking
-from equivit.objectives.objective import Batch, Loss, Objective, Step
+from equivit.objectives.objective import Batch, Loss, Objective, Step, check_patches
 
 TARGETS = ("normalised_pixels", "pixels")
 VARIANCES = ("unbiased", "biased")
@@ -52,8 +52,9 @@ class Mae(Objective):
 
     @staticmethod
     def check(config: ConfigDict) -> None:
-        """ValueError for incompatible values, or a model with a head."""
+        """ValueError for incompatible values, or a model that has a head or is no ViT."""
         section = config.objective
+        check_patches(config)
         if section.groups is not None and config.batch_size % section.groups:
             raise ValueError(
                 f"config.objective.groups={section.groups} must divide config.batch_size={config.batch_size}."

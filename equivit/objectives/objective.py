@@ -17,7 +17,9 @@ from equivit import logical, precision
 from equivit.data.batches import MakeTransform
 from equivit.data.transforms import Train
 from equivit.logical import Arrays, Tensor
+from equivit.models import zoo
 from equivit.models.model import Config, check_input
+from equivit.models.vit_config import ViTConfig
 from equivit.objectives.clock import Clock
 
 Extra = dict[str, Any]  # arrays in nested dicts
@@ -196,4 +198,14 @@ def check_head(config: ConfigDict) -> None:
         raise ValueError(
             f"config.model.num_classes=None: {config.model.name} has no head, which "
             f"objective.name={config.objective.name!r} trains; set num_classes."
+        )
+
+
+def check_patches(config: ConfigDict) -> None:
+    """ValueError unless the model of the config can leave out patches and mask them: a ViT, perhaps with Jumbo."""
+    name = config.model.get("name")
+    if name in zoo.NAMES and not issubclass(zoo.NAMES[name].config, ViTConfig):
+        raise ValueError(
+            f"config.model.name={name!r}: objective.name={config.objective.name!r} leaves out or masks patches, which "
+            "ViTs alone allow; take one, such as vit_s16."
         )

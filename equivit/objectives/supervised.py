@@ -16,6 +16,7 @@ from equivit.data.pixels import normalize
 from equivit.layers.grid import check_grid
 from equivit.logical import Arrays
 from equivit.models.model import Config, ModelModule
+from equivit.models.vit_config import ViTConfig
 from equivit.objectives import masking, mixing, token_drop
 from equivit.objectives.clock import Clock
 from equivit.objectives.objective import Batch, Extra, Loss, Objective, Step, averaged, check_head
@@ -84,7 +85,7 @@ class Supervised(Objective):
         check_head(config)
 
     def check_model(self, model: Config, given: Mapping[str, nnx.Module]) -> None:
-        """As in `Objective`; also ValueError if tokens are to be dropped and the model has none."""
+        """As in `Objective`; also ValueError if tokens are to be dropped and the model cannot do without."""
         super().check_model(model, given)
         if self.options.token_drop is not None:
             self._tokens(model)
@@ -105,12 +106,12 @@ class Supervised(Objective):
 
     def _tokens(self, model: Config) -> int:
         """The number of patch tokens of a training image."""
-        if (patch := getattr(model, "patch_size", None)) is None:
+        if not isinstance(model, ViTConfig):
             raise ValueError(
-                f"config.objective.token_drop={self.options.token_drop}: {type(model).__name__} has no patch tokens to "
-                "leave out; set it to None, or train a ViT."
+                f"config.objective.token_drop={self.options.token_drop}: {type(model).__name__} has no patch tokens "
+                "that it could leave out; set it to None, or train a ViT."
             )
-        return math.prod(check_grid(self.image_size, patch, "training images"))
+        return math.prod(check_grid(self.image_size, model.patch_size, "training images"))
 
     def prepare(self, module: nnx.Module, batch: Batch, key: jax.Array) -> Batch:
         """The whole batch, normalised and mixed, with a new entry `target` [B, classes]."""

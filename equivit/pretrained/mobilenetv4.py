@@ -113,7 +113,7 @@ def _block(spec: Spec, theirs: str, ours: str) -> list[Pair]:
 
 
 def _attention(spec: Spec, theirs: str, ours: str) -> list[Pair]:
-    pairs = _batch_norm(f"{theirs}.norm", f"{ours}.norm")
+    pairs = mapping.batch_norm(f"{theirs}.norm", f"{ours}.norm")
     for name in ("query", "key", "value", "output"):
         pairs.append(_matrix(f"{theirs}.attn.{name}.proj.weight", f"{ours}.attention.{name}.weight"))
     for name in ("key", "value") if spec.kv_stride > 1 else ():
@@ -123,13 +123,8 @@ def _attention(spec: Spec, theirs: str, ours: str) -> list[Pair]:
 
 
 def _normed(conv: str, norm: str, ours: str) -> list[Pair]:
-    """A kernel OIHW and its batch norm."""
-    return [mapping.moved(f"{conv}.weight", f"{ours}.conv.kernel", (2, 3, 1, 0)), *_batch_norm(norm, f"{ours}.norm")]
-
-
-def _batch_norm(theirs: str, ours: str) -> list[Pair]:
-    statistics = (("running_mean", "mean"), ("running_var", "variance"))
-    return mapping.norm(theirs, ours) + [mapping.same(f"{theirs}.{a}", f"{ours}.{b}") for a, b in statistics]
+    """A convolution and its batch norm."""
+    return [*mapping.conv(conv, f"{ours}.conv", bias=False), *mapping.batch_norm(norm, f"{ours}.norm")]
 
 
 def _matrix(theirs: str, ours: str) -> Pair:

@@ -59,6 +59,12 @@ def names_adapted(model):
     return found
 
 
+@pytest.mark.parametrize("name", ["efficientvit_b0", "mobilenetv4_conv_small"])
+def test_batch_norms_are_not_adapted(name):
+    with pytest.raises(ValueError, match="sar: .* has no layer norm inside its blocks, and SAR adapts nothing else"):
+        adaptation.adapted(zoo.abstract(name))
+
+
 def test_norms_of_the_first_three_quarters_are_adapted():
     expected = {f"blocks.{i}.norm{n}.{part}" for i in range(9) for n in (1, 2) for part in ("scale", "bias")}
     assert names_adapted(zoo.abstract("vit_ti16")) == expected

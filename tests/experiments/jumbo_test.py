@@ -93,6 +93,11 @@ def test_figures_tell_our_runs_from_the_papers_accuracy():
     assert jumbo_figures.papers(128, "in1k")["ViT+Jumbo"][1] == (103100, 68.4, False)
 
 
+def test_figures_without_speeds_are_refused(tmp_path, capsys):
+    assert jumbo_figures.main([f"--speed={tmp_path / 'speed.json'}"]) == 1
+    assert "speed.json: there is no such file; experiments/jumbo_speed.py writes it." in capsys.readouterr().err
+
+
 def test_a_difference_is_resolved_beyond_two_standard_errors():
     assert small_images.difference([0.5, 0.7], [0.4, 0.6]) == pytest.approx((0.1, 0.02**0.5))
     assert small_images.verdict(*small_images.difference([0.5, 0.51], [0.4, 0.41])).endswith(": resolved")

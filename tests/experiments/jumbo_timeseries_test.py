@@ -61,13 +61,20 @@ def test_from_end_to_end(tmp_path, capsys):
     assert text in capsys.readouterr().out
 
 
-def test_results_of_two_recipes_are_refused(tmp_path):
+def test_results_of_two_recipes_are_refused(tmp_path, capsys):
     other = result("Crop", "patchtst", 0.5, 0.4) | dict(recipe=dict(batch_size=1, seed=0))
     write(tmp_path, [result("Crop", "patchtst_jumbo", 0.5, 0.4), other])
     with pytest.raises(ValueError, match="results of several recipes"):
         script.read(tmp_path)
-    with pytest.raises(ValueError, match="there are no results"):
-        script.read(tmp_path / "nowhere")
+    assert script.main([str(tmp_path / "nowhere")]) == 1
+    assert capsys.readouterr().err == f"error: {tmp_path}/nowhere: there are no results of equivit.sweep in it.\n"
+
+
+def test_data_that_are_not_there_are_one_line(tmp_path, capsys):
+    sets = ["--config=configs/timeseries.py:smallest,public", f"--directory={tmp_path}"]
+    assert public.main([str(tmp_path / "results"), *sets]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: series 'ItalyPowerDemand': {tmp_path} has neither ItalyPowerDemand.npz nor")
 
 
 def test_the_order_over_seeds(tmp_path, monkeypatch, capsys):

@@ -61,3 +61,12 @@ def test_groups_are_batches_of_their_own(layer):
     layer.groups = 3
     with pytest.raises(ValueError, match="3 groups do not divide a batch of 4; take a multiple"):
         layer(X, train=True)
+
+
+def test_a_group_of_one_entry_is_refused(layer):
+    """It would be normalised to zeros, whatever it is, and take the running variance to 0; a row of two is not."""
+    layer.groups = 2
+    with pytest.raises(ValueError, match="1 entry in a group .groups=2., which has no variance to train with; take"):
+        layer(X[:2, 0], train=True)
+    assert np.all(layer.variance[...] == 1)
+    assert np.abs(layer(X[:2, :2], train=True) - layer.bias[...]).max() > 0.1

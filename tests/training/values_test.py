@@ -173,10 +173,23 @@ def made(goal, name="vit_ti16", **sections):
 
 
 def test_token_dropping_needs_tokens():
+    """BiXT and Swin have some, and take all of them."""
     goal, _ = made("supervised", objective=dict(token_drop=(0.5, 0.0)))
-    series = types.SimpleNamespace(config=zoo.configuration("patchtst", length=8, channels=3, num_classes=10))
-    with pytest.raises(ValueError, match="PatchTSTConfig has no patch tokens to leave out; set it to None"):
-        goal.static(series, 0.0)
+    series = zoo.configuration("patchtst", length=8, channels=3, num_classes=10)
+    for config in (series, *map(zoo.configuration, ("bixt_ti_p16", "swin_t", "shvit_s1"))):
+        with pytest.raises(ValueError, match="Config has no patch tokens that it could leave out; set it to None"):
+            goal.static(types.SimpleNamespace(config=config), 0.0)
+
+
+@pytest.mark.parametrize("goal", ["mae", "dinov2"])
+@pytest.mark.parametrize("name", ["efficientvit_b0", "bixt_ti_p16", "swin_t"])
+def test_what_masks_patches_needs_a_vit(goal, name):
+    """Refused with the config: what comes next asks the model for its patches."""
+    config = configs.get_base(goal)
+    config.update(epochs=1, model=dict(name=name, num_classes=None))
+    match = f"config.model.name='{name}': objective.name='{goal}' leaves out or masks patches.*; take one"
+    with pytest.raises(ValueError, match=match):
+        configs.validate(config)
 
 
 def test_distillation_drops_tokens_of_the_students_images():
