@@ -17,6 +17,7 @@ from jax.nn.initializers import Initializer
 
 from equivit.layers.attention import attend_side_by_side, attention_weights, head_by_head
 from equivit.layers.grid import Layout
+from equivit.layers.product import matmul
 
 # The official codes truncate this normal at +-2, one hundred standard deviations, which has no effect.
 WEIGHT_INIT = nnx.initializers.normal(0.02)
@@ -57,7 +58,7 @@ class Linear(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         with jax.named_scope("linear"):
             weight = self.weight[...]
-            y = jnp.matmul(x.astype(weight.dtype), weight)
+            y = matmul(x.astype(weight.dtype), weight)
             return y if self.bias is None else y + self.bias[...].astype(weight.dtype)
 
 
@@ -264,7 +265,7 @@ class PatchEmbed(nnx.Module):
             if self.bias is None:
                 wide = jnp.promote_types(kernel.dtype, jnp.float32)
                 return jnp.matmul(patches, kernel, preferred_element_type=wide)
-            return jnp.matmul(patches, kernel) + self.bias[...]
+            return matmul(patches, kernel) + self.bias[...]
 
     def affine(self) -> tuple[jax.Array, jax.Array]:
         """The kernel [ph, pw, in, width] and the bias [width], zeros if there is none."""

@@ -1,0 +1,55 @@
+"""Products whose gradients are summed in the order that is fast on a platform."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from equivit.layers.product import matmul
+
+RNG = np.random.default_rng(0)
+WEIGHT = RNG.normal(size=(7, 4)).astype(np.float32)
+
+
+def loss(product, x, weight):
+    return jnp.sum(jnp.sin(product(x, weight)))
+
+
+@pytest.mark.parametrize("batch", [(), (5,), (3, 5), (2, 3, 5)])
+def test_values_and_derivatives_are_those_of_a_product(batch):
+    x = RNG.normal(size=(*batch, 7)).astype(np.float32)
+
+    def all_of(product, x, weight):
+        forward = jax.jvp(product, (x, weight), (jnp.cos(x), jnp.cos(weight)))
+        gradient = jax.grad(functools.partial(loss, product), (0, 1))
+        by_column = jax.vmap(gradient, (None, 1))(x, weight[:, :, None])
+        return forward, gradient(x, weight), by_column, jax.hessian(functools.partial(loss, product), 1)(x, weight)
+
+    found, known = (jax.jit(functools.partial(all_of, p))(x, WEIGHT) for p in (matmul, jnp.matmul))
+    chex.assert_trees_all_close(found, known, rtol=1e-5, atol=1e-5)  # up to 30 rows are summed in another order
+
+
+@pytest.mark.parametrize(
+    ("platform", "axes"), [("cpu", "[0] x [0]"), ("tpu", "[0, 1] x [0, 1]"), ("cuda", "[0, 1] x [0, 1]")]
+)
+def test_a_cpu_sums_over_one_axis_and_others_over_two(platform, axes):
+    gradient = jax.jit(jax.grad(functools.partial(loss, matmul), 1))
+    shapes = jax.ShapeDtypeStruct((3, 5, 7), jnp.float32), jax.ShapeDtypeStruct((7, 4), jnp.float32)
+    text = jax.export.export(gradient, platforms=[platform])(*shapes).mlir_module()
+    products = [line for line in text.splitlines() if "stablehlo.dot_general" in line]
+    assert len(products) == 2, products  # x is not differentiated: no product stands for its gradient
+    assert sum(f"contracting_dims = {axes}" in line for line in products) == 1, products
+
+
+def test_the_backward_pass_begins_from_what_a_product_needs():
+    """Else a scan over blocks would write what the other platforms need, too."""
+    x = jnp.ones((3, 5, 7))
+
+    def kept(product):
+        _, pull = jax.vjp(jax.jit(lambda x, weight: product(jnp.tanh(x), weight)), x, WEIGHT)
+        return sorted(leaf.shape for leaf in jax.tree.leaves(pull))
+
+    assert kept(matmul) == kept(jnp.matmul)
