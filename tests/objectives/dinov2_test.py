@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import json
 import re
 
 import chex
@@ -134,6 +135,10 @@ def test_a_run_keeps_its_teachers(tmp_path):
     options = dict(pipeline=Pipeline(), evaluate=lambda model, config: {})
     loop.train(config, workdir=tmp_path, make_program=lambda *_, **__: compiled(8)[0], **options)
     assert sorted(path.name for path in (tmp_path / "teachers").iterdir()) == ["2", "4"]
+    last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
+    schedules = {"lr": 1e-2, "weight_decay": 0.4 - 0.36 * np.cos(np.pi / 2 * 3 / 4) ** 2}  # at the last of four steps
+    assert {name: last[name] for name in schedules} == pytest.approx(schedules)
+    assert {"temperature", "momentum", "spread"} <= last.keys()
     for steps in (2, 4):
         kept = logical.take(saved.load(tmp_path / "teachers" / str(steps)))
         teacher = run(8, steps)[0].extra["teacher"]
