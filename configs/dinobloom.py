@@ -7,7 +7,8 @@
 
 The paper's figures, in %, on the test split of BMC, by the protocol `hematology`.  It gives 4,000 steps on 354,000
 images of six data sets (Table 6) and says no more; the rest is DinoBloom's public recipe (Koch et al. 2024, arXiv
-2404.05022), which does 4,000 of 100,000 steps: there the learning rate is still rising.  Ours: not trained yet.
+2404.05022) for ViT-L, 8 GPUs of 56 images, which does 4,000 of 100,000 steps: there the learning rate is still rising.
+Ours: not trained yet.
 
     python -m equivit.train --config=configs/dinobloom.py:I8 --workdir=/data/cells --config.init=/data/dinov2 \
         --config.data.source=list:cells.txt
@@ -20,7 +21,9 @@ after the 4,000 steps), quicktest.
 
 Images without labels have no test split, so that a run evaluates nothing; the second command does, on labelled cells.
 Crops are turned and mirrored in all eight ways.  The public recipe makes one local crop that its loss does not use, but
-counts: the term of global crops has half its weight there.
+counts: the term of global crops has half its weight there.  It resizes images to 224 px (Lanczos) before they are
+cropped, and its backbones drop no branches; here crops are cut from the images as they are, and branches are dropped as
+in configs/dinov2.py, of octic blocks sample by sample.
 """
 
 import math

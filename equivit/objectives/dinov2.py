@@ -231,8 +231,9 @@ class DinoV2(Objective):
         wanted = jax.lax.stop_gradient(_tokens(teacher, batch["global_crops"]))
         seen = _tokens(module, batch["global_crops"], batch["masks"], global_key)
         seen["local_cls"] = seen["cls"][:0]
-        if "local_crops" in batch:
-            seen["local_cls"] = module.tokens(batch["local_crops"], key=local_key)[0].astype(jnp.float32)
+        local = batch.get("local_crops")
+        if local is not None and local.shape[1]:
+            seen["local_cls"] = module.tokens(local, key=local_key)[0].astype(jnp.float32)
         outcome = dino_losses.dinov2_outcome(
             module.heads,
             teacher.heads,

@@ -15,7 +15,9 @@ from flax import nnx
 from equivit import logical
 from equivit.data import batches, masking
 from equivit.models import saved, zoo
+from equivit.objectives.clock import Clock
 from equivit.objectives.dinov2 import DinoV2
+from equivit.objectives.objective import Step
 from equivit.objectives.registry import OBJECTIVES
 from equivit.training import loop, program, sharding
 from equivit.training.checkpoints import Checkpoints
@@ -143,6 +145,23 @@ def test_a_run_keeps_its_teachers(tmp_path):
         kept = logical.take(saved.load(tmp_path / "teachers" / str(steps)))
         teacher = run(8, steps)[0].extra["teacher"]
         chex.assert_trees_all_equal(jax.device_get(kept), {k: teacher[f"backbone.{k}"] for k in kept})
+
+
+def test_local_crops_may_be_none():
+    """Left out, as `data.views.locals=0` does, or none of them."""
+    config, losses = config_of(), []
+    objective = OBJECTIVES["dinov2"](config)
+
+    def loss(crops):
+        module = objective.module(zoo.configuration(**config.model).build(nnx.Rngs(0)), jax.random.key(0))
+        extra = objective.extra(logical.take(module))
+        step = Step(jax.random.key(1), Clock(jnp.int32(0), 4, 2), None, extra, {})
+        return objective.loss(module, objective.prepare(module, crops, jax.random.key(2)), step).metrics
+
+    without = {name: array for name, array in batch().items() if name != "local_crops"}
+    for crops in (without, {**without, "local_crops": np.zeros((IMAGES, 0, 8, 8, 3), np.uint8)}):
+        losses.append(jax.eval_shape(loss, crops))
+    assert losses[0] == losses[1] and "local" in losses[0]
 
 
 def test_micro_batches_have_their_part_of_every_group():
