@@ -14,7 +14,16 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from equivit import errors, logical
-from equivit.constraints import Above0, Inside, NonNegativeFloat, NonNegativeInt, OneOf, PositiveFloat, PositiveInt
+from equivit.constraints import (
+    Above0,
+    Inside,
+    Interval,
+    NonNegativeFloat,
+    NonNegativeInt,
+    OneOf,
+    PositiveFloat,
+    PositiveInt,
+)
 from equivit.data import device_colour, masking
 from equivit.data.masked_views import MaskedViews
 from equivit.data.pixels import normalize
@@ -108,7 +117,7 @@ class DinoV2(Objective):
     )
     FIXED = ("prototypes", "hidden", "bottleneck", "shared_head", "fixed_gains", "targets")
     TYPES: ClassVar[dict[str, Any]] = dict(
-        prototypes=PositiveInt,
+        prototypes=Annotated[int, Interval(2, words="two or more")],
         hidden=PositiveInt,
         bottleneck=PositiveInt,
         shared_head=bool,

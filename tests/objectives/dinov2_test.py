@@ -244,6 +244,7 @@ def test_each_collapse_is_named(collapse):
         (dict(groups=3), "objective.groups=3 does not cut a micro-batch of 16 images .* nearest are 15 and 18"),
         (dict(groups=16), "of 16 images into equal groups of two or more; of config.batch_size the nearest are 32"),
         (dict(mask_ratio=(0.5, 0.1)), r"must be \(smallest, largest\), as \(0.1, 0.5\)"),
+        (dict(prototypes=1), "objective.prototypes=1 must be a whole number, two or more; the nearest is 2"),
         (dict(model=SMALL | dict(num_classes=10)), "model.num_classes=10: DINOv2 trains no classifier"),
     ],
 )
