@@ -68,8 +68,13 @@ class Search:
         self.bias = scattered(_chunked(_offset(prepared), shape, -np.inf), spec)
 
     def __call__(self, queries: Array, k: int) -> Found:
-        """The k nearest keys of each query [Q, D]; ValueError if there are fewer keys."""
+        """The k nearest keys of each query [Q, D]; ValueError if there are fewer keys, or no queries of their width."""
         check_ks((k,), self.number)
+        if np.ndim(queries) != 2 or not len(queries) or queries.shape[1] != len(self.centre):
+            raise ValueError(
+                f"neighbours: queries of shape {list(np.shape(queries))} must be [Q, {len(self.centre)}], as the keys, "
+                "with at least one row."
+            )
         axes = self.mesh.axis_names[1:]
         parts = int(np.prod([self.mesh.shape[axis] for axis in axes]))
         size, found = -(-min(QUERIES, len(queries)) // parts) * parts, []
