@@ -215,7 +215,8 @@ def _start(heads: Heads, class_tokens: Array, patch_tokens: Array, initial: Any,
 
 def _given(initial: Mapping[str, Array], name: str, shape: tuple[int, int]) -> np.ndarray:
     """The first weights of a head; ValueError if they are missing or of another shape."""
-    if np.shape(weight := initial.get(name)) != shape:
+    weight = initial.get(name)
+    if weight is None or np.shape(weight) != shape:
         found = "missing" if weight is None else f"of shape {list(np.shape(weight))}"
         raise ValueError(f"linear probe: initial[{name!r}] is {found} and must be {list(shape)}.")
     return np.asarray(weight, np.float32)

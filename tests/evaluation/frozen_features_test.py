@@ -54,7 +54,7 @@ def test_what_a_search_refuses():
     with pytest.raises(ValueError, match=r"k=100 must be in 1\.\.45"):
         knn.votes(KEYS, LABELS, QUERIES, ks=(10, 100), num_classes=4)
     for queries in (QUERIES[:, :-1], QUERIES[:0]):
-        with pytest.raises(ValueError, match=r"queries of shape .* must be \[Q, \d+\], as the keys"):
+        with pytest.raises(ValueError, match=r"queries of shape .* must be \[Q, \d+\] as the keys"):
             knn.votes(KEYS, LABELS, queries, ks=(1,), num_classes=4)
 
 
