@@ -7,10 +7,14 @@
 
 The paper's figures, in %, on the test split of BMC, by the protocol `hematology`.  It gives 4,000 steps on 354,000
 images of six data sets (Table 6) and says no more; the rest is DinoBloom's public recipe (Koch et al. 2024, arXiv
-2404.05022), which does 4,000 of 100,000 steps: there the learning rate is still rising.  Ours: not trained yet.
+2404.05022) for ViT-L, 8 GPUs of 56 images, which does 4,000 of 100,000 steps: there the learning rate is still rising.
+Ours: not trained yet.
 
     python -m equivit.train --config=configs/dinobloom.py:I8 --workdir=/data/cells --config.init=/data/dinov2 \
         --config.data.source=list:cells.txt
+    python -m equivit.train --config=configs/dinobloom.py:plain --workdir=/data/cells14 \
+        --config.init=dinov2:dinov2_vitl14_pretrain.pth --config.model.name=dinov2_vit_l14 \
+        --config.data.source=folder:bmc+list:cells.txt
     python -m equivit.evaluate --workdir=/data/cells --suite=hematology \
         "--config.data.source=csv:bmc_{split}.csv"
     python -m equivit.train --config=configs/dinobloom.py:quicktest --workdir=/tmp/quicktest
@@ -18,9 +22,12 @@ images of six data sets (Table 6) and says no more; the rest is DinoBloom's publ
 Modes, joined by commas: a family (plain, H8, I8 or D8; I8 by default), public (by default) or ending (all schedules end
 after the 4,000 steps), quicktest.
 
-Images without labels have no test split, so that a run evaluates nothing; the second command does, on labelled cells.
-Crops are turned and mirrored in all eight ways.  The public recipe makes one local crop that its loss does not use, but
-counts: the term of global crops has half its weight there.
+Images without labels have no test split, so that a run evaluates nothing; `equivit.evaluate` does, on labelled cells.
+Crops are turned and mirrored in all eight ways; the rates of their blur and what decays are those of DINOv2's public
+code (configs/dinov2.py).  The public recipe makes one local crop that its loss does not use, but counts: the term of
+global crops has half its weight there.  It resizes images to 224 px (Lanczos) before they are cropped, and its
+backbones drop no branches; here crops are cut from the images as they are, and branches are dropped as in
+configs/dinov2.py, of octic blocks sample by sample.
 """
 
 import math

@@ -30,8 +30,9 @@ Modes, joined by commas:
 
 What is fixed in both: the paper's Table 5b prints an initial momentum of 0.8, the code has 0.992; there is no phase of
 larger images.  Masks, KoLeo and dropped branches are drawn in groups of as many images as a GPU of the original had.
-There the student computes in bfloat16 throughout, here in mixed precision (--config.precision=bfloat16), and a resumed
-run began a new order of the images.
+There the student computes in bfloat16 throughout, here in mixed precision (--config.precision=bfloat16); the centre of
+patches moved towards the mean of the GPUs' means, here towards that of all masked patches; and a resumed run began a
+new order of the images, here it goes on with the old one.
 """
 
 import math

@@ -5,7 +5,7 @@
 The pipeline reads, decodes, crops, changes colours and collates (`equivit/data/views.py`), in one process.  Pillow
 alone does the same decoding, crops and changes, drawn before the clock starts, and copies the pixels; its blur is its
 own, which has other values than torchvision's nine taps.  Images are JPEG files of 500 x 375 pixels, views two of 224
-and eight of 96 as in DINOv2.  Both are also timed without changes of colour, as with `data.views.device=True`, which
+and eight of 96 as in DINOv2.  Both are also timed without changes of colour, as with `data.augment.device=True`, which
 leaves them to the accelerator.
 
 Claims: the pipeline makes at least 0.9 times as many images a second as Pillow alone.  Exits 1 when a claim fails.
@@ -95,7 +95,7 @@ class View(NamedTuple):
 def section(device: bool) -> ml_collections.ConfigDict:
     """The `data` section of DINOv2."""
     config = configs.get_base().data
-    config.image_size, config.augment.scale, config.views.device = (224, 224), (0.32, 1.0), device
+    config.image_size, config.augment.scale, config.augment.device = (224, 224), (0.32, 1.0), device
     config.views.blur = (0.0, 0.9, 0.5)  # as the official code had them
     return config
 

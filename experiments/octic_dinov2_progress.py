@@ -4,8 +4,8 @@
     python experiments/octic_dinov2_progress.py runs/dinov2/L_plain runs/dinov2/L_H8 runs/dinov2/L_I8
 
 Each run keeps teachers as saved models, `<run>/teachers/<step>/`; of each the protocols `knn` and `linear_probe` are
-evaluated on the data of the run, where that has not been done, and kept beside the model.  Draws both over the steps.
-The paper prints its curves without figures; nothing is claimed.
+evaluated on the data of the run, where that has not been done, and kept beside the model; a linear probe that was cut
+off goes on.  Draws both over the steps.  The paper prints its curves without figures; nothing is claimed.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def evaluated(place: pathlib.Path, run: pathlib.Path) -> dict[str, float]:
         config, model = configs.from_json(run / "config.json"), saved.load(place)
         suite.check(tuple(PROTOCOLS), config, model)
         with jax.set_mesh(sharding.create_mesh(config.mesh)):
-            results = suite.evaluate(model, config, tuple(PROTOCOLS))
+            results = suite.evaluate(model, config, tuple(PROTOCOLS), directory=place)
         figures = {name: results[name]["top1"] for name in PROTOCOLS}
         (place / FILE).write_text(json.dumps(figures, indent=1) + "\n")
     return json.loads((place / FILE).read_text())

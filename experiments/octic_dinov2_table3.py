@@ -8,7 +8,9 @@
 Takes the runs of configs/dinov2.py in the directory, at any depth, and counts the operations of every model of the
 table.  A cell without a run or without data stays empty.  --evaluate reads the features of the teacher where that has
 not been done, and keeps the results in the directory of the run, one file for each set: on ImageNet-1k the protocols
-`knn` and `linear_probe`, on the others `patch_knn` and `patch_linear`.
+`knn` and `linear_probe`, on the others `patch_knn` and `patch_linear`; a linear probe that was cut off goes on.
+Operations beside linear accuracy are the self-supervised half of Figure 1; the filters of Figure 6b are drawn at the
+end of each run, as its patch_filters.png.
 
 The paper's linear probe is the best of 52 heads on the images that are reported; here that is `linear paper`, beside
 the head chosen on held-out training images, `linear`.  Its segmentation counts ignored labels as a class where k-NN
@@ -135,7 +137,7 @@ def evaluate(found, options) -> None:
                 config.data.update(keys if sources[name] is None else dict(keys, source=sources[name]))
                 suite.check(protocols, config, model)
                 with jax.set_mesh(sharding.create_mesh(config.mesh)):
-                    results = suite.scalars(suite.evaluate(model, config, protocols))
+                    results = suite.scalars(suite.evaluate(model, config, protocols, directory=run.place))
                 file(run, name).write_text(json.dumps(dict(step=step, results=results), indent=1) + "\n")
 
 

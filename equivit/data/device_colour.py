@@ -1,6 +1,6 @@
 """Changes of colour on the accelerator, which on the host take most of the time that views take.
 
-With `data.views.device=True` the host draws the changes and writes them as numbers into the batch, which so stays a
+With `data.augment.device=True` the host draws the changes and writes them as numbers into the batch, which so stays a
 function of the seed and its number: "global_colours" float32 [B, 2, 11] beside "global_crops" uint8 [B, 2, H, W, C],
 whose colours are those of the image, and "local_colours" [B, L, 11] beside "local_crops".  The objective makes them in
 its `prepare`:

@@ -55,6 +55,7 @@ DEFAULTS = dict(
         photometric=False,  # brightness, contrast, saturation and hue, as MMSegmentation changes them
         erase=0.0,
         circular_shift=0.0,  # largest shift either way, as a fraction of the image; along each axis for itself
+        device=False,  # of views (data/views.py): colours are changed on the accelerator (data/device_colour.py)
     ),
     views=dict(  # several crops of an image (data/views.py); the global two as data.augment has them
         locals=8,  # local views of an image
@@ -65,7 +66,6 @@ DEFAULTS = dict(
         grey=0.2,
         blur=(1.0, 0.1, 0.5),  # rates for the first global view, the second, and local ones
         solarise=0.2,  # of the second global view
-        device=False,  # colours are changed on the accelerator (data/device_colour.py)
     ),
 )
 # "random_resized_clipped" draws one box and clips it to the image, where "random_resized" draws until one fits.
@@ -123,6 +123,7 @@ TYPES: dict[str, Any] = dict(
         photometric=bool,
         erase=Share,
         circular_shift=Share,
+        device=bool,
     ),
     views=dict(
         locals=NonNegativeInt,
@@ -133,7 +134,6 @@ TYPES: dict[str, Any] = dict(
         grey=Share,
         blur=tuple[Share, Share, Share],
         solarise=Share,
-        device=bool,
     ),
 )
 

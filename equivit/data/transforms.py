@@ -22,7 +22,7 @@ class Train:
     Shapes: "image" of any size -> uint8 [H, W, C]; "map" of the same size -> int32 [H, W].
 
     Raises:
-      ValueError: on construction, if a value in the `data` section is invalid.
+      ValueError: on construction, if a value in the `data` section is invalid or has no effect here.
     """
 
     def __init__(self, config: ml_collections.ConfigDict, channels: int):
@@ -31,6 +31,11 @@ class Train:
         self.crop_ratio, self.interpolation = config.crop_ratio, config.interpolation
         self.mean, self.std = _statistics(config, channels)
         self.options = options = config.augment.to_dict()
+        if options["device"]:
+            raise ValueError(
+                "config.data.augment.device=True: only the views of DINOv2 change their colours on the accelerator; "
+                "set it to False."
+            )
         self.fit, self.fill = config.fit, tuple(min(255, round(255 * float(value))) for value in self.mean)
         self.policy = None
         if options["rand_augment"] is not None:

@@ -57,12 +57,12 @@ class Views:
     A view is a random part of the image, resized (bicubic), mirrored or with `data.augment.octic` turned too, and its
     colours are changed (`colour.py`).  Global views have the size of training images and the scale, ratio and flip of
     `data.augment`, local ones `local_size` and `local_scale`.  `blur` has a probability for the first global view, the
-    second, and local ones; only the second global view is solarised.  With `device` the colours are changed later, on
-    the accelerator (`device_colour.py`).
+    second, and local ones; only the second global view is solarised.  With `data.augment.device` the colours are
+    changed later, on the accelerator (`device_colour.py`).
 
     Shapes: "image" of any size -> "global_crops" uint8 [2, H, W, C] and, if there are local views, "local_crops" uint8
-    [L, h, w, C]; with `device` also "global_colours" float32 [2, 11] and "local_colours" [L, 11].  The image, its map
-    and its label are left out; other entries pass through.
+    [L, h, w, C]; with `data.augment.device` also "global_colours" float32 [2, 11] and "local_colours" [L, 11].  The
+    image, its map and its label are left out; other entries pass through.
 
     Raises:
       ValueError: on construction, if a value in the `data` section is invalid or has no effect on views.
@@ -76,7 +76,7 @@ class Views:
         first, second, local = (colour.Rates(*jitter, blur, solarise=0.0) for blur in options.blur)
         second = second._replace(solarise=options.solarise)
         shared: dict[str, Any] = dict(
-            ratio=tuple(augment.ratio), flip=augment.flip, octic=augment.octic, device=options.device
+            ratio=tuple(augment.ratio), flip=augment.flip, octic=augment.octic, device=augment.device
         )
         size = tuple(config.train_image_size or config.image_size)
         self.kinds = [Kind("global", size, tuple(augment.scale), **shared, rates=(first, second))]

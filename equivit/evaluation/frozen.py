@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 
 from equivit import logical
 from equivit.constraints import Size
+from equivit.data.loader import EvaluationPipeline
 from equivit.data.pixels import normalize
 from equivit.evaluation.predictions import Batch, measured
 from equivit.evaluation.protocol import Line, Run, percent
@@ -68,6 +69,16 @@ def check(config: ConfigDict) -> None:
         raise ValueError("config.data.eval_crop='whole': features are read at one size; take 'centre' or 'squash'.")
 
 
+def ready(run: Run, entry: str = "label") -> int:
+    """How many training images there are to learn from.
+
+    Raises ValueError if the model has fewer blocks than are read, or examples lack the entry.
+    """
+    _captured(run)
+    _opened(run, run.data.eval_split, entry)
+    return _opened(run, run.data.split, entry).num_examples
+
+
 def inputs(config: ConfigDict, size: Size) -> dict[str, Size]:
     """The sizes of the images that the model gets, upright and turned."""
     name, (height, width) = "config.data.image_size", size
@@ -106,16 +117,7 @@ def extractor(run: Run) -> Extract:
 
     Raises ValueError if the model has fewer blocks.
     """
-    captured = ()
-    if run.blocks > 1:
-        depth = getattr(_backbone(run.model).config, "depth", 1)
-        if run.blocks > depth:
-            raise ValueError(
-                f"evaluation: features of the last {run.blocks} blocks are asked for, and the model has {depth}; the "
-                f"blocks of config.evaluation must be at most {depth}."
-            )
-        captured = tuple(range(depth - run.blocks, depth - 1))
-    return functools.partial(_image_features, _pixels(run), captured, cast(_backbone(run.model), run.precision))
+    return functools.partial(_image_features, _pixels(run), _captured(run), cast(_backbone(run.model), run.precision))
 
 
 def classifier(
@@ -171,6 +173,19 @@ def _backbone(model: ModelModule) -> ModelModule:
     return getattr(model, "encoder", model)
 
 
+def _captured(run: Run) -> tuple[int, ...]:
+    """The blocks before the last one whose class tokens are read; ValueError if there are fewer."""
+    if run.blocks == 1:
+        return ()
+    depth = getattr(_backbone(run.model).config, "depth", 1)
+    if run.blocks > depth:
+        raise ValueError(
+            f"evaluation: features of the last {run.blocks} blocks are asked for, and the model has {depth}; the "
+            f"blocks of config.evaluation must be at most {depth}."
+        )
+    return tuple(range(depth - run.blocks, depth - 1))
+
+
 def _pixels(run: Run) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return tuple(run.data.mean), tuple(run.data.std)
 
@@ -217,8 +232,8 @@ def _once(run: Run, key: tuple, read: Callable[[], dict], kind: Callable) -> dic
     return run.frozen[key]
 
 
-def _read(run: Run, split: str, elements: tuple[str, ...], entry: str, extract: Callable) -> dict[str, tuple]:
-    """The features and the `entry` of all images of a split, by element."""
+def _opened(run: Run, split: str, entry: str) -> EvaluationPipeline:
+    """A split; ValueError unless its examples have the entry."""
     pipeline = run.open(split=split)
     shape = pipeline.shapes().get(entry)
     if shape is None or (entry == "label" and shape.ndim > 1):
@@ -227,6 +242,12 @@ def _read(run: Run, split: str, elements: tuple[str, ...], entry: str, extract: 
             f"config.data.source={run.data.source!r}: the examples of {split!r} must have {needed} to learn from and "
             "to compare with; use another source."
         )
+    return pipeline
+
+
+def _read(run: Run, split: str, elements: tuple[str, ...], entry: str, extract: Callable) -> dict[str, tuple]:
+    """The features and the `entry` of all images of a split, by element."""
+    pipeline = _opened(run, split, entry)
 
     def measure(batch: Batch) -> dict[str, Any]:
         found = {g: extract(_turned(g, batch["image"]), g) for g in elements}

@@ -38,7 +38,7 @@ def votes(
       temperature: divides the cosines.
 
     Raises:
-      ValueError: a k above the number of features, or a label beyond the classes.
+      ValueError: a k above the number of features, a label beyond the classes, or no queries of their width.
     """
     neighbours = Neighbours(features, labels, num_classes=num_classes, ks=ks, temperature=temperature)
     return np.concatenate(list(neighbours.votes(queries)), axis=1)
@@ -63,7 +63,7 @@ class Neighbours:
 
     def votes(self, queries: Array) -> Iterator[np.ndarray]:
         """`votes` of the queries, some at a time."""
-        for start in range(0, len(queries), CHUNK):
+        for start in range(0, max(len(queries), 1), CHUNK):  # the search refuses none
             scores, rows = self.search(queries[start : start + CHUNK], max(self.ks))
             weights = np.exp((scores - scores[:, :1]) / self.temperature)  # the first is the largest
             weights /= weights.sum(1, keepdims=True)

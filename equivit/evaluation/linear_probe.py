@@ -57,7 +57,7 @@ class Heads:
       averages: whether the mean patch token is read.
 
     Raises:
-      ValueError: two heads would have one name, or there are no steps.
+      ValueError: two heads would have one name, or there are no heads or no steps.
     """
 
     num_classes: int
@@ -68,6 +68,9 @@ class Heads:
     averages: tuple[bool, ...] = (False, True)
 
     def __post_init__(self):
+        if not self.names:
+            given = f"base_rates={self.base_rates}, blocks={self.blocks} and averages={self.averages}"
+            raise ValueError(f"linear probe: {given} make no head; give at least one of each.")
         if self.steps < 1 or min(self.blocks) < 1:
             raise ValueError(f"linear probe: steps={self.steps} and blocks={self.blocks} must be positive.")
         if len(set(self.names)) < len(self.names):
@@ -166,7 +169,8 @@ def fit(
       watch: `watch(step, state)` is called after each step, such as to save the state now and then: np.savez takes it.
 
     Raises:
-      ValueError: a label beyond the classes, heads of one name, more blocks than tokens, or too few batches.
+      ValueError: a label beyond the classes, heads of one name, more blocks than tokens, too few batches, or first
+        weights that are missing or of another shape.
     """
     heads = Heads(num_classes, tuple(base_rates), batch_size, steps, tuple(blocks), tuple(averages))
     now, step = (None, 0) if state is None else (state, int(state["step"]))
@@ -202,11 +206,20 @@ def _start(heads: Heads, class_tokens: Array, patch_tokens: Array, initial: Any,
         if initial is None:
             weight = WEIGHT_STD * jax.random.normal(jax.random.fold_in(key, number), shape)
         else:
-            weight = np.stack([initial[f"{of.name}_lr{rate:g}"] for rate in heads.base_rates]).astype(np.float32)
+            weight = np.stack([_given(initial, f"{of.name}_lr{rate:g}", shape[1:]) for rate in heads.base_rates])
         bias = np.zeros((shape[0], shape[2]), np.float32)
         state |= {f"{of.name}/weight": weight, f"{of.name}/bias": bias}
         state |= {f"{of.name}/weight_moment": np.zeros(shape, np.float32), f"{of.name}/bias_moment": bias}
     return state
+
+
+def _given(initial: Mapping[str, Array], name: str, shape: tuple[int, int]) -> np.ndarray:
+    """The first weights of a head; ValueError if they are missing or of another shape."""
+    weight = initial.get(name)
+    if weight is None or np.shape(weight) != shape:
+        found = "missing" if weight is None else f"of shape {list(np.shape(weight))}"
+        raise ValueError(f"linear probe: initial[{name!r}] is {found} and must be {list(shape)}.")
+    return np.asarray(weight, np.float32)
 
 
 @functools.partial(jax.jit, static_argnums=0)

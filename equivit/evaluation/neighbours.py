@@ -55,9 +55,9 @@ class Search:
 
     def __init__(self, keys: Array, distance: str = "cosine"):
         errors.one_of("neighbours: distance", distance, DISTANCES)
-        self.distance, self.number, self.mesh = distance, len(keys), jax.sharding.get_mesh()
         if np.ndim(keys) != 2 or not np.size(keys):
             raise ValueError(f"neighbours: keys of shape {list(np.shape(keys))} must be [N, D], with at least one row.")
+        self.distance, self.mesh, (self.number, self.width) = distance, jax.sharding.get_mesh(), keys.shape
         self.centre = sum(part.sum(0) for part in self._parts(keys)) / self.number
         prepared = self._prepared(keys)
         shards = 1 if self.mesh.empty else self.mesh.shape[self.mesh.axis_names[0]]
@@ -68,8 +68,13 @@ class Search:
         self.bias = scattered(_chunked(_offset(prepared), shape, -np.inf), spec)
 
     def __call__(self, queries: Array, k: int) -> Found:
-        """The k nearest keys of each query [Q, D]; ValueError if there are fewer keys."""
+        """The k nearest keys of each query [Q, D]; ValueError if there are fewer keys, or no queries of their width."""
         check_ks((k,), self.number)
+        if np.shape(queries)[1:] != (self.width,) or not len(queries):
+            raise ValueError(
+                f"neighbours: queries of shape {list(np.shape(queries))} must be [Q, {self.width}] as the keys, with "
+                "at least one row."
+            )
         axes = self.mesh.axis_names[1:]
         parts = int(np.prod([self.mesh.shape[axis] for axis in axes]))
         size, found = -(-min(QUERIES, len(queries)) // parts) * parts, []

@@ -62,7 +62,9 @@ def prepare(
     shared: dict[str, Any] = dict(blocks=blocks, frozen={}, directory=directory)
     runs = {name: Run(model, config, PROTOCOLS[name], config.data, name, track, **shared) for name in suite}
     for run in runs.values():
-        dataclasses.replace(run, data=run.protocol.data(config)).open()
+        reading = dataclasses.replace(run, data=run.protocol.data(config))
+        reading.open()
+        run.protocol.ready(reading)
     return runs
 
 

@@ -14,7 +14,16 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from equivit import errors, logical
-from equivit.constraints import Above0, Inside, NonNegativeFloat, NonNegativeInt, OneOf, PositiveFloat, PositiveInt
+from equivit.constraints import (
+    Above0,
+    Inside,
+    Interval,
+    NonNegativeFloat,
+    NonNegativeInt,
+    OneOf,
+    PositiveFloat,
+    PositiveInt,
+)
 from equivit.data import device_colour, masking
 from equivit.data.masked_views import MaskedViews
 from equivit.data.pixels import normalize
@@ -118,7 +127,7 @@ class DinoV2(Objective):
     )
     FIXED = ("prototypes", "hidden", "bottleneck", "shared_head", "fixed_gains", "targets")
     TYPES: ClassVar[dict[str, Any]] = dict(
-        prototypes=PositiveInt,
+        prototypes=Annotated[int, Interval(2, words="two or more")],
         hidden=PositiveInt,
         bottleneck=PositiveInt,
         shared_head=bool,
@@ -242,8 +251,9 @@ class DinoV2(Objective):
         wanted = jax.lax.stop_gradient(_tokens(teacher, batch["global_crops"]))
         seen = _tokens(module, batch["global_crops"], batch["masks"], global_key)
         seen["local_cls"] = seen["cls"][:0]
-        if "local_crops" in batch:
-            seen["local_cls"] = module.tokens(batch["local_crops"], key=local_key)[0].astype(jnp.float32)
+        local = batch.get("local_crops")
+        if local is not None and local.shape[1]:
+            seen["local_cls"] = module.tokens(local, key=local_key)[0].astype(jnp.float32)
         outcome = dino_losses.dinov2_outcome(
             module.heads,
             teacher.heads,

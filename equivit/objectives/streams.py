@@ -152,13 +152,13 @@ def _targets(x: jax.Array, present: jax.Array) -> tuple[jax.Array, Sums]:
 
 
 def _parts(arrays: Any, most: int) -> Any:
-    """Arrays [G, M, ...] as [n, G, m, ...] with m <= most, filled up with zeros."""
-    items = arrays[-1].shape[1]
+    """Arrays [G, M, ...] as [n, G, m, ...] with m <= most, filled up with zeros; at least one item, if M is 0."""
+    items = max(arrays[-1].shape[1], 1)
     number = math.ceil(items / max(most, 1))
     each = math.ceil(items / number)
 
     def split(a):
-        a = jnp.pad(a, [(0, 0), (0, number * each - items)] + [(0, 0)] * (a.ndim - 2))
+        a = jnp.pad(a, [(0, 0), (0, number * each - a.shape[1])] + [(0, 0)] * (a.ndim - 2))
         return jnp.moveaxis(a.reshape(len(a), number, each, *a.shape[2:]), 1, 0)
 
     return jax.tree.map(split, arrays)

@@ -151,7 +151,7 @@ def train(
                     raise _not_finite(state, run, checkpoints, config.optimizer.clip)
                 if logs or done == total:
                     means = meter.summary()
-                    log.write(done, {"lr": float(run.lr(step)), **means})
+                    log.write(done, {**run.rates(step), **means})
                     for remark in run.objective.remarks(means):
                         log.say(f"Warning at step {done}: {remark}")
                 if keeps:

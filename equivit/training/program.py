@@ -33,6 +33,7 @@ class Program(NamedTuple):
         ones, or {}.
       compiled: the jitted step; it takes (state, given, batch, static) and gives the state's memory away.
       lr: the learning rate of a step.
+      weight_decay: that of a step; None where it stays as it is.
     """
 
     objective: Objective
@@ -42,6 +43,7 @@ class Program(NamedTuple):
     init: Callable[[Arrays], State]
     compiled: Any
     lr: Schedule
+    weight_decay: Schedule | None = None
 
     def step(self, state: State, batch: Batch, static: Hashable = None) -> tuple[State, Metrics]:
         """One step."""
@@ -50,6 +52,11 @@ class Program(NamedTuple):
     def lower(self, batch: Batch) -> jax.stages.Lowered:
         """The first step, traced and lowered for an abstract batch."""
         return self.compiled.lower(self.abstract, self.given, batch, self.static(0.0))
+
+    def rates(self, step: int) -> dict[str, float]:
+        """What a run logs of its schedules: "lr" and, if it changes, "weight_decay"."""
+        changing = {"lr": self.lr, "weight_decay": self.weight_decay}
+        return {name: float(schedule(step)) for name, schedule in changing.items() if schedule is not None}
 
     def static(self, progress: float) -> Hashable:
         """What the compiled step depends on once a share `progress` of the run is done."""
@@ -122,7 +129,7 @@ def of_config(
         return logical.put(objective.module(logical.put(model, arrays), module_key), of_objective)
 
     module = logical.abstract(jax.eval_shape(make_module, {}))
-    weight_decay = schedules.weight_decay(config.optimizer, total_steps=total, steps_per_epoch=per_epoch)
+    weight_decay = schedules.weight_decay(config.optimizer, total_steps=total)
     trainable = jax.eval_shape(lambda module: begin(objective, module), module).trainable
     tables = logical.tensors(module)
     rule = freezing.rule(objective, tables)
@@ -153,7 +160,8 @@ def of_config(
         out_shardings=shardings,
         compiler_options=_quickly(mesh),
     )
-    return Program(objective, module, _at(abstract, shardings), placed, init, compiled, lr)
+    changing = None if config.optimizer.weight_decay_end is None else weight_decay
+    return Program(objective, module, _at(abstract, shardings), placed, init, compiled, lr, changing)
 
 
 def _quickly(mesh) -> dict[str, int] | None:

@@ -24,6 +24,9 @@ def create(config: ConfigDict, *, total_steps: int, steps_per_epoch: int) -> Sch
         raise ValueError(f"schedule: a warm-up of {warmup} steps does not fit in a run of {total_steps}; shorten it.")
     if config.name == "poly":
         return lambda step: _poly(config, step, warmup, total_steps)
+    if config.inclusive:
+        final = config.min_lr if config.name == "cosine" else config.lr
+        return warmup_cosine(config.lr, final, total=total_steps, warmup=warmup, start=config.warmup_lr)
     if config.per_epoch:
         return _by_epoch(config, total_steps / steps_per_epoch, steps_per_epoch)
     return lambda step: _warmed_up(config, step, warmup, decayed=(step - warmup) / (total_steps - warmup))
@@ -42,21 +45,17 @@ def warmup_cosine(base: float, final: float, *, total: int, warmup: int = 0, sta
         raise ValueError(f"warmup_cosine: {warmup=} steps do not fit in {total=}; shorten the warm-up.")
 
     def schedule(step):
-        rising = start + (base - start) * step / max(warmup - 1, 1)
-        # (1 + cos x) / 2 written as cos^2 (x / 2), which keeps its digits near the end.
-        left = jnp.cos(jnp.pi / 2 * (step - warmup) / max(total - warmup, 1)) ** 2
-        falling = jnp.where(step < total, final + (base - final) * left, final)
-        return jnp.where(step < warmup, rising, falling).astype(jnp.float32)
+        rising = Clock(step, total, 1).ramp(start, base, warmup)
+        falling = Clock(step - warmup, max(total - warmup, 1), 1).cosine(base, final)
+        return jnp.where(step < warmup, rising, jnp.where(step < total, falling, final)).astype(jnp.float32)
 
     return schedule
 
 
-def weight_decay(config: ConfigDict, *, total_steps: int, steps_per_epoch: int) -> Schedule:
+def weight_decay(config: ConfigDict, *, total_steps: int) -> Schedule:
     """The weight decay at each step, from the `optimizer` section: constant, or a cosine to `weight_decay_end`."""
     begin, end = config.weight_decay, config.get("weight_decay_end")
-    if end is None:
-        return lambda step: begin
-    return lambda step: Clock(step, total_steps, steps_per_epoch).cosine(begin, end)
+    return (lambda step: begin) if end is None else warmup_cosine(begin, end, total=total_steps)
 
 
 def _by_epoch(config, epochs, steps_per_epoch):
@@ -87,7 +86,7 @@ def _poly(config, step, warmup, total_steps):
 
 def _warmed_up(config, t, warmup, *, decayed):
     """Linear from `warmup_lr` to `lr` while t < warmup; then what `decayed`, the share of the decay done, gives."""
-    rising = config.warmup_lr + (config.lr - config.warmup_lr) * t / max(warmup - config.inclusive, 1)
+    rising = config.warmup_lr + (config.lr - config.warmup_lr) * t / max(warmup, 1)
     # (1 + cos x) / 2 written as cos^2 (x / 2), which keeps its digits near the end of the run.
     cosine = config.min_lr + (config.lr - config.min_lr) * jnp.cos(jnp.pi / 2 * jnp.clip(decayed, 0, 1)) ** 2
     after = cosine if config.name == "cosine" else jnp.float32(config.lr)

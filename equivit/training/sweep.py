@@ -129,9 +129,9 @@ class Sweep:
 
     def _parts(self, run):
         objective = SeriesClassification(self._config, dropout=run.dropout)
-        length = dict(total_steps=self._steps, steps_per_epoch=self._per_epoch)
-        lr = schedules.create(schedule_section(self._config.schedule, run.lr, self._steps), **length)
-        weight_decay = schedules.weight_decay(self._config.optimizer, **length)
+        schedule = schedule_section(self._config.schedule, run.lr, self._steps)
+        lr = schedules.create(schedule, total_steps=self._steps, steps_per_epoch=self._per_epoch)
+        weight_decay = schedules.weight_decay(self._config.optimizer, total_steps=self._steps)
         trainable, tables = jax.eval_shape(logical.take, self._model), logical.tensors(self._model)
         section, rule = self._config.optimizer, freezing.rule(objective, tables)
         return objective, optimizers.create(section, rule, tables, trainable, lr, weight_decay)

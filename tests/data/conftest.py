@@ -39,6 +39,7 @@ SECTION = {
         "photometric": False,
         "erase": 0.0,
         "circular_shift": 0.0,
+        "device": False,
     },
     "views": {
         "locals": 8,
@@ -49,7 +50,6 @@ SECTION = {
         "grey": 0.2,
         "blur": (1.0, 0.1, 0.5),
         "solarise": 0.2,
-        "device": False,
     },
 }
 EVERYTHING = {

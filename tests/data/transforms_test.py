@@ -91,6 +91,12 @@ def test_rand_augment_is_refused_for_a_map(section):
         transform(example_of(8, 8), np.random.default_rng(0))
 
 
+def test_colours_on_the_device_are_refused(section):
+    """An ordinary crop would keep its colours, and nobody would notice."""
+    with pytest.raises(ValueError, match="data.augment.device=True: only the views of DINOv2 .* set it to False"):
+        transforms.Train(section(augment={"device": True}), channels=1)
+
+
 def test_transforms_leave_their_example_alone(section):
     example = example_of(16, 16)
     before = {name: np.asarray(value) for name, value in example.items()}

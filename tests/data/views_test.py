@@ -96,7 +96,7 @@ def test_colours_for_the_device_are_those_that_the_host_would_have_changed(make)
     """Brightness alone, and inverted in the second view, so that the host's views follow from the numbers."""
     rates = dict(jitter=(0.4, 0.0, 0.0, 0.0), jitter_rate=1.0, grey=0.0, blur=(0.0, 0.0, 0.0), solarise=1.0)
     host, device = (
-        make(**rates, device=device)({"image": image_of()}, np.random.default_rng(5)) for device in (False, True)
+        make({"device": device}, **rates)({"image": image_of()}, np.random.default_rng(5)) for device in (False, True)
     )
     assert device["global_colours"].shape == (2, 11) and device["local_colours"].shape == (2, 11)
     for name, inverted in {"global": [0, 1], "local": [0, 0]}.items():

@@ -53,6 +53,9 @@ def test_what_a_search_refuses():
         knn.votes(KEYS, LABELS, QUERIES, ks=(1,), num_classes=3)
     with pytest.raises(ValueError, match=r"k=100 must be in 1\.\.45"):
         knn.votes(KEYS, LABELS, QUERIES, ks=(10, 100), num_classes=4)
+    for queries in (QUERIES[:, :-1], QUERIES[:0]):
+        with pytest.raises(ValueError, match=r"queries of shape .* must be \[Q, \d+\] as the keys"):
+            knn.votes(KEYS, LABELS, queries, ks=(1,), num_classes=4)
 
 
 def test_votes_do_not_depend_on_the_length_of_features():
@@ -111,6 +114,10 @@ def test_what_a_probe_refuses():
         linear_probe.fit(batches, blocks=(1, 5), **SETTINGS)
     with pytest.raises(ValueError, match=r"n1_avg0_lr0.1, n1_avg0_lr0.1, .* must differ"):
         linear_probe.fit(batches, **SETTINGS | dict(base_rates=(0.1, 0.1000000001)))
+    with pytest.raises(ValueError, match=r"base_rates=\(\), blocks=\(1, 4\) and .* make no head"):
+        linear_probe.fit(batches, **SETTINGS | dict(base_rates=()))
+    with pytest.raises(ValueError, match=r"initial\['n1_avg0_lr.*'\] is missing and must be \[\d+, \d+\]"):
+        linear_probe.fit(batches, **SETTINGS, initial={})
     assert linear_probe.best([0.5, 0.7, 0.7]) == 1
 
 

@@ -12,6 +12,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 from PIL import Image
 
+from equivit import logical
 from equivit.data.label_maps import Legend
 from equivit.evaluation import frozen, knn, linear_probe, suite
 from equivit.evaluation.protocols import linear_probe as protocol
@@ -44,6 +45,12 @@ def changed(**data):
 
 def headless(family, **options):
     return random_model(family, num_classes=None, image_size=(12, 12), **options)
+
+
+@functools.cache
+def abstract():
+    """A plain model as a run knows it before it begins."""
+    return logical.abstract(headless("plain"))
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +111,7 @@ def test_images_that_cannot_be_read_are_left_out(tmp_path):
              {"jpeg": blob, "offset": ends, "label": np.arange(6) % 2}.items()}  # fmt: skip
     np.savez(tmp_path / "data.npz", classes=np.array(["a", "b"]), **parts)
     config = changed(source=f"npz:{tmp_path}/data.npz", train_examples=None, eval_examples=None)
+    config.evaluation.knn.ks = (2,)
     found = frozen.images(suite.prepare(headless("plain", in_channels=3), config, ["knn"])["knn"], "train")["e"]
     assert found.index.tolist() == [0, 1, 3, 4, 5] and found.labels.tolist() == [0, 1, 1, 0, 1]
 
@@ -192,6 +200,9 @@ def test_ties_with_pixels_without_a_class_are_those_of_the_files():
     assert patch_knn._void(ade, 1) < 0 and patch_knn._void(voc, 2) == 2
 
 
+SINGLE = {"data.source": "synthetic_maps", "data.channels": 1, "data.train_examples": 1}
+
+
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
@@ -210,15 +221,23 @@ def test_ties_with_pixels_without_a_class_are_those_of_the_files():
             "batch_size=12 must be divisible by the 8",
         ),
         ("linear_probe", {"evaluation.linear_probe.base_rates": (0.1, 0.1)}, "n1_avg0_lr0.1, .* must differ"),
-        ("patch_knn", {}, "the examples of 'train' must have a label map each to learn from"),
+        (
+            "linear_probe",
+            {"evaluation.linear_probe.batch_size": 152},
+            "linear_probe.batch_size=152 must not exceed the 144 images of 'train' that are left beside 16 to choose",
+        ),
+        ("hematology", {"data.train_examples": 19}, r"k=20 must be in 1\.\.19, the number of keys"),
+        ("patch_knn", {}, "the examples of 'test' must have a label map each to learn from"),
+        ("patch_linear", SINGLE, "of 1 image of 'train' none is left to choose the setting by"),
     ],
 )
 def test_mistakes_are_one_clear_line(name, change, message, config):
+    """Before anything runs: a run that ends with the protocol would fail after its last step."""
     with config.unlocked():
         for key, value in change.items():
             config.update_from_flattened_dict({key: value})
     with pytest.raises(ValueError, match=message):
-        suite.evaluate(headless("plain"), config, [name])
+        suite.prepare(abstract(), config, [name])
 
 
 def test_a_model_without_features_is_refused(config):

@@ -73,6 +73,22 @@ def test_progress_of_teachers_by_step(tmp_path, capsys):
     assert octic_dinov2_progress.main([str(tmp_path / "nothing")]) == 1
 
 
+def test_a_probe_of_a_teacher_goes_on_where_it_was_cut_off(tmp_path, monkeypatch):
+    """Which it does if it has a directory to keep its state in."""
+    figures = {"linear_probe": {"top1": 0.5}, "knn": {"top1": 0.25}}
+    seen = []
+    monkeypatch.setattr(octic_dinov2_progress.saved, "load", lambda place: None)
+    monkeypatch.setattr(octic_dinov2_progress.suite, "check", lambda *given: None)
+    monkeypatch.setattr(
+        octic_dinov2_progress.suite, "evaluate", lambda *_, directory=None: seen.append(directory) or figures
+    )
+    plant(tmp_path / "run", "quicktest")
+    place = tmp_path / "run/teachers/2"
+    place.mkdir(parents=True)
+    assert octic_dinov2_progress.evaluated(place, tmp_path / "run") == {"linear_probe": 0.5, "knn": 0.25}
+    assert seen == [place]
+
+
 def cells(turned):
     scores = dict.fromkeys(octic_dinov2_hematology.SCORES, 0.5)
     return {name: scores | {"turned": {"consistency": turned}} for name in octic_dinov2_hematology.CLASSIFIERS}

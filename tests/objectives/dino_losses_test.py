@@ -236,6 +236,17 @@ def test_a_step_without_masks():
     assert outcome.losses["ibot"] == 0 and np.isfinite(jax.tree.leaves(outcome)).all()
 
 
+@pytest.mark.parametrize("targets", dino_losses.TARGETS)
+def test_a_buffer_without_rows(targets):
+    """As of groups so small that none of their views is masked; the centre of patches stays."""
+    run = jax.jit(lambda tokens: streamed(STUDENT, tokens, targets, capacity=0))
+    outcome, expected = run(TOKENS), differentiated(streamed, targets)[0][1]
+    assert outcome.losses["ibot"] == 0 and all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(outcome))
+    close(outcome.classes, expected.classes)
+    if targets == "centering":
+        np.testing.assert_array_equal(outcome.centers[1], CENTERS[1])
+
+
 def test_koleo_looks_for_neighbours_within_groups():
     features = normal(12, 7, seed=18)
     koleo = jax.jit(dino_losses.koleo, static_argnums=1)

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import json
 import re
 
 import chex
@@ -14,7 +15,9 @@ from flax import nnx
 from equivit import logical
 from equivit.data import batches, masking
 from equivit.models import saved, zoo
+from equivit.objectives.clock import Clock
 from equivit.objectives.dinov2 import DinoV2
+from equivit.objectives.objective import Step
 from equivit.objectives.registry import OBJECTIVES
 from equivit.training import loop, program, sharding
 from equivit.training.checkpoints import Checkpoints
@@ -134,10 +137,31 @@ def test_a_run_keeps_its_teachers(tmp_path):
     options = dict(pipeline=Pipeline(), evaluate=lambda model, config: {})
     loop.train(config, workdir=tmp_path, make_program=lambda *_, **__: compiled(8)[0], **options)
     assert sorted(path.name for path in (tmp_path / "teachers").iterdir()) == ["2", "4"]
+    last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
+    schedules = {"lr": 1e-2, "weight_decay": 0.4 - 0.36 * np.cos(np.pi / 2 * 3 / 4) ** 2}  # at the last of four steps
+    assert {name: last[name] for name in schedules} == pytest.approx(schedules)
+    assert {"temperature", "momentum", "spread"} <= last.keys()
     for steps in (2, 4):
         kept = logical.take(saved.load(tmp_path / "teachers" / str(steps)))
         teacher = run(8, steps)[0].extra["teacher"]
         chex.assert_trees_all_equal(jax.device_get(kept), {k: teacher[f"backbone.{k}"] for k in kept})
+
+
+def test_local_crops_may_be_none():
+    """Left out, as `data.views.locals=0` does, or none of them."""
+    config, losses = config_of(), []
+    objective = OBJECTIVES["dinov2"](config)
+
+    def loss(crops):
+        module = objective.module(zoo.configuration(**config.model).build(nnx.Rngs(0)), jax.random.key(0))
+        extra = objective.extra(logical.take(module))
+        step = Step(jax.random.key(1), Clock(jnp.int32(0), 4, 2), None, extra, {})
+        return objective.loss(module, objective.prepare(module, crops, jax.random.key(2)), step).metrics
+
+    without = {name: array for name, array in batch().items() if name != "local_crops"}
+    for crops in (without, {**without, "local_crops": np.zeros((IMAGES, 0, 8, 8, 3), np.uint8)}):
+        losses.append(jax.eval_shape(loss, crops))
+    assert losses[0] == losses[1] and "local" in losses[0]
 
 
 def test_micro_batches_have_their_part_of_every_group():
@@ -220,6 +244,7 @@ def test_each_collapse_is_named(collapse):
         (dict(groups=3), "objective.groups=3 does not cut a micro-batch of 16 images .* nearest are 15 and 18"),
         (dict(groups=16), "of 16 images into equal groups of two or more; of config.batch_size the nearest are 32"),
         (dict(mask_ratio=(0.5, 0.1)), r"must be \(smallest, largest\), as \(0.1, 0.5\)"),
+        (dict(prototypes=1), "objective.prototypes=1 must be a whole number, two or more; the nearest is 2"),
         (dict(model=SMALL | dict(num_classes=10)), "model.num_classes=10: DINOv2 trains no classifier"),
     ],
 )

@@ -53,7 +53,7 @@ def make(problem, params, lr=0.01, total=10, **options):
     config = get_base().optimizer
     with config.unlocked():
         config.update(options)
-    weight_decay = schedules.weight_decay(config, total_steps=total, steps_per_epoch=2)
+    weight_decay = schedules.weight_decay(config, total_steps=total)
     return optimizers.create(config, problem.rule, problem.tables, params, lambda step: jnp.float32(lr), weight_decay)
 
 

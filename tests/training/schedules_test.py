@@ -79,6 +79,16 @@ def test_warmup_cosine():
         schedules.warmup_cosine(1.0, 0.0, total=4, warmup=5)
 
 
+def test_an_inclusive_warmup_ends_at_the_peak_and_never_above():
+    """Also where it is no whole number of steps: of 2.5 the third would have 4/3 of the rate."""
+    options = dict(lr=2.0, min_lr=0.5, warmup_lr=1.0, inclusive=True)
+    found = _schedule(9, 4, warmup_steps=3, **options)
+    expected = schedules.warmup_cosine(2.0, 0.5, total=9, warmup=3, start=1.0)
+    assert [float(found(t)) for t in range(10)] == [float(expected(t)) for t in range(10)]
+    np.testing.assert_allclose([_schedule(9, 5, warmup_epochs=0.5, **options)(t) for t in (0, 1, 2)], [1, 5 / 3, 2])
+    np.testing.assert_allclose(_schedule(9, 4, warmup_steps=3, name="constant", **options)(8), 2.0)
+
+
 def test_a_run_may_do_the_first_part_of_a_longer_schedule():
     """As DinoBloom does, whose 4,000 of 100,000 steps all belong to the warm-up; decay and averages follow it too."""
     config = tiny.config(schedule=dict(lr=1.0, warmup_lr=0.0, warmup_steps=40, length=100))

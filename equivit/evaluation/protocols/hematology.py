@@ -6,6 +6,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from equivit.evaluation import frozen, hematology
+from equivit.evaluation.neighbours import check_ks
 from equivit.evaluation.protocol import Line, Protocol, Run, percent
 from equivit.symmetry.groups import OCTIC
 
@@ -21,6 +22,11 @@ SCORES = {
 def data(config: ConfigDict) -> ConfigDict:
     """Images are squashed to `data.image_size`, bilinearly."""
     return frozen.squashed(config, "bilinear")
+
+
+def ready(run: Run) -> None:
+    """ValueError unless there are as many training images as neighbours are asked for."""
+    check_ks(hematology.NEIGHBOURS.values(), frozen.ready(run))
 
 
 def run(run: Run) -> dict[str, Any]:
@@ -63,6 +69,7 @@ PROTOCOL = Protocol(
     run=run,
     lines=lines,
     check=frozen.check,
+    ready=ready,
     data=data,
     inputs=frozen.inputs,
     curve="balanced_accuracy",

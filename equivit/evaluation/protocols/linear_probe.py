@@ -42,6 +42,17 @@ def check(config: ConfigDict) -> None:
         )
 
 
+def ready(run: Run) -> None:
+    """ValueError if the training images that are left beside the held-out ones are no whole batch."""
+    options, number = run.config.evaluation.linear_probe, frozen.ready(run)
+    kept, left_out = map(len, _parts(number, options.held_out))
+    if options.batch_size > kept:
+        raise ValueError(
+            f"config.evaluation.linear_probe.batch_size={options.batch_size} must not exceed the {kept} images of "
+            f"{run.data.split!r} that are left beside {left_out} to choose the head by; take a smaller one."
+        )
+
+
 def run(run: Run) -> dict[str, Any]:
     """Train the heads of `config.evaluation.linear_probe` (`evaluation/linear_probe.py`) and choose one.
 
@@ -209,6 +220,7 @@ PROTOCOL = Protocol(
     run=run,
     lines=lines,
     check=check,
+    ready=ready,
     inputs=frozen.inputs,
     curve="top1",
     blocks=lambda config: max(config.evaluation.linear_probe.blocks),

@@ -20,6 +20,15 @@ def data(config: ConfigDict) -> ConfigDict:
     return frozen.squashed(config, "bicubic")
 
 
+def ready(run: Run) -> None:
+    """ValueError for a single training image, of which none would be left to choose the setting by."""
+    if (number := frozen.ready(run, "map")) < 2:
+        raise ValueError(
+            f"config.data.source={run.data.source!r}: of {number} image of {run.data.split!r} none is left to choose "
+            "the setting by; give two or more."
+        )
+
+
 def run(run: Run) -> dict[str, Any]:
     """`measure` with neighbours."""
     return measure(run, "knn")
@@ -92,6 +101,7 @@ PROTOCOL = Protocol(
     run=run,
     lines=lines,
     check=frozen.check,
+    ready=ready,
     data=data,
     inputs=frozen.inputs,
     curve="miou",
