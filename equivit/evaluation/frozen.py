@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 
 from equivit import logical
 from equivit.constraints import Size
+from equivit.data.loader import EvaluationPipeline
 from equivit.data.pixels import normalize
 from equivit.evaluation.predictions import Batch, measured
 from equivit.evaluation.protocol import Line, Run, percent
@@ -79,6 +80,37 @@ def squashed(config: ConfigDict, interpolation: str) -> ConfigDict:
     data = config.data.copy_and_resolve_references().unlock()
     data.update(eval_crop="squash", interpolation=interpolation)
     return data.lock()
+
+
+def opens(run: Run, entry: str = "label", least: int = 1) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+    """Open both splits and trace the model, so that a run which will end with this evaluation fails at its start.
+
+    Args:
+      run: its model may be abstract.
+      entry: what each example must have, "label" or "map".
+      least: training examples that are needed.
+
+    Returns:
+      The shapes of the features and of the entry of a batch of test images.
+
+    Raises:
+      ValueError: the examples lack the entry or are too few, or the model lacks what is read.
+    """
+    train, test = (_opened(run, split, entry) for split in (run.data.split, run.data.eval_split))
+    if train.num_examples < least:
+        raise ValueError(
+            f"evaluation: {run.stream} needs at least {least} training examples, and split {run.data.split!r} of "
+            f"{run.data.source!r} has {train.num_examples}."
+        )
+    shapes = test.shapes()
+    return jax.eval_shape(functools.partial(_traced, run, entry), run.model, shapes["image"])[0], shapes[entry]
+
+
+def _traced(run: Run, entry: str, model: ModelModule, images: jax.Array) -> Any:
+    """What is read of upright images."""
+    if entry == "map":
+        return _patch_features(_pixels(run), cast(_backbone(model), run.precision), images, "e")
+    return extractor(dataclasses.replace(run, model=model))(images)
 
 
 def images(run: Run, split: str, elements: Iterable[str] = UPRIGHT) -> dict[str, Images]:
@@ -217,8 +249,8 @@ def _once(run: Run, key: tuple, read: Callable[[], dict], kind: Callable) -> dic
     return run.frozen[key]
 
 
-def _read(run: Run, split: str, elements: tuple[str, ...], entry: str, extract: Callable) -> dict[str, tuple]:
-    """The features and the `entry` of all images of a split, by element."""
+def _opened(run: Run, split: str, entry: str) -> EvaluationPipeline:
+    """A split; ValueError unless its examples have the entry."""
     pipeline = run.open(split=split)
     shape = pipeline.shapes().get(entry)
     if shape is None or (entry == "label" and shape.ndim > 1):
@@ -227,6 +259,12 @@ def _read(run: Run, split: str, elements: tuple[str, ...], entry: str, extract: 
             f"config.data.source={run.data.source!r}: the examples of {split!r} must have {needed} to learn from and "
             "to compare with; use another source."
         )
+    return pipeline
+
+
+def _read(run: Run, split: str, elements: tuple[str, ...], entry: str, extract: Callable) -> dict[str, tuple]:
+    """The features and the `entry` of all images of a split, by element."""
+    pipeline = _opened(run, split, entry)
 
     def measure(batch: Batch) -> dict[str, Any]:
         found = {g: extract(_turned(g, batch["image"]), g) for g in elements}

@@ -62,7 +62,7 @@ def prepare(
     shared: dict[str, Any] = dict(blocks=blocks, frozen={}, directory=directory)
     runs = {name: Run(model, config, PROTOCOLS[name], config.data, name, track, **shared) for name in suite}
     for run in runs.values():
-        dataclasses.replace(run, data=run.protocol.data(config)).open()
+        run.protocol.opens(dataclasses.replace(run, data=run.protocol.data(config)))
     return runs
 
 

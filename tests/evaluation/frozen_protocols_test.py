@@ -12,6 +12,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 from PIL import Image
 
+from equivit import models
 from equivit.data.label_maps import Legend
 from equivit.evaluation import frozen, knn, linear_probe, suite
 from equivit.evaluation.protocols import linear_probe as protocol
@@ -44,6 +45,12 @@ def changed(**data):
 
 def headless(family, **options):
     return random_model(family, num_classes=None, image_size=(12, 12), **options)
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """As a run has it before its first step: shapes in place of arrays."""
+    return jax.eval_shape(lambda: headless("plain"))
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +111,8 @@ def test_images_that_cannot_be_read_are_left_out(tmp_path):
              {"jpeg": blob, "offset": ends, "label": np.arange(6) % 2}.items()}  # fmt: skip
     np.savez(tmp_path / "data.npz", classes=np.array(["a", "b"]), **parts)
     config = changed(source=f"npz:{tmp_path}/data.npz", train_examples=None, eval_examples=None)
+    with config.unlocked():
+        config.evaluation.knn.ks = (5,)
     found = frozen.images(suite.prepare(headless("plain", in_channels=3), config, ["knn"])["knn"], "train")["e"]
     assert found.index.tolist() == [0, 1, 3, 4, 5] and found.labels.tolist() == [0, 1, 1, 0, 1]
 
@@ -210,15 +219,24 @@ def test_ties_with_pixels_without_a_class_are_those_of_the_files():
             "batch_size=12 must be divisible by the 8",
         ),
         ("linear_probe", {"evaluation.linear_probe.base_rates": (0.1, 0.1)}, "n1_avg0_lr0.1, .* must differ"),
+        ("linear_probe", {"evaluation.linear_probe.batch_size": 256}, "batch_size=256 must be at most 144, the"),
+        ("hematology", {"data.train_examples": 19}, "needs at least 20 training examples, .* 'digits' has 19"),
         ("patch_knn", {}, "the examples of 'train' must have a label map each to learn from"),
     ],
 )
-def test_mistakes_are_one_clear_line(name, change, message, config):
+def test_mistakes_are_one_clear_line_before_anything_runs(name, change, message, config, plain):
     with config.unlocked():
         for key, value in change.items():
             config.update_from_flattened_dict({key: value})
     with pytest.raises(ValueError, match=message):
-        suite.evaluate(headless("plain"), config, [name])
+        suite.prepare(plain, config, [name])
+
+
+def test_a_grid_that_does_not_divide_the_maps_is_told_before_anything_runs():
+    config = changed(source="synthetic_maps", channels=1, train_examples=20, eval_examples=6, image_size=(36, 36))
+    model = models.abstract("swin_t", width=16, depths=(1, 1), num_heads=(1, 2), in_channels=1, num_classes=None)
+    with pytest.raises(ValueError, match="maps; resize the maps to the size of the images"):
+        suite.prepare(model, config, ["patch_knn"])
 
 
 def test_a_model_without_features_is_refused(config):

@@ -1,5 +1,6 @@
 """Scores of cell classes: neighbours and a linear classifier on frozen features (DinoBloom)."""
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,7 @@ PROTOCOL = Protocol(
     lines=lines,
     check=frozen.check,
     data=data,
+    opens=functools.partial(frozen.opens, least=max(hematology.NEIGHBOURS.values())),
     inputs=frozen.inputs,
     curve="balanced_accuracy",
 )

@@ -10,6 +10,12 @@ from equivit.evaluation.protocol import Line, Protocol, Run, percent
 from equivit.symmetry.groups import OCTIC
 
 
+def opens(run: Run) -> None:
+    """As `frozen.opens`; also ValueError for more neighbours than training images."""
+    frozen.opens(run)
+    check_ks(run.config.evaluation.knn.ks, run.open(split=run.data.split).num_examples)
+
+
 def run(run: Run) -> dict[str, Any]:
     """Votes of the training images (`evaluation/knn.py`) for each test image, in all eight orientations.
 
@@ -19,7 +25,6 @@ def run(run: Run) -> dict[str, Any]:
     `frozen.accuracies`; "each": the upright top-1 by k; "keys" and "examples", the numbers of images.
     """
     ks = tuple(run.config.evaluation.knn.ks)
-    check_ks(ks, run.open(split=run.data.split).num_examples)  # before the long reading
     train, test = frozen.images(run, run.data.split)["e"], frozen.images(run, run.data.eval_split, OCTIC.elements)
     classes = 1 + int(max(train.labels.max(), test["e"].labels.max()))
     neighbours = knn.Neighbours(train.tokens[:, -1], train.labels, num_classes=classes, ks=ks)
@@ -57,5 +62,11 @@ def lines(result: dict[str, Any]) -> list[Line]:
 
 
 PROTOCOL = Protocol(
-    needs=frozenset({"features"}), run=run, lines=lines, check=frozen.check, inputs=frozen.inputs, curve="top1"
+    needs=frozenset({"features"}),
+    run=run,
+    lines=lines,
+    check=frozen.check,
+    opens=opens,
+    inputs=frozen.inputs,
+    curve="top1",
 )

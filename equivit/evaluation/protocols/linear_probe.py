@@ -42,6 +42,17 @@ def check(config: ConfigDict) -> None:
         )
 
 
+def opens(run: Run) -> None:
+    """As `frozen.opens`; also ValueError for a batch of more images than there are to train on."""
+    frozen.opens(run, least=2)
+    options, number = run.config.evaluation.linear_probe, run.open(split=run.data.split).num_examples
+    if options.batch_size > (most := len(_parts(number, options.held_out)[0])):
+        raise ValueError(
+            f"config.evaluation.linear_probe.batch_size={options.batch_size} must be at most {most}, the training "
+            "images but for those held out to choose the head by."
+        )
+
+
 def run(run: Run) -> dict[str, Any]:
     """Train the heads of `config.evaluation.linear_probe` (`evaluation/linear_probe.py`) and choose one.
 
@@ -209,6 +220,7 @@ PROTOCOL = Protocol(
     run=run,
     lines=lines,
     check=check,
+    opens=opens,
     inputs=frozen.inputs,
     curve="top1",
     blocks=lambda config: max(config.evaluation.linear_probe.blocks),

@@ -20,6 +20,11 @@ def data(config: ConfigDict) -> ConfigDict:
     return frozen.squashed(config, "bicubic")
 
 
+def opens(run: Run) -> None:
+    """As `frozen.opens`; also ValueError for features on a grid that does not divide the maps."""
+    patches.patch_size(*frozen.opens(run, "map", least=2))  # of two one chooses the setting
+
+
 def run(run: Run) -> dict[str, Any]:
     """`measure` with neighbours."""
     return measure(run, "knn")
@@ -93,6 +98,7 @@ PROTOCOL = Protocol(
     lines=lines,
     check=frozen.check,
     data=data,
+    opens=opens,
     inputs=frozen.inputs,
     curve="miou",
 )
