@@ -61,8 +61,10 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
     from equivit.acceleration import plan, report, stages
     from equivit.training import lock
 
-    made = plan.make(options, command.changes(rest, _parser()))
+    changes = command.changes(rest, _parser())
+    made = plan.make(options, changes)
     with lock.held(options.workdir / ".lock"):
+        plan.claim(options, changes)
         print(f"Done: {report.write(made.workdir, stages.run(made))}")
 
 

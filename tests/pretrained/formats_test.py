@@ -313,9 +313,18 @@ def test_a_saved_model_that_is_not_whole(tmp_path):
     os.remove(tmp_path / "parameters.safetensors")
     with pytest.raises(FileNotFoundError, match="no parameters.safetensors"):
         saved.load(tmp_path)
-    (tmp_path / "model.json").write_text('{"widht": 3}')
-    with pytest.raises(ValueError, match="is damaged, or of another version"):
-        saved.load(tmp_path)
+    for damaged in (
+        b'{"widht": 3}',
+        b"null",
+        b"[]",
+        b"",
+        b"\xff\xfe{}",
+        b"[" * 100_000,
+        b'{"kind": "vit", "width": "16"}',
+    ):
+        (tmp_path / "model.json").write_bytes(damaged)
+        with pytest.raises(ValueError, match=f"{tmp_path}/model.json: is damaged, or of another version"):
+            saved.load(tmp_path)
 
 
 def test_names_in_brief():
