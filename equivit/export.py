@@ -75,12 +75,15 @@ def _run(options: argparse.Namespace) -> None:
     _check_output(options.output, options.opset)
     print(f"Reading the model in {options.input}.", flush=True)
     if (options.input / "config.json").is_file():
-        _, model, _ = checkpoints.load_run(options.input)
+        _, model, step = checkpoints.load_run(options.input)
+        of = f" of step {step}"
     else:
-        model = saved.load(options.input)
+        model, of = saved.load(options.input), ""
     size = "x".join(map(str, options.image_size))
     kind = "float16" if options.half else "float32"
-    print(f"Writing {options.output} for {options.batch} {options.layout} image(s) of {size} in {kind}.", flush=True)
+    print(
+        f"Writing {options.output}{of} for {options.batch} {options.layout} image(s) of {size} in {kind}.", flush=True
+    )
     chosen = dict(batch=options.batch, layout=options.layout, opset=options.opset or OPSET, half=options.half)
     written = write(options.output, model, options.image_size, **chosen)
     print(

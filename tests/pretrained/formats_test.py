@@ -301,7 +301,7 @@ def test_a_saved_model_that_is_not_whole(tmp_path):
     saved.save(tmp_path, written("plain")[0])
     same_model(saved.load(tmp_path), written("plain")[0])
     (tmp_path / "model.json").write_text((tmp_path / "model.json").read_text().replace('"depth": 3', '"depth": 2'))
-    with pytest.raises(ValueError, match="do not fit model.json; missing, unexpected or misshapen: .'blocks.2"):
+    with pytest.raises(ValueError, match="do not fit model.json; missing, unexpected or misshapen: blocks.2"):
         saved.load(tmp_path)
     header = json.dumps({"head.bias": {"dtype": "F8_E4M3", "shape": [4], "data_offsets": [0, 4]}}).encode()
     (tmp_path / "parameters.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
