@@ -183,6 +183,16 @@ def test_a_probe_of_augmented_images_that_was_cut_off_goes_on(config, monkeypatc
     assert as_classifier["top1"] == pytest.approx(found["top1"]) and found["head"].startswith("n2_avg1")
 
 
+def test_what_a_probe_has_kept_is_whole_or_named(tmp_path):
+    state = protocol.Unfinished(tmp_path / "linear_probe.npz", "mine")
+    np.savez(state.path, identity="mine", step=np.int64(2))
+    assert state.read()["step"] == 2
+    assert protocol.Unfinished(state.path, "another").read() is None
+    state.path.write_bytes(state.path.read_bytes()[:-30])
+    with pytest.raises(ValueError, match="linear_probe.npz: is damaged"):
+        state.read()
+
+
 def test_label_maps_from_patches():
     config = changed(source="synthetic_maps", channels=1, train_examples=20, eval_examples=6)
     found = suite.evaluate(headless("I8"), config, MAPS)

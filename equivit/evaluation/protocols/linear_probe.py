@@ -14,7 +14,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import PartitionSpec
 from ml_collections import ConfigDict
 
-from equivit import errors
+from equivit import archives, errors
 from equivit.data import loader, section, sources
 from equivit.data.order import TrainOrder, permutation
 from equivit.evaluation import frozen, linear_probe
@@ -153,12 +153,12 @@ class Unfinished:
         self.path, self.identity = path, identity
 
     def read(self) -> linear_probe.State | None:
-        """What was kept last, or None."""
+        """What was kept last, or None; ValueError for a damaged file."""
         if not self.path.is_file():
             return None
-        with np.load(self.path) as file:
-            state = {name: file[name] for name in file.files}
-        return state if str(state.pop("identity")) == self.identity else None
+        with archives.Npz(self.path) as file:
+            state = {name: file[name] for name in file.keys}
+        return state if str(state.pop("identity", "")) == self.identity else None
 
     def keep(self, step: int, state: linear_probe.State) -> None:
         """Write the state, each `KEEP_EVERY` steps; all processes must call it."""
