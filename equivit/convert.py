@@ -61,8 +61,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _numbers(text: str) -> int | tuple[int, ...]:
-    numbers = tuple(map(command.at_least(1), text.split(",")))
-    return numbers if len(numbers) > 1 else numbers[0]
+    numbers = list(map(command.at_least(1), text.split(",")))
+    return tuple(numbers) if len(numbers) > 1 else numbers[0]
 
 
 def _read(options: argparse.Namespace) -> None:

@@ -14,7 +14,7 @@ from equivit.data.crops import VOID
 from equivit.data.label_maps import Legend
 
 PREFIX, SUFFIX = "instances_", ".json"
-LARGEST_SIDE = 2**16  # pixels; that of a JPEG file
+JPEG_SIDE = 2**16 - 1  # pixels, at most
 
 
 class Coco:
@@ -148,8 +148,9 @@ def _read(file: pathlib.Path) -> tuple[list[str], list[tuple[str, tuple[int, int
 def _picture(image: dict[str, Any]) -> tuple[str, tuple[int, int]]:
     """The name of its file, and (height, width)."""
     name, size = image["file_name"], (image["height"], image["width"])
-    if not isinstance(name, str) or any(type(side) is not int or not 0 < side <= LARGEST_SIDE for side in size):
-        raise ValueError(f"image {image['id']}: its file_name, height and width are {errors.shown((name, *size))}")
+    if not isinstance(name, str) or any(type(side) is not int or not 0 < side <= JPEG_SIDE for side in size):
+        found = errors.shown((name, *size))
+        raise ValueError(f"image {image['id']}: its file_name, height and width are {found}, not a name and two sizes")
     return name, size
 
 

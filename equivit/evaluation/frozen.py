@@ -57,6 +57,14 @@ class Patches(NamedTuple):
     index: np.ndarray
 
 
+class Opened(NamedTuple):
+    """The number of training examples, and the shapes of the features and of the entry of a batch of test images."""
+
+    examples: int
+    features: Any
+    truth: Any
+
+
 def check(config: ConfigDict) -> None:
     """ValueError where there is nothing to learn from beside the images of the test."""
     data = config.data
@@ -82,16 +90,13 @@ def squashed(config: ConfigDict, interpolation: str) -> ConfigDict:
     return data.lock()
 
 
-def opens(run: Run, entry: str = "label", least: int = 1) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+def opens(run: Run, entry: str = "label", least: int = 1) -> Opened:
     """Open both splits and trace the model, so that a run which will end with this evaluation fails at its start.
 
     Args:
       run: its model may be abstract.
       entry: what each example must have, "label" or "map".
       least: training examples that are needed.
-
-    Returns:
-      The shapes of the features and of the entry of a batch of test images.
 
     Raises:
       ValueError: the examples lack the entry or are too few, or the model lacks what is read.
@@ -103,7 +108,8 @@ def opens(run: Run, entry: str = "label", least: int = 1) -> tuple[jax.ShapeDtyp
             f"{run.data.source!r} has {train.num_examples}."
         )
     shapes = test.shapes()
-    return jax.eval_shape(functools.partial(_traced, run, entry), run.model, shapes["image"])[0], shapes[entry]
+    features, *_ = jax.eval_shape(functools.partial(_traced, run, entry), run.model, shapes["image"])
+    return Opened(train.num_examples, features, shapes[entry])
 
 
 def _traced(run: Run, entry: str, model: ModelModule, images: jax.Array) -> Any:

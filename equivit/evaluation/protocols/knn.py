@@ -12,8 +12,7 @@ from equivit.symmetry.groups import OCTIC
 
 def opens(run: Run) -> None:
     """As `frozen.opens`; also ValueError for more neighbours than training images."""
-    frozen.opens(run)
-    check_ks(run.config.evaluation.knn.ks, run.open(split=run.data.split).num_examples)
+    check_ks(run.config.evaluation.knn.ks, frozen.opens(run).examples)
 
 
 def run(run: Run) -> dict[str, Any]:

@@ -44,8 +44,7 @@ def check(config: ConfigDict) -> None:
 
 def opens(run: Run) -> None:
     """As `frozen.opens`; also ValueError for a batch of more images than there are to train on."""
-    frozen.opens(run, least=2)
-    options, number = run.config.evaluation.linear_probe, run.open(split=run.data.split).num_examples
+    options, number = run.config.evaluation.linear_probe, frozen.opens(run, least=2).examples
     if options.batch_size > (most := len(_parts(number, options.held_out)[0])):
         raise ValueError(
             f"config.evaluation.linear_probe.batch_size={options.batch_size} must be at most {most}, the training "

@@ -22,7 +22,8 @@ def data(config: ConfigDict) -> ConfigDict:
 
 def opens(run: Run) -> None:
     """As `frozen.opens`; also ValueError for features on a grid that does not divide the maps."""
-    patches.patch_size(*frozen.opens(run, "map", least=2))  # of two one chooses the setting
+    _, features, maps = frozen.opens(run, "map", least=2)  # of two one chooses the setting
+    patches.patch_size(features, maps)
 
 
 def run(run: Run) -> dict[str, Any]:
