@@ -57,8 +57,8 @@ class Protocol:
       lines: the results as readable (name, value) lines.
       check: raises ValueError for a config that the protocol cannot run on; called before anything runs.
       data: the first `data` section that it reads, which is opened before anything runs.
-      opens: `opens(run)` opens all that it will read, and raises ValueError or FileNotFoundError where the data or the
-        model, which may be abstract, do not do; called before anything runs.
+      opens: `opens(run)` opens what it will read, and raises ValueError or FileNotFoundError where the data or the
+        model, which may be abstract, do not fit it; called before anything runs.
       inputs: `inputs(config, size)`: the sizes of the images that it gives to the model, of images of `size`, by the
         key that decides.
       curve: the result that is plotted over the steps of a run, a fraction or a "loss".
