@@ -150,6 +150,10 @@ def test_a_directory_begun_otherwise_is_refused(place, monkeypatch, capsys):
         (place / "begun" / plan.ARGUMENTS).write_text(damaged)
         assert run(place, workdir="begun") == 1
         assert "begun/arguments.json: is damaged" in capsys.readouterr().err
+    (place / "run").mkdir()
+    (place / "run" / "config.json").touch()
+    assert run(place, workdir="run") == 1
+    assert "this is the directory of a training run; give another" in capsys.readouterr().err
     assert run(place, workdir="begun/arguments.json") == 1
     assert "begun/arguments.json: it, or what is before it, is a file; give" in capsys.readouterr().err
 

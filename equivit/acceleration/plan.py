@@ -179,5 +179,7 @@ def claim(options: Any, changes: Iterable[str]) -> None:
                     f"--workdir={options.workdir} was begun with {name}={errors.shown(before.get(name))}, not "
                     f"{errors.shown(value)}; give that value, or another --workdir."
                 )
+    elif (options.workdir / "config.json").is_file():
+        raise ValueError(f"--workdir={options.workdir}: this is the directory of a training run; give another one.")
     else:
         files.write_text(path, json.dumps(wanted, indent=1) + "\n")
