@@ -1,17 +1,18 @@
 """equivit: vision transformers with symmetry and speed, in JAX.  Imports nothing; see README.md.
 
-train, evaluate, convert, summarize and sweep are the commands, `python -m equivit.<name>`; testing has public checks of
-symmetry.
+train, evaluate, convert, summarize, sweep, export, profile and accelerate are the commands, `python -m equivit.<name>`;
+testing has public checks of symmetry.
 
     symmetry/     groups and their action on images, grids and fields; circular shifts (mathematics, no Flax)
     layers/       dense, isotypic, invariants, Jumbo, positions, blocks, stacks of blocks, readouts
     logical.py    parameters by the names that papers give them; what is declared of each
     precision.py  which parameters a run rounds to bfloat16
-    models/       ViT, Jumbo ViT, PatchTST, decoders; each names its own, and the zoo merges them; models on disk
-    objectives/   what is minimised: supervised, distillation, masked autoencoding, linear probe
+    models/       ViTs, Jumbo, hierarchical and efficient models, decoders; each names its own, the zoo merges them
+    objectives/   what is minimised: classification, distillation, masked autoencoding, DINOv2, segmentation
     data/         sources, transforms, batches, loader; an example is a dict
     training/     program, step, loop, sweeps, optimisers on logical tensors, sharding, checkpoints, config
-    evaluation/   protocols, one per file; figures
+    evaluation/   protocols, one per file; figures; Sigma of attention, and fits of the taps that replace it
+    acceleration/ the stages of accelerate
     pretrained/   official formats, one per file
 
 Imports run one way: symmetry, kernels, layers, models, then objectives, evaluation and pretrained, training, commands.

@@ -48,8 +48,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workdir", required=True, type=pathlib.Path, help="directory of all stages and the report")
     parser.add_argument("--images", type=int, default=1000, help="for Sigma and fits (%(default)s)")
     parser.add_argument("--fit_only", action="store_true", help="train nothing")
-    parser.add_argument("--num_heads", type=int, help="with --weights, where no published model has that width")
-    parser.add_argument("--image_size", type=convert.size, help="with --weights, HEIGHT,WIDTH of the learned positions")
+    parser.add_argument(
+        "--num_heads", type=command.at_least(1), help="with --weights, where no published model has that width"
+    )
+    parser.add_argument("--image_size", type=command.size, help="with --weights, HEIGHT,WIDTH of the learned positions")
     parser.add_argument("--mlp", choices=convert.MLPS, help="with --weights, the activation, where no name tells")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser
@@ -59,8 +61,10 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
     from equivit.acceleration import plan, report, stages
     from equivit.training import lock
 
-    made = plan.make(options, command.changes(rest, _parser()))
+    changes = command.changes(rest, _parser())
+    made = plan.make(options, changes)
     with lock.held(options.workdir / ".lock"):
+        plan.claim(options, changes)
         print(f"Done: {report.write(made.workdir, stages.run(made))}")
 
 

@@ -6,6 +6,7 @@ A command imports what it works with inside the functions that work, so that `--
 import argparse
 import logging
 import os
+import pathlib
 import signal
 import sys
 import traceback
@@ -13,6 +14,8 @@ from collections.abc import Callable
 
 from equivit import errors
 from equivit.training import stopping
+
+LARGEST_INT = 2**31 - 1  # sizes are int32; constraints.py has it too, but imports NumPy
 
 
 def run(main: Callable[[], None], *, debug: bool) -> int:
@@ -75,6 +78,44 @@ def _is_news(record):
 def _unraisable(unraisable):
     if str(unraisable.exc_value) != "Event loop is closed":  # what TensorStore finds where Orbax has given up
         sys.__unraisablehook__(unraisable)
+
+
+def at_least(smallest: int) -> Callable[[str], int]:
+    """The `type` of an argument that is a whole number."""
+
+    def read(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = smallest - 1
+        if not smallest <= number <= LARGEST_INT:
+            raise argparse.ArgumentTypeError(
+                f"{errors.shown(text)} must be a whole number from {smallest} to {LARGEST_INT}"
+            )
+        return number
+
+    return read
+
+
+def size(text: str) -> tuple[int, int]:
+    """The `type` of an argument HEIGHT,WIDTH."""
+    try:
+        height, width = map(at_least(1), text.split(","))
+    except (ValueError, argparse.ArgumentTypeError):
+        raise argparse.ArgumentTypeError(
+            f"{errors.shown(text)} must be HEIGHT,WIDTH, two positive whole numbers such as 224,320"
+        ) from None
+    return height, width
+
+
+def check_file(flag: str, path: pathlib.Path) -> None:
+    """OSError unless a file can be written at a path, before the work that makes what will be in it."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{flag}={path}: this is a directory; give a file in it, such as {path / path.name}.")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{flag}={path}: there is no directory {path.parent}; create it first.")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise PermissionError(f"{flag}={path}: this may not be written; give another place.")
 
 
 def changes(arguments: list[str], parser: argparse.ArgumentParser, prefix: str = "--config.") -> list[str]:

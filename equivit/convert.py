@@ -42,10 +42,14 @@ def _parser() -> argparse.ArgumentParser:
         help="heads per block, where no published model has that width; 3,6,12 by stage",
     )
     parser.add_argument(
-        "--image_size", type=size, help="HEIGHT,WIDTH of the learned positions or the windows, where not a square"
+        "--image_size",
+        type=command.size,
+        help="HEIGHT,WIDTH of the learned positions or the windows, where not a square",
     )
-    parser.add_argument("--window_size", type=size, help="HEIGHT,WIDTH of a window in tokens, of SwinV2")
-    parser.add_argument("--num_classes", type=int, help="another number of classes: the model gets a new head")
+    parser.add_argument("--window_size", type=command.size, help="HEIGHT,WIDTH of a window in tokens, of SwinV2")
+    parser.add_argument(
+        "--num_classes", type=command.at_least(1), help="another number of classes: the model gets a new head"
+    )
     parser.add_argument("--family", help="H2 or I2, for flip models")
     parser.add_argument("--mlp", choices=MLPS, help="the activation, where no name tells, as in CLIP")
     parser.add_argument("--head", type=pathlib.Path, help="official file of a linear head, of DINOv2")
@@ -56,14 +60,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def size(text: str) -> tuple[int, int]:
-    """HEIGHT,WIDTH of the command line."""
-    height, width = map(int, text.split(","))
-    return height, width
-
-
 def _numbers(text: str) -> int | tuple[int, ...]:
-    return tuple(map(int, text.split(","))) if "," in text else int(text)
+    numbers = list(map(command.at_least(1), text.split(",")))
+    return tuple(numbers) if len(numbers) > 1 else numbers[0]
 
 
 def _read(options: argparse.Namespace) -> None:

@@ -59,24 +59,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--input", required=True, type=pathlib.Path, help="a saved model or a run directory")
     parser.add_argument("--output", required=True, type=pathlib.Path, help="file ending in .onnx or .stablehlo")
-    parser.add_argument("--image_size", required=True, type=_size, help="HEIGHT,WIDTH in pixels")
-    parser.add_argument("--batch", type=_positive, default=1, help="images in one call (%(default)s)")
+    parser.add_argument("--image_size", required=True, type=command.size, help="HEIGHT,WIDTH in pixels")
+    parser.add_argument("--batch", type=command.at_least(1), default=1, help="images in one call (%(default)s)")
     parser.add_argument("--layout", choices=("nhwc", "nchw"), default="nhwc", help="axes of the input (%(default)s)")
-    parser.add_argument("--opset", type=_positive, help=f"version of ONNX's operations ({OPSET})")
+    parser.add_argument("--opset", type=command.at_least(1), help=f"version of ONNX's operations ({OPSET})")
     parser.add_argument("--half", action="store_true", help="parameters, input and all that is computed in float16")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser
-
-
-def _size(text: str) -> tuple[int, int]:
-    height, width = map(_positive, text.split(","))
-    return height, width
-
-
-def _positive(text: str) -> int:
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
-    return int(text)
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -86,12 +75,15 @@ def _run(options: argparse.Namespace) -> None:
     _check_output(options.output, options.opset)
     print(f"Reading the model in {options.input}.", flush=True)
     if (options.input / "config.json").is_file():
-        _, model, _ = checkpoints.load_run(options.input)
+        _, model, step = checkpoints.load_run(options.input)
+        of = f" of step {step}"
     else:
-        model = saved.load(options.input)
+        model, of = saved.load(options.input), ""
     size = "x".join(map(str, options.image_size))
     kind = "float16" if options.half else "float32"
-    print(f"Writing {options.output} for {options.batch} {options.layout} image(s) of {size} in {kind}.", flush=True)
+    print(
+        f"Writing {options.output}{of} for {options.batch} {options.layout} image(s) of {size} in {kind}.", flush=True
+    )
     chosen = dict(batch=options.batch, layout=options.layout, opset=options.opset or OPSET, half=options.half)
     written = write(options.output, model, options.image_size, **chosen)
     print(
@@ -106,8 +98,7 @@ def _check_output(path: pathlib.Path, opset: int | None) -> None:
         raise ValueError(f"--output={path}: the ending says the format, and must be {' or '.join(FORMATS)}.")
     if opset is not None and path.suffix != ".onnx":
         raise ValueError(f"--opset={opset} goes with .onnx; a {path.suffix} file has no such version.")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"--output={path}: there is no directory {path.parent}; create it first.")
+    command.check_file("--output", path)
 
 
 def write(

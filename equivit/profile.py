@@ -43,25 +43,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("files", nargs="+", type=pathlib.Path, help="ONNX files; ratios are to the first")
     parser.add_argument("--provider", choices=("cpu", "cuda"), default="cpu", help="what runs them (%(default)s)")
-    parser.add_argument("--runs", type=_positive, default=100, help="timed rounds (%(default)s)")
-    parser.add_argument("--warmup", type=int, default=10, help="rounds before them (%(default)s)")
+    parser.add_argument("--runs", type=command.at_least(1), default=100, help="timed rounds (%(default)s)")
+    parser.add_argument("--warmup", type=command.at_least(0), default=10, help="rounds before them (%(default)s)")
     parser.add_argument("--out", type=pathlib.Path, help="JSON with all figures")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser
-
-
-def _positive(text: str) -> int:
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
-    return int(text)
 
 
 def _run(options: argparse.Namespace) -> None:
     for path in options.files:
         if not path.is_file():
             raise FileNotFoundError(f"{path}: there is no such file; python -m equivit.export writes one.")
-    if options.out is not None and not options.out.parent.is_dir():
-        raise FileNotFoundError(f"--out={options.out}: there is no directory {options.out.parent}; create it first.")
+    if options.out is not None:
+        command.check_file("--out", options.out)
     report = profile(options.files, provider=options.provider, runs=options.runs, warmup=options.warmup, say=print)
     width = max(len(row["file"]) for row in report["files"])
     for row in report["files"]:

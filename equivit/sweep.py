@@ -171,7 +171,7 @@ def _stored(path: pathlib.Path, config: ConfigDict) -> dict:
     try:
         result, recipe = json.loads(path.read_text(encoding="utf-8")), sweep_config.recipe(config)
         stored = dict(result["recipe"])
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise ValueError(f"{path}: is damaged ({error}); remove it, and it is computed again.") from error
     if other := sorted(key for key in stored.keys() | recipe.keys() if stored.get(key) != recipe.get(key)):
         key = other[0]

@@ -10,6 +10,7 @@ from flax import nnx
 from equivit import accelerate, onnx_files
 from equivit.acceleration import plan, report, stages
 from equivit.models import replacement, saved, zoo
+from equivit.training import files
 
 CONFIG = "configs/depthwise.py:in1k,quicktest"
 SIZE = ["data.image_size=(16,32)", "data.eval_crop=squash"]
@@ -108,6 +109,7 @@ def test_a_stage_has_the_model_of_the_weights_and_the_recipe_of_the_config(place
     assert [tuple(one) for one in built[1].replaced] == [(2, "dw", 3, None)] and not built[0].replaced
 
 
+KNN = ["--config.evaluation.suite=knn", "--config.evaluation.knn.ks=(1000,)"]
 REFUSED = {
     "--blocks=4 must lie between 1 and 3": dict(blocks=4),
     "leave out stage2; stage1 and stage2 are both trained": dict(config=f"{CONFIG},stage2"),
@@ -117,6 +119,10 @@ REFUSED = {
     "--images": dict(more=["--images=0"]),
     "there is no directory": dict(more=["--config.data.source=folder:nowhere"]),
     "image_size 16x30: the width 30 is not divisible": dict(more=["--config.data.image_size=(16,30)"]),
+    "model.replaced: --blocks says how many are replaced": dict(more=["--config.model.replaced=((0,),)"]),
+    "quickstart.py: it has no stage1 and stage2; take configs/depthwise.py": dict(config="configs/quickstart.py:plain"),
+    "config mode='voc' is not one of coco": dict(config="configs/depthwise.py:voc"),
+    "k=1000 must be in 1..16": dict(more=["--fit_only", *KNN]),
     "no key 'learning_rate'": dict(more=["--config.learning_rate=1"]),
 }
 
@@ -140,6 +146,37 @@ def test_a_directory_begun_otherwise_is_refused(place, monkeypatch, capsys):
     assert run(place, workdir="begun") == 0 and run(place, workdir="begun") == 0
     assert run(place, "--fit_only", workdir="begun") == 1
     assert "was begun with fit_only=False, not True" in capsys.readouterr().err
+    for damaged in ("null", "[3]", '{"source":'):
+        (place / "begun" / plan.ARGUMENTS).write_text(damaged)
+        assert run(place, workdir="begun") == 1
+        assert "begun/arguments.json: is damaged" in capsys.readouterr().err
+    (place / "run").mkdir()
+    (place / "run" / "config.json").touch()
+    assert run(place, workdir="run") == 1
+    assert "this is the directory of a training run; give another" in capsys.readouterr().err
+    assert run(place, workdir="begun/arguments.json") == 1
+    assert "begun/arguments.json: it, or what is before it, is a file; give" in capsys.readouterr().err
+
+
+def test_a_model_without_a_head_has_no_figure_unless_one_is_named(place):
+    """By default it would be one of its features, which nobody has asked for and no report of a run has."""
+    made = plan.Plan(model(class_token=False, pool="mean", num_classes=None), *CONFIG.split(":"), tuple(SIZE), 1, place)
+    config = made.config("stage1").unlock()
+    assert stages._metric(made, config, made.model, made.model) is None
+    config.evaluation.suite = ("accuracy", "patch_knn", "knn")
+    assert plan.protocol(config, made.model) == "patch_knn"
+
+
+def test_what_a_stage_left_is_whole_or_named(place):
+    (place / "fits.json").write_text('{"blocks": [')
+    (place / "sigma.npz").write_bytes(b"PK")
+    with pytest.raises(ValueError, match="fits.json: is damaged .*; remove it, and it is made again"):
+        files.read_json(place / "fits.json")
+    (place / "fits.json").write_text('{"blocks": []}')
+    with pytest.raises(ValueError, match="fits.json: is damaged, it has no heads"):
+        files.read_json(place / "fits.json", "blocks", "heads")
+    with pytest.raises(ValueError, match="sigma.npz: is damaged"):
+        report._maps(place / "sigma.npz")
 
 
 def test_a_missing_library_is_named_at_once(place, monkeypatch, capsys):

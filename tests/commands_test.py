@@ -12,7 +12,8 @@ import types
 
 import pytest
 
-from equivit import command, convert, pretrained
+import equivit
+from equivit import command, convert, export, pretrained, profile
 from equivit.training import stopping
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -33,6 +34,7 @@ def imported(program: str) -> set[str]:
 
 
 def test_there_are_eight_commands():
+    assert all(name in equivit.__doc__.partition("are the commands")[0] for name in COMMANDS)
     assert COMMANDS == ["accelerate", "convert", "evaluate", "export", "profile", "summarize", "sweep", "train"]
 
 
@@ -101,3 +103,40 @@ def test_errors_of_threads_are_not_told_twice(capsys, caplog, monkeypatch):
         with contextlib.suppress(TypeError):  # of Python's own hook, which takes its own class alone
             sys.unraisablehook(error)
             assert not told
+
+
+def told(capsys, main, *arguments):
+    """What a command prints that refuses an argument."""
+    with pytest.raises(SystemExit) as raised:
+        main(list(arguments))
+    assert raised.value.code == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_numbers_and_sizes_of_a_command_are_refused_with_their_rule(capsys):
+    for value in ("224", "224,", "0,16", "-16,16", "16,16,16", "1e3,16", "abc", "3000000000,16"):
+        for main, given in ((export.main, ["--input=a", "--output=b.onnx"]), (convert.main, ["--source=timm"])):
+            said = told(capsys, main, *given, f"--image_size={value}")
+            assert f"'{value}' must be HEIGHT,WIDTH, two positive whole numbers such as 224,320" in said
+    for main, flag, value, smallest in (
+        (profile.main, "warmup", "-5", 0),
+        (profile.main, "runs", "1.5", 1),
+        (export.main, "batch", "x", 1),
+        (export.main, "opset", "0", 1),
+        (convert.main, "num_heads", "3,0", 1),
+        (convert.main, "num_classes", "9" * 5000, 1),
+    ):
+        assert f" must be a whole number from {smallest} to 2147483647" in told(capsys, main, f"--{flag}={value}")
+
+
+def test_a_place_that_cannot_be_written_is_told_before_the_work(tmp_path, capsys):
+    (tmp_path / "a.onnx").mkdir()
+    for place, message in (
+        ("a.onnx", "this is a directory; give a file in it"),
+        ("no/b.onnx", "there is no directory"),
+    ):
+        assert export.main([f"--input={tmp_path}", f"--output={tmp_path / place}", "--image_size=8,8"]) == 1
+        assert message in capsys.readouterr().err
+    (tmp_path / "c.onnx").touch()
+    assert profile.main([str(tmp_path / "c.onnx"), f"--out={tmp_path / 'a.onnx'}"]) == 1
+    assert "--out=" in (said := capsys.readouterr().err) and "this is a directory" in said

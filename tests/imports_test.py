@@ -24,6 +24,7 @@ ALLOWED = {
     "models": {"errors", "constraints", "safetensors_files", "symmetry", "layers", "logical"},
     "objectives": {"errors", "constraints", "precision", "symmetry", "layers", "logical", "models", "data"},
     "evaluation": {
+        "archives",
         "errors",
         "constraints",
         "precision",

@@ -17,7 +17,7 @@ from equivit.models import replacement
 from equivit.models.model import ModelModule, check_input
 from equivit.models.segmenter import Segmenter
 from equivit.training import config as configs
-from equivit.training import start
+from equivit.training import files, start
 
 STAGES = ("stage1", "stage2", "one_stage", "frozen", "gated")
 ARGUMENTS = "arguments.json"
@@ -93,7 +93,7 @@ def make(options: Any, changes: Iterable[str]) -> Plan:
 
     Raises:
       ValueError: a model that is no ViT or has replaced blocks, an impossible number, a config of another kind, a
-        missing library, images of a size that the patch does not divide, or a directory begun with something else.
+        missing library, or images of a size that the patch does not divide.
       FileNotFoundError: the data are missing.
     """
     for name in ("jax2onnx", "onnxruntime"):
@@ -105,13 +105,35 @@ def make(options: Any, changes: Iterable[str]) -> Plan:
     model = patches(start.load_model(options.weights or str(options.input), **hints))
     fixed = dict(blocks=options.blocks, workdir=options.workdir, images=options.images, fit_only=options.fit_only)
     plan = Plan(model, file, mode, tuple(changes), **fixed)
-    suite.check((first := plan.config("stage1")).evaluation.suite, first)
+    _check_config(plan)
+    name = protocol(first := plan.config("stage1"), model)
     plan.config("stage2", range(plan.blocks))
     for split in (first.data.split, first.data.eval_split):  # so that a wrong source leaves no directory behind
         opened = loader.evaluate(first.data, batch_size=1, split=split)
         check_input(backbone(model).config, "config.data.image_size", first.data.image_size, opened.channels)
-    _claim(plan, dict(source=options.weights or str(options.input), config=options.config, changes=list(changes)))
+    if plan.fit_only and name is not None:
+        suite.prepare(model, first, name)
     return plan
+
+
+def _check_config(plan: Plan) -> None:
+    """ValueError for a config without stages, or one that says itself what is replaced."""
+    if any(change.partition("=")[0] == "model.replaced" for change in plan.changes):
+        raise ValueError("--config.model.replaced: --blocks says how many are replaced, and Sigma which; leave it out.")
+    configs.load(":".join(filter(None, (plan.file, plan.mode))))  # names a wrong mode
+    try:
+        plan.config("stage1")
+    except ValueError as error:
+        if "config mode='stage1'" not in str(error):
+            raise
+        raise ValueError(f"--config={plan.file}: it has no stage1 and stage2; take configs/depthwise.py.") from error
+
+
+def protocol(config: ConfigDict, model: ModelModule) -> str | None:
+    """The first protocol of the config, or of the model's own, that has a figure and fits the model; None without."""
+    names = suite.check(config.evaluation.suite, config) or suite.check(None, config, model)
+    fitting = suite.fitting(model)
+    return next((name for name in names if name in fitting and suite.PROTOCOLS[name].curve), None)
 
 
 HINTS = ("num_heads", "image_size", "mlp")
@@ -144,18 +166,20 @@ def patches(model: ModelModule) -> ModelModule:
     return model
 
 
-def _claim(plan: Plan, arguments: dict) -> None:
-    """Notes the arguments in the directory; ValueError if it was begun with others."""
-    arguments |= dict(blocks=plan.blocks, images=plan.images, fit_only=plan.fit_only)
-    path = plan.workdir / ARGUMENTS
+def claim(options: Any, changes: Iterable[str]) -> None:
+    """Notes the command's arguments in its directory; ValueError if that was begun with others."""
+    wanted = dict(source=options.weights or str(options.input), config=options.config, changes=list(changes))
+    wanted |= dict(blocks=options.blocks, images=options.images, fit_only=options.fit_only)
+    path = options.workdir / ARGUMENTS
     if path.is_file():
-        before = json.loads(path.read_text())
-        for name, value in arguments.items():
+        before = files.read_json(path)
+        for name, value in wanted.items():
             if before.get(name) != value:
                 raise ValueError(
-                    f"--workdir={plan.workdir} was begun with {name}={errors.shown(before.get(name))}, not "
+                    f"--workdir={options.workdir} was begun with {name}={errors.shown(before.get(name))}, not "
                     f"{errors.shown(value)}; give that value, or another --workdir."
                 )
+    elif (options.workdir / "config.json").is_file():
+        raise ValueError(f"--workdir={options.workdir}: this is the directory of a training run; give another one.")
     else:
-        plan.workdir.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(arguments, indent=1) + "\n")
+        files.write_text(path, json.dumps(wanted, indent=1) + "\n")

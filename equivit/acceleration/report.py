@@ -7,7 +7,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from equivit import archives
 from equivit.acceleration.stages import Found
+from equivit.training import files
 
 SIDE = 13  # tokens of a map that are shown, around the query
 
@@ -22,11 +24,16 @@ def write(workdir: pathlib.Path, found: Found) -> pathlib.Path:
         metric = dict(name=name, before=before, after=after)
     report = dict(metric=metric, **report, blocks=list(found.blocks), sigma=found.sigma, fits=found.errors)
     report["conditions"] = found.conditions
-    (workdir / "report.json").write_text(json.dumps(report, indent=1) + "\n")
-    draw(workdir / "sigma.png", np.load(workdir / "sigma.npz")["maps"], found)
+    files.write_text(workdir / "report.json", json.dumps(report, indent=1) + "\n")
+    draw(workdir / "sigma.png", _maps(workdir / "sigma.npz"), found)
     path = workdir / "report.md"
     path.write_text(_page(workdir, found))
     return path
+
+
+def _maps(path: pathlib.Path) -> np.ndarray:
+    with archives.Npz(path) as file:
+        return file["maps"]
 
 
 def _page(workdir: pathlib.Path, found: Found) -> str:

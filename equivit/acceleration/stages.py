@@ -10,13 +10,13 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from equivit import export, profile, train
-from equivit.acceleration.plan import Plan, backbone, with_backbone
+from equivit.acceleration.plan import Plan, backbone, protocol, with_backbone
 from equivit.evaluation import fit, sigma, suite
 from equivit.evaluation.training_images import TrainingImages
 from equivit.layers.grid import check_grid
 from equivit.models import saved
 from equivit.models.model import ModelModule
-from equivit.training import checkpoints, sharding
+from equivit.training import checkpoints, files, sharding
 
 BATCH = 16  # images whose attention is held at once
 ROUNDS = 50  # of timing
@@ -53,7 +53,7 @@ def run(plan: Plan) -> Found:
     blocks = sigma.select(scores, plan.blocks)
     _say(f"Replacing blocks {', '.join(map(str, blocks))}.")
     fitted = _saved(place / "fitted", lambda: _fitted(plan, config, before, blocks))
-    errors = json.loads((place / "fits.json").read_text())
+    errors = files.read_json(place / "fits.json")
     after = fitted
     if not plan.fit_only:
         after = _trained(plan.config("stage2", blocks), place / "stage2", place / "fitted")
@@ -94,36 +94,34 @@ def _sigma(plan: Plan, config: ConfigDict, model: ModelModule) -> np.ndarray:
         found, grid = sigma.summed(moments), check_grid(config.data.image_size, vit.config.patch_size, "image_size")
         maps = sigma.aligned(jax.vmap(sigma.Moments.deviation)(moments).mean(1), grid)
         np.savez(path.with_suffix(".npz"), maps=maps)
-        path.write_text(json.dumps(dict(blocks=found.blocks.tolist(), heads=found.heads.tolist())) + "\n")
-    return np.array(json.loads(path.read_text())["blocks"])
+        files.write_text(path, json.dumps(dict(blocks=found.blocks.tolist(), heads=found.heads.tolist())) + "\n")
+    return np.array(files.read_json(path, "blocks")["blocks"])
 
 
 def _fitted(plan: Plan, config: ConfigDict, model: ModelModule, blocks: tuple[int, ...]) -> ModelModule:
     """The model with blocks replaced and taps fitted; the errors of the fits are kept in fits.json."""
     _say(f"Least squares: the taps of {len(blocks)} blocks, on {plan.images} training images.")
     vit, errors = fit.fit(backbone(model), dict.fromkeys(blocks), _images(plan, config))
-    (plan.workdir / "fits.json").write_text(json.dumps(errors))
+    files.write_text(plan.workdir / "fits.json", json.dumps(errors))
     return with_backbone(model, vit)
 
 
 def _metric(plan: Plan, config: ConfigDict, *models: ModelModule) -> tuple[str, float, float] | None:
     """The figure that the first protocol of the config is followed by, of each model; None for models without one."""
-    fitting = suite.fitting(models[0])
-    names = [name for name in suite.check(config.evaluation.suite, config) or fitting if name in fitting]
-    figure = next((f"{name}/{curve}" for name in names if (curve := suite.PROTOCOLS[name].curve)), None)
-    if figure is None:
+    name = protocol(config, models[0])
+    if name is None:
         return None
+    figure = f"{name}/{suite.PROTOCOLS[name].curve}"
     if not plan.fit_only:
-        reports = [json.loads((plan.workdir / stage / "report.json").read_text()) for stage in ("stage1", "stage2")]
-        return figure, *(report[f"eval/{figure}"] for report in reports)
+        key, places = f"eval/{figure}", [plan.workdir / stage / "report.json" for stage in ("stage1", "stage2")]
+        return figure, *(files.read_json(place, key)[key] for place in places)
     path = plan.workdir / "evaluation.json"
     if not path.is_file():
-        name = figure.partition("/")[0]
         _say(f"Evaluating {name}, before and after.")
         with jax.set_mesh(sharding.create_mesh(config.mesh)):
             results = [suite.scalars(suite.evaluate(model, config, name)) for model in models]
-        path.write_text(json.dumps(dict(before=results[0], after=results[1]), indent=1) + "\n")
-    found = json.loads(path.read_text())
+        files.write_text(path, json.dumps(dict(before=results[0], after=results[1]), indent=1) + "\n")
+    found = files.read_json(path, "before", "after")
     return figure, found["before"][figure], found["after"][figure]
 
 
@@ -136,8 +134,8 @@ def _timed(plan: Plan, size: tuple[int, int], *models: ModelModule):
             export.write(path, model, size)
     place = plan.workdir / "profile.json"
     if not place.is_file():
-        place.write_text(json.dumps(profile.profile(paths, runs=ROUNDS, say=_say), indent=1) + "\n")
-    found = json.loads(place.read_text())
+        files.write_text(place, json.dumps(profile.profile(paths, runs=ROUNDS, say=_say), indent=1) + "\n")
+    found = files.read_json(place, "files", "conditions", "machine", "runtime")
     times, sizes = ([row[key] for row in found["files"]] for key in ("milliseconds", "bytes"))
     return tuple(times), tuple(sizes), f"{found['conditions']}, {found['machine']}, {found['runtime']}"
 

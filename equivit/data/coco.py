@@ -14,6 +14,7 @@ from equivit.data.crops import VOID
 from equivit.data.label_maps import Legend
 
 PREFIX, SUFFIX = "instances_", ".json"
+JPEG_SIDE = 2**16 - 1  # pixels, at most
 
 
 class Coco:
@@ -38,7 +39,7 @@ class Coco:
     channels = 3
 
     def __init__(self, directory: str, split: str, *, void: tuple[int, ...]):
-        root = pathlib.Path(directory).expanduser()
+        root = directories.expanded(directory)
         if not root.is_dir():
             raise FileNotFoundError(f"coco:{directory}: there is no directory {root}.")
         file, self.images = root / "annotations" / f"{PREFIX}{split}{SUFFIX}", root / split
@@ -129,19 +130,28 @@ def _read(file: pathlib.Path) -> tuple[list[str], list[tuple[str, tuple[int, int
         content = json.loads(file.read_bytes())
         categories = sorted(content["categories"], key=lambda category: category["id"])
         labels = {category["id"]: number for number, category in enumerate(categories, 1)}
-        pictures = [(image["file_name"], (image["height"], image["width"])) for image in content["images"]]
+        pictures = [_picture(image) for image in content["images"]]
         place = {image["id"]: k for k, image in enumerate(content["images"])}
         painted = [[] for _ in pictures]
         for one in sorted(content["annotations"], key=lambda one: not one["iscrowd"]):  # which keeps the order else
             k = place[one["image_id"]]
             label = VOID if one["iscrowd"] else labels[one["category_id"]]
             painted[k] += [(label, *part) for part in _parts(one, pictures[k][1])]
-        return [category["name"] for category in categories], pictures, _shapes(painted)
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        return [str(category["name"]) for category in categories], pictures, _shapes(painted)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"{file}: it must have the images, categories and annotations of COCO's instances "
             f"({type(error).__name__}: {error})."
         ) from error
+
+
+def _picture(image: dict[str, Any]) -> tuple[str, tuple[int, int]]:
+    """The name of its file, and (height, width)."""
+    name, size = image["file_name"], (image["height"], image["width"])
+    if not isinstance(name, str) or any(type(side) is not int or not 0 < side <= JPEG_SIDE for side in size):
+        found = errors.shown((name, *size))
+        raise ValueError(f"image {image['id']}: its file_name, height and width are {found}, not a name and two sizes")
+    return name, size
 
 
 def _parts(annotation: dict[str, Any], size: tuple[int, int]) -> list[tuple[bool, np.ndarray]]:
@@ -149,8 +159,8 @@ def _parts(annotation: dict[str, Any], size: tuple[int, int]) -> list[tuple[bool
     given, name = annotation["segmentation"], f"annotation {annotation['id']}"
     if isinstance(given, list):
         polygons = [np.array(part, np.float32) for part in given]
-        if any(part.ndim != 1 or len(part) < 6 or len(part) % 2 for part in polygons):
-            raise ValueError(f"{name}: a polygon must be x and y of three corners or more")
+        if any(part.ndim != 1 or len(part) < 6 or len(part) % 2 or not np.isfinite(part).all() for part in polygons):
+            raise ValueError(f"{name}: a polygon must be x and y of three corners or more, all finite")
         return [(False, part) for part in polygons]
     if isinstance(given["counts"], str):
         raise ValueError(f"{name}: its run lengths are compressed, and those of the official files are not")

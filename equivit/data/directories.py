@@ -31,7 +31,7 @@ class Folder:
     channels = 3
 
     def __init__(self, directory: str, split: str, *, class_split: str):
-        self.root = pathlib.Path(directory).expanduser()
+        self.root = expanded(directory)
         if not self.root.is_dir():
             raise FileNotFoundError(f"folder:{directory}: there is no directory {self.root}.")
         found, reference = folders(self.root), self.root / class_split
@@ -150,7 +150,7 @@ def _prepared(name: str) -> pathlib.Path:
 
 
 def _data_dir() -> pathlib.Path:
-    return pathlib.Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
+    return expanded(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets"))
 
 
 def _command(name: str) -> str:
@@ -161,6 +161,11 @@ def _is_below(split: str) -> bool:
     """Whether the name of a split leads to a folder inside the directory, and neither to itself nor out of it."""
     path = pathlib.PurePath(split)
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
+
+
+def expanded(path: str) -> pathlib.Path:
+    """The path, a ~ in front as the home directory; where there is no such home, it stays, as in a shell."""
+    return pathlib.Path(os.path.expanduser(path))
 
 
 def content(path: pathlib.Path) -> bytes:

@@ -108,7 +108,10 @@ def _of_split(name: str, split: str) -> str:
 def _rows(file: pathlib.Path) -> list[Line]:
     """The lines of a table without its header, which has no path of an image."""
     reader = csv.reader(_text(file).splitlines())
-    found = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(map(str.strip, row))]
+    try:
+        found = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(map(str.strip, row))]
+    except csv.Error as error:
+        raise ValueError(f"{file}, line {reader.line_num}: it is no line of a table ({error}).") from error
     if found and not any(cell.lower().endswith(directories.EXTENSIONS) for cell in found[0][1]):
         found = found[1:]
     for number, row in found:

@@ -1,13 +1,13 @@
 """The source that is an `.npz` file.  All that can be wrong with it is found when it is opened, and told by its key."""
 
 import functools
-import pathlib
 import zipfile
 from typing import Any
 
 import numpy as np
 
 from equivit import archives, errors
+from equivit.data import directories
 from equivit.data.label_maps import Legend
 
 MAPS = ("map", "mask")  # names of label maps
@@ -28,7 +28,7 @@ class Npz:
     """
 
     def __init__(self, path: str, split: str, *, void: tuple[int, ...]):
-        self.path, self.split, self.void = pathlib.Path(path).expanduser(), split, void
+        self.path, self.split, self.void = directories.expanded(path), split, void
         if not self.path.is_file():
             raise FileNotFoundError(f"npz:{path}: there is no file {self.path}.")
         if not zipfile.is_zipfile(self.path):

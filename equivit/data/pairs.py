@@ -54,7 +54,7 @@ class Pairs:
     channels = 3
 
     def __init__(self, directory: str, split: str, *, void: tuple[int, ...]):
-        self.root = pathlib.Path(directory).expanduser()
+        self.root = directories.expanded(directory)
         if not self.root.is_dir():
             raise FileNotFoundError(f"pairs:{directory}: there is no directory {self.root}.")
         kind = _kind(self.root)
@@ -65,7 +65,7 @@ class Pairs:
             near = errors.nearest(split, splits)
             raise ValueError(f"pairs:{directory}: there is no split {split!r}; splits: {errors.listed(splits)}{near}.")
         if kind == "VOC2012":
-            names = (self.root / layout.list / f"{split}.txt").read_text().split()
+            names = _text(self.root / layout.list / f"{split}.txt").split()
             self.legend = Legend(VOC, void)
         else:
             self.images, self.maps = self.images / split, self.maps / split
@@ -140,9 +140,16 @@ def _files(folder: pathlib.Path, extensions: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
+def _text(path: pathlib.Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: it must be text in UTF-8 ({error}).") from error
+
+
 def _lines(path: pathlib.Path) -> list[str]:
     """The names in a file with one on each line."""
-    names = [line.strip() for line in path.read_text(encoding="utf-8-sig").rstrip().splitlines()]
+    names = [line.strip() for line in _text(path).rstrip().splitlines()]
     if not names or not all(names):
         raise ValueError(f"{path}: it must have the name of a class on every line, that of class 0 on the first.")
     return names
@@ -150,7 +157,7 @@ def _lines(path: pathlib.Path) -> list[str]:
 
 def _object_info(path: pathlib.Path) -> list[str]:
     """The first of the names that ADE20K gives to each class."""
-    rows = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()[1:] if line.strip()]
+    rows = [line.split("\t") for line in _text(path).splitlines()[1:] if line.strip()]
     if not rows or any(len(row) != 5 for row in rows):
         raise ValueError(f"{path}: it must have the columns Idx, Ratio, Train, Val and Name, with tabs between them.")
     return [row[-1].split(",")[0].strip() for row in rows]

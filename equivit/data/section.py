@@ -9,7 +9,6 @@ from equivit.constraints import (
     Above0,
     Interval,
     NonNegativeFloat,
-    NonNegativeInt,
     OneOf,
     PositiveFloat,
     PositiveInt,
@@ -73,6 +72,7 @@ DEFAULTS = dict(
 # "centre" is the crop of evaluation, with its crop_ratio and interpolation.
 CROPS = ("random_resized", "random_resized_clipped", "simple_random", "pad", "scaled", "centre", "none")
 EVAL_CROPS = ("centre", "squash", "whole")
+MOST_VIEWS = 256  # local ones of an image
 LARGEST_SIDE = 2**15  # pixels of an image that a model may be given, or that one is cut from
 Channels = Annotated[Literal[1, 3], Words("1 (grey) or 3 (RGB)")]
 Corruption = Annotated[str, OneOf(corruptions.NAMES)]
@@ -126,7 +126,7 @@ TYPES: dict[str, Any] = dict(
         device=bool,
     ),
     views=dict(
-        locals=NonNegativeInt,
+        locals=Annotated[int, Interval(0, MOST_VIEWS)],
         local_size=Annotated[tuple[Side, Side], Words(f"(height, width) in pixels, at most {LARGEST_SIDE}")],
         local_scale=tuple[Above0, Above0],
         jitter=Jitter,

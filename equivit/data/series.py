@@ -9,12 +9,11 @@ in PatchTST, to the longest length in both splits.
 """
 
 import dataclasses
-import pathlib
 
 import numpy as np
 
 from equivit import errors
-from equivit.data import series_formats
+from equivit.data import directories, series_formats
 from equivit.data.series_formats import Cases, Missing
 
 NORMALIZE = ("training", "series", "none")
@@ -74,7 +73,7 @@ def read(name: str, directory: str | None) -> dict[str, Cases]:
         return series_formats.synthetic()
     if directory is None:
         return series_formats.read_aeon(name)
-    folder = pathlib.Path(directory).expanduser()
+    folder = directories.expanded(directory)
     if (folder / f"{name}.npz").is_file():
         return series_formats.read_npz(folder / f"{name}.npz")
     for suffix, reader in ((".ts", series_formats.read_ts), (".tsv", series_formats.read_tsv)):

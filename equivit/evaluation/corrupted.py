@@ -1,11 +1,11 @@
 """Runs any protocol on corrupted images: a table of 15 corruptions, and the source of each one's images."""
 
-import pathlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from equivit.data import directories
 from equivit.data.corruptions import NAMES
 from equivit.evaluation.protocol import Line, Run
 
@@ -83,7 +83,7 @@ def section(data: ConfigDict, name: str, severity: int, crop_ratio: float) -> Co
     data = data.copy_and_resolve_references().unlock()
     kind, _, directory = data.source.partition(":")
     split = f"{data.eval_split}/{name}/{severity}"
-    if kind == "folder" and (pathlib.Path(directory).expanduser() / split).is_dir():
+    if kind == "folder" and (directories.expanded(directory) / split).is_dir():
         data.eval_split, data.crop_ratio, data.corruption = split, 1.0, None
     else:
         data.crop_ratio, data.interpolation, data.corruption, data.severity = crop_ratio, "bilinear", name, severity

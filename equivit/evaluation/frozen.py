@@ -57,6 +57,14 @@ class Patches(NamedTuple):
     index: np.ndarray
 
 
+class Opened(NamedTuple):
+    """The number of training examples, and the shapes of the features and of the entry of a batch of test images."""
+
+    examples: int
+    features: Any
+    truth: Any
+
+
 def check(config: ConfigDict) -> None:
     """ValueError where there is nothing to learn from beside the images of the test."""
     data = config.data
@@ -67,16 +75,6 @@ def check(config: ConfigDict) -> None:
         )
     if data.eval_crop == "whole":
         raise ValueError("config.data.eval_crop='whole': features are read at one size; take 'centre' or 'squash'.")
-
-
-def ready(run: Run, entry: str = "label") -> int:
-    """How many training images there are to learn from.
-
-    Raises ValueError if the model has fewer blocks than are read, or examples lack the entry.
-    """
-    _captured(run)
-    _opened(run, run.data.eval_split, entry)
-    return _opened(run, run.data.split, entry).num_examples
 
 
 def inputs(config: ConfigDict, size: Size) -> dict[str, Size]:
@@ -90,6 +88,35 @@ def squashed(config: ConfigDict, interpolation: str) -> ConfigDict:
     data = config.data.copy_and_resolve_references().unlock()
     data.update(eval_crop="squash", interpolation=interpolation)
     return data.lock()
+
+
+def opens(run: Run, entry: str = "label", least: int = 1) -> Opened:
+    """Open both splits and trace the model, so that a run which will end with this evaluation fails at its start.
+
+    Args:
+      run: its model may be abstract.
+      entry: what each example must have, "label" or "map".
+      least: training examples that are needed.
+
+    Raises:
+      ValueError: the examples lack the entry or are too few, or the model lacks what is read.
+    """
+    train, test = (_opened(run, split, entry) for split in (run.data.split, run.data.eval_split))
+    if train.num_examples < least:
+        raise ValueError(
+            f"evaluation: {run.stream} needs at least {least} training examples, and split {run.data.split!r} of "
+            f"{run.data.source!r} has {train.num_examples}."
+        )
+    shapes = test.shapes()
+    features, *_ = jax.eval_shape(functools.partial(_traced, run, entry), run.model, shapes["image"])
+    return Opened(train.num_examples, features, shapes[entry])
+
+
+def _traced(run: Run, entry: str, model: ModelModule, images: jax.Array) -> Any:
+    """What is read of upright images."""
+    if entry == "map":
+        return _patch_features(_pixels(run), cast(_backbone(model), run.precision), images, "e")
+    return extractor(dataclasses.replace(run, model=model))(images)
 
 
 def images(run: Run, split: str, elements: Iterable[str] = UPRIGHT) -> dict[str, Images]:

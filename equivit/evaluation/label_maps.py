@@ -21,6 +21,7 @@ from ml_collections import ConfigDict
 
 from equivit import constraints
 from equivit.constraints import PositiveFloat, Size
+from equivit.data.section import LARGEST_SIDE
 from equivit.evaluation.predictions import Batch, Predict
 from equivit.layers import resizing
 from equivit.symmetry import fields
@@ -108,10 +109,15 @@ def comparable(model: nnx.Module, predict: Predict, batch: Batch) -> Batch:
 def sizes(views: Views, size: Size) -> dict[str, Size]:
     """The sizes of the images that a model gets, by the key that decides: windows, or the image at each scale.
 
-    Raises ValueError for a window that is larger than the image at some scale.
+    Raises ValueError for a window that is larger than the image at some scale, or a scale of which it is enormous.
     """
     found = {}
     for scale in views.scales:
+        if max(size) * scale > LARGEST_SIDE:
+            raise ValueError(
+                f"config.evaluation.segmentation.scales={scale:g} makes images of {size[0]}x{size[1]} larger than "
+                f"{LARGEST_SIDE} pixels a side; the largest is {LARGEST_SIDE / max(size):.4g}."
+            )
         scaled, key = _times(size, scale), "config.data.image_size"
         if scale != 1:
             key = f"config.evaluation.segmentation.scales={scale:g}"

@@ -56,8 +56,9 @@ class Protocol:
       run: `run(run)` returns the results for evaluation.json; single numbers also go into the metrics of a run.
       lines: the results as readable (name, value) lines.
       check: raises ValueError for a config that the protocol cannot run on; called before anything runs.
-      ready: the same for a run, whose model may be abstract and whose data are `data`'s.
       data: the first `data` section that it reads, which is opened before anything runs.
+      opens: `opens(run)` opens what it will read, and raises ValueError or FileNotFoundError where the data or the
+        model, which may be abstract, do not fit it; called before anything runs.
       inputs: `inputs(config, size)`: the sizes of the images that it gives to the model, of images of `size`, by the
         key that decides.
       curve: the result that is plotted over the steps of a run, a fraction or a "loss".
@@ -70,8 +71,8 @@ class Protocol:
     run: Callable[["Run"], dict[str, Any]]
     lines: Callable[[dict[str, Any]], list[Line]]
     check: Callable[[ConfigDict], None] = lambda config: None
-    ready: Callable[["Run"], Any] = lambda run: None
     data: Callable[[ConfigDict], ConfigDict] = lambda config: config.data
+    opens: Callable[["Run"], object] = lambda run: run.open()
     inputs: Callable[[ConfigDict, Size], dict[str, Size]] = lambda config, size: {"config.data.image_size": size}
     curve: str | None = None
     default: bool = False

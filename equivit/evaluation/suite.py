@@ -62,9 +62,7 @@ def prepare(
     shared: dict[str, Any] = dict(blocks=blocks, frozen={}, directory=directory)
     runs = {name: Run(model, config, PROTOCOLS[name], config.data, name, track, **shared) for name in suite}
     for run in runs.values():
-        reading = dataclasses.replace(run, data=run.protocol.data(config))
-        reading.open()
-        run.protocol.ready(reading)
+        run.protocol.opens(dataclasses.replace(run, data=run.protocol.data(config)))
     return runs
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import safetensors.numpy
 from flax import nnx
 
-from equivit import logical, safetensors_files
+from equivit import errors, logical, safetensors_files
 from equivit.models import zoo
 from equivit.models.model import Config, ModelModule
 
@@ -48,7 +48,8 @@ def load(path: pathlib.Path) -> nnx.Module:
         if name not in expected or name not in tensors or expected[name].shape != tensors[name].shape
     )
     if wrong:
-        raise ValueError(f"{path}: parameters do not fit model.json; missing, unexpected or misshapen: {wrong}.")
+        names = errors.listed(wrong)
+        raise ValueError(f"{path}: parameters do not fit model.json; missing, unexpected or misshapen: {names}.")
     return logical.from_logical(jax.eval_shape(lambda: _create(config)), tensors, nnx.Variable)
 
 
@@ -60,9 +61,10 @@ def _configuration(path: pathlib.Path) -> Config:
     if not path.is_file():
         raise FileNotFoundError(f"{path.parent}: is no saved model; there is no {path.name}.")
     try:
-        return _from_description(json.loads(path.read_text()))
-    except (json.JSONDecodeError, TypeError, KeyError) as error:
-        raise ValueError(f"{path}: is damaged, or of another version: {error}.") from error
+        return _from_description(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        what = f"{type(error).__name__}: {error}".rstrip(".")
+        raise ValueError(f"{path}: is damaged, or of another version: {what}.") from error
 
 
 def _described(config) -> dict:

@@ -311,7 +311,7 @@ def from_json(path: pathlib.Path) -> ConfigDict:
         config = get_base(stored["objective"]["name"])
         config.model = dict(stored.pop("model"))
         _update(config, stored)
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"{path} is not the configuration of a run ({type(error).__name__}: {error}); it is damaged, or of another "
             "version.  Move it away: training in this directory writes it again."

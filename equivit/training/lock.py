@@ -12,6 +12,8 @@ from collections.abc import Iterator
 
 import jax
 
+from equivit.training import files
+
 # What a file system answers that has no locks, such as a bucket mounted as a folder.
 NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 _log = logging.getLogger("equivit")
@@ -33,7 +35,7 @@ def held(path: pathlib.Path) -> Iterator[None]:
     if jax.process_index() != 0:
         yield
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
+    files.make_directory(path.parent)
     file = _locked(path)
     try:
         os.ftruncate(file, 0)

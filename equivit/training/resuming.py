@@ -18,10 +18,14 @@ def config_before(workdir: pathlib.Path) -> ConfigDict | None:
 
 
 def check(workdir: pathlib.Path, config: ConfigDict, before: ConfigDict | None) -> None:
-    """ValueError if the model, or what of it is trained, is not as before; arrays need not tell it."""
-    if before is None or config.objective.name != before.objective.name:  # then the arrays differ
+    """ValueError if the model, its objective, or what of it is trained, is not as before; arrays need not tell it."""
+    if before is None:
         return
-    fixed = ["optimizer.freeze", *(f"objective.{key}" for key in OBJECTIVES[config.objective.name].FIXED)]
+    fixed = [
+        "objective.name",
+        "optimizer.freeze",
+        *(f"objective.{key}" for key in OBJECTIVES[config.objective.name].FIXED),
+    ]
     if not _same_model(config, before):
         fixed += [key for key in configs.differences(before, config) if key.startswith("model.")]
     old, new = configs.flat(configs.plain(before)), configs.flat(configs.plain(config))
@@ -29,7 +33,7 @@ def check(workdir: pathlib.Path, config: ConfigDict, before: ConfigDict | None) 
         if new.get(key) != old.get(key) and key.removeprefix("model.") not in EXECUTION:
             given = repr(new[key]) if key in new else "its default"
             has = repr(old[key]) if key in old else "its default"
-            kept = "what is trained" if key == "optimizer.freeze" else "a model"
+            kept = "what is trained" if key in ("objective.name", "optimizer.freeze") else "a model"
             raise ValueError(
                 f"config.{key}={given}: the run in {workdir} has {has}, and {kept} stays as it is; give that value, "
                 "or another --workdir."

@@ -1,6 +1,7 @@
 """COCO's instances as label maps: which pixels a shape has, which shape a pixel goes to, and what is refused."""
 
 import json
+import math
 import pickle
 
 import numpy as np
@@ -95,6 +96,13 @@ def changed(**fields):
     return content
 
 
+def pictures(**fields):
+    """The instances with other fields in the first image."""
+    content = instances()
+    content["images"][0].update(fields)
+    return content
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -102,7 +110,11 @@ def changed(**fields):
         (changed(segmentation=dict(size=[5, 7], counts="abc")), "annotation 2: its run lengths are compressed"),
         (changed(segmentation=dict(size=[5, 7], counts=[3, 4])), "must add up to 5 x 7, the size of its image"),
         (changed(segmentation=[[0, 0, 1, 1]]), "a polygon must be x and y of three corners or more"),
+        (changed(segmentation=[[0, 0, 1, 1, math.nan, 2]]), "of three corners or more, all finite"),
         (changed(image_id=99), r"\(KeyError: 99\)"),
+        (pictures(file_name=7), r"image 7: its file_name, height and width are \(7, 5, 7\)"),
+        (pictures(height=None), r"image 7: its .* are \('7.jpg', None, 7\)"),
+        (pictures(width=1.5), r"image 7: its .* are \('7.jpg', 5, 1.5\)"),
     ],
 )
 def test_what_is_wrong_in_the_file_is_one_line(section, tmp_path, content, message):

@@ -116,6 +116,11 @@ def remove(*names):
             "classes.txt: it must have the name of a class",
         ),
         (lambda root: (root / "classes.txt").write_text("a\n\nb"), ValueError, "classes.txt: .* on every line"),
+        (
+            lambda root: (root / "classes.txt").write_bytes(b"caf\xe9"),
+            ValueError,
+            "classes.txt: it must be text in UTF-8",
+        ),
         (remove("classes.txt"), ValueError, "it must have images, labels, classes.txt, or .*; it has images, labels"),
     ],
 )

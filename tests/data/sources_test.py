@@ -145,6 +145,10 @@ def test_a_tfds_data_set_that_is_not_prepared(section, tmp_path, monkeypatch):
         ({"source": "digits:x"}, ValueError, "source='digits:x' must have the form 'digits'"),
         ({"source": "npz:/nowhere.npz"}, FileNotFoundError, "there is no file /nowhere.npz"),
         ({"source": "folder:/nowhere"}, FileNotFoundError, "there is no directory /nowhere"),
+        *(
+            ({"source": f"{kind}:~no-such-user/x"}, FileNotFoundError, "there is no .* ~no-such-user/x")
+            for kind in ("folder", "npz", "pairs", "coco", "list", "csv")
+        ),
         ({"split": "val"}, ValueError, "digits: there is no split 'val'; splits: train, test"),
         ({"train_examples": 1438}, ValueError, r"train_examples=1438 must be in 1\.\.1437"),
         ({"train_examples": 0}, ValueError, r"train_examples=0 must be in 1\.\.1437"),

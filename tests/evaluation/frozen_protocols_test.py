@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 from PIL import Image
 
-from equivit import logical
+from equivit import models
 from equivit.data.label_maps import Legend
 from equivit.evaluation import frozen, knn, linear_probe, suite
 from equivit.evaluation.protocols import linear_probe as protocol
@@ -47,10 +47,10 @@ def headless(family, **options):
     return random_model(family, num_classes=None, image_size=(12, 12), **options)
 
 
-@functools.cache
-def abstract():
-    """A plain model as a run knows it before it begins."""
-    return logical.abstract(headless("plain"))
+@pytest.fixture(scope="module")
+def plain():
+    """As a run has it before its first step: shapes in place of arrays."""
+    return jax.eval_shape(lambda: headless("plain"))
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,8 @@ def test_images_that_cannot_be_read_are_left_out(tmp_path):
              {"jpeg": blob, "offset": ends, "label": np.arange(6) % 2}.items()}  # fmt: skip
     np.savez(tmp_path / "data.npz", classes=np.array(["a", "b"]), **parts)
     config = changed(source=f"npz:{tmp_path}/data.npz", train_examples=None, eval_examples=None)
-    config.evaluation.knn.ks = (2,)
+    with config.unlocked():
+        config.evaluation.knn.ks = (5,)
     found = frozen.images(suite.prepare(headless("plain", in_channels=3), config, ["knn"])["knn"], "train")["e"]
     assert found.index.tolist() == [0, 1, 3, 4, 5] and found.labels.tolist() == [0, 1, 1, 0, 1]
 
@@ -182,6 +183,16 @@ def test_a_probe_of_augmented_images_that_was_cut_off_goes_on(config, monkeypatc
     assert as_classifier["top1"] == pytest.approx(found["top1"]) and found["head"].startswith("n2_avg1")
 
 
+def test_what_a_probe_has_kept_is_whole_or_named(tmp_path):
+    state = protocol.Unfinished(tmp_path / "linear_probe.npz", "mine")
+    np.savez(state.path, identity="mine", step=np.int64(2))
+    assert state.read()["step"] == 2
+    assert protocol.Unfinished(state.path, "another").read() is None
+    state.path.write_bytes(state.path.read_bytes()[:-30])
+    with pytest.raises(ValueError, match="linear_probe.npz: is damaged"):
+        state.read()
+
+
 def test_label_maps_from_patches():
     config = changed(source="synthetic_maps", channels=1, train_examples=20, eval_examples=6)
     found = suite.evaluate(headless("I8"), config, MAPS)
@@ -221,23 +232,25 @@ SINGLE = {"data.source": "synthetic_maps", "data.channels": 1, "data.train_examp
             "batch_size=12 must be divisible by the 8",
         ),
         ("linear_probe", {"evaluation.linear_probe.base_rates": (0.1, 0.1)}, "n1_avg0_lr0.1, .* must differ"),
-        (
-            "linear_probe",
-            {"evaluation.linear_probe.batch_size": 152},
-            "linear_probe.batch_size=152 must not exceed the 144 images of 'train' that are left beside 16 to choose",
-        ),
-        ("hematology", {"data.train_examples": 19}, r"k=20 must be in 1\.\.19, the number of keys"),
-        ("patch_knn", {}, "the examples of 'test' must have a label map each to learn from"),
-        ("patch_linear", SINGLE, "of 1 image of 'train' none is left to choose the setting by"),
+        ("linear_probe", {"evaluation.linear_probe.batch_size": 256}, "batch_size=256 must be at most 144, the"),
+        ("hematology", {"data.train_examples": 19}, "needs at least 20 training examples, .* 'digits' has 19"),
+        ("patch_knn", {}, "the examples of 'train' must have a label map each to learn from"),
+        ("patch_linear", SINGLE, "patch_linear needs at least 2 training examples, .* 'synthetic_maps' has 1"),
     ],
 )
-def test_mistakes_are_one_clear_line(name, change, message, config):
-    """Before anything runs: a run that ends with the protocol would fail after its last step."""
+def test_mistakes_are_one_clear_line_before_anything_runs(name, change, message, config, plain):
     with config.unlocked():
         for key, value in change.items():
             config.update_from_flattened_dict({key: value})
     with pytest.raises(ValueError, match=message):
-        suite.prepare(abstract(), config, [name])
+        suite.prepare(plain, config, [name])
+
+
+def test_a_grid_that_does_not_divide_the_maps_is_told_before_anything_runs():
+    config = changed(source="synthetic_maps", channels=1, train_examples=20, eval_examples=6, image_size=(36, 36))
+    model = models.abstract("swin_t", width=16, depths=(1, 1), num_heads=(1, 2), in_channels=1, num_classes=None)
+    with pytest.raises(ValueError, match="maps; resize the maps to the size of the images"):
+        suite.prepare(model, config, ["patch_knn"])
 
 
 def test_a_model_without_features_is_refused(config):

@@ -14,7 +14,7 @@ from flax import nnx
 from equivit import evaluate, logical, precision
 from equivit.evaluation import adaptation, predictions, protocols, suite, summary
 from equivit.evaluation.protocol import NEEDS, Protocol, offers
-from equivit.models import saved
+from equivit.models import saved, zoo
 from equivit.models.decoders import MaskedAutoencoder, MaskedAutoencoderConfig
 from equivit.training.config import get_base
 from tests.evaluation.predictors import batches, random_model
@@ -168,6 +168,19 @@ def test_a_config_that_a_protocol_cannot_run_on_is_refused_before_anything_runs(
         config.data.source = "npz:nowhere.npz"
     with pytest.raises(FileNotFoundError, match="nowhere.npz"):
         suite.evaluate(random_model("plain"), config, ["first", "accuracy"])
+
+
+def test_a_model_that_a_protocol_cannot_measure_is_refused_before_anything_runs(config):
+    """A quarter turn makes the height of a patch divide the width of the image; SAR adapts layer norms."""
+    sizes = dict(in_channels=1, num_classes=10)
+    with config.unlocked():
+        config.data.image_size = (12, 16)
+    tall = zoo.abstract("vit_ti16", width=16, depth=1, num_heads=2, patch_size=(4, 8), image_size=(12, 16), **sizes)
+    with pytest.raises(ValueError, match="turned by a quarter 16x12: the width 12 is not divisible by"):
+        suite.prepare(tall, config, ["accuracy", "orientation"])
+    convolutions = zoo.abstract("mobilenetv4_conv_small", **sizes)
+    with pytest.raises(ValueError, match="sar: MobileNetV4 has no norm inside its blocks"):
+        suite.prepare(convolutions, config, ["accuracy", "sar"])
 
 
 @pytest.fixture(scope="module")

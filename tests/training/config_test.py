@@ -241,7 +241,7 @@ def test_several_seeds(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("left", [b'{"seed": 0, "steps": 3, "obj', b"", b"{}", b"null", b"[1, 2]", b"\xff\xfe{}",
-                                  b'{"objective": {"name": "supervised"}, "model": null}'])  # fmt: skip
+                                  b"[" * 100_000, b'{"objective": {"name": "supervised"}, "model": null}'])  # fmt: skip
 def test_a_configuration_that_a_crash_has_cut_is_one_line_that_names_the_file(tmp_path, left):
     path = tmp_path / "config.json"
     path.write_bytes(left)

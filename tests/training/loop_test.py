@@ -15,6 +15,7 @@ from tensorboardX.proto import event_pb2
 
 from equivit.objectives.supervised import Supervised
 from equivit.training import checkpoints, loop, resuming, stopping
+from equivit.training import config as configs
 from equivit.training import logging as logs
 from tests.training import tiny
 from tests.training.state_test import mesh_of
@@ -208,6 +209,16 @@ def test_what_leaves_the_model_the_same_can_change(tmp_path):
         resuming.check(tmp_path, tiny.config(model=changes), before)
     with pytest.raises(ValueError, match=r"config.model.patch_size=4: .* has 8"):
         resuming.check(tmp_path, tiny.config(model=dict(patch_size=4)), before)
+
+
+def test_a_run_keeps_its_objective(tmp_path):
+    """Supervised training and distillation have the same arrays."""
+    before, after = tiny.config(), tiny.config(model=dict(num_heads=6)).unlock()
+    after.objective = configs.get_base("distillation").objective
+    with pytest.raises(
+        ValueError, match="config.objective.name='distillation': the run in .* has 'supervised', and what"
+    ):
+        resuming.check(tmp_path, after, before)
 
 
 def test_a_run_cannot_end_before_it_goes_on(whole):

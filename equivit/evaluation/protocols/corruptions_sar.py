@@ -9,5 +9,6 @@ PROTOCOL = Protocol(
     run=lambda run: corrupted.each(run, sar.run),
     lines=corrupted.lines,
     data=corrupted.first,
+    opens=sar.PROTOCOL.opens,
     curve="mean_top1",
 )

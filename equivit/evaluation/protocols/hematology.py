@@ -1,12 +1,12 @@
 """Scores of cell classes: neighbours and a linear classifier on frozen features (DinoBloom)."""
 
+import functools
 from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
 
 from equivit.evaluation import frozen, hematology
-from equivit.evaluation.neighbours import check_ks
 from equivit.evaluation.protocol import Line, Protocol, Run, percent
 from equivit.symmetry.groups import OCTIC
 
@@ -22,11 +22,6 @@ SCORES = {
 def data(config: ConfigDict) -> ConfigDict:
     """Images are squashed to `data.image_size`, bilinearly."""
     return frozen.squashed(config, "bilinear")
-
-
-def ready(run: Run) -> None:
-    """ValueError unless there are as many training images as neighbours are asked for."""
-    check_ks(hematology.NEIGHBOURS.values(), frozen.ready(run))
 
 
 def run(run: Run) -> dict[str, Any]:
@@ -69,8 +64,8 @@ PROTOCOL = Protocol(
     run=run,
     lines=lines,
     check=frozen.check,
-    ready=ready,
     data=data,
+    opens=functools.partial(frozen.opens, least=max(hematology.NEIGHBOURS.values())),
     inputs=frozen.inputs,
     curve="balanced_accuracy",
 )

@@ -10,9 +10,9 @@ from equivit.evaluation.protocol import Line, Protocol, Run, percent
 from equivit.symmetry.groups import OCTIC
 
 
-def ready(run: Run) -> None:
-    """ValueError unless there are as many training images as neighbours are asked for."""
-    check_ks(run.config.evaluation.knn.ks, frozen.ready(run))
+def opens(run: Run) -> None:
+    """As `frozen.opens`; also ValueError for more neighbours than training images."""
+    check_ks(run.config.evaluation.knn.ks, frozen.opens(run).examples)
 
 
 def run(run: Run) -> dict[str, Any]:
@@ -65,7 +65,7 @@ PROTOCOL = Protocol(
     run=run,
     lines=lines,
     check=frozen.check,
-    ready=ready,
+    opens=opens,
     inputs=frozen.inputs,
     curve="top1",
 )

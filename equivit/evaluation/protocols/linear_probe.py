@@ -14,7 +14,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import PartitionSpec
 from ml_collections import ConfigDict
 
-from equivit import errors
+from equivit import archives, errors
 from equivit.data import loader, section, sources
 from equivit.data.order import TrainOrder, permutation
 from equivit.evaluation import frozen, linear_probe
@@ -42,14 +42,13 @@ def check(config: ConfigDict) -> None:
         )
 
 
-def ready(run: Run) -> None:
-    """ValueError if the training images that are left beside the held-out ones are no whole batch."""
-    options, number = run.config.evaluation.linear_probe, frozen.ready(run)
-    kept, left_out = map(len, _parts(number, options.held_out))
-    if options.batch_size > kept:
+def opens(run: Run) -> None:
+    """As `frozen.opens`; also ValueError for a batch of more images than there are to train on."""
+    options, number = run.config.evaluation.linear_probe, frozen.opens(run, least=2).examples
+    if options.batch_size > (most := len(_parts(number, options.held_out)[0])):
         raise ValueError(
-            f"config.evaluation.linear_probe.batch_size={options.batch_size} must not exceed the {kept} images of "
-            f"{run.data.split!r} that are left beside {left_out} to choose the head by; take a smaller one."
+            f"config.evaluation.linear_probe.batch_size={options.batch_size} must be at most {most}, the training "
+            "images but for those held out to choose the head by."
         )
 
 
@@ -153,12 +152,12 @@ class Unfinished:
         self.path, self.identity = path, identity
 
     def read(self) -> linear_probe.State | None:
-        """What was kept last, or None."""
+        """What was kept last, or None; ValueError for a damaged file."""
         if not self.path.is_file():
             return None
-        with np.load(self.path) as file:
-            state = {name: file[name] for name in file.files}
-        return state if str(state.pop("identity")) == self.identity else None
+        with archives.Npz(self.path) as file:
+            state = {name: file[name] for name in file.keys}
+        return state if str(state.pop("identity", "")) == self.identity else None
 
     def keep(self, step: int, state: linear_probe.State) -> None:
         """Write the state, each `KEEP_EVERY` steps; all processes must call it."""
@@ -220,7 +219,7 @@ PROTOCOL = Protocol(
     run=run,
     lines=lines,
     check=check,
-    ready=ready,
+    opens=opens,
     inputs=frozen.inputs,
     curve="top1",
     blocks=lambda config: max(config.evaluation.linear_probe.blocks),

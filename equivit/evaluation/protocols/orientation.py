@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from equivit.evaluation import frozen
 from equivit.evaluation.classification import hits
 from equivit.evaluation.equivariance import field_error, has_fields
 from equivit.evaluation.predictions import Batch, Predict, all_finite, measured
@@ -149,4 +150,4 @@ def _in_words(result):
     return f"{result['identical']} of {result['decided']} images{undecided}"
 
 
-PROTOCOL = Protocol(needs=frozenset({"logits"}), run=run, lines=lines, curve="accuracy_mean")
+PROTOCOL = Protocol(needs=frozenset({"logits"}), run=run, lines=lines, inputs=frozen.inputs, curve="accuracy_mean")

@@ -20,13 +20,10 @@ def data(config: ConfigDict) -> ConfigDict:
     return frozen.squashed(config, "bicubic")
 
 
-def ready(run: Run) -> None:
-    """ValueError for a single training image, of which none would be left to choose the setting by."""
-    if (number := frozen.ready(run, "map")) < 2:
-        raise ValueError(
-            f"config.data.source={run.data.source!r}: of {number} image of {run.data.split!r} none is left to choose "
-            "the setting by; give two or more."
-        )
+def opens(run: Run) -> None:
+    """As `frozen.opens`; also ValueError for features on a grid that does not divide the maps."""
+    _, features, maps = frozen.opens(run, "map", least=2)  # of two one chooses the setting
+    patches.patch_size(features, maps)
 
 
 def run(run: Run) -> dict[str, Any]:
@@ -101,8 +98,8 @@ PROTOCOL = Protocol(
     run=run,
     lines=lines,
     check=frozen.check,
-    ready=ready,
     data=data,
+    opens=opens,
     inputs=frozen.inputs,
     curve="miou",
 )

@@ -6,6 +6,12 @@ from equivit.evaluation import adaptation
 from equivit.evaluation.protocol import Line, Protocol, Run, percent
 
 
+def opens(run: Run) -> None:
+    """ValueError for a model that has nothing to adapt."""
+    run.open()
+    adaptation.adapted(run.model)
+
+
 def run(run: Run) -> dict[str, Any]:
     """What `adaptation.adaptation` returns, with the settings of `config.evaluation.sar`."""
     options = run.config.evaluation.sar.to_dict()
@@ -29,4 +35,4 @@ def lines(result: dict[str, Any]) -> list[Line]:
     ]
 
 
-PROTOCOL = Protocol(needs=frozenset({"logits"}), run=run, lines=lines, curve="top1")
+PROTOCOL = Protocol(needs=frozenset({"logits"}), run=run, lines=lines, opens=opens, curve="top1")
