@@ -204,5 +204,5 @@ def test_impossible_settings_are_refused(changes, message):
 
 
 def test_a_model_without_norms_is_refused():
-    with pytest.raises(ValueError, match="Linear has no norm inside its blocks"):
+    with pytest.raises(ValueError, match="Linear has no layer norm inside its blocks"):
         adaptation.adapted(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))

@@ -179,7 +179,7 @@ def test_a_model_that_a_protocol_cannot_measure_is_refused_before_anything_runs(
     with pytest.raises(ValueError, match="turned by a quarter 16x12: the width 12 is not divisible by"):
         suite.prepare(tall, config, ["accuracy", "orientation"])
     convolutions = zoo.abstract("mobilenetv4_conv_small", **sizes)
-    with pytest.raises(ValueError, match="sar: MobileNetV4 has no norm inside its blocks"):
+    with pytest.raises(ValueError, match="sar: MobileNetV4 has no layer norm inside its blocks"):
         suite.prepare(convolutions, config, ["accuracy", "sar"])
 
 
