@@ -152,7 +152,7 @@ def test_mixed_precision():
     """Maps, which are the stream of residuals, and statistics stay in float32."""
     cast = precision.cast(model(), "mixed")
     run = recording()(functools.partial(type(cast).features, blocks=tuple(range(11)), train=True))
-    maps = [at.patches.values.dtype.name for at in jax.eval_shape(run, cast, images((32, 32), 1)).blocks.values()]
+    maps = [at.patches.values.dtype.name for at in jax.eval_shape(run, cast, images((32, 32))).blocks.values()]
     assert maps == ["float32"] * 11
     assert {leaf.dtype.name for leaf in jax.tree.leaves(nnx.state(cast, nnx.BatchStat))} == {"float32"}
 
