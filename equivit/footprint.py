@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 from equivit import costs, logical, precision
 from equivit.data import loader
 from equivit.data.pixels import normalize
+from equivit.layers.keys import Keys
 from equivit.models.model import ModelModule
 from equivit.objectives.registry import OBJECTIVES
 from equivit.training import program, sharding, start
@@ -117,4 +118,4 @@ def abstract_model(config: ConfigDict) -> ModelModule:
     """The model of a config with shapes in place of arrays, with its decoder where the objective adds one."""
     if OBJECTIVES[config.objective.name].decodes:
         return program.exported_model(config)
-    return jax.eval_shape(lambda: program.make_model(config, nnx.Rngs(params=0)))
+    return jax.eval_shape(lambda: program.make_model(config, Keys(0)))

@@ -105,9 +105,9 @@ def _one(config: ConfigDict, data: "SeriesData", name: str, patches: int) -> dic
     """The result of one model on one set."""
     import jax
     import numpy as np
-    from flax import nnx
 
     from equivit import logical
+    from equivit.layers.keys import Keys
     from equivit.models import zoo
     from equivit.training import sweep, sweep_config
 
@@ -122,7 +122,7 @@ def _one(config: ConfigDict, data: "SeriesData", name: str, patches: int) -> dic
     state, figures = sweep.train(program, runs, data, epochs=epochs, seed=config.seed, report=_Progress(epochs))
     figures = jax.device_get(figures)
     best, rows = sweep.best(figures["validation"]), _rows(config, figures, np.asarray(state.good))
-    weights = jax.eval_shape(lambda: logical.take(make(nnx.Rngs(0))))
+    weights = jax.eval_shape(lambda: logical.take(make(Keys(0))))
     return dict(
         data=data.name,
         model=name,

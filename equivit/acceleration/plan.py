@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from equivit import constraints, errors, logical, onnx_files
 from equivit.data import loader
 from equivit.evaluation import suite
+from equivit.layers.keys import Keys
 from equivit.models import replacement
 from equivit.models.model import ModelModule, check_input
 from equivit.models.segmenter import Segmenter
@@ -152,7 +153,7 @@ def with_backbone(model: ModelModule, new: ModelModule) -> ModelModule:
     tensors = logical.to_logical(model, nnx.Variable)
     tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("backbone.")}
     tensors |= {f"backbone.{name}": tensor for name, tensor in logical.to_logical(new, nnx.Variable).items()}
-    return logical.from_logical(jax.eval_shape(lambda: config.build(nnx.Rngs(params=0))), tensors, nnx.Variable)
+    return logical.from_logical(jax.eval_shape(lambda: config.build(Keys(0))), tensors, nnx.Variable)
 
 
 def patches(model: ModelModule) -> ModelModule:

@@ -22,6 +22,7 @@ from equivit import errors, logical
 from equivit.evaluation import equations
 from equivit.evaluation.equations import Equations, projection, streamed
 from equivit.layers.depthwise import IsotypicReplacedAttention, replace_attention
+from equivit.layers.keys import Keys
 from equivit.layers.replaced import BY_HEAD
 from equivit.models import replacement
 from equivit.models.vit import ViT
@@ -102,7 +103,7 @@ def fit(
     """
     errors.one_of("fit: method", method, METHODS)
     result: Any = model
-    found, rngs = {}, nnx.Rngs(params=0) if rngs is None else rngs
+    found, rngs = {}, Keys(0) if rngs is None else rngs
     for index in sorted(where):
         options: dict[str, Any] = dict(kind=kind, kernel_size=kernel_size, rngs=rngs)
         after: Any = replacement.replace(result, {index: where[index]}, **options)

@@ -22,6 +22,7 @@ from equivit.data.loader import EvaluationPipeline
 from equivit.data.pixels import normalize
 from equivit.evaluation.predictions import Batch, measured
 from equivit.evaluation.protocol import Line, Run, percent
+from equivit.layers.keys import Keys
 from equivit.layers.readout import ClassReadout, MeanReadout
 from equivit.models.model import ModelModule
 from equivit.models.vit_config import ViTConfig
@@ -165,7 +166,7 @@ def classifier(
         return None
     pool = "class_and_mean" if average else "class"
     reading = dict(pool=pool, pool_blocks=blocks, num_classes=len(bias), projection=None)
-    made = jax.eval_shape(lambda: dataclasses.replace(config, **reading).build(nnx.Rngs(0)))
+    made = jax.eval_shape(lambda: dataclasses.replace(config, **reading).build(Keys(0)))
     tensors = jax.device_get(logical.to_logical(backbone, nnx.Variable))
     kept = {name: tensor for name, tensor in tensors.items() if not name.startswith("head.")}
     return logical.from_logical(made, kept | {"head.weight": weight, "head.bias": bias}, nnx.Variable)

@@ -27,6 +27,7 @@ from equivit.layers.attention import attend
 from equivit.layers.depthwise_conv import Grid, check_taps, depthwise_conv, isotypic_depthwise_conv
 from equivit.layers.depthwise_folded import DenseValues, DepthwiseValues, FoldedAttention, linear
 from equivit.layers.grid import Layout
+from equivit.layers.keys import Keys
 from equivit.layers.replaced import BY_HEAD, KINDS, Replaced, checked_heads
 from equivit.symmetry.fields import Isotypic
 
@@ -250,7 +251,7 @@ def replace_attention(
             "which alone can be replaced; take a plain or octic ViT without relative positions."
         )
     heads = checked_heads("replace_attention", kind, heads, attention.num_heads)
-    rngs = nnx.Rngs(params=0) if rngs is None else rngs
+    rngs = Keys(0) if rngs is None else rngs
     options: dict[str, Any] = dict(num_heads=attention.num_heads, padding=padding)
     if isinstance(attention, isotypic.Attention):
         if kind != "dw" or heads is not None:

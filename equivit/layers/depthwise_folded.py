@@ -10,6 +10,7 @@ from flax import nnx
 from equivit.layers import dense
 from equivit.layers.attention import attend
 from equivit.layers.depthwise_conv import Grid, Pair, check_wrap, correlate, depthwise_conv, filled_grid
+from equivit.layers.keys import Keys
 
 
 class DepthwiseValues(nnx.Module):
@@ -101,7 +102,7 @@ def linear(weight: jax.Array, bias: jax.Array | None) -> dense.Linear:
     def init(*_, **__):
         return weight
 
-    layer = dense.Linear(*weight.shape, bias=bias is not None, init=init, rngs=nnx.Rngs(0))
+    layer = dense.Linear(*weight.shape, bias=bias is not None, init=init, rngs=Keys(0))
     if bias is not None:
         layer.bias.set_value(bias)
     return layer

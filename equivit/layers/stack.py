@@ -12,6 +12,7 @@ from flax import nnx
 from equivit import errors
 from equivit.layers.by_image import by_image
 from equivit.layers.grid import Layout
+from equivit.layers.keys import Keys
 from equivit.layers.recording import check_taken, recording
 from equivit.symmetry.fields import Isotypic
 
@@ -96,7 +97,7 @@ class Stack(nnx.Module):
     @classmethod
     def from_blocks(cls, blocks: list[nnx.Module], *, remat: str = "none", unroll: bool = False) -> "Stack":
         """A stack of the given blocks."""
-        stack = cls((), remat=remat, unroll=unroll, rngs=nnx.Rngs(0))
+        stack = cls((), remat=remat, unroll=unroll, rngs=Keys(0))
         groups: list[list[nnx.Module]] = []
         for block in blocks:
             if groups and _kind(groups[-1][0]) == _kind(block):
@@ -292,7 +293,7 @@ def _concatenated(parts):
 
 def _stacked(length: int, make: Callable[[nnx.Rngs], nnx.Module], rngs: nnx.Rngs) -> nnx.Module:
     keys = jax.random.split(rngs.params(), length)
-    return jax.vmap(lambda key: make(nnx.Rngs(params=key)))(keys)
+    return jax.vmap(lambda key: make(Keys(key)))(keys)
 
 
 def _kind(block):

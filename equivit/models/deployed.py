@@ -24,6 +24,7 @@ from equivit.layers import dense, depthwise, isotypic
 from equivit.layers.attention import Parts
 from equivit.layers.depthwise_folded import DenseValues, FoldedAttention, linear
 from equivit.layers.grid import Layout, check_grid
+from equivit.layers.keys import Keys
 from equivit.layers.stack import Seen, Stack
 from equivit.models.folding import fold
 from equivit.models.model import ModelModule
@@ -226,6 +227,6 @@ def _thirds(qkv: dense.Linear) -> list[dense.Linear]:
 
 def _layer_norm(norm: dense.LayerNorm) -> Callable:
     width = norm.scale[...].shape[-1]
-    layer = nnx.LayerNorm(width, epsilon=norm.eps, use_fast_variance=False, rngs=nnx.Rngs(0))
+    layer = nnx.LayerNorm(width, epsilon=norm.eps, use_fast_variance=False, rngs=Keys(0))
     layer.scale, layer.bias = nnx.Param(norm.scale[...]), nnx.Param(norm.bias[...])
     return layer

@@ -9,6 +9,7 @@ from flax import nnx
 
 from equivit import logical
 from equivit.layers.gating import GatedAttention
+from equivit.layers.keys import Keys
 from equivit.models import replacement
 from equivit.models.vit import ViT
 
@@ -41,7 +42,7 @@ def decided(model: ViT, where: Mapping[int, tuple[int, ...] | None], kind: str, 
     """
     tensors = logical.to_logical(model, nnx.Variable)
     own = {name: tensor for name, tensor in tensors.items() if not _is_made(name)}
-    plain: Any = logical.from_logical(jax.eval_shape(lambda: model.config.build(nnx.Rngs(params=0))), own, nnx.Variable)
+    plain: Any = logical.from_logical(jax.eval_shape(lambda: model.config.build(Keys(0))), own, nnx.Variable)
     if not where:
         return plain
     after: Any = replacement.replace(plain, where, kind=kind, kernel_size=kernel_size)

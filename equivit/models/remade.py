@@ -8,6 +8,7 @@ import numpy as np
 from flax import nnx
 
 from equivit import errors, logical
+from equivit.layers.keys import Keys
 from equivit.layers.position import Position
 from equivit.models.model import Config, ModelModule
 
@@ -53,7 +54,7 @@ def remade(model: ModelModule, *, rngs: nnx.Rngs | None = None, **fields) -> tup
     config = dataclasses.replace(model.config, **fields)
     tensors, changes = fitted(model, config)
     if changes.drawn:
-        tensors |= _drawn(config, nnx.Rngs(params=0) if rngs is None else rngs, changes.drawn)
+        tensors |= _drawn(config, Keys(0) if rngs is None else rngs, changes.drawn)
     return logical.from_logical(_abstract(config), tensors, nnx.Variable), changes
 
 
@@ -101,14 +102,14 @@ def _drawn(config: Config, rngs: nnx.Rngs, names: tuple[str, ...]) -> dict[str, 
 
     @jax.jit
     def draw(key):
-        tensors = logical.to_logical(config.build(nnx.Rngs(params=key)), nnx.Variable)
+        tensors = logical.to_logical(config.build(Keys(key)), nnx.Variable)
         return {name: tensors[name] for name in names}
 
     return draw(rngs.params())
 
 
 def _abstract(config: Config) -> nnx.Module:
-    return jax.eval_shape(lambda: config.build(nnx.Rngs(params=0)))
+    return jax.eval_shape(lambda: config.build(Keys(0)))
 
 
 def _sorted(names) -> tuple[str, ...]:

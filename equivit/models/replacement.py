@@ -15,6 +15,7 @@ from flax import nnx
 
 from equivit import logical
 from equivit.layers.depthwise import replace_attention
+from equivit.layers.keys import Keys
 from equivit.layers.replaced import Replaced
 from equivit.models.jumbo_vit import JumboViTConfig
 from equivit.models.model import ModelModule
@@ -48,7 +49,7 @@ def patches_only(model: ModelModule, *, num_classes: int | None = None, seed: in
     model, _ = without_prefix(model)
     if num_classes is None:
         return model
-    return remade(model, num_classes=num_classes, rngs=nnx.Rngs(params=seed))[0]
+    return remade(model, num_classes=num_classes, rngs=Keys(seed))[0]
 
 
 def without_prefix(model: ModelModule) -> tuple[nnx.Module, Changes]:
@@ -84,7 +85,7 @@ def replace(
     where = {int(block): None if heads is None else tuple(map(int, heads)) for block, heads in where.items()}
     added = tuple(Replaced(block, kind, kernel_size, heads) for block, heads in where.items())
     config = dataclasses.replace(config, replaced=(*config.replaced, *added))
-    rngs = nnx.Rngs(params=0) if rngs is None else rngs
+    rngs = Keys(0) if rngs is None else rngs
     tensors = logical.to_logical(model, nnx.Variable)
     for one in config.replaced:
         if one.block in where:
@@ -92,7 +93,7 @@ def replace(
             options: dict[str, Any] = dict(kernel_size=kernel_size, heads=one.heads, rngs=rngs)
             new = logical.to_logical(replace_attention(attention, kind, **options), nnx.Variable)
             tensors |= {f"blocks.{one.block}.attention.{name}": tensor for name, tensor in new.items()}
-    return logical.from_logical(jax.eval_shape(lambda: config.build(nnx.Rngs(params=0))), tensors, nnx.Variable)
+    return logical.from_logical(jax.eval_shape(lambda: config.build(Keys(0))), tensors, nnx.Variable)
 
 
 def _check_vit(name: str, model: Any) -> None:

@@ -14,6 +14,7 @@ import safetensors.numpy
 from flax import nnx
 
 from equivit import errors, logical, safetensors_files
+from equivit.layers.keys import Keys
 from equivit.models import zoo
 from equivit.models.model import Config, ModelModule
 
@@ -54,7 +55,7 @@ def load(path: pathlib.Path) -> nnx.Module:
 
 
 def _create(config: Config) -> nnx.Module:
-    return config.build(nnx.Rngs(params=0))
+    return config.build(Keys(0))
 
 
 def _configuration(path: pathlib.Path) -> Config:

@@ -11,6 +11,7 @@ import jax
 from flax import nnx
 
 from equivit import constraints, errors
+from equivit.layers.keys import Keys
 from equivit.models import (
     bixt,
     cvt,
@@ -101,7 +102,7 @@ def types_of(name: str) -> dict[str, Any]:
 
 def create(name: str, *, rngs: nnx.Rngs | None = None, **overrides) -> nnx.Module:
     """Build a named model, with parameters drawn from `rngs` (seed 0 if None)."""
-    return configuration(name, **overrides).build(rngs or nnx.Rngs(params=0))
+    return configuration(name, **overrides).build(rngs or Keys(0))
 
 
 def build(config: Config, rngs: nnx.Rngs) -> nnx.Module:

@@ -29,6 +29,7 @@ from equivit.data.masked_views import MaskedViews
 from equivit.data.pixels import normalize
 from equivit.layers.dino_head import DinoHead
 from equivit.layers.grid import check_grid
+from equivit.layers.keys import Keys
 from equivit.logical import Arrays, Tensor
 from equivit.models import zoo
 from equivit.models.model import check_input
@@ -208,7 +209,7 @@ class DinoV2(Objective):
 
     def module(self, model: nnx.Module, key: jax.Array) -> Student:
         """The model with new heads."""
-        return Student(model, self.options, rngs=nnx.Rngs(params=key))
+        return Student(model, self.options, rngs=Keys(key))
 
     def rule(self, tensor: Tensor) -> Rule:
         """Clipped part by part; prototypes begin later, patches learn slower."""

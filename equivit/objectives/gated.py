@@ -24,6 +24,7 @@ from jax.experimental import multihost_utils
 from equivit.constraints import Above0, OneOf, PositiveFloat, PositiveInt, Words
 from equivit.layers import gating
 from equivit.layers.depthwise_conv import check_taps
+from equivit.layers.keys import Keys
 from equivit.layers.replaced import BY_HEAD
 from equivit.logical import Tensor
 from equivit.models import gated
@@ -101,7 +102,7 @@ class Gated(Objective):
         """The module of the task, with gates in its ViT."""
         task_key, taps_key, gates_key = jax.random.split(key, 3)
         options, config = self.options, model.config
-        model = gated.gated(model, options.kind, kernel_size=options.kernel_size, rngs=nnx.Rngs(params=taps_key))
+        model = gated.gated(model, options.kind, kernel_size=options.kernel_size, rngs=Keys(taps_key))
         shape = (config.depth, config.num_heads if options.by_head else 1)
         return GatedModel(super().module(model, task_key), nnx.initializers.xavier_uniform()(gates_key, shape))
 

@@ -15,6 +15,7 @@ from equivit.constraints import NonNegativeFloat, PositiveFloat, Share
 from equivit.data.pixels import normalize
 from equivit.layers import dense
 from equivit.layers.batch_norm import BatchNorm
+from equivit.layers.keys import Keys
 from equivit.logical import Tensor
 from equivit.models.model import ModelModule
 from equivit.objectives.objective import Batch, Extra, Loss, Objective, Rule, Step, check_head, usual_rule
@@ -95,7 +96,7 @@ class LinearProbe(Objective):
 
     def module(self, model: nnx.Module, key: jax.Array) -> Probe:
         """The model with a new head."""
-        return Probe(model, self.config.model.num_classes, self.options, rngs=nnx.Rngs(params=key))
+        return Probe(model, self.config.model.num_classes, self.options, rngs=Keys(key))
 
     def rule(self, tensor: Tensor) -> Rule:
         """The backbone is frozen."""

@@ -16,6 +16,7 @@ from equivit.constraints import Depth, Inside, OneOf, PositiveInt
 from equivit.data.pixels import normalize
 from equivit.layers.dense import patchify
 from equivit.layers.grid import check_grid
+from equivit.layers.keys import Keys
 from equivit.models.decoders import MaskedAutoencoder, MaskedAutoencoderConfig
 from equivit.models.vit import ViT
 from equivit.models.vit_config import ViTConfig
@@ -74,7 +75,7 @@ class Mae(Objective):
     def module(self, model: ViT, key: jax.Array) -> MaskedAutoencoder:
         """A masked autoencoder with the model as its encoder."""
         sizes = {name: self.options[name] for name in self.FIXED}
-        return MaskedAutoencoder(MaskedAutoencoderConfig(model.config, **sizes), model, rngs=nnx.Rngs(params=key))
+        return MaskedAutoencoder(MaskedAutoencoderConfig(model.config, **sizes), model, rngs=Keys(key))
 
     def prepare(self, module: MaskedAutoencoder, batch: Batch, key: jax.Array) -> Batch:
         """The whole batch, normalised, with new entries `keep` [B, K] and `mask` [B, N]."""

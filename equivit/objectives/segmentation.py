@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from equivit.constraints import NonNegativeFloat, OneOf, PositiveInt
 from equivit.data.pixels import normalize
 from equivit.layers.convolution import MODES
+from equivit.layers.keys import Keys
 from equivit.layers.resizing import nearest
 from equivit.logical import Tensor
 from equivit.models.segmentation_decoders import UPSAMPLING
@@ -66,7 +67,7 @@ class Segmentation(Objective):
         backbone: Any = jax.tree.map(lambda a: a, model)  # a copy
         config = self._configuration(backbone.config)
         backbone.head, backbone.config = None, config.backbone
-        return Segmenter(config, backbone, rngs=nnx.Rngs(params=key))
+        return Segmenter(config, backbone, rngs=Keys(key))
 
     def rule(self, tensor: Tensor) -> Rule:
         """A frozen backbone is not trained."""

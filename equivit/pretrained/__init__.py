@@ -15,6 +15,7 @@ import numpy as np
 from flax import nnx
 
 from equivit import constraints, errors, logical
+from equivit.layers.keys import Keys
 from equivit.models.model import ModelModule
 from equivit.models.remade import remade
 from equivit.pretrained import (
@@ -121,7 +122,7 @@ def load(
         if "num_classes" not in (field.name for field in dataclasses.fields(config)):
             raise ValueError(f"{source}: {num_classes=}, but its models have no head.")
         other = {"projection": None} if getattr(config, "projection", None) is not None else {}  # one head only
-        model, changes = remade(model, rngs=nnx.Rngs(params=seed), num_classes=num_classes, **other)
+        model, changes = remade(model, rngs=Keys(seed), num_classes=num_classes, **other)
         left_out += [name for pair in table.pairs if pair.ours[0] in changes.drawn for name in pair.names]
     if left_out:
         print(f"{source}: left out knowingly: {names.brief(left_out)}.")
@@ -231,7 +232,7 @@ def _with_options(source: str, config: Any, options: Mapping[str, Any]) -> Any:
 
 def _abstract(config: Any) -> nnx.Module:
     """The model with shapes in place of arrays."""
-    return jax.eval_shape(lambda: config.build(nnx.Rngs(params=0)))
+    return jax.eval_shape(lambda: config.build(Keys(0)))
 
 
 def _shapes(model: nnx.Module) -> dict[str, tuple[int, ...]]:

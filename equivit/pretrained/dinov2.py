@@ -18,10 +18,10 @@ from typing import Any, cast
 
 import jax
 import numpy as np
-from flax import nnx
 
 from equivit import logical
 from equivit.layers.dino_head import DinoHead
+from equivit.layers.keys import Keys
 from equivit.models.vit_config import ViTConfig
 from equivit.pretrained import inference, mapping, names, plain, reading
 from equivit.pretrained.format import Format, Hints, State
@@ -103,9 +103,7 @@ def load_head(weights: Mapping[str, np.ndarray] | str | os.PathLike, name: str =
     width = inference.shape(state, what, "mlp.0.weight", 2)[1]
     hidden = inference.shape(state, what, "mlp.2.weight", 2)[0]
     prototypes, bottleneck = inference.shape(state, what, "last_layer.weight_v", 2)
-    head = jax.eval_shape(
-        lambda: DinoHead(width, prototypes, hidden=hidden, bottleneck=bottleneck, rngs=nnx.Rngs(params=0))
-    )
+    head = jax.eval_shape(lambda: DinoHead(width, prototypes, hidden=hidden, bottleneck=bottleneck, rngs=Keys(0)))
     shapes = {key: tensor.shape for key, tensor in logical.to_logical(head).items()}
     return cast(DinoHead, logical.from_logical(head, mapping.read(HEAD_TABLE, state, shapes, what)))
 

@@ -22,6 +22,7 @@ from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
 from equivit import errors, logical
+from equivit.layers.keys import Keys
 from equivit.training import config as configs
 from equivit.training import disk_errors, program
 from equivit.training.state import State, begin
@@ -205,7 +206,7 @@ def load_run(workdir: pathlib.Path, *, weights: str | None = None) -> Loaded:
     objective = program.make_objective(config)
     if weights is not None:
         errors.one_of("--weights", weights, objective.weights)
-    module = jax.eval_shape(lambda: objective.module(program.make_model(config, nnx.Rngs(0)), jax.random.key(0)))
+    module = jax.eval_shape(lambda: objective.module(program.make_model(config, Keys(0)), jax.random.key(0)))
     like = jax.eval_shape(lambda module: begin(objective, module), module)
     found = _read_only(_directory(workdir), like)
     if found is None:

@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from equivit import logical
+from equivit.layers.keys import Keys
 from equivit.logical import Arrays
 from equivit.models import zoo
 from equivit.models.model import Config
@@ -87,7 +88,7 @@ def exported_model(config: ConfigDict) -> nnx.Module:
     objective = make_objective(config)
 
     def make():
-        module = objective.module(make_model(config, nnx.Rngs(params=0)), jax.random.key(0))
+        module = objective.module(make_model(config, Keys(0)), jax.random.key(0))
         return objective.exported(module, begin(objective, module).extra)
 
     return jax.eval_shape(make)
@@ -123,7 +124,7 @@ def of_config(
 
     def make_module(arrays):
         model_key, module_key = jax.random.split(jax.random.key(config.seed))
-        model = build(nnx.Rngs(model_key))
+        model = build(Keys(model_key))
         others = arrays.keys() - logical.names(model, nnx.Variable).keys()
         of_objective = {objective.prefix + leaf: arrays[leaf] for leaf in others}
         return logical.put(objective.module(logical.put(model, arrays), module_key), of_objective)

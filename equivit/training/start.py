@@ -9,6 +9,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from equivit import errors, logical, models, pretrained
+from equivit.layers.keys import Keys
 from equivit.models import replacement, saved, zoo
 from equivit.models.model import ModelModule
 from equivit.models.segmenter import Segmenter, SegmenterConfig
@@ -98,7 +99,7 @@ def initial_parameters(config: ConfigDict) -> dict[str, jax.Array]:
     said += [str(changes)] if any(changes) else []
     if said and jax.process_index() == 0:
         print(f"{config.init}: {'; '.join(said)}.", flush=True)
-    return logical.stacked(jax.eval_shape(lambda: wanted.build(nnx.Rngs(params=0))), tensors, nnx.Variable) | decoder
+    return logical.stacked(jax.eval_shape(lambda: wanted.build(Keys(0))), tensors, nnx.Variable) | decoder
 
 
 def _decoder(config: ConfigDict, model: Segmenter) -> dict[str, jax.Array]:
@@ -127,7 +128,7 @@ def _replaced(model: ModelModule, wanted: Any, seed: int, said: list[str]) -> Mo
     if lost := sorted(there - set(wanted.replaced)):
         raise ValueError(f"its block {lost[0].block} is replaced; keep it in replaced, as {tuple(lost[0])}.")
     new = [one for one in wanted.replaced if one not in there]
-    rngs = nnx.Rngs(params=seed)
+    rngs = Keys(seed)
     for kind, kernel_size in sorted({(one.kind, one.kernel_size) for one in new}):
         where = {one.block: one.heads for one in new if (one.kind, one.kernel_size) == (kind, kernel_size)}
         model = replacement.replace(model, where, kind=kind, kernel_size=kernel_size, rngs=rngs)

@@ -23,6 +23,7 @@ from ml_collections import ConfigDict
 
 from equivit import logical
 from equivit.data.series import SeriesData, Split
+from equivit.layers.keys import Keys
 from equivit.objectives.objective import Batch
 from equivit.objectives.series import SeriesClassification
 from equivit.training import freezing, optimizers, schedules
@@ -74,14 +75,14 @@ class Sweep:
         together: int | None = None,
     ):
         self._config, self._make_model, self._together = config, make_model, together
-        self._model = jax.eval_shape(lambda: make_model(nnx.Rngs(0)))
+        self._model = jax.eval_shape(lambda: make_model(Keys(0)))
         self._per_epoch = -(-examples // config.batch_size)
         self._steps = epochs * self._per_epoch
 
     def init(self, run: Run) -> State:
         """The state before the first step."""
         objective, optimizer = self._parts(run)
-        return begin(objective, self._make_model(nnx.Rngs(jax.random.key(run.seed))), optimizer)
+        return begin(objective, self._make_model(Keys(jax.random.key(run.seed))), optimizer)
 
     def epoch(self, run: Run, state: State, data: Batch, order: jax.Array) -> tuple[State, jax.Array]:
         """One pass over `data` with its rows in the given order [N]; the state after it, and the mean loss."""
