@@ -92,13 +92,19 @@ def pytest_collection_finish():
 
 @pytest.fixture(scope="module", autouse=True)
 def programs():
-    """Garbage goes after each module, and what JAX has compiled when the process has become large."""
+    """Garbage goes after each module, and what JAX has compiled when the process has become large.
+
+    What a module leaves behind is not looked at again before then.
+    """
     yield
     if sys.platform == "linux" and resident() < LARGE:
         gc.collect()
+        gc.freeze()
         return
     jax.clear_caches()
+    gc.unfreeze()
     gc.collect()
+    gc.freeze()
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)  # glibc keeps what is freed: 0.8 GB stay so, where 0.3 are in use
 
