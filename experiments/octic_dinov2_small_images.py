@@ -50,8 +50,8 @@ FIGURES = ("knn/top1", "linear_probe/top1", "knn/accuracy_mean", "linear_probe/a
 
 def main(arguments=None) -> int:
     parser = small_images.parser(__doc__, "octic_dinov2")
-    for name in SETS:
-        parser.add_argument(f"--{name}", help="where it is, such as npz:<file>")
+    for flag in ("--blood_cells", "--cifar10"):
+        parser.add_argument(flag, help="where it is, such as npz:<file>")
     parser.add_argument("--rows", default=list(FAMILIES), type=benchmark.one_of(FAMILIES), help="(all)")
     options = parser.parse_args(arguments)
     sets = {name: source for name in SETS if (source := getattr(options, name))}
