@@ -40,9 +40,9 @@ jax.config.update("jax_num_cpu_devices", int(os.environ.get("EQUIVIT_DEVICES", 8
 jax.config.update("jax_platforms", "cpu")
 
 
-# CPU seconds that the tests of a folder may take from an empty cache, with all reference files.  They are the least that
-# was measured, rounded up: together what two cores do in 16 minutes, where 8 are wanted, so what a change adds it must
-# save elsewhere.  A run prints what it took beside them, a tenth more or less; no test fails by time.
+# CPU seconds that the tests of a folder may take from an empty cache, with all reference files.  They are about what
+# was measured, which varies by a tenth: together what two cores do in 16 minutes, where 8 are wanted, so what a change
+# adds it must save elsewhere.  A run prints what it took beside them; no test fails by time.
 BUDGETS = {
     "training": 220,
     "models": 260,
