@@ -47,7 +47,7 @@ BUDGETS = {
     "training": 220,
     "models": 260,
     "kernels": 137,
-    "colabs": 216,
+    "colabs": 190,
     "parity": 208,
     "recipes": 109,
     "experiments": 120,

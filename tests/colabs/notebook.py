@@ -18,22 +18,20 @@ def run(name: str, *, short: bool = False) -> str:
     """Everything that a notebook prints.
 
     Args:
-      short: it trains so little that compiling takes longest: XLA does without its fusion emitters.
+      short: it trains so little that compiling takes longest: programs are compiled as those of other tests are.
     """
     notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
     client = nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(FOLDER)}})
-    client.execute(env=_environment(short))
+    client.execute(env=os.environ | {"JAX_PLATFORMS": "cpu"} | ({} if short else _optimised()))
     return "".join(o.get("text", "") for cell in notebook.cells for o in cell.get("outputs", []))
 
 
-def _environment(short):
-    """With XLA's first level of optimisation, where tests/conftest.py has none to compile fast.
+def _optimised():
+    """XLA's first level of optimisation, where tests/conftest.py has none to compile fast.
 
     A notebook trains, and would take twice as long to run, transposed convolutions four times.  The programs that draw
-    parameters compile in a quarter of the last level's time.  A short one keeps doing without the fusion emitters.
+    parameters compile in a quarter of the last level's time.
     """
-    flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if short or "fusion_emitters" not in flag]
+    flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if "fusion_emitters" not in flag]
     flags.append("--xla_backend_optimization_level=1")
-    environment = {**os.environ, "XLA_FLAGS": " ".join(flags), "JAX_PLATFORMS": "cpu"}
-    environment.pop("JAX_DISABLE_MOST_OPTIMIZATIONS", None)
-    return environment
+    return {"XLA_FLAGS": " ".join(flags), "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
