@@ -120,6 +120,8 @@ REFUSED = {
     "there is no directory": dict(more=["--config.data.source=folder:nowhere"]),
     "image_size 16x30: the width 30 is not divisible": dict(more=["--config.data.image_size=(16,30)"]),
     "model.replaced: --blocks says how many are replaced": dict(more=["--config.model.replaced=((0,),)"]),
+    "config.model.width=32: the weights are of a model with 16": dict(more=["--config.model.width=32"]),
+    "config.model.depth=4: the weights are of a model with 3": dict(more=["--config.model.depth=4"]),
     "quickstart.py: it has no stage1 and stage2; take configs/depthwise.py": dict(config="configs/quickstart.py:plain"),
     "config mode='voc' is not one of coco": dict(config="configs/depthwise.py:voc"),
     "k=1000 must be in 1..16": dict(more=["--fit_only", *KNN]),

@@ -107,7 +107,8 @@ def make(options: Any, changes: Iterable[str]) -> Plan:
     fixed = dict(blocks=options.blocks, workdir=options.workdir, images=options.images, fit_only=options.fit_only)
     plan = Plan(model, file, mode, tuple(changes), **fixed)
     _check_config(plan)
-    name = protocol(first := plan.config("stage1"), model)
+    _check_changes(plan, first := plan.config("stage1"))
+    name = protocol(first, model)
     plan.config("stage2", range(plan.blocks))
     for split in (first.data.split, first.data.eval_split):  # so that a wrong source leaves no directory behind
         opened = loader.evaluate(first.data, batch_size=1, split=split)
@@ -128,6 +129,26 @@ def _check_config(plan: Plan) -> None:
         if "config mode='stage1'" not in str(error):
             raise
         raise ValueError(f"--config={plan.file}: it has no stage1 and stage2; take configs/depthwise.py.") from error
+
+
+def _check_changes(plan: Plan, config: ConfigDict) -> None:
+    """ValueError for a changed key of the model with which it would not take the weights that are given."""
+
+    def shapes(config):
+        abstract = jax.eval_shape(lambda: config.build(Keys(0)))
+        return {tensor.name: tensor.shape for table in logical.tensors(abstract).values() for tensor in table.flat}
+
+    theirs = backbone(plan.model).config
+    for key in (change.partition("=")[0] for change in plan.changes):
+        section, _, field = key.rpartition(".")
+        if section != "model" or not hasattr(theirs, field):
+            continue
+        value = config.model[field]
+        if field != "image_size" and shapes(dataclasses.replace(theirs, **{field: value})) != shapes(theirs):
+            raise ValueError(
+                f"config.{key}={errors.shown(value)}: the weights are of a model with "
+                f"{errors.shown(getattr(theirs, field))}, and do not fit another; leave it out."
+            )
 
 
 def protocol(config: ConfigDict, model: ModelModule) -> str | None:
