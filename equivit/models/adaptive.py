@@ -7,7 +7,7 @@ shift of the image shifts all of its maps with it and leaves the logits as they 
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -23,11 +23,24 @@ from equivit.symmetry.shifts import Choice
 SELECT = ("output", "input")
 
 
-def parts_of(adaptive: bool | tuple[str, ...], known: tuple[str, ...]) -> tuple[str, ...]:
-    """The adaptive parts of a model: all that its family has, some, or none."""
-    if isinstance(adaptive, bool):
-        return known if adaptive else ()
-    return tuple(part for part in known if part in adaptive)
+class AdaptiveConfig:
+    """Base of a configuration with the fields `adaptive` and `anchor`; KNOWN_PARTS are those that its family has."""
+
+    KNOWN_PARTS: ClassVar[tuple[str, ...]]
+    adaptive: Any
+    anchor: Any
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts that are adaptive: all, some, or none."""
+        if isinstance(self.adaptive, bool):
+            return self.KNOWN_PARTS if self.adaptive else ()
+        return tuple(part for part in self.KNOWN_PARTS if part in self.adaptive)
+
+    @property
+    def anchored(self) -> bool:
+        """Whether images are rolled into a frame of their content."""
+        return self.anchor and self.parts == self.KNOWN_PARTS
 
 
 def placed(

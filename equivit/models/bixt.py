@@ -13,7 +13,6 @@ from typing import Annotated
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from equivit import constraints
@@ -29,6 +28,7 @@ from equivit.layers.position import FourierCode
 from equivit.layers.prefix import token
 from equivit.layers.stack import REMAT, Seen, Stack
 from equivit.models.features import Features, Grid
+from equivit.models.image_config import ImageConfig
 from equivit.models.model import Preset
 
 CODE = FourierCode(64)
@@ -36,7 +36,7 @@ INIT = nnx.initializers.xavier_uniform()
 
 
 @dataclasses.dataclass(frozen=True)
-class BiXTConfig:
+class BiXTConfig(ImageConfig):
     """The choices that make one BiXT.
 
     Attributes:
@@ -95,17 +95,6 @@ class BiXTConfig:
     def padding(self) -> tuple[int, int]:
         """Rows and columns of zeros on each side of an image."""
         return (self.kernel[0] - self.patch_size[0]) // 2, (self.kernel[1] - self.patch_size[1]) // 2
-
-    @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """Of one image: (height, width, channels)."""
-        return *self.image_size, self.in_channels
-
-    @property
-    def rates(self) -> np.ndarray | None:
-        """The rate of stochastic depth of each block, [depth]; None where there is none."""
-        first, last = self.drop_path if isinstance(self.drop_path, tuple) else (self.drop_path,) * 2
-        return np.linspace(first, last, self.depth, dtype=np.float32) if first or last else None
 
     def build(self, rngs: nnx.Rngs) -> "BiXT":
         """The model, with parameters drawn from `rngs`."""

@@ -23,8 +23,9 @@ from equivit.layers.drop import dropout, split
 from equivit.layers.grid import Frame, Layout, check_images
 from equivit.layers.prefix import token
 from equivit.layers.stack import REMAT, Stack
-from equivit.models.adaptive import SELECT, check_torus, parts_of, placed
+from equivit.models.adaptive import SELECT, AdaptiveConfig, check_torus, placed
 from equivit.models.features import Features, Grid
+from equivit.models.image_config import StagedConfig
 from equivit.models.model import Preset
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
@@ -34,7 +35,7 @@ ACTIVATIONS = {"quick_gelu": dense.quick_gelu, "gelu": dense.gelu}
 
 
 @dataclasses.dataclass(frozen=True)
-class CvTConfig:
+class CvTConfig(AdaptiveConfig, StagedConfig):
     """The choices that make one CvT.
 
     Attributes:
@@ -60,6 +61,8 @@ class CvTConfig:
       select, anchor: as in `SwinConfig`.
       remat, unroll: how blocks are run (`layers/stack.py`).
     """
+
+    KNOWN_PARTS = PARTS
 
     widths: tuple[PositiveInt, ...]
     depths: tuple[Depth, ...]
@@ -87,26 +90,9 @@ class CvTConfig:
     def __post_init__(self):
         constraints.check_fields(self, "CvT")
         stages = ["widths", "num_heads", "kernels", "strides", "paddings"]
-        for name in stages + ["drop_path"] * isinstance(self.drop_path, tuple):
-            if len(value := getattr(self, name)) != len(self.depths):
-                raise ValueError(f"CvT: {name}={value} and depths={self.depths} must have one entry per stage each.")
-        for stage, (width, heads) in enumerate(zip(self.widths, self.num_heads, strict=True)):
-            if width % heads:
-                raise ValueError(
-                    f"CvT: num_heads={self.num_heads}: the {heads} heads of stage {stage} must divide its width, "
-                    f"{width}."
-                )
+        self.check_stages(*stages, *["drop_path"] * isinstance(self.drop_path, tuple))
+        self.check_heads(self.num_heads, self.widths)
         self.grids(self.image_size, "CvT: image_size")
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """The parts that are adaptive."""
-        return parts_of(self.adaptive, PARTS)
-
-    @property
-    def anchored(self) -> bool:
-        """Whether images are rolled into a frame of their content."""
-        return self.anchor and self.parts == PARTS
 
     @property
     def mode(self) -> str:
@@ -118,16 +104,6 @@ class CvTConfig:
         unit = math.prod(self.strides) * self.kv_stride
         why = f"strides {self.strides}, and {self.kv_stride} of keys and values"
         check_torus("CvT", image_size, (unit, unit), why)
-
-    @property
-    def depth(self) -> int:
-        """Blocks of all stages."""
-        return sum(self.depths)
-
-    @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """Of one image: (height, width, channels)."""
-        return *self.image_size, self.in_channels
 
     @property
     def rates(self) -> np.ndarray | None:

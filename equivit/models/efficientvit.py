@@ -7,7 +7,6 @@ import dataclasses
 from typing import Annotated, Any
 
 import jax
-import numpy as np
 from flax import nnx
 
 from equivit import constraints
@@ -21,6 +20,7 @@ from equivit.layers.separable_conv import InvertedBottleneck, SeparableConv
 from equivit.layers.stack import REMAT, Stack
 from equivit.models import features
 from equivit.models.features import Features
+from equivit.models.image_config import ImageConfig
 from equivit.models.model import Preset
 
 STAGES = 4
@@ -29,7 +29,7 @@ STRIDE = 2  # of the stem's map; each stage halves it
 
 
 @dataclasses.dataclass(frozen=True)
-class EfficientViTConfig:
+class EfficientViTConfig(ImageConfig):
     """The choices that make one EfficientViT.
 
     Attributes:
@@ -79,17 +79,6 @@ class EfficientViTConfig:
     def depth(self) -> int:
         """Blocks of all stages; those of the stem do not count."""
         return sum(self.blocks(stage) for stage in range(STAGES))
-
-    @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """Of one image: (height, width, channels)."""
-        return *self.image_size, self.in_channels
-
-    @property
-    def rates(self) -> np.ndarray | None:
-        """The rate of stochastic depth of each block, [depth]; None where there is none."""
-        first, last = self.drop_path if isinstance(self.drop_path, tuple) else (self.drop_path,) * 2
-        return np.linspace(first, last, self.depth, dtype=np.float32) if first or last else None
 
     def build(self, rngs: nnx.Rngs) -> "EfficientViT":
         """The model, with parameters drawn from `rngs`."""

@@ -28,6 +28,7 @@ from equivit.layers.inverted_bottleneck import (
 from equivit.layers.multi_query_attention import MobileAttention
 from equivit.layers.stack import REMAT, Stack
 from equivit.models.features import Features, of_map
+from equivit.models.image_config import ImageConfig
 from equivit.models.model import Preset
 
 CLASSIFIER = nnx.initializers.variance_scaling(1 / 3, "fan_out", "uniform")  # bounded by 1 / sqrt(classes), as in timm
@@ -104,7 +105,7 @@ def parsed(stage: str) -> tuple[Spec, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class MobileNetV4Config:
+class MobileNetV4Config(ImageConfig):
     """The choices that make one MobileNetV4.
 
     Attributes:
@@ -179,11 +180,6 @@ class MobileNetV4Config:
     def features(self) -> int:
         """Channels of the last map."""
         return self.blocks[-1][-1].width
-
-    @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """Of one image: (height, width, channels)."""
-        return *self.image_size, self.in_channels
 
     @property
     def rates(self) -> np.ndarray | None:

@@ -13,7 +13,6 @@ from typing import Annotated
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from equivit import constraints
@@ -25,8 +24,9 @@ from equivit.layers.grid import Layout, check_images
 from equivit.layers.pooling_attention import apart, joined
 from equivit.layers.prefix import token
 from equivit.layers.stack import REMAT
-from equivit.models.adaptive import SELECT, check_torus, parts_of, placed
+from equivit.models.adaptive import SELECT, AdaptiveConfig, check_torus, placed
 from equivit.models.features import Features, Grid
+from equivit.models.image_config import StagedConfig
 from equivit.models.model import Preset
 from equivit.models.mvit_stages import Map, Shape, Stage, map_size
 from equivit.symmetry.shifts import Choice
@@ -37,7 +37,7 @@ PARTS = ("token", "pool", "position")
 
 
 @dataclasses.dataclass(frozen=True)
-class MViTConfig:
+class MViTConfig(AdaptiveConfig, StagedConfig):
     """The choices that make one MViTv2.
 
     Attributes:
@@ -66,6 +66,8 @@ class MViTConfig:
       remat, unroll: how blocks are run (`layers/stack.py`).
     """
 
+    KNOWN_PARTS = PARTS
+
     width: PositiveInt
     depths: tuple[Depth, ...]
     num_heads: PositiveInt | tuple[PositiveInt, ...] = 1
@@ -88,16 +90,8 @@ class MViTConfig:
     def __post_init__(self):
         constraints.check_fields(self, "MViT")
         object.__setattr__(self, "num_heads", self.heads)
-        if len(self.heads) != len(self.depths):
-            raise ValueError(
-                f"MViT: num_heads={self.num_heads} and depths={self.depths} must have one entry per stage each."
-            )
-        for stage, (heads, width) in enumerate(zip(self.heads, self.widths, strict=True)):
-            if width % heads:
-                raise ValueError(
-                    f"MViT: num_heads={self.num_heads}: the {heads} heads of stage {stage} must divide its width, "
-                    f"{width}."
-                )
+        self.check_stages("num_heads")
+        self.check_heads(self.heads, self.widths)
 
     @property
     def heads(self) -> tuple[int, ...]:
@@ -112,35 +106,9 @@ class MViTConfig:
         return tuple(self.width * 2**stage for stage in range(len(self.depths)))
 
     @property
-    def depth(self) -> int:
-        """Blocks of all stages."""
-        return sum(self.depths)
-
-    @property
     def prefix(self) -> int:
         """Tokens before the map."""
         return int(self.class_token)
-
-    @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """Of one image: (height, width, channels)."""
-        return *self.image_size, self.in_channels
-
-    @property
-    def rates(self) -> np.ndarray | None:
-        """The rate of stochastic depth of each block, [depth]; None where there is none."""
-        first, last = self.drop_path if isinstance(self.drop_path, tuple) else (self.drop_path,) * 2
-        return np.linspace(first, last, self.depth, dtype=np.float32) if first or last else None
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """The parts that are adaptive."""
-        return parts_of(self.adaptive, PARTS)
-
-    @property
-    def anchored(self) -> bool:
-        """Whether images are rolled into a frame of their content."""
-        return self.anchor and self.parts == PARTS
 
     @property
     def mode(self) -> str:

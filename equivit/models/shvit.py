@@ -24,6 +24,7 @@ from equivit.layers.single_head_attention import SingleHeadAttention
 from equivit.layers.stack import REMAT, Stack
 from equivit.models import features
 from equivit.models.features import Features
+from equivit.models.image_config import StagedConfig
 from equivit.models.model import Preset
 
 STRIDE = 16  # of the map of the first stage; each further one halves it
@@ -31,7 +32,7 @@ EXPANSION = 2  # of the hidden width of feed-forward parts
 
 
 @dataclasses.dataclass(frozen=True)
-class SHViTConfig:
+class SHViTConfig(StagedConfig):
     """The choices that make one SHViT.
 
     Attributes:
@@ -60,9 +61,7 @@ class SHViTConfig:
 
     def __post_init__(self):
         constraints.check_fields(self, "SHViT")
-        for name in ("widths", "partial_widths"):
-            if len(value := getattr(self, name)) != len(self.depths):
-                raise ValueError(f"SHViT: {name}={value} and depths={self.depths} must have one entry per stage each.")
+        self.check_stages("widths", "partial_widths")
         if (width := self.widths[0]) % 8:
             raise ValueError(
                 f"SHViT: widths={self.widths}: the first must be a multiple of 8, of which the convolutions before it "
@@ -74,22 +73,6 @@ class SHViTConfig:
                     f"SHViT: partial_widths={self.partial_widths}: of the {width} channels of stage {stage} no "
                     f"{partial} can attend; the most is {width}."
                 )
-
-    @property
-    def depth(self) -> int:
-        """Blocks of all stages."""
-        return sum(self.depths)
-
-    @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """Of one image: (height, width, channels)."""
-        return *self.image_size, self.in_channels
-
-    @property
-    def rates(self) -> np.ndarray | None:
-        """The rate of stochastic depth of each block, [depth]; None where there is none."""
-        first, last = self.drop_path if isinstance(self.drop_path, tuple) else (self.drop_path,) * 2
-        return np.linspace(first, last, self.depth, dtype=np.float32) if first or last else None
 
     def build(self, rngs: nnx.Rngs) -> "SHViT":
         """The model, with parameters drawn from `rngs`."""

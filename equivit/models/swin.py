@@ -16,7 +16,6 @@ from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from equivit import constraints
@@ -27,8 +26,9 @@ from equivit.layers.grid import Frame, Layout, check_grid, check_images
 from equivit.layers.merge import PatchMerging
 from equivit.layers.stack import REMAT, Stack
 from equivit.layers.window import CosineWindowAttention, Pair, WindowAttention, WindowBlock, spread
-from equivit.models.adaptive import SELECT, check_torus, parts_of, placed
+from equivit.models.adaptive import SELECT, AdaptiveConfig, check_torus, placed
 from equivit.models.features import Features, Grid
+from equivit.models.image_config import StagedConfig
 from equivit.models.model import Preset
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
@@ -38,7 +38,7 @@ Window = Annotated[tuple[PositiveInt, PositiveInt], Words("(height, width) in to
 
 
 @dataclasses.dataclass(frozen=True)
-class SwinConfig:
+class SwinConfig(AdaptiveConfig, StagedConfig):
     """The choices that make one Swin transformer.
 
     No convolution of a Swin transformer pads: the patches of its only one do not overlap.
@@ -69,6 +69,8 @@ class SwinConfig:
       remat, unroll: how blocks are run (`layers/stack.py`).
     """
 
+    KNOWN_PARTS = PARTS
+
     width: PositiveInt
     depths: tuple[Depth, ...]
     num_heads: tuple[PositiveInt, ...]
@@ -93,48 +95,14 @@ class SwinConfig:
             if isinstance(value := getattr(self, name), int):
                 object.__setattr__(self, name, (value, value))
         constraints.check_fields(self, "Swin")
-        if len(self.num_heads) != len(self.depths):
-            raise ValueError(
-                f"Swin: num_heads={self.num_heads} and depths={self.depths} must have one entry per stage each."
-            )
-        for stage, heads in enumerate(self.num_heads):
-            if self.widths[stage] % heads:
-                raise ValueError(
-                    f"Swin: num_heads={self.num_heads}: the {heads} heads of stage {stage} must divide its width, "
-                    f"{self.widths[stage]}."
-                )
+        self.check_stages("num_heads")
+        self.check_heads(self.num_heads, self.widths)
         check_grid(self.image_size, self.patch_size, "Swin: image_size")
 
     @property
     def widths(self) -> tuple[int, ...]:
         """The width of each stage."""
         return tuple(self.width * 2**stage for stage in range(len(self.depths)))
-
-    @property
-    def depth(self) -> int:
-        """Blocks of all stages."""
-        return sum(self.depths)
-
-    @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """Of one image: (height, width, channels)."""
-        return *self.image_size, self.in_channels
-
-    @property
-    def rates(self) -> np.ndarray | None:
-        """The rate of stochastic depth of each block, [depth]; None where there is none."""
-        first, last = self.drop_path if isinstance(self.drop_path, tuple) else (self.drop_path,) * 2
-        return np.linspace(first, last, self.depth, dtype=np.float32) if first or last else None
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """The parts that are adaptive."""
-        return parts_of(self.adaptive, PARTS)
-
-    @property
-    def anchored(self) -> bool:
-        """Whether images are rolled into a frame of their content."""
-        return self.anchor and self.parts == PARTS
 
     def window(self, stage: int) -> Pair:
         """(h, w) of the windows of a stage."""

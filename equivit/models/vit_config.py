@@ -14,7 +14,6 @@ I8 with k = depth is what octic DINOv2 calls D8: every token is invariantized an
 import dataclasses
 from typing import Annotated, Any, Literal, NamedTuple
 
-import numpy as np
 from flax import nnx
 
 from equivit import constraints
@@ -34,8 +33,8 @@ from equivit.layers.grid import check_grid
 from equivit.layers.replaced import Replaced, as_replaced
 from equivit.layers.stack import REMAT
 from equivit.models import vit_parts
-from equivit.models.adaptive import SELECT
-from equivit.models.adaptive import parts_of as parts_of_adaptive
+from equivit.models.adaptive import SELECT, AdaptiveConfig
+from equivit.models.image_config import ImageConfig
 from equivit.models.vit import ViT
 from equivit.symmetry.groups import FLIP, OCTIC, Group
 
@@ -69,7 +68,7 @@ PARTS = ("token", "position")  # that may be adaptive
 
 
 @dataclasses.dataclass(frozen=True)
-class ViTConfig:
+class ViTConfig(AdaptiveConfig, ImageConfig):
     """The configuration of a ViT.
 
     Attributes:
@@ -136,6 +135,8 @@ class ViTConfig:
         last may be left out (`layers/replaced.py`); such a model has no tokens before the patches.
       remat, unroll: how the blocks are run (`layers/stack.py`).
     """
+
+    KNOWN_PARTS = PARTS
 
     width: PositiveInt
     depth: Depth
@@ -307,14 +308,9 @@ class ViTConfig:
         return self.depth if self.ends_with_fields else self.depth // 2
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        """The parts that are adaptive."""
-        return parts_of_adaptive(self.adaptive, PARTS)
-
-    @property
     def anchored(self) -> bool:
         """Whether images are rolled into a frame of their content, which would follow no turn and no mirror."""
-        return self.anchor and self.parts == PARTS and self.group is None
+        return super().anchored and self.group is None
 
     def torus(self, group: Group | None) -> tuple[int, int] | None:
         """The grid of the distances that blocks of a group know, None for none."""
@@ -328,20 +324,9 @@ class ViTConfig:
         return int(self.class_token) + self.registers
 
     @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """Shape of one image: (height, width, channels)."""
-        return *self.image_size, self.in_channels
-
-    @property
     def hidden(self) -> int:
         """Hidden width of the MLP."""
         return self.mlp_dim or 4 * self.width
-
-    @property
-    def rates(self) -> np.ndarray | None:
-        """The rate of stochastic depth of each block, [depth]; None if all rates are zero."""
-        first, last = self.drop_path if isinstance(self.drop_path, tuple) else (self.drop_path,) * 2
-        return np.linspace(first, last, self.depth, dtype=np.float32) if first or last else None
 
     def subsets(self, group: Group | None) -> Subsets | None:
         """Those of blocks of a group; None if each sample drops branches by itself, or none does."""
