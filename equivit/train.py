@@ -18,7 +18,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from equivit import command, errors
+from equivit import command
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -101,7 +101,7 @@ def _train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
         transform=objective.transform_of(config),
         **processes,
     )
-    config = _completed(config, pipeline)
+    config = start.completed(config, pipeline)
     given = start.given_models(config)
     program.make_objective(config).check_model(program.model_configuration(config), given)
     suite.prepare(program.exported_model(config), config, config.evaluation.suite)
@@ -125,24 +125,6 @@ def _train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
     with jax.set_mesh(sharding.create_mesh(config.mesh)):
         _say(summary.conclude(workdir, outcome.model, outcome.results, config))
     return outcome.report
-
-
-def _completed(config, pipeline):
-    """What the data decide about the model goes into its section, so that the run directory says it all.
-
-    Raises ValueError where the section says otherwise; a model without a head may have `num_classes=None`.
-    """
-    config = copy.deepcopy(config).unlock()
-    known = dict(image_size=config.data.image_size, num_classes=pipeline.num_classes, in_channels=pipeline.channels)
-    config.model = {**known, **config.model}
-    for key, things in (("num_classes", "classes"), ("in_channels", "channels")):
-        value, right = config.model[key], known[key]
-        if value != right and (key, value) != ("num_classes", None):
-            raise ValueError(
-                f"config.model.{key}={errors.shown(value)}: the data ({config.data.source}) have {right} {things}; set "
-                f"it to {right}, or take other data."
-            )
-    return config.lock()
 
 
 def aggregate(reports: dict[int, dict[str, float]]) -> dict:

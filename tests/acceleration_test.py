@@ -1,5 +1,6 @@
 """`equivit.accelerate`: every stage in order, each done once, and what is refused before the first."""
 
+import dataclasses
 import json
 import types
 
@@ -120,8 +121,13 @@ REFUSED = {
     "there is no directory": dict(more=["--config.data.source=folder:nowhere"]),
     "image_size 16x30: the width 30 is not divisible": dict(more=["--config.data.image_size=(16,30)"]),
     "model.replaced: --blocks says how many are replaced": dict(more=["--config.model.replaced=((0,),)"]),
-    "config.model.width=32: the weights are of a model with 16": dict(more=["--config.model.width=32"]),
-    "config.model.depth=4: the weights are of a model with 3": dict(more=["--config.model.depth=4"]),
+    "config.model.width=32: the weights decide this; leave it out": dict(more=["--config.model.width=32"]),
+    "config.model.name='jumbo_vit_s16': the weights decide": dict(more=["--config.model.name=jumbo_vit_s16"]),
+    "config.init='nothing': the weights decide this": dict(more=["--config.init=nothing"]),
+    "stage1, of 2 steps: optimizer.freeze: 'nope.*' matches no parameter": dict(
+        more=["--config.optimizer.freeze=nope.*"]
+    ),
+    "stage2, of 1 steps: schedule: a warm-up of 1 steps": dict(more=["--config.schedule.warmup_steps=1"]),
     "quickstart.py: it has no stage1 and stage2; take configs/depthwise.py": dict(config="configs/quickstart.py:plain"),
     "config mode='voc' is not one of coco": dict(config="configs/depthwise.py:voc"),
     "k=1000 must be in 1..16": dict(more=["--fit_only", *KNN]),
@@ -200,3 +206,14 @@ def test_a_decoder_stays_when_its_backbone_changes():
     assert [one.block for one in after.config.backbone.replaced] == [1]
     same = jax.tree.map(lambda a, b: bool((a == b).all()), nnx.state(before.decoder), nnx.state(after.decoder))
     assert all(jax.tree.leaves(same))
+
+
+def test_a_config_for_other_pixels_than_those_of_the_weights_is_refused(place):
+    made = plan.Plan(plan.patches(model()), *CONFIG.split(":"), (), 1, place)
+    plan._check_pixels(made, "dinov2:weights.pth")
+    with pytest.raises(ValueError, match="CLIP normalises pixels otherwise .*names none of CLIP; add clip_b16 to its"):
+        plan._check_pixels(made, "clip:weights.pt")
+    plan._check_pixels(dataclasses.replace(made, mode="in1k,clip_b16"), "clip:weights.pt")
+    plan._check_pixels(dataclasses.replace(made, changes=("data.mean=(0.5,)",)), "clip:weights.pt")
+    with pytest.raises(ValueError, match="names a backbone of CLIP; leave it out"):
+        plan._check_pixels(dataclasses.replace(made, mode="in1k,clip_b16"), "mae:weights.pth")

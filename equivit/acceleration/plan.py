@@ -17,11 +17,15 @@ from equivit.layers.keys import Keys
 from equivit.models import replacement
 from equivit.models.model import ModelModule, check_input
 from equivit.models.segmenter import Segmenter
+from equivit.objectives.registry import OBJECTIVES
 from equivit.training import config as configs
-from equivit.training import files, start
+from equivit.training import files, loop, program, sharding, start
 
 STAGES = ("stage1", "stage2", "one_stage", "frozen", "gated")
 ARGUMENTS = "arguments.json"
+HINTS = ("num_heads", "image_size", "mlp")
+# Fields of a model that change how it is trained, and neither its parameters nor what it computes.
+OF_TRAINING = ("drop_path", "drop_path_groups", "drop_path_fields", "dropout", "remat", "unroll")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +98,7 @@ def make(options: Any, changes: Iterable[str]) -> Plan:
 
     Raises:
       ValueError: a model that is no ViT or has replaced blocks, an impossible number, a config of another kind, a
-        missing library, or images of a size that the patch does not divide.
+        missing library, images of a size that the patch does not divide, or a stage that could not be trained.
       FileNotFoundError: the data are missing.
     """
     for name in ("jax2onnx", "onnxruntime"):
@@ -107,13 +111,17 @@ def make(options: Any, changes: Iterable[str]) -> Plan:
     fixed = dict(blocks=options.blocks, workdir=options.workdir, images=options.images, fit_only=options.fit_only)
     plan = Plan(model, file, mode, tuple(changes), **fixed)
     _check_config(plan)
+    if options.weights is not None:
+        _check_pixels(plan, options.weights)
     _check_changes(plan, first := plan.config("stage1"))
     name = protocol(first, model)
     plan.config("stage2", range(plan.blocks))
     for split in (first.data.split, first.data.eval_split):  # so that a wrong source leaves no directory behind
         opened = loader.evaluate(first.data, batch_size=1, split=split)
         check_input(backbone(model).config, "config.data.image_size", first.data.image_size, opened.channels)
-    if plan.fit_only and name is not None:
+    if not plan.fit_only:
+        _check_training(plan)
+    elif name is not None:
         suite.prepare(model, first, name)
     return plan
 
@@ -132,23 +140,44 @@ def _check_config(plan: Plan) -> None:
 
 
 def _check_changes(plan: Plan, config: ConfigDict) -> None:
-    """ValueError for a changed key of the model with which it would not take the weights that are given."""
-
-    def shapes(config):
-        abstract = jax.eval_shape(lambda: config.build(Keys(0)))
-        return {tensor.name: tensor.shape for table in logical.tensors(abstract).values() for tensor in table.flat}
-
-    theirs = backbone(plan.model).config
+    """ValueError for a changed key that the weights decide."""
     for key in (change.partition("=")[0] for change in plan.changes):
         section, _, field = key.rpartition(".")
-        if section != "model" or not hasattr(theirs, field):
-            continue
-        value = config.model[field]
-        if field != "image_size" and shapes(dataclasses.replace(theirs, **{field: value})) != shapes(theirs):
+        if key == "init" or (section == "model" and field not in OF_TRAINING):
+            value = errors.shown(config.model[field] if section else config.init)
             raise ValueError(
-                f"config.{key}={errors.shown(value)}: the weights are of a model with "
-                f"{errors.shown(getattr(theirs, field))}, and do not fit another; leave it out."
+                f"--config.{key}={value}: the weights decide this; leave it out.  Of the model only "
+                f"{', '.join(OF_TRAINING)} can be changed."
             )
+
+
+def _check_training(plan: Plan) -> None:
+    """ValueError where a stage would be refused after another was trained."""
+    for stage, replaced in (("stage1", ()), ("stage2", range(plan.blocks))):
+        config = plan.config(stage, replaced)
+        objective = OBJECTIVES[config.objective.name]
+        views: dict[str, Any] = dict(entries=objective.entries, transform=objective.transform_of(config))
+        pipeline = loader.train(config.data, batch_size=config.batch_size, seed=config.seed, **views)
+        steps, per_epoch = loop.total_steps(config, pipeline.steps_per_epoch), pipeline.steps_per_epoch
+        mesh = sharding.create_mesh(config.mesh)
+        try:
+            with jax.set_mesh(mesh):
+                program.of_config(start.completed(config, pipeline), mesh, total=steps, per_epoch=per_epoch)
+        except ValueError as error:
+            raise ValueError(f"{stage}, of {steps} steps: {error}") from None
+
+
+def _check_pixels(plan: Plan, weights: str) -> None:
+    """ValueError for a backbone of the config whose pixels have other statistics than those of the weights."""
+    source = weights.partition(":")[0]
+    theirs = any(word.startswith("clip") for word in plan.mode.split(","))
+    given = any(change.startswith(("data.mean=", "data.std=")) for change in plan.changes)
+    if (source == "clip") != theirs and not given:
+        said = "names a backbone of CLIP; leave it out" if theirs else "names none of CLIP; add clip_b16 to its mode"
+        raise ValueError(
+            f"--weights={weights}: CLIP normalises pixels otherwise than the others, and --config={plan.file}:"
+            f"{plan.mode} {said}, or set --config.data.mean and --config.data.std."
+        )
 
 
 def protocol(config: ConfigDict, model: ModelModule) -> str | None:
@@ -156,9 +185,6 @@ def protocol(config: ConfigDict, model: ModelModule) -> str | None:
     names = suite.check(config.evaluation.suite, config) or suite.check(None, config, model)
     fitting = suite.fitting(model)
     return next((name for name in names if name in fitting and suite.PROTOCOLS[name].curve), None)
-
-
-HINTS = ("num_heads", "image_size", "mlp")
 
 
 def backbone(model: ModelModule) -> ModelModule:
@@ -192,6 +218,7 @@ def claim(options: Any, changes: Iterable[str]) -> None:
     """Notes the command's arguments in its directory; ValueError if that was begun with others."""
     wanted = dict(source=options.weights or str(options.input), config=options.config, changes=list(changes))
     wanted |= dict(blocks=options.blocks, images=options.images, fit_only=options.fit_only)
+    wanted = json.loads(json.dumps(wanted | {name: getattr(options, name) for name in HINTS}))
     path = options.workdir / ARGUMENTS
     if path.is_file():
         before = files.read_json(path)

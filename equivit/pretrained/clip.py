@@ -97,13 +97,14 @@ def table(config: ViTConfig, flavour: str) -> Table:
 
 
 def require(state: State, options: Mapping[str, Any]) -> None:
-    """ValueError where a file of CLIP does not tell the activation and the options do not either."""
+    """`Untold` where a file of CLIP does not tell the activation and the options do not either."""
     flavour = _flavour(state)
     known = flavour == "openai" or f"{SPELLINGS[flavour].pre_norm}.weight" not in state  # or it is none of CLIP
     if not known and "mlp" not in options:
-        raise ValueError(
+        raise inference.Untold(
+            "mlp",
             f"{NAME}: no name of the file tells its activation; give mlp='quick_gelu' (weights of OpenAI) or "
-            "mlp='gelu' (nearly all others)."
+            "mlp='gelu' (nearly all others).",
         )
 
 

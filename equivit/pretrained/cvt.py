@@ -139,9 +139,10 @@ def _heads(widths: tuple[int, ...], hints: Hints) -> tuple[int, ...]:
         return heads
     for stage, width in enumerate(widths):
         if width % HEAD_CHANNELS:
-            raise ValueError(
+            raise inference.Untold(
+                "num_heads",
                 f"{NAME}: stage {stage} is {width} wide, no multiple of the {HEAD_CHANNELS} channels that heads of "
-                "published models have; give num_heads=, one number per stage, which no file tells."
+                "published models have; give num_heads=, one number per stage, which no file tells.",
             )
     return tuple(width // HEAD_CHANNELS for width in widths)
 

@@ -12,6 +12,18 @@ from equivit import constraints
 HEADS = {96: 3, 128: 4, 192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1280: 16, 1536: 24}
 
 
+class Untold(ValueError):
+    """What no name and no shape of a file tells, and a hint must.
+
+    Attributes:
+      hint: its name, a field of the model's configuration.
+    """
+
+    def __init__(self, hint: str, message: str):
+        super().__init__(message)
+        self.hint = hint
+
+
 def shape(state: Mapping[str, np.ndarray], source: str, name: str, axes: int) -> tuple[int, ...]:
     """The shape of a tensor.  ValueError when it is absent or has another number of axes."""
     if name not in state:
@@ -41,14 +53,15 @@ def count(state: Mapping[str, np.ndarray], name: str, blocks: str = "blocks") ->
 
 
 def heads(width: int, num_heads: Any, source: str) -> int:
-    """`num_heads`, or that of the published model of this width.  ValueError when there is none."""
+    """`num_heads`, or that of the published model of this width.  `Untold` when there is none."""
     if num_heads is not None:
         constraints.check(f"{source}: num_heads", num_heads, constraints.PositiveInt)
         return num_heads
     if width not in HEADS:
-        raise ValueError(
+        raise Untold(
+            "num_heads",
             f"{source}: no published model has the width {width} (they have {', '.join(map(str, HEADS))}); "
-            "give num_heads=, which no file tells."
+            "give num_heads=, which no file tells.",
         )
     return HEADS[width]
 

@@ -1,5 +1,6 @@
 """What a run begins with: its first parameters, and the models that it uses and does not train."""
 
+import copy
 import dataclasses
 import pathlib
 from typing import Any
@@ -9,13 +10,16 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from equivit import errors, logical, models, pretrained
+from equivit.data.loader import TrainPipeline
 from equivit.layers.keys import Keys
 from equivit.models import replacement, saved, zoo
 from equivit.models.model import ModelModule
 from equivit.models.segmenter import Segmenter, SegmenterConfig
 from equivit.models.vit_config import ViTConfig
+from equivit.pretrained.inference import Untold
 from equivit.training import checkpoints, program
 
+OF_THE_FUNCTION = ("num_heads", "mlp", "activation", "norm_eps")  # no shape of a parameter tells them
 OF_THE_HEAD = ("head.", "readout.norm.", "readout.fc_norm.")  # what a run may begin anew
 
 
@@ -63,6 +67,24 @@ def given_models(config: ConfigDict) -> dict[str, nnx.Module]:
     return {"teacher": zoo.create(name, **options)}
 
 
+def completed(config: ConfigDict, pipeline: TrainPipeline) -> ConfigDict:
+    """What the data decide about the model goes into its section, so that the run directory says it all.
+
+    Raises ValueError where the section says otherwise; a model without a head may have `num_classes=None`.
+    """
+    config = copy.deepcopy(config).unlock()
+    known = dict(image_size=config.data.image_size, num_classes=pipeline.num_classes, in_channels=pipeline.channels)
+    config.model = {**known, **config.model}
+    for key, things in (("num_classes", "classes"), ("in_channels", "channels")):
+        value, right = config.model[key], known[key]
+        if value != right and (key, value) != ("num_classes", None):
+            raise ValueError(
+                f"config.model.{key}={errors.shown(value)}: the data ({config.data.source}) have {right} {things}; set "
+                f"it to {right}, or take other data."
+            )
+    return config.lock()
+
+
 def initial_parameters(config: ConfigDict) -> dict[str, jax.Array]:
     """The parameters and statistics of the model at `config.init` (`load_model`), to begin with; empty if it is None.
 
@@ -73,18 +95,20 @@ def initial_parameters(config: ConfigDict) -> dict[str, jax.Array]:
     `config.model.replaced` has more blocks they are replaced.  Prints what it did.
 
     Raises:
-      ValueError: other parameters do not fit the model of the config; the message names them.
+      ValueError: other parameters do not fit the model of the config, or would compute something else in it; the
+        message names what differs.
     """
     if config.init is None:
         return {}
-    model, said = load_model(config.init), []
-    wanted = program.model_configuration(config)
+    wanted, said = program.model_configuration(config), []
+    model = _loaded(config.init, wanted)
     decoder = {}
     if isinstance(model, Segmenter):
         decoder = _decoder(config, model)
         model, said = model.backbone, ["its decoder is taken too" if decoder else "its decoder is left out"]
     elif hasattr(model, "encoder") and type(model.config) is not type(wanted):
         model, said = model.encoder, ["its decoder is left out"]
+    _check_function(config.init, model.config, wanted)
     try:
         if type(wanted) is type(model.config) is ViTConfig:
             model = _replaced(_alone(model, wanted, said), wanted, config.seed, said)
@@ -100,6 +124,30 @@ def initial_parameters(config: ConfigDict) -> dict[str, jax.Array]:
     if said and jax.process_index() == 0:
         print(f"{config.init}: {'; '.join(said)}.", flush=True)
     return logical.stacked(jax.eval_shape(lambda: wanted.build(Keys(0))), tensors, nnx.Variable) | decoder
+
+
+def _loaded(place: str, wanted: Any) -> ModelModule:
+    """The model at a place; what a file of weights does not tell, the wanted configuration does."""
+    hints: dict[str, Any] = {}
+    while True:
+        try:
+            return load_model(place, **hints)
+        except Untold as untold:
+            if untold.hint in hints or not hasattr(wanted, untold.hint):
+                raise
+            hints[untold.hint] = getattr(wanted, untold.hint)
+
+
+def _check_function(place: str, given: Any, wanted: Any) -> None:
+    """ValueError where the weights would fit, and mean something else."""
+    for field in OF_THE_FUNCTION if type(given) is type(wanted) else ():
+        theirs, ours = (getattr(config, field, None) for config in (given, wanted))
+        if None not in (theirs, ours) and theirs != ours:
+            raise ValueError(
+                f"config.model.{field}={errors.shown(ours)}: the model of config.init={place} has "
+                f"{errors.shown(theirs)}, and its weights mean something else with another; set config.model.{field}="
+                f"{errors.shown(theirs)}."
+            )
 
 
 def _decoder(config: ConfigDict, model: Segmenter) -> dict[str, jax.Array]:

@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from equivit import logical
+from equivit import logical, pretrained
 from equivit.layers.position import bicubic
 from equivit.layers.replaced import Replaced
 from equivit.models import replacement, saved, zoo
+from equivit.pretrained import reading
 from equivit.training import config as configs
 from equivit.training import program, start
 from equivit.training.config import get_base
@@ -81,6 +82,24 @@ def test_what_does_not_fit_is_named(plain, tmp_path):
         ValueError, match=r"\d+ parameters are not those of config.model: drawn: blocks.1.* and 10 more.$"
     ):
         start.initial_parameters(config(plain[0], image_size=(8, 12), depth=2))
+
+
+@pytest.mark.parametrize(("field", "value", "theirs"), [("num_heads", 3, 2), ("mlp", "quick_gelu", "gelu")])
+def test_weights_that_would_fit_and_mean_something_else_are_refused(plain, field, value, theirs):
+    message = (
+        rf"config.model.{field}={value!r}: the model of config.init=.* has {theirs!r}, .*; set config.model.{field}="
+    )
+    with pytest.raises(ValueError, match=message):
+        start.initial_parameters(config(plain[0], image_size=(8, 12), **{field: value}))
+
+
+def test_the_config_tells_what_a_file_does_not(tmp_path):
+    """The activation of a CLIP that is not OpenAI's, and the heads of a width that nobody has published."""
+    options = dict(image_size=(8, 8), projection=6, num_classes=None, mlp="gelu")
+    model = create("clip_vit_b16", **options)
+    reading.write(tmp_path / "clip.safetensors", pretrained.state_dict("clip", model, flavour="openclip"))
+    c = config(f"clip:{tmp_path / 'clip.safetensors'}", "clip_vit_b16", **options)
+    jax.tree.map(np.testing.assert_array_equal, start.initial_parameters(c), logical.take(model))
 
 
 def test_positions_are_resized_to_the_exact_size_unless_told(tmp_path):
