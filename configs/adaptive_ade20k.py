@@ -34,8 +34,9 @@ Where the paper contradicts itself or is silent:
   Here it is interpolation around the torus, or with `unpool` that of the listing; logits are interpolated in either.
 - Pyramid pooling on a fixed grid is not equivariant, and the paper does not say what it has instead
   (`equivit/layers/pyramid_pooling.py`).
-- Adaptive models need sizes that all their grids divide, for standard shifts too: there test images are resized up to
-  the next one, where the ordinary models take them as they are.
+- Adaptive models need sizes that all their grids divide, for standard shifts too: there an adaptive Swin is trained on
+  crops of 448 pixels, the ordinary one of 512, and test images are resized up to the next such size, where the
+  ordinary models take them as they are.
 - Ranges of shifts are not stated: circular ones are of the whole image, others of 32 pixels to either side.
 """
 
@@ -54,11 +55,12 @@ def get_config(mode: str = "swin_t"):
             fix = "add 'adaptive'" if word == "unpool" else "leave it out, standard shifts have it"
             raise ValueError(f"config mode={mode!r}: {word!r} has no effect here; {fix}.")
     unit, fit = SIZES[name] if not standard else (SIZES[name][0], (2048, 512))
+    side = fit[1] // unit * unit if w.adaptive else fit[1]
     c = config.get_base("segmentation")
     c.steps, c.batch_size, c.precision = 160_000, 16, "mixed"
     c.model = dict(name=name, image_size=(unit, unit), drop_path=(0.0, 0.3), num_classes=150)
     c.data.update(source="pairs:ADEChallengeData2016", split="training", eval_split="validation", channels=3)
-    c.data.update(image_size=(fit[1], fit[1]), fit=fit, eval_crop="whole", interpolation="bilinear", workers=8)
+    c.data.update(image_size=(side, side), fit=fit, eval_crop="whole", interpolation="bilinear", workers=8)
     c.data.augment.update(crop="scaled", max_share=0.75, flip=0.5, photometric=True)
     c.data.augment.fit_ratio = (0.5, 2.0) if standard or w.ratio else (1.0, 1.0)
     c.data.multiple = 4 if standard and not w.adaptive else unit

@@ -221,6 +221,8 @@ def _print(lines: list[tuple[str, str]], plain: str) -> None:
 
 
 def _size(config: ConfigDict) -> str:
+    if config.data.eval_crop == "whole":
+        return "their own size"
     return "x".join(map(str, config.data.image_size))
 
 

@@ -12,6 +12,7 @@ import pytest
 from equivit import convert, evaluate, pretrained
 from equivit.data import loader
 from equivit.models import zoo
+from equivit.models.model import check_input
 from equivit.training import config as configs
 from equivit.training import program, sharding
 from tests.pretrained import torch_archive
@@ -79,6 +80,22 @@ def test_full_configuration(name, millions):
         batch = loader.shapes(config.data, config.batch_size, channels=3, **entries)
         text = run.lower(batch).as_text()
     assert "sharding" in text
+
+
+SEGMENTED = [f"adaptive_ade20k.py:{name}{shifts}" for name in ("swin_t", "swinv2_t") for shifts in ("", ",standard")]
+SEGMENTED += [f"segment.py:{name}" for name in ("swin_t", "swinv2_t", "cvt_13", "mvitv2_t", "vit_s16", "octic_vit_s16")]
+
+
+@pytest.mark.parametrize("adaptive", ["", ",adaptive"])
+@pytest.mark.parametrize("name", SEGMENTED)
+def test_every_model_of_segmentation_takes_the_images_of_its_recipe(name, adaptive):
+    """In training, and in evaluation images whose sides are multiples of `data.multiple`."""
+    config = configs.load(f"{ROOT / name}{adaptive}")
+    with config.unlocked():
+        config.model.update(num_classes=150, in_channels=3)
+    model = program.model_configuration(config)
+    program.make_objective(config).check_model(model, {})
+    check_input(model, "data.multiple", (config.data.multiple,) * 2, 3)
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,22 @@ class _Pipeline:
         blank = self._make(Share(self.share.batch_size)).blank()
         return {name: jax.ShapeDtypeStruct(value.shape, value.dtype) for name, value in blank.items()}
 
+    def check_labelled(self, name: str, void: tuple[int, ...]) -> None:
+        """ValueError unless some pixel of the split's label maps has a class; mostly the first map has one.
+
+        Args:
+          name: of the split.
+          void: `data.void`.
+        """
+        for position in range(len(self.source)):
+            example = reading.read(self.source, position, self.channels, self.max_pixels).example
+            if (np.asarray(example["map"]) >= 0).any():
+                return
+        raise ValueError(
+            f"config.data: no pixel of the split {name!r} has a class, with data.void={void}, so that there is nothing "
+            "to learn or to compare; correct data.void, or the maps."
+        )
+
     def _make(self, share: Share) -> TrainBatch | EvaluationBatch:
         raise NotImplementedError
 
@@ -211,7 +227,8 @@ def train(
       transform: makes the transform (`batches.py`) from the `data` section and the number of channels.
 
     Raises:
-      ValueError: an invalid value in the config, a batch larger than the data set, or examples without `entries`.
+      ValueError: an invalid value in the config, a batch larger than the data set, examples without `entries`, or
+        label maps no pixel of which has a class.
       FileNotFoundError: the data are missing.
     """
     source, channels = _open(config, config.split)
@@ -223,7 +240,7 @@ def train(
         )
     if sources.has_label_sets(source):
         raise ValueError(f"config.data.source={config.source!r}: examples with sets of labels are for evaluation only.")
-    return TrainPipeline(
+    pipeline = TrainPipeline(
         source,
         channels,
         config.max_pixels,
@@ -232,6 +249,9 @@ def train(
         order=TrainOrder(len(source), batch_size, config.repeats, seed),
         transform=transform(config, channels),
     )
+    if "map" in entries:
+        pipeline.check_labelled(config.split, tuple(config.void))
+    return pipeline
 
 
 def evaluate(

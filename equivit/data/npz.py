@@ -169,6 +169,7 @@ def _labels(where: str, labels: np.ndarray | None, count: int, classes: int) -> 
     if labels.ndim != 1 or labels.dtype.kind not in "biuf":
         hint = "; of rows with one entry per class take argmax(-1)" if labels.ndim == 2 else ""
         hint = "; give the index of each name in `classes`" if labels.dtype.kind in "US" else hint
+        hint = f"; if it is a map of labels, name it {where.removesuffix('label')}map" if labels.ndim == 3 else hint
         raise ValueError(f"{where} must be int [N], not {_kind(labels)}{hint}.")
     if len(labels) != count:
         raise ValueError(f"{where} has {len(labels)} entries for {count} images; give one for each.")
@@ -189,7 +190,10 @@ def _labels(where: str, labels: np.ndarray | None, count: int, classes: int) -> 
 def _check_maps(where: str, maps: np.ndarray, count: int, size: tuple[int, ...] | None) -> None:
     """That maps go with their images; `size` is (height, width) of those, None where they are files."""
     if maps.ndim != 3 or not np.issubdtype(maps.dtype, np.integer) or 0 in maps.shape[1:]:
-        raise ValueError(f"{where} must be int [N, H, W], not {_kind(maps)}.")
+        hint = "; take its only channel, [..., 0]" if maps.ndim == 4 and maps.shape[-1] == 1 else ""
+        if maps.ndim == 4 and maps.shape[-1] in (3, 4):
+            hint = "; a map has the number of the class of each pixel, not its colour"
+        raise ValueError(f"{where} must be int [N, H, W], not {_kind(maps)}{hint}.")
     if len(maps) != count:
         raise ValueError(f"{where} has {len(maps)} entries for {count} images; give one for each.")
     if size is not None and maps.shape[1:] != size:

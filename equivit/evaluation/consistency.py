@@ -208,7 +208,9 @@ def with_offsets(
 
     for batch in batches:
         shares = _uniform(settings, batch["index"])
-        of = size or batch["image"].shape[1:3]
+        of = size or (batch["image"].shape[1], batch["image"].shape[2])
+        if size is None:
+            check(settings, of)
         offsets = np.concatenate([draw(kind, range_, shares, of) for kind, range_ in settings.measures], axis=1)
         yield {**batch, "offsets": offsets.astype(np.int32)}
 

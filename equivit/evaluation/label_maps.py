@@ -5,7 +5,8 @@ their logits are averaged where they overlap.  Each view is resized to the size 
 softmax is averaged, after that, and the class is the largest of the means.
 
 So do the evaluations of MMSegmentation: windows from the upper left corner in steps of the stride, the last ones moved
-back into the image; softmax before the mean; bilinear resizing without antialiasing (align_corners=False).
+back into the image, and cut to an image that is smaller; softmax before the mean; bilinear resizing without
+antialiasing (align_corners=False).
 """
 
 import dataclasses
@@ -20,7 +21,8 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from equivit import constraints
-from equivit.constraints import PositiveFloat, Size
+from equivit.constraints import PositiveFloat, PositiveInt, Size
+from equivit.data import crops
 from equivit.data.section import LARGEST_SIDE
 from equivit.evaluation.predictions import Batch, Predict
 from equivit.layers import resizing
@@ -48,6 +50,8 @@ class Views:
     scales: tuple[PositiveFloat, ...] = (1.0,)
     flip: bool = False
 
+    multiple = 1  # of which the sides of scaled images are
+
     def __post_init__(self):
         constraints.check_fields(self, "views")
         if self.stride is None:
@@ -71,13 +75,37 @@ class Views:
         return dataclasses.replace(self, window=window and window[::-1], stride=stride and stride[::-1])
 
 
+@dataclasses.dataclass(frozen=True)
+class WholeViews(Views):
+    """The same of whole images.
+
+    Attributes:
+      multiple: the sides of scaled images are rounded up to it, as those of the images are (`data.multiple`).
+    """
+
+    multiple: PositiveInt = 1
+
+
 def settings(config: ConfigDict) -> Views:
     """`config.evaluation.segmentation`, after checking that its windows fit into the images of `config.data`.
 
-    Raises ValueError otherwise.
+    Whole images have sizes of their own: windows are cut to them, and where they are scaled their sides stay multiples
+    of `config.data.multiple`.
+
+    Raises ValueError for windows that do not fit.
     """
-    views = Views(**config.evaluation.segmentation.to_dict())
-    sizes(views, tuple(config.data.image_size))
+    section, data = config.evaluation.segmentation.to_dict(), config.data
+    if data.eval_crop == "whole":
+        return WholeViews(**section, multiple=data.multiple)
+    views = Views(**section)
+    for scale in views.scales:
+        scaled = _times(data.image_size, scale, 1)
+        if views.window is not None and _within(scaled, views.window) != views.window:
+            raise ValueError(
+                f"config.evaluation.segmentation.window={views.window} must not be larger than the images, "
+                f"{scaled[0]}x{scaled[1]} at scale {scale:g}; the nearest is {_within(scaled, views.window)}."
+            )
+    sizes(views, tuple(data.image_size))
     return views
 
 
@@ -109,7 +137,7 @@ def comparable(model: nnx.Module, predict: Predict, batch: Batch) -> Batch:
 def sizes(views: Views, size: Size) -> dict[str, Size]:
     """The sizes of the images that a model gets, by the key that decides: windows, or the image at each scale.
 
-    Raises ValueError for a window that is larger than the image at some scale, or a scale of which it is enormous.
+    Raises ValueError for a scale of which the image is enormous.
     """
     found = {}
     for scale in views.scales:
@@ -118,18 +146,13 @@ def sizes(views: Views, size: Size) -> dict[str, Size]:
                 f"config.evaluation.segmentation.scales={scale:g} makes images of {size[0]}x{size[1]} larger than "
                 f"{LARGEST_SIDE} pixels a side; the largest is {LARGEST_SIDE / max(size):.4g}."
             )
-        scaled, key = _times(size, scale), "config.data.image_size"
+        scaled, key = _times(size, scale, views.multiple), "config.data.image_size"
         if scale != 1:
             key = f"config.evaluation.segmentation.scales={scale:g}"
         if views.window is None:
             found[key] = scaled
-        elif views.window[0] > scaled[0] or views.window[1] > scaled[1]:
-            raise ValueError(
-                f"config.evaluation.segmentation.window={views.window} must not be larger than the images, "
-                f"{scaled[0]}x{scaled[1]} at scale {scale:g}; the nearest is {tuple(map(min, views.window, scaled))}."
-            )
         else:
-            found["config.evaluation.segmentation.window"] = views.window
+            found["config.evaluation.segmentation.window"] = _within(scaled, views.window)
     return found
 
 
@@ -142,7 +165,7 @@ def logits(predict: Predict, images: Array, views: Views) -> Iterator[jax.Array]
       views: how it looks at them.
     """
     for scale in views.scales:
-        scaled = _scaled(_times(images.shape[1:3], scale), images)
+        scaled = _scaled(_times(images.shape[1:3], scale, views.multiple), images)
         yield _windowed(predict, scaled, views)
         if views.flip:
             yield _mirrored(_windowed(predict, _mirrored(scaled), views))
@@ -179,21 +202,26 @@ def predicted(predict: Predict, batch: Batch, views: Views) -> tuple[jax.Array, 
     return classes(logits(predict, batch["image"], views), batch["map"].shape[1:], batch.get("map_size"))
 
 
-def _times(size: tuple[int, ...], scale: float) -> Size:
+def _times(size: tuple[int, ...], scale: float, multiple: int) -> Size:
     height, width = (max(1, math.floor(side * scale + 0.5)) for side in size)
-    return height, width
+    return crops.rounded_up(height, width, multiple)
+
+
+def _within(size: tuple[int, ...], window: Size) -> Size:
+    return min(size[0], window[0]), min(size[1], window[1])
 
 
 def _windowed(predict: Predict, images: jax.Array, views: Views) -> jax.Array:
     """The logits of images [B, H, W, C], averaged over the windows that a pixel is in."""
-    size = images.shape[1:3]
-    if views.window is None or views.window == size:
+    size = (images.shape[1], images.shape[2])
+    window = size if views.window is None else _within(size, views.window)
+    if window == size:
         return predict(images)
-    starts = _starts(size, views.window, views.stride or views.window)
-    parts = tuple(predict(_cut(views.window, images, start)) for start in np.array(starts, np.int32))
+    starts = _starts(size, window, views.stride or window)
+    parts = tuple(predict(_cut(window, images, start)) for start in np.array(starts, np.int32))
     number = np.zeros((*size, 1), np.float32)
     for top, left in starts:
-        number[top : top + views.window[0], left : left + views.window[1]] += 1
+        number[top : top + window[0], left : left + window[1]] += 1
     return _averaged(starts, parts, number)
 
 

@@ -155,13 +155,14 @@ class Run:
             share |= dict(process_index=jax.process_index(), process_count=jax.process_count())
         section = self.data if data is None else data
         pipeline = loader.evaluate(section, split=split, seed=self.config.seed, shuffle=shuffle, **share)
-        if hasattr(self.model, "config"):
-            for name, size in self._inputs.items():
-                check_input(self.model.config, name, size, pipeline.channels)
         if "maps" in self.protocol.needs:
-            self._check_maps(pipeline)
+            self._check_maps(pipeline, split)
+        inputs = self._inputs(pipeline)
+        if hasattr(self.model, "config"):
+            for name, size in inputs.items():
+                check_input(self.model.config, name, size, pipeline.channels)
         if self.protocol.needs & {"logits", "maps"}:
-            self._check_classes(pipeline)
+            self._check_classes(pipeline, next(iter(inputs.values())))
         return pipeline
 
     def batches(self, pipeline: EvaluationPipeline | None = None) -> Iterable[Batch]:
@@ -175,12 +176,17 @@ class Run:
         """Whether images are seen whole, each at its size."""
         return self.data.eval_crop == "whole"
 
-    @property
-    def _inputs(self) -> dict[str, Size]:
-        height, width = self.data.image_size
-        return self.protocol.inputs(self.config, (height, width))
+    def _inputs(self, pipeline) -> dict[str, Size]:
+        """The sizes of the images that the model gets; of whole ones, that of the first."""
+        if not self.whole:
+            height, width = self.data.image_size
+            return self.protocol.inputs(self.config, (height, width))
+        height, width = pipeline.shapes()["image"].shape[1:3]
+        by_key = self.protocol.inputs(self.config, (height, width))
+        whole = f"config.data.multiple={self.data.multiple}: an image of {self.data.source}"
+        return {key.replace("config.data.image_size", whole): size for key, size in by_key.items()}
 
-    def _check_maps(self, pipeline):
+    def _check_maps(self, pipeline, split):
         label_maps.check_model(self.model, label_maps.settings(self.config))
         if "map" not in (entries := pipeline.shapes()):
             found = ", ".join(name for name in entries if name not in ("weight", "index"))
@@ -188,11 +194,11 @@ class Run:
                 f"evaluation: label maps are compared with those of the data, and an example of {self.data.source} has "
                 f"only {found}; set data.source to data with maps, such as an .npz file with `<split>_map`."
             )
+        pipeline.check_labelled(split or self.data.eval_split, tuple(self.data.void))
 
-    def _check_classes(self, pipeline):
+    def _check_classes(self, pipeline, size):
         classes = getattr(getattr(self.model, "config", None), "num_classes", None)
         if classes is None:  # a model that does not say it
-            size = next(iter(self._inputs.values()))
             images = jax.ShapeDtypeStruct((jax.device_count(), *size, pipeline.channels), np.uint8)
             predict = predictions.predictor(self.model, self.data.mean, self.data.std)
             classes = jax.eval_shape(predict, images).shape[-1]

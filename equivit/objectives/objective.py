@@ -194,10 +194,10 @@ def averaged(new: Arrays, old: Arrays, share: float | jax.Array) -> Arrays:
 
 def check_head(config: ConfigDict) -> None:
     """ValueError unless the model of the config has a head."""
-    if config.model.num_classes is None:
+    if config.model.get("num_classes") is None:
         raise ValueError(
             f"config.model.num_classes=None: {config.model.name} has no head, which "
-            f"objective.name={config.objective.name!r} trains; set num_classes."
+            f"objective.name={config.objective.name!r} trains; set it, or data.source to data that are there."
         )
 
 

@@ -3,6 +3,7 @@
 import functools
 import json
 from typing import NamedTuple
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -367,8 +368,8 @@ def test_maps_without_labels_and_logits_that_are_not_finite(config, tmp_path):
     void = np.full_like(MAPS, 255, np.int32)
     np.savez(tmp_path / "void.npz", classes=np.array(NAMES), test_image=IMAGES, test_map=void)
     config.data.source = f"npz:{tmp_path}/void.npz"
-    with pytest.raises(ValueError, match="no pixel has a label that counts"):
-        measure(colour, config)
+    with pytest.raises(ValueError, match=r"no pixel of the split 'test' has a class, with data.void=\(255,\)"):
+        suite.prepare(Segmenter(colour), config, "segmentation")
 
 
 def test_another_number_of_classes_is_refused(config):
@@ -446,6 +447,42 @@ def test_whole_images_count_once_at_the_size_of_their_labels(tmp_path, config):
     maps, images = zip(*pairs, strict=True)
     expected = scores.segmentation(list(maps), [predicted(image) for image in images], num_classes=4)
     assert found["miou"] == pytest.approx(expected["miou"]) and found["accuracy"] == pytest.approx(expected["accuracy"])
+
+
+def test_windows_are_cut_to_whole_images_and_scales_keep_their_multiple():
+    """A window is larger than the image along one axis; 6x8 at three quarters is 5x6, of which 8x8 is made."""
+    views = label_maps.WholeViews(window=(4, 20), scales=(0.75,), multiple=4)
+    sizes = []
+
+    def predict(images):
+        sizes.append(images.shape[1:3])
+        return colour(images)
+
+    (found,) = label_maps.logits(jax.jit(predict), IMAGES, views)
+    assert found.shape[1:3] == (8, 8) and sizes == [(4, 8)]
+    assert label_maps.sizes(views, SIZE) == {"config.evaluation.segmentation.window": (4, 8)}
+
+
+@pytest.mark.parametrize(
+    ("data", "section", "message"),
+    [
+        (dict(multiple=9), {}, r"config.data.multiple=9: an image of npz:.* 9x9: the height 9 is not divisible by"),
+        ({}, dict(shift=dict(ranges=(9,))), "offsets of up to 9 pixels do not fit in images of 6x8"),
+        ({}, dict(segmentation=dict(window=(50, 50), scales=(0.5, 2.0))), None),
+    ],
+)
+def test_whole_images_are_checked_by_the_first(config, data, section, message):
+    """Not by data.image_size, which says how large those of training are."""
+    config.data.update(eval_crop="whole", image_size=(64, 64), multiple=2)
+    config.data.update(data)
+    config.evaluation.update(section)
+    model = Segmenter(colour)
+    with mock.patch.object(Config, "patch_size", (2, 2), create=True):
+        if message is None:
+            suite.prepare(model, config, "segmentation_shift")
+            return
+        with pytest.raises(ValueError, match=message):
+            suite.prepare(model, config, "segmentation_shift")
 
 
 def test_crops_of_whole_images_are_refused(config):

@@ -25,9 +25,19 @@ from equivit.symmetry import shifts
 
 
 def check(config: ConfigDict) -> None:
-    """ValueError for offsets or windows that do not fit in the images of `config.data`."""
-    shift.check(config)
+    """ValueError for offsets or windows that do not fit in the images of `config.data`.
+
+    Whole images have sizes of their own, in which offsets have to fit when they are read.
+    """
+    shift.checked(config) if config.data.eval_crop == "whole" else shift.check(config)
     segmentation.check(config)
+
+
+def opens(run: Run) -> None:
+    """Open the split; ValueError where offsets do not fit in its first image."""
+    pipeline = run.open()
+    if run.whole:
+        consistency.check(shift.checked(run.config), pipeline.shapes()["image"].shape[1:3])
 
 
 def run(run: Run) -> dict[str, Any]:
@@ -94,4 +104,6 @@ def lines(result: dict[str, Any]) -> list[Line]:
     return [(f"mASCC, {name}", value) for name, value in shift.each(result)]
 
 
-PROTOCOL = Protocol(needs=frozenset({"maps"}), run=run, lines=lines, check=check, inputs=segmentation.inputs)
+PROTOCOL = Protocol(
+    needs=frozenset({"maps"}), run=run, lines=lines, check=check, opens=opens, inputs=segmentation.inputs
+)

@@ -17,13 +17,19 @@ WORDS = {"circular": "circular shifts", "zeros": "shifts with zeros", "crop": "o
 
 def check(config: ConfigDict) -> None:
     """ValueError for offsets that do not fit in the images of `config.data`."""
+    settings = checked(config)
+    consistency.check(settings, tuple(config.data.image_size), source(config.data, settings))
+
+
+def checked(config: ConfigDict) -> Shifts:
+    """`config.evaluation.shift`; ValueError for crops of images that are seen whole."""
     settings = Shifts(**config.evaluation.shift.to_dict())
     if "crop" in settings.kinds and config.data.eval_crop == "whole":
         raise ValueError(
             "config.evaluation.shift.kinds: 'crop' cuts images out of larger ones, and data.eval_crop='whole' cuts "
             "nothing; set it to 'centre', or take 'zeros'."
         )
-    consistency.check(settings, tuple(config.data.image_size), source(config.data, settings))
+    return settings
 
 
 def run(run: Run) -> dict[str, Any]:
