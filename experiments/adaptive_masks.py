@@ -38,9 +38,9 @@ def main(arguments=None) -> int:
     offsets = drawn(options.kind, images.shape[1:3], len(images), options.seed)
     maps = {name: compared(run, images, offsets, options.kind) for name, run in loaded.items()}
     rows = [
-        dict(model=name, image=k, offset=offsets[k].tolist(), changed=float(100 * changed.mean()))
-        for name, (_, _, every) in maps.items()
-        for k, changed in enumerate(every)
+        dict(model=name, image=k, offset=offsets[k].tolist(), changed=percent(back[k], changed[k]))
+        for name, (_, back, changed) in maps.items()
+        for k in range(len(changed))
     ]
     print(benchmark.table(rows, dict(model="model", image="image", offset="shift", changed="pixels changed, %")))
     status = benchmark.finish(options.output, dict(kind=options.kind, rows=rows), claims_of(rows, loaded, options.kind))
@@ -84,6 +84,11 @@ def compared(run, images: np.ndarray, offsets: np.ndarray, kind: str) -> tuple[n
     back = shifted(moved[..., None], -offsets, "circular", np.zeros(1))[..., 0]
     seen = shifted(np.ones_like(upright)[..., None], -offsets, kind, np.zeros(1))[..., 0] > 0
     return upright, np.where(seen, back, -1), (upright != back) & seen
+
+
+def percent(back: np.ndarray, changed: np.ndarray) -> float:
+    """How many of the pixels that both copies show have changed, in percent; `back` [H, W] is -1 where they do not."""
+    return float(100 * changed.sum() / (back >= 0).sum())
 
 
 def shifted(images: np.ndarray, offsets: np.ndarray, kind: str, fill: np.ndarray) -> np.ndarray:
@@ -146,9 +151,9 @@ def draw(images: np.ndarray, offsets: np.ndarray, maps: dict[str, tuple], option
         for axes, picture in zip(row, shown, strict=True):
             axes.imshow(picture, interpolation="nearest")
             axes.set_axis_off()
-        for number, (_, _, changed) in enumerate(maps.values()):
+        for number, (_, back, changed) in enumerate(maps.values()):
             second = row[3 + 2 * number]
-            second.set_title(f"{100 * changed[k].mean():.1f} % changed", fontsize=8, pad=2)
+            second.set_title(f"{percent(back[k], changed[k]):.1f} % changed", fontsize=8, pad=2)
             for top, left, tall, wide in boxes(changed[k]):
                 second.add_patch(
                     Rectangle((left - 1.5, top - 1.5), wide + 2, tall + 2, fill=False, color="yellow", linewidth=1.2)

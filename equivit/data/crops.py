@@ -47,7 +47,7 @@ def resize(image: Image.Image, height: int, width: int, interpolation: str = "bi
 
 
 def squash(image: Image.Image, height: int, width: int, filter: str = "bicubic") -> Image.Image:
-    """Exactly this size, whatever the aspect ratio; antialiased, but for "nearest" and maps.
+    """Exactly this size, whatever the aspect ratio; antialiased, but for "nearest" and maps (`is_map`, of mode "I").
 
     Args:
       filter: "bicubic", "bilinear", "lanczos" or "nearest".

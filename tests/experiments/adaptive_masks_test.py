@@ -35,7 +35,8 @@ def test_a_model_that_follows_shifts_changes_no_visible_pixel(kind, monkeypatch)
     upright, back, changed = script.compared(SimpleNamespace(model="colours", config=config), IMAGES, OFFSETS, kind)
     assert not changed.any() and (back == -1).any() == (kind == "zeros")
     np.testing.assert_array_equal(upright[back >= 0], back[back >= 0])
-    *_, changed = script.compared(SimpleNamespace(model="rows", config=config), IMAGES, OFFSETS, kind)
+    _, back, changed = script.compared(SimpleNamespace(model="rows", config=config), IMAGES, OFFSETS, kind)
+    assert script.percent(back[2], changed[2]) == 100 and script.percent(back[0], changed[0]) == 0  # of what both show
     assert changed[2:].mean() > 0.4 and not changed[:2].any()  # an even shift keeps the parity of rows
 
 
