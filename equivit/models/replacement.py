@@ -80,7 +80,7 @@ def replace(
         a block that is replaced already, or a model that has tokens before the patches.
     """
     _check_vit("replace", model)
-    config, added = model.config, _added(where, kind, kernel_size)
+    config, added = model.config, entries("replace", where, kind, kernel_size)
     where = {one.block: one.heads for one in added}
     if twice := sorted(set(where) & {one.block for one in config.replaced}):
         raise ValueError(f"replace: block {twice[0]} is replaced already; begin with the model before that.")
@@ -96,14 +96,11 @@ def replace(
     return logical.from_logical(jax.eval_shape(lambda: config.build(Keys(0))), tensors, nnx.Variable)
 
 
-def _added(where: Any, kind: str, kernel_size: int) -> tuple[Replaced, ...]:
-    """The entries of the configuration; ValueError for those of another form."""
+def entries(name: str, where: Any, kind: str, kernel_size: int) -> tuple[Replaced, ...]:
+    """The entries of the configuration for `where`, as in `replace`, by block; ValueError for another form."""
     if not isinstance(where, Mapping):
-        raise ValueError(
-            f"replace: where={errors.shown(where)} must give heads by block, such as {{3: None, 7: (0,)}}."
-        )
-    entries = [(_plain(block), kind, kernel_size, _plain(heads)) for block, heads in where.items()]
-    return as_replaced("replace", entries)
+        raise ValueError(f"{name}: where={errors.shown(where)} must give heads by block, such as {{3: None, 7: (0,)}}.")
+    return as_replaced(name, [(_plain(block), kind, kernel_size, _plain(heads)) for block, heads in where.items()])
 
 
 def _plain(value: Any) -> Any:
