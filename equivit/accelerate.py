@@ -7,7 +7,7 @@
 
 1. start/    the model on patch tokens alone;
 2. stage1/   fine-tuned on the data of the config;
-3. sigma     of its attention, on --images training images;
+3. sigma     of its attention, on --images training images, or all;
 4. fitted/   the --blocks of lowest Sigma replaced by depthwise convolution, with taps by least squares;
 5. stage2/   fine-tuned again, half as long;
 6. both evaluated, exported as ONNX files and timed in turn on one core: before.onnx, after.onnx.

@@ -4,6 +4,7 @@ Which values a field may have is said in `constraints.py`.
 """
 
 import difflib
+import math
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -64,6 +65,12 @@ def near(word: str, known: Iterable[str], most: int) -> list[str]:
     """The known words that look most like a word, the most alike first."""
     cutoff = 0.6 if len(word) > 3 else 0.5  # of two letters one may be wrong
     return difflib.get_close_matches(word[:LONGEST], list(known), n=most, cutoff=cutoff)
+
+
+def nearest_divisor(value: int, whole: int) -> int:
+    """The divisor of a positive number that is nearest to a value; of two the smaller."""
+    small = [n for n in range(1, math.isqrt(whole) + 1) if whole % n == 0]
+    return min(sorted({*small, *(whole // n for n in small)}), key=lambda n: abs(n - value))
 
 
 def multiples(value: int, unit: int) -> str:

@@ -20,9 +20,10 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from equivit import command
+from equivit import command, errors
 
 FORMATS = (".onnx", ".stablehlo")
+LAYOUTS = ("nhwc", "nchw")
 OPSET = 17
 TOLERANCES = {"float32": 1e-4, "float16": 1e-2}  # of the largest entry
 PLATFORMS = ("cpu", "cuda", "tpu")  # that a StableHLO file is lowered for
@@ -61,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--output", required=True, type=pathlib.Path, help="file ending in .onnx or .stablehlo")
     parser.add_argument("--image_size", required=True, type=command.size, help="HEIGHT,WIDTH in pixels")
     parser.add_argument("--batch", type=command.at_least(1), default=1, help="images in one call (%(default)s)")
-    parser.add_argument("--layout", choices=("nhwc", "nchw"), default="nhwc", help="axes of the input (%(default)s)")
+    parser.add_argument("--layout", choices=LAYOUTS, default="nhwc", help="axes of the input (%(default)s)")
     parser.add_argument("--opset", type=command.at_least(1), help=f"version of ONNX's operations ({OPSET})")
     parser.add_argument("--half", action="store_true", help="parameters, input and all that is computed in float16")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
@@ -94,11 +95,19 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _check_output(path: pathlib.Path, opset: int | None) -> None:
+    _check_ending(path)
+    if opset is not None:
+        if path.suffix != ".onnx":
+            raise ValueError(f"--opset={opset} goes with .onnx; a {path.suffix} file has no such version.")
+        from equivit import onnx_files
+
+        onnx_files.check_opset("--opset", opset)
+    command.check_file("--output", path)
+
+
+def _check_ending(path: pathlib.Path) -> None:
     if path.suffix not in FORMATS:
         raise ValueError(f"--output={path}: the ending says the format, and must be {' or '.join(FORMATS)}.")
-    if opset is not None and path.suffix != ".onnx":
-        raise ValueError(f"--opset={opset} goes with .onnx; a {path.suffix} file has no such version.")
-    command.check_file("--output", path)
 
 
 def write(
@@ -119,8 +128,8 @@ def write(
       half: parameters, input and all that is computed in float16.
 
     Raises:
-      ValueError: the model does not take such images, has operations that cannot be written, or the file deviates; no
-        file is left then.
+      ValueError: an unknown ending, layout or opset, the model does not take such images or has operations that cannot
+        be written, ONNX Runtime refuses the file, or it deviates; no file is left then.
     """
     import jax
     import jax.numpy as jnp
@@ -131,6 +140,8 @@ def write(
     from equivit.models.deployed import deployed
 
     path = pathlib.Path(path)
+    _check_ending(path)
+    errors.one_of("--layout", layout, LAYOUTS)
     outputs, function = _function(model, image_size)
     part = path.with_name(f"{path.name}.part")
     onnx, dtype = path.suffix == ".onnx", jnp.float16 if half else jnp.float32
@@ -186,7 +197,13 @@ def _through_onnx(path: pathlib.Path, call: Callable, image: Any, outputs: tuple
     from equivit import onnx_files
 
     onnx_files.write(path, call, jax.ShapeDtypeStruct(image.shape, image.dtype), outputs, opset=opset)
-    return onnx_files.session(path, threads=os.cpu_count() or 1).run(list(outputs), {"image": image})
+    try:
+        session = onnx_files.session(path, threads=os.cpu_count() or 1)
+    except onnx_files.Refused as refused:
+        reason = str(refused).replace(str(path), str(path.with_suffix("")))  # that of the user
+        hint = "write a .stablehlo file" if opset == OPSET else f"leave it out, which is {OPSET}"
+        raise ValueError(f"--opset={opset}: nothing was written: {hint}.  ({reason})") from refused
+    return session.run(list(outputs), {"image": image})
 
 
 def _through_stablehlo(path: pathlib.Path, call: Callable, image: Any) -> list:

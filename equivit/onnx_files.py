@@ -11,7 +11,12 @@ from typing import Any
 
 INSTALL = "make install-export"
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+OLDEST = 13  # opset: in those before, axes of Squeeze and others are no inputs, as jax2onnx writes them
 LARGEST = 2**31 - 1  # bytes of a file: those of a protocol buffer
+
+
+class Refused(ValueError):
+    """ONNX Runtime does not take a file."""
 
 
 def library(name: str) -> Any:
@@ -21,6 +26,14 @@ def library(name: str) -> Any:
             return importlib.import_module(name)
     except ImportError as error:
         raise ValueError(f"{name} is not installed ({error}); {INSTALL} installs what exported files need.") from error
+
+
+def check_opset(thing: str, opset: int) -> None:
+    """ValueError for a version of the standard's operations that jax2onnx does not write, or that is not out yet."""
+    newest = library("onnx").defs.onnx_opset_version()
+    if not OLDEST <= opset <= newest:
+        near = OLDEST if opset < OLDEST else newest
+        raise ValueError(f"{thing}={opset} must lie between {OLDEST} and {newest}; the nearest is {near}.")
 
 
 def write(path: str | os.PathLike, function: Callable, image: Any, outputs: tuple[str, ...], *, opset: int) -> None:
@@ -34,11 +47,12 @@ def write(path: str | os.PathLike, function: Callable, image: Any, outputs: tupl
       opset: version of the standard's operations.
 
     Raises:
-      ValueError: jax2onnx is not installed, knows no such operation, or the file would be too large.
+      ValueError: jax2onnx is not installed, has no such version or operation, or the file would be too large.
     """
     import jax
 
     to_onnx = library("jax2onnx").to_onnx
+    check_opset("--opset", opset)
     names: dict[str, Any] = dict(input_names=["image"], output_names=list(outputs))
     try:
         with _quiet(), _default_branches():
@@ -63,7 +77,7 @@ def session(path: str | os.PathLike, *, provider: str = "cpu", threads: int = 1)
       threads: those that ONNX Runtime works with.
 
     Raises:
-      ValueError: ONNX Runtime is not installed, has no such provider here, or refuses the file.
+      ValueError: ONNX Runtime is not installed, has no such provider here, or (`Refused`) does not take the file.
     """
     onnxruntime = library("onnxruntime")
     name = PROVIDERS[provider]
@@ -78,7 +92,7 @@ def session(path: str | os.PathLike, *, provider: str = "cpu", threads: int = 1)
     try:
         found = onnxruntime.InferenceSession(str(path), options, providers=[name])
     except Exception as error:  # its exceptions have no common class
-        raise ValueError(f"{path}: ONNX Runtime refuses it: {' '.join(str(error).split())[:300]}") from error
+        raise Refused(f"{path}: ONNX Runtime refuses it: {' '.join(str(error).split())[:300]}") from error
     if name not in found.get_providers():
         raise ValueError(f"--provider={provider}: ONNX Runtime has it, but finds no device that it can use.")
     return found

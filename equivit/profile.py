@@ -56,6 +56,9 @@ def _run(options: argparse.Namespace) -> None:
             raise FileNotFoundError(f"{path}: there is no such file; python -m equivit.export writes one.")
     if options.out is not None:
         command.check_file("--out", options.out)
+        if options.out.exists() and any(path.samefile(options.out) for path in options.files):
+            other = options.out.with_suffix(".json")
+            raise ValueError(f"--out={options.out}: this is one of the files to time; give another, such as {other}.")
     report = profile(options.files, provider=options.provider, runs=options.runs, warmup=options.warmup, say=print)
     width = max(len(row["file"]) for row in report["files"])
     for row in report["files"]:

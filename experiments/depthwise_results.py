@@ -160,8 +160,8 @@ def main(arguments=None) -> int:
     wanted = [entry for entry in entries() if entry.table in options.tables]
     cells = list(dict.fromkeys(entry.cell for entry in wanted))
     try:
-        choices = [json.loads(path.read_text()) for path in options.selection]
-        runs = trained_runs.read(options.runs)
+        choices = [_read("--selection", path, "depthwise_selection.py") for path in options.selection]
+        runs = trained_runs.read(options.runs, may_be_empty=True)
         found = trained_runs.present(runs, lambda run: cell_of(run, choices), cells, free=("init", "model.replaced"))
         others = {cell: departures(cell, group[0]) for cell, group in found.items() if group}
         rows = table(wanted, found, others, speeds(options.speed))
@@ -183,6 +183,14 @@ def _options(arguments):
     default = benchmark.RESULTS / "depthwise_speed.json"
     options.speed = options.speed or ([default] if default.is_file() else [])
     return options
+
+
+def _read(flag: str, path: pathlib.Path, script: str) -> dict[str, Any]:
+    """The JSON in a file that another script has written; ValueError, which names the flag, where there is none."""
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(f"{flag}={path}: this is no JSON of {script} ({error}); run that first.") from error
 
 
 def entries() -> list[Entry]:
@@ -292,7 +300,7 @@ def speeds(files: Sequence[pathlib.Path]) -> dict[tuple, tuple[float, float]]:
     """Milliseconds and the share saved, in %, by (model, kind, blocks), of images of 336 px."""
     kinds, found = {name: kind or "-" for kind, name in onnx_models.NAMES.items()}, {}
     for path in files:
-        measured = json.loads(path.read_text())
+        measured = _read("--speed", path, "depthwise_speed.py")
         if measured["pixels"] == 336:
             for line in measured.get("backbones", ()):
                 found[measured["model"], kinds[line["kind"]], line["blocks"]] = line["ms"], line["saved"]

@@ -44,8 +44,16 @@ QUERIES = 3  # along each side, in positions.png
 
 def main(arguments=None) -> int:
     options = _options(arguments)
+    try:
+        return _run(options)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _run(options) -> int:
     model = alone(load_model(options.model))
-    data = checkpoints.load_run(pathlib.Path(options.data or options.model)).config.data
+    data = checkpoints.load_run(_run_with_data(options)).config.data
     batches = TrainingImages(data, options.images, batch_size=options.batch)
     moments = sigma.moments(model, batches)
     scores = {"after": sigma.summed(moments)}
@@ -79,13 +87,20 @@ def _options(arguments):
     return parser.parse_args(arguments)
 
 
+def _run_with_data(options) -> pathlib.Path:
+    place = pathlib.Path(options.data or options.model)
+    if not (place / "config.json").is_file():
+        given = f"--data={place}" if options.data else options.model
+        raise ValueError(f"{given}: this is no run, so that it names no training images; give one with --data.")
+    return place
+
+
 # ---- What is measured
 
 
 def alone(model: Any) -> Any:
-    """The ViT in a model, on patch tokens alone."""
-    model = getattr(model, "backbone", model)
-    return replacement.patches_only(model) if getattr(model, "encoder", model).config.prefix else model
+    """The ViT in a model, on patch tokens alone; ValueError for other models."""
+    return replacement.patches_only(getattr(model, "backbone", model))
 
 
 def chosen(scores: dict[str, sigma.Sigma], number: int, dsp: list[str]) -> dict[str, list]:

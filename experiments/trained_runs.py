@@ -47,14 +47,19 @@ def parser(description: str, *, output: str, tables: Iterable[str]) -> argparse.
     return options
 
 
-def read(directory: pathlib.Path) -> list[Run]:
+def read(directory: pathlib.Path, *, may_be_empty: bool = False) -> list[Run]:
     """All runs in a directory, at any depth.
+
+    Args:
+      may_be_empty: whether a directory without runs is as good, for tables whose cells may all be empty.
 
     Raises:
       ValueError: there is none, or a config or a report cannot be read.
     """
+    if may_be_empty and not directory.is_dir():
+        raise ValueError(f"{directory}: there is no such directory; create it, or give that of the runs.")
     runs = [_read(path.parent) for path in sorted(directory.rglob("config.json"))]
-    if not runs:
+    if not runs and not may_be_empty:
         raise ValueError(f"{directory}: there is no run of equivit.train in it (no config.json).")
     return runs
 

@@ -117,7 +117,7 @@ REFUSED = {
     "has replaced blocks already": dict(source="replaced"),
     "--num_heads goes with --weights": dict(more=["--num_heads=3"]),
     "is neither a run nor a saved model": dict(source="nothing"),
-    "--images": dict(more=["--images=0"]),
+    "--images=1 must be a whole number, 2 or more; the nearest is 2": dict(more=["--images=1"]),
     "there is no directory": dict(more=["--config.data.source=folder:nowhere"]),
     "image_size 16x30: the width 30 is not divisible": dict(more=["--config.data.image_size=(16,30)"]),
     "model.replaced: --blocks says how many are replaced": dict(more=["--config.model.replaced=((0,),)"]),
@@ -173,6 +173,22 @@ def test_a_model_without_a_head_has_no_figure_unless_one_is_named(place):
     assert stages._metric(made, config, made.model, made.model) is None
     config.evaluation.suite = ("accuracy", "patch_knn", "knn")
     assert plan.protocol(config, made.model) == "patch_knn"
+
+
+def test_as_many_images_are_told_as_there_are(place, monkeypatch, capsys):
+    """A training set of 16, though 1000 are asked for."""
+    made = plan.Plan(plan.patches(model()), *CONFIG.split(":"), tuple(SIZE), 1, place / "told")
+
+    def stopped(*_):
+        raise InterruptedError("before anything is computed")
+
+    monkeypatch.setattr(stages.sigma, "moments", stopped)
+    monkeypatch.setattr(stages.fit, "fit", stopped)
+    config = made.config("stage1")
+    for stage, more in ((stages._sigma, ()), (stages._fitted, ((1,),))):
+        with pytest.raises(InterruptedError):
+            stage(made, config, made.model, *more)
+        assert capsys.readouterr().out.endswith(" blocks, on 16 training images.\n")
 
 
 def test_what_a_stage_left_is_whole_or_named(place):

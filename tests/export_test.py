@@ -68,8 +68,10 @@ def test_onnx_runtime_agrees_with_the_model(make, options, convolutions, tmp_pat
 
 @needs_onnx
 def test_attention_is_two_products_around_a_softmax(tmp_path):
+    """And beside the weights, which are wide here, the file holds next to nothing."""
     path = tmp_path / "model.onnx"
-    export.write(path, model(), SIZE)
+    written = export.write(path, model(width=256), SIZE)
+    assert written.bytes <= 1.02 * written.parameters
     operations = onnx_files.operations(path)
     # Per block: three maps to queries, keys and values, two products, the projection, two of the MLP; and the head.
     assert operations.count("Softmax") == 2 and operations.count("MatMul") == 1 + 2 * 8 + 1
@@ -105,6 +107,28 @@ def test_what_cannot_be_written_is_refused_and_still_runs(tmp_path):
     with pytest.raises(ValueError, match=r"jax2onnx cannot write this function at opset 17: .*antialias.*\.stablehlo"):
         onnx_files.write(tmp_path / "f.onnx", function, jax.ShapeDtypeStruct((4, 5), "float32"), ("y",), opset=17)
     assert not list(tmp_path.iterdir()) and jax.jit(function)(np.ones((4, 5), np.float32))[0].shape == (2, 3)
+
+
+@needs_onnx
+def test_an_opset_that_the_libraries_do_not_have_is_named(tmp_path, monkeypatch, capsys):
+    path, newest = tmp_path / "model.onnx", onnx_files.library("onnx").defs.onnx_opset_version()
+    for opset, near in ((3, 13), (newest + 1, newest)):
+        message = f"--opset={opset} must lie between 13 and {newest}; the nearest is {near}."
+        assert export.main([f"--input={tmp_path}", f"--output={path}", "--image_size=24,40", f"--opset={opset}"]) == 1
+        assert message in capsys.readouterr().err
+        with pytest.raises(ValueError, match=message):
+            onnx_files.write(path, jnp.sin, jax.ShapeDtypeStruct((2,), "float32"), ("y",), opset=opset)
+    monkeypatch.setattr(onnx_files, "OLDEST", 3)  # an ONNX Runtime may have fewer than the standard
+    with pytest.raises(ValueError, match=r"--opset=3: nothing was written: leave it out, which is 17") as raised:
+        export.write(path, model(), SIZE, opset=3)
+    assert str(path) in str(raised.value) and ".part" not in str(raised.value) and not list(tmp_path.iterdir())
+
+
+def test_endings_and_layouts_that_there_are_not_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"model.pb: the ending says the format, and must be .onnx or .stablehlo"):
+        export.write(tmp_path / "model.pb", model(), SIZE)
+    with pytest.raises(ValueError, match="--layout='hwc' is not one of nhwc, nchw; the nearest is 'nhwc'"):
+        export.write(tmp_path / "model.onnx", model(), SIZE, layout="hwc")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("flatbuffers") is None, reason="make install-export installs flatbuffers")
@@ -146,6 +170,12 @@ def test_profile_of_two_files(tmp_path, monkeypatch, capsys):
     report = json.loads((tmp_path / "out.json").read_text())
     first, second = report["files"]
     assert first["ratio"] == 1 and second["ratio"] == pytest.approx(second["milliseconds"] / first["milliseconds"])
+    before = files[1].read_bytes()
+    (tmp_path / "link.json").symlink_to(files[1])
+    for out in (files[1], tmp_path / "link.json"):
+        assert profile.main([*map(str, files), f"--out={out}"]) == 1
+        assert f"--out={out}: this is one of the files to time; give another, such as" in capsys.readouterr().err
+        assert files[1].read_bytes() == before
     assert profile.main([str(files[0]), "--provider=cuda"]) == 1
     assert capsys.readouterr().err.startswith("error: --provider=cuda: this ONNX Runtime has ")
 

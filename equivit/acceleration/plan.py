@@ -4,7 +4,7 @@ import dataclasses
 import json
 import pathlib
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 from flax import nnx
@@ -21,6 +21,7 @@ from equivit.objectives.registry import OBJECTIVES
 from equivit.training import config as configs
 from equivit.training import files, loop, program, sharding, start
 
+SEVERAL = Annotated[int, constraints.Interval(2, words="2 or more")]  # of one image no attention varies
 STAGES = ("stage1", "stage2", "one_stage", "frozen", "gated")
 ARGUMENTS = "arguments.json"
 HINTS = ("num_heads", "image_size", "mlp")
@@ -38,7 +39,7 @@ class Plan:
       changes: of the config of stage 1, such as "data.workers=2".
       blocks: how many are replaced.
       workdir: the directory of all stages.
-      images: of the training set, for Sigma and fits.
+      images: at most so many of the training set, for Sigma and fits.
       fit_only: nothing is trained.
     """
 
@@ -52,7 +53,7 @@ class Plan:
     fit_only: bool = False
 
     def __post_init__(self):
-        constraints.check("--images", self.images, constraints.PositiveInt)
+        constraints.check("--images", self.images, SEVERAL)
         depth = backbone(self.model).config.depth
         if not 0 < self.blocks <= depth:
             raise ValueError(f"--blocks={self.blocks} must lie between 1 and {depth}, the blocks of this model.")

@@ -89,8 +89,9 @@ def _sigma(plan: Plan, config: ConfigDict, model: ModelModule) -> np.ndarray:
     path = plan.workdir / "sigma.json"
     if not path.is_file():
         vit = backbone(model)
-        _say(f"Sigma: of {vit.config.depth} blocks, on {plan.images} training images.")
-        moments = sigma.moments(vit, _images(plan, config))
+        images = _images(plan, config)
+        _say(f"Sigma: of {vit.config.depth} blocks, on {images.found} training images.")
+        moments = sigma.moments(vit, images)
         found, grid = sigma.summed(moments), check_grid(config.data.image_size, vit.config.patch_size, "image_size")
         maps = sigma.aligned(jax.vmap(sigma.Moments.deviation)(moments).mean(1), grid)
         np.savez(path.with_suffix(".npz"), maps=maps)
@@ -100,8 +101,9 @@ def _sigma(plan: Plan, config: ConfigDict, model: ModelModule) -> np.ndarray:
 
 def _fitted(plan: Plan, config: ConfigDict, model: ModelModule, blocks: tuple[int, ...]) -> ModelModule:
     """The model with blocks replaced and taps fitted; the errors of the fits are kept in fits.json."""
-    _say(f"Least squares: the taps of {len(blocks)} blocks, on {plan.images} training images.")
-    vit, errors = fit.fit(backbone(model), dict.fromkeys(blocks), _images(plan, config))
+    images = _images(plan, config)
+    _say(f"Least squares: the taps of {len(blocks)} blocks, on {images.found} training images.")
+    vit, errors = fit.fit(backbone(model), dict.fromkeys(blocks), images)
     files.write_text(plan.workdir / "fits.json", json.dumps(errors))
     return with_backbone(model, vit)
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from equivit.evaluation.predictions import filled
+from equivit.evaluation.predictions import check_batch, filled
 from equivit.evaluation.sigma import aligned
 from equivit.layers.depthwise import ScatteredAttention
 from equivit.layers.grid import Layout
@@ -110,11 +110,16 @@ def of_map(features: jax.Array, outputs: jax.Array, weight: jax.Array | float = 
 
 
 def streamed(step: Callable, batches: Iterable[Any], *arguments: Any) -> Any:
-    """The sum of `step(*arguments, images, weight)` over the batches, in float64."""
-    total, rows = None, 0
-    for images in batches:
-        rows = rows or len(images)
-        part = step(*arguments, **filled(np.asarray(images), rows))
+    """The sum of `step(*arguments, images, weight)` over the batches, in float64.
+
+    Raises:
+      ValueError: there are no images, they differ in size, or a batch is larger than the first.
+    """
+    total, first = None, None
+    for images in map(np.asarray, batches):
+        first = images.shape if first is None else first
+        check_batch("fit", images.shape, first)
+        part = step(*arguments, **filled(images, first[0]))
         part = jax.tree.map(lambda a: np.asarray(a, np.float64), multihost_utils.process_allgather(part, tiled=True))
         total = part if total is None else jax.tree.map(np.add, total, part)
     if total is None:

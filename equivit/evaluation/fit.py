@@ -98,13 +98,14 @@ def fit(
       rngs: draws normal taps; seed 0 if None.
 
     Raises:
-      ValueError: an unknown method, one that does not go with the kind or the model, no images, or as
-        `replacement.replace`.
+      ValueError: an unknown method, one that does not go with the kind or the model, no images, images that differ in
+        size, a batch larger than the first, or as `replacement.replace`.
     """
     errors.one_of("fit: method", method, METHODS)
     result: Any = model
+    where = {one.block: one.heads for one in replacement.entries("fit", where, kind, kernel_size)}
     found, rngs = {}, Keys(0) if rngs is None else rngs
-    for index in sorted(where):
+    for index in where:
         options: dict[str, Any] = dict(kind=kind, kernel_size=kernel_size, rngs=rngs)
         after: Any = replacement.replace(result, {index: where[index]}, **options)
         new = after.blocks[index].attention
@@ -134,8 +135,8 @@ def damage(model: ViT, batches: Iterable[Any], *, kind: str = "dw", kernel_size:
       kind: "dw" or "conv".
 
     Raises:
-      ValueError: another kind, no images, or a model with tokens before the patches, blocks that are replaced already,
-        or only some of whose blocks are equivariant.
+      ValueError: another kind, images as `fit` refuses them, or a model with tokens before the patches, blocks that are
+        replaced already, or only some of whose blocks are equivariant.
     """
     errors.one_of("damage: kind", kind, BY_HEAD)
     config = model.config
@@ -160,7 +161,8 @@ def _check(new: Any, method: str, refit: bool) -> None:
     if method == "least_squares" and new.kind == "spvit":
         raise ValueError("fit: the outputs of kind='spvit' are not linear in its taps; take method='normal'.")
     if method == "projection" and new.kind not in BY_HEAD:
-        raise ValueError(f"fit: kind={new.kind!r} has no taps of each head to project; take method='least_squares'.")
+        other = "normal" if new.kind == "spvit" else "least_squares"
+        raise ValueError(f"fit: kind={new.kind!r} has no taps of each head to project; take method={other!r}.")
     if refit and (new.kind not in BY_HEAD or isinstance(new, IsotypicReplacedAttention)):
         raise ValueError("fit: refit=True is for the kinds 'dw' and 'conv' of dense blocks; take refit=False.")
 

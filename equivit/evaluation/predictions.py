@@ -85,6 +85,14 @@ def on_devices(batch: Batch) -> Batch:
     return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}
 
 
+def check_batch(name: str, shape: tuple[int, ...], first: tuple[int, ...]) -> None:
+    """ValueError where a batch of images cannot follow the first, which one program for all is compiled for."""
+    if shape[1:] != first[1:]:
+        raise ValueError(f"{name}: a batch is {shape} after one of {first}; give images of one size.")
+    if shape[0] > first[0]:
+        raise ValueError(f"{name}: a batch is {shape} after one of {first}; give the largest batch first.")
+
+
 def filled(images: np.ndarray, rows: int) -> Batch:
     """`images` on the devices, filled up to at least `rows`, as many for each device, and their `weight`.
 

@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from equivit import errors
-from equivit.evaluation.predictions import filled, scattered
+from equivit.evaluation.predictions import check_batch, filled, scattered
 from equivit.layers.depthwise import IsotypicReplacedAttention, ReplacedAttention, ScatteredAttention
 from equivit.layers.grid import Layout, check_grid
 from equivit.models.vit import ViT
@@ -99,7 +99,8 @@ def moments(model: ViT, batches: Iterable[Any]) -> Moments:
         mesh these are the rows of this process.
 
     Raises:
-      ValueError: there are no images, they differ in size, or the model has tokens before the patches.
+      ValueError: there are no images, they differ in size, a batch is larger than the first, or the model has tokens
+        before the patches.
     """
     if model.config.prefix:
         raise ValueError(
@@ -111,8 +112,7 @@ def moments(model: ViT, batches: Iterable[Any]) -> Moments:
     for images in batches:
         if found is None:
             found, shape = _nothing(model, images.shape), images.shape
-        if images.shape[1:] != shape[1:] or len(images) > shape[0]:
-            raise ValueError(f"sigma: a batch is {images.shape} after one of {shape}; give images of one size.")
+        check_batch("sigma", images.shape, shape)
         found = step(model, found, **filled(images, shape[0]))
     if found is None:
         raise ValueError("sigma: there are no images; give at least one batch.")

@@ -26,12 +26,19 @@ class TrainingImages:
     def __init__(self, data: ConfigDict, number: int, *, batch_size: int, seed: int = 0):
         self.data, self.number, self.batch_size, self.seed = data, number, batch_size, seed
 
+    @property
+    def found(self) -> int:
+        """How many there are: `number`, or all of a smaller split."""
+        return min(self.number, self._pipeline().num_examples)
+
+    def _pipeline(self) -> loader.EvaluationPipeline:
+        options = dict(process_index=jax.process_index(), process_count=jax.process_count(), seed=self.seed)
+        return loader.evaluate(self.data, batch_size=self.batch_size, split=self.data.split, shuffle=True, **options)
+
     def __iter__(self) -> Iterator[np.ndarray]:
-        shares, data = jax.process_count(), self.data
-        options = dict(process_index=jax.process_index(), process_count=shares, seed=self.seed)
-        pipeline = loader.evaluate(data, batch_size=self.batch_size, split=data.split, shuffle=True, **options)
-        left = -(-self.number // shares)
-        for batch in pipeline.batches():
+        data = self.data
+        left = -(-self.number // jax.process_count())
+        for batch in self._pipeline().batches():
             images: Any = batch["image"][batch["weight"] > 0][:left]
             left -= len(images)
             if len(images):

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from equivit import errors
 from equivit.layers import dense, phases
 from equivit.layers.attention import attend
 from equivit.layers.by_image import by_image
@@ -101,7 +102,8 @@ class ConvAttention(nnx.Module):
         self, width: int, num_heads: int, *, stride: Pair, mode: str, select: str | None = None, rngs: nnx.Rngs
     ):
         if width % num_heads:
-            raise ValueError(f"ConvAttention: {num_heads=} must divide {width=}.")
+            near = errors.nearest_divisor(num_heads, width)
+            raise ValueError(f"ConvAttention: {num_heads=} must divide {width=}; the nearest that does is {near}.")
         self.conv_q, self.conv_k, self.conv_v = (
             NormedConv(width, width, kernel=(3, 3), stride=s, mode=mode, groups=width, rngs=rngs)
             for s in ((1, 1), stride, stride)

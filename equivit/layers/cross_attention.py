@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import Initializer
 
+from equivit import errors
 from equivit.layers.attention import attend, attend_both
 from equivit.layers.dense import Attention, LayerNorm, Linear, Mlp
 from equivit.layers.drop import drop_path, split
@@ -31,7 +32,8 @@ class CrossAttention(nnx.Module):
 
     def __init__(self, width: int, num_heads: int, *, both: bool, init: Initializer, rngs: nnx.Rngs):
         if width % num_heads:
-            raise ValueError(f"CrossAttention: {num_heads=} must divide {width=}.")
+            near = errors.nearest_divisor(num_heads, width)
+            raise ValueError(f"CrossAttention: {num_heads=} must divide {width=}; the nearest that does is {near}.")
         self.latents = Linear(width, (1 + both) * width, init=init, rngs=rngs)
         self.tokens = Linear(width, 2 * width, init=init, rngs=rngs)
         self.proj_latents = Linear(width, width, init=init, rngs=rngs)

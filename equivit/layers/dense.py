@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import Initializer
 
+from equivit import errors
 from equivit.layers.attention import attend_side_by_side, attention_weights, head_by_head
 from equivit.layers.grid import Layout
 from equivit.layers.product import matmul
@@ -199,7 +200,8 @@ class Attention(nnx.Module):
         rngs: nnx.Rngs,
     ):
         if width % num_heads:
-            raise ValueError(f"Attention: {num_heads=} must divide {width=}.")
+            near = errors.nearest_divisor(num_heads, width)
+            raise ValueError(f"Attention: {num_heads=} must divide {width=}; the nearest that does is {near}.")
         in_features = width if in_features is None else in_features
         self.qkv = Linear(in_features, 3 * width, bias=qkv_bias, init=init, rngs=rngs)
         self.proj = Linear(width, width, init=init, rngs=rngs)

@@ -216,6 +216,13 @@ class IsotypicReplacedAttention(_Replaced):
     ):
         super().__init__(value, proj, taps, kind="dw", num_heads=num_heads, padding=padding)
 
+    def folded(self, *, implementation: str = "auto") -> FoldedAttention:
+        """Raises: there is no folded form."""
+        raise ValueError(
+            "folded: the replaced attention of an equivariant block has no folded form; models.deployed.deployed takes "
+            "it as it is."
+        )
+
     def __call__(self, x: Isotypic, grid: Grid = None) -> Isotypic:
         """The tokens after the projection; `grid` is (h, w), or the layout that blocks get."""
         return self.proj(isotypic_depthwise_conv(self.value(x), self.taps[...], grid, padding=self.padding))
@@ -241,7 +248,8 @@ def replace_attention(
       rngs: draws the taps, normal with deviation 0.02; seed 0 if None.  gamma starts at 0.
 
     Raises:
-      ValueError: even k, an unknown kind or padding, heads that there are not, or an attention of another sort.
+      ValueError: k is even or no whole number, an unknown kind or padding, heads that there are not, or an attention of
+        another sort.
     """
     errors.one_of("replace_attention: kind", kind, KINDS)
     check_taps("replace_attention", kernel_size, padding)
@@ -255,7 +263,10 @@ def replace_attention(
     options: dict[str, Any] = dict(num_heads=attention.num_heads, padding=padding)
     if isinstance(attention, isotypic.Attention):
         if kind != "dw" or heads is not None:
-            raise ValueError(f"replace_attention: {kind=}, {heads=}: of equivariant blocks only 'dw' of all heads is.")
+            raise ValueError(
+                f"replace_attention: {kind=}, {heads=}: of equivariant blocks only 'dw' of all heads is possible; take "
+                "kind='dw' and heads=None."
+            )
         value = _isotypic_value(attention.qkv)
         taps = TAPS_INIT(rngs.params(), (kernel_size, kernel_size, value.lines.shape[-1]))
         return IsotypicReplacedAttention(value, attention.proj, taps, **options)

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from equivit import errors
 from equivit.layers.convolution import around
@@ -40,10 +41,11 @@ def depthwise_conv(
         tokens, 30 times faster on a CPU, where XLA has no good kernel; "auto" chooses by platform.
 
     Raises:
-      ValueError: even k, unknown padding or implementation, tokens that do not fill the grid, or a grid smaller than
-        the taps that wrap around it.
+      ValueError: even k, taps of another shape, unknown padding or implementation, tokens that do not fill the grid, or
+        a grid smaller than the taps that wrap around it.
     """
     errors.one_of("depthwise_conv: implementation", implementation, IMPLEMENTATIONS)
+    _check_shape("depthwise_conv", taps, x.shape[-1])
     check_taps("depthwise_conv", taps.shape[0], padding)
     h, w = filled_grid(grid, x.shape[-2], "depthwise_conv")
     check_wrap((h, w), taps.shape[0], padding, "depthwise_conv")
@@ -69,6 +71,7 @@ def isotypic_depthwise_conv(
       padding, implementation: as in `depthwise_conv`, which this raises the errors of.
     """
     values = jnp.moveaxis(fields.to_regular(field), 0, -2)
+    _check_shape("isotypic_depthwise_conv", taps, values.shape[-1])
     moved = [fields.act_on_grid(element, taps, (0, 1)) for element in field.group.regular_order]
     y = depthwise_conv(
         jax.lax.collapse(values, values.ndim - 2),
@@ -80,9 +83,18 @@ def isotypic_depthwise_conv(
     return fields.from_regular(jnp.moveaxis(y.reshape(values.shape), -2, 0))
 
 
+def _check_shape(name: str, taps: jax.Array, channels: int) -> None:
+    """ValueError unless the taps are [k, k, channels]: others would be broadcast, or fail where nothing names them."""
+    if taps.ndim != 3 or taps.shape != (len(taps), len(taps), channels):
+        raise ValueError(f"{name}: taps of shape {taps.shape} must be [k, k, C], with k = 3 here (3, 3, {channels}).")
+
+
 def check_taps(name: str, kernel_size: int, padding: str) -> None:
     """ValueError for taps without a centre, or an unknown padding."""
     errors.one_of(f"{name}: padding", padding, PADDINGS)
+    if type(kernel_size) is not int:
+        shown = errors.shown(kernel_size)
+        raise ValueError(f"{name}: kernel_size={shown} must be a whole number, odd and positive; take 3.")
     if kernel_size < 1 or kernel_size % 2 == 0:
         near = f"{max(kernel_size - 1, 1)} or {max(kernel_size + 1, 3)}"
         raise ValueError(f"{name}: kernel_size={kernel_size} must be odd and positive, to have a centre; take {near}.")
@@ -110,12 +122,19 @@ def filled_grid(grid: Grid, tokens: int, name: str) -> Pair:
         sides = grid.grid
     else:
         sides = () if grid is None else grid
-    if len(sides) != 2:
-        raise ValueError(f"{name}: {grid=} must be (rows, columns) of the tokens.")
+    rows = max(n for n in range(1, math.isqrt(max(tokens, 1)) + 1) if tokens % n == 0)
+    possible = f"such as {(rows, tokens // rows)}"
+    if not (isinstance(sides, tuple | list) and len(sides) == 2 and all(map(_is_side, sides))):
+        shown = errors.shown(grid)
+        raise ValueError(f"{name}: grid={shown} must be (rows, columns) of the tokens, {possible} of {tokens}.")
     h, w = sides
     if h * w != tokens:
-        raise ValueError(f"{name}: {tokens} tokens do not fill a {h}x{w} grid, which has {h * w}.")
+        raise ValueError(f"{name}: {tokens} tokens do not fill a {h}x{w} grid, which has {h * w}; give one {possible}.")
     return h, w
+
+
+def _is_side(size: Any) -> bool:
+    return isinstance(size, int | np.integer) and not isinstance(size, bool) and int(size) > 0
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))

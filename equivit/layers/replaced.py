@@ -68,11 +68,15 @@ def _is_form(one: Replaced) -> bool:
 
 
 def checked_heads(name: str, kind: str, heads: tuple[int, ...] | None, num_heads: int) -> tuple[int, ...] | None:
-    """The heads to replace, ascending, or None for all of them; ValueError for those that there are not."""
+    """The heads to replace, ascending, or None for all of them; ValueError for what are no heads of the module."""
     if heads is None:
         return None
     if kind not in BY_HEAD:
         raise ValueError(f"{name}: {kind!r} makes one head of all; take heads=None, or the kind 'dw' or 'conv'.")
-    if not heads or any(not 0 <= h < num_heads for h in heads) or len(set(heads)) < len(heads):
-        raise ValueError(f"{name}: {heads=} must be one or more different heads, 0 to {num_heads - 1}; None is all.")
+    is_form = isinstance(heads, tuple | list) and len(heads) > 0 and all(type(head) is int for head in heads)
+    if not is_form or not all(0 <= head < num_heads for head in heads) or len(set(heads)) < len(heads):
+        shown, last = errors.shown(heads), num_heads - 1
+        raise ValueError(
+            f"{name}: heads={shown} must be one or more different heads, 0 to {last}; None is all, (0,) the first."
+        )
     return None if len(heads) == num_heads else tuple(sorted(heads))

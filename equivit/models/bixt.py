@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from equivit import constraints
+from equivit import constraints, errors
 from equivit.constraints import Below1, Depth, OneOf, PositiveFloat, PositiveInt, Size
 from equivit.layers import dense
 from equivit.layers.block import Block
@@ -71,7 +71,10 @@ class BiXTConfig(ImageConfig):
     def __post_init__(self):
         constraints.check_fields(self, "BiXT")
         if self.width % self.num_heads:
-            raise ValueError(f"BiXT: num_heads={self.num_heads} must divide width={self.width}.")
+            near = errors.nearest_divisor(self.num_heads, self.width)
+            raise ValueError(
+                f"BiXT: num_heads={self.num_heads} must divide width={self.width}; the nearest that does is {near}."
+            )
         for kernel, patch in zip(self.kernel, self.patch_size, strict=True):
             if kernel < patch or (kernel - patch) % 2:
                 nearest = max(kernel + (kernel - patch) % 2, patch)

@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 
-from equivit import logical
+from equivit import errors, logical
 from equivit.layers.depthwise import replace_attention
 from equivit.layers.keys import Keys
-from equivit.layers.replaced import Replaced
+from equivit.layers.replaced import Replaced, as_replaced
 from equivit.models.jumbo_vit import JumboViTConfig
 from equivit.models.model import ModelModule
 from equivit.models.remade import Changes, remade
@@ -75,15 +76,14 @@ def replace(
       rngs: draws the taps, normal with deviation 0.02; seed 0 if None.
 
     Raises:
-      ValueError: an unknown kind, even k, a block or head that there is not, a block that is replaced already, or a
-        model that has tokens before the patches.
+      ValueError: blocks or heads that are no whole numbers, an unknown kind, even k, a block or head that there is not,
+        a block that is replaced already, or a model that has tokens before the patches.
     """
     _check_vit("replace", model)
-    config = model.config
+    config, added = model.config, entries("replace", where, kind, kernel_size)
+    where = {one.block: one.heads for one in added}
     if twice := sorted(set(where) & {one.block for one in config.replaced}):
         raise ValueError(f"replace: block {twice[0]} is replaced already; begin with the model before that.")
-    where = {int(block): None if heads is None else tuple(map(int, heads)) for block, heads in where.items()}
-    added = tuple(Replaced(block, kind, kernel_size, heads) for block, heads in where.items())
     config = dataclasses.replace(config, replaced=(*config.replaced, *added))
     rngs = Keys(0) if rngs is None else rngs
     tensors = logical.to_logical(model, nnx.Variable)
@@ -94,6 +94,20 @@ def replace(
             new = logical.to_logical(replace_attention(attention, kind, **options), nnx.Variable)
             tensors |= {f"blocks.{one.block}.attention.{name}": tensor for name, tensor in new.items()}
     return logical.from_logical(jax.eval_shape(lambda: config.build(Keys(0))), tensors, nnx.Variable)
+
+
+def entries(name: str, where: Any, kind: str, kernel_size: int) -> tuple[Replaced, ...]:
+    """The entries of the configuration for `where`, as in `replace`, by block; ValueError for another form."""
+    if not isinstance(where, Mapping):
+        raise ValueError(f"{name}: where={errors.shown(where)} must give heads by block, such as {{3: None, 7: (0,)}}.")
+    return as_replaced(name, [(_plain(block), kind, kernel_size, _plain(heads)) for block, heads in where.items()])
+
+
+def _plain(value: Any) -> Any:
+    """The value with Python's integers in place of NumPy's, as rankings of scores have them."""
+    if isinstance(value, np.integer | np.ndarray):
+        return value.tolist()
+    return tuple(map(_plain, value)) if isinstance(value, tuple | list) else value
 
 
 def _check_vit(name: str, model: Any) -> None:

@@ -136,8 +136,7 @@ def neighbours(u: jax.Array) -> jax.Array:
 def check_groups(name: str, images: int, groups: int) -> None:
     """ValueError unless `groups` divides the images."""
     if groups < 1 or images % groups:
-        divisors = [n for n in range(1, images + 1) if images % n == 0]
-        nearest = min(divisors, key=lambda n: abs(n - groups))
+        nearest = errors.nearest_divisor(groups, images)
         raise ValueError(f"{name}: {groups=} must divide the batch of {images} images; the nearest is {nearest}.")
 
 

@@ -20,10 +20,15 @@ def read(path: str | os.PathLike) -> Any:
 
     Raises:
       FileNotFoundError: there is no such file.
+      IsADirectoryError: it is a directory.
       ValueError: another ending, a damaged file, a type of tensors that is not read, or more memory than is in
         proportion to the file or than there is.
     """
     path = pathlib.Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(
+            f"{path}: this is a directory; give the file of weights in it, which ends in one of {', '.join(_READERS)}."
+        )
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such file.")
     if path.suffix not in _READERS:

@@ -16,6 +16,8 @@ from equivit.models import replacement, saved, zoo
 from equivit.models.model import ModelModule
 from equivit.models.segmenter import Segmenter, SegmenterConfig
 from equivit.models.vit_config import ViTConfig
+from equivit.objectives.registry import OBJECTIVES
+from equivit.objectives.segmentation import Segmentation
 from equivit.pretrained.inference import Untold
 from equivit.training import checkpoints, program
 
@@ -100,7 +102,7 @@ def initial_parameters(config: ConfigDict) -> dict[str, jax.Array]:
     """
     if config.init is None:
         return {}
-    wanted, said = program.model_configuration(config), []
+    wanted, said = _wanted(config), []
     model = _loaded(config.init, wanted)
     decoder = {}
     if isinstance(model, Segmenter):
@@ -124,6 +126,13 @@ def initial_parameters(config: ConfigDict) -> dict[str, jax.Array]:
     if said and jax.process_index() == 0:
         print(f"{config.init}: {'; '.join(said)}.", flush=True)
     return logical.stacked(jax.eval_shape(lambda: wanted.build(Keys(0))), tensors, nnx.Variable) | decoder
+
+
+def _wanted(config: ConfigDict) -> Any:
+    """The configuration of the model that is trained; in a segmenter it has no head."""
+    wanted: Any = program.model_configuration(config)
+    of_pixels = issubclass(OBJECTIVES[config.objective.name], Segmentation)
+    return dataclasses.replace(wanted, num_classes=None) if of_pixels else wanted
 
 
 def _loaded(place: str, wanted: Any) -> ModelModule:

@@ -138,7 +138,9 @@ def test_damage_is_that_of_each_block_alone():
     "options, message",
     [
         (dict(kind="spvit"), "not linear in its taps; take method='normal'"),
-        (dict(kind="ens_dw", method="projection"), "no taps of each head"),
+        (dict(kind="spvit", method="projection"), "no taps of each head to project; take method='normal'"),
+        (dict(kind="ens_dw", method="projection"), "no taps of each head to project; take method='least_squares'"),
+        (dict(kernel_size=3.0), r"fit: replaced has \(0, 'dw', 3.0, None\)"),
         (dict(kind="ens_dw", refit=True), "take refit=False"),
         (dict(method="guess"), "method"),
     ],
@@ -146,6 +148,14 @@ def test_damage_is_that_of_each_block_alone():
 def test_what_does_not_go_together_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         fit.fit(attending.model(**attending.SMALL), {0: None}, BATCHES, **options)
+
+
+def test_the_first_batch_is_the_largest_and_all_images_are_of_one_size():
+    model, after = attending.model(**attending.SMALL), r"fit: a batch is .* after one of \(4, 12, 20, 3\)"
+    for batches, fix in (([X[:4], X], "give the largest batch first"), ([X[:4], X[:4, :8]], "give images of one size")):
+        for measure in (lambda batches: fit.fit(model, {0: None}, batches), lambda batches: fit.damage(model, batches)):
+            with pytest.raises(ValueError, match=f"{after}; {fix}"):
+                measure(batches)
 
 
 def test_an_ensemble_begins_with_its_best_head():

@@ -79,8 +79,11 @@ def test_what_cannot_be_measured_is_refused():
     model = attending.model(**attending.SMALL)
     with pytest.raises(ValueError, match="no images"):
         sigma.measure(model, [])
-    with pytest.raises(ValueError, match=r"a batch is \(3, 12, 20, 3\) after one of \(2, 12, 20, 3\)"):
+    after = r"sigma: a batch is .* after one of \(2, 12, 20, 3\)"
+    with pytest.raises(ValueError, match=f"{after}; give the largest batch first"):
         sigma.measure(model, [X[:2], X[:3]])
+    with pytest.raises(ValueError, match=f"{after}; give images of one size"):
+        sigma.measure(model, [X[:2], X[:2, :8]])
     with pytest.raises(ValueError, match="1 tokens before the patches"):
         sigma.measure(zoo.abstract("vit_b16", depth=1), [X])
 

@@ -90,6 +90,21 @@ def test_ours_stand_beside_the_papers_and_the_rest_is_empty(tmp_path, capsys):
     assert sum("dinov2_l14,gated " in line and "objective.gates=192" in line for line in commands) == 1
 
 
+def test_before_anything_is_trained_all_cells_are_empty(tmp_path, capsys):
+    status, rows = run(tmp_path, "--tables=3", "--missing")
+    out = capsys.readouterr().out
+    assert status == 0 and rows == [] and "0 of 6 rows have runs" in out
+    assert sum(line.startswith("python -m equivit.train") for line in out.splitlines()) == 6
+    (tmp_path / "list.json").write_text("[3]")
+    for place, options, message in (
+        (tmp_path / "nowhere", [], "nowhere: there is no such directory; create it"),
+        (tmp_path, [f"--selection={tmp_path / 'no.json'}"], "no.json: this is no JSON of depthwise_selection.py"),
+        (tmp_path, [f"--speed={tmp_path / 'list.json'}"], "list.json: this is no JSON of depthwise_speed.py"),
+    ):
+        assert run(place, *options)[0] == 1
+        assert message in (said := capsys.readouterr().err) and len(said.splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("figures", "changes", "status"),
     [

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from equivit.models import saved, zoo
 from equivit.training.config import get_base
 from experiments import depthwise_selection as script
 from experiments import depthwise_sigma
@@ -22,7 +23,8 @@ def test_choices_and_pictures(tmp_path, monkeypatch):
     monkeypatch.setattr(
         script.checkpoints, "load_run", lambda place: SimpleNamespace(config=SimpleNamespace(data=data))
     )
-    options = ["--before=model", "--dsp=dsp", "--number=1", "--images=6", "--batch=4"]
+    (tmp_path / "config.json").touch()
+    options = [f"--data={tmp_path}", "--before=model", "--dsp=dsp", "--number=1", "--images=6", "--batch=4"]
     assert script.main(["model", *options, f"--output={tmp_path}"]) == 0
     assert [len(x) for x in script.TrainingImages(data, 6, batch_size=4)] == [4, 2]
     written = json.loads((tmp_path / "selection.json").read_text())
@@ -34,6 +36,20 @@ def test_choices_and_pictures(tmp_path, monkeypatch):
     assert written["chosen"]["DSP dsp"] == [[0, 1], [2, 0]]
     for name in ("selection.png", "maps.png", "positions.png"):
         assert (tmp_path / name).stat().st_size > 10_000
+
+
+def test_models_and_data_that_there_are_not_are_one_line(tmp_path, capsys):
+    saved.save(tmp_path / "vit", attending.model(**attending.SMALL))
+    conv = dict(widths=(8, 12), depths=(1, 1), partial_widths=(0, 5), qk_width=4, image_size=(32, 32))
+    saved.save(tmp_path / "conv", zoo.create("shvit_s1", **conv))
+    for options, message in (
+        (["vit"], "vit: this is no run, so that it names no training images; give one with --data."),
+        (["vit", "--data=no"], "--data=no: this is no run, so that it names no training images; give one with --data."),
+        (["no"], "no' is neither a run nor a saved model, nor weights such as"),
+        (["conv"], "patches_only: the model is a SHViT; it must be a ViT"),
+    ):
+        assert script.main([str(tmp_path / options[0]), *options[1:]]) == 1
+        assert message in (said := capsys.readouterr().err) and len(said.splitlines()) == 1
 
 
 def test_similarities_ignore_what_all_positions_share():

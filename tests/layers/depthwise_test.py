@@ -4,6 +4,7 @@ Agreement with the reference files is tested in tests/parity/depthwise_test.py.
 """
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -98,6 +99,10 @@ def replaced(kind, heads=None, *, k=3, bias=True, padding="zeros"):
     if kind == "ens_dw":
         module.gamma.set_value(random(HEADS, seed=8))
     return module
+
+
+def octic(kind):
+    return depthwise.replace_attention(isotypic.Attention(16, 2, group=OCTIC, rngs=nnx.Rngs(0)), kind)
 
 
 SORTS = [("conv", None), ("dw", None), ("spvit", None), ("ens_dw", None), ("conv", (0, 2)), ("dw", (1,))]
@@ -224,7 +229,18 @@ def near_field(a, b):
             lambda a: depthwise.replace_attention(RelativeAttention(8, 2, (2, 2), rngs=nnx.Rngs(0)), "dw"),
             "without relative positions",
         ),
-        (lambda a: replaced("dw")(random(1, 6, WIDTH), (2, 4)), "6 tokens do not fill a 2x4 grid, which has 8"),
+        (
+            lambda a: depthwise.isotypic_depthwise_conv(
+                fields.from_dense(random(1, 4, 16), OCTIC), random(3, 3, 16), (2, 2)
+            ),
+            r"isotypic_depthwise_conv: taps of shape \(3, 3, 16\) must be .* here \(3, 3, 2\)",
+        ),
+        (lambda a: octic("dw").folded(), "has no folded form; models.deployed.deployed takes it as it is"),
+        (lambda a: dense.Attention(48, 5, rngs=nnx.Rngs(0)), "num_heads=5 must divide width=48; the nearest .* is 4"),
+        (
+            lambda a: replaced("dw")(random(1, 6, WIDTH), (2, 4)),
+            r"6 tokens do not fill a 2x4 grid, which has 8; give one such as \(2, 3\)",
+        ),
         (lambda a: replaced("spvit")(random(1, 7, WIDTH), Layout((2, 3), 1)), "1 tokens stand before the patches"),
         (lambda a: replaced("dw", (1,))(random(1, 4, WIDTH), Layout(())), "call without keep="),
         (lambda a: replaced("ens_dw")(random(1, 4, WIDTH)), r"grid=None must be \(rows, columns\)"),
@@ -234,10 +250,7 @@ def near_field(a, b):
         ),
         (lambda a: replaced("spvit", padding="wrap")(random(1, 4, WIDTH), (2, 2)), "needs a grid at least as large"),
         (lambda a: replaced("dw").weights(random(1, 4, WIDTH)), r"replaced by a convolution \(dw\), which has no weig"),
-        (
-            lambda a: depthwise.replace_attention(isotypic.Attention(16, 2, group=OCTIC, rngs=nnx.Rngs(0)), "conv"),
-            "only 'dw' of all heads",
-        ),
+        (lambda a: octic("conv"), "only 'dw' of all heads is possible; take kind='dw' and heads=None"),
         (
             lambda a: depthwise.depthwise_conv(random(1, 4, 3), random(3, 3, 3), (2, 2), implementation="cudnn"),
             "implementation='cudnn' is not one of auto, shift, lax",
@@ -249,3 +262,35 @@ def test_what_is_refused_in_one_line(call, message):
     with pytest.raises(ValueError, match=message) as error:
         call(attention())
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "call", "rule"),
+    [
+        (
+            (3.0, "3", None, (3, 3), True),
+            lambda k: depthwise.replace_attention(attention(), "dw", kernel_size=k),
+            "kernel_size={!r} must be a whole number, odd and positive; take 3",
+        ),
+        (
+            (1, "1", (1.0,), (True,), ()),
+            lambda heads: depthwise.replace_attention(attention(), "dw", heads=heads),
+            "heads={!r} must be one or more different heads, 0 to 2; None is all",
+        ),
+        (
+            (35, (-5, -7), (5.0, 7.0), (5, 7, 1), "57"),
+            lambda grid: replaced("dw")(random(1, 35, WIDTH), grid),
+            "grid={!r} must be (rows, columns) of the tokens, such as (5, 7) of 35",
+        ),
+        (
+            ((3, 5, 3), (3, 3, 4), (3, 3, 1), (3, 3)),
+            lambda shape: depthwise.depthwise_conv(random(1, 4, 3), random(*shape), (2, 2)),
+            "taps of shape {!r} must be [k, k, C], with k = 3 here (3, 3, 3)",
+        ),
+    ],
+    ids=["kernel_size", "heads", "grid", "taps"],
+)
+def test_other_types_and_shapes_are_refused(values, call, rule):
+    for value in values:
+        with pytest.raises(ValueError, match=re.escape(rule.format(value))):
+            call(value)

@@ -197,6 +197,29 @@ def test_entries_in_other_words():
     assert ours == (Replaced(0), Replaced(2, "conv", 5)) and as_replaced("ViT", ()) == ()
 
 
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ({1.7: None}, r"replace: replaced has \(1.7, 'dw', 3, None\); entries are such as"),
+        ({1: None, "1": None}, r"has \('1', 'dw', 3, None\)"),
+        ({"a": None}, r"has \('a', 'dw', 3, None\)"),
+        ({True: None}, r"has \(True, 'dw', 3, None\)"),
+        ({1: 1}, r"has \(1, 'dw', 3, 1\)"),
+        ({1: (0.0,)}, r"has \(1, 'dw', 3, \(0.0,\)\)"),
+        ({1: None, np.int64(1): (0,)}, None),
+        ([1, 2], r"replace: where=\[1, 2\] must give heads by block, such as \{3: None, 7: \(0,\)\}"),
+        (None, "replace: where=None must give heads by block"),
+    ],
+    ids=str,
+)
+def test_blocks_and_heads_are_whole_numbers(where, message):
+    if message is None:  # NumPy's are the same numbers, also as keys
+        assert replace(model(**ALONE), where).config.replaced == (Replaced(1, heads=(0,)),)
+        return
+    with pytest.raises(ValueError, match=message):
+        replace(model(**ALONE), where)
+
+
 def test_what_does_not_go_with_the_model():
     with pytest.raises(
         ValueError, match="1 tokens stand before it; set class_token=False, registers=0 and pool='mean'"

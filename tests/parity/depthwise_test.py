@@ -93,7 +93,7 @@ def test_octic(path, record_property):
 
 @pytest.mark.parametrize("path", OLDER, ids=lambda path: path.stem)
 def test_an_earlier_file(path, record_property):
-    """Its values have a bias only in "dw"; what it holds of selections and fits is tested with those."""
+    """Its values have a bias only in "dw"; Sigma and fits are in sigma_test.py and fit_test.py."""
     data = load(path)
     size = data["input/x"].shape[-1]
     keys = {"conv": "k_head", "dw": "k_dw", "spvit": "k_head", "ens_dw": "k_ens"}

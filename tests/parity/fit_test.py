@@ -11,6 +11,7 @@ from tests.parity.arrays import Comparison, files, load
 
 FILES = files("depthwise", "fit_*.npz")
 STATISTICS = files("depthwise", "statistics_*.npz")
+OLDER = files("losses", "conv_attention.npz")
 
 
 def relative_errors(values, target, taps, grid, heads):
@@ -40,6 +41,22 @@ def test_least_squares(path, double, record_property):
         weight, bias = fit.refit_output(depthwise_conv(values, by_channel, grid), output, ridge)
         comparison.array("output/proj_weight", weight, tolerance)
         comparison.array("output/proj_bias", bias, tolerance)
+    comparison.finish(record_property, "fits")
+
+
+@pytest.mark.parametrize("path", OLDER, ids=lambda path: path.stem)
+def test_an_earlier_file(path, record_property):
+    """Of attention and values whose products are the targets."""
+    data = load(path)
+    comparison = Comparison({key: x for key, x in data.items() if key.startswith("output/k_")})
+    attention, by_head, ridge = data["input/attention"], data["input/values"], float(data["input/ridge"])
+    target = np.einsum("bhqp,bphd->bqhd", attention, by_head)
+    values, target = (jnp.asarray(x.reshape(*x.shape[:2], -1)) for x in (by_head, target))
+    found = fit.least_squares(values, target, (7, 7), 3, ridge=ridge)
+    comparison.array("output/k_ls_channel", found)
+    found = fit.least_squares(values, target, (7, 7), 3, ridge=ridge, num_heads=attention.shape[1])
+    comparison.array("output/k_ls_head", found)
+    comparison.array("output/k_mean_projection", fit.projection(attention.mean(0), (7, 7), 3))
     comparison.finish(record_property, "fits")
 
 

@@ -11,6 +11,7 @@ from tests.parity.arrays import Comparison, files, images, load
 from tests.parity.backbones_test import FILES, backbone
 
 STATISTICS = files("depthwise", "statistics_*.npz")
+OLDER = files("losses", "conv_attention.npz")
 SUMS = 1e-4  # as the files ask for; a sum over the pairs of tokens in float32
 update = jax.jit(Moments.update)
 
@@ -34,6 +35,16 @@ def test_statistics(path, record_property):
     # A float32 keeps two digits of deviations that are 1e-5 of the mean.
     large = update(Moments.zeros(data["input/large_mean"].shape[1:]), data["input/large_mean"])
     comparison.array("output/large_mean_deviation", large.deviation(), 1e-2)
+    comparison.finish(record_property, "Sigma")
+
+
+@pytest.mark.parametrize("path", OLDER, ids=lambda path: path.stem)
+def test_an_earlier_file(path, record_property):
+    data = load(path)
+    comparison = Comparison({key: data[key] for key in ("output/sigma_sum", "output/sigma_aligned")})
+    found = update(Moments.zeros(data["input/attention"].shape[1:]), data["input/attention"])
+    comparison.array("output/sigma_sum", sigma.summed(jax.tree.map(lambda a: a[None], found)).heads[0])
+    comparison.array("output/sigma_aligned", sigma.aligned(found.deviation(), (7, 7)))
     comparison.finish(record_property, "Sigma")
 
 

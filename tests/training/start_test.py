@@ -66,6 +66,14 @@ def test_a_model_without_a_head(plain, capsys):
     assert "dropped: head.bias, head.weight" in capsys.readouterr().out
 
 
+def test_in_a_segmenter_no_head_is_drawn(plain, capsys):
+    c = config(plain[0], image_size=(8, 12), num_classes=7)
+    c.objective.name = "segmentation"
+    assert not any(leaf.startswith("head.") for leaf in start.initial_parameters(c))
+    said = capsys.readouterr().out
+    assert "dropped: head.bias, head.weight" in said and "drawn" not in said
+
+
 def test_a_norm_after_the_mean_is_new(plain, capsys):
     """MAE's fine-tuning drops the norm that the pretraining ended with."""
     c = config(plain[0], image_size=(8, 12), pool="mean", fc_norm=True)
