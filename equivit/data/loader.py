@@ -238,6 +238,8 @@ def train(
             f"config.data.source={config.source!r}: its examples have {', '.join(found)} but no {', '.join(missing)}, "
             "which the objective needs; use another source or another objective."
         )
+    if "map" in entries and (policy := config.augment.rand_augment) is not None:
+        raise ValueError(f"config.data.augment.rand_augment={policy!r}: label maps cannot follow it; set it to None.")
     if sources.has_label_sets(source):
         raise ValueError(f"config.data.source={config.source!r}: examples with sets of labels are for evaluation only.")
     pipeline = TrainPipeline(

@@ -34,12 +34,17 @@ def segmentation(true: Maps, predicted: Maps, *, num_classes: int, ignore: Itera
       As `of_counts`.
 
     Raises:
-      ValueError: maps differ in shape, a label is none, or no pixel has a label that counts.
+      ValueError: maps differ in number or shape, a label is none, `ignore` is no list, or no pixel has a label that
+        counts.
     """
-    ignore = tuple(ignore)
+    if not isinstance(ignore, Iterable):
+        raise ValueError(f"segmentation: {ignore=} must be a list of numbers, such as ({ignore},).")
+    ignore, true, predicted = tuple(ignore), _listed(true), _listed(predicted)
+    if len(true) != len(predicted):
+        raise ValueError(f"segmentation: {len(true)} true maps and {len(predicted)} predicted ones; give one for each.")
     numbers = np.array(sorted({VOID, *ignore, *range(num_classes)}))
     counts = np.zeros((len(numbers), len(numbers)), np.int64)
-    for pair in zip(_listed(true), _listed(predicted), strict=True):
+    for pair in zip(true, predicted, strict=True):
         if pair[0].shape != pair[1].shape:
             raise ValueError(
                 f"segmentation: a true map is {list(pair[0].shape)}, the predicted one {list(pair[1].shape)}; resize "

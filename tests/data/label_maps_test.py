@@ -131,3 +131,15 @@ def test_labels_of_images_and_a_void_class_do_not_go_together(camera, tmp_path):
     np.savez(tmp_path / "data.npz", **content, train_label=np.zeros(2, int))
     with pytest.raises(ValueError, match=r"train_label: .* 4 classes, of which data.void=\(3,\) would leave 3"):
         sources.open_source(config, "train")
+
+
+def test_training_needs_a_pixel_with_a_class_and_no_rand_augment(camera):
+    """Of the second image alone would do."""
+    with pytest.raises(ValueError, match=r"no pixel of the split 'train' has a class, with data.void=\(3,\)"):
+        loader.train(camera(3), batch_size=2, seed=0, entries=("map",))
+    last = np.full((2, 5, 7), 3)
+    last[1, 4, 6] = 0
+    assert loader.train(camera(last), batch_size=2, seed=0, entries=("map",)).num_classes == 3
+    policy = camera(0, augment={"rand_augment": "rand-m9-inc1"})
+    with pytest.raises(ValueError, match="rand_augment='rand-m9-inc1': label maps cannot follow it; set it to None"):
+        loader.train(policy, batch_size=2, seed=0, entries=("map",))

@@ -94,6 +94,11 @@ def test_other_numbers_than_classes_never_count_on_devices():
     assert counts.sum() == 2 and counts[0, 0] == counts[1, 3] == 1
 
 
+def test_each_map_has_a_prediction():
+    with pytest.raises(ValueError, match="2 true maps and 1 predicted ones; give one for each"):
+        scores.segmentation([np.zeros((2, 3), int)] * 2, [np.zeros((2, 3), int)], num_classes=4)
+
+
 @pytest.mark.parametrize(
     ("maps", "options", "message"),
     [
@@ -101,6 +106,7 @@ def test_other_numbers_than_classes_never_count_on_devices():
         (([[2]], [[0]]), {"ignore": (2,)}, "no pixel has a label that counts"),
         (([[0, 4]], [[0, 0]]), {}, r"the label 4 is neither in 0..3 nor VOID \(-1\); name it in ignore"),
         (([[0]], [[9]]), {}, "the label 9 is neither"),
+        (([[0]], [[0]]), {"ignore": 255}, r"ignore=255 must be a list of numbers, such as \(255,\)"),
         (([[0, 0]], [[0], [0]]), {}, r"a true map is \[1, 2\], the predicted one \[2, 1\]; resize the prediction"),
     ],
 )
