@@ -111,6 +111,7 @@ def spread(x: jax.Array, size: Pair) -> tuple[jax.Array, Pair]:
     (h, w), (p, q) = x.shape[1:3], size
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     energy = jnp.sqrt(jnp.square(x).sum(-1))
+    energy = energy - energy.mean((1, 2), keepdims=True)  # what all have alike would only be rounded in each sum
     for axis, length in ((1, p), (2, q)):
         if energy.shape[axis] == length:
             energy = energy.mean(axis, keepdims=True)

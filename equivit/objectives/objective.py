@@ -197,7 +197,7 @@ def check_head(config: ConfigDict) -> None:
     if config.model.get("num_classes") is None:
         raise ValueError(
             f"config.model.num_classes=None: {config.model.name} has no head, which "
-            f"objective.name={config.objective.name!r} trains; set it, or data.source to data that are there."
+            f"objective.name={config.objective.name!r} trains; set num_classes, or data.source to data that are there."
         )
 
 
