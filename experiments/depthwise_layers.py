@@ -104,8 +104,8 @@ def _options(arguments):
     there = "torch" if importlib.util.find_spec("torch") else "none"
     options.add_argument("--peer", choices=("torch", "none"), default=there)
     options.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of torch (%(default)s)")
-    for name, known in (("widths", WIDTHS), ("tokens", TOKENS), ("kernels", KERNELS)):
-        options.add_argument(f"--{name}", type=_numbers, default=known, help="separated by commas (%(default)s)")
+    for flag, known in (("--widths", WIDTHS), ("--tokens", TOKENS), ("--kernels", KERNELS)):
+        options.add_argument(flag, type=_numbers, default=known, help="separated by commas (%(default)s)")
     return options.parse_args(arguments)
 
 
