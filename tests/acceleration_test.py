@@ -224,6 +224,17 @@ def test_a_decoder_stays_when_its_backbone_changes():
     assert all(jax.tree.leaves(same))
 
 
+def test_hints_belong_to_what_a_directory_was_begun_with(tmp_path):
+    """Also sizes, which are tuples here and lists in the file."""
+    given = dict(weights="clip:a.pt", input=None, config=CONFIG, blocks=1, images=8, fit_only=False, workdir=tmp_path)
+    hints = dict(num_heads=3, image_size=(16, 32), mlp="gelu")
+    for _ in range(2):
+        plan.claim(types.SimpleNamespace(**given, **hints), ())
+    for name, other in dict(num_heads=6, image_size=(16, 16), mlp="quick_gelu").items():
+        with pytest.raises(ValueError, match=f"was begun with {name}=.*; give that value, or another --workdir"):
+            plan.claim(types.SimpleNamespace(**given, **(hints | {name: other})), ())
+
+
 def test_a_config_for_other_pixels_than_those_of_the_weights_is_refused(place):
     made = plan.Plan(plan.patches(model()), *CONFIG.split(":"), (), 1, place)
     plan._check_pixels(made, "dinov2:weights.pth")
