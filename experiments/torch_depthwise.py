@@ -20,7 +20,7 @@ def serve(
     tensors: dict[str, np.ndarray],
     x: np.ndarray,
     grid: tuple[int, int],
-    training: bool,
+    what: str,
     threads: int,
 ) -> None:
     """Send the module's result; then for every message run it twice and send the second's seconds.
@@ -29,19 +29,20 @@ def serve(
       connection: to the process that asks; when it closes, this one ends.
       tensors: by logical name; matrices are [in, out], taps [k, k, D].
       x: [B, h w, D].
-      training: the gradients of the sum of the result by all parameters and x are computed too.
+      what: "forward"; "maps", its two linear maps alone; or "gradients", of the sum of the result by all parameters
+        and x too.
       threads: that torch may use.
     """
     torch.set_num_threads(threads)
     p = {name: torch.tensor(array.T if array.ndim == 2 else array) for name, array in tensors.items()}
     p["taps"] = p["taps"].permute(2, 0, 1)[:, None].contiguous()
-    leaves = [tensor.requires_grad_(training) for tensor in (*p.values(), torch.tensor(x))]
-    module = functools.partial(_module, p, leaves[-1], grid)
+    leaves = [tensor.requires_grad_(what == "gradients") for tensor in (*p.values(), torch.tensor(x))]
+    module = functools.partial(_module, p, leaves[-1], None if what == "maps" else grid)
 
     def run() -> Any:
-        return torch.autograd.grad(module().sum(), leaves) if training else module()
+        return torch.autograd.grad(module().sum(), leaves) if what == "gradients" else module()
 
-    with contextlib.suppress(EOFError), torch.inference_mode(not training):
+    with contextlib.suppress(EOFError), torch.inference_mode(what != "gradients"):
         connection.send(module().detach().numpy())
         while connection.recv():
             run()  # wakes threads and fills caches
@@ -50,9 +51,11 @@ def serve(
             connection.send(time.perf_counter() - start)
 
 
-def _module(p: dict[str, torch.Tensor], x: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
-    """x [B, h w, D] -> the same; channels last, which tokens are."""
+def _module(p: dict[str, torch.Tensor], x: torch.Tensor, grid: tuple[int, int] | None) -> torch.Tensor:
+    """x [B, h w, D] -> the same; channels last, which tokens are.  Without a grid nothing is convolved."""
     v = F.linear(x, p["value.weight"], p["value.bias"])
-    maps = v.reshape(len(x), *grid, -1).permute(0, 3, 1, 2)  # a view whose memory is channels last
-    y = F.conv2d(maps, p["taps"], padding=p["taps"].shape[-1] // 2, groups=maps.shape[1])
-    return F.linear(y.permute(0, 2, 3, 1).reshape(x.shape), p["proj.weight"], p["proj.bias"])
+    if grid:
+        maps = v.reshape(len(x), *grid, -1).permute(0, 3, 1, 2)  # a view whose memory is channels last
+        y = F.conv2d(maps, p["taps"], padding=p["taps"].shape[-1] // 2, groups=maps.shape[1])
+        v = y.permute(0, 2, 3, 1).reshape(x.shape)
+    return F.linear(v, p["proj.weight"], p["proj.bias"])
