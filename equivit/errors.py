@@ -67,9 +67,16 @@ def near(word: str, known: Iterable[str], most: int) -> list[str]:
     return difflib.get_close_matches(word[:LONGEST], list(known), n=most, cutoff=cutoff)
 
 
-def nearest_divisor(value: int, whole: int) -> int:
+def divides(thing: str, value: int, whole: int, what: str) -> None:
+    """ValueError unless `value` is positive and divides `whole`, which `what` names; the message gives the nearest."""
+    if value < 1 or whole % value:
+        near = _nearest_divisor(value, whole)
+        raise ValueError(f"{thing}={value} must divide {what}; the nearest that does is {near}.")
+
+
+def _nearest_divisor(value: int, whole: int) -> int:
     """The divisor of a positive number that is nearest to a value; of two the smaller."""
-    small = [n for n in range(1, math.isqrt(whole) + 1) if whole % n == 0]
+    small = [n for n in range(1, math.isqrt(whole) + 1) if whole % n == 0] or [1]
     return min(sorted({*small, *(whole // n for n in small)}), key=lambda n: abs(n - value))
 
 

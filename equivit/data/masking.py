@@ -8,6 +8,8 @@ import random
 
 import numpy as np
 
+from equivit import errors
+
 ATTEMPTS = 10  # blocks drawn before a mask is left as it is
 
 
@@ -122,6 +124,5 @@ def _edges(views, share, ratio, groups) -> list[float]:
     low, high = ratio
     if not 0 <= low <= high <= 1:
         raise ValueError(f"masking: {ratio=} must be two shares of the patches in order, such as (0.1, 0.5).")
-    if groups < 1 or views % groups:
-        raise ValueError(f"masking: {groups=} must divide the {views} views.")
+    errors.divides("masking: groups", groups, views, f"the {views} views")
     return np.linspace(low, high, int(views // groups * share) + 1).tolist()

@@ -101,9 +101,7 @@ class ConvAttention(nnx.Module):
     def __init__(
         self, width: int, num_heads: int, *, stride: Pair, mode: str, select: str | None = None, rngs: nnx.Rngs
     ):
-        if width % num_heads:
-            near = errors.nearest_divisor(num_heads, width)
-            raise ValueError(f"ConvAttention: {num_heads=} must divide {width=}; the nearest that does is {near}.")
+        errors.divides("ConvAttention: num_heads", num_heads, width, f"{width=}")
         self.conv_q, self.conv_k, self.conv_v = (
             NormedConv(width, width, kernel=(3, 3), stride=s, mode=mode, groups=width, rngs=rngs)
             for s in ((1, 1), stride, stride)

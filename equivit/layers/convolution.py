@@ -62,8 +62,8 @@ class Conv(nnx.Module):
         rngs: nnx.Rngs,
     ):
         errors.one_of(f"{type(self).__name__}: mode", mode, MODES)
-        if in_channels % groups or width % groups:
-            raise ValueError(f"{type(self).__name__}: {groups=} must divide {in_channels=} and {width=}.")
+        both = math.gcd(in_channels, width)
+        errors.divides(f"{type(self).__name__}: groups", groups, both, f"{in_channels=} and {width=}")
         shape = (*kernel, in_channels // groups, width)
         bound = 1 / math.sqrt(math.prod(shape[:-1]))
         drawn = uniform(rngs.params(), shape, bound) if init is None else init(rngs.params(), shape)

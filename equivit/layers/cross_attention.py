@@ -31,9 +31,7 @@ class CrossAttention(nnx.Module):
     """
 
     def __init__(self, width: int, num_heads: int, *, both: bool, init: Initializer, rngs: nnx.Rngs):
-        if width % num_heads:
-            near = errors.nearest_divisor(num_heads, width)
-            raise ValueError(f"CrossAttention: {num_heads=} must divide {width=}; the nearest that does is {near}.")
+        errors.divides("CrossAttention: num_heads", num_heads, width, f"{width=}")
         self.latents = Linear(width, (1 + both) * width, init=init, rngs=rngs)
         self.tokens = Linear(width, 2 * width, init=init, rngs=rngs)
         self.proj_latents = Linear(width, width, init=init, rngs=rngs)

@@ -199,9 +199,7 @@ class Attention(nnx.Module):
         init: Initializer = WEIGHT_INIT,
         rngs: nnx.Rngs,
     ):
-        if width % num_heads:
-            near = errors.nearest_divisor(num_heads, width)
-            raise ValueError(f"Attention: {num_heads=} must divide {width=}; the nearest that does is {near}.")
+        errors.divides("Attention: num_heads", num_heads, width, f"{width=}")
         in_features = width if in_features is None else in_features
         self.qkv = Linear(in_features, 3 * width, bias=qkv_bias, init=init, rngs=rngs)
         self.proj = Linear(width, width, init=init, rngs=rngs)

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from equivit import errors
 from equivit.symmetry.fields import TokensT
 
 
@@ -31,8 +32,7 @@ def subset(key: jax.Array, images: int, rate: float, groups: int = 1) -> jax.Arr
     """
     if not 0 <= rate < 1:
         raise ValueError(f"subset: {rate=} must be at least 0 and below 1.")
-    if groups < 1 or images % groups:
-        raise ValueError(f"subset: {groups=} must divide the batch of {images} images.")
+    errors.divides("subset: groups", groups, images, f"the batch of {images} images")
     size = images // groups
     noise = jax.random.uniform(key, (groups, size))
     return jnp.argsort(noise, axis=-1)[:, : max(int(size * (1 - rate)), 1)]

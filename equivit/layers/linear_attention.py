@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from equivit import errors
 from equivit.layers.convolution import Conv, DepthwiseConv, NormedConv
 
 EPS = 1e-5
@@ -57,8 +58,7 @@ class LinearAttention(nnx.Module):
         statistics_groups: int = 1,
         rngs: nnx.Rngs,
     ):
-        if width % head_channels:
-            raise ValueError(f"LinearAttention: {head_channels=} must divide {width=}.")
+        errors.divides("LinearAttention: head_channels", head_channels, width, f"{width=}")
         parts = 3 * width // head_channels
         one: dict[str, Any] = dict(kernel=(1, 1), bias=False, rngs=rngs)
         self.qkv = Conv(width, 3 * width, **one)

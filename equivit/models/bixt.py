@@ -70,11 +70,7 @@ class BiXTConfig(ImageConfig):
 
     def __post_init__(self):
         constraints.check_fields(self, "BiXT")
-        if self.width % self.num_heads:
-            near = errors.nearest_divisor(self.num_heads, self.width)
-            raise ValueError(
-                f"BiXT: num_heads={self.num_heads} must divide width={self.width}; the nearest that does is {near}."
-            )
+        errors.divides("BiXT: num_heads", self.num_heads, self.width, f"width={self.width}")
         for kernel, patch in zip(self.kernel, self.patch_size, strict=True):
             if kernel < patch or (kernel - patch) % 2:
                 nearest = max(kernel + (kernel - patch) % 2, patch)

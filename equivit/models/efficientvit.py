@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import jax
 from flax import nnx
 
-from equivit import constraints
+from equivit import constraints, errors
 from equivit.constraints import Below1, Depth, OneOf, PositiveInt, Size
 from equivit.layers import dense
 from equivit.layers.convolution import NormedConv
@@ -66,10 +66,9 @@ class EfficientViTConfig(ImageConfig):
                     f"EfficientViT: {name}={value} must have {1 + STAGES} entries, of the stem and of {STAGES} stages."
                 )
         for stage in ATTENTION:
-            if (width := self.widths[1 + stage]) % self.head_channels:
-                raise ValueError(
-                    f"EfficientViT: head_channels={self.head_channels} must divide the width of stage {stage}, {width}."
-                )
+            width = self.widths[1 + stage]
+            what = f"the width of stage {stage}, {width}"
+            errors.divides("EfficientViT: head_channels", self.head_channels, width, what)
 
     def blocks(self, stage: int) -> int:
         """Blocks of a stage, with the first, which halves the map."""

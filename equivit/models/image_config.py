@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from equivit import errors
+
 
 class ImageConfig:
     """Base of a configuration with the fields `image_size`, `in_channels` and `drop_path`, and a `depth`."""
@@ -46,10 +48,8 @@ class StagedConfig(ImageConfig):
     def check_heads(self, num_heads: tuple[int, ...], widths: tuple[int, ...]) -> None:
         """ValueError unless the heads of each stage divide its width."""
         for stage, (heads, width) in enumerate(zip(num_heads, widths, strict=True)):
-            if width % heads:
-                raise ValueError(
-                    f"{_family(self)}: {num_heads=}: the {heads} heads of stage {stage} must divide its width, {width}."
-                )
+            what = f"the width of stage {stage}, {width}"
+            errors.divides(f"{_family(self)}: num_heads[{stage}]", heads, width, what)
 
 
 def _family(config: Any) -> str:

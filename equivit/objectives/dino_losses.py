@@ -135,9 +135,7 @@ def neighbours(u: jax.Array) -> jax.Array:
 
 def check_groups(name: str, images: int, groups: int) -> None:
     """ValueError unless `groups` divides the images."""
-    if groups < 1 or images % groups:
-        nearest = errors.nearest_divisor(groups, images)
-        raise ValueError(f"{name}: {groups=} must divide the batch of {images} images; the nearest is {nearest}.")
+    errors.divides(f"{name}: groups", groups, images, f"the batch of {images} images")
 
 
 class Spread(NamedTuple):

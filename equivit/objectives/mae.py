@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
+from equivit import errors
 from equivit.constraints import Depth, Inside, OneOf, PositiveInt
 from equivit.data.pixels import normalize
 from equivit.layers.dense import patchify
@@ -56,10 +57,9 @@ class Mae(Objective):
         """ValueError for incompatible values, or a model that has a head or is no ViT."""
         section = config.objective
         check_patches(config)
-        if section.groups is not None and config.batch_size % section.groups:
-            raise ValueError(
-                f"config.objective.groups={section.groups} must divide config.batch_size={config.batch_size}."
-            )
+        if section.groups is not None:
+            batch = f"config.batch_size={config.batch_size}"
+            errors.divides("config.objective.groups", section.groups, config.batch_size, batch)
         if config.model.get("num_classes", "not set") is not None:
             raise ValueError(
                 f"config.model.num_classes={config.model.get('num_classes', 'not set')}: a masked autoencoder has no "

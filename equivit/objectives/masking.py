@@ -3,6 +3,8 @@
 import jax
 import jax.numpy as jnp
 
+from equivit import errors
+
 
 def random_keep(
     key: jax.Array, batch: int, tokens: int, kept: int, groups: int | None = None
@@ -24,8 +26,8 @@ def random_keep(
     """
     if not 1 <= kept <= tokens:
         raise ValueError(f"random_keep: {kept=} must lie between 1 and the number of tokens, {tokens}.")
-    if groups is not None and (groups < 1 or batch % groups):
-        raise ValueError(f"random_keep: {groups=} must divide the batch of {batch} images.")
+    if groups is not None:
+        errors.divides("random_keep: groups", groups, batch, f"the batch of {batch} images")
     noise = jax.random.uniform(key, (batch if groups is None else groups, tokens))
     keep, mask = from_noise(noise, kept)
     copies = batch // len(noise)

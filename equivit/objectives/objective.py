@@ -13,7 +13,7 @@ import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from equivit import logical, precision
+from equivit import errors, logical, precision
 from equivit.data.batches import MakeTransform
 from equivit.data.transforms import Train
 from equivit.logical import Arrays, Tensor
@@ -114,11 +114,12 @@ class Objective:
         return tuple(data.train_image_size or data.image_size)
 
     def check_model(self, model: Config, given: Mapping[str, nnx.Module]) -> None:
-        """ValueError if the images do not fit the model, or one of the models in `given` (`Step.given`).
+        """ValueError if the images or the batch do not fit the model, or one of the models in `given` (`Step.given`).
 
         A run calls this before it compiles anything; `config.model.in_channels` is that of the data.
         """
         check_input(model, "training images", self.image_size, self.config.model.in_channels)
+        _check_statistics(model, self.config.batch_size // self.config.optimizer.accumulation)
 
     def module(self, model: nnx.Module, key: jax.Array) -> nnx.Module:
         """What is trained: the model, and what this objective adds to it, initialised with `key`."""
@@ -199,6 +200,12 @@ def check_head(config: ConfigDict) -> None:
             f"config.model.num_classes=None: {config.model.name} has no head, which "
             f"objective.name={config.objective.name!r} trains; set num_classes, or data.source to data that are there."
         )
+
+
+def _check_statistics(model: Config, images: int) -> None:
+    """ValueError unless the images of a micro-batch split into the groups that batch norms normalise."""
+    groups = getattr(model, "statistics_groups", 1)
+    errors.divides("config.model.statistics_groups", groups, images, f"the {images} images of a micro-batch")
 
 
 def check_patches(config: ConfigDict) -> None:

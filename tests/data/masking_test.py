@@ -62,7 +62,7 @@ def test_capacity_is_the_official_one(views, groups, rows):
     [
         (dict(ratio=(0.5, 0.1)), r"ratio=\(0.5, 0.1\) must be two shares of the patches in order"),
         (dict(share=1.5), "share=1.5 of the views must lie between 0 and 1"),
-        (dict(groups=5), "groups=5 must divide the 24 views"),
+        (dict(groups=5), "groups=5 must divide the 24 views; .* is 4"),
     ],
 )
 def test_impossible_masks_are_refused(options, message):

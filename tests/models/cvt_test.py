@@ -206,7 +206,7 @@ def test_saved_and_loaded(tmp_path):
         (dict(widths=(8, 12, 16)), r"widths=\(8, 12, 16\) and depths=\(2, 1\) must have one entry per stage each"),
         (dict(kernels=(7, 3, 3)), r"kernels=\(7, 3, 3\) and depths=\(2, 1\) must have one entry per stage each"),
         (dict(drop_path=(0.1,)), r"drop_path=\(0.1,\) and depths=\(2, 1\) must have one entry per stage each"),
-        (dict(num_heads=(3, 3)), r"num_heads=\(3, 3\): the 3 heads of stage 0 must divide its width, 8"),
+        (dict(num_heads=(3, 3)), r"num_heads\[0\]=3 must divide the width of stage 0, 8; .* is 2"),
         (dict(depths=(2, 0)), "depths=0 must be a whole number in"),
         (dict(strides=(4, 0)), "strides=0 must be a positive whole number; the nearest is 1"),
         (dict(padding="circle"), "padding='circle' is not one of zeros, circular; the nearest is 'circular'"),

@@ -166,7 +166,7 @@ def test_a_supervised_run_begins_with_the_encoder(run, capsys):
         (dict(ratio=1.0), r"config.objective.ratio=1.0 must be in \(0, 1\)"),
         (dict(target="pixel"), "config.objective.target='pixel' is not one of .*; the nearest is 'pixels'"),
         (dict(variance="none"), "config.objective.variance='none' is not one of unbiased, biased"),
-        (dict(groups=3), "config.objective.groups=3 must divide config.batch_size=8"),
+        (dict(groups=3), "config.objective.groups=3 must divide config.batch_size=8; .* is 2"),
     ],
 )
 def test_impossible_values_are_refused(changes, message):

@@ -226,6 +226,15 @@ def test_an_adaptive_model_needs_whole_grids():
         goal.check_model(adaptive, {})
 
 
+def test_groups_of_batch_statistics_divide_a_micro_batch():
+    fields = dict(name="efficientvit_b0", image_size=(32, 32), num_classes=10, in_channels=3, statistics_groups=3)
+    config = configs.get_base("supervised")
+    config.update(batch_size=8, optimizer=dict(accumulation=2), data=dict(image_size=(32, 32)), model=fields)
+    match = "config.model.statistics_groups=3 must divide the 4 images of a micro-batch; the nearest that does is 2"
+    with pytest.raises(ValueError, match=match):
+        OBJECTIVES["supervised"](config).check_model(zoo.configuration(**config.model), {})
+
+
 def test_a_masked_autoencoder_must_remove_and_keep_patches():
     goal, config = made("mae", data=dict(image_size=(8, 8)), objective=dict(ratio=0.9))
     with pytest.raises(ValueError, match="ratio=0.9 of 4 patches keeps 0"):
