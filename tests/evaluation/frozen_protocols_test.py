@@ -184,12 +184,12 @@ def test_a_probe_of_augmented_images_that_was_cut_off_goes_on(config, monkeypatc
 
 
 def test_what_a_probe_has_kept_is_whole_or_named(tmp_path):
-    state = protocol.Unfinished(tmp_path / "linear_probe.npz", "mine")
-    np.savez(state.path, identity="mine", step=np.int64(2))
+    state = protocol.Unfinished(tmp_path, "mine")
+    np.savez(state.path, step=np.int64(2))
     assert state.read()["step"] == 2
-    assert protocol.Unfinished(state.path, "another").read() is None
+    assert protocol.Unfinished(tmp_path, "another").read() is None
     state.path.write_bytes(state.path.read_bytes()[:-30])
-    with pytest.raises(ValueError, match="linear_probe.npz: is damaged"):
+    with pytest.raises(ValueError, match="linear_probe_mine.npz: is damaged"):
         state.read()
 
 

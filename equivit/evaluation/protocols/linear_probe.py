@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import itertools
+import os
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -126,7 +127,7 @@ def _fitted(run: Run, train: Images, kept: np.ndarray, heads: linear_probe.Heads
         return linear_probe.fit(_unchanged(train, kept, heads, run.config.seed), **options)
     if run.directory is None:
         return linear_probe.fit(_augmented(run, train.index[kept], heads, 0), **options)
-    unfinished = Unfinished(run.directory / "linear_probe.npz", _identity(run, train))
+    unfinished = Unfinished(run.directory, _identity(run, train))
     state = unfinished.read()
     batches = _augmented(run, train.index[kept], heads, 0 if state is None else int(state["step"]))
     probe = linear_probe.fit(batches, **options, state=state, watch=unfinished.keep)
@@ -135,29 +136,28 @@ def _fitted(run: Run, train: Images, kept: np.ndarray, heads: linear_probe.Heads
 
 
 def _identity(run: Run, train: Images) -> str:
-    """Of what decides the numbers: the settings and, by features of some images, the model and the data."""
+    """A name for what decides the numbers: the settings and, by features of some images, the model and the data."""
     settings = (run.data.to_json(), run.config.evaluation.linear_probe.to_json(), run.config.seed, run.precision)
-    return hashlib.sha256(repr(settings).encode() + train.tokens[:16].tobytes()).hexdigest()
+    return hashlib.sha256(repr(settings).encode() + train.tokens[:16].tobytes()).hexdigest()[:12]
 
 
 class Unfinished:
     """The state of heads in a file, from which a probe that was cut off goes on.
 
     Args:
-      path: of the file.
-      identity: of the probe; the state of another one is left alone until it is written over.
+      directory: of the file.
+      identity: of the probe, in the file's name; another probe, perhaps of another process, has another file.
     """
 
-    def __init__(self, path: pathlib.Path, identity: str):
-        self.path, self.identity = path, identity
+    def __init__(self, directory: pathlib.Path, identity: str):
+        self.path = directory / f"linear_probe_{identity}.npz"
 
     def read(self) -> linear_probe.State | None:
         """What was kept last, or None; ValueError for a damaged file."""
         if not self.path.is_file():
             return None
         with archives.Npz(self.path) as file:
-            state = {name: file[name] for name in file.keys}
-        return state if str(state.pop("identity", "")) == self.identity else None
+            return {name: file[name] for name in file.keys}
 
     def keep(self, step: int, state: linear_probe.State) -> None:
         """Write the state, each `KEEP_EVERY` steps; all processes must call it."""
@@ -165,8 +165,8 @@ class Unfinished:
             return
         whole = multihost_utils.process_allgather(dict(state), tiled=True)
         if jax.process_index() == 0:
-            unfinished = self.path.with_suffix(".unfinished.npz")
-            np.savez(unfinished, identity=self.identity, **whole)
+            unfinished = self.path.with_suffix(f".{os.getpid()}.npz")
+            np.savez(unfinished, **whole)
             unfinished.replace(self.path)
 
     def remove(self) -> None:
