@@ -34,7 +34,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from unittest import mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
@@ -44,12 +43,12 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from equivit import models
-from equivit.layers import isotypic
 from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC, Group
 from experiments import benchmark, llo
 from experiments.benchmark import Claim
-from kernels import attention, attention_lanes, d8_gelu, octic_linear_gelu, octic_mlp
+from kernels import attention, attention_lanes, d8_gelu, octic_attention, octic_linear_gelu, octic_mlp, using
+from kernels.octic_branch import Norm
 from kernels.shapes import REALISTIC, Shape
 
 TOPOLOGY = "v5e:2x2"
@@ -59,10 +58,10 @@ CHIP = dict(
 )
 BYTES_PER_CYCLE = 819 / 1.5  # GB/s, and the GHz at which four arrays of 128 x 128 make the chip's 197 TFLOP/s
 DTYPE, BATCH = jnp.bfloat16, 8
+NORM = Norm(eps=1e-5, row_weight=0.5)  # the constants of the models
 SHAPES = {shape.name: dataclasses.replace(shape, batch=(BATCH,)) for shape in REALISTIC}
 BLOCKS = {"ViT-L": 16, "ViT-L, class token": 16, "ViT-H": 16, "ViT-H, class token": 16}  # heads
 GELU_SHAPES = ("ViT-S", *BLOCKS, "ViT-22B")  # hidden widths of 192, 512, 640 and 3072 per component
-OPERATIONS = ("d8_gelu", "octic_linear_gelu", "octic_mlp", "isotypic_attention")
 KINDS = {"dense": "auto", "octic, XLA": "xla", "octic, kernels": "auto"}  # and the implementation of the operations
 PARTS = ("norm", "linear", "attention", "activation")  # named scopes of the layers
 MEASURES = dict(kcycles="kcycles", bundle_kcycles="bundles", matrix_kcycles="matrix units", memory_kcycles="HBM")
@@ -130,14 +129,23 @@ def kernel_programs():
     for shape in map(SHAPES.get, BLOCKS):
         function = functools.partial(octic_linear_gelu.octic_linear_gelu, implementation="tpu")
         yield "octic_linear_gelu", shape, function, abstract((*shape.field(shape.channels), *shape.weights()))
-        yield "octic_mlp", shape, whole_branch, abstract((*shape.field(shape.channels), *shape.branch()))
+        for name, branch, weights in (
+            ("octic_attention", functools.partial(attention_branch, BLOCKS[shape.name]), shape.attention_branch()),
+            ("octic_mlp", mlp_branch, shape.mlp_branch()),
+        ):
+            yield name, shape, branch, abstract((*shape.field(shape.channels), *weights))
         yield from attention_programs(shape, BLOCKS[shape.name])
 
 
-def whole_branch(lines, planes, *weights):
-    """`octic_mlp` of separate arrays, with the constants of the models' norms."""
-    weights, norm = octic_mlp.Weights(*weights), octic_mlp.Norm(eps=1e-5, row_weight=0.5)
-    return octic_mlp.octic_mlp(lines, planes, weights, norm, implementation="tpu")
+def attention_branch(heads, lines, planes, *weights):
+    """`octic_attention` of separate arrays."""
+    weights = octic_attention.Weights(*weights)
+    return octic_attention.octic_attention(lines, planes, weights, heads, NORM, implementation="tpu")
+
+
+def mlp_branch(lines, planes, *weights):
+    """`octic_mlp` of separate arrays."""
+    return octic_mlp.octic_mlp(lines, planes, octic_mlp.Weights(*weights), NORM, implementation="tpu")
 
 
 def attention_programs(shape: Shape, heads: int):
@@ -209,12 +217,6 @@ def title(row: Mapping) -> str:
     """A row of either table in one line."""
     words = [row.get("kernel"), row["model"], f"{row['tokens']} tokens", row.get("direction"), row.get("kind")]
     return ", ".join(filter(None, words))
-
-
-def using(implementation: str):
-    """A context in which octic layers call the operations with an implementation."""
-    patched = {name: functools.partial(getattr(isotypic, name), implementation=implementation) for name in OPERATIONS}
-    return mock.patch.multiple(isotypic, **patched)
 
 
 def block_program(shape: Shape, heads: int, group: Group | None, direction: str):

@@ -26,6 +26,7 @@ full.
 """
 
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +36,7 @@ from jax.typing import DTypeLike
 
 from kernels import tpu_blocks
 from kernels.attention_lanes import LANES, Arrangement, Piece
+from kernels.tpu_blocks import up
 
 NAME = "attention"
 # JAX 0.10 has it among what all platforms have.
@@ -49,10 +51,13 @@ def supported(dtype: DTypeLike, tokens: int, lanes: int) -> bool:
     Args:
       lanes: of a token, in all arrays that the kernel reads and writes.
     """
-    rows = -(-tokens // 16) * 16
-    arrays = 2 * rows * lanes * jnp.dtype(dtype).itemsize
-    matrices = MATRICES * rows * -(-tokens // LANES) * LANES * 4
-    return dtype in (jnp.float32, jnp.bfloat16) and arrays + matrices <= tpu_blocks.VMEM_BYTES
+    arrays = 2 * up(tokens, 16) * lanes * jnp.dtype(dtype).itemsize
+    return dtype in (jnp.float32, jnp.bfloat16) and arrays + matrix_bytes(tokens) <= tpu_blocks.VMEM_BYTES
+
+
+def matrix_bytes(tokens: int) -> int:
+    """Of the matrices [N, N] that the compiler is taken to keep."""
+    return MATRICES * up(tokens, 16) * up(tokens, LANES) * 4
 
 
 def forward(*qkv: jax.Array, arrangement: Arrangement, scale: float, interpret: bool = False) -> tuple[jax.Array, ...]:
@@ -60,13 +65,18 @@ def forward(*qkv: jax.Array, arrangement: Arrangement, scale: float, interpret: 
 
     def body(*refs):
         n = len(refs) // 2
-        read, write, registers = _sources(refs[:n], 3), _sources(refs[n:], 1), {}
-        for unit in arrangement.units:
-            q, k, v = (_gather(read, j, unit, arrangement.period, rest) for j, rest in enumerate((0, None, None)))
-            _scatter(write, 0, unit, arrangement.period, _attend(q, k, v, scale, arrangement.period), registers)
-        _close(registers)
+        attend_image(refs[:n], refs[n:], arrangement, scale)
 
     return _by_image(body, qkv, (), 1, NAME, interpret)
+
+
+def attend_image(qkv: Sequence[jax.Ref], y: Sequence[jax.Ref], arrangement: Arrangement, scale: float) -> None:
+    """In a kernel: attention of references [k, N, 3 w], (q | k | v), is written to references [k, N, w]."""
+    read, write, registers = _sources(qkv, 3), _sources(y, 1), {}
+    for unit in arrangement.units:
+        q, k, v = (_gather(read, j, unit, arrangement.period, rest) for j, rest in enumerate((0, None, None)))
+        _scatter(write, 0, unit, arrangement.period, _attend(q, k, v, scale, arrangement.period), registers)
+    _close(registers)
 
 
 def backward(*arrays: jax.Array, arrangement: Arrangement, scale: float, interpret: bool = False) -> tuple:

@@ -7,7 +7,7 @@ The TPU kernel does what `reference` does, token by token, so that the field is 
 
   - A block is an image (of at most MOST_ROWS tokens; larger ones are divided).  All weights stay in VMEM.  A matrix
     unit holds 128 x 128 weights at a time, and multiplies all rows of the image by them before it takes the next.
-  - `normed`: the norm of the image, by strips of 16 rows, which fit in registers.
+  - `normed`: the norm of the image, by strips of STRIP rows, which fit in registers.
   - For every 128 of the F hidden channels: their eight components, from the first map (`hidden`); their GELU, by
     strips (`active`); and what they add to the results of the second map (`sums`).
   - The result, by strips: x + scale * (sums + bias).
@@ -33,11 +33,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from kernels import dispatch, octic_linear_gelu, tpu_blocks
+from kernels.octic_branch import STRIP, Norm, added, by_strips, check_weights, norm_strip, normalise, prepared
 from kernels.pointwise import SCALE, double_gelu, gelu, isotypic_sums, regular_sums
 from kernels.tpu_blocks import LANES, up
 
 NAME = "octic_mlp"
-STRIP = 16  # rows: the height of a register in bfloat16
 # Rows of a block.  With few, the matrix units load weights for longer than they multiply.  The most are 257 tokens in
 # whole strips; the code, and the time to compile it, grow with it.
 FEWEST_ROWS, MOST_ROWS = 64, 272
@@ -69,38 +69,17 @@ class Weights(NamedTuple):
     scale_planes: jax.Array
 
 
-class Norm(NamedTuple):
-    """Constants of the norm: epsilon, and the weight of the variance of a row of E."""
-
-    eps: float
-    row_weight: float
-
-
-def normalise(lines: jax.Array, planes: jax.Array, weights: Weights, norm: Norm) -> tuple[jax.Array, jax.Array]:
-    """The layer norm, in at least float32: irreps are centred, and divided by one common standard deviation."""
-    with jax.named_scope("norm"):
-        y = [a.astype(jnp.promote_types(a.dtype, jnp.float32)) for a in (lines, planes)]
-        y_lines, y_planes = (a - a.mean(-1, keepdims=True) for a in y)
-        total = jnp.square(y_lines).mean(-1, keepdims=True).sum(0)
-        total = total + norm.row_weight * jnp.square(y_planes).mean(-1, keepdims=True).sum(0)
-        inverse = jax.lax.rsqrt((total + norm.eps) / 8)  # the order of the group
-        first = np.zeros((4, *(1,) * (lines.ndim - 1)), y_lines.dtype)
-        first[0] = 1
-        y_lines = y_lines * inverse * _over_tokens(weights.norm_lines, lines) + first * weights.norm_bias
-        return y_lines.astype(lines.dtype), (y_planes * inverse * weights.norm_planes).astype(planes.dtype)
-
-
 def reference(
     lines: jax.Array, planes: jax.Array, *weights: jax.Array, norm: Norm, implementation: str = "xla"
 ) -> tuple[jax.Array, jax.Array]:
     """The definition, in plain jnp; `implementation` is that of `octic_linear_gelu`."""
     w = Weights(*weights)
-    arrays = (*normalise(lines, planes, w, norm), w.in_lines, w.in_planes, w.in_bias)
+    normed = normalise(lines, planes, w.norm_lines, w.norm_planes, w.norm_bias, norm)
+    arrays = (*normed, w.in_lines, w.in_planes, w.in_bias)
     arrays = tuple(a.astype(w.in_lines.dtype) for a in arrays)
     hidden = octic_linear_gelu.octic_linear_gelu(*arrays, implementation=implementation)
     arrays = tuple(a.astype(w.out_lines.dtype) for a in (*hidden, w.out_lines, w.out_planes, w.out_bias))
-    y_lines, y_planes = octic_linear_gelu.linear(*arrays)
-    return lines + y_lines * _over_tokens(w.scale_lines, lines), planes + y_planes * w.scale_planes
+    return added((lines, planes), octic_linear_gelu.linear(*arrays), w.scale_lines, w.scale_planes)
 
 
 def octic_mlp(
@@ -161,12 +140,8 @@ def _forward(lines, planes, *weights, norm, implementation):
 def _check_weights(c: int, weights: Weights) -> None:
     f = weights.in_bias.shape[-1] if weights.in_bias.ndim else 0
     maps = (4, c, f), (2 * c, 2 * f), (f,), (4, f, c), (2 * f, 2 * c), (c,)
-    expected = ((4, c), (2 * c,), (c,), *maps, (4, c), (2 * c,))
-    for name, array, shape in zip(Weights._fields, weights, expected, strict=True):
-        if array.shape != shape:
-            raise ValueError(
-                f"{NAME}: {name} {array.shape} must be {shape}, for a field of C={c} channels and F={f} hidden ones."
-            )
+    shapes = ((4, c), (2 * c,), (c,), *maps, (4, c), (2 * c,))
+    check_weights(NAME, weights, shapes, f"C={c} channels and F={f} hidden ones")
 
 
 def _kernels(norm: Norm, lines: jax.Array, weights: Weights) -> dict[str, Callable | None]:
@@ -190,11 +165,6 @@ def _most_rows(lines: jax.Array, weights: Weights) -> int:
     return min(max(left // row, 0), MOST_ROWS) // STRIP * STRIP
 
 
-def _over_tokens(vectors: jax.Array, lines: jax.Array) -> jax.Array:
-    """[4, C] -> [4, 1, ..., 1, C], to multiply `lines`."""
-    return vectors.reshape(len(vectors), *(1,) * (lines.ndim - 2), -1)
-
-
 def _forward_tpu(lines, planes, *weights, norm, interpret=False):
     w = Weights(*weights)
     (_, *batch, tokens, c), dtype, product = lines.shape, lines.dtype, w.in_lines.dtype
@@ -207,7 +177,8 @@ def _forward_tpu(lines, planes, *weights, norm, interpret=False):
     def whole(a):
         return pl.BlockSpec(a.shape, lambda image, i: (0,) * a.ndim, pipeline_mode=pl.Buffered(1))
 
-    weights = _prepared(w)
+    # The second map's factor, SCALE^2 / 2, in the layer scale.
+    weights = prepared(w, "out_bias", SCALE**2 / 2)
     sizes = (4, rows, c), (2, rows, 2 * c)
     results = pl.pallas_call(
         functools.partial(_block, norm=norm, unroll=not interpret),
@@ -230,28 +201,18 @@ def _forward_tpu(lines, planes, *weights, norm, interpret=False):
     return tuple(y.reshape(len(y), *batch, tokens, y.shape[-1]) for y in results)
 
 
-def _prepared(w: Weights) -> Weights:
-    """The vectors in float32, as rows; the second map's factor in the layer scale, and the layer scale in its bias."""
-    vectors = {k: jnp.atleast_2d(a.astype(jnp.float32)) for k, a in w._asdict().items() if a.ndim < 3}
-    vectors = {k: a for k, a in vectors.items() if k not in ("in_planes", "out_planes")}
-    vectors["out_bias"] = vectors["out_bias"] * vectors["scale_lines"][:1]
-    for name in ("scale_lines", "scale_planes"):
-        vectors[name] = vectors[name] * (SCALE**2 / 2)
-    return w._replace(**vectors)
-
-
 def _block(x_lines, x_planes, *refs, norm, unroll):
     """One block; `sums` are 16 times the results of the second map."""
     w, refs = Weights(*refs[: len(Weights._fields)]), refs[len(Weights._fields) :]
     y_lines, y_planes, normed_lines, normed_planes, hidden, active, sum_lines, sum_planes = refs
     rows, f = hidden.shape[1], w.in_lines.shape[-1]
-    by_strips = functools.partial(_by_strips, rows, unroll)
+    strips = functools.partial(by_strips, rows, unroll)
 
-    by_strips(functools.partial(_norm_strip, x_lines, x_planes, w, norm, normed_lines, normed_planes))
+    strips(functools.partial(norm_strip, (x_lines, x_planes), (normed_lines, normed_planes), w, norm))
     for start in range(0, f, LANES):
         columns = [slice(first, first + LANES) for first in (start, start + f)]  # of the two copies of E
         _first_map(normed_lines, normed_planes, w, columns, hidden)
-        by_strips(functools.partial(_gelu_strip, hidden, active))
+        strips(functools.partial(_gelu_strip, hidden, active))
         _second_map(active, w, columns, sum_lines, sum_planes)
 
     def write(strip):
@@ -263,32 +224,7 @@ def _block(x_lines, x_planes, *refs, norm, unroll):
             y = sum_planes[i, strip] * w.scale_planes[...]
             y_planes[i, strip] = (x_planes[i, strip].astype(jnp.float32) + y).astype(y_planes.dtype)
 
-    by_strips(write)
-
-
-def _by_strips(rows: int, unroll: bool, function: Callable[..., None]) -> None:
-    """A loop for tracing, which is sooner done once; on a TPU it is written out when it is compiled."""
-
-    def step(i, _):
-        function(pl.ds(pl.multiple_of(i * STRIP, STRIP), STRIP))
-
-    with jax.enable_x64(False):  # Mosaic counts an unrolled loop in 32 bits, even if 64-bit types are enabled
-        jax.lax.fori_loop(0, rows // STRIP, step, None, unroll=unroll)
-
-
-def _norm_strip(x_lines, x_planes, w, norm, normed_lines, normed_planes, strip):
-    fields = [*((x_lines, i) for i in range(4)), *((x_planes, i) for i in range(2))]
-    values = [ref[i, strip].astype(jnp.float32) for ref, i in fields]
-    values = [a - a.mean(-1, keepdims=True) for a in values]
-    a1, a2, b1, b2, *rows = map(jnp.square, values)  # sums over lanes are the slowest: first over irreps
-    total = (a1 + a2 + b1 + b2).mean(-1, keepdims=True) + norm.row_weight * (rows[0] + rows[1]).mean(-1, keepdims=True)
-    inverse = jax.lax.rsqrt((total + norm.eps) / 8)
-    for i in range(4):
-        y = values[i] * inverse * w.norm_lines[i : i + 1]
-        y = y + w.norm_bias[...] if i == 0 else y
-        normed_lines[i, strip] = y.astype(normed_lines.dtype)
-    for i in range(2):
-        normed_planes[i, strip] = (values[4 + i] * inverse * w.norm_planes[...]).astype(normed_planes.dtype)
+    strips(write)
 
 
 def _first_map(lines, planes, w, columns, hidden):

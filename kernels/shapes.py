@@ -30,11 +30,19 @@ class Shape:
         c, f = self.channels, self.hidden
         return (4, c, f), (2 * c, 2 * f), (f,)
 
-    def branch(self) -> tuple[tuple[int, ...], ...]:
+    def mlp_branch(self) -> tuple[tuple[int, ...], ...]:
         """Shapes of `octic_mlp.Weights`: norm, first map, second map, layer scale."""
-        c, f = self.channels, self.hidden
+        return self._branch(self.hidden, self.hidden)
+
+    def attention_branch(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of `octic_attention.Weights`, in the same order."""
+        return self._branch(3 * self.channels, self.channels)
+
+    def _branch(self, first: int, second: int) -> tuple[tuple[int, ...], ...]:
+        c = self.channels
         vectors = (4, c), (2 * c,), (c,)
-        return (*vectors, *self.weights(), (4, f, c), (2 * f, 2 * c), (c,), *vectors[:2])
+        maps = (4, c, first), (2 * c, 2 * first), (first,), (4, second, c), (2 * second, 2 * c), (c,)
+        return (*vectors, *maps, *vectors[:2])
 
 
 # The paper's models at the batch size of its benchmark: octic ViTs, Table 1 and Appendix D.4.

@@ -30,7 +30,7 @@ class Block(nnx.Module):
 
     `path` is dropout, then stochastic depth, which keeps or drops a whole branch per sample, independently for the two
     branches.  With `subsets` a branch is computed only for the samples that keep it.  Without a key nothing stands
-    between the parts, and the branch of an octic MLP is one operation (`kernels/octic_mlp.py`).
+    between the parts, and a branch of an octic block is one operation (`kernels/octic_branch.py`).
 
     Shapes: [*B, N, width] or a field -> the same.
 
@@ -67,11 +67,14 @@ class Block(nnx.Module):
           key: for dropout and stochastic depth; None: neither.
         """
         keys = split(key)
-        x = self.residual(lambda x: self.scale1(self.attention(self.norm1(x), layout)), x, rate, keys[0])
+        y: Any = x  # a field just where the parts are isotypic, which types cannot express
+        if key is None and type(self.attention) is isotypic.Attention:
+            y = self.attention.residual(y, self.norm1, self.scale1)
+        else:
+            y = self.residual(lambda x: self.scale1(self.attention(self.norm1(x), layout)), y, rate, keys[0])
         if key is None and isinstance(self.mlp, isotypic.Mlp):
-            field: Any = x  # it is one with such an MLP, which types cannot express
-            return self.mlp.residual(field, self.norm2, self.scale2)
-        return self.residual(lambda x: self.scale2(self.mlp(self.norm2(x), layout)), x, rate, keys[1])
+            return self.mlp.residual(y, self.norm2, self.scale2)
+        return self.residual(lambda x: self.scale2(self.mlp(self.norm2(x), layout)), y, rate, keys[1])
 
     def residual(self, branch: Callable[[Any], Any], x: Any, rate: float | jax.Array, key: jax.Array | None) -> Any:
         """x + path(branch(x)), or that of a part of the images."""

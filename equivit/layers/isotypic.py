@@ -9,7 +9,7 @@ import functools
 import importlib.util
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -26,10 +26,11 @@ from equivit.symmetry.fields import Isotypic
 from equivit.symmetry.groups import FLIP, OCTIC, Group
 
 try:
+    from kernels import octic_attention, octic_mlp
     from kernels.d8_gelu import d8_gelu
-    from kernels.isotypic_attention import isotypic_attention
+    from kernels.isotypic_attention import isotypic_attention, linear
+    from kernels.octic_branch import Norm
     from kernels.octic_linear_gelu import octic_linear_gelu
-    from kernels.octic_mlp import Norm, Weights, octic_mlp
 except ImportError as error:
     spec = importlib.util.find_spec("kernels")
     found = "none was found"
@@ -164,12 +165,10 @@ class Mlp(nnx.Module):
 
     def residual(self, x: Isotypic, norm: Any, scale: Any) -> Any:
         """x + scale(mlp(norm(x))): for an octic field, with this file's norm and a `LayerScale`, in one operation."""
-        if x.planes is None or not (isinstance(norm, LayerNorm) and isinstance(scale, LayerScale)):
+        if not _is_octic_branch(x, norm, scale):
             return x + scale(self(norm(x)))
-        parts = (norm, self.fc1, self.fc2)
-        arrays = [a[...] for part in parts for a in (part.lines, part.planes, part.bias)]
-        arrays += [scale.lines[...], scale.planes[...]]
-        return Isotypic(*octic_mlp(x.lines, x.planes, Weights(*arrays), Norm(norm.eps, norm.row_weight)))
+        weights, planes = octic_mlp.Weights(*_branch_arrays(norm, self.fc1, self.fc2, scale)), cast(jax.Array, x.planes)
+        return Isotypic(*octic_mlp.octic_mlp(x.lines, planes, weights, Norm(norm.eps, norm.row_weight)))
 
 
 class Attention(nnx.Module):
@@ -198,36 +197,67 @@ class Attention(nnx.Module):
         if not enough_for_tpu(x.lines):
             return self.attended(x, attend)
         leaves, structure = jax.tree.flatten(x.astype(self.qkv.lines[...].dtype))
-
-        def plain(leaves, *_):
-            return tuple(jax.tree.leaves(self.attended(jax.tree.unflatten(structure, leaves), attend)))
-
         maps = self.qkv.arrays(), self.proj.arrays()
-        leaves = isotypic_attention(tuple(leaves), maps[0], maps[1], self.num_heads, plain=plain)
+        leaves = isotypic_attention(tuple(leaves), maps[0], maps[1], self.num_heads, plain=_plain_attention)
         return jax.tree.unflatten(structure, leaves)
+
+    def residual(self, x: Isotypic, norm: Any, scale: Any) -> Any:
+        """x + scale(attention(norm(x))): as `Mlp.residual`, of as many tokens as a TPU's kernel is for."""
+        if not (_is_octic_branch(x, norm, scale) and enough_for_tpu(x.lines) and self.qkv.bias is not None):
+            return x + scale(self(norm(x)))
+        weights = octic_attention.Weights(*_branch_arrays(norm, self.qkv, self.proj, scale))
+        field, constants = (x.lines, cast(jax.Array, x.planes)), Norm(norm.eps, norm.row_weight)
+        y = octic_attention.octic_attention(*field, weights, self.num_heads, constants, attend=_plain_attention)
+        return Isotypic(*y)
 
     def attended(self, x: Isotypic, attend: Callable[[Parts, Parts, Parts], Parts]) -> Isotypic:
         """The layer with another `attend`: q, k and v in parts to the weighted sums of v."""
-        leaves, structure = jax.tree.flatten(x)
-        parts = [_from_heads(part, len(leaf)) for part, leaf in zip(attend(*self.parts(x)), leaves, strict=True)]
-        return self.proj(jax.tree.unflatten(structure, parts))
+        leaves, structure = jax.tree.flatten(x.astype(self.qkv.lines[...].dtype))
+        leaves = _attended(attend, tuple(leaves), self.qkv.arrays(), self.proj.arrays(), self.num_heads)
+        return jax.tree.unflatten(structure, leaves)
 
     def parts(self, x: Isotypic) -> tuple[Parts, Parts, Parts]:
         """q, k and v, in one part for each kind of irrep."""
-        leaves = [map(self._to_heads, jnp.split(leaf, 3, axis=-1)) for leaf in jax.tree.leaves(self.qkv(x))]
-        q, k, v = zip(*leaves, strict=True)
-        return q, k, v
+        return _parts(tuple(jax.tree.leaves(self.qkv(x))), self.num_heads)
 
     def weights(self, x: Isotypic, rows: int | None = None, layout: Layout | None = None) -> jax.Array:
         """The attention weights [*B, num_heads, rows, N] of the first `rows` tokens; None: of all tokens."""
         q, k, _ = self.parts(x)
         return attention_weights(tuple(part[..., :rows, :] for part in q), k)
 
-    def _to_heads(self, leaf: jax.Array) -> jax.Array:
-        """The part of q, k or v in one leaf [i, *B, N, H c] of irreps: [*B, H, N, i c]."""
-        x = leaf.reshape(*leaf.shape[:-1], self.num_heads, leaf.shape[-1] // self.num_heads)
-        x = jnp.einsum("i...nhc->...hnic", x)
-        return jax.lax.collapse(x, -2)
+
+def _is_octic_branch(x: Isotypic, norm: Any, scale: Any) -> bool:
+    """Whether a branch is one of `kernels/octic_branch.py`."""
+    return x.group is OCTIC and isinstance(norm, LayerNorm) and isinstance(scale, LayerScale)
+
+
+def _branch_arrays(norm: LayerNorm, first: Linear, second: Linear, scale: LayerScale) -> list[jax.Array]:
+    """The parameters of a branch in the order of the kernels."""
+    arrays = [a[...] for part in (norm, first, second) for a in (part.lines, part.planes, part.bias)]
+    return [*arrays, scale.lines[...], scale.planes[...]]
+
+
+def _plain_attention(leaves: Parts, qkv: Any, proj: Any, num_heads: int) -> Parts:
+    """What `Attention` computes, of arrays."""
+    return _attended(attend, leaves, qkv, proj, num_heads)
+
+
+def _attended(attend: Callable[..., Parts], leaves: Parts, qkv: Any, proj: Any, num_heads: int) -> Parts:
+    parts = attend(*_parts(linear(leaves, qkv), num_heads))
+    return linear(tuple(_from_heads(part, len(leaf)) for part, leaf in zip(parts, leaves, strict=True)), proj)
+
+
+def _parts(leaves: Parts, num_heads: int) -> tuple[Parts, Parts, Parts]:
+    thirds = [jnp.split(leaf, 3, axis=-1) for leaf in leaves]
+    q, k, v = zip(*([_to_heads(third, num_heads) for third in leaf] for leaf in thirds), strict=True)
+    return q, k, v
+
+
+def _to_heads(leaf: jax.Array, num_heads: int) -> jax.Array:
+    """The part of q, k or v in one leaf [i, *B, N, H c] of irreps: [*B, H, N, i c]."""
+    x = leaf.reshape(*leaf.shape[:-1], num_heads, leaf.shape[-1] // num_heads)
+    x = jnp.einsum("i...nhc->...hnic", x)
+    return jax.lax.collapse(x, -2)
 
 
 def _from_heads(part: jax.Array, irreps: int) -> jax.Array:

@@ -31,7 +31,7 @@ def draw_branch(shape: Shape, dtype, seed=0):
     """Arguments of `octic_mlp`: fields and hidden fields of deviation 2 or so, and a branch as large as its input."""
     c, f = shape.channels, shape.hidden
     deviations = (1, 1, 1, c**-0.5, (2 * c) ** -0.5, 1, f**-0.5, (2 * f) ** -0.5, 1, 1, 1)
-    weights = draw(shape.branch(), "float32", seed + 1, 1.0)
+    weights = draw(shape.mlp_branch(), "float32", seed + 1, 1.0)
     weights = [_put(np.asarray(w) * d, dtype) for w, d in zip(weights, deviations, strict=True)]
     return (*draw(shape.field(c), dtype, seed), *weights)
 

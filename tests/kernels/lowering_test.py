@@ -8,8 +8,9 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from kernels.d8_gelu import d8_gelu
+from kernels.octic_branch import Norm
 from kernels.octic_linear_gelu import octic_linear_gelu
-from kernels.octic_mlp import Norm, Weights, octic_mlp
+from kernels.octic_mlp import Weights, octic_mlp
 from kernels.shapes import AWKWARD, REALISTIC, Shape
 
 SMALL = Shape("small", (8,), 40, 16, 64)
@@ -50,7 +51,7 @@ def branch_arguments(shape, dtype, other=None):
     """With `other` in place of `dtype` outside of the products."""
     other = other or dtype
     types = [other] * 5 + [dtype, dtype, other] * 2 + [other] * 2
-    shapes = [*shape.field(shape.channels), *shape.branch()]
+    shapes = [*shape.field(shape.channels), *shape.mlp_branch()]
     return tuple(jax.ShapeDtypeStruct(size, kind) for size, kind in zip(shapes, types, strict=True))
 
 

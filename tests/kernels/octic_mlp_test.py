@@ -10,7 +10,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import kernels
-from kernels.octic_mlp import Norm, Weights, octic_mlp
+from kernels.octic_branch import Norm
+from kernels.octic_mlp import Weights, octic_mlp
 from kernels.pointwise import SCALE, double_gelu
 from kernels.shapes import Shape
 from tests.kernels.comparison import assert_near, draw_branch, value_and_gradient, widen

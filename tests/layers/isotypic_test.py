@@ -13,7 +13,7 @@ from flax import nnx
 
 import kernels
 from equivit import testing
-from equivit.layers import isotypic
+from equivit.layers import attention, isotypic
 from equivit.layers.block import Block
 from equivit.layers.drop import drop_path, dropout
 from equivit.layers.parts import Parts
@@ -53,15 +53,17 @@ class CommutesTest(chex.TestCase):
 
 @GROUPS
 @pytest.mark.parametrize("layer_scale", [0.5, None])
-def test_an_mlp_branch_in_one_operation_is_the_sum_of_its_parts(group, layer_scale):
+def test_a_branch_in_one_operation_is_the_sum_of_its_parts(group, layer_scale, monkeypatch):
     """In a block it is one, unless there is a key, for stochastic depth; here that has a rate of 0."""
+    monkeypatch.setattr(attention, "TPU_TOKENS", 1)
     width, hidden = 8 * group.order, 128 * group.order
     options = dict(layer_scale=layer_scale, isotypic_eps=0.1, isotypic_norm="balanced")  # both matter
     block = Block(**Parts(group, nnx.Rngs(0), **options).branches(width, 2, hidden))
     block, x = testing.randomise(block, jax.random.key(1)), random_field(group, GRID, 8, PREFIX)
     with kernels.using("interpret"):
         traced = jax.jit(lambda block, x: block(x)).trace(block, x)
-    assert ("name=octic_mlp" in str(traced.jaxpr)) == (group is OCTIC and layer_scale is not None)
+    for name in ("octic_attention", "octic_mlp"):
+        assert (f"name={name}" in str(traced.jaxpr)) == (group is OCTIC and layer_scale is not None)
     found = traced.lower().compile()(block, x)
     expected = jax.jit(lambda block, x, key: block(x, key=key))(block, x, jax.random.key(0))
     chex.assert_trees_all_close(found, expected, atol=1e-5, rtol=1e-6)

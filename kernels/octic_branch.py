@@ -1,0 +1,119 @@
+"""What the two branches of an octic block have in common: the norm before, the layer scale and the sum after.
+
+Both are x + scale * f(norm(x)); f is attention in `octic_attention.py`, and the MLP in `octic_mlp.py`.
+
+Shapes: lines [4, *B, N, C] and planes [2, *B, N, 2C] -> the same.
+Source: octic ViTs, Section 3.2 and Appendix A.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+
+STRIP = 16  # rows that the norm takes at once, to stay in registers: the height of one in bfloat16
+Arrays = tuple[jax.Array, jax.Array]
+
+
+class Norm(NamedTuple):
+    """Constants of the norm: epsilon, and the weight of the variance of a row of E."""
+
+    eps: float
+    row_weight: float
+
+
+# Computed again in a backward pass: what its derivative needs is four times as large as a field in bfloat16.
+@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=5)
+def normalise(
+    lines: jax.Array, planes: jax.Array, scale_lines: jax.Array, scale_planes: jax.Array, bias: jax.Array, norm: Norm
+) -> Arrays:
+    """The layer norm, in at least float32: irreps are centred, and divided by one common standard deviation.
+
+    Args:
+      scale_lines, scale_planes, bias: [4, C], [2C] and [C].
+      norm: constants.
+    """
+    with jax.named_scope("norm"):
+        y = [a.astype(jnp.promote_types(a.dtype, jnp.float32)) for a in (lines, planes)]
+        y_lines, y_planes = (a - a.mean(-1, keepdims=True) for a in y)
+        total = jnp.square(y_lines).mean(-1, keepdims=True).sum(0)
+        total = total + norm.row_weight * jnp.square(y_planes).mean(-1, keepdims=True).sum(0)
+        inverse = jax.lax.rsqrt((total + norm.eps) / 8)  # the order of the group
+        first = np.zeros((4, *(1,) * (lines.ndim - 1)), y_lines.dtype)
+        first[0] = 1
+        y_lines = y_lines * inverse * _over_tokens(scale_lines, lines) + first * bias
+        return y_lines.astype(lines.dtype), (y_planes * inverse * scale_planes).astype(planes.dtype)
+
+
+def added(x: Arrays, y: Arrays, scale_lines: jax.Array, scale_planes: jax.Array) -> Arrays:
+    """x + scale * y, with a scale [4, C] and [2C]."""
+    lines, planes = x
+    return lines + y[0] * _over_tokens(scale_lines, lines), planes + y[1] * scale_planes
+
+
+def _over_tokens(vectors: jax.Array, lines: jax.Array) -> jax.Array:
+    return vectors.reshape(len(vectors), *(1,) * (lines.ndim - 2), -1)
+
+
+def check_weights(name: str, weights: Any, shapes: tuple[tuple[int, ...], ...], sizes: str) -> None:
+    """ValueError unless the named tuple `weights` has these shapes, which follow from `sizes`."""
+    for field, array, shape in zip(weights._fields, weights, shapes, strict=True):
+        if array.shape != shape:
+            raise ValueError(f"{name}: {field} {array.shape} must be {shape}, for a field of {sizes}.")
+
+
+# ---- In a TPU kernel
+
+
+def prepared(weights: Any, last_bias: str, factor: float = 1.0) -> Any:
+    """Vectors and rows of vectors of a named tuple of weights as float32 rows, as kernels want them.
+
+    The bias of the last map is multiplied by the layer scale, and then the layer scale by `factor`.
+    """
+    names = ("norm_lines", "norm_planes", "norm_bias", "scale_lines", "scale_planes")
+    vectors = [*names, *(name for name in weights._fields if name.endswith("_bias") and name not in names)]
+    rows = {name: jnp.atleast_2d(getattr(weights, name).astype(jnp.float32)) for name in vectors}
+    rows[last_bias] = rows[last_bias] * rows["scale_lines"][:1]
+    rows |= {name: rows[name] * factor for name in ("scale_lines", "scale_planes")}
+    return weights._replace(**rows)
+
+
+def by_strips(rows: int, unroll: bool, function: Callable[[Any], None]) -> None:
+    """`function(strip)` for strips of all rows, the last of which may be shorter.
+
+    A loop for tracing, which is sooner done once; on a TPU it is written out when it is compiled.
+    """
+
+    def step(i, _):
+        function(pl.ds(pl.multiple_of(i * STRIP, STRIP), STRIP))
+
+    if rows >= STRIP:
+        with jax.enable_x64(False):  # Mosaic counts an unrolled loop in 32 bits, even if 64-bit types are enabled
+            jax.lax.fori_loop(0, rows // STRIP, step, None, unroll=unroll)
+    if rows % STRIP:
+        function(slice(rows // STRIP * STRIP, rows))
+
+
+def norm_strip(x: Arrays, y: Arrays, weights: Any, norm: Norm, strip: Any) -> None:
+    """Write the norm of a strip of the references x into the references y, in their first lanes.
+
+    Args:
+      weights: `prepared`, with norm_lines, norm_planes and norm_bias.
+    """
+    fields = [*((x[0], i) for i in range(4)), *((x[1], i) for i in range(2))]
+    values = [ref[i, strip].astype(jnp.float32) for ref, i in fields]
+    values = [a - a.mean(-1, keepdims=True) for a in values]
+    a1, a2, b1, b2, *rows = map(jnp.square, values)  # sums over lanes are the slowest: first over irreps
+    total = (a1 + a2 + b1 + b2).mean(-1, keepdims=True) + norm.row_weight * (rows[0] + rows[1]).mean(-1, keepdims=True)
+    inverse = jax.lax.rsqrt((total + norm.eps) / 8)
+    for i in range(4):
+        z = values[i] * inverse * weights.norm_lines[i : i + 1]
+        z = z + weights.norm_bias[...] if i == 0 else z
+        y[0][i, strip, : z.shape[-1]] = z.astype(y[0].dtype)
+    for i in range(2):
+        z = values[4 + i] * inverse * weights.norm_planes[...]
+        y[1][i, strip, : z.shape[-1]] = z.astype(y[1].dtype)
