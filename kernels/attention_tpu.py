@@ -21,8 +21,7 @@ full or not, and a head has fewer channels.  So the lines are written for a regi
     The backward pass does not do so.
 
 `experiments/octic_tpu_compile.py` estimates their cycles.  The octic kernel at d = 80 is bound by the vector units,
-which mostly select: a head has parts in six sources, and registers are selected as they lie in memory, in bfloat16 half
-full.
+which mostly select: a head has parts in six sources.
 """
 
 import math
@@ -43,6 +42,7 @@ NAME = "attention"
 _reciprocal = getattr(pltpu, "reciprocal", None) or pl.reciprocal
 # Matrices [N, N] of float32 that the compiler is taken to keep: those of one head, and of the next one.
 MATRICES = 6
+STRIP = 16  # rows of a register in bfloat16
 
 
 def supported(dtype: DTypeLike, tokens: int, lanes: int) -> bool:
@@ -188,7 +188,7 @@ def _gather(sources, j, unit, period, rest=None):
     for piece in unit:
         ref, i, lanes = _register(sources, j, piece)
         x = ref[i, :, lanes]
-        value = x if value is None else jnp.where(_inside(piece, x, period), x, value)
+        value = x if value is None else _select(piece, period, x, value)
     return value
 
 
@@ -206,7 +206,7 @@ def _scatter(sources, j, unit, period, value, open_registers):
         else:
             place = j, piece.source, piece.register
             *_, before = open_registers.get(place, (0,))
-            open_registers[place] = ref, i, lanes, jnp.where(_inside(piece, x, period), x, before)
+            open_registers[place] = ref, i, lanes, _select(piece, period, x, before)
 
 
 def _close(open_registers):
@@ -214,9 +214,25 @@ def _close(open_registers):
         ref[i, :, lanes] = x
 
 
-def _inside(piece: Piece, x: jax.Array, period: int) -> jax.Array:
+def _select(piece: Piece, period: int, x: jax.Array, other: jax.Array | int) -> jax.Array:
+    """x in the lanes of a piece, and in others `other`, an array or 0.
+
+    Two rows of bfloat16 share 32 bits, which the compiler would take apart to select them; as integers they stay.
+    """
+    rows = len(x) // STRIP * STRIP if x.dtype == jnp.bfloat16 else 0
+    if rows in (0, len(x)):
+        return _selected(piece, period, x, other, packed=rows > 0)
+    others = (other, other) if isinstance(other, int) else (other[:rows], other[rows:])
+    first = _selected(piece, period, x[:rows], others[0], packed=True)
+    return jnp.concatenate([first, _selected(piece, period, x[rows:], others[1], packed=False)])
+
+
+def _selected(piece, period, x, other, packed):
+    if packed:
+        x, other = (a if isinstance(a, int) else pltpu.bitcast(a, jnp.int32) for a in (x, other))
     lanes = _lanes(x) & (period - 1)
-    return (lanes >= piece.start) & (lanes < piece.stop)
+    y = jnp.where((lanes >= piece.start) & (lanes < piece.stop), x, other)
+    return pltpu.bitcast(y, jnp.bfloat16) if packed else y
 
 
 def _by_image(body, reads, more, count, name, interpret):

@@ -11,6 +11,9 @@ The TPU kernel does what `reference` does, image by image, so that the field is 
     of their own for every row of irreps (`isotypic_attention.arranged`).
   - `attended`: attention, a register full of heads at a time.
   - The result, for 128 channels at a time: x + scale * (attended times the second map + bias).
+
+Nearly all of it is straight-line code, in which the compiler overlaps the norm with the first map's products, and the
+selects and softmax of a head with the products of another.
 """
 
 import functools
@@ -233,7 +236,10 @@ def _image(x_lines, x_planes, *refs, arrangement: Any, scale: float, norm: Norm,
     by_strips(x_lines.shape[1], unroll, functools.partial(norm_strip, x, attended, w, norm))
     _first_map(attended, w, qkv)
     attention_tpu.attend_image(qkv, attended, arrangement, scale)
-    _second_map(attended, w, x, y)
+
+    @pl.when(pl.program_id(0) >= 0)  # always: what is in a condition is scheduled apart, and here that is faster
+    def _():
+        _second_map(attended, w, x, y)
 
 
 def _first_map(normed, w, qkv):
