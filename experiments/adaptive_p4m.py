@@ -44,6 +44,7 @@ SHARED += ["model.width=64", "model.depth=4", "model.num_heads=2", "model.layer_
 SHARED += ["evaluation.suite=accuracy,orientation", *small_images.SMALL, *small_images.QUIET]
 SHIFTS = 64
 COPIES = "copies.json"  # in the directory of a run
+BATCH = 16  # images whose copies are compared at once: an image with a tie slows all of its batch
 FIGURES = dict(
     upright="eval/orientation/upright",
     eight="eval/orientation/accuracy_mean",
@@ -91,7 +92,7 @@ def copies(run: pathlib.Path, images: int) -> dict[str, float]:
         predict = predictions.predictor(model, config.data.mean, config.data.std, config.precision)
         data = config.data.copy_and_resolve_references().unlock()
         data.eval_examples = images
-        known = compared(predict, loader.evaluate(data, batch_size=config.batch_size, seed=config.seed).batches())
+        known = compared(predict, loader.evaluate(data, batch_size=BATCH, seed=config.seed).batches())
         path.write_text(json.dumps(known, indent=1) + "\n")
     return {figure: known[figure] for figure in ("constant", "decided", "identical")}
 
