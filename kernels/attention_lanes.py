@@ -51,15 +51,24 @@ class Arrangement(NamedTuple):
         """The lanes [heads, part] of a source in which the channels of each head lie."""
         return np.array(self.places[source])[:, None] + np.arange(part)
 
-    def placed(self, source: int, x: jax.Array) -> jax.Array:
-        """[..., heads x part] in the natural order -> [..., width of the source], 0 in lanes of no head.
+    def matrix(self, source: int, channels: int) -> np.ndarray:
+        """Zeros and ones [heads x part, width of the source], which take channels in the natural order to their lanes.
 
-        As a product with a matrix of zeros and ones, which is exact, and its derivative no scatter.
+        A product with it is exact, leaves 0 in lanes of no head, and has a derivative without a scatter.
         """
-        lanes = self.lanes(source, x.shape[-1] // len(self.places[source]))
-        matrix = np.zeros((lanes.size, self.widths[source]), x.dtype)
+        lanes = self.lanes(source, channels // len(self.places[source]))
+        matrix = np.zeros((lanes.size, self.widths[source]), np.float32)
         matrix[np.arange(lanes.size), lanes.ravel()] = 1
-        return jnp.matmul(x, matrix, precision=jax.lax.Precision.HIGHEST)
+        return matrix
+
+    def placed(self, source: int, x: jax.Array) -> jax.Array:
+        """[..., heads x part] in the natural order -> [..., width of the source]."""
+        return product("...c,cw->...w", x, self.matrix(source, x.shape[-1]))
+
+
+def product(subscripts: str, x: jax.Array, matrix: np.ndarray) -> jax.Array:
+    """The product of an array and an `Arrangement.matrix`, or several of one width, in the dtype of the array."""
+    return jnp.einsum(subscripts, x, matrix.astype(x.dtype), precision=jax.lax.Precision.HIGHEST)
 
 
 @functools.cache

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kernels import attention, dispatch
-from kernels.attention_lanes import arrange
+from kernels.attention_lanes import arrange, product
 
 Field = tuple[jax.Array, ...]
 # Weights like the arrays of a field, lines [i, C, F] and planes [2C, 2F] for both rows; bias [F] or None.
@@ -106,15 +106,12 @@ def arranged(qkv: Linear, proj: Linear, parts: tuple[int, ...], heads: int) -> t
     if arrangement is None:
         raise ValueError(f"{NAME}: no arrangement of {heads} heads of {parts} channels.")
 
-    def three(i, x):
-        x = arrangement.placed(i, x.reshape(*x.shape[:-1], 3, -1))
-        return jax.lax.collapse(x, -2)
-
     first, second, sources = [], [], iter(range(len(parts)))
     for w, p in zip(qkv[0], proj[0], strict=True):
-        rows = list(zip(w, p, strict=True)) if w.ndim == 3 else [(w, p)] * 2  # rows of E share theirs
-        placed = [(three(i, a), arrangement.placed(i, b.T).T) for (a, b), i in zip(rows, sources, strict=False)]
-        first.append(jnp.stack([a for a, _ in placed]))
-        second.append(jnp.stack([b for _, b in placed]))
-    bias = None if qkv[1] is None else three(0, qkv[1])
+        rows, each = (len(w), "i") if w.ndim == 3 else (2, "")  # rows of E share their weights
+        matrices = np.stack([arrangement.matrix(next(sources), p.shape[-1]) for _ in range(rows)])
+        three = w.reshape(*w.shape[:-1], 3, p.shape[-1])
+        first.append(jax.lax.collapse(product(f"{each}atc,icw->iatw", three, matrices), -2))
+        second.append(product(f"{each}cd,icw->iwd", p, matrices))
+    bias = None if qkv[1] is None else arrangement.placed(0, qkv[1].reshape(3, -1)).ravel()
     return (tuple(first), bias), (tuple(second), proj[1])
