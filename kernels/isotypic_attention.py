@@ -9,6 +9,7 @@ Shapes: lines [i, *B, N, C] and, unless the group has only 1-D irreps, planes [2
 Source: octic ViTs, Section 3.2.2.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -66,7 +67,8 @@ def isotypic_attention(
       proj: weights [i, C, C] and [2C, 2C]; bias [C] or None.
       heads: their channels, 1 / heads of all, are at most 128.
       implementation: as for `attention`.
-      plain: what runs on other platforms, `reference` or a function that equals it.
+      plain: what runs on other platforms, and wherever there is no kernel for the derivative: `reference` or a function
+        that equals it.
 
     Raises:
       ValueError: an unknown implementation, or no kernel for these shapes or dtypes.
@@ -82,22 +84,36 @@ def isotypic_attention(
             f"{NAME}: {implementation=} has no kernel for {shapes} and {heads} heads; 'auto' and 'xla' support any."
         )
 
-    def kernel(field, qkv, proj, implementation="tpu"):
-        qkv, proj = arranged(qkv, proj, parts, heads)
-        arrays = linear(field, qkv)
-        with jax.named_scope("attention"):
-            y = attention.attend_arranged(implementation, parts, heads, *arrays)
-        return linear(y, proj)
+    def default(field, qkv, proj):
+        return plain(field, qkv, proj, heads)
 
+    kernel = functools.partial(_by_kernel, "tpu" if chosen == "auto" else chosen, parts, heads)
+    if not supported(field, parts, heads, attention.BACKWARD_ARRAYS):
+        kernel = _with_derivative_of(default, kernel)
     if chosen == "auto":
-        return jax.lax.platform_dependent(field, qkv, proj, tpu=kernel, default=lambda x, a, b: plain(x, a, b, heads))
-    return kernel(field, qkv, proj, chosen)
+        return jax.lax.platform_dependent(field, qkv, proj, tpu=kernel, default=default)
+    return kernel(field, qkv, proj)
 
 
-def supported(field: Field, parts: tuple[int, ...], heads: int) -> bool:
-    """Whether there is a kernel for such fields."""
+def _by_kernel(implementation: str, parts: tuple[int, ...], heads: int, field: Field, qkv: Linear, proj: Linear):
+    qkv, proj = arranged(qkv, proj, parts, heads)
+    arrays = linear(field, qkv)
+    with jax.named_scope("attention"):
+        y = attention.attend_arranged(implementation, parts, heads, *arrays)
+    return linear(y, proj)
+
+
+def _with_derivative_of(plain: Callable[..., Field], kernel: Callable[..., Field]) -> Callable[..., Field]:
+    """The kernel, but under differentiation `plain`: where it has no backward kernel, XLA would have to move lanes."""
+    call = jax.custom_vjp(kernel)
+    call.defvjp(lambda *arrays: jax.vjp(plain, *arrays), lambda pullback, gradient: pullback(gradient))
+    return call
+
+
+def supported(field: Field, parts: tuple[int, ...], heads: int, arrays: int = attention.FORWARD_ARRAYS) -> bool:
+    """Whether there is a kernel for such fields, as `attention.supported`."""
     arrangement = arrange(parts, heads)
-    return arrangement is not None and attention.fits(field[0], attention.FORWARD_ARRAYS * sum(arrangement.widths))
+    return arrangement is not None and attention.fits(field[0], arrays * sum(arrangement.widths))
 
 
 def arranged(qkv: Linear, proj: Linear, parts: tuple[int, ...], heads: int) -> tuple[Linear, Linear]:

@@ -237,9 +237,9 @@ def _branch_arrays(norm: LayerNorm, first: Linear, second: Linear, scale: LayerS
     return [*arrays, scale.lines[...], scale.planes[...]]
 
 
-def _plain_attention(leaves: Parts, qkv: Any, proj: Any, num_heads: int) -> Parts:
+def _plain_attention(field: Parts, qkv: Any, proj: Any, heads: int) -> Parts:
     """What `Attention` computes, of arrays."""
-    return _attended(attend, leaves, qkv, proj, num_heads)
+    return _attended(attend, field, qkv, proj, heads)
 
 
 def _attended(attend: Callable[..., Parts], leaves: Parts, qkv: Any, proj: Any, num_heads: int) -> Parts:

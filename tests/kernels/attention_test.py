@@ -205,6 +205,17 @@ def test_so_do_layers_of_fields(group, lines):
     assert kernels_in(lambda layer, x: layer(x), layer, x, platform="cpu") == []
 
 
+def test_where_a_backward_kernel_does_not_fit_neither_is_there_a_forward_one():
+    """ViT-H: what the forward kernel keeps has its channels where XLA is slow to differentiate."""
+    layer = jax.eval_shape(lambda: isotypic.Attention(1280, 16, group=OCTIC, rngs=nnx.Rngs(0)))
+    layer, x = jax.tree.map(
+        lambda a: abstract(*a.shape), (layer, Isotypic(abstract(4, 8, 256, 160), abstract(2, 8, 256, 320)))
+    )
+    squares = jax.grad(lambda layer, x: sum(jnp.square(y).sum() for y in jax.tree.leaves(layer(x))))
+    assert kernels_in(lambda layer, x: layer(x), layer, x) == ["attention"]
+    assert kernels_in(squares, layer, x) == []
+
+
 @pytest.mark.parametrize("family", ["plain", "D8"])
 def test_layers_are_the_same_with_the_kernel(monkeypatch, family):
     """Heads, columns and biases of the layers are those that the kernel takes them for."""
