@@ -23,7 +23,8 @@ def pooled(pools: Pools, maps: Maps, select: str) -> tuple[Maps, Choice]:
     Shapes: maps [B, heads, H, W, C] on a torus, which the stride divides -> [B, heads, H / sh, W / sw, C].
 
     Args:
-      pools: circular, with one stride, and a padding that keeps the size of a map at stride 1.
+      pools: with one stride, and a padding that keeps the size of a map at stride 1; here it goes around the torus,
+        whatever their mode.
       select: "output" takes the phase of the largest norm of what comes out; "input" that of what is pooled, at the
         places of the lattice, which costs nothing.
     """
@@ -53,7 +54,7 @@ def _at(pools: Pools, maps: Maps, choice: Choice) -> Maps:
     """Each map pooled at the chosen phase alone."""
 
     def one(pool, x):
-        y = pool(shifts.roll(_each_head(x), -_phases(choice, x, pool.stride)))
+        y = pool.circular(shifts.roll(_each_head(x), -_phases(choice, x, pool.stride)))
         return y.reshape(*x.shape[:2], *y.shape[1:])
 
     return tuple(map(one, pools, maps))

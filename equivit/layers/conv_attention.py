@@ -62,8 +62,8 @@ class ConvEmbed(nnx.Module):
 
     def at(self, x: jax.Array, choice: Choice) -> jax.Array:
         """The tokens at a phase of each map: [B, h, w, in_channels] -> [B, h w / 4, width]."""
-        y = self(shifts.roll(x, -shifts.phases(choice.index, self.conv.stride)))
-        return jax.lax.collapse(y, 1, 3)
+        y = self.conv.circular(shifts.roll(x, -shifts.phases(choice.index, self.conv.stride)))
+        return jax.lax.collapse(self.norm(y), 1, 3)
 
     def at_each_phase(self) -> Callable[[jax.Array], list[jax.Array]]:
         """The convolution at all phases: [B, h, w, in_channels] -> [B, h/2, w/2, width] for each."""
@@ -92,7 +92,8 @@ class ConvAttention(nnx.Module):
       stride: of the convolutions for keys and values; (2, 2) leaves a quarter of them.
       mode: of the convolutions' padding.
       select: keys and values are taken at a phase that the content chooses, for both the same: that of the largest norm
-        of both after their batch norms ("output"), or of the map ("input"); None: at the first.
+        of both after their batch norms ("output"), or of the map ("input"); None: at the first.  Where a phase is
+        chosen the map is a torus for their convolutions, whatever the mode.
 
     Raises:
       ValueError: `num_heads` does not divide `width`.
@@ -126,12 +127,13 @@ class ConvAttention(nnx.Module):
 
     def keys_and_values(self, x: jax.Array, *, train: bool) -> tuple[jax.Array, jax.Array]:
         """The maps of keys and of values, [*B, h, w, width] each, before their linear maps; they must share a grid."""
-        if self.select is not None:
-            keys, values, choice = self._chosen(x)
-            if self.select == "output" and not train:
-                return keys, values
-            x = shifts.roll(x, -shifts.phases(choice.index, self.stride))
-        return self.conv_k(x, train=train), self.conv_v(x, train=train)
+        if self.select is None:
+            return self.conv_k(x, train=train), self.conv_v(x, train=train)
+        keys, values, choice = self._chosen(x)
+        if self.select == "output" and not train:
+            return keys, values
+        x = shifts.roll(x, -shifts.phases(choice.index, self.stride))
+        return self.conv_k.circular(x, train=train), self.conv_v.circular(x, train=train)
 
     def choice(self, x: jax.Array) -> Choice:
         """The phase at which keys and values are taken of maps [B, h, w, width].

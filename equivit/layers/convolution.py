@@ -72,8 +72,15 @@ class Conv(nnx.Module):
         self.stride, self.padding, self.mode, self.groups = stride, padding, mode, groups
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        return self._convolved(x, self.mode)
+
+    def circular(self, x: jax.Array) -> jax.Array:
+        """The convolution around the torus whatever the mode, as an adaptive layer takes it of a map that it rolled."""
+        return self._convolved(x, "circular")
+
+    def _convolved(self, x: jax.Array, mode: str) -> jax.Array:
         with jax.named_scope("linear"):
-            y = convolve(x, self.kernel[...], self.stride, self.padding, self.mode, self.groups)
+            y = convolve(x, self.kernel[...], self.stride, self.padding, mode, self.groups)
             return y if self.bias is None else y + self.bias[...]
 
     def everywhere(self, x: jax.Array) -> jax.Array:
@@ -159,6 +166,10 @@ class NormedConv(nnx.Module):
 
     def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
         return self._activated(self.conv(x), train)
+
+    def circular(self, x: jax.Array, *, train: bool = False) -> jax.Array:
+        """The same with `Conv.circular`."""
+        return self._activated(self.conv.circular(x), train)
 
     def everywhere(self, x: jax.Array) -> jax.Array:
         """`Conv.everywhere`, then the norm by its running statistics, and the activation."""

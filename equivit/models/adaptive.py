@@ -24,11 +24,15 @@ SELECT = ("output", "input")
 
 
 class AdaptiveConfig:
-    """Base of a configuration with the fields `adaptive` and `anchor`; KNOWN_PARTS are those that its family has."""
+    """Base of a configuration with the fields `adaptive` and `anchor`; KNOWN_PARTS are those that its family has.
+
+    A family whose convolutions pad has the field `padding` too.
+    """
 
     KNOWN_PARTS: ClassVar[tuple[str, ...]]
     adaptive: Any
     anchor: Any
+    padding: Any
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -36,6 +40,10 @@ class AdaptiveConfig:
         if isinstance(self.adaptive, bool):
             return self.KNOWN_PARTS if self.adaptive else ()
         return tuple(part for part in self.KNOWN_PARTS if part in self.adaptive)
+
+    def mode(self, part: str) -> str:
+        """What the convolutions of a part pad with: those of an adaptive one go around the torus, where it chooses."""
+        return "circular" if part in self.parts else self.padding
 
     @property
     def anchored(self) -> bool:

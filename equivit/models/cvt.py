@@ -45,7 +45,8 @@ class CvTConfig(AdaptiveConfig, StagedConfig):
       class_token: whether the last stage has a class token, which the head reads; without one it reads the mean.
       activation: of the MLPs: "quick_gelu", with which the official code trained its weights, or the exact "gelu", with
         which Transformers runs them.
-      padding: of every convolution, "zeros" or "circular" (`layers/convolution.py`).  Sizes are the same with both.
+      padding: of every convolution, but for those of adaptive parts, "zeros" or "circular" (`layers/convolution.py`).
+        Sizes are the same with both.
       image_size: (height, width); images of any size can be used, as published from 3 pixels on.  Circular shifts need
         one that all strides together divide, that of keys and values included: 32 pixels as published.
       num_classes: None for no head.
@@ -57,7 +58,8 @@ class CvTConfig(AdaptiveConfig, StagedConfig):
       dropout: the same for single entries.
       adaptive: True for a truly shift-equivariant model, or some of its parts: "token" (the first convolution begins
         where the content decides; A-token), "merge" (those between stages too; A-PMerge), "pool" (keys and values too).
-        With all of them every convolution pads around the torus.  The weights are those of the ordinary model.
+        The convolutions of an adaptive part, of "pool" those for queries too, pad around the torus.  The weights are
+        those of the ordinary model.
       select, anchor: as in `SwinConfig`.
       remat, unroll: how blocks are run (`layers/stack.py`).
     """
@@ -93,11 +95,6 @@ class CvTConfig(AdaptiveConfig, StagedConfig):
         self.check_stages(*stages, *["drop_path"] * isinstance(self.drop_path, tuple))
         self.check_heads(self.num_heads, self.widths)
         self.grids(self.image_size, "CvT: image_size")
-
-    @property
-    def mode(self) -> str:
-        """What convolutions pad with."""
-        return "circular" if self.parts == PARTS else self.padding
 
     def check_torus(self, image_size: tuple[int, ...]) -> None:
         """ValueError unless all strides divide an image, as an adaptive model needs it."""
@@ -159,7 +156,9 @@ class Stage(nnx.Module):
             hidden, activation = round(config.mlp_ratio * width), ACTIVATIONS[config.activation]
             return ConvBlock(
                 norm1=dense.LayerNorm(width, eps=config.norm_eps),
-                attention=ConvAttention(width, heads, stride=stride, mode=config.mode, select=select, rngs=rngs),
+                attention=ConvAttention(
+                    width, heads, stride=stride, mode=config.mode("pool"), select=select, rngs=rngs
+                ),
                 norm2=dense.LayerNorm(width, eps=config.norm_eps),
                 mlp=dense.Mlp(width, hidden, activation=activation, rngs=rngs),
                 dropout=config.dropout,
@@ -334,7 +333,7 @@ def _embed(config: CvTConfig, stage: int, rngs: nnx.Rngs) -> ConvEmbed:
         kernel=(k, k),
         stride=(s, s),
         padding=(p, p),
-        mode=config.mode,
+        mode=config.mode("merge" if stage else "token"),
         eps=config.norm_eps,
         rngs=rngs,
     )

@@ -47,7 +47,7 @@ class MViTConfig(AdaptiveConfig, StagedConfig):
       class_token: the head reads this token, which nothing pools and which has no position, not the mean of all.
       expand_attn: the attention of a stage's first block doubles the width; else the MLP of the last block before it.
       padding: what convolutions and max-pools see beyond the ends of a map: "zeros" (max-pools nothing) or "circular".
-        A model whose every part is adaptive is circular in any case.
+        Those of the parts "token" and "pool" are circular in any case where the part is adaptive.
       image_size: (height, width) that the tables of positions are made for; images of any size can be used.
       num_classes: None for no head.
       mlp_ratio: hidden width of the MLP in units of its width.
@@ -110,11 +110,6 @@ class MViTConfig(AdaptiveConfig, StagedConfig):
         """Tokens before the map."""
         return int(self.class_token)
 
-    @property
-    def mode(self) -> str:
-        """What layers see beyond the ends of a map."""
-        return "circular" if self.parts == PARTS else self.padding
-
     def check_torus(self, image_size: tuple[int, ...]) -> None:
         """ValueError unless patches and all strides divide an image, as an adaptive model needs it."""
         halvings = len(self.depths) - 1
@@ -164,7 +159,7 @@ class MViT(nnx.Module):
             kernel=KERNEL,
             stride=STRIDE,
             padding=PADDING,
-            mode=config.mode,
+            mode=config.mode("token"),
             rngs=rngs,
         )
         self.class_token = token((config.width,), 0.02, rngs) if config.class_token else None

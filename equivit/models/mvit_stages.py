@@ -120,7 +120,7 @@ def _block(config: Any, shape: Shape, rngs: nnx.Rngs) -> PoolingBlock:
             stride=shape.stride,
             kv_stride=shape.kv_stride,
             grid=shape.grid,
-            padding=config.mode,
+            padding=config.mode("pool"),
             eps=config.norm_eps,
             adaptive="pool" in config.parts,
             select=config.select,

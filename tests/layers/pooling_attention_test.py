@@ -184,7 +184,8 @@ def test_wrong_blocks_are_caught(monkeypatch):
 def test_gradients_are_those_of_what_was_chosen():
     """Against those of all phases, of which one is kept; on a black map they are finite."""
     with jax.enable_x64(True):
-        pools = (block(*STRIDES[1]).attention.pool_k, block(*STRIDES[1]).attention.pool_v)
+        attention = block(*STRIDES[1], padding="zeros").attention  # where a phase is chosen, there is a torus
+        pools = (attention.pool_k, attention.pool_v)
         maps = tuple(np.random.default_rng(k).normal(size=(3, 2, *GRID, 4)) for k in range(2))
 
         def by_definition(pools, maps):
@@ -201,6 +202,11 @@ def test_gradients_are_those_of_what_was_chosen():
 
             return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))
 
+        at_the_lattice, choice = adaptive_pooling.pooled(pools, maps, "input")
+        for pool, x, y in zip(pools, maps, at_the_lattice, strict=True):
+            whole = jnp.moveaxis(pool.everywhere(x), 1, 3)
+            one = jnp.moveaxis(shifts.component(whole, shifts.phases(choice.index, (2, 2)), 2), 3, 1)
+            np.testing.assert_allclose(y, one, rtol=0, atol=1e-12)
         ours = slopes(functools.partial(adaptive_pooling.pooled, select="output"))
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(ours(pools, jax.tree.map(np.zeros_like, maps))))
         found, expected = ours(pools, maps), slopes(by_definition)(pools, maps)

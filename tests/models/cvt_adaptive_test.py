@@ -10,14 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from equivit import costs, logical, models, precision, testing
-from equivit.layers.conv_attention import ConvAttention
+from equivit.layers.batch_norm import BatchNorm
+from equivit.layers.conv_attention import ConvAttention, ConvEmbed
 from equivit.layers.recording import recording
 from equivit.models import zoo
 from equivit.symmetry import shifts
 from tests.models.cvt_test import model
-from tests.models.swin_adaptive_test import KINDS, SHIFTS, SIZE, everything, picture, run
+from tests.models.swin_adaptive_test import KINDS, SHIFTS, SIZE, check_slope, everything, picture, run
 
 SMALL = dict(widths=(8, 12), depths=(1, 2), num_heads=(1, 2), kernels=(3, 3), strides=(2, 2), paddings=(1, 1))
 SMALL |= dict(image_size=SIZE, adaptive=True)
@@ -104,6 +106,50 @@ def test_gradients_and_statistics():
     _, changed = step(m, np.random.default_rng(3).normal(size=x.shape).astype(np.float32))
     mean = changed.stages[0].blocks[0].attention.conv_k.norm.mean
     assert np.abs(mean - m.stages[0].blocks[0].attention.conv_k.norm.mean).max() > 1e-4
+
+
+@pytest.mark.parametrize("select", ["output", "input"])
+def test_layers_take_all_phases_around_the_torus(select):
+    """One of those that the convolution at stride 1 has there, whatever their own padding."""
+    rngs, x = nnx.Rngs(0), jnp.asarray(np.random.default_rng(1).normal(size=(3, 8, 4, 6)), jnp.float32)
+    embed = ConvEmbed(6, 8, kernel=(3, 3), stride=(2, 2), padding=(1, 1), mode="zeros", eps=1e-5, rngs=rngs)
+    attention = ConvAttention(6, 1, stride=(2, 2), mode="zeros", select=select, rngs=rngs)
+
+    @jax.jit
+    def sides(embed, attention, x):
+        merged, choice = embed.adaptive(x, select)
+        expected = [embed.norm(shifts.component(embed.conv.everywhere(x), shifts.phases(choice.index, (2, 2)), 2))]
+        phase = shifts.phases(attention.choice(x).index, (2, 2))
+        expected += [shifts.component(conv.everywhere(x), phase, 2) for conv in (attention.conv_k, attention.conv_v)]
+        return [merged.reshape(expected[0].shape), *attention.keys_and_values(x, train=False)], expected
+
+    for found, expected in zip(*sides(embed, attention, x), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)
+
+
+ONE = dict(widths=(8,), depths=(1,), num_heads=(1,), kernels=(3,), strides=(2,), paddings=(1,))
+
+
+@pytest.mark.parametrize(
+    ("parts", "options"),
+    [
+        (("token",), ONE),
+        (("pool",), ONE),
+        (("merge",), dict(depths=(1, 1))),
+        (("merge", "pool"), dict(depths=(1, 1), select="input")),
+    ],
+    ids=["token", "pool", "merge", "merge and pool"],
+)
+def test_some_parts_have_one_function_and_its_gradient(parts, options, monkeypatch):
+    """Whatever other convolutions pad with; in training too, with batch norms frozen at their running statistics."""
+    m = small(adaptive=parts, **options)
+    assert [part for part in m.config.KNOWN_PARTS if m.config.mode(part) == "circular"] == list(parts)
+    m, x, logits = check_slope(m, np.random.default_rng(4).normal(size=(1, *SIZE, 3)))
+    if "pool" in parts:
+        normed = BatchNorm.__call__
+        monkeypatch.setattr(BatchNorm, "__call__", lambda self, x, train: normed(self, x))
+        with jax.enable_x64(True):
+            np.testing.assert_allclose(jax.jit(lambda m, x: m(x, train=True))(m, x), logits, rtol=0, atol=1e-12)
 
 
 def test_arithmetic_above_the_ordinary_model():

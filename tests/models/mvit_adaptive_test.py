@@ -16,7 +16,7 @@ from equivit import costs, logical, models, precision, testing
 from equivit.layers.decomposed_position import folded
 from equivit.models import zoo
 from tests.models.mvit_test import model
-from tests.models.swin_adaptive_test import KINDS
+from tests.models.swin_adaptive_test import KINDS, check_slope
 from tests.models.swin_adaptive_test import picture as small_picture
 
 SIZE, STRIDE = (32, 16), 8
@@ -97,7 +97,7 @@ def test_with_some_parts_only_a_model_moves():
     x = images()
     for parts in [("token", "pool"), ("pool", "position"), ("token", "position")]:
         m = small(adaptive=parts, padding="circular", depths=(1,))
-        assert m.config.mode == "circular" and not m.config.anchored
+        assert {m.config.mode(part) for part in m.config.KNOWN_PARTS} == {"circular"} and not m.config.anchored
         logits = run(m, x)[0]
         deviations = [np.abs(run(m, np.roll(x, shift, (1, 2)))[0] - logits).max() for shift in ((1, 0), (5, 3))]
         assert max(deviations) > 1e-2
@@ -120,10 +120,20 @@ def test_gradients_are_finite_on_black():
     assert all(np.abs(slope).max() > 1e-3 for name, slope in found.items() if "pool_k" in name or "embed" in name)
 
 
+@pytest.mark.parametrize(
+    ("parts", "options"),
+    [(("pool",), {}), (("token", "pool"), dict(depths=(1,), select="input"))],
+    ids=["pool", "token and pool"],
+)
+def test_some_parts_have_one_function_and_its_gradient(parts, options):
+    """Whatever convolutions of other parts pad with."""
+    check_slope(small(adaptive=parts, **options), images(1))
+
+
 def test_adapted_weights_are_the_ordinary_ones_but_for_positions():
     ordinary = small(adaptive=False)
     adapted, changes = models.remade(ordinary, adaptive=True)
-    assert adapted.config == small().config and adapted.config.mode == "circular"
+    assert adapted.config == small().config and adapted.config.mode("pool") == "circular"
     old, new = logical.to_logical(ordinary), logical.to_logical(adapted)
     assert not changes.drawn and not changes.dropped
     assert set(changes.resized) == {name for name in old if "position" in name} and len(changes.resized) == 4

@@ -35,6 +35,25 @@ def small(name, **options):
     return model(name, **SMALL | options)
 
 
+def check_slope(m, x):
+    """In float64: the gradient by the image is the slope along a line; returns model, image, logits."""
+
+    @jax.jit
+    def sides(m, x):
+        logits, back = jax.vjp(m, x)
+        return logits, back(jnp.cos(logits))[0]
+
+    with jax.enable_x64(True):
+        m = jax.tree.map(lambda a: a.astype(jnp.float64), m)
+        x, way = x.astype(np.float64), np.random.default_rng(6).normal(size=x.shape)
+        logits, by_image = sides(m, x)
+        ends = [np.sin(sides(m, x + step * way)[0]).sum() for step in (1e-5, -1e-5)]
+        slope = (ends[0] - ends[1]) / 2e-5
+        np.testing.assert_allclose((by_image * way).sum(), slope, rtol=1e-6)
+        assert abs(slope) > 1e-3
+        return m, x, logits
+
+
 def picture(kind):
     """An image [16, 8, 3]: some decide every choice, others leave some undecided."""
     rng, x = np.random.default_rng(5), np.zeros((*SIZE, 3))
