@@ -110,6 +110,11 @@ def load(
     hints = {name: tuple(hint) if isinstance(hint, list) else hint for name, hint in hints.items()}
     config, flavour = format.infer(state, **hints)
     config = _with_options(source, config, options)
+    if _has_own_positions(config):
+        raise ValueError(
+            f"{source}: adaptive={config.adaptive} has positions around the torus, which no file holds; load the model "
+            f"without it, and then take models.adapt(model, adaptive={config.adaptive})."
+        )
     table, what = format.table(config, flavour), _what(source, flavour, config)
     abstract = _abstract(config)
     shapes = _shapes(abstract)
@@ -148,6 +153,11 @@ def state_dict(source: str, model: ModelModule, *, flavour: str | None = None) -
     if format is None:
         known = " or a ".join(format.kind.__name__ for format in reversed(kinds))
         raise ValueError(f"{source}: cannot hold a {type(model).__name__}; its models have a {known}.")
+    if _has_own_positions(config):
+        raise ValueError(
+            f"{source}: has no names for the positions around the torus of an adaptive {type(model).__name__}; keep it "
+            "as a saved model, or convert the one before models.adapt."
+        )
     if flavour is None:
         flavour = format.default_flavour(config) if format.default_flavour else format.flavours[0]
     errors.one_of(f"{source}: flavour", flavour, format.flavours)
@@ -228,6 +238,14 @@ def _with_options(source: str, config: Any, options: Mapping[str, Any]) -> Any:
         if name not in valid:
             raise ValueError(f"{source}: {name!r} is not an option{errors.nearest(name, valid)}.")
     return dataclasses.replace(config, **options)
+
+
+def _has_own_positions(config: Any) -> bool:
+    """Whether tensors of an adaptive model are not those of the ordinary one, whose files a format describes."""
+    if not getattr(config, "parts", ()):
+        return False
+    ordinary = dataclasses.replace(config, adaptive=False)
+    return _shapes(_abstract(config)) != _shapes(_abstract(ordinary))
 
 
 def _abstract(config: Any) -> nnx.Module:

@@ -77,6 +77,20 @@ def test_what_a_file_tells():
         assert mvit.infer(theirs, Hints()) == (zoo.configuration("mvitv2_t"), flavour) and len(theirs) == 242
 
 
+def test_positions_around_the_torus_have_no_file():
+    """They have other tables; the other parts leave all tensors as they are."""
+    written = pretrained.state_dict("timm", model("attention"))
+    with pytest.raises(ValueError, match=r"timm: adaptive=True has .*; load the model without it, .* models\.adapt\(m"):
+        pretrained.load("timm", written, adaptive=True, **HINTS)
+    found = pretrained.load("timm", written, adaptive=("token", "pool"), **HINTS)
+    same(pretrained.state_dict("timm", found), written)
+    adapted = zoo.abstract("mvitv2_t", **SMALL, adaptive=("position",))
+    with pytest.raises(
+        ValueError, match="timm: has no names for the positions around the torus of an adaptive MViT; k"
+    ):
+        pretrained.state_dict("timm", adapted)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
