@@ -57,6 +57,11 @@ Where the paper contradicts itself or is silent:
 from configs import recipes
 from equivit.training import config
 
+INIT = config.Missing(
+    "say which ordinary model is fine-tuned, a run or a saved model: --config.init=/tmp/swin_t/seed_0, as the head of "
+    "configs/adaptive_cifar.py shows."
+)
+
 
 def get_config(mode: str = "10,swin_t"):
     flags, shifts = ("adaptive", "da", "augmented", "per_gpu", "quicktest"), ("circular", "standard")
@@ -73,6 +78,8 @@ def get_config(mode: str = "10,swin_t"):
     c.model.num_classes = classes
     if adaptive:
         c.model.adaptive = True
+    if w.adapted is not None and not w.quicktest:  # which is of a random model
+        c.init = INIT
     c.data.update(source=f"tfds:cifar{classes}", workers=8)
     if w.augmented:
         c.data.augment.update(rand_augment=recipes.HIERARCHICAL[name]["rand_augment"], erase=0.25)

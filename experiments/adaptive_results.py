@@ -124,7 +124,8 @@ def departures(cell: Cell, runs: list[Run]) -> list[str]:
     """The keys in which the runs of a cell differ from its recipe."""
     begun = cell.variant in PARTS or cell.variant.startswith("adapted") or cell.data == "ade20k"
     free = ("init", "model.adaptive") if begun else ()
-    return trained_runs.departures(runs[0], recipe(cell), free=free)
+    changes = [f"init={runs[0].config.init}"] if cell.variant.startswith("adapted") else []
+    return trained_runs.departures(runs[0], recipe(cell), free=free, changes=changes)
 
 
 # ---- Figures

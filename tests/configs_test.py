@@ -195,7 +195,16 @@ def test_bad_modes_are_refused(name, message):
     ],
 )
 def test_every_word_of_a_mode_counts(name, key, value):
-    assert configs.flat(configs.load(str(ROOT / name)))[key] == value
+    begun = ["init=/tmp/run"] if "adapted=" in name else []
+    assert configs.flat(configs.load(str(ROOT / name), begun))[key] == value
+
+
+def test_a_model_is_not_adapted_from_random_weights():
+    with pytest.raises(
+        ValueError, match=r"config\.init is missing: say which ordinary model is fine-tuned, .*--config"
+    ):
+        configs.load(str(ROOT / "adaptive_cifar.py:cvt_13,adapted=20"))
+    assert configs.load(str(ROOT / "adaptive_cifar.py:cvt_13,adapted=1,quicktest")).init is None
 
 
 @pytest.mark.parametrize("name", [path.name for path in ROOT.glob("*.py") if path.name != "recipes.py"])
