@@ -32,8 +32,8 @@ _FREE = (
     "copy copy_p debug_callback device_put dynamic_slice dynamic_update_slice empty gather get iota layout_constraint "
     "masked_load masked_swap mesh_cast name optimization_barrier pad ppermute psum psum_invariant pvary random_bits "
     "random_fold_in random_seed random_split random_unwrap random_wrap reduce_precision reduce_scatter reshape reshard "
-    "rev scatter scatter-add select_n sharding_constraint slice sort split squeeze stop_gradient swap threefry2x32 tie "
-    "transpose unstack"
+    "rev scatter scatter-add select_n sharding_constraint slice sort split squeeze stack stop_gradient swap "
+    "threefry2x32 tie transpose unstack"
 )
 # Operations per element of the result.
 ELEMENTWISE = dict.fromkeys(_CHEAP.split(), 1) | dict.fromkeys(_DEAR.split(), 4) | {"pow": 5}

@@ -158,7 +158,7 @@ def test_arithmetic_above_the_ordinary_model():
         return costs.count(lambda m, x: m(x), m, jax.ShapeDtypeStruct((1, *m.config.input_shape), jnp.float32))
 
     ordinary, adaptive = macs(), macs(adaptive=True)
-    assert adaptive.macs < 1.07 * ordinary.macs
+    assert adaptive.macs < 1.07 * ordinary.macs and not adaptive.notes
     assert adaptive["linear"].operations < 2 * ordinary["linear"].operations
 
 
