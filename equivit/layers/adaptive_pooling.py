@@ -36,7 +36,8 @@ def pooled(pools: Pools, maps: Maps, select: str) -> tuple[Maps, Choice]:
 
 def norms(maps: Maps, stride: Pair) -> jax.Array:
     """The norm of each phase of all maps and heads together: [B, heads, H, W, C] each -> [B, sh sw]."""
-    by_head = [lattice_norms(_each_head(x), stride).reshape(*x.shape[:2], -1) for x in maps]
+    number = stride[0] * stride[1]
+    by_head = [lattice_norms(_each_head(x), stride).reshape(*x.shape[:2], number) for x in maps]
     return jnp.sqrt(jnp.square(jnp.concatenate(by_head, axis=1)).sum(1))
 
 

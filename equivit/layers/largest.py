@@ -43,7 +43,7 @@ def largest(layer: Any, x: jax.Array) -> tuple[jax.Array, Choice]:
     Args:
       layer: a `Layer`.
     """
-    b, *grid, channels = x.shape
+    _, *grid, channels = x.shape
     with jax.named_scope("linear"):
         at_each_phase = layer.at_each_phase()
 
@@ -52,9 +52,9 @@ def largest(layer: Any, x: jax.Array) -> tuple[jax.Array, Choice]:
             norms = jnp.sqrt(jnp.stack([jnp.square(y).sum((1, 2, 3)) for y in maps], 1))
             index = shifts.strongest(norms).index[:, None, None, None]
             y = functools.reduce(lambda y, k: jnp.where(index == k, maps[k], y), range(1, 4), maps[0])
-            return y.reshape(len(x), -1, y.shape[-1]).astype(x.dtype), norms[:, None]
+            return jax.lax.collapse(y, 1, 3).astype(x.dtype), norms[:, None]
 
-        y, norms = by_image(kept, x.reshape(b, -1, channels), least=IMAGE_BYTES)
+        y, norms = by_image(kept, jax.lax.collapse(x, 1, 3), least=IMAGE_BYTES)
     return layer.normed(y), shifts.strongest(norms[:, 0])
 
 

@@ -43,7 +43,7 @@ class PatchMerging(nnx.Module):
           select: "output" takes the phase whose merged tokens have the largest norm, before a norm after them; "input"
             that of the largest norm of the tokens at the first of the four neighbours, which costs nothing.
         """
-        x = x.reshape(len(x), *grid, -1)
+        x = x.reshape(len(x), *grid, x.shape[-1])
         if select == "input":
             choice = shifts.strongest(phases.lattice_norms(x, STRIDE))
             y = self.at(x, choice)

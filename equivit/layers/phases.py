@@ -67,7 +67,7 @@ def embedding_norms(
         neighbours = (jnp.roll(blocks, (-i, -j), (1, 2)) for i, j in lags)
         products = [jnp.einsum("bhwi,bhwj->bij", blocks, other, precision=EXACT) for other in neighbours]
         total = jnp.einsum("bhwi,hw->bi", blocks, jnp.ones(grid, dtype), precision=EXACT)  # faster than a sum
-        found = jnp.matmul(jnp.stack(products, 1).reshape(len(blocks), -1), second.T, precision=EXACT)
+        found = jnp.matmul(jax.lax.collapse(jnp.stack(products, 1), 1), second.T, precision=EXACT)
         return (found + jnp.matmul(total, first.T, precision=EXACT))[:, None]
 
     blocks = patchify(jnp.roll(x, padding, (1, 2)), stride)
@@ -148,7 +148,7 @@ def convolved(x: jax.Array, filters: jax.Array) -> list[list[jax.Array]]:
 
 def _tiles(x: jax.Array, axis: int) -> list[jax.Array]:
     """Entries 2 i, 2 i + 1, 2 i + 2 and 2 i + 3 of an axis, for each i."""
-    x = x.reshape(*x.shape[:axis], -1, 2, *x.shape[axis + 1 :])
+    x = x.reshape(*x.shape[:axis], x.shape[axis] // 2, 2, *x.shape[axis + 1 :])
     even, odd = (jax.lax.index_in_dim(x, k, axis + 1, keepdims=False) for k in range(2))
     return [even, odd, jnp.roll(even, -1, axis), jnp.roll(odd, -1, axis)]
 

@@ -35,6 +35,13 @@ FAMILIES = [
 ]
 
 
+EVEN = dict(adaptive=True, image_size=(32, 16))
+ADAPTIVE = [("vit_ti16", dict(VIT, adaptive=True)), ("octic_vit_ti16", dict(VIT, family="D8", adaptive=True))]
+ADAPTIVE += [(name, SWIN | EVEN | dict(window_size=2)) for name in ("swin_t", "swinv2_t")]
+ADAPTIVE += [("mvitv2_t", MVIT | EVEN), ("cvt_13", CVT | EVEN)]
+FAMILIES += [(name, dict(fields, select=select)) for name, fields in ADAPTIVE for select in ("output", "input")]
+
+
 @pytest.mark.parametrize(("name", "fields"), FAMILIES, ids=lambda value: value if isinstance(value, str) else "")
 def test_an_empty_batch_gives_empty_logits(name, fields):
     model = zoo.abstract(name, **fields)
@@ -45,6 +52,10 @@ def test_an_empty_batch_gives_empty_logits(name, fields):
 def test_an_empty_batch_runs():
     model = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), zoo.abstract("octic_vit_ti16", **VIT))
     assert jax.jit(lambda model, x: model(x))(model, jnp.zeros((2, 0, 8, 8, 3))).shape == (2, 0, 3)
+    model = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), zoo.abstract("vit_ti16", **VIT, adaptive=True))
+    assert jax.jit(lambda model, x: model.selections(x))(model, jnp.zeros((0, 8, 8, 3)))["patch_embed"].gap.shape == (
+        0,
+    )
 
 
 def test_an_empty_batch_of_a_masked_autoencoder():
