@@ -57,7 +57,8 @@ def main(arguments=None) -> int:
     entries = [entry for entry in adaptive_paper.entries() if entry.table in options.tables]
     cells = list(dict.fromkeys(entry.cell for entry in entries))
     try:
-        found = trained_runs.present(trained_runs.read(options.runs), cell_of, cells, free=("init",))
+        runs = trained_runs.read(options.runs, may_be_empty=options.missing)
+        found = trained_runs.present(runs, cell_of, cells, free=("init",))
         if options.evaluate:
             evaluate(entries, found)
         others = {cell: departures(cell, runs) for cell, runs in found.items() if runs}

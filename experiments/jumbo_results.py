@@ -56,7 +56,7 @@ def main(arguments=None) -> int:
     options = _options(arguments)
     entries = [entry for entry in jumbo_paper.entries() if entry.table in options.tables]
     try:
-        runs = trained_runs.read(options.runs)
+        runs = trained_runs.read(options.runs, may_be_empty=options.missing)
         wanted = list(dict.fromkeys(cell for entry in entries for cell in cells_of(entry)))
         found = trained_runs.present(runs, cell_of, wanted, free=("init", "objective.teacher"))
         why = evaluate(found, dict(options.set)) if options.evaluate else {}

@@ -145,6 +145,11 @@ def test_commands_for_what_is_missing(tmp_path, capsys):
     (tmp_path / "a/report.json").unlink()
     (tmp_path / "a/config.json").unlink()
     assert adaptive_results.main([str(tmp_path)]) == 1 and "no run of equivit.train" in capsys.readouterr().err
+    assert script(tmp_path, "--tables=6", "--missing") == (0, [])
+    out = capsys.readouterr().out
+    assert "0 of 5 rows have runs" in out and f"adaptive_cifar.py:10,swin_t --workdir={tmp_path}/" in out
+    assert adaptive_results.main([str(tmp_path / "none"), "--missing"]) == 1
+    assert "none: there is no such directory" in capsys.readouterr().err
 
 
 def test_erased_squares():

@@ -134,6 +134,8 @@ def test_test_sets_stand_in_their_columns(tmp_path, capsys):
 
 
 def test_commands_for_what_is_missing(tmp_path, capsys):
+    assert script(tmp_path, "--tables=8", "--missing")[0] == 0
+    assert ":tiny,lr=3e-3 --workdir" in capsys.readouterr().out
     make(tmp_path / "a", Cell("tiny", 128, "3e-3"), 0.733)
     assert script(tmp_path, "--tables=6,7,8,9", "--missing")[0] == 0
     out = capsys.readouterr().out
