@@ -48,10 +48,10 @@ class ConvEmbed(nnx.Module):
         return self.norm(self.conv(x))
 
     def adaptive(self, x: jax.Array, select: str) -> tuple[jax.Array, Choice]:
-        """The tokens at the phase that the content chooses, [B, h w / 4, width], and that choice.
+        """The tokens at the phase that the content chooses, [B, h w / stride^2, width], and that choice.
 
         Args:
-          x: [B, h, w, in_channels] on a torus; the stride is 2, and h and w are even.
+          x: [B, h, w, in_channels] on a torus; the stride divides h and w.  With "output" it is 2, the kernel 2 or 3.
           select: "output" takes the phase whose convolution has the largest norm, "input" that of the largest norm of
             what the taps begin with, which costs nothing.
         """
@@ -61,7 +61,7 @@ class ConvEmbed(nnx.Module):
         return self.at(x, choice), choice
 
     def at(self, x: jax.Array, choice: Choice) -> jax.Array:
-        """The tokens at a phase of each map: [B, h, w, in_channels] -> [B, h w / 4, width]."""
+        """The tokens at a phase of each map: [B, h, w, in_channels] -> [B, h w / stride^2, width]."""
         y = self.conv.circular(shifts.roll(x, -shifts.phases(choice.index, self.conv.stride)))
         return jax.lax.collapse(self.norm(y), 1, 3)
 

@@ -16,7 +16,7 @@ from flax import nnx
 
 from equivit import constraints
 from equivit.constraints import Below1, Depth, NonNegativeInt, OneOf, PositiveFloat, PositiveInt, Size
-from equivit.layers import dense
+from equivit.layers import dense, phases
 from equivit.layers.conv_attention import ConvAttention, ConvBlock, ConvEmbed
 from equivit.layers.convolution import MODES, Pair, output_size
 from equivit.layers.drop import dropout, split
@@ -40,7 +40,9 @@ class CvTConfig(AdaptiveConfig, StagedConfig):
 
     Attributes:
       widths, depths, num_heads: width, blocks, and heads per block, of each stage.
-      kernels, strides, paddings: of the convolution at the beginning of each stage, along both axes.
+      kernels, strides, paddings: of the convolution at the beginning of each stage, along both axes.  In an adaptive
+        model 2 padding < kernel <= 2 padding + stride, and with `select="output"` "merge" takes kernels of 2 or 3 with
+        a stride of 2.
       kv_stride: of the convolutions for keys and values, along both axes.
       class_token: whether the last stage has a class token, which the head reads; without one it reads the mean.
       activation: of the MLPs: "quick_gelu", with which the official code trained its weights, or the exact "gelu", with
@@ -94,7 +96,25 @@ class CvTConfig(AdaptiveConfig, StagedConfig):
         stages = ["widths", "num_heads", "kernels", "strides", "paddings"]
         self.check_stages(*stages, *["drop_path"] * isinstance(self.drop_path, tuple))
         self.check_heads(self.num_heads, self.widths)
+        self._check_phases()
         self.grids(self.image_size, "CvT: image_size")
+
+    def _check_phases(self) -> None:
+        """ValueError for convolutions that have no phases on a torus, where a model is adaptive."""
+        for stage, (k, s, p) in enumerate(zip(self.kernels, self.strides, self.paddings, strict=True)):
+            if self.parts and not 2 * p < k <= 2 * p + s:
+                fitting = range(max(0, (k - s + 1) // 2), (k + 1) // 2)
+                near = min(fitting, key=lambda padding: abs(padding - p), default=None)
+                fix = f"take kernels[{stage}]={k + 1}" if near is None else f"the nearest is {near}"
+                raise ValueError(
+                    f"CvT: paddings[{stage}]={p}: an adaptive model takes paddings p with 2 p < kernel <= 2 p + "
+                    f"stride, and stage {stage} has a kernel of {k} and a stride of {s}; {fix}."
+                )
+            if stage and "merge" in self.parts and self.select == "output" and (s != 2 or k not in phases.FILTERING):
+                raise ValueError(
+                    f"CvT: kernels[{stage}]={k} and strides[{stage}]={s}: the adaptive part 'merge' takes kernels of 2 "
+                    "or 3 with a stride of 2, or select='input'."
+                )
 
     def check_torus(self, image_size: tuple[int, ...]) -> None:
         """ValueError unless all strides divide an image, as an adaptive model needs it."""

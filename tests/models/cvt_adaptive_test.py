@@ -177,6 +177,19 @@ def test_adapted_weights_are_the_ordinary_ones():
     ("options", "size", "message"),
     [
         ({}, (224, 240), r"the width 240 of the images is not a multiple of 32, .*; the nearest are 224 and 256"),
+        (
+            dict(paddings=(2, 2, 1)),
+            (224, 224),
+            r"paddings\[1\]=2: .* a kernel of 3 and a stride of 2; the nearest is 1",
+        ),
+        (dict(kernels=(7, 2, 3), adaptive=("pool",)), (224, 224), r"paddings\[1\]=1: .* the nearest is 0"),
+        (dict(kernels=(4, 3, 3), strides=(1, 2, 2)), (224, 224), r"paddings\[0\]=2: .*; take kernels\[0\]=5"),
+        (
+            dict(strides=(4, 2, 3)),
+            (224, 224),
+            r"kernels\[2\]=3 and strides\[2\]=3: .*'merge' takes .*or select='input'",
+        ),
+        (dict(kernels=(7, 5, 3), paddings=(2, 2, 1)), (224, 224), r"kernels\[1\]=5 and strides\[1\]=2: .* of 2 or 3"),
         (dict(adaptive=("token", "window")), (224, 224), "adaptive='window' is not one of token, merge, pool"),
     ],
 )
