@@ -55,7 +55,7 @@ class Shifts:
     Attributes:
       kinds: each is measured in each range.
       ranges: M, as a name of FRACTIONS (of the image; for crops, of the margin around it), as a number of pixels, or as
-        two, (down, right); or a name of EARLIER.
+        two, (down, right); or a name of EARLIER.  So (8, 12) are two ranges, and ((8, 12),) is one; one alone is (8,).
       pairs: of shifts, for each image.
       seed: of the offsets, which depend on it and on the image's position in the split alone.
 
@@ -150,6 +150,11 @@ def check(settings: Shifts, size: Size, source: Size | None = None) -> None:
                 f"{_shown(source or size)} here; set config.data.crop_ratio below 1, such as 0.875, or take 'zeros'."
             )
         largest = _largest(kind, range_, room)
+        if not any(largest):
+            raise ValueError(
+                f"config.evaluation.shift.ranges={errors.shown(range_)}: offsets of 0 move nothing, and so change no "
+                "prediction; the smallest range is 1, or of one axis (1, 0)."
+            )
         if any(offset > most for offset, most in zip(largest, room, strict=True)):
             where = f"the margin of {_shown(room)} around a crop" if kind == "crop" else f"images of {_shown(room)}"
             raise ValueError(

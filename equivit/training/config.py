@@ -248,7 +248,7 @@ def override(config: ConfigDict, text: str, schema: Schema = TRAINING) -> None:
         else:
             section[last] = value
     except (TypeError, OverflowError):  # the latter for a whole number that no float holds
-        raise ValueError(f"--config.{key}={_shown(value)}: {_wanted(key, value, old)}.") from None
+        raise ValueError(f"--config.{key}={_shown(value)}: {_wanted(key, value, old, type_)}.") from None
 
 
 def _check_known(key: str, name: str, section: ConfigDict) -> None:
@@ -295,8 +295,10 @@ def _shown(value: Any) -> str:
     return errors.shown(value).strip("'")
 
 
-def _wanted(key: str, value: Any, old: Any) -> str:
+def _wanted(key: str, value: Any, old: Any, type_: Any) -> str:
     """What should be there instead of a value of another type."""
+    if isinstance(old, tuple) and not all(map(errors.is_number, old)) and constraints.allows((value,), type_):
+        old = (value,)  # such as ranges, which may be words or numbers
     if isinstance(old, tuple) and errors.is_number(value) and all(map(errors.is_number, old)):
         like = repr((value,) * len(old)).replace(" ", "")
         count = "a tuple" if len(old) == 1 else f"{len(old)} values, not one"

@@ -194,6 +194,11 @@ def changed(data=(), **shift):
         ({"kinds": ("crop",), "ranges": (5,)}, {}, "do not fit in the margin of 4x6 around a crop"),
         ({"kinds": ("crop",)}, {"crop_ratio": 1.0}, "cuts 12x20 pixels out of larger images, which have 12x20 here"),
         ({"ranges": ("hall",)}, {}, "config.evaluation.shift.ranges='hall' is not one of quarter, half.*'half'"),
+        (
+            {"ranges": (1, (0, 0))},
+            {},
+            r"ranges=\(0, 0\): offsets of 0 move nothing, .* smallest range is 1, or .*\(1, 0\)",
+        ),
         ({"ranges": (0,)}, {}, "config.evaluation.shift.ranges=0 is not one of .* or a positive whole number"),
         ({"kinds": ("circle",)}, {}, "config.evaluation.shift.kinds='circle' is not one of circular, zeros, crop"),
     ],

@@ -87,6 +87,7 @@ def test_seeds_that_are_one_are_refused(seeds, refused):
     ("override", "message"),
     [
         ("data.void=11", 'data.void=11: this takes a tuple; write --config.data.void="(11,)"'),
+        ("evaluation.shift.ranges=8", 'this takes a tuple; write --config.evaluation.shift.ranges="(8,)"'),
         ("data.image_size=29", 'this takes 2 values, not one; write --config.data.image_size="(29,29)"'),
         ("data.mean=0.5", 'write --config.data.mean="(0.5,)"'),
         ("data.mean=('a',)", "config.data.mean='a' must be a number in [0, 1]"),
