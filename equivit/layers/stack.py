@@ -1,6 +1,7 @@
 """A stack of blocks: blocks of the same structure have stacked parameters and run under `jax.lax.scan`."""
 
 import functools
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -216,13 +217,25 @@ class Stack(nnx.Module):
 
     def check(self, *indices: int) -> None:
         """Raise IndexError for an index out of range."""
-        for index in indices:
-            if not 0 <= index < len(self):
-                raise IndexError(f"Stack: there is no block {index}; the blocks are 0 to {len(self) - 1}.")
+        check_blocks("Stack", indices, len(self))
 
     def _locate(self, index: int) -> tuple[int, int]:
         self.check(index)
         return next((run, index - first) for run, (first, n) in enumerate(self.spans) if index < first + n)
+
+
+def check_blocks(name: str, blocks: Any, depth: int) -> None:
+    """Raise IndexError unless a model, or what `name` says, has these blocks; ValueError if they are no indices."""
+    try:
+        indices = [operator.index(block) for block in blocks]
+    except TypeError:  # no collection, or one of something else
+        indices = None
+    if indices is None or any(isinstance(block, bool) for block in blocks):
+        like = (blocks,) if isinstance(blocks, int) and not isinstance(blocks, bool) else (0,)
+        raise ValueError(f"{name}: blocks={errors.shown(blocks)} must be whole numbers in a tuple, such as {like}.")
+    for index in indices:
+        if not 0 <= index < depth:
+            raise IndexError(f"{name}: there is no block {index}; the blocks are 0 to {depth - 1}.")
 
 
 def _call(carried, step, *, phase, phases, layout, shared, collect, fold, aux, train, key):

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from equivit import errors
 from equivit.layers.grid import Frame
@@ -127,11 +128,16 @@ def adapt(model: ModelModule, **options) -> ModelModule:
       options: fields of its configuration; `adaptive=True` if not given.
 
     Raises:
-      ValueError: the family has no adaptive version, or no such option.
+      ValueError: it is no model, the family has no adaptive version, or no such option.
     """
+    if not isinstance(model, nnx.Module) or not hasattr(model, "config"):
+        name = errors.shown(model) if isinstance(model, str) else "'swin_t'"
+        raise ValueError(f"adapt: {errors.shown(model)} is no model; give one, such as models.create({name}).")
     fields = [field.name for field in dataclasses.fields(model.config)]
     if "adaptive" not in fields:
         raise ValueError(
             f"adapt: a {type(model).__name__} has no adaptive version; take another model, such as swin_t."
         )
+    for name in options:
+        errors.one_of("adapt: field", name, fields)
     return remade(model, **{"adaptive": True, **options})[0]

@@ -26,7 +26,7 @@ from equivit.layers.grid import Layout, check_grid, check_images
 from equivit.layers.parts import identity
 from equivit.layers.position import FourierCode
 from equivit.layers.prefix import token
-from equivit.layers.stack import REMAT, Seen, Stack
+from equivit.layers.stack import REMAT, Seen, Stack, check_blocks
 from equivit.models.features import Features, Grid
 from equivit.models.image_config import ImageConfig
 from equivit.models.model import Preset
@@ -154,7 +154,7 @@ class BiXT(nnx.Module):
         Raises:
           IndexError: there is no such block.
         """
-        self.blocks.check(*blocks)
+        check_blocks("BiXT", blocks, len(self.blocks))
         x, layout = self.embed(images)
         x, seen = self.trunk(x, layout, capture=blocks, key=key, train=train)
         return self._features(x, layout, {i: self._features(y, layout, {}) for i, y in seen.outputs.items()})

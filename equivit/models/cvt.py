@@ -22,7 +22,7 @@ from equivit.layers.convolution import MODES, Pair, output_size
 from equivit.layers.drop import dropout, split
 from equivit.layers.grid import Frame, Layout, check_images
 from equivit.layers.prefix import token
-from equivit.layers.stack import REMAT, Stack
+from equivit.layers.stack import REMAT, Stack, check_blocks
 from equivit.models.adaptive import SELECT, AdaptiveConfig, check_torus, placed
 from equivit.models.features import Features, Grid
 from equivit.models.image_config import StagedConfig
@@ -266,10 +266,9 @@ class CvT(nnx.Module):
 
         Raises:
           IndexError: there is no such block.
+          ValueError: blocks are no indices.
         """
-        for index in blocks:
-            if not 0 <= index < self.config.depth:
-                raise IndexError(f"CvT: there is no block {index}; the blocks are 0 to {self.config.depth - 1}.")
+        check_blocks("CvT", blocks, self.config.depth)
         last, seen, _ = self.trunk(images, capture=blocks, key=key, train=train)
         batch = images.shape[:-3]
         return self._features(

@@ -17,7 +17,7 @@ from equivit.layers.drop import drop_path, split
 from equivit.layers.grid import Layout, check_images
 from equivit.layers.linear_attention import LinearAttention
 from equivit.layers.separable_conv import InvertedBottleneck, SeparableConv
-from equivit.layers.stack import REMAT, Stack
+from equivit.layers.stack import REMAT, Stack, check_blocks
 from equivit.models import features
 from equivit.models.features import Features
 from equivit.models.image_config import ImageConfig
@@ -194,6 +194,7 @@ class EfficientViT(nnx.Module):
 
         Raises:
           IndexError: there is no such block.
+          ValueError: blocks are no indices.
         """
         config = self.config
         last, seen = self.trunk(images, capture=blocks, key=key, train=train)
@@ -211,9 +212,7 @@ class EfficientViT(nnx.Module):
     ) -> tuple[jax.Array, dict[int, jax.Array]]:
         """The map after the last block, [*B, h, w, width], and those after the blocks in `capture`."""
         config, rates, batch = self.config, self.config.rates, images.shape[:-3]
-        for index in capture:
-            if not 0 <= index < config.depth:
-                raise IndexError(f"EfficientViT: there is no block {index}; the blocks are 0 to {config.depth - 1}.")
+        check_blocks("EfficientViT", capture, config.depth)
         check_images(images, config.in_channels, (1, 1))
         x = self.stem(images.reshape(-1, *images.shape[-3:]), train=train)
         seen, first = {}, 0

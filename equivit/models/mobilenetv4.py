@@ -26,7 +26,7 @@ from equivit.layers.inverted_bottleneck import (
     normed_conv,
 )
 from equivit.layers.multi_query_attention import MobileAttention
-from equivit.layers.stack import REMAT, Stack
+from equivit.layers.stack import REMAT, Stack, check_blocks
 from equivit.models.features import Features, of_map
 from equivit.models.image_config import ImageConfig
 from equivit.models.model import Preset
@@ -249,6 +249,7 @@ class MobileNetV4(nnx.Module):
 
         Raises:
           IndexError: there is no such block.
+          ValueError: blocks are no indices.
         """
         last, seen = self.trunk(images, capture=blocks, key=key, train=train)
         strides = self.config.strides
@@ -264,9 +265,7 @@ class MobileNetV4(nnx.Module):
     ) -> tuple[jax.Array, dict[int, jax.Array]]:
         """The map after the last block, [*B, h, w, width], and those after the blocks in `capture`."""
         config, rates, batch = self.config, self.config.rates, images.shape[:-3]
-        for index in capture:
-            if not 0 <= index < config.depth:
-                raise IndexError(f"MobileNetV4: there is no block {index}; the blocks are 0 to {config.depth - 1}.")
+        check_blocks("MobileNetV4", capture, config.depth)
         check_images(images, config.in_channels, (1, 1))
         x, seen, first = self.stem(images.reshape(-1, *images.shape[-3:]), train=train), {}, 0
         for number, stack in enumerate(self.stages):

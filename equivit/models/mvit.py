@@ -23,7 +23,7 @@ from equivit.layers.drop import dropout, split
 from equivit.layers.grid import Layout, check_images
 from equivit.layers.pooling_attention import apart, joined
 from equivit.layers.prefix import token
-from equivit.layers.stack import REMAT
+from equivit.layers.stack import REMAT, check_blocks
 from equivit.models.adaptive import SELECT, AdaptiveConfig, check_torus, placed
 from equivit.models.features import Features, Grid
 from equivit.models.image_config import StagedConfig
@@ -217,10 +217,9 @@ class MViT(nnx.Module):
 
         Raises:
           IndexError: there is no such block.
+          ValueError: blocks are no indices.
         """
-        for index in blocks:
-            if not 0 <= index < self.config.depth:
-                raise IndexError(f"MViT: there is no block {index}; the blocks are 0 to {self.config.depth - 1}.")
+        check_blocks("MViT", blocks, self.config.depth)
         last, seen, _ = self.trunk(images, capture=blocks, key=key, train=train)
         batch = images.shape[:-3]
         inner = {

@@ -32,7 +32,7 @@ from equivit.layers.drop import split
 from equivit.layers.grid import Layout, check_array
 from equivit.layers.jumbo import divide, merge
 from equivit.layers.prefix import token
-from equivit.layers.stack import Stack
+from equivit.layers.stack import Stack, check_blocks
 from equivit.models.features import Features, Grid
 from equivit.models.model import Preset
 
@@ -233,7 +233,7 @@ class PatchTST(nnx.Module):
         The channels are one more batch axis: `cls` [*B, channels, D] is what the head reads, `registers` is
         [*B, channels, R, D], and the grid of patches has one axis.  Raises IndexError for a block that does not exist.
         """
-        self.blocks.check(*blocks)
+        check_blocks("PatchTST", blocks, len(self.blocks))
         x, captured = self.tokens(self.cut(series), capture=blocks, key=key, train=train, dropout=dropout)
         finish = functools.partial(self._finish, train=train) if norm else lambda x: x
         return self._features(finish(x), {i: self._features(finish(y), {}) for i, y in captured.items()})

@@ -21,7 +21,7 @@ from equivit.layers.convolution import NormedConv
 from equivit.layers.drop import drop_path, split
 from equivit.layers.grid import Layout, check_images
 from equivit.layers.single_head_attention import SingleHeadAttention
-from equivit.layers.stack import REMAT, Stack
+from equivit.layers.stack import REMAT, Stack, check_blocks
 from equivit.models import features
 from equivit.models.features import Features
 from equivit.models.image_config import StagedConfig
@@ -291,6 +291,7 @@ class SHViT(nnx.Module):
 
         Raises:
           IndexError: there is no such block.
+          ValueError: blocks are no indices.
         """
         last, seen = self.trunk(images, capture=blocks, key=key, train=train)
         strides = np.repeat([STRIDE * 2**stage for stage in range(len(self.stages))], self.config.depths).tolist()
@@ -307,9 +308,7 @@ class SHViT(nnx.Module):
     ) -> tuple[jax.Array, dict[int, jax.Array]]:
         """The map after the last block, [*B, h, w, width], and those after the blocks in `capture`."""
         config, rates, batch = self.config, self.config.rates, images.shape[:-3]
-        for index in capture:
-            if not 0 <= index < config.depth:
-                raise IndexError(f"SHViT: there is no block {index}; the blocks are 0 to {config.depth - 1}.")
+        check_blocks("SHViT", capture, config.depth)
         check_images(images, config.in_channels, (1, 1))
         x = images.reshape(-1, *images.shape[-3:])
         for unit in self.patch_embed:

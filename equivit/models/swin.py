@@ -24,7 +24,7 @@ from equivit.layers import dense
 from equivit.layers.drop import dropout, split
 from equivit.layers.grid import Frame, Layout, check_grid, check_images
 from equivit.layers.merge import PatchMerging
-from equivit.layers.stack import REMAT, Stack
+from equivit.layers.stack import REMAT, Stack, check_blocks
 from equivit.layers.window import CosineWindowAttention, Pair, WindowAttention, WindowBlock, spread
 from equivit.models.adaptive import SELECT, AdaptiveConfig, check_torus, placed
 from equivit.models.features import Features, Grid
@@ -265,10 +265,9 @@ class Swin(nnx.Module):
 
         Raises:
           IndexError: there is no such block.
+          ValueError: blocks are no indices.
         """
-        for index in blocks:
-            if not 0 <= index < self.config.depth:
-                raise IndexError(f"Swin: there is no block {index}; the blocks are 0 to {self.config.depth - 1}.")
+        check_blocks("Swin", blocks, self.config.depth)
         last, seen, _ = self.trunk(images, capture=blocks, key=key, train=train)
         batch = images.shape[:-3]
         inner = {

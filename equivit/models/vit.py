@@ -19,7 +19,7 @@ from equivit.layers.drop import dropout, split
 from equivit.layers.grid import Frame, Layout, check_images
 from equivit.layers.prefix import JumboRows, Prefix
 from equivit.layers.readout import BlocksReadout, Readout, to_dense
-from equivit.layers.stack import Fold, Seen, Stack
+from equivit.layers.stack import Fold, Seen, Stack, check_blocks
 from equivit.models.adaptive import placed
 from equivit.models.features import Features, Grid
 from equivit.symmetry import fields
@@ -248,7 +248,7 @@ class ViT(nnx.Module):
         train: bool = False,
     ) -> tuple[Any, Seen]:
         """Applies the blocks before `stop`, and the transition if it comes before that; see `Stack`."""
-        self.blocks.check(*capture)
+        check_blocks("ViT", capture, len(self.blocks))
         k, stop = self.config.k, len(self.blocks) if stop is None else stop
         options: dict[str, Any] = dict(rates=self.config.rates, capture=capture, train=train, key=key)
         options |= dict(collect=collect, fold=fold)

@@ -45,8 +45,19 @@ FAMILIES += [(name, dict(fields, select=select)) for name, fields in ADAPTIVE fo
 @pytest.mark.parametrize(("name", "fields"), FAMILIES, ids=lambda value: value if isinstance(value, str) else "")
 def test_an_empty_batch_gives_empty_logits(name, fields):
     model = zoo.abstract(name, **fields)
-    inputs = jax.ShapeDtypeStruct((0, *model.config.input_shape), jnp.float32)
-    assert jax.eval_shape(lambda model, x: model(x), model, inputs).shape == (0, 3)
+    assert jax.eval_shape(lambda model, x: model(x), model, _inputs(model, 0)).shape == (0, 3)
+
+
+@pytest.mark.parametrize("blocks", [0, None, "0", ("0",), (0.0,), (True,)], ids=repr)
+@pytest.mark.parametrize("name", ["vit_ti16", "swin_t", "mvitv2_t", "cvt_13", "shvit_s1", "efficientvit_b0"])
+def test_blocks_that_are_no_indices_are_told(name, blocks):
+    model = zoo.abstract(name, **dict(FAMILIES)[name])
+    with pytest.raises(ValueError, match=r": blocks=.* must be whole numbers in a tuple, such as \(0,\)"):
+        jax.eval_shape(lambda model, x: model.features(x, blocks=blocks), model, _inputs(model))
+
+
+def _inputs(model, batch=1):
+    return jax.ShapeDtypeStruct((batch, *model.config.input_shape), jnp.float32)
 
 
 def test_an_empty_batch_runs():
