@@ -225,6 +225,10 @@ class _Choice(_Kind):
     def hint(self, value: Any) -> str:
         return errors.nearest(value, self.of)
 
+    def repaired(self, value: Any) -> Any:
+        near = errors.near(str(value), map(str, self.of), 1)
+        return next((name for name in self.of if [str(name)] == near), None)
+
 
 class _Tuple(_Kind):
     """Tuples with these entries; where it is open, of any number of entries of one kind, and at least one."""

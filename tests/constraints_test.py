@@ -50,6 +50,12 @@ DOUBTFUL = (None, 0, -1, 2.5, 2**31, 2**32, 1e-50, 1 - 1e-12)
         ((), tuple[Share, ...], r"x=\(\) must have an entry."),
         ("H9", Literal["plain", "H8"], "x='H9' is not one of plain, H8; the nearest is 'H8'."),
         (1.0, Literal[1, 2], "x=1.0 is not one of 1, 2"),
+        ("H9", tuple[Literal["plain", "H8"], ...], r"x='H9' must be one or more of plain, H8, such as \('H8',\)."),
+        (
+            "H8",
+            tuple[Literal["plain", "H8"], ...] | bool,
+            r"x='H8' .* of plain, H8, or True or False, such as \('H8',\).",
+        ),
         (True, Literal[1, 2] | None, "x=True is not one of 1, 2, or None."),
         (1, bool, "x=1 must be True or False."),
         (None, str, "x=None must be a string."),

@@ -85,7 +85,7 @@ class CvTConfig(AdaptiveConfig, StagedConfig):
     norm_eps: PositiveFloat = 1e-5
     drop_path: Below1 | tuple[Below1, ...] = 0.0
     dropout: Below1 = 0.0
-    adaptive: tuple[Annotated[str, OneOf(PARTS)], ...] | bool = False
+    adaptive: tuple[Annotated[str, OneOf(PARTS)], ...] | bool = False  # in this order a message names the wrong part
     select: Annotated[str, OneOf(SELECT)] = "output"
     anchor: bool = True
     remat: Annotated[str, OneOf(REMAT)] = "none"

@@ -170,7 +170,7 @@ def test_arithmetic_above_the_ordinary_model():
         (
             dict(adaptive=("token", "merge")),
             (224, 224),
-            "'merge'.* must be True or False, or one or more of token, pool",
+            "adaptive='merge' is not one of token, pool, position",
         ),
         (dict(select="best"), (224, 224), "select='best' is not one of output, input"),
     ],
