@@ -188,6 +188,7 @@ OFFSET = np.zeros((2, 2), int)
             r"covers x, .*; it is a Grid of values \[2, 8, 32, 3\], stride \(2, 1\), offset int64 \[2, 2\]",
         ),
         (dict(output="grid", fn=lambda x: Grid(x, (1, 1), OFFSET + 0.5)), r"with integer offsets .* offset float64"),
+        *((dict(tol=tol), r"tol=.* must be a finite number, zero or more") for tol in ("x", -1, np.nan, True, np.inf)),
         (dict(output="grid", fn=lambda x: Grid(x[0], (1,), OFFSET)), r"must be a Grid .* stride \(1,\)"),
     ],
 )
@@ -204,5 +205,7 @@ def test_outputs_of_another_kind_are_told():
         testing.assert_shift_equivariant(
             lambda x: Grid(x if (x == RANDOM).all() else x[:1], (1, 1), OFFSET), RANDOM, output="grid"
         )
+    with pytest.raises(AssertionError, match="assert_shift_equivariant: the output is not finite, .*jax_debug_nans"):
+        testing.assert_shift_equivariant(lambda x: x * np.nan, RANDOM)
     with pytest.raises(AssertionError, match="the output is zero, which proves nothing"):
         testing.assert_shift_equivariant(np.zeros_like, RANDOM)

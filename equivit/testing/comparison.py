@@ -1,5 +1,7 @@
 """How outputs are compared, and what is said of them."""
 
+import math
+import numbers
 from typing import Any
 
 import chex
@@ -7,13 +9,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from equivit import errors
 from equivit.models.features import Grid
 from equivit.symmetry.fields import Isotypic
 
 
 def size_of(where: str, output: Any) -> float:
     """The largest entry of an output, by which deviations are measured; AssertionError if it is zero or not finite."""
-    chex.assert_tree_all_finite(output)
+    if not all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(output)):
+        raise AssertionError(
+            f"{where}: the output is not finite, so it equals nothing; jax.config.update('jax_debug_nans', True) stops "
+            "where a NaN comes from."
+        )
     inexact = [leaf for leaf in jax.tree.leaves(output) if _tolerance(leaf)]  # not measured by labels beside them
     if not (size := _largest(inexact or output)):
         raise AssertionError(f"{where}: the output is zero, which proves nothing; use random parameters.")
@@ -52,6 +59,13 @@ def check_structure(what: str, y: Any, expected: Any) -> None:
     found, wanted = jax.tree.structure(y), jax.tree.structure(expected)
     if found != wanted:
         raise AssertionError(f"{what}: the output has another structure, {found}, than {wanted}.")
+
+
+def check_tolerance(where: str, tol: Any) -> None:
+    """ValueError unless a tolerance is a number, finite and zero or more, or None."""
+    if tol is None or (isinstance(tol, numbers.Real) and not isinstance(tol, bool) and 0 <= tol < math.inf):
+        return
+    raise ValueError(f"{where}: tol={errors.shown(tol)} must be a finite number, zero or more, such as 1e-5, or None.")
 
 
 def check_arrays(where: str, value: Any) -> None:

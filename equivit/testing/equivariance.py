@@ -43,11 +43,12 @@ def assert_equivariant(
 
     Raises:
       AssertionError: names the element, the irrep and the deviation; also when the output is zero or not finite.
-      ValueError: an unknown kind of input or output, a missing grid, no group, or an x or a result of fn that is not of
-        its kind.
+      ValueError: an unknown kind of input or output, a missing grid, no group, a tolerance that is none, or an x or a
+        result of fn that is not of its kind.
     """
     _check_kinds(input, output, grid, output_grid)
     _check_group(group)
+    comparison.check_tolerance("assert_equivariant", tol)
     _check_value("x", x, "input", input, group)
     upright, worst = fn(x), 0.0
     _check_value("fn(x)", upright, "output", output, group)

@@ -47,10 +47,11 @@ def assert_shift_equivariant(
 
     Raises:
       AssertionError: names the shift and the deviation; also when the output is zero or not finite.
-      ValueError: an unknown kind of output, shifts that are none or move nothing, or an x or a result of fn that is not
-        of its kind.
+      ValueError: an unknown kind of output, a tolerance that is none, shifts that are none or move nothing, or an
+        x or a result of fn that is not of its kind.
     """
     errors.one_of("assert_shift_equivariant: output", output, ("invariant", "image", "grid"))
+    comparison.check_tolerance("assert_shift_equivariant", tol)
     where = "assert_shift_equivariant: x must be"
     comparison.check_images(where, x)
     comparison.check_not_empty(where, x)
