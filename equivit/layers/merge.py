@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from equivit import errors
 from equivit.layers import dense, phases
 from equivit.layers.largest import STRIDE, largest
 from equivit.layers.window import Pair, fill_up
@@ -39,10 +40,19 @@ class PatchMerging(nnx.Module):
         """The tokens merged at the phase that the content chooses, and that choice (A-PMerge, Eq. 21 to 23).
 
         Args:
-          x: [B, h w, width] on a torus, with an even grid.
+          x: [B, h w, width] on a torus.
           select: "output" takes the phase whose merged tokens have the largest norm, before a norm after them; "input"
             that of the largest norm of the tokens at the first of the four neighbours, which costs nothing.
+
+        Raises:
+          ValueError: the grid is not even.
         """
+        for axis, length, step in zip(("height", "width"), grid, STRIDE, strict=True):
+            if length % step:
+                raise ValueError(
+                    f"PatchMerging: the {axis} {length} of the map is not a multiple of {step}, as an adaptive layer "
+                    f"needs it; {errors.multiples(length, step)}."
+                )
         x = x.reshape(len(x), *grid, x.shape[-1])
         if select == "input":
             choice = shifts.strongest(phases.lattice_norms(x, STRIDE))

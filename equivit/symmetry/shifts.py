@@ -11,6 +11,7 @@ map, never by its index.
 
 import functools
 import math
+import numbers
 import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -55,17 +56,20 @@ def polyphase_down(
       The component [B, H / sh, W / sw, C], and its phase (row, column) [B, 2], int32.
 
     Raises:
-      ValueError: x is no batch of maps, the stride does not divide its size, or an option that is none.
+      ValueError: x is no batch of maps, or has no channels, the stride does not divide its size, or an option that is
+        none.
 
     Source: adaptive polyphase sampling, "Making Vision Transformers Truly Shift-Equivariant", Eq. 21 to 23.
     """
     height, width = _strides("polyphase_down", stride)
     _check_map("polyphase_down", "x", x)
     _check_divides("polyphase_down", "x", x, (height, width))
-    if isinstance(order, bool) or not isinstance(order, int | float) or not order > 0:
+    if not x.shape[-1]:
+        raise ValueError(f"polyphase_down: x must have a channel, so that a component is largest; it is {_named(x)}.")
+    if isinstance(order, bool) or not isinstance(order, numbers.Real) or not order > 0:
         raise ValueError(f"polyphase_down: order={errors.shown(order)} must be a positive number, or math.inf.")
     x = _smooth("polyphase_down", x, lowpass)
-    energy, content = energies(x, order), jax.lax.stop_gradient(x)
+    energy, content = energies(x, float(order)), jax.lax.stop_gradient(x)
     if math.isinf(order):  # the largest of a component, where `choose` adds up
         energy = _lattices(energy, (height, width)).max((1, 3))
     choice = choose(energy, (height, width), lambda: cyclic_rank(content))
@@ -90,9 +94,10 @@ def polyphase_up(values: jax.Array, phase: jax.Array, stride: Stride, *, lowpass
     """
     height, width = _strides("polyphase_up", stride)
     _check_map("polyphase_up", "values", values)
-    if jnp.shape(phase) != (len(values), 2) or not jnp.issubdtype(jnp.result_type(phase), jnp.integer):
+    is_array = isinstance(phase, jax.Array | np.ndarray)
+    if not is_array or phase.shape != (len(values), 2) or not jnp.issubdtype(phase.dtype, jnp.integer):
         raise ValueError(
-            f"polyphase_up: phase must be integers [{len(values)}, 2], a row and a column for each map; "
+            f"polyphase_up: phase must be an array of integers [{len(values)}, 2], a row and a column for each map; "
             f"it is {_named(phase)}."
         )
     phase = jnp.asarray(phase)

@@ -102,3 +102,12 @@ def test_the_stream_keeps_its_type(norm_first, select, kind, dtype):
     x = jax.ShapeDtypeStruct((2, 60, WIDTH), dtype)
     y, choice = jax.eval_shape(lambda merge, x: merge.adaptive(x, GRID, select)[::2], merge, x)
     assert (y.dtype, choice.gap.dtype) == (jnp.dtype(dtype), jnp.dtype("float32"))
+
+
+def test_an_odd_map_is_told():
+    merge = PatchMerging(WIDTH, norm_first=True, eps=1e-5, rngs=nnx.Rngs(0))
+    for select in ("output", "input"):
+        with pytest.raises(
+            ValueError, match="the width 5 of the map is not a multiple of 2, .* the nearest are 4 and 6"
+        ):
+            merge.adaptive(jnp.zeros((1, 20, WIDTH)), (4, 5), select)

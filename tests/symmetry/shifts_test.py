@@ -216,6 +216,14 @@ def test_an_empty_batch():
     assert up(values, phase, (2, 3)).shape == (0, 6, 9, 2)
 
 
+def test_an_order_may_be_any_number():
+    x = np.random.default_rng(0).normal(size=(1, 4, 4, 2)).astype(np.float32)
+    for order in (np.float32(2), np.int64(2)):
+        jax.tree.map(
+            np.testing.assert_array_equal, shifts.polyphase_down(x, 2, order=order), shifts.polyphase_down(x, 2)
+        )
+
+
 MAP, PHASE = np.zeros((2, 9, 6, 1), np.float32), np.zeros((2, 2), np.int32)
 
 
@@ -240,8 +248,16 @@ MAP, PHASE = np.zeros((2, 9, 6, 1), np.float32), np.zeros((2, 2), np.int32)
             "polyphase_down: lowpass=0 must be a positive integer, a size",
         ),
         (lambda: shifts.polyphase_up(MAP, PHASE, 3, lowpass=2.0), "polyphase_up: lowpass=2.0 must be a positive int"),
-        (lambda: shifts.polyphase_up(MAP, PHASE[0], 3), r"phase must be integers \[2, 2\], .*; it is int32 \[2\]"),
-        (lambda: shifts.polyphase_up(MAP, PHASE + 0.5, 3), r"phase must be integers .*; it is float64 \[2, 2\]"),
+        (lambda: shifts.polyphase_down(MAP[..., :0], 3), r"x must have a channel, .*; it is float32 \[2, 9, 6, 0\]"),
+        (
+            lambda: shifts.polyphase_up(MAP, PHASE[0], 3),
+            r"must be an array of integers \[2, 2\], .*; it is int32 \[2\]",
+        ),
+        (lambda: shifts.polyphase_up(MAP, PHASE + 0.5, 3), r"an array of integers .*; it is float64 \[2, 2\]"),
+        (
+            lambda: shifts.polyphase_up(MAP, [[0, 0], [1, 1]], 3),
+            r"an array of integers .*; it is \[\[0, 0\], \[1, 1\]\]",
+        ),
         (lambda: shifts.polyphase_up(None, PHASE, 3), "values must be an array of maps .*; it is None"),
     ],
 )
