@@ -65,6 +65,7 @@ COLUMNS = dict(
 )
 
 
+@benchmark.in_one_line
 def main(arguments=None) -> int:
     options = _options(arguments)
     images = np.concatenate([pictures(getattr(options, name), options.images) for name in ("cifar10", "blood_cells")])
@@ -84,8 +85,8 @@ def _options(arguments):
     for source in ("--cifar10", "--blood_cells"):
         parser.add_argument(source, default="synthetic", help="the source, such as npz:<file> (%(default)s)")
     parser.add_argument("--models", type=benchmark.one_of(list(MODELS)), default=list(MODELS), help="(all)")
-    parser.add_argument("--images", type=int, default=8, help="of each source (%(default)s)")
-    parser.add_argument("--shifts", type=int, default=256)
+    parser.add_argument("--images", type=benchmark.at_least(1), default=8, help="of each source (%(default)s)")
+    parser.add_argument("--shifts", type=benchmark.at_least(1), default=256)
     return parser.parse_args(arguments)
 
 

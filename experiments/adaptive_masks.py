@@ -23,6 +23,7 @@ from scipy import ndimage
 
 from equivit.data import loader
 from equivit.evaluation import colours, predictions
+from equivit.models.segmenter import SegmenterConfig
 from equivit.training import checkpoints
 from experiments import benchmark
 from experiments.benchmark import Claim
@@ -31,9 +32,10 @@ GAP = 3  # changed pixels that are so near to each other share a box
 LEAST = 4  # pixels in a box
 
 
+@benchmark.in_one_line
 def main(arguments=None) -> int:
     options = _options(arguments)
-    loaded = {str(path): checkpoints.load_run(path) for path in options.runs}
+    loaded = {str(path): segmentation_run(path) for path in options.runs}
     images = pictures(next(iter(loaded.values())).config, options.images, options.seed)
     offsets = drawn(options.kind, images.shape[1:3], len(images), options.seed)
     maps = {name: compared(run, images, offsets, options.kind) for name, run in loaded.items()}
@@ -51,13 +53,23 @@ def main(arguments=None) -> int:
 def _options(arguments):
     parser = benchmark.parser(__doc__, output="adaptive_masks.json")
     parser.add_argument("runs", nargs="+", type=pathlib.Path, help="directories of trained segmentation models")
-    parser.add_argument("--images", type=int, default=3, help="how many (%(default)s)")
+    parser.add_argument("--images", type=benchmark.at_least(1), default=3, help="how many (%(default)s)")
     parser.add_argument("--kind", choices=("circular", "zeros"), default="circular", help="of the shifts (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of images and shifts (%(default)s)")
     return parser.parse_args(arguments)
 
 
 # ---- What is compared
+
+
+def segmentation_run(path: pathlib.Path) -> checkpoints.Loaded:
+    """A run and its model; ValueError for one of another kind."""
+    run = checkpoints.load_run(path)
+    if not isinstance(run.model.config, SegmenterConfig):
+        raise ValueError(
+            f"{path}: its model has no label maps; give a run of configs/segment.py or adaptive_ade20k.py."
+        )
+    return run
 
 
 def pictures(config, count: int, seed: int) -> np.ndarray:

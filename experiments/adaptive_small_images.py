@@ -99,6 +99,7 @@ def variants() -> dict[str, Variant]:
 VARIANTS = variants()
 
 
+@benchmark.in_one_line
 def main(arguments=None) -> int:
     parser = small_images.parser(__doc__, "adaptive_small_images")
     parser.add_argument("--rows", default=list(VARIANTS), type=benchmark.one_of(list(VARIANTS)), help="(all)")

@@ -130,7 +130,7 @@ def main(arguments=None) -> int:
 def _options(arguments):
     parser = benchmark.timing_parser(__doc__, output="adaptive_speed.json")
     parser.add_argument("--models", type=benchmark.one_of(list(BOUNDS)), default=list(BOUNDS), help="(all)")
-    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--batch", type=benchmark.at_least(1), default=128)
     parser.add_argument("--precision", choices=PRECISIONS, default="float32")
     parser.add_argument("--quick", action="store_true", help="tiny models, to try the script")
     return parser.parse_args(arguments)

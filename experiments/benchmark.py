@@ -8,20 +8,25 @@ temperature meet all variants alike; ratios are taken between variants of the sa
 import argparse
 import contextlib
 import dataclasses
+import functools
 import importlib.metadata
 import json
+import math
 import os
 import pathlib
 import platform
 import shutil
 import statistics
 import subprocess
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+
+from equivit import errors
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "experiments/results"
@@ -37,12 +42,25 @@ def parser(description: str, *, output: str) -> argparse.ArgumentParser:
 def timing_parser(description: str, *, output: str, runs: int = 100, warmup: int = 10, minutes: float = 7):
     """The same with the options of timing; the defaults are those of octic ViTs, Appendix D.4."""
     options = parser(description, output=output)
-    options.add_argument("--runs", type=_positive, default=runs, help="timed rounds (%(default)s)")
-    options.add_argument("--warmup", type=int, default=warmup, help="rounds before them (%(default)s)")
-    options.add_argument(
-        "--minutes", type=float, default=minutes, help="begin nothing further that would not fit (%(default)s)"
-    )
+    options.add_argument("--runs", type=at_least(1), default=runs, help="timed rounds (%(default)s)")
+    options.add_argument("--warmup", type=at_least(0), default=warmup, help="rounds before them (%(default)s)")
+    note = "begin nothing further that would not fit (%(default)s)"
+    options.add_argument("--minutes", type=at_least(0, float), default=minutes, help=note)
     return options
+
+
+def in_one_line(main: Callable[[Any], int]) -> Callable[..., int]:
+    """The `main` of a script, which says in one line what is wrong with what it was given; the status is 1 then."""
+
+    @functools.wraps(main)
+    def run(arguments=None) -> int:
+        try:
+            return main(arguments)
+        except (ValueError, OSError) as error:
+            print(f"error: {errors.shortened(' '.join(str(error).split()))}", file=sys.stderr)
+            return 1
+
+    return run
 
 
 def one_of(known: Sequence[str]) -> Callable[[str], list[str]]:
@@ -58,10 +76,20 @@ def one_of(known: Sequence[str]) -> Callable[[str], list[str]]:
     return parse
 
 
-def _positive(text: str) -> int:
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
-    return int(text)
+def at_least(least: int, kind: type[int] | type[float] = int) -> Callable[[str], float]:
+    """The type of an option that is a number of a kind, and not smaller."""
+
+    def parse(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not value >= least:
+            noun = "whole number" if kind is int else "number"
+            raise argparse.ArgumentTypeError(f"{text} must be a {noun}, at least {least}")
+        return value
+
+    return parse
 
 
 def interleaved(variants: Mapping[str, Callable[[], Any]], *, warmup: int, runs: int) -> dict[str, list[float]]:

@@ -31,10 +31,17 @@ def parser(description: str, name: str) -> argparse.ArgumentParser:
     options.add_argument("--source", help="in place of the config's, such as npz:<file>")
     options.add_argument("--epochs", type=int, help="in place of the config's")
     options.add_argument("--override", action="append", default=[], help="a key=value of the config; may be repeated")
-    options.add_argument("--seeds", default=[0, 1, 2], type=lambda text: list(map(int, text.split(","))))
+    options.add_argument("--seeds", default=[0, 1, 2], type=_seeds, help="whole numbers with commas between (0,1,2)")
     options.add_argument("--workdir", type=pathlib.Path, default=pathlib.Path("runs") / name)
     options.add_argument("--out", type=pathlib.Path, default=pathlib.Path(f"runs/{name}.json"))
     return options
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} must be whole numbers with commas between, such as 0,1,2") from None
 
 
 def run(options: argparse.Namespace, file: str, overrides: Sequence[str], name: str) -> dict:

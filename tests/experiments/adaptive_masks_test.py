@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
+from equivit.models import zoo
 from experiments import adaptive_masks as script
 
 IMAGES = np.random.default_rng(0).integers(1, 200, (4, 8, 6, 3)).astype(np.uint8)
@@ -46,3 +47,12 @@ def test_boxes_are_around_groups():
     changed[30:32, 20:22] = True
     changed[20, 5] = True  # a single pixel has no box
     assert script.boxes(changed) == [(3, 4, 3, 9), (30, 20, 2, 2)]
+
+
+def test_what_is_no_run_of_label_maps_is_told(tmp_path, monkeypatch, capsys):
+    assert script.main([str(tmp_path / "none")]) == 1
+    assert "none holds no config.json; give the --workdir of a run" in capsys.readouterr().err
+    classifier = SimpleNamespace(model=SimpleNamespace(config=zoo.configuration("swin_t")))
+    monkeypatch.setattr(script.checkpoints, "load_run", lambda path: classifier)
+    assert script.main([str(tmp_path)]) == 1
+    assert "its model has no label maps; give a run of configs/segment.py" in capsys.readouterr().err
