@@ -37,6 +37,10 @@ Where the paper contradicts the codes or is silent:
 - Ranges of shifts: circular ones are of the whole image here, others of the whole margin, 32 pixels (SwinV2: 36), as
   Zhang's (equivit/evaluation/consistency.py).
 - Adaptive models pad circularly under standard shifts too, where the paper does not say what they do.
+- CvT's own code ends with 10 epochs more at the lowest rate, which are left out: here all 300 are of the schedule.
+Another reading of the first two is a key: --config.data.augment.rand_augment=rand-m9-n6-mstd0.5-inc1, or
+--config.objective.mixup=0.0, .cutmix=0.0 and .label_smoothing=0.0; of ranges, --config.evaluation.shift.ranges.  Images
+resized to a square, other padding of adaptive models, and the 10 epochs have none and are only described.
 """
 
 from configs import recipes

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from equivit import errors
 from equivit.layers.grid import Frame
@@ -130,7 +129,7 @@ def adapt(model: ModelModule, **options) -> ModelModule:
     Raises:
       ValueError: it is no model, the family has no adaptive version, or no such option.
     """
-    if not isinstance(model, nnx.Module) or not hasattr(model, "config"):
+    if not hasattr(model, "config"):
         name = errors.shown(model) if isinstance(model, str) else "'swin_t'"
         raise ValueError(f"adapt: {errors.shown(model)} is no model; give one, such as models.create({name}).")
     fields = [field.name for field in dataclasses.fields(model.config)]

@@ -1,7 +1,6 @@
 """How outputs are compared, and what is said of them."""
 
 import math
-import numbers
 from typing import Any
 
 import chex
@@ -63,7 +62,9 @@ def check_structure(what: str, y: Any, expected: Any) -> None:
 
 def check_tolerance(where: str, tol: Any) -> None:
     """ValueError unless a tolerance is a number, finite and zero or more, or None."""
-    if tol is None or (isinstance(tol, numbers.Real) and not isinstance(tol, bool) and 0 <= tol < math.inf):
+    if tol is None or (
+        isinstance(tol, int | float | np.floating | np.integer) and not isinstance(tol, bool) and 0 <= tol < math.inf
+    ):
         return
     raise ValueError(f"{where}: tol={errors.shown(tol)} must be a finite number, zero or more, such as 1e-5, or None.")
 
