@@ -212,9 +212,8 @@ class Attention(nnx.Module):
 
     def attended(self, x: Isotypic, attend: Callable[[Parts, Parts, Parts], Parts]) -> Isotypic:
         """The layer with another `attend`: q, k and v in parts to the weighted sums of v."""
-        leaves, structure = jax.tree.flatten(x.astype(self.qkv.lines[...].dtype))
-        leaves = _attended(attend, tuple(leaves), self.qkv.arrays(), self.proj.arrays(), self.num_heads)
-        return jax.tree.unflatten(structure, leaves)
+        leaves, structure = jax.tree.flatten(self.qkv(x))
+        return self.proj(jax.tree.unflatten(structure, _attended(attend, tuple(leaves), self.num_heads)))
 
     def parts(self, x: Isotypic) -> tuple[Parts, Parts, Parts]:
         """q, k and v, in one part for each kind of irrep."""
@@ -239,12 +238,13 @@ def _branch_arrays(norm: LayerNorm, first: Linear, second: Linear, scale: LayerS
 
 def _plain_attention(field: Parts, qkv: Any, proj: Any, heads: int) -> Parts:
     """What `Attention` computes, of arrays."""
-    return _attended(attend, field, qkv, proj, heads)
+    return linear(_attended(attend, linear(field, qkv), heads), proj)
 
 
-def _attended(attend: Callable[..., Parts], leaves: Parts, qkv: Any, proj: Any, num_heads: int) -> Parts:
-    parts = attend(*_parts(linear(leaves, qkv), num_heads))
-    return linear(tuple(_from_heads(part, len(leaf)) for part, leaf in zip(parts, leaves, strict=True)), proj)
+def _attended(attend: Callable[..., Parts], leaves: Parts, num_heads: int) -> Parts:
+    """The weighted sums, of leaves with q, k and v side by side."""
+    parts = attend(*_parts(leaves, num_heads))
+    return tuple(_from_heads(part, len(leaf)) for part, leaf in zip(parts, leaves, strict=True))
 
 
 def _parts(leaves: Parts, num_heads: int) -> tuple[Parts, Parts, Parts]:

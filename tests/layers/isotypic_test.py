@@ -163,7 +163,7 @@ class TestWrongLayersAreCaught:
         self.caught(lambda x: jax.tree.map(jnp.zeros_like, x), "the output is zero")
 
     def test_not_finite(self):
-        self.caught(lambda x: jax.tree.map(lambda leaf: leaf / 0, x), "Tree contains non-finite value")
+        self.caught(lambda x: jax.tree.map(lambda leaf: leaf / 0, x), "assert_equivariant: the output is not finite")
 
 
 @pytest.mark.parametrize(
