@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.experimental import pallas as pl
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import kernels
@@ -16,8 +17,9 @@ from equivit.layers import dense, isotypic
 from equivit.symmetry.fields import Isotypic
 from equivit.symmetry.groups import FLIP, OCTIC
 from kernels import attention as kernel
+from kernels import attention_tpu
 from kernels.attention import attention, reference
-from kernels.attention_lanes import LANES, arrange
+from kernels.attention_lanes import LANES, Piece, arrange
 from kernels.isotypic_attention import isotypic_attention
 from kernels.isotypic_attention import reference as isotypic_reference
 from kernels.shapes import REALISTIC
@@ -134,13 +136,11 @@ def field_arguments(batch, tokens, heads, channels, dtype, group="D8"):
 
 
 @pytest.mark.parametrize(
-    "tokens, channels, group, dtype",
-    [(5, 8, "D8", "float32"), (17, 10, "D8", "bfloat16"), (5, 32, "D2", "float32")],
+    "heads, channels, group, dtype",
+    [(2, 8, "D8", "float32"), (2, 10, "D8", "bfloat16"), (2, 32, "D2", "float32")],
 )
-def test_fields_are_the_reference_s(tokens, channels, group, dtype):
-    """In bfloat16 pairs of rows, of which 17 have one more than fills a register, are selected as integers."""
-    heads = 2
-    arguments = field_arguments((2,), tokens, heads, channels, dtype, group)
+def test_fields_are_the_reference_s(heads, channels, group, dtype):
+    arguments = field_arguments((2,), 5, heads, channels, dtype, group)
     leaves, structure = jax.tree.flatten(arguments)
 
     def both(op, leaves):
@@ -152,6 +152,21 @@ def test_fields_are_the_reference_s(tokens, channels, group, dtype):
     found = both(functools.partial(isotypic_attention, implementation="interpret"), leaves)
     expected = both(isotypic_reference, widen(leaves))
     assert_near(found, expected, dtype)
+
+
+@pytest.mark.parametrize("rows", [5, 32, 37])
+def test_pairs_of_rows_are_selected_as_rows_are(rows):
+    """In bfloat16, as integers; 37 rows fill two registers, and a part of a third."""
+    arrays, piece = draw([(rows, LANES)] * 2, "bfloat16"), Piece(source=0, register=0, start=8, stop=40)
+
+    def body(x, other, y):
+        y[0], y[1] = (attention_tpu._select(piece, 64, x[...], a) for a in (other[...], 0))
+
+    shape = jax.ShapeDtypeStruct((2, rows, LANES), jnp.bfloat16)
+    found = pl.pallas_call(body, out_shape=shape, interpret=True)(*arrays)
+    x, other = map(np.asarray, arrays)
+    inside = (np.arange(LANES) % 64 >= 8) & (np.arange(LANES) % 64 < 40)  # two heads share a register
+    np.testing.assert_array_equal(found, np.stack([np.where(inside, x, other), np.where(inside, x, 0 * x)]))
 
 
 def test_heads_in_the_natural_order_are_caught():
