@@ -29,10 +29,11 @@ from jax.experimental.pallas import tpu as pltpu
 from kernels import attention_tpu, dispatch, tpu_blocks
 from kernels import isotypic_attention as attention
 from kernels.attention_lanes import LANES, arrange
-from kernels.octic_branch import Norm, added, by_strips, check_weights, norm_strip, normalise, prepared
+from kernels.octic_branch import Norm, added, by_strips, check, norm_strip, normalise, prepared, product_dtype
 from kernels.tpu_blocks import up
 
 NAME = "octic_attention"
+MAPS = ("qkv_lines", "qkv_planes", "proj_lines", "proj_planes")  # among the weights
 # VMEM that the kernel may use unless it asks for more, and what is left of it for registers that are spilled.
 VMEM_BYTES, SPILLED_BYTES = 16 * 2**20, 2 * 2**20
 Attend = Callable[[attention.Field, attention.Linear, attention.Linear, int], attention.Field]
@@ -121,10 +122,8 @@ def octic_attention(
       ValueError: an unknown implementation, arrays that do not fit together, or no kernel for them.
     """
     asked, implementation = implementation, dispatch.chosen(NAME, implementation)
-    dispatch.check_field(NAME, lines, planes)
-    c = lines.shape[-1]
-    maps = (4, c, 3 * c), (2 * c, 6 * c), (3 * c,), (4, c, c), (2 * c, 2 * c), (c,)
-    check_weights(NAME, weights, ((4, c), (2 * c,), (c,), *maps, (4, c), (2 * c,)), f"C={c} channels")
+    c = lines.shape[-1] if lines.ndim else 0
+    check(NAME, lines, planes, weights, 3 * c, c, f"C={c} channels")
     arrays = (lines, planes, *weights)
     if implementation == "xla":
         return reference(*arrays, heads=heads, norm=norm, attend=attend)
@@ -184,12 +183,10 @@ def _supported(lines: jax.Array, weights: Weights, heads: int) -> bool:
     """Whether there is a kernel: its types, heads that have places, and an image that fits in VMEM with all weights."""
     *_, tokens, c = lines.shape
     arrangement = None if c % heads else arrange(_parts(lines, heads), heads)
-    products = {a.dtype for a in (weights.qkv_lines, weights.qkv_planes, weights.proj_lines, weights.proj_planes)}
-    kept = jnp.result_type(lines, *weights) == lines.dtype
-    floats = {lines.dtype, *products} <= {jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)}
-    if arrangement is None or len(products) > 1 or not (kept and floats and isinstance(tokens, int)):
+    product = product_dtype(lines, weights, MAPS)
+    if arrangement is None or product is None or not isinstance(tokens, int):
         return False
-    (product,), field, placed = products, 4 * up(c, LANES) + 2 * up(2 * c, LANES), sum(arrangement.widths)
+    field, placed = 4 * up(c, LANES) + 2 * up(2 * c, LANES), sum(arrangement.widths)
     held = 4 * (up(c, 16) * 3 * arrangement.widths[0] + arrangement.widths[0] * up(c, LANES))
     held += 2 * (up(2 * c, 16) * 3 * arrangement.widths[-1] + arrangement.widths[-1] * up(2 * c, LANES))
     rows = up(tokens, 16)

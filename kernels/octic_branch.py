@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import pallas as pl
 
+from kernels import dispatch
+
 STRIP = 16  # rows that the norm takes at once, to stay in registers: the height of one in bfloat16
 Arrays = tuple[jax.Array, jax.Array]
 
@@ -59,11 +61,31 @@ def _over_tokens(vectors: jax.Array, lines: jax.Array) -> jax.Array:
     return vectors.reshape(len(vectors), *(1,) * (lines.ndim - 2), -1)
 
 
-def check_weights(name: str, weights: Any, shapes: tuple[tuple[int, ...], ...], sizes: str) -> None:
-    """ValueError unless the named tuple `weights` has these shapes, which follow from `sizes`."""
+def check(name: str, lines: jax.Array, planes: jax.Array, weights: Any, first: int, second: int, sizes: str) -> None:
+    """ValueError unless the arrays are a field and the named tuple of parameters of a branch.
+
+    Args:
+      first, second: channels per component after the first map, and before the second.
+      sizes: how the message names the numbers of channels.
+    """
+    dispatch.check_field(name, lines, planes)
+    c = lines.shape[-1]
+    maps = (4, c, first), (2 * c, 2 * first), (first,), (4, second, c), (2 * second, 2 * c), (c,)
+    shapes = (4, c), (2 * c,), (c,), *maps, (4, c), (2 * c,)
     for field, array, shape in zip(weights._fields, weights, shapes, strict=True):
         if array.shape != shape:
             raise ValueError(f"{name}: {field} {array.shape} must be {shape}, for a field of {sizes}.")
+
+
+def product_dtype(lines: jax.Array, weights: Any, maps: tuple[str, ...]) -> np.dtype | None:
+    """The dtype of the `maps` among the weights.
+
+    None unless they have one, kernels take it and the field's, and the field keeps its own.
+    """
+    products = {getattr(weights, name).dtype for name in maps}
+    floats = {lines.dtype, *products} <= {jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)}
+    kept = jnp.result_type(lines, *weights) == lines.dtype
+    return products.pop() if floats and kept and len(products) == 1 else None
 
 
 # ---- In a TPU kernel

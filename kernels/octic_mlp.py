@@ -33,11 +33,12 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from kernels import dispatch, octic_linear_gelu, tpu_blocks
-from kernels.octic_branch import STRIP, Norm, added, by_strips, check_weights, norm_strip, normalise, prepared
+from kernels.octic_branch import STRIP, Norm, added, by_strips, check, norm_strip, normalise, prepared, product_dtype
 from kernels.pointwise import SCALE, double_gelu, gelu, isotypic_sums, regular_sums
 from kernels.tpu_blocks import LANES, up
 
 NAME = "octic_mlp"
+MAPS = ("in_lines", "in_planes", "out_lines", "out_planes")  # among the weights
 # Rows of a block.  With few, the matrix units load weights for longer than they multiply.  The most are 257 tokens in
 # whole strips; the code, and the time to compile it, grow with it.
 FEWEST_ROWS, MOST_ROWS = 64, 272
@@ -107,8 +108,8 @@ def octic_mlp(
       ValueError: an unknown implementation, arrays that do not fit together, or no kernel for them.
     """
     asked, implementation = implementation, dispatch.chosen(NAME, implementation)
-    dispatch.check_field(NAME, lines, planes)
-    _check_weights(lines.shape[-1], weights)
+    c, f = lines.shape[-1] if lines.ndim else 0, weights.in_bias.size
+    check(NAME, lines, planes, weights, f, f, f"C={c} channels and F={f} hidden ones")
     arrays = (lines, planes, *weights)
     if implementation == "xla":
         return reference(*arrays, norm=norm)
@@ -137,13 +138,6 @@ def _forward(lines, planes, *weights, norm, implementation):
     return dispatch.run(NAME, implementation, plain, kernels, (lines, planes), weights)
 
 
-def _check_weights(c: int, weights: Weights) -> None:
-    f = weights.in_bias.shape[-1] if weights.in_bias.ndim else 0
-    maps = (4, c, f), (2 * c, 2 * f), (f,), (4, f, c), (2 * f, 2 * c), (c,)
-    shapes = ((4, c), (2 * c,), (c,), *maps, (4, c), (2 * c,))
-    check_weights(NAME, weights, shapes, f"C={c} channels and F={f} hidden ones")
-
-
 def _kernels(norm: Norm, lines: jax.Array, weights: Weights) -> dict[str, Callable | None]:
     """The kernels that support the dtypes and widths."""
     tpu = functools.partial(_forward_tpu, norm=norm) if _most_rows(lines, weights) >= FEWEST_ROWS else None
@@ -153,12 +147,10 @@ def _kernels(norm: Norm, lines: jax.Array, weights: Weights) -> dict[str, Callab
 def _most_rows(lines: jax.Array, weights: Weights) -> int:
     """Most rows of a block that fit in VMEM; 0 for dtypes and widths that the kernel does not support."""
     c, f = weights.in_lines.shape[1:]
-    products = {a.dtype for a in (weights.in_lines, weights.in_planes, weights.out_lines, weights.out_planes)}
-    kept = jnp.result_type(lines, *weights) == lines.dtype
-    floats = {lines.dtype, *products} <= {jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)}
-    if len(products) > 1 or not (kept and floats) or f % LANES or f > MOST_TILES * LANES:
+    product = product_dtype(lines, weights, MAPS)
+    if product is None or f % LANES or f > MOST_TILES * LANES:
         return 0
-    (product,), field = products, 4 * up(c, LANES) + 2 * up(2 * c, LANES)  # lanes of a row
+    field = 4 * up(c, LANES) + 2 * up(2 * c, LANES)  # lanes of a row
     held = 4 * up(c, STRIP) * f + up(2 * c, STRIP) * 2 * f + f * field
     row = field * (4 * lines.dtype.itemsize + product.itemsize + 4) + 8 * LANES * (4 + product.itemsize)
     left = VMEM_BYTES - SPILLED_BYTES - held * product.itemsize

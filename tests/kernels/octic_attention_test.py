@@ -9,13 +9,12 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import kernels
-from kernels.octic_attention import Weights, octic_attention
+from kernels.octic_attention import MAPS, Weights, octic_attention
 from kernels.octic_branch import Norm
 from kernels.shapes import Shape
 from tests.kernels.comparison import assert_near, draw, value_and_gradient, widen
 
 NORM = Norm(1e-5, 0.5)
-PRODUCTS = ("qkv_lines", "qkv_planes", "proj_lines", "proj_planes")
 SMALL = (2, 37, 16, (3,))  # heads, tokens, channels, batch: two heads of 64 share a register
 
 
@@ -54,7 +53,7 @@ def test_products_in_bfloat16_lose_less_than_plain_xla_s(field):
     """Both round the factors of the products, and the kernel less of what is in between."""
     lines, planes, *weights = draw_branch(*SMALL[1:], field)
     w = Weights(*weights)
-    w = w._replace(**{name: getattr(w, name).astype(jnp.bfloat16) for name in PRODUCTS})
+    w = w._replace(**{name: getattr(w, name).astype(jnp.bfloat16) for name in MAPS})
     arrays = (lines, planes, *w)
     for ours, plain, truth in zip(branch(*arrays), reference(*arrays), reference(*widen(arrays)), strict=True):
         assert ours.dtype == plain.dtype == field

@@ -11,13 +11,12 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import kernels
 from kernels.octic_branch import Norm
-from kernels.octic_mlp import Weights, octic_mlp
+from kernels.octic_mlp import MAPS, Weights, octic_mlp
 from kernels.pointwise import SCALE, double_gelu
 from kernels.shapes import Shape
 from tests.kernels.comparison import assert_near, draw_branch, value_and_gradient, widen
 
 NORM = Norm(1e-5, 0.5)
-PRODUCTS = ("in_lines", "in_planes", "out_lines", "out_planes")
 SMALL = Shape("odd tokens", (3,), 37, 16, 256)
 SHAPES = [
     SMALL,
@@ -51,7 +50,7 @@ def test_products_in_bfloat16_lose_less_than_plain_xla_s(field):
     """
     lines, planes, *weights = draw_branch(SMALL, field)
     w = Weights(*weights)
-    w = w._replace(**{name: getattr(w, name).astype(jnp.bfloat16) for name in PRODUCTS})
+    w = w._replace(**{name: getattr(w, name).astype(jnp.bfloat16) for name in MAPS})
     arrays = (lines, planes, *w)
     exact = reference(*widen(arrays))
     for ours, plain, truth in zip(branch(*arrays), reference(*arrays), exact, strict=True):
