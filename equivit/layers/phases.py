@@ -37,11 +37,12 @@ def embedding_norms(
 ) -> jax.Array:
     """The l2 norm of all tokens of a strided convolution, at each phase, in at least float32.
 
-    With the patches of a phase as rows of Z, the squared norm is the sum of |E z + b|^2 over its n rows z, that is
-    <E E^T, Z^T Z> + 2 <E b, sum of z> + n |b|^2.  The second moments Z^T Z of all phases are made of products of pixels
-    whose distance is less than a patch.  On a torus it does not matter which block of stride x stride pixels the first
-    one lies in, so that one product of all blocks with each of their neighbours within reach is enough: 36 M
-    multiply-adds for patches of 4 x 4 in 224 x 224 pixels, where the convolution at stride 1 takes 231 M.
+    With the taps E_a of the kernel, the squared norm at phase p is the sum of <E_a, E_b> x[p + a + n] x[p + b + n] over
+    all pairs of taps a, b and all n of the lattice, and of 2 <E_a, bias> x[p + a + n] and |bias|^2.  Of the image it
+    needs for each distance d = b - a the sum of x[q + n] x[q + d + n], a function of the place q modulo the stride.
+    All of these are products of blocks of stride x stride pixels with their neighbours: 36 M multiply-adds for patches
+    of 4 x 4 in 224 x 224 pixels, where the convolution at stride 1 takes 231 M.  The sum over a is a correlation of
+    functions on the torus of places, which is a product of their Fourier transforms.
 
     Shapes: [B, H, W, C] -> [B, sh sw], phases in row-major order.
 
@@ -52,54 +53,106 @@ def embedding_norms(
     """
     dtype = jnp.promote_types(x.dtype, jnp.float32)
     x, kernel, bias = (a.astype(dtype) for a in (x, kernel, bias))
-    (sh, sw), size = stride, kernel.shape[:3]
-    lags, places, moments = _moments(size, stride)
-    matrix, entries = kernel.reshape(-1, kernel.shape[-1]), sh * sw * size[-1]
-    square = jnp.matmul(matrix, matrix.T, precision=EXACT).reshape(-1)
-    linear = 2 * jnp.matmul(matrix, bias, precision=EXACT)
-    phases = np.arange(sh * sw, dtype=np.int32)[:, None]
-    second = jnp.zeros((sh * sw, len(lags) * entries**2), dtype).at[phases, moments].add(square)
-    first = jnp.zeros((sh * sw, entries), dtype).at[phases, places].add(linear)
-    grid = x.shape[1] // sh, x.shape[2] // sw
+    lags, pairs, factors = _pairs(kernel.shape[:3], stride)
+    taps = _blocks_of_taps(kernel, stride)
+    linear = jnp.matmul(taps, bias, precision=EXACT).sum((0, 1))
+    weights = jnp.asarray(factors, dtype) * _spectrum(_products_of_taps(taps, lags), linear, pairs, stride)
+    turned = jnp.stack([-weights[:, 1], weights[:, 0]], 1)
+    grid = x.shape[1] // stride[0], x.shape[2] // stride[1]
 
     def scores(blocks):
-        blocks = blocks.reshape(-1, *grid, entries)
+        blocks = blocks.reshape(-1, *grid, blocks.shape[-1])
         neighbours = (jnp.roll(blocks, (-i, -j), (1, 2)) for i, j in lags)
         products = [jnp.einsum("bhwi,bhwj->bij", blocks, other, precision=EXACT) for other in neighbours]
         total = jnp.einsum("bhwi,hw->bi", blocks, jnp.ones(grid, dtype), precision=EXACT)  # faster than a sum
-        found = jnp.matmul(jax.lax.collapse(jnp.stack(products, 1), 1), second.T, precision=EXACT)
-        return (found + jnp.matmul(total, first.T, precision=EXACT))[:, None]
+        spectrum = _spectrum(jnp.stack(products, 1), total, pairs, stride)
+        product = jnp.stack([(factor * spectrum).sum((1, 2)) for factor in (weights, turned)], 1)
+        found = jnp.einsum("befg,pcfe,qcg->bpq", product, *_waves(stride, dtype), precision=EXACT)
+        return found.reshape(-1, 1, stride[0] * stride[1])
 
     blocks = patchify(jnp.roll(x, padding, (1, 2)), stride)
     found = by_image(scores, blocks)[:, 0] + grid[0] * grid[1] * jnp.square(bias).sum()
     return jnp.sqrt(jnp.maximum(found, 0))
 
 
+def _blocks_of_taps(kernel: jax.Array, stride: Pair) -> jax.Array:
+    """[kh, kw, C, D] -> [gh, gw, sh sw C, D], filled up with zeros to gh x gw blocks."""
+    short = [(0, -k % s) for k, s in zip(kernel.shape[:2], stride, strict=True)]
+    kernel = jnp.pad(kernel, (*short, (0, 0), (0, 0)))
+    grid = [k // s for k, s in zip(kernel.shape[:2], stride, strict=True)]
+    blocks = patchify(jnp.moveaxis(kernel, -1, 0), stride)
+    return jnp.moveaxis(blocks.reshape(-1, *grid, blocks.shape[-1]), 0, -1)
+
+
+def _products_of_taps(taps: jax.Array, lags: list[Pair]) -> jax.Array:
+    """Products of blocks with those that lie `lags` further: [gh, gw, entries, D] -> [lags, entries, entries]."""
+    products = []
+    for i, j in lags:
+        one, other = taps[: len(taps) - i], taps[i:]
+        one, other = (one[:, : one.shape[1] - j], other[:, j:]) if j >= 0 else (one[:, -j:], other[:, :j])
+        products.append(jnp.einsum("hwid,hwjd->ij", one, other, precision=EXACT))
+    return jnp.stack(products)
+
+
+def _spectrum(products: jax.Array, total: jax.Array, pairs: np.ndarray, stride: Pair) -> jax.Array:
+    """Fourier transforms, (real, imaginary), of second and first moments as functions of the place modulo the stride.
+
+    Shapes: products [*B, lags, entries, entries] and total [*B, entries] -> [*B, moments, 2, sh, sw // 2 + 1].
+    """
+    batch = total.shape[:-1]
+    second = products.reshape(*batch, -1)[..., pairs]
+    first = jnp.moveaxis(total.reshape(*batch, *stride, -1), -1, -3)
+    moments = jnp.concatenate([second, first], -3)
+    return jnp.einsum("...pq,pcfe,qcg->...efg", moments, *_waves(stride, moments.dtype), precision=EXACT)
+
+
+def _waves(stride: Pair, dtype: jax.typing.DTypeLike) -> tuple[jax.Array, jax.Array]:
+    """A Fourier transform along rows, from (real, imaginary) to them, and along columns, from real numbers.
+
+    Products with them, since `jnp.fft` would gather the images of all devices on each.  Of the frequencies along
+    columns those up to a half are enough.  Shapes: [sh, 2, sh, 2] and [sw, 2, sw // 2 + 1].
+    """
+    (sh, sw), number = stride, stride[1] // 2 + 1
+    rows, columns = (2 * np.pi * np.outer(range(s), range(n)) / s for s, n in ((sh, sh), (sw, number)))
+    real, imaginary = (np.stack(pair, -1) for pair in ((np.cos(rows), -np.sin(rows)), (np.sin(rows), np.cos(rows))))
+    columns = np.stack([np.cos(columns), -np.sin(columns)], 1)
+    return jnp.asarray(np.stack([real, imaginary], 1), dtype), jnp.asarray(columns, dtype)
+
+
 @functools.lru_cache
-def _moments(size: tuple[int, int, int], stride: Pair) -> tuple[list[Pair], np.ndarray, np.ndarray]:
-    """What of the products of blocks makes the second moments of each phase.
+def _pairs(size: tuple[int, int, int], stride: Pair) -> tuple[list[Pair], np.ndarray, np.ndarray]:
+    """Where among the products of blocks the second moments are.
 
     Returns:
       The distances of two blocks that are needed; those of the opposite sign are transposes.
-      For each phase and tap its place in a block, [sh sw, taps].
-      For each phase and pair of taps its place among the products [distances, place, place], [sh sw, taps^2].
+      For each distance of two taps, pair of channels and place of the first of the two pixels its index among the
+      products [distances of blocks, entries, entries]: [moments, sh, sw].  Of two opposite distances there is one.
+      How often each moment and frequency counts, divided by the number of places: [moments, 1, 1, sw // 2 + 1].
     """
     (kh, kw, channels), (sh, sw) = size, stride
-    rows, columns, c = np.indices(size).reshape(3, -1)
-    p, q = np.divmod(np.arange(sh * sw), sw)
-    (block_row, row), (block_column, column) = np.divmod(p[:, None] + rows, sh), np.divmod(q[:, None] + columns, sw)
-    places = (row * sw + column) * channels + c
     reach = [-(-(k + s - 1) // s) for k, s in zip((kh, kw), stride, strict=True)]
     lags = [(i, j) for i in range(reach[0]) for j in range(1 - reach[1], reach[1]) if (i, j) >= (0, 0)]
-    down, right = (block[:, None, :] - block[:, :, None] for block in (block_row, block_column))
-    back = (down < 0) | ((down == 0) & (right < 0))
-    down, right = np.where(back, -down, down), np.where(back, -right, right)
     number = np.zeros((reach[0], 2 * reach[1] - 1), int)
     number[tuple(np.transpose(lags))] = np.arange(len(lags))
-    one, other = places[:, :, None], places[:, None, :]
+
+    distances = np.array([(i, j) for i in range(kh) for j in range(1 - kw, kw) if (i, j) >= (0, 0)])
+    shape = (len(distances), channels, channels, sh, sw)
+    _, c, other_c, row, column = np.indices(shape, sparse=True)
+    (down, other_row), (right, other_column) = (
+        np.divmod(place + distances[:, axis, None, None, None, None], s)
+        for axis, place, s in ((0, row, sh), (1, column, sw))
+    )
+    one, other = (row * sw + column) * channels + c, (other_row * sw + other_column) * channels + other_c
+    back = (down == 0) & (right < 0)
     one, other = np.where(back, other, one), np.where(back, one, other)
-    pairs = (number[down, right] * sh * sw * channels + one) * sh * sw * channels + other
-    return lags, places.astype(np.int32), pairs.reshape(sh * sw, -1).astype(np.int32)
+    entries = sh * sw * channels
+    pairs = (number[down, np.where(back, -right, right)] * entries + one) * entries + other
+    pairs = np.broadcast_to(pairs, shape).reshape(-1, sh, sw).astype(np.int32)
+
+    twice = np.full((len(pairs) + channels, 1, 1, sw // 2 + 1), 2 / (sh * sw))
+    twice[: channels**2] /= 2  # a distance of 0 is its own opposite
+    twice[..., 1 : (sw + 1) // 2] *= 2  # so are these frequencies not
+    return lags, pairs, twice
 
 
 # Minimal filtering (Winograd 1980): two outputs of a filter of 2 or 3 taps are A ((G g) * (B d)) of taps g, inputs d.

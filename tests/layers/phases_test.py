@@ -47,6 +47,7 @@ def by_hand(y, stride):
         ((4, 8), (4, 4), (4, 4), (0, 0)),  # one block of pixels along an axis
         ((4, 4), (7, 7), (4, 4), (3, 3)),  # and along both, less than a patch
         ((2, 2), (3, 3), (2, 2), (1, 1)),
+        ((32, 48), (16, 16), (16, 16), (0, 0)),  # a ViT's patches
     ],
     ids=str,
 )
@@ -124,6 +125,14 @@ def test_arithmetic_of_choosing_a_phase_of_patches(side, padding, width):
     assert found <= definition / 3
     if side == 4:
         assert 36e6 < found < 37e6 and 231e6 < definition < 232e6  # as its docstring has it
+
+
+def test_choosing_a_phase_of_large_patches():
+    """Products of all pairs of pixels with weights for each phase would take a ViT 755 M multiply-adds and 3 GB."""
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((1, 224, 224, 3), (16, 16, 3, 384), (384,))]
+    found = costs.count(lambda x, k, b: phases.embedding_norms(x, k, b, (16, 16)), *shapes)
+    assert found.macs <= 224 * 224 * 16 * 16 * 3 * 384 / 12
+    assert norms.lower(*shapes, (16, 16), (0, 0)).compile().memory_analysis().temp_size_in_bytes < 48 * 2**20
 
 
 @pytest.mark.parametrize(("taps", "share"), [(2, 9 / 16), (3, 4 / 9)])
