@@ -59,12 +59,14 @@ def embedding_norms(
     weights = jnp.asarray(factors, dtype) * _spectrum(_products_of_taps(taps, lags), linear, pairs, stride)
     turned = jnp.stack([-weights[:, 1], weights[:, 0]], 1)
     grid = x.shape[1] // stride[0], x.shape[2] // stride[1]
+    # A product with them is faster than a sum; without the barrier a compiler makes it one.
+    ones = jax.lax.optimization_barrier(jnp.ones(grid, dtype))
 
     def scores(blocks):
         blocks = blocks.reshape(-1, *grid, blocks.shape[-1])
         neighbours = (jnp.roll(blocks, (-i, -j), (1, 2)) for i, j in lags)
         products = [jnp.einsum("bhwi,bhwj->bij", blocks, other, precision=EXACT) for other in neighbours]
-        total = jnp.einsum("bhwi,hw->bi", blocks, jnp.ones(grid, dtype), precision=EXACT)  # faster than a sum
+        total = jnp.einsum("bhwi,hw->bi", blocks, ones, precision=EXACT)
         spectrum = _spectrum(jnp.stack(products, 1), total, pairs, stride)
         product = jnp.stack([(factor * spectrum).sum((1, 2)) for factor in (weights, turned)], 1)
         found = jnp.einsum("befg,pcfe,qcg->bpq", product, *_waves(stride, dtype), precision=EXACT)
