@@ -153,7 +153,7 @@ def _pairs(size: tuple[int, int, int], stride: Pair) -> tuple[list[Pair], np.nda
 
     twice = np.full((len(pairs) + channels, 1, 1, sw // 2 + 1), 2 / (sh * sw))
     twice[: channels**2] /= 2  # a distance of 0 is its own opposite
-    twice[..., 1 : (sw + 1) // 2] *= 2  # so are these frequencies not
+    twice[..., 1 : (sw + 1) // 2] *= 2  # these frequencies are not, and stand for two
     return lags, pairs, twice
 
 
