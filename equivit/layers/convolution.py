@@ -308,7 +308,7 @@ def _by_taps(x: jax.Array, kernel: jax.Array, *, stride: Pair, padding: Pair) ->
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _summed(x: jax.Array, kernel: jax.Array, stride: Pair, padding: Pair) -> jax.Array:
-    views = _views(_padded(x, padding), kernel, stride)
+    views, kernel = _views(_padded(x, padding), kernel, stride), apart(kernel)
     return functools.reduce(operator.add, [v * kernel[a, b] for (a, b), v in views.items()]).astype(kernel.dtype)
 
 
@@ -337,7 +337,7 @@ def _spread(y: jax.Array, kernel: jax.Array, shape: tuple[int, ...], stride: Pai
     (h, w), (kh, kw), (sh, sw), (ph, pw) = y.shape[1:3], kernel.shape[:2], stride, padding
     rows, columns = -(-(shape[1] + 2 * ph) // sh), -(-(shape[2] + 2 * pw) // sw)  # of a phase
     up, left = -(-kh // sh) - 1, -(-kw // sw) - 1
-    y = jnp.pad(y, [(0, 0), (up, rows - h), (left, columns - w), (0, 0)])
+    y, kernel = jnp.pad(y, [(0, 0), (up, rows - h), (left, columns - w), (0, 0)]), apart(kernel)
     none = jnp.zeros((len(y), rows, columns, shape[3]), y.dtype)
 
     def phase(u, v):
@@ -348,6 +348,18 @@ def _spread(y: jax.Array, kernel: jax.Array, shape: tuple[int, ...], stride: Pai
     phases = jnp.stack([jnp.stack([phase(u, v) for v in range(sw)], axis=3) for u in range(sh)], axis=2)
     whole = phases.reshape(len(y), rows * sh, columns * sw, shape[3])
     return whole[:, ph : ph + shape[1], pw : pw + shape[2]]
+
+
+def apart(taps: jax.Array) -> jax.Array:
+    """The taps as an array of their own, which a sum over them reads on a CPU up to three times as fast.
+
+    Under a scan over blocks XLA would read them from the stack of all blocks, by an index that each product computes
+    anew.  It does not join a branch with what follows, so that the taps come out of one; both branches are the same.
+    """
+    if not taps.size:
+        return taps
+    first = taps[(0,) * taps.ndim]
+    return jax.lax.cond(first == first, lambda taps: taps, lambda taps: taps + 0, taps)
 
 
 def _padded(x: jax.Array, padding: Pair) -> jax.Array:

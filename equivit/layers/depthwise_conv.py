@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from equivit import errors
-from equivit.layers.convolution import around
+from equivit.layers.convolution import apart, around
 from equivit.layers.grid import Layout
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic
@@ -184,7 +184,7 @@ def _whole(x: jax.Array, taps: jax.Array, padding: str) -> jax.Array:
 
 def _by_shifts(x: jax.Array, taps: jax.Array, padding: str) -> jax.Array:
     """A sum of products in one expression is one loop; of many taps, a few such loops that write partial sums."""
-    wide = jnp.promote_types(x.dtype, jnp.float32)
+    wide, taps = jnp.promote_types(x.dtype, jnp.float32), apart(taps)
     products = [view * tap for view, tap in zip(_views(x, taps.shape[0], padding, wide), _flat(taps), strict=True)]
     groups = [products[i : i + TAPS_IN_A_SUM] for i in range(0, len(products), TAPS_IN_A_SUM)]
     sums = [functools.reduce(operator.add, group) for group in groups]

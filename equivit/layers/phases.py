@@ -58,13 +58,15 @@ def embedding_norms(
     linear = jnp.matmul(taps, bias, precision=EXACT).sum((0, 1))
     weights = jnp.asarray(factors, dtype) * _spectrum(_products_of_taps(taps, lags), linear, pairs, stride)
     turned = jnp.stack([-weights[:, 1], weights[:, 0]], 1)
-    grid = x.shape[1] // stride[0], x.shape[2] // stride[1]
+    below, beside = max(lags)[0], max(j for _, j in lags)
+    grid = h, w = x.shape[1] // stride[0], x.shape[2] // stride[1]
     # A product with them is faster than a sum; without the barrier a compiler makes it one.
     ones = jax.lax.optimization_barrier(jnp.ones(grid, dtype))
 
     def scores(blocks):
         blocks = blocks.reshape(-1, *grid, blocks.shape[-1])
-        neighbours = (jnp.roll(blocks, (-i, -j), (1, 2)) for i, j in lags)
+        wide = jnp.pad(blocks, ((0, 0), (0, below), (beside, beside), (0, 0)), mode="wrap")
+        neighbours = (wide[:, i : i + h, beside + j : beside + j + w] for i, j in lags)
         products = [jnp.einsum("bhwi,bhwj->bij", blocks, other, precision=EXACT) for other in neighbours]
         total = jnp.einsum("bhwi,hw->bi", blocks, ones, precision=EXACT)
         spectrum = _spectrum(jnp.stack(products, 1), total, pairs, stride)
@@ -73,7 +75,7 @@ def embedding_norms(
         return found.reshape(-1, 1, stride[0] * stride[1])
 
     blocks = patchify(jnp.roll(x, padding, (1, 2)), stride)
-    found = by_image(scores, blocks)[:, 0] + grid[0] * grid[1] * jnp.square(bias).sum()
+    found = by_image(scores, blocks)[:, 0] + h * w * jnp.square(bias).sum()
     return jnp.sqrt(jnp.maximum(found, 0))
 
 
@@ -172,14 +174,15 @@ FILTERING = {
 }
 
 
-def filters(kernel: jax.Array) -> jax.Array:
-    """What `convolved` multiplies with, in the dtype of the kernel: [k, k, C, D] -> [k + 1, k + 1, C, D], k 2 or 3."""
+def filters(kernel: jax.Array) -> list[list[jax.Array]]:
+    """What `convolved` multiplies with, in the dtype of the kernel: [k, k, C, D] -> (k + 1)^2 of [C, D], k 2 or 3."""
     _, taps, _ = FILTERING[len(kernel)]
-    dtype, taps = jnp.promote_types(kernel.dtype, jnp.float32), np.array(taps)
-    return jnp.einsum("au,bv,uvcd->abcd", taps, taps, kernel.astype(dtype), precision=EXACT).astype(kernel.dtype)
+    wide = kernel.astype(jnp.promote_types(kernel.dtype, jnp.float32))
+    rows = (_combined(taps, list(row)) for row in _combined(taps, list(wide)))
+    return [[f.astype(kernel.dtype) for f in row] for row in rows]
 
 
-def convolved(x: jax.Array, filters: jax.Array) -> list[list[jax.Array]]:
+def convolved(x: jax.Array, filters: list[list[jax.Array]]) -> list[list[jax.Array]]:
     """A convolution on a torus at the four phases of stride 2, in at least float32.
 
     Minimal filtering along both axes needs 9/16 of the products for 2 x 2 taps, and 4/9 of them for 3 x 3.
@@ -191,10 +194,11 @@ def convolved(x: jax.Array, filters: jax.Array) -> list[list[jax.Array]]:
       filters: of the kernel, as `filters` makes them; products are of their dtype.
     """
     outputs, _, inputs = FILTERING[len(filters) - 1]
-    dtype = jnp.promote_types(filters.dtype, jnp.float32)
+    narrow = filters[0][0].dtype
+    dtype = jnp.promote_types(narrow, jnp.float32)
     lines = [_combined(inputs, _tiles(row, 2)) for row in _combined(inputs, _tiles(x, 1))]
     products = [
-        [jnp.matmul(x.astype(filters.dtype), f, preferred_element_type=dtype) for x, f in zip(line, row, strict=True)]
+        [jnp.matmul(x.astype(narrow), f, preferred_element_type=dtype) for x, f in zip(line, row, strict=True)]
         for line, row in zip(lines, filters, strict=True)
     ]
     columns = [_combined(outputs, column) for column in zip(*products, strict=True)]  # [inputs][p]
