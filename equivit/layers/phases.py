@@ -7,6 +7,7 @@ rounding.
 """
 
 import functools
+import math
 import operator
 from collections.abc import Sequence
 
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from equivit.layers.by_image import by_image
+from equivit.layers.convolution import around
 from equivit.layers.dense import patchify
 
 Pair = tuple[int, int]
@@ -64,15 +66,15 @@ def embedding_norms(
     ones = jax.lax.optimization_barrier(jnp.ones(grid, dtype))
 
     def scores(blocks):
-        blocks = blocks.reshape(-1, *grid, blocks.shape[-1])
-        wide = jnp.pad(blocks, ((0, 0), (0, below), (beside, beside), (0, 0)), mode="wrap")
+        blocks = blocks.reshape(len(blocks), *grid, blocks.shape[-1])
+        wide = around(blocks, ((0, below), (beside, beside)))
         neighbours = (wide[:, i : i + h, beside + j : beside + j + w] for i, j in lags)
         products = [jnp.einsum("bhwi,bhwj->bij", blocks, other, precision=EXACT) for other in neighbours]
         total = jnp.einsum("bhwi,hw->bi", blocks, ones, precision=EXACT)
         spectrum = _spectrum(jnp.stack(products, 1), total, pairs, stride)
         product = jnp.stack([(factor * spectrum).sum((1, 2)) for factor in (weights, turned)], 1)
         found = jnp.einsum("befg,pcfe,qcg->bpq", product, *_waves(stride, dtype), precision=EXACT)
-        return found.reshape(-1, 1, stride[0] * stride[1])
+        return found.reshape(len(found), 1, stride[0] * stride[1])
 
     blocks = patchify(jnp.roll(x, padding, (1, 2)), stride)
     found = by_image(scores, blocks)[:, 0] + h * w * jnp.square(bias).sum()
@@ -104,8 +106,8 @@ def _spectrum(products: jax.Array, total: jax.Array, pairs: np.ndarray, stride: 
     Shapes: products [*B, lags, entries, entries] and total [*B, entries] -> [*B, moments, 2, sh, sw // 2 + 1].
     """
     batch = total.shape[:-1]
-    second = products.reshape(*batch, -1)[..., pairs]
-    first = jnp.moveaxis(total.reshape(*batch, *stride, -1), -1, -3)
+    second = jax.lax.collapse(products, len(batch))[..., pairs]
+    first = jnp.moveaxis(total.reshape(*batch, *stride, total.shape[-1] // math.prod(stride)), -1, -3)
     moments = jnp.concatenate([second, first], -3)
     return jnp.einsum("...pq,pcfe,qcg->...efg", moments, *_waves(stride, moments.dtype), precision=EXACT)
 
