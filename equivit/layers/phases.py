@@ -10,6 +10,7 @@ import functools
 import math
 import operator
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -67,7 +68,7 @@ def embedding_norms(
 
     def scores(blocks):
         blocks = blocks.reshape(len(blocks), *grid, blocks.shape[-1])
-        wide = around(blocks, ((0, below), (beside, beside)))
+        wide: Any = around(blocks, ((0, below), (beside, beside)))
         neighbours = (wide[:, i : i + h, beside + j : beside + j + w] for i, j in lags)
         products = [jnp.einsum("bhwi,bhwj->bij", blocks, other, precision=EXACT) for other in neighbours]
         total = jnp.einsum("bhwi,hw->bi", blocks, ones, precision=EXACT)
