@@ -6,7 +6,7 @@ Which values a field may have is said in `constraints.py`.
 import difflib
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 LONGEST = 80  # characters of a value in a message
@@ -78,6 +78,14 @@ def _nearest_divisor(value: int, whole: int) -> int:
     """The divisor of a positive number that is nearest to a value; of two the smaller."""
     small = [n for n in range(1, math.isqrt(whole) + 1) if whole % n == 0] or [1]
     return min(sorted({*small, *(whole // n for n in small)}), key=lambda n: abs(n - value))
+
+
+def sides(name: str, what: str, size: Sequence[int], units: Sequence[int], why: str) -> None:
+    """ValueError unless height and width of `what` are multiples of these units; the message gives the nearest."""
+    for axis, length, unit in zip(("height", "width"), size, units, strict=True):
+        if length % unit:
+            near = multiples(length, unit)
+            raise ValueError(f"{name}: the {axis} {length} of {what} is not a multiple of {unit}, as {why}; {near}.")
 
 
 def multiples(value: int, unit: int) -> str:

@@ -47,12 +47,7 @@ class PatchMerging(nnx.Module):
         Raises:
           ValueError: the grid is not even.
         """
-        for axis, length, step in zip(("height", "width"), grid, STRIDE, strict=True):
-            if length % step:
-                raise ValueError(
-                    f"PatchMerging: the {axis} {length} of the map is not a multiple of {step}, as an adaptive layer "
-                    f"needs it; {errors.multiples(length, step)}."
-                )
+        errors.sides("PatchMerging", "the map", grid, STRIDE, "an adaptive layer needs it")
         x = x.reshape(len(x), *grid, x.shape[-1])
         if select == "input":
             choice = shifts.strongest(phases.lattice_norms(x, STRIDE))

@@ -107,12 +107,7 @@ def check_torus(name: str, size: tuple[int, ...], units: tuple[int, int], why: s
       units: of the height and of the width, in pixels.
       why: what the units come from.
     """
-    for axis, length, unit in zip(("height", "width"), size, units, strict=True):
-        if length % unit:
-            raise ValueError(
-                f"{name}: the {axis} {length} of the images is not a multiple of {unit}, as an adaptive model needs it "
-                f"({why}); {errors.multiples(length, unit)}."
-            )
+    errors.sides(name, "the images", size, units, f"an adaptive model needs it ({why})")
 
 
 def adapt(model: ModelModule, **options) -> ModelModule:
