@@ -16,8 +16,9 @@ for a transfer is in it: at best it is a lower bound.  Nor does it say much of l
 images stay in VMEM, those of 64 would not fit.  The cycles that XLA itself notes beside its instructions are listed
 too, but they are on another scale: for copies and reductions they are 3 to 30 times what is issued.
 
-In bfloat16, 8 images; gradients are those of all parameters and the input.  A block is dense, octic without kernels
-("octic, XLA") or octic with them ("octic, kernels").  Not in the paper.
+In bfloat16, 8 images; gradients are those of all parameters and the input, and what goes from block to block has the
+layout that the compiler chooses.  A block is dense, octic without kernels ("octic, XLA") or octic with them ("octic,
+kernels").  Not in the paper.
 
 Exits 1 when a kernel does not compile, when a block has more estimated cycles with kernels than without, or when an
 octic block with kernels has more than the dense one.
@@ -40,6 +41,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import jax
 import jax.numpy as jnp
 from jax.experimental import topologies
+from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from equivit import models
@@ -111,7 +113,7 @@ def kernel_rows(budget: benchmark.Budget, folder: pathlib.Path) -> list[dict]:
         row = dict(kernel=kernel, **model_of(shape))
         print(f"compiling {title(row)}", file=sys.stderr)
         with budget.trying(title(row)):
-            seconds, program, works = compiled(function, arguments, folder)
+            seconds, program, works = compiled(jax.jit(function, in_shardings=chip()), arguments, folder)
             text = entry(program)
             own = {name: work for name, work in works.items() if name in kernels_in(text)}
             moved = sum(DTYPE.dtype.itemsize * a.size for a in (*arguments, *jax.eval_shape(function, *arguments)))
@@ -170,7 +172,8 @@ def block_rows(budget: benchmark.Budget, folder: pathlib.Path) -> list[dict]:
         print(f"compiling {title(row)}", file=sys.stderr)
         with budget.trying(title(row)), using(KINDS[kind]):
             group = None if kind == "dense" else OCTIC
-            seconds, program, works = compiled(*block_program(SHAPES[name], heads, group, direction), folder)
+            function, arguments = block_program(SHAPES[name], heads, group, direction)
+            seconds, program, works = compiled(between_blocks(function, direction), arguments, folder)
             text = entry(program)
             called = {name: works[name] for name in kernels_in(text)}
             noted = sum(map(int, re.findall(r'"estimated_cycles":"(\d+)"', text))) / 1e3
@@ -242,17 +245,32 @@ def block_program(shape: Shape, heads: int, group: Group | None, direction: str)
     return {"forward": forward, "gradient": jax.grad(loss, argnums=(0, 1))}[direction], jax.eval_shape(make)
 
 
+def between_blocks(function, direction: str):
+    """A function of `block_program`, jitted for one chip, on which parameters lie as a program gets them.
+
+    The layout of x and of the result, and of x's gradient, is the compiler's choice: in a model they come from one
+    block and go to the next, and nothing copies them.
+    """
+    stored, free = chip(), Format(Layout.AUTO, chip())
+    results = {"forward": free, "gradient": (stored, free)}[direction]
+    return jax.jit(function, in_shardings=(stored, free), out_shardings=results)
+
+
 def compiled(function, arguments, folder: pathlib.Path) -> tuple[float, jax.stages.Compiled, dict[str, llo.Work]]:
-    """Seconds, the program for one chip, and the work of its instructions; libtpu writes into `folder`."""
-    chip = topologies.get_topology_desc(platform="tpu", topology_name=TOPOLOGY).devices[0]
-    sharding = NamedSharding(Mesh([chip], ("chip",)), PartitionSpec())
-    arguments = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), arguments)
+    """Seconds, the program of a jitted function, and the work of its instructions; libtpu writes into `folder`."""
     for file in folder.iterdir():
         file.unlink()
     start = time.perf_counter()
-    program = jax.jit(lambda *a: function(*a)).lower(*arguments).compile()
+    program = function.lower(*arguments).compile()
     seconds = time.perf_counter() - start
     return round(seconds, 1), program, llo.work(folder)
+
+
+@functools.cache
+def chip() -> NamedSharding:
+    """One chip, which holds whole arrays; always the same."""
+    device = topologies.get_topology_desc(platform="tpu", topology_name=TOPOLOGY).devices[0]
+    return NamedSharding(Mesh([device], ("chip",)), PartitionSpec())
 
 
 def entry(program: jax.stages.Compiled) -> str:

@@ -96,8 +96,9 @@ def isotypic_attention(
 
 
 def _by_kernel(implementation: str, parts: tuple[int, ...], heads: int, field: Field, qkv: Linear, proj: Linear):
-    qkv, proj = arranged(qkv, proj, parts, heads)
-    arrays = linear(field, qkv)
+    (three, bias), proj = arranged(qkv, proj, parts, heads)
+    side_by_side = tuple(jax.lax.collapse(jnp.moveaxis(w, 1, 2), 2) for w in three)
+    arrays = linear(field, (side_by_side, bias))
     with jax.named_scope("attention"):
         y = attention.attend_arranged(implementation, parts, heads, *arrays)
     return linear(y, proj)
@@ -117,7 +118,11 @@ def supported(field: Field, parts: tuple[int, ...], heads: int, arrays: int = at
 
 
 def arranged(qkv: Linear, proj: Linear, parts: tuple[int, ...], heads: int) -> tuple[Linear, Linear]:
-    """The maps with the columns of the first, and the rows of the second, where the kernel wants the heads."""
+    """The maps with the columns of the first, and the rows of the second, where the kernel wants the heads.
+
+    The weights of the first are [i, 3, C, width], one matrix each for queries, keys and values: side by side their
+    columns would have to move among the lanes once more.
+    """
     arrangement = arrange(parts, heads)
     if arrangement is None:
         raise ValueError(f"{NAME}: no arrangement of {heads} heads of {parts} channels.")
@@ -127,7 +132,7 @@ def arranged(qkv: Linear, proj: Linear, parts: tuple[int, ...], heads: int) -> t
         rows, each = (len(w), "i") if w.ndim == 3 else (2, "")  # rows of E share their weights
         matrices = np.stack([arrangement.matrix(next(sources), p.shape[-1]) for _ in range(rows)])
         three = w.reshape(*w.shape[:-1], 3, p.shape[-1])
-        first.append(jax.lax.collapse(product(f"{each}atc,icw->iatw", three, matrices), -2))
+        first.append(product(f"{each}atc,icw->itaw", three, matrices))
         second.append(product(f"{each}cd,icw->iwd", p, matrices))
     bias = None if qkv[1] is None else arrangement.placed(0, qkv[1].reshape(3, -1)).ravel()
     return (tuple(first), bias), (tuple(second), proj[1])

@@ -241,8 +241,10 @@ def _image(x_lines, x_planes, *refs, arrangement: Any, scale: float, norm: Norm,
 
 def _first_map(normed, w, qkv):
     for field, maps, ref in zip(normed, (w.qkv_lines, w.qkv_planes), qkv, strict=True):
+        channels, width = maps.shape[2:]
         for i, lanes in _tiles(ref):
-            z = _dot(field[i, :, : maps.shape[1]], maps[i, :, lanes])
+            which, start = divmod(lanes.start, width)  # of queries, keys and values, and the lane in it
+            z = _dot(field[i, :, :channels], maps[i, which, :, start : start + LANES])
             z = z + w.qkv_bias[:, lanes] if maps is w.qkv_lines and i == 0 else z
             ref[i, :, lanes] = z.astype(ref.dtype)
 
