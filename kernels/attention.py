@@ -77,13 +77,17 @@ def supported(qkv: tuple[jax.Array, ...], parts: Parts, heads: int, arrays: int 
     arrangement = arrange(parts, heads)
     lanes = 0 if arrangement is None else sum(arrangement.widths)
     whole = sum(len(a) * a.shape[-1] for a in qkv) == 3 * lanes
-    return lanes > 0 and whole and fits(qkv[0], arrays * lanes)
+    return lanes > 0 and whole and fits(qkv[0], lanes, arrays)
 
 
-def fits(x: jax.Array, lanes: int) -> bool:
-    """Whether the kernel can hold `lanes` of each token of x [k, *B, N, c]; not if a size is a symbol (for export)."""
+def fits(x: jax.Array, lanes: int, arrays: int) -> bool:
+    """Whether the kernel can hold `arrays` with so many lanes for each token of x [k, *B, N, c].
+
+    Not if a size is a symbol (for export).
+    """
     *batch, tokens, _ = x.shape[1:]
-    return all(isinstance(n, int) for n in (*batch, tokens)) and attention_tpu.supported(x.dtype, tokens, lanes)
+    known = all(isinstance(n, int) for n in (*batch, tokens))
+    return known and attention_tpu.buffers(x.dtype, tokens, lanes, arrays) is not None
 
 
 def attend_arranged(implementation: str, parts: Parts, heads: int, *qkv: jax.Array) -> tuple[jax.Array, ...]:

@@ -24,6 +24,7 @@ full or not, and a head has fewer channels.  So the lines are written for a regi
 which mostly select: a head has parts in six sources.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -45,14 +46,21 @@ MATRICES = 6
 STRIP = 16  # rows of a register in bfloat16
 
 
-def supported(dtype: DTypeLike, tokens: int, lanes: int) -> bool:
-    """Whether an image fits in VMEM, next to the one before or after it, which is being moved.
+def buffers(dtype: DTypeLike, tokens: int, lanes: int, arrays: int) -> int | None:
+    """How many images of the arrays besides q, k and v the kernel holds; None if not even one fits in VMEM.
+
+    Of q, k and v it holds two, the next of which is being fetched.  With two of the others as well, nothing waits.  In
+    the backward pass one will do: the results of an image are stored before those of the next are computed.
 
     Args:
-      lanes: of a token, in all arrays that the kernel reads and writes.
+      lanes: of a token in q.
+      arrays: like q, that the kernel reads and writes, q, k and v among them.
     """
-    arrays = 2 * up(tokens, 16) * lanes * jnp.dtype(dtype).itemsize
-    return dtype in (jnp.float32, jnp.bfloat16) and arrays + matrix_bytes(tokens) <= tpu_blocks.VMEM_BYTES
+    one = up(tokens, 16) * lanes * jnp.dtype(dtype).itemsize
+    free = tpu_blocks.VMEM_BYTES - matrix_bytes(tokens)
+    counts = (2, 1) if arrays > 4 else (2,)  # forward, one saves little, and the compiler needs more than is left
+    fitting = (count for count in counts if (2 * 3 + count * (arrays - 3)) * one <= free)
+    return next(fitting, None) if dtype in (jnp.float32, jnp.bfloat16) else None
 
 
 def matrix_bytes(tokens: int) -> int:
@@ -245,16 +253,19 @@ def _by_image(body, reads, more, count, name, interpret):
     images = math.prod(batch)
     flat = [a.reshape(len(a), images, tokens, a.shape[-1]) for a in arrays]
     shapes = [(len(a), images, tokens, a.shape[-1] // 3 * count) for a in reads]
-    kinds = jax.typeof(reads[0])
+    kinds, lanes = jax.typeof(reads[0]), sum(len(a) * a.shape[-1] for a in reads) // 3
+    single = buffers(kinds.dtype, tokens, lanes, 3 + count + bool(more)) == 1
 
-    def block(shape):
-        return pl.BlockSpec((shape[0], None, *shape[2:]), lambda image: (0, image, 0, 0))
+    def block(shape, **mode):
+        return pl.BlockSpec((shape[0], None, *shape[2:]), lambda image: (0, image, 0, 0), **mode)
+
+    others = functools.partial(block, pipeline_mode=pl.Buffered(1)) if single else block
 
     results = pl.pallas_call(
         body,
         grid=(images,),
-        in_specs=[block(a.shape) for a in flat],
-        out_specs=[block(shape) for shape in shapes],
+        in_specs=[*(block(a.shape) for a in flat[: len(reads)]), *(others(a.shape) for a in flat[len(reads) :])],
+        out_specs=[others(shape) for shape in shapes],
         out_shape=[
             jax.ShapeDtypeStruct(shape, kinds.dtype, manual_axis_type=kinds.manual_axis_type) for shape in shapes
         ],

@@ -114,7 +114,7 @@ def _with_derivative_of(plain: Callable[..., Field], kernel: Callable[..., Field
 def supported(field: Field, parts: tuple[int, ...], heads: int, arrays: int = attention.FORWARD_ARRAYS) -> bool:
     """Whether there is a kernel for such fields, as `attention.supported`."""
     arrangement = arrange(parts, heads)
-    return arrangement is not None and attention.fits(field[0], arrays * sum(arrangement.widths))
+    return arrangement is not None and attention.fits(field[0], sum(arrangement.widths), arrays)
 
 
 def arranged(qkv: Linear, proj: Linear, parts: tuple[int, ...], heads: int) -> tuple[Linear, Linear]:

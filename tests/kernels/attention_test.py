@@ -220,15 +220,39 @@ def test_so_do_layers_of_fields(group, lines):
     assert kernels_in(lambda layer, x: layer(x), layer, x, platform="cpu") == []
 
 
-def test_where_a_backward_kernel_does_not_fit_neither_is_there_a_forward_one():
+@pytest.mark.parametrize("tokens, kernels", [(257, ["attention", "attention_backward"]), (288, [])])
+def test_where_a_backward_kernel_does_not_fit_neither_is_there_a_forward_one(tokens, kernels):
     """ViT-H: what the forward kernel keeps has its channels where XLA is slow to differentiate."""
     layer = jax.eval_shape(lambda: isotypic.Attention(1280, 16, group=OCTIC, rngs=nnx.Rngs(0)))
     layer, x = jax.tree.map(
-        lambda a: abstract(*a.shape), (layer, Isotypic(abstract(4, 8, 256, 160), abstract(2, 8, 256, 320)))
+        lambda a: abstract(*a.shape), (layer, Isotypic(abstract(4, 8, tokens, 160), abstract(2, 8, tokens, 320)))
     )
     squares = jax.grad(lambda layer, x: sum(jnp.square(y).sum() for y in jax.tree.leaves(layer(x))))
     assert kernels_in(lambda layer, x: layer(x), layer, x) == ["attention"]
-    assert kernels_in(squares, layer, x) == []
+    assert kernels_in(squares, layer, x) == kernels
+
+
+@pytest.mark.parametrize("width, tokens, arrays, expected", [
+    (1280, 257, kernel.BACKWARD_ARRAYS, 2),  # ViT-H
+    (1792, 257, kernel.FORWARD_ARRAYS, 2),  # octic ViT-H
+    (1792, 257, kernel.BACKWARD_ARRAYS, 1),
+    (1792, 288, kernel.FORWARD_ARRAYS, 2),
+    (1792, 288, kernel.BACKWARD_ARRAYS, None),
+    (1792, 324, kernel.FORWARD_ARRAYS, None),
+])  # fmt: skip
+def test_images_that_the_kernel_holds(width, tokens, arrays, expected):
+    assert attention_tpu.buffers(jnp.bfloat16, tokens, width, arrays) == expected
+    assert attention_tpu.buffers(jnp.int8, tokens, width, arrays) is None
+
+
+def test_one_image_of_results_at_a_time(monkeypatch):
+    monkeypatch.setattr(attention_tpu, "buffers", lambda *_: 1)
+    qkv, gradient = draw([(3, 6, 384), (3, 6, 128)], "float32")  # a shape of its own: programs are cached
+
+    def both(op):
+        return value_and_gradient(lambda qkv: (op(qkv, 2),), (qkv,), (gradient,))
+
+    assert_near(both(functools.partial(attention, implementation="interpret")), both(reference))
 
 
 @pytest.mark.parametrize("family", ["plain", "D8"])
