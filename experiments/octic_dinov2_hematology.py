@@ -4,8 +4,8 @@
         --config.data.source=list:cells.txt
     python experiments/octic_dinov2_hematology.py runs/cells --source=csv:bmc_{split}.csv
 
-Takes the runs of configs/dinobloom.py in the directory, at any depth; of each, the teacher, and the model that it began
-with if `config.init` is still there.  The protocol `hematology` is evaluated on --source where that has not been done,
+Takes the DINOv2 runs in the directory, at any depth; of each, the teacher, and the model that it began with if
+`config.init` is still there.  The protocol `hematology` is evaluated on --source where that has not been done,
 upright and in the eight orientations, and kept in the directory of the run.
 
 Weighted F1, accuracy and balanced accuracy in percent, beside the paper's; its balanced accuracy hangs on classes with

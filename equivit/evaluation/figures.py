@@ -35,7 +35,7 @@ def learning_curves(metrics: pathlib.Path, output: pathlib.Path, curves: Iterabl
     """
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     figure = Figure(figsize=(9, 3.4), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    left, right = figure.subplots(1, 2, sharex=True)
     left.set(xlabel="step", ylabel="loss")
     right.set(xlabel="step", ylabel="accuracy", ylim=(0, 1.02))
     _curve(left, rows, "loss", label="training", color="tab:blue")

@@ -128,10 +128,11 @@ def by_group(function: Callable[[Any, Any], Any], weights: Any, arrays: Any) -> 
     """`function(weights, arrays)`, where arrays and results [G, ...] lie with their groups and weights are everywhere.
 
     Under a mesh whose devices G divides among, each device works on its groups alone, and the gradient of the weights
-    is summed over devices once at the end; the compiler would do that after every few rows.
+    is summed over devices once at the end; the compiler would do that after every few rows.  A single device would sum
+    as well, and copy.
     """
     mesh, groups = jax.sharding.get_abstract_mesh(), len(jax.tree.leaves(arrays)[0])
-    if mesh.empty or groups % mesh.size or any(kind != AxisType.Auto for kind in mesh.axis_types):
+    if mesh.empty or mesh.size == 1 or groups % mesh.size or any(kind != AxisType.Auto for kind in mesh.axis_types):
         return function(weights, arrays)
     lying = PartitionSpec(mesh.axis_names)
     run = jax.shard_map(function, in_specs=(PartitionSpec(), lying), out_specs=lying, check_vma=False)
