@@ -23,11 +23,11 @@ Modes, joined by commas: a family (plain, H8, I8 or D8; I8 by default), public (
 after the 4,000 steps), quicktest.
 
 Images without labels have no test split, so that a run evaluates nothing; `equivit.evaluate` does, on labelled cells.
-Crops are turned and mirrored in all eight ways; the rates of their blur and what decays are those of DINOv2's public
-code (configs/dinov2.py).  The public recipe makes one local crop that its loss does not use, but counts: the term of
-global crops has half its weight there.  It resizes images to 224 px (Lanczos) before they are cropped, and its
-backbones drop no branches; here crops are cut from the images as they are, and branches are dropped as in
-configs/dinov2.py, of octic blocks sample by sample.
+Crops are turned and mirrored in all eight ways; the rates of their blur, what decays, and the new order of the images
+in a resumed run are those of DINOv2's public code (configs/dinov2.py).  The public recipe makes one local crop that its
+loss does not use, but counts: the term of global crops has half its weight there.  It resizes images to 224 px
+(Lanczos) before they are cropped, and its backbones drop no branches; here crops are cut from the images as they are,
+and branches are dropped as in configs/dinov2.py, of octic blocks sample by sample.
 """
 
 import math
@@ -46,6 +46,7 @@ def get_config(mode: str = "I8"):
     c.model = dict(name=f"{'octic_' if octic else ''}dinov2_vit_l16", image_size=(224, 224), num_classes=None)
     c.model.update(layer_scale=1e-5, drop_path=0.3, drop_path_groups=8)
     c.data.update(source="list:cells.txt", eval_split="test", image_size=(224, 224), channels=3, workers=16)
+    c.data.resume = "new_order"
     c.data.augment.update(scale=(0.32, 1.0), octic=True)
     c.data.views.update(locals=0, blur=(0.0, 0.9, 0.5))
     c.objective.update(shared_head=False, groups=8, momentum=(0.994, 1.0), decay="by_name")

@@ -25,15 +25,15 @@ Modes, joined by commas:
 - a family: plain, H8 (by default), I8, D8 (of which every token passes through an invariantization);
 - official (by default, but for small) or intended.  The public code, and with it the paper, gives the crops' blur the
   opposite probabilities; lets tokens, positions, the gains of prototypes and octic layer scales decay; drops branches
-  of octic blocks sample by sample; begins octic layer scales at 1e-4, not 1e-5; and shifts the resized positions of
-  plain models by a tenth of a token.  `intended` does none of that;
+  of octic blocks sample by sample; begins octic layer scales at 1e-4, not 1e-5; shifts the resized positions of plain
+  models by a tenth of a token; and begins a new order of the images in a run that is resumed, which therefore is not
+  the uninterrupted one.  `intended` does none of that;
 - quicktest.
 
 What is fixed in both: the paper's Table 5b prints an initial momentum of 0.8, the code has 0.992; there is no phase of
 larger images.  Masks, KoLeo and dropped branches are drawn in groups of as many images as a GPU of the original had.
-There the student computes in bfloat16 throughout, here in mixed precision (--config.precision=bfloat16); the centre of
-patches moved towards the mean of the GPUs' means, here towards that of all masked patches; and a resumed run began a
-new order of the images, here it goes on with the old one.
+There the student computes in bfloat16 throughout, here in mixed precision (--config.precision=bfloat16); and the centre
+of patches moved towards the mean of the GPUs' means, here towards that of all masked patches.
 """
 
 import math
@@ -68,6 +68,7 @@ def get_config(mode: str = "L,H8"):
     if official:
         c.objective.decay = "by_name"
         c.data.views.blur = (0.0, 0.9, 0.5)
+        c.data.resume = "new_order"
         c.model.update(dict(layer_scale=1e-4, drop_path_fields="samples") if octic else dict(position_offset=0.1))
     if w.small or w.quicktest:
         small(c)

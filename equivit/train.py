@@ -110,10 +110,7 @@ def _train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
         f"Training {config.model.name} on {config.data.source} ({pipeline.num_examples} images, {pipeline.num_classes} "
         f"classes): {steps} steps of {config.batch_size} images, seed {config.seed}, in {workdir}."
     )
-    exact = jax.default_backend() != "gpu" or "xla_gpu_deterministic_ops=true" in os.environ.get("XLA_FLAGS", "")
-    _say(
-        f"A resumed run equals an uninterrupted one {'bit for bit' if exact else 'within rounding (--deterministic)'}."
-    )
+    _say(_about_resuming(config))
     outcome = loop.train(
         config,
         workdir=workdir,
@@ -125,6 +122,16 @@ def _train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
     with jax.set_mesh(sharding.create_mesh(config.mesh)):
         _say(summary.conclude(workdir, outcome.model, outcome.results, config))
     return outcome.report
+
+
+def _about_resuming(config):
+    import jax
+
+    if config.data.resume == "new_order":
+        return "A resumed run goes on with a new order of the images."
+    exact = jax.default_backend() != "gpu" or "xla_gpu_deterministic_ops=true" in os.environ.get("XLA_FLAGS", "")
+    how = "bit for bit" if exact else "within rounding (--deterministic)"
+    return f"A resumed run equals an uninterrupted one {how}."
 
 
 def aggregate(reports: dict[int, dict[str, float]]) -> dict:

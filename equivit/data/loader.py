@@ -153,6 +153,7 @@ class TrainPipeline(_Pipeline):
 
     order: TrainOrder = dataclasses.field(kw_only=True)
     transform: Transform = dataclasses.field(kw_only=True)
+    resume: str = dataclasses.field(default="same_order", kw_only=True)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -162,10 +163,14 @@ class TrainPipeline(_Pipeline):
     def batches(self, start: int = 0) -> Generator[Batch, None, None]:
         """This process's rows of the global batches start, start + 1, ..., endlessly.
 
+        With `resume="new_order"` a start after 0 begins an epoch of another order.
+
         Shapes: image uint8 [B, H, W, C], label int32 [B], with B = batch_size / process_count, and other entries of the
         source and the transform: map int32 [B, H, W], several crops [B, G, H, W, C].
         """
-        return self._stream(self._make(self.share), start, sys.maxsize)
+        anew = start and self.resume == "new_order"
+        pipeline = dataclasses.replace(self, order=self.order.anew(start)) if anew else self
+        return self._stream(pipeline._make(self.share), start, sys.maxsize)
 
     def _make(self, share: Share) -> TrainBatch:
         return TrainBatch(self.source, self.channels, self.max_pixels, share, self.order, self.transform)
@@ -250,6 +255,7 @@ def train(
         config.workers,
         order=TrainOrder(len(source), batch_size, config.repeats, seed),
         transform=transform(config, channels),
+        resume=config.resume,
     )
     if "map" in entries:
         pipeline.check_labelled(config.split, tuple(config.void))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 # The first word of each seed, so that all streams of random numbers differ.
-SHUFFLES, EXAMPLES, CORRUPTIONS, BATCHES, SHIFTS = 1, 2, 3, 4, 5
+SHUFFLES, EXAMPLES, CORRUPTIONS, BATCHES, SHIFTS, RESUMED = 1, 2, 3, 4, 5, 6
 
 
 class Rows(NamedTuple):
@@ -31,6 +31,7 @@ class TrainOrder:
     batch_size: int
     repeats: int
     seed: int
+    first: int = 0  # number of the first batch
 
     def __post_init__(self):
         for name in ("batch_size", "repeats"):
@@ -57,11 +58,16 @@ class TrainOrder:
 
     def rows(self, batch: int) -> Rows:
         """The rows of global batch number `batch`, counted over all epochs."""
-        epoch, step = divmod(batch, self.steps_per_epoch)
+        epoch, step = divmod(batch - self.first, self.steps_per_epoch)
         distinct = -(-self.batch_size // self.repeats)
         examples = permutation(self.seed, epoch, self.num_examples)[step * distinct : (step + 1) * distinct]
         examples = np.repeat(examples, self.repeats)[: self.batch_size]
         return Rows(epoch, examples, step * self.batch_size + np.arange(self.batch_size))
+
+    def anew(self, first: int) -> "TrainOrder":
+        """Another order, of which `first` and `seed` are the seed; batch number `first` begins an epoch."""
+        seed = int(np.random.default_rng([RESUMED, self.seed, first]).integers(2**63))
+        return dataclasses.replace(self, seed=seed, first=first)
 
     def generator(self, epoch: int, position: int) -> np.random.Generator:
         """The generator for the augmentation of one row."""

@@ -30,6 +30,7 @@ DEFAULTS = dict(
     workers=0,  # worker processes that decode and augment
     max_pixels=reading.MAX_PIXELS,  # of an image file; a larger one counts as unreadable
     repeats=1,  # copies of an example in one batch (repeated augmentation)
+    resume="same_order",  # of the examples, in a run that goes on; "new_order": as of a new epoch, otherwise shuffled
     void=(255,),  # numbers in label maps that mean "no class"; the name of one in a source's `classes` is left out
     fit=None,  # (longer, shorter side): images are resized to fit in it, by crop="scaled" and eval_crop="whole"
     eval_crop="centre",  # "squash": no crop, the aspect is lost; "whole": images differ in size, label maps keep theirs
@@ -72,6 +73,7 @@ DEFAULTS = dict(
 # "centre" is the crop of evaluation, with its crop_ratio and interpolation.
 CROPS = ("random_resized", "random_resized_clipped", "simple_random", "pad", "scaled", "centre", "none")
 EVAL_CROPS = ("centre", "squash", "whole")
+RESUMES = ("same_order", "new_order")
 MOST_VIEWS = 256  # local ones of an image
 LARGEST_SIDE = 2**15  # pixels of an image that a model may be given, or that one is cut from
 Channels = Annotated[Literal[1, 3], Words("1 (grey) or 3 (RGB)")]
@@ -99,6 +101,7 @@ TYPES: dict[str, Any] = dict(
     workers=Annotated[int, Interval(0, 1024)],
     max_pixels=Pixels,
     repeats=PositiveInt,
+    resume=Annotated[str, OneOf(RESUMES)],
     void=tuple[int, ...],
     fit=Sides | None,
     eval_crop=Annotated[str, OneOf(EVAL_CROPS)],

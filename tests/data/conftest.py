@@ -15,6 +15,7 @@ SECTION = {
     "workers": 0,
     "max_pixels": 1000000,
     "repeats": 1,
+    "resume": "same_order",
     "void": (255,),
     "fit": None,
     "eval_crop": "centre",

@@ -52,6 +52,20 @@ def test_the_stream_is_the_same_for_any_workers_processes_and_start(random_secti
         assert digest(joined) == digest(batch)
 
 
+def test_a_resumed_run_may_have_a_new_order_of_the_images(section):
+    same, new = (train(section(train_examples=100, resume=order)) for order in ("same_order", "new_order"))
+    digests = [[digest(batch) for batch in first(each.batches(start), 4)] for each in (same, new) for start in (0, 2)]
+    (fresh, resumed), (new_fresh, new_resumed) = digests[:2], digests[2:]
+    assert resumed[:2] == fresh[2:] and new_fresh == fresh
+    assert not set(new_resumed) & {*fresh, *resumed}
+    assert new_resumed == [digest(batch) for batch in first(new.batches(2), 4)]
+    assert not set(new_resumed) & {digest(batch) for batch in first(new.batches(3), 4)}
+
+    order = new.order.anew(5)
+    epoch = np.concatenate([order.rows(batch).examples for batch in range(5, 5 + order.steps_per_epoch)])
+    assert len(set(epoch)) == len(epoch) and order.rows(5).epoch == 0
+
+
 def test_another_seed_gives_another_stream(random_section):
     batches = [first(train(random_section(), seed=seed).batches(), 1)[0] for seed in (0, 1)]
     assert digest(batches[0]) != digest(batches[1])
