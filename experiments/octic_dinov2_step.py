@@ -1,6 +1,6 @@
 """A step of DINOv2 beside its parts, branches on subsets beside branches per sample, and the memory of its heads.
 
-    python experiments/octic_dinov2_step.py     # about eight minutes on two cores
+    python experiments/octic_dinov2_step.py     # some three minutes on two cores
     python experiments/octic_dinov2_step.py --size=l16 --batch=32 --prototypes=65536 --image=224 --local=96   # a GPU
 
 - step: a whole step of the small recipe (student, teacher, heads, losses, AdamW, average) over the sum of its parts

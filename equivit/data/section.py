@@ -30,7 +30,7 @@ DEFAULTS = dict(
     workers=0,  # worker processes that decode and augment
     max_pixels=reading.MAX_PIXELS,  # of an image file; a larger one counts as unreadable
     repeats=1,  # copies of an example in one batch (repeated augmentation)
-    resume="same_order",  # of the examples, in a run that goes on; "new_order": as of a new epoch, otherwise shuffled
+    resume="same_order",  # "new_order": a run that is resumed begins an epoch, in another order of the examples
     void=(255,),  # numbers in label maps that mean "no class"; the name of one in a source's `classes` is left out
     fit=None,  # (longer, shorter side): images are resized to fit in it, by crop="scaled" and eval_crop="whole"
     eval_crop="centre",  # "squash": no crop, the aspect is lost; "whole": images differ in size, label maps keep theirs
