@@ -21,6 +21,7 @@ from equivit.layers import dense
 from equivit.layers.attention import Parts, attend, attention_weights, enough_for_tpu
 from equivit.layers.dense import WEIGHT_INIT, patchify, recomputed, uniform, unpatchify
 from equivit.layers.grid import Layout
+from equivit.layers.product import kept
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic
 from equivit.symmetry.groups import FLIP, OCTIC, Group
@@ -80,9 +81,9 @@ class Linear(nnx.Module):
     def __call__(self, x: Isotypic) -> Isotypic:
         with jax.named_scope("linear"):
             x = x.astype(self.lines[...].dtype)
-            lines = jnp.einsum("i...c,icd->i...d", x.lines, self.lines[...])
+            lines = kept(jnp.einsum("i...c,icd->i...d", x.lines, self.lines[...]))
             lines = lines if self.bias is None else _add_to_first(lines, self.bias[...].astype(x.dtype))
-            return Isotypic(lines, None if x.planes is None else x.planes @ self.planes[...])
+            return Isotypic(lines, None if x.planes is None else kept(x.planes @ self.planes[...]))
 
     def arrays(self) -> tuple[tuple[jax.Array, ...], jax.Array | None]:
         """The weights, one array for each of a field, and the bias."""

@@ -10,16 +10,24 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
+
+# What `remat="dots"` keeps: its policy does not see products within derivatives of our own.
+kept = functools.partial(checkpoint_name, name="product")
+
+
+def matmul(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """x W.  Shapes: [*B, N, C], [C, D] -> [*B, N, D]."""
+    return kept(_matmul(x, weight))
 
 
 @jax.custom_jvp
-def matmul(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """x W.  Shapes: [*B, N, C], [C, D] -> [*B, N, D]."""
+def _matmul(x, weight):
     return jnp.matmul(x, weight)
 
 
-@functools.partial(matmul.defjvp, symbolic_zeros=True)
+@functools.partial(_matmul.defjvp, symbolic_zeros=True)
 def _(primals, tangents):
     (x, weight), (dx, dweight) = primals, tangents
     terms = []
@@ -27,7 +35,7 @@ def _(primals, tangents):
         terms.append(jnp.matmul(dx, weight))
     if not isinstance(dweight, SymbolicZero):
         terms.append(_by_weight(x, dweight))
-    return matmul(x, weight), functools.reduce(jnp.add, terms)
+    return _matmul(x, weight), functools.reduce(jnp.add, terms)
 
 
 # The backward pass begins from x: otherwise what either platform needs is kept for it, and on the others zeros.

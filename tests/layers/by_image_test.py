@@ -53,6 +53,13 @@ def test_groups_are_the_largest_that_fit(small_caches, images, groups):
     assert lengths == ([groups] if groups else [])
 
 
+@pytest.mark.parametrize(("images", "parts"), [(8, 2), (6, 2), (7, 1), (2, 2), (1, 1)])
+def test_halves_of_a_group_do_not_wait_for_each_other(small_caches, images, parts):
+    """A group of an even number of images is two calls, one for each half."""
+    lowered = jax.jit(lambda x: by_image(centred, x)).lower(field(images))
+    assert lowered.as_text().count("stablehlo.sine") == parts
+
+
 def test_small_images_are_not_divided():
     assert not loops(jax.make_jaxpr(lambda x: by_image(centred, x))(field(64)).jaxpr)
 

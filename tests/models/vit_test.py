@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from equivit import models, precision, testing
+from equivit import costs, models, precision, testing
 from equivit.models import zoo
 from equivit.symmetry import fields
 from tests.drawing import cast, normal
@@ -196,6 +196,16 @@ def test_one_pass_collects_attention_from_every_block(family):
     single = jax.jit(lambda m, x, i: m.attention_weights(x, i, rows=1), static_argnums=2)
     expected = jnp.stack([single(m, x, i) for i in range(m.config.depth)])
     chex.assert_trees_all_close(collect(m, x), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", ["plain", "H8", "D8"])
+def test_remat_dots_computes_no_linear_map_again(family):
+    products = {}
+    for remat in ("none", "dots", "full"):
+        m = models.abstract(FAMILIES[family], family=family, width=48, depth=2, num_heads=2, patch_size=4, remat=remat)
+        x = jax.ShapeDtypeStruct((2, 16, 16, 3), jnp.float32)
+        products[remat] = costs.count(jax.grad(lambda m, x: m(x).sum()), m, x)["linear"].macs
+    assert products["none"] == products["dots"] < products["full"]
 
 
 def test_compute_type_is_a_cast():
