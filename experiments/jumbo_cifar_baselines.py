@@ -37,6 +37,7 @@ from typing import Any
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from ml_collections import ConfigDict
 
 from equivit import footprint
@@ -229,6 +230,9 @@ def draw(rows: Mapping[str, Mapping[str, Any]], path: pathlib.Path) -> None:
             style = dict(color="tab:red" if name in ("jumbo", "registers") else "tab:blue", marker=markers[name])
             axes.errorbar(found["speed"], statistics.fmean(values), yerr=spread, label=name, capsize=3, ls="", **style)
         axes.set(title=rule, xlabel="images per second, forward", xscale="log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.grid(alpha=0.3)
     figure.axes[0].set_ylabel("test accuracy, %")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False)

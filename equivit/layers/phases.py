@@ -63,14 +63,19 @@ def embedding_norms(
     turned = jnp.stack([-weights[:, 1], weights[:, 0]], 1)
     below, beside = max(lags)[0], max(j for _, j in lags)
     grid = h, w = x.shape[1] // stride[0], x.shape[2] // stride[1]
+    row = stride[1] * x.shape[3]  # entries of a block
     # A product with them is faster than a sum; without the barrier a compiler makes it one.
     ones = jax.lax.optimization_barrier(jnp.ones(grid, dtype))
 
     def scores(blocks):
         blocks = blocks.reshape(len(blocks), *grid, blocks.shape[-1])
         wide: Any = around(blocks, ((0, below), (beside, beside)))
-        neighbours = (wide[:, i : i + h, beside + j : beside + j + w] for i, j in lags)
-        products = [jnp.einsum("bhwi,bhwj->bij", blocks, other, precision=EXACT) for other in neighbours]
+        products = []
+        for i, j in lags:
+            first, end = _rows_that_meet(i, len(kernel), stride[0])
+            one, other = blocks[..., row * first :], wide[:, i : i + h, beside + j : beside + j + w, : row * end]
+            product = jnp.einsum("bhwi,bhwj->bij", one, other, precision=EXACT)
+            products.append(jnp.pad(product, ((0, 0), (row * first, 0), (0, row * (stride[0] - end)))))
         total = jnp.einsum("bhwi,hw->bi", blocks, ones, precision=EXACT)
         spectrum = _spectrum(jnp.stack(products, 1), total, pairs, stride)
         product = jnp.stack([(factor * spectrum).sum((1, 2)) for factor in (weights, turned)], 1)
@@ -80,6 +85,15 @@ def embedding_norms(
     blocks = patchify(jnp.roll(x, padding, (1, 2)), stride)
     found = by_image(scores, blocks)[:, 0] + h * w * jnp.square(bias).sum()
     return jnp.sqrt(jnp.maximum(found, 0))
+
+
+def _rows_that_meet(lag: int, taps: int, stride: int) -> Pair:
+    """A column of taps spans rows from the first on of a block, and rows up to the end of the one `lag` below it.
+
+    All, unless a half is enough: a part of a block is a copy.
+    """
+    first, end = stride * lag - taps + 1, taps - 1 - stride * (lag - 1)
+    return (first, end) if 2 * end <= stride else (0, stride)
 
 
 def _blocks_of_taps(kernel: jax.Array, stride: Pair) -> jax.Array:
