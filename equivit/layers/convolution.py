@@ -27,6 +27,7 @@ from equivit.layers.dense import uniform
 Pair = tuple[int, int]
 MODES = ("zeros", "circular")
 FEW_CHANNELS = 4  # of images
+FEW_TAPS = 9  # of a kernel for them that is summed entry by entry
 
 
 class Conv(nnx.Module):
@@ -208,7 +209,7 @@ def convolve(x: jax.Array, kernel: jax.Array, stride: Pair, padding: Pair, mode:
     elif kernel.shape[:2] == stride == (1, 1) and padding == (0, 0):
         points = functools.partial(_by_points, groups=groups)
         y = jax.lax.platform_dependent(x, kernel, cpu=points, default=whole)
-    elif groups == 1 and channels <= FEW_CHANNELS:
+    elif groups == 1 and channels <= FEW_CHANNELS and kernel.shape[0] * kernel.shape[1] <= FEW_TAPS:
         entries = functools.partial(_by_entries, stride=stride, padding=padding)
         y = jax.lax.platform_dependent(x, kernel, cpu=entries, default=whole)
     else:
@@ -259,7 +260,7 @@ _grouped_points.defvjp(_grouped_points_forward, _grouped_points_backward)
 def _by_entries(x: jax.Array, kernel: jax.Array, *, stride: Pair, padding: Pair) -> jax.Array:
     """A convolution of images as a sum over the entries of its kernel, each a row of channels times one of an image.
 
-    XLA:CPU's convolution of few channels runs on one thread, and takes four times as long.
+    XLA:CPU's convolution of few channels by few taps runs on one thread, and takes four times as long.
     """
     return _summed_entries(x, kernel, stride, padding)
 

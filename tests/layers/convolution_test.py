@@ -128,7 +128,7 @@ def test_both_forms_of_a_convolution_of_points(groups):
 
 @pytest.mark.parametrize("case", CASES[1:3], ids=str)
 def test_both_forms_of_a_convolution_of_few_channels(case):
-    """On a CPU a sum over the entries of the kernel: values, and gradients by map and kernel."""
+    """On a CPU a sum over the entries of a small kernel: values, and gradients by map and kernel."""
     rng, (kernel, stride, padding, size) = np.random.default_rng(7), case
     x, kernel = rng.normal(size=(2, *size, 3)), rng.normal(size=(*kernel, 3, 5))
     forms = (convolution._whole, convolution._by_entries)
@@ -141,11 +141,12 @@ def test_both_forms_of_a_convolution_of_few_channels(case):
 
     whole, entries = both(np.float32(x), np.float32(kernel))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=3e-6 * np.abs(b).max()), entries, whole)
+    others = ((2, *size, 8), (*kernel.shape[:2], 8, 5)), ((2, 7, 7, 3), (7, 7, 3, 5))  # many channels, a large kernel
     lowered = [
         jax.jit(lambda x, k: convolution.convolve(x, k, stride, padding, "zeros")).lower(a, b).as_text()
-        for a, b in ((x, kernel), (rng.normal(size=(2, *size, 8)), rng.normal(size=(*kernel.shape[:2], 8, 5))))
+        for a, b in ((x, kernel), *(map(rng.normal, (0.0, 0.0), (1.0, 1.0), shapes) for shapes in others))
     ]
-    assert ["stablehlo.convolution" in text for text in lowered] == [False, True]
+    assert ["stablehlo.convolution" in text for text in lowered] == [False, True, True]
 
 
 @pytest.mark.parametrize("depthwise", [False, True], ids=["points", "depthwise"])
