@@ -200,8 +200,9 @@ def convolve(x: jax.Array, kernel: jax.Array, stride: Pair, padding: Pair, mode:
     *batch, h, w, channels = x.shape
     output_size((h, w), (kernel.shape[0], kernel.shape[1]), stride, padding)
     x = x.astype(kernel.dtype).reshape(math.prod(batch), h, w, channels)
+    torus, around_it = x, ((padding[0], padding[0]), (padding[1], padding[1]))
     if mode == "circular":
-        x, padding = around(x, tuple((p, p) for p in padding)), (0, 0)
+        x, padding = around(x, around_it), (0, 0)
     whole = functools.partial(_whole, stride=stride, padding=padding, groups=groups)
     if kernel.shape[2:] == (1, channels):
         taps = functools.partial(_by_taps, stride=stride, padding=padding)
@@ -212,14 +213,34 @@ def convolve(x: jax.Array, kernel: jax.Array, stride: Pair, padding: Pair, mode:
     elif groups == 1 and channels <= FEW_CHANNELS and kernel.shape[0] * kernel.shape[1] <= FEW_TAPS:
         entries = functools.partial(_by_entries, stride=stride, padding=padding)
         y = jax.lax.platform_dependent(x, kernel, cpu=entries, default=whole)
+    elif mode == "circular":
+        y = jax.lax.platform_dependent(
+            (torus, x),
+            kernel,
+            cpu=lambda maps, kernel: _cropped(maps[0], kernel, ends=around_it, stride=stride, groups=groups),
+            default=lambda maps, kernel: whole(maps[1], kernel),
+        )
     else:
         y = whole(x, kernel)
     return y.reshape(*batch, *y.shape[1:])
 
 
 def _whole(x: jax.Array, kernel: jax.Array, *, stride: Pair, padding: Pair, groups: int) -> jax.Array:
-    pads, numbers = [(p, p) for p in padding], ("NHWC", "HWIO", "NHWC")
-    return jax.lax.conv_general_dilated(x, kernel, stride, pads, dimension_numbers=numbers, feature_group_count=groups)
+    return _padding_each_end(x, kernel, stride, [(p, p) for p in padding], groups)
+
+
+def _cropped(x: jax.Array, kernel: jax.Array, *, ends: tuple[Pair, Pair], stride: Pair, groups: int) -> jax.Array:
+    """A convolution around a torus, of one column more, which it leaves out.
+
+    XLA:CPU's convolution is slower without any padding; here it has a negative one.
+    """
+    rows, (left, right) = ends
+    return _padding_each_end(around(x, (rows, (left, right + 1))), kernel, stride, [(0, 0), (0, -1)], groups)
+
+
+def _padding_each_end(x: jax.Array, kernel: jax.Array, stride: Pair, ends: list[Pair], groups: int) -> jax.Array:
+    numbers = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(x, kernel, stride, ends, dimension_numbers=numbers, feature_group_count=groups)
 
 
 def _by_points(x: jax.Array, kernel: jax.Array, *, groups: int) -> jax.Array:
