@@ -129,10 +129,9 @@ class ConvAttention(nnx.Module):
         """The maps of keys and of values, [*B, h, w, width] each, before their linear maps; they must share a grid."""
         if self.select is None:
             return self.conv_k(x, train=train), self.conv_v(x, train=train)
-        keys, values, choice = self._chosen(x)
         if self.select == "output" and not train:
-            return keys, values
-        x = shifts.roll(x, -shifts.phases(choice.index, self.stride))
+            return self._strongest(x)[:2]
+        x = shifts.roll(x, -shifts.phases(self.choice(x).index, self.stride))
         return self.conv_k.circular(x, train=train), self.conv_v.circular(x, train=train)
 
     def choice(self, x: jax.Array) -> Choice:
@@ -141,27 +140,27 @@ class ConvAttention(nnx.Module):
         Both share it: apart, a shift could pair keys with the values of others.  Batch norms count by their running
         statistics, in training too, so that the choice is of each image alone.
         """
-        return self._chosen(x)[2]
+        if self.select == "output":
+            return self._strongest(x)[2]
+        return shifts.strongest(phases.lattice_norms(jax.lax.stop_gradient(x), self.stride))
 
-    def _chosen(self, x: jax.Array) -> tuple[jax.Array, jax.Array, Choice]:
-        """Keys and values at the phase that is chosen, by running statistics, and the choice."""
+    def _strongest(self, x: jax.Array) -> tuple[jax.Array, jax.Array, Choice]:
+        """Keys and values at the phase where their norm is the largest, by running statistics, and that choice."""
         b, h, w, width = x.shape
 
-        def chosen(x):
+        def strongest(x):
             x = x.reshape(-1, h, w, width)
-            maps = [x]
-            if self.select == "output":
-                maps = [part.everywhere(x) for part in (self.conv_k, self.conv_v)]
+            maps = [part.everywhere(x) for part in (self.conv_k, self.conv_v)]
             squares = (jnp.square(phases.lattice_norms(jax.lax.stop_gradient(y), self.stride)) for y in maps)
             norms = jnp.sqrt(functools.reduce(operator.add, squares))
             phase = shifts.phases(shifts.strongest(norms).index, self.stride)
             maps = [shifts.component(y, phase, self.stride) for y in maps]
             return [jax.lax.collapse(y, 1, 3) for y in maps], norms[:, None]
 
-        maps, norms = by_image(chosen, x.reshape(b, h * w, width), least=IMAGE_BYTES)
+        maps, norms = by_image(strongest, x.reshape(b, h * w, width), least=IMAGE_BYTES)
         h, w = h // self.stride[0], w // self.stride[1]
-        maps = [y.reshape(b, h, w, width) for y in maps]
-        return maps[0], maps[-1], shifts.strongest(norms[:, 0])
+        keys, values = (y.reshape(b, h, w, width) for y in maps)
+        return keys, values, shifts.strongest(norms[:, 0])
 
     def choice_of(self, x: jax.Array, layout: Layout) -> Choice:
         """The same of tokens [B, prefix + h w, width]."""
