@@ -1,7 +1,7 @@
 """timm's models under `torch.compile`: the peer that `conv_models_cpu.py` times, run by a Python of its own.
 
     python -m venv torch-venv
-    torch-venv/bin/pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu
+    torch-venv/bin/pip install torch==2.13.0 torchvision --index-url https://download.pytorch.org/whl/cpu
     torch-venv/bin/pip install timm==1.0.31
 
 It imports nothing of equivit.  A question for a model (`torch_peer.py`) has its name and the shape of its images:
