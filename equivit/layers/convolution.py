@@ -200,9 +200,9 @@ def convolve(x: jax.Array, kernel: jax.Array, stride: Pair, padding: Pair, mode:
     *batch, h, w, channels = x.shape
     output_size((h, w), (kernel.shape[0], kernel.shape[1]), stride, padding)
     x = x.astype(kernel.dtype).reshape(math.prod(batch), h, w, channels)
-    torus, around_it = x, ((padding[0], padding[0]), (padding[1], padding[1]))
+    torus, circular = x, functools.partial(_circular, stride=stride, padding=padding, groups=groups)
     if mode == "circular":
-        x, padding = around(x, around_it), (0, 0)
+        x, padding = around(x, tuple((p, p) for p in padding)), (0, 0)
     whole = functools.partial(_whole, stride=stride, padding=padding, groups=groups)
     if kernel.shape[2:] == (1, channels):
         taps = functools.partial(_by_taps, stride=stride, padding=padding)
@@ -214,33 +214,29 @@ def convolve(x: jax.Array, kernel: jax.Array, stride: Pair, padding: Pair, mode:
         entries = functools.partial(_by_entries, stride=stride, padding=padding)
         y = jax.lax.platform_dependent(x, kernel, cpu=entries, default=whole)
     elif mode == "circular":
-        y = jax.lax.platform_dependent(
-            (torus, x),
-            kernel,
-            cpu=lambda maps, kernel: _cropped(maps[0], kernel, ends=around_it, stride=stride, groups=groups),
-            default=lambda maps, kernel: whole(maps[1], kernel),
-        )
+        y = jax.lax.platform_dependent(torus, kernel, cpu=functools.partial(circular, more=1), default=circular)
     else:
         y = whole(x, kernel)
     return y.reshape(*batch, *y.shape[1:])
 
 
 def _whole(x: jax.Array, kernel: jax.Array, *, stride: Pair, padding: Pair, groups: int) -> jax.Array:
-    return _padding_each_end(x, kernel, stride, [(p, p) for p in padding], groups)
+    return _by_library(x, kernel, stride, [(p, p) for p in padding], groups)
 
 
-def _cropped(x: jax.Array, kernel: jax.Array, *, ends: tuple[Pair, Pair], stride: Pair, groups: int) -> jax.Array:
-    """A convolution around a torus, of one column more, which it leaves out.
+def _circular(x: jax.Array, kernel: jax.Array, *, stride: Pair, padding: Pair, groups: int, more: int = 0) -> jax.Array:
+    """A convolution around a torus, of some columns `more`, which it leaves out by a negative padding.
 
-    XLA:CPU's convolution is slower without any padding; here it has a negative one.
+    XLA:CPU's convolution is slower without any padding, and so it gets one column more.
     """
-    rows, (left, right) = ends
-    return _padding_each_end(around(x, (rows, (left, right + 1))), kernel, stride, [(0, 0), (0, -1)], groups)
+    rows, columns = padding
+    x = around(x, ((rows, rows), (columns, columns + more)))
+    return _by_library(x, kernel, stride, [(0, 0), (0, -more)], groups)
 
 
-def _padding_each_end(x: jax.Array, kernel: jax.Array, stride: Pair, ends: list[Pair], groups: int) -> jax.Array:
+def _by_library(x: jax.Array, kernel: jax.Array, stride: Pair, pads: list[Pair], groups: int) -> jax.Array:
     numbers = ("NHWC", "HWIO", "NHWC")
-    return jax.lax.conv_general_dilated(x, kernel, stride, ends, dimension_numbers=numbers, feature_group_count=groups)
+    return jax.lax.conv_general_dilated(x, kernel, stride, pads, dimension_numbers=numbers, feature_group_count=groups)
 
 
 def _by_points(x: jax.Array, kernel: jax.Array, *, groups: int) -> jax.Array:

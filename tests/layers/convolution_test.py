@@ -149,6 +149,26 @@ def test_both_forms_of_a_convolution_of_few_channels(case):
     assert ["stablehlo.convolution" in text for text in lowered] == [False, True, True]
 
 
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_both_forms_of_a_convolution_around_a_torus(case):
+    """On a CPU of one column more, which is cropped: values, and gradients by map and kernel; not on accelerators."""
+    rng, (kernel, stride, padding, size) = np.random.default_rng(8), case
+    x, kernel = (rng.normal(size=s).astype(np.float32) for s in ((2, *size, 6), (*kernel, 6, 4)))
+    options = dict(stride=stride, padding=padding, groups=1)
+
+    @jax.jit
+    def both(x, kernel):
+        forms = (functools.partial(convolution._circular, more=more, **options) for more in (0, 1))
+        return [(y, back(jnp.cos(y))) for y, back in (jax.vjp(f, x, kernel) for f in forms)]
+
+    plain, cropped = both(x, kernel)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=3e-6 * np.abs(b).max()), cropped, plain)
+    traced = jax.jit(lambda x, k: convolution.convolve(x, k, stride, padding, "circular")).trace(x, kernel)
+    texts = [traced.lower(lowering_platforms=(platform,)).as_text() for platform in ("cpu", "cuda", "tpu")]
+    assert [text.count("stablehlo.convolution") for text in texts] == [1, 1, 1]
+    assert ["[0, -1]" in text for text in texts] == [True, False, False]
+
+
 @pytest.mark.parametrize("depthwise", [False, True], ids=["points", "depthwise"])
 def test_accelerators_run_the_library_s_convolution(depthwise):
     """One operation, and on a CPU none."""
