@@ -43,7 +43,7 @@ def embedding_norms(
     With the taps E_a of the kernel, the squared norm at phase p is the sum of <E_a, E_b> x[p + a + n] x[p + b + n] over
     all pairs of taps a, b and all n of the lattice, and of 2 <E_a, bias> x[p + a + n] and |bias|^2.  Of the image it
     needs for each distance d = b - a the sum of x[q + n] x[q + d + n], a function of the place q modulo the stride.
-    All of these are products of blocks of stride x stride pixels with their neighbours: 36 M multiply-adds for patches
+    All of these are products of blocks of stride x stride pixels with their neighbours: 23 M multiply-adds for patches
     of 4 x 4 in 224 x 224 pixels, where the convolution at stride 1 takes 231 M.  The sum over a is a correlation of
     functions on the torus of places, which is a product of their Fourier transforms.
 
@@ -61,23 +61,15 @@ def embedding_norms(
     linear = jnp.matmul(taps, bias, precision=EXACT).sum((0, 1))
     weights = jnp.asarray(factors, dtype) * _spectrum(_products_of_taps(taps, lags), linear, pairs, stride)
     turned = jnp.stack([-weights[:, 1], weights[:, 0]], 1)
-    below, beside = max(lags)[0], max(j for _, j in lags)
     grid = h, w = x.shape[1] // stride[0], x.shape[2] // stride[1]
-    row = stride[1] * x.shape[3]  # entries of a block
     # A product with them is faster than a sum; without the barrier a compiler makes it one.
     ones = jax.lax.optimization_barrier(jnp.ones(grid, dtype))
 
     def scores(blocks):
         blocks = blocks.reshape(len(blocks), *grid, blocks.shape[-1])
-        wide: Any = around(blocks, ((0, below), (beside, beside)))
-        products = []
-        for i, j in lags:
-            first, end = _rows_that_meet(i, len(kernel), stride[0])
-            one, other = blocks[..., row * first :], wide[:, i : i + h, beside + j : beside + j + w, : row * end]
-            product = jnp.einsum("bhwi,bhwj->bij", one, other, precision=EXACT)
-            products.append(jnp.pad(product, ((0, 0), (row * first, 0), (0, row * (stride[0] - end)))))
+        products = _products_of_blocks(blocks, lags, kernel.shape[:2], stride)
         total = jnp.einsum("bhwi,hw->bi", blocks, ones, precision=EXACT)
-        spectrum = _spectrum(jnp.stack(products, 1), total, pairs, stride)
+        spectrum = _spectrum(products, total, pairs, stride)
         product = jnp.stack([(factor * spectrum).sum((1, 2)) for factor in (weights, turned)], 1)
         found = jnp.einsum("befg,pcfe,qcg->bpq", product, *_waves(stride, dtype), precision=EXACT)
         return found.reshape(len(found), 1, stride[0] * stride[1])
@@ -87,13 +79,38 @@ def embedding_norms(
     return jnp.sqrt(jnp.maximum(found, 0))
 
 
-def _rows_that_meet(lag: int, taps: int, stride: int) -> Pair:
-    """A column of taps spans rows from the first on of a block, and rows up to the end of the one `lag` below it.
+def _products_of_blocks(blocks: jax.Array, lags: list[Pair], taps: Pair, stride: Pair) -> jax.Array:
+    """Sums of products of blocks with those that lie `lags` further; 0 for pixels further apart than taps can be.
 
-    All, unless a half is enough: a part of a block is a copy.
+    Lags of as many rows share one product of matrices: a few wide ones are faster than many.
+
+    Shapes: [B, h, w, entries] -> [B, lags, entries, entries].
     """
-    first, end = stride * lag - taps + 1, taps - 1 - stride * (lag - 1)
-    return (first, end) if 2 * end <= stride else (0, stride)
+    (b, h, w, entries), below, beside = blocks.shape, max(lags)[0], max(j for _, j in lags)
+    wide: Any = around(blocks, ((0, below), (beside, beside)))
+    wide = wide.reshape(*wide.shape[:-1], *stride, -1)
+    products = []
+    for i in range(below + 1):
+        columns = [j for row, j in lags if row == i]
+        spans = [(_met(i, taps[0], stride[0]), _met(j, taps[1], stride[1])) for j in columns]
+        others = [
+            wide[:, i : i + h, beside + j : beside + j + w, slice(*down), slice(*right)]
+            for j, (down, right) in zip(columns, spans, strict=True)
+        ]
+        first = _met(-i, taps[0], stride[0])[0] * entries // stride[0]
+        joined = jnp.concatenate([other.reshape(b, h, w, -1) for other in others], -1)
+        product = jnp.einsum("bhwi,bhwj->bij", blocks[..., first:], joined, precision=EXACT)
+        ends = np.cumsum([math.prod(other.shape[3:]) for other in others])
+        for part, other, span in zip(jnp.split(product, ends[:-1], -1), others, spans, strict=True):
+            missing = [(start, size - stop) for (start, stop), size in zip(span, stride, strict=True)]
+            part = part.reshape(*part.shape[:2], *other.shape[3:])
+            products.append(jnp.pad(part, [(0, 0), (first, 0), *missing, (0, 0)]).reshape(b, entries, entries))
+    return jnp.stack(products, 1)
+
+
+def _met(lag: int, taps: int, stride: int) -> Pair:
+    """Rows of a block, from the first to before the last, that a kernel can span with some of the one `lag` before."""
+    return max(0, 1 - taps - stride * lag), min(stride, taps + stride * (1 - lag) - 1)
 
 
 def _blocks_of_taps(kernel: jax.Array, stride: Pair) -> jax.Array:
