@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from equivit.symmetry.fields import Tokens
 
-# Size of a group of images, in bytes.  The next group reuses the memory of the fields that are computed from it, which
-# then stays in a cache; each smaller group would read the weights once more.
+# Size of the images that are worked on at a time, in bytes.  The next ones reuse the memory of the fields that are
+# computed from them, which then stays in a cache; each smaller group would read the weights once more.
 GROUP_BYTES = 2**22
 # Smaller images do not keep the cores busy.
 IMAGE_BYTES = 2**17
@@ -30,8 +30,7 @@ def by_image(function: Callable[[Tokens], Any], x: Tokens, *, least: int | None 
     least = IMAGE_BYTES if least is None else least
     if images < 2 or _image_bytes(x, images) < least or not jax.sharding.get_abstract_mesh().empty:
         return function(x)
-    group = _group(images, _image_bytes(x, images))
-    return jax.lax.platform_dependent(x, cpu=lambda x: _in_groups(function, x, group), default=function)
+    return jax.lax.platform_dependent(x, cpu=functools.partial(_in_halves, function), default=function)
 
 
 def _images(x: Tokens) -> int:
@@ -43,26 +42,6 @@ def _image_bytes(x: Tokens, images: int) -> int:
     return math.prod(x.shape) // images * x.dtype.itemsize
 
 
-def _group(images: int, size: int) -> int:
-    """The largest number of images of `size` bytes that fits in a group and divides `images`."""
-    return max(n for n in range(1, images + 1) if images % n == 0 and (n == 1 or n * size <= GROUP_BYTES))
-
-
-def _in_groups(function: Callable[[Tokens], Any], x: Tokens, group: int) -> Any:
-    if group == _images(x):
-        return _in_halves(function, x)
-
-    def split(leaf):
-        shape = (*leaf.shape[:-3], leaf.shape[-3] // group, group, *leaf.shape[-2:])
-        return jnp.moveaxis(leaf.reshape(shape), -4, 0)
-
-    def join(leaf):
-        leaf = jnp.moveaxis(leaf, 0, -4)
-        return leaf.reshape(*leaf.shape[:-4], -1, *leaf.shape[-2:])
-
-    return jax.tree.map(join, jax.lax.map(functools.partial(_in_halves, function), jax.tree.map(split, x)))
-
-
 def _in_halves(function: Callable[[Tokens], Any], x: Tokens) -> Any:
     """`function` of each half of the images.
 
@@ -70,9 +49,32 @@ def _in_halves(function: Callable[[Tokens], Any], x: Tokens) -> Any:
     """
     images = _images(x)
     if images % 2:
-        return function(x)
+        return _in_groups(function, x, GROUP_BYTES)
     first, second = (
         jax.tree.map(lambda leaf, i=i: jax.lax.slice_in_dim(leaf, i, i + images // 2, axis=-3), x)
         for i in (0, images // 2)
     )
-    return jax.tree.map(lambda *halves: jnp.concatenate(halves, -3), function(first), function(second))
+    done = [_in_groups(function, half, GROUP_BYTES // 2) for half in (first, second)]
+    return jax.tree.map(lambda *halves: jnp.concatenate(halves, -3), *done)
+
+
+def _in_groups(function: Callable[[Tokens], Any], x: Tokens, most: int) -> Any:
+    """`function` of one group after another: the largest number of images that divides them and fits in `most` bytes.
+
+    That number is at least 1.
+    """
+    images = _images(x)
+    size = _image_bytes(x, images)
+    group = max(n for n in range(1, images + 1) if images % n == 0 and (n == 1 or n * size <= most))
+    if group == images:
+        return function(x)
+
+    def split(leaf):
+        shape = (*leaf.shape[:-3], images // group, group, *leaf.shape[-2:])
+        return jnp.moveaxis(leaf.reshape(shape), -4, 0)
+
+    def join(leaf):
+        leaf = jnp.moveaxis(leaf, 0, -4)
+        return leaf.reshape(*leaf.shape[:-4], -1, *leaf.shape[-2:])
+
+    return jax.tree.map(join, jax.lax.map(function, jax.tree.map(split, x)))

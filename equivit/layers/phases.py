@@ -88,7 +88,7 @@ def _products_of_blocks(blocks: jax.Array, lags: list[Pair], taps: Pair, stride:
     """
     (b, h, w, entries), below, beside = blocks.shape, max(lags)[0], max(j for _, j in lags)
     wide: Any = around(blocks, ((0, below), (beside, beside)))
-    wide = wide.reshape(*wide.shape[:-1], *stride, -1)
+    wide = wide.reshape(*wide.shape[:-1], *stride, entries // math.prod(stride))
     products = []
     for i in range(below + 1):
         columns = [j for row, j in lags if row == i]
@@ -98,7 +98,7 @@ def _products_of_blocks(blocks: jax.Array, lags: list[Pair], taps: Pair, stride:
             for j, (down, right) in zip(columns, spans, strict=True)
         ]
         first = _met(-i, taps[0], stride[0])[0] * entries // stride[0]
-        joined = jnp.concatenate([other.reshape(b, h, w, -1) for other in others], -1)
+        joined = jnp.concatenate([jax.lax.collapse(other, 3) for other in others], -1)
         product = jnp.einsum("bhwi,bhwj->bij", blocks[..., first:], joined, precision=EXACT)
         ends = np.cumsum([math.prod(other.shape[3:]) for other in others])
         for part, other, span in zip(jnp.split(product, ends[:-1], -1), others, spans, strict=True):
