@@ -91,8 +91,9 @@ class Conv(nnx.Module):
         """
         with jax.named_scope("linear"):
             kernel = self.kernel[...]
-            ends = [(p, k - 1 - p) for k, p in zip(kernel.shape[:2], self.padding, strict=True)]
-            y = convolve(_written_around(x, tuple(ends)), kernel, (1, 1), (0, 0), "zeros", self.groups)
+            (rows, columns), (above, left) = kernel.shape[:2], self.padding
+            x = _written_around(x, ((above, rows - 1 - above), (left, columns - 1 - left)))
+            y = convolve(x, kernel, (1, 1), (0, 0), "zeros", self.groups)
             return y if self.bias is None else y + self.bias[...]
 
     def affine(self) -> tuple[jax.Array, jax.Array]:
@@ -203,8 +204,8 @@ def convolve(x: jax.Array, kernel: jax.Array, stride: Pair, padding: Pair, mode:
     torus, circular = x, functools.partial(_circular, stride=stride, padding=padding, groups=groups)
     depthwise = kernel.shape[2:] == (1, channels)
     if mode == "circular":
-        extended = _written_around if depthwise else around
-        x, padding = extended(x, tuple((p, p) for p in padding)), (0, 0)
+        (rows, columns), extended = padding, _written_around if depthwise else around
+        x, padding = extended(x, ((rows, rows), (columns, columns))), (0, 0)
     whole = functools.partial(_whole, stride=stride, padding=padding, groups=groups)
     if depthwise:
         taps = functools.partial(_by_taps, stride=stride, padding=padding)

@@ -67,7 +67,7 @@ def embedding_norms(
 
     def scores(blocks):
         blocks = blocks.reshape(len(blocks), *grid, blocks.shape[-1])
-        products = _products_of_blocks(blocks, lags, kernel.shape[:2], stride)
+        products = _products_of_blocks(blocks, lags, (kernel.shape[0], kernel.shape[1]), stride)
         total = jnp.einsum("bhwi,hw->bi", blocks, ones, precision=EXACT)
         spectrum = _spectrum(products, total, pairs, stride)
         product = jnp.stack([(factor * spectrum).sum((1, 2)) for factor in (weights, turned)], 1)
