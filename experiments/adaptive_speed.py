@@ -1,7 +1,7 @@
 """What shift-equivariance costs: Tables 3, 4 and A1 of shift-equivariant ViTs, adaptive over ordinary models.
 
     python experiments/adaptive_speed.py                                                    # a GPU: batches of 128
-    python experiments/adaptive_speed.py --batch=8 --runs=15 --warmup=2 --minutes=25        # a CPU
+    python experiments/adaptive_speed.py --batch=8 --runs=41 --warmup=2 --minutes=25        # a CPU
     python experiments/adaptive_speed.py --quick                        # tiny models on any machine; tries the script
 
 Forward passes of the T sizes in float32, with the same random weights, in turn in one run: ordinary, adaptive with
