@@ -92,6 +92,12 @@ def at_least(least: int, kind: type[int] | type[float] = int) -> Callable[[str],
     return parse
 
 
+def each_at_least(least: int, kind: type[int] | type[float] = int) -> Callable[[str], list[float]]:
+    """The type of an option that lists such numbers, separated by commas."""
+    parse = at_least(least, kind)
+    return lambda text: [parse(word) for word in text.split(",")]
+
+
 def interleaved(variants: Mapping[str, Callable[[], Any]], *, warmup: int, runs: int) -> dict[str, list[float]]:
     """Seconds of each timed call of each variant; a variant returns what is to be waited for."""
     seconds = {name: [] for name in variants}

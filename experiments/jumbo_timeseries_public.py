@@ -56,7 +56,7 @@ def _options(arguments):
     parser.add_argument("workdir", type=pathlib.Path, help="where the results go; those that are there are kept")
     parser.add_argument("--directory", help="of the data sets; without it aeon reads them")
     parser.add_argument("--config", default="configs/timeseries.py:smallest,public")
-    parser.add_argument("--seeds", default=[0, 1, 2], type=lambda text: list(map(int, text.split(","))))
+    parser.add_argument("--seeds", default=[0, 1, 2], type=benchmark.each_at_least(0))
     parser.add_argument("--override", action="append", default=[], help="a key=value of the config; may be repeated")
     return parser.parse_args(arguments)
 

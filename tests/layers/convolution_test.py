@@ -169,6 +169,19 @@ def test_both_forms_of_a_convolution_around_a_torus(case):
     assert ["[0, -1]" in text for text in texts] == [True, False, False]
 
 
+@pytest.mark.parametrize("size", [(5, 6), (2, 1)], ids=str)
+def test_a_torus_is_written_out_on_a_cpu_alone(size):
+    """For sums over taps: the same bits, and gradients; maps smaller than what lies around them too."""
+    x, ends = maps(2, *size), ((3, 1), (0, 2))
+    forms = [functools.partial(form, ends=ends) for form in (convolution._written_around, convolution.around)]
+    written, plain = jax.jit(lambda x: [(y, back(jnp.cos(y))[0]) for y, back in (jax.vjp(f, x) for f in forms)])(x)
+    np.testing.assert_array_equal(written[0], plain[0])
+    np.testing.assert_allclose(written[1], plain[1], rtol=0, atol=2e-6)  # sums of up to 18 cosines
+    traced = jax.jit(forms[0]).trace(x)
+    texts = [traced.lower(lowering_platforms=(platform,)).as_text() for platform in ("cpu", "cuda", "tpu")]
+    assert ["optimization_barrier" in text for text in texts] == [True, False, False]
+
+
 @pytest.mark.parametrize("depthwise", [False, True], ids=["points", "depthwise"])
 def test_accelerators_run_the_library_s_convolution(depthwise):
     """One operation, and on a CPU none."""
