@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from equivit.layers.product import kept
+
 IMPLEMENTATIONS = ("auto", "xla", "cudnn")
 TPU_TOKENS = 100  # the fewest for which "auto" is a TPU's kernel: with fewer, its registers of keys are half empty
 HEAD_CHANNELS = 128  # the most that cuDNN supports on every GPU; must be a multiple of 8
@@ -164,9 +166,8 @@ def _weighted(logits: jax.Array, v: Parts) -> Parts:
     weights = jnp.exp(logits - jax.lax.stop_gradient(logits.max(-1, keepdims=True)))
     # Dividing the result, not the weights, saves a pass over N x M entries.
     total = weights.sum(-1, keepdims=True)
-    return tuple(
-        (jnp.einsum("...nm,...md->...nd", weights.astype(part.dtype), part) / total).astype(part.dtype) for part in v
-    )
+    sums = (kept(jnp.einsum("...nm,...md->...nd", weights.astype(part.dtype), part)) for part in v)
+    return tuple((y / total).astype(y.dtype) for y in sums)
 
 
 def _cudnn(q, k, v):

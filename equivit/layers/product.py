@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 
-# What `remat="dots"` keeps: its policy does not see products within derivatives of our own.
+# What `remat="dots"` keeps: its policy sees no products within derivatives of our own, and none with a batch axis, such
+# as those of attention, of which the weighted sums of values are small.
 kept = functools.partial(checkpoint_name, name="product")
 
 

@@ -199,13 +199,16 @@ def test_one_pass_collects_attention_from_every_block(family):
 
 
 @pytest.mark.parametrize("family", ["plain", "H8", "D8"])
-def test_remat_dots_computes_no_linear_map_again(family):
-    products = {}
+def test_remat_dots_computes_no_linear_map_and_no_mean_of_values_again(family):
+    linear, attention = {}, {}
     for remat in ("none", "dots", "full"):
         m = models.abstract(FAMILIES[family], family=family, width=48, depth=2, num_heads=2, patch_size=4, remat=remat)
         x = jax.ShapeDtypeStruct((2, 16, 16, 3), jnp.float32)
-        products[remat] = costs.count(jax.grad(lambda m, x: m(x).sum()), m, x)["linear"].macs
-    assert products["none"] == products["dots"] < products["full"]
+        counted = costs.count(jax.grad(lambda m, x: m(x).sum()), m, x)
+        linear[remat], attention[remat] = (counted[kind].macs for kind in ("linear", "attention"))
+    assert linear["none"] == linear["dots"] < linear["full"]
+    again = attention["full"] - attention["none"]  # queries by keys, and weights by values
+    assert attention["dots"] - attention["none"] == again / 2 > 0
 
 
 def test_compute_type_is_a_cast():
