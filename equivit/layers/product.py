@@ -25,7 +25,20 @@ def matmul(x: jax.Array, weight: jax.Array) -> jax.Array:
 
 @jax.custom_jvp
 def _matmul(x, weight):
+    if x.dtype == weight.dtype == jnp.bfloat16:
+        return _in_bfloat16(x, weight)
     return jnp.matmul(x, weight)
+
+
+# Jitted here: outside of jit, a choice by platform would be compiled anew at every call.
+@functools.partial(jax.jit, inline=True)
+def _in_bfloat16(x, weight):
+    return jax.lax.platform_dependent(x, weight, cpu=_rounded, default=jnp.matmul)
+
+
+def _rounded(x, weight):
+    """x W by way of float32: XLA:CPU has fast products of bfloat16 for results in float32 alone."""
+    return jnp.matmul(x, weight, preferred_element_type=jnp.float32).astype(x.dtype)
 
 
 @functools.partial(_matmul.defjvp, symbolic_zeros=True)

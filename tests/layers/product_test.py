@@ -44,6 +44,18 @@ def test_a_cpu_sums_over_one_axis_and_others_over_two(platform, axes):
     assert sum(f"contracting_dims = {axes}" in line for line in products) == 1, products
 
 
+@pytest.mark.parametrize(("platform", "result"), [("cpu", "f32"), ("tpu", "bf16"), ("cuda", "bf16")])
+def test_a_product_in_bfloat16_has_the_result_that_is_fast_and_is_the_same_number(platform, result):
+    x, weight = RNG.normal(size=(3, 5, 7)).astype(jnp.bfloat16), WEIGHT.astype(jnp.bfloat16)
+    text = jax.export.export(jax.jit(matmul), platforms=[platform])(x, weight).mlir_module()
+    (product,) = [line for line in text.splitlines() if "stablehlo.dot_general" in line]
+    assert product.split("->")[-1].strip().startswith(f"tensor<3x5x4x{result}>"), product
+    in_float32 = jnp.matmul(x.astype(np.float32), weight.astype(np.float32), precision="highest")
+    found = matmul(x, weight)
+    assert found.dtype == jnp.bfloat16
+    chex.assert_trees_all_close(found.astype(np.float32), in_float32, rtol=2**-8, atol=1e-6)  # rounded once, at the end
+
+
 def test_the_backward_pass_begins_from_what_a_product_needs():
     """Else a scan over blocks would write what the other platforms need, too."""
     x = jnp.ones((3, 5, 7))
