@@ -14,7 +14,7 @@ JAX2ONNX = jax2onnx>=0.17.1,<0.18
 .PHONY: quickstart install-export test test-all lint clean
 
 # On Linux: large arrays in large pages, and memory stays with the process.  Otherwise each training step on a CPU gets
-# its memory anew from the kernel, page by page.  (Not arena_max=1: threads would wait for each other's allocations.)
+# its memory anew from the kernel, page by page.  (Not arena_max=1: octic steps are slower with it.)
 quickstart: export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=68719476736
 quickstart: $(VENV)/.installed
 	$(RUN) -m equivit.train --config=configs/quickstart.py --workdir=$(WORKDIR)
