@@ -60,7 +60,7 @@ class Linear(nnx.Module):
         with jax.named_scope("linear"):
             weight = self.weight[...]
             y = matmul(x.astype(weight.dtype), weight)
-            return y if self.bias is None else y + self.bias[...].astype(weight.dtype)
+            return y if self.bias is None else y + jnp.broadcast_to(self.bias[...], y.shape).astype(y.dtype)
 
 
 class LayerNorm(nnx.Module):

@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from equivit import errors
@@ -21,7 +20,7 @@ from equivit.layers import dense
 from equivit.layers.attention import Parts, attend, attention_weights, enough_for_tpu
 from equivit.layers.dense import WEIGHT_INIT, patchify, recomputed, uniform, unpatchify
 from equivit.layers.grid import Layout
-from equivit.layers.product import kept
+from equivit.layers.product import einsum, kept
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic
 from equivit.symmetry.groups import FLIP, OCTIC, Group
@@ -82,8 +81,9 @@ class Linear(nnx.Module):
         with jax.named_scope("linear"):
             x = x.astype(self.lines[...].dtype)
             lines = kept(jnp.einsum("i...c,icd->i...d", x.lines, self.lines[...]))
-            lines = lines if self.bias is None else _add_to_first(lines, self.bias[...].astype(x.dtype))
-            return Isotypic(lines, None if x.planes is None else kept(x.planes @ self.planes[...]))
+            lines = lines if self.bias is None else _add_to_first(lines, self.bias[...])
+            planes = None if x.planes is None else kept(einsum("...c,cd->...d", x.planes, self.planes[...]))
+            return Isotypic(lines, planes)
 
     def arrays(self) -> tuple[tuple[jax.Array, ...], jax.Array | None]:
         """The weights, one array for each of a field, and the bias."""
@@ -383,9 +383,8 @@ class Unpatchify(nnx.Module):
 
 def _add_to_first(lines: jax.Array, bias: jax.Array) -> jax.Array:
     """Add to the invariant component, as one broadcast sum: an indexed update would copy the field."""
-    first = np.zeros((len(lines), *(1,) * (lines.ndim - 1)), lines.dtype)
-    first[0] = 1
-    return lines + first * bias
+    first = jnp.broadcast_to(bias, (1, *lines.shape[1:])).astype(lines.dtype)
+    return lines + jnp.pad(first, [(0, len(lines) - 1)] + [(0, 0)] * (lines.ndim - 1))
 
 
 def _over_tokens(scale: jax.Array, lines: jax.Array) -> jax.Array:

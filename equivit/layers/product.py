@@ -1,17 +1,20 @@
-"""Products of tokens and a weight, with the gradient of the weight in the form that is fast on each platform.
+"""Products of arrays, and their gradients, in the form that is fast on each platform.
 
-That gradient, x^T dy, is a sum over images and tokens.  XLA turns a product that sums over two axes into one that sums
-over a single axis by moving the others, and on a CPU this copies x and dy.  Summed over one axis, which images and
-tokens together are, nothing moves.  On a TPU it is joining these axes that copies, where the number of tokens is no
-multiple of 8.
+The gradient of a weight, x^T dy, is a sum over images and tokens.  XLA turns a product that sums over two axes into one
+that sums over a single axis by moving the others, and on a CPU this copies x and dy.  Summed over one axis, which
+images and tokens together are, nothing moves.  On a TPU it is joining these axes that copies, where the number of
+tokens is no multiple of 8.  In bfloat16 nothing is joined, and a CPU has products of its own (`bfloat16_product`).
 """
 
 import functools
+import string
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
+
+from equivit.layers import bfloat16_product
 
 # What `remat="dots"` keeps: its policy sees no products within derivatives of our own, and none with a batch axis, such
 # as those of attention, of which the weighted sums of values are small.
@@ -20,25 +23,35 @@ kept = functools.partial(checkpoint_name, name="product")
 
 def matmul(x: jax.Array, weight: jax.Array) -> jax.Array:
     """x W.  Shapes: [*B, N, C], [C, D] -> [*B, N, D]."""
-    return kept(_matmul(x, weight))
+    in_bfloat16 = x.dtype == weight.dtype == jnp.bfloat16
+    return kept(einsum("...c,cd->...d", x, weight) if in_bfloat16 else _matmul(x, weight))
+
+
+def einsum(axes: str, x: jax.Array, y: jax.Array) -> jax.Array:
+    """jnp.einsum of two arrays; in bfloat16 in the form that is fast on each platform.
+
+    An axis that is summed over is one of both; "..." stands for the first axes of x, of which y has the last or none.
+    """
+    if not x.dtype == y.dtype == jnp.bfloat16:
+        return jnp.einsum(axes, x, y)
+    (of_x, of_y), result = axes.split("->")[0].split(","), axes.split("->")[1]
+    first, ahead = (a.ndim - len(of.replace("...", "")) for a, of in ((x, of_x), (y, of_y)))
+    named = string.ascii_uppercase[:first]
+    of_x, of_y = of_x.replace("...", named), of_y.replace("...", named[first - ahead :])
+    return _in_bfloat16(f"{of_x},{of_y}->{result.replace('...', named)}", x, y)
+
+
+# Jitted here: outside of jit, a choice by platform would be compiled anew at every call.
+@functools.partial(jax.jit, static_argnums=0, inline=True)
+@functools.partial(jax.checkpoint, static_argnums=0, prevent_cse=False)  # else both platforms' residuals are kept
+def _in_bfloat16(axes, x, y):
+    cpu, default = (functools.partial(form, axes) for form in (bfloat16_product.einsum, jnp.einsum))
+    return jax.lax.platform_dependent(x, y, cpu=cpu, default=default)
 
 
 @jax.custom_jvp
 def _matmul(x, weight):
-    if x.dtype == weight.dtype == jnp.bfloat16:
-        return _in_bfloat16(x, weight)
     return jnp.matmul(x, weight)
-
-
-# Jitted here: outside of jit, a choice by platform would be compiled anew at every call.
-@functools.partial(jax.jit, inline=True)
-def _in_bfloat16(x, weight):
-    return jax.lax.platform_dependent(x, weight, cpu=_rounded, default=jnp.matmul)
-
-
-def _rounded(x, weight):
-    """x W by way of float32: XLA:CPU has fast products of bfloat16 for results in float32 alone."""
-    return jnp.matmul(x, weight, preferred_element_type=jnp.float32).astype(x.dtype)
 
 
 @functools.partial(_matmul.defjvp, symbolic_zeros=True)

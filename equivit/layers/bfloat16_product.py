@@ -1,0 +1,72 @@
+"""Products of bfloat16 on a CPU: summed in float32 and rounded once, and so are those of their gradients.
+
+XLA:CPU has fast products of bfloat16 for results in float32 alone.  To round such a result is not enough: JAX derives
+from it products of float32 cotangents with bfloat16.  So this is a primitive, with the few rules that a product needs.
+"""
+
+import functools
+import string
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+
+def einsum(axes: str, x: jax.Array, y: jax.Array) -> jax.Array:
+    """jnp.einsum of two arrays in bfloat16, such as "nc,cd->nd"; an axis that is summed over is one of both."""
+    # Within shard_map, the gradient of a factor is summed over the devices that only the other factor varies over.
+    over = _varying(x) | _varying(y)
+    x, y = (jax.lax.pcast(factor, tuple(over - _varying(factor)), to="varying") for factor in (x, y))
+    return _product.bind(x, y, axes=axes)
+
+
+def _varying(x) -> frozenset[str]:
+    return jax.typeof(x).manual_axis_type.varying
+
+
+def _rounded(x, y, *, axes: str):
+    of_x, of_y, of_z = _split(axes)
+    rows, columns = ("".join(a for a in one if a not in other) for one, other in ((of_x, of_y), (of_y, of_x)))
+    if of_z != rows + columns:
+        # Many products, or one that is transposed: if XLA gives arrays another order in memory, it finds in the end
+        # that it has no code for bfloat16.
+        x, y = x.astype(jnp.float32), y.astype(jnp.float32)
+    return jnp.einsum(axes, x, y, preferred_element_type=jnp.float32).astype(jnp.bfloat16)
+
+
+def _aval(x, y, *, axes: str):
+    return jax.make_jaxpr(functools.partial(_rounded, axes=axes))(x, y).out_avals[0]
+
+
+def _split(axes: str) -> tuple[str, str, str]:
+    factors, result = axes.split("->")
+    of_x, of_y = factors.split(",")
+    return of_x, of_y, result
+
+
+def _x_gradient(dz, x, y, *, axes: str):
+    of_x, of_y, of_z = _split(axes)
+    return einsum(f"{of_z},{of_y}->{of_x}", dz, y)
+
+
+def _y_gradient(dz, x, y, *, axes: str):
+    of_x, of_y, of_z = _split(axes)
+    return einsum(f"{of_x},{of_z}->{of_y}", x, dz)
+
+
+def _batched(factors, at, *, axes: str):
+    """One more axis, the first one of each factor that has it and of the result."""
+    new = next(letter for letter in string.ascii_letters if letter not in axes)
+    moved = [x if i is None else jnp.moveaxis(x, i, 0) for x, i in zip(factors, at, strict=True)]
+    of_x, of_y = ("" if i is None else new for i in at)
+    x_axes, y_axes, z_axes = _split(axes)
+    return einsum(f"{of_x}{x_axes},{of_y}{y_axes}->{new}{z_axes}", *moved), 0
+
+
+_product = Primitive("bfloat16_product")
+_product.def_impl(jax.jit(_rounded, static_argnames="axes"))
+_product.def_abstract_eval(_aval)
+ad.defbilinear(_product, _x_gradient, _y_gradient)
+batching.primitive_batchers[_product] = _batched
+mlir.register_lowering(_product, mlir.lower_fun(_rounded, multiple_results=False))

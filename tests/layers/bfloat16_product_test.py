@@ -1,0 +1,130 @@
+"""Products of bfloat16 on a CPU have the values and derivatives of any product, and factors of bfloat16 in each."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from equivit.layers import bfloat16_product, dense, isotypic
+from equivit.layers.keys import Keys
+from equivit.layers.product import einsum
+from equivit.precision import cast
+from equivit.symmetry import fields
+from equivit.symmetry.groups import OCTIC
+
+RNG = np.random.default_rng(0)
+ROUNDED = dict(rtol=2**-7, atol=2**-7)  # of the result, and of the cotangent that it is derived from
+CASES = {  # axes: the shapes of the factors
+    "nc,cd->nd": ((5, 7), (7, 3)),
+    "bnc,cd->bnd": ((2, 5, 7), (7, 3)),
+    "ibnc,icd->ibnd": ((4, 2, 5, 7), (4, 7, 3)),
+    "bhnd,bhmd->bhnm": ((2, 3, 5, 7), (2, 3, 4, 7)),
+    "bnd,md->bnm": ((2, 5, 7), (3, 7)),
+}
+cases = pytest.mark.parametrize(("axes", "shapes"), CASES.items(), ids=CASES)
+
+
+def normal(*shape):
+    return jnp.asarray(RNG.normal(size=shape), jnp.bfloat16)
+
+
+def exact(axes, x, y):
+    """The definition, in float32."""
+    x, y = (a.astype(jnp.float32) for a in (x, y))
+    return jnp.einsum(axes, x, y, precision="highest")
+
+
+def derivatives(product, x, y, dz):
+    """The value, a forward derivative, both gradients, and these for two cotangents at once and for two y at once."""
+
+    def pull(y, dz):
+        z, pull = jax.vjp(product, x, y)
+        return z, pull(dz.astype(z.dtype))
+
+    forward = jax.jvp(product, (x, y), (x / 2, y / 4))
+    by_cotangent = jax.vmap(pull, (None, -1))(y, jnp.stack([dz, dz / 2], -1))
+    return forward, pull(y, dz), by_cotangent, jax.vmap(pull, (1, None))(jnp.stack([y, 2 * y], 1), dz)
+
+
+@cases
+def test_values_and_derivatives_are_those_of_a_product(axes, shapes):
+    x, y = (normal(*shape) for shape in shapes)
+    dz = normal(*jax.eval_shape(functools.partial(exact, axes), x, y).shape)
+    found, known = (
+        jax.jit(functools.partial(derivatives, functools.partial(product, axes)))(x, y, dz)
+        for product in (bfloat16_product.einsum, exact)
+    )
+    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype(jnp.bfloat16)}
+    chex.assert_trees_all_close(*(jax.tree.map(np.float32, tree) for tree in (found, known)), **ROUNDED)
+
+
+@cases
+def test_outside_of_jit_it_is_the_same(axes, shapes):
+    x, y = (normal(*shape) for shape in shapes)
+    chex.assert_trees_all_equal(
+        bfloat16_product.einsum(axes, x, y), jax.jit(functools.partial(bfloat16_product.einsum, axes))(x, y)
+    )
+
+
+@pytest.mark.parametrize("channels", [1, 2, 64])
+@pytest.mark.parametrize("rows", [(1,), (1, 1), (3, 1), (2, 5), (1, 2, 3)], ids=str)
+def test_small_products_run(rows, channels):
+    """XLA:CPU has no code for some products of bfloat16 that its compiler lets pass."""
+    x, weight = normal(*rows, channels), normal(channels, 3)
+    product = functools.partial(einsum, "...c,cd->...d")
+
+    def all_of(product, x, weight):
+        z, pull = jax.vjp(product, x, weight)
+        return z, pull(jnp.ones_like(z))
+
+    found = jax.jit(functools.partial(all_of, product))(x, weight)
+    known = all_of(jnp.matmul, x.astype(jnp.float32), weight.astype(jnp.float32))
+    chex.assert_trees_all_close(jax.tree.map(np.float32, found), known, **ROUNDED)
+
+
+@pytest.mark.parametrize(
+    ("platform", "types"), [("cpu", ("bf16", "bf16", "f32")), ("tpu", ("bf16",) * 3), ("cuda", ("bf16",) * 3)]
+)
+def test_each_product_of_a_gradient_has_the_types_that_are_fast(platform, types):
+    def loss(x, y):
+        return jnp.sum(einsum("...c,cd->...d", x, y).astype(jnp.float32) ** 2)
+
+    shapes = jax.ShapeDtypeStruct((2, 5, 7), jnp.bfloat16), jax.ShapeDtypeStruct((7, 3), jnp.bfloat16)
+    text = jax.export.export(jax.jit(jax.grad(loss, (0, 1))), platforms=[platform])(*shapes).mlir_module()
+    products = [line.split(" : ")[-1] for line in text.splitlines() if "stablehlo.dot_general" in line]
+    found = {tuple(part.split("x")[-1].split(">")[0] for part in line.split("tensor<")[1:]) for line in products}
+    assert len(products) == 3
+    assert found == {types}
+
+
+def test_a_gradient_within_shard_map_is_summed_over_the_devices():
+    x, weight = normal(8, 4, 7), normal(7, 3)
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:4])
+
+    def gradient(x, weight):
+        return jax.grad(lambda weight: jnp.sum(einsum("...c,cd->...d", x, weight).astype(jnp.float32)))(weight)
+
+    over = PartitionSpec("data"), PartitionSpec()
+    found = jax.jit(jax.shard_map(gradient, mesh=mesh, in_specs=over, out_specs=over[1]))(x, weight)
+    # Each device rounds its part, and a sum of four parts may be as large as any of them.
+    chex.assert_trees_all_close(np.float32(found), np.float32(gradient(x, weight)), rtol=2**-6, atol=2**-4)
+
+
+@pytest.mark.parametrize("group", [None, OCTIC], ids=["dense", "octic"])
+def test_the_gradient_of_a_bias_is_not_summed_in_bfloat16(group):
+    """There the sum of 1001 ones is 256."""
+    linear = dense.Linear if group is None else functools.partial(isotypic.Linear, group=group)
+    x = jnp.ones((1, 1001, 8))
+    x = x if group is None else fields.from_dense(x, group)
+    layer = cast(linear(8, 16, rngs=Keys(0)), "mixed")
+    assert layer.bias[...].dtype == jnp.float32
+
+    def loss(layer, x):
+        return sum(leaf.astype(jnp.float32).sum() for leaf in jax.tree.leaves(layer(x)))
+
+    gradient = jax.grad(loss)(layer, x).bias[...]
+    np.testing.assert_array_equal(gradient, np.full_like(gradient, 1001))
