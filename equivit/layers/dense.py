@@ -60,7 +60,15 @@ class Linear(nnx.Module):
         with jax.named_scope("linear"):
             weight = self.weight[...]
             y = matmul(x.astype(weight.dtype), weight)
-            return y if self.bias is None else y + jnp.broadcast_to(self.bias[...], y.shape).astype(y.dtype)
+            return y if self.bias is None else add_bias(y, self.bias[...])
+
+
+def add_bias(y: jax.Array, bias: jax.Array) -> jax.Array:
+    """y + b in the dtype of y; the gradient of b is summed in its own, which may be wider.
+
+    Shapes: y [*B, N, D], b one that broadcasts to it -> [*B, N, D].
+    """
+    return y + (bias if bias.dtype == y.dtype else jnp.broadcast_to(bias, y.shape).astype(y.dtype))
 
 
 class LayerNorm(nnx.Module):

@@ -13,12 +13,13 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from equivit import errors
 from equivit.layers import dense
 from equivit.layers.attention import Parts, attend, attention_weights, enough_for_tpu
-from equivit.layers.dense import WEIGHT_INIT, patchify, recomputed, uniform, unpatchify
+from equivit.layers.dense import WEIGHT_INIT, add_bias, patchify, recomputed, uniform, unpatchify
 from equivit.layers.grid import Layout
 from equivit.layers.product import einsum, kept
 from equivit.symmetry import fields
@@ -383,8 +384,9 @@ class Unpatchify(nnx.Module):
 
 def _add_to_first(lines: jax.Array, bias: jax.Array) -> jax.Array:
     """Add to the invariant component, as one broadcast sum: an indexed update would copy the field."""
-    first = jnp.broadcast_to(bias, (1, *lines.shape[1:])).astype(lines.dtype)
-    return lines + jnp.pad(first, [(0, len(lines) - 1)] + [(0, 0)] * (lines.ndim - 1))
+    first = np.zeros((len(lines), *(1,) * (lines.ndim - 1)), bias.dtype)
+    first[0] = 1
+    return add_bias(lines, bias * first)
 
 
 def _over_tokens(scale: jax.Array, lines: jax.Array) -> jax.Array:
