@@ -43,7 +43,7 @@ def einsum(axes: str, x: jax.Array, y: jax.Array) -> jax.Array:
 
 # Jitted here: outside of jit, a choice by platform would be compiled anew at every call.
 @functools.partial(jax.jit, static_argnums=0, inline=True)
-@functools.partial(jax.checkpoint, static_argnums=0, prevent_cse=False)  # else both platforms' residuals are kept
+@functools.partial(jax.checkpoint, static_argnums=0, prevent_cse=False)  # as below
 def _in_bfloat16(axes, x, y):
     cpu, default = (functools.partial(form, axes) for form in (bfloat16_product.einsum, jnp.einsum))
     return jax.lax.platform_dependent(x, y, cpu=cpu, default=default)

@@ -1,4 +1,4 @@
-"""Products of bfloat16 on a CPU have the values and derivatives of any product, and factors of bfloat16 in each."""
+"""Products of bfloat16 on a CPU: values and derivatives of any product, and types of which XLA has a fast form."""
 
 import functools
 
@@ -110,13 +110,13 @@ def test_a_gradient_within_shard_map_is_summed_over_the_devices():
 
     over = PartitionSpec("data"), PartitionSpec()
     found = jax.jit(jax.shard_map(gradient, mesh=mesh, in_specs=over, out_specs=over[1]))(x, weight)
-    # Each device rounds its part, and a sum of four parts may be as large as any of them.
+    # Each device rounds its part, and the sum of four is rounded after each addition.
     chex.assert_trees_all_close(np.float32(found), np.float32(gradient(x, weight)), rtol=2**-6, atol=2**-4)
 
 
 @pytest.mark.parametrize("group", [None, OCTIC], ids=["dense", "octic"])
 def test_the_gradient_of_a_bias_is_not_summed_in_bfloat16(group):
-    """There the sum of 1001 ones is 256."""
+    """Rounded to bfloat16, the sum of 1001 ones is 1000."""
     linear = dense.Linear if group is None else functools.partial(isotypic.Linear, group=group)
     x = jnp.ones((1, 1001, 8))
     x = x if group is None else fields.from_dense(x, group)
