@@ -18,25 +18,9 @@ import numpy as np
 
 from kernels import attention, dispatch
 from kernels.attention_lanes import arrange, product
+from kernels.isotypic_linear import Field, Linear, linear
 
-Field = tuple[jax.Array, ...]
-# Weights like the arrays of a field, lines [i, C, F] and planes [2C, 2F] for both rows; bias [F] or None.
-Linear = tuple[Field, jax.Array | None]
 NAME = "isotypic_attention"
-
-
-def linear(field: Field, map: Linear) -> Field:
-    """The linear map, with weights for each array of the field, or for each of its rows."""
-    weights, bias = map
-    with jax.named_scope("linear"):
-        y = [
-            x @ w if w.ndim == 2 else jnp.einsum("i...c,icd->i...d", x, w) for x, w in zip(field, weights, strict=True)
-        ]
-        if bias is None:
-            return tuple(y)
-        first = np.zeros((len(y[0]), *(1,) * (y[0].ndim - 1)), y[0].dtype)
-        first[0] = 1  # one broadcast sum: an indexed update would copy the field
-        return (y[0] + first * bias, *y[1:])
 
 
 def reference(field: Field, qkv: Linear, proj: Linear, heads: int) -> Field:

@@ -16,6 +16,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 
 from kernels import dispatch
+from kernels.isotypic_linear import add_to_first
 
 STRIP = 16  # rows that the norm takes at once, to stay in registers: the height of one in bfloat16
 Arrays = tuple[jax.Array, jax.Array]
@@ -45,9 +46,7 @@ def normalise(
         total = jnp.square(y_lines).mean(-1, keepdims=True).sum(0)
         total = total + norm.row_weight * jnp.square(y_planes).mean(-1, keepdims=True).sum(0)
         inverse = jax.lax.rsqrt((total + norm.eps) / 8)  # the order of the group
-        first = np.zeros((4, *(1,) * (lines.ndim - 1)), y_lines.dtype)
-        first[0] = 1
-        y_lines = y_lines * inverse * _over_tokens(scale_lines, lines) + first * bias
+        y_lines = add_to_first(y_lines * inverse * _over_tokens(scale_lines, lines), bias)
         return y_lines.astype(lines.dtype), (y_planes * inverse * scale_planes).astype(planes.dtype)
 
 

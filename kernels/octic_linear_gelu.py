@@ -8,10 +8,10 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from kernels import d8_gelu, dispatch, tpu_blocks
+from kernels.isotypic_linear import add_to_first
 from kernels.pointwise import gelu, to_isotypic, to_regular
 
 NAME = "octic_linear_gelu"
@@ -27,11 +27,9 @@ def linear(
 ) -> tuple[jax.Array, jax.Array]:
     """The linear map in plain jnp."""
     with jax.named_scope("linear"):
-        first = np.zeros((4, *(1,) * (lines.ndim - 1)), lines.dtype)
-        first[0] = 1  # one broadcast sum: an indexed update would copy the field
         # The name is of what `remat="dots"` keeps for the backward pass.
         y, planes = checkpoint_name((jnp.einsum("i...c,icd->i...d", lines, w_lines), planes @ w_planes), "product")
-        return y + first * bias, planes
+        return add_to_first(y, bias), planes
 
 
 def reference(

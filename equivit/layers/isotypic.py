@@ -13,13 +13,12 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from equivit import errors
 from equivit.layers import dense
 from equivit.layers.attention import Parts, attend, attention_weights, enough_for_tpu
-from equivit.layers.dense import WEIGHT_INIT, add_bias, patchify, recomputed, uniform, unpatchify
+from equivit.layers.dense import WEIGHT_INIT, patchify, recomputed, uniform, unpatchify
 from equivit.layers.grid import Layout
 from equivit.layers.product import einsum, kept
 from equivit.symmetry import fields
@@ -29,7 +28,8 @@ from equivit.symmetry.groups import FLIP, OCTIC, Group
 try:
     from kernels import octic_attention, octic_mlp
     from kernels.d8_gelu import d8_gelu
-    from kernels.isotypic_attention import isotypic_attention, linear
+    from kernels.isotypic_attention import isotypic_attention
+    from kernels.isotypic_linear import add_to_first, linear
     from kernels.octic_branch import Norm
     from kernels.octic_linear_gelu import octic_linear_gelu
 except ImportError as error:
@@ -82,7 +82,7 @@ class Linear(nnx.Module):
         with jax.named_scope("linear"):
             x = x.astype(self.lines[...].dtype)
             lines = kept(jnp.einsum("i...c,icd->i...d", x.lines, self.lines[...]))
-            lines = lines if self.bias is None else _add_to_first(lines, self.bias[...])
+            lines = lines if self.bias is None else add_to_first(lines, self.bias[...])
             planes = None if x.planes is None else kept(einsum("...c,cd->...d", x.planes, self.planes[...]))
             return Isotypic(lines, planes)
 
@@ -124,7 +124,7 @@ def _normalised(x: Isotypic, scale: Isotypic, bias: jax.Array, eps: float, row_w
         if y.planes is not None:
             total = total + row_weight * jnp.square(y.planes).mean(-1, keepdims=True).sum(0)
         inverse = jax.lax.rsqrt((total + eps) / x.group.order)
-        lines = _add_to_first(y.lines * inverse * _over_tokens(scale.lines, y.lines), bias)
+        lines = add_to_first(y.lines * inverse * _over_tokens(scale.lines, y.lines), bias)
         planes = None if y.planes is None else y.planes * inverse * scale.planes
         return Isotypic(lines, planes).astype(x.dtype)
 
@@ -309,7 +309,7 @@ class PatchEmbed(nnx.Module):
             size = patches.shape[-1]
             y = jax.tree.map(lambda k: jnp.einsum("...p,ipc->i...c", patches, k.reshape(len(k), size, -1)), full)
             y = y.astype(self.bias[...].dtype)
-            return Isotypic(_add_to_first(y.lines, self._bias()), y.planes)
+            return Isotypic(add_to_first(y.lines, self._bias()), y.planes)
 
     def _bias(self) -> jax.Array:
         """Of the invariant component; the official FLIP embedding scales it with its kernels, the octic one not."""
@@ -380,13 +380,6 @@ class Unpatchify(nnx.Module):
             values = values.reshape(*values.shape[:-1], h, w, self.out_channels)
             patches = patches + fields.act_on_image(g, jnp.pad(values, pad))
         return unpatchify(jax.lax.collapse(patches, -3), grid, self.patch_size)
-
-
-def _add_to_first(lines: jax.Array, bias: jax.Array) -> jax.Array:
-    """Add to the invariant component, as one broadcast sum: an indexed update would copy the field."""
-    first = np.zeros((len(lines), *(1,) * (lines.ndim - 1)), bias.dtype)
-    first[0] = 1
-    return add_bias(lines, bias * first)
 
 
 def _over_tokens(scale: jax.Array, lines: jax.Array) -> jax.Array:
