@@ -10,7 +10,7 @@ The TPU kernel does what `reference` does, image by image, so that the field is 
   - `qkv`: the first map, for 128 of its results at a time.  It makes the heads where attention wants them, in an order
     of their own for every row of irreps (`isotypic_attention.arranged`).
   - `attended`: attention, a register full of heads at a time.
-  - The result, for 128 channels at a time: x + scale * (attended times the second map + bias).
+  - The result: x + scale * (attended times the second map + bias), where products may be turned (`tpu_products.py`).
 
 Nearly all of it is straight-line code, in which the compiler overlaps the norm with the first map's products, and the
 selects and softmax of a head with the products of another.
@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from kernels import attention_tpu, dispatch, tpu_blocks
+from kernels import attention_tpu, dispatch, tpu_blocks, tpu_products
 from kernels import isotypic_attention as attention
 from kernels.attention_lanes import LANES, arrange
 from kernels.octic_branch import Norm, added, by_strips, check, norm_strip, normalise, prepared, product_dtype
@@ -199,7 +199,8 @@ def _forward_tpu(lines, planes, *weights, heads, norm, interpret=False):
     arrangement = arrange(parts, heads)
     (qkv, bias), (proj, _) = attention.arranged(w.qkv, w.proj, parts, heads)
     placed: dict[str, Any] = dict(qkv_lines=qkv[0], qkv_planes=qkv[1], qkv_bias=bias)
-    w = prepared(w._replace(**placed, proj_lines=proj[0], proj_planes=proj[1]), "proj_bias")
+    placed |= dict(zip(("proj_lines", "proj_planes"), (jnp.swapaxes(a, 1, 2) for a in proj), strict=True))
+    w = prepared(w._replace(**placed), "proj_bias")
     _, *batch, n, _ = lines.shape
     arrays = [a.reshape(len(a), math.prod(batch), n, a.shape[-1]) for a in (lines, planes)]
 
@@ -250,13 +251,16 @@ def _first_map(normed, w, qkv):
 
 
 def _second_map(attended, w, x, y):
-    kinds = (w.proj_lines, w.scale_lines), (w.proj_planes, w.scale_planes)
-    for field, (maps, scale), before, after in zip(attended, kinds, x, y, strict=True):
-        for i, lanes in _tiles(after):
-            row = i % len(scale)  # the rows of E share one
-            z = _dot(field[i], maps[i, :, lanes]) * scale[row : row + 1, lanes]
-            z = z + w.proj_bias[:, lanes] if maps is w.proj_lines and i == 0 else z
-            after[i, :, lanes] = (before[i, :, lanes].astype(jnp.float32) + z).astype(after.dtype)
+    kinds = list(zip(attended, (w.proj_lines, w.proj_planes), (w.scale_lines, w.scale_planes), x, y, strict=True))
+    products = [(maps.shape[1], len(maps) * maps.shape[2] // LANES) for _, maps, *_ in kinds]
+    for part in tpu_products.parts(x[0].shape[1], products):
+        for field, maps, scale, before, after in kinds:
+            for i in range(after.shape[0]):
+                row = i % len(scale)  # the rows of E share one
+                z = tpu_products.dot(field[i, part.rows], maps[i], part.turned)
+                z = (z.T if part.turned else z) * scale[row : row + 1]
+                z = z + w.proj_bias[...] if maps is w.proj_lines and i == 0 else z
+                after[i, part.rows] = (before[i, part.rows].astype(jnp.float32) + z).astype(after.dtype)
 
 
 def _tiles(ref: Any):

@@ -9,12 +9,13 @@ The TPU kernel does what `reference` does, token by token, so that the field is 
     unit holds 128 x 128 weights at a time, and multiplies all rows of the image by them before it takes the next.
   - `normed`: the norm of the image, by strips of STRIP rows, which fit in registers.
   - For every 128 of the F hidden channels: their eight components, from the first map (`hidden`); their GELU, by
-    strips (`active`); and what they add to the results of the second map (`sums`).
-  - The result, by strips: x + scale * (sums + bias).
+    strips (`active`); and what they add to the results of the second map (`sums`), of which some may be turned
+    (`tpu_products.py`).
+  - The result: x + scale * (sums + bias).
 
 Every loop is unrolled: within straight-line code the compiler overlaps the GELU, which occupies the vector units, with
-the products before and after it.  (With two of `hidden` and `active`, a tile's products could begin sooner, which
-saves few cycles for 3 MiB of VMEM.)  Most vector operations are those of the GELU and its transforms; this saves some:
+some of the products before and after it.  (Two of `hidden` and `active`, or another order of the operations, overlap
+hardly more.)  Most vector operations are those of the GELU and its transforms; this saves some:
 
   - The transforms to the group and back multiply by SCALE.  The first factor goes into the constants of the GELU
     (`pointwise.double_gelu`), and both into the layer scale at the end.  As SCALE^2 / 2 = 1/16, that rounds nothing.
@@ -32,16 +33,15 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from kernels import dispatch, octic_linear_gelu, tpu_blocks
+from kernels import dispatch, octic_linear_gelu, tpu_blocks, tpu_products
 from kernels.octic_branch import STRIP, Norm, added, by_strips, check, norm_strip, normalise, prepared, product_dtype
 from kernels.pointwise import SCALE, double_gelu, gelu, isotypic_sums, regular_sums
 from kernels.tpu_blocks import LANES, up
 
 NAME = "octic_mlp"
 MAPS = ("in_lines", "in_planes", "out_lines", "out_planes")  # among the weights
-# Rows of a block.  With few, the matrix units load weights for longer than they multiply.  The most are 257 tokens in
-# whole strips; the code, and the time to compile it, grow with it.
-FEWEST_ROWS, MOST_ROWS = 64, 272
+# Rows of a block.  The most are 257 tokens in whole strips; the code, and the time to compile it, grow with it.
+MOST_ROWS = 272
 MOST_TILES = 8  # of 128 hidden channels, for the same reason
 # VMEM that a kernel may use unless it asks for more, and what is left of it for registers that are spilled.
 VMEM_BYTES, SPILLED_BYTES = 16 * 2**20, 3 * 2**20
@@ -140,7 +140,7 @@ def _forward(lines, planes, *weights, norm, implementation):
 
 def _kernels(norm: Norm, lines: jax.Array, weights: Weights) -> dict[str, Callable | None]:
     """The kernels that support the dtypes and widths."""
-    tpu = functools.partial(_forward_tpu, norm=norm) if _most_rows(lines, weights) >= FEWEST_ROWS else None
+    tpu = functools.partial(_forward_tpu, norm=norm) if _most_rows(lines, weights) >= tpu_products.FEWEST_ROWS else None
     return {"tpu": tpu, "interpret": tpu and functools.partial(tpu, interpret=True), "gpu": None}
 
 
@@ -151,7 +151,7 @@ def _most_rows(lines: jax.Array, weights: Weights) -> int:
     if product is None or f % LANES or f > MOST_TILES * LANES:
         return 0
     field = 4 * up(c, LANES) + 2 * up(2 * c, LANES)  # lanes of a row
-    held = 4 * up(c, STRIP) * f + up(2 * c, STRIP) * 2 * f + f * field
+    held = 2 * (4 * up(c, STRIP) * f + up(2 * c, STRIP) * 2 * f)
     row = field * (4 * lines.dtype.itemsize + product.itemsize + 4) + 8 * LANES * (4 + product.itemsize)
     left = VMEM_BYTES - SPILLED_BYTES - held * product.itemsize
     return min(max(left // row, 0), MOST_ROWS) // STRIP * STRIP
@@ -171,9 +171,13 @@ def _forward_tpu(lines, planes, *weights, norm, interpret=False):
 
     # The second map's factor, SCALE^2 / 2, in the layer scale.
     weights = prepared(w, "out_bias", SCALE**2 / 2)
+    weights = weights._replace(out_lines=jnp.swapaxes(w.out_lines, 1, 2), out_planes=w.out_planes.T)
     sizes = (4, rows, c), (2, rows, 2 * c)
+    # For each 128 hidden channels, the second map has four products of lines, and four of rows and copies of E.
+    parts = tpu_products.parts(rows, [(c, 4), (2 * c, 4)])
+    sums = [(k, width, p.size) if p.turned else (k, p.size, width) for p in parts for k, _, width in sizes]
     results = pl.pallas_call(
-        functools.partial(_block, norm=norm, unroll=not interpret),
+        functools.partial(_block, parts=parts, norm=norm, unroll=not interpret),
         grid=(images, pl.cdiv(n, rows)),
         in_specs=[*map(block, arrays), *map(whole, weights)],
         out_specs=[block(a) for a in arrays],
@@ -184,7 +188,7 @@ def _forward_tpu(lines, planes, *weights, norm, interpret=False):
             *(pltpu.VMEM(size, product) for size in sizes),  # normed
             pltpu.VMEM((8, rows, LANES), jnp.float32),  # hidden
             pltpu.VMEM((8, rows, LANES), product),  # active
-            *(pltpu.VMEM(size, jnp.float32) for size in sizes),  # sums
+            *(pltpu.VMEM(size, jnp.float32) for size in sums),
         ],
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
         interpret=interpret,
@@ -193,30 +197,24 @@ def _forward_tpu(lines, planes, *weights, norm, interpret=False):
     return tuple(y.reshape(len(y), *batch, tokens, y.shape[-1]) for y in results)
 
 
-def _block(x_lines, x_planes, *refs, norm, unroll):
-    """One block; `sums` are 16 times the results of the second map."""
+def _block(x_lines, x_planes, *refs, parts, norm, unroll):
+    """One block; `sums` are 16 times the results of the second map, lines and planes of each part of the rows."""
     w, refs = Weights(*refs[: len(Weights._fields)]), refs[len(Weights._fields) :]
-    y_lines, y_planes, normed_lines, normed_planes, hidden, active, sum_lines, sum_planes = refs
+    y_lines, y_planes, normed_lines, normed_planes, hidden, active, *sums = refs
+    x, y, sums = (x_lines, x_planes), (y_lines, y_planes), list(zip(sums[::2], sums[1::2], strict=True))
     rows, f = hidden.shape[1], w.in_lines.shape[-1]
-    strips = functools.partial(by_strips, rows, unroll)
 
-    strips(functools.partial(norm_strip, (x_lines, x_planes), (normed_lines, normed_planes), w, norm))
+    by_strips(rows, unroll, functools.partial(norm_strip, x, (normed_lines, normed_planes), w, norm))
     for start in range(0, f, LANES):
         columns = [slice(first, first + LANES) for first in (start, start + f)]  # of the two copies of E
         _first_map(normed_lines, normed_planes, w, columns, hidden)
-        strips(functools.partial(_gelu_strip, hidden, active))
-        _second_map(active, w, columns, sum_lines, sum_planes)
-
-    def write(strip):
-        for i in range(4):
-            y = sum_lines[i, strip] * w.scale_lines[i : i + 1]
-            y = y + w.out_bias[...] if i == 0 else y
-            y_lines[i, strip] = (x_lines[i, strip].astype(jnp.float32) + y).astype(y_lines.dtype)
-        for i in range(2):
-            y = sum_planes[i, strip] * w.scale_planes[...]
-            y_planes[i, strip] = (x_planes[i, strip].astype(jnp.float32) + y).astype(y_planes.dtype)
-
-    strips(write)
+        for part, results in zip(parts, sums, strict=True):
+            before, after = (a.at[:, part.rows] for a in (hidden, active))
+            by_strips(part.size, unroll, functools.partial(_gelu_strip, before, after))
+            _second_map(after, w, columns, *results, part.turned)
+    for part, results in zip(parts, sums, strict=True):
+        before, after = ([a.at[:, part.rows] for a in field] for field in (x, y))
+        _add(before, after, w, *results, part.turned, unroll)
 
 
 def _first_map(lines, planes, w, columns, hidden):
@@ -238,16 +236,35 @@ def _gelu_strip(hidden, active, strip):
         active[i, strip] = y.astype(active.dtype)
 
 
-def _second_map(active, w, columns, sum_lines, sum_planes):
-    dot = _dot(active.dtype)
-    is_first = columns[0].start == 0
+def _second_map(active, w, columns, sum_lines, sum_planes, turned):
+    def add(ref, i, y):
+        ref[i] = y if columns[0].start == 0 else ref[i] + y
+
     for i in range(4):
-        y = dot(active[i], w.out_lines[i, columns[0], :])
-        sum_lines[i] = y if is_first else sum_lines[i] + y
+        add(sum_lines, i, tpu_products.dot(active[i], w.out_lines[i, :, columns[0]], turned))
     for row in range(2):
-        first, second = (dot(active[4 + 2 * copy + row], w.out_planes[columns[copy], :]) for copy in range(2))
-        y = first + second
-        sum_planes[row] = y if is_first else sum_planes[row] + y
+        copies = [(active[4 + 2 * copy + row], w.out_planes[:, columns[copy]]) for copy in range(2)]
+        first, second = (tpu_products.dot(*copy, turned) for copy in copies)
+        add(sum_planes, row, first + second)
+
+
+def _add(x, y, w, sum_lines, sum_planes, turned, unroll):
+    """Write x + scale * (sums + bias) into y."""
+
+    def write(strip):
+        for before, after, sums, scale in zip(
+            x, y, (sum_lines, sum_planes), (w.scale_lines, w.scale_planes), strict=True
+        ):
+            for i in range(after.shape[0]):
+                row = i % len(scale)  # the rows of E share one
+                z = (sums[i].T if turned else sums[i, strip]) * scale[row : row + 1]
+                z = z + w.out_bias[...] if sums is sum_lines and i == 0 else z
+                after[i, strip] = (before[i, strip].astype(jnp.float32) + z).astype(after.dtype)
+
+    if turned:
+        write(slice(None))
+    else:
+        by_strips(x[0].shape[1], unroll, write)
 
 
 def _dot(dtype):

@@ -48,14 +48,22 @@ def test_values_are_the_reference_s(heads, tokens, c, batch):
     assert_near(branch(*arrays, heads=heads), reference(*arrays, heads=heads), absolute=2e-5)
 
 
-@pytest.mark.parametrize("field", ["bfloat16", "float32"])
-def test_products_in_bfloat16_lose_less_than_plain_xla_s(field):
+@pytest.mark.parametrize(
+    "shape, field",
+    [
+        pytest.param(SMALL, "bfloat16", id="bfloat16"),
+        pytest.param(SMALL, "float32", id="mixed"),
+        pytest.param((16, 128, 160, ()), "bfloat16", id="products turned"),
+    ],
+)
+def test_products_in_bfloat16_lose_less_than_plain_xla_s(shape, field):
     """Both round the factors of the products, and the kernel less of what is in between."""
-    lines, planes, *weights = draw_branch(*SMALL[1:], field)
+    lines, planes, *weights = draw_branch(*shape[1:], field)
     w = Weights(*weights)
     w = w._replace(**{name: getattr(w, name).astype(jnp.bfloat16) for name in MAPS})
     arrays = (lines, planes, *w)
-    for ours, plain, truth in zip(branch(*arrays), reference(*arrays), reference(*widen(arrays)), strict=True):
+    runs = (branch, arrays), (reference, arrays), (reference, widen(arrays))
+    for ours, plain, truth in zip(*(f(*a, heads=shape[0]) for f, a in runs), strict=True):
         assert ours.dtype == plain.dtype == field
         ours, plain = (np.asarray(y, np.float32) - truth for y in (ours, plain))
         assert 0 < np.square(ours).mean() <= np.square(plain).mean()

@@ -24,6 +24,7 @@ SHAPES = [
     Shape("two batch axes", (2, 3), 7, 8, 128),
     Shape("two blocks of an image", (2,), 301, 8, 128),
     *(Shape(f"{tokens} tokens", (2,), tokens, 8, 128) for tokens in (196, 197, 256, 257)),
+    *(Shape(f"{tokens} tokens, products turned", (1,), tokens, 136, 128) for tokens in (129, 256)),
 ]
 
 
