@@ -158,13 +158,19 @@ def _gradients(q, k, v, g, scale, period):
 
 
 def _head_gradients(q, g, k, v, scale):
-    """Those at q (in the head's own lanes), k and v (0 in all others), for q and g that are 0 in all others."""
+    """Those at q (in the head's own lanes), k and v (0 in all others), for q and g that are 0 in all others.
+
+    The weights stay as they are before they are divided by their sums, [N, N]: it is q, g and a result that are
+    multiplied by the inverse, and by the scale.
+    """
     weights = _exponential(_dot(q, k, (1, 1)), scale)
-    weights *= _inverse(weights.sum(-1, keepdims=True))
+    inverse = _inverse(weights.sum(-1, keepdims=True))
     d_weights = _dot(g, v, (1, 1))
-    delta = (weights * d_weights).sum(-1, keepdims=True)
-    d_logits = (weights * (d_weights - delta) * scale).astype(q.dtype)
-    return _dot(d_logits, k, (1, 0)), _dot(d_logits, q, (0, 0)), _dot(weights.astype(g.dtype), g, (0, 0))
+    delta = (weights * d_weights).sum(-1, keepdims=True) * inverse
+    d_logits = (weights * (d_weights - delta)).astype(q.dtype)
+    scaled_q, divided_g = ((x.astype(jnp.float32) * y).astype(x.dtype) for x, y in ((q, scale * inverse), (g, inverse)))
+    dq = _dot(d_logits, k, (1, 0)) * (scale * inverse)
+    return dq, _dot(d_logits, scaled_q, (0, 0)), _dot(weights.astype(g.dtype), divided_g, (0, 0))
 
 
 def _dot(a, b, axes):
