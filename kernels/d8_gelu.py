@@ -32,8 +32,8 @@ def _values(lines: jax.Array, planes: jax.Array, dtype: jax.typing.DTypeLike) ->
 
 
 def _field(values: jax.Array, dtype: jax.typing.DTypeLike) -> tuple[jax.Array, jax.Array]:
-    """The inverse of `_values`, by a matrix of that dtype; the result has it, too."""
-    y = jnp.einsum("ri,r...->i...", FOURIER.astype(dtype), values).astype(dtype)
+    """The inverse of `_values`, by a matrix of that dtype."""
+    y = jnp.einsum("ri,r...->i...", FOURIER.astype(dtype), values)
     return y[:4], jnp.concatenate([y[4:6], y[6:8]], axis=-1)
 
 
@@ -94,11 +94,11 @@ def backward(
 
 
 def _reference_backward(lines, planes, d_lines, d_planes):
-    # What `jax.vjp` of the reference computes, but with the axes of its transforms in an order for which XLA:CPU need
-    # not copy whole fields.
-    dtype, wide = lines.dtype, jnp.promote_types(lines.dtype, jnp.float32)
-    gradients = _values(d_lines, d_planes, dtype).astype(wide)
-    (slopes,) = jax.vjp(_gelu, _values(lines, planes, wide))[1](gradients)
+    dtype = lines.dtype
+    if dtype != jnp.promote_types(dtype, jnp.float32):
+        return jax.vjp(reference, lines, planes)[1]((d_lines, d_planes))
+    # `jax.vjp` has the axes of the transforms in another order, for which XLA:CPU copies whole fields.
+    (slopes,) = jax.vjp(_gelu, _values(lines, planes, dtype))[1](_values(d_lines, d_planes, dtype))
     return _field(slopes, dtype)
 
 

@@ -56,9 +56,7 @@ def test_plain_implementations_are_the_reference_in_any_type(implementation):
         results = value_and_gradient(op, field, gradient)
         for a, b in zip(results, value_and_gradient(reference, field, gradient), strict=True):
             assert a.dtype == dtype
-            # The gradient's sums are in another order, so that in 16 bits a few results are the next number.
-            np.testing.assert_allclose(a, b, atol=ABSOLUTE, rtol=jnp.finfo(dtype).eps)
-            assert dtype == "float32" or (a != b).mean() < 0.01
+            np.testing.assert_allclose(a, b, atol=ABSOLUTE)
 
 
 def test_it_commutes_with_the_group():
