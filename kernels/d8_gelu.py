@@ -9,8 +9,8 @@ import math
 import jax
 import jax.numpy as jnp
 
-from kernels import dispatch, tpu_blocks
-from kernels.pointwise import FOURIER, gelu, gelu_gradient, to_isotypic, to_regular
+from kernels import dispatch, fourier, tpu_blocks
+from kernels.pointwise import gelu, gelu_gradient, to_isotypic, to_regular
 
 NAME = "d8_gelu"
 
@@ -21,20 +21,11 @@ def reference(lines: jax.Array, planes: jax.Array) -> tuple[jax.Array, jax.Array
     The transforms are matrix products on one stacked array: with sums of eight arrays, XLA:CPU fuses the eight GELUs
     into each of the eight outputs and computes them eight times.
     """
-    wide = jnp.promote_types(lines.dtype, jnp.float32)
-    return _field(_gelu(_values(lines, planes, wide)).astype(lines.dtype), lines.dtype)
-
-
-def _values(lines: jax.Array, planes: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
-    """The eight values on the group, [8, *B, N, C]."""
     components = jnp.concatenate([lines, *jnp.split(planes, 2, axis=-1)])
-    return jnp.einsum("ri,i...->r...", FOURIER.astype(lines.dtype), components, preferred_element_type=dtype)
-
-
-def _field(values: jax.Array, dtype: jax.typing.DTypeLike) -> tuple[jax.Array, jax.Array]:
-    """The inverse of `_values`, by a matrix of that dtype."""
-    y = jnp.einsum("ri,r...->i...", FOURIER.astype(dtype), values)
-    return y[:4], jnp.concatenate([y[4:6], y[6:8]], axis=-1)
+    values = fourier.to_regular(components, jnp.promote_types(lines.dtype, jnp.float32))
+    y = fourier.to_isotypic(_gelu(values).astype(lines.dtype))
+    y_lines, *copies = jnp.split(y, [4, 6])
+    return y_lines, jnp.concatenate(copies, axis=-1)
 
 
 def _gelu(x: jax.Array) -> jax.Array:
@@ -93,13 +84,8 @@ def backward(
     return dispatch.run(NAME, implementation, _reference_backward, kernels, (lines, planes, d_lines, d_planes))
 
 
-def _reference_backward(lines, planes, d_lines, d_planes):
-    dtype = lines.dtype
-    if dtype != jnp.promote_types(dtype, jnp.float32):
-        return jax.vjp(reference, lines, planes)[1]((d_lines, d_planes))
-    # `jax.vjp` has the axes of the transforms in another order, for which XLA:CPU copies whole fields.
-    (slopes,) = jax.vjp(_gelu, _values(lines, planes, dtype))[1](_values(d_lines, d_planes, dtype))
-    return _field(slopes, dtype)
+def _reference_backward(lines, planes, *gradient):
+    return jax.vjp(reference, lines, planes)[1](gradient)
 
 
 def _kernels(lines, *, tpu, gpu, fields):

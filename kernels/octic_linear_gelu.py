@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from kernels import d8_gelu, dispatch, tpu_blocks
-from kernels.isotypic_linear import add_to_first
+from kernels.isotypic_linear import add_to_first, product
 from kernels.pointwise import gelu, to_isotypic, to_regular
 
 NAME = "octic_linear_gelu"
@@ -28,7 +28,7 @@ def linear(
     """The linear map in plain jnp."""
     with jax.named_scope("linear"):
         # The name is of what `remat="dots"` keeps for the backward pass.
-        y, planes = checkpoint_name((jnp.einsum("i...c,icd->i...d", lines, w_lines), planes @ w_planes), "product")
+        y, planes = checkpoint_name((product(lines, w_lines), product(planes, w_planes)), "product")
         return add_to_first(y, bias), planes
 
 

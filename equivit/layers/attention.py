@@ -1,7 +1,7 @@
 """Softmax attention for all models: cuDNN's fused kernel where it can run, otherwise plain matrix products.
 
 A head's vectors may come in parts, (q1, q2, ...), which stand for their concatenation on the last axis: the equivariant
-layers have one part per kind of irrep, and the plain products can use them without a copy.
+layers have one part per kind of irrep, and the plain products use them without a copy, unless they are differentiated.
 """
 
 import functools
@@ -158,7 +158,28 @@ def _logits(q: Parts, k: Parts, scale: float | None = None) -> jax.Array:
 
 
 def _xla(q: Parts, k: Parts, v: Parts) -> Parts:
+    return _weighted(_logits(q, k), v) if len(v) == 1 else _in_parts(q, k, v)
+
+
+@jax.custom_jvp
+def _in_parts(q: Parts, k: Parts, v: Parts) -> Parts:
+    """Without a copy; but under differentiation `_side_by_side`, whose gradients are fewer and wider products."""
     return _weighted(_logits(q, k), v)
+
+
+def _side_by_side(q: Parts, k: Parts, v: Parts) -> Parts:
+    whole_q, whole_k, whole_v = ((jnp.concatenate(parts, -1),) for parts in (q, k, v))
+    (y,) = _weighted(_logits(whole_q, whole_k), whole_v)
+    return _apart(y, v)
+
+
+_in_parts.defjvp(functools.partial(jax.jvp, _side_by_side))
+
+
+def _apart(y: jax.Array, v: Parts) -> Parts:
+    """Into parts like those of v."""
+    ends = np.cumsum([part.shape[-1] for part in v])[:-1]
+    return tuple(jnp.split(y, ends, axis=-1))
 
 
 def _weighted(logits: jax.Array, v: Parts) -> Parts:
@@ -176,6 +197,4 @@ def _cudnn(q, k, v):
     q, k, v_all = (jnp.swapaxes(jnp.concatenate(parts, -1), -2, -3) for parts in (q, k, v))
     q, k, v_all = (x.reshape(-1, *x.shape[-3:]) for x in (q, k, v_all))
     y = jax.nn.dot_product_attention(q, k, v_all, implementation="cudnn")
-    y = jnp.swapaxes(y.reshape(*shape, *y.shape[-3:]), -2, -3)
-    ends = [sum(part.shape[-1] for part in v[: i + 1]) for i in range(len(v) - 1)]
-    return tuple(jnp.split(y, ends, axis=-1))
+    return _apart(jnp.swapaxes(y.reshape(*shape, *y.shape[-3:]), -2, -3), v)

@@ -20,7 +20,7 @@ from equivit.layers import dense
 from equivit.layers.attention import Parts, attend, attention_weights, enough_for_tpu
 from equivit.layers.dense import WEIGHT_INIT, patchify, recomputed, uniform, unpatchify
 from equivit.layers.grid import Layout
-from equivit.layers.product import einsum, kept
+from equivit.layers.product import kept, matmul
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic
 from equivit.symmetry.groups import FLIP, OCTIC, Group
@@ -29,7 +29,7 @@ try:
     from kernels import octic_attention, octic_mlp
     from kernels.d8_gelu import d8_gelu
     from kernels.isotypic_attention import isotypic_attention
-    from kernels.isotypic_linear import add_to_first, linear
+    from kernels.isotypic_linear import add_to_first, linear, product
     from kernels.octic_branch import Norm
     from kernels.octic_linear_gelu import octic_linear_gelu
 except ImportError as error:
@@ -81,9 +81,9 @@ class Linear(nnx.Module):
     def __call__(self, x: Isotypic) -> Isotypic:
         with jax.named_scope("linear"):
             x = x.astype(self.lines[...].dtype)
-            lines = kept(jnp.einsum("i...c,icd->i...d", x.lines, self.lines[...]))
+            lines = kept(product(x.lines, self.lines[...]))
             lines = lines if self.bias is None else add_to_first(lines, self.bias[...])
-            planes = None if x.planes is None else kept(einsum("...c,cd->...d", x.planes, self.planes[...]))
+            planes = None if x.planes is None else matmul(x.planes, self.planes[...])
             return Isotypic(lines, planes)
 
     def arrays(self) -> tuple[tuple[jax.Array, ...], jax.Array | None]:

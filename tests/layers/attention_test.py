@@ -72,6 +72,22 @@ def test_the_gradient_is_that_of_the_formula():
     chex.assert_trees_all_close(jax.grad(ours, argnums=(0, 1, 2))(q, k, v), expected, atol=1e-5)
 
 
+def test_parts_are_copied_only_for_their_gradients_which_then_take_the_products_of_a_single_part():
+    def operations(parts, differentiated):
+        def loss(q, k, v):
+            return sum(jnp.square(y).sum() for y in attention.attend(q, k, v))
+
+        x = (jax.ShapeDtypeStruct((2, 3, 7, 24 // parts), jnp.float32),) * parts
+        f = jax.grad(loss, argnums=(0, 1, 2)) if differentiated else attention.attend
+        text = jax.jit(f).lower(x, x, x).as_text()
+        return [text.count(f"stablehlo.{name} ") for name in ("dot_general", "concatenate")]
+
+    assert operations(3, differentiated=False) == [2 * 3, 0]
+    assert operations(1, differentiated=True) == [2 + 4, 0]
+    products, copies = operations(3, differentiated=True)
+    assert products == 2 + 4 and copies
+
+
 @pytest.mark.parametrize(
     ("dtype", "cuts", "takes"),
     [("bfloat16", [40], True), ("float16", [], True), ("float32", [], False), ("bfloat16", [2], True)],
