@@ -8,8 +8,8 @@ The peer is a Python that has torch and timm (`torch_timm.py` says how to make o
 
 Batches of 8 images of 224 px on 2 threads: after a warm-up, medians, the models in turn within each round, timm's in a
 process of its own (`conv_models_cpu.py`).  A training step is cross-entropy, gradient and AdamW; ours also normalises
-the images and keeps the loss and the norm of the gradient; our blocks keep products alone for the backward pass
-(`remat="dots"`), which on a CPU is the fastest.  Parameters are float32; with "bfloat16" products are in
+the images and keeps the loss and the norm of the gradient; our blocks are written out one after the other for it, as
+torch's are (`unroll=True`), which on a CPU is the fastest.  Parameters are float32; with "bfloat16" products are in
 bfloat16, ours with precision "mixed", torch's by autocast.  The load of the machine before each row is noted: others'
 work falsifies the figures.  Not in the papers.
 
@@ -120,7 +120,7 @@ def training_step(name: str, precision: str, batch: int, fields: dict) -> Callab
     config = configs.get_base()
     with config.unlocked():
         config.epochs, config.batch_size, config.precision = 1, batch, precision
-        config.model.update(name=name, remat="dots", **fields)
+        config.model.update(name=name, unroll=True, **fields)
         config.data.image_size = fields["image_size"]
         config.objective.loss = "cross_entropy"
         config.optimizer.update(name="adamw", weight_decay=0.05)

@@ -231,6 +231,18 @@ def test_scanned_equals_unrolled_bit_for_bit():
     chex.assert_trees_all_close(run(normed()), run(normed(unroll=True)), **{"rtol": 0, **tolerance})
 
 
+def test_unrolled_stacks_only_gradients():
+    """Nothing that is kept of a block becomes a part of a larger array: only the gradients of parameters are joined."""
+
+    def counted(**options):
+        blocks = stack(**options)
+        gradient = jax.jit(jax.grad(lambda blocks: blocks(X)[0].sum())).lower(blocks).as_text()
+        return [gradient.count(f"stablehlo.{op}") for op in ("concatenate", "while", "dynamic_update_slice", "pad")]
+
+    assert counted(unroll=True) == [len(jax.tree.leaves(stack())), 0, 0, 0]
+    assert counted()[1] > 0
+
+
 def test_scanned_equals_unrolled_over_three_training_steps():
     """Parameters and statistics.  XLA takes the sums of gradients and statistics in another order inside a loop than
     outside, so that bits differ; in float64 that leaves 1e-12, where rounding in float32 would hide an error of 1e-5.
