@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from equivit.layers.product import kept
+from equivit.layers.product import kept, weighted
 
 IMPLEMENTATIONS = ("auto", "xla", "cudnn")
 TPU_TOKENS = 100  # the fewest for which "auto" is a TPU's kernel: with fewer, its registers of keys are half empty
@@ -187,7 +187,7 @@ def _weighted(logits: jax.Array, v: Parts) -> Parts:
     weights = jnp.exp(logits - jax.lax.stop_gradient(logits.max(-1, keepdims=True)))
     # Dividing the result, not the weights, saves a pass over N x M entries.
     total = weights.sum(-1, keepdims=True)
-    sums = (kept(jnp.einsum("...nm,...md->...nd", weights.astype(part.dtype), part)) for part in v)
+    sums = (kept(weighted(weights.astype(part.dtype), part)) for part in v)
     return tuple((y / total).astype(y.dtype) for y in sums)
 
 

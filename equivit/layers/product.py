@@ -3,7 +3,7 @@
 The gradient of a weight, x^T dy, is a sum over images and tokens.  XLA turns a product that sums over two axes into one
 that sums over a single axis by moving the others, and on a CPU this copies x and dy.  Summed over one axis, which
 images and tokens together are, nothing moves.  On a TPU it is joining these axes that copies, where the number of
-tokens is no multiple of 8.  In bfloat16 nothing is joined, and a CPU has products of its own (`bfloat16_product`).
+tokens is no multiple of 8.  In bfloat16 nothing is joined, and a CPU has products of its own (`bilinear`).
 """
 
 import functools
@@ -14,11 +14,13 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 
-from equivit.layers import bfloat16_product
+from equivit.layers import bilinear
 
 # What `remat="dots"` keeps: its policy sees no products within derivatives of our own, and none with a batch axis, such
 # as those of attention, of which the weighted sums of values are small.
 kept = functools.partial(checkpoint_name, name="product")
+
+WEIGHTED = "...nm,...md->...nd"
 
 
 def matmul(x: jax.Array, weight: jax.Array) -> jax.Array:
@@ -28,24 +30,35 @@ def matmul(x: jax.Array, weight: jax.Array) -> jax.Array:
 
 
 def einsum(axes: str, x: jax.Array, y: jax.Array) -> jax.Array:
-    """jnp.einsum of two arrays; in bfloat16 in the form that is fast on each platform.
+    """jnp.einsum of two arrays, whose gradients are products of this kind; in bfloat16 by the rules of each platform.
 
     An axis that is summed over is one of both; "..." stands for the first axes of x, of which y has the last or none.
     """
-    if not x.dtype == y.dtype == jnp.bfloat16:
-        return jnp.einsum(axes, x, y)
     (of_x, of_y), result = axes.split("->")[0].split(","), axes.split("->")[1]
     first, ahead = (a.ndim - len(of.replace("...", "")) for a, of in ((x, of_x), (y, of_y)))
     named = string.ascii_uppercase[:first]
     of_x, of_y = of_x.replace("...", named), of_y.replace("...", named[first - ahead :])
-    return _in_bfloat16(f"{of_x},{of_y}->{result.replace('...', named)}", x, y)
+    product = _in_bfloat16 if x.dtype == y.dtype == jnp.bfloat16 else bilinear.einsum
+    return product(f"{of_x},{of_y}->{result.replace('...', named)}", x, y)
+
+
+@jax.custom_jvp
+def weighted(weights: jax.Array, values: jax.Array) -> jax.Array:
+    """Sums of values, by weights.  Shapes: [*B, N, M], [*B, M, D] -> [*B, N, D]."""
+    return jnp.einsum(WEIGHTED, weights, values)
+
+
+@weighted.defjvp
+def _(primals, tangents):
+    (weights, values), (d_weights, d_values) = primals, tangents
+    return weighted(*primals), weighted(d_weights, values) + einsum(WEIGHTED, weights, d_values)
 
 
 # Jitted here: outside of jit, a choice by platform would be compiled anew at every call.
 @functools.partial(jax.jit, static_argnums=0, inline=True)
 @functools.partial(jax.checkpoint, static_argnums=0, prevent_cse=False)  # as below
 def _in_bfloat16(axes, x, y):
-    cpu, default = (functools.partial(form, axes) for form in (bfloat16_product.einsum, jnp.einsum))
+    cpu, default = (functools.partial(form, axes) for form in (bilinear.einsum, jnp.einsum))
     return jax.lax.platform_dependent(x, y, cpu=cpu, default=default)
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from equivit.layers.product import matmul
+from equivit.layers.product import WEIGHTED, matmul, weighted
 
 RNG = np.random.default_rng(0)
 WEIGHT = RNG.normal(size=(7, 4)).astype(np.float32)
@@ -65,3 +65,37 @@ def test_the_backward_pass_begins_from_what_a_product_needs():
         return sorted(leaf.shape for leaf in jax.tree.leaves(pull))
 
     assert kept(matmul) == kept(jnp.matmul)
+
+
+@pytest.mark.parametrize("batch", [(), (2,), (2, 3)], ids=str)
+def test_sums_by_weights_and_their_derivatives(batch):
+    weights, values = (RNG.normal(size=(*batch, *shape)).astype(np.float32) for shape in ((5, 7), (7, 4)))
+
+    def all_of(product, weights, values):
+        forward = jax.jvp(product, (weights, values), (jnp.cos(weights), jnp.cos(values)))
+        gradient = jax.grad(functools.partial(loss, product), (0, 1))
+        many = jax.vmap(gradient, (None, -1))(weights, jnp.stack([values, 2 * values], -1))
+        return (
+            forward,
+            gradient(weights, values),
+            many,
+            jax.hessian(functools.partial(loss, product), 1)(weights, values),
+        )
+
+    plain = functools.partial(jnp.einsum, WEIGHTED)
+    found, known = (jax.jit(functools.partial(all_of, product))(weights, values) for product in (weighted, plain))
+    chex.assert_trees_all_close(found, known, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu", "cuda"])
+def test_the_gradient_of_values_has_their_axes(platform):
+    """JAX's own has those of the sums first, [2, 3, 4, 7], and is then turned."""
+    shapes = [jax.ShapeDtypeStruct((2, 3, *shape), jnp.float32) for shape in ((5, 7), (7, 4))]
+
+    def turned(product):
+        gradient = jax.jit(jax.grad(functools.partial(loss, product), 1))
+        text = jax.export.export(gradient, platforms=[platform])(*shapes).mlir_module()
+        assert text.count("stablehlo.dot_general") == 2
+        return text.count("stablehlo.transpose")
+
+    assert [turned(product) for product in (weighted, functools.partial(jnp.einsum, WEIGHTED))] == [0, 1]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from equivit.layers import bfloat16_product, dense, isotypic
+from equivit.layers import bilinear, dense, isotypic
 from equivit.layers.keys import Keys
 from equivit.layers.product import einsum
 from equivit.precision import cast
@@ -56,7 +56,7 @@ def test_values_and_derivatives_are_those_of_a_product(axes, shapes):
     dz = normal(*jax.eval_shape(functools.partial(exact, axes), x, y).shape)
     found, known = (
         jax.jit(functools.partial(derivatives, functools.partial(product, axes)))(x, y, dz)
-        for product in (bfloat16_product.einsum, exact)
+        for product in (bilinear.einsum, exact)
     )
     assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype(jnp.bfloat16)}
     chex.assert_trees_all_close(*(jax.tree.map(np.float32, tree) for tree in (found, known)), **ROUNDED)
@@ -65,9 +65,7 @@ def test_values_and_derivatives_are_those_of_a_product(axes, shapes):
 @cases
 def test_outside_of_jit_it_is_the_same(axes, shapes):
     x, y = (normal(*shape) for shape in shapes)
-    chex.assert_trees_all_equal(
-        bfloat16_product.einsum(axes, x, y), jax.jit(functools.partial(bfloat16_product.einsum, axes))(x, y)
-    )
+    chex.assert_trees_all_equal(bilinear.einsum(axes, x, y), jax.jit(functools.partial(bilinear.einsum, axes))(x, y))
 
 
 @pytest.mark.parametrize("channels", [1, 2, 64])

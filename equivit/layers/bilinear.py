@@ -1,7 +1,11 @@
-"""Products of bfloat16 on a CPU: summed in float32 and rounded once, and so are those of their gradients.
+"""Products as a CPU has them fast, and so are those of their gradients.
 
-XLA:CPU has fast products of bfloat16 for results in float32 alone.  To round such a result is not enough: JAX derives
-from it products of float32 cotangents with bfloat16.  So this is a primitive, with the few rules that a product needs.
+JAX derives from a product others that are slower on a CPU.  So this is a primitive, with the few rules that one needs:
+
+- A gradient has its axes in the order of the factor that it belongs to.  JAX's has those of the cotangent first, and
+  XLA:CPU is slower at many such products and then turns their results.
+- In bfloat16 it is summed in float32 and rounded once: XLA:CPU has fast products for results in float32 alone.  To
+  round such a result is not enough: JAX derives from it products of float32 cotangents with bfloat16.
 """
 
 import functools
@@ -14,7 +18,7 @@ from jax.interpreters import ad, batching, mlir
 
 
 def einsum(axes: str, x: jax.Array, y: jax.Array) -> jax.Array:
-    """jnp.einsum of two arrays in bfloat16, such as "nc,cd->nd"; an axis that is summed over is one of both."""
+    """jnp.einsum of two arrays, such as "nc,cd->nd"; an axis that is summed over is one of both."""
     # Within shard_map, the gradient of a factor is summed over the devices that only the other factor varies over.
     over = _varying(x) | _varying(y)
     x, y = (jax.lax.pcast(factor, tuple(over - _varying(factor)), to="varying") for factor in (x, y))
@@ -25,7 +29,9 @@ def _varying(x) -> frozenset[str]:
     return jax.typeof(x).manual_axis_type.varying
 
 
-def _rounded(x, y, *, axes: str):
+def _computed(x, y, *, axes: str):
+    if not x.dtype == y.dtype == jnp.bfloat16:
+        return jnp.einsum(axes, x, y)
     of_x, of_y, of_z = _split(axes)
     rows, columns = ("".join(a for a in one if a not in other) for one, other in ((of_x, of_y), (of_y, of_x)))
     if of_z != rows + columns:
@@ -36,7 +42,7 @@ def _rounded(x, y, *, axes: str):
 
 
 def _aval(x, y, *, axes: str):
-    return jax.make_jaxpr(functools.partial(_rounded, axes=axes))(x, y).out_avals[0]
+    return jax.make_jaxpr(functools.partial(_computed, axes=axes))(x, y).out_avals[0]
 
 
 def _split(axes: str) -> tuple[str, str, str]:
@@ -64,9 +70,9 @@ def _batched(factors, at, *, axes: str):
     return einsum(f"{of_x}{x_axes},{of_y}{y_axes}->{new}{z_axes}", *moved), 0
 
 
-_product = Primitive("bfloat16_product")
-_product.def_impl(jax.jit(_rounded, static_argnames="axes"))
+_product = Primitive("bilinear_product")
+_product.def_impl(jax.jit(_computed, static_argnames="axes"))
 _product.def_abstract_eval(_aval)
 ad.defbilinear(_product, _x_gradient, _y_gradient)
 batching.primitive_batchers[_product] = _batched
-mlir.register_lowering(_product, mlir.lower_fun(_rounded, multiple_results=False))
+mlir.register_lowering(_product, mlir.lower_fun(_computed, multiple_results=False))
