@@ -45,6 +45,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace, rest: list[str]) -> None:
+    import jax
+
     from equivit.training import config as configs
     from equivit.training import lock, loop, sharding
 
@@ -54,7 +56,10 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
         return
     if options.workdir is None:
         raise ValueError("--workdir is missing: give the directory of the run, --workdir=DIR.")
-    if options.deterministic:  # read when the first device is used
+    # Both are read when the first device is used.  On a CPU a step runs in this thread then, the only one whose large
+    # arrays glibc can keep from step to step; those of others it takes anew from the kernel, which fills them with 0.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    if options.deterministic:
         os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_deterministic_ops=true"
     sharding.start_processes(options.distributed)
     if options.seeds is None:

@@ -7,11 +7,12 @@
 The peer is a Python that has torch and timm (`torch_timm.py` says how to make one); equivit needs neither.
 
 Batches of 8 images of 224 px on 2 threads: after a warm-up, medians, the models in turn within each round, timm's in a
-process of its own (`conv_models_cpu.py`).  A training step is cross-entropy, gradient and AdamW; ours also normalises
-the images and keeps the loss and the norm of the gradient; our blocks are written out one after the other for it, as
-torch's are (`unroll=True`), which on a CPU is the fastest.  Parameters are float32; with "bfloat16" products are in
-bfloat16, ours with precision "mixed", torch's by autocast.  The load of the machine before each row is noted: others'
-work falsifies the figures.  Not in the papers.
+process of its own (`conv_models_cpu.py`).  No model has layer scale, as timm's has none, and plain has as many
+parameters as timm's.  A training step is cross-entropy, gradient and AdamW; ours also normalises the images and keeps
+the loss and the norm of the gradient; our blocks are written out one after the other for it, as torch's are
+(`unroll=True`), which on a CPU is the fastest.  Parameters are float32; with "bfloat16" products are in bfloat16, ours
+with precision "mixed", torch's by autocast.  The load of the machine before each row is noted: others' work falsifies
+the figures.  Not in the papers.
 
 Claims.  In float32, plain takes at most as long as timm's; D8's training step at most 0.6 of timm's time (Ti) and 0.45
 (S, B), its forward pass at most half (S, B).  In bfloat16, plain takes at most as long as timm's, on a processor with
@@ -38,7 +39,7 @@ from experiments.octic_block_cpu import in_turn
 
 SIZES = {"ti": "vit_tiny_patch16_224", "s": "vit_small_patch16_224", "b": "vit_base_patch16_224"}  # timm's names
 MODELS = {
-    "plain": ("vit", {}),
+    "plain": ("vit", dict(class_position=True)),
     "H8": ("octic_vit", dict(family="H8")),
     "I8": ("octic_vit", dict(family="I8")),
     "D8": ("octic_vit", dict(family="D8")),
@@ -49,7 +50,7 @@ TASKS = ("forward", "training")
 TYPES = {"float32": "float32", "bfloat16": "mixed"}  # and our precision
 TIMM = "timm"
 THREADS = 2
-CLASSES = 1000
+FIELDS = dict(num_classes=1000, layer_scale=None)
 # Of timm's time, by task, type, size and model.
 LIMITS = {(task, dtype, size, "plain"): 1.0 for task in TASKS for dtype in TYPES for size in SIZES}
 LIMITS |= {("training", "float32", size, "D8"): limit for size, limit in dict(ti=0.6, s=0.45, b=0.45).items()}
@@ -86,19 +87,23 @@ def _options(arguments):
 
 
 def measure(size: str, task: str, dtype: str, options) -> dict:
-    """Median milliseconds of each model, and their ratios to timm's."""
-    load, variants = os.getloadavg()[0], {}
+    """Median milliseconds of each model, and their ratios to timm's.
+
+    Raises RuntimeError when timm's has another number of parameters than plain.
+    """
+    load, variants, parameters = os.getloadavg()[0], {}, {}
     make = forward if task == "forward" else training_step
-    for name in options.models:
-        prefix, fields = MODELS[name]
-        fields = dict(fields, image_size=(options.image_size,) * 2, num_classes=CLASSES)
-        variants[name] = timed(make(f"{prefix}_{size}16", TYPES[dtype], options.batch, fields))
+    for model in options.models:
+        prefix, fields = MODELS[model]
+        name, fields = f"{prefix}_{size}16", FIELDS | fields | dict(image_size=(options.image_size,) * 2)
+        variants[model] = timed(make(name, TYPES[dtype], options.batch, fields))
+        parameters[model] = programs.parameters(name, **fields)
     with contextlib.ExitStack() as stack:
         if options.peer:
             shape = (options.batch, options.image_size, options.image_size, 3)
             question = dict(model=SIZES[size], shape=shape, task=task, type=dtype)
             peer = stack.enter_context(contextlib.closing(Peer(options.peer, question)))
-            variants[TIMM] = peer.variant("contiguous")
+            variants[TIMM] = peer.variant("contiguous", parameters.get("plain"))
         seconds = benchmark.medians(in_turn(variants, options.warmup, options.runs))
     times = {name: 1e3 * value for name, value in seconds.items()}
     ratios = {f"{name}_over_timm": benchmark.ratio(times[name], times.get(TIMM)) for name in options.models}
@@ -154,4 +159,5 @@ def claims_of(rows: list[dict]) -> list[Claim]:
 if __name__ == "__main__":
     if hasattr(os, "sched_setaffinity"):  # before JAX starts its threads; the peer inherits it
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:THREADS])
+    jax.config.update("jax_cpu_enable_async_dispatch", False)  # as equivit.train does
     sys.exit(main())

@@ -88,10 +88,14 @@ def test_claims():
 
 def test_whole_models_forward_and_in_training(tmp_path, monkeypatch, python):
     """On models of two tiny blocks; claims are of the right rows."""
+    monkeypatch.setattr(programs, "parameters", lambda name, **fields: 3)
     monkeypatch.setattr(model_cpu, "MODELS", {"plain": ("vit", TINY), "D8": ("octic_vit", dict(TINY, family="D8"))})
     output = tmp_path / "out.json"
     options = ["--sizes=ti", "--types=bfloat16", "--models=plain,D8", "--batch=2", "--image_size=32", "--runs=1"]
     assert model_cpu.main([f"--output={output}", f"--peer={python}", "--warmup=0", *options]) == 0
+    with monkeypatch.context() as other, pytest.raises(RuntimeError, match="vit_tiny.*: ours has 4 parameters"):
+        other.setattr(programs, "parameters", lambda name, **fields: 4)
+        model_cpu.measure("ti", "forward", "bfloat16", model_cpu._options([f"--peer={python}", *options]))
     rows = json.loads(output.read_text())["rows"]
     assert [(row["task"], row["timm"]) for row in rows] == [("forward", 500.0), ("training", 500.0)]
     assert all(row["D8_over_timm"] == pytest.approx(row["D8"] / 500) for row in rows)
