@@ -6,13 +6,13 @@
 
 The peer is a Python that has torch and timm (`torch_timm.py` says how to make one); equivit needs neither.
 
-Batches of 8 images of 224 px on 2 threads: after a warm-up, medians, the models in turn within each round, timm's in a
-process of its own (`conv_models_cpu.py`).  No model has layer scale, as timm's has none, and plain has as many
-parameters as timm's.  A training step is cross-entropy, gradient and AdamW; ours also normalises the images and keeps
-the loss and the norm of the gradient; our blocks are written out one after the other for it, as torch's are
-(`unroll=True`), which on a CPU is the fastest.  Parameters are float32; with "bfloat16" products are in bfloat16, ours
-with precision "mixed", torch's by autocast.  The load of the machine before each row is noted: others' work falsifies
-the figures.  Not in the papers.
+Batches of 8 images of 224 px on 2 threads: after a warm-up, medians, the models in turn within each round, each in a
+process of its own, as one trains it (timm's by `conv_models_cpu.py`).  No model has layer scale, as timm's has none,
+and plain has as many parameters as timm's.  A training step is cross-entropy, gradient and AdamW; ours also normalises
+the images and keeps the loss and the norm of the gradient; our blocks are written out one after the other for it, as
+torch's are (`unroll=True`), which on a CPU is the fastest.  Parameters are float32; with "bfloat16" products are in
+bfloat16, ours with precision "mixed", torch's by autocast.  The load of the machine before each row is noted: others'
+work falsifies the figures.  Not in the papers.
 
 Claims.  In float32, plain takes at most as long as timm's; D8's training step at most 0.6 of timm's time (Ti) and 0.45
 (S, B), its forward pass at most half (S, B).  In bfloat16, plain takes at most as long as timm's, on a processor with
@@ -20,11 +20,13 @@ units for it.  Exits 1 when one fails.
 """
 
 import contextlib
+import multiprocessing
 import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
@@ -89,16 +91,16 @@ def _options(arguments):
 def measure(size: str, task: str, dtype: str, options) -> dict:
     """Median milliseconds of each model, and their ratios to timm's.
 
-    Raises RuntimeError when timm's has another number of parameters than plain.
+    Raises RuntimeError when timm's has another number of parameters than plain, or a process ends.
     """
     load, variants, parameters = os.getloadavg()[0], {}, {}
-    make = forward if task == "forward" else training_step
-    for model in options.models:
-        prefix, fields = MODELS[model]
-        name, fields = f"{prefix}_{size}16", FIELDS | fields | dict(image_size=(options.image_size,) * 2)
-        variants[model] = timed(make(name, TYPES[dtype], options.batch, fields))
-        parameters[model] = programs.parameters(name, **fields)
     with contextlib.ExitStack() as stack:
+        for model in options.models:
+            prefix, fields = MODELS[model]
+            name, fields = f"{prefix}_{size}16", FIELDS | fields | dict(image_size=(options.image_size,) * 2)
+            process = in_a_process(task, name, TYPES[dtype], options.batch, fields)
+            variants[model] = stack.enter_context(process)
+            parameters[model] = programs.parameters(name, **fields)
         if options.peer:
             shape = (options.batch, options.image_size, options.image_size, 3)
             question = dict(model=SIZES[size], shape=shape, task=task, type=dtype)
@@ -108,6 +110,41 @@ def measure(size: str, task: str, dtype: str, options) -> dict:
     times = {name: 1e3 * value for name, value in seconds.items()}
     ratios = {f"{name}_over_timm": benchmark.ratio(times[name], times.get(TIMM)) for name in options.models}
     return dict(size=size, task=task, type=dtype, load=load, **times, **ratios)
+
+
+@contextlib.contextmanager
+def in_a_process(task: str, name: str, *arguments) -> Iterator[Callable[[], float]]:
+    """A call that has a model run and returns the seconds; the arguments are those of `forward`."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, task, name, *arguments), daemon=True)
+    process.start()
+    theirs.close()
+
+    def answer() -> float:
+        try:
+            return ours.recv()
+        except EOFError:
+            raise RuntimeError(f"{name}: its process has ended; its error is above.") from None
+
+    def run() -> float:
+        ours.send("run")
+        return answer()
+
+    with ours:
+        answer()  # it is compiled
+        yield run
+    process.join()
+
+
+def _serve(questions: Connection, task: str, *arguments) -> None:
+    """In the process: compile the model, then time a call for each question until there is no more."""
+    jax.config.update("jax_cpu_enable_async_dispatch", False)  # as equivit.train does
+    call = timed({"forward": forward, "training": training_step}[task](*arguments))
+    questions.send("compiled")
+    with contextlib.suppress(EOFError):
+        while questions.recv():
+            questions.send(call())
 
 
 def forward(name: str, precision: str, batch: int, fields: dict) -> Callable:
@@ -157,7 +194,6 @@ def claims_of(rows: list[dict]) -> list[Claim]:
 
 
 if __name__ == "__main__":
-    if hasattr(os, "sched_setaffinity"):  # before JAX starts its threads; the peer inherits it
+    if hasattr(os, "sched_setaffinity"):  # before JAX starts its threads; all processes inherit it
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:THREADS])
-    jax.config.update("jax_cpu_enable_async_dispatch", False)  # as equivit.train does
     sys.exit(main())

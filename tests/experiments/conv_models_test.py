@@ -93,12 +93,22 @@ def test_whole_models_forward_and_in_training(tmp_path, monkeypatch, python):
     output = tmp_path / "out.json"
     options = ["--sizes=ti", "--types=bfloat16", "--models=plain,D8", "--batch=2", "--image_size=32", "--runs=1"]
     assert model_cpu.main([f"--output={output}", f"--peer={python}", "--warmup=0", *options]) == 0
-    with monkeypatch.context() as other, pytest.raises(RuntimeError, match="vit_tiny.*: ours has 4 parameters"):
-        other.setattr(programs, "parameters", lambda name, **fields: 4)
-        model_cpu.measure("ti", "forward", "bfloat16", model_cpu._options([f"--peer={python}", *options]))
     rows = json.loads(output.read_text())["rows"]
     assert [(row["task"], row["timm"]) for row in rows] == [("forward", 500.0), ("training", 500.0)]
     assert all(row["D8_over_timm"] == pytest.approx(row["D8"] / 500) for row in rows)
     row = dict(size="s", task="training", type="float32", plain=900.0, D8=500.0, plain_over_timm=0.9, D8_over_timm=0.5)
     assert [claim.holds for claim in model_cpu.claims_of([row])] == [True, False]
     assert len(model_cpu.claims_of([row | dict(type="bfloat16")])) == 1
+
+
+def test_plain_must_have_as_many_parameters_as_timm(monkeypatch, python):
+    monkeypatch.setattr(model_cpu, "in_a_process", lambda *_: contextlib.nullcontext(lambda: 0.5))
+    options = model_cpu._options([f"--peer={python}", "--models=plain"])
+    with pytest.raises(RuntimeError, match="vit_tiny_patch16_224: ours has 5717416 parameters and the peer's 3"):
+        model_cpu.measure("ti", "forward", "float32", options)
+
+
+def test_a_model_that_cannot_be_made_is_told():
+    process = model_cpu.in_a_process("none", "vit_ti16")
+    with pytest.raises(RuntimeError, match="vit_ti16: its process has ended"), process:
+        pass
