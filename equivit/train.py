@@ -56,12 +56,14 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
         return
     if options.workdir is None:
         raise ValueError("--workdir is missing: give the directory of the run, --workdir=DIR.")
-    # Both are read when the first device is used.  On a CPU a step runs in this thread then, the only one whose large
-    # arrays glibc can keep from step to step; those of others it takes anew from the kernel, which fills them with 0.
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
-    if options.deterministic:
+    if options.deterministic:  # read when the first device is used
         os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_deterministic_ops=true"
     sharding.start_processes(options.distributed)
+    if not jax.distributed.is_initialized():
+        # Read then, too.  On a CPU steps run in this thread, the only one whose large arrays glibc keeps from step to
+        # step; those of others it takes anew from the kernel, which fills them with zeros.  Not beside other processes:
+        # that one of them has ended would not be told as such.
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
     if options.seeds is None:
         train(config, options.workdir)
         return
