@@ -121,19 +121,17 @@ def in_a_process(task: str, name: str, *arguments) -> Iterator[Callable[[], floa
     process.start()
     theirs.close()
 
-    def answer() -> float:
+    def answer(question: str = "") -> float:
         try:
+            if question:
+                ours.send(question)
             return ours.recv()
-        except EOFError:
+        except (EOFError, OSError):
             raise RuntimeError(f"{name}: its process has ended; its error is above.") from None
-
-    def run() -> float:
-        ours.send("run")
-        return answer()
 
     with ours:
         answer()  # it is compiled
-        yield run
+        yield lambda: answer("run")
     process.join()
 
 

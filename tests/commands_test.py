@@ -10,10 +10,11 @@ import subprocess
 import sys
 import types
 
+import jax
 import pytest
 
 import equivit
-from equivit import command, convert, export, pretrained, profile
+from equivit import command, convert, export, pretrained, profile, train
 from equivit.training import stopping
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -140,3 +141,14 @@ def test_a_place_that_cannot_be_written_is_told_before_the_work(tmp_path, capsys
     (tmp_path / "c.onnx").touch()
     assert profile.main([str(tmp_path / "c.onnx"), f"--out={tmp_path / 'a.onnx'}"]) == 1
     assert "--out=" in (said := capsys.readouterr().err) and "this is a directory" in said
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_steps_of_one_process_run_in_the_main_thread(tmp_path, monkeypatch, several):
+    """Where glibc keeps their memory; with several processes errors would not be told as those of another one."""
+    chosen = {}
+    monkeypatch.setattr(jax.config, "update", chosen.__setitem__)
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: several)
+    monkeypatch.setattr(train, "train", lambda config, workdir: {})
+    assert train.main(["--config=configs/quickstart.py:quicktest", f"--workdir={tmp_path}"]) == 0
+    assert chosen == ({} if several else {"jax_cpu_enable_async_dispatch": False})
