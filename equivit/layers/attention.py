@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from equivit.layers.product import kept, weighted
+from equivit.layers.product import kept, scores, weighted
 
 IMPLEMENTATIONS = ("auto", "xla", "cudnn")
 TPU_TOKENS = 100  # the fewest for which "auto" is a TPU's kernel: with fewer, its registers of keys are half empty
@@ -97,8 +97,8 @@ def attend_both(a: jax.Array, b: jax.Array, v_a: jax.Array, v_b: jax.Array) -> t
     Shapes: a and v_a [*B, H, N, d], b and v_b [*B, H, M, d] -> [*B, H, N, d] and [*B, H, M, d].
     """
     with jax.named_scope("attention"):
-        scores = _logits((a,), (b,))
-        return _weighted(scores, (v_b,))[0], _weighted(jnp.swapaxes(scores, -1, -2), (v_a,))[0]
+        logits = _logits((a,), (b,))
+        return _weighted(logits, (v_b,))[0], _weighted(jnp.swapaxes(logits, -1, -2), (v_a,))[0]
 
 
 def attend_relative(q: Parts, k: Parts, v: Parts, vectors: Parts, pairs: np.ndarray) -> Parts:
@@ -152,7 +152,7 @@ def _has_cudnn() -> bool:
 
 def _logits(q: Parts, k: Parts, scale: float | None = None) -> jax.Array:
     scale = 1 / math.sqrt(sum(part.shape[-1] for part in q)) if scale is None else scale
-    products = (jnp.einsum("...nd,...md->...nm", a * scale, b) for a, b in zip(q, k, strict=True))
+    products = (scores(a * scale, b) for a, b in zip(q, k, strict=True))
     logits = functools.reduce(operator.add, products)
     return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 

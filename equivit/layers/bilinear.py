@@ -6,6 +6,8 @@ JAX derives from a product others that are slower on a CPU.  So this is a primit
   XLA:CPU is slower at many such products and then turns their results.
 - In bfloat16 it is summed in float32 and rounded once: XLA:CPU has fast products for results in float32 alone.  To
   round such a result is not enough: JAX derives from it products of float32 cotangents with bfloat16.
+- Its factors have the order in memory of their axes.  XLA:CPU chooses its code for a product before it orders axes; if
+  a factor may yet be a transposed one, it has no fast code for many products at once, such as those of attention.
 """
 
 import functools
@@ -13,6 +15,7 @@ import string
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -32,13 +35,45 @@ def _varying(x) -> frozenset[str]:
 def _computed(x, y, *, axes: str):
     if not x.dtype == y.dtype == jnp.bfloat16:
         return jnp.einsum(axes, x, y)
-    of_x, of_y, of_z = _split(axes)
-    rows, columns = ("".join(a for a in one if a not in other) for one, other in ((of_x, of_y), (of_y, of_x)))
-    if of_z != rows + columns:
-        # Many products, or one that is transposed: if XLA gives arrays another order in memory, it finds in the end
-        # that it has no code for bfloat16.
-        x, y = x.astype(jnp.float32), y.astype(jnp.float32)
     return jnp.einsum(axes, x, y, preferred_element_type=jnp.float32).astype(jnp.bfloat16)
+
+
+def _lowered_on_cpu(context: mlir.LoweringRuleContext, x, y, *, axes: str):
+    module = context.module_context
+    # XLA gathers factors whose order is prescribed from all devices, and `jax.export` does not take them.
+    one_device = getattr(module.axis_context, "num_devices", None) == 1
+    in_order = one_device and not module.lowering_parameters.for_export
+    computed = functools.partial(_computed_on_cpu, axes=axes, in_order=in_order)
+    return mlir.lower_fun(computed, multiple_results=False)(context, x, y)
+
+
+def _computed_on_cpu(x, y, *, axes: str, in_order: bool):
+    of_x, of_y, of_z = _split(axes)
+    rows, columns = _only(of_x, of_y), _only(of_y, of_x)
+    many, summed = _only(of_z, rows + columns), _only(of_x, of_z)
+    if of_z == many + columns + rows != many + rows + columns:
+        return _computed_on_cpu(y, x, axes=f"{of_y},{of_x}->{of_z}", in_order=in_order)
+    if x.dtype == y.dtype == jnp.bfloat16:
+        if of_z != many + rows + columns or many and not in_order:
+            # If XLA gives arrays another order in memory, it finds in the end that it has no code for bfloat16.
+            return _computed(x.astype(jnp.float32), y.astype(jnp.float32), axes=axes).astype(jnp.bfloat16)
+        if in_order:  # into one that is fast
+            x, of_x = _turned(x, of_x, [many + rows + summed])
+            y, of_y = _turned(y, of_y, [many + summed + columns, many + columns + summed])
+    if in_order:
+        x, y = (with_layout_constraint(factor, Layout(tuple(range(factor.ndim)))) for factor in (x, y))
+    return _computed(x, y, axes=f"{of_x},{of_y}->{of_z}")
+
+
+def _turned(x, axes: str, orders: list[str]):
+    """With its axes in one of the orders, and that order."""
+    order = axes if axes in orders else orders[0]
+    return jnp.einsum(f"{axes}->{order}", x), order
+
+
+def _only(letters: str, others: str) -> str:
+    """The letters that are not among the others."""
+    return "".join(letter for letter in letters if letter not in others)
 
 
 def _aval(x, y, *, axes: str):
@@ -71,8 +106,9 @@ def _batched(factors, at, *, axes: str):
 
 
 _product = Primitive("bilinear_product")
-_product.def_impl(jax.jit(_computed, static_argnames="axes"))
+_product.def_impl(jax.jit(_product.bind, static_argnames="axes"))
 _product.def_abstract_eval(_aval)
 ad.defbilinear(_product, _x_gradient, _y_gradient)
 batching.primitive_batchers[_product] = _batched
 mlir.register_lowering(_product, mlir.lower_fun(_computed, multiple_results=False))
+mlir.register_lowering(_product, _lowered_on_cpu, platform="cpu")

@@ -20,6 +20,7 @@ from equivit.layers import bilinear
 # as those of attention, of which the weighted sums of values are small.
 kept = functools.partial(checkpoint_name, name="product")
 
+SCORES = "...nd,...md->...nm"
 WEIGHTED = "...nm,...md->...nd"
 
 
@@ -42,16 +43,26 @@ def einsum(axes: str, x: jax.Array, y: jax.Array) -> jax.Array:
     return product(f"{of_x},{of_y}->{result.replace('...', named)}", x, y)
 
 
-@jax.custom_jvp
+def scores(queries: jax.Array, keys: jax.Array) -> jax.Array:
+    """Inner products of queries and keys.  Shapes: [*B, N, D], [*B, M, D] -> [*B, N, M]."""
+    return _of_attention(SCORES, queries, keys)
+
+
 def weighted(weights: jax.Array, values: jax.Array) -> jax.Array:
     """Sums of values, by weights.  Shapes: [*B, N, M], [*B, M, D] -> [*B, N, D]."""
-    return jnp.einsum(WEIGHTED, weights, values)
+    return _of_attention(WEIGHTED, weights, values)
 
 
-@weighted.defjvp
-def _(primals, tangents):
-    (weights, values), (d_weights, d_values) = primals, tangents
-    return weighted(*primals), weighted(d_weights, values) + einsum(WEIGHTED, weights, d_values)
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _of_attention(axes, x, y):
+    # Converters to other formats know jnp's.
+    return (einsum if x.dtype == y.dtype == jnp.bfloat16 else jnp.einsum)(axes, x, y)
+
+
+@_of_attention.defjvp
+def _(axes, primals, tangents):
+    (x, y), (dx, dy) = primals, tangents
+    return einsum(axes, x, y), einsum(axes, dx, y) + einsum(axes, x, dy)
 
 
 # Jitted here: outside of jit, a choice by platform would be compiled anew at every call.

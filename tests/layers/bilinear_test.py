@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 
 from equivit.layers import bilinear, dense, isotypic
 from equivit.layers.keys import Keys
-from equivit.layers.product import einsum
+from equivit.layers.product import SCORES, WEIGHTED, einsum, scores, weighted
 from equivit.precision import cast
 from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC
@@ -82,6 +82,61 @@ def test_small_products_run(rows, channels):
     found = jax.jit(functools.partial(all_of, product))(x, weight)
     known = all_of(jnp.matmul, x.astype(jnp.float32), weight.astype(jnp.float32))
     chex.assert_trees_all_close(jax.tree.map(np.float32, found), known, **ROUNDED)
+
+
+@pytest.mark.parametrize("batch", [(2,), (1, 3), (4, 2, 3)], ids=str)
+@pytest.mark.parametrize("axes", [SCORES, WEIGHTED])
+@pytest.mark.parametrize("by_cotangent", [False, True])
+def test_products_of_transposed_factors_run(axes, batch, by_cotangent):
+    """As heads are that a linear map has side by side.  Here as well, XLA:CPU has no code for some products."""
+    sizes = dict(n=5, m=4, d=8)
+    shapes = ((*batch, *(sizes[a] for a in part[3:])) for part in axes.split("->")[0].split(","))
+    x, y = (jnp.swapaxes(normal(*shape), -1, -2) for shape in shapes)
+    product, known_product = (functools.partial(form, axes) for form in (einsum, jnp.einsum))
+
+    def turned(product, x, y):
+        return product(jnp.swapaxes(x, -1, -2), jnp.swapaxes(y, -1, -2)).swapaxes(0, -1)
+
+    def all_of(product, x, y, dz):
+        z, pull = jax.vjp(functools.partial(turned, product), x, y)
+        return z, jax.vmap(pull, -1)(dz) if by_cotangent else pull(dz[..., 0])
+
+    dz = normal(*jax.eval_shape(functools.partial(turned, known_product), x, y).shape, 2)
+    found = jax.jit(functools.partial(all_of, product))(x, y, dz)
+    known = all_of(known_product, *(a.astype(jnp.float32) for a in (x, y, dz)))
+    chex.assert_trees_all_close(jax.tree.map(np.float32, found), known, **ROUNDED)
+
+
+def attention(q, k, v):
+    return jnp.sum(weighted(jnp.exp(scores(q, k)), v).astype(jnp.float32) ** 2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_factors_of_attention_are_in_order_on_one_cpu(dtype):
+    shape = jax.ShapeDtypeStruct((2, 3, 5, 8), dtype)
+    trace = jax.jit(jax.grad(attention, (0, 1, 2))).trace(*(shape,) * 3)
+
+    def products(platform):
+        lines = trace.lower(lowering_platforms=(platform,)).as_text().splitlines()
+        found = [line.split(" : ")[-1] for line in lines if "stablehlo.dot_general" in line]
+        return found, sum("LayoutConstraint" in line for line in lines)
+
+    found, in_order = products("cpu")
+    assert len(found) == 6 and in_order == 12
+    narrow = "bf16" if dtype == "bfloat16" else "f32"
+    assert all(line.count(f"x{narrow}>") == (2 if narrow == "bf16" else 3) for line in found), found
+    assert [products(platform)[1] for platform in ("tpu", "cuda")] == [0, 0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_over_several_devices_nothing_is_gathered_and_a_program_can_be_exported(dtype):
+    """XLA gathers factors whose order is prescribed from all devices."""
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:4])
+    over = jax.sharding.NamedSharding(mesh, PartitionSpec("data"))
+    gradient = jax.jit(jax.grad(attention, (0, 1, 2)))
+    shape = jax.ShapeDtypeStruct((4, 3, 5, 8), dtype, sharding=over)
+    assert "all-gather" not in gradient.lower(*(shape,) * 3).compile().as_text()
+    jax.export.export(gradient, platforms=["cpu"])(*(jax.ShapeDtypeStruct(shape.shape, dtype),) * 3).serialize()
 
 
 @pytest.mark.parametrize(
