@@ -48,6 +48,7 @@ def _lowered_on_cpu(context: mlir.LoweringRuleContext, x, y, *, axes: str):
 
 
 def _computed_on_cpu(x, y, *, axes: str, in_order: bool):
+    """As a matrix of rows of x by columns of y, for each place on the many axes that are of x, y and the result."""
     of_x, of_y, of_z = _split(axes)
     rows, columns = _only(of_x, of_y), _only(of_y, of_x)
     many, summed = _only(of_z, rows + columns), _only(of_x, of_z)
