@@ -29,7 +29,7 @@ _REDUCTIONS = "cumlogsumexp cummax cummin cumprod cumsum reduce_max reduce_min r
 # Moving, selecting, indexing, communicating and drawing random bits; some contain a jaxpr, which is not counted.
 _FREE = (
     "addupdate all_gather all_to_all axis_index bitcast_convert_type broadcast_in_dim concatenate convert_element_type "
-    "copy copy_p debug_callback device_put dynamic_slice dynamic_update_slice empty gather get iota layout_constraint "
+    "copy copy_p debug_callback device_put dynamic_slice dynamic_update_slice empty empty2 gather get iota layout_constraint "
     "masked_load masked_swap mesh_cast name optimization_barrier pad ppermute psum psum_invariant pvary random_bits "
     "random_fold_in random_seed random_split random_unwrap random_wrap reduce_precision reduce_scatter reshape reshard "
     "rev scatter scatter-add select_n sharding_constraint slice sort split squeeze stack stop_gradient swap "
@@ -141,6 +141,8 @@ def _equation(eqn: JaxprEqn, kind: str) -> Costs:
         return Costs({})
     if name == "dot_general":
         return Costs({kind: _dot(eqn, kind)})
+    if name == "bilinear_product":  # `layers.bilinear`
+        return Costs({kind: _bilinear(eqn)})
     if name == "conv_general_dilated":
         return Costs({kind: _convolution(eqn)})
     if inner := list(jaxprs_in_params(eqn.params)):
@@ -188,6 +190,12 @@ def _dot(eqn, kind) -> Cost:
     n, size = math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted), _size(eqn.outvars[0])
     transform = round(size * math.log2(n)) if kind == "activation" and n else 0
     return Cost(size * n, transform)
+
+
+def _bilinear(eqn) -> Cost:
+    axes = "".join(eqn.params["axes"].split("->")[0].split(","))
+    lengths = [length for factor in eqn.invars for length in factor.aval.shape]
+    return Cost(math.prod(dict(zip(axes, lengths, strict=True)).values()))
 
 
 def _convolution(eqn) -> Cost:

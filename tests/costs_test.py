@@ -220,6 +220,15 @@ class LayerTest(parameterized.TestCase):
         self.assertEqual(counted.fvcore, counted["attention"].macs)
         self.assertEqual(counted.fvcore_unfused - counted.fvcore, counted["attention"].operations)
 
+    @parameterized.parameters(jnp.float32, jnp.bfloat16)
+    def test_attention_and_its_gradient_multiply_three_times_as_much(self, dtype):
+        def loss(q, k, v):
+            return attend((q,), (k,), (v,))[0].astype(jnp.float32).sum()
+
+        counted = costs.count(jax.grad(loss, (0, 1, 2)), *[array(3, 4, 10, 8, dtype=dtype)] * 3)
+        self.assertEqual(counted["attention"].macs, 3 * 2 * 3 * 4 * 10 * 10 * 8)
+        self.assertEmpty(counted.notes)
+
     def test_gelu_costs_eight_for_each_value(self):
         self.check_activation(costs.count(dense.gelu, array(3, 5)), 8 * 15)
 
