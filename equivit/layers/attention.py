@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from equivit.layers.in_order import in_order
 from equivit.layers.product import kept, scores, weighted
 
 IMPLEMENTATIONS = ("auto", "xla", "cudnn")
@@ -59,7 +60,7 @@ def attend_side_by_side(qkv: jax.Array, num_heads: int, *, implementation: str =
     def plain(qkv, heads):
         q, k, v = ((head_by_head(part, heads),) for part in jnp.split(qkv, 3, axis=-1))
         (y,) = attend(q, k, v, implementation=implementation)
-        return jax.lax.collapse(jnp.einsum("...hnd->...nhd", y), -2)
+        return side_by_side(y)
 
     if implementation in ("tpu", "interpret") or implementation == "auto" and enough_for_tpu(qkv):
         with jax.named_scope("attention"):
@@ -70,6 +71,18 @@ def attend_side_by_side(qkv: jax.Array, num_heads: int, *, implementation: str =
 def head_by_head(x: jax.Array, num_heads: int) -> jax.Array:
     """[*B, N, width] -> [*B, num_heads, N, head channels]."""
     return jnp.einsum("...nhd->...hnd", x.reshape(*x.shape[:-1], num_heads, x.shape[-1] // num_heads))
+
+
+@jax.custom_jvp
+def side_by_side(x: jax.Array) -> jax.Array:
+    """[*B, num_heads, N, head channels] -> [*B, N, width]."""
+    return jax.lax.collapse(jnp.einsum("...hnd->...nhd", x), -2)
+
+
+@side_by_side.defjvp
+def _(primals, tangents):
+    # Else XLA:CPU may turn x, or the gradient, in an order that is slow.
+    return jax.jvp(lambda x: jax.lax.collapse(in_order(jnp.einsum("...hnd->...nhd", x)), -2), primals, tangents)
 
 
 def enough_for_tpu(x: jax.Array) -> bool:

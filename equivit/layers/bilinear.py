@@ -15,9 +15,10 @@ import string
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.layout import Layout, with_layout_constraint
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+
+from equivit.layers.in_order import in_order, is_prescribed
 
 
 def einsum(axes: str, x: jax.Array, y: jax.Array) -> jax.Array:
@@ -39,31 +40,25 @@ def _computed(x, y, *, axes: str):
 
 
 def _lowered_on_cpu(context: mlir.LoweringRuleContext, x, y, *, axes: str):
-    module = context.module_context
-    # XLA gathers factors whose order is prescribed from all devices, and `jax.export` does not take them.
-    one_device = getattr(module.axis_context, "num_devices", None) == 1
-    in_order = one_device and not module.lowering_parameters.for_export
-    computed = functools.partial(_computed_on_cpu, axes=axes, in_order=in_order)
+    computed = functools.partial(_computed_on_cpu, axes=axes, prescribed=is_prescribed(context))
     return mlir.lower_fun(computed, multiple_results=False)(context, x, y)
 
 
-def _computed_on_cpu(x, y, *, axes: str, in_order: bool):
+def _computed_on_cpu(x, y, *, axes: str, prescribed: bool):
     """As a matrix of rows of x by columns of y, for each place on the many axes that are of x, y and the result."""
     of_x, of_y, of_z = _split(axes)
     rows, columns = _only(of_x, of_y), _only(of_y, of_x)
     many, summed = _only(of_z, rows + columns), _only(of_x, of_z)
     if of_z == many + columns + rows != many + rows + columns:
-        return _computed_on_cpu(y, x, axes=f"{of_y},{of_x}->{of_z}", in_order=in_order)
+        return _computed_on_cpu(y, x, axes=f"{of_y},{of_x}->{of_z}", prescribed=prescribed)
     if x.dtype == y.dtype == jnp.bfloat16:
-        if of_z != many + rows + columns or many and not in_order:
+        if of_z != many + rows + columns or many and not prescribed:
             # If XLA gives arrays another order in memory, it finds in the end that it has no code for bfloat16.
             return _computed(x.astype(jnp.float32), y.astype(jnp.float32), axes=axes).astype(jnp.bfloat16)
-        if in_order:  # into one that is fast
+        if prescribed:  # into one that is fast
             x, of_x = _turned(x, of_x, [many + rows + summed])
             y, of_y = _turned(y, of_y, [many + summed + columns, many + columns + summed])
-    if in_order:
-        x, y = (with_layout_constraint(factor, Layout(tuple(range(factor.ndim)))) for factor in (x, y))
-    return _computed(x, y, axes=f"{of_x},{of_y}->{of_z}")
+    return _computed(in_order(x), in_order(y), axes=f"{of_x},{of_y}->{of_z}")
 
 
 def _turned(x, axes: str, orders: list[str]):

@@ -157,3 +157,21 @@ def test_no_more_copies_than_needed(family, name, group, copies):
     text = jax.jit(lambda layer, x: layer(x)).lower(layer, x).compile().as_text()
     counts = {op: len(re.findall(rf"= \w+\[[\d,]+\]\S* {op}\(", text)) for op in ("copy", "transpose", "concatenate")}
     assert counts["copy"] <= copies and counts["transpose"] <= copies and counts["concatenate"] == 0
+
+
+@pytest.mark.parametrize(("platform", "prescribed"), [("cpu", 2), ("tpu", 0), ("cuda", 0)])
+def test_heads_and_their_gradient_are_turned_in_order_on_a_cpu(platform, prescribed):
+    x = heads(0, 2, 3, 5, 8)
+
+    def loss(x):
+        return jnp.sum(jnp.sin(attention.side_by_side(x)))
+
+    lowered = jax.jit(jax.value_and_grad(loss)).trace(x).lower(lowering_platforms=(platform,))
+    assert lowered.as_text().count("LayoutConstraint") == prescribed
+
+    def known(x):
+        return jnp.sum(jnp.sin(jnp.swapaxes(x, -2, -3).reshape(2, 5, 24)))
+
+    many = heads(1, 2, 4, 3, 5, 8)
+    chex.assert_trees_all_equal(jax.grad(loss)(x), jax.grad(known)(x))
+    chex.assert_trees_all_equal(*(jax.vmap(jax.grad(function), 1, 1)(many) for function in (loss, known)))
