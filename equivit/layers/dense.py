@@ -16,7 +16,7 @@ from flax import nnx
 from jax.nn.initializers import Initializer
 
 from equivit import errors
-from equivit.layers.attention import attend_side_by_side, attention_weights, head_by_head
+from equivit.layers.attention import attend_side_by_side, attention_weights, head_by_head, side_by_side
 from equivit.layers.grid import Layout
 from equivit.layers.product import matmul
 
@@ -241,11 +241,7 @@ class Attention(nnx.Module):
         q, k, v = (head_by_head(part, self.num_heads) for part in jnp.split(self.qkv(x), 3, axis=-1))
         return q, k, v
 
-    @staticmethod
-    def side_by_side(y: jax.Array) -> jax.Array:
-        """[*B, num_heads, N, head channels] -> [*B, N, width]."""
-        y = jnp.einsum("...hnd->...nhd", y)
-        return jax.lax.collapse(y, -2)
+    side_by_side = staticmethod(side_by_side)
 
 
 class PatchEmbed(nnx.Module):
