@@ -106,7 +106,7 @@ def create(
     trainable: Arrays,
     lr: Schedule,
     weight_decay: Schedule,
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
     """The optimiser of the `optimizer` section; `rule`, `tables` and `trainable` are those of `Rules`.
 
     LAMB is You et al. (2020) as apex's FusedLAMB and timm's Lamb run it: the trust ratio |p| / |u| belongs to weight
@@ -116,6 +116,8 @@ def create(
     rate.  Clipping divides by max(norm / clip, 1).
 
     The state goes by the names of the parts, and clipping and trust ratios have none: a run can go on with others.
+
+    `update` also takes `good`, whether the new state will be kept; without it, it will.
     """
     rules = Rules(rule, tables, trainable, tuple(config.no_decay), config.layer_decay)
     parts = {"clip": _clip(rules, config.clip)} if config.clip else {}
@@ -153,24 +155,27 @@ def _clip(rules: Rules, largest: float) -> optax.GradientTransformation:
     return optax.stateless(update)
 
 
-def _adam(beta1: float, beta2: float, eps: float) -> optax.GradientTransformation:
+def _adam(beta1: float, beta2: float, eps: float) -> optax.GradientTransformationExtraArgs:
     """As optax.scale_by_adam, with the bias corrections 1 - beta^t exact in float32.
 
     Taken as a difference, 1 - 0.999 is off by 1.3e-5 in float32, and so would be the first updates.
+
+    Updates are of the moments that the step keeps: of others, XLA:CPU would hold copies of the old ones all step long.
     """
 
     def correction(beta, t):
         return -jnp.expm1(t * math.log(beta)) if beta else 1.0
 
-    def update(updates, state, params=None):
+    def update(updates, state, params=None, *, good=True):
         t = optax.safe_increment(state.count)
         mu = optax.tree.update_moment(updates, state.mu, beta1, 1)
         nu = optax.tree.update_moment_per_elem_norm(updates, state.nu, beta2, 2)
         scale1, scale2 = 1 / correction(beta1, t), 1 / jnp.sqrt(correction(beta2, t))
-        updates = jax.tree.map(lambda m, v: m * scale1 / (jnp.sqrt(v) * scale2 + eps), mu, nu)
+        kept = jax.tree.map(lambda new, old: jnp.where(good, new, old), (mu, nu), (state.mu, state.nu))
+        updates = jax.tree.map(lambda m, v: m * scale1 / (jnp.sqrt(v) * scale2 + eps), *kept)
         return updates, optax.ScaleByAdamState(t, mu, nu)
 
-    return optax.GradientTransformation(optax.scale_by_adam().init, update)
+    return optax.GradientTransformationExtraArgs(optax.scale_by_adam().init, update)
 
 
 def _decay(rules: Rules, weight_decay: Schedule) -> optax.GradientTransformation:
@@ -219,14 +224,14 @@ def _by_step(change: Callable[[jax.Array, Arrays, Arrays], Arrays]) -> optax.Gra
     return optax.GradientTransformation(lambda params: optax.ScaleByScheduleState(jnp.int32(0)), update)
 
 
-def _only_trained(chain: optax.GradientTransformation, rules: Rules) -> optax.GradientTransformation:
+def _only_trained(chain, rules: Rules) -> optax.GradientTransformationExtraArgs:
     """Frozen slices of stacked leaves count for nothing and stay as they are."""
 
-    def update(updates, state, params=None):
-        updates, state = chain.update(freezing.masked(updates, rules.masks), state, params)
+    def update(updates, state, params=None, **extra):
+        updates, state = chain.update(freezing.masked(updates, rules.masks), state, params, **extra)
         return freezing.masked(updates, rules.masks), state
 
-    return optax.GradientTransformation(chain.init, update) if rules.masks else chain
+    return optax.GradientTransformationExtraArgs(chain.init, update) if rules.masks else chain
 
 
 DEFAULTS = dict(

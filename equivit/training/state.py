@@ -57,7 +57,7 @@ def begin(objective: Objective, module: nnx.Module, optimizer: optax.GradientTra
 def make_step(
     objective: Objective,
     module: nnx.Module,
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformationExtraArgs,
     *,
     seed: int | jax.Array,
     total: int,
@@ -106,11 +106,11 @@ def make_step(
         carried = (state.extra, state.statistics)
         value, metrics, carried, gradients = _gradients(loss, state.trainable, carried, batch, loss_key, accumulation)
         gradients = freezing.masked(gradients, masks)  # so that frozen slices are in no norm
-        updates, moments = optimizer.update(gradients, state.optimizer, state.trainable)
-        trainable: Any = optax.apply_updates(state.trainable, updates)
-        extra = objective.after_step(trainable, carried[0], clock)
         norm = optax.tree.norm(gradients)
         good = state.good & jnp.isfinite(value) & jnp.isfinite(norm)
+        updates, moments = optimizer.update(gradients, state.optimizer, state.trainable, good=good)
+        trainable: Any = optax.apply_updates(state.trainable, updates)
+        extra = objective.after_step(trainable, carried[0], clock)
         after = State(state.step + 1, good, trainable, state.frozen, carried[1], extra, moments)
         after = jax.tree.map(lambda new, old: jnp.where(good, new, old), after, state._replace(good=good))
         return after, {**metrics, "loss": value, "grad_norm": norm, "good": good}

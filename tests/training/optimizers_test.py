@@ -1,6 +1,7 @@
 """LAMB and AdamW against arrays from apex's rules (timm's Lamb) and torch's AdamW, and the rules on logical tensors."""
 
 import pathlib
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -160,6 +161,20 @@ def test_lars_of_optax():
     theirs = optax.lars(lambda t: 6.4 / (1 + t))
     for a, b in zip(run(ours, params, gradients), run(theirs, params, gradients), strict=True):
         chex.assert_trees_all_close(a, b, rtol=1e-6, atol=1e-7)  # the order of products differs
+
+
+def test_a_step_makes_no_copies_of_the_moments():
+    params = {"w": jnp.zeros((512, 512))}
+    optimizer = make(unstacked(params, all_decay), params, name="adamw")
+
+    def step(params, state, gradients, good):
+        updates, new = optimizer.update(gradients, state, params, good=good)
+        new = optax.apply_updates(params, updates), new
+        return jax.tree.map(lambda new, old: jnp.where(good, new, old), new, (params, state))
+
+    arguments = params, optimizer.init(params), params, jnp.bool_(True)
+    compiled = jax.jit(step, donate_argnums=(0, 1)).lower(*arguments).compile()
+    assert not re.search(r"= f32\[512,512\]\S* copy\(", compiled.as_text())
 
 
 def test_clip_groups_have_norms_of_their_own():
