@@ -8,6 +8,7 @@ JAX derives from a product others that are slower on a CPU.  So this is a primit
   round such a result is not enough: JAX derives from it products of float32 cotangents with bfloat16.
 - Its factors have the order in memory of their axes.  XLA:CPU chooses its code for a product before it orders axes; if
   a factor may yet be a transposed one, it has no fast code for many products at once, such as those of attention.
+- The gradient of a weight has more columns than rows, and is turned if it should not: XLA:CPU is faster so.
 """
 
 import functools
@@ -51,6 +52,9 @@ def _computed_on_cpu(x, y, *, axes: str, prescribed: bool):
     many, summed = _only(of_z, rows + columns), _only(of_x, of_z)
     if of_z == many + columns + rows != many + rows + columns:
         return _computed_on_cpu(y, x, axes=f"{of_y},{of_x}->{of_z}", prescribed=prescribed)
+    if prescribed and of_x == summed + rows and x.size > y.size:
+        turned = _computed_on_cpu(y, x, axes=f"{of_y},{of_x}->{columns + rows}", prescribed=prescribed)
+        return in_order(jnp.einsum(f"{columns + rows}->{of_z}", in_order(turned)))
     if x.dtype == y.dtype == jnp.bfloat16:
         if of_z != many + rows + columns or many and not prescribed:
             # If XLA gives arrays another order in memory, it finds in the end that it has no code for bfloat16.

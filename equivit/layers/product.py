@@ -97,5 +97,5 @@ def _by_weight(x, weight):
 
 def _joined(x, weight):
     """x W with one axis for images and tokens."""
-    y = jnp.matmul(jax.lax.collapse(x, 0, -1), weight)
+    y = bilinear.einsum("nc,cd->nd", jax.lax.collapse(x, 0, -1), weight)
     return y.reshape(*x.shape[:-1], weight.shape[-1])

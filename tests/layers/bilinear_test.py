@@ -1,6 +1,7 @@
 """Products of bfloat16 on a CPU: values and derivatives of any product, and types of which XLA has a fast form."""
 
 import functools
+import re
 
 import chex
 import jax
@@ -11,7 +12,7 @@ from jax.sharding import PartitionSpec
 
 from equivit.layers import bilinear, dense, isotypic
 from equivit.layers.keys import Keys
-from equivit.layers.product import SCORES, WEIGHTED, einsum, scores, weighted
+from equivit.layers.product import SCORES, WEIGHTED, einsum, matmul, scores, weighted
 from equivit.precision import cast
 from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC
@@ -126,6 +127,15 @@ def test_the_factors_of_attention_are_in_order_on_one_cpu(dtype):
     narrow = "bf16" if dtype == "bfloat16" else "f32"
     assert all(line.count(f"x{narrow}>") == (2 if narrow == "bf16" else 3) for line in found), found
     assert [products(platform)[1] for platform in ("tpu", "cuda")] == [0, 0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("channels", [(7, 3), (3, 7)])
+def test_the_gradient_of_a_weight_has_more_columns_than_rows_on_one_cpu(channels, dtype):
+    x, weight = (jax.ShapeDtypeStruct(shape, dtype) for shape in ((2, 5, channels[0]), channels))
+    trace = jax.jit(jax.grad(lambda weight, x: matmul(x, weight).astype(jnp.float32).sum())).trace(weight, x)
+    (result,) = re.findall(r"dot_general.* -> tensor<(\w+)x", trace.lower(lowering_platforms=("cpu",)).as_text())
+    assert result == "3x7"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
