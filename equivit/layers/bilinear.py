@@ -8,7 +8,8 @@ JAX derives from a product others that are slower on a CPU.  So this is a primit
   round such a result is not enough: JAX derives from it products of float32 cotangents with bfloat16.
 - Its factors have the order in memory of their axes.  XLA:CPU chooses its code for a product before it orders axes; if
   a factor may yet be a transposed one, it has no fast code for many products at once, such as those of attention.
-- The gradient of a weight has more columns than rows, and is turned if it should not: XLA:CPU is faster so.
+- The gradient of a weight is computed with more columns than rows, for which XLA:CPU has faster code, and is turned if
+  the weight has fewer.
 """
 
 import functools

@@ -117,7 +117,7 @@ def create(
 
     The state goes by the names of the parts, and clipping and trust ratios have none: a run can go on with others.
 
-    `update` also takes `good`, whether the new state will be kept; without it, it will.
+    `update` also takes `good`: whether the step keeps the new state, as it does by default.
     """
     rules = Rules(rule, tables, trainable, tuple(config.no_decay), config.layer_decay)
     parts = {"clip": _clip(rules, config.clip)} if config.clip else {}
@@ -160,7 +160,8 @@ def _adam(beta1: float, beta2: float, eps: float) -> optax.GradientTransformatio
 
     Taken as a difference, 1 - 0.999 is off by 1.3e-5 in float32, and so would be the first updates.
 
-    Updates are of the moments that the step keeps: of others, XLA:CPU would hold copies of the old ones all step long.
+    Updates are of the moments that the step keeps, so that XLA:CPU reads them where they are stored.  Of moments that
+    are kept or not after that, it computes a second pair, from copies of the old ones, which it holds all step long.
     """
 
     def correction(beta, t):
