@@ -10,6 +10,9 @@ Dense, d = 80: head 1 has lanes 80 to 127 of register 0 and lanes 0 to 31 of reg
 Octic: in the natural order the parts of a head have the same lanes in every source.  So each source gets an order of
 heads of its own, which `places` tells, and the linear maps before and after have their columns and rows in that order.
 With d = 64 two heads share a register, one in each half, and the selects that collect one collect both.
+With d = 72 to 128, eight heads share selects.  The four rows of lines have each part in a block of 16 lanes and first
+exchange blocks: block b of row n then comes from row n ^ (b mod 4), by two selects for each register.  Half a register
+now has all lines of a head, and its planes lie in the other half, in two pieces more.
 """
 
 import functools
@@ -21,10 +24,16 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 LANES = 128  # of a register
+HALF = LANES // 2
+BLOCK = 16  # lanes that sources exchange
+EXCHANGING = 4  # sources
 
 
 class Piece(NamedTuple):
-    """Lanes `start` to `stop` of a register of a source; if two heads share a register, of each of its halves."""
+    """Lanes `start` to `stop` of a register of a source; if two heads share a register, of each of its halves.
+
+    Of sources that exchange blocks, those that the source has after it.
+    """
 
     source: int
     register: int
@@ -40,12 +49,14 @@ class Arrangement(NamedTuple):
       units: for each register full of heads, that is, for two heads or one, the pieces that it is selected from.
       places: for each source, the first lane of the part of every head.
       widths: of the sources in lanes, whole registers.
+      exchange: whether the first four sources exchange blocks.
     """
 
     period: int
     units: tuple[tuple[Piece, ...], ...]
     places: tuple[tuple[int, ...], ...]
     widths: tuple[int, ...]
+    exchange: bool = False
 
     def lanes(self, source: int, part: int) -> np.ndarray:
         """The lanes [heads, part] of a source in which the channels of each head lie."""
@@ -73,11 +84,40 @@ def product(subscripts: str, x: jax.Array, matrix: np.ndarray) -> jax.Array:
 
 @functools.cache
 def arrange(parts: tuple[int, ...], heads: int) -> Arrangement | None:
-    """Places for heads that have `parts` channels in each source; None if none were found.
+    """Places for heads that have `parts` channels in each source; None if none were found."""
+    packed, exchanging = _packed(parts, heads), _exchanging(parts, heads)
+    if packed is None or exchanging is None or sum(exchanging.widths) > sum(packed.widths):
+        return packed or exchanging
+    return exchanging
+
+
+def _exchanging(parts: tuple[int, ...], heads: int) -> Arrangement | None:
+    """Lines in blocks, which their sources exchange; None for other parts, or heads that do not fill registers."""
+    line, plane = parts[0], parts[-1]
+    if parts != (line,) * EXCHANGING + (plane,) * 2 or sum(parts) <= HALF or max(line, plane // 2) > BLOCK or heads % 8:
+        return None
+    slots = HALF // plane  # of planes in half a register
+    units, places = [], np.zeros((len(parts), heads), int)
+    for head in range(heads):
+        register, (half, n) = head // 8, divmod(head % 8, 4)
+        places[:EXCHANGING, head] = [LANES * register + HALF * half + BLOCK * (n ^ i) for i in range(EXCHANGING)]
+        # Of the heads that have their lines in this half, and so their planes in the other, the one of this number.
+        there, slot = divmod(head // 8 * 4 + n, slots)
+        starts = [HALF * (1 - half) + plane * ((slot + i) % slots) for i in range(2)]
+        places[EXCHANGING:, head] = [LANES * there + start for start in starts]
+        planes = (Piece(EXCHANGING + i, there, start, start + plane) for i, start in enumerate(starts))
+        units.append((Piece(n, register, HALF * half, HALF * (half + 1)), *planes))
+    registers = [heads // 8] * EXCHANGING + [-(-heads // 2 // slots)] * 2
+    places = tuple(tuple(row.tolist()) for row in places)
+    return Arrangement(LANES, tuple(units), places, tuple(LANES * n for n in registers), exchange=True)
+
+
+def _packed(parts: tuple[int, ...], heads: int) -> Arrangement | None:
+    """Parts that lie one after the other in each source; None if no order of them was found.
 
     One source, and the first of the longest parts, have the heads in their natural order.
     """
-    period = LANES // 2 if 2 * sum(parts) == LANES else LANES
+    period = HALF if 2 * sum(parts) == LANES else LANES
     units, rest = divmod(heads * period, LANES)
     if sum(parts) > LANES or rest:
         return None

@@ -9,7 +9,7 @@ The reference, for one head of q, k and v [N, d], and its derivative, from the g
 The kernels are these lines, for all heads of an image one after the other in one straight program, in which the
 compiler lets the softmax of one head run beside the products of another.  The matrix units take registers of 128 lanes,
 full or not, and a head has fewer channels.  So the lines are written for a register full of heads, a unit
-(`attention_lanes.py`), which `_gather` selects from the arrays and `_scatter` puts back:
+(`attention_lanes.py`), which a `_Reader` selects from the arrays and a `_Writer` puts back:
 
   - A product over the channels of a head is one over all lanes of its unit, where one factor is 0 in the lanes that are
     not the head's.  The matrix units take no longer for it, and no lane has to move.
@@ -20,13 +20,12 @@ full or not, and a head has fewer channels.  So the lines are written for a regi
     single key, the 129th or the 257th, would cost as much as a full one: that key enters the softmax apart, as a row.
     The backward pass does not do so.
 
-`experiments/octic_tpu_compile.py` estimates their cycles.  The octic kernel at d = 80 is bound by the vector units,
-which mostly select: a head has parts in six sources.
+`experiments/octic_tpu_compile.py` estimates their cycles.
 """
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +34,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
 from kernels import tpu_blocks
-from kernels.attention_lanes import LANES, Arrangement, Piece
+from kernels.attention_lanes import BLOCK, EXCHANGING, LANES, Arrangement, Piece
 from kernels.tpu_blocks import up
 
 NAME = "attention"
@@ -80,11 +79,11 @@ def forward(*qkv: jax.Array, arrangement: Arrangement, scale: float, interpret: 
 
 def attend_image(qkv: Sequence[jax.Ref], y: Sequence[jax.Ref], arrangement: Arrangement, scale: float) -> None:
     """In a kernel: attention of references [k, N, 3 w], (q | k | v), is written to references [k, N, w]."""
-    read, write, registers = _sources(qkv, 3), _sources(y, 1), {}
+    read, write = _Reader(_sources(qkv, 3), arrangement), _Writer(_sources(y, 1), arrangement)
     for unit in arrangement.units:
-        q, k, v = (_gather(read, j, unit, arrangement.period, rest) for j, rest in enumerate((0, None, None)))
-        _scatter(write, 0, unit, arrangement.period, _attend(q, k, v, scale, arrangement.period), registers)
-    _close(registers)
+        q, k, v = (read.gather(j, unit, rest) for j, rest in enumerate((0, None, None)))
+        write.scatter(0, unit, _attend(q, k, v, scale, arrangement.period))
+    write.close()
 
 
 def backward(*arrays: jax.Array, arrangement: Arrangement, scale: float, interpret: bool = False) -> tuple:
@@ -92,14 +91,15 @@ def backward(*arrays: jax.Array, arrangement: Arrangement, scale: float, interpr
     count = len(arrays) // 2
 
     def body(*refs):
-        read, gradient, write = (_sources(refs[i * count : (i + 1) * count], k) for i, k in enumerate((3, 1, 3)))
-        registers = {}
+        sources = [_sources(refs[i * count : (i + 1) * count], k) for i, k in enumerate((3, 1, 3))]
+        read, gradient = (_Reader(of, arrangement) for of in sources[:2])
+        write = _Writer(sources[2], arrangement)
         for unit in arrangement.units:
-            q, k, v = (_gather(read, j, unit, arrangement.period, rest) for j, rest in enumerate((0, None, None)))
-            g = _gather(gradient, 0, unit, arrangement.period, 0)
+            q, k, v = (read.gather(j, unit, rest) for j, rest in enumerate((0, None, None)))
+            g = gradient.gather(0, unit, 0)
             for j, value in enumerate(_gradients(q, k, v, g, scale, arrangement.period)):
-                _scatter(write, j, unit, arrangement.period, value, registers)
-        _close(registers)
+                write.scatter(j, unit, value)
+        write.close()
 
     return _by_image(body, arrays[:count], arrays[count:], 3, f"{NAME}_backward", interpret)
 
@@ -189,63 +189,111 @@ def _sources(refs, count):
     return [(ref, i, ref.shape[-1] // count) for ref in refs for i in range(ref.shape[0])]
 
 
-def _register(sources, j, piece):
-    """Reference, index and lanes of the register of a piece, in the j-th of the arrays side by side."""
-    ref, i, width = sources[piece.source]
-    start = j * width + piece.register * LANES
+def _register(sources, j, source, register):
+    """Reference, index and lanes of a register of a source, in the j-th of the arrays side by side."""
+    ref, i, width = sources[source]
+    start = j * width + register * LANES
     return ref, i, slice(start, start + LANES)
 
 
-def _gather(sources, j, unit, period, rest=None):
-    """The unit [N, 128] of heads, selected from its pieces; lanes that none has hold `rest`, or anything."""
-    value = rest if sum(piece.stop - piece.start for piece in unit) < period else None
-    for piece in unit:
-        ref, i, lanes = _register(sources, j, piece)
-        x = ref[i, :, lanes]
-        value = x if value is None else _select(piece, period, x, value)
-    return value
+class _Reader:
+    """Brings units of heads together from their sources."""
+
+    def __init__(self, sources, arrangement: Arrangement):
+        self.sources, self.arrangement = sources, arrangement
+        self.exchanged = {}  # by array and register: of the sources that exchange blocks, what they have then
+
+    def gather(self, j, unit, rest=None):
+        """The unit [N, 128] of the j-th array, selected from its pieces; all other lanes hold `rest`, or anything."""
+        period = self.arrangement.period
+        value = rest if sum(piece.stop - piece.start for piece in unit) < period else None
+        for piece in unit:
+            x = self._register(j, piece)
+            value = x if value is None else _select(piece, period, x, value)
+        return value
+
+    def _register(self, j, piece):
+        if not self.arrangement.exchange or piece.source >= EXCHANGING:
+            return self._stored(j, piece.source, piece.register)
+        place = j, piece.register
+        if place not in self.exchanged:
+            self.exchanged[place] = _exchanged([self._stored(j, n, piece.register) for n in range(EXCHANGING)])
+        return self.exchanged[place][piece.source]
+
+    def _stored(self, j, source, register):
+        ref, i, lanes = _register(self.sources, j, source, register)
+        return ref[i, :, lanes]
 
 
-def _scatter(sources, j, unit, period, value, open_registers):
-    """The inverse of `_gather`; lanes of no head become 0.
+class _Writer:
+    """Puts units of heads back where their sources have them.
 
-    A register of several units stays in `open_registers`, as what is to be written and where, until `_close`: to read
-    it back from the array and write it again, unit by unit, takes more instructions.
+    A register of several units stays open until the last of them: to read it back and write it again, unit by unit,
+    takes more instructions.
     """
-    for piece in unit:
-        ref, i, lanes = _register(sources, j, piece)
-        x = value.astype(ref.dtype)
-        if piece.stop - piece.start == period:
+
+    def __init__(self, sources, arrangement: Arrangement):
+        self.sources, self.arrangement, self.open = sources, arrangement, {}
+
+    def scatter(self, j, unit, value):
+        """The inverse of `gather`; lanes of no head become 0."""
+        for piece in unit:
+            ref, i, lanes = _register(self.sources, j, piece.source, piece.register)
+            x = value.astype(ref.dtype)
+            if piece.stop - piece.start == self.arrangement.period:
+                ref[i, :, lanes] = x
+            else:
+                place = j, piece.source, piece.register
+                self.open[place] = _select(piece, self.arrangement.period, x, self.open.get(place, 0))
+
+    def close(self):
+        """Writes what is open."""
+        for j, source, register in self.open:
+            if self.arrangement.exchange and source == 0:
+                places = [(j, n, register) for n in range(EXCHANGING)]
+                self.open.update(zip(places, _exchanged([self.open[place] for place in places]), strict=True))
+        for (j, source, register), x in self.open.items():
+            ref, i, lanes = _register(self.sources, j, source, register)
             ref[i, :, lanes] = x
-        else:
-            place = j, piece.source, piece.register
-            *_, before = open_registers.get(place, (0,))
-            open_registers[place] = ref, i, lanes, _select(piece, period, x, before)
 
 
-def _close(open_registers):
-    for ref, i, lanes, x in open_registers.values():
-        ref[i, :, lanes] = x
+def _exchanged(arrays):
+    """Of four arrays [N, 128]: block b of the n-th comes from array n ^ (b mod 4), which is its own inverse."""
+    for bit in (1, 2):
+        arrays = [
+            _select_lanes(lambda lanes, bit=bit: lanes & bit * BLOCK == 0, x, arrays[n ^ bit])
+            for n, x in enumerate(arrays)
+        ]
+    return arrays
 
 
 def _select(piece: Piece, period: int, x: jax.Array, other: jax.Array | int) -> jax.Array:
-    """x in the lanes of a piece, and in others `other`, an array or 0.
+    """x in the lanes of a piece, and in others `other`, an array or 0."""
+
+    def own(lanes):
+        lanes = lanes & (period - 1)
+        return (lanes >= piece.start) & (lanes < piece.stop)
+
+    return _select_lanes(own, x, other)
+
+
+def _select_lanes(own: Callable[[jax.Array], jax.Array], x: jax.Array, other: jax.Array | int) -> jax.Array:
+    """x in the lanes of which `own` is true, and `other` in the others.
 
     Two rows of bfloat16 share 32 bits, which the compiler would take apart to select them; as integers they stay.
     """
     rows = len(x) // STRIP * STRIP if x.dtype == jnp.bfloat16 else 0
     if rows in (0, len(x)):
-        return _selected(piece, period, x, other, packed=rows > 0)
+        return _selected(own, x, other, packed=rows > 0)
     others = (other, other) if isinstance(other, int) else (other[:rows], other[rows:])
-    first = _selected(piece, period, x[:rows], others[0], packed=True)
-    return jnp.concatenate([first, _selected(piece, period, x[rows:], others[1], packed=False)])
+    first = _selected(own, x[:rows], others[0], packed=True)
+    return jnp.concatenate([first, _selected(own, x[rows:], others[1], packed=False)])
 
 
-def _selected(piece, period, x, other, packed):
+def _selected(own, x, other, packed):
     if packed:
         x, other = (a if isinstance(a, int) else pltpu.bitcast(a, jnp.int32) for a in (x, other))
-    lanes = _lanes(x) & (period - 1)
-    y = jnp.where((lanes >= piece.start) & (lanes < piece.stop), x, other)
+    y = jnp.where(own(_lanes(x)), x, other)
     return pltpu.bitcast(y, jnp.bfloat16) if packed else y
 
 
