@@ -19,7 +19,7 @@ from equivit.symmetry.groups import FLIP, OCTIC
 from kernels import attention as kernel
 from kernels import attention_tpu
 from kernels.attention import attention, reference
-from kernels.attention_lanes import LANES, Piece, arrange
+from kernels.attention_lanes import BLOCK, EXCHANGING, LANES, Piece, arrange
 from kernels.isotypic_attention import isotypic_attention
 from kernels.isotypic_attention import reference as isotypic_reference
 from kernels.shapes import REALISTIC
@@ -85,7 +85,7 @@ def test_the_pieces_of_a_unit_are_all_lanes_of_its_heads_and_none_of_others(part
 
 def from_source(arrangement, source, lane):
     """The source from which a lane of a register comes, if the first four exchange blocks."""
-    return source ^ lane // 16 % 4 if arrangement.exchange and source < 4 else source
+    return source ^ lane // BLOCK % EXCHANGING if arrangement.exchange and source < EXCHANGING else source
 
 
 def test_what_cannot_be_arranged():
@@ -143,12 +143,19 @@ def field_arguments(batch, tokens, heads, channels, dtype, group="D8"):
     return (x, y), ((w, u), b), ((p, v), e)
 
 
+# With eight heads, rows of lines exchange blocks; 18 rows of bfloat16 fill a register and a part of a second.
 @pytest.mark.parametrize(
-    "heads, channels, group, dtype",
-    [(2, 8, "D8", "float32"), (2, 10, "D8", "bfloat16"), (2, 32, "D2", "float32")],
+    "heads, channels, group, dtype, tokens",
+    [
+        (2, 8, "D8", "float32", 5),
+        (2, 10, "D8", "bfloat16", 5),
+        (2, 32, "D2", "float32", 5),
+        (8, 10, "D8", "float32", 5),
+        (8, 14, "D8", "bfloat16", 18),
+    ],
 )
-def test_fields_are_the_reference_s(heads, channels, group, dtype):
-    arguments = field_arguments((2,), 5, heads, channels, dtype, group)
+def test_fields_are_the_reference_s(heads, channels, group, dtype, tokens):
+    arguments = field_arguments((2,), tokens, heads, channels, dtype, group)
     leaves, structure = jax.tree.flatten(arguments)
 
     def both(op, leaves):
