@@ -113,7 +113,9 @@ def kernel_rows(budget: benchmark.Budget, folder: pathlib.Path) -> list[dict]:
         row = dict(kernel=kernel, **model_of(shape))
         print(f"compiling {title(row)}", file=sys.stderr)
         with budget.trying(title(row)):
-            seconds, program, works = compiled(jax.jit(function, in_shardings=chip()), arguments, folder)
+            seconds, program, works = compiled(
+                jax.jit(function, in_shardings=free(), out_shardings=free()), arguments, folder
+            )
             text = entry(program)
             own = {name: work for name, work in works.items() if name in kernels_in(text)}
             moved = sum(DTYPE.dtype.itemsize * a.size for a in (*arguments, *jax.eval_shape(function, *arguments)))
@@ -154,11 +156,13 @@ def attention_programs(shape: Shape, heads: int):
     """Dense and octic attention, forward and backward, of heads that lie where the kernel wants them."""
     c = shape.channels // heads
     for kind, parts, rows in (("dense", (8 * c,), (1,)), ("octic", (c,) * 4 + (2 * c,) * 2, (4, 2))):
-        widths = sorted(set(attention_lanes.arrange(parts, heads).widths))
-        y = abstract([(i, *shape.batch, shape.tokens, w) for i, w in zip(rows, widths, strict=True)])
-        qkv = abstract([(*a.shape[:-1], 3 * a.shape[-1]) for a in y])
+        arrangement, sources = attention_lanes.arrange(parts, heads), (0, len(parts) - 1)[: len(rows)]
+        qkv, y = (
+            abstract([(n, *shape.batch, shape.tokens, widths[i]) for n, i in zip(rows, sources, strict=True)])
+            for widths in (arrangement.qkv_widths, arrangement.widths)
+        )
         for name, function, arguments in (("", attention.forward, qkv), ("_backward", attention.backward, (*qkv, *y))):
-            if name and not attention.supported(qkv, parts, heads, attention.BACKWARD_ARRAYS):
+            if name and not attention.supported(qkv, parts, heads, backward=True):
                 continue
             function = functools.partial(function, implementation="tpu", parts=parts, heads=heads)
             yield f"{kind} attention{name}", shape, function, arguments
@@ -251,9 +255,9 @@ def between_blocks(function, direction: str):
     The layout of x and of the result, and of x's gradient, is the compiler's choice: in a model they come from one
     block and go to the next, and nothing copies them.
     """
-    stored, free = chip(), Format(Layout.AUTO, chip())
-    results = {"forward": free, "gradient": (stored, free)}[direction]
-    return jax.jit(function, in_shardings=(stored, free), out_shardings=results)
+    stored, between = chip(), free()
+    results = {"forward": between, "gradient": (stored, between)}[direction]
+    return jax.jit(function, in_shardings=(stored, between), out_shardings=results)
 
 
 def compiled(function, arguments, folder: pathlib.Path) -> tuple[float, jax.stages.Compiled, dict[str, llo.Work]]:
@@ -271,6 +275,11 @@ def chip() -> NamedSharding:
     """One chip, which holds whole arrays; always the same."""
     device = topologies.get_topology_desc(platform="tpu", topology_name=TOPOLOGY).devices[0]
     return NamedSharding(Mesh([device], ("chip",)), PartitionSpec())
+
+
+def free() -> Format:
+    """The layout that the compiler chooses, on `chip`."""
+    return Format(Layout.AUTO, chip())
 
 
 def entry(program: jax.stages.Compiled) -> str:

@@ -13,11 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from kernels import attention_tpu, dispatch
-from kernels.attention_lanes import arrange
+from kernels.attention_lanes import Arrangement, arrange
 
 NAME = attention_tpu.NAME
-# Arrays like q that a kernel reads and writes: q, k, v and y; or q, k, v, and the gradients at all four.
-FORWARD_ARRAYS, BACKWARD_ARRAYS = 4, 7
 Parts = tuple[int, ...]
 
 
@@ -72,28 +70,28 @@ def attention(
     return kernel(qkv, chosen)
 
 
-def supported(qkv: tuple[jax.Array, ...], parts: Parts, heads: int, arrays: int = FORWARD_ARRAYS) -> bool:
-    """Whether there is a kernel for `attend_arranged` of qkv; `arrays`: those like q that it reads and writes."""
+def supported(qkv: tuple[jax.Array, ...], parts: Parts, heads: int, backward: bool = False) -> bool:
+    """Whether there is a kernel for `attend_arranged` of qkv, or for its derivative."""
     arrangement = arrange(parts, heads)
-    lanes = 0 if arrangement is None else sum(arrangement.widths)
-    whole = sum(len(a) * a.shape[-1] for a in qkv) == 3 * lanes
-    return lanes > 0 and whole and fits(qkv[0], lanes, arrays)
+    if arrangement is None or sum(len(a) * a.shape[-1] for a in qkv) != arrangement.token_widths[0]:
+        return False
+    return fits(qkv[0], arrangement, backward)
 
 
-def fits(x: jax.Array, lanes: int, arrays: int) -> bool:
-    """Whether the kernel can hold `arrays` with so many lanes for each token of x [k, *B, N, c].
+def fits(x: jax.Array, arrangement: Arrangement, backward: bool = False) -> bool:
+    """Whether the kernel can hold what is so arranged for all tokens of x [k, *B, N, c].
 
     Not if a size is a symbol (for export).
     """
     *batch, tokens, _ = x.shape[1:]
     known = all(isinstance(n, int) for n in (*batch, tokens))
-    return known and attention_tpu.buffers(x.dtype, tokens, lanes, arrays) is not None
+    return known and attention_tpu.buffers(x.dtype, tokens, arrangement.token_widths, backward) is not None
 
 
 def attend_arranged(implementation: str, parts: Parts, heads: int, *qkv: jax.Array) -> tuple[jax.Array, ...]:
     """Attention of heads that have `parts` channels in each source, placed as `attention_lanes.arrange` says.
 
-    Shapes: arrays [k, *B, N, 3 w], each of k sources, (q | k | v) -> [k, *B, N, w].
+    Shapes: arrays [k, *B, N, qkv width], each of k sources -> [k, *B, N, width].
     """
     return _attend_arranged(implementation, parts, heads, *qkv)
 
@@ -130,7 +128,7 @@ def backward(*arrays: jax.Array, implementation: str, parts: Parts, heads: int) 
     def plain_backward(*arrays):
         return jax.vjp(plain, *arrays[: len(qkv)])[1](arrays[len(qkv) :])
 
-    if not supported(qkv, parts, heads, arrays=BACKWARD_ARRAYS):
+    if not supported(qkv, parts, heads, backward=True):
         return plain_backward(*arrays)
     kernels = _kernels(attention_tpu.backward, parts, heads)
     return dispatch.run(f"{NAME}_backward", implementation, plain_backward, kernels, arrays)
@@ -150,8 +148,10 @@ def _plain(parts: Parts, heads: int) -> Callable:
         return lambda qkv: (reference(qkv[0], heads)[None],)
 
     def plain(*qkv):
-        sources = [a[i].reshape(*a.shape[1:-1], 3, a.shape[-1] // 3) for a in qkv for i in range(len(a))]
-        natural = [x[..., arrangement.lanes(i, part)] for i, (x, part) in enumerate(zip(sources, parts, strict=True))]
+        sources = [row for a in qkv for row in a]
+        natural = [
+            x[..., arrangement.lanes(i, part)[:3]] for i, (x, part) in enumerate(zip(sources, parts, strict=True))
+        ]
         y = reference(jax.lax.collapse(jnp.concatenate(natural, -1), -3), heads)
         y = jnp.split(y.reshape(*y.shape[:-1], heads, sum(parts)), np.cumsum(parts)[:-1], axis=-1)
         y = iter([arrangement.placed(i, jax.lax.collapse(x, -2)) for i, x in enumerate(y)])

@@ -3,19 +3,18 @@
 A register has 128 lanes.  A head's d channels may come in parts from several arrays, its sources: a dense layer has
 one, an octic field six, one for each row of an irrep.  Lane n of a source lies in lane n mod 128 of a register, and
 moving it to another one is slow.  So heads are placed such that no two channels of a head share a lane: the select,
-by lane, of the registers that they lie in is then the head's whole vector, in an order that is the same for queries,
-keys and values, and therefore does not matter.
+by lane, of the registers that they lie in is then the head's whole vector, in an order that is the same for queries
+and keys, and the same for values and results, and therefore does not matter.
 
 Dense, d = 80: head 1 has lanes 80 to 127 of register 0 and lanes 0 to 31 of register 1.  Nothing needs to move.
 Octic: in the natural order the parts of a head have the same lanes in every source.  So each source gets an order of
 heads of its own, which `places` tells, and the linear maps before and after have their columns and rows in that order.
 With d = 64 two heads share a register, one in each half, and the selects that collect one collect both.
-With d = 72 to 128, eight heads share selects.  The four rows of lines have each part in a block of 16 lanes and first
-exchange blocks: block b of row n then comes from row n ^ (b mod 4), by two selects for each register.  Half a register
-now has all lines of a head, and its planes lie in the other half, in two pieces more.
+With d = 72 to 128 the rows of an irrep exchange blocks of lanes before heads are collected (`_exchanging`).
 """
 
 import functools
+import itertools
 from typing import NamedTuple
 
 import jax
@@ -25,8 +24,7 @@ from scipy.optimize import linear_sum_assignment
 
 LANES = 128  # of a register
 HALF = LANES // 2
-BLOCK = 16  # lanes that sources exchange
-EXCHANGING = 4  # sources
+LINES, PLANES = 4, 2  # rows of an octic field
 
 
 class Piece(NamedTuple):
@@ -41,45 +39,85 @@ class Piece(NamedTuple):
     stop: int
 
 
+class Exchange(NamedTuple):
+    """What k sources, 2 or 4, do before heads are collected: block b of the n-th then comes from the one n ^ (b mod k).
+
+    It is its own inverse.
+
+    Attributes:
+      sources: their numbers.
+      block: lanes.
+    """
+
+    sources: range
+    block: int
+
+
+Pieces = tuple[Piece, ...]
+
+
 class Arrangement(NamedTuple):
-    """How heads lie in the sources.
+    """How heads lie in the sources, of which each has one array for q, k and v together, and one for the result y.
 
     Attributes:
       period: lanes that a head has: 64 if two share a register, else 128.
-      units: for each register full of heads, that is, for two heads or one, the pieces that it is selected from.
-      places: for each source, the first lane of the part of every head.
-      widths: of the sources in lanes, whole registers.
-      exchange: whether the first four sources exchange blocks.
+      units: for each register full of heads, that is, for two heads or one, the pieces of its q, k, v and y.
+      places: for each source, and of q, k, v and y, the first lane of the part of every head.
+      qkv_widths, widths: of the arrays of each source in lanes, whole registers.
+      exchanges: what sources do before heads are collected, and again after y has been put back.
     """
 
     period: int
-    units: tuple[tuple[Piece, ...], ...]
-    places: tuple[tuple[int, ...], ...]
+    units: tuple[tuple[Pieces, ...], ...]
+    places: tuple[tuple[tuple[int, ...], ...], ...]
+    qkv_widths: tuple[int, ...]
     widths: tuple[int, ...]
-    exchange: bool = False
+    exchanges: tuple[Exchange, ...] = ()
+
+    @property
+    def token_widths(self) -> tuple[int, int]:
+        """Lanes of a token in all sources, of q, k and v together and of y."""
+        return sum(self.qkv_widths), sum(self.widths)
 
     def lanes(self, source: int, part: int) -> np.ndarray:
-        """The lanes [heads, part] of a source in which the channels of each head lie."""
-        return np.array(self.places[source])[:, None] + np.arange(part)
+        """The lanes [4, heads, part] of a source in which q, k, v and y have the channels of each head."""
+        return np.array(self.places[source])[..., None] + np.arange(part)
 
     def matrix(self, source: int, channels: int) -> np.ndarray:
-        """Zeros and ones [heads x part, width of the source], which take channels in the natural order to their lanes.
+        """Zeros and ones [heads x part, width of the source], which take y in the natural order to its lanes.
 
         A product with it is exact, leaves 0 in lanes of no head, and has a derivative without a scatter.
         """
-        lanes = self.lanes(source, channels // len(self.places[source]))
-        matrix = np.zeros((lanes.size, self.widths[source]), np.float32)
-        matrix[np.arange(lanes.size), lanes.ravel()] = 1
-        return matrix
+        return _matrix(self._natural(source, channels)[3], self.widths[source])
 
-    def placed(self, source: int, x: jax.Array) -> jax.Array:
+    def qkv_matrices(self, source: int, channels: int) -> np.ndarray:
+        """As `matrix`, for q, k and v [3, heads x part, width], or for (q | k | v) [1, 3 x heads x part, qkv width].
+
+        The former where they lie one after the other: with zeros between them the product would take longer.
+        """
+        lanes, width = self._natural(source, channels)[:3], self.qkv_widths[source]
+        if width != 3 * self.widths[source]:
+            return _matrix(lanes.ravel(), width)[None]
+        return np.stack([_matrix(lanes[i] - i * width // 3, width // 3) for i in range(3)])
+
+    def _natural(self, source, channels):
+        """The lanes [4, heads x part] of channels in the natural order."""
+        return self.lanes(source, channels // len(self.places[source][0])).reshape(4, channels)
+
+    def placed(self, source: int, y: jax.Array) -> jax.Array:
         """[..., heads x part] in the natural order -> [..., width of the source]."""
-        return product("...c,cw->...w", x, self.matrix(source, x.shape[-1]))
+        return product("...c,cw->...w", y, self.matrix(source, y.shape[-1]))
 
 
 def product(subscripts: str, x: jax.Array, matrix: np.ndarray) -> jax.Array:
     """The product of an array and an `Arrangement.matrix`, or several of one width, in the dtype of the array."""
     return jnp.einsum(subscripts, x, matrix.astype(x.dtype), precision=jax.lax.Precision.HIGHEST)
+
+
+def _matrix(lanes, width):
+    matrix = np.zeros((lanes.size, width), np.float32)
+    matrix[np.arange(lanes.size), lanes] = 1
+    return matrix
 
 
 @functools.cache
@@ -92,28 +130,70 @@ def arrange(parts: tuple[int, ...], heads: int) -> Arrangement | None:
 
 
 def _exchanging(parts: tuple[int, ...], heads: int) -> Arrangement | None:
-    """Lines in blocks, which their sources exchange; None for other parts, or heads that do not fill registers."""
-    line, plane = parts[0], parts[-1]
-    if parts != (line,) * EXCHANGING + (plane,) * 2 or sum(parts) <= HALF or max(line, plane // 2) > BLOCK or heads % 8:
+    """Octic parts in blocks, which the rows of an irrep exchange; None for others, or heads that come not in eights.
+
+    A part is a block, and four blocks of lines or two of planes are a group: d / 2 lanes.  After the exchange, a group
+    of a row has all lines, or all planes, of a head, which so has two pieces.  The selects of the exchange, two for a
+    register of lines and one for one of planes, serve all heads there.
+    """
+    line, group = parts[0], sum(parts) // 2
+    if parts != (line,) * LINES + (2 * line,) * PLANES or not HALF < sum(parts) <= LANES or heads % 8:
         return None
-    slots = HALF // plane  # of planes in half a register
-    units, places = [], np.zeros((len(parts), heads), int)
-    for head in range(heads):
-        register, (half, n) = head // 8, divmod(head % 8, 4)
-        places[:EXCHANGING, head] = [LANES * register + HALF * half + BLOCK * (n ^ i) for i in range(EXCHANGING)]
-        # Of the heads that have their lines in this half, and so their planes in the other, the one of this number.
-        there, slot = divmod(head // 8 * 4 + n, slots)
-        starts = [HALF * (1 - half) + plane * ((slot + i) % slots) for i in range(2)]
-        places[EXCHANGING:, head] = [LANES * there + start for start in starts]
-        planes = (Piece(EXCHANGING + i, there, start, start + plane) for i, start in enumerate(starts))
-        units.append((Piece(n, register, HALF * half, HALF * (half + 1)), *planes))
-    registers = [heads // 8] * EXCHANGING + [-(-heads // 2 // slots)] * 2
-    places = tuple(tuple(row.tolist()) for row in places)
-    return Arrangement(LANES, tuple(units), places, tuple(LANES * n for n in registers), exchange=True)
+    exchanges = Exchange(range(LINES), line), Exchange(range(LINES, LINES + PLANES), 2 * line)
+    lines = _places_of_lines(heads, LANES // group)
+    planes = _places_of_planes(lines[1], LANES // group)
+    places, pieces, widths = [], [], []
+    for (sources, block), (registers, groups, rows) in zip(exchanges, (lines, planes), strict=True):
+        starts = LANES * registers + group * groups
+        places += [tuple(map(tuple, (starts + block * (rows ^ i)).tolist())) for i in range(len(sources))]
+        numbers = np.stack([sources[0] + rows, registers, group * groups, group * (groups + 1)], -1)
+        pieces.append([[Piece(*head) for head in array] for array in numbers.tolist()])
+        widths += [(LANES * (registers[:3].max() + 1), LANES * (registers[3].max() + 1))] * len(sources)
+    units = tuple(tuple((pieces[0][i][head], pieces[1][i][head]) for i in range(4)) for head in range(heads))
+    qkv_widths, widths = (tuple(map(int, w)) for w in zip(*widths, strict=True))
+    return Arrangement(LANES, units, tuple(places), qkv_widths, widths, exchanges)
+
+
+def _places_of_lines(heads: int, groups: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For q, k, v and y [4, heads]: the register, group and row in which a head's lines are after the exchange.
+
+    q and k of a head have the same group and row, v and y too: a slot.  v takes the last registers, in slots for as few
+    registers of y as possible; q and k share the others, and slots that v leaves free.  ViT-H: 12 slots.  v has eight
+    of registers 2 and 3; q has all of register 0 and k of register 1, and their last four heads have what v left.
+    """
+    slots = LINES * groups
+    y_registers = -(-heads // slots)
+    y_register, v_slot = np.divmod(np.arange(heads), -(-heads // y_registers))
+    taken = np.bincount(v_slot, minlength=slots)
+    fewest = -(-3 * heads // slots)
+    registers = next(n for n in itertools.count(fewest) if ((n - taken) // 2).sum() >= heads)
+    pairs = [(i, slot) for i in range(registers // 2) for slot in range(slots) if 2 * i + 1 < registers - taken[slot]]
+    pair, q_slot = np.array(pairs[:heads]).T
+    apart = (registers - y_registers) // 2  # pairs of registers without v: those of q come first
+    q, k = np.where(pair < apart, (pair, apart + pair), (2 * pair, 2 * pair + 1))
+    slot = np.stack([q_slot, q_slot, v_slot, v_slot])
+    return np.stack([q, k, registers - 1 - y_register, y_register]), slot // LINES, slot % LINES
+
+
+def _places_of_planes(groups_of_lines: np.ndarray, groups: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """As `_places_of_lines`: of q, then of k, then of v, in any group but that of the head's lines.
+
+    There always is one: of every group, at most two thirds of the heads have their lines in it, or half if it is one
+    of two.
+    """
+    heads = groups_of_lines.shape[1]
+    registers = -(-heads // (PLANES * groups))
+    register, group, row = (a.ravel() for a in np.indices((registers, groups, PLANES)))
+    far = np.abs(register - np.arange(heads)[:, None] // (PLANES * groups))
+    first, second = (
+        linear_sum_assignment(far + heads * registers * (group == lines[:, None]))[1] for lines in groups_of_lines[::2]
+    )
+    place = np.stack([first, first, second, second])
+    return register[place] + registers * np.array([[0], [1], [2], [0]]), group[place], row[place]
 
 
 def _packed(parts: tuple[int, ...], heads: int) -> Arrangement | None:
-    """Parts that lie one after the other in each source; None if no order of them was found.
+    """Parts that lie one after the other in each source, of q, then of k, then of v; None if no order was found.
 
     One source, and the first of the longest parts, have the heads in their natural order.
     """
@@ -133,13 +213,22 @@ def _packed(parts: tuple[int, ...], heads: int) -> Arrangement | None:
             return None
         used += lanes[slot]
         firsts[i] = slots[slot]
+    arrays = range(len(parts))
+    starts = {i: np.array([[0], [1], [2], [0]]) * widths[i] + firsts[i] for i in arrays}  # of q, k, v and y
     return Arrangement(
         period,
         tuple(
-            tuple(piece for i, part in enumerate(parts) for piece in _pieces(i, firsts[i][unit], part, period))
+            tuple(
+                tuple(piece for i in arrays for piece in _pieces(i, starts[i][j, unit], parts[i], period))
+                for j in range(4)
+            )
             for unit in range(units)
         ),
-        tuple(tuple(int(n) + half for n in firsts[i] for half in range(0, LANES, period)) for i in range(len(parts))),
+        tuple(
+            tuple(tuple(int(n) + half for n in row for half in range(0, LANES, period)) for row in starts[i])
+            for i in arrays
+        ),
+        tuple(3 * width for width in widths),
         widths,
     )
 

@@ -24,6 +24,7 @@ full or not, and a head has fewer channels.  So the lines are written for a regi
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -34,7 +35,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
 from kernels import tpu_blocks
-from kernels.attention_lanes import BLOCK, EXCHANGING, LANES, Arrangement, Piece
+from kernels.attention_lanes import LANES, Arrangement, Exchange, Piece, Pieces
 from kernels.tpu_blocks import up
 
 NAME = "attention"
@@ -45,20 +46,20 @@ MATRICES = 6
 STRIP = 16  # rows of a register in bfloat16
 
 
-def buffers(dtype: DTypeLike, tokens: int, lanes: int, arrays: int) -> int | None:
+def buffers(dtype: DTypeLike, tokens: int, lanes: tuple[int, int], backward: bool = False) -> int | None:
     """How many images of the arrays besides q, k and v the kernel holds; None if not even one fits in VMEM.
 
     Of q, k and v it holds two, the next of which is being fetched.  With two of the others as well, nothing waits.  In
     the backward pass one will do: the results of an image are stored before those of the next are computed.
 
     Args:
-      lanes: of a token in q.
-      arrays: like q, that the kernel reads and writes, q, k and v among them.
+      lanes: of a token in q, k and v together, and in y.
     """
-    one = up(tokens, 16) * lanes * jnp.dtype(dtype).itemsize
-    free = tpu_blocks.VMEM_BYTES - matrix_bytes(tokens)
-    counts = (2, 1) if arrays > 4 else (2,)  # forward, one saves little, and the compiler needs more than is left
-    fitting = (count for count in counts if (2 * 3 + count * (arrays - 3)) * one <= free)
+    qkv, y = (up(tokens, 16) * n * jnp.dtype(dtype).itemsize for n in lanes)
+    free = tpu_blocks.VMEM_BYTES - matrix_bytes(tokens) - 2 * qkv
+    # Forward, one saves little, and the compiler also keeps the registers of y that a `_Writer` has open.
+    needed = {2: 2 * (qkv + y), 1: qkv + y} if backward else {2: 3 * y}
+    fitting = (count for count, used in needed.items() if used <= free)
     return next(fitting, None) if dtype in (jnp.float32, jnp.bfloat16) else None
 
 
@@ -68,40 +69,43 @@ def matrix_bytes(tokens: int) -> int:
 
 
 def forward(*qkv: jax.Array, arrangement: Arrangement, scale: float, interpret: bool = False) -> tuple[jax.Array, ...]:
-    """Attention of arrays [k, *B, N, 3 w], (q | k | v), whose sources lie as `arrangement` says: [k, *B, N, w]."""
+    """Attention of arrays [k, *B, N, qkv width], whose sources lie as `arrangement` says: [k, *B, N, width]."""
 
     def body(*refs):
         n = len(refs) // 2
         attend_image(refs[:n], refs[n:], arrangement, scale)
 
-    return _by_image(body, qkv, (), 1, NAME, interpret)
+    sources = itertools.accumulate(map(len, qkv[:-1]), initial=0)
+    shapes = [(*a.shape[:-1], arrangement.widths[i]) for a, i in zip(qkv, sources, strict=True)]
+    return _by_image(body, qkv, (), shapes, arrangement, NAME, interpret)
 
 
 def attend_image(qkv: Sequence[jax.Ref], y: Sequence[jax.Ref], arrangement: Arrangement, scale: float) -> None:
-    """In a kernel: attention of references [k, N, 3 w], (q | k | v), is written to references [k, N, w]."""
-    read, write = _Reader(_sources(qkv, 3), arrangement), _Writer(_sources(y, 1), arrangement)
-    for unit in arrangement.units:
-        q, k, v = (read.gather(j, unit, rest) for j, rest in enumerate((0, None, None)))
-        write.scatter(0, unit, _attend(q, k, v, scale, arrangement.period))
+    """In a kernel: attention of references [k, N, qkv width] is written to references [k, N, width]."""
+    read, write = _Reader(qkv, arrangement), _Writer(y, arrangement)
+    for q, k, v, y_pieces in arrangement.units:
+        y_unit = _attend(read.gather(q, 0), read.gather(k), read.gather(v), scale, arrangement.period)
+        write.scatter(y_pieces, y_unit)
     write.close()
 
 
 def backward(*arrays: jax.Array, arrangement: Arrangement, scale: float, interpret: bool = False) -> tuple:
-    """The gradient at the arguments of `forward`, from these and the gradients at its results, [k, *B, N, w]."""
-    count = len(arrays) // 2
+    """The gradient at the arguments of `forward`, from these and the gradients at its results."""
+    n = len(arrays) // 2
+    qkv, gradients = arrays[:n], arrays[n:]
 
     def body(*refs):
-        sources = [_sources(refs[i * count : (i + 1) * count], k) for i, k in enumerate((3, 1, 3))]
-        read, gradient = (_Reader(of, arrangement) for of in sources[:2])
-        write = _Writer(sources[2], arrangement)
-        for unit in arrangement.units:
-            q, k, v = (read.gather(j, unit, rest) for j, rest in enumerate((0, None, None)))
-            g = gradient.gather(0, unit, 0)
-            for j, value in enumerate(_gradients(q, k, v, g, scale, arrangement.period)):
-                write.scatter(j, unit, value)
+        read, gradient = (_Reader(refs[i * n : (i + 1) * n], arrangement) for i in range(2))
+        write = _Writer(refs[2 * n :], arrangement)
+        for *unit, y in arrangement.units:
+            q, k, v = (read.gather(pieces, rest) for pieces, rest in zip(unit, (0, None, None), strict=True))
+            found = _gradients(q, k, v, gradient.gather(y, 0), scale, arrangement.period)
+            for pieces, value in zip(unit, found, strict=True):
+                write.scatter(pieces, value)
         write.close()
 
-    return _by_image(body, arrays[:count], arrays[count:], 3, f"{NAME}_backward", interpret)
+    shapes = [a.shape for a in qkv]
+    return _by_image(body, qkv, gradients, shapes, arrangement, f"{NAME}_backward", interpret)
 
 
 def _attend(q, k, v, scale, period):
@@ -184,86 +188,93 @@ def _lanes(x):
     return jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
 
 
-def _sources(refs, count):
-    """For each source: the reference, its index there, and the width of each of `count` arrays side by side."""
-    return [(ref, i, ref.shape[-1] // count) for ref in refs for i in range(ref.shape[0])]
+class _Registers:
+    """The registers [N, 128] of references [k, N, width], each of k sources."""
+
+    def __init__(self, refs: Sequence[jax.Ref], arrangement: Arrangement):
+        self.sources = [(ref, i) for ref in refs for i in range(ref.shape[0])]
+        self.period = arrangement.period
+        self.exchanges = {i: exchange for exchange in arrangement.exchanges for i in exchange.sources}
+
+    def stored(self, source: int, register: int) -> jax.Array:
+        """As it lies there."""
+        ref, i = self.sources[source]
+        return ref[i, :, register * LANES : (register + 1) * LANES]
+
+    def store(self, source: int, register: int, x: jax.Array) -> None:
+        """Writes it."""
+        ref, i = self.sources[source]
+        ref[i, :, register * LANES : (register + 1) * LANES] = x.astype(ref.dtype)
 
 
-def _register(sources, j, source, register):
-    """Reference, index and lanes of a register of a source, in the j-th of the arrays side by side."""
-    ref, i, width = sources[source]
-    start = j * width + register * LANES
-    return ref, i, slice(start, start + LANES)
-
-
-class _Reader:
+class _Reader(_Registers):
     """Brings units of heads together from their sources."""
 
-    def __init__(self, sources, arrangement: Arrangement):
-        self.sources, self.arrangement = sources, arrangement
-        self.exchanged = {}  # by array and register: of the sources that exchange blocks, what they have then
+    def __init__(self, refs, arrangement):
+        super().__init__(refs, arrangement)
+        self.exchanged = {}  # by source and register: of sources that exchange blocks, what they have then
 
-    def gather(self, j, unit, rest=None):
-        """The unit [N, 128] of the j-th array, selected from its pieces; all other lanes hold `rest`, or anything."""
-        period = self.arrangement.period
-        value = rest if sum(piece.stop - piece.start for piece in unit) < period else None
-        for piece in unit:
-            x = self._register(j, piece)
-            value = x if value is None else _select(piece, period, x, value)
+    def gather(self, pieces: Pieces, rest: int | None = None):
+        """The unit [N, 128] that is selected from its pieces; all other lanes hold `rest`, or anything."""
+        value = rest if sum(piece.stop - piece.start for piece in pieces) < self.period else None
+        for piece in pieces:
+            x = self._register(piece.source, piece.register)
+            value = x if value is None else _select(piece, self.period, x, value)
         return value
 
-    def _register(self, j, piece):
-        if not self.arrangement.exchange or piece.source >= EXCHANGING:
-            return self._stored(j, piece.source, piece.register)
-        place = j, piece.register
-        if place not in self.exchanged:
-            self.exchanged[place] = _exchanged([self._stored(j, n, piece.register) for n in range(EXCHANGING)])
-        return self.exchanged[place][piece.source]
-
-    def _stored(self, j, source, register):
-        ref, i, lanes = _register(self.sources, j, source, register)
-        return ref[i, :, lanes]
+    def _register(self, source, register):
+        exchange = self.exchanges.get(source)
+        if exchange is None:
+            return self.stored(source, register)
+        if (source, register) not in self.exchanged:
+            places = [(i, register) for i in exchange.sources]
+            arrays = _exchanged(exchange, [self.stored(*place) for place in places])
+            self.exchanged.update(zip(places, arrays, strict=True))
+        return self.exchanged[source, register]
 
 
-class _Writer:
+class _Writer(_Registers):
     """Puts units of heads back where their sources have them.
 
     A register of several units stays open until the last of them: to read it back and write it again, unit by unit,
     takes more instructions.
     """
 
-    def __init__(self, sources, arrangement: Arrangement):
-        self.sources, self.arrangement, self.open = sources, arrangement, {}
+    def __init__(self, refs, arrangement):
+        super().__init__(refs, arrangement)
+        self.open = {}  # by source and register: what it has so far
 
-    def scatter(self, j, unit, value):
+    def scatter(self, pieces: Pieces, value: jax.Array) -> None:
         """The inverse of `gather`; lanes of no head become 0."""
-        for piece in unit:
-            ref, i, lanes = _register(self.sources, j, piece.source, piece.register)
-            x = value.astype(ref.dtype)
-            if piece.stop - piece.start == self.arrangement.period:
-                ref[i, :, lanes] = x
+        for piece in pieces:
+            place = piece.source, piece.register
+            if piece.stop - piece.start == self.period:
+                self.store(piece.source, piece.register, value)
             else:
-                place = j, piece.source, piece.register
-                self.open[place] = _select(piece, self.arrangement.period, x, self.open.get(place, 0))
+                x = value.astype(self.sources[piece.source][0].dtype)
+                self.open[place] = _select(piece, self.period, x, self.open.get(place, 0))
 
-    def close(self):
+    def close(self) -> None:
         """Writes what is open."""
-        for j, source, register in self.open:
-            if self.arrangement.exchange and source == 0:
-                places = [(j, n, register) for n in range(EXCHANGING)]
-                self.open.update(zip(places, _exchanged([self.open[place] for place in places]), strict=True))
-        for (j, source, register), x in self.open.items():
-            ref, i, lanes = _register(self.sources, j, source, register)
-            ref[i, :, lanes] = x
+        for source, register in self.open:
+            exchange = self.exchanges.get(source)
+            if exchange is not None and source == exchange.sources[0]:
+                places = [(i, register) for i in exchange.sources]
+                arrays = _exchanged(exchange, [self.open[place] for place in places])
+                self.open.update(zip(places, arrays, strict=True))
+        for (source, register), x in self.open.items():
+            self.store(source, register, x)
 
 
-def _exchanged(arrays):
-    """Of four arrays [N, 128]: block b of the n-th comes from array n ^ (b mod 4), which is its own inverse."""
+def _exchanged(exchange: Exchange, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
+    """What sources [N, 128] have after the exchange: for every bit of a block's number one select."""
     for bit in (1, 2):
-        arrays = [
-            _select_lanes(lambda lanes, bit=bit: lanes & bit * BLOCK == 0, x, arrays[n ^ bit])
-            for n, x in enumerate(arrays)
-        ]
+        if bit < len(arrays):
+
+            def own(lanes, bit=bit):
+                return jax.lax.div(lanes, exchange.block) & bit == 0
+
+            arrays = [_select_lanes(own, x, arrays[n ^ bit]) for n, x in enumerate(arrays)]
     return arrays
 
 
@@ -297,25 +308,26 @@ def _selected(own, x, other, packed):
     return pltpu.bitcast(y, jnp.bfloat16) if packed else y
 
 
-def _by_image(body, reads, more, count, name, interpret):
+def _by_image(body, reads, more, results, arrangement, name, interpret):
     """Run `body(*read blocks, *written blocks)` once per image, where a block is all of its tokens and lanes.
 
-    Results are like the arrays `reads`, [k, *B, N, 3 w], with `count` times the width w.
+    Args:
+      reads: arrays [k, *B, N, w] of which an image is held while the next is fetched.
+      more: those of which one will do if VMEM is short, as of the results.
+      results: shapes, like those of `reads` but for the width.
     """
-    arrays = (*reads, *more)
     _, *batch, tokens, _ = reads[0].shape
-    images = math.prod(batch)
-    flat = [a.reshape(len(a), images, tokens, a.shape[-1]) for a in arrays]
-    shapes = [(len(a), images, tokens, a.shape[-1] // 3 * count) for a in reads]
-    kinds, lanes = jax.typeof(reads[0]), sum(len(a) * a.shape[-1] for a in reads) // 3
-    single = buffers(kinds.dtype, tokens, lanes, 3 + count + bool(more)) == 1
+    images, kinds = math.prod(batch), jax.typeof(reads[0])
+    flat = [a.reshape(len(a), images, tokens, a.shape[-1]) for a in (*reads, *more)]
+    shapes = [(k, images, tokens, width) for k, *_, width in results]
+    single = buffers(kinds.dtype, tokens, arrangement.token_widths, backward=bool(more)) == 1
 
     def block(shape, **mode):
         return pl.BlockSpec((shape[0], None, *shape[2:]), lambda image: (0, image, 0, 0), **mode)
 
     others = functools.partial(block, pipeline_mode=pl.Buffered(1)) if single else block
 
-    results = pl.pallas_call(
+    arrays = pl.pallas_call(
         body,
         grid=(images,),
         in_specs=[*(block(a.shape) for a in flat[: len(reads)]), *(others(a.shape) for a in flat[len(reads) :])],
@@ -327,4 +339,4 @@ def _by_image(body, reads, more, count, name, interpret):
         interpret=interpret,
         name=name,
     )(*flat)
-    return tuple(y.reshape(len(y), *batch, *y.shape[-2:]) for y in results)
+    return tuple(y.reshape(shape) for y, shape in zip(arrays, results, strict=True))

@@ -72,7 +72,7 @@ def isotypic_attention(
         return plain(field, qkv, proj, heads)
 
     kernel = functools.partial(_by_kernel, "tpu" if chosen == "auto" else chosen, parts, heads)
-    if not supported(field, parts, heads, attention.BACKWARD_ARRAYS):
+    if not supported(field, parts, heads, backward=True):
         kernel = _with_derivative_of(default, kernel)
     if chosen == "auto":
         return jax.lax.platform_dependent(field, qkv, proj, tpu=kernel, default=default)
@@ -95,17 +95,17 @@ def _with_derivative_of(plain: Callable[..., Field], kernel: Callable[..., Field
     return call
 
 
-def supported(field: Field, parts: tuple[int, ...], heads: int, arrays: int = attention.FORWARD_ARRAYS) -> bool:
+def supported(field: Field, parts: tuple[int, ...], heads: int, backward: bool = False) -> bool:
     """Whether there is a kernel for such fields, as `attention.supported`."""
     arrangement = arrange(parts, heads)
-    return arrangement is not None and attention.fits(field[0], sum(arrangement.widths), arrays)
+    return arrangement is not None and attention.fits(field[0], arrangement, backward)
 
 
 def arranged(qkv: Linear, proj: Linear, parts: tuple[int, ...], heads: int) -> tuple[Linear, Linear]:
     """The maps with the columns of the first, and the rows of the second, where the kernel wants the heads.
 
-    The weights of the first are [i, 3, C, width], one matrix each for queries, keys and values: side by side their
-    columns would have to move among the lanes once more.
+    The weights of the first are [i, k, C, qkv width / k], of which k = 3, one matrix each for queries, keys and values,
+    unless these share registers: side by side their columns would have to move among the lanes once more.
     """
     arrangement = arrange(parts, heads)
     if arrangement is None:
@@ -114,9 +114,12 @@ def arranged(qkv: Linear, proj: Linear, parts: tuple[int, ...], heads: int) -> t
     first, second, sources = [], [], iter(range(len(parts)))
     for w, p in zip(qkv[0], proj[0], strict=True):
         rows, each = (len(w), "i") if w.ndim == 3 else (2, "")  # rows of E share their weights
-        matrices = np.stack([arrangement.matrix(next(sources), p.shape[-1]) for _ in range(rows)])
-        three = w.reshape(*w.shape[:-1], 3, p.shape[-1])
-        first.append(product(f"{each}atc,icw->itaw", three, matrices))
-        second.append(product(f"{each}cd,icw->iwd", p, matrices))
-    bias = None if qkv[1] is None else arrangement.placed(0, qkv[1].reshape(3, -1)).ravel()
+        numbers, c = [next(sources) for _ in range(rows)], p.shape[-1]
+        maps = np.stack([arrangement.qkv_matrices(i, c) for i in numbers])
+        first.append(product(f"{each}akc,ikcw->ikaw", w.reshape(*w.shape[:-1], *maps.shape[1:3]), maps))
+        second.append(product(f"{each}cd,icw->iwd", p, np.stack([arrangement.matrix(i, c) for i in numbers])))
+    bias = qkv[1]
+    if bias is not None:
+        maps = arrangement.qkv_matrices(0, bias.size // 3)
+        bias = product("kc,kcw->kw", bias.reshape(maps.shape[:2]), maps).ravel()
     return (tuple(first), bias), (tuple(second), proj[1])

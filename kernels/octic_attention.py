@@ -186,11 +186,12 @@ def _supported(lines: jax.Array, weights: Weights, heads: int) -> bool:
     product = product_dtype(lines, weights, MAPS)
     if arrangement is None or product is None or not isinstance(tokens, int):
         return False
-    field, placed = 4 * up(c, LANES) + 2 * up(2 * c, LANES), sum(arrangement.widths)
-    held = 4 * (up(c, 16) * 3 * arrangement.widths[0] + arrangement.widths[0] * up(c, LANES))
-    held += 2 * (up(2 * c, 16) * 3 * arrangement.widths[-1] + arrangement.widths[-1] * up(2 * c, LANES))
+    field, placed = 4 * up(c, LANES) + 2 * up(2 * c, LANES), sum(arrangement.token_widths)
+    qkv_widths, widths = arrangement.qkv_widths, arrangement.widths
+    held = 4 * (up(c, 16) * qkv_widths[0] + widths[0] * up(c, LANES))
+    held += 2 * (up(2 * c, 16) * qkv_widths[-1] + widths[-1] * up(2 * c, LANES))
     rows = up(tokens, 16)
-    used = (held + rows * 4 * placed) * product.itemsize + rows * 4 * field * lines.dtype.itemsize
+    used = (held + rows * placed) * product.itemsize + rows * 4 * field * lines.dtype.itemsize
     return used + attention_tpu.matrix_bytes(tokens) <= VMEM_BYTES - SPILLED_BYTES
 
 
@@ -210,7 +211,8 @@ def _forward_tpu(lines, planes, *weights, heads, norm, interpret=False):
     def whole(a):
         return pl.BlockSpec(a.shape, lambda image: (0,) * a.ndim, pipeline_mode=pl.Buffered(1))
 
-    scratch = [pltpu.VMEM((len(a), n, k * a.shape[1]), a.dtype) for k in (3, 1) for a in proj]
+    scratch = [pltpu.VMEM((len(a), n, a.shape[1] * a.shape[3]), a.dtype) for a in qkv]
+    scratch += [pltpu.VMEM((len(a), n, a.shape[1]), a.dtype) for a in proj]
     results = pl.pallas_call(
         functools.partial(_image, arrangement=arrangement, scale=sum(parts) ** -0.5, norm=norm, unroll=not interpret),
         grid=(math.prod(batch),),
@@ -244,7 +246,7 @@ def _first_map(normed, w, qkv):
     for field, maps, ref in zip(normed, (w.qkv_lines, w.qkv_planes), qkv, strict=True):
         channels, width = maps.shape[2:]
         for i, lanes in _tiles(ref):
-            which, start = divmod(lanes.start, width)  # of queries, keys and values, and the lane in it
+            which, start = divmod(lanes.start, width)  # of the maps side by side, and the lane in it
             z = _dot(field[i, :, :channels], maps[i, which, :, start : start + LANES])
             z = z + w.qkv_bias[:, lanes] if maps is w.qkv_lines and i == 0 else z
             ref[i, :, lanes] = z.astype(ref.dtype)

@@ -19,7 +19,7 @@ from equivit.symmetry.groups import FLIP, OCTIC
 from kernels import attention as kernel
 from kernels import attention_tpu
 from kernels.attention import attention, reference
-from kernels.attention_lanes import BLOCK, EXCHANGING, LANES, Piece, arrange
+from kernels.attention_lanes import LANES, Exchange, Piece, arrange
 from kernels.isotypic_attention import isotypic_attention
 from kernels.isotypic_attention import reference as isotypic_reference
 from kernels.shapes import REALISTIC
@@ -49,18 +49,29 @@ def octic_parts(channels):
 @pytest.mark.parametrize("parts, heads", [
     *((octic_parts(shape.channels // heads), heads) for shape, heads in MODELS),
     *(((8 * shape.channels // heads,), heads) for shape, heads in MODELS),
-    ((32, 32), 16), ((96,), 4), ((24,), 16), (octic_parts(10), 2), (octic_parts(10), 8),
+    ((32, 32), 16), ((96,), 4), ((24,), 16), (octic_parts(10), 2),
+    *((octic_parts(channels), heads) for channels in range(9, 17) for heads in range(8, 72, 8)),
 ], ids=str)  # fmt: skip
 def test_no_two_channels_of_a_head_share_a_lane(parts, heads):
     arrangement = arrange(parts, heads)
     lanes = [arrangement.lanes(i, part) for i, part in enumerate(parts)]
-    for i, width in enumerate(arrangement.widths):
-        assert len(np.unique(lanes[i])) == lanes[i].size and lanes[i].max() < width and width % LANES == 0
-        assert len(np.unique(lanes[i] // LANES)) == width // LANES  # no register is left unwritten
-    for head in np.concatenate(lanes, axis=1):
-        assert len(np.unique(head % arrangement.period)) == sum(parts)
+    for i, (qkv_width, width) in enumerate(zip(arrangement.qkv_widths, arrangement.widths, strict=True)):
+        for own, whole in ((lanes[i][:3], qkv_width), (lanes[i][3], width)):
+            assert len(np.unique(own)) == own.size and own.max() < whole and whole % LANES == 0
+            assert len(np.unique(own // LANES)) == whole // LANES  # no register is left unwritten
+    in_registers = np.concatenate(lanes, axis=2) % arrangement.period
+    np.testing.assert_array_equal(in_registers[0], in_registers[1])  # q and k
+    np.testing.assert_array_equal(in_registers[2], in_registers[3])  # v and y
+    for head in in_registers.reshape(-1, sum(parts)):
+        assert len(np.unique(head)) == sum(parts)
     if len(parts) == 1:  # as a linear map makes it
-        np.testing.assert_array_equal(lanes[0].ravel(), np.arange(heads * parts[0]))
+        np.testing.assert_array_equal(lanes[0][:3].ravel(), np.arange(3 * heads * parts[0]))
+
+
+def test_heads_of_vit_h_take_fewer_registers_than_each_of_q_k_and_v_apart():
+    arrangement = arrange(octic_parts(10), 16)
+    assert arrangement.qkv_widths == (512,) * 4 + (3 * 384,) * 2  # lines: 480 lanes are taken
+    assert arrangement.widths == (256,) * 4 + (384,) * 2
 
 
 @pytest.mark.parametrize(
@@ -70,22 +81,36 @@ def test_the_pieces_of_a_unit_are_all_lanes_of_its_heads_and_none_of_others(part
     arrangement = arrange(parts, heads)
     shared = LANES // arrangement.period
     lanes = [arrangement.lanes(i, part) for i, part in enumerate(parts)]
-    taken = {(i, lane) for i in range(len(parts)) for lane in lanes[i].ravel().tolist()}
-    for unit, pieces in enumerate(arrangement.units):
-        covered = [
-            (from_source(arrangement, p.source, lane), p.register * LANES + lane + half)
-            for p in pieces
-            for lane in range(p.start, p.stop)
-            for half in range(0, LANES, arrangement.period)
-        ]
-        own = range(shared * unit, shared * (unit + 1))
-        expected = {(i, lane) for i in range(len(parts)) for lane in lanes[i][own].ravel().tolist()}
-        assert len(set(covered)) == len(covered) and set(covered) & taken == expected
+    for array, arrays in enumerate(([0, 1, 2],) * 3 + ([3],)):
+        taken = {(i, lane) for i in range(len(parts)) for lane in lanes[i][arrays].ravel().tolist()}
+        for unit, pieces in enumerate(arrangement.units):
+            covered = [
+                (from_source(arrangement, p.source, lane), p.register * LANES + lane + half)
+                for p in pieces[array]
+                for lane in range(p.start, p.stop)
+                for half in range(0, LANES, arrangement.period)
+            ]
+            own = range(shared * unit, shared * (unit + 1))
+            expected = {(i, lane) for i in range(len(parts)) for lane in lanes[i][array, own].ravel().tolist()}
+            assert len(set(covered)) == len(covered) and set(covered) & taken == expected
 
 
 def from_source(arrangement, source, lane):
-    """The source from which a lane of a register comes, if the first four exchange blocks."""
-    return source ^ lane // BLOCK % EXCHANGING if arrangement.exchange and source < EXCHANGING else source
+    """The source from which a lane of a register comes, if it exchanges blocks with others."""
+    for sources, block in arrangement.exchanges:
+        if source in sources:
+            return sources[0] + ((source - sources[0]) ^ lane // block % len(sources))
+    return source
+
+
+@pytest.mark.parametrize("count, block", [(4, 10), (2, 28)])
+def test_an_exchange_moves_blocks_between_arrays_and_is_its_own_inverse(count, block):
+    arrays, exchange = draw([(5, LANES)] * count, "float32"), Exchange(range(3, 3 + count), block)
+    run = jax.jit(lambda *arrays: jnp.stack(attention_tpu._exchanged(exchange, arrays)))
+    found, lanes = run(*arrays), np.arange(LANES)
+    for n, x in enumerate(found):
+        np.testing.assert_array_equal(x, np.stack(arrays)[n ^ lanes // block % count, :, lanes].T)
+    np.testing.assert_array_equal(run(*found), np.stack(arrays))
 
 
 def test_what_cannot_be_arranged():
@@ -143,14 +168,15 @@ def field_arguments(batch, tokens, heads, channels, dtype, group="D8"):
     return (x, y), ((w, u), b), ((p, v), e)
 
 
-# With eight heads, rows of lines exchange blocks; 18 rows of bfloat16 fill a register and a part of a second.
+# With eight heads, rows of an irrep exchange blocks, with 16 heads q, k and v of lines share registers; 18 rows of
+# bfloat16 fill a register and a part of a second.
 @pytest.mark.parametrize(
     "heads, channels, group, dtype, tokens",
     [
         (2, 8, "D8", "float32", 5),
         (2, 10, "D8", "bfloat16", 5),
         (2, 32, "D2", "float32", 5),
-        (8, 10, "D8", "float32", 5),
+        (16, 10, "D8", "float32", 5),
         (8, 14, "D8", "bfloat16", 18),
     ],
 )
@@ -192,11 +218,13 @@ def test_heads_in_the_natural_order_are_caught():
         arrangement, placed = arrange(octic_parts(8), 2), []
         for a, sources in ((x, range(4)), (y, (4, 5))):
             a = a.reshape(*a.shape[:-1], 3, a.shape[-1] // 3)
-            rows = [jnp.pad(a[i], [(0, 0)] * 3 + [(0, LANES - a.shape[-1])]) for i in range(len(a))]
-            rows = rows if natural else [arrangement.placed(i, a[i - sources[0]]) for i in sources]
+            rows = [jnp.pad(row, [(0, 0)] * 3 + [(0, LANES - row.shape[-1])]) for row in a]
+            if not natural:
+                maps = [arrangement.qkv_matrices(i, a.shape[-1]) for i in sources]
+                rows = [jnp.einsum("...kc,kcw->...kw", row, matrices) for row, matrices in zip(a, maps, strict=True)]
             placed.append(jnp.stack([jax.lax.collapse(row, -2) for row in rows]))
         y = kernel.attend_arranged("interpret", octic_parts(8), 2, *placed)
-        return y[0][:, ..., :16] if natural else y[0][..., arrangement.lanes(0, 8).ravel()][:1]
+        return y[0][:, ..., :16] if natural else y[0][..., arrangement.lanes(0, 8)[3].ravel()][:1]
 
     right, wrong = jax.jit(lambda x, y: (run(x, y, False), run(x, y, True)))(x, y)
     assert distances(wrong[:1], right)[0] > 0.1
@@ -235,7 +263,7 @@ def test_so_do_layers_of_fields(group, lines):
     assert kernels_in(lambda layer, x: layer(x), layer, x, platform="cpu") == []
 
 
-@pytest.mark.parametrize("tokens, kernels", [(257, ["attention", "attention_backward"]), (288, [])])
+@pytest.mark.parametrize("tokens, kernels", [(257, ["attention", "attention_backward"]), (336, [])])
 def test_where_a_backward_kernel_does_not_fit_neither_is_there_a_forward_one(tokens, kernels):
     """ViT-H: what the forward kernel keeps has its channels where XLA is slow to differentiate."""
     layer = jax.eval_shape(lambda: isotypic.Attention(1280, 16, group=OCTIC, rngs=nnx.Rngs(0)))
@@ -247,21 +275,22 @@ def test_where_a_backward_kernel_does_not_fit_neither_is_there_a_forward_one(tok
     assert kernels_in(squares, layer, x) == kernels
 
 
-@pytest.mark.parametrize("width, tokens, arrays, expected", [
-    (1280, 257, kernel.BACKWARD_ARRAYS, 2),  # ViT-H
-    (1792, 257, kernel.FORWARD_ARRAYS, 2),  # octic ViT-H
-    (1792, 257, kernel.BACKWARD_ARRAYS, 1),
-    (1792, 288, kernel.FORWARD_ARRAYS, 2),
-    (1792, 288, kernel.BACKWARD_ARRAYS, None),
-    (1792, 324, kernel.FORWARD_ARRAYS, None),
+@pytest.mark.parametrize("lanes, tokens, backward, expected", [
+    ((3840, 1280), 257, True, 2),  # ViT-H
+    ((4352, 1792), 257, False, 2),  # octic ViT-H
+    ((4352, 1792), 257, True, 1),
+    ((4352, 1792), 320, True, 1),
+    ((4352, 1792), 336, False, 2),
+    ((4352, 1792), 336, True, None),
+    ((4352, 1792), 352, False, None),
 ])  # fmt: skip
-def test_images_that_the_kernel_holds(width, tokens, arrays, expected):
-    assert attention_tpu.buffers(jnp.bfloat16, tokens, width, arrays) == expected
-    assert attention_tpu.buffers(jnp.int8, tokens, width, arrays) is None
+def test_images_that_the_kernel_holds(lanes, tokens, backward, expected):
+    assert attention_tpu.buffers(jnp.bfloat16, tokens, lanes, backward) == expected
+    assert attention_tpu.buffers(jnp.int8, tokens, lanes, backward) is None
 
 
 def test_one_image_of_results_at_a_time(monkeypatch):
-    monkeypatch.setattr(attention_tpu, "buffers", lambda *_: 1)
+    monkeypatch.setattr(attention_tpu, "buffers", lambda *_, **__: 1)
     qkv, gradient = draw([(3, 6, 384), (3, 6, 128)], "float32")  # a shape of its own: programs are cached
 
     def both(op):

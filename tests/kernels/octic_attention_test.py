@@ -40,7 +40,7 @@ def draw_branch(tokens, c, batch, dtype="float32", seed=0):
         pytest.param(*SMALL, id="two heads in a register"),
         pytest.param(2, 129, 20, (), id="heads of 80, a last key apart"),
         pytest.param(4, 16, 40, (1, 2), id="four heads of 80"),
-        pytest.param(8, 5, 80, (), id="eight heads of 80, in blocks that rows exchange"),
+        pytest.param(16, 5, 160, (), id="sixteen heads of 80, in blocks that rows exchange"),
     ],
 )
 def test_values_are_the_reference_s(heads, tokens, c, batch):
