@@ -40,13 +40,9 @@ class Piece(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """What k sources, 2 or 4, do before heads are collected: block b of the n-th then comes from the one n ^ (b mod k).
+    """Sources that exchange blocks of lanes: of k, 2 or 4, the n-th then has block b of number n ^ (b mod k).
 
-    It is its own inverse.
-
-    Attributes:
-      sources: their numbers.
-      block: lanes.
+    An exchange is its own inverse.
     """
 
     sources: range
@@ -64,7 +60,7 @@ class Arrangement(NamedTuple):
       units: for each register full of heads, that is, for two heads or one, the pieces of its q, k, v and y.
       places: for each source, and of q, k, v and y, the first lane of the part of every head.
       qkv_widths, widths: of the arrays of each source in lanes, whole registers.
-      exchanges: what sources do before heads are collected, and again after y has been put back.
+      exchanges: what happens before heads are collected, and again after y has been put back.
     """
 
     period: int
@@ -130,11 +126,11 @@ def arrange(parts: tuple[int, ...], heads: int) -> Arrangement | None:
 
 
 def _exchanging(parts: tuple[int, ...], heads: int) -> Arrangement | None:
-    """Octic parts in blocks, which the rows of an irrep exchange; None for others, or heads that come not in eights.
+    """Octic parts in blocks, which the rows of an irrep exchange; None for others, or if 8 does not divide the heads.
 
-    A part is a block, and four blocks of lines or two of planes are a group: d / 2 lanes.  After the exchange, a group
-    of a row has all lines, or all planes, of a head, which so has two pieces.  The selects of the exchange, two for a
-    register of lines and one for one of planes, serve all heads there.
+    A part is a block.  Four blocks of lines, or two of planes, are a group of d / 2 lanes.  After the exchange, a group
+    of one row has all lines, or all planes, of a head, which so has two pieces.  The exchange takes two selects for a
+    register of lines, and one for a register of planes, whatever the number of heads in it.
     """
     line, group = parts[0], sum(parts) // 2
     if parts != (line,) * LINES + (2 * line,) * PLANES or not HALF < sum(parts) <= LANES or heads % 8:
@@ -157,9 +153,9 @@ def _exchanging(parts: tuple[int, ...], heads: int) -> Arrangement | None:
 def _places_of_lines(heads: int, groups: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """For q, k, v and y [4, heads]: the register, group and row in which a head's lines are after the exchange.
 
-    q and k of a head have the same group and row, v and y too: a slot.  v takes the last registers, in slots for as few
-    registers of y as possible; q and k share the others, and slots that v leaves free.  ViT-H: 12 slots.  v has eight
-    of registers 2 and 3; q has all of register 0 and k of register 1, and their last four heads have what v left.
+    Group and row are a slot, which q and k of a head share, and v and y.  y takes the fewest registers, and in them the
+    fewest slots; v takes these of the last registers, q and k all that is left.  ViT-H has 12 slots: v takes eight of
+    them in registers 2 and 3, q all of register 0, k all of register 1, and the last four heads of q and k the rest.
     """
     slots = LINES * groups
     y_registers = -(-heads // slots)
@@ -176,10 +172,9 @@ def _places_of_lines(heads: int, groups: int) -> tuple[np.ndarray, np.ndarray, n
 
 
 def _places_of_planes(groups_of_lines: np.ndarray, groups: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """As `_places_of_lines`: of q, then of k, then of v, in any group but that of the head's lines.
+    """As `_places_of_lines`; q, k and v have registers of their own, and a head any group but that of its lines.
 
-    There always is one: of every group, at most two thirds of the heads have their lines in it, or half if it is one
-    of two.
+    There always are such places, as no group has the lines of more than half of the heads.
     """
     heads = groups_of_lines.shape[1]
     registers = -(-heads // (PLANES * groups))
