@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import kernels
-from kernels.octic_attention import MAPS, Weights, octic_attention
+from kernels.octic_attention import MAPS, Weights, _supported, octic_attention
 from kernels.octic_branch import Norm
 from kernels.shapes import Shape
 from tests.kernels.comparison import assert_near, draw, value_and_gradient, widen
@@ -110,6 +110,14 @@ def test_eight_devices_equal_one():
         found = jax.jit(branch, in_shardings=(batch,) * 2 + (whole,) * len(Weights._fields))(*arrays)
         assert found[0].sharding.spec == PartitionSpec(None, ("data", "fsdp"))
         assert_near(found, expected, absolute=2e-5)
+
+
+@pytest.mark.parametrize("tokens, fits", [(304, True), (320, False)])
+def test_images_of_vit_h_that_the_kernel_holds(tokens, fits):
+    shape = Shape("ViT-H", (8,), tokens, 160, 0)
+    lines, *_, weights = *shape.field(160), shape.attention_branch()
+    abstract = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
+    assert _supported(abstract(lines), Weights(*map(abstract, weights)), 16) == fits
 
 
 def test_shapes_without_a_kernel():
