@@ -64,6 +64,11 @@ def test_no_two_channels_of_a_head_share_a_lane(parts, heads):
     np.testing.assert_array_equal(in_registers[2], in_registers[3])  # v and y
     for head in in_registers.reshape(-1, sum(parts)):
         assert len(np.unique(head)) == sum(parts)
+    for sources, _ in arrangement.exchanges:  # each of them must have something in a register that they exchange
+        for of in (slice(3), slice(3, 4)):  # what q, k and v have together, and y
+            pieces = [piece for unit in arrangement.units for array in unit[of] for piece in array]
+            taken = {(piece.source, piece.register) for piece in pieces if piece.source in sources}
+            assert taken == {(i, register) for i in sources for _, register in taken}
     if len(parts) == 1:  # as a linear map makes it
         np.testing.assert_array_equal(lanes[0][:3].ravel(), np.arange(3 * heads * parts[0]))
 
