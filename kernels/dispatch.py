@@ -9,13 +9,16 @@ import contextvars
 import functools
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 
-IMPLEMENTATIONS = ("auto", "xla", "tpu", "gpu", "interpret")
-PLATFORMS = {"tpu": "tpu", "cuda": "gpu"}  # of `jax.lax.platform_dependent`, and the kernel of "auto"
+from kernels import cpu
+
+IMPLEMENTATIONS = ("auto", "xla", "tpu", "gpu", "cpu", "interpret")
+PLATFORMS = {"tpu": "tpu", "cuda": "gpu", "cpu": "cpu"}  # of `jax.lax.platform_dependent`, and the kernel of "auto"
 BATCH_AXES = ("data", "fsdp")  # mesh axes that the batch is sharded over
 _AUTO = contextvars.ContextVar("implementation", default="auto")
 
@@ -76,7 +79,7 @@ def run(
 
     Args:
       name: of the operation, for errors.
-      implementation: "auto", or a key of `kernels`.
+      implementation: any but "xla".
       plain: the operation in plain jnp, for any shape and dtype.
       kernels: by implementation, the kernel for one device, or None if it does not support the shapes or dtypes.
       fields: arrays [k, *B, N, c].
@@ -88,11 +91,11 @@ def run(
 
     @jax.custom_batching.custom_vmap
     def call(*arrays):
-        chosen = functools.partial(_on_shards, plain=plain, fields=arrays[: len(fields)], weights=arrays[len(fields) :])
-        if implementation != "auto":
-            return chosen(_existing(name, implementation, kernels, arrays))(*arrays)
-        branches = {p: chosen(kernels[key]) for p, key in PLATFORMS.items() if kernels.get(key)}
-        return jax.lax.platform_dependent(*arrays, **branches, default=plain) if branches else plain(*arrays)
+        on_shards = functools.partial(
+            _on_shards, plain=plain, fields=arrays[: len(fields)], weights=arrays[len(fields) :]
+        )
+        found = {key: on_shards(kernel) for key, kernel in kernels.items() if kernel}
+        return select(name, implementation, plain, found, *arrays)
 
     @call.def_vmap
     def call_batched(size, batched, *arrays):
@@ -106,6 +109,28 @@ def run(
     return call(*fields, *weights)
 
 
+def select(name: str, implementation: str, plain: Callable, kernels: dict[str, Callable], *arrays: Any) -> Any:
+    """What the implementation gives for arrays, or trees of them: of "auto", the platform's kernel or else `plain`.
+
+    Raises:
+      ValueError: it is neither "auto" nor a key of `kernels`.
+    """
+    if implementation != "auto":
+        if implementation not in kernels:
+            raise no_kernel(name, implementation, arrays)
+        return kernels[implementation](*arrays)
+    branches = {platform: kernels[key] for platform, key in PLATFORMS.items() if key in kernels}
+    return jax.lax.platform_dependent(*arrays, **branches, default=plain) if branches else plain(*arrays)
+
+
+def no_kernel(name: str, implementation: str, arrays: Any, also: str = "") -> ValueError:
+    """The error that the implementation has no kernel for arrays, or trees of them, and what `also` says."""
+    shapes = ", ".join(f"{a.dtype}{list(a.shape)}" for a in jax.tree.leaves(arrays))
+    hint = "; compile it with python -m kernels.compile_cpu" if implementation == "cpu" and not cpu.available() else ""
+    message = f"{name}: {implementation=} has no kernel for {shapes}{also}{hint}; 'auto' and 'xla' support any."
+    return ValueError(message)
+
+
 def on_rows(kernel: Callable, fields: int) -> Callable:
     """Adapts a kernel, with first `fields` arguments and results [k, M, c], to arrays [k, *B, N, c]."""
 
@@ -117,11 +142,11 @@ def on_rows(kernel: Callable, fields: int) -> Callable:
     return call
 
 
-def _existing(name, implementation, kernels, arrays):
-    if kernels[implementation] is None:
-        shapes = ", ".join(f"{a.dtype}{list(a.shape)}" for a in arrays)
-        raise ValueError(f"{name}: {implementation=} has no kernel for {shapes}; 'auto' and 'xla' support any.")
-    return kernels[implementation]
+def on_one_device(arrays: Any) -> bool:
+    """Whether arrays, or trees of them, are not divided among devices, as far as the ambient mesh tells."""
+    mesh = jax.sharding.get_abstract_mesh()
+    varying = any(jax.typeof(a).manual_axis_type.varying for a in jax.tree.leaves(arrays))
+    return (mesh.empty or mesh.size == 1) and not varying
 
 
 def _on_shards(kernel, *, plain, fields, weights):

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels import attention, dispatch
+from kernels import attention, attention_cpu, dispatch
 from kernels.attention_lanes import arrange, product
 from kernels.isotypic_linear import Field, Linear, linear
 
@@ -25,13 +25,7 @@ NAME = "isotypic_attention"
 
 def reference(field: Field, qkv: Linear, proj: Linear, heads: int) -> Field:
     """The definition, in plain jnp."""
-    arrays = linear(field, qkv)
-    parts = [a.shape[-1] // (3 * heads) for a in arrays for _ in a]
-    rows = [row.reshape(*row.shape[:-1], 3, heads, row.shape[-1] // (3 * heads)) for a in arrays for row in a]
-    y = attention.reference(jax.lax.collapse(jnp.concatenate(rows, -1), -3), heads)
-    y = jnp.split(y.reshape(*y.shape[:-1], heads, sum(parts)), np.cumsum(parts)[:-1], axis=-1)
-    y = iter([jax.lax.collapse(part, -2) for part in y])
-    return linear(tuple(jnp.stack([next(y) for _ in a]) for a in arrays), proj)
+    return linear(attention.rows_reference(heads, *linear(field, qkv)), proj)
 
 
 def isotypic_attention(
@@ -43,7 +37,7 @@ def isotypic_attention(
     implementation: str = "auto",
     plain: Callable[[Field, Linear, Linear, int], Field] = reference,
 ) -> Field:
-    """Self-attention of a field, by the kernel of `attention` and under its conditions.
+    """Self-attention of a field, by the kernels of `attention` and under their conditions.
 
     Args:
       field: lines [i, *B, N, C] and planes [2, *B, N, 2C], or lines alone.
@@ -59,27 +53,34 @@ def isotypic_attention(
     """
     chosen = dispatch.chosen(NAME, implementation)
     parts = tuple(w.shape[-1] // (3 * heads) for x, w in zip(field, qkv[0], strict=True) for _ in x)
-    exists = supported(field, parts, heads)
-    if chosen == "xla" or implementation == "auto" and (chosen == "gpu" or not exists):
-        return plain(field, qkv, proj, heads)
-    if chosen == "gpu" or not exists:
-        shapes = ", ".join(f"{a.dtype}{list(a.shape)}" for a in field)
-        raise ValueError(
-            f"{NAME}: {implementation=} has no kernel for {shapes} and {heads} heads; 'auto' and 'xla' support any."
-        )
 
     def default(field, qkv, proj):
         return plain(field, qkv, proj, heads)
 
-    kernel = functools.partial(_by_kernel, "tpu" if chosen == "auto" else chosen, parts, heads)
-    if not supported(field, parts, heads, backward=True):
-        kernel = _with_derivative_of(default, kernel)
-    if chosen == "auto":
-        return jax.lax.platform_dependent(field, qkv, proj, tpu=kernel, default=default)
-    return kernel(field, qkv, proj)
+    kernels = {}
+    if supported(field, parts, heads):
+        for key in ("tpu", "interpret"):
+            kernels[key] = functools.partial(_on_tpu, key, parts, heads)
+            if not supported(field, parts, heads, backward=True):
+                kernels[key] = _with_derivative_of(default, kernels[key])
+    if attention_cpu.supported(*field, *jax.tree.leaves(qkv)):
+        kernels["cpu"] = functools.partial(_on_cpu, heads)
+    missing = chosen != "auto" and chosen not in kernels
+    if chosen == "xla" or missing and implementation == "auto":
+        return plain(field, qkv, proj, heads)
+    if missing:
+        raise dispatch.no_kernel(NAME, implementation, field, f" and {heads} heads")
+    return dispatch.select(NAME, chosen, default, kernels, field, qkv, proj)
 
 
-def _by_kernel(implementation: str, parts: tuple[int, ...], heads: int, field: Field, qkv: Linear, proj: Linear):
+def _on_cpu(heads: int, field: Field, qkv: Linear, proj: Linear) -> Field:
+    arrays = linear(field, qkv)
+    with jax.named_scope("attention"):
+        y: Field = attention.attend_rows(heads, *arrays)
+    return linear(y, proj)
+
+
+def _on_tpu(implementation: str, parts: tuple[int, ...], heads: int, field: Field, qkv: Linear, proj: Linear):
     (three, bias), proj = arranged(qkv, proj, parts, heads)
     side_by_side = tuple(jax.lax.collapse(jnp.moveaxis(w, 1, 2), 2) for w in three)
     arrays = linear(field, (side_by_side, bias))

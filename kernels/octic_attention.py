@@ -29,7 +29,8 @@ from jax.experimental.pallas import tpu as pltpu
 from kernels import attention_tpu, dispatch, tpu_blocks, tpu_products
 from kernels import isotypic_attention as attention
 from kernels.attention_lanes import LANES, arrange
-from kernels.octic_branch import Norm, added, by_strips, check, norm_strip, normalise, prepared, product_dtype
+from kernels.norm import Norm, normalise
+from kernels.octic_branch import added, by_strips, check, norm_strip, prepared, product_dtype
 from kernels.tpu_blocks import up
 
 NAME = "octic_attention"
@@ -82,7 +83,7 @@ def reference(
 ) -> tuple[jax.Array, jax.Array]:
     """The definition, in plain jnp; `attend` is attention with its linear maps."""
     w = Weights(*weights)
-    normed = normalise(lines, planes, w.norm_lines, w.norm_planes, w.norm_bias, norm)
+    normed = normalise((lines, planes), (w.norm_lines, w.norm_planes), w.norm_bias, norm)
     field, qkv, proj = jax.tree.map(lambda a: a.astype(w.qkv_lines.dtype), (normed, w.qkv, w.proj))
     y_lines, y_planes = attend(field, qkv, proj, heads)
     return added((lines, planes), (y_lines, y_planes), w.scale_lines, w.scale_planes)
@@ -128,7 +129,7 @@ def octic_attention(
     if implementation == "xla":
         return reference(*arrays, heads=heads, norm=norm, attend=attend)
     options = _Options(implementation, heads, norm, attend)
-    if asked == "auto" and implementation != "auto" and options.kernels(lines, weights)[implementation] is None:
+    if asked == "auto" and implementation != "auto" and options.kernels(lines, weights).get(implementation) is None:
         return options.apart(*arrays)
     return _octic_attention(options, *arrays)
 

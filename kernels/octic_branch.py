@@ -1,14 +1,14 @@
 """What the two branches of an octic block have in common: the norm before, the layer scale and the sum after.
 
-Both are x + scale * f(norm(x)); f is attention in `octic_attention.py`, and the MLP in `octic_mlp.py`.
+Both are x + scale * f(norm(x)), with the norm of `norm.py`; f is attention in `octic_attention.py`, and the MLP in
+`octic_mlp.py`.
 
 Shapes: lines [4, *B, N, C] and planes [2, *B, N, 2C] -> the same.
 Source: octic ViTs, Section 3.2 and Appendix A.
 """
 
-import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,38 +16,10 @@ import numpy as np
 from jax.experimental import pallas as pl
 
 from kernels import dispatch
-from kernels.isotypic_linear import add_to_first
+from kernels.norm import Norm
 
 STRIP = 16  # rows that the norm takes at once, to stay in registers: the height of one in bfloat16
 Arrays = tuple[jax.Array, jax.Array]
-
-
-class Norm(NamedTuple):
-    """Constants of the norm: epsilon, and the weight of the variance of a row of E."""
-
-    eps: float
-    row_weight: float
-
-
-# Computed again in a backward pass: what its derivative needs is four times as large as a field in bfloat16.
-@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=5)
-def normalise(
-    lines: jax.Array, planes: jax.Array, scale_lines: jax.Array, scale_planes: jax.Array, bias: jax.Array, norm: Norm
-) -> Arrays:
-    """The layer norm, in at least float32: irreps are centred, and divided by one common standard deviation.
-
-    Args:
-      scale_lines, scale_planes, bias: [4, C], [2C] and [C].
-      norm: constants.
-    """
-    with jax.named_scope("norm"):
-        y = [a.astype(jnp.promote_types(a.dtype, jnp.float32)) for a in (lines, planes)]
-        y_lines, y_planes = (a - a.mean(-1, keepdims=True) for a in y)
-        total = jnp.square(y_lines).mean(-1, keepdims=True).sum(0)
-        total = total + norm.row_weight * jnp.square(y_planes).mean(-1, keepdims=True).sum(0)
-        inverse = jax.lax.rsqrt((total + norm.eps) / 8)  # the order of the group
-        y_lines = add_to_first(y_lines * inverse * _over_tokens(scale_lines, lines), bias)
-        return y_lines.astype(lines.dtype), (y_planes * inverse * scale_planes).astype(planes.dtype)
 
 
 def added(x: Arrays, y: Arrays, scale_lines: jax.Array, scale_planes: jax.Array) -> Arrays:

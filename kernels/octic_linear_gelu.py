@@ -115,6 +115,8 @@ def _forward(lines, planes, w_lines, w_planes, bias, *, implementation):
     kernels = _kernels(lines, w_lines, w_planes, bias)
     if implementation == "auto":
         kernels = {key: kernels[key] for key in AUTOMATIC}
+    if implementation == "cpu":
+        kernels["cpu"] = plain  # XLA's products, then the kernel of `d8_gelu`
     return dispatch.run(NAME, implementation, plain, kernels, (lines, planes), (w_lines, w_planes, bias))
 
 

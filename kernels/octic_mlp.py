@@ -34,7 +34,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from kernels import dispatch, octic_linear_gelu, tpu_blocks, tpu_products
-from kernels.octic_branch import STRIP, Norm, added, by_strips, check, norm_strip, normalise, prepared, product_dtype
+from kernels.norm import Norm, normalise
+from kernels.octic_branch import STRIP, added, by_strips, check, norm_strip, prepared, product_dtype
 from kernels.pointwise import SCALE, double_gelu, gelu, isotypic_sums, regular_sums
 from kernels.tpu_blocks import LANES, up
 
@@ -75,7 +76,7 @@ def reference(
 ) -> tuple[jax.Array, jax.Array]:
     """The definition, in plain jnp; `implementation` is that of `octic_linear_gelu`."""
     w = Weights(*weights)
-    normed = normalise(lines, planes, w.norm_lines, w.norm_planes, w.norm_bias, norm)
+    normed = normalise((lines, planes), (w.norm_lines, w.norm_planes), w.norm_bias, norm)
     arrays = (*normed, w.in_lines, w.in_planes, w.in_bias)
     arrays = tuple(a.astype(w.in_lines.dtype) for a in arrays)
     hidden = octic_linear_gelu.octic_linear_gelu(*arrays, implementation=implementation)
@@ -113,7 +114,7 @@ def octic_mlp(
     arrays = (lines, planes, *weights)
     if implementation == "xla":
         return reference(*arrays, norm=norm)
-    if asked == "auto" and implementation != "auto" and _kernels(norm, lines, weights)[implementation] is None:
+    if asked == "auto" and implementation != "auto" and _kernels(norm, lines, weights).get(implementation) is None:
         return reference(*arrays, norm=norm, implementation=implementation)
     return _octic_mlp(implementation, norm, *arrays)
 

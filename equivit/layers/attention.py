@@ -16,7 +16,7 @@ from equivit.layers.in_order import in_order
 from equivit.layers.product import kept, scores, weighted
 
 IMPLEMENTATIONS = ("auto", "xla", "cudnn")
-TPU_TOKENS = 100  # the fewest for which "auto" is a TPU's kernel: with fewer, its registers of keys are half empty
+KERNEL_TOKENS = 100  # the fewest for which "auto" is a kernel: with fewer, a TPU's registers of keys are half empty
 HEAD_CHANNELS = 128  # the most that cuDNN supports on every GPU; must be a multiple of 8
 
 Parts = tuple[jax.Array, ...]
@@ -29,8 +29,8 @@ def attend(q: Parts, k: Parts, v: Parts, *, implementation: str = "auto") -> Par
 
     "auto" is cuDNN's flash attention on an NVIDIA GPU in bfloat16 or float16, if the channels per head are a multiple
     of 8, at most 128, and as many as those of v; otherwise it is "xla".  cuDNN needs a GPU at tracing time: a program
-    that is lowered for CUDA on a machine without one uses the plain products.  The kernel for TPUs is one for heads
-    side by side: `attend_side_by_side`.
+    that is lowered for CUDA on a machine without one uses the plain products.  Kernels for TPUs and CPUs are for
+    heads side by side: `attend_side_by_side`.
 
     Raises:
       ValueError: an unknown implementation.
@@ -48,9 +48,10 @@ def attend_side_by_side(qkv: jax.Array, num_heads: int, *, implementation: str =
 
     Shapes: [*B, N, 3 H d] -> [*B, N, H d].
 
-    "tpu" is the kernel of `kernels.attention`, which takes the heads as they lie, and so is "auto" in a program lowered
-    for a TPU, if the kernel supports the shape and there are at least TPU_TOKENS tokens.  "interpret" is the same on
-    any machine, slowly.  Otherwise the heads are brought apart for `attend`, which has the other implementations.
+    "tpu" and "cpu" are the kernels of `kernels.attention`, which take the heads as they lie, and so is "auto" in a
+    program lowered for a TPU or a CPU, if there is one for the shape and there are at least KERNEL_TOKENS tokens.
+    "interpret" is that of TPUs on any machine, slowly.  Otherwise the heads are brought apart for `attend`, which has
+    the other implementations.
 
     Raises:
       ValueError: an unknown implementation, or no kernel for the shape or dtype.
@@ -62,7 +63,7 @@ def attend_side_by_side(qkv: jax.Array, num_heads: int, *, implementation: str =
         (y,) = attend(q, k, v, implementation=implementation)
         return side_by_side(y)
 
-    if implementation in ("tpu", "interpret") or implementation == "auto" and enough_for_tpu(qkv):
+    if implementation in ("tpu", "cpu", "interpret") or implementation == "auto" and enough_for_kernel(qkv):
         with jax.named_scope("attention"):
             return kernel.attention(qkv, num_heads, implementation=implementation, plain=plain)
     return plain(qkv, num_heads)
@@ -85,9 +86,9 @@ def _(primals, tangents):
     return jax.jvp(lambda x: jax.lax.collapse(in_order(jnp.einsum("...hnd->...nhd", x)), -2), primals, tangents)
 
 
-def enough_for_tpu(x: jax.Array) -> bool:
-    """Whether "auto" may be a TPU's kernel for these tokens, [*B, N, c]; not if their number is symbolic."""
-    return isinstance(x.shape[-2], int) and x.shape[-2] >= TPU_TOKENS
+def enough_for_kernel(x: jax.Array) -> bool:
+    """Whether "auto" may be a kernel for these tokens, [*B, N, c]; not if their number is symbolic."""
+    return isinstance(x.shape[-2], int) and x.shape[-2] >= KERNEL_TOKENS
 
 
 def attend_with_bias(q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array, *, scale: float | None = None):

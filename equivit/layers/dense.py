@@ -83,16 +83,16 @@ class LayerNorm(nnx.Module):
         self.eps = eps
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return _normalised(x, self.scale[...], self.bias[...], self.eps)
+        from kernels.norm import normalise_dense  # here, as in attention.py
+
+        return normalise_dense(x, self.scale[...], self.bias[...], self.eps, _normalised)
 
 
-@functools.partial(recomputed, static_argnums=3)
 def _normalised(x: jax.Array, scale: jax.Array, bias: jax.Array, eps: float) -> jax.Array:
-    with jax.named_scope("norm"):
-        y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-        y = y - y.mean(-1, keepdims=True)
-        y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + eps)
-        return (y * scale + bias).astype(x.dtype)
+    y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    y = y - y.mean(-1, keepdims=True)
+    y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + eps)
+    return (y * scale + bias).astype(x.dtype)
 
 
 class LayerScale(nnx.Module):

@@ -5,7 +5,6 @@ Shapes are those of `Isotypic` with C = width / order: lines [4, *B, N, C], plan
 Source: octic ViTs, Section 3.2; for FLIP, "Flopping for FLOPs" (arXiv 2502.05169).
 """
 
-import functools
 import importlib.util
 import math
 from collections.abc import Callable
@@ -17,8 +16,8 @@ from flax import nnx
 
 from equivit import errors
 from equivit.layers import dense
-from equivit.layers.attention import Parts, attend, attention_weights, enough_for_tpu
-from equivit.layers.dense import WEIGHT_INIT, patchify, recomputed, uniform, unpatchify
+from equivit.layers.attention import Parts, attend, attention_weights, enough_for_kernel
+from equivit.layers.dense import WEIGHT_INIT, patchify, uniform, unpatchify
 from equivit.layers.grid import Layout
 from equivit.layers.product import kept, matmul
 from equivit.symmetry import fields
@@ -30,7 +29,7 @@ try:
     from kernels.d8_gelu import d8_gelu
     from kernels.isotypic_attention import isotypic_attention
     from kernels.isotypic_linear import add_to_first, linear, product
-    from kernels.octic_branch import Norm
+    from kernels.norm import Norm, normalise
     from kernels.octic_linear_gelu import octic_linear_gelu
 except ImportError as error:
     spec = importlib.util.find_spec("kernels")
@@ -111,22 +110,10 @@ class LayerNorm(nnx.Module):
         self.eps, self.row_weight = eps, {"official": 0.5, "balanced": 2.0}[weighting]
 
     def __call__(self, x: Isotypic) -> Isotypic:
-        scale = Isotypic(self.lines[...], None if self.planes is None else self.planes[...])
-        return _normalised(x, scale, self.bias[...], self.eps, self.row_weight)
-
-
-@functools.partial(recomputed, static_argnums=(3, 4))
-def _normalised(x: Isotypic, scale: Isotypic, bias: jax.Array, eps: float, row_weight: float) -> Isotypic:
-    with jax.named_scope("norm"):
-        y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-        y = jax.tree.map(lambda leaf: leaf - leaf.mean(-1, keepdims=True), y)
-        total = jnp.square(y.lines).mean(-1, keepdims=True).sum(0)
-        if y.planes is not None:
-            total = total + row_weight * jnp.square(y.planes).mean(-1, keepdims=True).sum(0)
-        inverse = jax.lax.rsqrt((total + eps) / x.group.order)
-        lines = add_to_first(y.lines * inverse * _over_tokens(scale.lines, y.lines), bias)
-        planes = None if y.planes is None else y.planes * inverse * scale.planes
-        return Isotypic(lines, planes).astype(x.dtype)
+        leaves, structure = jax.tree.flatten(x)
+        scales = (self.lines[...],) if self.planes is None else (self.lines[...], self.planes[...])
+        leaves = normalise(tuple(leaves), scales, self.bias[...], Norm(self.eps, self.row_weight))
+        return jax.tree.unflatten(structure, leaves)
 
 
 class LayerScale(nnx.Module):
@@ -196,7 +183,7 @@ class Attention(nnx.Module):
         self.num_heads = num_heads
 
     def __call__(self, x: Isotypic, layout: Layout | None = None) -> Isotypic:
-        if not enough_for_tpu(x.lines):
+        if not enough_for_kernel(x.lines):
             return self.attended(x, attend)
         leaves, structure = jax.tree.flatten(x.astype(self.qkv.lines[...].dtype))
         maps = self.qkv.arrays(), self.proj.arrays()
@@ -204,8 +191,8 @@ class Attention(nnx.Module):
         return jax.tree.unflatten(structure, leaves)
 
     def residual(self, x: Isotypic, norm: Any, scale: Any) -> Any:
-        """x + scale(attention(norm(x))): as `Mlp.residual`, of as many tokens as a TPU's kernel is for."""
-        if not (_is_octic_branch(x, norm, scale) and enough_for_tpu(x.lines) and self.qkv.bias is not None):
+        """x + scale(attention(norm(x))): as `Mlp.residual`, of as many tokens as a kernel is for."""
+        if not (_is_octic_branch(x, norm, scale) and enough_for_kernel(x.lines) and self.qkv.bias is not None):
             return x + scale(self(norm(x)))
         weights = octic_attention.Weights(*_branch_arrays(norm, self.qkv, self.proj, scale))
         field, constants = (x.lines, cast(jax.Array, x.planes)), Norm(norm.eps, norm.row_weight)

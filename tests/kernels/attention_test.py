@@ -307,7 +307,7 @@ def test_one_image_of_results_at_a_time(monkeypatch):
 @pytest.mark.parametrize("family", ["plain", "D8"])
 def test_layers_are_the_same_with_the_kernel(monkeypatch, family):
     """Heads, columns and biases of the layers are those that the kernel takes them for."""
-    monkeypatch.setattr(layer_attention, "TPU_TOKENS", 1)
+    monkeypatch.setattr(layer_attention, "KERNEL_TOKENS", 1)
     if family == "plain":
         layer = jax.eval_shape(lambda: dense.Attention(128, 2, rngs=nnx.Rngs(0)))
         x = draw([(2, 7, 128)], "float32")[0]
@@ -347,7 +347,7 @@ def test_what_has_no_kernel_runs_without_or_is_named():
     for heads, d, dtype in ((3, 64, "float32"), (2, 64, "float16"), (1, 136, "float32")):
         (qkv,) = draw([(1, 5, 3 * heads * d)], dtype)
         np.testing.assert_array_equal(attention(qkv, heads), reference(qkv, heads))
-        with pytest.raises(ValueError, match=rf"attention: implementation='tpu' has no kernel for {dtype}\[1, 1, 5, "):
+        with pytest.raises(ValueError, match=rf"attention: implementation='tpu' has no kernel for {dtype}\[1, 5, "):
             attention(qkv, heads, implementation="tpu")
     large = abstract(1, 4096, 3 * 1024)
     with pytest.raises(ValueError, match="implementation='interpret' has no kernel for bfloat16"):

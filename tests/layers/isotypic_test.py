@@ -55,7 +55,7 @@ class CommutesTest(chex.TestCase):
 @pytest.mark.parametrize("layer_scale", [0.5, None])
 def test_a_branch_in_one_operation_is_the_sum_of_its_parts(group, layer_scale, monkeypatch):
     """In a block it is one, unless there is a key, for stochastic depth; here that has a rate of 0."""
-    monkeypatch.setattr(attention, "TPU_TOKENS", 1)
+    monkeypatch.setattr(attention, "KERNEL_TOKENS", 1)
     width, hidden = 8 * group.order, 128 * group.order
     options = dict(layer_scale=layer_scale, isotypic_eps=0.1, isotypic_norm="balanced")  # both matter
     block = Block(**Parts(group, nnx.Rngs(0), **options).branches(width, 2, hidden))

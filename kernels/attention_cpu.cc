@@ -1,0 +1,226 @@
+// Softmax attention on a CPU: head by head, so that all products of a head stay in the cache of one core.
+//
+// Reference: `reference` in attention.py.  Arrays qkv [k, *B, N, 3 H c], each row of k with a part of every head's
+// vector, columns ordered (q | k | v) x heads x channels, as linear maps give them.  A task is one head of one image:
+//
+//   1. it gathers q and v [N, d] and k^T [d, N] of the head, d being the channels of all parts, padded to whole vectors;
+//   2. for a block of queries: S = q k^T, P = exp(S - max), y = P v / sum, which it puts into place.
+//
+// The backward pass makes P again from q and k, then for the block
+//
+//   dP = dy v^T,  dS = P (dP - sum of P dP over keys),  dq = dS k,  dk += dS^T q,  dv += P^T dy.
+//
+// So nothing of N x N entries is ever in memory.
+
+#include "cpu_products.h"
+#include "cpu_threads.h"
+
+namespace equivit {
+namespace {
+
+namespace ffi = xla::ffi;
+
+constexpr int64_t kBlock = 96;  // the most queries at once: P and dS of 400 keys take 300 kB
+enum { kQueries, kKeys, kValues };  // thirds of the columns of qkv
+
+// An array [rows, images, tokens, thirds * heads * channels] of qkv, or of y with one "third".
+template <class T>
+struct Array {
+  T* data;
+  int64_t rows, channels, thirds;
+};
+
+struct Sizes {
+  int64_t images, tokens, heads, channels;  // the channels of a head in all arrays
+
+  int64_t width() const { return padded(channels); }
+  int64_t keys() const { return padded(tokens); }
+  float scale() const { return 1 / std::sqrt(static_cast<float>(channels)); }
+  // Blocks of about equal length, of whole tiles.
+  int64_t block() const {
+    int64_t blocks = (tokens + kBlock - 1) / kBlock, length = (tokens + blocks - 1) / blocks;
+    return (length + kRows - 1) / kRows * kRows;
+  }
+};
+
+struct Head {
+  int64_t image, head;
+};
+
+// visit(start of the head's part in token 0, elements from token to token, channels, channels of the parts before)
+template <class T, class Visit>
+void for_parts(const std::vector<Array<T>>& arrays, const Sizes& sizes, Head at, int third, Visit visit) {
+  int64_t before = 0;
+  for (const Array<T>& array : arrays) {
+    int64_t step = array.thirds * sizes.heads * array.channels;
+    for (int64_t row = 0; row < array.rows; row++, before += array.channels) {
+      T* image = array.data + (row * sizes.images + at.image) * sizes.tokens * step;
+      visit(image + (third * sizes.heads + at.head) * array.channels, step, array.channels, before);
+    }
+  }
+}
+
+// The head's vectors side by side: [tokens, width], 0 beyond the channels.  A copy is soon made, and products of the
+// backward pass are faster with it than with vectors that are far apart.
+void gather(const std::vector<Array<const float>>& arrays, const Sizes& sizes, Head at, int third, float* to) {
+  int64_t width = sizes.width();
+  for (int64_t i = 0; i < sizes.tokens; i++) std::fill(to + i * width + sizes.channels, to + (i + 1) * width, 0.f);
+  for_parts(arrays, sizes, at, third, [&](const float* from, int64_t step, int64_t channels, int64_t before) {
+    for (int64_t i = 0; i < sizes.tokens; i++) std::copy_n(from + i * step, channels, to + i * width + before);
+  });
+}
+
+// [tokens, width] -> [width, keys] times a factor, 0 beyond the tokens.
+void transpose(const Sizes& sizes, const float* from, float factor, float* to) {
+  int64_t width = sizes.width(), keys = sizes.keys();
+  for (int64_t start = 0; start < keys; start += kLanes) {  // so that a line of `to` is written while it is in the cache
+    int64_t end = std::min(start + kLanes, sizes.tokens);
+    for (int64_t c = 0; c < width; c++) {
+      for (int64_t i = start; i < end; i++) to[c * keys + i] = factor * from[i * width + c];
+      for (int64_t i = end; i < start + kLanes; i++) to[c * keys + i] = 0;
+    }
+  }
+}
+
+// Puts [rows, width] in the place of the head's vectors of the tokens from `first` on, row i times factor(i).
+template <class Factors>
+void scatter(const float* from, const std::vector<Array<float>>& arrays, const Sizes& sizes, Head at, int third,
+             int64_t first, int64_t rows, Factors factor) {
+  for_parts(arrays, sizes, at, third, [&](float* to, int64_t step, int64_t channels, int64_t before) {
+    for (int64_t i = 0; i < rows; i++)
+      for (int64_t c = 0; c < channels; c += kLanes)
+        store(to + (first + i) * step + c, factor(i) * load(from + i * sizes.width() + before + c, channels - c),
+              channels - c);
+  });
+}
+
+// exp(x - max) of each row [keys] for softmax, 0 beyond the tokens, and the inverse of its sum.
+void exponentials(int64_t rows, const Sizes& sizes, float* x, float* inverse) {
+  for (int64_t i = 0; i < rows; i++, x += sizes.keys()) {
+    std::fill(x + sizes.tokens, x + sizes.keys(), -INFINITY);
+    Vector top = load(x), total{};
+    for (int64_t j = kLanes; j < sizes.keys(); j += kLanes) top = max(top, load(x + j));
+    top = filled(largest(top));
+    for (int64_t j = 0; j < sizes.keys(); j += kLanes) {
+      Vector e = exp(load(x + j) - top);
+      store(x + j, e);
+      total += e;
+    }
+    inverse[i] = 1 / sum(total);
+  }
+}
+
+// Of a row of P and one of dP: P and dS.
+void row_gradient(const Sizes& sizes, float inverse, float* p, float* dp) {
+  Vector total{};
+  for (int64_t j = 0; j < sizes.keys(); j += kLanes) {
+    Vector weight = load(p + j) * inverse;
+    store(p + j, weight);
+    total += weight * load(dp + j);
+  }
+  Vector mean = filled(sum(total));
+  for (int64_t j = 0; j < sizes.keys(); j += kLanes) store(dp + j, load(p + j) * (load(dp + j) - mean));
+}
+
+using Given = std::vector<Array<const float>>;
+using Made = std::vector<Array<float>>;
+
+void forward_head(const Sizes& sizes, Head at, const Given& qkv, const Made& y) {
+  int64_t n = sizes.tokens, width = sizes.width(), keys = sizes.keys(), block = sizes.block();
+  float* q = scratch(2 * n * width + width * keys + block * (keys + width + 1));
+  float *v = q + n * width, *k_turned = v + n * width, *p = k_turned + width * keys, *sums = p + block * keys;
+  float* inverse = sums + block * width;
+  gather(qkv, sizes, at, kKeys, v);
+  transpose(sizes, v, sizes.scale(), k_turned);
+  gather(qkv, sizes, at, kQueries, q);
+  gather(qkv, sizes, at, kValues, v);
+  for (int64_t first = 0; first < n; first += block) {
+    int64_t rows = std::min(block, n - first);
+    product(rows, keys, width, {q + first * width, width, 1}, k_turned, keys, p, keys);
+    exponentials(rows, sizes, p, inverse);
+    product(rows, width, n, {p, keys, 1}, v, width, sums, width);
+    scatter(sums, y, sizes, at, 0, first, rows, [=](int64_t i) { return inverse[i]; });
+  }
+}
+
+void backward_head(const Sizes& sizes, Head at, const Given& qkv, const Given& dy_arrays, const Made& dqkv) {
+  int64_t n = sizes.tokens, width = sizes.width(), keys = sizes.keys(), block = sizes.block();
+  int64_t whole = n * width, turned = width * keys;
+  float* q = scratch(5 * whole + 2 * turned + block * (2 * keys + width + 1));
+  float *k = q + whole, *dy = k + whole, *dk = dy + whole, *dv = dk + whole, *k_turned = dv + whole;
+  float *v_turned = k_turned + turned, *p = v_turned + turned, *dp = p + block * keys, *dq = dp + block * keys;
+  float *inverse = dq + block * width, scale = sizes.scale();
+  gather(qkv, sizes, at, kValues, k);
+  transpose(sizes, k, 1, v_turned);
+  gather(qkv, sizes, at, kKeys, k);
+  transpose(sizes, k, scale, k_turned);
+  gather(qkv, sizes, at, kQueries, q);
+  gather(dy_arrays, sizes, at, 0, dy);
+  for (int64_t first = 0; first < n; first += block) {
+    int64_t rows = std::min(block, n - first);
+    const float *q_block = q + first * width, *dy_block = dy + first * width;
+    product(rows, keys, width, {q_block, width, 1}, k_turned, keys, p, keys);
+    exponentials(rows, sizes, p, inverse);
+    product(rows, keys, width, {dy_block, width, 1}, v_turned, keys, dp, keys);
+    for (int64_t i = 0; i < rows; i++) row_gradient(sizes, inverse[i], p + i * keys, dp + i * keys);
+    product(rows, width, n, {dp, keys, 1}, k, width, dq, width);
+    scatter(dq, dqkv, sizes, at, kQueries, first, rows, [=](int64_t) { return scale; });
+    product(n, width, rows, {dp, 1, keys}, q_block, width, dk, width, first > 0);
+    product(n, width, rows, {p, 1, keys}, dy_block, width, dv, width, first > 0);
+  }
+  scatter(dk, dqkv, sizes, at, kKeys, 0, n, [=](int64_t) { return scale; });
+  scatter(dv, dqkv, sizes, at, kValues, 0, n, [](int64_t) { return 1.f; });
+}
+
+// Describes a buffer [k, *B, N, c].
+template <class T, class Buffer>
+Array<T> described(const Buffer& buffer, int64_t thirds, Sizes& sizes) {
+  auto shape = buffer.dimensions();
+  size_t last = shape.size() - 1;
+  sizes.tokens = shape[last - 1], sizes.images = 1;
+  for (size_t axis = 1; axis + 2 <= last; axis++) sizes.images *= shape[axis];
+  return {buffer.typed_data(), shape[0], shape[last] / (thirds * sizes.heads), thirds};
+}
+
+template <class T, class Arguments>
+std::vector<Array<T>> described_all(Arguments& arguments, size_t begin, size_t end, int64_t thirds, Sizes& sizes) {
+  std::vector<Array<T>> arrays;
+  for (size_t i = begin; i < end; i++) {
+    if constexpr (std::is_const_v<T>)
+      arrays.push_back(described<T>(*arguments.template get<ffi::Buffer<ffi::F32>>(i), thirds, sizes));
+    else
+      arrays.push_back(described<T>(**arguments.template get<ffi::Buffer<ffi::F32>>(i), thirds, sizes));
+  }
+  return arrays;
+}
+
+ffi::Error forward(ffi::ThreadPool pool, ffi::RemainingArgs arguments, ffi::RemainingRets results, int64_t heads) {
+  Sizes sizes{1, 1, heads, 0};
+  Given qkv = described_all<const float>(arguments, 0, arguments.size(), 3, sizes);
+  Made y = described_all<float>(results, 0, results.size(), 1, sizes);
+  for (const auto& array : qkv) sizes.channels += array.rows * array.channels;
+  in_parallel(pool, sizes.images * heads, [&](int64_t i) { forward_head(sizes, {i / heads, i % heads}, qkv, y); });
+  return ffi::Error::Success();
+}
+
+ffi::Error backward(ffi::ThreadPool pool, ffi::RemainingArgs arguments, ffi::RemainingRets results, int64_t heads) {
+  Sizes sizes{1, 1, heads, 0};
+  size_t arrays = results.size();
+  Given qkv = described_all<const float>(arguments, 0, arrays, 3, sizes);
+  Given dy = described_all<const float>(arguments, arrays, 2 * arrays, 1, sizes);
+  Made dqkv = described_all<float>(results, 0, arrays, 3, sizes);
+  for (const auto& array : qkv) sizes.channels += array.rows * array.channels;
+  in_parallel(pool, sizes.images * heads,
+              [&](int64_t i) { backward_head(sizes, {i / heads, i % heads}, qkv, dy, dqkv); });
+  return ffi::Error::Success();
+}
+
+}  // namespace
+}  // namespace equivit
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    equivit_attention, equivit::forward,
+    xla::ffi::Ffi::Bind().Ctx<xla::ffi::ThreadPool>().RemainingArgs().RemainingRets().Attr<int64_t>("heads"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    equivit_attention_backward, equivit::backward,
+    xla::ffi::Ffi::Bind().Ctx<xla::ffi::ThreadPool>().RemainingArgs().RemainingRets().Attr<int64_t>("heads"));

@@ -1,0 +1,239 @@
+"""Kernels for CPUs: compiled here, then against their references, in layers and whole models."""
+
+import functools
+import math
+import re
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+
+import kernels
+from equivit import models, testing
+from equivit.layers import dense
+from equivit.symmetry.fields import Isotypic
+from kernels import compile_cpu, cpu
+from kernels.attention import attend_rows, attention, rows_reference
+from kernels.d8_gelu import d8_gelu
+from kernels.d8_gelu import reference as gelu_reference
+from kernels.norm import Norm, normalise, reference
+from kernels.shapes import AWKWARD
+from tests.conftest import AVAILABLE
+from tests.kernels.comparison import assert_near, draw, value_and_gradient
+
+# Float32, of the norm of a result: a few roundings.  Measured: 4e-7.
+RELATIVE = 1e-6
+
+
+@pytest.fixture(autouse=True)
+def compiled(monkeypatch):
+    """Compiled once on a machine, in eight seconds, and used by what is traced from here on."""
+    if not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        pytest.skip("needs a C++ compiler")
+    compile_cpu.compiled()
+    monkeypatch.setattr(cpu, "available", AVAILABLE)
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
+
+
+def distances(found, expected):
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    return [np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in pairs]
+
+
+def targets(function, *arguments, platform="cpu"):
+    """The kernels in a program."""
+    text = jax.jit(function).trace(*arguments).lower(lowering_platforms=(platform,)).as_text()
+    return re.findall(r"custom_call @(equivit_\w+)", text)
+
+
+def rows(parts, tokens, heads, batch=(2,)):
+    """Shapes of arrays of qkv and of results: parts are (rows, channels)."""
+    return [[(k, *batch, tokens, thirds * heads * c) for k, c in parts] for thirds in (3, 1)]
+
+
+@pytest.mark.parametrize("parts, tokens, heads, batch", [
+    ([(1, 64)], 197, 3, (2,)),
+    ([(1, 64)], 1, 1, (1,)),
+    ([(1, 5)], 7, 2, (3, 2)),
+    ([(1, 80)], 400, 1, ()),  # more than one block of queries, even ones
+    ([(4, 8), (2, 16)], 196, 3, (2,)),  # octic
+    ([(4, 3), (2, 6)], 97, 2, (2,)),
+    ([(2, 12)], 101, 4, (1, 2)),  # flip
+], ids=str)  # fmt: skip
+def test_attention_is_the_reference_s(parts, tokens, heads, batch):
+    qkv, y = rows(parts, tokens, heads, batch)
+    qkv, gradient = draw(qkv, "float32", scale=1.0), draw(y, "float32", seed=1)
+    found, expected = (
+        value_and_gradient(functools.partial(op, heads), qkv, gradient) for op in (attend_rows, rows_reference)
+    )
+    assert max(distances(found, expected)) < RELATIVE
+
+
+def test_large_logits_do_not_overflow():
+    (qkv,) = draw([(1, 2, 9, 3 * 16)], "float32", scale=40.0)  # logits to 20,000
+    y, gradient = value_and_gradient(functools.partial(attend_rows, 2), (qkv,), draw([(1, 2, 9, 16)], "float32"))
+    expected = rows_reference(2, qkv)[0]
+    assert np.isfinite(gradient).all()
+    np.testing.assert_allclose(y, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("wrong", ["heads", "thirds", "scale"])
+def test_a_kernel_that_mixes_up_columns_is_caught(wrong):
+    (qkv,) = draw([(1, 2, 9, 3 * 2 * 8)], "float32")
+    columns = qkv.reshape(1, 2, 9, 3, 2, 8)
+    other = {"heads": columns[..., ::-1, :], "thirds": columns[..., [1, 0, 2], :, :], "scale": columns * 1.0001}[wrong]
+    found = attend_rows(2, other.reshape(qkv.shape))
+    assert distances(found, rows_reference(2, qkv))[0] > 10 * RELATIVE
+
+
+@pytest.mark.parametrize("shape", AWKWARD, ids=lambda shape: shape.name)
+def test_the_gelu_of_fields_is_the_reference_s(shape):
+    field, gradient = draw(shape.field(shape.hidden), "float32"), draw(shape.field(shape.hidden), "float32", seed=1)
+    found = value_and_gradient(functools.partial(d8_gelu, implementation="cpu"), field, gradient)
+    assert_near(found, value_and_gradient(gelu_reference, field, gradient))
+
+
+def test_the_gelu_is_within_1e_6_of_the_exact_one():
+    """A field of A1 alone has one value on the whole group, sqrt(2) / 4 of it."""
+    x = np.unique(np.concatenate([np.linspace(-12, 12, 20_001), [-1e30, -1e4, 1e4, 1e30]]).astype(np.float32))
+    lines, planes = jnp.zeros((4, 1, len(x), 1)).at[0, 0, :, 0].set(x * math.sqrt(8)), jnp.zeros((2, 1, len(x), 2))
+    y, _, dx, _ = value_and_gradient(
+        functools.partial(d8_gelu, implementation="cpu"), (lines, planes), (jnp.ones_like(lines), planes)
+    )
+    cumulated = np.array([math.erfc(-v / math.sqrt(2)) / 2 for v in x.astype(float)])
+    density = np.exp(-0.5 * np.minimum(x.astype(float) ** 2, 1e4)) / math.sqrt(2 * math.pi)
+    # Large values are rounded in each of the sums of the two transforms.
+    np.testing.assert_allclose(y[0, 0, :, 0] / math.sqrt(8), x * cumulated, atol=1e-6, rtol=2e-7)
+    np.testing.assert_allclose(dx[0, 0, :, 0], cumulated + x * density, atol=1e-6)
+
+
+FIELDS = {
+    "dense": ([(1, 2, 101, 40)], [(1, 40)]),
+    "flip": ([(2, 3, 101, 7)], [(2, 7)]),
+    "octic": ([(4, 1, 2, 100, 24), (2, 1, 2, 100, 48)], [(4, 24), (48,)]),
+}
+
+
+@pytest.mark.parametrize("shapes, scales", FIELDS.values(), ids=FIELDS)
+def test_the_norm_is_the_reference_s(shapes, scales):
+    field = tuple(a + 3 for a in draw(shapes, "float32"))  # with a mean to subtract
+    scales, bias = draw(scales, "float32", 1), draw([scales[0][-1:]], "float32", 2)[0]
+    gradient, constants = draw(shapes, "float32", 3), Norm(1e-5, 0.5)
+
+    def both(op, constants=constants):
+        def of(*arrays):
+            return op(*arrays, constants)
+
+        return jax.jit(lambda *a: (of(*a), jax.vjp(of, *a)[1](gradient)))(field, scales, bias)
+
+    assert targets(lambda *a: normalise(*a, constants), field, scales, bias) == ["equivit_norm"]
+    assert max(distances(both(normalise), both(reference))) < RELATIVE
+    wrong = both(reference, constants._replace(row_weight=0.6))
+    assert len(shapes) == 1 or distances(both(normalise), wrong)[0] > 10 * RELATIVE
+
+
+def test_where_the_norm_has_no_kernel():
+    """With few tokens it keeps a forward-mode derivative; on several devices gradients of scales would be partial."""
+    layer = dense.LayerNorm(16)
+    few, many = draw([(8, 99, 16), (8, 100, 16)], "float32")
+    assert targets(layer, many) == ["equivit_norm"] and targets(layer, few) == []
+    jax.jvp(layer, (few,), (few,))
+    with jax.set_mesh(jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))):
+        assert targets(layer, many) == []
+    one_by_one = jax.vmap(lambda x: jax.grad(lambda x: jnp.square(layer(x)).sum())(x))
+    with kernels.using("xla"):
+        expected = jax.grad(lambda x: jnp.square(dense.LayerNorm(16)(x)).sum())(many)
+    assert distances(one_by_one(many), expected)[0] < RELATIVE
+
+
+def test_the_same_bits_each_time():
+    qkv, gradient = draw([(1, 4, 150, 3 * 48)], "float32"), draw([(1, 4, 150, 48)], "float32", seed=1)
+    layer = dense.LayerNorm(48)
+
+    def both(qkv, gradient):
+        y, pullback = jax.vjp(functools.partial(attend_rows, 3), qkv)
+        return y, pullback((gradient,)), jax.grad(lambda layer: jnp.square(layer(gradient)).sum())(layer)
+
+    first, *others = (jax.tree.leaves(jax.jit(both)(*qkv, *gradient)) for _ in range(5))
+    for other in others:
+        assert all(map(np.array_equal, first, other))
+
+
+def test_vmap_and_eight_devices_equal_one():
+    (qkv,) = draw([(8, 3, 3 * 16)], "float32")
+    op = functools.partial(attention, heads=2, implementation="cpu")
+    y = op(qkv)
+    np.testing.assert_array_equal(jax.vmap(op)(qkv), y)
+    with jax.set_mesh(jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))):
+        assert targets(op, qkv) == ["equivit_attention"]
+        np.testing.assert_array_equal(jax.jit(op)(qkv), y)
+        np.testing.assert_allclose(jax.jit(op)(qkv[:3]), y[:3], rtol=1e-5, atol=1e-6)  # XLA: 3 images on 8 devices
+
+
+@pytest.mark.parametrize("name, found", [
+    ("vit_ti16", ["attention", "norm"]), ("flip_vit_ti16", ["attention", "norm"]),
+    ("octic_vit_ti16", ["attention", "d8_gelu", "norm"]),
+])  # fmt: skip
+def test_whole_models_have_them_and_their_values(name, found):
+    fields = dict(image_size=(160, 176), depth=2, num_classes=5)
+    model = testing.randomise(models.abstract(name, **fields), jax.random.key(0))
+    (images,) = draw([(2, 160, 176, 3)], "float32")
+
+    def both(model, images):
+        return jax.value_and_grad(lambda model: jnp.square(model(images)).mean())(model)
+
+    assert sorted(set(targets(both, model, images))) == sorted(
+        f"equivit_{name}{end}" for name in found for end in ("", "_backward")
+    )
+    with kernels.using("cpu"):
+        assert set(targets(lambda *a: both(*a), model, images)) == set(targets(both, model, images))
+    for platform in ("cuda", "tpu"):
+        assert targets(lambda *a: both(*a), model, images, platform=platform) == []
+    with_kernels = jax.jit(both)(model, images)
+    with kernels.using("xla"):
+        assert max(distances(with_kernels, jax.jit(lambda *a: both(*a))(model, images))) < 2e-5
+
+
+def test_auto_is_xla_for_other_dtypes():
+    (qkv,) = draw([(2, 120, 3 * 16)], "bfloat16")
+    assert targets(functools.partial(attention, heads=2), qkv) == []
+    with pytest.raises(ValueError, match=r"implementation='cpu' has no kernel for bfloat16\[2, 120, 48\]; 'auto'"):
+        attention(qkv, 2, implementation="cpu")
+    field = Isotypic(*draw([(4, 2, 5, 8), (2, 2, 5, 16)], "bfloat16"))
+    assert targets(d8_gelu, field.lines, field.planes) == []
+
+
+def test_without_the_library_programs_use_xla(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(cpu, "available", AVAILABLE.__wrapped__)
+    (qkv,) = draw([(2, 120, 3 * 16)], "float32")
+    assert targets(functools.partial(attention, heads=2), qkv) == []
+    with pytest.raises(
+        ValueError, match=r"has no kernel for .*; compile it with python -m kernels.compile_cpu; 'auto'"
+    ):
+        attention(qkv, 2, implementation="cpu")
+
+
+def test_what_stops_a_compilation_is_told(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert compile_cpu.main() == 1
+    assert "there is no C++ compiler no-such-compiler; install g++ or clang++" in capsys.readouterr().err
+    monkeypatch.setenv("CXX", "false")
+    assert compile_cpu.main() == 1
+    assert "false cannot compile the kernels; it needs C++20" in capsys.readouterr().err
+    assert list(tmp_path.rglob("*.so")) == [] and list((tmp_path / "equivit").iterdir()) == []
+
+
+def test_another_source_or_processor_is_another_library(monkeypatch):
+    names = {cpu.library()}
+    monkeypatch.setattr(cpu, "_processor", lambda: "another")
+    names.add(cpu.library())
+    monkeypatch.setattr(cpu, "SOURCES", cpu.SOURCES[:1])
+    names.add(cpu.library())
+    assert len(names) == 3
