@@ -91,7 +91,16 @@ def rows_reference(heads: int, *qkv: jax.Array) -> tuple[jax.Array, ...]:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def attend_rows(heads: int, *qkv: jax.Array) -> tuple[jax.Array, ...]:
-    """`rows_reference` by the kernel for CPUs."""
+    """`rows_reference` by the kernel for CPUs.
+
+    Raises:
+      ValueError: the columns of an array are not those of 3 times the heads.
+    """
+    for a in qkv:
+        if a.shape[-1] % (3 * heads):
+            raise ValueError(
+                f"{NAME}: qkv {a.shape} must be [k, *B, N, 3 H c]; {heads=} needs multiples of {3 * heads}."
+            )
     kernels: dict[str, Callable | None] = {"cpu": functools.partial(attention_cpu.forward, heads=heads)}
     return dispatch.run(NAME, "cpu", functools.partial(rows_reference, heads), kernels, qkv)
 

@@ -13,6 +13,7 @@ import hashlib
 import os
 import pathlib
 import platform
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +44,15 @@ def available() -> bool:
     path = library()
     if not path.exists():
         return False
-    loaded = ctypes.CDLL(str(path))
+    try:
+        loaded = ctypes.CDLL(str(path))
+    except OSError as error:
+        warnings.warn(
+            f"The kernels for this CPU cannot be loaded, and programs use XLA.  Remove {path} and compile them again "
+            f"with python -m kernels.compile_cpu: {error}",
+            stacklevel=2,
+        )
+        return False
     for name in KERNELS:
         jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(loaded, name)), platform="cpu")
     return True

@@ -108,19 +108,19 @@ inline Vector scaled_exp(Vector n, Vector r) {
   return power;
 }
 
-// e^x for x <= 88, within 2 units in the last place; 0 below -87.
+// e^x for x <= 88, within 2 units in the last place; 0 below -87, NaN of NaN.
 inline Vector exp(Vector x) {
   constexpr float kHigh = 0.693145751953125f, kLow = 1.42860682e-6f;  // log(2): products of kHigh with n are exact
   Vector n = x * 1.44269504f + kRounding, whole = n - kRounding;
   Vector result = scaled_exp(n, (x - whole * kHigh) - whole * kLow);
-  return x > filled(-87.f) ? result : Vector{};
+  return x < filled(-87.f) ? Vector{} : result;
 }
 
-// 2^x for x <= 127, within 2 units in the last place; 0 below -125.
+// 2^x for x <= 127, within 2 units in the last place; 0 below -125, NaN of NaN.
 inline Vector exp2(Vector x) {
   Vector n = x + kRounding;
   Vector result = scaled_exp(n, (x - (n - kRounding)) * 0.693147181f);
-  return x > filled(-125.f) ? result : Vector{};
+  return x < filled(-125.f) ? Vector{} : result;
 }
 
 }  // namespace equivit

@@ -74,7 +74,7 @@ Vector tail(Vector a) {
 
 Vector gelu(Vector x) {
   Vector a = min(abs(x), filled(kLargest));
-  return max(x, Vector{}) - a * tail(a);
+  return (x < Vector{} ? Vector{} : x) - a * tail(a);  // NaN of NaN
 }
 
 Vector gelu_gradient(Vector x) {

@@ -28,15 +28,16 @@ from tests.kernels.comparison import assert_near, draw, value_and_gradient
 RELATIVE = 1e-6
 
 
-@pytest.fixture(autouse=True)
-def compiled(monkeypatch):
-    """Compiled once on a machine, in eight seconds, and used by what is traced from here on."""
+@pytest.fixture(scope="module", autouse=True)
+def compiled():
+    """Compiled once on a machine, in eight seconds, and used by what is traced in this module."""
     if not any(map(shutil.which, ("c++", "g++", "clang++"))):
         pytest.skip("needs a C++ compiler")
     compile_cpu.compiled()
-    monkeypatch.setattr(cpu, "available", AVAILABLE)
     jax.clear_caches()
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu, "available", AVAILABLE)
+        yield
     jax.clear_caches()
 
 
@@ -80,6 +81,20 @@ def test_large_logits_do_not_overflow():
     expected = rows_reference(2, qkv)[0]
     assert np.isfinite(gradient).all()
     np.testing.assert_allclose(y, expected, rtol=1e-6)
+
+
+def test_a_nan_is_not_lost():
+    nan = float("nan")
+    (qkv,) = draw([(1, 2, 9, 3 * 16)], "float32")
+    for column in (0, 16, 32):  # of a query, a key, a value
+        y = np.isnan(attend_rows(2, qkv.at[0, 0, 4, column].set(nan))[0][0, :, :, :8])
+        assert y[0, slice(4, 5) if column == 0 else slice(None)].any(-1).all() and not y[1].any()
+    lines, planes = draw([(4, 1, 100, 8), (2, 1, 100, 16)], "float32")
+    lines = lines.at[2, 0, 7, 3].set(nan)
+    y = value_and_gradient(functools.partial(d8_gelu, implementation="cpu"), (lines, planes), (lines, planes))
+    assert all(np.isnan(a[:, 0, 7, 3]).all() for a in y) and sum(map(np.count_nonzero, map(np.isnan, y))) == 16
+    y = normalise((lines, planes), (jnp.ones((4, 8)), jnp.ones(16)), jnp.ones(8), Norm(1e-5))
+    assert all(np.isnan(a[:, 0, 7]).all() and np.isnan(a).sum() == a[:, 0, 7].size for a in y)
 
 
 @pytest.mark.parametrize("wrong", ["heads", "thirds", "scale"])
@@ -217,6 +232,20 @@ def test_without_the_library_programs_use_xla(monkeypatch, tmp_path):
         ValueError, match=r"has no kernel for .*; compile it with python -m kernels.compile_cpu; 'auto'"
     ):
         attention(qkv, 2, implementation="cpu")
+
+
+def test_a_library_that_cannot_be_loaded_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cpu.library().parent.mkdir()
+    cpu.library().write_bytes(b"not a library")
+    with pytest.warns(UserWarning, match=rf"cannot be loaded, and programs use XLA.  Remove {cpu.library()}"):
+        assert not AVAILABLE.__wrapped__()
+
+
+def test_heads_that_do_not_divide_the_columns_are_named():
+    (qkv,) = draw([(1, 2, 9, 3 * 16)], "float32")
+    with pytest.raises(ValueError, match=r"attention: qkv \(1, 2, 9, 48\) must be .*; heads=5 needs multiples of 15"):
+        attend_rows(5, qkv)
 
 
 def test_what_stops_a_compilation_is_told(monkeypatch, tmp_path, capsys):
