@@ -24,12 +24,14 @@ def compiled(compiler: str | None = None) -> pathlib.Path:
       compiler: a C++ compiler; None for $CXX, or the first of c++, g++ and clang++ that is installed.
 
     Raises:
-      FileNotFoundError: there is no compiler.
+      FileNotFoundError: there is no compiler, or no home directory.
       RuntimeError: it fails; the message has its errors.
     """
     path = library()
     if path.exists():
         return path
+    if not path.is_absolute():
+        raise FileNotFoundError(f"kernels.compile_cpu: {path.parent} is no absolute path: set XDG_CACHE_HOME to one.")
     compiler = compiler or os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")), None)
     if compiler is None or shutil.which(compiler) is None:
         raise FileNotFoundError(

@@ -30,7 +30,7 @@ FLAGS = (TARGET, "-std=c++20", "-O3", "-ffp-contract=fast", "-fno-math-errno", "
 
 def library() -> pathlib.Path:
     """Where the library of these sources for this machine is, if it has been compiled."""
-    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))  # of nobody it stays "~"
     digest = hashlib.sha256()
     for name in (*SOURCES, *HEADERS):
         digest.update((HERE / name).read_bytes())

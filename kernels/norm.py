@@ -49,8 +49,6 @@ def _over_tokens(scale: jax.Array, array: jax.Array) -> jax.Array:
     return scale if scale.ndim == 1 else scale.reshape(len(scale), *(1,) * (array.ndim - 2), -1)
 
 
-# Computed again in a backward pass: what its derivative needs is four times as large as a field in bfloat16.
-@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=3)
 def normalise(field: Field, scales: Field, bias: jax.Array, norm: Norm) -> Field:
     """The norm, by the kernel for CPUs in a program for one of them, if it supports the arrays.
 
@@ -60,28 +58,42 @@ def normalise(field: Field, scales: Field, bias: jax.Array, norm: Norm) -> Field
       bias: [C], of the first line.
       norm: constants.
     """
-    return _selected(functools.partial(reference, norm=norm), functools.partial(_on_cpu, norm), field, scales, bias)
+    return _normalise(field, scales, bias, norm, _implementation(field, scales, bias))
 
 
-@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=(3, 4))
 def normalise_dense(
     x: jax.Array, scale: jax.Array, bias: jax.Array, eps: float, plain: Callable[..., jax.Array]
 ) -> jax.Array:
     """The same of a dense array [*B, N, C], with scale and bias [C]; elsewhere `plain(x, scale, bias, eps)`."""
+    return _normalise_dense(x, scale, bias, eps, plain, _implementation(x, scale, bias))
 
+
+# Both are computed again in a backward pass: what a derivative needs is four times as large as a field in bfloat16.
+# JAX keeps what it has traced of them, so that the implementation must be an argument.
+@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=(3, 4))
+def _normalise(field, scales, bias, norm, implementation):
+    plain, kernel = functools.partial(reference, norm=norm), functools.partial(_on_cpu, norm)
+    return _selected(implementation, plain, kernel, field, scales, bias)
+
+
+@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=(3, 4, 5))
+def _normalise_dense(x, scale, bias, eps, plain, implementation):
     def kernel(x, scale, bias):
         y: Any = _on_cpu(Norm(eps), (x[None],), (scale[None],), bias)
         return y[0][0]
 
-    return _selected(functools.partial(plain, eps=eps), kernel, x, scale, bias)
+    return _selected(implementation, functools.partial(plain, eps=eps), kernel, x, scale, bias)
 
 
-def _selected(plain: Callable, kernel: Callable, *arrays: Any) -> Any:
+def _implementation(*arrays: Any) -> str:
+    """The one that is asked for, "auto" or "cpu", if there is a kernel for the arrays, otherwise "xla"."""
     chosen = dispatch.chosen(NAME, "auto")
+    return chosen if chosen in ("auto", "cpu") and supported(*arrays) else "xla"
+
+
+def _selected(implementation: str, plain: Callable, kernel: Callable, *arrays: Any) -> Any:
     with jax.named_scope("norm"):
-        if chosen not in ("auto", "cpu") or not supported(*arrays):
-            return plain(*arrays)
-        return dispatch.select(NAME, chosen, plain, {"cpu": kernel}, *arrays)
+        return dispatch.select(NAME, implementation, plain, {"xla": plain, "cpu": kernel}, *arrays)
 
 
 def supported(*arrays: Any) -> bool:
