@@ -20,9 +20,12 @@ import jax.numpy as jnp
 import jaxlib.version
 
 HERE = pathlib.Path(__file__).parent
-SOURCES = ("attention_cpu.cc", "d8_gelu_cpu.cc", "norm_cpu.cc")
-HEADERS = ("cpu_products.h", "cpu_threads.h", "cpu_vectors.h")
-KERNELS = tuple(f"equivit_{op}{end}" for op in ("attention", "d8_gelu", "norm") for end in ("", "_backward"))
+SOURCES = ("attention_cpu.cc", "d8_gelu_cpu.cc", "linear_cpu.cc", "norm_cpu.cc")
+HEADERS = ("cpu_gelu.h", "cpu_products.h", "cpu_threads.h", "cpu_vectors.h")
+KERNELS = (
+    *(f"equivit_{op}{end}" for op in ("attention", "d8_gelu", "norm") for end in ("", "_backward")),
+    *(f"equivit_linear{end}" for end in ("", "_backward_x", "_backward_weight")),
+)
 # Of C++ itself.  On ARM the compilers of before 2023 know only -mcpu.
 TARGET = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 FLAGS = (TARGET, "-std=c++20", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared")

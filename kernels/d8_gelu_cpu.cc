@@ -5,6 +5,7 @@
 
 #include <array>
 
+#include "cpu_gelu.h"
 #include "cpu_threads.h"
 #include "cpu_vectors.h"
 
@@ -17,7 +18,6 @@ using Result = ffi::ResultBuffer<ffi::F32>;
 using Eight = std::array<Vector, 8>;
 
 constexpr float kScale = 0.353553391f;  // sqrt(2) / 4
-constexpr float kLargest = 6;
 constexpr int64_t kTask = 1 << 15;  // elements of a field that a thread takes at once
 
 // Where the components of one token and some channels are.
@@ -59,28 +59,6 @@ Eight to_isotypic(Eight v) {
   Vector bd = v[4] + v[6], fg = v[6] - v[4], b_d = v[5] + v[7], e_h = v[7] - v[5];
   Vector a = ac + a_c, c = ac - a_c, b = bd + b_d, d = bd - b_d, e = eh + e_h, h = eh - e_h, f = fg + f_g, g = fg - f_g;
   return {a + b, a - b, c + d, c - d, e + f, e - f, g + h, g - h};
-}
-
-// 1 - Phi(a) of a normal variable, for a in [0, kLargest]: 2^p(a) as in pointwise.py, but p has degree 9, as operations
-// are cheap here.  The tail's error times max(a, 0.6) is 2e-9 without that of rounding; found by reweighted least squares
-// on 4,001 points.
-Vector tail(Vector a) {
-  Vector p = 4.30092855e-7f * a - 8.39540191e-6f;
-  for (float coefficient : {6.83212037e-5f, -2.64436294e-4f, -1.86475871e-5f, 6.96326088e-3f, -5.24511827e-2f,
-                            -4.59217561e-1f, -1.15110457f, -1.f})
-    p = p * a + coefficient;
-  return exp2(p);
-}
-
-Vector gelu(Vector x) {
-  Vector a = min(abs(x), filled(kLargest));
-  return (x < Vector{} ? Vector{} : x) - a * tail(a);  // NaN of NaN
-}
-
-Vector gelu_gradient(Vector x) {
-  Vector below = tail(min(abs(x), filled(kLargest)));
-  Vector density = exp2(-0.721347520f * (x * x) - 1.32574806f);
-  return (x > Vector{} ? 1.f - below : below) + x * density;
 }
 
 template <class T, class Lines, class Planes>

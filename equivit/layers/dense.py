@@ -36,7 +36,7 @@ recomputed = functools.partial(jax.checkpoint, prevent_cse=False)
 
 
 class Linear(nnx.Module):
-    """y = x W + b, in the dtype of W.
+    """y = f(x) W + b, in the dtype of W; f is an activation, or the identity.
 
     Shapes: [*B, N, in_features] -> [*B, N, out_features].
 
@@ -56,11 +56,32 @@ class Linear(nnx.Module):
         self.weight = nnx.Param(init(rngs.params(), (in_features, out_features)), product=True)
         self.bias: Any = nnx.Param(jnp.zeros(out_features)) if bias else None
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        with jax.named_scope("linear"):
-            weight = self.weight[...]
-            y = matmul(x.astype(weight.dtype), weight)
-            return y if self.bias is None else add_bias(y, self.bias[...])
+    def __call__(self, x: jax.Array, activation: Callable | None = None) -> jax.Array:
+        return affine(x, self.weight[...], None if self.bias is None else self.bias[...], activation)
+
+
+def affine(
+    x: jax.Array, weight: jax.Array, bias: jax.Array | None = None, activation: Callable | None = None
+) -> jax.Array:
+    """f(x) W + b in the dtype of W.  Shapes: [*B, N, C], [C, D], [D] -> [*B, N, D].
+
+    Args:
+      x: tokens.
+      weight: W.
+      bias: b; None for 0.
+      activation: f; None for the identity.
+    """
+    from kernels.linear import linear  # here, as in attention.py
+
+    if activation not in (None, gelu):
+        x, activation = activation(x), None
+    with jax.named_scope("linear"):
+        return linear(x, weight, bias, activation is gelu, _affine)
+
+
+def _affine(x: jax.Array, weight: jax.Array, bias: jax.Array | None, activated: bool) -> jax.Array:
+    y = matmul((gelu(x) if activated else x).astype(weight.dtype), weight)
+    return y if bias is None else add_bias(y, bias)
 
 
 def add_bias(y: jax.Array, bias: jax.Array) -> jax.Array:
@@ -179,7 +200,7 @@ class Mlp(nnx.Module):
         self.activation = activation
 
     def __call__(self, x: jax.Array, layout: Layout | None = None) -> jax.Array:
-        return self.fc2(self.activation(self.fc1(x)))
+        return self.fc2(self.fc1(x), self.activation)
 
 
 class SwiGlu(nnx.Module):
@@ -283,7 +304,7 @@ class PatchEmbed(nnx.Module):
             if self.bias is None:
                 wide = jnp.promote_types(kernel.dtype, jnp.float32)
                 return jnp.matmul(patches, kernel, preferred_element_type=wide)
-            return matmul(patches, kernel) + self.bias[...]
+            return affine(patches, kernel) + self.bias[...]
 
     def affine(self) -> tuple[jax.Array, jax.Array]:
         """The kernel [ph, pw, in, width] and the bias [width], zeros if there is none."""

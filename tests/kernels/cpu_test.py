@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax.sharding import AxisType
 
 import kernels
@@ -19,6 +20,8 @@ from kernels import compile_cpu, cpu
 from kernels.attention import attend_rows, attention, rows_reference
 from kernels.d8_gelu import d8_gelu
 from kernels.d8_gelu import reference as gelu_reference
+from kernels.linear import linear
+from kernels.linear import reference as linear_reference
 from kernels.norm import Norm, normalise, reference
 from kernels.shapes import AWKWARD
 from tests.conftest import AVAILABLE
@@ -95,6 +98,9 @@ def test_a_nan_is_not_lost():
     assert all(np.isnan(a[:, 0, 7, 3]).all() for a in y) and sum(map(np.count_nonzero, map(np.isnan, y))) == 16
     y = normalise((lines, planes), (jnp.ones((4, 8)), jnp.ones(16)), jnp.ones(8), Norm(1e-5))
     assert all(np.isnan(a[:, 0, 7]).all() and np.isnan(a).sum() == a[:, 0, 7].size for a in y)
+    x, weight = draw([(2, 100, 8), (8, 50)], "float32")
+    y = np.isnan(linear(x.at[1, 99, 3].set(nan), weight, None, True, linear_reference))
+    assert y[1, 99].all() and y.sum() == 50
 
 
 @pytest.mark.parametrize("wrong", ["heads", "thirds", "scale"])
@@ -125,6 +131,59 @@ def test_the_gelu_is_within_1e_6_of_the_exact_one():
     # Large values are rounded in each of the sums of the two transforms.
     np.testing.assert_allclose(y[0, 0, :, 0] / math.sqrt(8), x * cumulated, atol=1e-6, rtol=2e-7)
     np.testing.assert_allclose(dx[0, 0, :, 0], cumulated + x * density, atol=1e-6)
+
+
+def linear_value_and_gradient(op, activated, x, weight, bias, dy):
+    def both(*arrays):
+        y, pullback = jax.vjp(lambda x, weight, bias: op(x, weight, bias, activated), *arrays)
+        return y, pullback(dy)
+
+    return jax.jit(both)(x, weight, bias)
+
+
+def by_kernel(*arrays):
+    return linear(*arrays, linear_reference)
+
+
+@pytest.mark.parametrize("activated", [False, True], ids=["identity", "gelu"])
+@pytest.mark.parametrize("batch, tokens, c, d, bias", [
+    ((2,), 197, 48, 192, True),  # whole panels
+    ((1,), 100, 801, 17, True),  # sums in three goes, and half a vector
+    ((), 101, 7, 300, True),  # more columns than rows, one of them more than whole tiles
+    ((3, 1), 103, 50, 64, False),  # four vectors of columns, two panels of two
+    ((9,), 199, 5, 3, True),  # more rows than two tasks take
+    ((2,), 128, 8, 1, False),
+], ids=str)  # fmt: skip
+def test_linear_maps_are_the_reference_s(batch, tokens, c, d, bias, activated):
+    x, dy = draw([(*batch, tokens, c), (*batch, tokens, d)], "float32")
+    weight, b = draw([(c, d), (d,)], "float32", seed=1)
+    arrays = (x, weight, b if bias else None, dy)
+    found, expected = (linear_value_and_gradient(op, activated, *arrays) for op in (by_kernel, linear_reference))
+    assert max(distances(found, expected)) < RELATIVE
+    wrong = linear_value_and_gradient(linear_reference, activated, x, weight.at[-1, -1].add(0.01), *arrays[2:])
+    assert distances(found, wrong)[0] > 10 * RELATIVE
+
+
+def test_where_linear_maps_have_a_kernel():
+    """As norms: with many tokens on one device, in float32.  The GELU of an MLP is computed within it."""
+    mlp, few, many = dense.Mlp(16, 24, rngs=nnx.Rngs(0)), *draw([(8, 99, 16), (8, 100, 16)], "float32")
+    assert targets(mlp, many) == ["equivit_linear"] * 2 and targets(mlp, few) == []
+    text = jax.jit(mlp).lower(many).as_text()
+    assert "erf" not in text and text.count("activated = true") == 1
+    other = dense.Mlp(16, 24, activation=dense.quick_gelu, rngs=nnx.Rngs(0))
+    assert "activated = true" not in jax.jit(other).lower(many).as_text()
+    jax.jvp(mlp, (few,), (few,))
+    with jax.set_mesh(jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))):
+        assert targets(mlp, many) == []
+    half = many.astype(jnp.bfloat16)
+    assert targets(lambda x: by_kernel(x, x[0, :16], None, False), half) == []
+    np.testing.assert_array_equal(jax.jit(jax.vmap(mlp))(many), jax.jit(mlp)(many))
+
+
+def test_a_shift_of_tokens_shifts_the_bits_of_a_linear_map():
+    x, weight = draw([(1, 105, 48), (48, 60)], "float32")
+    shifted, y = (by_kernel(a, weight, None, True) for a in (jnp.roll(x, 1, axis=1), x))
+    np.testing.assert_array_equal(shifted, jnp.roll(y, 1, axis=1))
 
 
 FIELDS = {
@@ -171,11 +230,13 @@ def test_where_the_norm_has_no_kernel():
 
 def test_the_same_bits_each_time():
     qkv, gradient = draw([(1, 4, 150, 3 * 48)], "float32"), draw([(1, 4, 150, 48)], "float32", seed=1)
-    layer = dense.LayerNorm(48)
+    layers = dense.LayerNorm(48), dense.Linear(48, 200, rngs=nnx.Rngs(0))
 
     def both(qkv, gradient):
         y, pullback = jax.vjp(functools.partial(attend_rows, 3), qkv)
-        return y, pullback((gradient,)), jax.grad(lambda layer: jnp.square(layer(gradient)).sum())(layer)
+        norm, linear = layers
+        of_layers = jax.grad(lambda *layers: sum(jnp.square(f(gradient)).sum() for f in layers), (0, 1))(norm, linear)
+        return y, pullback((gradient,)), of_layers
 
     first, *others = (jax.tree.leaves(jax.jit(both)(*qkv, *gradient)) for _ in range(5))
     for other in others:
@@ -194,7 +255,7 @@ def test_vmap_and_eight_devices_equal_one():
 
 
 @pytest.mark.parametrize("name, found", [
-    ("vit_ti16", ["attention", "norm"]), ("octic_vit_ti16", ["attention", "d8_gelu", "norm"]),
+    ("vit_ti16", ["attention", "linear", "norm"]), ("octic_vit_ti16", ["attention", "d8_gelu", "linear", "norm"]),
 ])  # fmt: skip
 def test_whole_models_have_them_and_their_values(name, found):
     fields = dict(image_size=(160, 176), depth=2, num_classes=5)
@@ -204,9 +265,8 @@ def test_whole_models_have_them_and_their_values(name, found):
     def both(model, images):
         return jax.value_and_grad(lambda model: jnp.square(model(images)).mean())(model)
 
-    assert sorted(set(targets(both, model, images))) == sorted(
-        f"equivit_{name}{end}" for name in found for end in ("", "_backward")
-    )
+    ends = dict.fromkeys(found, ("", "_backward")) | {"linear": ("", "_backward_x", "_backward_weight")}
+    assert set(targets(both, model, images)) == {f"equivit_{op}{end}" for op in found for end in ends[op]}
     with kernels.using("cpu"):
         assert set(targets(lambda *a: both(*a), model, images)) == set(targets(both, model, images))
     for platform in ("cuda", "tpu"):

@@ -1,0 +1,72 @@
+"""The linear map f(x) W + b of tokens, where f is the identity or the exact GELU.
+
+Shapes: x [*B, N, C], W [C, D], b [D] or None -> [*B, N, D].
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+
+from kernels import cpu, dispatch
+
+NAME = "linear"
+TOKENS = 100  # the fewest for the kernel, which unlike jnp has no forward-mode derivative
+
+Plain = Callable[[jax.Array, jax.Array, jax.Array | None, bool], jax.Array]
+
+
+def reference(x: jax.Array, weight: jax.Array, bias: jax.Array | None, activated: bool) -> jax.Array:
+    """The definition, in plain jnp; `activated` says that f is the GELU."""
+    y = (jax.nn.gelu(x, approximate=False) if activated else x) @ weight
+    return y if bias is None else y + bias
+
+
+def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None, activated: bool, plain: Plain) -> jax.Array:
+    """The map, by the kernel for CPUs in a program for one of them, if it supports the arrays; elsewhere by `plain`.
+
+    Args:
+      x: tokens.
+      weight: W.
+      bias: b.
+      activated: whether f is the GELU.
+      plain: what `reference` defines.
+    """
+    chosen = dispatch.chosen(NAME, "auto")
+    if chosen not in ("auto", "cpu") or not supported(x, weight, bias):
+        return plain(x, weight, bias, activated)
+    # The name of what `remat="dots"` keeps.
+    return checkpoint_name(_linear(x, weight, bias, activated, plain, chosen), "product")
+
+
+# A backward pass begins from the arguments: otherwise what either platform needs is kept for it, on the others zeros.
+@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=(3, 4, 5))
+def _linear(x, weight, bias, activated, plain, implementation):
+    plain, kernel = functools.partial(plain, activated=activated), functools.partial(_on_cpu, activated)
+    return dispatch.select(NAME, implementation, plain, {"cpu": kernel}, x, weight, bias)
+
+
+def supported(x: Any, weight: Any, bias: Any = None) -> bool:
+    """Whether there is a kernel for arrays: of float32, TOKENS tokens or more, on one device."""
+    arrays = jax.tree.leaves((x, weight, bias))
+    many = x.ndim > 1 and x.shape[-2] >= TOKENS
+    return many and dispatch.on_one_device(arrays) and cpu.supported(*arrays)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _on_cpu(activated, x, weight, bias):
+    arrays = (x, weight) if bias is None else (x, weight, bias)
+    return cpu.call("equivit_linear", arrays, [(*x.shape[:-1], weight.shape[1])], activated=activated)[0]
+
+
+def _backward(activated, arrays, dy):
+    x, weight, bias = arrays
+    (dx,) = cpu.call("equivit_linear_backward_x", (dy, weight, x) if activated else (dy, weight), [x.shape])
+    shapes = [weight.shape] if bias is None else [weight.shape, bias.shape]
+    d_weight, *d_bias = cpu.call("equivit_linear_backward_weight", (x, dy), shapes, activated=activated)
+    return dx, d_weight, d_bias[0] if d_bias else None
+
+
+_on_cpu.defvjp(lambda activated, *arrays: (_on_cpu(activated, *arrays), arrays), _backward)

@@ -1,0 +1,323 @@
+// Linear maps on a CPU, and their gradients.
+//
+// Reference: `reference` in linear.py.  With f the identity or the GELU,
+//
+//   y = f(x) W + b;  dx = (dy W^T) f'(x);  dW = f(x)^T dy,  db = the sum of dy over tokens.
+//
+// Each is a product C = A B of arrays that no cache holds.  A core has some rows of C, or some columns if there are more
+// of them.  Of its part it makes
+//
+//   at most kLength terms of all sums, before it goes on to the next terms;
+//     of these a panel of columns after the other;
+//       and of a panel a tile of rows after the other, which stays in registers while the terms are added up.
+//
+// So A comes from the second cache, once for each panel, and a panel of B, once for each tile, from the first or second.
+// What is not read as it lies in memory is copied before: a panel of B, which must be dense, whenever one begins; these
+// terms of A if they lie in columns (x^T), or if f is to be applied, for all panels at once.  Between terms the sums lie
+// in C.  What else is to be done to a sum (b, f') is done when it is complete, before a tile leaves its registers.
+
+#include <cstring>
+
+#include "cpu_gelu.h"
+#include "cpu_products.h"
+#include "cpu_threads.h"
+#include "cpu_vectors.h"
+
+namespace equivit {
+namespace {
+
+namespace ffi = xla::ffi;
+using Buffer = ffi::Buffer<ffi::F32>;
+using Result = ffi::ResultBuffer<ffi::F32>;
+
+// A tile fills the registers, and for each number of A there are kWide multiplications, for each vector of B kTall.
+constexpr int kTall = kLanes == 8 ? 6 : 8, kWide = kLanes == 8 ? 2 : 3;
+constexpr int64_t kLength = 400;
+constexpr int64_t kRowsOfTask = 100 * kTall;  // at most: kLength of so many rows fit in a second cache
+
+// What becomes of a panel's sums.  Those that are not complete lie where the result will be.
+struct Sums {
+  float* result;
+  int64_t width;
+  bool first = true, last = true;  // whether they begin with these terms, and end with them
+
+  float* at(int64_t row, int64_t column) const { return result + row * width + column; }
+  void move(int64_t row, int64_t column) { result = at(row, column); }
+  void prefetch(int64_t row, int64_t column) const { __builtin_prefetch(at(row, column), 1); }
+  Vector total(int64_t row, int64_t column, Vector sum, int64_t n) const {
+    return first ? sum : sum + load(at(row, column), n);
+  }
+};
+
+// y, or dW, with a bias unless it is null.
+struct Biased : Sums {
+  const float* bias;
+
+  void move(int64_t row, int64_t column) {
+    Sums::move(row, column);
+    if (bias) bias += column;
+  }
+  void operator()(int64_t row, int64_t column, Vector sum, int64_t n) const {
+    Vector result = total(row, column, sum, n);
+    store(at(row, column), last && bias ? result + load(bias + column, n) : result, n);
+  }
+};
+
+// dx of a GELU.
+struct Activated : Sums {
+  const float* x;
+
+  void move(int64_t row, int64_t column) {
+    Sums::move(row, column);
+    x += row * width + column;
+  }
+  void prefetch(int64_t row, int64_t column) const {
+    Sums::prefetch(row, column);
+    __builtin_prefetch(x + row * width + column);
+  }
+  void operator()(int64_t row, int64_t column, Vector sum, int64_t n) const {
+    Vector result = total(row, column, sum, n);
+    store(at(row, column), last ? result * gelu_gradient(load(x + row * width + column, n)) : result, n);
+  }
+};
+
+// A matrix of 4 x 4 numbers, transposed.
+inline void transpose(const float* from, int64_t from_row, float* to, int64_t to_row) {
+#if defined(__clang__) || __GNUC__ >= 12
+  typedef float Four __attribute__((vector_size(16)));
+  Four rows[4];
+  for (int i = 0; i < 4; i++) std::memcpy(&rows[i], from + i * from_row, sizeof(Four));
+  Four low = __builtin_shufflevector(rows[0], rows[1], 0, 4, 1, 5), high = __builtin_shufflevector(rows[0], rows[1], 2, 6, 3, 7);
+  Four low2 = __builtin_shufflevector(rows[2], rows[3], 0, 4, 1, 5), high2 = __builtin_shufflevector(rows[2], rows[3], 2, 6, 3, 7);
+  Four columns[4] = {__builtin_shufflevector(low, low2, 0, 1, 4, 5), __builtin_shufflevector(low, low2, 2, 3, 6, 7),
+                     __builtin_shufflevector(high, high2, 0, 1, 4, 5), __builtin_shufflevector(high, high2, 2, 3, 6, 7)};
+  for (int i = 0; i < 4; i++) std::memcpy(to + i * to_row, &columns[i], sizeof(Four));
+#else
+  for (int i = 0; i < 4; i++)
+    for (int j = 0; j < 4; j++) to[j * to_row + i] = from[i * from_row + j];
+#endif
+}
+
+// A panel [length, padded(columns)] of B.
+void copy_panel(int64_t length, int64_t columns, Factor b, float* to) {
+  int64_t width = padded(columns);
+  if (b.column == 1) {
+    for (int64_t k = 0; k < length; k++)
+      for (int64_t j = 0; j < width; j += kLanes) store(to + k * width + j, load(b.at + k * b.row + j, columns - j));
+    return;
+  }
+  for (int64_t j = 0; j < width; j += 4) {
+    const float* from = b.at + j * b.column;
+    int64_t k = 0;
+    for (; j + 4 <= columns && k + 4 <= length; k += 4) transpose(from + k, b.column, to + k * width + j, width);
+    for (; k < length; k++)
+      for (int64_t i = 0; i < 4; i++) to[k * width + j + i] = j + i < columns ? from[i * b.column + k] : 0;
+  }
+}
+
+// The sums of a panel's columns, or these terms of them.
+void add_columns(int64_t length, int64_t columns, const float* panel, float* sums, bool first) {
+  int64_t width = padded(columns);
+  for (int64_t j = 0; j < columns; j += kLanes) {
+    Vector sum = first ? Vector{} : load(sums + j, columns - j);
+    for (int64_t k = 0; k < length; k++) sum += load(panel + k * width + j);
+    store(sums + j, sum, columns - j);
+  }
+}
+
+// To copy all numbers first and then apply f is faster: reads from memory must not wait for f.
+void activate(int64_t n, float* x) {
+  for (int64_t i = 0; i < n; i += kLanes) store(x + i, gelu(load(x + i, n - i)), n - i);
+}
+
+// A tile [kTall, length] of f(A), with zeros for the rows that it has not.
+void copy_rows(int64_t rows, int64_t length, Factor a, bool activated, float* to) {
+  for (int64_t i = 0; i < rows; i++) std::copy_n(a.at + i * a.row, length, to + i * length);
+  std::fill(to + rows * length, to + kTall * length, 0.f);
+  if (activated) activate(kTall * length, to);
+}
+
+// All tiles of f(A), each [length, kTall], of an A in columns, which are read side by side: memory is fast in its order.
+void copy_columns(int64_t rows, int64_t length, Factor a, bool activated, float* to) {
+  int64_t complete = rows / kTall * kTall, size = kTall * length;
+  if (complete < rows) std::fill_n(to + complete * length, size, 0.f);
+  for (int64_t k = 0; k < length; k++) {
+    const float* from = a.at + k * a.column;
+    float* at = to + k * kTall;
+    for (int64_t i = 0; i < complete; i += kTall) std::memcpy(at + i * length, from + i, kTall * sizeof(float));
+    std::copy_n(from + complete, rows - complete, at + complete * length);
+  }
+  if (activated) activate((rows + kTall - 1) / kTall * size, to);
+}
+
+// Some terms of f(A), of all rows of a task.
+struct Terms {
+  Factor a;
+  int64_t rows, length;
+  bool activated;
+  float* copy;  // as large as all tiles
+
+  Terms(Factor a, int64_t rows, int64_t length, bool activated, float* copy)
+      : a(a), rows(rows), length(length), activated(activated), copy(copy) {
+    if (a.column != 1) copy_columns(rows, length, a, activated, copy);
+  }
+
+  // The tile that begins with row i: where it lies, or a copy, which is made for the first panel.
+  Factor tile(int64_t i, bool of_first_panel) const {
+    float* to = copy + i * length;
+    if (a.column != 1) return {to, 1, kTall};
+    if (!activated && i + kTall <= rows) return a.from(i);
+    if (of_first_panel) copy_rows(std::min<int64_t>(kTall, rows - i), length, a.from(i), activated, to);
+    return {to, length, 1};
+  }
+
+  // What is read after it.
+  Factor next(int64_t i, bool of_first_panel) const {
+    return of_first_panel ? a.from(i + kTall) : tile(i + kTall, false);
+  }
+};
+
+// A tile of sums; do_vector(i, j, sum) with each of its vectors.  `next` is what will be read after A.
+template <int columns, class Function>
+inline void tile(int64_t length, Factor a, Factor next, const float* b, Function do_vector) {
+  Vector sums[kTall][columns];
+#pragma GCC unroll 16
+  for (int i = 0; i < kTall; i++)
+#pragma GCC unroll 16
+    for (int j = 0; j < columns; j++) sums[i][j] = Vector{};
+  auto add_terms = [&](int64_t first, int64_t end) __attribute__((always_inline)) {
+    for (int64_t k = first; k < end; k++) {
+      Vector row[columns];
+#pragma GCC unroll 16
+      for (int j = 0; j < columns; j++) row[j] = load(b + (k * columns + j) * kLanes);
+#pragma GCC unroll 16
+      for (int i = 0; i < kTall; i++) {
+        Vector number = filled(a.at[i * a.row + k * a.column]);
+#pragma GCC unroll 16
+        for (int j = 0; j < columns; j++) sums[i][j] += number * row[j];
+      }
+    }
+  };
+  int64_t k = 0;
+  for (; next.column == 1 && k + 16 <= length; k += 16) {  // a cache line of each row
+#pragma GCC unroll 16
+    for (int i = 0; i < kTall; i++) __builtin_prefetch(next.at + i * next.row + k);
+    add_terms(k, k + 16);
+  }
+  add_terms(k, length);
+#pragma GCC unroll 16
+  for (int i = 0; i < kTall; i++)
+#pragma GCC unroll 16
+    for (int j = 0; j < columns; j++) do_vector(i, j, sums[i][j]);
+}
+
+// A panel, whose last vector may have fewer numbers.
+template <int vectors, class Finish>
+void panel(const Terms& a, const float* b, int64_t columns, bool is_first, Finish finish) {
+  for (int64_t i = 0; i < a.rows; i += kTall) {
+    int64_t rows = std::min<int64_t>(kTall, a.rows - i);
+    for (int64_t r = 0; r < rows; r++)
+      for (int j = 0; j < vectors; j++) finish.prefetch(i + r, j * kLanes);
+    auto do_vector = [&](int r, int j, Vector sum) __attribute__((always_inline)) {
+      if (r < rows) finish(i + r, j * kLanes, sum, columns - j * kLanes);
+    };
+    tile<vectors>(a.length, a.tile(i, is_first), a.next(i, is_first), b, do_vector);
+  }
+}
+
+struct Range {
+  int64_t begin, size;
+};
+
+// These rows and columns of C = f(A) B, and the sums of B's columns if there is a place for them.
+template <class Finish>
+void part(Range rows, Range columns, int64_t length, Factor a, Factor b, bool activated, Finish finish, float* b_sums) {
+  int64_t goes = (length + kLength - 1) / kLength, at_once = (length + goes - 1) / goes;
+  float* of_b = scratch(at_once * (kWide * kLanes + rows.size + kTall));
+  float* of_a = of_b + at_once * kWide * kLanes;
+  for (int64_t k = 0; k < length; k += at_once) {
+    int64_t n = std::min(at_once, length - k), width;
+    Terms terms({a.at + rows.begin * a.row + k * a.column, a.row, a.column}, rows.size, n, activated, of_a);
+    for (int64_t j = 0; j < columns.size; j += width) {
+      int64_t vectors = padded(columns.size - j) / kLanes, column = columns.begin + j;
+      // One more than a panel's are made two panels: a narrow one is slow.
+      vectors = vectors == kWide + 1 ? (vectors + 1) / 2 : std::min<int64_t>(vectors, kWide);
+      width = std::min(columns.size - j, vectors * kLanes);
+      copy_panel(n, width, {b.at + k * b.row + column * b.column, b.row, b.column}, of_b);
+      if (b_sums) add_columns(n, width, of_b, b_sums + column, k == 0);
+      Finish here = finish;
+      here.move(rows.begin, column), here.first = k == 0, here.last = k + n == length;
+      auto make = vectors == 1 ? panel<1, Finish> : vectors == kWide ? panel<kWide, Finish> : panel<2, Finish>;
+      make(terms, of_b, width, j == 0, here);
+    }
+  }
+}
+
+// C = f(A) B.  Shapes: [rows, length], [length, columns] -> [rows, columns].
+template <class Finish>
+void product(ffi::ThreadPool& pool, int64_t rows, int64_t columns, int64_t length, Factor a, Factor b, bool activated,
+             Finish finish, float* b_sums = nullptr) {
+  bool by_rows = rows >= columns;
+  int64_t unit = by_rows ? kTall : kWide * kLanes, all = by_rows ? rows : columns, units = (all + unit - 1) / unit;
+  int64_t threads = std::max<int64_t>(1, pool.num_threads());
+  int64_t rounds = (all + threads * kRowsOfTask - 1) / (threads * kRowsOfTask);
+  int64_t of_task = (units + threads * rounds - 1) / (threads * rounds) * unit;
+  in_parallel(pool, (all + of_task - 1) / of_task, [=](int64_t task) {
+    Range mine{task * of_task, std::min(of_task, all - task * of_task)};
+    float* sums = by_rows && task ? nullptr : b_sums;  // all tasks with rows have the same B
+    if (by_rows) part(mine, {0, columns}, length, a, b, activated, finish, sums);
+    else part({0, rows}, mine, length, a, b, activated, finish, sums);
+  });
+}
+
+int64_t last(const Buffer& x) { return x.dimensions()[x.dimensions().size() - 1]; }
+
+Factor factor(const Buffer& x) { return {x.typed_data(), last(x), 1}; }
+Factor turned(const Buffer& x) { return {x.typed_data(), 1, last(x)}; }
+
+// Arguments: x, W and perhaps b.
+ffi::Error forward(ffi::ThreadPool pool, Buffer x, Buffer weight, ffi::RemainingArgs bias, Result y, bool activated) {
+  int64_t terms = last(x), rows = x.element_count() / terms, columns = last(weight);
+  const float* b = bias.size() ? (*bias.get<Buffer>(0)).typed_data() : nullptr;
+  product(pool, rows, columns, terms, factor(x), factor(weight), activated, Biased{{y->typed_data(), columns}, b});
+  return ffi::Error::Success();
+}
+
+// Arguments: dy, W and, if f is the GELU, x.
+ffi::Error backward_x(ffi::ThreadPool pool, Buffer dy, Buffer weight, ffi::RemainingArgs x, Result dx) {
+  int64_t terms = last(dy), rows = dy.element_count() / terms, columns = last(*dx);
+  Sums sums{dx->typed_data(), columns};
+  if (x.size()) {
+    Activated finish{sums, (*x.get<Buffer>(0)).typed_data()};
+    product(pool, rows, columns, terms, factor(dy), turned(weight), false, finish);
+  } else {
+    product(pool, rows, columns, terms, factor(dy), turned(weight), false, Biased{sums, nullptr});
+  }
+  return ffi::Error::Success();
+}
+
+// Results: dW and perhaps db.
+ffi::Error backward_weight(ffi::ThreadPool pool, Buffer x, Buffer dy, Result d_weight, ffi::RemainingRets d_bias,
+                           bool activated) {
+  int64_t rows = last(x), columns = last(dy), terms = x.element_count() / rows;
+  float* sums = d_bias.size() ? (*d_bias.get<Buffer>(0))->typed_data() : nullptr;
+  product(pool, rows, columns, terms, turned(x), factor(dy), activated, Biased{{d_weight->typed_data(), columns}, nullptr},
+          sums);
+  return ffi::Error::Success();
+}
+
+}  // namespace
+}  // namespace equivit
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    equivit_linear, equivit::forward,
+    xla::ffi::Ffi::Bind().Ctx<xla::ffi::ThreadPool>().Arg<equivit::Buffer>().Arg<equivit::Buffer>().RemainingArgs()
+        .Ret<equivit::Buffer>().Attr<bool>("activated"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    equivit_linear_backward_x, equivit::backward_x,
+    xla::ffi::Ffi::Bind().Ctx<xla::ffi::ThreadPool>().Arg<equivit::Buffer>().Arg<equivit::Buffer>().RemainingArgs()
+        .Ret<equivit::Buffer>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    equivit_linear_backward_weight, equivit::backward_weight,
+    xla::ffi::Ffi::Bind().Ctx<xla::ffi::ThreadPool>().Arg<equivit::Buffer>().Arg<equivit::Buffer>()
+        .Ret<equivit::Buffer>().RemainingRets().Attr<bool>("activated"));
