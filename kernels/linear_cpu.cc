@@ -4,18 +4,19 @@
 //
 //   y = f(x) W + b;  dx = (dy W^T) f'(x);  dW = f(x)^T dy,  db = the sum of dy over tokens.
 //
-// Each is a product C = A B of arrays that no cache holds.  A core has some rows of C, or some columns if there are more
-// of them.  Of its part it makes
+// Each is a product C = A B of arrays that no cache holds.  A core has some rows of C, or some columns if there are
+// more of these.  Of its part it makes
 //
 //   at most kLength terms of all sums, before it goes on to the next terms;
 //     of these a panel of columns after the other;
 //       and of a panel a tile of rows after the other, which stays in registers while the terms are added up.
 //
-// So A comes from the second cache, once for each panel, and a panel of B, once for each tile, from the first or second.
+// So A comes from the second cache, once for each panel, and a panel of B from there or the first, once for each tile.
 // What is not read as it lies in memory is copied before: a panel of B, which must be dense, whenever one begins; these
-// terms of A if they lie in columns (x^T), or if f is to be applied, for all panels at once.  Between terms the sums lie
-// in C.  What else is to be done to a sum (b, f') is done when it is complete, before a tile leaves its registers.
+// terms of A, for all panels at once, if they lie in columns (x^T) or f is to be applied.  Between terms sums lie in
+// C.  What else is to be done to a sum (b, f') is done when it is complete, before a tile leaves its registers.
 
+#include <algorithm>
 #include <cstring>
 
 #include "cpu_gelu.h"
@@ -81,17 +82,21 @@ struct Activated : Sums {
   }
 };
 
-// A matrix of 4 x 4 numbers, transposed.
+// A matrix of 4 x 4 numbers, transposed: neighbours of pairs of rows, and then pairs of these.
 inline void transpose(const float* from, int64_t from_row, float* to, int64_t to_row) {
 #if defined(__clang__) || __GNUC__ >= 12
   typedef float Four __attribute__((vector_size(16)));
-  Four rows[4];
-  for (int i = 0; i < 4; i++) std::memcpy(&rows[i], from + i * from_row, sizeof(Four));
-  Four low = __builtin_shufflevector(rows[0], rows[1], 0, 4, 1, 5), high = __builtin_shufflevector(rows[0], rows[1], 2, 6, 3, 7);
-  Four low2 = __builtin_shufflevector(rows[2], rows[3], 0, 4, 1, 5), high2 = __builtin_shufflevector(rows[2], rows[3], 2, 6, 3, 7);
-  Four columns[4] = {__builtin_shufflevector(low, low2, 0, 1, 4, 5), __builtin_shufflevector(low, low2, 2, 3, 6, 7),
-                     __builtin_shufflevector(high, high2, 0, 1, 4, 5), __builtin_shufflevector(high, high2, 2, 3, 6, 7)};
-  for (int i = 0; i < 4; i++) std::memcpy(to + i * to_row, &columns[i], sizeof(Four));
+  Four x[4], pairs[4], y[4];
+  for (int i = 0; i < 4; i++) std::memcpy(&x[i], from + i * from_row, sizeof(Four));
+  for (int i = 0; i < 2; i++) {
+    pairs[i] = __builtin_shufflevector(x[2 * i], x[2 * i + 1], 0, 4, 1, 5);
+    pairs[2 + i] = __builtin_shufflevector(x[2 * i], x[2 * i + 1], 2, 6, 3, 7);
+  }
+  for (int i = 0; i < 2; i++) {
+    y[2 * i] = __builtin_shufflevector(pairs[2 * i], pairs[2 * i + 1], 0, 1, 4, 5);
+    y[2 * i + 1] = __builtin_shufflevector(pairs[2 * i], pairs[2 * i + 1], 2, 3, 6, 7);
+  }
+  for (int i = 0; i < 4; i++) std::memcpy(to + i * to_row, &y[i], sizeof(Four));
 #else
   for (int i = 0; i < 4; i++)
     for (int j = 0; j < 4; j++) to[j * to_row + i] = from[i * from_row + j];
@@ -137,7 +142,7 @@ void copy_rows(int64_t rows, int64_t length, Factor a, bool activated, float* to
   if (activated) activate(kTall * length, to);
 }
 
-// All tiles of f(A), each [length, kTall], of an A in columns, which are read side by side: memory is fast in its order.
+// All tiles of f(A), each [length, kTall], of an A in columns.  A row of x is read to its end: memory is fast in order.
 void copy_columns(int64_t rows, int64_t length, Factor a, bool activated, float* to) {
   int64_t complete = rows / kTall * kTall, size = kTall * length;
   if (complete < rows) std::fill_n(to + complete * length, size, 0.f);
@@ -301,8 +306,8 @@ ffi::Error backward_weight(ffi::ThreadPool pool, Buffer x, Buffer dy, Result d_w
                            bool activated) {
   int64_t rows = last(x), columns = last(dy), terms = x.element_count() / rows;
   float* sums = d_bias.size() ? (*d_bias.get<Buffer>(0))->typed_data() : nullptr;
-  product(pool, rows, columns, terms, turned(x), factor(dy), activated, Biased{{d_weight->typed_data(), columns}, nullptr},
-          sums);
+  Biased finish{{d_weight->typed_data(), columns}, nullptr};
+  product(pool, rows, columns, terms, turned(x), factor(dy), activated, finish, sums);
   return ffi::Error::Success();
 }
 
