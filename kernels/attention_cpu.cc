@@ -1,7 +1,7 @@
 // Softmax attention on a CPU: head by head, so that all products of a head stay in the cache of one core.
 //
-// Reference: `reference` in attention.py.  Arrays qkv [k, *B, N, 3 H c], each row of k with a part of every head's
-// vector, columns ordered (q | k | v) x heads x channels, as linear maps give them.  A task is one head of one image:
+// Reference: `reference` in attention.py.  Arrays: cpu_heads.h, as linear maps give them.  A task is one head of one
+// image:
 //
 //   1. it gathers q and v [N, d] and k^T [d, N] of the head, d being the channels of all parts, padded to whole vectors;
 //   2. for a block of queries: S = q k^T, P = exp(S - max), y = P v / sum, which it puts into place.
@@ -12,6 +12,7 @@
 //
 // So nothing of N x N entries is ever in memory.
 
+#include "cpu_heads.h"
 #include "cpu_products.h"
 #include "cpu_threads.h"
 
@@ -21,44 +22,16 @@ namespace {
 namespace ffi = xla::ffi;
 
 constexpr int64_t kBlock = 96;  // the most queries at once: P and dS of 400 keys take 300 kB
-enum { kQueries, kKeys, kValues };  // thirds of the columns of qkv
 
-// An array [rows, images, tokens, thirds * heads * channels] of qkv, or of y with one "third".
-template <class T>
-struct Array {
-  T* data;
-  int64_t rows, channels, thirds;
-};
-
-struct Sizes {
-  int64_t images, tokens, heads, channels;  // the channels of a head in all arrays
-
+struct Sizes : HeadSizes {
   int64_t width() const { return padded(channels); }
   int64_t keys() const { return padded(tokens); }
-  float scale() const { return 1 / std::sqrt(static_cast<float>(channels)); }
   // Blocks of about equal length, of whole tiles.
   int64_t block() const {
     int64_t blocks = (tokens + kBlock - 1) / kBlock, length = (tokens + blocks - 1) / blocks;
     return (length + kRows - 1) / kRows * kRows;
   }
 };
-
-struct Head {
-  int64_t image, head;
-};
-
-// visit(start of the head's part in token 0, elements from token to token, channels, channels of the parts before)
-template <class T, class Visit>
-void for_parts(const std::vector<Array<T>>& arrays, const Sizes& sizes, Head at, int third, Visit visit) {
-  int64_t before = 0;
-  for (const Array<T>& array : arrays) {
-    int64_t step = array.thirds * sizes.heads * array.channels;
-    for (int64_t row = 0; row < array.rows; row++, before += array.channels) {
-      T* image = array.data + (row * sizes.images + at.image) * sizes.tokens * step;
-      visit(image + (third * sizes.heads + at.head) * array.channels, step, array.channels, before);
-    }
-  }
-}
 
 // The head's vectors side by side: [tokens, width], 0 beyond the channels.  A copy is soon made, and products of the
 // backward pass are faster with it than with vectors that are far apart.
@@ -172,43 +145,21 @@ void backward_head(const Sizes& sizes, Head at, const Given& qkv, const Given& d
   scatter(dv, dqkv, sizes, at, kValues, 0, n, [](int64_t) { return 1.f; });
 }
 
-// Describes a buffer [k, *B, N, c].
-template <class T, class Buffer>
-Array<T> described(const Buffer& buffer, int64_t thirds, Sizes& sizes) {
-  auto shape = buffer.dimensions();
-  size_t last = shape.size() - 1;
-  sizes.tokens = shape[last - 1], sizes.images = 1;
-  for (size_t axis = 1; axis + 2 <= last; axis++) sizes.images *= shape[axis];
-  return {buffer.typed_data(), shape[0], shape[last] / (thirds * sizes.heads), thirds};
-}
-
-template <class T, class Arguments>
-std::vector<Array<T>> described_all(Arguments& arguments, size_t begin, size_t end, int64_t thirds, Sizes& sizes) {
-  std::vector<Array<T>> arrays;
-  for (size_t i = begin; i < end; i++) {
-    if constexpr (std::is_const_v<T>)
-      arrays.push_back(described<T>(*arguments.template get<ffi::Buffer<ffi::F32>>(i), thirds, sizes));
-    else
-      arrays.push_back(described<T>(**arguments.template get<ffi::Buffer<ffi::F32>>(i), thirds, sizes));
-  }
-  return arrays;
-}
-
 ffi::Error forward(ffi::ThreadPool pool, ffi::RemainingArgs arguments, ffi::RemainingRets results, int64_t heads) {
-  Sizes sizes{1, 1, heads, 0};
-  Given qkv = described_all<const float>(arguments, 0, arguments.size(), 3, sizes);
-  Made y = described_all<float>(results, 0, results.size(), 1, sizes);
+  Sizes sizes{{1, 1, heads, 0}};
+  Given qkv = described_all<ffi::F32, const float>(arguments, 0, arguments.size(), 3, sizes);
+  Made y = described_all<ffi::F32, float>(results, 0, results.size(), 1, sizes);
   for (const auto& array : qkv) sizes.channels += array.rows * array.channels;
   in_parallel(pool, sizes.images * heads, [&](int64_t i) { forward_head(sizes, {i / heads, i % heads}, qkv, y); });
   return ffi::Error::Success();
 }
 
 ffi::Error backward(ffi::ThreadPool pool, ffi::RemainingArgs arguments, ffi::RemainingRets results, int64_t heads) {
-  Sizes sizes{1, 1, heads, 0};
+  Sizes sizes{{1, 1, heads, 0}};
   size_t arrays = results.size();
-  Given qkv = described_all<const float>(arguments, 0, arrays, 3, sizes);
-  Given dy = described_all<const float>(arguments, arrays, 2 * arrays, 1, sizes);
-  Made dqkv = described_all<float>(results, 0, arrays, 3, sizes);
+  Given qkv = described_all<ffi::F32, const float>(arguments, 0, arrays, 3, sizes);
+  Given dy = described_all<ffi::F32, const float>(arguments, arrays, 2 * arrays, 1, sizes);
+  Made dqkv = described_all<ffi::F32, float>(results, 0, arrays, 3, sizes);
   for (const auto& array : qkv) sizes.channels += array.rows * array.channels;
   in_parallel(pool, sizes.images * heads,
               [&](int64_t i) { backward_head(sizes, {i / heads, i % heads}, qkv, dy, dqkv); });

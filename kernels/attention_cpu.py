@@ -1,4 +1,5 @@
-"""Softmax attention of all heads on a CPU: calls of `attention_cpu.cc`, where it is explained.
+"""Softmax attention of all heads on a CPU: calls of `attention_cpu.cc`, where it is explained, or
+`attention_bfloat16_cpu.cc`.
 
 Shapes: each array of qkv [k, *B, N, 3 H c], with a part of every head's vector in each of its k rows, columns ordered
 (q | k | v) x heads x channels -> [k, *B, N, H c].
@@ -11,8 +12,8 @@ from kernels import cpu
 
 
 def supported(*qkv: jax.Array) -> bool:
-    """Whether there is a kernel for these arrays: they have float32, and it has been compiled."""
-    return cpu.supported(*qkv)
+    """Whether there is a kernel for these arrays: of one dtype that it has, and it has been compiled."""
+    return cpu.supported(*qkv, in_bfloat16=True)
 
 
 def forward(*qkv: jax.Array, heads: int) -> tuple[jax.Array, ...]:

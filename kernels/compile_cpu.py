@@ -2,7 +2,7 @@
 
     python -m kernels.compile_cpu
 
-The library, of 0.2 MB, is put into ~/.cache/equivit, or $XDG_CACHE_HOME/equivit.
+The library, of 0.6 MB, is put into ~/.cache/equivit, or $XDG_CACHE_HOME/equivit.
 """
 
 import os

@@ -3,7 +3,8 @@
 Without the library programs use XLA.  Its name is a digest of the sources, the processor and the version of jaxlib:
 what was compiled for other ones is not found.
 
-XLA calls a kernel by its name, with arrays in row-major order, and lends it threads.  Float32.
+XLA calls a kernel by its name, with arrays in row-major order, and lends it threads.  All are for float32, and some for
+bfloat16, too, on a processor that multiplies tiles of it (AMX).
 Source of the interface: JAX's "foreign function interface".
 """
 
@@ -20,12 +21,23 @@ import jax.numpy as jnp
 import jaxlib.version
 
 HERE = pathlib.Path(__file__).parent
-SOURCES = ("attention_cpu.cc", "d8_gelu_cpu.cc", "linear_cpu.cc", "norm_cpu.cc")
-HEADERS = ("cpu_gelu.h", "cpu_products.h", "cpu_threads.h", "cpu_vectors.h")
-KERNELS = (
-    *(f"equivit_{op}{end}" for op in ("attention", "d8_gelu", "norm") for end in ("", "_backward")),
-    *(f"equivit_linear{end}" for end in ("", "_backward_x", "_backward_weight")),
+SOURCES = (
+    "attention_cpu.cc",
+    "attention_bfloat16_cpu.cc",
+    "bfloat16_cpu.cc",
+    "d8_gelu_cpu.cc",
+    "linear_cpu.cc",
+    "linear_bfloat16_cpu.cc",
+    "norm_cpu.cc",
 )
+HEADERS = ("cpu_gelu.h", "cpu_heads.h", "cpu_products.h", "cpu_threads.h", "cpu_tiles.h", "cpu_vectors.h")
+ENDS = {
+    "attention": ("", "_backward"),
+    "d8_gelu": ("", "_backward"),
+    "linear": ("", "_backward_x", "_backward_weight"),
+    "norm": ("", "_backward"),
+}
+IN_BFLOAT16 = ("attention", "linear")
 # Of C++ itself.  On ARM the compilers of before 2023 know only -mcpu.
 TARGET = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 FLAGS = (TARGET, "-std=c++20", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared")
@@ -56,27 +68,50 @@ def available() -> bool:
             stacklevel=2,
         )
         return False
-    for name in KERNELS:
+    names = [f"equivit_{op}{end}" for op, ends in ENDS.items() for end in ends]
+    if _has_bfloat16():
+        names += [f"equivit_{op}{end}_bfloat16" for op in IN_BFLOAT16 for end in ENDS[op]]
+    for name in names:
         jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(loaded, name)), platform="cpu")
     return True
 
 
-def supported(*arrays: jax.Array) -> bool:
-    """Whether they are available, for arrays of these dtypes and shapes (not for symbolic ones, nor empty)."""
+def supported(*arrays: jax.Array, in_bfloat16: bool = False) -> bool:
+    """Whether they are available, for arrays of these dtypes and shapes (not for symbolic ones, nor empty).
+
+    Args:
+      arrays: what a kernel is to take.
+      in_bfloat16: it is one of those that are also for bfloat16.
+    """
     known = all(isinstance(n, int) and n > 0 for a in arrays for n in a.shape)
-    return known and all(a.dtype == jnp.float32 for a in arrays) and available()
+    if not known or not available():
+        return False
+    in_float32, all_bfloat16 = (all(a.dtype == t for a in arrays) for t in (jnp.float32, jnp.bfloat16))
+    return in_float32 or in_bfloat16 and all_bfloat16 and _has_bfloat16()
 
 
 def call(name: str, arguments: tuple[jax.Array, ...], shapes: list[tuple[int, ...]], **attributes) -> tuple:
-    """The kernel's results, float32 of these shapes; under `jax.vmap` one call for each.
+    """The kernel's results, of these shapes and the dtype of the first argument; under `jax.vmap` one call for each.
+
+    In bfloat16, results of one axis are of float32: they are sums over tokens.
 
     Raises:
       RuntimeError: it has not been compiled.
     """
     if not available():
         raise RuntimeError(f"{name} has not been compiled: python -m kernels.compile_cpu")
-    results = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    dtype = arguments[0].dtype
+    name = f"{name}_bfloat16" if dtype == jnp.bfloat16 else name
+    results = [jax.ShapeDtypeStruct(shape, dtype if len(shape) > 1 else jnp.float32) for shape in shapes]
     return tuple(jax.ffi.ffi_call(name, results, vmap_method="sequential")(*arguments, **attributes))
+
+
+@functools.cache
+def _has_bfloat16() -> bool:
+    """Whether the library, which is there, has kernels for bfloat16."""
+    asked = ctypes.CDLL(str(library())).equivit_has_bfloat16
+    asked.restype = ctypes.c_bool
+    return asked()
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from kernels import cpu, dispatch
@@ -49,15 +50,19 @@ def _linear(x, weight, bias, activated, plain, implementation):
 
 
 def supported(x: Any, weight: Any, bias: Any = None) -> bool:
-    """Whether there is a kernel for arrays: of float32, TOKENS tokens or more, on one device."""
-    arrays = jax.tree.leaves((x, weight, bias))
+    """Whether there is a kernel for arrays: of one dtype that it has, TOKENS tokens or more, on one device.
+
+    The bias may also be of float32 if the others are of bfloat16.
+    """
     many = x.ndim > 1 and x.shape[-2] >= TOKENS
-    return many and dispatch.on_one_device(arrays) and cpu.supported(*arrays)
+    if not many or not dispatch.on_one_device((x, weight, bias)) or not cpu.supported(x, weight, in_bfloat16=True):
+        return False
+    return bias is None or bias.dtype in (x.dtype, jnp.float32)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _on_cpu(activated, x, weight, bias):
-    arrays = (x, weight) if bias is None else (x, weight, bias)
+    arrays = (x, weight) if bias is None else (x, weight, bias.astype(jnp.float32))
     return cpu.call("equivit_linear", arrays, [(*x.shape[:-1], weight.shape[1])], activated=activated)[0]
 
 
@@ -66,7 +71,7 @@ def _backward(activated, arrays, dy):
     (dx,) = cpu.call("equivit_linear_backward_x", (dy, weight, x) if activated else (dy, weight), [x.shape])
     shapes = [weight.shape] if bias is None else [weight.shape, bias.shape]
     d_weight, *d_bias = cpu.call("equivit_linear_backward_weight", (x, dy), shapes, activated=activated)
-    return dx, d_weight, d_bias[0] if d_bias else None
+    return dx, d_weight, d_bias[0].astype(bias.dtype) if d_bias else None
 
 
 _on_cpu.defvjp(lambda activated, *arrays: (_on_cpu(activated, *arrays), arrays), _backward)

@@ -73,14 +73,14 @@ def affine(
     """
     from kernels.linear import linear  # here, as in attention.py
 
-    if activation not in (None, gelu):
+    if activation is not None and (activation is not gelu or x.dtype != weight.dtype):
         x, activation = activation(x), None
     with jax.named_scope("linear"):
-        return linear(x, weight, bias, activation is gelu, _affine)
+        return linear(x.astype(weight.dtype), weight, bias, activation is gelu, _affine)
 
 
 def _affine(x: jax.Array, weight: jax.Array, bias: jax.Array | None, activated: bool) -> jax.Array:
-    y = matmul((gelu(x) if activated else x).astype(weight.dtype), weight)
+    y = matmul(gelu(x) if activated else x, weight)
     return y if bias is None else add_bias(y, bias)
 
 
