@@ -71,7 +71,7 @@ def _backward(activated, arrays, dy):
     (dx,) = cpu.call("equivit_linear_backward_x", (dy, weight, x) if activated else (dy, weight), [x.shape])
     shapes = [weight.shape] if bias is None else [weight.shape, bias.shape]
     d_weight, *d_bias = cpu.call("equivit_linear_backward_weight", (x, dy), shapes, activated=activated)
-    return dx, d_weight, d_bias[0].astype(bias.dtype) if d_bias else None
+    return dx, d_weight, None if bias is None else d_bias[0].astype(bias.dtype)
 
 
 _on_cpu.defvjp(lambda activated, *arrays: (_on_cpu(activated, *arrays), arrays), _backward)
