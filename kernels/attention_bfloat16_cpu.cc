@@ -1,20 +1,20 @@
 // Softmax attention in bfloat16 on a CPU with AMX.
 //
 // What `attention_cpu.cc` computes, head by head, by products of whole tiles: see `cpu_tiles.h`.  Vectors of a head are
-// [tokens, channels], both padded with zeros to whole tiles.  P, its gradient and the softmax are of float32; P and dS are
-// rounded where they enter a product.  The backward pass keeps P and dS of a head, as their transposes are factors, too.
+// [tokens, channels], both padded with zeros to whole tiles.  P, its gradient and the softmax are of float32; P and dS
+// are rounded where they enter a product.  The backward pass keeps P and dS of a head: their transposes are factors, too.
 
 #include "cpu_tiles.h"
 
 #ifdef EQUIVIT_BFLOAT16
 
 #include "cpu_heads.h"
+#include "cpu_softmax.h"
 #include "cpu_threads.h"
 
 namespace equivit {
 namespace {
 
-namespace ffi = xla::ffi;
 using Given = std::vector<Array<const Bfloat16>>;
 using Made = std::vector<Array<Bfloat16>>;
 
@@ -71,38 +71,23 @@ void multiply(int64_t rows, int64_t terms, int64_t columns, const Bfloat16* a, c
     }
 }
 
-// The softmax of kTile rows of scores, in place; 0 beyond the tokens.
-void softmax(const Sizes& sizes, float* scores) {
-  int64_t length = sizes.length();
-  float factor = sizes.scale() * 1.44269504f;  // of 2^x
-  for (int64_t i = 0; i < kTile; i++) {
-    float* row = scores + i * length;
-    std::fill(row + sizes.tokens, row + length, -INFINITY);
-    Vector top = load(row), total{};
-    for (int64_t j = kLanes; j < length; j += kLanes) top = max(top, load(row + j));
-    top = filled(largest(top));
-    for (int64_t j = 0; j < length; j += kLanes) {
-      Vector e = exp2((load(row + j) - top) * factor);
-      store(row + j, e);
-      total += e;
-    }
-    float inverse = 1 / sum(total);
-    for (int64_t j = 0; j < length; j += kLanes) store(row + j, load(row + j) * inverse);
-  }
-}
-
-void round_rows(int64_t n, const float* from, Bfloat16* to) {
-  for (int64_t i = 0; i < n; i += kLanes) store_rounded(to + i, load(from + i), kLanes);
+// kTile rows, row i times factor(i), rounded.
+template <class Factors>
+void round_rows(int64_t columns, const float* from, Factors factor, Bfloat16* to) {
+  for (int64_t i = 0; i < kTile; i++)
+    for (int64_t j = i * columns; j < (i + 1) * columns; j += kLanes)
+      store_rounded(to + j, factor(i) * load(from + j), kLanes);
 }
 
 void forward_head(const Sizes& sizes, Head at, const Given& qkv, const Made& y_arrays) {
   int64_t n = sizes.length(), width = sizes.width(), whole = sizes.vectors();
   Tiles tiles;
   Memory memory(2 * (6 * whole + kTile * n) + 4 * kTile * n);
-  auto q = memory.take<Bfloat16>(whole), k = memory.take<Bfloat16>(whole), v = memory.take<Bfloat16>(whole);
-  auto k_panels = memory.take<Bfloat16>(whole), v_panels = memory.take<Bfloat16>(whole), y = memory.take<Bfloat16>(whole);
+  auto take = [&] { return memory.take<Bfloat16>(whole); };
+  Bfloat16 *q = take(), *k = take(), *v = take(), *k_panels = take(), *v_panels = take(), *y = take();
   auto p = memory.take<Bfloat16>(kTile * n);
   auto scores = memory.take<float>(kTile * n);
+  float inverse[kTile];
   gather(qkv, sizes, at, kQueries, q);
   gather(qkv, sizes, at, kKeys, k);
   gather(qkv, sizes, at, kValues, v);
@@ -110,23 +95,11 @@ void forward_head(const Sizes& sizes, Head at, const Given& qkv, const Made& y_a
   copy_panels(n, width, {v, width, 1}, v_panels);
   for (int64_t i = 0; i < n; i += kTile) {
     multiply_rows(width, n, q + i * width, k_panels, scores);
-    softmax(sizes, scores);
-    round_rows(kTile * n, scores, p);
+    exponentials(kTile, sizes.tokens, n, sizes.scale(), scores, inverse);
+    round_rows(n, scores, [&](int64_t row) { return inverse[row]; }, p);
     multiply(kTile, n, width, p, v_panels, y + i * width);
   }
   scatter(y, y_arrays, sizes, at, 0);
-}
-
-// dS of kTile rows from P and dP, times the scale of the scores: into dP.
-void score_gradient(const Sizes& sizes, const float* p, float* dp) {
-  int64_t length = sizes.length();
-  for (int64_t i = 0; i < kTile; i++, p += length, dp += length) {
-    Vector total{};
-    for (int64_t j = 0; j < length; j += kLanes) total += load(p + j) * load(dp + j);
-    Vector mean = filled(sum(total));
-    for (int64_t j = 0; j < length; j += kLanes)
-      store(dp + j, load(p + j) * (load(dp + j) - mean) * sizes.scale());
-  }
 }
 
 void backward_head(const Sizes& sizes, Head at, const Given& qkv, const Given& dy_arrays, const Made& dqkv) {
@@ -138,6 +111,7 @@ void backward_head(const Sizes& sizes, Head at, const Given& qkv, const Given& d
   Bfloat16 *k_turned = take(), *v_turned = take(), *q_panels = take(), *k_panels = take(), *dy_panels = take();
   auto p = memory.take<Bfloat16>(n * n), ds = memory.take<Bfloat16>(n * n), turned = memory.take<Bfloat16>(n * n);
   auto p_rows = memory.take<float>(kTile * n), dp_rows = memory.take<float>(kTile * n);
+  float inverse[kTile], scale = sizes.scale();
   gather(qkv, sizes, at, kQueries, q);
   gather(qkv, sizes, at, kKeys, k);
   gather(qkv, sizes, at, kValues, v);
@@ -149,11 +123,11 @@ void backward_head(const Sizes& sizes, Head at, const Given& qkv, const Given& d
   copy_panels(n, width, {dy, width, 1}, dy_panels);
   for (int64_t i = 0; i < n; i += kTile) {
     multiply_rows(width, n, q + i * width, k_turned, p_rows);
-    softmax(sizes, p_rows);
+    exponentials(kTile, sizes.tokens, n, scale, p_rows, inverse);
     multiply_rows(width, n, dy + i * width, v_turned, dp_rows);
-    score_gradient(sizes, p_rows, dp_rows);
-    round_rows(kTile * n, p_rows, p + i * n);
-    round_rows(kTile * n, dp_rows, ds + i * n);
+    softmax_gradient(kTile, n, inverse, p_rows, dp_rows);
+    round_rows(n, p_rows, [](int64_t) { return 1.f; }, p + i * n);
+    round_rows(n, dp_rows, [=](int64_t) { return scale; }, ds + i * n);
   }
   multiply(n, n, width, ds, k_panels, result);
   scatter(result, dqkv, sizes, at, kQueries);
@@ -165,35 +139,14 @@ void backward_head(const Sizes& sizes, Head at, const Given& qkv, const Given& d
   scatter(result, dqkv, sizes, at, kValues);
 }
 
-ffi::Error forward(ffi::ThreadPool pool, ffi::RemainingArgs arguments, ffi::RemainingRets results, int64_t heads) {
-  Sizes sizes{{1, 1, heads, 0}};
-  Given qkv = described_all<ffi::BF16, const Bfloat16>(arguments, 0, arguments.size(), 3, sizes);
-  Made y = described_all<ffi::BF16, Bfloat16>(results, 0, results.size(), 1, sizes);
-  for (const auto& array : qkv) sizes.channels += array.rows * array.channels;
-  in_parallel(pool, sizes.images * heads, [&](int64_t i) { forward_head(sizes, {i / heads, i % heads}, qkv, y); });
-  return ffi::Error::Success();
-}
-
-ffi::Error backward(ffi::ThreadPool pool, ffi::RemainingArgs arguments, ffi::RemainingRets results, int64_t heads) {
-  Sizes sizes{{1, 1, heads, 0}};
-  size_t arrays = results.size();
-  Given qkv = described_all<ffi::BF16, const Bfloat16>(arguments, 0, arrays, 3, sizes);
-  Given dy = described_all<ffi::BF16, const Bfloat16>(arguments, arrays, 2 * arrays, 1, sizes);
-  Made dqkv = described_all<ffi::BF16, Bfloat16>(results, 0, arrays, 3, sizes);
-  for (const auto& array : qkv) sizes.channels += array.rows * array.channels;
-  in_parallel(pool, sizes.images * heads,
-              [&](int64_t i) { backward_head(sizes, {i / heads, i % heads}, qkv, dy, dqkv); });
-  return ffi::Error::Success();
-}
-
 }  // namespace
 }  // namespace equivit
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    equivit_attention_bfloat16, equivit::forward,
-    xla::ffi::Ffi::Bind().Ctx<xla::ffi::ThreadPool>().RemainingArgs().RemainingRets().Attr<int64_t>("heads"));
+    equivit_attention_bfloat16, (equivit::for_heads<xla::ffi::BF16, equivit::Sizes, equivit::forward_head>),
+    equivit::of_heads());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    equivit_attention_backward_bfloat16, equivit::backward,
-    xla::ffi::Ffi::Bind().Ctx<xla::ffi::ThreadPool>().RemainingArgs().RemainingRets().Attr<int64_t>("heads"));
+    equivit_attention_backward_bfloat16,
+    (equivit::for_heads_backward<xla::ffi::BF16, equivit::Sizes, equivit::backward_head>), equivit::of_heads());
 
 #endif

@@ -1,7 +1,6 @@
 // Softmax attention on a CPU: head by head, so that all products of a head stay in the cache of one core.
 //
-// Reference: `reference` in attention.py.  Arrays: cpu_heads.h, as linear maps give them.  A task is one head of one
-// image:
+// Reference: `reference` in attention.py.  Arrays: cpu_heads.h, as linear maps give them.  For a head of an image:
 //
 //   1. it gathers q and v [N, d] and k^T [d, N] of the head, d being the channels of all parts, padded to whole vectors;
 //   2. for a block of queries: S = q k^T, P = exp(S - max), y = P v / sum, which it puts into place.
@@ -14,12 +13,11 @@
 
 #include "cpu_heads.h"
 #include "cpu_products.h"
+#include "cpu_softmax.h"
 #include "cpu_threads.h"
 
 namespace equivit {
 namespace {
-
-namespace ffi = xla::ffi;
 
 constexpr int64_t kBlock = 96;  // the most queries at once: P and dS of 400 keys take 300 kB
 
@@ -67,34 +65,6 @@ void scatter(const float* from, const std::vector<Array<float>>& arrays, const S
   });
 }
 
-// exp(x - max) of each row [keys] for softmax, 0 beyond the tokens, and the inverse of its sum.
-void exponentials(int64_t rows, const Sizes& sizes, float* x, float* inverse) {
-  for (int64_t i = 0; i < rows; i++, x += sizes.keys()) {
-    std::fill(x + sizes.tokens, x + sizes.keys(), -INFINITY);
-    Vector top = load(x), total{};
-    for (int64_t j = kLanes; j < sizes.keys(); j += kLanes) top = max(top, load(x + j));
-    top = filled(largest(top));
-    for (int64_t j = 0; j < sizes.keys(); j += kLanes) {
-      Vector e = exp(load(x + j) - top);
-      store(x + j, e);
-      total += e;
-    }
-    inverse[i] = 1 / sum(total);
-  }
-}
-
-// Of a row of P and one of dP: P and dS.
-void row_gradient(const Sizes& sizes, float inverse, float* p, float* dp) {
-  Vector total{};
-  for (int64_t j = 0; j < sizes.keys(); j += kLanes) {
-    Vector weight = load(p + j) * inverse;
-    store(p + j, weight);
-    total += weight * load(dp + j);
-  }
-  Vector mean = filled(sum(total));
-  for (int64_t j = 0; j < sizes.keys(); j += kLanes) store(dp + j, load(p + j) * (load(dp + j) - mean));
-}
-
 using Given = std::vector<Array<const float>>;
 using Made = std::vector<Array<float>>;
 
@@ -110,7 +80,7 @@ void forward_head(const Sizes& sizes, Head at, const Given& qkv, const Made& y) 
   for (int64_t first = 0; first < n; first += block) {
     int64_t rows = std::min(block, n - first);
     product(rows, keys, width, {q + first * width, width, 1}, k_turned, keys, p, keys);
-    exponentials(rows, sizes, p, inverse);
+    exponentials(rows, n, keys, 1, p, inverse);
     product(rows, width, n, {p, keys, 1}, v, width, sums, width);
     scatter(sums, y, sizes, at, 0, first, rows, [=](int64_t i) { return inverse[i]; });
   }
@@ -133,9 +103,9 @@ void backward_head(const Sizes& sizes, Head at, const Given& qkv, const Given& d
     int64_t rows = std::min(block, n - first);
     const float *q_block = q + first * width, *dy_block = dy + first * width;
     product(rows, keys, width, {q_block, width, 1}, k_turned, keys, p, keys);
-    exponentials(rows, sizes, p, inverse);
+    exponentials(rows, n, keys, 1, p, inverse);
     product(rows, keys, width, {dy_block, width, 1}, v_turned, keys, dp, keys);
-    for (int64_t i = 0; i < rows; i++) row_gradient(sizes, inverse[i], p + i * keys, dp + i * keys);
+    softmax_gradient(rows, keys, inverse, p, dp);
     product(rows, width, n, {dp, keys, 1}, k, width, dq, width);
     scatter(dq, dqkv, sizes, at, kQueries, first, rows, [=](int64_t) { return scale; });
     product(n, width, rows, {dp, 1, keys}, q_block, width, dk, width, first > 0);
@@ -145,33 +115,11 @@ void backward_head(const Sizes& sizes, Head at, const Given& qkv, const Given& d
   scatter(dv, dqkv, sizes, at, kValues, 0, n, [](int64_t) { return 1.f; });
 }
 
-ffi::Error forward(ffi::ThreadPool pool, ffi::RemainingArgs arguments, ffi::RemainingRets results, int64_t heads) {
-  Sizes sizes{{1, 1, heads, 0}};
-  Given qkv = described_all<ffi::F32, const float>(arguments, 0, arguments.size(), 3, sizes);
-  Made y = described_all<ffi::F32, float>(results, 0, results.size(), 1, sizes);
-  for (const auto& array : qkv) sizes.channels += array.rows * array.channels;
-  in_parallel(pool, sizes.images * heads, [&](int64_t i) { forward_head(sizes, {i / heads, i % heads}, qkv, y); });
-  return ffi::Error::Success();
-}
-
-ffi::Error backward(ffi::ThreadPool pool, ffi::RemainingArgs arguments, ffi::RemainingRets results, int64_t heads) {
-  Sizes sizes{{1, 1, heads, 0}};
-  size_t arrays = results.size();
-  Given qkv = described_all<ffi::F32, const float>(arguments, 0, arrays, 3, sizes);
-  Given dy = described_all<ffi::F32, const float>(arguments, arrays, 2 * arrays, 1, sizes);
-  Made dqkv = described_all<ffi::F32, float>(results, 0, arrays, 3, sizes);
-  for (const auto& array : qkv) sizes.channels += array.rows * array.channels;
-  in_parallel(pool, sizes.images * heads,
-              [&](int64_t i) { backward_head(sizes, {i / heads, i % heads}, qkv, dy, dqkv); });
-  return ffi::Error::Success();
-}
-
 }  // namespace
 }  // namespace equivit
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    equivit_attention, equivit::forward,
-    xla::ffi::Ffi::Bind().Ctx<xla::ffi::ThreadPool>().RemainingArgs().RemainingRets().Attr<int64_t>("heads"));
+    equivit_attention, (equivit::for_heads<xla::ffi::F32, equivit::Sizes, equivit::forward_head>), equivit::of_heads());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    equivit_attention_backward, equivit::backward,
-    xla::ffi::Ffi::Bind().Ctx<xla::ffi::ThreadPool>().RemainingArgs().RemainingRets().Attr<int64_t>("heads"));
+    equivit_attention_backward,
+    (equivit::for_heads_backward<xla::ffi::F32, equivit::Sizes, equivit::backward_head>), equivit::of_heads());

@@ -18,11 +18,11 @@ def supported(*qkv: jax.Array) -> bool:
 
 def forward(*qkv: jax.Array, heads: int) -> tuple[jax.Array, ...]:
     """The weighted sums of v."""
-    shapes = [(*a.shape[:-1], a.shape[-1] // 3) for a in qkv]
-    return cpu.call("equivit_attention", qkv, shapes, heads=np.int64(heads))
+    results = [jax.ShapeDtypeStruct((*a.shape[:-1], a.shape[-1] // 3), a.dtype) for a in qkv]
+    return cpu.call("equivit_attention", qkv, results, heads=np.int64(heads))
 
 
 def backward(*arrays: jax.Array, heads: int) -> tuple[jax.Array, ...]:
     """The gradients at qkv, from these arrays and the gradients at the results."""
-    shapes = [a.shape for a in arrays[: len(arrays) // 2]]
-    return cpu.call("equivit_attention_backward", arrays, shapes, heads=np.int64(heads))
+    qkv = arrays[: len(arrays) // 2]
+    return cpu.call("equivit_attention_backward", arrays, cpu.like(qkv), heads=np.int64(heads))

@@ -15,6 +15,7 @@ import os
 import pathlib
 import platform
 import warnings
+from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +31,17 @@ SOURCES = (
     "linear_bfloat16_cpu.cc",
     "norm_cpu.cc",
 )
-HEADERS = ("cpu_gelu.h", "cpu_heads.h", "cpu_products.h", "cpu_threads.h", "cpu_tiles.h", "cpu_vectors.h")
+HEADERS = (
+    "cpu_gelu.h",
+    "cpu_heads.h",
+    "cpu_linear.h",
+    "cpu_matrix.h",
+    "cpu_products.h",
+    "cpu_softmax.h",
+    "cpu_threads.h",
+    "cpu_tiles.h",
+    "cpu_vectors.h",
+)
 ENDS = {
     "attention": ("", "_backward"),
     "d8_gelu": ("", "_backward"),
@@ -90,20 +101,21 @@ def supported(*arrays: jax.Array, in_bfloat16: bool = False) -> bool:
     return in_float32 or in_bfloat16 and all_bfloat16 and _has_bfloat16()
 
 
-def call(name: str, arguments: tuple[jax.Array, ...], shapes: list[tuple[int, ...]], **attributes) -> tuple:
-    """The kernel's results, of these shapes and the dtype of the first argument; under `jax.vmap` one call for each.
-
-    In bfloat16, results of one axis are of float32: they are sums over tokens.
+def call(name: str, arguments: tuple[jax.Array, ...], results: list[jax.ShapeDtypeStruct], **attributes) -> tuple:
+    """The results of the kernel for the dtype of the first argument; under `jax.vmap` one call for each.
 
     Raises:
       RuntimeError: it has not been compiled.
     """
     if not available():
         raise RuntimeError(f"{name} has not been compiled: python -m kernels.compile_cpu")
-    dtype = arguments[0].dtype
-    name = f"{name}_bfloat16" if dtype == jnp.bfloat16 else name
-    results = [jax.ShapeDtypeStruct(shape, dtype if len(shape) > 1 else jnp.float32) for shape in shapes]
+    name = f"{name}_bfloat16" if arguments[0].dtype == jnp.bfloat16 else name
     return tuple(jax.ffi.ffi_call(name, results, vmap_method="sequential")(*arguments, **attributes))
+
+
+def like(arrays: Iterable[jax.Array]) -> list[jax.ShapeDtypeStruct]:
+    """Descriptions of results that have the shapes and dtypes of these arrays."""
+    return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays]
 
 
 @functools.cache

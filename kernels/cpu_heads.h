@@ -1,5 +1,5 @@
 // Where the heads of attention lie: arrays qkv [k, *B, N, 3 H c], each row of k with a part of every head's vector,
-// columns ordered (q | k | v) x heads x channels, and results [k, *B, N, H c].
+// columns ordered (q | k | v) x heads x channels, and results [k, *B, N, H c].  A task is one head of one image.
 
 #pragma once
 
@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "xla/ffi/api/ffi.h"
+#include "cpu_threads.h"
 
 namespace equivit {
 
@@ -64,6 +64,45 @@ std::vector<Array<T>> described_all(Arguments& arguments, size_t begin, size_t e
       arrays.push_back(described<T>(**arguments.template get<xla::ffi::Buffer<type>>(i), thirds, sizes));
   }
   return arrays;
+}
+
+template <class T>
+int64_t channels_of_a_head(const std::vector<Array<T>>& arrays) {
+  int64_t sum = 0;
+  for (const Array<T>& array : arrays) sum += array.rows * array.channels;
+  return sum;
+}
+
+// do_head(sizes, head, qkv, y) for all heads of arrays of this type; arguments are qkv, results y.
+template <xla::ffi::DataType type, class Sizes, auto do_head>
+xla::ffi::Error for_heads(xla::ffi::ThreadPool pool, xla::ffi::RemainingArgs arguments, xla::ffi::RemainingRets results,
+                          int64_t heads) {
+  using T = xla::ffi::NativeType<type>;
+  Sizes sizes{{1, 1, heads, 0}};
+  auto qkv = described_all<type, const T>(arguments, 0, arguments.size(), 3, sizes);
+  auto y = described_all<type, T>(results, 0, results.size(), 1, sizes);
+  sizes.channels = channels_of_a_head(qkv);
+  in_parallel(pool, sizes.images * heads, [&](int64_t i) { do_head(sizes, {i / heads, i % heads}, qkv, y); });
+  return xla::ffi::Error::Success();
+}
+
+// do_head(sizes, head, qkv, dy, dqkv): arguments are qkv and dy, results dqkv.
+template <xla::ffi::DataType type, class Sizes, auto do_head>
+xla::ffi::Error for_heads_backward(xla::ffi::ThreadPool pool, xla::ffi::RemainingArgs arguments,
+                                   xla::ffi::RemainingRets results, int64_t heads) {
+  using T = xla::ffi::NativeType<type>;
+  Sizes sizes{{1, 1, heads, 0}};
+  size_t arrays = results.size();
+  auto qkv = described_all<type, const T>(arguments, 0, arrays, 3, sizes);
+  auto dy = described_all<type, const T>(arguments, arrays, 2 * arrays, 1, sizes);
+  auto dqkv = described_all<type, T>(results, 0, arrays, 3, sizes);
+  sizes.channels = channels_of_a_head(qkv);
+  in_parallel(pool, sizes.images * heads, [&](int64_t i) { do_head(sizes, {i / heads, i % heads}, qkv, dy, dqkv); });
+  return xla::ffi::Error::Success();
+}
+
+inline auto of_heads() {
+  return xla::ffi::Ffi::Bind().Ctx<xla::ffi::ThreadPool>().RemainingArgs().RemainingRets().Attr<int64_t>("heads");
 }
 
 }  // namespace equivit

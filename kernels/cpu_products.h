@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include "cpu_matrix.h"
 #include "cpu_vectors.h"
 
 namespace equivit {
@@ -13,12 +14,7 @@ namespace equivit {
 // So that a tile, a row of B and a number of A fill the registers: 32 of AVX-512 and NEON, 16 of AVX.
 constexpr int kRows = kLanes == 8 ? 4 : 6, kColumns = kLanes == 8 ? 2 : 4;
 
-struct Factor {
-  const float* at;
-  int64_t row, column;  // strides
-
-  Factor from(int64_t i) const { return {at + i * row, row, column}; }
-};
+using Factor = Matrix<float>;
 
 template <int rows, int columns>
 inline void tile(int64_t length, Factor a, const float* b, int64_t b_row, float* c, int64_t c_row, bool add) {

@@ -1,8 +1,8 @@
 // Products of bfloat16 on a processor with AMX, with sums in float32.
 //
-// A tile register holds 16 rows of 64 bytes.  One instruction adds, to 16 x 16 sums, the products of 16 rows of A with 32
-// terms and of 32 rows of B with 16 columns, of which two rows lie side by side, number by number.  So a panel of B is
-// [terms / 2, kTile, 2], and four registers of sums make a tile of kTile x kTile.
+// A tile register holds 16 rows of 64 bytes.  One instruction adds, to 16 x 16 sums, the products of 16 rows of A with
+// 32 terms and of 32 rows of B with 16 columns, of which two rows lie side by side, number by number.  So a panel of B
+// is [terms / 2, kTile, 2], and four registers of sums make a tile of kTile x kTile.
 
 #pragma once
 
@@ -14,11 +14,13 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cpu_matrix.h"
 #include "cpu_vectors.h"
 
 namespace equivit {
 
 using Bfloat16 = uint16_t;
+using Numbers = Matrix<Bfloat16>;
 constexpr int64_t kTile = 32;
 
 inline int64_t whole_tiles(int64_t n) { return (n + kTile - 1) / kTile * kTile; }
@@ -36,13 +38,6 @@ struct Tiles {
   }
   ~Tiles() { _tile_release(); }
   Tiles(const Tiles&) = delete;
-};
-
-struct Numbers {
-  const Bfloat16* at;
-  int64_t row, column;  // strides
-
-  Numbers from(int64_t i, int64_t j) const { return {at + i * row + j * column, row, column}; }
 };
 
 inline Vector widened(const Bfloat16* from, int64_t n) {
@@ -65,8 +60,8 @@ inline __m512i some_numbers(const Bfloat16* from, int64_t n) {
 
 // Two rows of 32 numbers side by side, number by number.
 inline void store_pairs(__m512i a, __m512i b, void* to) {
-  const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5,
-                                       36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+  const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,  //
+                                       39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
   const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
   _mm512_storeu_si512(to, _mm512_permutex2var_epi16(a, low, b));
   _mm512_storeu_si512(static_cast<char*>(to) + 64, _mm512_permutex2var_epi16(a, high, b));

@@ -117,7 +117,7 @@ def _kernels(lines, *, tpu, gpu, cpu, fields):
 
 
 def _on_cpu(name, *fields):
-    return cpu_kernels.call(name, fields, [a.shape for a in fields[:2]])
+    return cpu_kernels.call(name, fields, cpu_kernels.like(fields[:2]))
 
 
 def _forward_tpu(lines, planes, *, interpret=False):

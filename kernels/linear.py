@@ -63,14 +63,17 @@ def supported(x: Any, weight: Any, bias: Any = None) -> bool:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _on_cpu(activated, x, weight, bias):
     arrays = (x, weight) if bias is None else (x, weight, bias.astype(jnp.float32))
-    return cpu.call("equivit_linear", arrays, [(*x.shape[:-1], weight.shape[1])], activated=activated)[0]
+    y = jax.ShapeDtypeStruct((*x.shape[:-1], weight.shape[1]), x.dtype)
+    return cpu.call("equivit_linear", arrays, [y], activated=activated)[0]
 
 
 def _backward(activated, arrays, dy):
     x, weight, bias = arrays
-    (dx,) = cpu.call("equivit_linear_backward_x", (dy, weight, x) if activated else (dy, weight), [x.shape])
-    shapes = [weight.shape] if bias is None else [weight.shape, bias.shape]
-    d_weight, *d_bias = cpu.call("equivit_linear_backward_weight", (x, dy), shapes, activated=activated)
+    (dx,) = cpu.call("equivit_linear_backward_x", (dy, weight, x) if activated else (dy, weight), cpu.like([x]))
+    results = cpu.like([weight])
+    if bias is not None:
+        results.append(jax.ShapeDtypeStruct(bias.shape, jnp.float32))
+    d_weight, *d_bias = cpu.call("equivit_linear_backward_weight", (x, dy), results, activated=activated)
     return dx, d_weight, None if bias is None else d_bias[0].astype(bias.dtype)
 
 

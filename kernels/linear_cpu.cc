@@ -20,16 +20,14 @@
 #include <cstring>
 
 #include "cpu_gelu.h"
-#include "cpu_products.h"
+#include "cpu_linear.h"
 #include "cpu_threads.h"
 #include "cpu_vectors.h"
 
 namespace equivit {
 namespace {
 
-namespace ffi = xla::ffi;
-using Buffer = ffi::Buffer<ffi::F32>;
-using Result = ffi::ResultBuffer<ffi::F32>;
+using Factor = Matrix<float>;
 
 // A tile fills the registers, and for each number of A there are kWide multiplications, for each vector of B kTall.
 constexpr int kTall = kLanes == 8 ? 6 : 8, kWide = kLanes == 8 ? 2 : 3;
@@ -230,99 +228,44 @@ void panel(const Terms& a, const float* b, int64_t columns, bool is_first, Finis
   }
 }
 
-struct Range {
-  int64_t begin, size;
-};
-
-// These rows and columns of C = f(A) B, and the sums of B's columns if there is a place for them.
+// These rows and columns of C, and the sums of B's columns.
 template <class Finish>
-void part(Range rows, Range columns, int64_t length, Factor a, Factor b, bool activated, Finish finish, float* b_sums) {
-  int64_t goes = (length + kLength - 1) / kLength, at_once = (length + goes - 1) / goes;
+void part(const Product<float>& p, Finish finish, Range rows, Range columns, bool with_b_sums) {
+  int64_t goes = (p.terms + kLength - 1) / kLength, at_once = (p.terms + goes - 1) / goes;
   float* of_b = scratch(at_once * (kWide * kLanes + rows.size + kTall));
   float* of_a = of_b + at_once * kWide * kLanes;
-  for (int64_t k = 0; k < length; k += at_once) {
-    int64_t n = std::min(at_once, length - k), width;
-    Terms terms({a.at + rows.begin * a.row + k * a.column, a.row, a.column}, rows.size, n, activated, of_a);
+  for (int64_t k = 0; k < p.terms; k += at_once) {
+    int64_t n = std::min(at_once, p.terms - k), width;
+    Terms terms(p.a.from(rows.begin, k), rows.size, n, p.activated, of_a);
     for (int64_t j = 0; j < columns.size; j += width) {
       int64_t vectors = padded(columns.size - j) / kLanes, column = columns.begin + j;
       // One more than a panel's are made two panels: a narrow one is slow.
       vectors = vectors == kWide + 1 ? (vectors + 1) / 2 : std::min<int64_t>(vectors, kWide);
       width = std::min(columns.size - j, vectors * kLanes);
-      copy_panel(n, width, {b.at + k * b.row + column * b.column, b.row, b.column}, of_b);
-      if (b_sums) add_columns(n, width, of_b, b_sums + column, k == 0);
+      copy_panel(n, width, p.b.from(k, column), of_b);
+      if (with_b_sums) add_columns(n, width, of_b, p.b_sums + column, k == 0);
       Finish here = finish;
-      here.move(rows.begin, column), here.first = k == 0, here.last = k + n == length;
+      here.move(rows.begin, column), here.first = k == 0, here.last = k + n == p.terms;
       auto make = vectors == 1 ? panel<1, Finish> : vectors == kWide ? panel<kWide, Finish> : panel<2, Finish>;
       make(terms, of_b, width, j == 0, here);
     }
   }
 }
 
-// C = f(A) B.  Shapes: [rows, length], [length, columns] -> [rows, columns].
-template <class Finish>
-void product(ffi::ThreadPool& pool, int64_t rows, int64_t columns, int64_t length, Factor a, Factor b, bool activated,
-             Finish finish, float* b_sums = nullptr) {
-  bool by_rows = rows >= columns;
-  int64_t unit = by_rows ? kTall : kWide * kLanes, all = by_rows ? rows : columns, units = (all + unit - 1) / unit;
-  int64_t threads = std::max<int64_t>(1, pool.num_threads());
-  int64_t rounds = (all + threads * kRowsOfTask - 1) / (threads * kRowsOfTask);
-  int64_t of_task = (units + threads * rounds - 1) / (threads * rounds) * unit;
-  in_parallel(pool, (all + of_task - 1) / of_task, [=](int64_t task) {
-    Range mine{task * of_task, std::min(of_task, all - task * of_task)};
-    float* sums = by_rows && task ? nullptr : b_sums;  // all tasks with rows have the same B
-    if (by_rows) part(mine, {0, columns}, length, a, b, activated, finish, sums);
-    else part({0, rows}, mine, length, a, b, activated, finish, sums);
+void compute(xla::ffi::ThreadPool& pool, const Product<float>& p) {
+  Sums sums{p.c, p.columns};
+  for_parts_of(pool, p, kTall, kWide * kLanes, kRowsOfTask, [=](Range rows, Range columns, bool with_b_sums) {
+    if (p.x) part(p, Activated{sums, p.x}, rows, columns, with_b_sums);
+    else part(p, Biased{sums, p.bias}, rows, columns, with_b_sums);
   });
 }
 
-int64_t last(const Buffer& x) { return x.dimensions()[x.dimensions().size() - 1]; }
-
-Factor factor(const Buffer& x) { return {x.typed_data(), last(x), 1}; }
-Factor turned(const Buffer& x) { return {x.typed_data(), 1, last(x)}; }
-
-// Arguments: x, W and perhaps b.
-ffi::Error forward(ffi::ThreadPool pool, Buffer x, Buffer weight, ffi::RemainingArgs bias, Result y, bool activated) {
-  int64_t terms = last(x), rows = x.element_count() / terms, columns = last(weight);
-  const float* b = bias.size() ? (*bias.get<Buffer>(0)).typed_data() : nullptr;
-  product(pool, rows, columns, terms, factor(x), factor(weight), activated, Biased{{y->typed_data(), columns}, b});
-  return ffi::Error::Success();
-}
-
-// Arguments: dy, W and, if f is the GELU, x.
-ffi::Error backward_x(ffi::ThreadPool pool, Buffer dy, Buffer weight, ffi::RemainingArgs x, Result dx) {
-  int64_t terms = last(dy), rows = dy.element_count() / terms, columns = last(*dx);
-  Sums sums{dx->typed_data(), columns};
-  if (x.size()) {
-    Activated finish{sums, (*x.get<Buffer>(0)).typed_data()};
-    product(pool, rows, columns, terms, factor(dy), turned(weight), false, finish);
-  } else {
-    product(pool, rows, columns, terms, factor(dy), turned(weight), false, Biased{sums, nullptr});
-  }
-  return ffi::Error::Success();
-}
-
-// Results: dW and perhaps db.
-ffi::Error backward_weight(ffi::ThreadPool pool, Buffer x, Buffer dy, Result d_weight, ffi::RemainingRets d_bias,
-                           bool activated) {
-  int64_t rows = last(x), columns = last(dy), terms = x.element_count() / rows;
-  float* sums = d_bias.size() ? (*d_bias.get<Buffer>(0))->typed_data() : nullptr;
-  Biased finish{{d_weight->typed_data(), columns}, nullptr};
-  product(pool, rows, columns, terms, turned(x), factor(dy), activated, finish, sums);
-  return ffi::Error::Success();
-}
+using Float32 = Linear<xla::ffi::F32, compute>;
 
 }  // namespace
 }  // namespace equivit
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    equivit_linear, equivit::forward,
-    xla::ffi::Ffi::Bind().Ctx<xla::ffi::ThreadPool>().Arg<equivit::Buffer>().Arg<equivit::Buffer>().RemainingArgs()
-        .Ret<equivit::Buffer>().Attr<bool>("activated"));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    equivit_linear_backward_x, equivit::backward_x,
-    xla::ffi::Ffi::Bind().Ctx<xla::ffi::ThreadPool>().Arg<equivit::Buffer>().Arg<equivit::Buffer>().RemainingArgs()
-        .Ret<equivit::Buffer>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    equivit_linear_backward_weight, equivit::backward_weight,
-    xla::ffi::Ffi::Bind().Ctx<xla::ffi::ThreadPool>().Arg<equivit::Buffer>().Arg<equivit::Buffer>()
-        .Ret<equivit::Buffer>().RemainingRets().Attr<bool>("activated"));
+using equivit::Float32;
+XLA_FFI_DEFINE_HANDLER_SYMBOL(equivit_linear, Float32::forward, Float32::of_forward());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(equivit_linear_backward_x, Float32::backward_x, Float32::of_backward_x());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(equivit_linear_backward_weight, Float32::backward_weight, Float32::of_backward_weight());

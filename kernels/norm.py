@@ -105,13 +105,13 @@ def supported(*arrays: Any) -> bool:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _on_cpu(norm, field, scales, bias):
-    return cpu.call("equivit_norm", (*field, *scales, bias), [a.shape for a in field], **_constants(norm, field))
+    return cpu.call("equivit_norm", (*field, *scales, bias), cpu.like(field), **_constants(norm, field))
 
 
 def _backward(norm, arrays, gradients):
     field, scales, bias = arrays
-    shapes = [a.shape for a in (*field, *scales, bias)]
-    found = cpu.call("equivit_norm_backward", (*field, *scales, *gradients), shapes, **_constants(norm, field))
+    results = cpu.like((*field, *scales, bias))
+    found = cpu.call("equivit_norm_backward", (*field, *scales, *gradients), results, **_constants(norm, field))
     return found[: len(field)], found[len(field) : -1], found[-1]
 
 

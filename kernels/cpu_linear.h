@@ -1,0 +1,109 @@
+// Linear maps as products: what their kernels for float32 and for bfloat16 have in common.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cpu_matrix.h"
+#include "cpu_threads.h"
+
+namespace equivit {
+
+// C = f(A) B, and what becomes of its sums: b is added, or they are multiplied by f'(x).
+template <class T>
+struct Product {
+  int64_t rows, columns, terms;
+  Matrix<T> a, b;
+  bool activated;  // f is the GELU, otherwise the identity
+  T* c;
+  const float* bias = nullptr;  // or null, as those below
+  const T* x = nullptr;
+  float* b_sums = nullptr;  // those of B's columns
+};
+
+struct Range {
+  int64_t begin, size;
+};
+
+// do_part(rows, columns, with_b_sums) for parts of C on all threads: some of its rows, at most so many, or some of its
+// columns if there are more of these and no task has too many rows.  Borders are at multiples of the tile.
+template <class T, class Function>
+void for_parts_of(xla::ffi::ThreadPool& pool, const Product<T>& p, int64_t rows_of_tile, int64_t columns_of_tile,
+                  int64_t at_most, Function do_part) {
+  bool by_rows = p.rows >= p.columns || p.rows > at_most;
+  int64_t tile = by_rows ? rows_of_tile : columns_of_tile, all = by_rows ? p.rows : p.columns;
+  int64_t tiles = (all + tile - 1) / tile, threads = std::max<int64_t>(1, pool.num_threads());
+  int64_t rounds = by_rows ? (all + threads * at_most - 1) / (threads * at_most) : 1;
+  int64_t of_task = (tiles + threads * rounds - 1) / (threads * rounds) * tile;
+  in_parallel(pool, (all + of_task - 1) / of_task, [=](int64_t task) {
+    Range mine{task * of_task, std::min(of_task, all - task * of_task)};
+    if (by_rows) do_part(mine, Range{0, p.columns}, p.b_sums && task == 0);  // all tasks with rows have the same B
+    else do_part(Range{0, p.rows}, mine, p.b_sums != nullptr);
+  });
+}
+
+template <class Buffer>
+int64_t last(const Buffer& x) {
+  return x.dimensions()[x.dimensions().size() - 1];
+}
+
+template <xla::ffi::DataType type>
+Matrix<xla::ffi::NativeType<type>> matrix(const xla::ffi::Buffer<type>& x) {
+  return {x.typed_data(), last(x), 1};
+}
+
+template <xla::ffi::DataType type>
+Matrix<xla::ffi::NativeType<type>> turned(const xla::ffi::Buffer<type>& x) {
+  return {x.typed_data(), 1, last(x)};
+}
+
+// The handlers of XLA's calls, of arrays of a type; b and its gradient are of float32.
+template <xla::ffi::DataType type, auto compute>
+struct Linear {
+  using Buffer = xla::ffi::Buffer<type>;
+  using Result = xla::ffi::ResultBuffer<type>;
+  using Pool = xla::ffi::ThreadPool;
+  using Sums = xla::ffi::Buffer<xla::ffi::F32>;
+  using T = xla::ffi::NativeType<type>;
+
+  // Arguments: x, W and perhaps b.
+  static xla::ffi::Error forward(Pool pool, Buffer x, Buffer weight, xla::ffi::RemainingArgs bias, Result y,
+                                 bool activated) {
+    int64_t terms = last(x), rows = x.element_count() / terms;
+    Product<T> p{rows, last(weight), terms, matrix(x), matrix(weight), activated, y->typed_data()};
+    if (bias.size()) p.bias = (*bias.template get<Sums>(0)).typed_data();
+    compute(pool, p);
+    return xla::ffi::Error::Success();
+  }
+
+  // Arguments: dy, W and, if f is the GELU, x.
+  static xla::ffi::Error backward_x(Pool pool, Buffer dy, Buffer weight, xla::ffi::RemainingArgs x, Result dx) {
+    int64_t terms = last(dy), rows = dy.element_count() / terms;
+    Product<T> p{rows, last(*dx), terms, matrix(dy), turned(weight), false, dx->typed_data()};
+    if (x.size()) p.x = (*x.template get<Buffer>(0)).typed_data();
+    compute(pool, p);
+    return xla::ffi::Error::Success();
+  }
+
+  // Results: dW and perhaps db.
+  static xla::ffi::Error backward_weight(Pool pool, Buffer x, Buffer dy, Result d_weight,
+                                         xla::ffi::RemainingRets d_bias, bool activated) {
+    int64_t rows = last(x), terms = x.element_count() / rows;
+    Product<T> p{rows, last(dy), terms, turned(x), matrix(dy), activated, d_weight->typed_data()};
+    if (d_bias.size()) p.b_sums = (*d_bias.template get<Sums>(0))->typed_data();
+    compute(pool, p);
+    return xla::ffi::Error::Success();
+  }
+
+  static auto of_forward() { return of_two().RemainingArgs().template Ret<Buffer>().template Attr<bool>("activated"); }
+  static auto of_backward_x() { return of_two().RemainingArgs().template Ret<Buffer>(); }
+  static auto of_backward_weight() {
+    return of_two().template Ret<Buffer>().RemainingRets().template Attr<bool>("activated");
+  }
+
+ private:
+  static auto of_two() { return xla::ffi::Ffi::Bind().Ctx<Pool>().template Arg<Buffer>().template Arg<Buffer>(); }
+};
+
+}  // namespace equivit
