@@ -112,6 +112,8 @@ def run(
 def select(name: str, implementation: str, plain: Callable, kernels: dict[str, Callable], *arrays: Any) -> Any:
     """What the implementation gives for arrays, or trees of them: of "auto", the platform's kernel or else `plain`.
 
+    Kernels for GPUs are for Hopper; a program lowered for one where there is no GPU is taken to be for it.
+
     Raises:
       ValueError: it is neither "auto" nor a key of `kernels`.
     """
@@ -119,8 +121,16 @@ def select(name: str, implementation: str, plain: Callable, kernels: dict[str, C
         if implementation not in kernels:
             raise no_kernel(name, implementation, arrays)
         return kernels[implementation](*arrays)
-    branches = {platform: kernels[key] for platform, key in PLATFORMS.items() if key in kernels}
+    known = kernels if _hopper() else {key: kernel for key, kernel in kernels.items() if key != "gpu"}
+    branches = {platform: known[key] for platform, key in PLATFORMS.items() if key in known}
     return jax.lax.platform_dependent(*arrays, **branches, default=plain) if branches else plain(*arrays)
+
+
+@functools.cache
+def _hopper() -> bool:
+    """Whether "auto" may be a kernel for GPUs, which are for Hopper: not where there is a GPU of another kind."""
+    device = jax.devices()[0]
+    return device.platform != "gpu" or getattr(device, "compute_capability", None) == "9.0"
 
 
 def no_kernel(name: str, implementation: str, arrays: Any, also: str = "") -> ValueError:

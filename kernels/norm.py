@@ -26,14 +26,15 @@ class Norm(NamedTuple):
     row_weight: float = 1.0
 
 
-def reference(field: Field, scales: Field, bias: jax.Array, norm: Norm) -> Field:
-    """The definition, in plain jnp, in at least float32."""
+def reference(field: Field, scales: Field, bias: jax.Array, norm: Norm, *, once: bool = False) -> Field:
+    """The definition, in plain jnp, in at least float32; with `once` the standard deviation is an array of its own."""
     centred = [a.astype(jnp.promote_types(a.dtype, jnp.float32)) for a in field]
     centred = [a - a.mean(-1, keepdims=True) for a in centred]
     total, *of_planes = (jnp.square(a).mean(-1, keepdims=True).sum(0) for a in centred)
     if of_planes:
         total = total + norm.row_weight * of_planes[0]
     inverse = jax.lax.rsqrt((total + norm.eps) / order(field))
+    inverse = jax.lax.optimization_barrier(inverse) if once else inverse
     lines, *planes = (a * inverse * _over_tokens(s, a) for a, s in zip(centred, scales, strict=True))
     lines = add_to_first(lines, bias)
     return tuple(y.astype(a.dtype) for y, a in zip((lines, *planes), field, strict=True))
@@ -50,7 +51,10 @@ def _over_tokens(scale: jax.Array, array: jax.Array) -> jax.Array:
 
 
 def normalise(field: Field, scales: Field, bias: jax.Array, norm: Norm) -> Field:
-    """The norm, by the kernel for CPUs in a program for one of them, if it supports the arrays.
+    """The norm, in a program for a CPU by the kernel, if it supports the arrays.
+
+    In one for a GPU the standard deviation of lines and planes is computed once: left to itself, XLA reads the whole
+    field for either.
 
     Args:
       field: lines and planes, or lines alone.
@@ -58,42 +62,44 @@ def normalise(field: Field, scales: Field, bias: jax.Array, norm: Norm) -> Field
       bias: [C], of the first line.
       norm: constants.
     """
-    return _normalise(field, scales, bias, norm, _implementation(field, scales, bias))
+    names = _allowed(("gpu",) * (len(field) > 1) + ("cpu",) * supported(field, scales, bias))
+    return _normalise(field, scales, bias, norm, names)
 
 
 def normalise_dense(
     x: jax.Array, scale: jax.Array, bias: jax.Array, eps: float, plain: Callable[..., jax.Array]
 ) -> jax.Array:
     """The same of a dense array [*B, N, C], with scale and bias [C]; elsewhere `plain(x, scale, bias, eps)`."""
-    return _normalise_dense(x, scale, bias, eps, plain, _implementation(x, scale, bias))
+    return _normalise_dense(x, scale, bias, eps, plain, _allowed(("cpu",) * supported(x, scale, bias)))
 
 
 # Both are computed again in a backward pass: what a derivative needs is four times as large as a field in bfloat16.
-# JAX keeps what it has traced of them, so that the implementation must be an argument.
+# JAX keeps what it has traced of them, so that the implementations must be an argument.
 @functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=(3, 4))
-def _normalise(field, scales, bias, norm, implementation):
-    plain, kernel = functools.partial(reference, norm=norm), functools.partial(_on_cpu, norm)
-    return _selected(implementation, plain, kernel, field, scales, bias)
+def _normalise(field, scales, bias, norm, names):
+    plain = functools.partial(reference, norm=norm)
+    kernels = {"gpu": functools.partial(plain, once=True), "cpu": functools.partial(_on_cpu, norm)}
+    return _selected(names, plain, kernels, field, scales, bias)
 
 
 @functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=(3, 4, 5))
-def _normalise_dense(x, scale, bias, eps, plain, implementation):
+def _normalise_dense(x, scale, bias, eps, plain, names):
     def kernel(x, scale, bias):
         y: Any = _on_cpu(Norm(eps), (x[None],), (scale[None],), bias)
         return y[0][0]
 
-    return _selected(implementation, functools.partial(plain, eps=eps), kernel, x, scale, bias)
+    return _selected(names, functools.partial(plain, eps=eps), {"cpu": kernel}, x, scale, bias)
 
 
-def _implementation(*arrays: Any) -> str:
-    """The one that is asked for, "auto" or "cpu", if there is a kernel for the arrays, otherwise "xla"."""
+def _allowed(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of the implementations that `kernels.using` allows."""
     chosen = dispatch.chosen(NAME, "auto")
-    return chosen if chosen in ("auto", "cpu") and supported(*arrays) else "xla"
+    return names if chosen == "auto" else tuple(name for name in names if name == chosen)
 
 
-def _selected(implementation: str, plain: Callable, kernel: Callable, *arrays: Any) -> Any:
+def _selected(names: tuple[str, ...], plain: Callable, kernels: dict[str, Callable], *arrays: Any) -> Any:
     with jax.named_scope("norm"):
-        return dispatch.select(NAME, implementation, plain, {"xla": plain, "cpu": kernel}, *arrays)
+        return dispatch.select(NAME, "auto", plain, {name: kernels[name] for name in names}, *arrays)
 
 
 def supported(*arrays: Any) -> bool:

@@ -15,8 +15,6 @@ from kernels.isotypic_linear import add_to_first, product
 from kernels.pointwise import gelu, to_isotypic, to_regular
 
 NAME = "octic_linear_gelu"
-# Kernels that "auto" may use.  On a GPU it is XLA's products, then the `d8_gelu` kernel: the fused one is not measured.
-AUTOMATIC = ("tpu",)
 # How much of `tpu_blocks.VMEM_BYTES` the weights, which stay in VMEM, may use; a third is left for the fields.  The
 # paper's widths fit up to ViT-e (6.6 MiB) in bfloat16, and up to ViT-G (6.5 MiB) in float32.
 WEIGHT_BYTES = 8 * 2**20
@@ -113,8 +111,6 @@ def _forward(lines, planes, w_lines, w_planes, bias, *, implementation):
             return d8_gelu.forward(*h, implementation=implementation)
 
     kernels = _kernels(lines, w_lines, w_planes, bias)
-    if implementation == "auto":
-        kernels = {key: kernels[key] for key in AUTOMATIC}
     if implementation == "cpu":
         kernels["cpu"] = plain  # XLA's products, then the kernel of `d8_gelu`
     return dispatch.run(NAME, implementation, plain, kernels, (lines, planes), (w_lines, w_planes, bias))

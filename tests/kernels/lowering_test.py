@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from kernels import dispatch, norm
 from kernels.d8_gelu import d8_gelu
 from kernels.octic_branch import Norm
 from kernels.octic_linear_gelu import octic_linear_gelu
@@ -18,7 +19,11 @@ WHOLE = Shape("hidden channels in whole tiles", (8,), 37, 16, 256)
 ACCELERATORS = pytest.mark.parametrize("platform", ["tpu", "cuda"])
 TYPES = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 NAMES = GELU, BACKWARD, LINEAR, BRANCH = "d8_gelu", "d8_gelu_backward", "octic_linear_gelu", "octic_mlp"
-FORWARD = {"tpu": [LINEAR], "cuda": [GELU]}  # of the MLP's first map: on a GPU its products are left to XLA
+
+
+def first_map(platform, dtype) -> list[str]:
+    """The kernels of an MLP's first map in a forward pass: the one for GPUs is for bfloat16."""
+    return [LINEAR] if platform == "tpu" or dtype == "bfloat16" else [GELU]
 
 
 def kernels_in(function, platform, *arguments) -> list[str]:
@@ -72,7 +77,7 @@ def test_forward_and_gradient_hold_the_kernels(platform, dtype):
     field, arrays = gelu_arguments(SMALL, dtype), linear_arguments(SMALL, dtype)
     assert kernels_in(d8_gelu, platform, *field) == [GELU]
     assert kernels_in(gradient(d8_gelu), platform, *field) == [GELU, BACKWARD]
-    assert kernels_in(octic_linear_gelu, platform, *arrays) == FORWARD[platform]
+    assert kernels_in(octic_linear_gelu, platform, *arrays) == first_map(platform, dtype)
     assert kernels_in(gradient(octic_linear_gelu), platform, *arrays) == [GELU, BACKWARD]
 
 
@@ -96,7 +101,7 @@ def test_so_does_a_mesh(platform):
         arrays = [
             jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=whole if i > 1 else batch) for i, a in enumerate(arrays)
         ]
-        assert kernels_in(octic_linear_gelu, platform, *arrays) == FORWARD[platform]
+        assert kernels_in(octic_linear_gelu, platform, *arrays) == [LINEAR]
         assert kernels_in(gradient(octic_linear_gelu), platform, *arrays) == [GELU, BACKWARD]
 
 
@@ -106,7 +111,9 @@ def test_so_does_a_program_with_64_bit_types_enabled(platform):
     with jax.enable_x64(True):
         for dtype, kernels in (("float32", [GELU]), ("float64", [])):
             assert kernels_in(d8_gelu, platform, *gelu_arguments(SMALL, dtype)) == kernels
-        assert kernels_in(octic_linear_gelu, platform, *linear_arguments(SMALL, "float32")) == FORWARD[platform]
+        assert kernels_in(octic_linear_gelu, platform, *linear_arguments(SMALL, "float32")) == first_map(
+            platform, "float32"
+        )
 
 
 @pytest.mark.parametrize("platform", ["tpu", "cuda", "cpu"])
@@ -128,7 +135,7 @@ def test_the_name_of_a_platform_insists():
 def test_every_model_lowers_with_kernels(shape, platform):
     both = gradient(d8_gelu)
     assert kernels_in(both, platform, *gelu_arguments(shape, "bfloat16")) == [GELU, BACKWARD]
-    fused = [GELU] if shape.name == "ViT-22B" else FORWARD[platform]  # its weights are beyond VMEM
+    fused = [GELU] if (shape.name, platform) == ("ViT-22B", "tpu") else [LINEAR]  # its weights are beyond VMEM
     assert kernels_in(octic_linear_gelu, platform, *linear_arguments(shape, "bfloat16")) == fused
 
 
@@ -140,6 +147,23 @@ def test_what_kernels_do_not_support_lowers_without(platform, dtype):
             found = kernels_in(op, platform, *arrays(shape, dtype))
             assert found or platform == "cuda" and shape.hidden * jnp.dtype(dtype).itemsize % 16
     assert kernels_in(gradient(octic_linear_gelu), platform, *linear_arguments(SMALL, "float16")) == []
+
+
+def test_a_gpu_that_is_no_hopper_has_none_unless_asked(monkeypatch):
+    field = gelu_arguments(Shape("of this test alone: what is traced is kept", (8,), 41, 16, 64), "bfloat16")
+    monkeypatch.setattr(dispatch, "_hopper", lambda: False)
+    assert kernels_in(d8_gelu, "cuda", *field) == [] and kernels_in(d8_gelu, "tpu", *field) == [GELU]
+    assert kernels_in(functools.partial(d8_gelu, implementation="gpu"), "cuda", *field) == [GELU]
+
+
+@pytest.mark.parametrize("platform", ["tpu", "cuda", "cpu"])
+@pytest.mark.parametrize("arrays", [1, 2])
+def test_a_gpu_computes_the_deviation_of_lines_and_planes_once(platform, arrays):
+    lines, planes, scales = jnp.ones((4, 2, 5, 8)), jnp.ones((2, 2, 5, 16)), (jnp.ones((4, 8)), jnp.ones(16))
+    normalise = functools.partial(norm.normalise, norm=Norm(1e-5, 0.5))
+    lowered = jax.jit(normalise).trace((lines, planes)[:arrays], scales[:arrays], jnp.zeros(8))
+    text = lowered.lower(lowering_platforms=(platform,)).as_text()
+    assert ("optimization_barrier" in text) == (platform == "cuda" and arrays == 2)
 
 
 @pytest.mark.parametrize("dtype, other", [("float32", None), ("bfloat16", None), ("bfloat16", "float32")])
