@@ -209,6 +209,24 @@ def _cudnn(q, k, v):
     """`_xla` by cuDNN, which wants the parts concatenated and heads after tokens."""
     shape = v[0].shape[:-3]
     q, k, v_all = (jnp.swapaxes(jnp.concatenate(parts, -1), -2, -3) for parts in (q, k, v))
-    q, k, v_all = (x.reshape(-1, *x.shape[-3:]) for x in (q, k, v_all))
-    y = jax.nn.dot_product_attention(q, k, v_all, implementation="cudnn")
+    y = _fused(*(x.reshape(-1, *x.shape[-3:]) for x in (q, k, v_all)))
     return _apart(jnp.swapaxes(y.reshape(*shape, *y.shape[-3:]), -2, -3), v)
+
+
+@jax.custom_vjp
+def _fused(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """cuDNN's attention, [B, N, H, d], [B, M, H, d] -> [B, N, H, d]."""
+    return jax.nn.dot_product_attention(q, k, v, implementation="cudnn")
+
+
+def _fused_even(q, k, v):
+    """The same, with an even number of tokens: JAX refuses others under differentiation."""
+    tokens, lengths = q.shape[1], None
+    if k.shape[1] % 2:
+        lengths = jnp.full(len(k), k.shape[1], jnp.int32)
+    q, k, v = (jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0))) for x in (q, k, v))
+    y = jax.nn.dot_product_attention(q, k, v, key_value_seq_lengths=lengths, implementation="cudnn")
+    return y[:, :tokens]
+
+
+_fused.defvjp(lambda *arrays: jax.vjp(_fused_even, *arrays), lambda transposed, gradient: transposed(gradient))

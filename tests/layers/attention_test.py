@@ -126,13 +126,39 @@ def test_the_cudnn_branch_concerns_cuda_only(monkeypatch):
         assert "cosh" not in traced.lower(lowering_platforms=(platform,)).as_text()
 
 
-def test_the_layout_for_cudnn(monkeypatch):
-    """Tokens before heads, one batch axis, parts side by side; cuDNN's place is taken by the XLA implementation."""
-    plain = functools.partial(jax.nn.dot_product_attention, implementation="xla")
-    monkeypatch.setattr(jax.nn, "dot_product_attention", lambda q, k, v, implementation: plain(q, k, v))
+@pytest.fixture
+def cudnn(monkeypatch):
+    """In cuDNN's place the XLA implementation, which takes any number of tokens; returns the numbers it was given."""
+    tokens, plain = [], jax.nn.dot_product_attention
+
+    def standing_in(q, k, v, *, implementation, **options):
+        assert implementation == "cudnn"
+        tokens.append((q.shape[1], k.shape[1]))
+        return plain(q, k, v, implementation="xla", **options)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", standing_in)
+    return tokens
+
+
+def test_the_layout_for_cudnn(cudnn):
+    """Tokens before heads, one batch axis, parts side by side."""
     q, k, v = (tuple(jnp.split(heads(i, 2, 3, 4, 7, 24), [8], axis=-1)) for i in range(3))
     expected = attention.attend(q, k, v, implementation="xla")
     chex.assert_trees_all_close(attention.attend(q, k, v, implementation="cudnn"), expected, atol=1e-6)
+    assert cudnn == [(7, 7)]
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(7, 7), (6, 7), (7, 8), (6, 8)])
+def test_cudnn_is_differentiated_at_even_numbers_of_tokens_only(cudnn, queries, keys):
+    """JAX refuses others, as 197 are; a token that fills up has no weight, though its logit of 0 would have one."""
+    q, k, v, g = ((heads(i, 2, 3, n, 24),) for i, n in enumerate((queries, keys, keys, queries)))
+
+    def gradients(implementation):
+        y, pull = jax.vjp(functools.partial(attention.attend, implementation=implementation), q, k, v)
+        return y, pull(g)
+
+    chex.assert_trees_all_close(gradients("cudnn"), gradients("xla"), atol=2e-6)
+    assert cudnn == [(queries + queries % 2, keys + keys % 2)]
 
 
 def test_an_unknown_implementation():
