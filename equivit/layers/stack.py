@@ -114,6 +114,16 @@ class Stack(nnx.Module):
         stack.runs = nnx.List([jax.tree.map(lambda *a: jnp.stack(a), *group) for group in groups])
         return stack
 
+    def apart(self) -> "Stack":
+        """A stack of the same blocks, written out, each a run of its own, with parameters in arrays of their own.
+
+        A program for a CPU takes these as they are; of stacked ones it copies each row every time that it runs.
+        """
+        stack = Stack((), remat=self.remat, unroll=True, rngs=Keys(0))
+        stack.lengths = (1,) * len(self)
+        stack.runs = nnx.List([jax.tree.map(lambda a: a[None], self[i]) for i in range(len(self))])
+        return stack
+
     def __call__(
         self,
         x: Any,

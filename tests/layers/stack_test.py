@@ -243,6 +243,28 @@ def test_unrolled_stacks_only_gradients():
     assert counted()[1] > 0
 
 
+def test_apart_no_block_is_a_part_of_an_array():
+    """In a compiled program, for which an axis of length 1 is nothing, nothing is cut out of stacked parameters."""
+
+    def slices(blocks):
+        return jax.jit(lambda blocks: blocks(X)[0]).lower(blocks).compile().as_text().count(" slice(")
+
+    assert slices(stack(unroll=True)) == 2 * 5 and slices(stack().apart()) == 0
+
+
+@pytest.mark.parametrize("phases", [1, 2])
+def test_apart_they_compute_the_same(phases):
+    run = jax.jit(lambda blocks: blocks(X, rates=RATES, phases=phases, capture=(1, 3)))
+    chex.assert_trees_all_close(run(normed().apart()), run(normed()), **CLOSE)
+
+
+def test_apart_they_can_share_runs_again():
+    blocks, apart = stack(), stack().apart()
+    assert apart.lengths == (1,) * 5
+    again = Stack.from_blocks([apart[i] for i in range(5)])
+    chex.assert_trees_all_equal(again, blocks)
+
+
 def test_scanned_equals_unrolled_over_three_training_steps():
     """Parameters and statistics.  XLA takes the sums of gradients and statistics in another order inside a loop than
     outside, so that bits differ; in float64 that leaves 1e-12, where rounding in float32 would hide an error of 1e-5.
