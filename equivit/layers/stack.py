@@ -103,25 +103,27 @@ class Stack(nnx.Module):
     @classmethod
     def from_blocks(cls, blocks: list[nnx.Module], *, remat: str = "none", unroll: bool = False) -> "Stack":
         """A stack of the given blocks."""
-        stack = cls((), remat=remat, unroll=unroll, rngs=Keys(0))
         groups: list[list[nnx.Module]] = []
         for block in blocks:
             if groups and _kind(groups[-1][0]) == _kind(block):
                 groups[-1].append(block)
             else:
                 groups.append([block])
-        stack.lengths = tuple(map(len, groups))
-        stack.runs = nnx.List([jax.tree.map(lambda *a: jnp.stack(a), *group) for group in groups])
-        return stack
+        return cls._of_groups(groups, remat, unroll)
 
     def apart(self) -> "Stack":
         """A stack of the same blocks, written out, each a run of its own, with parameters in arrays of their own.
 
         A program for a CPU takes these as they are; of stacked ones it copies each row every time that it runs.
         """
-        stack = Stack((), remat=self.remat, unroll=True, rngs=Keys(0))
-        stack.lengths = (1,) * len(self)
-        stack.runs = nnx.List([jax.tree.map(lambda a: a[None], self[i]) for i in range(len(self))])
+        return self._of_groups([[self[i]] for i in range(len(self))], self.remat, unroll=True)
+
+    @classmethod
+    def _of_groups(cls, groups: list[list[nnx.Module]], remat: str, unroll: bool) -> "Stack":
+        """A stack with a run for each group of blocks."""
+        stack = cls((), remat=remat, unroll=unroll, rngs=Keys(0))
+        stack.lengths = tuple(map(len, groups))
+        stack.runs = nnx.List([jax.tree.map(lambda *a: jnp.stack(a), *group) for group in groups])
         return stack
 
     def __call__(
