@@ -11,10 +11,11 @@
 //     of these a panel of columns after the other;
 //       and of a panel a tile of rows after the other, which stays in registers while the terms are added up.
 //
-// So A comes from the second cache, once for each panel, and a panel of B from there or the first, once for each tile.
-// What is not read as it lies in memory is copied before: a panel of B, which must be dense, whenever one begins; these
-// terms of A, for all panels at once, if they lie in columns (x^T) or f is to be applied.  Between terms sums lie in
-// C.  What else is to be done to a sum (b, f') is done when it is complete, before a tile leaves its registers.
+// What is read many times is copied before, in the order in which it will be read: these terms of f(A) for all panels
+// at once, tile after tile, and a panel of B whenever one begins.  So both come from the second cache as one stream
+// each, A once for each panel, B once for each tile.  C is large, too, but written once: what a tile wants of it is
+// fetched while its sums are made.  Between terms sums lie in C.  What else is to be done to a sum (b, f') is done when
+// it is complete, before a tile leaves its registers.
 
 #include <algorithm>
 #include <cstring>
@@ -31,8 +32,8 @@ using Factor = Matrix<float>;
 
 // A tile fills the registers, and for each number of A there are kWide multiplications, for each vector of B kTall.
 constexpr int kTall = kLanes == 8 ? 6 : 8, kWide = kLanes == 8 ? 2 : 3;
-constexpr int64_t kLength = 400;
-constexpr int64_t kRowsOfTask = 100 * kTall;  // at most: kLength of so many rows fit in a second cache
+constexpr int64_t kLength = 800, kRowsOfTask = 100 * kTall;  // at most
+constexpr int kStep = 16;                                    // terms between two fetches
 
 // What becomes of a panel's sums.  Those that are not complete lie where the result will be.
 struct Sums {
@@ -101,21 +102,22 @@ inline void transpose(const float* from, int64_t from_row, float* to, int64_t to
 #endif
 }
 
+// Numbers that lie [columns, length] in memory, as [length, width], with zeros for the columns that are not there.
+void copy_turned(int64_t length, int64_t columns, const float* from, int64_t step, int64_t width, float* to) {
+  for (int64_t j = 0; j < width; j += 4) {
+    int64_t k = 0, n = std::min<int64_t>(4, width - j);
+    for (; j + 4 <= columns && k + 4 <= length; k += 4) transpose(from + j * step + k, step, to + k * width + j, width);
+    for (; k < length; k++)
+      for (int64_t i = j; i < j + n; i++) to[k * width + i] = i < columns ? from[i * step + k] : 0;
+  }
+}
+
 // A panel [length, padded(columns)] of B.
 void copy_panel(int64_t length, int64_t columns, Factor b, float* to) {
   int64_t width = padded(columns);
-  if (b.column == 1) {
-    for (int64_t k = 0; k < length; k++)
-      for (int64_t j = 0; j < width; j += kLanes) store(to + k * width + j, load(b.at + k * b.row + j, columns - j));
-    return;
-  }
-  for (int64_t j = 0; j < width; j += 4) {
-    const float* from = b.at + j * b.column;
-    int64_t k = 0;
-    for (; j + 4 <= columns && k + 4 <= length; k += 4) transpose(from + k, b.column, to + k * width + j, width);
-    for (; k < length; k++)
-      for (int64_t i = 0; i < 4; i++) to[k * width + j + i] = j + i < columns ? from[i * b.column + k] : 0;
-  }
+  if (b.column != 1) return copy_turned(length, columns, b.at, b.column, width, to);
+  for (int64_t k = 0; k < length; k++)
+    for (int64_t j = 0; j < width; j += kLanes) store(to + k * width + j, load(b.at + k * b.row + j, columns - j));
 }
 
 // The sums of a panel's columns, or these terms of them.
@@ -133,98 +135,76 @@ void activate(int64_t n, float* x) {
   for (int64_t i = 0; i < n; i += kLanes) store(x + i, gelu(load(x + i, n - i)), n - i);
 }
 
-// A tile [kTall, length] of f(A), with zeros for the rows that it has not.
-void copy_rows(int64_t rows, int64_t length, Factor a, bool activated, float* to) {
-  for (int64_t i = 0; i < rows; i++) std::copy_n(a.at + i * a.row, length, to + i * length);
-  std::fill(to + rows * length, to + kTall * length, 0.f);
-  if (activated) activate(kTall * length, to);
-}
-
-// All tiles of f(A), each [length, kTall], of an A in columns.  A row of x is read to its end: memory is fast in order.
-void copy_columns(int64_t rows, int64_t length, Factor a, bool activated, float* to) {
-  int64_t complete = rows / kTall * kTall, size = kTall * length;
-  if (complete < rows) std::fill_n(to + complete * length, size, 0.f);
+// Tiles of an A in columns.  A column is read to its end: memory is fast in order.
+void copy_columns(int64_t rows, int64_t length, Factor a, float* to) {
+  int64_t complete = rows / kTall * kTall;
+  if (complete < rows) std::fill_n(to + complete * length, kTall * length, 0.f);
   for (int64_t k = 0; k < length; k++) {
     const float* from = a.at + k * a.column;
     float* at = to + k * kTall;
     for (int64_t i = 0; i < complete; i += kTall) std::memcpy(at + i * length, from + i, kTall * sizeof(float));
     std::copy_n(from + complete, rows - complete, at + complete * length);
   }
-  if (activated) activate((rows + kTall - 1) / kTall * size, to);
 }
 
-// Some terms of f(A), of all rows of a task.
-struct Terms {
-  Factor a;
-  int64_t rows, length;
-  bool activated;
-  float* copy;  // as large as all tiles
-
-  Terms(Factor a, int64_t rows, int64_t length, bool activated, float* copy)
-      : a(a), rows(rows), length(length), activated(activated), copy(copy) {
-    if (a.column != 1) copy_columns(rows, length, a, activated, copy);
+// Tiles [length, kTall] of f(A), one after the other, with zeros for the rows that the last one has not.
+void copy_tiles(int64_t rows, int64_t length, Factor a, bool activated, float* to) {
+  if (a.column != 1) copy_columns(rows, length, a, to);
+  for (int64_t i = 0; i < rows; i += kTall) {
+    float* tile = to + i * length;
+    if (a.column == 1) copy_turned(length, std::min<int64_t>(kTall, rows - i), a.from(i).at, a.row, kTall, tile);
+    if (activated) activate(kTall * length, tile);
   }
+}
 
-  // The tile that begins with row i: where it lies, or a copy, which is made for the first panel.
-  Factor tile(int64_t i, bool of_first_panel) const {
-    float* to = copy + i * length;
-    if (a.column != 1) return {to, 1, kTall};
-    if (!activated && i + kTall <= rows) return a.from(i);
-    if (of_first_panel) copy_rows(std::min<int64_t>(kTall, rows - i), length, a.from(i), activated, to);
-    return {to, length, 1};
-  }
-
-  // What is read after it.
-  Factor next(int64_t i, bool of_first_panel) const {
-    return of_first_panel ? a.from(i + kTall) : tile(i + kTall, false);
-  }
-};
-
-// A tile of sums; do_vector(i, j, sum) with each of its vectors.  `next` is what will be read after A.
-template <int columns, class Function>
-inline void tile(int64_t length, Factor a, Factor next, const float* b, Function do_vector) {
+// A tile of A times a panel of B.  It calls fetch() every kStep terms, and do_vector(i, j, sum) with each vector of sums.
+template <int columns, class Fetch, class Function>
+inline void tile(int64_t length, const float* a, const float* b, Fetch fetch, Function do_vector) {
   Vector sums[kTall][columns];
 #pragma GCC unroll 16
   for (int i = 0; i < kTall; i++)
 #pragma GCC unroll 16
     for (int j = 0; j < columns; j++) sums[i][j] = Vector{};
-  auto add_terms = [&](int64_t first, int64_t end) __attribute__((always_inline)) {
-    for (int64_t k = first; k < end; k++) {
-      Vector row[columns];
+  auto add_term = [&](int64_t k) __attribute__((always_inline)) {
+    Vector row[columns];
 #pragma GCC unroll 16
-      for (int j = 0; j < columns; j++) row[j] = load(b + (k * columns + j) * kLanes);
+    for (int j = 0; j < columns; j++) row[j] = load(b + (k * columns + j) * kLanes);
 #pragma GCC unroll 16
-      for (int i = 0; i < kTall; i++) {
-        Vector number = filled(a.at[i * a.row + k * a.column]);
+    for (int i = 0; i < kTall; i++) {
+      Vector number = filled(a[k * kTall + i]);
 #pragma GCC unroll 16
-        for (int j = 0; j < columns; j++) sums[i][j] += number * row[j];
-      }
+      for (int j = 0; j < columns; j++) sums[i][j] += number * row[j];
     }
   };
   int64_t k = 0;
-  for (; next.column == 1 && k + 16 <= length; k += 16) {  // a cache line of each row
+  for (; k + kStep <= length; k += kStep) {
+    fetch();
 #pragma GCC unroll 16
-    for (int i = 0; i < kTall; i++) __builtin_prefetch(next.at + i * next.row + k);
-    add_terms(k, k + 16);
+    for (int i = 0; i < kStep; i++) add_term(k + i);
   }
-  add_terms(k, length);
+  for (; k < length; k++) add_term(k);
 #pragma GCC unroll 16
   for (int i = 0; i < kTall; i++)
 #pragma GCC unroll 16
     for (int j = 0; j < columns; j++) do_vector(i, j, sums[i][j]);
 }
 
-// A panel, whose last vector may have fewer numbers.
+// A panel of C, whose last vector may have fewer numbers.
 template <int vectors, class Finish>
-void panel(const Terms& a, const float* b, int64_t columns, bool is_first, Finish finish) {
-  for (int64_t i = 0; i < a.rows; i += kTall) {
-    int64_t rows = std::min<int64_t>(kTall, a.rows - i);
-    for (int64_t r = 0; r < rows; r++)
-      for (int j = 0; j < vectors; j++) finish.prefetch(i + r, j * kLanes);
-    auto do_vector = [&](int r, int j, Vector sum) __attribute__((always_inline)) {
-      if (r < rows) finish(i + r, j * kLanes, sum, columns - j * kLanes);
+void panel(int64_t rows, int64_t length, const float* a, const float* b, int64_t columns, Finish finish) {
+  for (int64_t i = 0; i < rows; i += kTall) {
+    int64_t here = std::min<int64_t>(kTall, rows - i), fetched = 0;
+    // A row at a time: a core waits for few lines of memory at once, and those of B must not stand behind all of C's.
+    auto fetch = [&]() __attribute__((always_inline)) {
+      if (fetched == here) return;
+#pragma GCC unroll 16
+      for (int j = 0; j < vectors; j++) finish.prefetch(i + fetched, j * kLanes);
+      fetched++;
     };
-    tile<vectors>(a.length, a.tile(i, is_first), a.next(i, is_first), b, do_vector);
+    auto do_vector = [&](int r, int j, Vector sum) __attribute__((always_inline)) {
+      if (r < here) finish(i + r, j * kLanes, sum, columns - j * kLanes);
+    };
+    tile<vectors>(length, a + i * length, b, fetch, do_vector);
   }
 }
 
@@ -236,7 +216,7 @@ void part(const Product<float>& p, Finish finish, Range rows, Range columns, boo
   float* of_a = of_b + at_once * kWide * kLanes;
   for (int64_t k = 0; k < p.terms; k += at_once) {
     int64_t n = std::min(at_once, p.terms - k), width;
-    Terms terms(p.a.from(rows.begin, k), rows.size, n, p.activated, of_a);
+    copy_tiles(rows.size, n, p.a.from(rows.begin, k), p.activated, of_a);
     for (int64_t j = 0; j < columns.size; j += width) {
       int64_t vectors = padded(columns.size - j) / kLanes, column = columns.begin + j;
       // One more than a panel's are made two panels: a narrow one is slow.
@@ -247,7 +227,7 @@ void part(const Product<float>& p, Finish finish, Range rows, Range columns, boo
       Finish here = finish;
       here.move(rows.begin, column), here.first = k == 0, here.last = k + n == p.terms;
       auto make = vectors == 1 ? panel<1, Finish> : vectors == kWide ? panel<kWide, Finish> : panel<2, Finish>;
-      make(terms, of_b, width, j == 0, here);
+      make(rows.size, n, of_a, of_b, width, here);
     }
   }
 }

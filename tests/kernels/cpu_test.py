@@ -165,7 +165,7 @@ def by_kernel(*arrays):
 @pytest.mark.parametrize("activated", [False, True], ids=["identity", "gelu"])
 @pytest.mark.parametrize("batch, tokens, c, d, bias", [
     ((2,), 197, 48, 192, True),  # whole panels
-    ((1,), 100, 801, 17, True),  # sums in three goes, and half a vector
+    ((1,), 100, 1601, 17, True),  # sums in three goes, and half a vector
     ((), 101, 7, 300, True),  # more columns than rows, one of them more than whole tiles
     ((3, 1), 103, 50, 64, False),  # four vectors of columns, two panels of two
     ((12,), 211, 5, 3, True),  # more rows than two tasks take at once, and in bfloat16 sums in two goes
