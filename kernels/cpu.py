@@ -48,7 +48,7 @@ ENDS = {
     "linear": ("", "_backward_x", "_backward_weight"),
     "norm": ("", "_backward"),
 }
-IN_BFLOAT16 = ("attention", "linear")
+IN_BFLOAT16 = ("attention", "d8_gelu", "linear")
 # Of C++ itself.  On ARM the compilers of before 2023 know only -mcpu.
 TARGET = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 FLAGS = (TARGET, "-std=c++20", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared")

@@ -48,17 +48,35 @@ int64_t last(const Buffer& x) {
   return x.dimensions()[x.dimensions().size() - 1];
 }
 
-template <xla::ffi::DataType type>
-Matrix<xla::ffi::NativeType<type>> matrix(const xla::ffi::Buffer<type>& x) {
-  return {x.typed_data(), last(x), 1};
+// A map of some that have the same shape: W [maps, C, D] has one for each row of x [maps, ..., C], W [C, D] one for all.
+struct Map {
+  int64_t index, maps;
+
+  template <class Buffer>
+  auto* of(const Buffer& x) const {
+    return x.typed_data() + index * (static_cast<int64_t>(x.element_count()) / maps);
+  }
+  template <xla::ffi::DataType type>
+  Matrix<xla::ffi::NativeType<type>> matrix(const xla::ffi::Buffer<type>& x) const {
+    return {of(x), last(x), 1};
+  }
+  template <xla::ffi::DataType type>
+  Matrix<xla::ffi::NativeType<type>> turned(const xla::ffi::Buffer<type>& x) const {
+    return {of(x), 1, last(x)};
+  }
+  template <class Buffer>
+  int64_t tokens(const Buffer& x) const {
+    return x.element_count() / (maps * last(x));
+  }
+};
+
+template <class Buffer, class Function>
+void for_maps(const Buffer& weight, Function do_map) {
+  int64_t maps = weight.dimensions().size() == 3 ? weight.dimensions()[0] : 1;
+  for (int64_t i = 0; i < maps; i++) do_map(Map{i, maps});
 }
 
-template <xla::ffi::DataType type>
-Matrix<xla::ffi::NativeType<type>> turned(const xla::ffi::Buffer<type>& x) {
-  return {x.typed_data(), 1, last(x)};
-}
-
-// The handlers of XLA's calls, of arrays of a type; b and its gradient are of float32.
+// The handlers of XLA's calls, of arrays of a type; b, of the first map, and its gradient are of float32.
 template <xla::ffi::DataType type, auto compute>
 struct Linear {
   using Buffer = xla::ffi::Buffer<type>;
@@ -70,29 +88,32 @@ struct Linear {
   // Arguments: x, W and perhaps b.
   static xla::ffi::Error forward(Pool pool, Buffer x, Buffer weight, xla::ffi::RemainingArgs bias, Result y,
                                  bool activated) {
-    int64_t terms = last(x), rows = x.element_count() / terms;
-    Product<T> p{rows, last(weight), terms, matrix(x), matrix(weight), activated, y->typed_data()};
-    if (bias.size()) p.bias = (*bias.template get<Sums>(0)).typed_data();
-    compute(pool, p);
+    for_maps(weight, [&](Map map) {
+      Product<T> p{map.tokens(x), last(weight), last(x), map.matrix(x), map.matrix(weight), activated, map.of(*y)};
+      if (bias.size() && map.index == 0) p.bias = (*bias.template get<Sums>(0)).typed_data();
+      compute(pool, p);
+    });
     return xla::ffi::Error::Success();
   }
 
   // Arguments: dy, W and, if f is the GELU, x.
   static xla::ffi::Error backward_x(Pool pool, Buffer dy, Buffer weight, xla::ffi::RemainingArgs x, Result dx) {
-    int64_t terms = last(dy), rows = dy.element_count() / terms;
-    Product<T> p{rows, last(*dx), terms, matrix(dy), turned(weight), false, dx->typed_data()};
-    if (x.size()) p.x = (*x.template get<Buffer>(0)).typed_data();
-    compute(pool, p);
+    for_maps(weight, [&](Map map) {
+      Product<T> p{map.tokens(dy), last(*dx), last(dy), map.matrix(dy), map.turned(weight), false, map.of(*dx)};
+      if (x.size()) p.x = map.of(*x.template get<Buffer>(0));
+      compute(pool, p);
+    });
     return xla::ffi::Error::Success();
   }
 
   // Results: dW and perhaps db.
   static xla::ffi::Error backward_weight(Pool pool, Buffer x, Buffer dy, Result d_weight,
                                          xla::ffi::RemainingRets d_bias, bool activated) {
-    int64_t rows = last(x), terms = x.element_count() / rows;
-    Product<T> p{rows, last(dy), terms, turned(x), matrix(dy), activated, d_weight->typed_data()};
-    if (d_bias.size()) p.b_sums = (*d_bias.template get<Sums>(0))->typed_data();
-    compute(pool, p);
+    for_maps(*d_weight, [&](Map map) {
+      Product<T> p{last(x), last(dy), map.tokens(x), map.turned(x), map.matrix(dy), activated, map.of(*d_weight)};
+      if (d_bias.size() && map.index == 0) p.b_sums = (*d_bias.template get<Sums>(0))->typed_data();
+      compute(pool, p);
+    });
     return xla::ffi::Error::Success();
   }
 

@@ -112,7 +112,7 @@ def _kernels(lines, *, tpu, gpu, cpu, fields):
         tpu = None
     supported = d8_gelu_gpu.supported(width, dtype)
     gpu = dispatch.on_rows(getattr(d8_gelu_gpu, gpu), 2 * fields) if supported else None
-    cpu = functools.partial(_on_cpu, cpu) if cpu_kernels.supported(lines) else None
+    cpu = functools.partial(_on_cpu, cpu) if cpu_kernels.supported(lines, in_bfloat16=True) else None
     return {"tpu": tpu, "interpret": tpu and functools.partial(tpu, interpret=True), "gpu": gpu, "cpu": cpu}
 
 

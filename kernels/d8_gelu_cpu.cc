@@ -7,14 +7,13 @@
 
 #include "cpu_gelu.h"
 #include "cpu_threads.h"
+#include "cpu_tiles.h"
 #include "cpu_vectors.h"
 
 namespace equivit {
 namespace {
 
 namespace ffi = xla::ffi;
-using Buffer = ffi::Buffer<ffi::F32>;
-using Result = ffi::ResultBuffer<ffi::F32>;
 using Eight = std::array<Vector, 8>;
 
 constexpr float kScale = 0.353553391f;  // sqrt(2) / 4
@@ -34,13 +33,21 @@ struct Field {
   }
 };
 
-Eight read(const Field<const float>& field, int64_t row, int64_t channel) {
+using equivit::load, equivit::store;
+#ifdef EQUIVIT_BFLOAT16
+Vector load(const Bfloat16* from, int64_t n) { return widened(from, n); }
+void store(Bfloat16* to, Vector x, int64_t n) { store_rounded(to, x, n); }
+#endif
+
+template <class T>
+Eight read(const Field<const T>& field, int64_t row, int64_t channel) {
   Eight x;
   for (int i = 0; i < 8; i++) x[i] = load(field.component(i, row, channel), field.channels - channel);
   return x;
 }
 
-void write(const Field<float>& field, int64_t row, int64_t channel, const Eight& x) {
+template <class T>
+void write(const Field<T>& field, int64_t row, int64_t channel, const Eight& x) {
   for (int i = 0; i < 8; i++) store(field.component(i, row, channel), x[i], field.channels - channel);
 }
 
@@ -78,37 +85,59 @@ void for_vectors(ffi::ThreadPool& pool, int64_t rows, int64_t channels, Visit vi
   });
 }
 
-ffi::Error forward(ffi::ThreadPool pool, Buffer lines, Buffer planes, Result y_lines, Result y_planes) {
-  auto x = field<const float>(lines, planes);
-  auto y = field<float>(*y_lines, *y_planes);
-  for_vectors(pool, x.rows, x.channels, [=](int64_t row, int64_t channel) {
-    Eight values = to_regular(read(x, row, channel));
-    for (Vector& value : values) value = gelu(value);
-    write(y, row, channel, to_isotypic(values));
-  });
-  return ffi::Error::Success();
-}
+// The handlers of XLA's calls, of fields of a type.
+template <ffi::DataType type>
+struct Gelu {
+  using T = ffi::NativeType<type>;
+  using Buffer = ffi::Buffer<type>;
+  using Result = ffi::ResultBuffer<type>;
 
-ffi::Error backward(ffi::ThreadPool pool, Buffer lines, Buffer planes, Buffer dy_lines, Buffer dy_planes,
-                    Result dx_lines, Result dx_planes) {
-  auto x = field<const float>(lines, planes), dy = field<const float>(dy_lines, dy_planes);
-  auto dx = field<float>(*dx_lines, *dx_planes);
-  for_vectors(pool, x.rows, x.channels, [=](int64_t row, int64_t channel) {
-    Eight values = to_regular(read(x, row, channel)), gradients = to_regular(read(dy, row, channel));
-    for (int i = 0; i < 8; i++) gradients[i] *= gelu_gradient(values[i]);
-    write(dx, row, channel, to_isotypic(gradients));
-  });
-  return ffi::Error::Success();
-}
+  static ffi::Error forward(ffi::ThreadPool pool, Buffer lines, Buffer planes, Result y_lines, Result y_planes) {
+    auto x = field<const T>(lines, planes);
+    auto y = field<T>(*y_lines, *y_planes);
+    for_vectors(pool, x.rows, x.channels, [=](int64_t row, int64_t channel) {
+      Eight values = to_regular(read(x, row, channel));
+      for (Vector& value : values) value = gelu(value);
+      write(y, row, channel, to_isotypic(values));
+    });
+    return ffi::Error::Success();
+  }
+
+  static ffi::Error backward(ffi::ThreadPool pool, Buffer lines, Buffer planes, Buffer dy_lines, Buffer dy_planes,
+                             Result dx_lines, Result dx_planes) {
+    auto x = field<const T>(lines, planes), dy = field<const T>(dy_lines, dy_planes);
+    auto dx = field<T>(*dx_lines, *dx_planes);
+    for_vectors(pool, x.rows, x.channels, [=](int64_t row, int64_t channel) {
+      Eight values = to_regular(read(x, row, channel)), gradients = to_regular(read(dy, row, channel));
+      for (int i = 0; i < 8; i++) gradients[i] *= gelu_gradient(values[i]);
+      write(dx, row, channel, to_isotypic(gradients));
+    });
+    return ffi::Error::Success();
+  }
+
+  static auto of_forward() { return of_one().template Ret<Buffer>().template Ret<Buffer>(); }
+  static auto of_backward() {
+    return of_one().template Arg<Buffer>().template Arg<Buffer>().template Ret<Buffer>().template Ret<Buffer>();
+  }
+
+ private:
+  static auto of_one() {
+    return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().template Arg<Buffer>().template Arg<Buffer>();
+  }
+};
+
+using Float32 = Gelu<ffi::F32>;
+#ifdef EQUIVIT_BFLOAT16
+using InBfloat16 = Gelu<ffi::BF16>;
+#endif
 
 }  // namespace
 }  // namespace equivit
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    equivit_d8_gelu, equivit::forward,
-    xla::ffi::Ffi::Bind().Ctx<xla::ffi::ThreadPool>().Arg<equivit::Buffer>().Arg<equivit::Buffer>()
-        .Ret<equivit::Buffer>().Ret<equivit::Buffer>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    equivit_d8_gelu_backward, equivit::backward,
-    xla::ffi::Ffi::Bind().Ctx<xla::ffi::ThreadPool>().Arg<equivit::Buffer>().Arg<equivit::Buffer>()
-        .Arg<equivit::Buffer>().Arg<equivit::Buffer>().Ret<equivit::Buffer>().Ret<equivit::Buffer>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(equivit_d8_gelu, equivit::Float32::forward, equivit::Float32::of_forward());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(equivit_d8_gelu_backward, equivit::Float32::backward, equivit::Float32::of_backward());
+#ifdef EQUIVIT_BFLOAT16
+using equivit::InBfloat16;
+XLA_FFI_DEFINE_HANDLER_SYMBOL(equivit_d8_gelu_bfloat16, InBfloat16::forward, InBfloat16::of_forward());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(equivit_d8_gelu_backward_bfloat16, InBfloat16::backward, InBfloat16::of_backward());
+#endif

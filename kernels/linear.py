@@ -1,6 +1,7 @@
 """The linear map f(x) W + b of tokens, where f is the identity or the exact GELU.
 
-Shapes: x [*B, N, C], W [C, D], b [D] or None -> [*B, N, D].
+Shapes: x [*B, N, C], W [C, D], b [D] or None -> [*B, N, D]; or with a matrix for each row of a field, and b for the
+first: x [i, *B, N, C], W [i, C, D], b [D] or None -> [i, *B, N, D].
 """
 
 import functools
@@ -21,12 +22,17 @@ Plain = Callable[[jax.Array, jax.Array, jax.Array | None, bool], jax.Array]
 
 def reference(x: jax.Array, weight: jax.Array, bias: jax.Array | None, activated: bool) -> jax.Array:
     """The definition, in plain jnp; `activated` says that f is the GELU."""
-    y = (jax.nn.gelu(x, approximate=False) if activated else x) @ weight
-    return y if bias is None else y + bias
+    x = jax.nn.gelu(x, approximate=False) if activated else x
+    if weight.ndim == 2:
+        return x @ weight if bias is None else x @ weight + bias
+    y = jnp.einsum("i...c,icd->i...d", x, weight)
+    return y if bias is None else y.at[0].add(bias)
 
 
 def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None, activated: bool, plain: Plain) -> jax.Array:
     """The map, by the kernel for CPUs in a program for one of them, if it supports the arrays; elsewhere by `plain`.
+
+    What `remat="dots"` keeps has the name "product"; that of `unnamed` is left to the caller.
 
     Args:
       x: tokens.
@@ -35,11 +41,20 @@ def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None, activated: b
       activated: whether f is the GELU.
       plain: what `reference` defines.
     """
-    chosen = dispatch.chosen(NAME, "auto")
-    if chosen not in ("auto", "cpu") or not supported(x, weight, bias):
+    if not _by_kernel(x, weight, bias):
         return plain(x, weight, bias, activated)
-    # The name of what `remat="dots"` keeps.
-    return checkpoint_name(_linear(x, weight, bias, activated, plain, chosen), "product")
+    return checkpoint_name(unnamed(x, weight, bias, activated, plain), "product")
+
+
+def unnamed(x: jax.Array, weight: jax.Array, bias: jax.Array | None, activated: bool, plain: Plain) -> jax.Array:
+    """The same without a name."""
+    if not _by_kernel(x, weight, bias):
+        return plain(x, weight, bias, activated)
+    return _linear(x, weight, bias, activated, plain, dispatch.chosen(NAME, "auto"))
+
+
+def _by_kernel(*arrays):
+    return dispatch.chosen(NAME, "auto") in ("auto", "cpu") and supported(*arrays)
 
 
 # A backward pass begins from the arguments: otherwise what either platform needs is kept for it, on the others zeros.
@@ -63,7 +78,7 @@ def supported(x: Any, weight: Any, bias: Any = None) -> bool:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _on_cpu(activated, x, weight, bias):
     arrays = (x, weight) if bias is None else (x, weight, bias.astype(jnp.float32))
-    y = jax.ShapeDtypeStruct((*x.shape[:-1], weight.shape[1]), x.dtype)
+    y = jax.ShapeDtypeStruct((*x.shape[:-1], weight.shape[-1]), x.dtype)
     return cpu.call("equivit_linear", arrays, [y], activated=activated)[0]
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from kernels import d8_gelu, dispatch, tpu_blocks
-from kernels.isotypic_linear import add_to_first, product
+from kernels.isotypic_linear import affine
 from kernels.pointwise import gelu, to_isotypic, to_regular
 
 NAME = "octic_linear_gelu"
@@ -23,11 +23,10 @@ WEIGHT_BYTES = 8 * 2**20
 def linear(
     lines: jax.Array, planes: jax.Array, w_lines: jax.Array, w_planes: jax.Array, bias: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The linear map in plain jnp."""
+    """The linear map, as `isotypic_linear.py` has it."""
     with jax.named_scope("linear"):
         # The name is of what `remat="dots"` keeps for the backward pass.
-        y, planes = checkpoint_name((product(lines, w_lines), product(planes, w_planes)), "product")
-        return add_to_first(y, bias), planes
+        return checkpoint_name((affine(lines, w_lines, bias), affine(planes, w_planes)), "product")
 
 
 def reference(
@@ -50,10 +49,10 @@ def octic_linear_gelu(
 ) -> tuple[jax.Array, jax.Array]:
     """GELU of a linear map of an octic field.
 
-    Under differentiation it is the linear map in XLA, then `d8_gelu`, and the hidden field is stored: the backward pass
+    Under differentiation it is the linear map alone, then `d8_gelu`, and the hidden field is stored: the backward pass
     needs it, and recomputing it would cost a tenth of a training step's products.
 
-    If the kernel does not support the shapes, "auto" is the linear map in XLA, then `d8_gelu`.  In bfloat16 the
+    If the kernel does not support the shapes, "auto" is the linear map, then `d8_gelu`.  In bfloat16 the
     kernel's GELU sees the sums in float32, the other implementations see them rounded.
 
     Args:
@@ -112,7 +111,7 @@ def _forward(lines, planes, w_lines, w_planes, bias, *, implementation):
 
     kernels = _kernels(lines, w_lines, w_planes, bias)
     if implementation == "cpu":
-        kernels["cpu"] = plain  # XLA's products, then the kernel of `d8_gelu`
+        kernels["cpu"] = plain  # the kernels of `linear` and `d8_gelu`
     return dispatch.run(NAME, implementation, plain, kernels, (lines, planes), (w_lines, w_planes, bias))
 
 

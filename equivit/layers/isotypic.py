@@ -19,7 +19,7 @@ from equivit.layers import dense
 from equivit.layers.attention import Parts, attend, attention_weights, enough_for_kernel
 from equivit.layers.dense import WEIGHT_INIT, patchify, uniform, unpatchify
 from equivit.layers.grid import Layout
-from equivit.layers.product import kept, matmul
+from equivit.layers.product import kept
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic
 from equivit.symmetry.groups import FLIP, OCTIC, Group
@@ -28,7 +28,7 @@ try:
     from kernels import octic_attention, octic_mlp
     from kernels.d8_gelu import d8_gelu
     from kernels.isotypic_attention import isotypic_attention
-    from kernels.isotypic_linear import add_to_first, linear, product
+    from kernels.isotypic_linear import add_to_first, affine, linear
     from kernels.norm import Norm, normalise
     from kernels.octic_linear_gelu import octic_linear_gelu
 except ImportError as error:
@@ -80,10 +80,8 @@ class Linear(nnx.Module):
     def __call__(self, x: Isotypic) -> Isotypic:
         with jax.named_scope("linear"):
             x = x.astype(self.lines[...].dtype)
-            lines = kept(product(x.lines, self.lines[...]))
-            lines = lines if self.bias is None else add_to_first(lines, self.bias[...])
-            planes = None if x.planes is None else matmul(x.planes, self.planes[...])
-            return Isotypic(lines, planes)
+            lines = kept(affine(x.lines, self.lines[...], None if self.bias is None else self.bias[...]))
+            return Isotypic(lines, None if x.planes is None else dense.affine(x.planes, self.planes[...]))
 
     def arrays(self) -> tuple[tuple[jax.Array, ...], jax.Array | None]:
         """The weights, one array for each of a field, and the bias."""

@@ -14,8 +14,9 @@ from jax.sharding import AxisType
 
 import kernels
 from equivit import models, testing
-from equivit.layers import dense
+from equivit.layers import dense, isotypic
 from equivit.symmetry.fields import Isotypic
+from equivit.symmetry.groups import OCTIC
 from kernels import compile_cpu, cpu
 from kernels.attention import attend_rows, attention, rows_reference
 from kernels.d8_gelu import d8_gelu
@@ -105,8 +106,10 @@ def test_a_nan_is_not_lost():
             assert y[0, slice(4, 5) if column == 0 else slice(None)].any(-1).all() and not y[1].any()
     lines, planes = draw([(4, 1, 100, 8), (2, 1, 100, 16)], "float32")
     lines = lines.at[2, 0, 7, 3].set(nan)
-    y = value_and_gradient(functools.partial(d8_gelu, implementation="cpu"), (lines, planes), (lines, planes))
-    assert all(np.isnan(a[:, 0, 7, 3]).all() for a in y) and sum(map(np.count_nonzero, map(np.isnan, y))) == 16
+    for dtype in dtypes:
+        field = lines.astype(dtype), planes.astype(dtype)
+        y = value_and_gradient(functools.partial(d8_gelu, implementation="cpu"), field, field)
+        assert all(np.isnan(a[:, 0, 7, 3]).all() for a in y) and sum(map(np.count_nonzero, map(np.isnan, y))) == 16
     y = normalise((lines, planes), (jnp.ones((4, 8)), jnp.ones(16)), jnp.ones(8), Norm(1e-5))
     assert all(np.isnan(a[:, 0, 7]).all() and np.isnan(a).sum() == a[:, 0, 7].size for a in y)
     x, weight = draw([(2, 100, 8), (8, 50)], "float32")
@@ -124,11 +127,16 @@ def test_a_kernel_that_mixes_up_columns_is_caught(wrong):
     assert distances(found, rows_reference(2, qkv))[0] > 10 * RELATIVE
 
 
+@DTYPES
 @pytest.mark.parametrize("shape", AWKWARD, ids=lambda shape: shape.name)
-def test_the_gelu_of_fields_is_the_reference_s(shape):
-    field, gradient = draw(shape.field(shape.hidden), "float32"), draw(shape.field(shape.hidden), "float32", seed=1)
+def test_the_gelu_of_fields_is_the_reference_s(shape, dtype):
+    needs(dtype)
+    field, gradient = draw(shape.field(shape.hidden), dtype), draw(shape.field(shape.hidden), dtype, seed=1)
     found = value_and_gradient(functools.partial(d8_gelu, implementation="cpu"), field, gradient)
-    assert_near(found, value_and_gradient(gelu_reference, field, gradient))
+    expected = value_and_gradient(gelu_reference, widen(field), widen(gradient))
+    if dtype == "float32":
+        assert_near(found, expected)
+    assert max(distances(found, expected)) < BOUNDS[dtype] and all(a.dtype == dtype for a in found)
 
 
 def test_the_gelu_is_within_1e_6_of_the_exact_one():
@@ -163,18 +171,20 @@ def by_kernel(*arrays):
 
 @DTYPES
 @pytest.mark.parametrize("activated", [False, True], ids=["identity", "gelu"])
-@pytest.mark.parametrize("batch, tokens, c, d, bias", [
-    ((2,), 197, 48, 192, True),  # whole panels
-    ((1,), 100, 1601, 17, True),  # sums in three goes, and half a vector
-    ((), 101, 7, 300, True),  # more columns than rows, one of them more than whole tiles
-    ((3, 1), 103, 50, 64, False),  # four vectors of columns, two panels of two
-    ((12,), 211, 5, 3, True),  # more rows than two tasks take at once, and in bfloat16 sums in two goes
-    ((2,), 128, 8, 1, False),
+@pytest.mark.parametrize("batch, tokens, c, d, bias, maps", [
+    ((2,), 197, 48, 192, True, ()),  # whole panels
+    ((1,), 100, 1601, 17, True, ()),  # sums in three goes, and half a vector
+    ((), 101, 7, 300, True, ()),  # more columns than rows, one of them more than whole tiles
+    ((3, 1), 103, 50, 64, False, ()),  # four vectors of columns, two panels of two
+    ((12,), 211, 5, 3, True, ()),  # more rows than two tasks take at once, and in bfloat16 sums in two goes
+    ((2,), 128, 8, 1, False, ()),
+    ((2,), 101, 24, 33, True, (4,)),  # octic lines
+    ((), 150, 9, 40, False, (2,)),  # flip
 ], ids=str)  # fmt: skip
-def test_linear_maps_are_the_reference_s(batch, tokens, c, d, bias, activated, dtype):
+def test_linear_maps_are_the_reference_s(batch, tokens, c, d, bias, maps, activated, dtype):
     needs(dtype)
-    x, dy = draw([(*batch, tokens, c), (*batch, tokens, d)], dtype)
-    weight, b = draw([(c, d), (d,)], dtype, seed=1)
+    x, dy = draw([(*maps, *batch, tokens, c), (*maps, *batch, tokens, d)], dtype)
+    weight, b = draw([(*maps, c, d), (d,)], dtype, seed=1)
     found = linear_value_and_gradient(by_kernel, activated, x, weight, b if bias else None, dy)
     x, weight, b, dy = widen((x, weight, b, dy))
     expected = linear_value_and_gradient(linear_reference, activated, x, weight, b if bias else None, dy)
@@ -195,6 +205,10 @@ def test_where_linear_maps_have_a_kernel():
     jax.jvp(mlp, (few,), (few,))
     with jax.set_mesh(jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))):
         assert targets(mlp, many) == []
+    octic = isotypic.Linear(64, 96, group=OCTIC, rngs=nnx.Rngs(0))
+    lines, planes = draw([(4, 2, 100, 8), (2, 2, 100, 16)], "float32")
+    assert targets(octic, Isotypic(lines, planes)) == ["equivit_linear"] * 2
+    assert targets(octic, Isotypic(lines[..., 1:, :], planes[..., 1:, :])) == []
     half = many.astype(jnp.float16)
     assert targets(lambda x: linear(x, x[0, :16], None, False, linear_reference), half) == []
     np.testing.assert_array_equal(jax.jit(jax.vmap(mlp))(many), jax.jit(mlp)(many))
