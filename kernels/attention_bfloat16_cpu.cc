@@ -131,10 +131,10 @@ void backward_head(const Sizes& sizes, Head at, const Given& qkv, const Given& d
   }
   multiply(n, n, width, ds, k_panels, result);
   scatter(result, dqkv, sizes, at, kQueries);
-  copy_columns(n, n, {ds, 1, n}, turned);
+  copy_columns(n, n, {ds, 1, n}, turned, n);
   multiply(n, n, width, turned, q_panels, result);
   scatter(result, dqkv, sizes, at, kKeys);
-  copy_columns(n, n, {p, 1, n}, turned);
+  copy_columns(n, n, {p, 1, n}, turned, n);
   multiply(n, n, width, turned, dy_panels, result);
   scatter(result, dqkv, sizes, at, kValues);
 }

@@ -2,12 +2,15 @@
 
 #pragma once
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
+#include <new>
 #include <thread>
-#include <vector>
 
 #include "xla/ffi/api/ffi.h"
 
@@ -36,14 +39,26 @@ void in_parallel(xla::ffi::ThreadPool& pool, int64_t tasks, Function do_task) {
   for (int64_t done; (done = progress->done) < tasks;) progress->done.wait(done);
 }
 
-// Memory of this thread, of at least so many floats, which stays for its next task.  It begins with a cache line: a
-// vector that lies in two of them takes twice as long to load.
+// Memory of this thread, of at least so many floats, which stays for its next task.  It has pages of its own, huge ones
+// where Linux has them: products read it in strides, and of small pages a core knows too few.
 inline float* scratch(int64_t floats) {
-  constexpr int64_t kLine = 64;
-  static thread_local std::vector<float> memory;
-  if (static_cast<int64_t>(memory.size()) < floats + kLine) memory.resize(floats + kLine);
-  auto address = reinterpret_cast<uintptr_t>(memory.data());
-  return reinterpret_cast<float*>((address + kLine - 1) / kLine * kLine);
+  constexpr size_t kPage = 2 << 20;
+  struct Free {
+    void operator()(float* memory) const { std::free(memory); }
+  };
+  static thread_local std::unique_ptr<float, Free> memory;
+  static thread_local size_t size = 0;
+  size_t needed = (floats * sizeof(float) + kPage - 1) / kPage * kPage;
+  if (size < needed) {
+    memory.reset();
+    memory.reset(static_cast<float*>(std::aligned_alloc(kPage, needed)));
+    size = memory ? needed : 0;
+    if (!memory) throw std::bad_alloc();
+#ifdef MADV_HUGEPAGE
+    madvise(memory.get(), size, MADV_HUGEPAGE);
+#endif
+  }
+  return memory.get();
 }
 
 }  // namespace equivit

@@ -130,8 +130,8 @@ inline void copy_row(int64_t terms, const Bfloat16* from, int64_t all, Bfloat16*
   for (int64_t k = 0; k < all; k += kTile) _mm512_storeu_si512(to + k, some_numbers(from + k, terms - k));
 }
 
-// All rows of an A in columns: [whole_tiles(rows), whole_tiles(terms)], with zeros beyond them.
-inline void copy_columns(int64_t rows, int64_t terms, Numbers a, Bfloat16* to) {
+// All rows of an A in columns: [whole_tiles(rows), whole_tiles(terms)], with zeros beyond them, `to_row` apart.
+inline void copy_columns(int64_t rows, int64_t terms, Numbers a, Bfloat16* to, int64_t to_row) {
   int64_t all = whole_tiles(terms);
   alignas(64) Bfloat16 block[kTile * kTile];  // [16 pairs of terms, kTile rows, 2]
   for (int64_t k = 0; k < all; k += kTile)
@@ -139,12 +139,19 @@ inline void copy_columns(int64_t rows, int64_t terms, Numbers a, Bfloat16* to) {
       auto term = [&](int64_t k) { return some_numbers(a.at + k * a.column + i, k < terms ? rows - i : 0); };
       for (int64_t p = 0; p < kTile; p += 2) store_pairs(term(k + p), term(k + p + 1), block + p * kTile);
       for (int64_t half = 0; half < 2; half++)
-        transpose_pairs(block + half * kTile, kTile, to + (i + 16 * half) * all + k, all / 2);
+        transpose_pairs(block + half * kTile, kTile, to + (i + 16 * half) * to_row + k, to_row / 2);
     }
 }
 
-// sums [kTile, kTile] = A B, or sums + A B, for rows of A that are contiguous and a panel of B.
-inline void multiply_tiles(int64_t terms, const Bfloat16* a, int64_t a_row, const Bfloat16* b, float* sums, bool add) {
+struct Nothing {
+  void operator()() const {}
+};
+
+// sums [kTile, kTile] = A B, or sums + A B, for rows of A that are contiguous and a panel of B.  It calls fetch() every
+// kTile terms.
+template <class Fetch = Nothing>
+inline void multiply_tiles(int64_t terms, const Bfloat16* a, int64_t a_row, const Bfloat16* b, float* sums, bool add,
+                           Fetch fetch = {}) {
   constexpr int64_t kRow = kTile * sizeof(float), kBelow = 16 * kTile;
   if (add) {
     _tile_loadd(0, sums, kRow);
@@ -159,6 +166,7 @@ inline void multiply_tiles(int64_t terms, const Bfloat16* a, int64_t a_row, cons
   }
   int64_t row = a_row * sizeof(Bfloat16);
   for (int64_t k = 0; k < terms; k += kTile) {
+    fetch();
     _tile_loadd(4, a + k, row);
     _tile_loadd(6, b + k * kTile, kRow);
     _tile_loadd(7, b + k * kTile + kTile, kRow);

@@ -14,17 +14,18 @@
 namespace equivit {
 namespace {
 
-constexpr int64_t kTerms = 2048;  // of these a panel is 128 kB; of longer sums the first part waits in memory
+constexpr int64_t kTerms = 2048;  // of these a panel is 128 kB; of longer sums parts wait in memory
+constexpr int64_t kOfPanels = 3000;  // at most as many terms of all panels together that are made at once
 constexpr int64_t kCached = 650'000;  // numbers of A that a task may have: they stay in the second cache
 
 void activate(int64_t n, Bfloat16* x) {
   for (int64_t i = 0; i < n; i += kLanes) store_rounded(x + i, gelu(widened(x + i, kLanes)), kLanes);
 }
 
-// Rows of f(A), [kTile, whole_tiles(terms)], with zeros beyond them.
-void copy_rows(int64_t rows, int64_t terms, Numbers a, bool activated, Bfloat16* to) {
+// Rows of f(A), [kTile, whole_tiles(terms)], with zeros beyond them, `to_row` apart.
+void copy_rows(int64_t rows, int64_t terms, Numbers a, bool activated, Bfloat16* to, int64_t to_row) {
   int64_t all = whole_tiles(terms);
-  for (int64_t i = 0; i < kTile; i++, to += all) {
+  for (int64_t i = 0; i < kTile; i++, to += to_row) {
     copy_row(i < rows ? terms : 0, a.at + i * a.row, all, to);
     if (activated && i < rows) activate(all, to);
   }
@@ -53,34 +54,63 @@ void finish(const Product<Bfloat16>& p, const float* sums, Range rows, Range col
     }
 }
 
-// Some rows and columns of C.
+// A line of the cache in each of some rows, to be fetched a few at a time: a core waits for few lines at once, and
+// those of A and B must not stand behind them.
+struct Lines {
+  const Bfloat16* at;
+  int64_t step, left;
+
+  void fetch(bool to_write) {
+    for (int i = 0; i < 2 && left > 0; i++, left--, at += step)
+      if (to_write) __builtin_prefetch(at, 1);
+      else __builtin_prefetch(at);
+  }
+};
+
+// Some rows and columns of C, of which some panels are made at once: what is written of a row is then more than a line,
+// and A is read less often.
 void part(const Product<Bfloat16>& p, Range rows, Range columns, bool with_b_sums) {
   Tiles tiles;
-  int64_t at_once = std::min(kTerms, whole_tiles(p.terms)), height = whole_tiles(rows.size);
-  bool in_columns = p.a.column != 1, in_goes = p.terms > kTerms;
-  int64_t waiting = in_goes ? height * whole_tiles(columns.size) : kTile * kTile;
-  float* sums = scratch(waiting + whole_tiles(columns.size) + at_once * (kTile + height) / 2);
+  int64_t goes = (p.terms + kTerms - 1) / kTerms, at_once = whole_tiles((p.terms + goes - 1) / goes);
+  int64_t height = whole_tiles(rows.size), width = whole_tiles(columns.size);
+  int64_t panels = std::clamp<int64_t>(kOfPanels / at_once, 1, 4);
+  int64_t a_row = (at_once / kTile | 1) * kTile;  // an odd number of lines, so that rows lie in different sets
+  bool in_columns = p.a.column != 1;
+  int64_t waiting = goes > 1 ? height * width : kTile * kTile;
+  float* sums = scratch(waiting + width + (panels * at_once * kTile + a_row * height) / 2);
   float* b_sums = sums + waiting;
-  auto of_b = reinterpret_cast<Bfloat16*>(b_sums + whole_tiles(columns.size)), of_a = of_b + at_once * kTile;
-  std::fill_n(b_sums, whole_tiles(columns.size), 0.f);
+  auto of_b = reinterpret_cast<Bfloat16*>(b_sums + width), of_a = of_b + panels * at_once * kTile;
+  std::fill_n(b_sums, width, 0.f);
   for (int64_t k = 0; k < p.terms; k += at_once) {
     int64_t n = std::min(at_once, p.terms - k), all = whole_tiles(n);
-    if (in_columns) copy_columns(rows.size, n, p.a.from(rows.begin, k), of_a);
-    if (in_columns && p.activated) activate(height * all, of_a);
-    for (int64_t j = 0; j < columns.size; j += kTile) {
-      Range panel{columns.begin + j, std::min(kTile, columns.size - j)};
-      copy_panel(n, panel.size, p.b.from(k, panel.begin), of_b);
-      if (with_b_sums) add_columns(n, of_b, b_sums + j);
+    bool last = k + n == p.terms;
+    if (in_columns) copy_columns(rows.size, n, p.a.from(rows.begin, k), of_a, a_row);
+    for (int64_t i = 0; in_columns && p.activated && i < rows.size; i++) activate(all, of_a + i * a_row);
+    for (int64_t j = 0; j < columns.size; j += panels * kTile) {
+      int64_t end = std::min(columns.size, j + panels * kTile), left = columns.size - end;
+      for (int64_t c = j; c < end; c += kTile) {
+        Bfloat16* panel = of_b + (c - j) * at_once;
+        copy_panel(n, std::min(kTile, columns.size - c), p.b.from(k, columns.begin + c), panel);
+        if (with_b_sums) add_columns(n, panel, b_sums + c);
+      }
+      Lines next{p.b.from(k, columns.begin + end).at, p.b.row, p.b.column == 1 && left > 0 ? n : 0};
       for (int64_t i = 0; i < rows.size; i += kTile) {
-        Range tile{rows.begin + i, std::min(kTile, rows.size - i)};
-        Numbers a = p.a.from(tile.begin, k);
-        if (in_columns || p.activated || tile.size < kTile || n < all) {
-          if (!in_columns && j == 0) copy_rows(tile.size, n, a, p.activated, of_a + i * all);
-          a = {of_a + i * all, all, 1};
+        Range of_rows{rows.begin + i, std::min(kTile, rows.size - i)};
+        Numbers a = p.a.from(of_rows.begin, k);
+        if (in_columns || p.activated || of_rows.size < kTile || n < all) {
+          if (!in_columns && j == 0) copy_rows(of_rows.size, n, a, p.activated, of_a + i * a_row, a_row);
+          a = {of_a + i * a_row, a_row, 1};
         }
-        float* of_tile = in_goes ? sums + i * whole_tiles(columns.size) + j * kTile : sums;
-        multiply_tiles(all, a.at, a.row, of_b, of_tile, k > 0);
-        if (k + n == p.terms) finish(p, of_tile, tile, panel);
+        for (int64_t c = j; c < end; c += kTile) {
+          Range of_columns{columns.begin + c, std::min(kTile, columns.size - c)};
+          int64_t at = of_rows.begin * p.columns + of_columns.begin, finished = last ? of_rows.size : 0;
+          Lines result{p.c + at, p.columns, finished}, x = p.x ? Lines{p.x + at, p.columns, finished} : Lines{};
+          float* tile = goes > 1 ? sums + i * width + c * kTile : sums;
+          multiply_tiles(all, a.at, a.row, of_b + (c - j) * at_once, tile, k > 0, [&]() __attribute__((always_inline)) {
+            result.fetch(true), x.fetch(false), next.fetch(false);
+          });
+          if (last) finish(p, tile, of_rows, of_columns);
+        }
       }
     }
   }
@@ -89,7 +119,7 @@ void part(const Product<Bfloat16>& p, Range rows, Range columns, bool with_b_sum
 }
 
 void compute(xla::ffi::ThreadPool& pool, const Product<Bfloat16>& p) {
-  int64_t at_most = std::max(kTile, kCached / std::min(kTerms, p.terms));
+  int64_t goes = (p.terms + kTerms - 1) / kTerms, at_most = std::max(kTile, kCached * goes / p.terms);
   for_parts_of(pool, p, kTile, kTile, at_most, [=](Range rows, Range columns, bool with_b_sums) {
     part(p, rows, columns, with_b_sums);
   });

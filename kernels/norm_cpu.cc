@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "cpu_threads.h"
 #include "cpu_vectors.h"
