@@ -15,7 +15,7 @@ namespace equivit {
 namespace {
 
 constexpr int64_t kTerms = 2048;  // of these a panel is 128 kB; of longer sums parts wait in memory
-constexpr int64_t kOfPanels = 3000;  // at most as many terms of all panels together that are made at once
+constexpr int64_t kOfPanels = 3072;  // at most as many terms of all panels together that are made at once
 constexpr int64_t kCached = 650'000;  // numbers of A that a task may have: they stay in the second cache
 
 void activate(int64_t n, Bfloat16* x) {
@@ -54,16 +54,18 @@ void finish(const Product<Bfloat16>& p, const float* sums, Range rows, Range col
     }
 }
 
-// A line of the cache in each of some rows, to be fetched a few at a time: a core waits for few lines at once, and
+// Lines of the cache, some in each of some rows, to be fetched a row at a time: a core waits for few lines at once, and
 // those of A and B must not stand behind them.
 struct Lines {
   const Bfloat16* at;
-  int64_t step, left;
+  int64_t step, left, of_row = 1;
 
   void fetch(bool to_write) {
-    for (int i = 0; i < 2 && left > 0; i++, left--, at += step)
-      if (to_write) __builtin_prefetch(at, 1);
-      else __builtin_prefetch(at);
+    if (left-- <= 0) return;
+    for (int64_t line = 0; line < of_row; line++)
+      if (to_write) __builtin_prefetch(at + line * kTile, 1);
+      else __builtin_prefetch(at + line * kTile);
+    at += step;
   }
 };
 
@@ -87,13 +89,14 @@ void part(const Product<Bfloat16>& p, Range rows, Range columns, bool with_b_sum
     if (in_columns) copy_columns(rows.size, n, p.a.from(rows.begin, k), of_a, a_row);
     for (int64_t i = 0; in_columns && p.activated && i < rows.size; i++) activate(all, of_a + i * a_row);
     for (int64_t j = 0; j < columns.size; j += panels * kTile) {
-      int64_t end = std::min(columns.size, j + panels * kTile), left = columns.size - end;
+      int64_t end = std::min(columns.size, j + panels * kTile);
+      int64_t ahead = (std::min(columns.size - end, panels * kTile) + kTile - 1) / kTile;
       for (int64_t c = j; c < end; c += kTile) {
         Bfloat16* panel = of_b + (c - j) * at_once;
         copy_panel(n, std::min(kTile, columns.size - c), p.b.from(k, columns.begin + c), panel);
         if (with_b_sums) add_columns(n, panel, b_sums + c);
       }
-      Lines next{p.b.from(k, columns.begin + end).at, p.b.row, p.b.column == 1 && left > 0 ? n : 0};
+      Lines next{p.b.from(k, columns.begin + end).at, p.b.row, p.b.column == 1 ? n : 0, ahead};
       for (int64_t i = 0; i < rows.size; i += kTile) {
         Range of_rows{rows.begin + i, std::min(kTile, rows.size - i)};
         Numbers a = p.a.from(of_rows.begin, k);
