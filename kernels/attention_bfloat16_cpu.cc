@@ -37,38 +37,70 @@ struct Memory {
   }
 };
 
+void copy_numbers(int64_t n, const Bfloat16* from, Bfloat16* to) {
+  for (; n >= kTile; n -= kTile, from += kTile, to += kTile) _mm512_storeu_si512(to, _mm512_loadu_si512(from));
+  if (n) _mm512_mask_storeu_epi16(to, (1u << n) - 1, some_numbers(from, n));
+}
+
 void gather(const Given& arrays, const Sizes& sizes, Head at, int third, Bfloat16* to) {
   std::fill_n(to, sizes.vectors(), 0);
   for_parts(arrays, sizes, at, third, [&](const Bfloat16* from, int64_t step, int64_t channels, int64_t before) {
-    for (int64_t i = 0; i < sizes.tokens; i++) std::copy_n(from + i * step, channels, to + i * sizes.width() + before);
+    for (int64_t i = 0; i < sizes.tokens; i++) copy_numbers(channels, from + i * step, to + i * sizes.width() + before);
   });
 }
 
 void scatter(const Bfloat16* from, const Made& arrays, const Sizes& sizes, Head at, int third) {
   for_parts(arrays, sizes, at, third, [&](Bfloat16* to, int64_t step, int64_t channels, int64_t before) {
-    for (int64_t i = 0; i < sizes.tokens; i++) std::copy_n(from + i * sizes.width() + before, channels, to + i * step);
+    for (int64_t i = 0; i < sizes.tokens; i++) copy_numbers(channels, from + i * sizes.width() + before, to + i * step);
   });
 }
 
 // kTile rows of products, [kTile, columns], of contiguous rows of A and panels of B.
 void multiply_rows(int64_t terms, int64_t columns, const Bfloat16* a, const Bfloat16* b, float* to) {
-  alignas(64) float sums[kTile * kTile];
-  for (int64_t j = 0; j < columns; j += kTile) {
-    multiply_tiles(terms, a, terms, b + j * terms, sums, false);
-    for (int64_t i = 0; i < kTile; i++) std::copy_n(sums + i * kTile, kTile, to + i * columns + j);
-  }
+  for (int64_t j = 0; j < columns; j += kTile) multiply_tiles(terms, a, terms, b + j * terms, to + j, false, {}, columns);
 }
 
-// All rows of a product, rounded: [rows, columns].
-void multiply(int64_t rows, int64_t terms, int64_t columns, const Bfloat16* a, const Bfloat16* b, Bfloat16* to) {
+// All rows of a product, row i times factor(i), rounded: [rows, columns].
+template <class Factors>
+void multiply(int64_t rows, int64_t terms, int64_t columns, const Bfloat16* a, const Bfloat16* b, Factors factor,
+              Bfloat16* to) {
   alignas(64) float sums[kTile * kTile];
   for (int64_t i = 0; i < rows; i += kTile)
     for (int64_t j = 0; j < columns; j += kTile) {
       multiply_tiles(terms, a + i * terms, terms, b + j * terms, sums, false);
       for (int64_t r = 0; r < kTile; r++)
         for (int64_t h = 0; h < kTile; h += kLanes)
-          store_rounded(to + (i + r) * columns + j + h, load(sums + r * kTile + h), kLanes);
+          store_rounded(to + (i + r) * columns + j + h, factor(i + r) * load(sums + r * kTile + h), kLanes);
     }
+}
+
+float one(int64_t) { return 1; }
+
+// 2^x for -126 <= x <= 0, within 3e-6 of it: the result is to be rounded.  NaN of NaN.
+Vector coarse_exp2(Vector x) {
+  Vector n = x + kRounding, r = x - (n - kRounding);  // see `scaled_exp`
+  Vector power = 9.58274264e-3f * r + 5.59062804e-2f;
+  power = power * r + 2.40240996e-1f;
+  power = power * r + 6.93124211e-1f;
+  power = power * r + 1.f;
+  return (Vector)_mm512_add_epi32((__m512i)power, _mm512_slli_epi32((__m512i)n, 23));
+}
+
+// `exponentials` that are rounded.  What lies beyond n is 2^-126, and is to be multiplied by 0.
+void rounded_exponentials(int64_t rows, int64_t n, int64_t length, float factor, float* x, float* inverse,
+                          Bfloat16* to) {
+  factor *= 1.44269504f;
+  find_largest(rows, n, length, x, inverse);
+  for (int64_t i = 0; i < rows; i++) {
+    Vector top = filled(inverse[i]), even{}, odd{};
+    auto rounded = [&](int64_t at) {
+      Vector e = coarse_exp2(max(filled(-126.f), factor * (load(x + at) - top)));
+      store_rounded(to + at, e, kLanes);
+      return e;
+    };
+    for (int64_t j = i * length; j < (i + 1) * length; j += kTile) even += rounded(j), odd += rounded(j + kLanes);
+    inverse[i] = 1 / sum(even + odd);
+  }
 }
 
 // kTile rows, row i times factor(i), rounded.
@@ -95,9 +127,9 @@ void forward_head(const Sizes& sizes, Head at, const Given& qkv, const Made& y_a
   copy_panels(n, width, {v, width, 1}, v_panels);
   for (int64_t i = 0; i < n; i += kTile) {
     multiply_rows(width, n, q + i * width, k_panels, scores);
-    exponentials(kTile, sizes.tokens, n, sizes.scale(), scores, inverse);
-    round_rows(n, scores, [&](int64_t row) { return inverse[row]; }, p);
-    multiply(kTile, n, width, p, v_panels, y + i * width);
+    int64_t rows = std::min(kTile, sizes.tokens - i);
+    rounded_exponentials(rows, sizes.tokens, n, sizes.scale(), scores, inverse, p);
+    multiply(kTile, n, width, p, v_panels, [&](int64_t row) { return inverse[row]; }, y + i * width);
   }
   scatter(y, y_arrays, sizes, at, 0);
 }
@@ -129,13 +161,13 @@ void backward_head(const Sizes& sizes, Head at, const Given& qkv, const Given& d
     round_rows(n, p_rows, [](int64_t) { return 1.f; }, p + i * n);
     round_rows(n, dp_rows, [=](int64_t) { return scale; }, ds + i * n);
   }
-  multiply(n, n, width, ds, k_panels, result);
+  multiply(n, n, width, ds, k_panels, one, result);
   scatter(result, dqkv, sizes, at, kQueries);
   copy_columns(n, n, {ds, 1, n}, turned, n);
-  multiply(n, n, width, turned, q_panels, result);
+  multiply(n, n, width, turned, q_panels, one, result);
   scatter(result, dqkv, sizes, at, kKeys);
   copy_columns(n, n, {p, 1, n}, turned, n);
-  multiply(n, n, width, turned, dy_panels, result);
+  multiply(n, n, width, turned, dy_panels, one, result);
   scatter(result, dqkv, sizes, at, kValues);
 }
 

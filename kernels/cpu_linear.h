@@ -26,20 +26,20 @@ struct Range {
   int64_t begin, size;
 };
 
-// do_part(rows, columns, with_b_sums) for parts of C on all threads: some of its rows, at most so many, or some of its
-// columns if there are more of these and no task has too many rows.  Borders are at multiples of the tile.
-template <class T, class Function>
-void for_parts_of(xla::ffi::ThreadPool& pool, const Product<T>& p, int64_t rows_of_tile, int64_t columns_of_tile,
-                  int64_t at_most, Function do_part) {
-  bool by_rows = p.rows >= p.columns || p.rows > at_most;
-  int64_t tile = by_rows ? rows_of_tile : columns_of_tile, all = by_rows ? p.rows : p.columns;
+// do_part(rows, columns) for parts of a matrix on all threads: some of its rows, at most so many, or some of its columns
+// if there are more of these and no task has too many rows.  Borders are at multiples of the tile.
+template <class Function>
+void for_parts_of(xla::ffi::ThreadPool& pool, int64_t rows, int64_t columns, int64_t rows_of_tile,
+                  int64_t columns_of_tile, int64_t at_most, Function do_part) {
+  bool by_rows = rows >= columns || rows > at_most;
+  int64_t tile = by_rows ? rows_of_tile : columns_of_tile, all = by_rows ? rows : columns;
   int64_t tiles = (all + tile - 1) / tile, threads = std::max<int64_t>(1, pool.num_threads());
   int64_t rounds = by_rows ? (all + threads * at_most - 1) / (threads * at_most) : 1;
   int64_t of_task = (tiles + threads * rounds - 1) / (threads * rounds) * tile;
   in_parallel(pool, (all + of_task - 1) / of_task, [=](int64_t task) {
     Range mine{task * of_task, std::min(of_task, all - task * of_task)};
-    if (by_rows) do_part(mine, Range{0, p.columns}, p.b_sums && task == 0);  // all tasks with rows have the same B
-    else do_part(Range{0, p.rows}, mine, p.b_sums != nullptr);
+    if (by_rows) do_part(mine, Range{0, columns});
+    else do_part(Range{0, rows}, mine);
   });
 }
 

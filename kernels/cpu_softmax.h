@@ -9,13 +9,22 @@
 
 namespace equivit {
 
-// exp(factor (x - max)) of each row, of n numbers in `length`, 0 beyond them, and the inverse of its sum.
-inline void exponentials(int64_t rows, int64_t n, int64_t length, float factor, float* x, float* inverse) {
+// The largest of each row, of n numbers in `length`; beyond them it writes -inf.
+inline void find_largest(int64_t rows, int64_t n, int64_t length, float* x, float* largest_of_row) {
   for (int64_t i = 0; i < rows; i++, x += length) {
     std::fill(x + n, x + length, -INFINITY);
-    Vector top = load(x), total{};
+    Vector top = load(x);
     for (int64_t j = kLanes; j < length; j += kLanes) top = max(top, load(x + j));
-    top = filled(largest(top));
+    largest_of_row[i] = largest(top);
+  }
+}
+
+// exp(factor (x - max)) of each row, of n numbers in `length`, 0 beyond them, and the inverse of its sum.  The largest
+// are found of all rows first: otherwise each row would wait for its own.
+inline void exponentials(int64_t rows, int64_t n, int64_t length, float factor, float* x, float* inverse) {
+  find_largest(rows, n, length, x, inverse);
+  for (int64_t i = 0; i < rows; i++, x += length) {
+    Vector top = filled(inverse[i]), total{};
     for (int64_t j = 0; j < length; j += kLanes) {
       Vector e = exp(factor * (load(x + j) - top));
       store(x + j, e);

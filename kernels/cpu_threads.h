@@ -39,9 +39,11 @@ void in_parallel(xla::ffi::ThreadPool& pool, int64_t tasks, Function do_task) {
   for (int64_t done; (done = progress->done) < tasks;) progress->done.wait(done);
 }
 
-// Memory of this thread, of at least so many floats, which stays for its next task.  It has pages of its own, huge ones
-// where Linux has them: products read it in strides, and of small pages a core knows too few.
-inline float* scratch(int64_t floats) {
+// Memory of this thread, of at least so many floats, which stays for its next task; of another number, other memory.  It
+// has pages of its own, huge ones where Linux has them: products read it in strides, and of small pages a core knows too
+// few.
+template <int number = 0>
+float* scratch(int64_t floats) {
   constexpr size_t kPage = 2 << 20;
   struct Free {
     void operator()(float* memory) const { std::free(memory); }

@@ -100,29 +100,26 @@ inline void transpose_pairs(const void* from, int64_t from_row, void* to, int64_
   for (int i = 0; i < 16; i++) _mm512_storeu_si512(static_cast<int32_t*>(to) + i * to_row, x[i]);
 }
 
-// A panel of B, with zeros beyond its terms and its columns, of which there are at most kTile.
-inline void copy_panel(int64_t terms, int64_t columns, Numbers b, Bfloat16* to) {
-  int64_t all = whole_tiles(terms);
-  auto row = [&](int64_t k) { return some_numbers(b.at + k * b.row, k < terms ? columns : 0); };
+// Panels of all columns of B, one after the other, with zeros beyond its terms and columns.  Rows of B are read whole, in
+// the order in which they lie in memory.
+inline void copy_panels(int64_t terms, int64_t columns, Numbers b, Bfloat16* to) {
+  int64_t all = whole_tiles(terms), width = whole_tiles(columns);
   if (b.column == 1) {
-    for (int64_t k = 0; k < all; k += 2) store_pairs(row(k), row(k + 1), to + k * kTile);
+    auto row = [&](int64_t k, int64_t j) { return some_numbers(b.at + k * b.row + j, k < terms ? columns - j : 0); };
+    for (int64_t k = 0; k < all; k += 2)
+      for (int64_t j = 0; j < width; j += kTile) store_pairs(row(k, j), row(k + 1, j), to + j * all + k * kTile);
     return;
   }
   alignas(64) Bfloat16 block[16 * kTile];  // of 16 columns
-  for (int64_t j = 0; j < kTile; j += 16)
+  for (int64_t j = 0; j < width; j += 16)
     for (int64_t k = 0; k < all; k += kTile) {
       for (int64_t i = 0; i < 16; i++) {
         __m512i column = some_numbers(b.at + (j + i) * b.column + k, j + i < columns ? terms - k : 0);
         _mm512_store_si512(block + i * kTile, column);
       }
-      transpose_pairs(block, 16, to + k * kTile + 2 * j, kTile);
+      Bfloat16* panel = to + j / kTile * kTile * all;
+      transpose_pairs(block, 16, panel + k * kTile + 2 * (j % kTile), kTile);
     }
-}
-
-// Panels of all columns of B.
-inline void copy_panels(int64_t terms, int64_t columns, Numbers b, Bfloat16* to) {
-  for (int64_t j = 0; j < columns; j += kTile)
-    copy_panel(terms, std::min(kTile, columns - j), b.from(0, j), to + j * whole_tiles(terms));
 }
 
 // A row of A, with zeros up to whole_tiles of all terms.
@@ -147,17 +144,18 @@ struct Nothing {
   void operator()() const {}
 };
 
-// sums [kTile, kTile] = A B, or sums + A B, for rows of A that are contiguous and a panel of B.  It calls fetch() every
-// kTile terms.
+// sums [kTile, kTile] = A B, or sums + A B, for rows of A that are contiguous and a panel of B; rows of the sums are
+// sums_row apart.  It calls fetch() every kTile terms.
 template <class Fetch = Nothing>
 inline void multiply_tiles(int64_t terms, const Bfloat16* a, int64_t a_row, const Bfloat16* b, float* sums, bool add,
-                           Fetch fetch = {}) {
-  constexpr int64_t kRow = kTile * sizeof(float), kBelow = 16 * kTile;
+                           Fetch fetch = {}, int64_t sums_row = kTile) {
+  constexpr int64_t kRow = kTile * sizeof(float);
+  int64_t apart = sums_row * sizeof(float), below = 16 * sums_row;
   if (add) {
-    _tile_loadd(0, sums, kRow);
-    _tile_loadd(1, sums + 16, kRow);
-    _tile_loadd(2, sums + kBelow, kRow);
-    _tile_loadd(3, sums + kBelow + 16, kRow);
+    _tile_loadd(0, sums, apart);
+    _tile_loadd(1, sums + 16, apart);
+    _tile_loadd(2, sums + below, apart);
+    _tile_loadd(3, sums + below + 16, apart);
   } else {
     _tile_zero(0);
     _tile_zero(1);
@@ -176,10 +174,10 @@ inline void multiply_tiles(int64_t terms, const Bfloat16* a, int64_t a_row, cons
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
   }
-  _tile_stored(0, sums, kRow);
-  _tile_stored(1, sums + 16, kRow);
-  _tile_stored(2, sums + kBelow, kRow);
-  _tile_stored(3, sums + kBelow + 16, kRow);
+  _tile_stored(0, sums, apart);
+  _tile_stored(1, sums + 16, apart);
+  _tile_stored(2, sums + below, apart);
+  _tile_stored(3, sums + below + 16, apart);
 }
 
 }  // namespace equivit

@@ -1,7 +1,8 @@
 // Linear maps in bfloat16, and their gradients, on a CPU with AMX.
 //
-// What `linear_cpu.cc` computes, in the same order, but by products of whole tiles: see `cpu_tiles.h`.  Sums are of
-// float32 and rounded once, when all has been done to them; b and its gradient are of float32.
+// What `linear_cpu.cc` computes, but by products of whole tiles: see `cpu_tiles.h`.  First the threads share the work of
+// copying B into panels, for all to read; then each makes its part of C.  Sums are of float32 and rounded once, when all
+// has been done to them; b and its gradient are of float32.
 
 #include "cpu_tiles.h"
 
@@ -14,7 +15,8 @@
 namespace equivit {
 namespace {
 
-constexpr int64_t kTerms = 2048;  // of these a panel is 128 kB; of longer sums parts wait in memory
+constexpr int64_t kPanels = 16'000'000;  // numbers of B that are copied at once
+constexpr int64_t kTerms = 4096;  // of these a panel is 256 kB; of longer sums parts wait in memory
 constexpr int64_t kOfPanels = 3072;  // at most as many terms of all panels together that are made at once
 constexpr int64_t kCached = 650'000;  // numbers of A that a task may have: they stay in the second cache
 
@@ -54,49 +56,38 @@ void finish(const Product<Bfloat16>& p, const float* sums, Range rows, Range col
     }
 }
 
-// Lines of the cache, some in each of some rows, to be fetched a row at a time: a core waits for few lines at once, and
-// those of A and B must not stand behind them.
+// The lines of the cache that rows of a tile of C lie in, to be fetched one at a time: a core waits for few lines at once,
+// and those of A and B must not stand behind them.
 struct Lines {
   const Bfloat16* at;
-  int64_t step, left, of_row = 1;
+  int64_t step, left;
 
   void fetch(bool to_write) {
     if (left-- <= 0) return;
-    for (int64_t line = 0; line < of_row; line++)
-      if (to_write) __builtin_prefetch(at + line * kTile, 1);
-      else __builtin_prefetch(at + line * kTile);
+    if (to_write) __builtin_prefetch(at, 1);
+    else __builtin_prefetch(at);
     at += step;
   }
 };
 
-// Some rows and columns of C, of which some panels are made at once: what is written of a row is then more than a line,
-// and A is read less often.
-void part(const Product<Bfloat16>& p, Range rows, Range columns, bool with_b_sums) {
+// Some rows and columns of C, the panels of these given.  Some panels are taken at once: what is written of a row is then
+// more than a line, and A is read less often.
+void part(const Product<Bfloat16>& p, Range rows, Range columns, const Bfloat16* panels) {
   Tiles tiles;
   int64_t goes = (p.terms + kTerms - 1) / kTerms, at_once = whole_tiles((p.terms + goes - 1) / goes);
-  int64_t height = whole_tiles(rows.size), width = whole_tiles(columns.size);
-  int64_t panels = std::clamp<int64_t>(kOfPanels / at_once, 1, 4);
+  int64_t height = whole_tiles(rows.size), width = whole_tiles(columns.size), panel = whole_tiles(p.terms) * kTile;
+  int64_t group = std::clamp<int64_t>(kOfPanels / at_once, 1, 4) * kTile;
   int64_t a_row = (at_once / kTile | 1) * kTile;  // an odd number of lines, so that rows lie in different sets
   bool in_columns = p.a.column != 1;
   int64_t waiting = goes > 1 ? height * width : kTile * kTile;
-  float* sums = scratch(waiting + width + (panels * at_once * kTile + a_row * height) / 2);
-  float* b_sums = sums + waiting;
-  auto of_b = reinterpret_cast<Bfloat16*>(b_sums + width), of_a = of_b + panels * at_once * kTile;
-  std::fill_n(b_sums, width, 0.f);
+  float* sums = scratch(waiting + a_row * height / 2);
+  auto of_a = reinterpret_cast<Bfloat16*>(sums + waiting);
   for (int64_t k = 0; k < p.terms; k += at_once) {
     int64_t n = std::min(at_once, p.terms - k), all = whole_tiles(n);
     bool last = k + n == p.terms;
     if (in_columns) copy_columns(rows.size, n, p.a.from(rows.begin, k), of_a, a_row);
     for (int64_t i = 0; in_columns && p.activated && i < rows.size; i++) activate(all, of_a + i * a_row);
-    for (int64_t j = 0; j < columns.size; j += panels * kTile) {
-      int64_t end = std::min(columns.size, j + panels * kTile);
-      int64_t ahead = (std::min(columns.size - end, panels * kTile) + kTile - 1) / kTile;
-      for (int64_t c = j; c < end; c += kTile) {
-        Bfloat16* panel = of_b + (c - j) * at_once;
-        copy_panel(n, std::min(kTile, columns.size - c), p.b.from(k, columns.begin + c), panel);
-        if (with_b_sums) add_columns(n, panel, b_sums + c);
-      }
-      Lines next{p.b.from(k, columns.begin + end).at, p.b.row, p.b.column == 1 ? n : 0, ahead};
+    for (int64_t j = 0; j < columns.size; j += group)
       for (int64_t i = 0; i < rows.size; i += kTile) {
         Range of_rows{rows.begin + i, std::min(kTile, rows.size - i)};
         Numbers a = p.a.from(of_rows.begin, k);
@@ -104,28 +95,50 @@ void part(const Product<Bfloat16>& p, Range rows, Range columns, bool with_b_sum
           if (!in_columns && j == 0) copy_rows(of_rows.size, n, a, p.activated, of_a + i * a_row, a_row);
           a = {of_a + i * a_row, a_row, 1};
         }
-        for (int64_t c = j; c < end; c += kTile) {
+        for (int64_t c = j; c < std::min(columns.size, j + group); c += kTile) {
           Range of_columns{columns.begin + c, std::min(kTile, columns.size - c)};
           int64_t at = of_rows.begin * p.columns + of_columns.begin, finished = last ? of_rows.size : 0;
           Lines result{p.c + at, p.columns, finished}, x = p.x ? Lines{p.x + at, p.columns, finished} : Lines{};
           float* tile = goes > 1 ? sums + i * width + c * kTile : sums;
-          multiply_tiles(all, a.at, a.row, of_b + (c - j) * at_once, tile, k > 0, [&]() __attribute__((always_inline)) {
-            result.fetch(true), x.fetch(false), next.fetch(false);
+          const Bfloat16* b = panels + c / kTile * panel + k * kTile;
+          multiply_tiles(all, a.at, a.row, b, tile, k > 0, [&]() __attribute__((always_inline)) {
+            result.fetch(true), x.fetch(false);
           });
           if (last) finish(p, tile, of_rows, of_columns);
         }
       }
-    }
   }
-  for (int64_t j = 0; with_b_sums && j < columns.size; j += kLanes)
-    store(p.b_sums + columns.begin + j, load(b_sums + j), columns.size - j);
 }
 
+// All panels of some columns of B, each thread as many of them, and the sums of the columns.
+void copy_b(xla::ffi::ThreadPool& pool, const Product<Bfloat16>& p, Range columns, Bfloat16* panels) {
+  int64_t panel = whole_tiles(p.terms) * kTile, count = (columns.size + kTile - 1) / kTile;
+  int64_t tasks = std::clamp<int64_t>(pool.num_threads(), 1, count);
+  in_parallel(pool, tasks, [=](int64_t task) {
+    int64_t begin = count * task / tasks * kTile, end = std::min(columns.size, count * (task + 1) / tasks * kTile);
+    Bfloat16* mine = panels + begin / kTile * panel;
+    copy_panels(p.terms, end - begin, p.b.from(0, columns.begin + begin), mine);
+    if (!p.b_sums) return;
+    for (int64_t j = begin; j < end; j += kTile, mine += panel) {
+      float sums[kTile] = {};
+      add_columns(p.terms, mine, sums);
+      std::copy_n(sums, std::min(kTile, end - j), p.b_sums + columns.begin + j);
+    }
+  });
+}
+
+// C, some columns after others if there are too many panels.
 void compute(xla::ffi::ThreadPool& pool, const Product<Bfloat16>& p) {
   int64_t goes = (p.terms + kTerms - 1) / kTerms, at_most = std::max(kTile, kCached * goes / p.terms);
-  for_parts_of(pool, p, kTile, kTile, at_most, [=](Range rows, Range columns, bool with_b_sums) {
-    part(p, rows, columns, with_b_sums);
-  });
+  int64_t panel = whole_tiles(p.terms) * kTile, step = std::max<int64_t>(1, kPanels / panel) * kTile;
+  for (int64_t begin = 0; begin < p.columns; begin += step) {
+    Range some{begin, std::min(step, p.columns - begin)};
+    auto panels = reinterpret_cast<Bfloat16*>(scratch<1>(panel * whole_tiles(some.size) / kTile / 2));
+    copy_b(pool, p, some, panels);
+    for_parts_of(pool, p.rows, some.size, kTile, kTile, at_most, [=](Range rows, Range columns) {
+      part(p, rows, {begin + columns.begin, columns.size}, panels + columns.begin / kTile * panel);
+    });
+  }
 }
 
 using InBfloat16 = Linear<xla::ffi::BF16, compute>;

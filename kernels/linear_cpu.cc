@@ -210,7 +210,7 @@ void panel(int64_t rows, int64_t length, const float* a, const float* b, int64_t
 
 // These rows and columns of C, and the sums of B's columns.
 template <class Finish>
-void part(const Product<float>& p, Finish finish, Range rows, Range columns, bool with_b_sums) {
+void part(const Product<float>& p, Finish finish, Range rows, Range columns) {
   int64_t goes = (p.terms + kLength - 1) / kLength, at_once = (p.terms + goes - 1) / goes;
   float* of_b = scratch(at_once * (kWide * kLanes + rows.size + kTall));
   float* of_a = of_b + at_once * kWide * kLanes;
@@ -223,7 +223,8 @@ void part(const Product<float>& p, Finish finish, Range rows, Range columns, boo
       vectors = vectors == kWide + 1 ? (vectors + 1) / 2 : std::min<int64_t>(vectors, kWide);
       width = std::min(columns.size - j, vectors * kLanes);
       copy_panel(n, width, p.b.from(k, column), of_b);
-      if (with_b_sums) add_columns(n, width, of_b, p.b_sums + column, k == 0);
+      // Parts with other rows have the same B.
+      if (p.b_sums && rows.begin == 0) add_columns(n, width, of_b, p.b_sums + column, k == 0);
       Finish here = finish;
       here.move(rows.begin, column), here.first = k == 0, here.last = k + n == p.terms;
       auto make = vectors == 1 ? panel<1, Finish> : vectors == kWide ? panel<kWide, Finish> : panel<2, Finish>;
@@ -234,9 +235,9 @@ void part(const Product<float>& p, Finish finish, Range rows, Range columns, boo
 
 void compute(xla::ffi::ThreadPool& pool, const Product<float>& p) {
   Sums sums{p.c, p.columns};
-  for_parts_of(pool, p, kTall, kWide * kLanes, kRowsOfTask, [=](Range rows, Range columns, bool with_b_sums) {
-    if (p.x) part(p, Activated{sums, p.x}, rows, columns, with_b_sums);
-    else part(p, Biased{sums, p.bias}, rows, columns, with_b_sums);
+  for_parts_of(pool, p.rows, p.columns, kTall, kWide * kLanes, kRowsOfTask, [=](Range rows, Range columns) {
+    if (p.x) part(p, Activated{sums, p.x}, rows, columns);
+    else part(p, Biased{sums, p.bias}, rows, columns);
   });
 }
 
