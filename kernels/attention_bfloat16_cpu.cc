@@ -76,16 +76,6 @@ void multiply(int64_t rows, int64_t terms, int64_t columns, const Bfloat16* a, c
 
 float one(int64_t) { return 1; }
 
-// 2^x for -126 <= x <= 0, within 3e-6 of it: the result is to be rounded.  NaN of NaN.
-Vector coarse_exp2(Vector x) {
-  Vector n = x + kRounding, r = x - (n - kRounding);  // see `scaled_exp`
-  Vector power = 9.58274264e-3f * r + 5.59062804e-2f;
-  power = power * r + 2.40240996e-1f;
-  power = power * r + 6.93124211e-1f;
-  power = power * r + 1.f;
-  return (Vector)_mm512_add_epi32((__m512i)power, _mm512_slli_epi32((__m512i)n, 23));
-}
-
 // `exponentials` that are rounded.  What lies beyond n is 2^-126, and is to be multiplied by 0.
 void rounded_exponentials(int64_t rows, int64_t n, int64_t length, float factor, float* x, float* inverse,
                           Bfloat16* to) {

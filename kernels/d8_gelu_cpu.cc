@@ -91,13 +91,14 @@ struct Gelu {
   using T = ffi::NativeType<type>;
   using Buffer = ffi::Buffer<type>;
   using Result = ffi::ResultBuffer<type>;
+  static constexpr bool coarse = type == ffi::BF16;
 
   static ffi::Error forward(ffi::ThreadPool pool, Buffer lines, Buffer planes, Result y_lines, Result y_planes) {
     auto x = field<const T>(lines, planes);
     auto y = field<T>(*y_lines, *y_planes);
     for_vectors(pool, x.rows, x.channels, [=](int64_t row, int64_t channel) {
       Eight values = to_regular(read(x, row, channel));
-      for (Vector& value : values) value = gelu(value);
+      for (Vector& value : values) value = gelu<coarse>(value);
       write(y, row, channel, to_isotypic(values));
     });
     return ffi::Error::Success();
@@ -109,7 +110,7 @@ struct Gelu {
     auto dx = field<T>(*dx_lines, *dx_planes);
     for_vectors(pool, x.rows, x.channels, [=](int64_t row, int64_t channel) {
       Eight values = to_regular(read(x, row, channel)), gradients = to_regular(read(dy, row, channel));
-      for (int i = 0; i < 8; i++) gradients[i] *= gelu_gradient(values[i]);
+      for (int i = 0; i < 8; i++) gradients[i] *= gelu_gradient<coarse>(values[i]);
       write(dx, row, channel, to_isotypic(gradients));
     });
     return ffi::Error::Success();

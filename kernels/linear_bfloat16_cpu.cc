@@ -21,7 +21,7 @@ constexpr int64_t kOfPanels = 3072;  // at most as many terms of all panels toge
 constexpr int64_t kCached = 650'000;  // numbers of A that a task may have: they stay in the second cache
 
 void activate(int64_t n, Bfloat16* x) {
-  for (int64_t i = 0; i < n; i += kLanes) store_rounded(x + i, gelu(widened(x + i, kLanes)), kLanes);
+  for (int64_t i = 0; i < n; i += kLanes) store_rounded(x + i, gelu<true>(widened(x + i, kLanes)), kLanes);
 }
 
 // Rows of f(A), [kTile, whole_tiles(terms)], with zeros beyond them, `to_row` apart.
@@ -51,7 +51,7 @@ void finish(const Product<Bfloat16>& p, const float* sums, Range rows, Range col
       int64_t column = columns.begin + j, at = (rows.begin + i) * p.columns + column, n = columns.size - j;
       Vector sum = load(sums + i * kTile + j);
       if (p.bias) sum += load(p.bias + column, n);
-      if (p.x) sum *= gelu_gradient(widened(p.x + at, n));
+      if (p.x) sum *= gelu_gradient<true>(widened(p.x + at, n));
       store_rounded(p.c + at, sum, n);
     }
 }
