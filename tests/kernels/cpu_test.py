@@ -173,10 +173,10 @@ def by_kernel(*arrays):
 @pytest.mark.parametrize("activated", [False, True], ids=["identity", "gelu"])
 @pytest.mark.parametrize("batch, tokens, c, d, bias, maps", [
     ((2,), 197, 48, 192, True, ()),  # whole panels
-    ((1,), 100, 1601, 17, True, ()),  # sums in three goes, and half a vector
+    ((1,), 100, 4129, 17, True, ()),  # sums in six goes, in bfloat16 in two, and half a vector
     ((), 101, 7, 300, True, ()),  # more columns than rows, one of them more than whole tiles
     ((3, 1), 103, 50, 64, False, ()),  # four vectors of columns, two panels of two
-    ((12,), 211, 5, 3, True, ()),  # more rows than two tasks take at once, and in bfloat16 sums in two goes
+    ((12,), 211, 5, 3, True, ()),  # more rows than two tasks take at once
     ((2,), 128, 8, 1, False, ()),
     ((2,), 101, 24, 33, True, (4,)),  # octic lines
     ((), 150, 9, 40, False, (2,)),  # flip
@@ -192,6 +192,15 @@ def test_linear_maps_are_the_reference_s(batch, tokens, c, d, bias, maps, activa
     assert all(a.dtype == dtype for a in jax.tree.leaves(found))
     wrong = linear_reference(x, weight.at[-1, -1].add(4 * weight.std()), b if bias else None, activated)
     assert distances(found[0], wrong)[0] > 3 * BOUNDS[dtype]
+
+
+def test_a_factor_that_is_too_large_to_be_copied_at_once():
+    needs("bfloat16")
+    x, dy = draw([(250_001, 1), (250_001, 33)], "bfloat16")
+    weight, bias = jnp.zeros((1, 33), "bfloat16"), jnp.zeros(33)
+    found = jax.jit(lambda *arrays: jax.vjp(lambda w, b: by_kernel(x, w, b, False), *arrays)[1](dy))(weight, bias)
+    x, dy = widen((x, dy))
+    assert max(distances(found, (x.T @ dy, dy.sum(0)))) < BOUNDS["bfloat16"]
 
 
 def test_where_linear_maps_have_a_kernel():
