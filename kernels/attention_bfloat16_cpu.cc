@@ -109,7 +109,7 @@ void forward_head(const Sizes& sizes, Head at, const Given& qkv, const Made& y_a
   Bfloat16 *q = take(), *k = take(), *v = take(), *k_panels = take(), *v_panels = take(), *y = take();
   auto p = memory.take<Bfloat16>(kTile * n);
   auto scores = memory.take<float>(kTile * n);
-  float inverse[kTile];
+  float inverse[kTile] = {};
   gather(qkv, sizes, at, kQueries, q);
   gather(qkv, sizes, at, kKeys, k);
   gather(qkv, sizes, at, kValues, v);
@@ -117,7 +117,7 @@ void forward_head(const Sizes& sizes, Head at, const Given& qkv, const Made& y_a
   copy_panels(n, width, {v, width, 1}, v_panels);
   for (int64_t i = 0; i < n; i += kTile) {
     multiply_rows(width, n, q + i * width, k_panels, scores);
-    int64_t rows = std::min(kTile, sizes.tokens - i);
+    int64_t rows = std::min(kTile, sizes.tokens - i);  // further ones of P stay what they are: nobody reads their y
     rounded_exponentials(rows, sizes.tokens, n, sizes.scale(), scores, inverse, p);
     multiply(kTile, n, width, p, v_panels, [&](int64_t row) { return inverse[row]; }, y + i * width);
   }

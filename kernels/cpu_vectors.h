@@ -127,7 +127,8 @@ inline Vector exp2(Vector x) {
   return x < filled(-125.f) ? Vector{} : result;
 }
 
-// 2^x for -126 <= x <= 127, within 3e-6 of it, for what will be rounded to bfloat16; NaN of NaN.
+// 2^x for -126 <= x <= 127, within 3e-6 of it, for what will be rounded to bfloat16; NaN of NaN.  The polynomial is found
+// as that of `scaled_exp`.
 inline Vector coarse_exp2(Vector x) {
   Vector n = x + kRounding, r = x - (n - kRounding);
   Vector power = 9.58274264e-3f * r + 5.59062804e-2f;
