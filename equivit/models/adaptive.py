@@ -19,6 +19,7 @@ from equivit.models.model import ModelModule
 from equivit.models.remade import remade
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
+from equivit.symmetry.views import oriented_hashes
 
 SELECT = ("output", "input")
 
@@ -82,7 +83,8 @@ def placed(
     if group is None:
         choice = shifts.strongest(norms)
     else:
-        choice = shifts.settled(norms, lambda: shifts.oriented_rank(content, stride, group))
+        hashes = oriented_hashes(content, stride, group)
+        choice = shifts.settled(norms, jax.lax.collapse(hashes, 2))
     first = shifts.phases(choice.index, stride)
     return shifts.roll(images, -first), frame.rolled(first), {"patch_embed": choice}
 

@@ -13,7 +13,6 @@ import functools
 import math
 import numbers
 import operator
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -21,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from equivit import errors
-from equivit.symmetry import fields
-from equivit.symmetry.groups import OCTIC, Group
+from equivit.derivatives import linear
+from equivit.symmetry.views import greatest, view_hashes
 
 Stride = int | tuple[int, int]
 
@@ -72,7 +71,7 @@ def polyphase_down(
     energy, content = energies(x, float(order)), jax.lax.stop_gradient(x)
     if math.isinf(order):  # the largest of a component, where `choose` adds up
         energy = _lattices(energy, (height, width)).max((1, 3))
-    choice = choose(energy, (height, width), lambda: cyclic_rank(content))
+    choice = choose(energy, (height, width), view_hashes(content))
     phase = phases(choice.index, (height, width))
     return component(x, phase, (height, width)), phase
 
@@ -100,20 +99,24 @@ def polyphase_up(values: jax.Array, phase: jax.Array, stride: Stride, *, lowpass
             f"polyphase_up: phase must be an array of integers [{len(values)}, 2], a row and a column for each map; "
             f"it is {_named(phase)}."
         )
-    phase = jnp.asarray(phase)
-    steps = jnp.array((height, width), phase.dtype)
-    b, h, w, c = values.shape
-    values = roll(values, phase // steps)[:, :, None, :, None]
-    row, column = ((phase % steps)[:, k, None] == jnp.arange(n) for k, n in enumerate((height, width)))
-    here = row[:, None, :, None, None, None] & column[:, None, None, None, :, None]
-    x = jnp.where(here, values, jnp.zeros((), values.dtype)).reshape(b, h * height, w * width, c)
+    x = _spread(values, jnp.asarray(phase), (height, width))
     return x if lowpass is None else _smooth("polyphase_up", x, lowpass) * (height * width)
 
 
+@jax.custom_jvp
 def roll(x: jax.Array, shifts: jax.Array) -> jax.Array:
-    """Shift each map by its own (down, right), circularly: [B, H, W, ...] by [B, 2].  `-shifts` undoes it."""
+    """Shift each map by its own (down, right), circularly: [B, H, W, ...] by [B, 2].  `-shifts` undoes it.
+
+    Its gradient is the roll back, where the transpose of an indexed read would add up in a scatter.
+    """
     rows, columns = (jnp.arange(size) - shifts[:, k, None] for k, size in enumerate(x.shape[1:3]))
     return _take(x, rows, columns)
+
+
+@roll.defjvp
+def _roll_derivative(primals, tangents):
+    (x, shifts), (slope, _) = primals, tangents
+    return roll(x, shifts), linear(lambda shifts, x: roll(x, shifts), lambda shifts, y: roll(y, -shifts), shifts, slope)
 
 
 def component(x: jax.Array, phase: jax.Array, stride: Stride) -> jax.Array:
@@ -123,11 +126,7 @@ def component(x: jax.Array, phase: jax.Array, stride: Stride) -> jax.Array:
     """
     steps = _strides("component", stride)
     _check_divides("component", "x", x, steps)
-    rows, columns = (
-        phase[:, k, None] + step * jnp.arange(size // step)
-        for k, (size, step) in enumerate(zip(x.shape[1:3], steps, strict=True))
-    )
-    return _take(x, rows, columns)
+    return _component(x, phase, steps)
 
 
 def phases(index: jax.Array, stride: Stride) -> jax.Array:
@@ -146,24 +145,25 @@ def energies(x: jax.Array, order: float = 2) -> jax.Array:
     return (x * x if order == 2 else x**order).sum(-1)
 
 
-def choose(energies: jax.Array, stride: Stride, ties: Callable[[], jax.Array]) -> Choice:
+def choose(energies: jax.Array, stride: Stride, views: jax.Array) -> Choice:
     """The phase whose energies have the largest sum; of a shifted map, the same one, exactly.
 
-    Energies are divided by the largest one of their map, rounded to integers of two limbs, and summed in int32.  Sums
-    that are equal are decided by `ties`: the phase wins on which the greatest rank lies.  Where this rank is equal too,
-    the map repeats itself, and the phases hold the same component up to a shift.
+    Energies are divided by the largest one of their map, rounded to integers of two limbs, and summed in int32.  Of
+    phases whose sums are equal, that one wins on which the view of the greatest hash lies.  Where this hash is equal
+    too, the map repeats itself, and the phases hold the same component up to a shift.
 
-    That rests on energies that are equal to the last bit wherever the surroundings of two positions are: those of a
-    convolution or of sums over channels are, those of a sum over positions are not.
+    That rests on energies that are equal to the last bit wherever the surroundings of two positions are.  Elementwise
+    operations, and sums over channels or over a few shifted maps, give such energies.  Convolutions and matrix products
+    of a library do not on every processor, as they add in an order that depends on the position; nor do sums over
+    positions.
 
     A stride of the whole size chooses one position.  Nothing here has a gradient.
 
     Args:
       energies: [B, H, W], none negative.
       stride: of both axes, or (rows, columns).
-      ties: returns ranks [B, H, W] of the content as seen from each position, as `cyclic_rank` gives them.  It is
-        called in a branch that runs only when some map of the batch has a tie; arrays that it uses, and that have a
-        gradient, should pass `jax.lax.stop_gradient` before.
+      views: hashes [B, 2, H', W'] of the content as seen from each position, as `view_hashes` gives them, of these maps
+        or of larger ones that the stride divides too.
     """
     stride = _strides("choose", stride)
     _check_divides("choose", "energies", energies, stride)
@@ -171,12 +171,7 @@ def choose(energies: jax.Array, stride: Stride, ties: Callable[[], jax.Array]) -
     best_high = high.max(1, keepdims=True)
     best_low = jnp.where(high == best_high, low, -1).max(1, keepdims=True)
     tied = (high == best_high) & (low == best_low)
-    ranks = jax.lax.cond(
-        (tied.sum(1) > 1).any(),
-        lambda: _lattices(ties(), stride).max((1, 3)).reshape(high.shape).astype(jnp.int32),
-        lambda: jnp.zeros_like(high),
-    )
-    index = jnp.where(tied, ranks, -1).argmax(1).astype(jnp.int32)
+    index = _of_greatest_view(tied, views, stride)
     behind = (best_high - high).astype(jnp.float32) + (best_low - low).astype(jnp.float32) * unit
     others = jnp.where(jnp.arange(high.shape[1]) == index[:, None], jnp.inf, behind).min(1)
     total = best_high[:, 0].astype(jnp.float32) + best_low[:, 0].astype(jnp.float32) * unit
@@ -195,56 +190,16 @@ def strongest(scores: jax.Array) -> Choice:
     return Choice(index, _relative(best - others, best))
 
 
-def settled(scores: jax.Array, ties: Callable[[], jax.Array]) -> Choice:
-    """The largest score of each row [B, n]; among those that rounding may have parted, that of the greatest rank.
+def settled(scores: jax.Array, hashes: jax.Array) -> Choice:
+    """The largest score of each row [B, n]; among those that rounding may have parted, that of the greatest hash.
 
     Args:
-      ties: returns ranks [B, n]; called, in a branch, only when some row has such a tie.
+      hashes: [B, 2, n], as `oriented_hashes` gives them.
     """
     scores = jax.lax.stop_gradient(scores)
-    choice = strongest(scores)
     tolerance = 2.0 ** -(jnp.finfo(scores.dtype).nmant - 6)  # relative, 64 units of the last place: 7.6e-6 in float32
     tied = scores >= scores.max(1, keepdims=True) * (1 - tolerance)
-    ranks = jax.lax.cond((tied.sum(1) > 1).any(), ties, lambda: jnp.zeros(scores.shape, jnp.int32))
-    return choice._replace(index=jnp.where(tied, ranks, -1).argmax(1).astype(jnp.int32))
-
-
-def oriented_rank(x: jax.Array, stride: Stride, group: Group) -> jax.Array:
-    """The greatest rank among the views of each phase, in any orientation: [B, H, W, C] to [B, sh sw] int32.
-
-    A phase of patches is seen, in each orientation of the map by the group, from the first pixel of each of its
-    patches, and all these views are ranked together (`cyclic_rank`).  So a turned, mirrored or shifted map gives its
-    phases the same ranks.  Of a map that is not square, only the orientations count that are at least as wide as high.
-    """
-    (height, width), (b, h, w, _) = _strides("oriented_rank", stride), x.shape
-    seen = {g: fields.act_on_image(g, x) for g in group.elements}
-    seen = {g: view for g, view in seen.items() if group is not OCTIC or view.shape[1] <= view.shape[2]}
-    rank = cyclic_rank(jnp.stack(list(seen.values()), 1))
-    best = jnp.zeros((b, height, width), jnp.int32)
-    for k, g in enumerate(seen):
-        steps = (width, height) if rank.shape[2:4] != (h, w) else (height, width)
-        by_phase = _lattices(rank[:, k], steps).max((1, 3))
-        best = jnp.maximum(best, fields.act_on_torus(group.inverse(g), by_phase, (1, 2)))
-    return best.reshape(b, height * width)
-
-
-def cyclic_rank(x: jax.Array) -> jax.Array:
-    """The rank of each position's view among all views of its map: [B, H, W, C] to [B, H, W] int32.
-
-    The view of a position is the map rolled until that position comes first.  Views are ordered pixel by pixel, in an
-    order of no further meaning; they have the same rank if and only if they are equal.  A shifted map has the same
-    ranks, shifted.  The views of several maps [B, G, H, W, C] are ranked together, to [B, G, H, W].
-
-    Ranks of pixels become ranks of strips of 2, 4, 8, ... pixels by ranking pairs of neighbouring strips, and strips
-    become blocks likewise.  This sorts all positions about log2(H W) times, less often where all views differ soon.
-    """
-    *shape, c = x.shape
-    x = jnp.nan_to_num(x.astype(jnp.promote_types(x.dtype, jnp.float32)) if _is_inexact(x) else x)
-    channels = jnp.moveaxis(x, -1, 0).reshape(c, len(x), math.prod(shape[1:]))
-    rank = jax.lax.fori_loop(0, c, lambda k, r: _rank_pairs(r, channels[k]), jnp.zeros(channels.shape[1:], jnp.int32))
-    for axis in (-1, -2):
-        rank = _rank_strips(rank.reshape(shape), axis)
-    return rank
+    return strongest(scores)._replace(index=greatest(hashes, tied))
 
 
 def canonical(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -257,7 +212,7 @@ def canonical(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """
     content = jax.lax.stop_gradient(x)
     size = x.shape[1], x.shape[2]
-    first = phases(choose(_changes(content), size, lambda: cyclic_rank(content)).index, size)
+    first = phases(choose(_changes(content), size, view_hashes(content)).index, size)
     return roll(x, -first), first
 
 
@@ -297,33 +252,46 @@ def _relative(behind: jax.Array, best: jax.Array) -> jax.Array:
     return jnp.where(jnp.isnan(behind), jnp.nan, gap).astype(jnp.float32)
 
 
-def _rank_strips(rank: jax.Array, axis: int) -> jax.Array:
-    """Ranks of strips as long as an axis [B, ..., H, W], from the ranks of their first positions."""
-    shape = rank.shape
-    rows = shape[0], math.prod(shape[1:])
-
-    def unfinished(state):
-        length, rank = state
-        apart = rank.reshape(rows).max(1, initial=0) == rows[1] - 1  # longer strips part them no more
-        return (length < shape[axis]) & ~apart.all()
-
-    def double(state):
-        length, rank = state
-        pairs = _rank_pairs(rank.reshape(rows), jnp.roll(rank, -length, axis).reshape(rows))
-        return 2 * length, pairs.reshape(shape)
-
-    return jax.lax.while_loop(unfinished, double, (jnp.int32(1), rank))[1]
+def _of_greatest_view(phases: jax.Array, views: jax.Array, stride: tuple[int, int]) -> jax.Array:
+    """The phase, among those where [B, sh sw] is true, on which the view of the greatest hash lies: [B] int32."""
+    b, _, height, width = views.shape
+    among = phases.reshape(b, 1, stride[0], 1, stride[1])
+    among = jnp.broadcast_to(among, (b, height // stride[0], stride[0], width // stride[1], stride[1]))
+    row, column = jnp.divmod(greatest(jax.lax.collapse(views, 2), jax.lax.collapse(among, 1)), width)
+    return row % stride[0] * stride[1] + column % stride[1]
 
 
-def _rank_pairs(first: jax.Array, second: jax.Array) -> jax.Array:
-    """Ranks of pairs of entries in each row, [B, N]: 0 for the least; equal ones share theirs, and none is left out."""
-    places = jax.lax.broadcasted_iota(jnp.int32, first.shape, 1)
-    first, second, places = jax.lax.sort((first, second, places), num_keys=2, is_stable=False)
-    new = (first[:, 1:] != first[:, :-1]) | (second[:, 1:] != second[:, :-1])
-    rank = jnp.pad(jnp.cumsum(new, axis=1, dtype=jnp.int32), ((0, 0), (1, 0)))
-    # Row by row: of a batch on several devices, put_along_axis would bring all rows to each of them.
-    put = jax.vmap(lambda row, at: jnp.zeros_like(row).at[at].set(row, mode="promise_in_bounds", unique_indices=True))
-    return put(rank, places)
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _component(x: jax.Array, phase: jax.Array, stride: tuple[int, int]) -> jax.Array:
+    rows, columns = (
+        phase[:, k, None] + step * jnp.arange(size // step)
+        for k, (size, step) in enumerate(zip(x.shape[1:3], stride, strict=True))
+    )
+    return _take(x, rows, columns)
+
+
+@_component.defjvp
+def _component_derivative(stride, primals, tangents):
+    (x, phase), (slope, _) = primals, tangents
+
+    def read(phase, x):
+        return _component(x, phase, stride)
+
+    def write(phase, y):
+        return _spread(y, phase, stride)
+
+    return _component(x, phase, stride), linear(read, write, phase, slope)
+
+
+def _spread(values: jax.Array, phase: jax.Array, stride: tuple[int, int]) -> jax.Array:
+    """The transpose of `component`, elementwise: [B, h, w, ...] -> [B, h sh, w sw, ...]."""
+    (sh, sw), (b, h, w, *rest) = stride, values.shape
+    steps = jnp.array(stride, phase.dtype)
+    values = jnp.expand_dims(roll(values, phase // steps), (2, 4))
+    row, column = ((phase % steps)[:, k, None] == jnp.arange(n) for k, n in enumerate(stride))
+    here = row[:, None, :, None, None] & column[:, None, None, None, :]
+    x = jnp.where(here.reshape(*here.shape, *(1,) * len(rest)), values, jnp.zeros((), values.dtype))
+    return x.reshape(b, h * sh, w * sw, *rest)
 
 
 def _lattices(x: jax.Array, stride: tuple[int, int]) -> jax.Array:
@@ -382,7 +350,3 @@ def _check_divides(where: str, name: str, x: jax.Array, stride: tuple[int, int])
 
 def _named(x: Any) -> str:
     return f"{x.dtype} {list(x.shape)}" if isinstance(x, jax.Array | np.ndarray) else errors.shown(x)
-
-
-def _is_inexact(x: jax.Array) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.inexact)

@@ -97,7 +97,7 @@ def test_octic_models_settle_ties():
 
 def test_an_index_does_not_settle_ties(monkeypatch):
     """The two phases of equal objects differ in their logits."""
-    monkeypatch.setattr(shifts, "settled", lambda scores, ties: shifts.strongest(scores.round(9)))
+    monkeypatch.setattr(shifts, "settled", lambda scores, hashes: shifts.strongest(scores.round(9)))
     with jax.enable_x64(True):
         m, x = small("D8", (12, 12)), objects((12, 12))
         logits = [jax.jit(lambda m, x: m(x))(m, np.roll(x, move, (1, 2))) for move in ((0, 0), (2, 0), (1, 3))]

@@ -1,0 +1,115 @@
+"""Gradients written by hand that leave a function its forward-mode derivatives.
+
+`jax.custom_vjp` refuses `jax.jvp`, and `jax.custom_jvp` derives the gradient by transposing the derivative.  Here a
+linear function is given together with its transpose, and both modes, `jax.vmap` and higher derivatives work.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+
+def linear(function: Callable, transpose: Callable, residuals: Any, x: Any) -> Any:
+    """function(residuals, x), linear in the tree x; reverse mode runs transpose(residuals, slope).
+
+    Neither may close over traced arrays.
+    """
+    (fixed, fixed_tree), (leaves, tree) = map(jax.tree.flatten, (residuals, x))
+    result_tree = jax.tree.structure(jax.eval_shape(function, residuals, x))
+
+    def flat(function, tree):
+        def on_leaves(*arrays):
+            known, given = arrays[: len(fixed)], arrays[len(fixed) :]
+            return jax.tree.leaves(function(jax.tree.unflatten(fixed_tree, known), jax.tree.unflatten(tree, given)))
+
+        return on_leaves
+
+    results = _linear.bind(
+        *fixed, *leaves, function=flat(function, tree), transpose=flat(transpose, result_tree), number=len(fixed)
+    )
+    return jax.tree.unflatten(result_tree, results)
+
+
+def with_pullback(pullback: Callable[..., tuple], *, static: tuple[int, ...] = ()) -> Callable[[Callable], Any]:
+    """A decorator: the function's gradient is `pullback`, its forward-mode derivative is derived.
+
+    Args:
+      pullback: called as pullback(*static arguments, arrays, slope); returns the slope of each array, in a tuple.
+      static: the positions of arguments that are no arrays; they come last.
+    """
+
+    def decorate(function: Callable) -> Any:
+        custom = jax.custom_jvp(function, nondiff_argnums=static)
+
+        @custom.defjvp
+        def derivative(*arguments):
+            *constants, arrays, slopes = arguments
+
+            def forward(arrays, slopes):
+                return jax.jvp(lambda *arrays: function(*arrays, *constants), arrays, slopes)[1]
+
+            pulled = functools.partial(pullback, *constants)
+            return custom(*arrays, *constants), linear(forward, pulled, arrays, slopes)
+
+        return custom
+
+    return decorate
+
+
+# The primitive: `function` and `transpose` map leaves to leaves, of which the first `number` are residuals.
+def _types(*avals, function, transpose, number):
+    return jax.make_jaxpr(function)(*avals).out_avals
+
+
+def _jvp(arrays, slopes, *, function, transpose, number):
+    linear = functools.partial(_linear.bind, function=function, transpose=transpose, number=number)
+    if all(type(slope) is ad.Zero for slope in slopes[:number]):
+        slopes = map(ad.instantiate_zeros, slopes[number:])
+        return linear(*arrays), linear(*arrays[:number], *slopes)
+    return jax.jvp(function, arrays, [_tangent(x, slope) for x, slope in zip(arrays, slopes, strict=True)])
+
+
+def _tangent(x, slope):
+    """An array for a slope; integers have slopes of type float0."""
+    if type(slope) is not ad.Zero:
+        return slope
+    inexact = jnp.issubdtype(x.dtype, jnp.inexact)
+    return jnp.zeros_like(x) if inexact else np.zeros(x.shape, jax.dtypes.float0)
+
+
+def _transpose(slopes, *arrays, function, transpose, number):
+    slopes = map(ad.instantiate_zeros, slopes)
+    pulled = _linear.bind(*arrays[:number], *slopes, function=transpose, transpose=function, number=number)
+    unknown = map(ad.is_undefined_primal, arrays[number:])
+    return [None] * number + [slope if wanted else None for slope, wanted in zip(pulled, unknown, strict=True)]
+
+
+def _batched(arrays, at, *, function, transpose, number):
+    (size,) = {x.shape[i] for x, i in zip(arrays, at, strict=True) if i is not None}
+    given = [batching.bdim_at_front(x, i, size) for x, i in zip(arrays[number:], at[number:], strict=True)]
+
+    def each(function):
+        return lambda *arrays: jax.vmap(function, (*at[:number], *(0,) * (len(arrays) - number)))(*arrays)
+
+    results = _linear.bind(*arrays[:number], *given, function=each(function), transpose=each(transpose), number=number)
+    return results, [0] * len(results)
+
+
+def _run(*arrays, function, transpose, number):
+    return function(*arrays)
+
+
+_linear = Primitive("linear")
+_linear.multiple_results = True
+_linear.def_impl(_run)
+_linear.def_abstract_eval(_types)
+ad.primitive_jvps[_linear] = _jvp
+ad.primitive_transposes[_linear] = _transpose
+batching.primitive_batchers[_linear] = _batched
+mlir.register_lowering(_linear, mlir.lower_fun(_run, multiple_results=True))
