@@ -62,6 +62,11 @@ def with_pullback(pullback: Callable[..., tuple], *, static: tuple[int, ...] = (
     return decorate
 
 
+def zero_slope(x: jax.Array) -> Any:
+    """The slope of an array that does not change: zeros; integers have theirs in JAX's dtype float0."""
+    return jnp.zeros_like(x) if jnp.issubdtype(x.dtype, jnp.inexact) else np.zeros(x.shape, jax.dtypes.float0)
+
+
 # The primitive: `function` and `transpose` map leaves to leaves, of which the first `number` are residuals.
 def _types(*avals, function, transpose, number):
     return jax.make_jaxpr(function)(*avals).out_avals
@@ -72,15 +77,8 @@ def _jvp(arrays, slopes, *, function, transpose, number):
     if all(type(slope) is ad.Zero for slope in slopes[:number]):
         slopes = map(ad.instantiate_zeros, slopes[number:])
         return linear(*arrays), linear(*arrays[:number], *slopes)
-    return jax.jvp(function, arrays, [_tangent(x, slope) for x, slope in zip(arrays, slopes, strict=True)])
-
-
-def _tangent(x, slope):
-    """An array for a slope; integers have slopes of type float0."""
-    if type(slope) is not ad.Zero:
-        return slope
-    inexact = jnp.issubdtype(x.dtype, jnp.inexact)
-    return jnp.zeros_like(x) if inexact else np.zeros(x.shape, jax.dtypes.float0)
+    pairs = zip(arrays, slopes, strict=True)
+    return jax.jvp(function, arrays, tuple(zero_slope(x) if type(slope) is ad.Zero else slope for x, slope in pairs))
 
 
 def _transpose(slopes, *arrays, function, transpose, number):

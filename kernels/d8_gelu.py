@@ -9,6 +9,7 @@ import math
 import jax
 import jax.numpy as jnp
 
+from equivit.derivatives import linear
 from kernels import cpu as cpu_kernels
 from kernels import dispatch, fourier, tpu_blocks
 from kernels.pointwise import gelu, gelu_gradient, to_isotypic, to_regular
@@ -68,15 +69,18 @@ def d8_gelu(lines: jax.Array, planes: jax.Array, *, implementation: str = "auto"
     return _d8_gelu(implementation, lines, planes)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _d8_gelu(implementation, lines, planes):
     return forward(lines, planes, implementation=implementation)
 
 
-_d8_gelu.defvjp(
-    lambda implementation, lines, planes: (forward(lines, planes, implementation=implementation), (lines, planes)),
-    lambda implementation, field, gradient: backward(*field, *gradient, implementation=implementation),
-)
+@_d8_gelu.defjvp
+def _derivative(implementation, field, slopes):
+    def backward_of(field, slopes):
+        return backward(*field, *slopes, implementation=implementation)
+
+    # The transform is orthogonal and the GELU acts on each value alone, so the Jacobian is symmetric.
+    return _d8_gelu(implementation, *field), linear(backward_of, backward_of, field, slopes)
 
 
 # Jitted here: outside of jit, a choice by platform would be recompiled at every call.

@@ -91,8 +91,8 @@ def _on_tpu(implementation: str, parts: tuple[int, ...], heads: int, field: Fiel
 
 def _with_derivative_of(plain: Callable[..., Field], kernel: Callable[..., Field]) -> Callable[..., Field]:
     """The kernel, but under differentiation `plain`: where it has no backward kernel, XLA would have to move lanes."""
-    call = jax.custom_vjp(kernel)
-    call.defvjp(lambda *arrays: jax.vjp(plain, *arrays), lambda pullback, gradient: pullback(gradient))
+    call = jax.custom_jvp(kernel)
+    call.defjvp(functools.partial(jax.jvp, plain))
     return call
 
 

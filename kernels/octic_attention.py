@@ -156,15 +156,14 @@ class _Options(NamedTuple):
         return {"tpu": tpu, "interpret": tpu and functools.partial(tpu, interpret=True), "gpu": None}
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _octic_attention(options, *arrays):
     return _forward(*arrays, options=options)
 
 
-_octic_attention.defvjp(
-    lambda options, *arrays: jax.vjp(options.apart, *arrays),
-    lambda options, pullback, gradient: pullback(gradient),
-)
+@_octic_attention.defjvp
+def _derivative(options, arrays, slopes):
+    return jax.jvp(options.apart, arrays, slopes)
 
 
 # Jitted here: outside of jit, a choice by platform would be recompiled at every call.

@@ -79,36 +79,27 @@ def octic_linear_gelu(
     return _octic_linear_gelu(implementation, *(a.astype(dtype) for a in arrays))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _octic_linear_gelu(implementation, *arrays):
     return _forward(*arrays, implementation=implementation)
 
 
-def _forward_and_hidden(implementation, *arrays):
+@_octic_linear_gelu.defjvp
+def _derivative(implementation, arrays, slopes):
+    return jax.jvp(functools.partial(_apart, implementation), arrays, slopes)
+
+
+def _apart(implementation, *arrays):
+    """The linear map, then the GELU: a derivative needs what lies between."""
     h = linear(*arrays)
     with jax.named_scope("activation"):
-        return d8_gelu.forward(*h, implementation=implementation), (arrays, h)
-
-
-def _backward(implementation, kept, gradient):
-    (lines, planes, w_lines, w_planes, bias), h = kept
-    with jax.named_scope("activation"):
-        gradient = d8_gelu.backward(*h, *gradient, implementation=implementation)
-    _, transposed = jax.vjp(linear, lines, planes, w_lines, w_planes, bias)
-    return transposed(gradient)
-
-
-_octic_linear_gelu.defvjp(_forward_and_hidden, _backward)
+        return d8_gelu.d8_gelu(*h, implementation=implementation)
 
 
 # Jitted here: outside of jit, a choice by platform would be recompiled at every call.
 @functools.partial(jax.jit, static_argnames="implementation", inline=True)
 def _forward(lines, planes, w_lines, w_planes, bias, *, implementation):
-    def plain(*arrays):
-        h = linear(*arrays)
-        with jax.named_scope("activation"):
-            return d8_gelu.forward(*h, implementation=implementation)
-
+    plain = functools.partial(_apart, implementation)
     kernels = _kernels(lines, w_lines, w_planes, bias)
     if implementation == "cpu":
         kernels["cpu"] = plain  # the kernels of `linear` and `d8_gelu`

@@ -119,16 +119,14 @@ def octic_mlp(
     return _octic_mlp(implementation, norm, *arrays)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _octic_mlp(implementation, norm, *arrays):
     return _forward(*arrays, norm=norm, implementation=implementation)
 
 
-def _forward_and_pullback(implementation, norm, *arrays):
-    return jax.vjp(functools.partial(reference, norm=norm, implementation=implementation), *arrays)
-
-
-_octic_mlp.defvjp(_forward_and_pullback, lambda implementation, norm, pullback, gradient: pullback(gradient))
+@_octic_mlp.defjvp
+def _derivative(implementation, norm, arrays, slopes):
+    return jax.jvp(functools.partial(reference, norm=norm, implementation=implementation), arrays, slopes)
 
 
 # Jitted here: outside of jit, a choice by platform would be recompiled at every call.

@@ -18,7 +18,7 @@ ALLOWED = {
     "safetensors_files": set(),
     "derivatives": set(),
     "symmetry": {"errors", "derivatives"},
-    "kernels": set(),
+    "kernels": {"derivatives"},
     "data": {"archives", "errors", "constraints"},
     "layers": {"errors", "derivatives", "symmetry", "kernels"},
     "logical": {"layers"},

@@ -8,6 +8,7 @@ pooling of MViTv2 in place of merging).  Maps that belong together, as keys and 
 import jax
 import jax.numpy as jnp
 
+from equivit.derivatives import zero_slope
 from equivit.layers.convolution import DepthwiseConv, Pair
 from equivit.layers.phases import lattice_norms
 from equivit.symmetry import shifts
@@ -61,7 +62,7 @@ def _at(pools: Pools, maps: Maps, choice: Choice) -> Maps:
     return tuple(map(one, pools, maps))
 
 
-@jax.custom_vjp
+@jax.custom_jvp
 def _largest(pools: Pools, maps: Maps) -> tuple[Maps, Choice]:
     """`pooled` by the norm of what comes out.
 
@@ -79,14 +80,9 @@ def _largest(pools: Pools, maps: Maps) -> tuple[Maps, Choice]:
         ), choice
 
 
-def _largest_forward(pools, maps):
-    y, choice = _largest(pools, maps)
-    return (y, choice), (pools, maps, choice)
-
-
-def _largest_backward(kept, slopes):
-    pools, maps, choice = kept
-    return jax.vjp(lambda pools, maps: _at(pools, maps, choice), pools, maps)[1](slopes[0])
-
-
-_largest.defvjp(_largest_forward, _largest_backward)
+@_largest.defjvp
+def _largest_derivative(primals, tangents):
+    y, choice = _largest(*primals)
+    # A gradient begins from the maps: what it needs of pooling at one phase is computed again.
+    at = jax.checkpoint(lambda pools, maps: _at(pools, maps, choice), prevent_cse=False)
+    return (y, choice), (jax.jvp(at, primals, tangents)[1], jax.tree.map(zero_slope, choice))

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from equivit.derivatives import linear
 from equivit.layers.in_order import in_order
 from equivit.layers.product import kept, scores, weighted
 
@@ -123,7 +124,8 @@ def attend_relative(q: Parts, k: Parts, v: Parts, vectors: Parts, pairs: np.ndar
     Shapes: each part of q, k and v [*B, H, P + n, d_i], of the vectors [m, d_i] -> like the parts of v.
 
     Args:
-      pairs: [n, n], the distance of each query from each key among the n tokens of the grid, as an index of vectors.
+      pairs: [n, n], the distance of each query from each key among the n tokens of the grid, as an index of vectors;
+        each row is a permutation.
     """
     with jax.named_scope("attention"):
         return _weighted(_relative_logits(q, k, vectors, pairs), v)
@@ -138,8 +140,20 @@ def relative_weights(q: Parts, k: Parts, vectors: Parts, pairs: np.ndarray) -> j
 def _relative_logits(q: Parts, k: Parts, vectors: Parts, pairs: np.ndarray) -> jax.Array:
     prefix = q[0].shape[-2] - len(pairs)
     near = _logits(tuple(part[..., prefix:, :] for part in q), vectors)
-    near = jnp.take_along_axis(near, pairs.reshape(*(1,) * (near.ndim - 2), *pairs.shape), -1)
+    near = _by_pair(near, pairs)
     return _logits(q, k) + jnp.pad(near, [(0, 0)] * (near.ndim - 2) + [(prefix, 0)] * 2)
+
+
+def _by_pair(x: jax.Array, pairs: np.ndarray) -> jax.Array:
+    """x[..., i, pairs[i, j]] for each i and j; as rows of pairs are permutations, its gradient reads likewise."""
+
+    def reader(pairs):
+        return lambda _, x: jnp.take_along_axis(x, pairs.reshape(*(1,) * (x.ndim - 2), *pairs.shape), -1)
+
+    read, transpose = reader(pairs), reader(pairs.argsort(1))
+    function = jax.custom_jvp(functools.partial(read, ()))
+    function.defjvp(lambda primals, slopes: (function(*primals), linear(read, transpose, (), *slopes)))
+    return function(x)
 
 
 def attention_weights(q: Parts, k: Parts) -> jax.Array:

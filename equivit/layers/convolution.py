@@ -21,6 +21,7 @@ from flax import nnx
 from jax.nn.initializers import Initializer
 
 from equivit import errors
+from equivit.derivatives import with_pullback
 from equivit.layers.batch_norm import BatchNorm
 from equivit.layers.dense import uniform
 
@@ -250,22 +251,8 @@ def _by_points(x: jax.Array, kernel: jax.Array, *, groups: int) -> jax.Array:
     return jnp.matmul(x, kernel[0, 0]) if groups == 1 else _grouped_points(x, kernel, groups)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _grouped_points(x: jax.Array, kernel: jax.Array, groups: int) -> jax.Array:
-    """With groups only the gradient consists of matrix products.
-
-    XLA:CPU transposes x for them, and would compute what x is made of in that order too, such as a depthwise
-    convolution, which then takes ten times as long.
-    """
-    return _whole(x, kernel, stride=(1, 1), padding=(0, 0), groups=groups)
-
-
-def _grouped_points_forward(x, kernel, groups):
-    return _grouped_points(x, kernel, groups), (x, kernel)
-
-
-def _grouped_points_backward(groups, given, slope):
-    x, kernel = given
+def _grouped_points_pullback(groups, arrays, slope):
+    x, kernel = arrays
     shape = x.shape
     x, slope = (y.reshape(math.prod(y.shape[:3]), groups, y.shape[3] // groups) for y in (x, slope))
     by_x = jnp.einsum("bgd,cgd->bgc", slope, kernel.reshape(kernel.shape[2], groups, -1))
@@ -273,7 +260,14 @@ def _grouped_points_backward(groups, given, slope):
     return by_x.reshape(shape), by_kernel.reshape(kernel.shape)
 
 
-_grouped_points.defvjp(_grouped_points_forward, _grouped_points_backward)
+@with_pullback(_grouped_points_pullback, static=(2,))
+def _grouped_points(x: jax.Array, kernel: jax.Array, groups: int) -> jax.Array:
+    """With groups only the gradient consists of matrix products.
+
+    XLA:CPU transposes x for them, and would compute what x is made of in that order too, such as a depthwise
+    convolution, which then takes ten times as long.
+    """
+    return _whole(x, kernel, stride=(1, 1), padding=(0, 0), groups=groups)
 
 
 @functools.partial(jax.jit, static_argnames=("stride", "padding"))
@@ -285,26 +279,19 @@ def _by_entries(x: jax.Array, kernel: jax.Array, *, stride: Pair, padding: Pair)
     return _summed_entries(x, kernel, stride, padding)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _summed_entries(x: jax.Array, kernel: jax.Array, stride: Pair, padding: Pair) -> jax.Array:
-    views = _views(_padded(x, padding), kernel, stride)
-    parts = [view[..., i : i + 1] * kernel[a, b, i] for (a, b), view in views.items() for i in range(kernel.shape[2])]
-    return functools.reduce(operator.add, parts).astype(kernel.dtype)
-
-
-def _summed_entries_forward(x, kernel, stride, padding):
-    return _summed_entries(x, kernel, stride, padding), (x, kernel)
-
-
-def _summed_entries_backward(stride, padding, given, slope):
-    x, kernel = given
+def _summed_entries_pullback(stride, padding, arrays, slope):
+    x, kernel = arrays
     by_x = jax.linear_transpose(lambda x: _whole(x, kernel, stride=stride, padding=padding, groups=1), x)(slope)[0]
     patches = jnp.concatenate(list(_views(_padded(x, padding), kernel, stride).values()), axis=-1)
     by_kernel = jnp.einsum("...c,...d->cd", patches, slope.astype(patches.dtype))
     return by_x, by_kernel.reshape(kernel.shape).astype(kernel.dtype)
 
 
-_summed_entries.defvjp(_summed_entries_forward, _summed_entries_backward)
+@with_pullback(_summed_entries_pullback, static=(2, 3))
+def _summed_entries(x: jax.Array, kernel: jax.Array, stride: Pair, padding: Pair) -> jax.Array:
+    views = _views(_padded(x, padding), kernel, stride)
+    parts = [view[..., i : i + 1] * kernel[a, b, i] for (a, b), view in views.items() for i in range(kernel.shape[2])]
+    return functools.reduce(operator.add, parts).astype(kernel.dtype)
 
 
 def _views(x: jax.Array, kernel: jax.Array, stride: Pair) -> dict[Pair, jax.Array]:
@@ -327,18 +314,8 @@ def _by_taps(x: jax.Array, kernel: jax.Array, *, stride: Pair, padding: Pair) ->
     return _summed(x, kernel, stride, padding)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _summed(x: jax.Array, kernel: jax.Array, stride: Pair, padding: Pair) -> jax.Array:
-    views, kernel = _views(_padded(x, padding), kernel, stride), apart(kernel)
-    return functools.reduce(operator.add, [v * kernel[a, b] for (a, b), v in views.items()]).astype(kernel.dtype)
-
-
-def _summed_forward(x, kernel, stride, padding):
-    return _summed(x, kernel, stride, padding), (x, kernel)
-
-
-def _summed_backward(stride, padding, given, slope):
-    x, kernel = given
+def _summed_pullback(stride, padding, arrays, slope):
+    x, kernel = arrays
     dtype, shape = x.dtype, x.shape
     slope = slope.astype(jnp.promote_types(x.dtype, jnp.float32))
     sums = [(view * slope).sum((0, 1, 2)) for view in _views(_padded(x, padding), kernel, stride).values()]
@@ -346,7 +323,10 @@ def _summed_backward(stride, padding, given, slope):
     return _spread(slope, kernel, shape, stride, padding).astype(dtype), by_kernel.astype(kernel.dtype)
 
 
-_summed.defvjp(_summed_forward, _summed_backward)
+@with_pullback(_summed_pullback, static=(2, 3))
+def _summed(x: jax.Array, kernel: jax.Array, stride: Pair, padding: Pair) -> jax.Array:
+    views, kernel = _views(_padded(x, padding), kernel, stride), apart(kernel)
+    return functools.reduce(operator.add, [v * kernel[a, b] for (a, b), v in views.items()]).astype(kernel.dtype)
 
 
 def _spread(y: jax.Array, kernel: jax.Array, shape: tuple[int, ...], stride: Pair, padding: Pair) -> jax.Array:
@@ -388,7 +368,7 @@ def _padded(x: jax.Array, padding: Pair) -> jax.Array:
     return jnp.pad(x, [(0, 0), *((p, p) for p in padding), (0, 0)]).astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def around(x: jax.Array, ends: tuple[Pair, Pair]) -> jax.Array:
     """Maps with rows and columns from the other side of the torus: [*B, H, W, C] -> [*B, t + H + b, l + W + r, C].
 
@@ -404,18 +384,10 @@ def around(x: jax.Array, ends: tuple[Pair, Pair]) -> jax.Array:
     return x
 
 
-def _around_forward(x, ends):
-    return around(x, ends), x.shape
-
-
-def _around_backward(ends, shape, slope):
-    pads = [(0, 0)] * (len(shape) - 3) + [*ends, (0, 0)]
-    return jax.linear_transpose(lambda x: jnp.pad(x, pads, mode="wrap"), jax.ShapeDtypeStruct(shape, slope.dtype))(
-        slope
-    )
-
-
-around.defvjp(_around_forward, _around_backward)
+@around.defjvp
+def _around_derivative(ends, primals, tangents):
+    (x,), (slope,) = primals, tangents
+    return around(x, ends), jnp.pad(slope, [(0, 0)] * (x.ndim - 3) + [*ends, (0, 0)], mode="wrap")
 
 
 def _written_around(x: jax.Array, ends: tuple[Pair, Pair]) -> jax.Array:

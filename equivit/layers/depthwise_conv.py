@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from equivit import errors
+from equivit.derivatives import with_pullback
 from equivit.layers.convolution import apart, around
 from equivit.layers.grid import Layout
 from equivit.symmetry import fields
@@ -137,25 +138,18 @@ def _is_side(size: Any) -> bool:
     return isinstance(size, int | np.integer) and not isinstance(size, bool) and int(size) > 0
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _convolved(x: jax.Array, taps: jax.Array, padding: str, implementation: str) -> jax.Array:
-    """Maps [n, h, w, C] convolved with [k, k, C]; XLA's own gradient is as slow on a CPU as its convolution."""
-    return _chosen(implementation, _by_shifts, _whole, x, taps, padding)
-
-
-def _forward(x, taps, padding, implementation):
-    return _convolved(x, taps, padding, implementation), (x, taps)
-
-
-def _backward(padding, implementation, given, slope):
-    x, taps = given
+def _pullback(padding, implementation, arrays, slope):
+    x, taps = arrays
     with jax.named_scope("depthwise"):
         # The taps are centred, so that the transpose of the convolution is one with the taps turned half round.
         by_x = _convolved(slope, taps[::-1, ::-1], padding, implementation)
         return by_x, _chosen(implementation, _products, _products_whole, x, slope, padding, len(taps))
 
 
-_convolved.defvjp(_forward, _backward)
+@with_pullback(_pullback, static=(2, 3))
+def _convolved(x: jax.Array, taps: jax.Array, padding: str, implementation: str) -> jax.Array:
+    """Maps [n, h, w, C] convolved with [k, k, C]; XLA's own gradient is as slow on a CPU as its convolution."""
+    return _chosen(implementation, _by_shifts, _whole, x, taps, padding)
 
 
 def _chosen(implementation: str, by_shifts: Callable, whole: Callable, x: jax.Array, y: jax.Array, *static) -> Any:

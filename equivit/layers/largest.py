@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
+from equivit.derivatives import zero_slope
 from equivit.layers.by_image import by_image
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
@@ -33,7 +34,7 @@ class Layer(Protocol):
         ...
 
 
-@jax.custom_vjp
+@jax.custom_jvp
 def largest(layer: Any, x: jax.Array) -> tuple[jax.Array, Choice]:
     """The layer at the phase where its l2 norm is largest: [B, h, w, C] -> [B, h w / 4, D], and the choice.
 
@@ -58,14 +59,9 @@ def largest(layer: Any, x: jax.Array) -> tuple[jax.Array, Choice]:
     return layer.normed(y), shifts.strongest(norms[:, 0])
 
 
-def _forward(layer, x):
-    y, choice = largest(layer, x)
-    return (y, choice), (layer, x, choice)
-
-
-def _backward(kept, slopes):
-    layer, x, choice = kept
-    return jax.vjp(lambda layer, x: layer.at(x, choice), layer, x)[1](slopes[0])
-
-
-largest.defvjp(_forward, _backward)
+@largest.defjvp
+def _derivative(primals, tangents):
+    y, choice = largest(*primals)
+    # A gradient begins from the map: what it needs of the layer at one phase is computed again.
+    at = jax.checkpoint(lambda layer, x: layer.at(x, choice), prevent_cse=False)
+    return (y, choice), (jax.jvp(at, primals, tangents)[1], jax.tree.map(zero_slope, choice))
