@@ -114,7 +114,7 @@ def check_file(flag: str, path: pathlib.Path) -> None:
         raise IsADirectoryError(f"{flag}={path}: this is a directory; give a file in it, such as {path / path.name}.")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{flag}={path}: there is no directory {path.parent}; create it first.")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
+    if not os.access(path.parent if path.is_file() or not path.exists() else path, os.W_OK):  # `files.replacing`
         raise PermissionError(f"{flag}={path}: this may not be written; give another place.")
 
 

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from equivit import command, errors
+from equivit import command, errors, files
 
 FORMATS = (".onnx", ".stablehlo")
 LAYOUTS = ("nhwc", "nchw")
@@ -143,7 +143,6 @@ def write(
     _check_ending(path)
     errors.one_of("--layout", layout, LAYOUTS)
     outputs, function = _function(model, image_size)
-    part = path.with_name(f"{path.name}.part")
     onnx, dtype = path.suffix == ".onnx", jnp.float16 if half else jnp.float32
     image = np.random.default_rng(0).normal(size=(batch, *image_size, model.config.input_shape[-1])).astype(np.float32)
     with jax.default_matmul_precision("highest"):
@@ -156,14 +155,14 @@ def write(
     def call(x):
         return function(form, x if layout == "nhwc" else x.transpose(0, 2, 3, 1))
 
-    try:
+    with files.replacing(path) as part:
         with kernels.using("xla"):  # ours belong to a version of JAX
-            found = _through_onnx(part, call, given, outputs, opset) if onnx else _through_stablehlo(part, call, given)
+            if onnx:
+                found = _through_onnx(part, path, call, given, outputs, opset)
+            else:
+                found = _through_stablehlo(part, call, given)
         deviation = max(_deviation(a, b) for a, b in zip(found, wanted, strict=True))
         _check(path, deviation, TOLERANCES[np.dtype(dtype).name])
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
     parameters = sum(x.nbytes for x in jax.tree.leaves(nnx.state(form, nnx.Param)))
     return Written(path, path.stat().st_size, parameters, deviation)
 
@@ -191,7 +190,9 @@ def _function(model: Any, image_size: tuple[int, int]) -> tuple[tuple[str, ...],
     return ("patches", "class")[: len(jax.eval_shape(tokens, model, shape))], tokens
 
 
-def _through_onnx(path: pathlib.Path, call: Callable, image: Any, outputs: tuple[str, ...], opset: int) -> list:
+def _through_onnx(
+    path: pathlib.Path, target: pathlib.Path, call: Callable, image: Any, outputs: tuple[str, ...], opset: int
+) -> list:
     import jax
 
     from equivit import onnx_files
@@ -200,7 +201,7 @@ def _through_onnx(path: pathlib.Path, call: Callable, image: Any, outputs: tuple
     try:
         session = onnx_files.session(path, threads=os.cpu_count() or 1)
     except onnx_files.Refused as refused:
-        reason = str(refused).replace(str(path), str(path.with_suffix("")))  # that of the user
+        reason = str(refused).replace(str(path), str(target))  # the path that the user gave
         hint = "write a .stablehlo file" if opset == OPSET else f"leave it out, which is {OPSET}"
         raise ValueError(f"--opset={opset}: nothing was written: {hint}.  ({reason})") from refused
     return session.run(list(outputs), {"image": image})

@@ -4,10 +4,11 @@ import contextlib
 import importlib
 import logging
 import os
-import pathlib
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from equivit import files
 
 INSTALL = "make install-export"
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
@@ -66,7 +67,7 @@ def write(path: str | os.PathLike, function: Callable, image: Any, outputs: tupl
         jax.clear_caches()  # functions traced meanwhile hold operations of jax2onnx, which JAX cannot compile
     if (size := proto.ByteSize()) > LARGEST:
         raise ValueError(f"an ONNX file of {size / 2**30:.1f} GiB cannot be: 2 GiB is the most; try half precision.")
-    pathlib.Path(path).write_bytes(proto.SerializeToString())
+    files.write_bytes(path, proto.SerializeToString())
 
 
 def session(path: str | os.PathLike, *, provider: str = "cpu", threads: int = 1) -> Any:

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from equivit import command
+from equivit import command, files
 
 PRIORITY = 99  # of FIFO, as in the paper
 TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16"}
@@ -66,7 +66,7 @@ def _run(options: argparse.Namespace) -> None:
             f"{row['file']:{width}}  {row['milliseconds']:9.3f} ms  {row['ratio']:6.3f}  {row['bytes'] / 1e6:8.2f} MB"
         )
     if options.out is not None:
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
+        files.write_text(options.out, json.dumps(report, indent=1) + "\n")
         print(f"Done: {options.out}")
 
 

@@ -82,8 +82,9 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> list[dict]:
 
 def _of_set(config: ConfigDict, workdir: pathlib.Path, name: str) -> Iterator[dict]:
     """The results of one set; its data are read when the first of them has to be computed."""
+    from equivit import files
     from equivit.data import series
-    from equivit.training import files, lock
+    from equivit.training import lock
 
     section, data = config.data, None
     for patches, model in itertools.product(config.patches, config.models):

@@ -8,10 +8,9 @@ import jax
 import pytest
 from flax import nnx
 
-from equivit import accelerate, onnx_files
+from equivit import accelerate, files, onnx_files
 from equivit.acceleration import plan, report, stages
 from equivit.models import replacement, saved, zoo
-from equivit.training import files
 
 CONFIG = "configs/depthwise.py:in1k,quicktest"
 SIZE = ["data.image_size=(16,32)", "data.eval_crop=squash"]

@@ -10,7 +10,7 @@ import jax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from equivit import constraints, errors, logical, onnx_files
+from equivit import constraints, errors, files, logical, onnx_files
 from equivit.data import loader
 from equivit.evaluation import suite
 from equivit.layers.keys import Keys
@@ -19,7 +19,7 @@ from equivit.models.model import ModelModule, check_input
 from equivit.models.segmenter import Segmenter
 from equivit.objectives.registry import OBJECTIVES
 from equivit.training import config as configs
-from equivit.training import files, loop, program, sharding, start
+from equivit.training import loop, program, sharding, start
 
 SEVERAL = Annotated[int, constraints.Interval(2, words="2 or more")]  # of one image no attention varies
 STAGES = ("stage1", "stage2", "one_stage", "frozen", "gated")

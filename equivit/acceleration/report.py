@@ -7,9 +7,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from equivit import archives
+from equivit import archives, files
 from equivit.acceleration.stages import Found
-from equivit.training import files
 
 SIDE = 13  # tokens of a map that are shown, around the query
 
@@ -27,7 +26,7 @@ def write(workdir: pathlib.Path, found: Found) -> pathlib.Path:
     files.write_text(workdir / "report.json", json.dumps(report, indent=1) + "\n")
     draw(workdir / "sigma.png", _maps(workdir / "sigma.npz"), found)
     path = workdir / "report.md"
-    path.write_text(_page(workdir, found))
+    files.write_text(path, _page(workdir, found))
     return path
 
 
@@ -85,4 +84,5 @@ def draw(path: pathlib.Path, maps: np.ndarray, found: Found) -> None:
         axes.imshow(part, cmap="magma", vmin=0)
         axes.add_patch(Rectangle((half - 1.5, half - 1.5), 3, 3, fill=False, color="white", linewidth=0.8))
         axes.set_title(str(block), fontsize=8, color=colors[block])
-    figure.savefig(path, dpi=150)
+    with files.replacing(path) as unfinished:
+        figure.savefig(unfinished, dpi=150)

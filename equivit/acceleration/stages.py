@@ -9,14 +9,14 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from equivit import export, profile, train
+from equivit import export, files, profile, train
 from equivit.acceleration.plan import Plan, backbone, protocol, with_backbone
 from equivit.evaluation import fit, sigma, suite
 from equivit.evaluation.training_images import TrainingImages
 from equivit.layers.grid import check_grid
 from equivit.models import saved
 from equivit.models.model import ModelModule
-from equivit.training import checkpoints, files, sharding
+from equivit.training import checkpoints, sharding
 
 BATCH = 16  # images whose attention is held at once
 ROUNDS = 50  # of timing
@@ -94,7 +94,8 @@ def _sigma(plan: Plan, config: ConfigDict, model: ModelModule) -> np.ndarray:
         moments = sigma.moments(vit, images)
         found, grid = sigma.summed(moments), check_grid(config.data.image_size, vit.config.patch_size, "image_size")
         maps = sigma.aligned(jax.vmap(sigma.Moments.deviation)(moments).mean(1), grid)
-        np.savez(path.with_suffix(".npz"), maps=maps)
+        with files.replacing(path.with_suffix(".npz")) as unfinished:
+            np.savez(unfinished, maps=maps)
         files.write_text(path, json.dumps(dict(blocks=found.blocks.tolist(), heads=found.heads.tolist())) + "\n")
     return np.array(files.read_json(path, "blocks")["blocks"])
 

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from PIL import Image
 
+from equivit import files
 from equivit.evaluation import colours
 
 COMPONENTS = 16  # at most, as in Figure 6
@@ -48,7 +49,7 @@ def learning_curves(metrics: pathlib.Path, output: pathlib.Path, curves: Iterabl
         axes.grid(alpha=0.3)
         if axes.lines:
             axes.legend(loc="best", frameon=False)
-    figure.savefig(output, dpi=150)
+    _write(figure, output)
 
 
 def label_maps(
@@ -79,7 +80,7 @@ def label_maps(
     for axes, title in zip(grid[0], ("image", "label", "prediction"), strict=True):
         axes.set_title(title, fontsize=10)
     figure.legend(handles=names, loc="outside lower center", ncols=LEGEND_COLUMNS, frameon=False, fontsize=9)
-    figure.savefig(output, dpi=150)
+    _write(figure, output)
 
 
 def patch_filters(kernels: dict[str, np.ndarray], output: pathlib.Path) -> None:
@@ -106,7 +107,7 @@ def patch_filters(kernels: dict[str, np.ndarray], output: pathlib.Path) -> None:
         for axes, tile, share in zip(row, tiles, shares, strict=False):
             _tile(axes, tile)
             axes.set_title(f"{share:.0%}", fontsize=7, pad=2)
-    figure.savefig(output, dpi=150)
+    _write(figure, output)
 
 
 def patch_kernels(model: nnx.Module) -> dict[str, np.ndarray]:
@@ -154,6 +155,11 @@ def _legend(maps, classes, palette):
     known = [k for k in range(len(classes)) if k in seen]
     names = {k: classes[k] for k in known} | ({} if len(known) == len(seen) else {-1: "no class"})
     return [Patch(facecolor=OPAQUE * palette[k] + (1 - OPAQUE) / 2, label=name) for k, name in names.items()]
+
+
+def _write(figure: Figure, output: pathlib.Path) -> None:
+    with files.replacing(output) as unfinished:
+        figure.savefig(unfinished, dpi=150)
 
 
 def _curve(axes: Axes, rows, name, **style):

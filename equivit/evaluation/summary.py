@@ -10,6 +10,7 @@ import jax
 from flax import nnx
 from ml_collections import ConfigDict
 
+from equivit import files
 from equivit.evaluation import suite
 from equivit.evaluation.protocol import Run
 
@@ -87,14 +88,14 @@ def write(directory: pathlib.Path, results: dict, **about: str) -> pathlib.Path:
     """
     path = _path(directory)
     with _naming(path):
-        path.write_text(json.dumps({**about, **results}, indent=2) + "\n")
+        files.write_text(path, json.dumps({**about, **results}, indent=2) + "\n")
     return path
 
 
 def check_writable(directory: pathlib.Path) -> None:
     """OSError, which names the file, if evaluation.json cannot be written in a directory."""
     path = _path(directory)
-    with _naming(path), path.open("a") if path.exists() else tempfile.TemporaryFile(dir=directory):
+    with _naming(path), tempfile.TemporaryFile(dir=directory):  # beside which it is written, and renamed
         pass
 
 

@@ -9,11 +9,9 @@ import json
 import pathlib
 
 import jax
-import numpy as np
-import safetensors.numpy
 from flax import nnx
 
-from equivit import errors, logical, safetensors_files
+from equivit import errors, files, logical, safetensors_files
 from equivit.layers.keys import Keys
 from equivit.models import zoo
 from equivit.models.model import Config, ModelModule
@@ -21,12 +19,10 @@ from equivit.models.model import Config, ModelModule
 
 def save(path: pathlib.Path, model: ModelModule) -> None:
     """Write the model to the directory `path`, which is created if needed."""
-    path = pathlib.Path(path)
-    path.mkdir(parents=True, exist_ok=True)
     tensors = jax.device_get(logical.to_logical(model, nnx.Variable))
-    tensors = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
-    safetensors.numpy.save_file(tensors, path / "parameters.safetensors")
-    (path / "model.json").write_text(json.dumps(_described(model.config), indent=1) + "\n")
+    with files.replacing_in_directory(path, ("parameters.safetensors", "model.json")) as unfinished:
+        safetensors_files.write(unfinished / "parameters.safetensors", tensors)
+        files.write_text(unfinished / "model.json", json.dumps(_described(model.config), indent=1) + "\n")
 
 
 def load(path: pathlib.Path) -> nnx.Module:

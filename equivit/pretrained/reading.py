@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import safetensors.numpy
 
-from equivit import archives, safetensors_files
+from equivit import archives, files, safetensors_files
 from equivit.pretrained import names, torch_files
 
 CONTAINERS = ("model", "teacher", "state_dict", "model_state")
@@ -40,18 +39,19 @@ def read(path: str | os.PathLike) -> Any:
 
 
 def write(path: str | pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """Write named tensors as .safetensors or .npz.
+    """Write named tensors as .safetensors or .npz, atomically.
 
     Raises:
       ValueError: another ending.
+      OSError: the file cannot be written.
     """
     path = pathlib.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    arrays: dict[str, Any] = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
     if path.suffix == ".safetensors":
-        safetensors.numpy.save_file(arrays, path)
+        safetensors_files.write(path, tensors)
     elif path.suffix == ".npz":
-        np.savez(path, **arrays)
+        arrays: dict[str, Any] = dict(tensors)
+        with files.replacing(path) as unfinished:
+            np.savez(unfinished, **arrays)
     else:
         raise ValueError(f"{path}: weights are written as .safetensors or .npz, not as {path.suffix!r}.")
 

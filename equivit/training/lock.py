@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import jax
 
-from equivit.training import files
+from equivit import files
 
 # What a file system answers that has no locks, such as a bucket mounted as a folder.
 NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)

@@ -18,9 +18,8 @@ from tensorboardX import summary
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto import event_pb2
 
-from equivit import constraints
+from equivit import constraints, files
 from equivit.constraints import PositiveInt
-from equivit.training import files
 
 DEFAULTS = dict(every_steps=50, tensorboard=True)  # of the `log` section
 TYPES = dict(every_steps=PositiveInt, tensorboard=bool)

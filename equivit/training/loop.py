@@ -14,11 +14,11 @@ from flax import nnx
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
-from equivit import constraints, logical
+from equivit import constraints, files, logical
 from equivit.evaluation import suite
 from equivit.models import saved
 from equivit.training import config as configs
-from equivit.training import files, freezing, program, resuming, sharding, stopping
+from equivit.training import freezing, program, resuming, sharding, stopping
 from equivit.training.checkpoints import Checkpoints
 from equivit.training.logging import Log, Meter
 from equivit.training.program import Program

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from equivit.training import checkpoints, disk_errors, files
+from equivit import files
+from equivit.training import checkpoints, disk_errors
 from equivit.training import config as configs
 from tests.training import tiny
 from tests.training.state_test import mesh_of

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import itertools
-import os
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +14,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import PartitionSpec
 from ml_collections import ConfigDict
 
-from equivit import archives, errors
+from equivit import archives, errors, files
 from equivit.data import loader, section, sources
 from equivit.data.order import TrainOrder, permutation
 from equivit.evaluation import frozen, linear_probe
@@ -165,9 +164,8 @@ class Unfinished:
             return
         whole = multihost_utils.process_allgather(dict(state), tiled=True)
         if jax.process_index() == 0:
-            unfinished = self.path.with_suffix(f".{os.getpid()}.npz")
-            np.savez(unfinished, **whole)
-            unfinished.replace(self.path)
+            with files.replacing(self.path) as unfinished:
+                np.savez(unfinished, **whole)
 
     def remove(self) -> None:
         """At the end."""
