@@ -185,9 +185,9 @@ def folders(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Sorted as numbers if all of them are numbers, else as text."""
+    """Sorted as numbers if all of them are numbers, 01 before 1, else as text; the order of `names` does not matter."""
     names = list(names)
-    return sorted(names, key=int) if all(map(str.isdecimal, names)) else sorted(names)
+    return sorted(names, key=lambda name: (int(name), name)) if all(map(str.isdecimal, names)) else sorted(names)
 
 
 def array(files: list[str]) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 import collections
 import itertools
-import json
 import pathlib
 from collections.abc import Iterable, Sequence
 
@@ -15,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from PIL import Image
 
-from equivit import files
+from equivit import files, metrics_files
 from equivit.evaluation import colours
 
 COMPONENTS = 16  # at most, as in Figure 6
@@ -29,12 +28,12 @@ def learning_curves(metrics: pathlib.Path, output: pathlib.Path, curves: Iterabl
     """Plot loss and accuracy over the steps of a run, in training and as protocols measured them.
 
     Args:
-      metrics: metrics.jsonl: one JSON object per line, with "step" and some of "loss", "accuracy" and `curves`.
+      metrics: metrics.jsonl, with some of "loss", "accuracy" and `curves`; lines that cannot be read are left out.
       output: the PNG to write.
       curves: names such as "eval/accuracy/top1"; those that end with "/loss" are plotted with the training loss, the
         others with the accuracy.
     """
-    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    rows = metrics_files.rows(metrics)
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2, sharex=True)
     left.set(xlabel="step", ylabel="loss")

@@ -18,7 +18,7 @@ from tensorboardX import summary
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto import event_pb2
 
-from equivit import constraints, files
+from equivit import constraints, files, metrics_files
 from equivit.constraints import PositiveInt
 
 DEFAULTS = dict(every_steps=50, tensorboard=True)  # of the `log` section
@@ -81,6 +81,17 @@ class Log:
             self._bar.update(self._task, completed=step, text=text)
         else:
             print(f"step {step}/{self._total}  {text}", flush=True)
+
+    def conclude(self, figures: dict[str, float]) -> None:
+        """Record and show the final figures, in place of those that an earlier start of the finished run has left."""
+        if self._writes:
+            self._file.close()
+            _keep(self._path, metrics_files.lines(self._path), lambda row: not self._is_final(row))
+            self._file = self._path.open("a")
+        self.write(self._total, figures)
+
+    def _is_final(self, row):
+        return row["step"] == self._total and all(name.startswith("eval/") for name in row.keys() - {"step"})
 
     def advance(self, step: int) -> None:
         """Move the progress bar."""
@@ -175,27 +186,19 @@ class _Events:
 
 def _keep_until(path, step):
     """Drop the lines of later steps, those that cannot be read, and a last line that a kill cut short."""
-    text = path.read_bytes() if path.exists() else b""
-    *lines, last = text.split(b"\n")
-    lines += [last] if _step_of(last) is not None else []
-    steps = [_step_of(line) for line in lines]
-    if bad := steps.count(None):
+    lines = metrics_files.lines(path)
+    if bad := sum(line.row is None for line in lines):
         aside = path.parent / "damaged" / f"{path.stem}-{time.time_ns()}{path.suffix}"
-        aside.parent.mkdir(exist_ok=True)
-        path.rename(aside)
+        files.write_bytes(aside, path.read_bytes())
         _log.warning("%s: %d lines cannot be read and are left out; the file as it was is %s.", path, bad, aside)
-    kept = b"".join(line + b"\n" for line, of in zip(lines, steps, strict=True) if of is not None and of <= step)
-    if bad or kept != text:
-        files.write_text(path, kept.decode())
+    _keep(path, lines, lambda row: row["step"] <= step)
 
 
-def _step_of(line):
-    """The step of a line of metrics; None if it is none."""
-    try:
-        step = json.loads(line)["step"]
-    except (ValueError, TypeError, LookupError):
-        return None
-    return step if isinstance(step, int) else None
+def _keep(path, lines, is_kept):
+    """Write the lines whose rows are to be kept, unless the file has just these."""
+    kept = b"".join(line.content + b"\n" for line in lines if line.row is not None and is_kept(line.row))
+    if kept != (path.read_bytes() if path.exists() else b""):
+        files.write_bytes(path, kept)
 
 
 def _line(metrics):

@@ -175,7 +175,7 @@ def train(
             log.say(f"{stopped.name}: saved {checkpoints.latest}; start again with the same --workdir to go on.")
             raise
         figures = _figures(results)
-        log.write(total, figures)
+        log.conclude(figures)
     report = {"step": total, **figures}
     write_report(workdir, report)
     return Outcome(report, model, results)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from equivit.data import loader, reading, sources, views
+from equivit.data import directories, loader, reading, sources, views
 from tests.data.contents import labels_of, values_of
 
 
@@ -122,3 +122,10 @@ def test_views_of_joined_sources_train_and_labels_are_asked_for(section, images)
     assert len(np.unique(batch["global_crops"][:, 0, 0, 0, 0])) > 2
     with pytest.raises(ValueError, match="its examples have image but no label, which the objective needs"):
         loader.train(config, batch_size=6, seed=0, entries=("image", "label"))
+
+
+def test_the_order_of_classes_is_that_of_their_names_alone():
+    """A set of names has another order in another process."""
+    for names in (["1", "01", "10", "2", "002"], ["b", "a", "01"]):
+        found = {tuple(directories.in_order(order)) for order in itertools.permutations(names)}
+        assert found == {("01", "1", "002", "2", "10") if "10" in names else ("01", "a", "b")}

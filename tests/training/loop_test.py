@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from tensorboardX.proto import event_pb2
 
+from equivit.evaluation import figures
 from equivit.objectives.supervised import Supervised
 from equivit.training import checkpoints, loop, resuming, stopping
 from equivit.training import config as configs
@@ -263,6 +264,45 @@ def test_lines_that_cannot_be_read_are_left_out_and_kept_aside(tmp_path, caplog)
     (aside,) = (tmp_path / "damaged").iterdir()
     assert aside.read_bytes() == log
     assert f"{tmp_path}/metrics.jsonl: 4 lines cannot be read" in caplog.text
+
+
+BAD = {
+    "nested": b"[" * 200_000,
+    "surrogate": b'{"step": 2, "\xed\xa0\x80": 1.0}',
+    "list": b'{"step": 2, "loss": [1.0]}',
+    "text": b'{"step": 2, "loss": "low"}',
+    "huge": b'{"step": 2, "loss": 1' + b"0" * 400 + b"}",
+    "huge step": b'{"step": 1' + b"0" * 5000 + b"}",
+    "no step": b"[1, 2]",
+}
+
+
+def test_no_line_of_metrics_stops_a_run(whole, tmp_path, caplog):
+    """Neither at its start nor at its end, where a picture is drawn; the lines are reported, and nothing is lost."""
+    good = b'{"step": 2, "loss": 1.0}\n{"step": 4, "loss": NaN}\n'
+    content = good + b"".join(line + b"\n" for line in BAD.values()) + b'{"step": 6, "loss": 1.0'
+    (tmp_path / "metrics.jsonl").write_bytes(content)
+    with logs.Log(tmp_path, options().log, total=10, start=4):
+        pass
+    assert (tmp_path / "metrics.jsonl").read_bytes() == good
+    assert [record.getMessage().split(";")[0] for record in caplog.records] == [
+        f"{tmp_path}/metrics.jsonl: {len(BAD)} lines cannot be read and are left out"
+    ]
+    (aside,) = (tmp_path / "damaged").iterdir()
+    assert aside.read_bytes() == content
+    (tmp_path / "metrics.jsonl").write_bytes(content)
+    figures.learning_curves(tmp_path / "metrics.jsonl", tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").is_file()
+
+
+def test_a_finished_run_has_its_final_figures_once(whole, tmp_path):
+    shutil.copytree(whole[0], tmp_path, dirs_exist_ok=True)
+    before = rows(tmp_path)
+    for _ in range(2):
+        train(tmp_path, options())
+        assert rows(tmp_path) == before
+    train(tmp_path, options(), evaluate=lambda model, config: {"accuracy": {"top1": 0.25}})
+    assert rows(tmp_path) == [*before[:-1], {"step": 10, "eval/accuracy/top1": 0.25}]
 
 
 def test_where_the_disk_is_full_the_error_says_what_is_kept(whole, tmp_path, monkeypatch):

@@ -1,0 +1,39 @@
+"""metrics.jsonl, the metrics of a run: a JSON object a line, with "step" and numbers by name."""
+
+import json
+import os
+import pathlib
+from typing import NamedTuple
+
+
+class Line(NamedTuple):
+    """A line of the file, and what it holds; None for a line that cannot be read."""
+
+    content: bytes
+    row: dict[str, float] | None
+
+
+def lines(path: str | os.PathLike) -> list[Line]:
+    """The lines of a file, [] where there is none; a last one that a kill cut short is left out."""
+    path = pathlib.Path(path)
+    *whole, last = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    found = [Line(line, _row(line)) for line in (*whole, last)]
+    return found if found[-1].row is not None else found[:-1]
+
+
+def rows(path: str | os.PathLike) -> list[dict[str, float]]:
+    """What the lines hold that can be read."""
+    return [line.row for line in lines(path) if line.row is not None]
+
+
+def _row(line: bytes) -> dict[str, float] | None:
+    try:
+        row = json.loads(line.decode())  # of bytes json would take surrogates, too, which nothing else can write
+        numbers = {name: float(value) for name, value in row.items() if _is_number(value)}
+    except (ValueError, AttributeError, OverflowError, RecursionError):
+        return None
+    return row if len(numbers) == len(row) and isinstance(row.get("step"), int) else None
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
