@@ -104,11 +104,13 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
     from jax.sharding import NamedSharding, PartitionSpec
 
     from equivit.evaluation import suite, summary
+    from equivit.models import saved
     from equivit.objectives.registry import OBJECTIVES
-    from equivit.training import sharding
+    from equivit.training import resuming, sharding
 
     sharding.start_processes(options.distributed)
     config, model, step = _load(options, command.changes(rest, _parser()))
+    data = saved.trained_on(options.model) if options.model else resuming.data_before(options.workdir)
     names = suite.check(options.suite or config.evaluation.suite, config, model)
     if not names:
         fitting = ", ".join(suite.fitting(model)) or "none"
@@ -121,7 +123,9 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
     mesh = sharding.create_mesh(ConfigDict(dict(data=-1, fsdp=1)))
     with jax.set_mesh(mesh):
         model = jax.device_put(model, NamedSharding(mesh, PartitionSpec()))
-        results = suite.evaluate(model, config, names, track=_track, directory=place if writes else None)
+        results = suite.evaluate(
+            model, config, names, track=_track, directory=place if writes else None, classes=data.classes
+        )
         pictures = summary.draw(place, model, config, names) if options.figures and writes else {}
     if jax.process_index() == 0:
         lines = summary.rows(results)

@@ -35,6 +35,15 @@ def read(path: str | os.PathLike) -> dict[str, np.ndarray]:
         raise ValueError(f"{path}: is damaged or not a safetensors file ({error}).") from error
 
 
+def metadata(path: str | os.PathLike) -> dict[str, str]:
+    """The texts by name that were written beside the tensors; ValueError for a damaged file."""
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            return file.metadata() or {}
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{path}: is damaged or not a safetensors file ({error}).") from error
+
+
 def write(path: str | os.PathLike, tensors: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None) -> None:
     """Write tensors by name, atomically (`files.replacing`); OSError, which names the file, if that cannot be done."""
     whole = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}

@@ -94,6 +94,7 @@ def _train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
     from equivit.data import loader
     from equivit.evaluation import suite, summary
     from equivit.objectives.registry import OBJECTIVES
+    from equivit.trained_on import TrainedOn
     from equivit.training import loop, program, sharding, start
 
     # What is known now is checked now: an evaluation that cannot run would otherwise fail after the last step.
@@ -111,34 +112,25 @@ def _train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
     config = start.completed(config, pipeline)
     given = start.given_models(config)
     program.make_objective(config).check_model(program.model_configuration(config), given)
-    suite.prepare(program.exported_model(config), config, config.evaluation.suite)
+    data = TrainedOn(pipeline.classes, pipeline.num_examples)
+    suite.prepare(program.exported_model(config), config, config.evaluation.suite, classes=data.classes)
     steps = loop.total_steps(config, pipeline.steps_per_epoch)
     _say(
         f"Training {config.model.name} on {config.data.source} ({pipeline.num_examples} images, {pipeline.num_classes} "
         f"classes): {steps} steps of {config.batch_size} images, seed {config.seed}, in {workdir}."
     )
-    _say(_about_resuming(config))
     outcome = loop.train(
         config,
         workdir=workdir,
         pipeline=pipeline,
-        evaluate=lambda model, config: suite.evaluate(model, config, config.evaluation.suite),
+        evaluate=lambda model, config: suite.evaluate(model, config, config.evaluation.suite, classes=data.classes),
         initial=functools.partial(start.initial_parameters, config),
         given=given,
+        trained_on=data,
     )
     with jax.set_mesh(sharding.create_mesh(config.mesh)):
         _say(summary.conclude(workdir, outcome.model, outcome.results, config))
     return outcome.report
-
-
-def _about_resuming(config):
-    import jax
-
-    if config.data.resume == "new_order":
-        return "A resumed run goes on with a new order of the images."
-    exact = jax.default_backend() != "gpu" or "xla_gpu_deterministic_ops=true" in os.environ.get("XLA_FLAGS", "")
-    how = "bit for bit" if exact else "within rounding (--deterministic)"
-    return f"A resumed run equals an uninterrupted one {how}."
 
 
 def aggregate(reports: dict[int, dict[str, float]]) -> dict:

@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
 
+from equivit import errors, trained_on
 from equivit.constraints import Size
 from equivit.data import loader
 from equivit.data.loader import EvaluationPipeline
@@ -98,6 +99,7 @@ class Run:
       blocks: of how many of the last blocks frozen features are read, the most that a protocol of the suite needs.
       frozen: those that have been read, for all protocols of the suite (`evaluation/frozen.py`).
       directory: where a protocol may keep what a run that is cut off would lose; None: nowhere.
+      classes: names of the model's classes; (): not known.
     """
 
     model: ModelModule
@@ -109,6 +111,7 @@ class Run:
     blocks: int = 1
     frozen: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
     directory: pathlib.Path | None = None
+    classes: tuple[str, ...] = ()
 
     def on(self, data: ConfigDict, name: str) -> "Run":
         """The same run on another `data` section."""
@@ -146,7 +149,7 @@ class Run:
 
         Raises:
           ValueError: the data cannot be read or are of another size than the model takes; or the protocol needs logits
-            or label maps, and the model has another number of classes or the data no maps.
+            or label maps, and the model has other classes or the data no maps.
         """
         share: dict[str, Any] = dict(batch_size=1)
         if not self.whole:
@@ -208,6 +211,13 @@ class Run:
                 f"evaluation: the model has {classes} classes, the data ({self.data.source}) {pipeline.num_classes}; "
                 f"set data.source to the data that the model was trained on, or use another model.{folders}"
             )
+        trained_on.check_classes(
+            f"config.data.source={errors.shown(self.data.source)}",
+            pipeline.classes,
+            self.classes,
+            "the data of the model",
+            "evaluate on data whose classes have the names of the model's, in their order",
+        )
 
 
 def _for_each_device(batch: Batch) -> Batch:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from flax import nnx
@@ -22,6 +22,7 @@ def evaluate(
     *,
     track: Track | None = None,
     directory: pathlib.Path | None = None,
+    classes: Sequence[str] = (),
 ) -> dict[str, dict]:
     """Run protocols on the evaluation split of `config.data`.
 
@@ -33,6 +34,7 @@ def evaluate(
       suite: as in `check`.
       track: shows progress; `track(batches, total, name)` yields the batches.
       directory: where long protocols keep their state, so that an evaluation that was cut off goes on; None: nowhere.
+      classes: names of the model's classes, which those of the data must be; (): not known.
 
     Returns:
       The results of each protocol by its name; the protocol's file describes them.
@@ -41,7 +43,7 @@ def evaluate(
       ValueError: as `check`, or the model does not fit the data, or the corruption library is missing.
       FileNotFoundError: the data are missing.
     """
-    runs = prepare(model, config, suite, track=track, directory=directory)
+    runs = prepare(model, config, suite, track=track, directory=directory, classes=classes)
     return {name: run.protocol.run(run) for name, run in runs.items()}
 
 
@@ -52,6 +54,7 @@ def prepare(
     *,
     track: Track | None = None,
     directory: pathlib.Path | None = None,
+    classes: Sequence[str] = (),
 ) -> dict[str, Run]:
     """What `evaluate` will run, by protocol, after opening all its data; `model` may be abstract.
 
@@ -59,7 +62,7 @@ def prepare(
     """
     suite = check(suite, config, model)
     blocks = max((PROTOCOLS[name].blocks(config) for name in suite), default=1)
-    shared: dict[str, Any] = dict(blocks=blocks, frozen={}, directory=directory)
+    shared: dict[str, Any] = dict(blocks=blocks, frozen={}, directory=directory, classes=tuple(classes))
     runs = {name: Run(model, config, PROTOCOLS[name], config.data, name, track, **shared) for name in suite}
     for run in runs.values():
         run.protocol.opens(dataclasses.replace(run, data=run.protocol.data(config)))

@@ -1,12 +1,16 @@
 """A model on disk: a directory with `model.json`, its configuration, and `parameters.safetensors`.
 
-Parameters and running statistics are stored as logical tensors (`logical.py`), so a file does not depend on how layers
-and irreps are stacked in memory.
+The parameters hold a digest of model.json, so that files of two models are not taken for one; model.json also has the
+training data (`trained_on.py`).  Parameters and running statistics are stored as logical tensors (`logical.py`), so a
+file does not depend on how layers and irreps are stacked in memory.
 """
 
 import dataclasses
+import hashlib
 import json
 import pathlib
+from collections.abc import Callable
+from typing import TypeVar
 
 import jax
 from flax import nnx
@@ -15,14 +19,32 @@ from equivit import errors, files, logical, safetensors_files
 from equivit.layers.keys import Keys
 from equivit.models import zoo
 from equivit.models.model import Config, ModelModule
+from equivit.trained_on import UNKNOWN, TrainedOn, from_json
+
+TRAINED_ON = "trained_on"  # beside the fields of the configuration in model.json
+DIGEST = "model.json"  # in the metadata of the parameters
+T = TypeVar("T")
 
 
-def save(path: pathlib.Path, model: ModelModule) -> None:
-    """Write the model to the directory `path`, which is created if needed."""
+def save(path: pathlib.Path, model: ModelModule, data: TrainedOn = UNKNOWN) -> None:
+    """Write the model to the directory `path`, which is created if needed.
+
+    Whoever is killed meanwhile leaves the old model, or one that `load` refuses.
+
+    Args:
+      path: the directory.
+      model: its arrays are in this process.
+      data: what it was trained on.
+
+    Raises:
+      OSError: a file cannot be written.
+    """
+    description = {**_described(model.config), TRAINED_ON: data.to_json()}
     tensors = jax.device_get(logical.to_logical(model, nnx.Variable))
     with files.replacing_in_directory(path, ("parameters.safetensors", "model.json")) as unfinished:
-        safetensors_files.write(unfinished / "parameters.safetensors", tensors)
-        files.write_text(unfinished / "model.json", json.dumps(_described(model.config), indent=1) + "\n")
+        metadata = {DIGEST: _digest(description)}
+        safetensors_files.write(unfinished / "parameters.safetensors", tensors, metadata)
+        files.write_text(unfinished / "model.json", json.dumps(description, indent=1) + "\n")
 
 
 def load(path: pathlib.Path) -> nnx.Module:
@@ -34,7 +56,7 @@ def load(path: pathlib.Path) -> nnx.Module:
         configuration.
     """
     path = pathlib.Path(path)
-    config = _configuration(path / "model.json")
+    config, digest = _read(path / "model.json", lambda found: (_from_description(found), _digest(found)))
     if not (path / "parameters.safetensors").is_file():
         raise FileNotFoundError(f"{path}: has a model.json, but no parameters.safetensors.")
     tensors = safetensors_files.read(path / "parameters.safetensors")
@@ -44,6 +66,11 @@ def load(path: pathlib.Path) -> nnx.Module:
         for name in expected.keys() | tensors.keys()
         if name not in expected or name not in tensors or expected[name].shape != tensors[name].shape
     )
+    if not wrong and safetensors_files.metadata(path / "parameters.safetensors").get(DIGEST, digest) != digest:
+        raise ValueError(
+            f"{path}: model.json and parameters.safetensors were not saved together, such as by a save that was "
+            "interrupted; save or copy the model again."
+        )
     if wrong:
         names = errors.listed(wrong)
         raise ValueError(f"{path}: parameters do not fit model.json; missing, unexpected or misshapen: {names}.")
@@ -54,11 +81,21 @@ def _create(config: Config) -> nnx.Module:
     return config.build(Keys(0))
 
 
-def _configuration(path: pathlib.Path) -> Config:
+def trained_on(path: pathlib.Path) -> TrainedOn:
+    """The data that the model in a directory was trained on; unknown in those of earlier versions.
+
+    Raises:
+      FileNotFoundError: there is no saved model in the directory.
+      ValueError: model.json is damaged.
+    """
+    return _read(pathlib.Path(path) / "model.json", lambda found: from_json(found.get(TRAINED_ON, {})))
+
+
+def _read(path: pathlib.Path, parse: Callable[[dict], T]) -> T:
     if not path.is_file():
         raise FileNotFoundError(f"{path.parent}: is no saved model; there is no {path.name}.")
     try:
-        return _from_description(json.loads(path.read_text(encoding="utf-8")))
+        return parse(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         what = f"{type(error).__name__}: {error}".rstrip(".")
         raise ValueError(f"{path}: is damaged, or of another version: {what}.") from error
@@ -71,7 +108,13 @@ def _described(config) -> dict:
     return {"kind": zoo.kind(config), **fields, **nested}
 
 
+def _digest(description: dict) -> str:
+    """The same for each layout of the JSON text."""
+    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
+
+
 def _from_description(stored: dict):
+    stored = {name: value for name, value in stored.items() if name != TRAINED_ON}
     nested = {name: _from_description(value) for name, value in stored.items() if isinstance(value, dict)}
     fields = {**stored, **nested}
     return zoo.CONFIGS[fields.pop("kind")](**fields)

@@ -96,8 +96,9 @@ class Checkpoints:
 
     @property
     def steps(self) -> list[int]:
-        """After how many steps the checkpoints were saved, the newest first."""
-        return sorted(self._manager.all_steps(), reverse=True)
+        """After how many steps the checkpoints were saved that are there, the newest first."""
+        found = self._manager.all_steps()  # as Orbax remembers them
+        return sorted((step for step in found if (self._directory / str(step)).is_dir()), reverse=True)
 
     @property
     def latest(self) -> pathlib.Path | None:
@@ -113,7 +114,8 @@ class Checkpoints:
     def save(self, state: State, *, before_failure: bool = False) -> None:
         """Save in the background; does nothing where this step is saved already.
 
-        `before_failure` is written beside the state (`save_before_failure`).
+        `before_failure` is written beside the state (`save_before_failure`).  A directory that somebody has removed is
+        not made again: the rest of the run would lie there without its configuration and its metrics.
         """
         step = int(state.step)
         if step == self._manager.latest_step():
@@ -123,6 +125,7 @@ class Checkpoints:
         about |= {"leaves": _about_leaves(leaves), "bits": _bits(leaves)}
         items = {item: ocp.args.StandardSave(part) for item, part in _items(state).items()}
         with self._saving():
+            self._directory.stat()
             self._manager.save(step, args=ocp.args.Composite(about=ocp.args.JsonSave(about), **items), force=True)
         self._saved_at = time.monotonic()
 
@@ -150,6 +153,11 @@ class Checkpoints:
         except jax.errors.JaxRuntimeError:
             raise  # of a device, or of another process
         except Exception as error:
+            if not self._directory.is_dir():
+                raise NotSavedError(
+                    f"a checkpoint could not be saved: {self._directory} was removed during the run, and nothing is "
+                    "left in it.  Put back a copy, or start again to begin at step 0."
+                ) from error
             self._manager.reload()
             left = f"the last whole one, {self.latest}, is kept" if self.steps else "there is none yet"
             raise NotSavedError(

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from equivit import constraints, files, logical
 from equivit.evaluation import suite
 from equivit.models import saved
-from equivit.training import config as configs
+from equivit.trained_on import UNKNOWN, TrainedOn
 from equivit.training import freezing, program, resuming, sharding, stopping
 from equivit.training.checkpoints import Checkpoints
 from equivit.training.logging import Log, Meter
@@ -79,6 +79,7 @@ def train(
     evaluate: Evaluate,
     initial: Callable[[], dict[str, jax.Array]] = dict,
     given: Mapping[str, nnx.Module] = types.MappingProxyType({}),
+    trained_on: TrainedOn = UNKNOWN,
     make_program: Callable[..., Program] = program.of_config,
 ) -> Outcome:
     """Train, or go on with training, in `workdir`.
@@ -92,11 +93,13 @@ def train(
       evaluate: the results of a model by protocol (`suite.evaluate`).
       initial: the parameters that a fresh run begins with; those that it does not name are drawn.
       given: models that the run uses and does not train, by name.
+      trained_on: the training data, for run.json and saved models.
       make_program: in place of `program.of_config`.
 
     Raises:
       NotFiniteError: the loss or a gradient is not finite; the state of the last good step is saved.
-      ValueError: the run in `workdir` is of another model or has more steps, or all its checkpoints are damaged.
+      ValueError: the run in `workdir` is of another model, its classes have other names, it has more steps, or all its
+        checkpoints are damaged.
       OSError: a checkpoint cannot be read or saved.
       stopping.Stopped: a signal ended the run early.
     """
@@ -115,19 +118,22 @@ def train(
         previous = resuming.config_before(workdir)
         if checkpoints.steps:
             resuming.check(workdir, config, previous)
+            resuming.check_classes(workdir, config, trained_on)
         state = checkpoints.restore(run.abstract)
         if state is None:
             state = run.init(initial())
         start = int(state.step)
         resuming.check_length(config, start, total)
-        _write(workdir / "config.json", configs.to_json(config))  # now that the checkpoint is known to be of this model
+        conditions = resuming.conditions(mesh, trained_on)
+        remarks = resuming.remarks(workdir, config, previous, conditions, start=start)
+        resuming.record(workdir, config, previous, conditions)  # now that the checkpoint is known to be of this model
 
         log = stack.enter_context(Log(workdir, config.log, total=total, start=start))
         batches = stack.enter_context(contextlib.closing(pipeline.batches(start)))
         log.say(f"{'Resuming' if start else 'Starting'} at step {start} of {total} on {mesh.size} device(s).")
         log.say(freezing.summary(run.objective, run.module))
-        if start and previous and (changed := configs.differences(previous, config)):
-            log.say(f"Other values than before: {', '.join(changed)}.")
+        for line in remarks:
+            log.say(line)
         meter, static = Meter(config.batch_size), None
         try:
             for step in range(start, total):
@@ -155,7 +161,7 @@ def train(
                     for remark in run.objective.remarks(means):
                         log.say(f"Warning at step {done}: {remark}")
                 if keeps:
-                    _keep(workdir / "teachers" / str(done), run.exported(state))
+                    _keep(workdir / "teachers" / str(done), run.exported(state), trained_on)
                 if evaluates and done < total and not stops:
                     with meter.paused(), signals.at_once():
                         log.write(done, _figures(evaluate(run.exported(state), config)))
@@ -181,11 +187,11 @@ def train(
     return Outcome(report, model, results)
 
 
-def _keep(place, model):
+def _keep(place, model, trained_on):
     """Save a model of a run, whose arrays may lie on all devices."""
     arrays = multihost_utils.process_allgather(logical.take(model, nnx.Variable), tiled=True)
     if jax.process_index() == 0:
-        saved.save(place, logical.put(model, arrays))
+        saved.save(place, logical.put(model, arrays), trained_on)
 
 
 def write_report(workdir: pathlib.Path, report: dict) -> None:

@@ -1,20 +1,134 @@
-"""What a run may not change when it goes on: its model, and the steps that are done."""
+"""A run that goes on: what it may not change, what it reports as changed, and the files that remember it.
 
+config.json has the configuration, and run.json the training data and whatever else decides the last bits.
+"""
+
+import json
+import os
 import pathlib
+import platform
+from typing import Any
 
+import jax
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from equivit import errors, files, trained_on
 from equivit.models import zoo
 from equivit.objectives.registry import OBJECTIVES
+from equivit.trained_on import TrainedOn
 from equivit.training import config as configs
 
 EXECUTION = ("remat", "unroll")  # fields of a model that say how its blocks are run, not what they compute
+# Keys, and beginnings of keys, that change no bit of the trained state.
+HARMLESS = ("data.workers", "data.eval_", "log.", "checkpoint.", "evaluation.")
 
 
 def config_before(workdir: pathlib.Path) -> ConfigDict | None:
     """The configuration that the run in a directory was last started with, None where there is none."""
     path = workdir / "config.json"
     return configs.from_json(path) if path.is_file() else None
+
+
+def data_before(workdir: pathlib.Path) -> TrainedOn:
+    """The data that the run in a directory is trained on; unknown in directories without run.json."""
+    return _data(workdir, _conditions_before(workdir))
+
+
+def check_classes(workdir: pathlib.Path, config: ConfigDict, data: TrainedOn) -> None:
+    """ValueError if a run would go on with classes of other names, so that its labels mean others."""
+    thing, before = f"config.data.source={errors.shown(config.data.source)}", data_before(workdir).classes
+    fix = "give the data that the run began with, or another --workdir"
+    trained_on.check_classes(thing, data.classes, before, _run_file(workdir), fix)
+
+
+def conditions(mesh: Mesh, data: TrainedOn) -> dict[str, Any]:
+    """The values of run.json: the data, and what the last bits of a run depend on beside its configuration."""
+    device, processes = mesh.devices.flat[0], jax.process_count()
+    kind = f"{_processor()}, {_threads()} threads" if device.platform == "cpu" else device.device_kind
+    devices = f"{mesh.size} of {device.platform} ({kind})" + (f" in {processes} processes" if processes > 1 else "")
+    flags = " ".join(sorted(os.environ.get("XLA_FLAGS", "").split()))
+    return {**data.to_json(), "devices": devices, "jax": jax.__version__, "XLA_FLAGS": flags}
+
+
+def remarks(
+    workdir: pathlib.Path, config: ConfigDict, before: ConfigDict | None, now: dict[str, Any], *, start: int
+) -> list[str]:
+    """Lines about what differs from the start before, and whether the result is that of an uninterrupted run.
+
+    Args:
+      workdir: the run directory.
+      config: of the run.
+      before: that of the start before; None: not known.
+      now: `conditions`.
+      start: the step that the run begins at; 0 for a fresh run.
+    """
+    exact = jax.default_backend() != "gpu" or "--xla_gpu_deterministic_ops=true" in now["XLA_FLAGS"].split()
+    how = "bit for bit" if exact else "within rounding (--deterministic: bit for bit)"
+    if config.data.resume == "new_order":
+        return ["A resumed run goes on with a new order of the images."] + _differences(workdir, config, before, now)[0]
+    if not start:
+        return [f"A resumed run equals an uninterrupted one {how}, given the same values, data and devices."]
+    lines, decisive = _differences(workdir, config, before, now)
+    if decisive:
+        return [*lines, f"The result will differ from that of an uninterrupted run, by {errors.listed(decisive)}."]
+    if before is None or not _conditions_before(workdir):
+        return [*lines, "It is not known whether data and devices are those of before."]
+    return [*lines, f"The run goes on as if it had not stopped, {how}."]
+
+
+def _differences(workdir, config, before, now) -> tuple[list[str], list[str]]:
+    """Lines about the values that differ, and the names of those that change the result."""
+    keys, past = configs.differences(before, config) if before else [], _conditions_before(workdir)
+    old, new = (configs.flat(configs.plain(one)) if one else {} for one in (before, config))
+    lines = [f"Other values than before: {', '.join(keys)}."] if keys else []
+    for key in keys:
+        was, given = (errors.shown(values[key]) if key in values else "its default" for values in (old, new))
+        lines.append(f"  config.{key}: {was} -> {given}")
+    others = [name for name in now if name in past and name != "classes" and past[name] != now[name]]
+    lines += [f"  {name}: {errors.shown(past[name])} -> {errors.shown(now[name])}" for name in others]
+    return lines, [f"config.{key}" for key in keys if not key.startswith(HARMLESS)] + others
+
+
+def record(workdir: pathlib.Path, config: ConfigDict, before: ConfigDict | None, now: dict[str, Any]) -> None:
+    """Write config.json and run.json; a configuration that differs is kept as config.1.json, config.2.json, ..."""
+    if jax.process_index() != 0:
+        return
+    if before is not None and configs.differences(before, config):
+        number = 1
+        while (kept := workdir / f"config.{number}.json").exists():
+            number += 1
+        files.write_bytes(kept, (workdir / "config.json").read_bytes())
+    files.write_text(_run_file(workdir), json.dumps(now, indent=1) + "\n")
+    files.write_text(workdir / "config.json", configs.to_json(config))
+
+
+def _run_file(workdir):
+    return workdir / "run.json"
+
+
+def _conditions_before(workdir):
+    path = _run_file(workdir)
+    return files.read_json(path) if path.is_file() else {}
+
+
+def _data(workdir, found):
+    try:
+        return trained_on.from_json(found)
+    except ValueError as error:
+        raise ValueError(f"{_run_file(workdir)}: is damaged ({error}); remove it, and it is made again.") from error
+
+
+def _processor() -> str:
+    """The name of the processor, whose vector units decide the order of sums."""
+    path = pathlib.Path("/proc/cpuinfo")
+    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def _threads() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check(workdir: pathlib.Path, config: ConfigDict, before: ConfigDict | None) -> None:

@@ -24,6 +24,7 @@ from equivit.evaluation.predictions import on_devices, scattered
 from equivit.evaluation.protocol import Line, Protocol, Run, percent
 from equivit.models import saved
 from equivit.symmetry.groups import OCTIC
+from equivit.trained_on import TrainedOn
 
 CHUNK = 1024  # images whose logits of all heads are held at once
 KEEP_EVERY = 500  # steps
@@ -64,14 +65,15 @@ def run(run: Run) -> dict[str, Any]:
     """
     train, test = frozen.images(run, run.data.split)["e"], frozen.images(run, run.data.eval_split, OCTIC.elements)
     kept, left_out = _parts(len(train.labels), run.config.evaluation.linear_probe.held_out)
-    heads = _heads(run.config, num_classes=run.open().num_classes)
+    pipeline = run.open()
+    heads = _heads(run.config, num_classes=pipeline.num_classes)
     probe = _fitted(run, train, kept, heads)
     held_out = _right(probe, Images(*(part[left_out] for part in train)))
     on_test, labels = _right(probe, test["e"]), test["e"].labels
     chosen, best = linear_probe.best(held_out), linear_probe.best(on_test)
     predicted = {g: _predicted(probe, found)[chosen] for g, found in test.items()}
     return {
-        "classifier": _saved(run, probe, chosen),
+        "classifier": _saved(run, probe, chosen, TrainedOn(pipeline.classes, len(kept))),
         "head": probe.names[chosen],
         "top1": float(on_test[chosen]),
         "held_out": float(held_out[chosen]),
@@ -93,7 +95,7 @@ def lines(result: dict[str, Any]) -> list[Line]:
     ]
 
 
-def _saved(run: Run, probe: Probe, chosen: int) -> str | None:
+def _saved(run: Run, probe: Probe, chosen: int, data: TrainedOn) -> str | None:
     """The directory of the model with the chosen head, which is a saved model; None where there is none."""
     if run.directory is None:
         return None
@@ -102,7 +104,7 @@ def _saved(run: Run, probe: Probe, chosen: int) -> str | None:
     if model is None:
         return None
     if jax.process_index() == 0:
-        saved.save(run.directory / "linear_probe", model)
+        saved.save(run.directory / "linear_probe", model, data)
     return str(run.directory / "linear_probe")
 
 

@@ -1,0 +1,67 @@
+"""The data that a model was trained on, which its arrays do not show: what its classes are called, and their number."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from equivit import errors
+
+
+class TrainedOn(NamedTuple):
+    """The training data of a model.
+
+    Attributes:
+      classes: names of the classes, in the order of the logits; () where there are none, or they are not known.
+      examples: how many examples there were; None where it is not known.
+    """
+
+    classes: tuple[str, ...] = ()
+    examples: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As values of a JSON object."""
+        return {"classes": list(self.classes), "examples": self.examples}
+
+
+UNKNOWN = TrainedOn()
+
+
+def from_json(found: Mapping[str, Any]) -> TrainedOn:
+    """The data that `TrainedOn.to_json` described; ValueError for anything else."""
+    classes, examples = found.get("classes", []), found.get("examples")
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        raise ValueError("'classes' must be a list of names")
+    if examples is not None and (not isinstance(examples, int) or isinstance(examples, bool)):
+        raise ValueError("'examples' must be a whole number")
+    return TrainedOn(tuple(classes), examples)
+
+
+def check_classes(thing: str, classes: Sequence[str], before: Sequence[str], place: object, fix: str) -> None:
+    """ValueError if the classes of data are called otherwise than those of a model, so that labels mean other classes.
+
+    Names that only count the labels, "0", "1", ..., are no names, and are not compared.
+
+    Args:
+      thing: the data, in the message.
+      classes: their classes.
+      before: the classes of the model.
+      place: where these are written, in the message.
+      fix: a remedy, in the message.
+    """
+    if not (_named(classes) and _named(before)) or tuple(classes) == tuple(before):
+        return
+    label = next((k for k, (a, b) in enumerate(zip(classes, before, strict=False)) if a != b), None)
+    known, new = set(before), [name for name in classes if name not in set(before)]
+    missing = [name for name in before if name not in set(classes)]
+    parts = [f"new are {errors.listed(new)}"] if new else []
+    parts += [f"missing are {errors.listed(missing)}"] if missing else []
+    parts += [] if known ^ set(classes) else ["they are in another order"]
+    where = (
+        f"class {label} is {classes[label]!r}, in {place} it is {before[label]!r}"
+        if label is not None
+        else (f"there are {len(classes)} classes, in {place} {len(before)}")
+    )
+    raise ValueError(f"{thing}: {where} ({'; '.join(parts)}), so labels would mean other classes; {fix}.")
+
+
+def _named(classes: Iterable[str]) -> bool:
+    return any(name != str(label) for label, name in enumerate(classes))
