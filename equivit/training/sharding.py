@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from equivit import constraints, errors
 from equivit.constraints import PositiveInt, Words
+from equivit.training import peers
 
 DEFAULTS = dict(data=-1, fsdp=1)  # of the `mesh` section; -1: the devices that are left
 TYPES: dict[str, Any] = dict(
@@ -36,6 +37,8 @@ def start_processes(asked: bool) -> None:
     if count is not None and index is not None:
         given = dict(num_processes=int(count), process_id=int(index))
     jax.distributed.initialize(heartbeat_timeout_seconds=HEARTBEAT_SECONDS, **given)
+    if jax.process_count() > 1:
+        peers.watch()
 
 
 def _several_shown():

@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from equivit import evaluate
 from equivit.evaluation import predictions, suite
 from equivit.models import saved
+from equivit.trained_on import TrainedOn
 from equivit.training.config import get_base
 from tests.evaluation.predictors import random_model
 
@@ -109,6 +110,20 @@ def test_the_command_on_a_saved_model(files, capsys):
     assert stored["data"] == "digits, test" and stored["image_size"] == "12x20"
     assert stored["accuracy"]["examples"] == 10
     assert np.isfinite(stored["orientation"]["delta"])
+
+
+def test_classes_of_other_names_are_refused(model, files, tmp_path, capsys):
+    names = [f"class {label}" for label in range(10)]
+    arrays = {"test_image": np.zeros((12, 12, 20, 1), np.uint8), "test_label": np.zeros(12, int)}
+    saved.save(tmp_path / "model", model, TrainedOn(tuple(names), 40))
+    (tmp_path / "config.py").write_text(CONFIG.replace("eval_examples=20", "eval_examples=None"))
+    for order, status in ((names, 0), (names[::-1], 1), (list("0123456789"), 0)):
+        np.savez(tmp_path / "data.npz", classes=np.array(order), **arrays)
+        assert run(tmp_path, "--suite=accuracy", f"--config.data.source=npz:{tmp_path}/data.npz") == status
+        error = capsys.readouterr().err
+        assert error.count("\n") == status
+        if status:
+            assert "class 0 is 'class 9', in the data of the model it is 'class 0' (they are in another order)" in error
 
 
 def test_where_results_cannot_be_written_they_are_printed(files, capsys, monkeypatch):

@@ -1,5 +1,6 @@
 """A saved model is the old one, the new one, or refused, wherever a save is interrupted; it knows its data."""
 
+import contextlib
 import json
 import pathlib
 import shutil
@@ -51,10 +52,8 @@ def test_an_interrupted_save_leaves_no_third_model(models, tmp_path, monkeypatch
 
         monkeypatch.setattr(pathlib.Path, method, interrupted)
     monkeypatch.setattr(shutil, "rmtree", lambda *args, **options: None)  # as where the process is killed
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         saved.save(place, *models[new])
-    except KeyboardInterrupt:
-        pass
     monkeypatch.undo()
     try:
         found = content(saved.load(place)), saved.trained_on(place)

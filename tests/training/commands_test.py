@@ -147,10 +147,12 @@ def free_port():
         return s.getsockname()[1]
 
 
-def two_processes(workdir, **second):
+def two_processes(workdir, which=1, **signals):
+    """Two processes of one run, of which one sends itself a signal."""
     environment = {"JAX_COORDINATOR_ADDRESS": f"localhost:{free_port()}", "JAX_NUM_PROCESSES": "2"}
     processes = []
-    for i, extra in enumerate(({}, second)):
+    for i in range(2):
+        extra = signals if i == which else {}
         variables = {**environment, "JAX_PROCESS_ID": str(i)}
         processes.append(
             start(workdir, "--config.mesh.fsdp=2", mode=":processes", environment=variables.items(), **extra)
@@ -171,9 +173,11 @@ def test_two_processes_train_together_and_save_one_checkpoint(place):
     chex.assert_trees_all_close(final_state(place / "two"), final_state(place / "one"), rtol=1e-4, atol=1e-5)
 
 
-def test_when_one_process_is_killed_the_other_ends_with_a_message(place):
-    first, second = two_processes(place / "killed", send=signal.SIGKILL, at=5)
-    assert finish(second)[1] == -9
-    output, status = finish(first)
-    assert status != 0
-    assert "another process of this run has ended" in output
+@pytest.mark.parametrize("victim", [0, 1])
+def test_when_one_process_is_killed_the_other_ends_with_a_message(place, victim):
+    """Where the first one is killed, the service has gone by which JAX would notice it."""
+    processes = two_processes(place / f"killed{victim}", victim, send=signal.SIGKILL, at=5)
+    assert finish(processes[victim])[1] == -9
+    output, status = finish(processes[1 - victim])
+    assert status == 1, output
+    assert output.count("error: another process of this run has ended; start all of them again") == 1, output

@@ -1,0 +1,129 @@
+"""Processes of one run that watch each other: where one is killed, the others end at once, with one line.
+
+Left to itself, JAX waits for a process that is gone for `sharding.HEARTBEAT_SECONDS`, and then aborts the others from a
+thread of C++ that no handler reaches.  So every process holds a connection to the first one; the system closes it when
+a process ends, however it ends.  A process that has finished says so before it leaves.
+"""
+
+import atexit
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+
+LEAVING = b"."  # what a process sends that has finished
+TOKEN = 16  # bytes; whoever else connects to the port does not know it
+ADDRESSES = 4  # of the first process, at most
+SECONDS = 3.0  # to connect
+ENDED = "another process of this run has ended; start all of them again to go on."
+last_word = threading.Lock()  # held by the thread that prints why this process ends
+_finished = threading.Event()
+_log = logging.getLogger("equivit")
+
+
+def watch() -> None:
+    """Watch the other processes of this run from now on; all of them must call it.
+
+    Where a process cannot reach the first one by network, there is a warning, and JAX's own watch remains.
+    """
+    import jax
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    first = jax.process_index() == 0
+    server = socket.create_server(("", 0)) if first else None
+    sent = secrets.token_bytes(TOKEN) + _place(server) if server else bytes(TOKEN + 2 + 4 * ADDRESSES)
+    found = multihost_utils.broadcast_one_to_all(np.frombuffer(sent, np.uint8).astype(np.int32))
+    found = np.asarray(found).astype(np.uint8).tobytes()
+    token, port, addresses = found[:TOKEN], int.from_bytes(found[TOKEN : TOKEN + 2], "big"), found[TOKEN + 2 :]
+    if server:
+        _start(_accept, server, token)
+    elif (link := _connected(token, port, addresses)) is not None:
+        hold(link)
+    else:
+        _log.warning("port %d of the first process cannot be reached; if a process is killed, others may abort.", port)
+
+
+def hold(link: socket.socket) -> None:
+    """Watch a connection to another process, and tell it when this one has finished."""
+    atexit.register(_leave, link)
+    _start(_listen, link)
+
+
+def _place(server: socket.socket) -> bytes:
+    """The port and the addresses of this machine, of a fixed length."""
+    addresses = list(dict.fromkeys(socket.inet_aton(address) for address in _addresses()))[:ADDRESSES]
+    return server.getsockname()[1].to_bytes(2, "big") + b"".join(addresses).ljust(4 * ADDRESSES, b"\0")
+
+
+def _addresses() -> Iterator[str]:
+    """Under which others may see this machine, the likeliest first."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # of no machine: nothing is sent, but the system chooses the way out
+            yield probe.getsockname()[0]
+        except OSError:
+            pass
+    with contextlib.suppress(OSError):
+        yield from socket.gethostbyname_ex(socket.gethostname())[2]
+    yield "127.0.0.1"
+
+
+def _accept(server, token):
+    while True:
+        link, _ = server.accept()
+        link.settimeout(SECONDS)
+        try:
+            known = link.recv(TOKEN, socket.MSG_WAITALL) == token
+            link.sendall(token if known else b"")
+        except OSError:
+            known = False
+        if known:
+            hold(link)
+        else:
+            link.close()
+
+
+def _connected(token, port, addresses):
+    """A connection to the first process, which proves that it is the one; None where there is no way."""
+    coordinator = os.environ.get("JAX_COORDINATOR_ADDRESS", "").rpartition(":")[0]
+    hosts = [socket.inet_ntoa(addresses[i : i + 4]) for i in range(0, len(addresses), 4)]
+    for host in dict.fromkeys([coordinator, *hosts]):
+        if host in ("", "0.0.0.0"):
+            continue
+        try:
+            link = socket.create_connection((host, port), timeout=SECONDS)
+            link.sendall(token)
+            if link.recv(TOKEN, socket.MSG_WAITALL) == token:
+                return link
+            link.close()
+        except OSError:
+            continue
+    return None
+
+
+def _listen(link):
+    link.settimeout(None)
+    try:
+        received = link.recv(1)
+    except OSError:
+        received = b""
+    if received == LEAVING or _finished.is_set():
+        return
+    last_word.acquire()
+    print(f"error: {ENDED}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def _leave(link):
+    _finished.set()
+    with contextlib.suppress(OSError):
+        link.sendall(LEAVING)
+
+
+def _start(target, *arguments):
+    threading.Thread(target=target, args=arguments, daemon=True).start()
