@@ -2,28 +2,30 @@
 
 A .pth file (torch 1.6 and later) is a zip archive: a pickle that describes the objects, and one raw file for each
 storage.  Unpickling can call anything, so only these names are known here: tensors, storages, OrderedDict, and
-argparse.Namespace, which comes back empty.  Any other name is an error.  What a file may become is in proportion to its
-size (`archives.py`).
+argparse.Namespace, whose values are left out.  Any other name is an error.  What a file may become is in proportion to
+its size (`archives.py`), and what reads the pickle has no way to an object of this process (`pickles.py`).
 
 A TorchScript archive has code beside such a pickle, which describes a tree of modules.  The code is not read; the tree
 comes back as a state dict, parameters and buffers by the path of their modules.
 """
 
-import collections
-import io
+import dataclasses
 import math
 import pathlib
-import pickle
-import pickletools
 import zipfile
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from equivit.archives import Archive, Refused
+from equivit.errors import shown
+from equivit.pretrained.pickles import Machine, Name, Shell
 
 FIX = "save it again with torch.save, which does not compress, its tensors as .contiguous() copies"
+MOST_AXES = 32
+LARGEST = 2**63 - 1
 STORAGES = {
     "FloatStorage": np.dtype(np.float32),
     "DoubleStorage": np.dtype(np.float64),
@@ -52,96 +54,128 @@ def read(path: pathlib.Path) -> Any:
         )
     try:
         with Archive(path, FIX) as archive:
-            content = _Unpickler(archive).load()
-            return _state_dict(content) if isinstance(content, _Module) else content
+            return _Reader(archive).load()
     except Refused as error:
         raise ValueError(f"{path}: {error}") from None
     except MemoryError:
         raise
     except Exception as error:  # a damaged pickle can make its reader raise nearly anything
-        raise ValueError(f"{path}: is damaged or not a torch file ({type(error).__name__}: {error}).") from error
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"{path}: is damaged or not a torch file ({what}).") from error
 
 
-class _Module:
-    """A module of a TorchScript archive: its attributes, without its code."""
+class Namespace(Shell):
+    """Stands for an argparse.Namespace."""
 
 
-class _Unpickler(pickle.Unpickler):
-    """Knows the few names of the module's docstring.
+class Module(Shell):
+    """Stands for a module of a TorchScript archive, without its code."""
 
-    `find_class` hands out new objects for each file: a pickle can set attributes of what it gets.
-    """
+
+@dataclasses.dataclass(frozen=True)
+class Storage:
+    """The entries that tensors show parts of."""
+
+    dtype: np.dtype
+    content: bytes
+
+    def __len__(self) -> int:
+        return len(self.content) // self.dtype.itemsize
+
+
+class _Reader:
+    """Knows the few names of the module's docstring."""
 
     def __init__(self, archive: Archive):
-        (name,) = [n for n in archive.names if n.endswith("/data.pkl") or n == "data.pkl"]
-        content = archive.read(name)
-        _check_places(content)
-        super().__init__(io.BytesIO(content))
-        self._archive, self._root, self._storages = archive, name.removesuffix("data.pkl"), {}
+        (self._pickle,) = [n for n in archive.names if n.endswith("/data.pkl") or n == "data.pkl"]
+        self._archive, self._root = archive, self._pickle.removesuffix("data.pkl")
+        self._contents: dict[str, bytes] = {}  # of storages, by key
         if self._root + "byteorder" in archive.names and archive.read(self._root + "byteorder") != b"little":
             raise Refused("was written in big-endian byte order; only little-endian is read.")
-        self._known = {
-            ("collections", "OrderedDict"): collections.OrderedDict,
-            ("argparse", "Namespace"): type("Namespace", (), {}),
-            ("torch._utils", "_rebuild_tensor_v2"): lambda *arguments: _tensor(archive, *arguments),
-            ("torch._utils", "_rebuild_parameter"): lambda data, requires_grad, hooks: data,
-            ("torch", "Size"): lambda *sizes: tuple(*sizes),
-            **{("torch", storage): dtype for storage, dtype in STORAGES.items()},
-        }
 
-    def find_class(self, module: str, name: str) -> Any:
-        """The stand-in for a name; Refused for all but the known ones."""
-        if module == "__torch__" or module.startswith("__torch__."):
-            return self._known.setdefault((module, name), type("Module", (_Module,), {}))
-        if (module, name) not in self._known:
-            raise Refused(f"asks for {module}.{name}; only tensors and plain containers are read, and no code is run.")
-        return self._known[module, name]
+    def load(self) -> Any:
+        """The content of the archive, a tree of modules as a state dict."""
+        content = Machine(self._find, self._storage, self._archive.claim).load(self._archive.read(self._pickle))
+        return self._state_dict(content) if isinstance(content, Module) else content
 
-    def persistent_load(self, pid: Any) -> np.ndarray:
-        """The storage that a tensor refers to, flat: pid is ("storage", type, key, location, length)."""
-        kind, dtype, key, _, length = pid
-        if kind != "storage" or not isinstance(dtype, np.dtype):
-            raise Refused(f"refers to {kind!r}, which is not a storage.")
-        if key not in self._storages:
-            name = f"{self._root}data/{key}"
-            if (size := self._archive.declared(name)) != length * dtype.itemsize:
-                raise Refused(f"storage {key} has {size} bytes, not {length} x {dtype.itemsize}.")
-            self._storages[key] = np.frombuffer(self._archive.read(name), dtype)
-        return self._storages[key]
+    def _find(self, name: Name) -> Callable | None:
+        """What calling a name makes, or None for a storage; `Refused` for an unknown name."""
+        if name.module == "__torch__" or name.module.startswith("__torch__."):
+            return Module
+        match name:
+            case ("collections", "OrderedDict"):
+                return _ordered
+            case ("argparse", "Namespace"):
+                return Namespace
+            case ("torch._utils", "_rebuild_tensor_v2"):
+                return lambda *arguments: _tensor(self._archive, *arguments)
+            case ("torch._utils", "_rebuild_parameter"):
+                return lambda data, requires_grad, hooks: data
+            case ("torch", "Size"):
+                return lambda size: _whole_numbers(size, "a torch.Size")
+            case ("torch", storage) if storage in STORAGES:
+                return None
+        raise Refused(f"asks for {name}; only tensors and plain containers are read, and no code is run.")
 
+    def _storage(self, pid: Any) -> Storage:
+        """The storage that a tensor refers to: `pid` is ("storage", type, key, location, number of entries)."""
+        kind, name, key, _, length = pid
+        if kind != "storage" or type(name) is not Name or name.name not in STORAGES or type(key) is not str:
+            raise Refused("refers to something that is not a storage.")
+        (length,) = _whole_numbers((length,), "the length of a storage")
+        dtype, file = STORAGES[name.name], f"{self._root}data/{key}"
+        if (size := self._archive.declared(file)) != length * dtype.itemsize:
+            raise Refused(f"storage {shown(key)[1:-1]} has {size} bytes, not {length} x {dtype.itemsize}.")
+        if key not in self._contents:
+            self._contents[key] = self._archive.read(file)
+        return Storage(dtype, self._contents[key])
 
-def _state_dict(root: _Module) -> dict[str, np.ndarray]:
-    """The tensors of a tree of modules: "visual.conv1.weight"; Refused where a module is there twice."""
-    tensors, seen, left = {}, {id(root)}, [("", root)]
-    while left:
-        path, module = left.pop()
-        for name, value in vars(module).items():
-            if isinstance(value, np.ndarray):
-                tensors[f"{path}{name}"] = value
-            elif isinstance(value, _Module):
-                if id(value) in seen:
-                    raise Refused(f"has the module {path}{name} in two places, which no state dict can say.")
-                seen.add(id(value))
-                left.append((f"{path}{name}.", value))
-    return tensors
-
-
-def _check_places(content: bytes) -> None:
-    """Refused where a pickle numbers what it remembers beyond its own length: places are set aside up to the number."""
-    for opcode, argument, _ in pickletools.genops(content):
-        if opcode.name.endswith("PUT") and int(argument or 0) > len(content):
-            raise Refused(f"is damaged: it remembers an object at place {argument:,}.")
+    def _state_dict(self, root: Module) -> dict[str, np.ndarray]:
+        """The tensors of a tree of modules: "visual.conv1.weight"; `Refused` where a module is there twice."""
+        tensors, seen, left = {}, {id(root)}, [("", root)]
+        while left:
+            path, module = left.pop()
+            for name, value in module.attributes.items():
+                whole = f"{path}{name}"
+                self._archive.claim("a name", len(whole))  # those of a deep tree repeat its path
+                if isinstance(value, np.ndarray):
+                    tensors[whole] = value
+                elif isinstance(value, Module):
+                    if id(value) in seen:
+                        place = shown(whole)[1:-1]
+                        raise Refused(f"has the module {place} in two places, which no state dict can say.")
+                    seen.add(id(value))
+                    left.append((f"{whole}.", value))
+        return tensors
 
 
 def _tensor(archive, storage, offset, size, stride, requires_grad=False, hooks=None, metadata=None) -> np.ndarray:
     """The part of a storage that a tensor shows, copied."""
-    if len(size) != len(stride) or min((offset, *size, *stride)) < 0:
-        raise Refused(f"a tensor has offset {offset}, size {tuple(size)} and strides {tuple(stride)}.")
+    if type(storage) is not Storage:
+        raise Refused("makes a tensor of something that is not a storage.")
+    size, stride, (offset,) = (_whole_numbers(n, "the size of a tensor") for n in (size, stride, (offset,)))
+    if len(size) != len(stride) or len(size) > MOST_AXES or min((offset, *size, *stride)) < 0:
+        raise Refused(f"a tensor has offset {offset}, size {shown(size)} and strides {shown(stride)}.")
     last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     if 0 not in size and last >= len(storage):
-        raise Refused(f"a tensor of size {tuple(size)} reads entry {last} of a storage of {len(storage)}.")
+        raise Refused(f"a tensor of size {shown(size)} reads entry {last} of a storage of {len(storage)}.")
     # Many tensors may share a storage, and strides of 0 repeat its entries: neither costs the file anything.
-    archive.claim(f"a tensor of size {tuple(size)}", math.prod(size) * storage.itemsize)
-    view = storage[offset:] if 0 not in size else storage[:0]
-    strides = [step * storage.itemsize for step in stride]
-    return np.lib.stride_tricks.as_strided(view, tuple(size), strides).copy()
+    itemsize = storage.dtype.itemsize
+    archive.claim(f"a tensor of size {shown(size)}", math.prod(size) * itemsize)
+    if 0 in size:
+        return np.empty(size, storage.dtype)
+    strides = tuple(step * itemsize for step in stride)
+    view = np.ndarray(size, storage.dtype, storage.content, offset * itemsize, strides)  # NumPy checks the places too
+    return view.copy()
+
+
+def _ordered() -> dict[str, Any]:
+    """An empty dictionary; `dict` itself would hash whatever keys a file gives it."""
+    return {}
+
+
+def _whole_numbers(values: Any, what: str) -> tuple[int, ...]:
+    """The values; `Refused` unless they are a tuple of integers of 64 bits."""
+    if type(values) is not tuple or any(type(n) is not int or abs(n) > LARGEST for n in values):
+        raise Refused(f"{what} must be whole numbers of 64 bits.")
+    return values

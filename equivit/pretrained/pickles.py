@@ -1,0 +1,178 @@
+"""Reads the pickle of a torch file without running anything it asks for.
+
+Python's unpickler looks up methods of what it builds and hashes whatever a file gives as a key.  Here the operations
+that `torch.save` writes make plain values, and functions of the caller make everything else.  Any other operation is
+refused, so that a file can neither reach an object of this process nor keep it busy.
+"""
+
+import pickletools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from equivit.archives import Refused
+from equivit.errors import shown
+
+OBJECT = 100  # bytes that an operation may take in memory, beside the characters of its string
+CHARACTER = 4  # bytes
+LARGEST_KEY = 2**48  # optimizers number their states, or once used addresses
+GIVEN = {  # operations whose argument is their value
+    *("BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT"),
+    *("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
+}
+MADE: dict[str, Callable[[], Any]] = {
+    "NONE": lambda: None,
+    "NEWTRUE": lambda: True,
+    "NEWFALSE": lambda: False,
+    "EMPTY_TUPLE": tuple,
+    "EMPTY_LIST": list,
+    "EMPTY_DICT": dict,
+}
+SHORT_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+REMEMBER = ("BINPUT", "LONG_BINPUT", "MEMOIZE")
+RECALL = ("BINGET", "LONG_BINGET")
+IGNORED = ("PROTO", "FRAME", "STOP")
+
+
+class Name(NamedTuple):
+    """A class or function that a file names; it is never imported."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return shown(f"{self.module}.{self.name}")[1:-1]
+
+
+class Shell:
+    """Stands for an object of a class.
+
+    Attributes:
+      attributes: what the file sets, by name; empty where it sets nothing.
+    """
+
+    def __init__(self):
+        self.attributes: dict[str, Any] = {}
+
+
+class Machine:
+    """Reads one pickle; what it makes is new for each.
+
+    Args:
+      find: name -> the function that stands for calling it, or None where it must not be called; `Refused` for an
+        unknown name.
+      stored: persistent id -> value.
+      claim: (what, bytes) -> None; `Refused` where that is more memory than the file may take.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[Name], Callable | None],
+        stored: Callable[[Any], Any],
+        claim: Callable[[str, int], None],
+    ):
+        self._find, self._stored, self._claim = find, stored, claim
+        self._stack: list[Any] = []
+        self._below: list[list[Any]] = []  # the stack before each mark
+        self._memory: dict[int, Any] = {}
+
+    def load(self, content: bytes) -> Any:
+        """The value that a pickle describes.
+
+        Raises:
+          Refused: an operation, a name or a key is not read.
+          Exception: nearly any, if the pickle is damaged.
+        """
+        for opcode, argument, _ in pickletools.genops(content):
+            length = len(argument) if isinstance(argument, str | bytes) else 0
+            self._claim("an object", OBJECT + CHARACTER * length)
+            if opcode.name in REMEMBER and (argument or 0) > len(content):
+                raise Refused(f"is damaged: it remembers an object at place {argument:,}.")
+            self._run(opcode.name, argument)
+        return self._stack.pop()
+
+    def _run(self, operation: str, argument: Any) -> None:
+        """Change the stack as an operation does."""
+        stack = self._stack
+        if operation in GIVEN:
+            stack.append(argument)
+        elif operation in MADE:
+            stack.append(MADE[operation]())
+        elif operation in REMEMBER:
+            self._memory[len(self._memory) if operation == "MEMOIZE" else argument] = stack[-1]
+        elif operation in RECALL:
+            stack.append(self._memory[argument])
+        elif operation in SHORT_TUPLES:
+            self._put(tuple(self._take(SHORT_TUPLES[operation])))
+        elif operation == "MARK":
+            self._below.append(stack)
+            self._stack = []
+        elif operation == "TUPLE":
+            self._put(tuple(self._since_mark()))
+        elif operation in ("APPEND", "APPENDS"):
+            values = self._take(1) if operation == "APPEND" else self._since_mark()
+            _of_type(self._stack[-1], list).extend(values)
+        elif operation in ("SETITEM", "SETITEMS"):
+            pairs = self._take(2) if operation == "SETITEM" else self._since_mark()
+            _set(_of_type(self._stack[-1], dict), pairs)
+        elif operation in ("GLOBAL", "STACK_GLOBAL"):
+            parts = argument.split(" ") if operation == "GLOBAL" else self._take(2)
+            name = Name(*(_of_type(part, str) for part in parts))
+            self._find(name)
+            self._put(name)
+        elif operation in ("REDUCE", "NEWOBJ"):
+            name, arguments = self._take(2)
+            if (make := self._find(_of_type(name, Name))) is None:
+                raise Refused(f"calls {name}, which is no function of tensors.")
+            self._put(make(*_of_type(arguments, tuple)))
+        elif operation == "BUILD":
+            (state,) = self._take(1)
+            _build(stack[-1], state)
+        elif operation == "BINPERSID":
+            self._put(self._stored(*self._take(1)))
+        elif operation not in IGNORED:
+            raise Refused(f"has the operation {operation}, which torch.save does not write; save it again with it.")
+
+    def _put(self, value: Any) -> None:
+        self._stack.append(value)
+
+    def _take(self, number: int) -> list[Any]:
+        """The values at the top of the stack, taken off."""
+        if len(self._stack) < number:
+            raise ValueError("its stack is empty")
+        values = self._stack[-number:]
+        del self._stack[-number:]
+        return values
+
+    def _since_mark(self) -> list[Any]:
+        """The values above the last mark, taken off with it."""
+        values, self._stack = self._stack, self._below.pop()
+        return values
+
+
+def _of_type(value: Any, kind: type) -> Any:
+    """The value; ValueError unless it is of exactly this type."""
+    if type(value) is not kind:
+        raise ValueError(f"a {type(value).__name__} is where a {kind.__name__} must be")
+    return value
+
+
+def _set(table: dict, pairs: list[Any]) -> None:
+    """Set keys and values, which take turns.  Hashing a tuple of tuples can take for ever, so keys are plain."""
+    if len(pairs) % 2:
+        raise ValueError("a key has no value")
+    for key, value in zip(pairs[::2], pairs[1::2], strict=True):
+        if type(key) is not str and not (type(key) is int and abs(key) <= LARGEST_KEY):
+            raise Refused(
+                f"has a dictionary with a key of type {type(key).__name__}; keys are read if they are strings or "
+                f"whole numbers up to {LARGEST_KEY:,}."
+            )
+        table[key] = value
+
+
+def _build(target: Any, state: Any) -> None:
+    """Set the attributes of a shell, once; attributes of a dictionary (torch's `_metadata`) are left out."""
+    if type(target) is dict:
+        return
+    if not isinstance(target, Shell) or target.attributes or type(state) is not dict:
+        raise Refused(f"sets the state of a {type(target).__name__}; only that of plain objects is read.")
+    target.attributes = state  # no copy, which a file could ask for again and again
