@@ -53,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--image_size", type=command.size, help="with --weights, HEIGHT,WIDTH of the learned positions")
     parser.add_argument("--mlp", choices=convert.MLPS, help="with --weights, the activation, where no name tells")
+    parser.add_argument("--checkpoint_key", help="with --weights, the entry of a checkpoint, such as model_ema")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser
 

@@ -53,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--family", help="H2 or I2, for flip models")
     parser.add_argument("--mlp", choices=MLPS, help="the activation, where no name tells, as in CLIP")
     parser.add_argument("--head", type=pathlib.Path, help="official file of a linear head, of DINOv2")
+    parser.add_argument("--checkpoint_key", help="the entry of a checkpoint with the weights, such as model_ema")
     parser.add_argument(
         "--flavour", help="with --to: the spelling, such as deit or dinov2; the default suits the model"
     )
@@ -84,6 +85,7 @@ def _read(options: argparse.Namespace) -> None:
         num_classes=options.num_classes,
         family=options.family,
         head=options.head,
+        checkpoint_key=options.checkpoint_key,
         **{} if options.mlp is None else dict(mlp=options.mlp),
     )
     saved.save(options.output, model)
@@ -99,7 +101,7 @@ def _write(options: argparse.Namespace) -> None:
     from equivit.pretrained import reading
     from equivit.training import checkpoints
 
-    for hint in ("num_heads", "image_size", "window_size", "num_classes", "family", "mlp", "head"):
+    for hint in ("num_heads", "image_size", "window_size", "num_classes", "family", "mlp", "head", "checkpoint_key"):
         if getattr(options, hint) is not None:
             raise ValueError(f"--{hint} goes with --source; with --to the saved model tells.")
     print(f"Reading the model in {options.input}.", flush=True)

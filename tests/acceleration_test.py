@@ -226,10 +226,10 @@ def test_a_decoder_stays_when_its_backbone_changes():
 def test_hints_belong_to_what_a_directory_was_begun_with(tmp_path):
     """Also sizes, which are tuples here and lists in the file."""
     given = dict(weights="clip:a.pt", input=None, config=CONFIG, blocks=1, images=8, fit_only=False, workdir=tmp_path)
-    hints = dict(num_heads=3, image_size=(16, 32), mlp="gelu")
+    hints = dict(num_heads=3, image_size=(16, 32), mlp="gelu", checkpoint_key="model")
     for _ in range(2):
         plan.claim(types.SimpleNamespace(**given, **hints), ())
-    for name, other in dict(num_heads=6, image_size=(16, 16), mlp="quick_gelu").items():
+    for name, other in dict(num_heads=6, image_size=(16, 16), mlp="quick_gelu", checkpoint_key="ema").items():
         with pytest.raises(ValueError, match=f"was begun with {name}=.*; give that value, or another --workdir"):
             plan.claim(types.SimpleNamespace(**given, **(hints | {name: other})), ())
 

@@ -24,7 +24,7 @@ from equivit.training import loop, program, sharding, start
 SEVERAL = Annotated[int, constraints.Interval(2, words="2 or more")]  # of one image no attention varies
 STAGES = ("stage1", "stage2", "one_stage", "frozen", "gated")
 ARGUMENTS = "arguments.json"
-HINTS = ("num_heads", "image_size", "mlp")
+HINTS = ("num_heads", "image_size", "mlp", "checkpoint_key")
 # Fields of a model that change how it is trained, and neither its parameters nor what it computes.
 OF_TRAINING = ("drop_path", "drop_path_groups", "drop_path_fields", "dropout", "remat", "unroll")
 

@@ -71,12 +71,14 @@ def load(
     num_classes: int | None = None,
     family: str | None = None,
     head: Mapping[str, np.ndarray] | str | os.PathLike | None = None,
+    checkpoint_key: str | None = None,
     seed: int = 0,
     **options,
 ) -> ModelModule:
     """A model with foreign weights, in float32.  Names and shapes tell which model; hints tell the rest.
 
-    Prints the names of tensors that are left out on purpose: constants, and what the model does not use.
+    Prints the names of tensors that are left out on purpose: constants, and what the model does not use.  Also prints
+    which entry of a checkpoint it takes where others have the same tensors, such as averages of weights.
 
     Args:
       source: a key of `FORMATS`: "octic_vits", "flip", "timm" (also Swin, MViTv2, MobileNetV4, EfficientViT and SHViT),
@@ -85,12 +87,15 @@ def load(
       num_heads: heads per block, of a model with stages one number for each; None: what the file tells, or those of
         the published model of that width.
       image_size: (height, width) that the table of positions, or the windows, belong to; needed where it is not a
-        square, for Swin where the last map is not one window, and for MViTv2 where the patch does not divide it.
+        square, or where the table may have a row for the class token or none; for Swin where the last map is not one
+        window, and for MViTv2 where the patch does not divide it.
       window_size: (height, width) of a window in tokens, or the side of a square; of SwinV2, whose files do not tell,
         8 if None.
       num_classes: if not the file's number, the model gets a new head, drawn with `seed`.
       family: "H2" or "I2" for "flip"; else a check.
       head: a linear head of "dinov2", which is a file of its own, as `weights`; the model is a classifier then.
+      checkpoint_key: the entry of a checkpoint that holds the weights, such as "state_dict_ema"; None: the first of
+        "model", "teacher", "state_dict" and "model_state".
       options: other fields of the model's configuration, such as drop_path=0.1; norm_eps=1e-5 for a plain ViT of a
         code that has it, which no file tells; mlp="gelu" or "quick_gelu" for a CLIP that is not OpenAI's file, where it
         must be given; activation= and strides= for a CvT that differs from its flavour.
@@ -100,7 +105,10 @@ def load(
       ValueError: a wrong hint, or one message with every tensor that is missing, unexpected or misshapen.
     """
     kinds = _kinds(source)
-    format, state, left_out = _opened(kinds, _content(weights))
+    content, choice = reading.unpacked(_content(weights), checkpoint_key)
+    if choice:
+        print(f"{source}: the checkpoint has several sets of weights; taken: {choice} (checkpoint_key= chooses).")
+    format, state, left_out = _opened(kinds, content)
     if head is not None:
         state |= _separate_head(format, head)
     if format.require is not None:

@@ -31,7 +31,8 @@ def infer(state: State, hints: Hints) -> tuple[BiXTConfig, str]:
     """
     width, in_channels, *kernel = inference.shape(state, NAME, "patch_embed.proj.weight", 4)
     _, *grid = inference.shape(state, NAME, CODE_NAME, 3)
-    if state[CODE_NAME].shape[0] != CODE.width or np.abs(state[CODE_NAME] - _code((grid[0], grid[1]))).max() > ROUNDING:
+    width_fits = state[CODE_NAME].shape[0] == CODE.width
+    if not width_fits or not np.abs(state[CODE_NAME] - _code((grid[0], grid[1]))).max() <= ROUNDING:  # or it is NaN
         raise ValueError(
             f"{NAME}: {CODE_NAME} is not the Fourier code of {CODE.width} channels on {grid[0]}x{grid[1]}."
         )

@@ -23,7 +23,7 @@ from equivit.pretrained.plain import Spelling
 NAME = "clip"
 EPS = 1e-5
 OFFICIAL = "input_resolution"  # a number that OpenAI's files hold beside the tensors
-BASE = Spelling(registers=None, mask_token=None, patch_bias=False, head=None, batched=False)
+BASE = Spelling(registers=None, mask_token=None, patch_bias=False, head=None, class_position=True, batched=False)
 OPENAI = BASE._replace(
     patch_embed="visual.conv1",
     class_token="visual.class_embedding",

@@ -31,7 +31,7 @@ from equivit.pretrained.plain import Spelling
 NAME = "dinov2"
 HEAD = "linear_head"  # as the hub's classifiers name it
 SPELLINGS = {
-    "hub": Spelling(registers="register_tokens", swiglu=("mlp.w12", "mlp.w3"), head=HEAD),
+    "hub": Spelling(registers="register_tokens", swiglu=("mlp.w12", "mlp.w3"), head=HEAD, class_position=True),
     "transformers": Spelling(
         patch_embed="embeddings.patch_embeddings.projection",
         class_token="embeddings.cls_token",
@@ -45,6 +45,7 @@ SPELLINGS = {
         scales=("layer_scale1.lambda1", "layer_scale2.lambda1"),
         norm="layernorm",
         head="classifier",
+        class_position=True,
     ),
     "timm": Spelling(mask_token=None, swiglu=Spelling().fc, head=HEAD),
 }
@@ -62,6 +63,8 @@ def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
     """The configuration and the flavour; `image_size` is needed where the grid of positions is not square."""
     flavour = _flavour(state)
     spelling = SPELLINGS[flavour]
+    if flavour == "timm":
+        spelling = spelling._replace(class_position=spelling.registers not in state)
     fields = plain.fields(state, spelling, hints, NAME)
     return ViTConfig(**fields | resizing(fields["registers"]) | _pool(state, spelling, fields["width"])), flavour
 

@@ -90,7 +90,7 @@ def _family(state, k, depth, channels, family) -> dict:
 def _image_size(state, patch_size):
     """The image that the stored order of tokens belongs to: its second half begins at the end of the first row."""
     (tokens,) = inference.shape(state, NAME, ORDER, 1)
-    columns = int(state[ORDER][tokens // 2]) + 1 if tokens else 0
+    columns = int(state[ORDER][tokens // 2]) + 1 if state[ORDER].dtype.kind in "iu" else 0
     if columns < 1 or tokens % columns:
         raise ValueError(f"{NAME}: {ORDER} is not the token order of any grid of {tokens} tokens.")
     return tokens // columns * patch_size[0], columns * patch_size[1]

@@ -25,7 +25,7 @@ class Untold(ValueError):
 
 
 def shape(state: Mapping[str, np.ndarray], source: str, name: str, axes: int) -> tuple[int, ...]:
-    """The shape of a tensor.  ValueError when it is absent or has another number of axes."""
+    """The shape of a tensor.  ValueError when it is absent, is empty, or has another number of axes."""
     if name not in state:
         raise ValueError(
             f"{source}: no tensor {name!r} among the {len(state)} of the file, such as {', '.join(list(state)[:3])}; "
@@ -33,6 +33,8 @@ def shape(state: Mapping[str, np.ndarray], source: str, name: str, axes: int) ->
         )
     if state[name].ndim != axes:
         raise ValueError(f"{source}: {name} {state[name].shape} must have {axes} axes.")
+    if 0 in state[name].shape:
+        raise ValueError(f"{source}: {name} {state[name].shape} is empty.")
     return state[name].shape
 
 

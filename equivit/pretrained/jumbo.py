@@ -22,7 +22,7 @@ VERSIONS = {
     "legacy": PRESETS["legacy"],
 }
 TOKENS = {"release": "jumbo_token", "legacy": "cls_token"}
-BASELINE = Spelling(registers=None, mask_token=None)
+BASELINE = Spelling(registers=None, mask_token=None, class_position=False)
 JUMBO = BASELINE._replace(class_token=None, scales=("ls1.gamma", "ls2.gamma", "ls3.gamma"))
 
 

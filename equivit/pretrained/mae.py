@@ -19,7 +19,7 @@ from equivit.pretrained.mapping import Constant, Table
 from equivit.pretrained.plain import Spelling
 
 NAME = "mae"
-SPELLING = Spelling(registers=None, mask_token=None, scales=())
+SPELLING = Spelling(registers=None, mask_token=None, scales=(), class_position=True)
 DECODER = SPELLING._replace(blocks="decoder_blocks")
 DECODER_HEADS = 16  # of the published decoders
 
@@ -27,8 +27,8 @@ DECODER_HEADS = 16  # of the published decoders
 def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
     """The configuration of the encoder; `image_size` is needed where the grid of positions is not square."""
     config = ViTConfig(**plain.fields(state, SPELLING, hints, NAME))
-    fixed, stored = _sincos(config.width, config), state["pos_embed"]
-    if fixed is not None and stored.shape == fixed.shape and np.abs(stored - fixed).max() < 1e-5:
+    stored = state["pos_embed"]
+    if stored.shape[-1] == config.width and _is_fixed(stored, config):
         config = dataclasses.replace(config, position="sincos", class_position=False)
     return config, "encoder"
 
@@ -59,6 +59,12 @@ def autoencoder_table(config: MaskedAutoencoderConfig, flavour: str) -> Table:
     pairs += mapping.norm("decoder_norm", "norm") + mapping.linear("decoder_pred", "pixels")
     position = _fixed("decoder_pos_embed", config.decoder_width, config.encoder)
     return encoder.inside("encoder") + Table(pairs, [position]).inside("decoder")
+
+
+def _is_fixed(stored: np.ndarray, config: ViTConfig) -> bool:
+    """Whether a table of positions is the sin-cos one."""
+    fixed = _sincos(config.width, config)
+    return fixed is not None and stored.shape == fixed.shape and bool(np.abs(stored - fixed).max() < 1e-5)
 
 
 def _fixed(name: str, width: int, config: ViTConfig) -> Constant:

@@ -193,7 +193,8 @@ def read(
     """Foreign tensors to logical ones in float32; `shapes` are those of the model's logical tensors.
 
     Raises:
-      ValueError: one message with everything that is missing, unexpected, misshapen, or not the constant it should be.
+      ValueError: one message with everything that is missing, unexpected, misshapen, not finite in float32, or not the
+        constant it should be.
     """
     expected = {name: shape for pair in table.pairs for name, shape in _foreign_shapes(pair, shapes).items()}
     expected |= {constant.name: constant.value.shape for constant in table.constants}
@@ -212,6 +213,9 @@ def read(
             for name in pair.names
             if name in fits and not jnp.issubdtype(state[name].dtype, jnp.floating)
         ],
+        "not finite, as weights of a run that diverged": [
+            name for pair in table.pairs for name in pair.names if name in fits and not _is_finite(state[name])
+        ],
         "wrong constants": [
             f"{c.name}, which must be {c.what}"
             for c in table.constants
@@ -223,7 +227,7 @@ def read(
         raise ValueError(f"{what}: the tensors do not fit.  {lines}.")
     result = {}
     for pair in table.pairs:
-        theirs = (state[name].astype(np.float32) for name in pair.names)
+        theirs = (_in_float32(state[name]) for name in pair.names)
         result |= zip(pair.ours, pair.read(*theirs), strict=True)
     return result
 
@@ -239,6 +243,16 @@ def write(table: Table, tensors: Mapping[str, np.ndarray], what: str) -> dict[st
     for pair in table.pairs:
         state |= zip(pair.names, pair.written(*(np.asarray(tensors[name]) for name in pair.ours)), strict=True)
     return state | {constant.name: constant.value for constant in table.constants}
+
+
+def _is_finite(tensor: np.ndarray) -> bool:
+    """Whether a tensor, if it is of floating point, has neither NaN nor infinity in float32."""
+    return not jnp.issubdtype(tensor.dtype, jnp.floating) or bool(np.isfinite(_in_float32(tensor)).all())
+
+
+def _in_float32(tensor: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite
+        return tensor.astype(np.float32)
 
 
 def _foreign_shapes(pair: Pair | Joined, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:

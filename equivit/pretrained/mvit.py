@@ -96,8 +96,8 @@ def _depths(state: State, flavour: str) -> tuple[int, ...]:
     if flavour == "facebook":
         widths = [_out(state, f"blocks.{i}.attn.proj") for i in range(inference.depth(state, NAME))]
         return tuple(len(list(stage)) for _, stage in itertools.groupby(widths))
-    stages = 1 + max(int(name.split(".")[1]) for name in state if name.startswith("stages."))
-    return tuple(inference.depth(state, NAME, f"stages.{stage}.blocks") for stage in range(stages))
+    stages = range(inference.depth(state, NAME, "stages"))
+    return tuple(inference.depth(state, NAME, f"stages.{stage}.blocks") for stage in stages)
 
 
 def _image_size(state: State, block: str, hints: Hints) -> tuple[int, int]:

@@ -15,6 +15,8 @@ from equivit.pretrained import inference, mapping
 from equivit.pretrained.format import Hints
 from equivit.pretrained.mapping import Joined, Pair, Table, named
 
+SMALL = 4  # patches on a side; images of one less and one more are too long to be likely
+
 
 class Spelling(NamedTuple):
     """The foreign names of a plain ViT's tensors; the defaults are timm's.
@@ -29,6 +31,7 @@ class Spelling(NamedTuple):
       patch_bias: whether the patch embedding has a bias.
       pre_norm: the norm before the first block.
       fc_norm: the norm of the mean token, in files that have it in place of `norm`.
+      class_position: whether official files have a row of positions for the class token; None: some do.
       batched: whether tokens and positions have a leading batch axis: a class token [1, 1, D], not [D].
     """
 
@@ -50,6 +53,7 @@ class Spelling(NamedTuple):
     norm: str = "norm"
     fc_norm: str = "fc_norm"
     head: str | None = "head"
+    class_position: bool | None = None
     batched: bool = True
 
 
@@ -168,20 +172,44 @@ def _mlp(state, spelling, source) -> tuple[str, int]:
 
 def _positions(state, spelling, patch, image_size, source) -> tuple[tuple[int, int], bool]:
     """The image size of the table of positions, and whether its first row is the class token's."""
-    name = spelling.position
-    rows = inference.shape(state, source, name, 2 + spelling.batched)[-2]
+    rows = inference.shape(state, source, spelling.position, 2 + spelling.batched)[-2]
+    table = f"{source}: {spelling.position} has {rows} rows"
     for with_class in (False, True) if spelling.class_token is not None else (False,):
         patches = rows - with_class
         h, w = (image_size[i] // patch[i] for i in (0, 1)) if image_size else (math.isqrt(patches),) * 2
         if patches and h * w == patches:
+            if image_size is None and spelling.class_token is not None and not with_class:
+                _check_square(h, patch, _class_position(state, spelling), table)
             return image_size or (h * patch[0], w * patch[1]), with_class
     raise ValueError(
-        f"{source}: {name} has {rows} rows, which form no square grid of patches, with or without a class token; give "
+        f"{table}, which form no square grid of patches, with or without a class token; give "
         f"image_size=(height, width) with height/{patch[0]} times width/{patch[1]} patches."
         if image_size is None
-        else f"{source}: {name} has {rows} rows, not those of an image of {image_size[0]}x{image_size[1]} in "
-        f"patches of {patch[0]}x{patch[1]}."
+        else f"{table}, not those of an image of {image_size[0]}x{image_size[1]} in patches of {patch[0]}x{patch[1]}."
     )
+
+
+def _class_position(state, spelling) -> bool | None:
+    """Whether official files have a row for the class token; timm's with registers have none, or one for each too."""
+    return False if spelling.class_position is None and spelling.registers in state else spelling.class_position
+
+
+def _check_square(side: int, patch: tuple[int, int], class_position: bool | None, table: str) -> None:
+    """ValueError where a square of patches may be a class token and patches in one row less and one column more.
+
+    Images seldom have an odd number of patches on a side.  So where official files have a row for the class token or
+    none, an even square is taken as patches alone, and this is printed.
+    """
+    if side <= SMALL or class_position is False:
+        return
+    if class_position or side % 2:
+        grids = ((side, side), (side - 1, side + 1), (side + 1, side - 1))
+        sizes = " or ".join(str((h * patch[0], w * patch[1])) for h, w in grids)
+        raise ValueError(
+            f"{table}: {side}x{side} patches, or a class token and {side - 1}x{side + 1}; give image_size={sizes} "
+            "(python -m equivit.convert: --image_size)."
+        )
+    print(f"{table}: taken as {side}x{side} patches without a class token.", flush=True)
 
 
 def _position(config, name, ones) -> Pair:

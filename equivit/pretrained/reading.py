@@ -6,9 +6,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
-from equivit import archives, files, safetensors_files
+from equivit import archives, errors, files, safetensors_files
 from equivit.pretrained import names, torch_files
 
 CONTAINERS = ("model", "teacher", "state_dict", "model_state")
@@ -56,6 +57,45 @@ def write(path: str | pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
         raise ValueError(f"{path}: weights are written as .safetensors or .npz, not as {path.suffix!r}.")
 
 
+def unpacked(content: Any, key: str | None = None) -> tuple[Any, str]:
+    """The named tensors in a checkpoint, and the entry taken, if others have the same tensors: "'model', not 'ema'".
+
+    Entries are taken off as long as there is one of `CONTAINERS`.
+
+    Args:
+      key: the entry to take, wherever it is, such as "state_dict_ema"; None: the first of `CONTAINERS`.
+
+    Raises:
+      ValueError: there is no such entry.
+    """
+    seen, known, choice = set(), [], ""
+    while isinstance(content, Mapping) and id(content) not in seen:  # which may contain itself
+        seen.add(id(content))
+        inside = {name: value for name, value in content.items() if isinstance(value, Mapping)}
+        known += inside
+        taken = key if key in inside else next((name for name in CONTAINERS if name in inside), None)
+        if taken is None:
+            break
+        if key is None and (others := [name for name in inside if name != taken and _alike(inside, name, taken)]):
+            choice = f"{taken!r}, not {errors.listed(map(errors.shown, others))}"
+        content, key = inside[taken], None if taken == key else key
+    if key is not None:
+        raise ValueError(
+            f"weights: checkpoint_key={errors.shown(key)} is not an entry with tensors; the file has "
+            f"{errors.listed(map(errors.shown, known)) or 'none'}{errors.nearest(key, known)}."
+        )
+    return content, choice
+
+
+def _alike(inside: Mapping[str, Mapping], other: str, taken: str) -> bool:
+    """Whether another entry has half of the tensors of the one that is taken, as averaged weights have."""
+    theirs, ours = (
+        {names.unwrapped(str(name)) for name, value in inside[entry].items() if hasattr(value, "shape")}
+        for entry in (other, taken)
+    )
+    return bool(ours) and 2 * len(theirs & ours) >= len(ours)
+
+
 def state_dict(
     content: Any, rename: Callable[[str], str] = names.unwrapped, ignored: tuple[str, ...] = ()
 ) -> tuple[dict[str, np.ndarray], list[str]]:
@@ -65,16 +105,17 @@ def state_dict(
     `ignored` are those of the format (`format.py`).
 
     Raises:
-      ValueError: no tensors, something that is not a tensor, or two tensors of one name.
+      ValueError: no tensors, something that is not a tensor of numbers, or two tensors of one name.
     """
-    while isinstance(content, Mapping) and any(isinstance(content.get(key), Mapping) for key in CONTAINERS):
-        content = content[next(key for key in CONTAINERS if isinstance(content.get(key), Mapping))]
+    content, _ = unpacked(content)
     if not isinstance(content, Mapping) or not content:
         raise ValueError(f"weights: expected named tensors, found {type(content).__name__} without any.")
     tensors, left_out = {}, []
     for name, value in content.items():
         if not isinstance(name, str) or not hasattr(value, "shape"):
-            raise ValueError(f"weights: {name!r} is {type(value).__name__}, not a tensor.")
+            raise ValueError(f"weights: {errors.shown(name)} is {type(value).__name__}, not a tensor.")
+        if not name.isprintable():
+            raise ValueError(f"weights: a tensor is named {errors.shown(name)}, which cannot be printed.")
         short = rename(name)
         if any(re.search(pattern, short) for pattern in ignored):
             left_out.append(short)
@@ -82,6 +123,8 @@ def state_dict(
             raise ValueError(f"weights: two tensors are named {short!r} once wrappers are taken off, such as {name!r}.")
         else:
             tensors[short] = np.asarray(value)
+            if not jnp.issubdtype(tensors[short].dtype, np.number) and tensors[short].dtype != bool:
+                raise ValueError(f"weights: {errors.shown(name)} is of type {tensors[short].dtype}, not of numbers.")
     return tensors, left_out
 
 

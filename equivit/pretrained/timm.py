@@ -15,7 +15,7 @@ NAME = "timm"
 TIMM = Spelling(swiglu=Spelling().fc)
 SPELLINGS = {
     "timm": TIMM,
-    "deit3": TIMM._replace(scales=("gamma_1", "gamma_2")),
+    "deit3": TIMM._replace(scales=("gamma_1", "gamma_2"), class_position=False),
     "dinov2": dinov2.SPELLINGS["hub"]._replace(head=TIMM.head),
 }
 
