@@ -15,6 +15,7 @@ from equivit.data.label_maps import Legend
 
 PREFIX, SUFFIX = "instances_", ".json"
 JPEG_SIDE = 2**16 - 1  # pixels, at most
+CROSSINGS = 2**20  # of edges and rows, found at once: polygons may have any number of corners
 
 
 class Coco:
@@ -30,6 +31,7 @@ class Coco:
 
     Args:
       void: numbers in the maps that mean "no class" (`data.void`); (0, 255) leaves the background out.
+      max_pixels: of a map; one that the file of annotations says is larger counts as unreadable (`data.max_pixels`).
 
     Raises:
       FileNotFoundError: there is no such directory.
@@ -38,7 +40,7 @@ class Coco:
 
     channels = 3
 
-    def __init__(self, directory: str, split: str, *, void: tuple[int, ...]):
+    def __init__(self, directory: str, split: str, *, void: tuple[int, ...], max_pixels: int):
         root = directories.expanded(directory)
         if not root.is_dir():
             raise FileNotFoundError(f"coco:{directory}: there is no directory {root}.")
@@ -59,13 +61,15 @@ class Coco:
                 "are missing."
             )
         self.files = directories.array([name for name, _ in pictures])
+        self.max_pixels = max_pixels
         self.sizes = np.array([size for _, size in pictures], np.int32).reshape(-1, 2)
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        height, width = self.sizes[index]
+        height, width = map(int, self.sizes[index])
+        directories.check_pixels(height, width, self.max_pixels)
         labels = np.zeros((height, width), np.int32)
         for label, mask in self.shapes.of(index, height, width):
             labels[mask] = label
@@ -107,14 +111,16 @@ def polygon(numbers: np.ndarray, height: int, width: int) -> np.ndarray:
       numbers: x and y of each corner, from the upper left corner of the image.
     """
     corners = numbers.astype(np.float64).reshape(-1, 2)
-    x, y, x_next, y_next = *corners.T, *np.roll(corners, -1, axis=0).T
-    centres = np.arange(height) + 0.5
-    edge, row = np.nonzero((y[:, None] <= centres) != (y_next[:, None] <= centres))
-    share = (centres[row] - y[edge]) / (y_next[edge] - y[edge])
-    crossing = x[edge] + share * (x_next[edge] - x[edge])
-    first = np.clip(np.ceil(crossing - 0.5), 0, width).astype(int)  # of the pixels to the right of the crossing
-    crossings = np.zeros((height, width + 1), np.uint8)
-    np.add.at(crossings, (row, first), 1)
+    edges = np.concatenate([corners, np.roll(corners, -1, axis=0)], axis=1)
+    centres, crossings = np.arange(height) + 0.5, np.zeros((height, width + 1), np.uint8)
+    together = max(1, CROSSINGS // height)
+    for first in range(0, len(edges), together):
+        x, y, x_next, y_next = edges[first : first + together].T
+        edge, row = np.nonzero((y[:, None] <= centres) != (y_next[:, None] <= centres))
+        share = (centres[row] - y[edge]) / (y_next[edge] - y[edge])
+        crossing = x[edge] + share * (x_next[edge] - x[edge])
+        column = np.clip(np.ceil(crossing - 0.5), 0, width).astype(int)  # of the first pixel to the right
+        np.add.at(crossings, (row, column), 1)
     return (np.cumsum(crossings, axis=1, dtype=np.uint8)[:, :width] & 1).astype(bool)  # 256 are as even as 0
 
 
@@ -128,21 +134,31 @@ def _read(file: pathlib.Path) -> tuple[list[str], list[tuple[str, tuple[int, int
     """The names of the categories by id, the name and (height, width) of each image, and what is painted."""
     try:
         content = json.loads(file.read_bytes())
-        categories = sorted(content["categories"], key=lambda category: category["id"])
-        labels = {category["id"]: number for number, category in enumerate(categories, 1)}
+        kinds, place = (_by_id(content[name], name) for name in ("categories", "images"))
+        labels = {number: k for k, number in enumerate(sorted(kinds), 1)}
         pictures = [_picture(image) for image in content["images"]]
-        place = {image["id"]: k for k, image in enumerate(content["images"])}
         painted = [[] for _ in pictures]
         for one in sorted(content["annotations"], key=lambda one: not one["iscrowd"]):  # which keeps the order else
             k = place[one["image_id"]]
             label = VOID if one["iscrowd"] else labels[one["category_id"]]
             painted[k] += [(label, *part) for part in _parts(one, pictures[k][1])]
-        return [str(category["name"]) for category in categories], pictures, _shapes(painted)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        names = [str(content["categories"][kinds[number]]["name"]) for number in labels]
+        return names, pictures, _shapes(painted)
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        what = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(
-            f"{file}: it must have the images, categories and annotations of COCO's instances "
-            f"({type(error).__name__}: {error})."
+            f"{file}: it must have the images, categories and annotations of COCO's instances ({what})."
         ) from error
+
+
+def _by_id(entries: list[dict[str, Any]], what: str) -> dict[int, int]:
+    """The place of each entry by its id; ValueError unless ids are whole numbers, each there once."""
+    places = {}
+    for k, entry in enumerate(entries):
+        if type(entry["id"]) is not int or entry["id"] in places:
+            raise ValueError(f"two {what} have one id, or an id is no whole number: {errors.shown(entry['id'])}")
+        places[entry["id"]] = k
+    return places
 
 
 def _picture(image: dict[str, Any]) -> tuple[str, tuple[int, int]]:
@@ -156,18 +172,30 @@ def _picture(image: dict[str, Any]) -> tuple[str, tuple[int, int]]:
 
 def _parts(annotation: dict[str, Any], size: tuple[int, int]) -> list[tuple[bool, np.ndarray]]:
     """Of each part of an annotation, whether it is run lengths, and its numbers."""
-    given, name = annotation["segmentation"], f"annotation {annotation['id']}"
+    given, name = annotation["segmentation"], f"annotation {errors.shown(annotation['id'])}"
     if isinstance(given, list):
-        polygons = [np.array(part, np.float32) for part in given]
-        if any(part.ndim != 1 or len(part) < 6 or len(part) % 2 or not np.isfinite(part).all() for part in polygons):
+        polygons = [_numbers(part) for part in given]
+        if any(part is None or len(part) < 6 or len(part) % 2 for part in polygons):
             raise ValueError(f"{name}: a polygon must be x and y of three corners or more, all finite")
         return [(False, part) for part in polygons]
     if isinstance(given["counts"], str):
         raise ValueError(f"{name}: its run lengths are compressed, and those of the official files are not")
-    counts = np.array(given["counts"], np.float32)
-    if tuple(given["size"]) != size or (counts < 0).any() or counts.sum(dtype=np.float64) != size[0] * size[1]:
+    counts = _numbers(given["counts"])
+    if counts is None or (counts < 0).any() or (counts % 1).any():
+        raise ValueError(f"{name}: its run lengths must be whole numbers from 0")
+    if tuple(given["size"]) != size or counts.sum(dtype=np.float64) != size[0] * size[1]:
         raise ValueError(f"{name}: its run lengths must add up to {size[0]} x {size[1]}, the size of its image")
     return [(True, counts)]
+
+
+def _numbers(values: Any) -> np.ndarray | None:
+    """A list of numbers as float32; None for anything else, and where one is not finite."""
+    given = np.array(values)
+    if given.ndim != 1 or given.dtype.kind not in "iuf":
+        return None
+    with np.errstate(over="ignore"):
+        numbers = given.astype(np.float32)
+    return numbers if np.isfinite(numbers).all() else None
 
 
 def _shapes(painted: Iterable[list[tuple[int, bool, np.ndarray]]]) -> Shapes:

@@ -246,7 +246,7 @@ def _opened(name: str, config: ml_collections.ConfigDict, split: str) -> Source:
         case "csv":
             source = lists.Table(argument, split, class_split=config.split)
         case "coco":
-            source = Coco(argument, split, void=void)
+            source = Coco(argument, split, void=void, max_pixels=config.max_pixels)
         case "pairs":
             source = Pairs(argument, split, void=void)
         case _:

@@ -103,6 +103,11 @@ def pictures(**fields):
     return content
 
 
+def categories(*ids):
+    """The instances with other ids of the categories."""
+    return instances() | dict(categories=[dict(id=number, name=str(k)) for k, number in enumerate(ids)])
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -112,6 +117,18 @@ def pictures(**fields):
         (changed(segmentation=[[0, 0, 1, 1]]), "a polygon must be x and y of three corners or more"),
         (changed(segmentation=[[0, 0, 1, 1, math.nan, 2]]), "of three corners or more, all finite"),
         (changed(image_id=99), r"\(KeyError: 99\)"),
+        (changed(segmentation=dict(size=[5, 7], counts=[17.5, 17.5])), "annotation 2: its run lengths must be whole"),
+        (changed(segmentation=dict(size=[5, 7], counts=[-1, 36])), "annotation 2: its run lengths must be whole"),
+        (changed(segmentation=dict(size=[5, 7], counts=[10**400, 1])), "annotation 2: its run lengths must be whole"),
+        (changed(segmentation=[[10**400, 0, 1, 1, 1, 2]]), "annotation 2: a polygon must be .* all finite"),
+        (changed(segmentation=[[1e39, 0, 1, 1, 1, 2]]), "annotation 2: a polygon must be .* all finite"),
+        (changed(segmentation=[["0", "0", "1", "1", "1", "2"]]), "annotation 2: a polygon must be .* all finite"),
+        (changed(id="a\nb", segmentation=[[0]]), r"annotation 'a\\nb': a polygon must be"),
+        (pictures(id=5), "two images have one id, or an id is no whole number: 5"),
+        (pictures(id=[1]), r"two images have one id, or an id is no whole number: \[1\]"),
+        (categories(1, 1), "two categories have one id, or an id is no whole number: 1"),
+        (categories(True, 1), "two categories have one id, or an id is no whole number: True"),
+        (categories(math.nan, 1), "two categories have one id, or an id is no whole number: nan"),
         (pictures(file_name=7), r"image 7: its file_name, height and width are \(7, 5, 7\)"),
         (pictures(height=None), r"image 7: its .* are \('7.jpg', None, 7\)"),
         (pictures(width=1.5), r"image 7: its .* are \('7.jpg', 5, 1.5\)"),
@@ -121,7 +138,32 @@ def test_what_is_wrong_in_the_file_is_one_line(section, tmp_path, content, messa
     write(tmp_path, content)
     with pytest.raises(ValueError, match=message) as raised:
         sources.open_source(section(source=f"coco:{tmp_path}"), "train2017")
-    assert "\n" not in str(raised.value)
+    assert "\n" not in str(raised.value) and "instances_train2017.json" in str(raised.value)
+
+
+def test_an_image_that_is_said_to_be_beyond_max_pixels_counts_as_unreadable(section, tmp_path):
+    """As one that is: no memory is set aside for either."""
+    write(tmp_path, pictures(height=5000, width=4000) | dict(annotations=[]))
+    names = dict(source=f"coco:{tmp_path}", split="train2017")
+    source = sources.open_source(section(**names, max_pixels=10**7), "train2017")
+    example, unreadable = reading.read(source, 0, 1)
+    assert example["image"].getpixel((0, 0)) == 5
+    assert list(unreadable.values()) == [
+        "it has 5000 x 4000 = 20,000,000 pixels, more than config.data.max_pixels=10000000; make it smaller, or raise "
+        "that where memory allows"
+    ]
+    small = sources.open_source(section(**names, max_pixels=34), "train2017")
+    with pytest.raises(ValueError, match="it has 5 x 7 = 35 pixels, more than config.data.max_pixels=34"):
+        small[1]
+
+
+def test_a_polygon_of_any_number_of_corners(monkeypatch):
+    """Edges are taken in parts; a row may be all that fits."""
+    numbers = np.random.default_rng(0).uniform(0, 9, 60).astype(np.float32)
+    whole = coco.polygon(numbers, 6, 9)
+    for crossings in (1, 13, 50):
+        monkeypatch.setattr(coco, "CROSSINGS", crossings)
+        np.testing.assert_array_equal(coco.polygon(numbers, 6, 9), whole)
 
 
 def test_what_is_missing_is_one_line(section, tmp_path):
