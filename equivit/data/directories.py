@@ -14,7 +14,10 @@ _INSTANCES = (
     "what TFDS prepares are maps of 100 kinds of objects (in red) and of instances (in green), not of the 150 classes; "
     "unpack ADEChallengeData2016.zip and take data.source='pairs:<dir>'."
 )
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".webp", ".tif", ".tiff")
+# Endings of image files, and Pillow's names of their formats.
+FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".ppm": "PPM", ".pgm": "PPM", ".bmp": "BMP", ".webp": "WEBP"}
+FORMATS |= {".tif": "TIFF", ".tiff": "TIFF"}
+EXTENSIONS = tuple(FORMATS)
 
 
 class Folder:
@@ -173,6 +176,33 @@ def content(path: pathlib.Path) -> bytes:
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError("it is no regular file")
     return path.read_bytes()
+
+
+def check_pixels(height: int, width: int, max_pixels: int) -> None:
+    """ValueError for an image of more pixels than the config allows, before memory is set aside for them."""
+    if width * height > max_pixels:
+        raise ValueError(
+            f"it has {height} x {width} = {height * width:,} pixels, more than config.data.max_pixels={max_pixels}; "
+            "make it smaller, or raise that where memory allows"
+        )
+
+
+def text(path: pathlib.Path, errors: str = "strict") -> str:
+    """The text of a file in UTF-8, with or without a byte-order mark.
+
+    Raises:
+      ValueError: it is not UTF-8, unless `errors` says what becomes of other bytes.
+    """
+    try:
+        return path.read_bytes().decode("utf-8-sig", errors)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: it must be text in UTF-8 ({error}).") from error
+
+
+def lines(content: str) -> list[str]:
+    """The lines of a text, which end in \\n or \\r\\n; `str.splitlines` cuts names of files at rarer characters too."""
+    parts = [line.removesuffix("\r") for line in content.split("\n")]
+    return parts if parts[-1] else parts[:-1]
 
 
 def folders(path: pathlib.Path) -> list[pathlib.Path]:

@@ -37,7 +37,7 @@ class Paths:
 
     def __init__(self, name: str, split: str):
         file = _file(f"list:{name}", name, split)
-        lines = [Line(number, line.strip()) for number, line in enumerate(_text(file).splitlines(), 1) if line.strip()]
+        lines = [Line(number, line.strip()) for number, line in enumerate(_lines(file), 1) if line.strip()]
         self._keep(file, lines)
 
     def _keep(self, file: pathlib.Path, lines: list[Line]) -> None:
@@ -107,7 +107,7 @@ def _of_split(name: str, split: str) -> str:
 
 def _rows(file: pathlib.Path) -> list[Line]:
     """The lines of a table without its header, which has no path of an image."""
-    reader = csv.reader(_text(file).splitlines())
+    reader = csv.reader(_lines(file))
     try:
         found = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(map(str.strip, row))]
     except csv.Error as error:
@@ -120,5 +120,5 @@ def _rows(file: pathlib.Path) -> list[Line]:
     return [Line(number, *row) for number, row in found]
 
 
-def _text(file: pathlib.Path) -> str:
-    return file.read_text(encoding="utf-8-sig", errors="surrogateescape")  # names of files may be any bytes
+def _lines(file: pathlib.Path) -> list[str]:
+    return directories.lines(directories.text(file, "surrogateescape"))  # names of files may be any bytes

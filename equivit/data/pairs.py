@@ -65,7 +65,7 @@ class Pairs:
             near = errors.nearest(split, splits)
             raise ValueError(f"pairs:{directory}: there is no split {split!r}; splits: {errors.listed(splits)}{near}.")
         if kind == "VOC2012":
-            names = _text(self.root / layout.list / f"{split}.txt").split()
+            names = directories.text(self.root / layout.list / f"{split}.txt").split()
             self.legend = Legend(VOC, void)
         else:
             self.images, self.maps = self.images / split, self.maps / split
@@ -140,16 +140,9 @@ def _files(folder: pathlib.Path, extensions: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def _text(path: pathlib.Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: it must be text in UTF-8 ({error}).") from error
-
-
 def _lines(path: pathlib.Path) -> list[str]:
     """The names in a file with one on each line."""
-    names = [line.strip() for line in _text(path).rstrip().splitlines()]
+    names = [line.strip() for line in directories.lines(directories.text(path).rstrip())]
     if not names or not all(names):
         raise ValueError(f"{path}: it must have the name of a class on every line, that of class 0 on the first.")
     return names
@@ -157,7 +150,7 @@ def _lines(path: pathlib.Path) -> list[str]:
 
 def _object_info(path: pathlib.Path) -> list[str]:
     """The first of the names that ADE20K gives to each class."""
-    rows = [line.split("\t") for line in _text(path).splitlines()[1:] if line.strip()]
+    rows = [line.split("\t") for line in directories.lines(directories.text(path))[1:] if line.strip()]
     if not rows or any(len(row) != 5 for row in rows):
         raise ValueError(f"{path}: it must have the columns Idx, Ratio, Train, Val and Name, with tabs between them.")
     return [row[-1].split(",")[0].strip() for row in rows]

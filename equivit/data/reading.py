@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, TiffImagePlugin, UnidentifiedImageError
 
-from equivit.data import sources
+from equivit.data import directories, sources
 from equivit.data.label_maps import Legend, MapError
 from equivit.data.sources import Source
 
@@ -14,6 +14,7 @@ MODES = {1: "L", 3: "RGB"}  # PIL's names
 MAX_MISSES = 100  # this many unreadable images in a row mean a broken data set
 MAX_PIXELS = 50_000_000  # of an image file, by default: 150 MB as RGB, and more while it is resized
 PIL_PIXELS = 178_956_970  # Pillow opens no larger files
+FORMATS = tuple(set(directories.FORMATS.values()))  # others could start programs, as PostScript starts Ghostscript
 SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N")  # PIL's modes
 
 
@@ -93,19 +94,16 @@ def decode_map(labels: np.ndarray | bytes, max_pixels: int = MAX_PIXELS) -> Imag
 
 
 def _opened(content: bytes, max_pixels: int) -> Image.Image:
-    """The image file, its size checked before its pixels are decoded."""
+    """The image file, of a format of `directories.FORMATS`, its size checked before its pixels are decoded."""
     try:
-        file = Image.open(io.BytesIO(content))
+        file = Image.open(io.BytesIO(content), formats=FORMATS)
     except UnidentifiedImageError:
-        raise ValueError(f"it is no image file: {len(content)} bytes that begin with {content[:8]!r}") from None
+        begin = f"{len(content)} bytes that begin with {content[:8]!r}"
+        raise ValueError(f"it is no image file: {begin}; formats are {', '.join(sorted(FORMATS))}") from None
     except Image.DecompressionBombError as error:
         raise ValueError(f"it is too large for any limit; make it smaller ({error})") from None
     width, height = file.size
-    if width * height > max_pixels:
-        raise ValueError(
-            f"it has {height} x {width} = {height * width:,} pixels, more than config.data.max_pixels={max_pixels}; "
-            "make it smaller, or raise that where memory allows"
-        )
+    directories.check_pixels(height, width, max_pixels)
     return file
 
 

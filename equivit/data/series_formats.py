@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from equivit import archives
+from equivit.data import directories
 
 SPLITS = ("train", "test")
 
@@ -86,7 +87,7 @@ def read_ts(path: pathlib.Path) -> Cases:
       ValueError: time stamps, no class labels, or a line that cannot be read.
     """
     cases, reading = Cases([], []), False
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(directories.lines(directories.text(path)), 1):
         line = line.strip()
         if not line or line[0] in "#%":
             continue
@@ -110,7 +111,7 @@ def read_tsv(path: pathlib.Path) -> Cases:
     NaNs at the end of a line mean a shorter series, as in the archive; other NaNs are missing values.
     """
     cases = Cases([], [])
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(directories.lines(directories.text(path)), 1):
         if line.strip():
             label, *values = line.strip().split("\t")
             cases.series.append(_stack([_numbers(values, path, number)], path, number))

@@ -85,7 +85,7 @@ class Machine:
         for opcode, argument, _ in pickletools.genops(content):
             length = len(argument) if isinstance(argument, str | bytes) else 0
             self._claim("an object", OBJECT + CHARACTER * length)
-            if opcode.name in REMEMBER and (argument or 0) > len(content):
+            if opcode.name in REMEMBER and isinstance(argument, int) and argument > len(content):
                 raise Refused(f"is damaged: it remembers an object at place {argument:,}.")
             self._run(opcode.name, argument)
         return self._stack.pop()

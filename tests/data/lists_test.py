@@ -43,6 +43,18 @@ def test_a_folder_without_class_folders_has_images_without_labels(section, image
     assert classes.classes == ("a", "b") and labels_of(classes) == [0, 0, 1, 1]
 
 
+@pytest.mark.parametrize("mark", ["\u2028", "\x0b", "\x0c", "\x1c", "\x85", "\r"])
+def test_only_the_end_of_a_line_ends_a_line(section, images, mark):
+    """Names of files and classes may have characters at which `str.splitlines` cuts too."""
+    name, label = f"a/0{mark}x.png", f"one{mark}class"
+    (images / "a/0.png").rename(images / name)
+    (images / "list.txt").write_bytes(f"{name}\r\n4.png\n".encode())
+    assert values_of(opened(section, f"list:{images}/list.txt")) == [0, 40]
+    (images / "some.csv").write_bytes(f'"{name}",two\r\n4.png,"{label}"\n'.encode())
+    source = opened(section, f"csv:{images}/some.csv")
+    assert values_of(source) == [0, 40] and source.classes == (label, "two")
+
+
 def test_a_list_has_a_path_on_each_line(section, images):
     """Relative to the file, or absolute; in any order, and as often as they stand there."""
     (images / "b" / "list.txt").write_text(f"\n  é+folder.png \n../a/0.png\n\n{images / '4.png'}\r\n2.bmp\n2.bmp")

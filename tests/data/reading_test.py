@@ -2,12 +2,13 @@
 
 import io
 import os
+import subprocess
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from equivit.data import loader, reading, sources
+from equivit.data import directories, loader, reading, sources
 
 
 def encoded(image, kind="PNG", **options):
@@ -89,6 +90,21 @@ def test_modes_of_8_bits_stay_as_pillow_converts_them():
         image = Image.fromarray(colours).convert(mode)
         for channels, name in reading.MODES.items():
             assert np.array_equal(reading.decode(encoded(image, kind), channels), image.convert(name)), mode
+
+
+def test_only_formats_of_the_endings_are_opened(monkeypatch):
+    """Pillow has more, and starts Ghostscript for PostScript, whatever the ending of its file."""
+    image = Image.new("RGB", (4, 4))
+    kinds = {ending: encoded(image, kind) for ending, kind in directories.FORMATS.items()}
+    assert all(reading.decode(content, 3).size == (4, 4) for content in kinds.values())
+    monkeypatch.setattr(subprocess, "Popen", None)
+    script = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\n%%EndComments\n%%EOF\n"
+    for content in (script, encoded(image, "EPS"), encoded(image, "GIF"), encoded(image, "PCX"), encoded(image, "TGA")):
+        for read in (reading.decode_map, lambda content: reading.decode(content, 3)):
+            with pytest.raises(
+                ValueError, match="it is no image file: .*; formats are BMP, JPEG, PNG, PPM, TIFF, WEBP"
+            ):
+                read(content)
 
 
 @pytest.mark.parametrize(

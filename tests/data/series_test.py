@@ -209,3 +209,10 @@ def test_a_damaged_npz_file(tmp_path):
     (tmp_path / "a.npz").write_bytes(b"PK")
     with pytest.raises(ValueError, match="not an .npz file, or it is damaged"):
         series.load("a", directory=str(tmp_path))
+
+
+@pytest.mark.parametrize("read, ending", [(series_formats.read_ts, "ts"), (series_formats.read_tsv, "tsv")])
+def test_text_that_is_not_utf_8_is_refused_by_name(tmp_path, read, ending):
+    (tmp_path / f"x.{ending}").write_bytes(b"\xff\xfe1\t2")
+    with pytest.raises(ValueError, match=f"x.{ending}: it must be text in UTF-8"):
+        read(tmp_path / f"x.{ending}")
