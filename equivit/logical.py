@@ -120,6 +120,14 @@ def from_logical(
     return put(module, {leaf: _stacked(table, tensors) for leaf, table in names(module, kind).items()})
 
 
+def is_finite(tensor: np.ndarray) -> bool:
+    """Whether a tensor has neither NaN nor infinity in float32; one that is not of floating point has neither."""
+    if not jnp.issubdtype(tensor.dtype, jnp.floating):
+        return True
+    with np.errstate(over="ignore"):  # numbers too large for float32 become infinite
+        return bool(np.isfinite(tensor.astype(np.float32)).all())
+
+
 def stacked(module: nnx.Module, tensors: Mapping[str, jax.Array], kind: Kind = nnx.Param) -> Arrays:
     """The leaves of `module`, which may be abstract, all of whose logical tensors are in `tensors`."""
     tables = names(module, kind)

@@ -174,28 +174,32 @@ def _parts(annotation: dict[str, Any], size: tuple[int, int]) -> list[tuple[bool
     """Of each part of an annotation, whether it is run lengths, and its numbers."""
     given, name = annotation["segmentation"], f"annotation {errors.shown(annotation['id'])}"
     if isinstance(given, list):
-        polygons = [_numbers(part) for part in given]
-        if any(part is None or len(part) < 6 or len(part) % 2 for part in polygons):
-            raise ValueError(f"{name}: a polygon must be x and y of three corners or more, all finite")
+        rule = f"{name}: a polygon must be x and y of three corners or more, all finite"
+        polygons = [_numbers(part, rule) for part in given]
+        if any(len(part) < 6 or len(part) % 2 for part in polygons):
+            raise ValueError(rule)
         return [(False, part) for part in polygons]
     if isinstance(given["counts"], str):
         raise ValueError(f"{name}: its run lengths are compressed, and those of the official files are not")
-    counts = _numbers(given["counts"])
-    if counts is None or (counts < 0).any() or (counts % 1).any():
-        raise ValueError(f"{name}: its run lengths must be whole numbers from 0")
+    rule = f"{name}: its run lengths must be whole numbers from 0"
+    counts = _numbers(given["counts"], rule)
+    if (counts < 0).any() or (counts % 1).any():
+        raise ValueError(rule)
     if tuple(given["size"]) != size or counts.sum(dtype=np.float64) != size[0] * size[1]:
         raise ValueError(f"{name}: its run lengths must add up to {size[0]} x {size[1]}, the size of its image")
     return [(True, counts)]
 
 
-def _numbers(values: Any) -> np.ndarray | None:
-    """A list of numbers as float32; None for anything else, and where one is not finite."""
+def _numbers(values: Any, rule: str) -> np.ndarray:
+    """A list of numbers as float32; ValueError with the rule for anything else, and where one is not finite."""
     given = np.array(values)
     if given.ndim != 1 or given.dtype.kind not in "iuf":
-        return None
+        raise ValueError(rule)
     with np.errstate(over="ignore"):
         numbers = given.astype(np.float32)
-    return numbers if np.isfinite(numbers).all() else None
+    if not np.isfinite(numbers).all():
+        raise ValueError(rule)
+    return numbers
 
 
 def _shapes(painted: Iterable[list[tuple[int, bool, np.ndarray]]]) -> Shapes:

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from equivit import errors, files, logical, safetensors_files
@@ -53,7 +55,7 @@ def load(path: pathlib.Path) -> nnx.Module:
     Raises:
       FileNotFoundError: there is no saved model in the directory.
       ValueError: a file is damaged, a tensor is of a type that is not read, or the parameters are not those of the
-        configuration.
+        configuration, are not of floating point where they must be, or are not finite.
     """
     path = pathlib.Path(path)
     config, digest = _read(path / "model.json", lambda found: (_from_description(found), _digest(found)))
@@ -61,20 +63,38 @@ def load(path: pathlib.Path) -> nnx.Module:
         raise FileNotFoundError(f"{path}: has a model.json, but no parameters.safetensors.")
     tensors = safetensors_files.read(path / "parameters.safetensors")
     expected = jax.eval_shape(lambda: logical.to_logical(_create(config), nnx.Variable))
+    _check_tensors(path, expected, tensors)
+    if safetensors_files.metadata(path / "parameters.safetensors").get(DIGEST, digest) != digest:
+        raise ValueError(
+            f"{path}: model.json and parameters.safetensors were not saved together, such as by a save that was "
+            "interrupted; save or copy the model again."
+        )
+    return logical.from_logical(jax.eval_shape(lambda: _create(config)), tensors, nnx.Variable)
+
+
+def _check_tensors(path: pathlib.Path, expected: dict, tensors: dict[str, np.ndarray]) -> None:
+    """ValueError unless the tensors have the names and shapes expected, and finite numbers of fitting types."""
     wrong = sorted(
         name
         for name in expected.keys() | tensors.keys()
         if name not in expected or name not in tensors or expected[name].shape != tensors[name].shape
     )
-    if not wrong and safetensors_files.metadata(path / "parameters.safetensors").get(DIGEST, digest) != digest:
-        raise ValueError(
-            f"{path}: model.json and parameters.safetensors were not saved together, such as by a save that was "
-            "interrupted; save or copy the model again."
-        )
     if wrong:
         names = errors.listed(wrong)
         raise ValueError(f"{path}: parameters do not fit model.json; missing, unexpected or misshapen: {names}.")
-    return logical.from_logical(jax.eval_shape(lambda: _create(config)), tensors, nnx.Variable)
+    unfit = [f"{name} ({tensors[name].dtype})" for name in expected if not _has_type_of(expected[name], tensors[name])]
+    unfit += [f"{name} (NaN or infinity)" for name in expected if not logical.is_finite(tensors[name])]
+    if unfit:
+        raise ValueError(
+            f"{path}: parameters must be floating-point numbers, and finite; save the model again. These are not: "
+            f"{errors.listed(unfit)}."
+        )
+
+
+def _has_type_of(expected: jax.ShapeDtypeStruct, tensor: np.ndarray) -> bool:
+    """Whether a tensor is of the expected type, or both are of floating point."""
+    floating = all(jnp.issubdtype(dtype, jnp.floating) for dtype in (expected.dtype, tensor.dtype))
+    return floating or expected.dtype == tensor.dtype
 
 
 def _create(config: Config) -> nnx.Module:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import jax.numpy as jnp
 import numpy as np
 
+from equivit import logical
 from equivit.models.vit_config import ViTConfig
 
 
@@ -214,7 +215,7 @@ def read(
             if name in fits and not jnp.issubdtype(state[name].dtype, jnp.floating)
         ],
         "not finite, as weights of a run that diverged": [
-            name for pair in table.pairs for name in pair.names if name in fits and not _is_finite(state[name])
+            name for pair in table.pairs for name in pair.names if name in fits and not logical.is_finite(state[name])
         ],
         "wrong constants": [
             f"{c.name}, which must be {c.what}"
@@ -227,7 +228,7 @@ def read(
         raise ValueError(f"{what}: the tensors do not fit.  {lines}.")
     result = {}
     for pair in table.pairs:
-        theirs = (_in_float32(state[name]) for name in pair.names)
+        theirs = (state[name].astype(np.float32) for name in pair.names)
         result |= zip(pair.ours, pair.read(*theirs), strict=True)
     return result
 
@@ -243,16 +244,6 @@ def write(table: Table, tensors: Mapping[str, np.ndarray], what: str) -> dict[st
     for pair in table.pairs:
         state |= zip(pair.names, pair.written(*(np.asarray(tensors[name]) for name in pair.ours)), strict=True)
     return state | {constant.name: constant.value for constant in table.constants}
-
-
-def _is_finite(tensor: np.ndarray) -> bool:
-    """Whether a tensor, if it is of floating point, has neither NaN nor infinity in float32."""
-    return not jnp.issubdtype(tensor.dtype, jnp.floating) or bool(np.isfinite(_in_float32(tensor)).all())
-
-
-def _in_float32(tensor: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite
-        return tensor.astype(np.float32)
 
 
 def _foreign_shapes(pair: Pair | Joined, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 from flax import nnx
 
 from equivit import convert, logical, pretrained
@@ -325,6 +326,27 @@ def test_a_saved_model_that_is_not_whole(tmp_path):
         (tmp_path / "model.json").write_bytes(damaged)
         with pytest.raises(ValueError, match=f"{tmp_path}/model.json: is damaged, or of another version"):
             saved.load(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int8", "uint64", "bool", "complex64"])
+def test_a_saved_model_of_numbers_that_are_no_parameters(tmp_path, dtype):
+    """It would compute zeros, or fail in the middle of the model."""
+    saved.save(tmp_path, written("plain")[0])
+    tensors = safetensors.numpy.load_file(tmp_path / "parameters.safetensors")
+    tensors["head.weight"] = tensors["head.weight"].astype(dtype)
+    safetensors.numpy.save_file(tensors, tmp_path / "parameters.safetensors")
+    with pytest.raises(ValueError, match=rf"floating-point numbers, .* These are not: head.weight \({dtype}\).$"):
+        saved.load(tmp_path)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_saved_model_that_diverged_is_named(tmp_path, value):
+    saved.save(tmp_path, written("plain")[0])
+    tensors = safetensors.numpy.load_file(tmp_path / "parameters.safetensors")
+    tensors["blocks.1.mlp.fc1.bias"][0] = value
+    safetensors.numpy.save_file(tensors, tmp_path / "parameters.safetensors")
+    with pytest.raises(ValueError, match=r"These are not: blocks.1.mlp.fc1.bias \(NaN or infinity\).$"):
+        saved.load(tmp_path)
 
 
 def test_names_in_brief():
