@@ -27,11 +27,13 @@ kernels: $(VENV)/.installed
 install-export: $(VENV)/.installed-export
 
 # Recipes run on one virtual device, for which programs compile faster than for eight.  Order and budgets of the others:
-# tests/conftest.py.
+# tests/conftest.py.  Where the recipes fail, the others run too.
 test: $(VENV)/.installed-dev $(VENV)/.installed-export lint
 ifeq ($(TESTS),tests)
-	EQUIVIT_DEVICES=1 $(PYTEST) --dist load tests/recipes
-	$(PYTEST) --dist loadscope --no-loadscope-reorder --ignore=tests/recipes tests
+	@status=0; set -x; \
+	EQUIVIT_DEVICES=1 $(PYTEST) --dist load tests/recipes || status=$$?; \
+	$(PYTEST) --dist loadscope --no-loadscope-reorder --ignore=tests/recipes tests || status=$$?; \
+	exit $$status
 else
 	$(PYTEST) --dist loadscope --no-loadscope-reorder $(TESTS)
 endif
