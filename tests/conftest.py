@@ -25,10 +25,17 @@ import jax
 
 from kernels import cpu
 
+# A program that another process is just writing into the cache, or was killed while writing, is compiled again; JAX
+# warns of it, and tests look at what commands print.
+CACHE = "ignore:Error reading persistent compilation cache entry:UserWarning"
+os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (os.environ.get("PYTHONWARNINGS"), CACHE)))
+
 # XLA cuts a program into 32 parts, which are compiled in threads; here each process has one core, and cutting costs a
 # fifth of the time.  Half of what is left goes into the fusion emitters, which 0.10 can do without; later versions
 # refuse that flag.
 FLAGS = {"--xla_cpu_parallel_codegen_split_count": "1"}
+# XLA aborts the process where a virtual device comes a minute late to a sum over all; a busy machine may be as slow.
+FLAGS |= {f"--xla_cpu_collective_call_{what}_timeout_seconds": "3600" for what in ("warn_stuck", "terminate")}
 if jax.__version_info__ < (0, 11):
     FLAGS["--xla_cpu_use_fusion_emitters"] = "false"
 given = os.environ.get("XLA_FLAGS", "")
@@ -79,8 +86,8 @@ LARGE = 1_200_000_000  # bytes
 
 
 def pytest_configure(config):
-    """A program that another process is just writing into the cache is compiled here too; JAX warns of it."""
-    config.addinivalue_line("filterwarnings", "ignore:Error reading persistent compilation cache entry:UserWarning")
+    """Ignore here what other processes ignore by PYTHONWARNINGS."""
+    config.addinivalue_line("filterwarnings", CACHE)
 
 
 def pytest_collection_modifyitems(items):

@@ -8,6 +8,7 @@ import nbformat
 import pytest
 
 FOLDER = pathlib.Path(__file__).parents[2] / "colabs"
+HANGS = 3600  # seconds after which a notebook hangs, on any machine
 # The kernel's messaging libraries open sockets that they leave to the garbage collector.
 LEAVES_SOCKETS = pytest.mark.filterwarnings(
     "ignore::ResourceWarning:zmq", "ignore::pytest.PytestUnraisableExceptionWarning"
@@ -21,7 +22,9 @@ def run(name: str, *, short: bool = False) -> str:
       short: it trains so little that compiling takes longest: programs are compiled as those of other tests are.
     """
     notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
-    client = nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(FOLDER)}})
+    # Its own time-outs are short: a kernel has a minute to start, and after 4 seconds without output the rest is lost.
+    patience = dict(timeout=HANGS, startup_timeout=HANGS, iopub_timeout=HANGS)
+    client = nbclient.NotebookClient(notebook, **patience, resources={"metadata": {"path": str(FOLDER)}})
     client.execute(env=os.environ | {"JAX_PLATFORMS": "cpu"} | ({} if short else _optimised()))
     return "".join(o.get("text", "") for cell in notebook.cells for o in cell.get("outputs", []))
 
