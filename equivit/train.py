@@ -105,6 +105,7 @@ def _train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
         config.data,
         batch_size=config.batch_size,
         seed=config.seed,
+        workers=config.data.workers,
         entries=objective.entries,
         transform=objective.transform_of(config),
         **processes,

@@ -1,15 +1,15 @@
 """README.md keeps its word: its examples run, its commands parse, its links and pictures are there."""
 
-import functools
 import importlib
+import os
 import pathlib
 import re
 import shlex
-import signal
+import subprocess
+import sys
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
@@ -27,9 +27,10 @@ from equivit import (
     testing,
     train,
 )
+from equivit.evaluation import summary
 from equivit.models import zoo
-from equivit.training import checkpoints, loop, stopping, sweep_config
 from equivit.training import config as configs
+from equivit.training import sweep_config
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -54,16 +55,20 @@ def block(word: str) -> str:
     return found
 
 
-def run(example: str) -> dict[str, Any]:
-    """Run an example as it stands, with names of its own, which are returned."""
-    names: dict[str, Any] = {"__name__": "example"}
-    exec(compile(example, "README.md", "exec"), names)
-    return names
+def run(folder: pathlib.Path, example: str) -> str:
+    """Run an example as users do, saved as a file in a folder of theirs, and return what it prints."""
+    (folder / "example.py").write_text(example)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "example.py"], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    return done.stdout
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """An empty working directory that sees the configs."""
+    """A working directory that has the configs alone."""
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -95,69 +100,61 @@ def test_every_example_is_run_by_a_test():
         assert block(word)
 
 
-def test_a_layer_in_your_own_model(capsys):
-    run(block("Classifier"))
-    printed = re.findall(r"-?\d+\.\d+(?:e-?\d+)?", capsys.readouterr().out)
+def test_a_layer_in_your_own_model(tmp_path):
+    printed = re.findall(r"-?\d+\.\d+(?:e-?\d+)?", run(tmp_path, block("Classifier")))
     upright, transposed = np.array(printed, float).reshape(2, 2, 3)
     np.testing.assert_allclose(transposed, upright, atol=1e-4)  # as printed
 
 
-def test_a_whole_model(capsys):
+def test_a_whole_model(tmp_path):
     example = block("models.create")
-    run(example)
-    assert capsys.readouterr().out.strip() == re.search(r"print\(.*\)  # (.*)", example)[1]
+    assert run(tmp_path, example).strip() == re.search(r"print\(.*\)  # (.*)", example)[1]
 
 
-def test_public_weights(folder, capsys):
+def test_public_weights(folder):
     from tests.pretrained import torch_archive
 
     (name,) = re.findall(r'load\("timm", "(.*)"\)', block('"timm"'))
     assert f"/{name})" in README  # where to get it
     torch_archive.write(folder / name, {"model": deit3(192)})
     photo(folder / "photo.jpg", 0)
-    run(block('"timm"'))
-    assert len(re.findall(r"\d+", capsys.readouterr().out)) == 5
+    assert len(re.findall(r"\d+", run(folder, block('"timm"')))) == 5
 
 
-def test_a_folder_of_images(folder, capsys, monkeypatch):
-    """The command as it stands up to the loop; the example after it, with the shapes of that model in its place."""
+def test_a_folder_of_images(folder, monkeypatch):
+    """One step of the command, with a small plain model and no pictures, and the example after it."""
     for seed, split in enumerate(("train", "test")):
         for name in ("cats", "dogs"):
             for i in range(8):  # a batch, together
                 photo(folder / "photos" / split / name / f"{i}.jpg", seed)
     (words,) = (words for words in commands("README.md", "-m equivit.train") if "--workdir=runs/photos" in words)
-    runs = {}
-
-    def end(config, workdir, **_):
-        model = zoo.abstract(**config.model)
-        logits = functools.partial(jax.eval_shape, lambda model, images: model(images), model)
-        runs[str(workdir)] = checkpoints.Loaded(config, lambda images: jnp.zeros(logits(images).shape), 0)
-        raise stopping.Stopped(signal.SIGTERM)
-
-    monkeypatch.setattr(loop, "train", end)
-    monkeypatch.setattr(checkpoints, "load_run", lambda workdir: runs[str(workdir)])
-    assert train.main([*words[2:], "--config.data.workers=0"]) == 128 + signal.SIGTERM
-    capsys.readouterr()
-    run(block("load_run"))
-    lines = capsys.readouterr().out.splitlines()
+    small = ["model.width=32", "model.depth=2", "model.num_heads=2", "epochs=None", "steps=1", "log.tensorboard=False"]
+    small += ["schedule.warmup_epochs=None", "evaluation.every_epochs=None", "evaluation.suite=accuracy"]
+    words = [word.replace(":10,I8", ":10,plain") for word in words[2:]]
+    monkeypatch.setattr(summary, "conclude", lambda *_, **__: {})
+    assert train.main([*words, "--config.data.workers=0", *(f"--config.{change}" for change in small)]) == 0
+    config = folder / "runs/photos/config.json"  # where workers are those of the recipe unless one asks for none
+    config.write_text(config.read_text().replace('"workers": 0', '"workers": 2'))
+    assert configs.from_json(config).data.workers == 2
+    lines = run(folder, block("load_run")).splitlines()
     assert len(lines) == 4 and all(re.search(r"photos/test/.*\.jpg (cats|dogs)$", line) for line in lines)
 
 
 def test_attention_replaced_by_convolution(folder, monkeypatch):
-    """Of a small model in place of the public one."""
+    """With a small model in place of the public one, so in this process."""
     for i in range(3):
         photo(folder / f"photos/train/cats/{i}.jpg", i)
     small = zoo.abstract("dinov2_vit_b14", width=16, depth=8, num_heads=2, image_size=(56, 56), num_classes=None)
     small = testing.randomise(small, jax.random.key(0))
     monkeypatch.setattr(pretrained, "load", lambda source, file: {"dinov2_vitb14_pretrain.pth": small}[file])
-    names = run(block("replacement.replace"))
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(block("replacement.replace"), "README.md", "exec"), names)
     assert len(names["blocks"]) == 6 and names["model"].head.bias.shape == (1000,)
     assert [one.block for one in names["model"].config.replaced] == list(names["blocks"])
 
 
-def test_assert_equivariant_on_your_own_function(capsys):
-    run(block("def blur"))
-    gap, error = capsys.readouterr().out.splitlines()[:2]
+def test_assert_equivariant_on_your_own_function(tmp_path):
+    gap, error = run(tmp_path, block("def blur")).splitlines()[:2]
     assert float(gap) < 1e-5 and error.startswith("octic element 'r': the output deviates by ")
 
 

@@ -81,7 +81,8 @@ def _trained(config: ConfigDict, place: pathlib.Path, init: pathlib.Path) -> Mod
 
 
 def _images(plan: Plan, config: ConfigDict) -> TrainingImages:
-    return TrainingImages(config.data, plan.images, batch_size=BATCH, seed=config.seed)
+    options = dict(batch_size=BATCH, seed=config.seed, workers=config.data.workers)
+    return TrainingImages(config.data, plan.images, **options)
 
 
 def _sigma(plan: Plan, config: ConfigDict, model: ModelModule) -> np.ndarray:

@@ -4,8 +4,9 @@
     for batch in pipeline.batches(start=step):  # endless
         ...  # batch["image"] uint8 [B, H, W, C], batch["label"] int32 [B]
 
-The position in the stream is t, so a checkpoint needs nothing else.  Grain runs the workers; `batches.py` makes the
-batches.  An objective can have its own transform: `loader.train(..., transform=MultiCrop)`.
+The position in the stream is t, so a checkpoint needs nothing else.  Threads of this process read the images, or with
+`workers=` processes, which the commands start as `data.workers` asks.  Grain runs them; `batches.py` makes the batches.
+An objective can have its own transform: `loader.train(..., transform=MultiCrop)`.
 """
 
 import dataclasses
@@ -217,6 +218,7 @@ def train(
     seed: int,
     process_index: int = 0,
     process_count: int = 1,
+    workers: int = 0,
     entries: tuple[str, ...] = (),
     transform: MakeTransform = transforms.Train,
 ) -> TrainPipeline:
@@ -228,6 +230,8 @@ def train(
       seed: of the order and the augmentation.
       process_index: this process.
       process_count: all processes; each gets an equal slice of every batch.
+      workers: processes that make the batches; 0: threads of this one.  Each imports the script that is run, which
+        must then do its work below `if __name__ == "__main__":`.  The batches are the same for any number.
       entries: the entries that examples must have, such as "label".
       transform: makes the transform (`batches.py`) from the `data` section and the number of channels.
 
@@ -236,7 +240,7 @@ def train(
         label maps no pixel of which has a class.
       FileNotFoundError: the data are missing.
     """
-    source, channels = _open(config, config.split)
+    source, channels = _open(config, config.split, workers)
     found = reading.read(source, 0, channels, config.max_pixels).example if entries else {}
     if missing := [name for name in entries if name not in found]:
         raise ValueError(
@@ -252,7 +256,7 @@ def train(
         channels,
         config.max_pixels,
         Share(batch_size, process_index, process_count),
-        config.workers,
+        workers,
         order=TrainOrder(len(source), batch_size, config.repeats, seed),
         transform=transform(config, channels),
         resume=config.resume,
@@ -271,6 +275,7 @@ def evaluate(
     shuffle: bool = False,
     process_index: int = 0,
     process_count: int = 1,
+    workers: int = 0,
 ) -> EvaluationPipeline:
     """The evaluation pipeline of a `data` section; `split` is `config.eval_split` unless given.  See `train`.
 
@@ -278,13 +283,13 @@ def evaluate(
       seed: of the corruptions, and of the order of a shuffled split.
       shuffle: random order of the examples; their content does not depend on it.
     """
-    source, channels = _open(config, config.eval_split if split is None else split)
+    source, channels = _open(config, config.eval_split if split is None else split, workers)
     return EvaluationPipeline(
         source,
         channels,
         config.max_pixels,
         Share(batch_size, process_index, process_count),
-        config.workers,
+        workers,
         transform=transforms.Evaluation(config),
         corruption=corruptions.create(config, seed),
         order=permutation(seed, 0, len(source)) if shuffle else None,
@@ -323,10 +328,10 @@ def shapes(
     ).shapes()
 
 
-def _open(config: ml_collections.ConfigDict, split: str) -> tuple[sources.Source, int]:
+def _open(config: ml_collections.ConfigDict, split: str, workers: int) -> tuple[sources.Source, int]:
     """The source, and the number of channels that its images are decoded to."""
-    if config.workers < 0:
-        raise ValueError(f"config.data.workers={config.workers} must not be negative; 0 loads in this process.")
+    if workers < 0:
+        raise ValueError(f"{workers=} must not be negative; 0 reads in threads of this process.")
     source = sources.open_source(config, split)
     channels = source.channels if config.channels is None else config.channels
     reading.check_channels(channels)

@@ -157,7 +157,8 @@ class Run:
             share["batch_size"] = -(-(batch_size or self.config.batch_size) // devices) * devices
             share |= dict(process_index=jax.process_index(), process_count=jax.process_count())
         section = self.data if data is None else data
-        pipeline = loader.evaluate(section, split=split, seed=self.config.seed, shuffle=shuffle, **share)
+        options: dict[str, Any] = dict(split=split, seed=self.config.seed, workers=section.workers)
+        pipeline = loader.evaluate(section, shuffle=shuffle, **options, **share)
         if "maps" in self.protocol.needs:
             self._check_maps(pipeline, split)
         inputs = self._inputs(pipeline)

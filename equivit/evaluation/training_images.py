@@ -21,10 +21,11 @@ class TrainingImages:
       number: how many images, at most those of the split.
       batch_size: of all processes.
       seed: of the order.
+      workers: processes that read; 0: threads (`loader.train`).
     """
 
-    def __init__(self, data: ConfigDict, number: int, *, batch_size: int, seed: int = 0):
-        self.data, self.number, self.batch_size, self.seed = data, number, batch_size, seed
+    def __init__(self, data: ConfigDict, number: int, *, batch_size: int, seed: int = 0, workers: int = 0):
+        self.data, self.number, self.batch_size, self.seed, self.workers = data, number, batch_size, seed, workers
 
     @property
     def found(self) -> int:
@@ -32,8 +33,9 @@ class TrainingImages:
         return min(self.number, self._pipeline().num_examples)
 
     def _pipeline(self) -> loader.EvaluationPipeline:
-        options = dict(process_index=jax.process_index(), process_count=jax.process_count(), seed=self.seed)
-        return loader.evaluate(self.data, batch_size=self.batch_size, split=self.data.split, shuffle=True, **options)
+        share: dict[str, Any] = dict(process_index=jax.process_index(), process_count=jax.process_count())
+        options: dict[str, Any] = dict(split=self.data.split, shuffle=True, seed=self.seed, workers=self.workers)
+        return loader.evaluate(self.data, batch_size=self.batch_size, **options, **share)
 
     def __iter__(self) -> Iterator[np.ndarray]:
         data = self.data

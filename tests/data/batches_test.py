@@ -58,9 +58,9 @@ def assert_equal(first, second):
 def many(section):
     """A pipeline of several crops; epochs have 4 batches."""
 
-    def make(process_index=0, process_count=1, **changes):
+    def make(process_index=0, process_count=1, workers=0, **changes):
         config = section(image_size=(8, 12), train_examples=256, **changes)
-        processes = {"process_index": process_index, "process_count": process_count}
+        processes = {"process_index": process_index, "process_count": process_count, "workers": workers}
         return loader.train(config, batch_size=64, seed=0, transform=MultiCrop, **processes)
 
     return make

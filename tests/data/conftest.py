@@ -12,7 +12,6 @@ SECTION = {
     "channels": None,
     "train_examples": None,
     "eval_examples": None,
-    "workers": 0,
     "max_pixels": 1000000,
     "repeats": 1,
     "resume": "same_order",
@@ -67,7 +66,7 @@ EVERYTHING = {
 
 @pytest.fixture
 def section():
-    """Makes a `data` section: `section(workers=2, augment={"flip": 0.5})`; augment="everything" switches all on."""
+    """Makes a `data` section: `section(repeats=3, augment={"flip": 0.5})`; augment="everything" switches all on."""
 
     def make(augment=(), **changes):
         config = ml_collections.ConfigDict(SECTION)

@@ -116,5 +116,4 @@ def test_each_corruption_of_the_library(name):
 def test_workers_change_no_image(section, name):
     config = section(image_size=(32, 40), eval_examples=20, corruption=name, severity=3)
     images = by_index(config, batch_size=8, seed=1)
-    config.workers = 2
-    assert np.array_equal(by_index(config, batch_size=4, seed=1, shuffle=True), images)
+    assert np.array_equal(by_index(config, batch_size=4, seed=1, shuffle=True, workers=2), images)

@@ -41,7 +41,7 @@ def test_the_stream_is_the_same_for_any_workers_processes_and_start(random_secti
     expected = first(pipeline.batches(), 12)  # into the second epoch
     digests = [digest(batch) for batch in expected]
     assert len(set(digests)) == 12
-    with_workers = first(train(random_section(workers=2)).batches(), 12)
+    with_workers = first(train(random_section(), workers=2).batches(), 12)
     assert [digest(batch) for batch in with_workers] == digests
     assert type(with_workers[0]["image"]) is np.ndarray  # and not a view of the workers' memory
     assert [digest(batch) for batch in first(pipeline.batches(start=7), 5)] == digests[7:]
@@ -121,7 +121,7 @@ def test_copies_of_an_example_are_augmented_differently(section):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_evaluation_sees_every_example_once_and_pads_the_last_batch(section, workers):
-    pipeline = loader.evaluate(section(workers=workers), batch_size=100)
+    pipeline = loader.evaluate(section(), batch_size=100, workers=workers)
     batches = list(pipeline.batches())
     assert pipeline.num_examples == 360 and pipeline.num_batches == len(batches) == 4
     assert {name: (value.dtype.name, value.shape) for name, value in batches[-1].items()} == {
@@ -163,8 +163,8 @@ def damaged(tmp_path):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_unreadable_image_is_replaced_by_the_next_and_counted_once(section, damaged, workers, caplog):
-    config = section(source=damaged, workers=workers, channels=1)
-    pipeline = loader.train(config, batch_size=12, seed=0)
+    config = section(source=damaged, channels=1)
+    pipeline = loader.train(config, batch_size=12, seed=0, workers=workers)
     with caplog.at_level("WARNING", logger="absl"):
         batches = first(pipeline.batches(), 3)
     # in the order of the source: a 00 01 06 07, b 02 03 08 09, c 04 05 10 11
@@ -205,7 +205,7 @@ def start_and_interrupt(process, start=SpawnProcess.start):
 signal.signal(signal.SIGINT, lambda *_: None)
 SpawnProcess.start = start_and_interrupt
 config = ml_collections.ConfigDict({section!r})
-batches = loader.train(config, batch_size=8, seed=0).batches()
+batches = loader.train(config, batch_size=8, seed=0, workers=2).batches()
 for _ in range(2):  # one from each worker, so that both have started
     next(batches)
 for number in (signal.SIGTERM, signal.SIGINT):
@@ -219,7 +219,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_workers_outlive_signals_but_not_their_parent(section):
-    command = [sys.executable, "-c", SIGNALLED.format(section=section(workers=2).to_dict())]
+    command = [sys.executable, "-c", SIGNALLED.format(section=section().to_dict())]
     root = pathlib.Path(__file__).parents[2]
     process = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, start_new_session=True)
     output, _ = process.communicate(timeout=3600)  # the pipe closes only when the last worker has gone
@@ -246,7 +246,7 @@ def test_impossible_positions_and_sections_are_refused(section):
     with pytest.raises(ValueError, match=r"start=9 must be in 0\.\.8"):
         loader.evaluate(section(), batch_size=50).batches(start=9)
     with pytest.raises(ValueError, match="workers=-1 must not be negative"):
-        loader.train(section(workers=-1), batch_size=8, seed=0)
+        loader.train(section(), batch_size=8, seed=0, workers=-1)
     with pytest.raises(ValueError, match="channels=4 must be 1 .grey. or 3 .RGB."):
         loader.train(section(channels=4), batch_size=8, seed=0)
     with pytest.raises(ValueError, match="repeats=0 must be at least 1"):

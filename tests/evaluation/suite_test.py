@@ -11,7 +11,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from equivit import evaluate
-from equivit.evaluation import predictions, suite
+from equivit.evaluation import predictions, protocol, suite
 from equivit.models import saved
 from equivit.trained_on import TrainedOn
 from equivit.training.config import get_base
@@ -170,3 +170,18 @@ def test_what_divides_the_batches_of_training_does_not_bind_evaluation(files):
 def test_a_directory_without_a_run_is_refused(tmp_path, capsys):
     assert evaluate.main([f"--workdir={tmp_path}"]) == 1
     assert "holds no config.json" in capsys.readouterr().err
+
+
+def test_it_reads_with_the_workers_of_the_config(model, config, monkeypatch):
+    """As the command does; `loader.evaluate` alone reads in threads."""
+    config.data.workers = 3
+    seen = []
+
+    def read(section, *, workers=0, **_):
+        seen.append(workers)
+        raise FileNotFoundError("before anything is read")
+
+    monkeypatch.setattr(protocol.loader, "evaluate", read)
+    with pytest.raises(FileNotFoundError, match="before anything"):
+        suite.evaluate(model, config, "accuracy")
+    assert seen == [3]

@@ -190,7 +190,8 @@ def _augmented(run: Run, index: np.ndarray, heads: linear_probe.Heads, start: in
     data = run.data.copy_and_resolve_references().unlock()
     data.update(augment=section.DEFAULTS["augment"], train_image_size=None)
     share: dict[str, Any] = dict(process_index=jax.process_index(), process_count=jax.process_count())
-    pipeline = loader.train(data, batch_size=heads.batch_size, seed=run.config.seed, entries=("label",), **share)
+    options: dict[str, Any] = dict(seed=run.config.seed, workers=data.workers, entries=("label",))
+    pipeline = loader.train(data, batch_size=heads.batch_size, **options, **share)
     source, order = sources.Subset(pipeline.source, index), TrainOrder(len(index), heads.batch_size, 1, run.config.seed)
     endless, left = dataclasses.replace(pipeline, source=source, order=order).batches(start), heads.steps - start
     batches, extract = itertools.islice(endless, left), frozen.extractor(run)
