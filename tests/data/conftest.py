@@ -12,6 +12,7 @@ SECTION = {
     "channels": None,
     "train_examples": None,
     "eval_examples": None,
+    "workers": 0,
     "max_pixels": 1000000,
     "repeats": 1,
     "resume": "same_order",
