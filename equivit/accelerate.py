@@ -65,7 +65,7 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
     changes = command.changes(rest, _parser())
     made = plan.make(options, changes)
     with lock.held(options.workdir / ".lock"):
-        plan.claim(options, changes)
+        plan.claim(options, changes, made.weights)
         print(f"Done: {report.write(made.workdir, stages.run(made))}")
 
 

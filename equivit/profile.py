@@ -3,10 +3,11 @@
     python -m equivit.profile before.onnx after.onnx --out=profile.json
     python -m equivit.profile before.onnx after.onnx --provider=cuda
 
-ONNX Runtime works with one thread on one core, at real-time priority (FIFO) where the system allows it, on a random
-input of the shape in the file.  In every round each file is called once, in turning order, so that the machine's clock
-and its other programs meet all files alike.  Times are medians over rounds; ratios are to the first file.  On a GPU
-input and output stay on it.
+ONNX Runtime works with one thread on one core, on a random input of the shape in the file.  In every round each file is
+called once, in turning order, so that the machine's clock and its other programs meet all files alike.  Times are
+medians over rounds; ratios are to the first file.  On a GPU input and output stay on it.  With --real_time the process
+has real-time priority (FIFO), as in the paper: nothing else runs on its core, so it is for a machine of one's own, and
+needs the right to set it.
 """
 
 import argparse
@@ -45,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--provider", choices=("cpu", "cuda"), default="cpu", help="what runs them (%(default)s)")
     parser.add_argument("--runs", type=command.at_least(1), default=100, help="timed rounds (%(default)s)")
     parser.add_argument("--warmup", type=command.at_least(0), default=10, help="rounds before them (%(default)s)")
+    parser.add_argument("--real_time", action="store_true", help="take real-time priority, before all else on the core")
     parser.add_argument("--out", type=pathlib.Path, help="JSON with all figures")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser
@@ -59,7 +61,8 @@ def _run(options: argparse.Namespace) -> None:
         if options.out.exists() and any(path.samefile(options.out) for path in options.files):
             other = options.out.with_suffix(".json")
             raise ValueError(f"--out={options.out}: this is one of the files to time; give another, such as {other}.")
-    report = profile(options.files, provider=options.provider, runs=options.runs, warmup=options.warmup, say=print)
+    chosen = dict(provider=options.provider, runs=options.runs, warmup=options.warmup, real_time=options.real_time)
+    report = profile(options.files, **chosen, say=print)
     width = max(len(row["file"]) for row in report["files"])
     for row in report["files"]:
         print(
@@ -76,6 +79,7 @@ def profile(
     provider: str = "cpu",
     runs: int = 100,
     warmup: int = 10,
+    real_time: bool = False,
     say: Callable[[str], Any] = lambda text: None,
 ) -> dict[str, Any]:
     """Milliseconds of each file, with what they were measured on.
@@ -83,6 +87,7 @@ def profile(
     Args:
       provider: "cpu" or "cuda".
       runs: timed rounds, after `warmup` others.
+      real_time: take real-time priority (`alone`).
       say: told what is about to be done.
 
     Returns:
@@ -91,10 +96,11 @@ def profile(
 
     Raises:
       ValueError: ONNX Runtime is missing, has no such provider here, or refuses a file.
+      PermissionError: the system allows no real-time priority.
     """
     from equivit import onnx_files
 
-    with alone() as conditions:
+    with alone(real_time=real_time) as conditions:
         sessions = {i: onnx_files.session(path, provider=provider) for i, path in enumerate(files)}
         say(f"Timing {len(files)} file(s), {runs} rounds after {warmup}, on {provider}; {conditions}.")
         calls = {i: bound(session, provider) for i, session in sessions.items()}
@@ -146,24 +152,43 @@ def bound(session: Any, provider: str = "cpu") -> Callable[[], None]:
 
 
 @contextlib.contextmanager
-def alone() -> Iterator[str]:
-    """The process on one core, at real-time priority where allowed; yields what has become of that, in words."""
+def alone(*, real_time: bool = False) -> Iterator[str]:
+    """Keep the process on one core; yields the conditions in words.
+
+    Args:
+      real_time: take real-time priority (FIFO) too, so that nothing else runs on the core.
+
+    Raises:
+      ValueError: the system has no real-time priority.
+      PermissionError: it does not allow this process to take it.
+    """
     if not hasattr(os, "sched_setaffinity"):
+        if real_time:
+            raise ValueError(f"--real_time: {platform.system()} has no such priority; leave it out.")
         yield f"one thread; {platform.system()} pins no process to a core"
         return
     cores, policy, parameters = os.sched_getaffinity(0), os.sched_getscheduler(0), os.sched_getparam(0)
     core = max(cores)  # the first has most of the interrupts
     os.sched_setaffinity(0, {core})
     try:
-        try:
-            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))
-            priority = f"at real-time priority {PRIORITY} (FIFO)"
-        except OSError as error:
-            priority = f"at ordinary priority, since the system allows no real-time one ({error.strerror})"
-        yield f"one thread on core {core}, {priority}"
+        if real_time:
+            _take_real_time()
+        priority = f"real-time priority {PRIORITY} (FIFO)" if real_time else "ordinary priority"
+        yield f"one thread on core {core}, at {priority}"
     finally:
-        os.sched_setscheduler(0, policy, parameters)
+        if real_time:
+            os.sched_setscheduler(0, policy, parameters)
         os.sched_setaffinity(0, cores)
+
+
+def _take_real_time() -> None:
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))
+    except OSError as error:
+        raise PermissionError(
+            f"--real_time: the system allows this process no real-time priority ({error.strerror}); leave it out, or "
+            "run as a user who may set it."
+        ) from error
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python experiments/depthwise_speed.py                         # all, on two idle CPU cores in less than 8 minutes
     python experiments/depthwise_speed.py --only=modules --runs=50
 
-Batch 1, float32, random weights, in turn; the process stays on one core, at real-time priority where allowed.  The
+Batch 1, float32, random weights, in turn; the process stays on one core.  The
 paper's milliseconds stand beside ours, in Tables 1 and 2 of an Orin Nano with TensorRT.  In Table A.3 "desktop CPU" is
 what the paper prints as Cortex-A53 and its A53 as i7, which cannot be: 2.4 GFLOPs in 594 ms on a desktop, in 19 ms on
 an A53.  Exits 1 when a target fails or something could not be measured.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import types
 
 import jax
@@ -174,6 +175,51 @@ def test_a_model_without_a_head_has_no_figure_unless_one_is_named(place):
     assert plan.protocol(config, made.model) == "patch_knn"
 
 
+def test_other_weights_under_the_same_path_are_refused(place, monkeypatch, capsys):
+    """Such as those of a later step of a run; directories of earlier versions have no digest."""
+    monkeypatch.setattr(plan.onnx_files, "library", lambda name: None)
+    monkeypatch.setattr(stages, "run", lambda made: made)
+    monkeypatch.setattr(report, "write", lambda workdir, found: workdir)
+    first, other = (model(class_token=False, pool="mean") for _ in range(2))
+    other.head.bias[...] += 1
+    assert plan.fingerprint(first) == plan.fingerprint(model(class_token=False, pool="mean")) != plan.fingerprint(other)
+    saved.save(place / "changing", first)
+    assert run(place, source="changing", workdir="of_one") == 0
+    saved.save(place / "changing", other)
+    assert run(place, source="changing", workdir="of_one") == 1
+    message = f"of_one was begun with other weights than {place}/changing holds now; give another --workdir."
+    assert message in capsys.readouterr().err
+    arguments = place / "of_one" / "arguments.json"
+    before = json.loads(arguments.read_text())
+    assert len(before.pop("weights")) == 64
+    arguments.write_text(json.dumps(before))
+    assert run(place, source="changing", workdir="of_one") == 0
+
+
+@pytest.mark.parametrize("damaged", ["parameters.safetensors", "model.json"])
+def test_a_damaged_model_of_a_stage_is_named_and_made_again(tmp_path, damaged):
+    made = []
+
+    def make():
+        made.append(model())
+        return made[-1]
+
+    beside = tmp_path / "fits.json"
+    beside.write_text("{}")
+    stages._saved(tmp_path / "fitted", make, beside=beside)
+    file = tmp_path / "fitted" / damaged
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(ValueError, match=rf"damaged.*; remove {tmp_path}/fitted, and it is made again\.$"):
+        stages._saved(tmp_path / "fitted", make, beside=beside)
+    shutil.rmtree(tmp_path / "fitted")
+    stages._saved(tmp_path / "fitted", make, beside=beside)
+    stages._saved(tmp_path / "fitted", make, beside=beside)
+    assert len(made) == 2
+    beside.unlink()
+    stages._saved(tmp_path / "fitted", make, beside=beside)
+    assert len(made) == 3
+
+
 def test_as_many_images_are_told_as_there_are(place, monkeypatch, capsys):
     """A training set of 16, though 1000 are asked for."""
     made = plan.Plan(plan.patches(model()), *CONFIG.split(":"), tuple(SIZE), 1, place / "told")
@@ -198,7 +244,7 @@ def test_what_a_stage_left_is_whole_or_named(place):
     (place / "fits.json").write_text('{"blocks": []}')
     with pytest.raises(ValueError, match="fits.json: is damaged, it has no heads"):
         files.read_json(place / "fits.json", "blocks", "heads")
-    with pytest.raises(ValueError, match="sigma.npz: is damaged"):
+    with pytest.raises(ValueError, match=r"sigma.npz: is damaged .*; remove it, and it is made again\.$"):
         report._maps(place / "sigma.npz")
 
 
@@ -228,10 +274,10 @@ def test_hints_belong_to_what_a_directory_was_begun_with(tmp_path):
     given = dict(weights="clip:a.pt", input=None, config=CONFIG, blocks=1, images=8, fit_only=False, workdir=tmp_path)
     hints = dict(num_heads=3, image_size=(16, 32), mlp="gelu", checkpoint_key="model")
     for _ in range(2):
-        plan.claim(types.SimpleNamespace(**given, **hints), ())
+        plan.claim(types.SimpleNamespace(**given, **hints), (), "a digest")
     for name, other in dict(num_heads=6, image_size=(16, 16), mlp="quick_gelu", checkpoint_key="ema").items():
         with pytest.raises(ValueError, match=f"was begun with {name}=.*; give that value, or another --workdir"):
-            plan.claim(types.SimpleNamespace(**given, **(hints | {name: other})), ())
+            plan.claim(types.SimpleNamespace(**given, **(hints | {name: other})), (), "a digest")
 
 
 def test_a_config_for_other_pixels_than_those_of_the_weights_is_refused(place):

@@ -1,5 +1,6 @@
 """Exported files against the models that they were made of, what is in them, and how long they take."""
 
+import contextlib
 import functools
 import importlib.util
 import json
@@ -154,19 +155,11 @@ def test_profile_of_two_files(tmp_path, monkeypatch, capsys):
     files = [tmp_path / "a.onnx", tmp_path / "b.onnx"]
     for path, options in zip(files, ({}, WHOLE), strict=True):
         export.write(path, model(**options), SIZE)
-    asked = []
-
-    def refused(process, policy, parameters):
-        asked.append((policy, parameters.sched_priority))
-        if policy == os.SCHED_FIFO:
-            raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "sched_setscheduler", refused)
+    monkeypatch.setattr(os, "sched_setscheduler", lambda *_: pytest.fail("nobody asked for another priority"))
     cores = os.sched_getaffinity(0)
     arguments = [*map(str, files), "--runs=3", "--warmup=1", f"--out={tmp_path / 'out.json'}"]
     assert profile.main(arguments) == 0
-    assert asked[0] == (os.SCHED_FIFO, 99) and os.sched_getaffinity(0) == cores
-    assert "at ordinary priority" in capsys.readouterr().out
+    assert os.sched_getaffinity(0) == cores and "at ordinary priority" in capsys.readouterr().out
     report = json.loads((tmp_path / "out.json").read_text())
     first, second = report["files"]
     assert first["ratio"] == 1 and second["ratio"] == pytest.approx(second["milliseconds"] / first["milliseconds"])
@@ -178,6 +171,25 @@ def test_profile_of_two_files(tmp_path, monkeypatch, capsys):
         assert files[1].read_bytes() == before
     assert profile.main([str(files[0]), "--provider=cuda"]) == 1
     assert capsys.readouterr().err.startswith("error: --provider=cuda: this ONNX Runtime has ")
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes are not pinned to cores here")
+@pytest.mark.parametrize("allowed", [True, False])
+def test_real_time_priority_is_taken_when_asked_for_and_given_back(allowed, monkeypatch, capsys):
+    asked, before = [], (os.sched_getaffinity(0), os.sched_getscheduler(0))
+
+    def take(process, policy, parameters):
+        asked.append(policy)
+        if policy == os.SCHED_FIFO and not allowed:
+            raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_setscheduler", take)
+    with contextlib.ExitStack() as stack:
+        if not allowed:
+            stack.enter_context(pytest.raises(PermissionError, match="--real_time: the system allows .*; leave it out"))
+        with profile.alone(real_time=True) as conditions:
+            assert conditions.endswith("at real-time priority 99 (FIFO)")
+    assert asked == [os.SCHED_FIFO, before[1]] and os.sched_getaffinity(0) == before[0]
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
 """What `equivit.accelerate` is asked for, checked before anything is trained."""
 
 import dataclasses
+import hashlib
 import json
 import pathlib
 from collections.abc import Iterable
 from typing import Annotated, Any
 
 import jax
+import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
 
@@ -41,6 +43,7 @@ class Plan:
       workdir: the directory of all stages.
       images: at most so many of the training set, for Sigma and fits.
       fit_only: nothing is trained.
+      weights: a digest of the weights that the model was made of (`fingerprint`).
     """
 
     model: ModelModule
@@ -51,6 +54,7 @@ class Plan:
     workdir: pathlib.Path
     images: int = 1000
     fit_only: bool = False
+    weights: str = ""
 
     def __post_init__(self):
         constraints.check("--images", self.images, SEVERAL)
@@ -108,9 +112,10 @@ def make(options: Any, changes: Iterable[str]) -> Plan:
     hints = {name: getattr(options, name) for name in HINTS if getattr(options, name) is not None}
     if hints and options.input is not None:
         raise ValueError(f"--{next(iter(hints))} goes with --weights; a model of ours tells.")
-    model = patches(start.load_model(options.weights or str(options.input), **hints))
-    fixed = dict(blocks=options.blocks, workdir=options.workdir, images=options.images, fit_only=options.fit_only)
-    plan = Plan(model, file, mode, tuple(changes), **fixed)
+    loaded = start.load_model(options.weights or str(options.input), **hints)
+    model = patches(loaded)
+    fixed: dict[str, Any] = dict(images=options.images, fit_only=options.fit_only, weights=fingerprint(loaded))
+    plan = Plan(model, file, mode, tuple(changes), options.blocks, options.workdir, **fixed)
     _check_config(plan)
     if options.weights is not None:
         _check_pixels(plan, options.weights)
@@ -215,9 +220,28 @@ def patches(model: ModelModule) -> ModelModule:
     return model
 
 
-def claim(options: Any, changes: Iterable[str]) -> None:
-    """Notes the command's arguments in its directory; ValueError if that was begun with others."""
-    wanted = dict(source=options.weights or str(options.input), config=options.config, changes=list(changes))
+def fingerprint(model: ModelModule) -> str:
+    """SHA-256 of the tensors of a model, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(logical.to_logical(model, nnx.Variable).items()):
+        digest.update(f"{name} {tensor.dtype} {tensor.shape}\n".encode())
+        digest.update(np.asarray(tensor).tobytes())
+    return digest.hexdigest()
+
+
+def claim(options: Any, changes: Iterable[str], weights: str) -> None:
+    """Note the command's arguments in its directory.
+
+    Args:
+      options: the arguments.
+      changes: of the config.
+      weights: the `fingerprint` of the model that was read, which may be another one under the same path.
+
+    Raises:
+      ValueError: the directory was begun with other arguments or other weights.
+    """
+    source = options.weights or str(options.input)
+    wanted = dict(source=source, config=options.config, changes=list(changes))
     wanted |= dict(blocks=options.blocks, images=options.images, fit_only=options.fit_only)
     wanted = json.loads(json.dumps(wanted | {name: getattr(options, name) for name in HINTS}))
     path = options.workdir / ARGUMENTS
@@ -229,7 +253,12 @@ def claim(options: Any, changes: Iterable[str]) -> None:
                     f"--workdir={options.workdir} was begun with {name}={errors.shown(before.get(name))}, not "
                     f"{errors.shown(value)}; give that value, or another --workdir."
                 )
+        if before.get("weights", weights) != weights:  # earlier versions noted none
+            raise ValueError(
+                f"--workdir={options.workdir} was begun with other weights than {source} holds now; give another "
+                "--workdir."
+            )
     elif (options.workdir / "config.json").is_file():
         raise ValueError(f"--workdir={options.workdir}: this is the directory of a training run; give another one.")
     else:
-        files.write_text(path, json.dumps(wanted, indent=1) + "\n")
+        files.write_text(path, json.dumps(dict(wanted, weights=weights), indent=1) + "\n")

@@ -31,8 +31,11 @@ def write(workdir: pathlib.Path, found: Found) -> pathlib.Path:
 
 
 def _maps(path: pathlib.Path) -> np.ndarray:
-    with archives.Npz(path) as file:
-        return file["maps"]
+    try:
+        with archives.Npz(path) as file:
+            return file["maps"]
+    except (ValueError, LookupError) as error:
+        raise ValueError(f"{path}: is damaged ({error}); remove it, and it is made again.") from error
 
 
 def _page(workdir: pathlib.Path, found: Found) -> str:

@@ -1,8 +1,9 @@
 """The stages of an acceleration, each of which is skipped where its result is there already."""
 
+import contextlib
 import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -52,22 +53,36 @@ def run(plan: Plan) -> Found:
     scores = _sigma(plan, config, before)
     blocks = sigma.select(scores, plan.blocks)
     _say(f"Replacing blocks {', '.join(map(str, blocks))}.")
-    fitted = _saved(place / "fitted", lambda: _fitted(plan, config, before, blocks))
-    errors = files.read_json(place / "fits.json")
+    fits = place / "fits.json"
+    fitted = _saved(place / "fitted", lambda: _fitted(plan, config, before, blocks), beside=fits)
+    errors = {int(block): error for block, error in files.read_json(fits).items()}
     after = fitted
     if not plan.fit_only:
         after = _trained(plan.config("stage2", blocks), place / "stage2", place / "fitted")
     metric = _metric(plan, config, before, after)
     milliseconds, sizes, conditions = _timed(plan, config.data.image_size, before, after)
-    fits = {int(block): error for block, error in errors.items()}
-    return Found(metric, milliseconds, sizes, blocks, [float(score) for score in scores], fits, conditions)
+    return Found(metric, milliseconds, sizes, blocks, [float(score) for score in scores], errors, conditions)
 
 
-def _saved(place: pathlib.Path, make: Callable[[], ModelModule]) -> ModelModule:
-    """The saved model at a place, made if it is not there."""
-    if not (place / "model.json").is_file():
+def _saved(place: pathlib.Path, make: Callable[[], ModelModule], *, beside: pathlib.Path | None = None) -> ModelModule:
+    """The saved model at a place, made if it or the file that is made beside it is not there.
+
+    Raises:
+      ValueError: it is damaged; the message names what to remove.
+    """
+    if not (place / "model.json").is_file() or (beside is not None and not beside.is_file()):
         saved.save(place, make())
-    return saved.load(place)
+    with _made_again(place):
+        return saved.load(place)
+
+
+@contextlib.contextmanager
+def _made_again(place: pathlib.Path) -> Iterator[None]:
+    """Errors of a damaged result say what to remove."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{str(error).rstrip('.')}; remove {place}, and it is made again.") from error
 
 
 def _trained(config: ConfigDict, place: pathlib.Path, init: pathlib.Path) -> ModelModule:
@@ -88,7 +103,7 @@ def _images(plan: Plan, config: ConfigDict) -> TrainingImages:
 def _sigma(plan: Plan, config: ConfigDict, model: ModelModule) -> np.ndarray:
     """Sigma of the blocks; kept in sigma.json, with that of the heads, and its maps in sigma.npz."""
     path = plan.workdir / "sigma.json"
-    if not path.is_file():
+    if not (path.is_file() and path.with_suffix(".npz").is_file()):
         vit = backbone(model)
         images = _images(plan, config)
         _say(f"Sigma: of {vit.config.depth} blocks, on {images.found} training images.")

@@ -19,11 +19,11 @@ TINY = dict(width=32, num_heads=16, depth=2, patch_size=14)
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """Backbones of two blocks, without real-time priority, at which nothing else would run."""
+    """Backbones of two blocks; nobody takes real-time priority, at which nothing else would run."""
     real = onnx_models.backbone_call
     call = lambda *args, **options: real(*args, **TINY | {**options, "depth": 2})  # noqa: E731
     monkeypatch.setattr(onnx_models, "backbone_call", call)
-    monkeypatch.setattr(os, "sched_setscheduler", lambda *_: None)
+    monkeypatch.setattr(os, "sched_setscheduler", lambda *_: pytest.fail("real-time priority"))
 
 
 @needs_onnx
