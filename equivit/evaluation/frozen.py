@@ -24,6 +24,7 @@ from equivit.evaluation.predictions import Batch, measured
 from equivit.evaluation.protocol import Line, Run, percent
 from equivit.layers.keys import Keys
 from equivit.layers.readout import ClassReadout, MeanReadout
+from equivit.models.features import Grid
 from equivit.models.model import ModelModule
 from equivit.models.vit_config import ViTConfig
 from equivit.precision import cast
@@ -51,9 +52,15 @@ class Images(NamedTuple):
 
 
 class Patches(NamedTuple):
-    """Patch features of the last block, float32 [N, h, w, D], label maps, int32 [N, H, W], and their `index`."""
+    """The patch tokens of images, and their label maps.
 
-    features: np.ndarray
+    Attributes:
+      grid: float32 [N, h, w, D], of the last block.
+      maps: int32 [N, H, W], on the images; `grid.framed(maps)` has the pixels of each token.
+      index: as of `Images`.
+    """
+
+    grid: Grid
     maps: np.ndarray
     index: np.ndarray
 
@@ -116,7 +123,8 @@ def opens(run: Run, entry: str = "label", least: int = 1) -> Opened:
 def _traced(run: Run, entry: str, model: ModelModule, images: jax.Array) -> Any:
     """What is read of upright images."""
     if entry == "map":
-        return _patch_features(_pixels(run), cast(_backbone(model), run.precision), images, "e")
+        (grid,) = _patch_features(_pixels(run), cast(_backbone(model), run.precision), images, "e")
+        return grid.values, grid.offset
     return extractor(dataclasses.replace(run, model=model))(images)
 
 
@@ -237,11 +245,12 @@ def _image_features(pixels, captured, model, images):
 @functools.partial(jax.jit, static_argnums=(0, 3))
 def _patch_features(pixels, model, images, g):
     """Turned back by the inverse of g."""
-    patches = model.features(normalize(images, *pixels)).patches.values
-    if patches.ndim != 4:
-        raise ValueError(f"evaluation: patch features of shape {list(patches.shape)} must lie on a grid [B, h, w, D].")
-    patches = _invariants(model, patches, MeanReadout | ClassReadout).astype(jnp.float32)
-    return (fields.act_on_image(OCTIC.inverse(g), patches),)
+    grid = model.features(normalize(images, *pixels)).patches
+    if grid.values.ndim != 4:
+        shape = list(grid.values.shape)
+        raise ValueError(f"evaluation: patch features of shape {shape} must lie on a grid [B, h, w, D].")
+    values = _invariants(model, grid.values, MeanReadout | ClassReadout).astype(jnp.float32)
+    return (dataclasses.replace(grid, values=values).turned(OCTIC.inverse(g)),)
 
 
 def _invariants(model: ModelModule, tokens: jax.Array, readouts: Any = object) -> jax.Array:
@@ -288,8 +297,8 @@ def _read(run: Run, split: str, elements: tuple[str, ...], entry: str, extract: 
         raise ValueError(f"evaluation: the split {split!r} has no readable examples.")
     whole = {}
     for g in elements:
-        arrays = zip(*(tuple(array[real] for array in part["found"][g]) for part, real in parts), strict=True)
-        whole[g] = *map(np.concatenate, arrays), *others
+        kept = [jax.tree.map(lambda array, real=real: array[real], part["found"][g]) for part, real in parts]
+        whole[g] = *jax.tree.map(lambda *arrays: np.concatenate(arrays), *kept), *others
     return whole
 
 

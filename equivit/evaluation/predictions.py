@@ -57,7 +57,14 @@ def _features(mean, std, model, images):
 
 
 def _float32(tree):
-    return jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)), tree)
+    """Floating point numbers in at least float32; offsets stay integers."""
+
+    def wide(leaf):
+        return (
+            leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf
+        )
+
+    return jax.tree.map(wide, tree)
 
 
 def measured(measure: Callable[[Batch], dict], batches: Iterable[Batch]) -> Iterator[dict]:

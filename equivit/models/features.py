@@ -4,6 +4,9 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from equivit.symmetry import fields, shifts
 
 
 @jax.tree_util.register_dataclass
@@ -11,15 +14,47 @@ import jax.numpy as jnp
 class Grid:
     """Features on a grid of positions.
 
+    On an image, which is a torus, token (i, j) covers the `stride` pixels from offset + (i, j) stride on.  The methods
+    are for images.  Whoever compares tokens with pixels needs one of them, since an adaptive model chooses the offsets.
+
     Attributes:
-      values: [B, *grid, D]: two grid axes for images, one for series or for a kept subset of tokens.
+      values: [*B, *grid, D]: two grid axes for images, one for series or for a kept subset of tokens.
       stride: distance between neighbours along each grid axis, in pixels (samples for series).
-      offset: [B, axes], the origin of each grid in pixels; zero unless the model chooses its grid.
+      offset: int [*B, axes], the origin of each grid in pixels; zero unless the model chooses its grid.
     """
 
     values: jax.Array
     stride: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     offset: jax.Array
+
+    def placed(self, maps: jax.Array) -> jax.Array:
+        """Move maps of pixels [*B, H, W, ...] that begin where the grid begins to their place on the image."""
+        return _rolled(maps, self.offset)
+
+    def framed(self, maps: jax.Array) -> jax.Array:
+        """Move maps of the image's pixels [*B, H, W, ...] so that they begin where the grid begins.
+
+        The inverse of `placed`.  The pixels of token (i, j) are then those from (i, j) stride on.
+        """
+        return _rolled(maps, -self.offset)
+
+    def pixels(self) -> jax.Array:
+        """The values of each pixel's token, on the image: [*B, h sh, w sw, D]."""
+        values, (height, width) = self.values, self.stride
+        return self.placed(values.repeat(height, axis=-3).repeat(width, axis=-2))
+
+    def turned(self, element: str) -> "Grid":
+        """The same tokens on the turned or mirrored image, by an element of the octic group."""
+        stride, offset = self.stride, self.offset
+        for letter in reversed(element):
+            down, right = offset[..., 0], offset[..., 1]
+            if letter == "r":
+                stride, offset = stride[::-1], jnp.stack([-right, down], axis=-1)
+            elif letter == "m":
+                offset = jnp.stack([down, -right], axis=-1)
+        values = fields.act_on_image(element, self.values)
+        size = [count * step for count, step in zip(values.shape[-3:-1], stride, strict=True)]
+        return Grid(values, stride, offset % jnp.array(size, offset.dtype))
 
 
 @jax.tree_util.register_dataclass
@@ -45,3 +80,16 @@ def of_map(values: jax.Array, stride: int, blocks: dict[int, Features] | None = 
     batch, width = values.shape[:-3], values.shape[-1]
     patches = Grid(values, (stride, stride), jnp.zeros((*batch, 2), jnp.int32))
     return Features(None, jnp.zeros((*batch, 0, width), values.dtype), patches, blocks or {})
+
+
+def _rolled(maps: jax.Array, steps: jax.Array) -> jax.Array:
+    """Maps [*B, H, W, ...] shifted by (down, right) [*B, 2]; those of NumPy stay on the host."""
+    flat, steps = maps.reshape(-1, *maps.shape[steps.ndim - 1 :]), steps.reshape(-1, 2)
+    if not isinstance(maps, np.ndarray):
+        return shifts.roll(flat, steps).reshape(maps.shape)
+    if not steps.any():
+        return maps
+    moved = np.empty_like(flat)
+    for one, place, step in zip(flat, moved, np.asarray(steps), strict=True):
+        place[...] = np.roll(one, tuple(step), (0, 1))
+    return moved.reshape(maps.shape)

@@ -42,7 +42,6 @@ from equivit.models.segmentation_decoders import (
 )
 from equivit.models.swin import SwinConfig
 from equivit.models.vit_config import ViTConfig
-from equivit.symmetry import shifts
 
 DECODERS = ("upernet", "linear", "convolutions", "octic")
 Backbone = ViTConfig | JumboViTConfig | SwinConfig | CvTConfig | MViTConfig | MobileNetV4Config
@@ -237,7 +236,7 @@ class Segmenter(nnx.Module):
         x = grid.values.astype(jnp.promote_types(grid.values.dtype, jnp.float32))
         if not self.config.equivariant:
             return bilinear(x, size)
-        return shifts.roll(bilinear(x, size, circular=True), grid.offset)
+        return grid.placed(bilinear(x, size, circular=True))
 
 
 def _widths(config: SegmenterConfig) -> list[int]:

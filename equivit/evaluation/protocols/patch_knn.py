@@ -44,12 +44,12 @@ def measure(run: Run, method: str) -> dict[str, Any]:
     void = _void(pipeline.source, pipeline.num_classes)
     train, test = frozen.patches(run, run.data.split)["e"], frozen.patches(run, run.data.eval_split, OCTIC.elements)
     counted: dict[str, Any] = dict(num_classes=pipeline.num_classes, ignore=(void,))
-    maps = np.where(train.maps == VOID, void, train.maps)
+    maps, features = train.grid.framed(np.where(train.maps == VOID, void, train.maps)), train.grid.values
     rows, tenth = np.random.RandomState(0).permutation(len(maps)), max(1, len(maps) // 10)  # as CAPI draws them
-    parts = (Part(train.features[some], maps[some]) for some in (np.sort(rows[tenth:]), np.sort(rows[:tenth])))
+    parts = (Part(features[some], maps[some]) for some in (np.sort(rows[tenth:]), np.sort(rows[:tenth])))
     chosen = patches.choose(*parts, method=method, **counted)
     true = np.where(test["e"].maps == VOID, void, test["e"].maps)
-    predicted = {g: chosen.predict(found.features) for g, found in test.items()}
+    predicted = {g: found.grid.placed(chosen.predict(found.grid.values)) for g, found in test.items()}
     upright = scores.segmentation(true, predicted["e"], **counted)
     each = {g: scores.segmentation(true, labels, **counted)["miou"] for g, labels in predicted.items()}
     mean = float(np.mean(list(each.values())))
