@@ -5,6 +5,7 @@ dtype of its weight (`equivit/precision.py`), normalisation and softmax in at le
 costs by the named scopes.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -114,6 +115,16 @@ def _normalised(x: jax.Array, scale: jax.Array, bias: jax.Array, eps: float) -> 
     y = y - y.mean(-1, keepdims=True)
     y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + eps)
     return (y * scale + bias).astype(x.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Standardise:
+    """A layer norm without scale and bias.  Shapes: [*B, N, C] -> the same."""
+
+    eps: float
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return _normalised(x, jnp.ones((), x.dtype), jnp.zeros((), x.dtype), self.eps)
 
 
 class LayerScale(nnx.Module):

@@ -16,11 +16,14 @@ class Layout(NamedTuple):
       grid: (h, w) of the patch tokens, in row-major order; (n,) for a series; () if some patches were removed.
       prefix: number of tokens before them: class token and registers, or Jumbo rows.
       shift: (rows, columns) by which the windows of every second block are shifted, in models that have windows.
+      reads_patches: whether the patch tokens are read after the last block.  Models whose head does not read them skip
+        their last MLP and their norm otherwise.
     """
 
     grid: tuple[int, ...]
     prefix: int = 0
     shift: tuple[int, int] = (0, 0)
+    reads_patches: bool = False
 
 
 @jax.tree_util.register_dataclass

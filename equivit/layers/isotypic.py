@@ -5,6 +5,7 @@ Shapes are those of `Isotypic` with C = width / order: lines [4, *B, N, C], plan
 Source: octic ViTs, Section 3.2; for FLIP, "Flopping for FLOPs" (arXiv 2502.05169).
 """
 
+import dataclasses
 import importlib.util
 import math
 from collections.abc import Callable
@@ -90,6 +91,9 @@ class Linear(nnx.Module):
         return weights, None if self.bias is None else self.bias[...].astype(lines.dtype)
 
 
+ROW_WEIGHTS = {"official": 0.5, "balanced": 2.0}  # of a row of E, by the weighting of the norm
+
+
 class LayerNorm(nnx.Module):
     """Centres each irrep, divides by one common standard deviation; then a scale per channel and an invariant bias.
 
@@ -99,19 +103,34 @@ class LayerNorm(nnx.Module):
     """
 
     def __init__(self, width: int, *, group: Group, eps: float = 1e-5, weighting: str = "official"):
-        if weighting not in ("official", "balanced"):
+        if weighting not in ROW_WEIGHTS:
             raise ValueError(f"LayerNorm: {weighting=} must be 'official' or 'balanced'.")
         c = channels("LayerNorm", width, group)
         self.lines = nnx.Param(jnp.ones((len(group.lines), c)), tensors=line_names(group), norm=True)
         self.planes: Any = nnx.Param(jnp.ones(2 * c), tensors="E", norm=True) if group.planes else None
         self.bias = nnx.Param(jnp.zeros(c), norm=True)
-        self.eps, self.row_weight = eps, {"official": 0.5, "balanced": 2.0}[weighting]
+        self.eps, self.row_weight = eps, ROW_WEIGHTS[weighting]
 
     def __call__(self, x: Isotypic) -> Isotypic:
         leaves, structure = jax.tree.flatten(x)
         scales = (self.lines[...],) if self.planes is None else (self.lines[...], self.planes[...])
         leaves = normalise(tuple(leaves), scales, self.bias[...], Norm(self.eps, self.row_weight))
         return jax.tree.unflatten(structure, leaves)
+
+
+@dataclasses.dataclass(frozen=True)
+class Standardise:
+    """A layer norm without scale and bias; see `LayerNorm`."""
+
+    eps: float
+    weighting: str
+
+    def __call__(self, x: Isotypic) -> Isotypic:
+        leaves, structure = jax.tree.flatten(x)
+        number, channels = len(x.lines), x.lines.shape[-1]
+        ones = (jnp.ones((number, channels), x.dtype), jnp.ones(2 * channels, x.dtype))[: len(leaves)]
+        norm = Norm(self.eps, ROW_WEIGHTS[self.weighting])
+        return jax.tree.unflatten(structure, normalise(tuple(leaves), ones, jnp.zeros(channels, x.dtype), norm))
 
 
 class LayerScale(nnx.Module):

@@ -79,8 +79,8 @@ class JumboBlock(Block):
       lora: `MlpLora` or `LinearLora`, this block's additions to the shared MLP; or None.
       normed_residual: the sum uses norm3(u) in place of u, as in the JAX version of Jumbo's MAE.
       invariant: in a field, the Jumbo token has only the invariant part; `norm3`, `scale3` and the MLP are dense.
-      feeds_patches: False skips the MLP of the patches; its parameters exist anyway, since the paper's counts and
-        checkpoints include them.
+      feeds_patches: False skips the MLP of the patches, unless `layout.reads_patches`; its parameters exist anyway,
+        since the paper's counts and checkpoints include them.
       parts: the arguments of `Block`.
     """
 
@@ -114,7 +114,7 @@ class JumboBlock(Block):
         keys = split(key, 3)
         x = x + self.path(self.scale1(self.attention(self.norm1(x), layout)), rate, keys[0])
         token, patches = rows(x, 0, layout.prefix), rows(x, layout.prefix)
-        if self.feeds_patches:
+        if self.feeds_patches or layout.reads_patches:
             branch = self.scale2(self.mlp(self.norm2(patches), layout._replace(prefix=0)))
             patches = patches + self.path(branch, rate, keys[1])
         return join(self.feed(token, shared if self.jumbo_mlp is None else self.jumbo_mlp, rate, keys[2]), patches)

@@ -75,6 +75,13 @@ class Parts:
             return dense.LayerNorm(width, eps=self.norm_eps)
         return isotypic.LayerNorm(width, group=self.group, eps=self.isotypic_eps, weighting=self.isotypic_norm)
 
+    @property
+    def standardise(self) -> Callable:
+        """A layer norm without parameters."""
+        if self.group is None:
+            return dense.Standardise(self.norm_eps)
+        return isotypic.Standardise(self.isotypic_eps, self.isotypic_norm)
+
     def scale(self, width: int) -> Callable:
         """A layer scale, or the identity."""
         if self.layer_scale is None:

@@ -91,11 +91,15 @@ class BlocksReadout(_Readout):
 
 
 class FcNormReadout(_Readout):
-    """The norm of the mean patch token; the tokens themselves get none (MAE's fine-tuning)."""
+    """The norm of the mean patch token (MAE's fine-tuning).  It normalises each token where `layout.reads_patches`."""
 
     def __init__(self, fc_norm: nnx.Module, *, class_token: bool):
         super().__init__(identity, class_token=class_token)
         self.fc_norm = fc_norm
+
+    def normed(self, x: jax.Array, layout: Layout) -> jax.Array:
+        """All tokens, after the norm where the patches are read."""
+        return self.fc_norm(x) if layout.reads_patches else x
 
     def __call__(self, x, layout: Layout) -> jax.Array:
         return self.fc_norm(rows(x, layout.prefix).mean(-2))
@@ -105,7 +109,8 @@ class JumboReadout(nnx.Module):
     """The merged Jumbo token; with `patches`, concatenated with the mean patch token.
 
     Args:
-      norm: if `wide`, of the merged token, and patches are not normalised; otherwise of each row.
+      norm: of the merged token if `standardise` is given, otherwise of each row.
+      standardise: normalises the patches where `layout.reads_patches`; the head gets their mean as it is.
       invariant: the invariantization of a merged token that is a field; or None.
       takes_invariant: in a field, the Jumbo token has only the invariant part.
     """
@@ -114,13 +119,13 @@ class JumboReadout(nnx.Module):
         self,
         norm: nnx.Module,
         *,
-        wide: bool,
+        standardise: Callable | None,
         patches: bool = False,
         invariant: nnx.Module | None = None,
         takes_invariant: bool = False,
     ):
         self.norm, self.invariant = norm, invariant
-        self.wide, self.patches, self.takes_invariant = wide, patches, takes_invariant
+        self.standardise, self.patches, self.takes_invariant = standardise, patches, takes_invariant
 
     def __call__(self, x: Any, layout: Layout) -> jax.Array:
         x = self.normed(x, layout)
@@ -139,12 +144,12 @@ class JumboReadout(nnx.Module):
 
     def normed(self, x: TokensT, layout: Layout) -> TokensT:
         """All tokens after the final norm."""
-        if not self.wide:
+        if self.standardise is None:
             return self.norm(x)
         token, patches = divide(self.norm(self.token(x, layout)), layout.prefix), rows(x, layout.prefix)
         if isinstance(patches, Isotypic) and isinstance(token, jax.Array):
             token = fields.invariant_part(token, patches.group)
-        return join(token, patches)
+        return join(token, self.standardise(patches) if layout.reads_patches else patches)
 
     def roles(self, x: Tokens, layout: Layout) -> Roles:
         """The merged token [*B, J width], no registers, and the patches."""

@@ -45,9 +45,9 @@ class JumboViTConfig(ViTConfig):
       lora_rank: rank of the low-rank updates.
       normed_residual: whether the residual connection of that MLP starts after the norm.
       last_patch_mlp: whether the last block applies the MLP to the patches too; with pool="jumbo", no logit depends on
-        that.
-      wide_norm: whether the final norm is over the merged Jumbo token, and patches get none; otherwise it is over each
-        row.
+        that.  `features` and `tokens` apply it in any case.
+      wide_norm: whether the final norm is over the merged Jumbo token; otherwise it is over each row.  With it, patches
+        have no learned norm: `features` and `tokens` standardise them.
       pool: the head reads the "jumbo" token alone, or with "jumbo_and_patches" also the mean patch token.
       head_std, head_bias: as in the public code, the head starts at zero with equally likely classes.
       field: the Jumbo token in equivariant blocks, "steerable" or "invariant".
@@ -189,13 +189,14 @@ def _lora(config: JumboViTConfig, wide: Parts, width: int) -> nnx.Module | None:
 def _exit(config: JumboViTConfig, parts: Parts) -> dict[str, Any]:
     """Readout and head."""
     rngs = parts.rngs
-    wide, width = _merged(config, parts if config.ends_with_fields else parts.of(None))
+    parts = parts if config.ends_with_fields else parts.of(None)
+    wide, width = _merged(config, parts)
     invariant = None
     if wide.group is not None:
         invariant = invariants.create(config.invariant, width, group=wide.group, rngs=rngs)
     readout = JumboReadout(
-        wide.norm(width) if config.wide_norm else parts.of(None).norm(config.width),
-        wide=config.wide_norm,
+        wide.norm(width) if config.wide_norm else parts.norm(config.width),
+        standardise=parts.standardise if config.wide_norm else None,
         patches=config.pool == "jumbo_and_patches",
         invariant=invariant,
         takes_invariant=config.field == "invariant",

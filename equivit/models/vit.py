@@ -128,11 +128,13 @@ class ViT(nnx.Module):
         """Class, register and patch tokens after the last block, and after each block in `blocks`.
 
         With `norm`, the tokens of a block pass through the transition (if it comes later) and the final norm, as if
-        the remaining blocks were the identity.  Without it, the raw output of the block is returned.  A field is
-        returned as the concatenation of its components, A1 to E22.
+        the remaining blocks were the identity.  Patches whose norm and last MLP no logit depends on get them too: a
+        Jumbo model with `wide_norm` standardises them.  Without `norm`, the raw output of the block is returned.  A
+        field is returned as the concatenation of its components, A1 to E22.
         """
         images, frame, _ = self.place(images)
         x, layout = self._embed(images, keep, mask)
+        layout = layout._replace(reads_patches=norm)
         x, seen = self.trunk(x, layout, capture=blocks, key=key, train=train)
         each = {i: self._features(y, layout, frame, norm, {}) for i, y in seen.outputs.items()}
         return self._features(x, layout, frame, norm, each)
@@ -152,6 +154,7 @@ class ViT(nnx.Module):
         The order is class token, registers (in a Jumbo model the J rows), patches.
         """
         x, layout = self.embed(images, keep)
+        layout = layout._replace(reads_patches=True)
         x, _ = self.trunk(x, layout, key=key, train=train)
         return to_dense(self.readout.normed(x, layout))
 

@@ -18,7 +18,7 @@ from equivit.layers.split_mlp import SplitMlp
 from equivit.models import zoo
 from equivit.models.jumbo_vit import JUMBO_MLPS
 from equivit.models.vit_config import ViTConfig
-from equivit.symmetry.fields import Isotypic
+from equivit.symmetry.fields import Isotypic, from_dense
 from equivit.training import sharding
 from tests.drawing import cast, normal
 
@@ -220,6 +220,44 @@ def test_no_logit_depends_on_what_the_last_block_feeds_the_patches():
     m, x = model(), images((16, 16))
     same(call(with_parameters(m, last_patch_mlp=True), x), call(m, x))
     assert float(jnp.abs(call(with_parameters(m, normed_residual=True), x) - call(m, x)).max()) > 1e-2
+
+
+everything = jax.jit(lambda m, x: (m.features(x, blocks=(0, 1)), m.features(x, blocks=(1,), norm=False), m.tokens(x)))
+
+
+@pytest.mark.parametrize("options", [{}, dict(pool="jumbo_and_patches"), dict(wide_norm=False)], ids=str)
+def test_features_have_patches_that_are_finished_and_normed(options):
+    """Also those of the last block among `blocks`; raw ones are as the block leaves them."""
+    m, x = model(**options), images((12, 20))
+    features, raw, tokens = everything(m, x)
+    same(tokens[:, m.config.prefix :], features.patches.values.reshape(2, 15, -1))
+    chex.assert_trees_all_equal(features.blocks[1].patches.values, features.patches.values)
+    finished = everything(with_parameters(m, last_patch_mlp=True), x)
+    same((features.cls, features.patches.values), (finished[0].cls, finished[0].patches.values))
+    assert float(jnp.abs(finished[1].patches.values - raw.patches.values).max()) > 1e-2
+    norm = m.readout.standardise or m.readout.norm
+    same(features.patches.values, norm(finished[1].patches.values))
+    if m.config.wide_norm:
+        for each in (features, features.blocks[0]):
+            np.testing.assert_allclose(each.patches.values.mean(-1), 0, atol=1e-6)
+            np.testing.assert_allclose(each.patches.values.std(-1), 1, atol=1e-4)
+
+
+def test_the_mean_of_patches_that_a_head_reads_is_of_those_before_the_norm():
+    """As in Jumbo's code of 2025: a wide norm is the Jumbo token's."""
+    m, x = model(pool="jumbo_and_patches"), images((12, 20))
+    raw = everything(m, x)[1]
+    mean = raw.patches.values.mean((1, 2))
+    same(jax.jit(lambda m, x: m.pooled(x))(m, x)[:, -m.config.width :], mean)
+
+
+def test_the_patches_of_fields_turn_with_the_image_after_their_norm():
+    m, x = octic("D8", "steerable"), images((12, 20))
+    field = lambda x: from_dense(m.tokens(x), m.config.group)  # noqa: E731
+    options = dict(output="field", prefix=m.config.prefix, output_grid=(3, 5))
+    testing.assert_equivariant(jax.jit(field), m.config.group, x, **options)
+    patches = field(x).lines[:, :, m.config.prefix :]
+    np.testing.assert_allclose(patches.mean(-1), 0, atol=1e-5)
 
 
 def test_a_new_classifier_gives_equal_probabilities():
