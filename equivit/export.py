@@ -9,11 +9,13 @@ What was written is run on a random image and compared with the model; where it 
 largest entry (with --half 1e-2), no file is left.
 
 The input is "image", the outputs "logits" ("embedding" of a projection), or of a model without a head "patches"
-[B, h, w, D] and, where it has a class token, "class" [B, D], both after the final norm.
+[B, h, w, D] and, where it has a class token, "class" [B, D], both after the final norm.  An adaptive model chooses
+where its patches begin: "offset" int32 [B, 2] is the pixel (row, column) of the first one (`models/features.py`).
 """
 
 import argparse
 import functools
+import math
 import os
 import pathlib
 import sys
@@ -182,12 +184,15 @@ def _function(model: Any, image_size: tuple[int, int]) -> tuple[tuple[str, ...],
 
     def tokens(model, images):
         features = model.features(images)
-        return (features.patches.values,) if features.cls is None else (features.patches.values, features.cls)
+        offset = features.patches.offset if getattr(model.config, "parts", ()) else None
+        return features.patches.values, features.cls, offset
 
     import jax
 
     shape = jax.ShapeDtypeStruct((1, *image_size, model.config.input_shape[-1]), "float32")
-    return ("patches", "class")[: len(jax.eval_shape(tokens, model, shape))], tokens
+    found = jax.eval_shape(tokens, model, shape)
+    names = tuple(name for name, value in zip(("patches", "class", "offset"), found, strict=True) if value is not None)
+    return names, lambda model, images: tuple(value for value in tokens(model, images) if value is not None)
 
 
 def _through_onnx(
@@ -220,9 +225,11 @@ def _through_stablehlo(path: pathlib.Path, call: Callable, image: Any) -> list:
 
 
 def _deviation(found: Any, wanted: Any) -> float:
-    """The largest deviation, relative to the largest entry that is wanted."""
+    """The largest deviation, relative to the largest entry that is wanted; integers must be equal."""
     import numpy as np
 
+    if np.issubdtype(wanted.dtype, np.integer):
+        return 0.0 if np.array_equal(found, wanted) else math.inf
     largest = max(float(np.abs(wanted).max()), float(np.finfo(np.float32).tiny))
     return float(np.abs(found.astype(np.float32) - wanted).max()) / largest
 

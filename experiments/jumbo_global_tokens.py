@@ -48,7 +48,7 @@ def looked_at(run: pathlib.Path) -> dict:
     pixels = next(iter(loader.evaluate(config.data, batch_size=IMAGES).batches()))["image"]
     images = normalize(pixels, config.data.mean, config.data.std)
     maps = jax.jit(attention_maps)(model, images[:SHOWN]).mean(1)
-    norms = jax.jit(patch_norms)(model, images)
+    norms = jax.jit(patch_norms)(model, images).values
     name = "/".join(run.parts[-2:])
     return dict(run=name, pixels=pixels[:SHOWN], maps=maps, norms=norms, outliers=float(outlier_share(norms)))
 

@@ -16,12 +16,18 @@ from flax import nnx
 from equivit import export, models, onnx_files, profile, testing
 from equivit.models import saved
 from equivit.models.deployed import deployed
+from equivit.models.features import Grid
 from equivit.models.segmenter import SegmenterConfig
 from equivit.models.vit_config import ViTConfig
+from tests.models import swin_test
+from tests.models.swin_adaptive_test import SMALL as SWIN
 
 needs_onnx = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("jax2onnx", "onnxruntime")),
     reason="make install-export installs jax2onnx and onnxruntime",
+)
+needs_flatbuffers = pytest.mark.skipif(
+    importlib.util.find_spec("flatbuffers") is None, reason="make install-export installs flatbuffers"
 )
 SMALL = dict(width=32, depth=2, num_heads=2, patch_size=8, image_size=(32, 32), num_classes=5)
 SIZE = (24, 40)  # another grid than that of the learned positions, odd and not square
@@ -132,7 +138,27 @@ def test_endings_and_layouts_that_there_are_not_are_refused(tmp_path):
         export.write(tmp_path / "model.onnx", model(), SIZE, layout="hwc")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("flatbuffers") is None, reason="make install-export installs flatbuffers")
+@needs_flatbuffers
+def test_patches_of_an_adaptive_model_come_with_their_place(tmp_path):
+    """Placed on the image by "offset", they move with it, by shifts that no stride divides."""
+    adaptive = swin_test.model("swin_t", **SWIN | dict(depths=(1, 1), num_classes=None))
+    path, size = tmp_path / "model.stablehlo", (16, 24)
+    assert export.write(path, adaptive, size).deviation < 1e-5
+    call = jax.export.deserialize(bytearray(path.read_bytes())).call
+    image, shift = np.random.default_rng(1).normal(size=(1, *size, 3)).astype(np.float32), (3, 5)
+    (values, offset), (moved, place) = jax.device_get([call(image), call(np.roll(image, shift, (1, 2)))])
+    np.testing.assert_array_equal(place, (offset + np.array(shift)) % size)
+    pixels = [Grid(patches, (4, 4), at).pixels() for patches, at in ((values, offset), (moved, place))]
+    np.testing.assert_allclose(pixels[1], np.roll(pixels[0], shift, (1, 2)), atol=1e-5)
+
+
+def test_another_place_of_the_patches_is_a_deviation():
+    """However near: of an image of 224 pixels one more is less than half precision leaves."""
+    offset = np.array([[223, 7]], np.int32)
+    assert export._deviation(offset.copy(), offset) == 0 and export._deviation(offset + 1, offset) > 1
+
+
+@needs_flatbuffers
 def test_stablehlo_comes_back(tmp_path):
     written = export.write(tmp_path / "model.stablehlo", model(**WHOLE), SIZE)
     assert written.deviation < 1e-6

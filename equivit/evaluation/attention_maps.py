@@ -22,12 +22,17 @@ def attention_maps(model: ViT, images: jax.Array, block: int = -1) -> jax.Array:
 
     Raises:
       IndexError: there is no such block.
-      ValueError: the model has only patch tokens.
+      ValueError: the model has only patch tokens, or is adaptive, so that the grid begins elsewhere in each image.
     """
     config = model.config
     h, w = check_images(images, config.in_channels, config.patch_size)
     if not config.prefix:
         raise ValueError("attention_maps: the model has only patch tokens; use one with a class token or registers.")
+    if "token" in config.parts:
+        raise ValueError(
+            "attention_maps: the patches of this adaptive model begin where the content decides; place "
+            "model.attention_weights on the images by model.features(images).patches.offset."
+        )
     index = block + config.depth if -config.depth <= block < 0 else block
     weights = model.attention_weights(images, index, rows=config.prefix)
     return weights[..., config.prefix :].reshape(*weights.shape[:-1], h, w)

@@ -4,14 +4,19 @@ ViTs without registers store global information in a few patch tokens of large n
 (Darcet et al. 2024).  Source: Jumbo, Figure 5.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
+from equivit.models.features import Grid
 from equivit.models.vit import ViT
 
 
-def patch_norms(model: ViT, images: jax.Array, block: int = -1) -> jax.Array:
-    """L2 norms of the patch tokens after a block, before the final norm: [*B, h, w].
+def patch_norms(model: ViT, images: jax.Array, block: int = -1) -> Grid:
+    """L2 norms of the patch tokens after a block, before the final norm: values [*B, h, w, 1].
+
+    `pixels()` of the grid draws them on the images, in an adaptive model too.
 
     Args:
       images: [*B, H, W, C].
@@ -21,8 +26,9 @@ def patch_norms(model: ViT, images: jax.Array, block: int = -1) -> jax.Array:
       IndexError: there is no such block.
     """
     index = block + model.config.depth if block < 0 else block
-    tokens = model.features(images, blocks=(index,), norm=False).blocks[index].patches.values
-    return jnp.linalg.norm(tokens.astype(jnp.promote_types(tokens.dtype, jnp.float32)), axis=-1)
+    grid = model.features(images, blocks=(index,), norm=False).blocks[index].patches
+    tokens = grid.values.astype(jnp.promote_types(grid.values.dtype, jnp.float32))
+    return dataclasses.replace(grid, values=jnp.linalg.norm(tokens, axis=-1, keepdims=True))
 
 
 def outlier_share(norms: jax.Array, times: float = 3.0) -> jax.Array:

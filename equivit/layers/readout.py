@@ -142,7 +142,7 @@ class JumboReadout(nnx.Module):
             token = fields.take_invariant(token)
         return merge(token)
 
-    def normed(self, x: TokensT, layout: Layout) -> TokensT:
+    def normed(self, x: Any, layout: Layout) -> Any:
         """All tokens after the final norm."""
         if self.standardise is None:
             return self.norm(x)

@@ -50,6 +50,11 @@ class MaskedAutoencoderConfig:
                 f"MaskedAutoencoder: the encoder has a projection to {self.encoder.projection} entries, which nothing "
                 "would train; create it with projection=None."
             )
+        if "token" in self.encoder.parts:
+            raise ValueError(
+                "MaskedAutoencoder: the patches of this adaptive encoder begin where the content decides, away from "
+                "those whose pixels are predicted; create it with adaptive=False."
+            )
 
     num_classes: ClassVar = None
 

@@ -227,6 +227,7 @@ def _thirds(qkv: dense.Linear) -> list[dense.Linear]:
 
 def _layer_norm(norm: dense.LayerNorm) -> Callable:
     width = norm.scale[...].shape[-1]
-    layer = nnx.LayerNorm(width, epsilon=norm.eps, use_fast_variance=False, rngs=Keys(0))
+    layer: Any = nnx.LayerNorm(width, epsilon=norm.eps, use_fast_variance=False, rngs=Keys(0))
     layer.scale, layer.bias = nnx.Param(norm.scale[...]), nnx.Param(norm.bias[...])
+    layer.eps = norm.eps  # adaptive patch merging reads it
     return layer

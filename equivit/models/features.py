@@ -1,6 +1,7 @@
 """The return type of every model's `features`."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,11 +28,14 @@ class Grid:
     stride: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     offset: jax.Array
 
-    def placed(self, maps: jax.Array) -> jax.Array:
-        """Move maps of pixels [*B, H, W, ...] that begin where the grid begins to their place on the image."""
+    def placed(self, maps: Any) -> Any:
+        """Move maps of pixels [*B, H, W, ...] that begin where the grid begins to their place on the image.
+
+        Maps of NumPy stay on the host.
+        """
         return _rolled(maps, self.offset)
 
-    def framed(self, maps: jax.Array) -> jax.Array:
+    def framed(self, maps: Any) -> Any:
         """Move maps of the image's pixels [*B, H, W, ...] so that they begin where the grid begins.
 
         The inverse of `placed`.  The pixels of token (i, j) are then those from (i, j) stride on.
@@ -82,7 +86,7 @@ def of_map(values: jax.Array, stride: int, blocks: dict[int, Features] | None = 
     return Features(None, jnp.zeros((*batch, 0, width), values.dtype), patches, blocks or {})
 
 
-def _rolled(maps: jax.Array, steps: jax.Array) -> jax.Array:
+def _rolled(maps: Any, steps: Any) -> Any:
     """Maps [*B, H, W, ...] shifted by (down, right) [*B, 2]; those of NumPy stay on the host."""
     flat, steps = maps.reshape(-1, *maps.shape[steps.ndim - 1 :]), steps.reshape(-1, 2)
     if not isinstance(maps, np.ndarray):

@@ -209,10 +209,15 @@ def _check_statistics(model: Config, images: int) -> None:
 
 
 def check_patches(config: ConfigDict) -> None:
-    """ValueError unless the model of the config can leave out patches and mask them: a ViT, perhaps with Jumbo."""
-    name = config.model.get("name")
+    """ValueError unless the model of the config has a fixed grid of patches, to be masked: a ViT or Jumbo ViT."""
+    name, adaptive = config.model.get("name"), config.model.get("adaptive", False)
     if name in zoo.NAMES and not issubclass(zoo.NAMES[name].config, ViTConfig):
         raise ValueError(
             f"config.model.name={name!r}: objective.name={config.objective.name!r} leaves out or masks patches, which "
             "ViTs alone allow; take one, such as vit_s16."
+        )
+    if adaptive is True or isinstance(adaptive, tuple | list) and "token" in adaptive:
+        raise ValueError(
+            f"config.model.adaptive={errors.shown(adaptive)}: its patches begin where the content decides, and "
+            f"objective.name={config.objective.name!r} compares them by their place on a fixed grid; set it to False."
         )

@@ -2,11 +2,9 @@
 
 import json
 
-import jax.numpy as jnp
 import pytest
 
 from configs import jumbo_in1k
-from equivit.evaluation import patch_norms
 from experiments import (
     benchmark,
     jumbo_costs,
@@ -103,11 +101,6 @@ def test_a_difference_is_resolved_beyond_two_standard_errors():
     assert small_images.verdict(*small_images.difference([0.5, 0.51], [0.4, 0.41])).endswith(": resolved")
     assert small_images.verdict(*small_images.difference([0.5, 0.7], [0.4, 0.6])).endswith(": not resolved")
     assert "one seed resolves nothing" in small_images.verdict(*small_images.difference([0.5], [0.4, 0.6]))
-
-
-def test_outliers_are_what_stands_out():
-    norms = jnp.array([1.0, 1.0, 1.1, 0.9, 2.9, 3.2])  # median 1.05
-    assert float(patch_norms.outlier_share(norms)) == pytest.approx(1 / 6)
 
 
 def test_small_images_and_the_pictures_of_a_run(tmp_path):

@@ -119,6 +119,8 @@ def test_bad_sizes_are_refused():
     config = zoo.configuration("vit_ti16")
     with pytest.raises(ValueError, match="the encoder has a head for 1000 classes.*num_classes=None"):
         decoders.MaskedAutoencoderConfig(config)
+    with pytest.raises(ValueError, match="patches of this adaptive encoder begin .* create it with adaptive=False"):
+        autoencoder("plain", adaptive=True)
     with pytest.raises(ValueError, match="image 12x18: the width 18 is not divisible"):
         jax.eval_shape(predict, autoencoder("plain"), IMAGES[:, :, :18], KEEP)
     with pytest.raises(ValueError, match="must be divisible by 4; the nearest are 24 and 28"):

@@ -72,6 +72,10 @@ def test_a_fine_tuned_classifier_there_and_back():
     expected = normed * tensors["readout.fc_norm.scale"] + tensors["readout.fc_norm.bias"]
     np.testing.assert_allclose(found.readout(rows, Layout((3, 3), 1)), expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(found.readout.normed(rows, Layout((3, 3), 1)), rows)
+    images = random.normal(size=(1, *config.image_size, 3)).astype(np.float32)
+    features = jax.jit(lambda model, x, norm: model.features(x, norm=norm), static_argnames="norm")
+    read, raw = (features(found, images, norm=norm).patches.values for norm in (True, False))
+    np.testing.assert_allclose(read, found.readout.fc_norm(raw), rtol=1e-4, atol=1e-5)
 
 
 def test_what_does_not_fit():

@@ -193,6 +193,23 @@ def test_what_masks_patches_needs_a_vit(goal, name):
         configs.validate(config)
 
 
+@pytest.mark.parametrize("goal", ["mae", "dinov2"])
+def test_what_compares_patches_needs_a_fixed_grid(goal):
+    """An adaptive model lets each image's patches begin elsewhere, a teacher elsewhere than its student."""
+
+    def validate(adaptive):
+        config = configs.get_base(goal)
+        config.update(epochs=1, model=dict(name="vit_s16", num_classes=None, adaptive=adaptive))
+        configs.validate(config)
+
+    match = rf"config.model.adaptive=.*: .* objective.name='{goal}' compares them .*; set it to False\.$"
+    for adaptive in (True, ("token",)):
+        with pytest.raises(ValueError, match=match):
+            validate(adaptive)
+    for adaptive in (False, ("position",)):  # distances around the torus move no patch
+        validate(adaptive)
+
+
 def test_distillation_drops_tokens_of_the_students_images():
     """The teacher's are larger: more tokens than the student has."""
     sizes = dict(image_size=(16, 16), train_image_size=(32, 32))
