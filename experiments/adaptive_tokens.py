@@ -17,6 +17,7 @@ one's by nothing; without the anchor by less than 1e-4, where no choice is so cl
 when one fails.
 """
 
+import dataclasses
 import functools
 import pathlib
 import sys
@@ -161,7 +162,8 @@ def draw(pixels: dict[str, np.ndarray], maps: dict[str, dict[str, list[Grid]]], 
             _patches(axes, pixels[name], stages[0])
         for stage, (axes, image) in enumerate(zip(line[2:], shown[variant], strict=True)):
             drawn = axes.imshow(image, cmap="magma", vmin=0, vmax=max(shown[v][stage].max() for v in DRAWN))
-            axes.set_xlabel(f"{image.shape[0]}x{image.shape[1]}, at most {image.max():.2g}", fontsize=7)
+            h, w = maps[variant]["upright"][stage].values.shape[1:3]
+            axes.set_xlabel(f"{h}x{w}, at most {image.max():.2g}", fontsize=7)
             if variant == DRAWN[-1]:
                 figure.colorbar(drawn, ax=grid[:, stage + 2], location="bottom", shrink=0.9).ax.tick_params(labelsize=6)
         line[0].set_ylabel(variant)
@@ -174,9 +176,10 @@ def draw(pixels: dict[str, np.ndarray], maps: dict[str, dict[str, list[Grid]]], 
 
 
 def _channel(upright: Grid, moved: Grid) -> np.ndarray:
-    """The difference in the channel of the highest energy, [h, w]."""
+    """The difference in the channel of the highest energy, at each pixel of the image, [H, W]."""
     channel = np.square(upright.values[0]).sum((0, 1)).argmax()
-    return subtracted(upright, moved)[0][..., channel]
+    difference = subtracted(upright, moved)[0][None, ..., channel, None]
+    return dataclasses.replace(upright, values=difference).pixels()[0, ..., 0]
 
 
 def _patches(axes, image, grid):

@@ -31,6 +31,15 @@ def test_tokens_are_compared_at_the_same_place_of_the_image(begin, rolled, follo
     assert adaptive_tokens.subtracted(grid((3, 2)), grid(begin, (rolled[0] + 1, rolled[1])))[0].max() > 0.1
 
 
+def test_differences_are_drawn_where_their_tokens_lie():
+    upright, wrong = grid((3, 2)), grid((4, 3))
+    channel = np.square(upright.values[0]).sum((0, 1)).argmax()
+    wrong.values[0, 2, 3, channel] += 1
+    drawn = adaptive_tokens._channel(upright, wrong)
+    rows, columns = (np.unique(places).tolist() for places in np.nonzero(drawn > 0.5))
+    assert drawn.shape == (12, 12) and rows == [0, 1, 2, 11] and columns == [0, 1, 11]
+
+
 def test_what_fails():
     rows = adaptive_tokens.compared("adaptive", [grid((3, 2))], [grid((4, 3))])
     assert [claim.holds for claim in adaptive_tokens.claims_of(rows)] == [True]
