@@ -40,7 +40,7 @@ from experiments.benchmark import Claim
 MODELS = {
     "l": ("ViT-L", "l16", {}),
     "h": ("ViT-H", "h14", {}),
-    "g": ("ViT-G", "g14", dict(patch_size=16)),
+    "g": ("ViT-G", "bigg14", dict(patch_size=16)),
     "e": ("ViT-e", "e14", dict(patch_size=16)),
     "22b": ("ViT-22B", "22b14", dict(patch_size=16)),
 }

@@ -6,7 +6,8 @@ from typing import Any
 from equivit.models.model import Preset
 from equivit.models.vit_config import ViTConfig
 
-# The sizes of octic ViTs, Table 1, and of DeiT III.
+# The sizes of octic ViTs, Table 1, and of DeiT III.  "bigg" is the ViT-G of that table, as OpenCLIP calls it: DINOv2's
+# ViT-g is another one (`vit_public.py`).
 SIZES = {
     "pico16": dict(width=96, depth=12, num_heads=3, patch_size=16),
     "nano16": dict(width=128, depth=12, num_heads=4, patch_size=16),
@@ -16,7 +17,7 @@ SIZES = {
     "l16": dict(width=1024, depth=24, num_heads=16, patch_size=16),
     "h14": dict(width=1280, depth=32, num_heads=16, patch_size=14),
     "h16": dict(width=1280, depth=32, num_heads=16, patch_size=16),
-    "g14": dict(width=1664, depth=48, num_heads=16, mlp_dim=8192, patch_size=14),
+    "bigg14": dict(width=1664, depth=48, num_heads=16, mlp_dim=8192, patch_size=14),
     "e14": dict(width=1792, depth=56, num_heads=16, mlp_dim=15360, patch_size=14),
     "22b14": dict(width=6144, depth=36, num_heads=48, mlp_dim=24576, patch_size=14),
 }

@@ -4,6 +4,7 @@ Each file of models lists the names it adds (`NAMES`).
 """
 
 import dataclasses
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -28,7 +29,7 @@ from equivit.models import (
     vit_names,
     vit_public,
 )
-from equivit.models.model import Config
+from equivit.models.model import Config, Preset
 
 # The name of each configuration class in a saved model.
 CONFIGS: dict[str, type] = {
@@ -58,6 +59,9 @@ NAMES = (
     | shvit.NAMES
     | bixt.NAMES
 )
+# "g14" was the size that is "bigg14" now; `dinov2_vit_g14` is the ViT-g that DINOv2 has under this letter.
+RENAMED = {name.replace("_bigg14", "_g14"): name for name in NAMES if name.endswith("_bigg14")}
+RENAMED = {old: new for old, new in RENAMED.items() if old not in NAMES}
 
 
 def names() -> list[str]:
@@ -72,7 +76,9 @@ def configuration(name: str, **overrides) -> Config:
       ValueError: no such name, no such field, or a field that has no default is missing; the message gives the nearest.
     """
     check_options(name, overrides)
-    preset = NAMES[name]
+    if name in RENAMED:
+        warnings.warn(f"model {name} is called {RENAMED[name]} now.", FutureWarning, stacklevel=2)
+    preset = _preset(name)
     fields = dataclasses.fields(preset.config)
     wanted = [f.name for f in fields if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
     if missing := [key for key in wanted if key not in preset.fields and key not in overrides]:
@@ -82,10 +88,10 @@ def configuration(name: str, **overrides) -> Config:
 
 def check_options(name: str, options: Iterable[str]) -> None:
     """ValueError unless a model of that name exists and has these options; "name" itself is allowed among them."""
-    if not isinstance(name, str) or name not in NAMES:
+    if not isinstance(name, str) or name not in NAMES and name not in RENAMED:
         where = "equivit.models.names() lists all"
         raise ValueError(f"model {errors.shown(name)} is not known; {_nearest(str(name), names(), where)}")
-    config = NAMES[name].config
+    config = _preset(name).config
     known = [field.name for field in dataclasses.fields(config)]
     for key in options:
         if key not in ("name", *known):
@@ -97,7 +103,7 @@ def check_options(name: str, options: Iterable[str]) -> None:
 
 def types_of(name: str) -> dict[str, Any]:
     """The types of the fields of a named model (`constraints.py`); none for a name that is not known."""
-    return constraints.types_of(NAMES[name].config) if name in NAMES else {}
+    return constraints.types_of(_preset(name).config) if name in NAMES or name in RENAMED else {}
 
 
 def create(name: str, *, rngs: nnx.Rngs | None = None, **overrides) -> nnx.Module:
@@ -118,6 +124,10 @@ def abstract(name: str, **overrides) -> nnx.Module:
 def kind(config: Config) -> str:
     """The key in `CONFIGS` of a configuration's class."""
     return next(name for name, known in CONFIGS.items() if type(config) is known)
+
+
+def _preset(name: str) -> Preset:
+    return NAMES[RENAMED.get(name, name)]
 
 
 def _nearest(word: str, valid: list[str], where: str) -> str:

@@ -1,6 +1,7 @@
 """Whole models: symmetry under every element with every parameter random, at any size; contracts of the interface."""
 
 import functools
+import re
 
 import chex
 import jax
@@ -10,6 +11,7 @@ import pytest
 
 from equivit import costs, models, precision, testing
 from equivit.models import zoo
+from equivit.models.vit_config import ViTConfig
 from equivit.symmetry import fields
 from tests.drawing import cast, normal
 
@@ -282,3 +284,23 @@ def test_bad_choices_are_refused(name, overrides, message):
 def test_bad_images_are_refused(shape, dtype, message):
     with pytest.raises(ValueError, match=message):
         jax.eval_shape(model("H8"), jnp.zeros(shape, dtype))
+
+
+def test_no_letter_stands_for_two_sizes():
+    sizes = {}
+    for name, preset in zoo.NAMES.items():
+        if issubclass(preset.config, ViTConfig):
+            letter = re.search(r"_([a-z]+|22b)(14|16|32)(_reg|_336)?$", name)[1]
+            config = zoo.configuration(name)
+            sizes.setdefault(letter, set()).add((config.width, config.depth, config.hidden))
+    assert {letter: len(each) for letter, each in sizes.items()} == dict.fromkeys(sizes, 1) and len(sizes) == 11
+
+
+def test_an_old_name_is_another_name_of_a_size_and_says_the_new_one():
+    for old in ("vit_g14", "octic_dinov2_vit_g14", "jumbo_vit_g14"):
+        new = old.replace("_g14", "_bigg14")
+        with pytest.warns(FutureWarning, match=f"model {old} is called {new} now"):
+            config = zoo.configuration(old, layer_scale=None)
+        assert config == zoo.configuration(new, layer_scale=None) and config.width == 1664
+        assert old not in zoo.names() and zoo.types_of(old) == zoo.types_of(new)
+    assert zoo.configuration("dinov2_vit_g14").width == 1536  # DINOv2's own
