@@ -9,9 +9,9 @@ weights.  Images of CIFAR-10 and of blood cells, resized to 64 px, each rolled b
   and the second best, relative to the best;
 - the ordinary model: the largest deviation, and the share of copies whose class is another.
 
-Those of the D8 ViT are turned, too.  It has no anchor: norms that are closer than rounding are settled by ranking all
-views of the image, and "ranked" is the share of images for which a float32 program does so.  Images of the
-other models are rolled into a frame of their content first, so that no choice is left to rounding.
+Those of the D8 ViT are turned, too.  It has no anchor: norms that are closer than rounding are settled by hashes of all
+views of the image, and "settled" is the share of images that need them in float32.  Images of the other models are
+rolled into a frame of their content first, so that no choice is left to rounding.
 
     python experiments/adaptive_exactness.py --cifar10=npz:/data/cifar10.npz --blood_cells=npz:/data/pbc_wbc96.npz
 
@@ -59,7 +59,7 @@ COLUMNS = dict(
     bfloat16="deviation",
     float64="float64: deviation",
     gap="smallest gap",
-    ranked="ranked, %",
+    settled="settled, %",
     ordinary="ordinary: deviation",
     changed="class changed, %",
 )
@@ -104,14 +104,14 @@ def pictures(source: str, count: int) -> np.ndarray:
 def row(name: str, images: np.ndarray, offsets: np.ndarray) -> dict[str, Any]:
     """The figures of a model."""
     turned = OCTIC.elements if name == "D8 ViT" else ("e",)
-    found: dict[str, Any] = dict(model=name, ranked=None)
+    found: dict[str, Any] = dict(model=name, settled=None)
     for precision in ("float32", "bfloat16"):
         model = cast(build(name, adaptive=True), precision)
         found[f"{precision}_equal"], found[precision], _ = compared(model, images, copies(images, offsets, turned))
         found[f"{precision}_equal"] *= 100
     if turned != ("e",):
         gaps = np.concatenate([gap for _, gap in choices(build(name, adaptive=True), images).values()])
-        found["ranked"] = 100 * float((gaps <= ROUNDING).mean())
+        found["settled"] = 100 * float((gaps <= ROUNDING).mean())
     _, found["ordinary"], found["changed"] = compared(build(name), images, copies(images, offsets, turned))
     found["changed"] *= 100
     with jax.enable_x64(True):
@@ -171,7 +171,7 @@ def cells(found: dict[str, Any]) -> dict[str, Any]:
 def claims_of(rows: dict[str, dict]) -> list[Claim]:
     claims = []
     for name, found in rows.items():
-        if found["ranked"] is None:
+        if found["settled"] is None:
             for precision in ("float32", "bfloat16"):
                 claims.append(Claim(f"{name}: equal in {precision}, %", found[f"{precision}_equal"], at_least=100))
         else:

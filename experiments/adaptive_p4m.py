@@ -107,7 +107,7 @@ def compared(predict, batches) -> dict[str, float]:
     same, decided = [], []
     for batch in batches:
         real = batch["weight"] > 0
-        # Without the black images that fill a batch: all their choices tie, and ranking slows the whole batch.
+        # Without the black images that fill a batch.
         logits = np.stack([np.asarray(predict(copy)) for copy in all_copies(batch["image"][real])])
         classes, best = logits.argmax(-1), np.sort(logits, axis=-1)
         same.append((classes == classes[0]).all(0))

@@ -138,7 +138,7 @@ def _is_side(size: Any) -> bool:
     return isinstance(size, int | np.integer) and not isinstance(size, bool) and int(size) > 0
 
 
-def _pullback(padding, implementation, arrays, slope):
+def _pullback(padding: str, implementation: str, arrays: tuple, slope: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, taps = arrays
     with jax.named_scope("depthwise"):
         # The taps are centred, so that the transpose of the convolution is one with the taps turned half round.

@@ -143,7 +143,7 @@ def test_exactness(tmp_path):
     assert adaptive_exactness.main(arguments) == 0
     row = json.loads(output.read_text())["rows"]["Swin"]
     assert row["float32_equal"] == row["bfloat16_equal"] == 100 and row["float64"] < 1e-10 < 1e-3 < row["ordinary"]
-    octic = row | dict(ranked=0.0, float32=2e-5)
+    octic = row | dict(settled=0.0, float32=2e-5)
     bad = adaptive_exactness.claims_of({"Swin": row | {"bfloat16_equal": 99.9, "gap": 1e-12}, "D8 ViT": octic})
     assert [claim.holds for claim in bad] == [True, False, None, False, True]
 
