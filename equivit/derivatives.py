@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Primitive
+from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
 
@@ -30,9 +30,7 @@ def linear(function: Callable, transpose: Callable, residuals: Any, x: Any) -> A
 
         return on_leaves
 
-    results = _linear.bind(
-        *fixed, *leaves, function=flat(function, tree), transpose=flat(transpose, result_tree), number=len(fixed)
-    )
+    results = _bind(flat(function, tree), flat(transpose, result_tree), len(fixed), *fixed, *leaves)
     return jax.tree.unflatten(result_tree, results)
 
 
@@ -67,23 +65,24 @@ def zero_slope(x: jax.Array) -> Any:
     return jnp.zeros_like(x) if jnp.issubdtype(x.dtype, jnp.inexact) else np.zeros(x.shape, jax.dtypes.float0)
 
 
-# The primitive: `function` and `transpose` map leaves to leaves, of which the first `number` are residuals.
-def _types(*avals, function, transpose, number):
-    return jax.make_jaxpr(function)(*avals).out_avals
+# The primitive: `function`, a jaxpr, and `transpose` map leaves to leaves; the first `number` leaves are residuals.
+def _bind(function, transpose, number, *arrays):
+    return _linear.bind(*arrays, function=jax.make_jaxpr(function)(*arrays), transpose=transpose, number=number)
 
 
 def _jvp(arrays, slopes, *, function, transpose, number):
-    linear = functools.partial(_linear.bind, function=function, transpose=transpose, number=number)
+    function = jaxpr_as_fun(function)
     if all(type(slope) is ad.Zero for slope in slopes[:number]):
         slopes = map(ad.instantiate_zeros, slopes[number:])
-        return linear(*arrays), linear(*arrays[:number], *slopes)
+        along = _bind(function, transpose, number, *arrays[:number], *slopes)
+        return _bind(function, transpose, number, *arrays), along
     pairs = zip(arrays, slopes, strict=True)
     return jax.jvp(function, arrays, tuple(zero_slope(x) if type(slope) is ad.Zero else slope for x, slope in pairs))
 
 
 def _transpose(slopes, *arrays, function, transpose, number):
     slopes = map(ad.instantiate_zeros, slopes)
-    pulled = _linear.bind(*arrays[:number], *slopes, function=transpose, transpose=function, number=number)
+    pulled = _bind(transpose, jaxpr_as_fun(function), number, *arrays[:number], *slopes)
     unknown = map(ad.is_undefined_primal, arrays[number:])
     return [None] * number + [slope if wanted else None for slope, wanted in zip(pulled, unknown, strict=True)]
 
@@ -95,18 +94,18 @@ def _batched(arrays, at, *, function, transpose, number):
     def each(function):
         return lambda *arrays: jax.vmap(function, (*at[:number], *(0,) * (len(arrays) - number)))(*arrays)
 
-    results = _linear.bind(*arrays[:number], *given, function=each(function), transpose=each(transpose), number=number)
+    results = _bind(each(jaxpr_as_fun(function)), each(transpose), number, *arrays[:number], *given)
     return results, [0] * len(results)
 
 
 def _run(*arrays, function, transpose, number):
-    return function(*arrays)
+    return jaxpr_as_fun(function)(*arrays)
 
 
 _linear = Primitive("linear")
 _linear.multiple_results = True
 _linear.def_impl(_run)
-_linear.def_abstract_eval(_types)
+_linear.def_abstract_eval(lambda *_, function, **__: function.out_avals)
 ad.primitive_jvps[_linear] = _jvp
 ad.primitive_transposes[_linear] = _transpose
 batching.primitive_batchers[_linear] = _batched
