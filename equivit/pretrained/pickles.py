@@ -174,5 +174,6 @@ def _build(target: Any, state: Any) -> None:
     if type(target) is dict:
         return
     if not isinstance(target, Shell) or target.attributes or type(state) is not dict:
-        raise Refused(f"sets the state of a {type(target).__name__}; only that of plain objects is read.")
+        what = "class or function" if type(target) is Name else type(target).__name__
+        raise Refused(f"sets the state of a {what}; only objects of known classes have one, and it is set once.")
     target.attributes = state  # no copy, which a file could ask for again and again

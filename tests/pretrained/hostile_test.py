@@ -56,8 +56,16 @@ def module(inside):
 
 
 FORGED = {
-    "the state of a type": (state(64) + b"0}" + text("a") + tensor(), "sets the state of a Name"),
+    "the state of a type": (state(64) + b"0}" + text("a") + tensor(), "sets the state of a class or function"),
     "the state of a tensor": (tensor() + b"}b", "sets the state of a ndarray"),
+    "a state that is set twice": (
+        b"cargparse\nNamespace\n)\x81}" + text("a") + b"NsbNb",
+        "sets the state of a Namespace",
+    ),
+    "a type between its storage and its tensor": (
+        storage() + b"q\0" + state(64) + b"0" + tensor(b"h\0"),
+        "sets the state of a class or function",
+    ),
     "a nested key": (b"}" + nested() + b"Ns", "a key of type tuple"),
     "a nested key among others": (b"}(" + text("a") + b"N" + nested() + b"Nu", "a key of type tuple"),
     "a key that hashes long": (b"}" + number(2**4000) + b"Ns", "strings or whole numbers up to"),
