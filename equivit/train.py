@@ -114,6 +114,7 @@ def _train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
     given = start.given_models(config)
     program.make_objective(config).check_model(program.model_configuration(config), given)
     data = TrainedOn(pipeline.classes, pipeline.num_examples)
+    start.check_teacher(config, data)
     suite.prepare(program.exported_model(config), config, config.evaluation.suite, classes=data.classes)
     steps = loop.total_steps(config, pipeline.steps_per_epoch)
     _say(

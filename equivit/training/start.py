@@ -9,7 +9,7 @@ import jax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from equivit import errors, logical, models, pretrained
+from equivit import errors, logical, models, pretrained, trained_on
 from equivit.data.loader import TrainPipeline
 from equivit.layers.keys import Keys
 from equivit.models import replacement, saved, zoo
@@ -19,7 +19,8 @@ from equivit.models.vit_config import ViTConfig
 from equivit.objectives.registry import OBJECTIVES
 from equivit.objectives.segmentation import Segmentation
 from equivit.pretrained.inference import Untold
-from equivit.training import checkpoints, program
+from equivit.trained_on import TrainedOn
+from equivit.training import checkpoints, program, resuming
 
 OF_THE_FUNCTION = ("num_heads", "mlp", "activation", "norm_eps")  # no shape of a parameter tells them
 OF_THE_HEAD = ("head.", "readout.norm.", "readout.fc_norm.")  # what a run may begin anew
@@ -50,6 +51,21 @@ def load_model(place: str, **hints: Any) -> ModelModule:
         f"'{place}' is neither a run nor a saved model, nor weights such as 'timm:model.safetensors' (the sources are "
         f"{', '.join(pretrained.FORMATS)})."
     )
+
+
+def data_of(place: str) -> TrainedOn:
+    """The data that the model at a place (`load_model`) was trained on; unknown for pretrained weights."""
+    directory = pathlib.Path(place)
+    if (directory / "model.json").is_file():
+        return saved.trained_on(directory)
+    return resuming.data_before(directory)
+
+
+def check_teacher(config: ConfigDict, data: TrainedOn) -> None:
+    """ValueError if the classes of `objective.teacher`, where there is one, have other names than those of the data."""
+    if (place := config.objective.get("teacher")) is not None:
+        thing, fix = f"config.data.source={errors.shown(config.data.source)}", "give a teacher of the same classes"
+        trained_on.check_classes(thing, data.classes, data_of(place).classes, f"objective.teacher={place}", fix)
 
 
 def given_models(config: ConfigDict) -> dict[str, nnx.Module]:

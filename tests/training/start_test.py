@@ -10,6 +10,7 @@ from equivit.layers.position import bicubic
 from equivit.layers.replaced import Replaced
 from equivit.models import replacement, saved, zoo
 from equivit.pretrained import reading
+from equivit.trained_on import TrainedOn
 from equivit.training import config as configs
 from equivit.training import program, start
 from equivit.training.config import get_base
@@ -197,3 +198,15 @@ def test_replaced_from_the_command_line():
         configs.override(c, f"model.replaced={text}")
         with pytest.raises(ValueError, match=message):
             program.model_configuration(c)
+
+
+def test_a_teacher_of_other_classes_is_refused(plain, tmp_path):
+    model, animals = plain[1], ("bat", "cat", "dog")
+    saved.save(tmp_path / "teacher", model, TrainedOn(animals))
+    options = get_base("distillation")
+    for place in (None, str(tmp_path / "teacher"), "zoo:vit_ti16", f"timm:{tmp_path}/absent.pth"):
+        options.objective.teacher = place
+        start.check_teacher(options, TrainedOn(animals))
+    options.objective.teacher = str(tmp_path / "teacher")
+    with pytest.raises(ValueError, match="class 0 is 'ant', in objective.teacher=.*/teacher it is 'bat'"):
+        start.check_teacher(options, TrainedOn(("ant", "bat", "cat")))
