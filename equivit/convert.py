@@ -6,6 +6,7 @@ python -m equivit.convert --to=octic_vits --input=models/h8_h14 --output=back.sa
 
 import argparse
 import functools
+import json
 import math
 import pathlib
 import sys
@@ -99,20 +100,19 @@ def _write(options: argparse.Namespace) -> None:
     from equivit import pretrained
     from equivit.models import saved
     from equivit.pretrained import reading
-    from equivit.training import checkpoints
+    from equivit.training import checkpoints, resuming
 
     for hint in ("num_heads", "image_size", "window_size", "num_classes", "family", "mlp", "head", "checkpoint_key"):
         if getattr(options, hint) is not None:
             raise ValueError(f"--{hint} goes with --source; with --to the saved model tells.")
     print(f"Reading the model in {options.input}.", flush=True)
-    of = ""
     if (options.input / "config.json").is_file():
         _, model, step = checkpoints.load_run(options.input)
-        of = f" of step {step}"
+        data, of = resuming.data_before(options.input), f" of step {step}"
     else:
-        model = saved.load(options.input)
+        model, data, of = saved.load(options.input), saved.trained_on(options.input), ""
     state = pretrained.state_dict(options.to, model, flavour=options.flavour)
-    reading.write(options.output, state)
+    reading.write(options.output, state, {"classes": json.dumps(list(data.classes))} if data.classes else {})
     number = sum(np.size(tensor) for tensor in state.values())
     print(f"Done: {len(state)} tensors{of} with {number / 1e6:.2f} M entries, in {options.output}.")
 

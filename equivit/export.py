@@ -15,11 +15,12 @@ where its patches begin: "offset" int32 [B, 2] is the pixel (row, column) of the
 
 import argparse
 import functools
+import json
 import math
 import os
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from equivit import command, errors, files
@@ -73,22 +74,22 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace) -> None:
     from equivit.models import saved
-    from equivit.training import checkpoints
+    from equivit.training import checkpoints, resuming
 
     _check_output(options.output, options.opset)
     print(f"Reading the model in {options.input}.", flush=True)
     if (options.input / "config.json").is_file():
         _, model, step = checkpoints.load_run(options.input)
-        of = f" of step {step}"
+        data, of = resuming.data_before(options.input), f" of step {step}"
     else:
-        model, of = saved.load(options.input), ""
+        model, data, of = saved.load(options.input), saved.trained_on(options.input), ""
     size = "x".join(map(str, options.image_size))
     kind = "float16" if options.half else "float32"
     print(
         f"Writing {options.output}{of} for {options.batch} {options.layout} image(s) of {size} in {kind}.", flush=True
     )
     chosen = dict(batch=options.batch, layout=options.layout, opset=options.opset or OPSET, half=options.half)
-    written = write(options.output, model, options.image_size, **chosen)
+    written = write(options.output, model, options.image_size, classes=data.classes, **chosen)
     print(
         f"Done: {written.path}, {written.bytes / 1e6:.2f} MB, {written.bytes / written.parameters:.3f} times the "
         f"deployed parameters; it deviates from the model by {written.deviation:.1e} of the largest entry (at most "
@@ -121,6 +122,7 @@ def write(
     layout: str = "nhwc",
     opset: int = OPSET,
     half: bool = False,
+    classes: Sequence[str] = (),
 ) -> Written:
     """Write the model as it is deployed, and compare the file with the model.
 
@@ -128,6 +130,7 @@ def write(
       path: ends in .onnx or .stablehlo.
       layout: axes of the input, "nhwc" or "nchw".
       half: parameters, input and all that is computed in float16.
+      classes: names of the classes, in the order of the logits; an .onnx file has them as JSON in its metadata.
 
     Raises:
       ValueError: an unknown ending, layout or opset, the model does not take such images or has operations that cannot
@@ -160,7 +163,8 @@ def write(
     with files.replacing(path) as part:
         with kernels.using("xla"):  # ours belong to a version of JAX
             if onnx:
-                found = _through_onnx(part, path, call, given, outputs, opset)
+                metadata = {"classes": json.dumps(list(classes))} if classes else {}
+                found = _through_onnx(part, path, call, given, outputs, opset=opset, metadata=metadata)
             else:
                 found = _through_stablehlo(part, call, given)
         deviation = max(_deviation(a, b) for a, b in zip(found, wanted, strict=True))
@@ -196,13 +200,21 @@ def _function(model: Any, image_size: tuple[int, int]) -> tuple[tuple[str, ...],
 
 
 def _through_onnx(
-    path: pathlib.Path, target: pathlib.Path, call: Callable, image: Any, outputs: tuple[str, ...], opset: int
+    path: pathlib.Path,
+    target: pathlib.Path,
+    call: Callable,
+    image: Any,
+    outputs: tuple[str, ...],
+    *,
+    opset: int,
+    metadata: dict[str, str],
 ) -> list:
     import jax
 
     from equivit import onnx_files
 
-    onnx_files.write(path, call, jax.ShapeDtypeStruct(image.shape, image.dtype), outputs, opset=opset)
+    shape = jax.ShapeDtypeStruct(image.shape, image.dtype)
+    onnx_files.write(path, call, shape, outputs, opset=opset, metadata=metadata)
     try:
         session = onnx_files.session(path, threads=os.cpu_count() or 1)
     except onnx_files.Refused as refused:

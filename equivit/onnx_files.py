@@ -4,8 +4,9 @@ import contextlib
 import importlib
 import logging
 import os
+import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from equivit import files
@@ -37,7 +38,15 @@ def check_opset(thing: str, opset: int) -> None:
         raise ValueError(f"{thing}={opset} must lie between {OLDEST} and {newest}; the nearest is {near}.")
 
 
-def write(path: str | os.PathLike, function: Callable, image: Any, outputs: tuple[str, ...], *, opset: int) -> None:
+def write(
+    path: str | os.PathLike,
+    function: Callable,
+    image: Any,
+    outputs: tuple[str, ...],
+    *,
+    opset: int,
+    metadata: Mapping[str, str] = types.MappingProxyType({}),
+) -> None:
     """Write a function of one array, with all constants that it uses.
 
     The operations are those of the standard: MatMul, Softmax, LayerNormalization, Conv, ...
@@ -46,6 +55,7 @@ def write(path: str | os.PathLike, function: Callable, image: Any, outputs: tupl
       function: traced here; its results are arrays named by `outputs`.
       image: shape and dtype of the input, `jax.ShapeDtypeStruct`; in the file it is called "image".
       opset: version of the standard's operations.
+      metadata: texts by name, for whoever reads the file.
 
     Raises:
       ValueError: jax2onnx is not installed, has no such version or operation, or the file would be too large.
@@ -65,6 +75,8 @@ def write(path: str | os.PathLike, function: Callable, image: Any, outputs: tupl
         ) from error
     finally:
         jax.clear_caches()  # functions traced meanwhile hold operations of jax2onnx, which JAX cannot compile
+    for name, text in metadata.items():
+        proto.metadata_props.add(key=name, value=text)
     if (size := proto.ByteSize()) > LARGEST:
         raise ValueError(f"an ONNX file of {size / 2**30:.1f} GiB cannot be: 2 GiB is the most; try half precision.")
     files.write_bytes(path, proto.SerializeToString())

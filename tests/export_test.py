@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from equivit import export, models, onnx_files, profile, testing
+from equivit import convert, export, models, onnx_files, profile, safetensors_files, testing
 from equivit.models import saved
 from equivit.models.deployed import deployed
 from equivit.models.features import Grid
 from equivit.models.segmenter import SegmenterConfig
 from equivit.models.vit_config import ViTConfig
+from equivit.trained_on import TrainedOn
 from tests.models import swin_test
 from tests.models.swin_adaptive_test import SMALL as SWIN
 
@@ -71,6 +72,20 @@ def test_onnx_runtime_agrees_with_the_model(make, options, convolutions, tmp_pat
     assert operations.count("Conv") == convolutions
     assert not {"Loop", "Scan", "If"} & set(operations)
     assert [path] == list(tmp_path.iterdir())
+
+
+@needs_onnx
+def test_a_file_has_the_names_of_the_classes(tmp_path):
+    """Also one of weights for another library."""
+    names, place = ("ant", "bee", "cat", "dog", "eel"), tmp_path / "model"
+    saved.save(place, model(depth=1), TrainedOn(names, 12))
+    output = tmp_path / "model.onnx"
+    assert export.main([f"--input={place}", f"--output={output}", "--image_size=24,40"]) == 0
+    metadata = onnx_files.session(output).get_modelmeta().custom_metadata_map
+    assert json.loads(metadata["classes"]) == list(names)
+    weights = tmp_path / "timm.safetensors"
+    assert convert.main(["--to=timm", f"--input={place}", f"--output={weights}"]) == 0
+    assert json.loads(safetensors_files.metadata(weights)["classes"]) == list(names)
 
 
 @needs_onnx

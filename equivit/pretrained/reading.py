@@ -39,8 +39,11 @@ def read(path: str | os.PathLike) -> Any:
         raise ValueError(f"{path}: its tensors do not fit into this machine's memory ({error}).") from error
 
 
-def write(path: str | pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
+def write(path: str | pathlib.Path, tensors: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None) -> None:
     """Write named tensors as .safetensors or .npz, atomically.
+
+    Args:
+      metadata: texts by name beside the tensors; a .npz file has none.
 
     Raises:
       ValueError: another ending.
@@ -48,7 +51,7 @@ def write(path: str | pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
     """
     path = pathlib.Path(path)
     if path.suffix == ".safetensors":
-        safetensors_files.write(path, tensors)
+        safetensors_files.write(path, tensors, metadata)
     elif path.suffix == ".npz":
         arrays: dict[str, Any] = dict(tensors)
         with files.replacing(path) as unfinished:
