@@ -3,6 +3,7 @@
 # make kernels      install, then compile the kernels for this CPU; the quickstart does so if there is a C++ compiler
 # make install-export   also what export and profile need (jax2onnx, onnx, onnxruntime)
 # make test-all     the same, with every reference file under $EQUIVIT_PARITY
+# make soak         kill runs and commands at random moments, and look for what is lost: about 40 minutes
 
 VENV ?= .venv
 PYTHON ?= $(firstword $(foreach p,python3.12 python3.11 python3.13 python3,$(shell $(p) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $(p))))
@@ -12,7 +13,7 @@ PYTEST = $(RUN) -m pytest -n 2
 WORKDIR ?= runs/quickstart
 JAX2ONNX = jax2onnx>=0.17.1,<0.18
 
-.PHONY: quickstart kernels install-export test test-all lint clean
+.PHONY: quickstart kernels install-export test test-all soak lint clean
 
 # On Linux: large arrays in large pages, and memory stays with the process.  Otherwise each training step on a CPU gets
 # its memory anew from the kernel, page by page.  (Not arena_max=1: octic steps are slower with it.)
@@ -41,6 +42,9 @@ endif
 test-all: $(VENV)/.installed-dev
 	@test -d "$(EQUIVIT_PARITY)" || { echo "test-all: EQUIVIT_PARITY='$(EQUIVIT_PARITY)' is not a directory of reference files; set it, or run make test."; exit 1; }
 	$(MAKE) test
+
+soak: $(VENV)/.installed-dev $(VENV)/.installed-export
+	$(RUN) -m tests.soak
 
 lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check .

@@ -3,6 +3,8 @@
 import json
 import os
 import pathlib
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,12 +14,12 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
 
 from equivit import logical, train
 from equivit.training import checkpoints
+from tests import soak
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = "tests/training/run_config.py"
@@ -54,13 +56,8 @@ def final_state(workdir):
 
 def saved_and_actual_bits(path):
     """Of a checkpoint's arrays: the sums of bits that were saved with them, and those of what is read back here."""
-    with ocp.CheckpointManager(path.parent) as manager:
-        about = manager.restore(int(path.name), args=ocp.args.Composite(about=ocp.args.JsonRestore()))["about"]
-        like = {name: np.empty(shape, dtype) for name, (shape, dtype) in about["leaves"].items()}
-        parts = ({name: like[name] for name in like if name.startswith("optimizer.") == part} for part in (False, True))
-        args = dict(zip(("model", "optimizer"), map(ocp.args.StandardRestore, parts), strict=True))
-        arrays = manager.restore(int(path.name), args=ocp.args.Composite(**args))
-    return about["bits"], checkpoints._bits(jax.tree.map(jnp.asarray, arrays["model"] | arrays["optimizer"]))
+    about, arrays = soak.checkpoint(path)
+    return about["bits"], checkpoints._bits(jax.tree.map(jnp.asarray, arrays))
 
 
 def saved_steps(workdir):
@@ -114,14 +111,44 @@ def test_stopped_killed_and_resumed_equals_uninterrupted(uninterrupted):
     assert status == -signal.SIGKILL, output
     step = saved_steps(workdir)[-1]
     assert 12 <= step <= 18
+    output, status = finish(start(workdir, send=signal.SIGKILL, at=2))
+    assert status == -signal.SIGKILL, output
+    last = saved_steps(workdir)[-1]
+    assert step <= last <= step + 2
     output, status = finish(start(workdir))
     assert status == 0, output
     seen, expected = hashes(workdir), hashes(whole)
-    assert seen[:12] == expected[:12] and seen[12:18] == expected[12:18] and seen[18:] == expected[step:]
-    assert len(seen[18:]) >= 14
+    assert seen[:18] == expected[:18] and seen[18:20] == expected[step : step + 2] and seen[20:] == expected[last:]
+    assert len(seen[20:]) >= 12
     chex.assert_trees_all_equal(final_state(workdir), final_state(whole))
-    rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows if "loss" in row] == [*range(4, 33, 4)]
+    assert soak.run_losses(workdir, whole) == []
+
+
+def test_the_soak_notices_what_is_lost(uninterrupted, tmp_path, monkeypatch):
+    whole, run = uninterrupted[0], tmp_path / "run"
+    shutil.copytree(whole, run)
+    assert soak.run_losses(run, whole) == []
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    (run / "metrics.jsonl").write_text("\n".join(lines[1:]) + "\n")
+    assert soak.run_losses(run, whole) == [f"metrics.jsonl: {len(lines)} of {len(lines)} lines differ"]
+    (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    (run / ".left").touch()
+    assert soak.run_losses(run, whole) == ["files: ['.left']"]
+    (run / ".left").unlink()
+    read, changed = soak.checkpoint, []
+
+    def other(path):
+        about, arrays = read(path)
+        if path.is_relative_to(run):
+            changed.append(min(name for name, array in arrays.items() if np.size(array)))
+            arrays[changed[0]] = np.asarray(arrays[changed[0]]) + 1
+        return about, arrays
+
+    monkeypatch.setattr(soak, "checkpoint", other)
+    (found,) = soak.run_losses(run, whole)
+    assert re.fullmatch(r"arrays: 1 of \d+ differ, such as (.*)", found)[1] == changed[0]
+    shutil.rmtree(run / "checkpoints" / "28")
+    assert soak.run_losses(run, whole) == ["checkpoints: ['32'] in place of ['28', '32']"]
 
 
 def test_batch_statistics_stopped_and_resumed_equal_uninterrupted(place):

@@ -12,7 +12,7 @@ def get_config(mode="full"):
     config.objective.update(mixup=0.8, cutmix=1.0, ema=0.9)
     config.optimizer.update(accumulation=2)
     config.schedule.update(lr=3e-3, warmup_steps=5)
-    config.checkpoint.every_steps = 5
+    config.checkpoint.every_steps = 4  # as lines are: one after a resume averages the steps since its checkpoint
     config.log.update(every_steps=4, tensorboard=False)
     if mode == "processes":
         config.update(steps=6, batch_size=16)
@@ -20,6 +20,11 @@ def get_config(mode="full"):
         config.objective.update(mixup=0.0, cutmix=0.0)
         config.log.every_steps = 1
         config.checkpoint.every_steps = 3
+    if mode == "soak":  # tests/soak.py; a checkpoint at every other step, so that many kills meet one
+        config.update(steps=30, batch_size=16)
+        config.data.update(source="synthetic", eval_examples=32)
+        config.log.every_steps = 1
+        config.checkpoint.every_steps = 2
     if mode == "statistics":
         config.update(steps=5, batch_size=16)
         config.model = dict(name="mobilenetv4_conv_small", stem_width=8, head_width=8, drop_path=0.2)
