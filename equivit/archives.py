@@ -8,9 +8,12 @@ inflated.  An uncompressed file of arrays is never refused.
 import math
 import os
 import pathlib
+import sys
 import zipfile
 
 import numpy as np
+
+from equivit import errors
 
 RATIO = 32  # weights compress about 1.1 times, images 2 to 10 times, and bombs 1000 times
 FREE = 2**26  # bytes that any file may become
@@ -58,7 +61,7 @@ class Archive:
 
     def read(self, name: str) -> bytes:
         """The bytes of an entry; Refused where they are out of proportion."""
-        self.claim(repr(name), size := self.declared(name))
+        self.claim(errors.shown(name), size := self.declared(name))
         with self.open(name) as stream:
             return stream.read(size)  # without a size, all is inflated, however much the entry declares
 
@@ -83,7 +86,9 @@ class Npz(Archive):
         try:
             super().__init__(path, "write it again with np.savez, which does not compress")
         except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-            raise ValueError(f"{path}: is damaged or not an .npz file ({error}); np.savez writes them.") from error
+            raise ValueError(
+                f"{path}: is damaged or not an .npz file ({errors.reason(error)}); np.savez writes them."
+            ) from error
         self.keys = {name.removesuffix(".npy"): name for name in self.names}
 
     def __getitem__(self, key: str) -> np.ndarray:
@@ -95,17 +100,21 @@ class Npz(Archive):
         """
         name = self.keys[key]
         try:
-            self.claim(repr(key), self.declared(name))
+            self.claim(errors.shown(key), self.declared(name))
             self._check_header(key, name)
             with self.open(name) as stream:
-                return np.lib.format.read_array(stream, allow_pickle=False)
+                array = np.lib.format.read_array(stream, allow_pickle=False)
+            _check_text(key, array)
+            return array
         except Refused as error:
             raise ValueError(f"{self.path}: {error}") from None
         except MemoryError as error:
-            raise ValueError(f"{self.path}: {key!r} does not fit into this machine's memory ({error}).") from error
+            raise ValueError(
+                f"{self.path}: {errors.shown(key)} does not fit into this machine's memory ({error})."
+            ) from error
         except Exception as error:  # damaged bytes make zlib, zipfile and NumPy's parser raise nearly anything
             raise ValueError(
-                f"{self.path}: is damaged, or {key!r} is not a plain array ({type(error).__name__}: {error})."
+                f"{self.path}: is damaged, or {errors.shown(key)} is not a plain array ({errors.reason(error)})."
             ) from error
 
     def _check_header(self, key: str, name: str) -> None:
@@ -113,13 +122,26 @@ class Npz(Archive):
         with self.open(name) as stream:
             version = np.lib.format.read_magic(stream)
             if version not in _HEADERS:
-                raise Refused(f"{key!r} is of version {version} of NumPy's format, which plain arrays do not need.")
+                raise Refused(
+                    f"{errors.shown(key)} is of version {version} of NumPy's format, which plain arrays do not need."
+                )
             shape, _, dtype = _HEADERS[version](stream)
             size = self.declared(name) - stream.tell()
         if dtype.hasobject:
             raise Refused(
-                f"{key!r} holds Python objects, which are not read: they could run code. Save a plain array: "
-                "np.array(..., dtype=int), or dtype=str for names."
+                f"{errors.shown(key)} holds Python objects, which are not read: they could run code. Save a plain "
+                "array: np.array(..., dtype=int), or dtype=str for names."
             )
         if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != size:
-            raise Refused(f"{key!r} declares {dtype} {list(shape)} and holds {size:,} bytes; it is damaged.")
+            raise Refused(
+                f"{errors.shown(key)} declares {dtype} {list(shape)} and holds {size:,} bytes; it is damaged."
+            )
+
+
+def _check_text(key: str, array: np.ndarray) -> None:
+    """Refused where an array of text has characters that do not exist, of which Python can make no string."""
+    if array.dtype.kind != "U" or not array.nbytes:
+        return
+    codes = np.ascontiguousarray(array).view(f"{array.dtype.byteorder}u4")
+    if (wrong := codes[(codes > sys.maxunicode) | ((codes >= 0xD800) & (codes <= 0xDFFF))]).size:
+        raise Refused(f"{errors.shown(key)} holds text with the character {wrong.flat[0]:#x}, which does not exist.")

@@ -40,6 +40,26 @@ def shown(value: Any) -> str:
     return _cut(text, LONGEST)
 
 
+def line(text: str) -> str:
+    """The text on one line, with escapes for what cannot be printed, such as the control characters of a terminal."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(text.split()))
+
+
+def word(text: str) -> str:
+    """A name as a message shows it: on one line, and cut where it is long."""
+    return _cut(line(text), LONGEST)
+
+
+def brief(text: str) -> str:
+    """A message of another library on one line, cut where it is long."""
+    return _cut(line(text).rstrip(". "), LONGEST_WORD)
+
+
+def reason(error: BaseException) -> str:
+    """The type and the message of an error of another library."""
+    return brief(f"{type(error).__name__}: {error}")
+
+
 def shortened(text: str) -> str:
     """The text with every very long word cut."""
     return re.sub(rf"\S{{{LONGEST_WORD},}}", lambda word: _cut(word[0], LONGEST_WORD), text)

@@ -10,6 +10,8 @@ import stat
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from equivit import errors
+
 
 def make_directory(path: pathlib.Path) -> None:
     """Make a directory if it is not there; OSError, which names it, if that cannot be."""
@@ -25,7 +27,7 @@ def read_json(path: pathlib.Path, *keys: str) -> dict[str, Any]:
         found = dict(json.loads(path.read_text(encoding="utf-8")))
         missing = [key for key in keys if key not in found]
     except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path}: is damaged ({error}); remove it, and it is made again.") from error
+        raise ValueError(f"{path}: is damaged ({errors.reason(error)}); remove it, and it is made again.") from error
     if missing:
         raise ValueError(f"{path}: is damaged, it has no {', '.join(missing)}; remove it, and it is made again.")
     return found

@@ -7,7 +7,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from equivit import files
+from equivit import errors, files
 
 # The types that NumPy has too, and BF16.
 TYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL", "C64")
@@ -26,13 +26,13 @@ def read(path: str | os.PathLike) -> dict[str, np.ndarray]:
                 kind = file.get_slice(name).get_dtype()
                 if kind not in TYPES:
                     raise ValueError(
-                        f"{path}: tensor {name!r} is of type {kind}, which is not read; write it as F32, F16 or BF16 "
-                        f"(the types read are {', '.join(TYPES)})."
+                        f"{path}: tensor {errors.shown(name)} is of type {kind}, which is not read; write it as F32, "
+                        f"F16 or BF16 (the types read are {', '.join(TYPES)})."
                     )
                 tensors[name] = file.get_tensor(name)
             return tensors
     except safetensors.SafetensorError as error:
-        raise ValueError(f"{path}: is damaged or not a safetensors file ({error}).") from error
+        raise ValueError(f"{path}: is damaged or not a safetensors file ({errors.reason(error)}).") from error
 
 
 def metadata(path: str | os.PathLike) -> dict[str, str]:
@@ -41,7 +41,7 @@ def metadata(path: str | os.PathLike) -> dict[str, str]:
         with safetensors.safe_open(path, framework="numpy") as file:
             return file.metadata() or {}
     except safetensors.SafetensorError as error:
-        raise ValueError(f"{path}: is damaged or not a safetensors file ({error}).") from error
+        raise ValueError(f"{path}: is damaged or not a safetensors file ({errors.reason(error)}).") from error
 
 
 def write(path: str | os.PathLike, tensors: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
-from equivit import command
+from equivit import command, errors
 
 if TYPE_CHECKING:
     import numpy as np
@@ -167,18 +167,17 @@ class _Progress:
 
 
 def _stored(path: pathlib.Path, config: ConfigDict) -> dict:
+    from equivit import files
     from equivit.training import sweep_config
 
-    try:
-        result, recipe = json.loads(path.read_text(encoding="utf-8")), sweep_config.recipe(config)
-        stored = dict(result["recipe"])
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path}: is damaged ({error}); remove it, and it is computed again.") from error
+    result, recipe = files.read_json(path, "recipe"), sweep_config.recipe(config)
+    if not isinstance(stored := result["recipe"], dict):
+        raise ValueError(f"{path}: is damaged, its recipe is {errors.shown(stored)}; remove it, and it is made again.")
     if other := sorted(key for key in stored.keys() | recipe.keys() if stored.get(key) != recipe.get(key)):
         key = other[0]
         raise ValueError(
-            f"{path}: a result of another recipe, config.{key}={stored.get(key)!r} where it is now "
-            f"{recipe.get(key)!r}; give another --workdir."
+            f"{path}: a result of another recipe, config.{errors.word(key)}={errors.shown(stored.get(key))} where it "
+            f"is now {errors.shown(recipe.get(key))}; give another --workdir."
         )
     return result
 

@@ -145,9 +145,8 @@ def _read(file: pathlib.Path) -> tuple[list[str], list[tuple[str, tuple[int, int
         names = [str(content["categories"][kinds[number]]["name"]) for number in labels]
         return names, pictures, _shapes(painted)
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        what = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(
-            f"{file}: it must have the images, categories and annotations of COCO's instances ({what})."
+            f"{file}: it must have the images, categories and annotations of COCO's instances ({errors.reason(error)})."
         ) from error
 
 

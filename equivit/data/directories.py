@@ -1,4 +1,4 @@
-"""Sources that are directories: class folders, and TFDS data sets prepared as array_record."""
+"""The source that is class folders, and what sources share that read files in directories."""
 
 import os
 import pathlib
@@ -8,12 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from equivit.data.label_maps import Legend
-
-_INSTANCES = (
-    "what TFDS prepares are maps of 100 kinds of objects (in red) and of instances (in green), not of the 150 classes; "
-    "unpack ADEChallengeData2016.zip and take data.source='pairs:<dir>'."
-)
 # Endings of image files, and Pillow's names of their formats.
 FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".ppm": "PPM", ".pgm": "PPM", ".bmp": "BMP", ".webp": "WEBP"}
 FORMATS |= {".tif": "TIFF", ".tiff": "TIFF"}
@@ -71,93 +65,6 @@ class Folder:
         """The path of the image."""
         folder = self.root if self.labels is None else self.root / self.classes[self.labels[index]]
         return str(folder / os.fsdecode(self.files[index]))
-
-
-class Tfds:
-    """A TFDS data set with features `image` and `label`, prepared as array_record; TensorFlow is not needed.
-
-    Instead of `label` it may have `real_label`: any number of classes, all of them correct (imagenet2012_real), or
-    `annotation`: label maps as of ADE20K, where 1 to 150 are classes and 0 is none (scene_parse150, if it is prepared
-    from the maps of scene parsing; TFDS takes those of instances, which are refused).
-
-    `name` is `<name>`, `<name>/<config>` or either with `:<version>`; the newest prepared version is used if none is
-    given.  The directory is the environment variable TFDS_DATA_DIR, or ~/tensorflow_datasets.  A split may be a slice
-    in TFDS syntax: `train[:1%]`.
-    """
-
-    def __init__(self, name: str, split: str, *, void: tuple[int, ...]):
-        import tensorflow_datasets as tfds  # slow to import, and only needed here
-
-        self.name, self.split = name, split
-        builder: Any = tfds.builder_from_directory(_prepared(name))
-        features = builder.info.features
-        self.label = next((key for key in ("label", "real_label") if key in features), None)
-        files = ("image", "annotation") if self.label is None else ("image",)
-        if not all(key in features for key in files):
-            raise ValueError(f"tfds:{name}: features {sorted(features)} must include 'image' and 'label'.")
-        if (kind := np.dtype(features["image"].np_dtype)) not in (np.uint8, np.uint16):
-            raise ValueError(
-                f"tfds:{name}: images are {kind}, whose range is not known; they must be uint8 or uint16: prepare the "
-                "data set with images scaled to one of these."
-            )
-        if builder.info.file_format.value != "array_record":
-            raise ValueError(
-                f"tfds:{name}: {builder.data_dir} holds {builder.info.file_format.value} files, which need TensorFlow; "
-                f"prepare it as array_record: {_command(name)}"
-            )
-        try:
-            self.data = builder.as_data_source(split, decoders={key: tfds.decode.SkipDecoding() for key in files})
-        except (ValueError, KeyError) as error:
-            splits = ", ".join(sorted(builder.info.splits))
-            raise ValueError(f"tfds:{name}: there is no split {split!r}; splits: {splits}.") from error
-        self.channels = features["image"].shape[-1] or 3
-        if self.label is None:
-            self.legend = _scene_parse(name, features["annotation"].shape[-1], void)
-            self.classes = self.legend.classes
-            return
-        self.label_sets = isinstance(features[self.label], tfds.features.Sequence)
-        label = features[self.label].feature if self.label_sets else features[self.label]
-        self.classes = tuple(label.names)
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        example = self.data[index]
-        if self.label is None:
-            return {"image": example["image"], "map": example["annotation"]}
-        label = example[self.label]
-        return {"image": example["image"], "label": tuple(map(int, label)) if self.label_sets else int(label)}
-
-    def where(self, index: int) -> str:
-        """The example's position in the split."""
-        return f"tfds:{self.name} {self.split}[{index}]"
-
-
-def _scene_parse(name: str, channels: int, void: tuple[int, ...]) -> Legend:
-    """The classes of ADE20K by their numbers: TFDS does not have the names."""
-    if channels != 1:
-        raise ValueError(f"tfds:{name}: {_INSTANCES}")
-    return Legend(("other", *map(str, range(1, 151))), (0, *void))
-
-
-def _prepared(name: str) -> pathlib.Path:
-    """The directory of the newest prepared version of `name`."""
-    folder = _data_dir() / name.replace(":", "/")
-    versions = [path for path in (folder, *folders(folder)) if (path / "features.json").is_file()]
-    if not versions and name.partition(":")[0] == "scene_parse150":
-        raise FileNotFoundError(f"tfds:{name}: nothing prepared in {folder}; {_INSTANCES}")
-    if not versions:
-        raise FileNotFoundError(f"tfds:{name}: nothing prepared in {folder}. Prepare it once: {_command(name)}")
-    return max(versions, key=lambda path: [int(part) for part in path.name.split(".") if part.isdigit()])
-
-
-def _data_dir() -> pathlib.Path:
-    return expanded(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets"))
-
-
-def _command(name: str) -> str:
-    return f"tfds build {name} --file_format=array_record --data_dir={_data_dir()} (needs TensorFlow once; see README)"
 
 
 def _is_below(split: str) -> bool:

@@ -92,7 +92,7 @@ def _check_keys(where: str, keys: set[str], split: str) -> None:
     splits = _splits(keys)
     if split not in splits:
         raise ValueError(
-            f"{where}: there is no split {split!r}; splits: {', '.join(splits) or 'none'}"
+            f"{where}: there is no split {split!r}; splits: {errors.listed(map(errors.word, splits)) or 'none'}"
             f"{errors.nearest(split, splits)}. A split has `{split}_image` or `{split}_jpeg`, and `{split}_label` or "
             f"`{split}_map`; keys: {_listed(keys)}."
         )
@@ -117,7 +117,7 @@ def _splits(keys: set[str]) -> list[str]:
 def _listed(keys: set[str]) -> str:
     """The first keys: a file may have any number."""
     known = sorted(keys)
-    return ", ".join(known[:20]) + (f" and {len(known) - 20} more" if len(known) > 20 else "")
+    return ", ".join(map(errors.word, known[:20])) + (f" and {len(known) - 20} more" if len(known) > 20 else "")
 
 
 def _classes(where: str, names: np.ndarray) -> tuple[str, ...]:

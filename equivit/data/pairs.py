@@ -120,8 +120,8 @@ def _paired(images: pathlib.Path, maps: pathlib.Path, names: list[str] | None) -
     for kind, folder, found in (("image", images, left), ("label map", maps, right)):
         if missing := [name for name in names if name not in found]:
             raise ValueError(
-                f"{folder}: there is no {kind} {missing[0]!r}; {len(missing)} of {len(names)} are missing.  An image "
-                "and its label map, a PNG file, must have one name."
+                f"{folder}: there is no {kind} {errors.shown(missing[0])}; {len(missing)} of {len(names)} are missing. "
+                "An image and its label map, a PNG file, must have one name."
             )
     return [(left[name], right[name]) for name in names]
 

@@ -1,11 +1,13 @@
 """Decodes the examples of a source; an unreadable one is replaced by the next readable one."""
 
 import io
+import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, TiffImagePlugin, UnidentifiedImageError
 
+from equivit import errors
 from equivit.data import directories, sources
 from equivit.data.label_maps import Legend, MapError
 from equivit.data.sources import Source
@@ -16,6 +18,10 @@ MAX_PIXELS = 50_000_000  # of an image file, by default: 150 MB as RGB, and more
 PIL_PIXELS = 178_956_970  # Pillow opens no larger files
 FORMATS = tuple(set(directories.FORMATS.values()))  # others could start programs, as PostScript starts Ghostscript
 SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N")  # PIL's modes
+
+
+# Pillow warns of each damaged entry of a TIFF file; what cannot be read is reported as such.
+warnings.filterwarnings("ignore", module=r"PIL\.TiffImagePlugin")
 
 
 class Reading(NamedTuple):
@@ -43,16 +49,16 @@ def read(source: Source, index: int, channels: int, max_pixels: int = MAX_PIXELS
         try:
             return Reading(_decoded(source[position], channels, max_pixels, sources.legend(source)), unreadable)
         except MapError as error:
-            raise MapError(f"{source.where(position)}: {error}") from None
+            raise MapError(f"{errors.line(source.where(position))}: {error}") from None
         except MemoryError as error:  # no fault of the file: another time it would be read
             raise MemoryError(
                 f"there is not enough memory to decode {source.where(position)}; fewer data.workers or a smaller "
                 "batch_size take less."
             ) from error
         except Exception as error:  # PIL's decoders raise nearly everything: OSError, SyntaxError, struct.error, ...
-            unreadable[source.where(position)] = " ".join(str(error).split()) or type(error).__name__
+            unreadable[source.where(position)] = errors.line(str(error)) or type(error).__name__
     where, reason = next(iter(unreadable.items()))
-    raise OSError(f"{len(unreadable)} images in a row cannot be read, starting with {where}: {reason}")
+    raise OSError(f"{len(unreadable)} images in a row cannot be read, starting with {errors.line(where)}: {reason}")
 
 
 def decode(image: np.ndarray | bytes, channels: int, max_pixels: int = MAX_PIXELS) -> Image.Image:

@@ -55,8 +55,9 @@ def load(name: str, *, directory: str | None = None, normalize: str = "training"
     """
     errors.one_of("series: normalize", normalize, NORMALIZE)
     cases = read(name, directory)
+    shape = _shape(cases, f"series '{name}'" + (f" in {directory}" if directory else ""))
     classes = sorted({*cases["train"].labels, *cases["test"].labels}, key=_order)
-    train, test = (_split(cases[split], classes, _shape(cases, name)) for split in ("train", "test"))
+    train, test = (_split(cases[split], classes, shape) for split in ("train", "test"))
     center, scale = _statistics(train.series, axis=(0, 1))
     filled = []
     for split in (train, test):
@@ -111,12 +112,12 @@ def halve(split: Split, seed: int) -> tuple[Split, Split]:
     return first, second
 
 
-def _shape(cases, name) -> tuple[int, int]:
+def _shape(cases, where) -> tuple[int, int]:
     """(longest length, channels) of both splits."""
     everything = [x.shape for split in cases.values() for x in split.series]
     channels = {shape[0] for shape in everything}
     if len(channels) > 1:
-        raise ValueError(f"series '{name}': all series must have the same number of channels, not {sorted(channels)}.")
+        raise ValueError(f"{where}: all series must have the same number of channels, not {sorted(channels)}.")
     return max(shape[1] for shape in everything), channels.pop()
 
 

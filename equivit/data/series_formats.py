@@ -8,11 +8,11 @@ import math
 import pathlib
 import zipfile
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from equivit import archives
+from equivit import archives, errors
 from equivit.data import directories
 
 SPLITS = ("train", "test")
@@ -43,9 +43,8 @@ def read_npz(path: pathlib.Path) -> dict[str, Cases]:
         arrays = {key: file[key] for key in file.keys}
     for key in ("classes", *(f"{split}_{kind}" for split in SPLITS for kind in "xy")):
         if key not in arrays:
-            raise ValueError(
-                f"{path}: the array `{key}` is missing; the file has {', '.join(sorted(arrays)) or 'none'}."
-            )
+            found = errors.listed(map(errors.word, sorted(arrays))) or "none"
+            raise ValueError(f"{path}: the array `{key}` is missing; the file has {found}.")
     return {split: _npz_split(path, arrays, split) for split in SPLITS}
 
 
@@ -68,7 +67,9 @@ def _npz_split(path: pathlib.Path, arrays: dict[str, np.ndarray], split: str) ->
             f"{path}: `{split}_len` is in {lengths.min()}..{lengths.max()}; series of length {series.shape[-1]} allow "
             f"1..{series.shape[-1]}."
         )
-    cases = [x[:, :length].astype(np.float32) for x, length in zip(series, lengths, strict=True)]
+    cases = [_in_float32(x[:, :length]) for x, length in zip(series, lengths, strict=True)]
+    if any(np.isinf(case).any() for case in cases):
+        raise ValueError(f"{path}: `{split}_x` has values that are infinite in float32; NaN means a missing value.")
     return Cases(cases, [str(classes[label]) for label in labels])
 
 
@@ -100,7 +101,9 @@ def read_ts(path: pathlib.Path) -> Cases:
         if tag == "@timestamps" and words[:1] == ["true"]:
             raise ValueError(f"{path}: series with time stamps are not supported; give values at equal steps.")
         if tag == "@classlabel" and words[:1] != ["true"] or tag == "@targetlabel" and words[:1] == ["true"]:
-            raise ValueError(f"{path}: '{line}': there are no class labels; only classification data sets can be read.")
+            raise ValueError(
+                f"{path}: {errors.shown(line)}: there are no class labels; only classification data sets can be read."
+            )
         reading = tag == "@data"
     return _not_empty(cases, path)
 
@@ -156,9 +159,18 @@ def synthetic(length: int = 40, seed: int = 0) -> dict[str, Cases]:
 
 def _numbers(words: Iterable[str], path, number) -> np.ndarray:
     try:
-        return np.array([math.nan if word.strip() in ("?", "") else float(word) for word in words], np.float32)
+        values = _in_float32([math.nan if word.strip() in ("?", "") else float(word) for word in words])
     except ValueError as error:
-        raise ValueError(f"{path}, line {number}: {error}; values must be numbers, NaN or '?'.") from None
+        why = errors.brief(str(error))
+        raise ValueError(f"{path}, line {number}: {why}; values must be numbers, NaN or '?'.") from None
+    if np.isinf(values).any():
+        raise ValueError(f"{path}, line {number}: a value is infinite in float32; values must be finite, NaN or '?'.")
+    return values
+
+
+def _in_float32(values: Any) -> np.ndarray:
+    with np.errstate(over="ignore"):  # what does not fit becomes infinite, which is refused
+        return np.asarray(values).astype(np.float32)
 
 
 def _stack(channels: list[np.ndarray], path, number) -> np.ndarray:

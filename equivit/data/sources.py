@@ -1,4 +1,4 @@
-"""Images by random access: digits, synthetic discs, and by `npz`, `directories`, `lists`, `pairs` and `coco` files.
+"""Images by random access: digits and synthetic discs; the others are in files named after them.
 
 A source is one split, and an example is a dict.  `reading.py` decodes two of its entries: "image", a uint8 array
 [H, W, C] or the bytes of an image file, and "map", the label of each pixel, an integer array [H, W] or the bytes of a
@@ -22,6 +22,7 @@ from equivit.data.coco import Coco
 from equivit.data.label_maps import Legend
 from equivit.data.npz import Npz
 from equivit.data.pairs import Pairs
+from equivit.data.prepared import Tfds
 
 # Each kind and its argument; "" for none.
 KINDS = {"digits": "", "synthetic": "", "synthetic_maps": "", "tfds": "<name>", "folder": "<dir>", "list": "<file.txt>"}
@@ -250,7 +251,7 @@ def _opened(name: str, config: ml_collections.ConfigDict, split: str) -> Source:
         case "pairs":
             source = Pairs(argument, split, void=void)
         case _:
-            source = directories.Tfds(argument, split, void=void)
+            source = Tfds(argument, split, void=void)
     if not len(source):
         raise ValueError(f"config.data.source={name!r}: split {split!r} has no examples.")
     return source

@@ -80,7 +80,7 @@ def _check_tensors(path: pathlib.Path, expected: dict, tensors: dict[str, np.nda
         if name not in expected or name not in tensors or expected[name].shape != tensors[name].shape
     )
     if wrong:
-        names = errors.listed(wrong)
+        names = errors.listed(map(errors.word, wrong))
         raise ValueError(f"{path}: parameters do not fit model.json; missing, unexpected or misshapen: {names}.")
     unfit = [f"{name} ({tensors[name].dtype})" for name in expected if not _has_type_of(expected[name], tensors[name])]
     unfit += [f"{name} (NaN or infinity)" for name in expected if not logical.is_finite(tensors[name])]
@@ -117,8 +117,7 @@ def _read(path: pathlib.Path, parse: Callable[[dict], T]) -> T:
     try:
         return parse(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        what = f"{type(error).__name__}: {error}".rstrip(".")
-        raise ValueError(f"{path}: is damaged, or of another version: {what}.") from error
+        raise ValueError(f"{path}: is damaged, or of another version: {errors.reason(error)}.") from error
 
 
 def _described(config) -> dict:

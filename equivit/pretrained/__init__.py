@@ -4,10 +4,11 @@ model = pretrained.load("octic_vits", "hybrid_deit_huge_patch14.pth")
 reading.write("back.safetensors", pretrained.state_dict("octic_vits", model))
 """
 
+import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -105,40 +106,41 @@ def load(
       ValueError: a wrong hint, or one message with every tensor that is missing, unexpected or misshapen.
     """
     kinds = _kinds(source)
-    content, choice = reading.unpacked(_content(weights), checkpoint_key)
-    if choice:
-        print(f"{source}: the checkpoint has several sets of weights; taken: {choice} (checkpoint_key= chooses).")
-    format, state, left_out = _opened(kinds, content)
-    if head is not None:
-        state |= _separate_head(format, head)
-    if format.require is not None:
-        format.require(state, options)
-    windows = (window_size, window_size) if isinstance(window_size, int) else window_size
-    hints = dict(num_heads=num_heads, image_size=image_size, family=family, window_size=windows)
-    hints = {name: tuple(hint) if isinstance(hint, list) else hint for name, hint in hints.items()}
-    config, flavour = format.infer(state, **hints)
-    config = _with_options(source, config, options)
-    if _has_own_positions(config):
-        raise ValueError(
-            f"{source}: adaptive={config.adaptive} has positions around the torus, which no file holds; load the model "
-            f"without it, and then take models.adapt(model, adaptive={config.adaptive})."
-        )
-    table, what = format.table(config, flavour), _what(source, flavour, config)
-    abstract = _abstract(config)
-    shapes = _shapes(abstract)
-    mapping.check(table, shapes, what)
-    tensors = mapping.read(table, state, shapes, what)
-    left_out += [constant.name for constant in table.constants]
-    model = logical.from_logical(abstract, tensors, STORED)
-    if num_classes not in (None, config.num_classes):
-        constraints.check(f"{source}: num_classes", num_classes, constraints.PositiveInt)
-        if "num_classes" not in (field.name for field in dataclasses.fields(config)):
-            raise ValueError(f"{source}: {num_classes=}, but its models have no head.")
-        other = {"projection": None} if getattr(config, "projection", None) is not None else {}  # one head only
-        model, changes = remade(model, rngs=Keys(seed), num_classes=num_classes, **other)
-        left_out += [name for pair in table.pairs if pair.ours[0] in changes.drawn for name in pair.names]
-    if left_out:
-        print(f"{source}: left out knowingly: {names.brief(left_out)}.")
+    with _naming(weights):
+        content, choice = reading.unpacked(_content(weights), checkpoint_key)
+        if choice:
+            print(f"{source}: the checkpoint has several sets of weights; taken: {choice} (checkpoint_key= chooses).")
+        format, state, left_out = _opened(kinds, content)
+        if head is not None:
+            state |= _separate_head(format, head)
+        if format.require is not None:
+            format.require(state, options)
+        windows = (window_size, window_size) if isinstance(window_size, int) else window_size
+        hints = dict(num_heads=num_heads, image_size=image_size, family=family, window_size=windows)
+        hints = {name: tuple(hint) if isinstance(hint, list) else hint for name, hint in hints.items()}
+        config, flavour = format.infer(state, **hints)
+        config = _with_options(source, config, options)
+        if _has_own_positions(config):
+            raise ValueError(
+                f"{source}: adaptive={config.adaptive} has positions around the torus, which no file holds; load the "
+                f"model without it, and then take models.adapt(model, adaptive={config.adaptive})."
+            )
+        table, what = format.table(config, flavour), _what(source, flavour, config)
+        abstract = _abstract(config)
+        shapes = _shapes(abstract)
+        mapping.check(table, shapes, what)
+        tensors = mapping.read(table, state, shapes, what)
+        left_out += [constant.name for constant in table.constants]
+        model = logical.from_logical(abstract, tensors, STORED)
+        if num_classes not in (None, config.num_classes):
+            constraints.check(f"{source}: num_classes", num_classes, constraints.PositiveInt)
+            if "num_classes" not in (field.name for field in dataclasses.fields(config)):
+                raise ValueError(f"{source}: {num_classes=}, but its models have no head.")
+            other = {"projection": None} if getattr(config, "projection", None) is not None else {}  # one head only
+            model, changes = remade(model, rngs=Keys(seed), num_classes=num_classes, **other)
+            left_out += [name for pair in table.pairs if pair.ours[0] in changes.drawn for name in pair.names]
+        if left_out:
+            print(f"{source}: left out knowingly: {names.brief(left_out)}.")
     return model
 
 
@@ -225,6 +227,17 @@ def _opened(kinds: list[Format], content: Any) -> tuple[Format, dict[str, np.nda
 
 def _content(weights: Any) -> Any:
     return reading.read(weights) if isinstance(weights, str | os.PathLike) else weights
+
+
+@contextlib.contextmanager
+def _naming(weights: Any) -> Iterator[None]:
+    """Put the path of a file in front of an error about its content."""
+    try:
+        yield
+    except ValueError as error:
+        if isinstance(weights, str | os.PathLike) and os.fspath(weights) not in str(error):
+            error.args = (f"{os.fspath(weights)}: {error}",)
+        raise
 
 
 def _separate_head(format: Format, weights: Any) -> dict[str, np.ndarray]:

@@ -110,8 +110,11 @@ def validate(config: ConfigDict) -> None:
 
     Raises ValueError with one line: the key, its value, the rule, and the nearest valid name.
     """
-    name = _name(config, "objective")
-    check_keys(config, get_base(name))
+    check_keys(config, get_base(_name(config, "objective")))
+    _check_values(config)
+
+
+def _check_values(config: ConfigDict) -> None:
     for key, value in flat(config).items():
         if isinstance(value, Missing):
             raise ValueError(f"config.{key} is missing: {value}")
@@ -119,8 +122,9 @@ def validate(config: ConfigDict) -> None:
     for section, owner in OWNERS.items():
         owner.check(config[section])
     _check_run(config)
-    constraints.check_section("config.objective", config.objective, OBJECTIVES[name].TYPES)
-    OBJECTIVES[name].check(config)
+    objective = OBJECTIVES[_name(config, "objective")]
+    constraints.check_section("config.objective", config.objective, objective.TYPES)
+    objective.check(config)
 
 
 def _types(config: ConfigDict) -> dict[str, Any]:
@@ -307,15 +311,19 @@ def _wanted(key: str, value: Any, old: Any, type_: Any) -> str:
 
 
 def from_json(path: pathlib.Path) -> ConfigDict:
-    """The configuration that a run wrote into its directory; ValueError if the file is damaged."""
+    """The configuration that a run wrote into its directory; ValueError if the file is damaged.
+
+    Keys that this version does not have stay, and have no effect.
+    """
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
         config = get_base(stored["objective"]["name"])
         config.model = dict(stored.pop("model"))
         _update(config, stored)
+        _check_values(config)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
-            f"{path} is not the configuration of a run ({type(error).__name__}: {error}); it is damaged, or of another "
+            f"{path} is not the configuration of a run ({errors.reason(error)}); it is damaged, or of another "
             "version.  Move it away: training in this directory writes it again."
         ) from error
     return config.lock()

@@ -169,6 +169,8 @@ def test_a_name_that_is_not_there(folder):
         ("@timeStamps true\n@data\n", "time stamps are not supported"),
         ("@classLabel false\n@data\n", "there are no class labels"),
         ("@classLabel true a\n@data\n1,x:a\n", "line 3: could not convert string to float: 'x'"),
+        ("@classLabel true a\n@data\n1,2:a\n1,-1e39:a\n", "line 4: a value is infinite in float32"),
+        ("@classLabel true a\n@data\n1,inf:a\n", "line 3: a value is infinite in float32"),
         ("@classLabel true a\n@data\nlabel\n", "line 3: there are no values"),
         ("@classLabel true a\n@data\n", "no series"),
     ],
@@ -194,6 +196,8 @@ def test_bad_ts_files(tmp_path, text, message):
         (dict(train_x=np.full((4, 2, 5), "a")), r"`train_x` must be numbers .* <U1 \[4, 2, 5\]"),
         (dict(train_len=np.array(5)), r"`train_len` must be int \[N\] .* int64 \[\]"),
         (dict(train_len=np.array([5, 5, 0, 6])), r"`train_len` is in 0..6; series of length 5 allow 1..5"),
+        (dict(train_x=np.full((4, 2, 5), 1e39)), r"a.npz: `train_x` has values that are infinite in float32"),
+        (dict(classes=np.full(2, 2**31, np.uint32).view("<U1")), r"a.npz: 'classes' holds text with the character"),
         (dict(test_x=np.zeros((4, 3, 5))), r"the same number of channels, not \[2, 3\]"),
     ],
 )
@@ -201,8 +205,9 @@ def test_bad_npz_files(tmp_path, change, message):
     x, y = np.zeros((4, 2, 5)), np.zeros(4, int)
     arrays = dict(train_x=x, train_y=y, test_x=x, test_y=y, classes=np.array(["a", "b"])) | change
     np.savez(tmp_path / "a.npz", **{key: array for key, array in arrays.items() if array is not None})
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as error:
         series.load("a", directory=str(tmp_path))
+    assert str(tmp_path) in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_damaged_npz_file(tmp_path):

@@ -1,5 +1,6 @@
 import io
 import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -126,6 +127,31 @@ def test_a_prepared_tfds_data_set(section, prepared):
     features.write_text(text)
     with pytest.raises(ValueError, match="tfds:tiny: images are float32, whose range is not known; they must be uint8"):
         sources.open_source(config, "train")
+
+
+DAMAGES = {
+    "cut": ("features.json", lambda text: text[:100], "features.json: is damaged"),
+    "deep": ("features.json", lambda text: "[" * 100_000, "features.json: is damaged"),
+    "field": ("features.json", lambda text: text.replace("classLabel", "classLabels"), "ParseError"),
+    "version": ("dataset_info.json", lambda text: text.replace("1.10.0", "1."), "Invalid version"),
+    "bytes": ("dataset_info.json", lambda text: text.replace("tiny", "\udcff"), "'utf-8' codec can't decode"),
+    "classes": ("features.json", lambda text: text.replace('Classes": "3"', 'Classes": "9000000000"'), "damaged"),
+    "module": ("features.json", lambda text: text.replace("tensorflow_datasets", "this"), "no feature of TFDS"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_tfds_data_set_is_one_line(section, prepared, name):
+    file, change, message = DAMAGES[name]
+    path = prepared / "tiny" / "1.10.0" / file
+    path.write_bytes(change(path.read_text()).encode(errors="surrogateescape"))
+    if name == "classes":
+        (path.parent / "label.labels.txt").unlink()
+    sys.modules.pop("this", None)
+    with pytest.raises(ValueError, match=message) as error:
+        sources.open_source(section(source="tfds:tiny"), "train")
+    assert str(path.parent) in str(error.value) and "\n" not in str(error.value)
+    assert "this" not in sys.modules  # a name in features.json imports nothing
 
 
 def test_a_tfds_data_set_that_is_not_prepared(section, tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from equivit import pretrained
 from equivit.pretrained import reading
 from tests.pretrained import torch_archive
 
@@ -139,3 +140,11 @@ def test_what_optimizers_and_state_dicts_have_is_read(tmp_path):
     content = b"}(" + text("state") + b"}K\0}s" + text("model") + attributes + text("x") + b"\x8c\1yu"
     read = reading.read(write(tmp_path / "weights.pth", content))
     assert read == {"state": {0: {}}, "model": {}, "x": "y"}
+
+
+def test_an_error_about_the_tensors_of_a_file_names_the_file(tmp_path):
+    path = tmp_path / "w.safetensors"
+    reading.write(path, {"a": np.zeros(2, np.float32)})
+    with pytest.raises(ValueError, match="timm: no tensor 'patch_embed.proj.weight'") as error:
+        pretrained.load("timm", path)
+    assert str(error.value).startswith(f"{path}: ")

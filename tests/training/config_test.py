@@ -240,8 +240,19 @@ def test_several_seeds(tmp_path, capsys, monkeypatch):
     assert str(tmp_path / "report.json") in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("left", [b'{"seed": 0, "steps": 3, "obj', b"", b"{}", b"null", b"[1, 2]", b"\xff\xfe{}",
-                                  b"[" * 100_000, b'{"objective": {"name": "supervised"}, "model": null}'])  # fmt: skip
+SUPERVISED = b'{"objective": {"name": "supervised"}, "model": '
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        *(b'{"seed": 0, "steps": 3, "obj', b"", b"{}", b"null", b"[1, 2]", b"\xff\xfe{}", b"[" * 100_000),
+        SUPERVISED + b"null}",
+        SUPERVISED + b'{"name": "vit_ti16"}, "steps": "x"}',
+        SUPERVISED + b'{"name": "vit_ti16"}, "steps": 3, "data": {"void": [null]}}',
+        SUPERVISED + b'{"name": "a\\nb"}, "steps": 3}',
+    ],
+)
 def test_a_configuration_that_a_crash_has_cut_is_one_line_that_names_the_file(tmp_path, left):
     path = tmp_path / "config.json"
     path.write_bytes(left)

@@ -163,6 +163,15 @@ def test_a_result_that_is_there_is_kept(finished, monkeypatch, capsys):
     assert "a result of another recipe, config.epochs=2 where it is now 3" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("text", ['{"recipe": [1]}', '{"recipe": {}}', "[]", '{"recipe": {"a\\nb": 1}}', "[" * 100_000])
+def test_a_damaged_result_is_one_line(tmp_path, capsys, text):
+    path = tmp_path / "synthetic-patchtst_jumbo-8.json"
+    path.write_text(text)
+    assert command.main([*arguments(tmp_path), "--config.models=patchtst_jumbo"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(path) in line
+
+
 def test_a_set_that_is_not_there_stops_nothing(finished, tmp_path, monkeypatch, capsys):
     workdir, _ = finished
     monkeypatch.setitem(sys.modules, "aeon.datasets", None)

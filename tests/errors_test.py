@@ -1,0 +1,26 @@
+"""Messages: one line of text, whatever is in them."""
+
+import pytest
+
+from equivit import errors
+
+
+@pytest.mark.parametrize(
+    "text, line",
+    [
+        ("a\nb\t c", "a b c"),
+        ("\x1b[2J", "\\x1b[2J"),
+        ("\udcff \u202e", "\\udcff \\u202e"),
+        ("a\u2028b \u00e9", "a b \u00e9"),
+    ],
+)
+def test_a_line_has_only_what_can_be_printed(text, line):
+    assert errors.line(text) == line
+    assert errors.line(text).encode().decode().isprintable()
+
+
+def test_errors_of_other_libraries_are_short():
+    assert errors.reason(KeyError("a\nb")) == "KeyError: 'a\\nb'"
+    assert errors.reason(ValueError("a.\n")) == "ValueError: a"
+    assert len(errors.reason(ValueError("a b " * 10_000))) < 500
+    assert len(errors.word("a" * 10_000)) < 100
