@@ -2,7 +2,8 @@
 # make test         install what tests need, then run them
 # make kernels      install, then compile the kernels for this CPU; the quickstart does so if there is a C++ compiler
 # make install-export   also what export and profile need (jax2onnx, onnx, onnxruntime)
-# make test-all     the same, with every reference file under $EQUIVIT_PARITY
+# make test-all     the same as make test, with every reference file under $EQUIVIT_PARITY
+# make fuzz         attack everything that reads files with inputs of its own: make fuzz MINUTES=60
 # make soak         kill runs and commands at random moments, and look for what is lost: about 40 minutes
 
 VENV ?= .venv
@@ -11,9 +12,10 @@ RUN = $(VENV)/bin/python
 TESTS ?= tests
 PYTEST = $(RUN) -m pytest -n 2
 WORKDIR ?= runs/quickstart
+MINUTES ?= 10
 JAX2ONNX = jax2onnx>=0.17.1,<0.18
 
-.PHONY: quickstart kernels install-export test test-all soak lint clean
+.PHONY: quickstart kernels install-export test test-all fuzz soak lint clean
 
 # On Linux: large arrays in large pages, and memory stays with the process.  Otherwise each training step on a CPU gets
 # its memory anew from the kernel, page by page.  (Not arena_max=1: octic steps are slower with it.)
@@ -42,6 +44,9 @@ endif
 test-all: $(VENV)/.installed-dev
 	@test -d "$(EQUIVIT_PARITY)" || { echo "test-all: EQUIVIT_PARITY='$(EQUIVIT_PARITY)' is not a directory of reference files; set it, or run make test."; exit 1; }
 	$(MAKE) test
+
+fuzz: $(VENV)/.installed-dev
+	$(RUN) -m tests.fuzz --minutes=$(MINUTES)
 
 soak: $(VENV)/.installed-dev $(VENV)/.installed-export
 	$(RUN) -m tests.soak

@@ -67,6 +67,7 @@ BUDGETS = {
     "evaluation": 104,
     "objectives": 126,
     "data": 40,
+    "fuzz": 50,
     "pretrained": 43,
     "symmetry": 22,
     "": 166,  # the modules beside the folders
