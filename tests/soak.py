@@ -300,7 +300,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser():
-    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", default="runs,processes,commands", help="parts (%(default)s)")
     parser.add_argument("--devices", default="1,2,4,8", help="virtual devices of the runs (%(default)s)")
     parser.add_argument("--kills", type=int, help="of each run (20), of the two processes (10) and each command (10)")
