@@ -22,7 +22,7 @@ def lines(path: str | os.PathLike) -> list[Line]:
 
 
 def rows(path: str | os.PathLike) -> list[dict[str, float]]:
-    """What the lines hold that can be read."""
+    """The rows of all lines that can be read."""
     return [line.row for line in lines(path) if line.row is not None]
 
 

@@ -55,7 +55,7 @@ def write(
       function: traced here; its results are arrays named by `outputs`.
       image: shape and dtype of the input, `jax.ShapeDtypeStruct`; in the file it is called "image".
       opset: version of the standard's operations.
-      metadata: texts by name, for whoever reads the file.
+      metadata: texts by name, kept in the file.
 
     Raises:
       ValueError: jax2onnx is not installed, has no such version or operation, or the file would be too large.

@@ -1,4 +1,4 @@
-"""Safetensors files: reading those that nobody vouches for, and writing."""
+"""Safetensors files: safe reading of untrusted ones, and atomic writing."""
 
 import os
 from collections.abc import Mapping

@@ -35,7 +35,7 @@ TIMES = {"images_per_second", "step_seconds", "data_wait_share", "milliseconds",
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What is killed.
+    """A command to kill.
 
     Attributes:
       name: for the table.
@@ -83,7 +83,7 @@ def _free_port():
 
 
 def soak(task: Task, folder: pathlib.Path, kills: int, draw: random.Random) -> list[str]:
-    """Kill a task so many times, print each time, and return what was lost."""
+    """Kill a task `kills` times, print each kill, and return the losses."""
     folder.mkdir(parents=True)
     whole, begin = folder / "whole", time.monotonic()
     task.finish(whole)
@@ -186,7 +186,7 @@ def _same(a, b):
 
 
 def checkpoint(path: pathlib.Path) -> tuple[dict, dict]:
-    """What a checkpoint says about itself, and all of its arrays by their names."""
+    """The description in a checkpoint, and all of its arrays by name."""
     import numpy as np
     import orbax.checkpoint as ocp
 

@@ -31,7 +31,7 @@ T = TypeVar("T")
 def save(path: pathlib.Path, model: ModelModule, data: TrainedOn = UNKNOWN) -> None:
     """Write the model to the directory `path`, which is created if needed.
 
-    Whoever is killed meanwhile leaves the old model, or one that `load` refuses.
+    A process that is killed meanwhile leaves the old model, or one that `load` refuses.
 
     Args:
       path: the directory.

@@ -99,7 +99,7 @@ class _Reader:
         return self._state_dict(content) if isinstance(content, Module) else content
 
     def _find(self, name: Name) -> Callable | None:
-        """What calling a name makes, or None for a storage; `Refused` for an unknown name."""
+        """The function that stands for a name, None for a storage; `Refused` for an unknown name."""
         if name.module == "__torch__" or name.module.startswith("__torch__."):
             return Module
         match name:

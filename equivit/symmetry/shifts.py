@@ -191,7 +191,7 @@ def strongest(scores: jax.Array) -> Choice:
 
 
 def settled(scores: jax.Array, hashes: jax.Array) -> Choice:
-    """The largest score of each row [B, n]; among those that rounding may have parted, that of the greatest hash.
+    """The largest score of each row [B, n]; of scores that differ by rounding alone, the one with the greatest hash.
 
     Args:
       hashes: [B, 2, n], as `oriented_hashes` gives them.

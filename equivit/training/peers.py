@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterator
 
 LEAVING = b"."  # what a process sends that has finished
-TOKEN = 16  # bytes; whoever else connects to the port does not know it
+TOKEN = 16  # bytes; only processes of this run know it
 ADDRESSES = 4  # of the first process, at most
 SECONDS = 3.0  # to connect
 ENDED = "another process of this run has ended; start all of them again to go on."

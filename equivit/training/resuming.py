@@ -54,12 +54,12 @@ def conditions(mesh: Mesh, data: TrainedOn) -> dict[str, Any]:
 def remarks(
     workdir: pathlib.Path, config: ConfigDict, before: ConfigDict | None, now: dict[str, Any], *, start: int
 ) -> list[str]:
-    """Lines about what differs from the start before, and whether the result is that of an uninterrupted run.
+    """Lines that report changes since the last start, and whether the result will equal an uninterrupted run.
 
     Args:
       workdir: the run directory.
       config: of the run.
-      before: that of the start before; None: not known.
+      before: the configuration of the last start; None: not known.
       now: `conditions`.
       start: the step that the run begins at; 0 for a fresh run.
     """
@@ -71,7 +71,7 @@ def remarks(
         return [f"A resumed run equals an uninterrupted one {how}, given the same values, data and devices."]
     lines, decisive = _differences(workdir, config, before, now)
     if decisive:
-        return [*lines, f"The result will differ from that of an uninterrupted run, by {errors.listed(decisive)}."]
+        return [*lines, f"The result will differ from an uninterrupted run, by {errors.listed(decisive)}."]
     if before is None or not _conditions_before(workdir):
         return [*lines, "It is not known whether data and devices are those of before."]
     return [*lines, f"The run goes on as if it had not stopped, {how}."]

@@ -44,7 +44,7 @@ NOTE = "fault.txt"
 
 @dataclasses.dataclass
 class Tally:
-    """What came of the inputs of a reader, the places of its faults, and the seconds of processor time it took."""
+    """Outcomes of a reader's inputs, the places of its faults, and the processor time it took, in seconds."""
 
     reader: Reader
     counts: collections.Counter = dataclasses.field(default_factory=collections.Counter)

@@ -59,7 +59,7 @@ class Reader(NamedTuple):
 
 
 def made_in_child(make: Callable[[], Any]) -> Any:
-    """What a function returns in a child process.  It may start threads; a process with threads cannot be forked."""
+    """Run a function in a child process and return its result: a process with threads cannot be forked."""
     read, write = os.pipe()
     if (child := os.fork()) == 0:
         try:
@@ -100,7 +100,7 @@ class Attacker:
         self._end()
 
     def __call__(self, files: Files) -> Outcome:
-        """What comes of these files."""
+        """The outcome of reading these files."""
         if self._child is None:
             self._child, self._uses = _Child(self.reader, self._room), 0
             first = self._child.ask(self.reader.valid)  # also imports and keeps what each use needs
@@ -239,7 +239,7 @@ def _data() -> int:
 
 
 def judged(error: BaseException, folder: pathlib.Path) -> Outcome:
-    """What an error of a reader is worth."""
+    """Whether an error refuses the files as it should, or is a fault."""
     message, place = str(error), _place(error)
     if any(isinstance(one, MemoryError) for one in _chain(error)):
         return Outcome("fault", f"asks for more than {BYTES // 2**20} MB: {message}", f"memory at {place}")

@@ -69,7 +69,7 @@ def test_another_number_of_examples_is_reported(copy, capsys):
     workdir, config = copy
     train(workdir, config, ANIMALS._replace(examples=28))
     said = capsys.readouterr().out
-    assert "examples: 24 -> 28" in said and "will differ from that of an uninterrupted run, by examples." in said
+    assert "examples: 24 -> 28" in said and "will differ from an uninterrupted run, by examples." in said
     assert "bit for bit" not in said and resuming.data_before(workdir).examples == 28
 
 
