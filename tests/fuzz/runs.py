@@ -109,10 +109,10 @@ def read_claim(folder: pathlib.Path) -> Any:
         config="c.py",
         workdir=folder,
     )
-    return plan.claim(options, ["a=1"])
+    return plan.claim(options, ["a=1"], weights="0a")
 
 
-CLAIM = dict(ARGUMENTS, source="timm:a.pth", config="c.py", changes=["a=1"]) | dict.fromkeys(plan.HINTS)
+CLAIM = dict(ARGUMENTS, weights="0a", source="timm:a.pth", config="c.py", changes=["a=1"]) | dict.fromkeys(plan.HINTS)
 CONFIG = configs.get_base("supervised")
 CONFIG.steps = 3
 
