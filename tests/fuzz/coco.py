@@ -1,8 +1,11 @@
 """COCO's file of instances, with polygons and run lengths."""
 
+import copy
 import json
 import pathlib
 from typing import Any
+
+from hypothesis import strategies as st
 
 from equivit.data.coco import Coco
 from tests.fuzz.attack import Reader
@@ -27,6 +30,18 @@ INSTANCES: dict[str, Any] = {
         },
     ],
 }
+
+
+def of_size(height: int, width: int) -> dict[str, Any]:
+    """The same, with images of a size that their run lengths have too."""
+    changed = copy.deepcopy(INSTANCES)
+    for image in changed["images"]:
+        image.update(height=height, width=width)
+    changed["annotations"][1]["segmentation"] = {"counts": [1, height * width - 1], "size": [height, width]}
+    return changed
+
+
+STARTS = (INSTANCES, INSTANCES, of_size(65535, 65535), of_size(1, 60000), of_size(1000, 1000), of_size(6, 5))
 FILE = "annotations/instances_train2017.json"
 FILES = {FILE: json.dumps(INSTANCES).encode(), "train2017/x.png": PNG[0], "train2017/y.png": PNG[0]}
 # fmt: off
@@ -42,4 +57,5 @@ def read(folder: pathlib.Path) -> Any:
     return read_all(Coco(str(folder), "train2017", void=(255,), max_pixels=MAX_PIXELS))
 
 
-READERS = (Reader("COCO", FILES, one_of_files(FILES, {FILE: document(INSTANCES, more=MORE)}), read),)
+DAMAGED = st.sampled_from(STARTS).flatmap(lambda start: document(start, more=MORE))
+READERS = (Reader("COCO", FILES, one_of_files(FILES, {FILE: DAMAGED}), read),)
