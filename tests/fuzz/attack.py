@@ -28,7 +28,8 @@ from tests.fuzz import watch
 
 SECONDS, BYTES = 5, 500 * 2**20  # of processor time and of memory, for one input
 SILENCE = 600  # seconds without an answer, on however slow a machine, mean that a reader waits for something
-LINE, WARNINGS, OUTPUT = 2000, 5, 2000  # characters of a message, warnings, and bytes printed, at most
+# Characters of a message, which may list the tensors that do not fit, warnings, and bytes printed, at most.
+LINE, WARNINGS, OUTPUT = 10_000, 5, 2000
 OUTSIDE = ("/etc/passwd", "/dev/zero")  # files that inputs name
 USES = 3000  # inputs of one child: what it keeps must not count as memory of a reader
 
