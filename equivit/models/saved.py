@@ -58,11 +58,10 @@ def load(path: pathlib.Path) -> nnx.Module:
         configuration, are not of floating point where they must be, or are not finite.
     """
     path = pathlib.Path(path)
-    config, digest = _read(path / "model.json", lambda found: (_from_description(found), _digest(found)))
+    config, expected, digest = _read(path / "model.json", _configuration)
     if not (path / "parameters.safetensors").is_file():
         raise FileNotFoundError(f"{path}: has a model.json, but no parameters.safetensors.")
     tensors = safetensors_files.read(path / "parameters.safetensors")
-    expected = jax.eval_shape(lambda: logical.to_logical(_create(config), nnx.Variable))
     _check_tensors(path, expected, tensors)
     if safetensors_files.metadata(path / "parameters.safetensors").get(DIGEST, digest) != digest:
         raise ValueError(
@@ -91,6 +90,12 @@ def _check_tensors(path: pathlib.Path, expected: dict, tensors: dict[str, np.nda
         )
 
 
+def _configuration(found: dict) -> tuple[Config, dict[str, jax.ShapeDtypeStruct], str]:
+    """The configuration, the parameters of its model without values, and the digest of the description."""
+    config = _from_description(found)
+    return config, jax.eval_shape(lambda: logical.to_logical(_create(config), nnx.Variable)), _digest(found)
+
+
 def _has_type_of(expected: jax.ShapeDtypeStruct, tensor: np.ndarray) -> bool:
     """Whether a tensor is of the expected type, or both are of floating point."""
     floating = all(jnp.issubdtype(dtype, jnp.floating) for dtype in (expected.dtype, tensor.dtype))
@@ -116,7 +121,7 @@ def _read(path: pathlib.Path, parse: Callable[[dict], T]) -> T:
         raise FileNotFoundError(f"{path.parent}: is no saved model; there is no {path.name}.")
     try:
         return parse(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         raise ValueError(f"{path}: is damaged, or of another version: {errors.reason(error)}.") from error
 
 

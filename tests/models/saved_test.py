@@ -98,3 +98,13 @@ def test_damaged_names_are_named_with_the_file(models, tmp_path, damaged):
     path.write_text(json.dumps({**json.loads(path.read_text()), "trained_on": json.loads(damaged)}))
     with pytest.raises(ValueError, match=f"{path}: is damaged, or of another version"):
         saved.trained_on(tmp_path)
+
+
+@pytest.mark.parametrize("change", [dict(num_heads=3), dict(num_heads=0), dict(width="16"), dict(patch_size=[0, 0])])
+def test_a_configuration_that_no_model_has_is_one_line_that_names_the_file(models, tmp_path, change):
+    saved.save(tmp_path / "model", *models["old"])
+    path = tmp_path / "model" / "model.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ValueError, match=f"{path}: is damaged, or of another version") as error:
+        saved.load(tmp_path / "model")
+    assert "\n" not in str(error.value)
