@@ -105,7 +105,8 @@ def _run(*arrays, function, transpose, number):
 _linear = Primitive("linear")
 _linear.multiple_results = True
 _linear.def_impl(_run)
-_linear.def_abstract_eval(lambda *_, function, **__: function.out_avals)
+# Effects are those of kernels under an interpreter.
+_linear.def_effectful_abstract_eval(lambda *_, function, **__: (function.out_avals, function.effects))
 ad.primitive_jvps[_linear] = _jvp
 ad.primitive_transposes[_linear] = _transpose
 batching.primitive_batchers[_linear] = _batched
