@@ -105,7 +105,7 @@ def _run(*arrays, function, transpose, number):
 _linear = Primitive("linear")
 _linear.multiple_results = True
 _linear.def_impl(_run)
-# Effects are those of kernels under an interpreter.
+# Kernels have effects when an interpreter runs them.
 _linear.def_effectful_abstract_eval(lambda *_, function, **__: (function.out_avals, function.effects))
 ad.primitive_jvps[_linear] = _jvp
 ad.primitive_transposes[_linear] = _transpose

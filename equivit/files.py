@@ -80,8 +80,8 @@ def replacing(path: str | os.PathLike) -> Iterator[pathlib.Path]:
 def replacing_in_directory(path: str | os.PathLike, names: Sequence[str]) -> Iterator[pathlib.Path]:
     """Yield a new directory, whose files take their places in the directory `path` when the context ends without error.
 
-    If there is no such directory, the new one is renamed, so that all of its files are there or none.  In an existing
-    directory they replace those of their names, one after the other in the order of `names`; its other files stay.
+    If there is no such directory, the new one is renamed, so that all of its files are there or none.  An existing
+    directory keeps its other files; the new ones replace files of the same name, one by one in the order of `names`.
 
     Raises:
       OSError: the directory cannot be made, or a file cannot be written.

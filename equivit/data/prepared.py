@@ -25,9 +25,9 @@ MOST_CLASSES = 1_000_000  # ImageNet-21k has 21,841
 class Tfds:
     """A TFDS data set with features `image` and `label`, prepared as array_record; TensorFlow is not needed.
 
-    Instead of `label` it may have `real_label`: any number of classes, all of them correct (imagenet2012_real), or
-    `annotation`: label maps as of ADE20K, where 1 to 150 are classes and 0 is none (scene_parse150, if it is prepared
-    from the maps of scene parsing; TFDS takes those of instances, which are refused).
+    Two other features may stand for `label`.  `real_label` holds any number of classes, all of them correct
+    (imagenet2012_real).  `annotation` holds label maps of ADE20K, where 1 to 150 are classes and 0 is none
+    (scene_parse150, prepared from the scene-parsing maps; TFDS prepares instance maps, which are refused).
 
     `name` is `<name>`, `<name>/<config>` or either with `:<version>`; the newest prepared version is used if none is
     given.  The directory is the environment variable TFDS_DATA_DIR, or ~/tensorflow_datasets.  A split may be a slice
@@ -80,7 +80,7 @@ class Tfds:
             self.classes = tuple(label.names)
 
     def _check_split(self, splits: Any) -> None:
-        """ValueError unless a split, or a slice of one, is among those of TFDS."""
+        """ValueError unless the data set has the split, or the split that is sliced."""
         try:
             splits[self.split]
         except Exception as error:  # of a name that is no split, or an expression that is none

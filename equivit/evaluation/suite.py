@@ -34,7 +34,7 @@ def evaluate(
       suite: as in `check`.
       track: shows progress; `track(batches, total, name)` yields the batches.
       directory: where long protocols keep their state, so that an evaluation that was cut off goes on; None: nowhere.
-      classes: names of the model's classes, which those of the data must be; (): not known.
+      classes: names of the model's classes; the data must have the same names.  (): not known, nothing is compared.
 
     Returns:
       The results of each protocol by its name; the protocol's file describes them.

@@ -264,8 +264,8 @@ def _grouped_points_pullback(groups, arrays, slope):
 def _grouped_points(x: jax.Array, kernel: jax.Array, groups: int) -> jax.Array:
     """With groups only the gradient consists of matrix products.
 
-    XLA:CPU transposes x for them, and would compute what x is made of in that order too, such as a depthwise
-    convolution, which then takes ten times as long.
+    In the forward pass they would transpose x, and a compiler would compute the depthwise convolution before them in
+    that order too, ten times slower.
     """
     return _whole(x, kernel, stride=(1, 1), padding=(0, 0), groups=groups)
 

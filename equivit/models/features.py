@@ -31,7 +31,7 @@ class Grid:
     def placed(self, maps: Any) -> Any:
         """Move maps of pixels [*B, H, W, ...] that begin where the grid begins to their place on the image.
 
-        Maps of NumPy stay on the host.
+        NumPy arrays stay on the host.
         """
         return _rolled(maps, self.offset)
 
@@ -87,7 +87,7 @@ def of_map(values: jax.Array, stride: int, blocks: dict[int, Features] | None = 
 
 
 def _rolled(maps: Any, steps: Any) -> Any:
-    """Maps [*B, H, W, ...] shifted by (down, right) [*B, 2]; those of NumPy stay on the host."""
+    """Shift maps [*B, H, W, ...] by (down, right) [*B, 2]; NumPy arrays stay on the host."""
     flat, steps = maps.reshape(-1, *maps.shape[steps.ndim - 1 :]), steps.reshape(-1, 2)
     if not isinstance(maps, np.ndarray):
         return shifts.roll(flat, steps).reshape(maps.shape)

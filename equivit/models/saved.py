@@ -107,7 +107,7 @@ def _create(config: Config) -> nnx.Module:
 
 
 def trained_on(path: pathlib.Path) -> TrainedOn:
-    """The data that the model in a directory was trained on; unknown in those of earlier versions.
+    """The training data of the model in a directory; unknown if an earlier version saved it.
 
     Raises:
       FileNotFoundError: there is no saved model in the directory.

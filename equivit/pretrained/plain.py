@@ -185,7 +185,8 @@ def _positions(state, spelling, patch, image_size, source) -> tuple[tuple[int, i
         f"{table}, which form no square grid of patches, with or without a class token; give "
         f"image_size=(height, width) with height/{patch[0]} times width/{patch[1]} patches."
         if image_size is None
-        else f"{table}, not those of an image of {image_size[0]}x{image_size[1]} in patches of {patch[0]}x{patch[1]}."
+        else f"{table}, which do not fit an image of {image_size[0]}x{image_size[1]} in patches of "
+        f"{patch[0]}x{patch[1]}."
     )
 
 

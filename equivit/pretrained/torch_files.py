@@ -137,7 +137,7 @@ class _Reader:
             path, module = left.pop()
             for name, value in module.attributes.items():
                 whole = f"{path}{name}"
-                self._archive.claim("a name", len(whole))  # those of a deep tree repeat its path
+                self._archive.claim("a name", len(whole))  # in a deep tree each name repeats the path
                 if isinstance(value, np.ndarray):
                     tensors[whole] = value
                 elif isinstance(value, Module):

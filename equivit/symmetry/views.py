@@ -1,4 +1,4 @@
-"""Hashes of maps as seen from each of their positions: equal views are told from different ones without sorting.
+"""Hashes of a map as seen from each of its positions, which tell equal views from different ones without sorting.
 
 The view of a position is its map, a torus, rolled until that position comes first.  Its hash has 64 bits, in two words:
 equal views have equal hashes, and two different ones have the same with a probability of about 2^-64.  A shifted map
@@ -47,7 +47,7 @@ def oriented_hashes(x: jax.Array, stride: tuple[int, int], group: Group) -> jax.
     """
     pixels, (b, height, width, _), (sh, sw) = _pixels(x), x.shape, stride
     seen = {g: fields.act_on_grid(g, pixels, (2, 3)) for g in group.elements}
-    # Views of another shape are never compared: those of a map that is not square are all taken wide.
+    # Only views of one shape can be compared: of a map that is not square, take the wide ones.
     seen = {g: view for g, view in seen.items() if group is not OCTIC or view.shape[2] <= view.shape[3]}
     hashes = jax.lax.map(_blocks, jnp.stack(list(seen.values())))  # all at once leave a processor's cache
     steps = (sh, sw) if hashes.shape[3:] == (height, width) else (sw, sh)
@@ -82,7 +82,7 @@ def _blocks(hashes: jax.Array) -> jax.Array:
         size, length = hashes.shape[axis], 1
         while length < size:
             length *= JOINED
-        # The map goes on beyond its end, so that the next strip is a slice: rolls take ten times as long.
+        # Repeat the map beyond its end: the next strip is then a slice, and no roll has to be written out.
         around = jnp.concatenate([hashes] * -(-(size + length - 1) // size), axis)
         hashes = jax.lax.slice_in_dim(around, 0, size + length - 1, axis=axis)
         step = 1

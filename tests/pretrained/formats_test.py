@@ -237,7 +237,7 @@ def test_the_order_of_flip_tokens_is_checked():
         ("Jumbo's baseline", dict(jumbo=3), "'jumbo' is not an option"),
         ("Jumbo of 2025", dict(), "jumbo: pos_embed has 12 rows, which form no square grid.* give image_size="),
         ("plain registers", dict(), "no square grid of patches.* give image_size="),
-        ("plain", dict(image_size=(64, 64)), "not those of an image of 64x64 in patches of 8x8"),
+        ("plain", dict(image_size=(64, 64)), "do not fit an image of 64x64 in patches of 8x8"),
         ("OpenCLIP quick", dict(), "clip: no name of the file tells its activation; give mlp='quick_gelu' .* or"),
         ("transformers' CLIP", dict(), "clip: no name of the file tells its activation"),
         ("timm's CLIP", dict(), "clip: no name of the file tells its activation"),
