@@ -30,6 +30,16 @@ TOKENS = (
 # fmt: on
 
 
+def rearrange(draw: st.DrawFn, parts: list, k: int, kind: str) -> None:
+    """Drop, double or move part k of a list in place; other kinds change nothing."""
+    if kind == "drop" and len(parts) > 1:
+        del parts[k]
+    elif kind == "double":
+        parts.insert(k, parts[k])
+    elif kind == "move":
+        parts.insert(draw(st.integers(0, len(parts) - 1)), parts.pop(k))
+
+
 def values(*more: Any) -> st.SearchStrategy:
     """JSON values of all types, and those given."""
     return st.sampled_from(

@@ -17,7 +17,7 @@ from equivit.data import directories, reading
 from equivit.data.npz import Npz
 from equivit.data.pairs import Pairs
 from tests.fuzz.attack import Files, Reader
-from tests.fuzz.mutations import INTEGERS, damaged, one_of_files
+from tests.fuzz.mutations import INTEGERS, damaged, one_of_files, rearrange
 from tests.fuzz.zips import npz, npz_saved
 
 MAX_PIXELS = 1_000_000
@@ -115,12 +115,8 @@ def png(draw, files: Sequence[bytes] = PNG) -> bytes:
             chunks.insert(k, (draw(st.sampled_from(CHUNKS)), draw(st.sampled_from(BODIES))))
         elif kind == "body":
             chunks[k] = (name, draw(st.one_of(st.sampled_from(BODIES), damaged(body))))
-        elif kind == "drop" and len(chunks) > 1:
-            del chunks[k]
-        elif kind == "double":
-            chunks.insert(k, chunks[k])
-        elif kind == "move":
-            chunks.insert(draw(st.integers(0, len(chunks) - 1)), chunks.pop(k))
+        else:
+            rearrange(draw, chunks, k, kind)
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body)) for name, body in chunks
     )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from equivit.pretrained import reading
 from tests.fuzz.attack import Files, Reader
-from tests.fuzz.mutations import INTEGERS, TEXTS, damaged, document
+from tests.fuzz.mutations import INTEGERS, TEXTS, damaged, document, rearrange
 from tests.fuzz.zips import archive, npz, npz_saved, zipped
 
 ARRAYS = {
@@ -146,12 +146,8 @@ def opcodes(draw, body: bytes) -> bytes:
         k = draw(st.integers(0, len(parts) - 1))
         if kind in ("put", "instead"):
             parts[k : k + (kind == "instead")] = [draw(PIECES)]
-        elif kind == "drop" and len(parts) > 1:
-            del parts[k]
-        elif kind == "double":
-            parts.insert(k, parts[k])
-        elif kind == "move":
-            parts.insert(draw(st.integers(0, len(parts) - 1)), parts.pop(k))
+        else:
+            rearrange(draw, parts, k, kind)
     return body if parts is None else b"".join(parts)
 
 
