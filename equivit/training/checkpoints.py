@@ -168,7 +168,8 @@ class Checkpoints:
     def restore(self, like: State) -> State | None:
         """The newest whole checkpoint as a state with the shapes and shardings of `like`; None where there is none.
 
-        Damaged checkpoints are set aside with a warning, and the one before is taken.
+        Damaged checkpoints are set aside with a warning, and the one before is taken.  Removes checkpoints beyond the
+        number to keep, such as a run leaves that was killed before it could.
 
         Raises:
           OtherModelError: the checkpoint is of another model or optimiser.
@@ -180,6 +181,8 @@ class Checkpoints:
             return None
         for step, why in found.damaged.items():
             self._set_aside(step, why, found.step)
+        for step in self.steps[self._options.keep :]:
+            self._manager.delete(step)
         return found.state
 
     def _set_aside(self, step, why, taken):

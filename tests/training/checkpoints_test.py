@@ -56,6 +56,12 @@ def test_two_are_kept_and_the_newest_comes_back_exactly(run):
     chex.assert_trees_all_equal(jax.device_get(restored(workdir, program, mesh_of(1, 1))), state)
 
 
+def test_a_checkpoint_that_a_killed_run_had_yet_to_remove_is_removed(run, copy):
+    shutil.copytree(copy / "checkpoints" / "4", copy / "checkpoints" / "2")
+    restored(copy, run[1], mesh_of(1, 1))
+    assert listing(copy) == ["4", "6"]
+
+
 @pytest.mark.parametrize(("data", "fsdp"), [(1, 8), (2, 2)])
 def test_restores_on_other_devices(run, data, fsdp):
     workdir, _, state, _ = run
