@@ -44,7 +44,7 @@ def run(main: Callable[[], None], *, debug: bool) -> int:
     except (ValueError, OSError, ArithmeticError, MemoryError, jax.errors.JaxRuntimeError) as error:
         if debug:
             raise
-        text = errors.shortened(errors.line(str(error))) or "there is not enough memory."
+        text = errors.line(str(error)) or "there is not enough memory."
         if jax.distributed.is_initialized() and isinstance(error, jax.errors.JaxRuntimeError):
             text = f"{peers.ENDED}  ({text})"
         if jax.distributed.is_initialized():  # then this process ends below

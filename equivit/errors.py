@@ -41,8 +41,9 @@ def shown(value: Any) -> str:
 
 
 def line(text: str) -> str:
-    """The text on one line, with escapes for what cannot be printed, such as the control characters of a terminal."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(text.split()))
+    """The text on one line: control characters are escaped, and very long words are cut."""
+    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(text.split()))
+    return re.sub(rf"\S{{{LONGEST_WORD},}}", lambda word: _cut(word[0], LONGEST_WORD), text)
 
 
 def word(text: str) -> str:
@@ -58,11 +59,6 @@ def brief(text: str) -> str:
 def reason(error: BaseException) -> str:
     """The type and the message of an error of another library."""
     return brief(f"{type(error).__name__}: {error}")
-
-
-def shortened(text: str) -> str:
-    """The text with every very long word cut."""
-    return re.sub(rf"\S{{{LONGEST_WORD},}}", lambda word: _cut(word[0], LONGEST_WORD), text)
 
 
 def _cut(text: str, longest: int) -> str:

@@ -19,6 +19,10 @@ def test_a_line_has_only_what_can_be_printed(text, line):
     assert errors.line(text).encode().decode().isprintable()
 
 
+def test_a_line_has_no_very_long_word():
+    assert len(errors.line(f"/{'a' * 80_000}.png is not an image")) < 500
+
+
 def test_errors_of_other_libraries_are_short():
     assert errors.reason(KeyError("a\nb")) == "KeyError: 'a\\nb'"
     assert errors.reason(ValueError("a.\n")) == "ValueError: a"

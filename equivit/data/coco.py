@@ -57,8 +57,8 @@ class Coco:
         found = set(os.listdir(self.images)) if self.images.is_dir() else set()
         if missing := [name for name, _ in pictures if name not in found]:
             raise ValueError(
-                f"coco:{directory}: there is no image {self.images / missing[0]}; {len(missing)} of {len(pictures)} "
-                "are missing."
+                f"coco:{directory}: there is no image {errors.line(str(self.images / missing[0]))}; {len(missing)} of "
+                f"{len(pictures)} are missing."
             )
         self.files = directories.array([name for name, _ in pictures])
         self.max_pixels = max_pixels

@@ -175,3 +175,7 @@ def test_what_is_missing_is_one_line(section, tmp_path):
     (tmp_path / "train2017" / "3.jpg").unlink()
     with pytest.raises(ValueError, match=r"there is no image .*3.jpg; 1 of 3 are missing"):
         sources.open_source(section(source=f"coco:{tmp_path}"), "train2017")
+    annotations = tmp_path / "annotations" / "instances_train2017.json"
+    annotations.write_text(annotations.read_text().replace("3.jpg", r"\u001b[2J.jpg"))
+    with pytest.raises(ValueError, match=r"there is no image .*\\x1b\[2J.jpg; 1 of 3 are missing"):
+        sources.open_source(section(source=f"coco:{tmp_path}"), "train2017")
