@@ -1,6 +1,5 @@
 # make quickstart   install, then train an octic ViT on handwritten digits (CPU, about three minutes with installing)
 # make test         install what tests need, then run them
-# make kernels      install, then compile the kernels for this CPU; the quickstart does so if there is a C++ compiler
 # make install-export   also what export and profile need (jax2onnx, onnx, onnxruntime)
 # make test-all     the same as make test, with every reference file under $EQUIVIT_PARITY
 # make fuzz         attack everything that reads files with inputs of its own: make fuzz MINUTES=60
@@ -15,17 +14,13 @@ WORKDIR ?= runs/quickstart
 MINUTES ?= 10
 JAX2ONNX = jax2onnx>=0.17.1,<0.18
 
-.PHONY: quickstart kernels install-export test test-all fuzz soak lint clean
+.PHONY: quickstart install-export test test-all fuzz soak lint clean
 
 # On Linux: large arrays in large pages, and memory stays with the process.  Otherwise each training step on a CPU gets
 # its memory anew from the kernel, page by page.  (Not arena_max=1: octic steps are slower with it.)
 quickstart: export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=68719476736
 quickstart: $(VENV)/.installed
-	@$(RUN) -m kernels.compile_cpu || echo "Training goes on without them."
 	$(RUN) -m equivit.train --config=configs/quickstart.py --workdir=$(WORKDIR)
-
-kernels: $(VENV)/.installed
-	$(RUN) -m kernels.compile_cpu
 
 install-export: $(VENV)/.installed-export
 

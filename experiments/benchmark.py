@@ -57,7 +57,7 @@ def in_one_line(main: Callable[[Any], int]) -> Callable[..., int]:
         try:
             return main(arguments)
         except (ValueError, OSError) as error:
-            print(f"error: {errors.shortened(' '.join(str(error).split()))}", file=sys.stderr)
+            print(f"error: {errors.line(str(error))}", file=sys.stderr)
             return 1
 
     return run

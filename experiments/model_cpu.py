@@ -12,8 +12,7 @@ and plain has as many parameters as timm's.  A training step is cross-entropy, g
 the images and keeps the loss and the norm of the gradient.  Our blocks are written out one after the other, as torch's
 are (`unroll=True`), and in a forward pass their parameters lie apart (`Stack.apart`), which on a CPU is the fastest.
 Parameters are float32; with "bfloat16" products are in bfloat16, ours with precision "mixed", torch's by autocast.  The
-kernels for CPUs are used where they are compiled (`python -m kernels.compile_cpu`), which the JSON tells
-(`cpu_kernels`).  The load of the machine before each row is noted: others' work falsifies the figures.  Not in the
+load of the machine before each row is noted: others' work falsifies the figures.  Not in the
 papers.
 
 Claims.  In float32, plain takes at most as long as timm's; D8's training step at most 0.6 of timm's time (Ti) and 0.45
@@ -40,7 +39,6 @@ from experiments import benchmark, programs
 from experiments.benchmark import Claim
 from experiments.conv_models_cpu import Peer
 from experiments.octic_block_cpu import in_turn
-from kernels import cpu
 
 SIZES = {"ti": "vit_tiny_patch16_224", "s": "vit_small_patch16_224", "b": "vit_base_patch16_224"}  # timm's names
 MODELS = {
@@ -79,7 +77,6 @@ def main(arguments=None) -> int:
     print(f"\nmilliseconds for {options.batch} images of {options.image_size} px, on {THREADS} threads")
     print(benchmark.table(rows, columns))
     facts = dict(batch=options.batch, image_size=options.image_size, runs=options.runs, threads=THREADS)
-    facts["cpu_kernels"] = cpu.available()
     return benchmark.finish(options.output, dict(**facts, rows=rows), claims_of(rows), budget)
 
 

@@ -5,8 +5,7 @@ Hopper GPUs (Mosaic GPU); `fourier.py` is the transform in their references.  `a
 dense layers too, and `isotypic_attention.py` that of a field with its linear maps (`isotypic_linear.py`); both have
 kernels for a TPU (`attention_tpu.py`).
 `octic_attention.py` and `octic_mlp.py` are the two branches of an octic block, with norm, layer scale and sum
-(`octic_branch.py`); `norm.py` is that norm.  `linear.py` is the linear map of a dense layer, `norm.py` its norm, too.
-The files `*_cpu.cc` are kernels for CPUs, called through `cpu.py` once `compile_cpu.py` has compiled them.
+(`octic_branch.py`); `norm.py` is that norm.
 `implementation=` chooses, "auto" when a program is lowered (`dispatch.py`).
 """
 

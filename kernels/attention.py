@@ -1,19 +1,18 @@
 """Softmax attention of all heads, from the output of one linear map, which stays as it is: no copy parts the heads.
 
 Shapes: qkv [*B, N, 3 H d], columns ordered (q | k | v) x heads x head channels -> [*B, N, H d].
-The kernels are explained in `attention_tpu.py` and `attention_cpu.cc`.
+The kernel is explained in `attention_tpu.py`.
 """
 
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels import attention_cpu, attention_tpu, dispatch
+from kernels import attention_tpu, dispatch
 from kernels.attention_lanes import Arrangement, arrange
 
 NAME = attention_tpu.NAME
@@ -38,16 +37,15 @@ def attention(
 ) -> jax.Array:
     """Softmax attention of all heads.
 
-    Kernels compute the softmax in float32 and store only qkv for the derivative.  The one for TPUs is for 100 to 400
-    tokens: it holds a whole image in VMEM.
+    The kernel computes the softmax in float32 and stores only qkv for the derivative.  It is for 100 to 400 tokens: it
+    holds a whole image in VMEM.
 
     Args:
       qkv: [*B, N, 3 H d].
-      heads: H; for a TPU's kernel, H d must be a multiple of 128, and d at most 128.
-      implementation: "auto" uses the kernel of the platform that the program is lowered for, a TPU or a CPU, if it
-        supports the shape and dtype, and `plain` otherwise.  "xla" is `plain`; "tpu", "cpu" and "interpret" are the
-        kernels, the last one that of TPUs, anywhere, slowly.  On several devices they need the mesh of `jax.set_mesh`;
-        if that does not divide axis -3 evenly, XLA runs.
+      heads: H; for the kernel, H d must be a multiple of 128, and d at most 128.
+      implementation: "auto" uses the kernel in a program that is lowered for a TPU, if it supports the shape and dtype,
+        and `plain` otherwise.  "xla" is `plain`; "tpu" is the kernel, and "interpret" runs it anywhere, slowly.  On
+        several devices it needs the mesh of `jax.set_mesh`; if that does not divide axis -3 evenly, XLA runs.
       plain: what runs on other platforms, `reference` or a function that equals it.
 
     Returns:
@@ -64,15 +62,9 @@ def attention(
     def on_tpu(qkv, implementation="tpu"):
         return attend_arranged(implementation, (d,), heads, qkv[None])[0][0]
 
-    def on_cpu(qkv):
-        y: Any = attend_rows(heads, qkv[None])
-        return y[0][0]
-
     kernels: dict[str, Callable] = {}
     if supported((qkv[None],), (d,), heads):
         kernels |= {"tpu": on_tpu, "interpret": functools.partial(on_tpu, implementation="interpret")}
-    if attention_cpu.supported(qkv):
-        kernels["cpu"] = on_cpu
     missing = chosen != "auto" and chosen not in kernels
     if chosen == "xla" or missing and implementation == "auto":
         return plain(qkv, heads)
@@ -87,33 +79,6 @@ def rows_reference(heads: int, *qkv: jax.Array) -> tuple[jax.Array, ...]:
     y = jnp.split(y.reshape(*y.shape[:-1], heads, sum(parts)), np.cumsum(parts)[:-1], axis=-1)
     y = iter([jax.lax.collapse(part, -2) for part in y])
     return tuple(jnp.stack([next(y) for _ in a]) for a in qkv)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def attend_rows(heads: int, *qkv: jax.Array) -> tuple[jax.Array, ...]:
-    """`rows_reference` by the kernel for CPUs.
-
-    Raises:
-      ValueError: the columns of an array are not those of 3 times the heads.
-    """
-    for a in qkv:
-        if a.shape[-1] % (3 * heads):
-            raise ValueError(
-                f"{NAME}: qkv {a.shape} must be [k, *B, N, 3 H c]; {heads=} needs multiples of {3 * heads}."
-            )
-    kernels: dict[str, Callable | None] = {"cpu": functools.partial(attention_cpu.forward, heads=heads)}
-    return dispatch.run(NAME, "cpu", functools.partial(rows_reference, heads), kernels, qkv)
-
-
-def _rows_backward(heads, qkv, gradients):
-    def plain(*arrays):
-        return jax.vjp(functools.partial(rows_reference, heads), *arrays[: len(qkv)])[1](arrays[len(qkv) :])
-
-    kernels: dict[str, Callable | None] = {"cpu": functools.partial(attention_cpu.backward, heads=heads)}
-    return dispatch.run(f"{NAME}_backward", "cpu", plain, kernels, (*qkv, *gradients))
-
-
-attend_rows.defvjp(lambda heads, *qkv: (attend_rows(heads, *qkv), qkv), _rows_backward)
 
 
 def supported(qkv: tuple[jax.Array, ...], parts: Parts, heads: int, backward: bool = False) -> bool:

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 
 from equivit.derivatives import linear
-from kernels import cpu as cpu_kernels
 from kernels import dispatch, fourier, tpu_blocks
 from kernels.pointwise import gelu, gelu_gradient, to_isotypic, to_regular
 
@@ -52,7 +51,7 @@ def d8_gelu(lines: jax.Array, planes: jax.Array, *, implementation: str = "auto"
       lines: [4, *B, N, C], the components A1, A2, B1, B2.
       planes: [2, *B, N, 2C], the rows of E, each with the channels of copy 1, then of copy 2.
       implementation: "auto" uses the kernel of the platform that the program is lowered for, if it supports these
-        shapes and dtypes, and plain XLA otherwise.  "xla", "tpu", "gpu" and "cpu" force one; "interpret" runs the TPU
+        shapes and dtypes, and plain XLA otherwise.  "xla", "tpu" and "gpu" force one; "interpret" runs the TPU
         kernel anywhere, slowly.  On several devices a kernel needs the mesh of `jax.set_mesh`; if that does not divide
         axis -3 evenly, plain XLA runs.
 
@@ -87,7 +86,7 @@ def _derivative(implementation, field, slopes):
 @functools.partial(jax.jit, static_argnames="implementation", inline=True)
 def forward(lines: jax.Array, planes: jax.Array, *, implementation: str) -> tuple[jax.Array, ...]:
     """The GELU, without a derivative."""
-    kernels = _kernels(lines, tpu=_forward_tpu, gpu="forward", cpu="equivit_d8_gelu", fields=1)
+    kernels = _kernels(lines, tpu=_forward_tpu, gpu="forward", fields=1)
     return dispatch.run(NAME, implementation, reference, kernels, (lines, planes))
 
 
@@ -96,7 +95,7 @@ def backward(
     lines: jax.Array, planes: jax.Array, d_lines: jax.Array, d_planes: jax.Array, *, implementation: str
 ) -> tuple[jax.Array, ...]:
     """The gradient at the input, from the input and the gradient at the output; all have the same shapes."""
-    kernels = _kernels(lines, tpu=_backward_tpu, gpu="backward", cpu="equivit_d8_gelu_backward", fields=2)
+    kernels = _kernels(lines, tpu=_backward_tpu, gpu="backward", fields=2)
     return dispatch.run(NAME, implementation, _reference_backward, kernels, (lines, planes, d_lines, d_planes))
 
 
@@ -104,10 +103,10 @@ def _reference_backward(lines, planes, *gradient):
     return jax.vjp(reference, lines, planes)[1](gradient)
 
 
-def _kernels(lines, *, tpu, gpu, cpu, fields):
+def _kernels(lines, *, tpu, gpu, fields):
     """The kernels that support the dtype and width of `lines`; `fields`: how many fields they read (they write one).
 
-    `tpu` is the kernel itself, `gpu` its name in d8_gelu_gpu, `cpu` that in d8_gelu_cpu.cc.
+    `tpu` is the kernel itself, `gpu` its name in d8_gelu_gpu.
     """
     from kernels import d8_gelu_gpu  # here: Mosaic GPU is slow to import, and models without fields do not need it
 
@@ -116,12 +115,7 @@ def _kernels(lines, *, tpu, gpu, cpu, fields):
         tpu = None
     supported = d8_gelu_gpu.supported(width, dtype)
     gpu = dispatch.on_rows(getattr(d8_gelu_gpu, gpu), 2 * fields) if supported else None
-    cpu = functools.partial(_on_cpu, cpu) if cpu_kernels.supported(lines, in_bfloat16=True) else None
-    return {"tpu": tpu, "interpret": tpu and functools.partial(tpu, interpret=True), "gpu": gpu, "cpu": cpu}
-
-
-def _on_cpu(name, *fields):
-    return cpu_kernels.call(name, fields, cpu_kernels.like(fields[:2]))
+    return {"tpu": tpu, "interpret": tpu and functools.partial(tpu, interpret=True), "gpu": gpu}
 
 
 def _forward_tpu(lines, planes, *, interpret=False):

@@ -15,10 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 
-from kernels import cpu
-
-IMPLEMENTATIONS = ("auto", "xla", "tpu", "gpu", "cpu", "interpret")
-PLATFORMS = {"tpu": "tpu", "cuda": "gpu", "cpu": "cpu"}  # of `jax.lax.platform_dependent`, and the kernel of "auto"
+IMPLEMENTATIONS = ("auto", "xla", "tpu", "gpu", "interpret")
+PLATFORMS = {"tpu": "tpu", "cuda": "gpu"}  # of `jax.lax.platform_dependent`, and the kernel of "auto"
 BATCH_AXES = ("data", "fsdp")  # mesh axes that the batch is sharded over
 _AUTO = contextvars.ContextVar("implementation", default="auto")
 
@@ -136,9 +134,7 @@ def _hopper() -> bool:
 def no_kernel(name: str, implementation: str, arrays: Any, also: str = "") -> ValueError:
     """The error that the implementation has no kernel for arrays, or trees of them, and what `also` says."""
     shapes = ", ".join(f"{a.dtype}{list(a.shape)}" for a in jax.tree.leaves(arrays))
-    hint = "; compile it with python -m kernels.compile_cpu" if implementation == "cpu" and not cpu.available() else ""
-    message = f"{name}: {implementation=} has no kernel for {shapes}{also}{hint}; 'auto' and 'xla' support any."
-    return ValueError(message)
+    return ValueError(f"{name}: {implementation=} has no kernel for {shapes}{also}; 'auto' and 'xla' support any.")
 
 
 def on_rows(kernel: Callable, fields: int) -> Callable:
@@ -150,13 +146,6 @@ def on_rows(kernel: Callable, fields: int) -> Callable:
         return tuple(y.reshape(len(y), *rows, y.shape[-1]) for y in results)
 
     return call
-
-
-def on_one_device(arrays: Any) -> bool:
-    """Whether arrays, or trees of them, are not divided among devices, as far as the ambient mesh tells."""
-    mesh = jax.sharding.get_abstract_mesh()
-    varying = any(jax.typeof(a).manual_axis_type.varying for a in jax.tree.leaves(arrays))
-    return (mesh.empty or mesh.size == 1) and not varying
 
 
 def _on_shards(kernel, *, plain, fields, weights):

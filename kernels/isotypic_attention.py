@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels import attention, attention_cpu, dispatch
+from kernels import attention, dispatch
 from kernels.attention_lanes import arrange, product
 from kernels.isotypic_linear import Field, Linear, linear
 
@@ -63,21 +63,12 @@ def isotypic_attention(
             kernels[key] = functools.partial(_on_tpu, key, parts, heads)
             if not supported(field, parts, heads, backward=True):
                 kernels[key] = _with_derivative_of(default, kernels[key])
-    if attention_cpu.supported(*field, *jax.tree.leaves(qkv)):
-        kernels["cpu"] = functools.partial(_on_cpu, heads)
     missing = chosen != "auto" and chosen not in kernels
     if chosen == "xla" or missing and implementation == "auto":
         return plain(field, qkv, proj, heads)
     if missing:
         raise dispatch.no_kernel(NAME, implementation, field, f" and {heads} heads")
     return dispatch.select(NAME, chosen, default, kernels, field, qkv, proj)
-
-
-def _on_cpu(heads: int, field: Field, qkv: Linear, proj: Linear) -> Field:
-    arrays = linear(field, qkv)
-    with jax.named_scope("attention"):
-        y: Field = attention.attend_rows(heads, *arrays)
-    return linear(y, proj)
 
 
 def _on_tpu(implementation: str, parts: tuple[int, ...], heads: int, field: Field, qkv: Linear, proj: Linear):

@@ -1,4 +1,4 @@
-"""The linear map of a field: in plain jnp, and on a CPU by the kernel of `linear.py`, if that supports the arrays.
+"""The linear map of a field.
 
 Shapes: lines [i, *B, N, C] and, unless the group has only 1-D irreps, planes [2, *B, N, 2C] -> the same with F.
 Source: octic ViTs, Section 3.2.1.
@@ -11,8 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
-
-from kernels.linear import unnamed
 
 Field = tuple[jax.Array, ...]
 # Weights like the arrays of a field, lines [i, C, F] and planes [2C, 2F] for both rows; bias [F] or None.
@@ -33,11 +31,6 @@ def linear(field: Field, map: Linear) -> Field:
 
 def affine(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
     """x W as `product`, with the bias [D] added to the first row."""
-    return unnamed(x, weight, bias, False, _affine)
-
-
-def _affine(x, weight, bias, activated):
-    del activated
     y = product(x, weight)
     return y if bias is None else add_to_first(y, bias)
 

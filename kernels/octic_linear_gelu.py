@@ -101,8 +101,6 @@ def _apart(implementation, *arrays):
 def _forward(lines, planes, w_lines, w_planes, bias, *, implementation):
     plain = functools.partial(_apart, implementation)
     kernels = _kernels(lines, w_lines, w_planes, bias)
-    if implementation == "cpu":
-        kernels["cpu"] = plain  # the kernels of `linear` and `d8_gelu`
     return dispatch.run(NAME, implementation, plain, kernels, (lines, planes), (w_lines, w_planes, bias))
 
 

@@ -23,8 +23,6 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 import jax
 
-from kernels import cpu
-
 # A program that another process is just writing into the cache, or was killed while writing, is compiled again; JAX
 # warns of it, and tests look at what commands print.
 CACHE = "ignore:Error reading persistent compilation cache entry:UserWarning"
@@ -47,9 +45,6 @@ gc.disable()
 
 jax.config.update("jax_num_cpu_devices", int(os.environ.get("EQUIVIT_DEVICES", 8)))
 jax.config.update("jax_platforms", "cpu")
-
-# Whether somebody has compiled the kernels for this CPU changes no test: those that are for them bring this back.
-AVAILABLE, cpu.available = cpu.available, lambda: False
 
 
 # CPU seconds that the tests of a folder may take from an empty cache, with all reference files.  They are about what

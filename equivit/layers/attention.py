@@ -30,8 +30,8 @@ def attend(q: Parts, k: Parts, v: Parts, *, implementation: str = "auto") -> Par
 
     "auto" is cuDNN's flash attention on an NVIDIA GPU in bfloat16 or float16, if the channels per head are a multiple
     of 8, at most 128, and as many as those of v; otherwise it is "xla".  cuDNN needs a GPU at tracing time: a program
-    that is lowered for CUDA on a machine without one uses the plain products.  Kernels for TPUs and CPUs are for
-    heads side by side: `attend_side_by_side`.
+    that is lowered for CUDA on a machine without one uses the plain products.  The kernel for TPUs is for heads side
+    by side: `attend_side_by_side`.
 
     Raises:
       ValueError: an unknown implementation.
@@ -49,10 +49,10 @@ def attend_side_by_side(qkv: jax.Array, num_heads: int, *, implementation: str =
 
     Shapes: [*B, N, 3 H d] -> [*B, N, H d].
 
-    "tpu" and "cpu" are the kernels of `kernels.attention`, which take the heads as they lie, and so is "auto" in a
-    program lowered for a TPU or a CPU, if there is one for the shape and there are at least KERNEL_TOKENS tokens.
-    "interpret" is that of TPUs on any machine, slowly.  Otherwise the heads are brought apart for `attend`, which has
-    the other implementations.
+    "tpu" is the kernel of `kernels.attention`, which takes the heads as they lie, and so is "auto" in a program
+    lowered for a TPU, if the kernel supports the shape and there are at least KERNEL_TOKENS tokens.  "interpret" runs
+    it on any machine, slowly.  Otherwise the heads are brought apart for `attend`, which has the other
+    implementations.
 
     Raises:
       ValueError: an unknown implementation, or no kernel for the shape or dtype.
@@ -64,7 +64,7 @@ def attend_side_by_side(qkv: jax.Array, num_heads: int, *, implementation: str =
         (y,) = attend(q, k, v, implementation=implementation)
         return side_by_side(y)
 
-    if implementation in ("tpu", "cpu", "interpret") or implementation == "auto" and enough_for_kernel(qkv):
+    if implementation in ("tpu", "interpret") or implementation == "auto" and enough_for_kernel(qkv):
         with jax.named_scope("attention"):
             return kernel.attention(qkv, num_heads, implementation=implementation, plain=plain)
     return plain(qkv, num_heads)

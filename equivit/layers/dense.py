@@ -37,7 +37,7 @@ recomputed = functools.partial(jax.checkpoint, prevent_cse=False)
 
 
 class Linear(nnx.Module):
-    """y = f(x) W + b, in the dtype of W; f is an activation, or the identity.
+    """y = x W + b, in the dtype of W.
 
     Shapes: [*B, N, in_features] -> [*B, N, out_features].
 
@@ -57,32 +57,15 @@ class Linear(nnx.Module):
         self.weight = nnx.Param(init(rngs.params(), (in_features, out_features)), product=True)
         self.bias: Any = nnx.Param(jnp.zeros(out_features)) if bias else None
 
-    def __call__(self, x: jax.Array, activation: Callable | None = None) -> jax.Array:
-        return affine(x, self.weight[...], None if self.bias is None else self.bias[...], activation)
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return affine(x, self.weight[...], None if self.bias is None else self.bias[...])
 
 
-def affine(
-    x: jax.Array, weight: jax.Array, bias: jax.Array | None = None, activation: Callable | None = None
-) -> jax.Array:
-    """f(x) W + b in the dtype of W.  Shapes: [*B, N, C], [C, D], [D] -> [*B, N, D].
-
-    Args:
-      x: tokens.
-      weight: W.
-      bias: b; None for 0.
-      activation: f; None for the identity.
-    """
-    from kernels.linear import linear  # here, as in attention.py
-
-    if activation is not None and (activation is not gelu or x.dtype != weight.dtype):
-        x, activation = activation(x), None
+def affine(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+    """x W + b in the dtype of W; a bias of None is 0.  Shapes: [*B, N, C], [C, D], [D] -> [*B, N, D]."""
     with jax.named_scope("linear"):
-        return linear(x.astype(weight.dtype), weight, bias, activation is gelu, _affine)
-
-
-def _affine(x: jax.Array, weight: jax.Array, bias: jax.Array | None, activated: bool) -> jax.Array:
-    y = matmul(gelu(x) if activated else x, weight)
-    return y if bias is None else add_bias(y, bias)
+        y = matmul(x.astype(weight.dtype), weight)
+        return y if bias is None else add_bias(y, bias)
 
 
 def add_bias(y: jax.Array, bias: jax.Array) -> jax.Array:
@@ -105,16 +88,16 @@ class LayerNorm(nnx.Module):
         self.eps = eps
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        from kernels.norm import normalise_dense  # here, as in attention.py
-
-        return normalise_dense(x, self.scale[...], self.bias[...], self.eps, _normalised)
+        return _normalised(x, self.scale[...], self.bias[...], self.eps)
 
 
+@functools.partial(recomputed, static_argnums=3)
 def _normalised(x: jax.Array, scale: jax.Array, bias: jax.Array, eps: float) -> jax.Array:
-    y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    y = y - y.mean(-1, keepdims=True)
-    y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + eps)
-    return (y * scale + bias).astype(x.dtype)
+    with jax.named_scope("norm"):
+        y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        y = y - y.mean(-1, keepdims=True)
+        y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + eps)
+        return (y * scale + bias).astype(x.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,7 +194,7 @@ class Mlp(nnx.Module):
         self.activation = activation
 
     def __call__(self, x: jax.Array, layout: Layout | None = None) -> jax.Array:
-        return self.fc2(self.fc1(x), self.activation)
+        return self.fc2(self.activation(self.fc1(x)))
 
 
 class SwiGlu(nnx.Module):
