@@ -110,7 +110,7 @@ def _name(w):
 
 
 def _small(name):
-    """What makes a model small: fields, and for a baseline the smallest name of its family."""
+    """The fields of a small model and, for a baseline, the smallest name of its family."""
     if name not in BASELINES:
         return dict(width=48, depth=2, num_heads=3)
     smallest = next(known for known in SMALLEST if known.split("_")[0] == name.split("_")[0])

@@ -1,4 +1,4 @@
-"""What the configurations share: reading the words of a mode, the `:quicktest` of a recipe, and the names of models.
+"""Shared by the configurations: the words of a mode, the `:quicktest` of a recipe, and the names of models.
 
 This is the only file here that the others import; all else that a run depends on stands in its own configuration.
 """
@@ -18,7 +18,7 @@ FAMILIES = {"plain": "vit", "H8": "octic_vit", "I8": "octic_vit", "D8": "octic_v
 def words(
     mode: str, *flags: str, values: Mapping[str, Callable[[str], Any]] | None = None, **choices: Iterable[str]
 ) -> SimpleNamespace:
-    """What a mode says: words joined by commas, such as "I8,k=6,quicktest".
+    """The values of a mode, words joined by commas, such as "I8,k=6,quicktest".
 
         w = words("I8,k=6", "quicktest", family=("H8", "I8"), values=dict(k=int))
         w.family, w.k, w.quicktest  # "I8", 6, False

@@ -1,4 +1,4 @@
-"""equivit: vision transformers with symmetry and speed, in JAX.  Imports nothing; see README.md.
+"""equivit: equivariant and efficient vision transformers in JAX and Flax.  Imports nothing; see README.md.
 
 train, evaluate, convert, summarize, sweep, export, profile and accelerate are the commands, `python -m equivit.<name>`;
 testing has public checks of symmetry.

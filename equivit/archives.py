@@ -22,7 +22,7 @@ _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.r
 
 
 class Refused(Exception):
-    """What a file asks for and does not get; the message goes on after the file's name."""
+    """A file asks for more than it may have; the message continues after the file's name."""
 
 
 class Archive:

@@ -1,4 +1,4 @@
-"""What all commands share: errors as one line, and changes of single keys.
+"""Shared by all commands: errors in one line, and changes of single keys.
 
 A command imports what it works with inside the functions that work, so that `--help` answers before JAX is imported.
 """

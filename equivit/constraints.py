@@ -65,7 +65,7 @@ class OneOf:
 
 @dataclasses.dataclass(frozen=True)
 class Words:
-    """What a message says that a value must be, in place of what follows from the type."""
+    """The words with which a message describes valid values, in place of those derived from the type."""
 
     words: str
 
@@ -122,7 +122,7 @@ def types_of(cls: type) -> dict[str, Any]:
 
 
 class _Kind:
-    """What a type allows, and how a message says it.  These are the rules of classes, bool and str."""
+    """The values that a type allows, and their description in a message.  This class is for classes, bool and str."""
 
     NOUNS: typing.ClassVar = {bool: ("True or False", "True or False"), str: ("a string", "strings")}
 
@@ -141,7 +141,7 @@ class _Kind:
         return f"must be {self.nouns(value)[0]}"
 
     def hint(self, value: Any) -> str:
-        """What else helps, such as the nearest value that is allowed."""
+        """A further hint, such as the nearest valid value."""
         return ""
 
     def repaired(self, value: Any) -> Any:

@@ -33,7 +33,7 @@ PLATFORMS = ("cpu", "cuda", "tpu")  # that a StableHLO file is lowered for
 
 
 class Written(NamedTuple):
-    """What `write` wrote.
+    """The files and figures of `write`.
 
     Attributes:
       path: the file.

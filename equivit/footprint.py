@@ -1,4 +1,4 @@
-"""What the model of a config costs, worked out on shapes alone: parameters, multiply-adds, memory of compiled steps."""
+"""The costs of a config's model, computed from shapes: parameters, multiply-adds, memory of compiled steps."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What a model costs: parameters, multiply-adds by kind, the papers' figures, and the memory of a compiled step.
+"""Print a model's costs: parameters, multiply-adds by kind, the papers' figures, and the memory of a compiled step.
 
     python -m equivit.summarize --config=configs/octic_h.py:H8 --memory
     python -m equivit.summarize --model=octic_vit_h14 --model.family=I8 --json

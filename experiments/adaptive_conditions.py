@@ -1,4 +1,4 @@
-"""What Tables A9 to A12 of shift-equivariant ViTs evaluate beside trained runs as they ended.
+"""Tables A9 to A12 of shift-equivariant ViTs: further evaluations of trained runs.
 
 | condition                     | images, model                                                                    |
 |-------------------------------|----------------------------------------------------------------------------------|
@@ -61,7 +61,7 @@ CONDITIONS |= {f"erased {most}": functools.partial(erased, most) for most in (28
 
 
 def read(run: pathlib.Path) -> dict[str, dict[str, Any]]:
-    """What was evaluated of a run before: the results of `consistency.consistency` by condition.
+    """The earlier results of a run: those of `consistency.consistency` by condition.
 
     Raises:
       ValueError: the file is damaged.

@@ -84,7 +84,7 @@ def row(name: str, options) -> dict[str, list[float]]:
 
 
 def copies(run: pathlib.Path, images: int) -> dict[str, float]:
-    """What `compared` finds for a run; kept in its directory."""
+    """The results of `compared` for a run, cached in its directory."""
     path = run / COPIES
     known = json.loads(path.read_text()) if path.is_file() else {}
     if known.get("images") != images:

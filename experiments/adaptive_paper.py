@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Cell(NamedTuple):
-    """What is trained.
+    """One training.
 
     Attributes:
       data: "cifar10", "cifar100", "imagenet" or "ade20k".

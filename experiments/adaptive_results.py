@@ -111,7 +111,7 @@ def recipe(cell: Cell) -> str:
 
 
 def command(cell: Cell, options) -> str:
-    """What trains a cell."""
+    """The command that trains a cell."""
     place = options.runs / "_".join(cell).replace(" ", "_").replace("=", "_")
     words = [f"python -m equivit.train --config={recipe(cell)} --workdir={place}"]
     words += ["--seeds=0,1,2,3,4"] if cell.data.startswith("cifar") and cell.variant != "da" else []
@@ -199,13 +199,13 @@ def claims_of(rows: list[dict]) -> list[Claim]:
 
 
 def _group(r: dict) -> tuple:
-    """What a row has in common with the default model that it is compared with."""
+    """The key that a row shares with the default model that it is compared with."""
     condition = "" if r["condition"] == "adapted" else r["condition"]
     return r["table"], r["data"], r["shifts"], r["model"], condition, r["range"]
 
 
 def label(r: dict) -> str:
-    """What a row is of."""
+    """The name of a row."""
     range_ = f" {r['range'].replace('_', ' ')}" if r["condition"] == "ranges" else ""
     condition = {"": "", "ranges": "", "adapted": ", adapted at once"}.get(r["condition"], f", {r['condition']}")
     return f"{r['data']}, {r['shifts']}{range_}, {r['model']}, {r['variant']}{condition}"

@@ -1,4 +1,4 @@
-"""What shift-equivariance costs: Tables 3, 4 and A1 of shift-equivariant ViTs, adaptive over ordinary models.
+"""The costs of shift-equivariance: Tables 3, 4 and A1 of shift-equivariant ViTs, adaptive over ordinary models.
 
     python experiments/adaptive_speed.py                                                    # a GPU: batches of 128
     python experiments/adaptive_speed.py --batch=8 --runs=41 --warmup=2 --minutes=25        # a CPU
@@ -211,7 +211,7 @@ Modules = dict[str, Compiled]  # by the names of their columns
 
 
 def modules(options: argparse.Namespace) -> dict[str, Callable[[], Modules]]:
-    """What compiles the variants of each module."""
+    """Functions that compile the variants of each module."""
     found: dict[str, Callable[[], Modules]] = {
         f"{name}, embedding": functools.partial(embedding, name, options) for name in options.models
     }
@@ -267,7 +267,7 @@ def windows(width: int, size: int, window: tuple[int, int], options: argparse.Na
 
 
 def positions(channels: int, size: int, options: argparse.Namespace) -> Modules:
-    """What positions add to the logits of MViTv2's first block, whose keys have a stride of 4."""
+    """The logits of positions in MViTv2's first block, whose keys have a stride of 4."""
     queries, keys = (size, size), (size // 4, size // 4)
     plane = DecomposedPosition(queries, channels, rngs=nnx.Rngs(0))
     torus = CircularPosition(queries, channels, stride=(1, 1), kv_stride=(4, 4), rngs=nnx.Rngs(0))

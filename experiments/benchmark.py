@@ -1,4 +1,4 @@
-"""What the benchmarks share: timing in turn, a bound on their minutes, claims, and the facts that go with every figure.
+"""Shared by the benchmarks: timing in turn, a bound on their minutes, claims, and facts about the machine.
 
 A time is that of one call until its result is there (`jax.block_until_ready`), after warm-up, as a median over rounds.
 In a round every variant runs once, and the order turns round from one to the next, so that the device's clock and
@@ -270,7 +270,7 @@ def on_gpu() -> bool:
 
 
 def device() -> dict:
-    """What the figures were measured on."""
+    """The device of the figures."""
     first = jax.local_devices()[0]
     return dict(
         name=first.device_kind if first.platform != "cpu" else _processor(),

@@ -138,7 +138,7 @@ def ours(model, x: np.ndarray) -> Callable[[], float]:
 
 
 def with_weights(model, x: np.ndarray, folder: pathlib.Path) -> dict:
-    """What `torch_bixt.py` is asked of a model: a file with its tensors, images and their logits; and its heads."""
+    """The question to `torch_bixt.py` about a model: a file with tensors, images and logits; and its heads."""
     logits = jax.jit(lambda model, x: model(x))(model, x)
     np.savez(folder / "bixt.npz", images=x, logits=np.asarray(logits), **pretrained.state_dict("bixt", model))
     return dict(file=str(folder / "bixt.npz"), heads=model.config.num_heads)
@@ -179,7 +179,7 @@ class Peer:
 
 
 def claim_of(row: dict) -> Claim:
-    """That of a model as it is; the peer does not fold either."""
+    """The claim about a model as it is; the peer does not fold either."""
     name = row["model"]
     return Claim(f"{name}: our time over the peer's", row["over_peer"], at_most=LIMITS[name])
 

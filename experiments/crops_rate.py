@@ -84,7 +84,7 @@ class Files:
 
 
 class View(NamedTuple):
-    """What is drawn for one view."""
+    """The draws of one view."""
 
     box: crops.Box
     size: tuple[int, int]
@@ -101,7 +101,7 @@ def section(device: bool) -> ml_collections.ConfigDict:
 
 
 def pipeline(images: int, device: bool) -> tuple[TrainBatch, dict[int, list[View]]]:
-    """What makes a batch, and by its image what it draws for the first one."""
+    """The function that makes a batch, and its draws for the first batch by image."""
     transform, order = Views(section(device), 3), TrainOrder(images, images, repeats=1, seed=0)
     epoch, examples, positions = order.rows(0)
     plans = {}

@@ -137,7 +137,7 @@ PARAMETERS = dict(trained="M trained", trained_paper="paper")
 
 
 class Cell(NamedTuple):
-    """What is trained: words of configs/depthwise.py, the kind of replacement, of how many blocks or heads, the way."""
+    """One training: words of configs/depthwise.py, the kind and way of replacement, the number of blocks or heads."""
 
     task: str
     backbone: str
@@ -265,7 +265,7 @@ def recipe(cell: Cell) -> str:
 
 
 def changes(cell: Cell) -> list[str]:
-    """What the recipe is told beside where it begins."""
+    """The changes of the recipe besides where it begins."""
     stage = WAYS[cell.way][0]
     if stage == "gated":
         heads = ["objective.by_head=True"] if cell.way == "dsp_heads" else []
@@ -279,7 +279,7 @@ def changes(cell: Cell) -> list[str]:
 
 
 def command(cell: Cell, runs: pathlib.Path) -> str:
-    """What trains a cell."""
+    """The command that trains a cell."""
     stage = WAYS[cell.way][0]
     source = cell.backbone.partition("_")[0] + ":FILE" if stage in ("stage1", "one_stage") else "STAGE1_RUN"
     keys = [f"--config.{change}" for change in (f"init={source}", *changes(cell))]
@@ -344,7 +344,7 @@ def table(wanted: Sequence[Entry], found: dict, others: dict, times: dict) -> li
 
 
 def label(cell: Cell) -> str:
-    """What a row is of."""
+    """The name of a row."""
     name = onnx_models.NAMES[None if cell.kind == "-" else cell.kind]
     return f"{cell.task} {cell.backbone} {name}{f' {cell.number}' if cell.number else ''}{WAYS[cell.way][1]}"
 

@@ -1,4 +1,4 @@
-"""What Sigma costs: a pass that measures the attention of all blocks, over plain forward passes of the same images.
+"""The cost of Sigma: a pass that measures the attention of all blocks, over plain forward passes of the same images.
 
     python experiments/depthwise_sigma.py                   # ViT-B/14, 224 px, batches of 8
     python experiments/depthwise_sigma.py --quick           # a tiny model; tries the script

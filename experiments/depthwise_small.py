@@ -1,4 +1,4 @@
-"""What the small trainings of depthwise attention share: their stages, the choices of blocks, and what is compared.
+"""Shared by the small trainings of depthwise attention: their stages, the choices of blocks, and the comparisons.
 
 As in the paper, by configs/depthwise.py: a model with a class token is pretrained, here on the same data and for as
 long as stage 1, which goes on with patch tokens alone.  Of its model Sigma is measured on 1000 training images, half of

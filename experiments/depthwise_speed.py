@@ -1,4 +1,4 @@
-"""What replaced attention takes in ONNX Runtime on one thread: single modules (Tables 1, A.3) and ViT-L/14 (Table 2).
+"""The time of replaced attention in ONNX Runtime on one thread: modules (Tables 1, A.3) and ViT-L/14 (Table 2).
 
     python experiments/depthwise_speed.py                         # all, on two idle CPU cores in less than 8 minutes
     python experiments/depthwise_speed.py --only=modules --runs=50

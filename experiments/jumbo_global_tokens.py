@@ -1,4 +1,4 @@
-r"""What global tokens do in trained runs: where they look (Jumbo, A.6), and the norms of the patch tokens (Figure 5).
+r"""Global tokens of trained runs: where they look (Jumbo, A.6), and the norms of the patch tokens (Figure 5).
 
     python experiments/jumbo_global_tokens.py runs/jumbo_small_images/registers_96/seed_0 \
         runs/jumbo_small_images/jumbo_96/seed_0

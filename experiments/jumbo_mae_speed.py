@@ -1,4 +1,4 @@
-"""What removing 75 % of the patches saves: a step of masked autoencoding, beside one that encodes all patches.
+"""The savings from removing 75 % of the patches: a step of masked autoencoding, beside one that encodes all.
 
     python experiments/jumbo_mae_speed.py                                              # a GPU: ViT-B, bfloat16
     python experiments/jumbo_mae_speed.py --size=s16 --batch=8 --runs=5 --warmup=1     # a CPU: float32

@@ -27,7 +27,7 @@ TITLES = {
 
 
 class Cell(NamedTuple):
-    """What is trained.
+    """One training.
 
     Attributes:
       words: of the mode of configs/jumbo_in1k.py, such as "tiny,registers".

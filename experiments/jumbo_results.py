@@ -142,7 +142,7 @@ def departures(cell: Cell, runs: Sequence[Run]) -> list[str]:
 
 
 def commands(entries: Sequence[Entry], found: Found, runs: pathlib.Path) -> list[str]:
-    """What trains the rows without a run; at 224 px from the better run at 128 px, if both rates have one."""
+    """Commands for the rows without a run; at 224 px from the better run at 128 px, if both rates have one."""
     lines = []
     for entry in entries:
         cells = cells_of(entry)
@@ -250,7 +250,7 @@ def claims_of(rows: Sequence[dict], best: Sequence[dict]) -> list[Claim]:
 
 
 def _gain(size: str, pixels: int, found: Mapping[tuple[str, int], dict]) -> tuple[float | None, bool]:
-    """What Jumbo gains over Registers, and whether both follow their recipes."""
+    """The gain of Jumbo over Registers, and whether both follow their recipes."""
     jumbo, registers = found.get((size, pixels)), found.get((f"{size},registers", pixels))
     if jumbo is None or registers is None:
         return None, False

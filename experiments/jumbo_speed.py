@@ -68,7 +68,7 @@ class Variant(NamedTuple):
 
     @property
     def program(self) -> tuple:
-        """What two rows have in common that show one model."""
+        """The key of rows that show one model."""
         return self.name, str(sorted(self.options.items())), self.pixels, self.folded
 
     @property

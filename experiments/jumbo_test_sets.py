@@ -47,7 +47,7 @@ def given(text: str) -> tuple[str, Place]:
 
 
 def read(run: pathlib.Path) -> dict[str, dict[str, Any]]:
-    """What was evaluated of a run: "top1", "top5" and "examples" by set, of "r" also "present", among its classes.
+    """The results of a run: "top1", "top5" and "examples" by set; for "r" also "present", among its classes.
 
     Raises:
       ValueError: the file is damaged.

@@ -219,7 +219,7 @@ def random_arguments(operation: Operation, shape: Shape, dtype: str, seed: int) 
 
 
 def variants(operation: Operation, arguments) -> list[str]:
-    """Those that exist on this machine for these arguments."""
+    """The variants that exist on this machine for these arguments."""
     kernel = {"gpu": ["gpu"], "tpu": ["tpu"]}.get(jax.local_devices()[0].platform, [])
     found = ["xla", "eight"]
     for implementation in [*kernel, *(operation.more if kernel else ())]:

@@ -51,7 +51,7 @@ _SHAPE = re.compile(r"\b(\w+)\[([\d,]*)\](\{[^}]*\})?")
 
 
 class Work(NamedTuple):
-    """What one instruction of a program asks of the chip.
+    """The work of one instruction on the chip.
 
     Attributes:
       bundles: issued, every trip of every loop counted.
@@ -191,7 +191,7 @@ class _ScalarCore:
         return target, known
 
     def _write(self, destination, name, operands, wanted) -> tuple[str | int | None, int | None]:
-        """What an operation changes, and the new value."""
+        """The place that an operation changes, and the new value."""
         if name == "sst":
             destination, value = self._address(destination), self._value(operands)
         elif name == "sld":
@@ -219,7 +219,7 @@ class _ScalarCore:
         return value if value is None else bool(value) != operand.startswith("!")
 
     def _address(self, operand: str) -> int | None:
-        """Of scalar memory, as in [smem:s2+$0x4]."""
+        """An address of scalar memory, as in [smem:s2+$0x4]."""
         values = [self._value(part) for part in operand.removeprefix("[smem:").rstrip("]").split("+")]
         return None if None in values else sum(values)
 

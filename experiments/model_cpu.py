@@ -185,7 +185,7 @@ def timed(call: Callable) -> Callable[[], float]:
 
 
 def claims_of(rows: list[dict]) -> list[Claim]:
-    """Those of the models and rows that there are."""
+    """The claims about the models and rows that there are."""
     claims = []
     for row in rows:
         for (task, dtype, size, name), limit in LIMITS.items():

@@ -1,4 +1,4 @@
-"""What frozen features know as training goes on: Figure 7 of octic ViTs.
+"""The quality of frozen features during training: Figure 7 of octic ViTs.
 
     python -m equivit.train --config=configs/dinov2.py:L,H8 --workdir=runs/dinov2/L_H8
     python experiments/octic_dinov2_progress.py runs/dinov2/L_plain runs/dinov2/L_H8 runs/dinov2/L_I8

@@ -1,4 +1,4 @@
-"""What each quirk of the public DINOv2 code, and each of its choices, changes in the numbers of one step.
+"""The effect of each quirk and choice of the public DINOv2 code on the numbers of one step.
 
     python experiments/octic_dinov2_quirks.py                                       # synthetic images, plain and I8
     python experiments/octic_dinov2_quirks.py --source=npz:/data/pbc_wbc96.npz

@@ -92,7 +92,7 @@ def runs(name, source, family, options) -> dict[str, list]:
 
 
 def at_start(config, place) -> dict[str, float]:
-    """What frozen features know of the network that a run begins with; kept beside the run."""
+    """The scores of frozen features before training, cached beside the run."""
     path = place.with_name(f"{place.name}_{BEGUN}")
     if path.is_file():
         return json.loads(path.read_text())

@@ -145,7 +145,7 @@ def batch_of(run, config, options):
 
 
 def parts(objective, module: Student, batch):
-    """What a step is made of, each compiled by itself."""
+    """The parts of a step, each compiled by itself."""
     key = jax.random.key(0)
 
     def tokens(module, key):

@@ -155,7 +155,7 @@ def row(name: str, runs) -> dict:
 
 
 def operations(name: str) -> float:
-    """Of a forward pass on an image of 224 px, in G, as the paper counts them."""
+    """GFLOPs of a forward pass on an image of 224 px, as the paper counts them."""
     config = configs.load(f"{benchmark.ROOT}/configs/dinov2.py:{name}").unlock()
     config.model.in_channels = 3
     model = jax.eval_shape(lambda: program.model_configuration(config).build(nnx.Rngs(0)))
@@ -164,7 +164,7 @@ def operations(name: str) -> float:
 
 
 def claims_of(cells: dict, runs) -> list[Claim]:
-    """That of the operations, and those of figures that were measured."""
+    """The claims about operations and about measured figures."""
     name = cells["model"]
     ratio = cells["macs"] / cells["macs_paper"]
     claims = [Claim(f"{name}: operations over the paper's", ratio, at_least=0.98, at_most=1.02)]

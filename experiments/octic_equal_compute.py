@@ -148,7 +148,7 @@ def step_ratio(name: str, model: Model, plain: Callable, options: argparse.Names
 
 
 def _planned(name: str, options: argparse.Namespace) -> list[dict]:
-    """What is run on a set of data: each model with its costs.  Kept, because step times are measured but once."""
+    """The runs on a data set: each model with its costs.  Cached, because step times are measured once."""
     directory = options.workdir / name
     settings = {key: getattr(options, key) for key in ("width", "families", "steps", "rates", "override")}
     settings |= dict(source=getattr(options, name), chosen_by_seed=options.seeds[0], shared=SHARED, data=DATA[name])

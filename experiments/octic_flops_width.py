@@ -88,7 +88,7 @@ def intensity(rows: float, contracted: float, columns: float, *, weights: float,
 
 
 def intensities(width: float, tokens: float = TOKENS) -> dict[str, float]:
-    """Of the linear map D -> F = 4D: the paper's two formulas, and the products that make up the octic layer.
+    """Intensities of the linear map D -> F = 4D: the paper's two formulas, and the products of the octic layer.
 
     The octic layer multiplies [B, D/8] by [D/8, F/8] four times, and for E, whose two rows share one matrix, [2B, D/4]
     by [D/4, F/4] once.  Together they read B D values and D F / 8 weights, as the paper's formula has it.

@@ -1,4 +1,4 @@
-"""What the evaluation of label maps costs beside the model: reading, resizing and counting.
+"""The cost of evaluating label maps beside the model: reading, resizing and counting.
 
     python experiments/segmentation_costs.py --source=npz:/data/camvid_240x180.npz     # about four minutes
 
@@ -57,7 +57,7 @@ COLUMNS = dict(name="", seconds="seconds")
 
 
 def config_of(options):
-    """Of Swin-T, with what the data decide about the model."""
+    """The config of Swin-T, with the values that the data determine."""
     texts = [*segmentation_camvid.SHARED, f"data.source={options.source}", "evaluation.suite=segmentation"]
     texts += ["epochs=1", "data.eval_examples=40", *options.override]
     config = configs.load("configs/segment.py:swin_t", texts).unlock()

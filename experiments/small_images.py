@@ -1,4 +1,4 @@
-"""What the trainings on small images share: several seeds of each variant, and whether a difference is resolved.
+"""Shared by the trainings on small images: several seeds of each variant, and whether a difference is resolved.
 
 No gain is claimed unless it exceeds the spread over seeds: a difference is called resolved when it is larger than twice
 the combined standard error of the two means.

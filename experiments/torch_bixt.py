@@ -118,7 +118,7 @@ class BothWays(nn.Module):
 
 
 class OneWay(nn.Module):
-    """What the latents read."""
+    """Attention from the latents to the tokens."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -145,7 +145,7 @@ class SelfBlock(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Of the latents."""
+    """Self-attention of the latents."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()

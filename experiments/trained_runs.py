@@ -1,4 +1,4 @@
-"""What finished runs left, for the tables and figures that are made from several of them.
+"""Results of finished runs, for tables and figures made from several of them.
 
 A run is a directory that `equivit.train` wrote: config.json, and at its end report.json.  Runs are known by their
 configs, not by the names of their directories.  Runs that differ in their seeds alone are one cell of a table.
@@ -215,7 +215,7 @@ def show(
 
 
 def kept(path: pathlib.Path, key: str) -> dict[str, dict[str, Any]]:
-    """What evaluations beside the final one have left in a run directory, by name; empty if there is no file.
+    """The results of further evaluations in a run directory, by name; empty if there is no file.
 
     Raises:
       ValueError: the file is damaged.

@@ -64,7 +64,7 @@ def buffers(dtype: DTypeLike, tokens: int, lanes: tuple[int, int], backward: boo
 
 
 def matrix_bytes(tokens: int) -> int:
-    """Of the matrices [N, N] that the compiler is taken to keep."""
+    """Bytes of the matrices [N, N] that the compiler is assumed to keep."""
     return MATRICES * up(tokens, 16) * up(tokens, LANES) * 4
 
 
@@ -151,7 +151,7 @@ def _weighted(weights, v):
 
 
 def _gradients(q, k, v, g, scale, period):
-    """Those at q, k and v of a unit, in float32, from the gradient g at y."""
+    """The gradients at q, k and v of a unit, in float32, from the gradient g at y."""
     if period == LANES:
         return _head_gradients(q, g, k, v, scale)
     first, second = _lanes(q) < period, _lanes(q) >= period
@@ -162,7 +162,7 @@ def _gradients(q, k, v, g, scale, period):
 
 
 def _head_gradients(q, g, k, v, scale):
-    """Those at q (in the head's own lanes), k and v (0 in all others), for q and g that are 0 in all others.
+    """The gradients at q (in the head's lanes), k and v (0 in all others), for q and g that are 0 in all others.
 
     The weights stay as they are before they are divided by their sums, [N, N]: it is q, g and a result that are
     multiplied by the inverse, and by the scale.
@@ -267,7 +267,7 @@ class _Writer(_Registers):
 
 
 def _exchanged(exchange: Exchange, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
-    """What sources [N, 128] have after the exchange: for every bit of a block's number one select."""
+    """The sources [N, 128] after the exchange: one select for every bit of a block's number."""
     for bit in (1, 2):
         if bit < len(arrays):
 

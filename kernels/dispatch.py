@@ -108,7 +108,7 @@ def run(
 
 
 def select(name: str, implementation: str, plain: Callable, kernels: dict[str, Callable], *arrays: Any) -> Any:
-    """What the implementation gives for arrays, or trees of them: of "auto", the platform's kernel or else `plain`.
+    """Apply the implementation to arrays, or trees of them; "auto" is the platform's kernel or else `plain`.
 
     Kernels for GPUs are for Hopper; a program lowered for one where there is no GPU is taken to be for it.
 

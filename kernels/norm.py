@@ -39,7 +39,7 @@ def reference(field: Field, scales: Field, bias: jax.Array, norm: Norm, *, once:
 
 
 def order(field: Field) -> int:
-    """Of the group: a row of E has twice the channels of a line."""
+    """The order of the group: a row of E has twice the channels of a line."""
     return sum(len(a) * rows for a, rows in zip(field, (1, 2), strict=False))
 
 

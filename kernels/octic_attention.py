@@ -135,7 +135,7 @@ def octic_attention(
 
 
 class _Options(NamedTuple):
-    """What decides the program besides the arrays."""
+    """The static options of the program."""
 
     implementation: str
     heads: int

@@ -1,4 +1,4 @@
-"""What the two branches of an octic block have in common: the norm before, the layer scale and the sum after.
+"""Shared by the two branches of an octic block: the norm before, the layer scale and the sum after.
 
 Both are x + scale * f(norm(x)), with the norm of `norm.py`; f is attention in `octic_attention.py`, and the MLP in
 `octic_mlp.py`.

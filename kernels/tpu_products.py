@@ -29,7 +29,7 @@ class Part(NamedTuple):
 
     @property
     def rows(self) -> slice:
-        """Of a block."""
+        """The rows of a block."""
         return slice(self.start, self.start + self.size)
 
 

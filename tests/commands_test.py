@@ -107,7 +107,7 @@ def test_errors_of_threads_are_not_told_twice(capsys, caplog, monkeypatch):
 
 
 def told(capsys, main, *arguments):
-    """What a command prints that refuses an argument."""
+    """The output of a command that refuses an argument."""
     with pytest.raises(SystemExit) as raised:
         main(list(arguments))
     assert raised.value.code == 2

@@ -93,7 +93,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """What is imported by now lives as long as the process: the collector need not look at it again."""
+    """Freeze all imports, which live as long as the process: the collector need not look at them again."""
     gc.collect()
     gc.freeze()
 
@@ -123,7 +123,7 @@ def resident() -> int:
 
 
 def cpu_seconds() -> float:
-    """Of this process and of those that it has waited for."""
+    """CPU seconds of this process and of the children that it has waited for."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 

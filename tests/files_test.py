@@ -58,7 +58,7 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path, ending):
 
 
 def killed(path, what):
-    """What a process leaves that is killed while it writes."""
+    """The files left by a process that is killed while it writes."""
     code = f"import os, signal\nfrom equivit import files\nwith files.{what} as new:\n"
     code += "    (new if new.is_file() else new / 'a').write_text('half')\n    os.kill(os.getpid(), signal.SIGKILL)"
     assert subprocess.run([sys.executable, "-c", code], cwd=pathlib.Path(__file__).parents[1]).returncode == -9

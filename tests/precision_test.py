@@ -1,4 +1,4 @@
-"""What is rounded in low precision, and what is not: the residual stream keeps what the blocks add to it."""
+"""Rounding in low precision: the residual stream keeps what the blocks add to it."""
 
 import functools
 
@@ -37,7 +37,7 @@ def build(kind) -> nnx.Module:
 
 @functools.partial(jax.jit, static_argnums=0)
 def added(kind, model):
-    """What all blocks together add to the residual stream."""
+    """The sum of all blocks' additions to the residual stream."""
     if kind == "decoder":
         x = jax.random.normal(jax.random.key(1), (2, 25, 96))
         return model.blocks(x)[0] - x

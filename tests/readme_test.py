@@ -1,4 +1,4 @@
-"""README.md keeps its word: its examples run, its commands parse, its links and pictures are there."""
+"""README.md and docs/: their examples run, their commands parse, their links and pictures are there."""
 
 import importlib
 import os
@@ -35,10 +35,12 @@ from equivit.training import sweep_config
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 SHARED = ("benchmark", "small_images", "trained_runs")  # of experiments: files with flags of several scripts
-PAGES = ("README.md", "experiments/README.md", "configs/README.md", "colabs/README.md")
+DOCS = sorted(f"docs/{path.name}" for path in (ROOT / "docs").iterdir())
+PAGES = ("README.md", *DOCS, "experiments/README.md", "configs/README.md", "colabs/README.md")
 PROGRAMS = (accelerate, convert, evaluate, export, profile, summarize, sweep, train)
 COMMANDS = {module.__name__: module for module in PROGRAMS}
-BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+EXAMPLES = "\n".join((ROOT / page).read_text() for page in ("README.md", *DOCS))
+BLOCKS = re.findall(r"^```python\n(.*?)^```", EXAMPLES, re.DOTALL | re.MULTILINE)
 
 
 def commands(page: str, program: str) -> list[list[str]]:
@@ -95,9 +97,14 @@ def deit3(width: int) -> dict[str, np.ndarray]:
 
 
 def test_every_example_is_run_by_a_test():
-    assert len(BLOCKS) == 6
-    for word in ("Classifier", "models.create", '"timm"', "load_run", "replacement.replace", "def blur"):
+    assert len(BLOCKS) == 7
+    for word in ("jnp.rot90", "Classifier", "logits.shape", '"timm"', "load_run", "replacement.replace", "def blur"):
         assert block(word)
+
+
+def test_two_invariances(tmp_path):
+    rotated, shifted = map(float, run(tmp_path, block("jnp.rot90")).split())
+    assert rotated < 1e-5 and shifted == 0
 
 
 def test_a_layer_in_your_own_model(tmp_path):
@@ -107,7 +114,7 @@ def test_a_layer_in_your_own_model(tmp_path):
 
 
 def test_a_whole_model(tmp_path):
-    example = block("models.create")
+    example = block("logits.shape")
     assert run(tmp_path, example).strip() == re.search(r"print\(.*\)  # (.*)", example)[1]
 
 
@@ -127,7 +134,7 @@ def test_a_folder_of_images(folder, monkeypatch):
         for name in ("cats", "dogs"):
             for i in range(8):  # a batch, together
                 photo(folder / "photos" / split / name / f"{i}.jpg", seed)
-    (words,) = (words for words in commands("README.md", "-m equivit.train") if "--workdir=runs/photos" in words)
+    (words,) = (words for words in commands("docs/data.md", "-m equivit.train") if "--workdir=runs/photos" in words)
     small = ["model.width=32", "model.depth=2", "model.num_heads=2", "epochs=None", "steps=1", "log.tensorboard=False"]
     small += ["schedule.warmup_epochs=None", "evaluation.every_epochs=None", "evaluation.suite=accuracy"]
     words = [word.replace(":10,I8", ":10,plain") for word in words[2:]]
@@ -148,7 +155,7 @@ def test_attention_replaced_by_convolution(folder, monkeypatch):
     small = testing.randomise(small, jax.random.key(0))
     monkeypatch.setattr(pretrained, "load", lambda source, file: {"dinov2_vitb14_pretrain.pth": small}[file])
     names: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile(block("replacement.replace"), "README.md", "exec"), names)
+    exec(compile(block("replacement.replace"), "docs/models.md", "exec"), names)
     assert len(names["blocks"]) == 6 and names["model"].head.bias.shape == (1000,)
     assert [one.block for one in names["model"].config.replaced] == list(names["blocks"])
 
@@ -196,12 +203,12 @@ def test_links_and_pictures_are_there(page):
 
 
 def test_it_is_short_and_its_pictures_are_small():
-    assert len(README.splitlines()) <= 200
+    assert len(README.splitlines()) <= 120 and "```python" in "\n".join(README.splitlines()[:40])
     sizes = [path.stat().st_size for path in (ROOT / "experiments/figures").iterdir()]
     assert sizes and max(sizes) < 150_000 and sum(sizes) < 600_000
 
 
-@pytest.mark.parametrize("name", ["colabs", "configs", "equivit", "experiments", "kernels", "tests"])
+@pytest.mark.parametrize("name", ["colabs", "configs", "docs", "equivit", "experiments", "kernels", "tests"])
 def test_every_folder_says_what_it_is(name):
     if (ROOT / name / "README.md").is_file():
         assert len((ROOT / name / "README.md").read_text().splitlines()) >= 4

@@ -91,7 +91,7 @@ def test_a_part_of_the_output_may_be_absent():
 
 
 def test_random_parameters_and_statistics():
-    """Of an abstract model too: nothing stays a shape, a zero or a one, and variances are positive."""
+    """For an abstract model too: nothing stays a shape, a zero or a one, and variances are positive."""
     small = dict(widths=(8, 12), depths=(1, 2), partial_widths=(0, 5), num_classes=5)
     model = testing.randomise(models.abstract("shvit_s1", **small), jax.random.key(0))
     leaves = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(model)}

@@ -1,4 +1,4 @@
-"""What `equivit.accelerate` is asked for, checked before anything is trained."""
+"""The options of `equivit.accelerate`, checked before anything is trained."""
 
 import dataclasses
 import hashlib

@@ -24,7 +24,7 @@ ROUNDS = 50  # of timing
 
 
 class Found(NamedTuple):
-    """What came of an acceleration.
+    """The result of an acceleration.
 
     Attributes:
       metric: the name of the figure, and its value before and after; None without a head.

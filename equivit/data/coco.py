@@ -81,7 +81,7 @@ class Coco:
 
 
 class Shapes(NamedTuple):
-    """What is painted, of all images in a few arrays, which reach workers faster than a million objects.
+    """The shapes of all images in a few arrays, which reach workers faster than a million objects.
 
     Attributes:
       images: the number of shapes in the images before each and in itself, int [images].
@@ -170,7 +170,7 @@ def _picture(image: dict[str, Any]) -> tuple[str, tuple[int, int]]:
 
 
 def _parts(annotation: dict[str, Any], size: tuple[int, int]) -> list[tuple[bool, np.ndarray]]:
-    """Of each part of an annotation, whether it is run lengths, and its numbers."""
+    """For each part of an annotation, whether it has run lengths, and its numbers."""
     given, name = annotation["segmentation"], f"annotation {errors.shown(annotation['id'])}"
     if isinstance(given, list):
         rule = f"{name}: a polygon must be x and y of three corners or more, all finite"

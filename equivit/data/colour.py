@@ -32,7 +32,7 @@ class Rates(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What is changed in one crop, in this order.
+    """The changes of one crop, in this order.
 
     Attributes:
       jitter: (name in JITTERS, value) in the order to apply; empty for none.

@@ -79,7 +79,7 @@ def expanded(path: str) -> pathlib.Path:
 
 
 def content(path: pathlib.Path) -> bytes:
-    """What is in a regular file; a pipe would be read for ever."""
+    """The content of a regular file; reading a pipe would never end."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError("it is no regular file")
     return path.read_bytes()

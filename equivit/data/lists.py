@@ -14,7 +14,7 @@ SPLIT = "{split}"  # in the name of a file: here stands the split's
 
 
 class Line(NamedTuple):
-    """What is on one line."""
+    """The content of one line."""
 
     number: int
     path: str

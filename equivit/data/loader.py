@@ -305,7 +305,7 @@ def shapes(
     entries: tuple[str, ...] = ("image", "label"),
     transform: MakeTransform = transforms.Train,
 ) -> Shapes:
-    """What `train(...).shapes()` or `evaluate(...).shapes()` would return, without the data; for lowering a step.
+    """The shapes of `train(...).shapes()` or `evaluate(...).shapes()`, without the data; for lowering a step.
 
     Args:
       config: the `data` section.

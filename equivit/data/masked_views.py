@@ -57,7 +57,7 @@ class MaskedViews:
         return {**batch, "masks": masks[start : start + share.size]}
 
     def _masks(self, rng, images):
-        """Those of a group, bool [images * micro-batches, 2, N]."""
+        """The masks of a group, bool [images * micro-batches, 2, N]."""
         parts = [
             masking.batch_masks(one, 2 * images, self.grid, **self.options) for one in rng.spawn(self.micro_batches)
         ]

@@ -155,4 +155,4 @@ def _data_dir() -> pathlib.Path:
 
 
 def _command(name: str) -> str:
-    return f"tfds build {name} --file_format=array_record --data_dir={_data_dir()} (needs TensorFlow once; see README)"
+    return f"tfds build {name} --file_format=array_record --data_dir={_data_dir()} (needs TensorFlow; docs/data.md)"

@@ -109,7 +109,7 @@ class Synthetic:
         return {"image": image.astype(np.uint8), **self._truth(label, disc)}
 
     def _truth(self, label: int, disc: np.ndarray) -> dict[str, Any]:
-        """What is to be learned of an image; `disc` says which pixels are inside."""
+        """The target of an image; `disc` marks the pixels inside."""
         return {"label": label}
 
     def where(self, index: int) -> str:
@@ -263,7 +263,7 @@ def has_label_sets(source: Source) -> bool:
 
 
 def legend(source: Source) -> Legend | None:
-    """What the numbers in its label maps mean, if the source says it."""
+    """The meaning of the numbers in its label maps, if the source defines it."""
     return getattr(source, "legend", None)
 
 

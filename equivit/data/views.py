@@ -46,7 +46,7 @@ class Kind:
     def _draw(
         self, size: tuple[int, int], rng: np.random.Generator, rates: colour.Rates
     ) -> tuple[crops.Geometry, Image.Transpose | None, colour.Changes]:
-        """Of one view of an image of PIL's `size`: crop, orientation and what is to be changed in its colours."""
+        """Draw one view of an image of PIL's `size`: crop, orientation and changes of its colours."""
         crop = crops.random_resized_crop(rng, size, *self.size, scale=self.scale, ratio=self.ratio)
         return crop, crops.draw_orientation(rng, self.flip, self.octic), colour.draw(rng, rates)
 

@@ -85,7 +85,7 @@ class Sar:
 
 
 class State(NamedTuple):
-    """What SAR carries from batch to batch, for the leaves of the model that hold adapted tensors."""
+    """The state that SAR carries from batch to batch, for the leaves of the model that hold adapted tensors."""
 
     parameters: logical.Arrays  # float32 at any precision: bfloat16 would lose steps this small
     velocity: logical.Arrays

@@ -35,7 +35,7 @@ def projection(mean: jax.Array, grid: tuple[int, ...], kernel_size: int) -> jax.
 
 
 class Equations(NamedTuple):
-    """Of n independent systems with m unknowns each.
+    """The normal equations of n independent systems with m unknowns each.
 
     Attributes:
       gram: [n, m, m], the sum of products of regressors.
@@ -62,7 +62,7 @@ class Equations(NamedTuple):
 
 
 def neighbours(values: jax.Array, grid: tuple[int, ...], kernel_size: int) -> jax.Array:
-    """What each tap meets, row by row of the taps: [*B, h w, C] -> [*B, h w, k k, C]."""
+    """The neighbour under each tap, row by row of the taps: [*B, h w, C] -> [*B, h w, k k, C]."""
     (h, w), p = grid, kernel_size // 2
     maps = values.reshape(*values.shape[:-2], h, w, values.shape[-1])
     maps = jnp.pad(maps, [(0, 0)] * (maps.ndim - 3) + [(p, p), (p, p), (0, 0)])

@@ -149,7 +149,7 @@ def _over(grey, labels, palette):
 
 
 def _legend(maps, classes, palette):
-    """What the colours of the classes in some maps mean, in the order of the classes, as over a middle grey."""
+    """The legend of the classes in some maps, in the order of the classes, in colours over a middle grey."""
     seen = np.unique(np.concatenate([labels.ravel() for labels in maps]))
     known = [k for k in range(len(classes)) if k in seen]
     names = {k: classes[k] for k in known} | ({} if len(known) == len(seen) else {-1: "no class"})

@@ -125,7 +125,7 @@ def fit(
 
 
 def damage(model: ViT, batches: Iterable[Any], *, kind: str = "dw", kernel_size: int = 3) -> np.ndarray:
-    """What the replacement of each block alone changes: [depth], scores as those of Sigma.
+    """The error caused by the replacement of each block alone: [depth], scores like Sigma's.
 
     The squared distance between what the best taps and the attention add to the residual stream, as a share of the
     squares of the stream before the block.  All blocks are measured in two passes over the images.

@@ -121,7 +121,7 @@ def opens(run: Run, entry: str = "label", least: int = 1) -> Opened:
 
 
 def _traced(run: Run, entry: str, model: ModelModule, images: jax.Array) -> Any:
-    """What is read of upright images."""
+    """The features of upright images."""
     if entry == "map":
         (grid,) = _patch_features(_pixels(run), cast(_backbone(model), run.precision), images, "e")
         return grid.values, grid.offset
@@ -181,7 +181,7 @@ def classifier(
 
 
 def accuracies(predicted: Mapping[str, np.ndarray], labels: np.ndarray) -> dict[str, Any]:
-    """What turning the test images changes.
+    """The accuracies over the orientations of the test images.
 
     Args:
       predicted: the class of each image [N], by the element that turned it.
@@ -254,7 +254,7 @@ def _patch_features(pixels, model, images, g):
 
 
 def _invariants(model: ModelModule, tokens: jax.Array, readouts: Any = object) -> jax.Array:
-    """What the head reads of tokens that are fields, if its readout is one of these; else the tokens as they are."""
+    """The head's readout of tokens that are fields, if it is one of `readouts`; else the tokens as they are."""
     readout: Any = getattr(model, "readout", None)
     if getattr(readout, "invariant", None) is None or not isinstance(readout, readouts):
         return tokens
@@ -262,7 +262,7 @@ def _invariants(model: ModelModule, tokens: jax.Array, readouts: Any = object) -
 
 
 def _once(run: Run, key: tuple, read: Callable[[], dict], kind: Callable) -> dict[str, Any]:
-    """What `read` returns by element, kept for the other protocols of the suite."""
+    """The results of `read` by element, cached for the other protocols of the suite."""
     key = (*key, run.data.to_json())
     if key not in run.frozen:
         run.frozen[key] = {g: kind(*found) for g, found in read().items()}

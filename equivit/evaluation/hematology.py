@@ -45,7 +45,7 @@ class Classifiers:
 
 
 def evaluate(features: Array, labels: Array, test_features: Array, test_labels: Array) -> dict[str, dict[str, Any]]:
-    """What each classifier makes of test images.
+    """The scores of each classifier on test images.
 
     Args:
       features, test_features: [N, M] and [Q, M].

@@ -33,7 +33,7 @@ State = Mapping[str, Array]  # "step", "losses", and of each input the arrays of
 
 
 class Input(NamedTuple):
-    """What heads read: the class tokens of `blocks` blocks, and perhaps the mean patch token."""
+    """The input of heads: the class tokens of `blocks` blocks and, optionally, the mean patch token."""
 
     blocks: int
     average: bool
@@ -78,12 +78,12 @@ class Heads:
 
     @property
     def inputs(self) -> tuple[Input, ...]:
-        """What heads read, in the order of the heads."""
+        """The inputs of the heads, in their order."""
         return tuple(Input(blocks, average) for blocks in self.blocks for average in self.averages)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the heads, such as "n1_avg0_lr0.001": rates vary fastest."""
+        """The names of the heads, such as "n1_avg0_lr0.001"; rates vary fastest."""
         return tuple(f"{of.name}_lr{rate:g}" for of in self.inputs for rate in self.base_rates)
 
 
@@ -103,7 +103,7 @@ class Probe:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the heads."""
+        """The names of the heads."""
         return self.heads.names
 
     @property
@@ -126,7 +126,7 @@ class Probe:
 
 
 def probe_input(class_tokens: Array, patch_tokens: Array, blocks: int, average: bool) -> jax.Array:
-    """What a head reads, float32 [B, F].
+    """The input of a head, float32 [B, F].
 
     Args:
       class_tokens: [n, B, D], of the last n blocks, the oldest first.
@@ -248,7 +248,7 @@ def _step(heads: Heads, state: State, class_tokens: Array, patch_tokens: Array, 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _logits(inputs: tuple[Input, ...], stacked: Any, class_tokens: Array, patch_tokens: Array) -> jax.Array:
-    """Of all heads, [heads, B, classes]."""
+    """The logits of all heads, [heads, B, classes]."""
     found = []
     for of in inputs:
         x, (weight, bias) = probe_input(class_tokens, patch_tokens, *of), stacked[of.name]

@@ -87,7 +87,7 @@ class Protocol:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What a protocol runs on.
+    """The input of a protocol.
 
     Attributes:
       model: with its parameters as trained, in float32.

@@ -118,7 +118,7 @@ def classification(true: np.ndarray | jax.Array, predicted: np.ndarray | jax.Arr
 
 
 def of_answers(counts: np.ndarray) -> dict[str, float]:
-    """What `classification` returns, from counts of images, int [K, K], rows by true class."""
+    """The scores of `classification` from counts of images, int [K, K], rows by true class."""
     right, images = counts.diagonal(), counts.sum(1)
     there = images > 0
     f1 = 2 * right[there] / (images + counts.sum(0))[there]

@@ -47,11 +47,11 @@ class Moments:
 
     @classmethod
     def zeros(cls, shape: tuple[int, ...]) -> "Moments":
-        """Of no samples yet."""
+        """The moments of no samples."""
         return cls(jnp.zeros(()), jnp.zeros(shape), jnp.zeros(shape))
 
     def update(self, batch: jax.Array, weight: jax.Array | None = None) -> "Moments":
-        """With the samples of a batch [B, *shape]; those whose `weight` [B] is 0 do not count."""
+        """Add the samples of a batch [B, *shape]; samples whose `weight` [B] is 0 do not count."""
         batch = batch.astype(jnp.promote_types(batch.dtype, jnp.float32))
         weight = jnp.ones(len(batch)) if weight is None else weight
         count, weight = weight.sum(), weight.reshape(-1, *(1,) * (batch.ndim - 1))
@@ -59,7 +59,7 @@ class Moments:
         return self.merge(Moments(count, mean, (weight * jnp.square(batch - mean)).sum(0)))
 
     def merge(self, other: "Moments") -> "Moments":
-        """Of the samples of both."""
+        """The moments of both sets of samples."""
         count = self.count + other.count
         share, delta = other.count / jnp.maximum(count, 1), other.mean - self.mean
         squares = self.squares + other.squares + jnp.square(delta) * (self.count * share)

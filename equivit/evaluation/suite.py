@@ -56,7 +56,7 @@ def prepare(
     directory: pathlib.Path | None = None,
     classes: Sequence[str] = (),
 ) -> dict[str, Run]:
-    """What `evaluate` will run, by protocol, after opening all its data; `model` may be abstract.
+    """The inputs of `evaluate` by protocol, after opening all data; `model` may be abstract.
 
     Raises as `evaluate` does, so that a run that will end with an evaluation fails before it begins.
     """

@@ -16,7 +16,7 @@ from equivit.evaluation.protocol import Run
 
 
 def rows(results: dict) -> list[tuple[str, str]]:
-    """What `suite.evaluate` returned, as readable (name, value) lines."""
+    """The results of `suite.evaluate` as readable (name, value) lines."""
     return [line for name, result in results.items() for line in suite.PROTOCOLS[name].lines(result)]
 
 

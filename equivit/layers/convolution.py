@@ -295,7 +295,7 @@ def _summed_entries(x: jax.Array, kernel: jax.Array, stride: Pair, padding: Pair
 
 
 def _views(x: jax.Array, kernel: jax.Array, stride: Pair) -> dict[Pair, jax.Array]:
-    """What each tap of a kernel meets of padded maps: [n, h, w, C] by (row, column)."""
+    """The views of padded maps under each tap of a kernel: [n, h, w, C] by (row, column)."""
     (n, height, width, channels), (sh, sw), (kh, kw) = x.shape, stride, kernel.shape[:2]
     down, right = (height - kh) // sh * sh + 1, (width - kw) // sw * sw + 1
 

@@ -16,7 +16,7 @@ from equivit.layers.relative import around
 
 
 class DecomposedPosition(nnx.Module):
-    """What positions add to the logits: q . (R_rows[distance of rows] + R_columns[distance of columns]).
+    """The logits of relative positions: q . (R_rows[distance of rows] + R_columns[distance of columns]).
 
     Queries and keys are maps of the same image and may have different strides; distances are in steps of the finer
     one.  All heads share the tables.  For maps of other sizes they are resized linearly, as in the authors' code for
@@ -103,7 +103,7 @@ class CircularPosition(nnx.Module):
 
 
 def bias(q: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
-    """What queries read of the vectors of their distances.
+    """The products of queries and the vectors of their distances.
 
     It is two small products and their sum, which XLA adds where it reads the logits.
 

@@ -46,7 +46,7 @@ TAPS_INIT = nnx.initializers.normal(0.02)  # the paper: a normal of mean zero, w
 
 
 class _Replaced(nnx.Module):
-    """What the modules have in common: the taps, and how a message refuses what they do not have."""
+    """The base of the modules: the taps, and errors for what they do not have."""
 
     def __init__(self, value: Any, proj: Any, taps: jax.Array, *, kind: str, num_heads: int, padding: str):
         self.value, self.proj = value, proj
@@ -102,7 +102,7 @@ class ReplacedAttention(_Replaced):
         return self.proj(depthwise_conv(v, taps, grid, padding=self.padding))
 
     def folded(self, *, implementation: str = "auto") -> FoldedAttention:
-        """What is deployed, equal to this module also at borders: the heads averaged, and one kernel.
+        """The deployed form, equal to this module also at borders: the heads averaged, and one kernel.
 
         Args:
           implementation: of depthwise convolutions (`depthwise_conv`).
@@ -178,7 +178,7 @@ class ScatteredAttention(_Replaced):
         return self.proj(jax.lax.collapse(y, y.ndim - 2))
 
     def folded(self, *, implementation: str = "auto") -> FoldedAttention:
-        """What is deployed, equal to this module: as `ReplacedAttention.folded`, the heads that stay first."""
+        """The deployed form, equal to this module: as `ReplacedAttention.folded`, remaining heads first."""
         weight, bias = _split(self.value, self.num_heads)
         qk, qk_bias = self.query_key.weight[...], _array(self.query_key.bias)
         kept, heads = (_heads(weight, bias, which) for which in (self.kept, self.heads))

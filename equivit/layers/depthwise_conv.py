@@ -203,7 +203,7 @@ def _products_whole(x: jax.Array, slope: jax.Array, padding: str, kernel_size: i
 
 
 def _views(x: jax.Array, kernel_size: int, padding: str, dtype: Any) -> list[jax.Array]:
-    """What each tap meets, row by row of the taps: k k of [n, h, w, C]."""
+    """The views under the taps, row by row: k k of [n, h, w, C]."""
     p, (_, h, w, _) = kernel_size // 2, x.shape
     ends = ((p, p), (p, p))
     x = around(x, ends) if padding == "wrap" else jnp.pad(x, ((0, 0), *ends, (0, 0)))

@@ -1,4 +1,4 @@
-"""What is deployed of a replaced attention: plain matrices and one kernel."""
+"""The deployed form of a replaced attention: plain matrices and one kernel."""
 
 from typing import Any
 

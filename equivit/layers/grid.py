@@ -42,12 +42,12 @@ class Frame:
     image: tuple[int, int] = dataclasses.field(metadata={"static": True})
 
     def rolled(self, tokens: jax.Array) -> "Frame":
-        """Of the map rolled by -`tokens` [B, 2]: it begins so many tokens further on."""
+        """The frame of the map rolled by -`tokens` [B, 2], which begins that many tokens further on."""
         size = jnp.array(self.image, jnp.int32)
         return dataclasses.replace(self, offset=(self.offset + tokens * jnp.array(self.stride, jnp.int32)) % size)
 
     def every(self, stride: tuple[int, int]) -> "Frame":
-        """Of a map with each `stride`-th token of this one."""
+        """The frame of a map with every `stride`-th token of this one."""
         return dataclasses.replace(self, stride=(self.stride[0] * stride[0], self.stride[1] * stride[1]))
 
 

@@ -243,7 +243,7 @@ def _branch_arrays(norm: LayerNorm, first: Linear, second: Linear, scale: LayerS
 
 
 def _plain_attention(field: Parts, qkv: Any, proj: Any, heads: int) -> Parts:
-    """What `Attention` computes, of arrays."""
+    """`Attention` on arrays."""
     return linear(_attended(attend, linear(field, qkv), heads), proj)
 
 
@@ -316,7 +316,7 @@ class PatchEmbed(nnx.Module):
             return Isotypic(add_to_first(y.lines, self._bias()), y.planes)
 
     def _bias(self) -> jax.Array:
-        """Of the invariant component; the official FLIP embedding scales it with its kernels, the octic one not."""
+        """The invariant component's bias; the official FLIP embedding scales it with its kernels, the octic one not."""
         return self.bias[...] if self.group is OCTIC else _kernel_scale(FLIP)(1) * self.bias[...]
 
     def affine(self) -> tuple[jax.Array, jax.Array]:

@@ -119,7 +119,7 @@ class Parts:
 
     @property
     def weight_init(self) -> Initializer:
-        """What draws the weights of dense layers."""
+        """The initializer of dense layers."""
         return dense.INITS[self.init]
 
     @property

@@ -209,7 +209,7 @@ FILTERING = {
 
 
 def filters(kernel: jax.Array) -> list[list[jax.Array]]:
-    """What `convolved` multiplies with, in the dtype of the kernel: [k, k, C, D] -> (k + 1)^2 of [C, D], k 2 or 3."""
+    """The factors of `convolved`, in the dtype of the kernel: [k, k, C, D] -> (k + 1)^2 of [C, D], k 2 or 3."""
     _, taps, _ = FILTERING[len(kernel)]
     wide = kernel.astype(jnp.promote_types(kernel.dtype, jnp.float32))
     rows = (_combined(taps, list(row)) for row in _combined(taps, list(wide)))

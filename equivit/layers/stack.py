@@ -339,6 +339,6 @@ def _stacked(length: int, make: Callable[[nnx.Rngs], nnx.Module], rngs: nnx.Rngs
 
 
 def _kind(block):
-    """What two blocks must share to be stacked: structure, static fields, shapes and dtypes."""
+    """The key of blocks that can be stacked: structure, static fields, shapes and dtypes."""
     leaves, structure = jax.tree.flatten(block)
     return structure, tuple((a.shape, a.dtype) for a in leaves)

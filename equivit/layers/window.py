@@ -66,7 +66,7 @@ class Windows(NamedTuple):
         return roll(x, self.shift).reshape(*x.shape[:-3], h * w, x.shape[-1])
 
     def mask(self) -> jax.Array:
-        """What is added to the logits, [windows, 1, tokens, tokens]: `APART` between tokens that are no neighbours.
+        """The mask added to the logits, [windows, 1, tokens, tokens]: `APART` between tokens that are not adjacent.
 
         After the roll the last windows of an axis hold tokens of both ends of the map.
         """

@@ -43,7 +43,7 @@ class AdaptiveConfig:
         return tuple(part for part in self.KNOWN_PARTS if part in self.adaptive)
 
     def mode(self, part: str) -> str:
-        """What the convolutions of a part pad with: those of an adaptive one go around the torus, where it chooses."""
+        """The padding of a part's convolutions: around the torus where an adaptive part chooses."""
         return "circular" if part in self.parts else self.padding
 
     @property

@@ -133,7 +133,7 @@ class BiXT(nnx.Module):
         return self.head(self.pooled(images, key=key, train=train))
 
     def pooled(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
-        """What the head reads, [*B, width]: the norm of the mean latent."""
+        """The input of the head, [*B, width]: the norm of the mean latent."""
         (latents, _), _ = self.trunk(*self.embed(images), key=key, train=train)
         return self.norm(latents.mean(-2))
 
@@ -160,7 +160,7 @@ class BiXT(nnx.Module):
         return self._features(x, layout, {i: self._features(y, layout, {}) for i, y in seen.outputs.items()})
 
     def embed(self, images: jax.Array) -> tuple[tuple[jax.Array, jax.Array], Layout]:
-        """What the first block gets: latents [*B, L, width] and tokens [*B, h w, width]; and the layout of the latter.
+        """The input of the first block: latents [*B, L, width], tokens [*B, h w, width], and the layout of the tokens.
 
         Raises:
           ValueError: the patch does not divide the image.

@@ -238,13 +238,13 @@ class CvT(nnx.Module):
         return self.head(dropout(pooled, self.config.dropout, head_key))
 
     def pooled(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
-        """What the head reads, [*B, features]: the class token or the mean of all tokens, after the norm."""
+        """The input of the head, [*B, features]: the class token or the mean of all tokens, after the norm."""
         last, _, _ = self.trunk(images, key=key, train=train)
         pooled = self.norm(last.tokens[:, 0]) if self.config.class_token else self.norm(last.tokens).mean(-2)
         return pooled.reshape(*images.shape[:-3], pooled.shape[-1])
 
     def selections(self, images: jax.Array) -> dict[str, Choice]:
-        """What the adaptive parts choose for each image; see `Swin.selections`.
+        """The choices of the adaptive parts for each image; see `Swin.selections`.
 
         Names are "stage0_embed", "stage0_layer0_kv" and so on.
         """
@@ -338,7 +338,7 @@ class CvT(nnx.Module):
 
 
 def _chosen(layout: Layout, block: ConvBlock, x: jax.Array) -> Choice:
-    """What a block chooses for its keys and values, of its input."""
+    """The phase that a block chooses for its keys and values."""
     return block.attention.choice_of(block.norm1(x), layout)
 
 

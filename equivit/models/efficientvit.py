@@ -174,7 +174,7 @@ class EfficientViT(nnx.Module):
         return self.head(self.pooled(images, key=key, train=train))
 
     def pooled(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
-        """What the head reads, [*B, features]: the last map after the neck."""
+        """The input of the head, [*B, features]: the last map after the neck."""
         last, _ = self.trunk(images, key=key, train=train)
         pooled = self.neck(last.reshape(-1, *last.shape[-3:]), train=train)
         return pooled.reshape(*last.shape[:-3], pooled.shape[-1])

@@ -25,7 +25,7 @@ def fold(model: ModelModule) -> ModelModule:
 
 
 def _folded(module: Any) -> Any:
-    """What stands for a module, which may be changed."""
+    """The folded replacement of a module (may modify it in place)."""
     if not any(isinstance(part, BatchNorm) for _, part in nnx.iter_modules(module)):
         return module
     return _within(module.folded() if hasattr(module, "folded") else module)

@@ -1,4 +1,4 @@
-"""What the configurations of models of images derive from the fields that they have in common."""
+"""The base of image models' configurations: values derived from common fields."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ class ImageConfig:
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
-        """Of one image: (height, width, channels)."""
+        """The shape of one image: (height, width, channels)."""
         return *self.image_size, self.in_channels
 
     @property

@@ -229,7 +229,7 @@ class MobileNetV4(nnx.Module):
         return self.head(self.pooled(images, key=key, train=train))
 
     def pooled(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
-        """What the head reads, [*B, head_width]: the mean of the last map, widened."""
+        """The input of the head, [*B, head_width]: the mean of the last map, widened."""
         last, _ = self.trunk(images, key=key, train=train)
         pooled = self.neck(last.reshape(-1, *last.shape[-3:]).mean((1, 2), keepdims=True), train=train)
         return pooled.reshape(*last.shape[:-3], pooled.shape[-1])
@@ -281,7 +281,7 @@ class MobileNetV4(nnx.Module):
 
 
 def made(config: MobileNetV4Config, before: int, spec: Spec) -> Callable[[nnx.Rngs], nnx.Module]:
-    """What builds a block that is given `before` channels."""
+    """The function that builds a block with `before` input channels."""
     groups: dict[str, Any] = dict(statistics_groups=config.statistics_groups)
     conv: dict[str, Any] = dict(stride=spec.stride, **groups)
     scale: dict[str, Any] = dict(layer_scale=config.layer_scale)

@@ -28,7 +28,7 @@ class Model(Protocol):
         ...
 
     def pooled(self, inputs: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
-        """What the head reads, [*B, features]."""
+        """The input of the head, [*B, features]."""
         ...
 
     def features(
@@ -88,7 +88,7 @@ def check_input(config: Config, name: str, size: tuple[int, ...], channels: int)
 
 
 class Preset(NamedTuple):
-    """What a name of the zoo stands for.
+    """The model behind a name of the zoo.
 
     Attributes:
       config: the class of the configuration.

@@ -123,7 +123,7 @@ class MViTConfig(AdaptiveConfig, StagedConfig):
         return h, w
 
     def shapes(self, stage: int) -> list[Shape]:
-        """That of each block of a stage."""
+        """The shape of each block of a stage."""
         width, depth, kv_step = self.widths[stage], self.depths[stage], max(1, KV_STRIDE // 2**stage)
         following = self.widths[min(stage + 1, len(self.depths) - 1)]
 
@@ -187,13 +187,13 @@ class MViT(nnx.Module):
         return self.head(dropout(pooled, self.config.dropout, head_key))
 
     def pooled(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
-        """What the head reads, [*B, features]: the class token, or the mean of all tokens, after the norm."""
+        """The input of the head, [*B, features]: the class token, or the mean of all tokens, after the norm."""
         last, _, _ = self.trunk(images, key=key, train=train)
         pooled = self.norm(last.tokens[:, 0]) if self.config.class_token else self.norm(last.tokens).mean(1)
         return pooled.reshape(*images.shape[:-3], pooled.shape[-1])
 
     def selections(self, images: jax.Array) -> dict[str, Choice]:
-        """What the adaptive parts choose for each image: the index, and by how much of the best the second is behind.
+        """The choices of the adaptive parts for each image: the index, and the relative gap to the second best.
 
         Both are [B], B being all batch axes in one.  Names are "patch_embed", "stage0_block0_kv" (keys and values),
         "stage1_block0_q" (queries and the shortcut) and so on; indices are row-major in the phases of the stride.  With

@@ -17,7 +17,7 @@ from equivit.symmetry.shifts import Choice
 
 
 class Shape(NamedTuple):
-    """What blocks share that have parameters of the same shapes.
+    """The fields that determine the shapes of a block's parameters.
 
     Attributes:
       before, width, after: channels of its input, inside of attention, and of its output.

@@ -202,7 +202,7 @@ class PatchTST(nnx.Module):
         train: bool = False,
         dropout: float | jax.Array | None = None,
     ) -> jax.Array:
-        """What the head reads, [*B, channels width]: the global token or the last patch token of each channel."""
+        """The input of the head, [*B, channels width]: the global token or the last patch token of each channel."""
         return self._pooled(self.cut(series), key, train, dropout)
 
     def classify(
@@ -283,7 +283,7 @@ class PatchTST(nnx.Module):
         return x if self.norm is None else _normalized(self.norm, x, train)
 
     def _pool(self, x):
-        """What the head reads from each channel, [*B, channels, D]."""
+        """The head's input from each channel, [*B, channels, D]."""
         return x[..., -1, :] if self.config.pool == "last" else x[..., : self.config.jumbo, :].mean(-2)
 
     def _features(self, x, blocks) -> Features:

@@ -127,7 +127,7 @@ class SegmenterConfig:
 
     @property
     def mode(self) -> str:
-        """What the decoder's convolutions pad with."""
+        """The padding of the decoder's convolutions."""
         return "circular" if self.equivariant else self.padding
 
     @property
@@ -147,7 +147,7 @@ class SegmenterConfig:
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
-        """Of one image: (height, width, channels)."""
+        """The shape of one image: (height, width, channels)."""
         return self.backbone.input_shape
 
     def build(self, rngs: nnx.Rngs) -> "Segmenter":

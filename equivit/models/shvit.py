@@ -273,7 +273,7 @@ class SHViT(nnx.Module):
         return logits.reshape(*pooled.shape[:-1], logits.shape[-1])
 
     def pooled(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
-        """What the head reads, [*B, features]: the mean of the last map."""
+        """The input of the head, [*B, features]: the mean of the last map."""
         return self.trunk(images, key=key, train=train)[0].mean((-3, -2))
 
     def features(

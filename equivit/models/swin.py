@@ -178,7 +178,7 @@ class Stage(nnx.Module):
         self.window, self.parts, self.select = window, parts, config.select
 
     def begin(self, at: Map) -> tuple[Map, dict[str, Choice]]:
-        """What the blocks of the stage get, merged and with its windows in place, and what was chosen for that."""
+        """The input of the stage's blocks, merged and with its windows in place, and the choices made for it."""
         chosen = {}
         if self.merge is not None:
             at, chosen = self._merged(self.merge, at)
@@ -235,13 +235,13 @@ class Swin(nnx.Module):
         return self.head(dropout(pooled, self.config.dropout, head_key))
 
     def pooled(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
-        """What the head reads, [*B, features]: the mean of the tokens after the norm."""
+        """The input of the head, [*B, features]: the mean of the tokens after the norm."""
         last, _, _ = self.trunk(images, key=key, train=train)
         pooled = self.norm(last.tokens).mean(-2)
         return pooled.reshape(*images.shape[:-3], pooled.shape[-1])
 
     def selections(self, images: jax.Array) -> dict[str, Choice]:
-        """What the adaptive parts choose for each image: the index, and by how much of the best the second is behind.
+        """The choices of the adaptive parts for each image: the index, and the relative gap to the second best.
 
         Both are [B], B being all batch axes in one.  Names are "patch_embed", "stage1_merge", "stage1_window" and so
         on; indices are row-major in the phases of the stride, or the places of a window.  With an anchor they are those

@@ -106,7 +106,7 @@ class ViT(nnx.Module):
         keep: jax.Array | None = None,
         mask: jax.Array | None = None,
     ) -> jax.Array:
-        """What the head reads, [*B, features]."""
+        """The input of the head, [*B, features]."""
         x, layout = self.embed(images, keep, mask)
         earlier = range(len(self.blocks) - self.config.pool_blocks, len(self.blocks) - 1)
         x, seen = self.trunk(x, layout, capture=tuple(earlier), key=key, train=train)

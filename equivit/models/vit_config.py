@@ -329,7 +329,7 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
         return self.mlp_dim or 4 * self.width
 
     def subsets(self, group: Group | None) -> Subsets | None:
-        """Those of blocks of a group; None if each sample drops branches by itself, or none does."""
+        """The subsets of a group's blocks; None if each sample drops branches by itself, or none does."""
         if self.drop_path_groups is None or isinstance(self.drop_path, tuple) or not self.drop_path:
             return None
         if group is not None and self.drop_path_fields == "samples":

@@ -1,1 +1,1 @@
-"""What is minimised: one objective per file, all subclasses of `objective.Objective`."""
+"""Losses: one objective per file, all subclasses of `objective.Objective`."""

@@ -167,7 +167,7 @@ def _spread(sums: Sums) -> Spread:
 
 
 class Outcome(NamedTuple):
-    """What `dinov2_outcome` gives: the losses, how the targets of classes and of patches spread, and the new centres.
+    """The result of `dinov2_outcome`: the losses, the spread of class and patch targets, and the new centres.
 
     `centers` is (class tokens, patches), for the next step; each [K], or None without centering.
     """

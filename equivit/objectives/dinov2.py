@@ -285,12 +285,12 @@ class DinoV2(Objective):
         return masking.capacity(2 * images // options.groups, grid, options.mask_share, tuple(options.mask_ratio))
 
     def temperature(self, clock: Clock) -> jax.Array:
-        """That of the teacher."""
+        """Teacher temperature."""
         begin, end = self.options.teacher_temperature
         return clock.ramp(begin, end, self.options.temperature_steps)
 
     def momentum(self, clock: Clock) -> jax.Array:
-        """That of the teacher's average."""
+        """EMA momentum of the teacher."""
         return clock.cosine(*self.options.momentum)
 
     def after_step(self, trainable: Arrays, extra: Extra, clock: Clock) -> Extra:

@@ -56,7 +56,7 @@ class GatedModel(nnx.Module):
 
 
 class Gated(Objective):
-    """What gates add to an objective, which comes after this class among the bases of a subclass.
+    """A mixin that adds gates to an objective, which comes after this class among the bases of a subclass.
 
     The noise is drawn anew in each step.  The temperature falls geometrically over a share of the run.  The weights of
     the gates start as Xavier's uniform, and have a learning rate and a clip group of their own and no decay.
@@ -113,15 +113,15 @@ class Gated(Objective):
         return super().rule(tensor._replace(name=tensor.name.removeprefix(self.prefix)))
 
     def static(self, module: GatedModel, progress: float) -> Hashable:
-        """Of the task."""
+        """Delegates to the task's objective."""
         return super().static(module.model, progress)
 
     def prepare(self, module: GatedModel, batch: Batch, key: jax.Array) -> Batch:
-        """Of the task."""
+        """Delegates to the task's objective."""
         return super().prepare(module.model, batch, key)
 
     def loss(self, module: GatedModel, batch: Batch, step: Step) -> Loss:
-        """That of the task with relaxed gates; beside its metrics the temperature."""
+        """The task's loss with relaxed gates; the temperature is added to its metrics."""
         options, clock, (start, end) = self.options, step.clock, self.options.temperature
         temperature = gating.temperature(clock.step, start, end, max(options.cooling * clock.total, 1))
         noise_key, key = jax.random.split(step.key)

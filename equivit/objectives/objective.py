@@ -42,7 +42,7 @@ def usual_rule(tensor: Tensor) -> Rule:
 
 
 class Step(NamedTuple):
-    """What a loss may depend on, besides the module and the batch.
+    """The inputs of a loss besides the module and the batch.
 
     Attributes:
       key: the source of all randomness.
@@ -60,7 +60,7 @@ class Step(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """What a loss returns: a scalar, scalar metrics to log, and the new `extra` (None: unchanged)."""
+    """The result of a loss: a scalar, scalar metrics to log, and the new `extra` (None: unchanged)."""
 
     value: jax.Array
     metrics: dict[str, jax.Array]
@@ -68,7 +68,7 @@ class Loss(NamedTuple):
 
 
 class Objective:
-    """What is minimised.  A subclass defines `loss` and overrides the defaults that do not fit.
+    """The base of all objectives.  A subclass defines `loss` and overrides the defaults that do not fit.
 
     All methods are pure: the objective never changes after its construction.  `loss` and `after_step` are traced.
 
@@ -122,7 +122,7 @@ class Objective:
         _check_statistics(model, self.config.batch_size // self.config.optimizer.accumulation)
 
     def module(self, model: nnx.Module, key: jax.Array) -> nnx.Module:
-        """What is trained: the model, and what this objective adds to it, initialised with `key`."""
+        """The module to train: the model and this objective's additions, initialised with `key`."""
         return model
 
     def rule(self, tensor: Tensor) -> Rule:
@@ -168,7 +168,7 @@ class Objective:
         return precision.cast(logical.put(module, arrays), self.config.get("precision", "float32"))
 
     def remarks(self, metrics: Mapping[str, float]) -> list[str]:
-        """What a watcher should know about the mean metrics since the last look, such as that training has failed."""
+        """Warnings about the mean metrics since the last call, such as that training has failed."""
         return []
 
     def exported(self, module: nnx.Module, extra: Extra, weights: str | None = None) -> nnx.Module:

@@ -148,7 +148,7 @@ def _heads(widths: tuple[int, ...], hints: Hints) -> tuple[int, ...]:
 
 
 def _flavour(config: CvTConfig) -> str:
-    """Of the code whose models have this activation."""
+    """The flavour of the code whose models have this activation."""
     return next(flavour for flavour, activation in ACTIVATIONS.items() if activation == config.activation)
 
 

@@ -133,7 +133,7 @@ def is_hub(state: State) -> bool:
 
 
 def _pool(state, spelling, width) -> dict:
-    """What the head reads, as the width of its weight tells."""
+    """The input of the head, inferred from the width of its weight."""
     name = f"{spelling.head}.weight"
     if name not in state:
         return {}

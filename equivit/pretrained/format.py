@@ -1,4 +1,4 @@
-"""What one foreign format is: each file of this folder that describes one ends in a value of `Format`."""
+"""The description of a foreign format; each format's file ends in a value of `Format`."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ State = Mapping[str, np.ndarray]
 
 
 class Hints(NamedTuple):
-    """What a caller knows of a model and its file may not tell; None where the caller does not say."""
+    """Properties of a model that its file may not determine; None where the caller gives no hint."""
 
     num_heads: int | tuple[int, ...] | None = None
     image_size: tuple[int, int] | None = None

@@ -1,4 +1,4 @@
-"""What the names and shapes of a state dict tell about its model."""
+"""Infers a model's configuration from the names and shapes of a state dict."""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ HEADS = {96: 3, 128: 4, 192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1280: 16, 153
 
 
 class Untold(ValueError):
-    """What no name and no shape of a file tells, and a hint must.
+    """A property that the file does not determine; pass it as a hint.
 
     Attributes:
       hint: its name, a field of the model's configuration.

@@ -78,7 +78,7 @@ def _require(config, flavour):
 
 
 def _block(at, config) -> list[Pair]:
-    """What a block has beside that of a plain ViT."""
+    """The parameters that a block adds to a plain ViT's."""
     pairs = mapping.norm(f"{at}.norm3", f"{at}.norm3")
     return pairs + _mlp(f"{at}.jumbo_mlp") if config.jumbo_mlp == "per_layer" else pairs
 

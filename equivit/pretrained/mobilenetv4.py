@@ -50,7 +50,7 @@ def infer(state: State, hints: Hints) -> tuple[MobileNetV4Config, str]:
 
 
 def _spec(state: State, at: str, before: int) -> Spec:
-    """What a file tells of a block that is given `before` channels: all but the stride of its map."""
+    """The specification of a block with `before` input channels, except for the stride of its map."""
 
     def shape(name):
         """(width, in, rows, columns) of a kernel, zeros if there is none."""

@@ -16,7 +16,7 @@ CONTAINERS = ("model", "teacher", "state_dict", "model_state")
 
 
 def read(path: str | os.PathLike) -> Any:
-    """What a .safetensors, .npz or .pth file holds, tensors as numpy arrays; no code in a file is ever run.
+    """Read a .safetensors, .npz or .pth file, tensors as numpy arrays; no code in a file is ever run.
 
     Raises:
       FileNotFoundError: there is no such file.

@@ -27,7 +27,7 @@ Stride = int | tuple[int, int]
 
 
 class Choice(NamedTuple):
-    """What was chosen for each map.
+    """The choice for each map.
 
     Attributes:
       index: [B] int32, row-major in the phases of the stride.
@@ -135,7 +135,7 @@ def phases(index: jax.Array, stride: Stride) -> jax.Array:
 
 
 def energies(x: jax.Array, order: float = 2) -> jax.Array:
-    """What each position adds to the norm of its component, to the power of `order`: [B, H, W, C] to [B, H, W].
+    """The contribution of each position to its component's norm to the power of `order`: [B, H, W, C] to [B, H, W].
 
     In float32 at least.  Of order `math.inf` it is the largest magnitude.
     """

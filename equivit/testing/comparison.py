@@ -95,7 +95,7 @@ def is_array(value: Any) -> bool:
 
 
 def named(value: Any) -> str:
-    """What a value is, for an error."""
+    """A description of a value, for an error."""
     if is_array(value):
         return f"{value.dtype} {list(value.shape)}"
     if isinstance(value, Isotypic):

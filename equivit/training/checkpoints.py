@@ -147,7 +147,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _saving(self):
-        """Whatever goes wrong with a save becomes one error that says what is left."""
+        """Turn any failure of a save into one error that names what is left."""
         try:
             yield
         except jax.errors.JaxRuntimeError:

@@ -55,7 +55,7 @@ TYPES: dict[str, Any] = dict(  # of the keys outside of sections, and of `checkp
 
 @dataclasses.dataclass(frozen=True)
 class Schema:
-    """What the configurations of one kind may hold.
+    """The keys and values that configurations of one kind may have.
 
     Attributes:
       check: raises ValueError for unknown keys and impossible values.
@@ -300,7 +300,7 @@ def _shown(value: Any) -> str:
 
 
 def _wanted(key: str, value: Any, old: Any, type_: Any) -> str:
-    """What should be there instead of a value of another type."""
+    """A description of valid values, for an error about one of another type."""
     if isinstance(old, tuple) and not all(map(errors.is_number, old)) and constraints.allows((value,), type_):
         old = (value,)  # such as ranges, which may be words or numbers
     if isinstance(old, tuple) and errors.is_number(value) and all(map(errors.is_number, old)):

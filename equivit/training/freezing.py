@@ -87,7 +87,7 @@ def matching(key: str, pattern: str, names: Iterable[str]) -> set[str]:
 def masks(
     rule: Callable[[Tensor], Rule], tables: Mapping[str, np.ndarray], leaves: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
-    """Of the leaves that have frozen slices: which slices are trained, shaped to broadcast against the leaf."""
+    """Masks of the trained slices, for leaves that have frozen ones, shaped to broadcast against the leaf."""
     found = {k: logical.per_tensor(tables[k], a, lambda tensor: not rule(tensor).frozen) for k, a in leaves.items()}
     return {k: trained for k, trained in found.items() if not trained.all()}
 
@@ -98,7 +98,7 @@ def masked(tree: Any, masks: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
 
 
 def summary(objective: Objective, module: nnx.Module) -> str:
-    """What a run says at its start: "25,307,136 of 284,393,043 parameters are trained." """
+    """A line for the start of a run: "25,307,136 of 284,393,043 parameters are trained." """
     tables = logical.tensors(module)
     trains = rule(objective, tables)
     sizes = [(math.prod(t.shape), trains(t).frozen) for table in tables.values() for t in table.flat]

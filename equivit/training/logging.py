@@ -1,4 +1,4 @@
-"""What a run says: metrics.jsonl, TensorBoard events, and a progress bar or plain lines."""
+"""The outputs of a run: metrics.jsonl, TensorBoard events, and a progress bar or plain lines."""
 
 import collections
 import contextlib

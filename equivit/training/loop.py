@@ -27,7 +27,7 @@ Evaluate = Callable[[nnx.Module, ConfigDict], dict[str, dict]]
 
 
 class Outcome(NamedTuple):
-    """What a finished run leaves.
+    """The result of a finished run.
 
     Attributes:
       report: the final figures, as in report.json.

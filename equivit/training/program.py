@@ -55,12 +55,12 @@ class Program(NamedTuple):
         return self.compiled.lower(self.abstract, self.given, batch, self.static(0.0))
 
     def rates(self, step: int) -> dict[str, float]:
-        """What a run logs of its schedules: "lr" and, if it changes, "weight_decay"."""
+        """The values of the schedules to log: "lr" and, if it changes, "weight_decay"."""
         changing = {"lr": self.lr, "weight_decay": self.weight_decay}
         return {name: float(schedule(step)) for name, schedule in changing.items() if schedule is not None}
 
     def static(self, progress: float) -> Hashable:
-        """What the compiled step depends on once a share `progress` of the run is done."""
+        """The static argument of the compiled step after a share `progress` of the run."""
         return self.objective.static(self.module, progress)
 
     def exported(self, state: State) -> nnx.Module:

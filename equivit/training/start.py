@@ -1,4 +1,4 @@
-"""What a run begins with: its first parameters, and the models that it uses and does not train."""
+"""The start of a run: its first parameters, and the models that it uses but does not train."""
 
 import copy
 import dataclasses
@@ -86,7 +86,7 @@ def given_models(config: ConfigDict) -> dict[str, nnx.Module]:
 
 
 def completed(config: ConfigDict, pipeline: TrainPipeline) -> ConfigDict:
-    """What the data decide about the model goes into its section, so that the run directory says it all.
+    """Write what the data determine into the `model` section, so that the run directory is complete.
 
     Raises ValueError where the section says otherwise; a model without a head may have `num_classes=None`.
     """

@@ -80,7 +80,7 @@ class Signals:
         return self._agreed(step) if self._agreed else self._number is not None
 
     def stopped(self) -> Stopped:
-        """What a run that is asked to end raises."""
+        """The exception of a run that was asked to end."""
         return Stopped(self._number or signal.SIGTERM)
 
     @contextlib.contextmanager

@@ -33,7 +33,7 @@ EVALUATED_TOGETHER = 256  # series
 
 
 class Run(NamedTuple):
-    """What differs between the runs of a sweep.  A sweep has arrays [R] here, one run scalars."""
+    """The differences between the runs of a sweep.  A sweep has arrays [R] here, one run scalars."""
 
     lr: jax.Array  # at the end of the warm-up
     dropout: jax.Array
@@ -139,7 +139,7 @@ class Sweep:
 
 
 def schedule_section(config: ConfigDict, lr: float | jax.Array, steps: int) -> ConfigDict:
-    """What `schedules.create` takes: linear from 0 for a share `warmup` of the steps, then a cosine to `min_lr`."""
+    """The section of `schedules.create`: linear from 0 for a share `warmup` of the steps, then cosine to `min_lr`."""
     warmup = dict(warmup_lr=0.0, warmup_steps=round(config.warmup * steps), warmup_epochs=None)
     return ConfigDict(schedules.DEFAULTS | dict(name="cosine", lr=lr, min_lr=config.min_lr, **warmup))
 

@@ -87,5 +87,5 @@ def epochs(config: ConfigDict, name: str) -> int:
 
 
 def recipe(config: ConfigDict) -> dict[str, Any]:
-    """What a result depends on besides the set, the model and the number of patches: plain JSON values by key."""
+    """The settings of a result besides the set, the model and the number of patches: plain JSON values by key."""
     return {key: value for key, value in configs.flat(configs.plain(config)).items() if key not in CHOOSING}

@@ -1,4 +1,4 @@
-"""What is put into sources of the tests, and what comes out of them."""
+"""The contents of the tests' sources, and what comes out of them."""
 
 import io
 

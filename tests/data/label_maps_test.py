@@ -1,4 +1,4 @@
-"""What the numbers in label maps mean, and that a wrong map ends the run with one line instead of being replaced."""
+"""The meaning of numbers in label maps; a wrong map ends the run with one line instead of being replaced."""
 
 import pickle
 
@@ -134,7 +134,7 @@ def test_labels_of_images_and_a_void_class_do_not_go_together(camera, tmp_path):
 
 
 def test_training_needs_a_pixel_with_a_class_and_no_rand_augment(camera):
-    """Of the second image alone would do."""
+    """The classes of the second image alone are enough."""
     with pytest.raises(ValueError, match=r"no pixel of the split 'train' has a class, with data.void=\(3,\)"):
         loader.train(camera(3), batch_size=2, seed=0, entries=("map",))
     last = np.full((2, 5, 7), 3)

@@ -38,7 +38,7 @@ def test_the_seed_decides():
 
 
 def test_masks_are_blocks():
-    """Of neighbours: a masked patch has a masked neighbour on each side three times in four, scattered ones rarely."""
+    """A masked patch has a masked neighbour on each side three times in four; scattered ones rarely do."""
     drawn = masks(ratio=(0.3, 0.3), share=1.0).reshape(-1, *GRID)
     assert (drawn[:, :, 1:] & drawn[:, :, :-1]).sum() > 0.75 * drawn.sum()
     scattered = np.random.default_rng(0).permuted(drawn.reshape(24, -1), axis=-1).reshape(drawn.shape)

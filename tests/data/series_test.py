@@ -124,7 +124,7 @@ def test_aeon_by_name(monkeypatch):
 
 
 def test_a_directory_comes_before_aeon(monkeypatch, folder):
-    """What it does not have aeon reads, or downloads to there."""
+    """aeon reads the sets that the directory lacks, or downloads them to it."""
 
     def load_classification(name, split, extract_path):
         if name != "Three":

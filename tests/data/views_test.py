@@ -51,7 +51,7 @@ def test_views_have_the_size_of_training_images(section):
 
 
 def test_each_view_is_cut_by_its_own_scale(make):
-    """Of an image whose values grow to the right a view shows its width by the range of its values."""
+    """In an image whose values grow to the right, the range of a view's values shows its width."""
     ramp = Image.fromarray(np.tile(np.arange(256, dtype=np.uint8), (256, 1)))
     transform = make({"scale": (0.5, 1.0), "ratio": (1.0, 1.0)}, 1, (8, 8), local_scale=(0.1, 0.2), **PLAIN)
     rows = [transform({"image": ramp}, np.random.default_rng(seed)) for seed in range(200)]

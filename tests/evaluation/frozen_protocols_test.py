@@ -55,7 +55,7 @@ def plain():
 
 @pytest.fixture(scope="module")
 def results():
-    """Of an I8, whose streams are noted."""
+    """Results of an I8 model, with its streams noted."""
     streams = []
 
     def track(batches, total, name):

@@ -47,7 +47,7 @@ def test_random_turns_are_multiples_of_a_quarter_that_depend_on_seed_and_index_a
 
 
 def test_each_turn_is_drawn():
-    """Of images whose white corner is upper left, those that are not turned are right: about one in four."""
+    """Images with a white upper left corner are right when they are not turned: about one in four."""
     shares = {}
     for name in TO_UPPER_LEFT:
         shares[name] = orientation(corner, batches(marked([name] * 100), np.ones(100), size=100))["rotated"]

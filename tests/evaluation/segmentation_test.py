@@ -162,7 +162,7 @@ def test_logits_are_averaged_where_windows_overlap():
 
 
 def test_views_are_averaged_after_softmax():
-    """Of the image, its mirror image and both at twice the size, each resized to that of the label."""
+    """The image, its mirror image and both at twice the size, each resized to the label's size."""
 
     def predict(images):
         x = images[..., 0].astype(jnp.float32) * (1 + jnp.arange(images.shape[2]) / images.shape[2])
@@ -310,7 +310,7 @@ def test_one_that_does_not(config):
 
 
 def test_windows_turn_with_the_image(config):
-    """Of 6x8 pixels windows of 4x8; turned, 8x4 of 8x6.  As they were, they would not fit."""
+    """An image of 6x8 pixels has windows of 4x8; turned, 8x4 in 8x6.  Unturned windows would not fit."""
     views = dict(window=(4, 8), stride=(2, 8))
     found = measure(colour, config, "segmentation_orientation", segmentation=views)
     assert found["upright"] == by_hand(colour)["miou"] and found["same"] == 1

@@ -42,7 +42,7 @@ def drawn(settings, batch=3, source=SOURCE, size=SIZE):
 
 
 def class_by_hand(kind, image, down, right):
-    """What `corner` sees of a shifted copy."""
+    """The class that `corner` sees in a shifted copy."""
     if kind == "crop":
         return image[down, right]
     (top, left), (height, width) = (2, 2), SIZE  # the centre: (7 - 4) / 2 = 1.5, to even, and (9 - 6) / 2 = 1.5
@@ -213,7 +213,7 @@ def test_what_cannot_be_is_one_line(shift, data, message):
 
 @pytest.mark.parametrize("adaptive", [True, False])
 def test_of_an_adaptive_model_every_prediction_stays(adaptive):
-    """Of the ordinary one with the same weights, some change."""
+    """Some predictions of the ordinary model with the same weights change."""
     model = swin_test.model("swin_t", **SMALL | dict(adaptive=adaptive))
     predict = predictions.predictor(model, (0.5,) * 3, (0.3,) * 3)
     images = np.random.default_rng(2).integers(0, 256, (24, *SMALL["image_size"], 3)).astype(np.uint8)

@@ -20,7 +20,7 @@ def deviations(model, x):
 
 @pytest.mark.parametrize("options", [attending.SMALL, attending.OCTIC], ids=["plain", "octic"])
 def test_one_pass_equals_two(options):
-    """Of plain and equivariant blocks; the batches are of 4 and 2 images."""
+    """For plain and equivariant blocks; the batches have 4 and 2 images."""
     model = attending.model(**options)
     found = sigma.moments(model, [X[:4], X[4:]])
     expected = deviations(model, X)

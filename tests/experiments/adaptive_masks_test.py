@@ -1,4 +1,4 @@
-"""What the pictures of shifted label maps show: copies, what both show, and boxes."""
+"""The pictures of shifted label maps: copies, their common part, and boxes."""
 
 from types import SimpleNamespace
 

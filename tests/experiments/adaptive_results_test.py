@@ -153,7 +153,7 @@ def test_commands_for_what_is_missing(tmp_path, capsys):
 
 
 def test_erased_squares():
-    """Of uniform sides, anywhere inside, of the given colour, and the same ones for each image in every batch."""
+    """Squares have uniform sides, lie inside, have the given colour, and are the same for each image in every batch."""
     count, most = 4000, 3
     batch = dict(image=np.zeros((count, 5, 7, 2), np.uint8), index=np.arange(count))
     images = adaptive_conditions.erased(most, batch, np.array([9, 8], np.uint8))["image"]

@@ -80,7 +80,7 @@ def test_models_that_are_not_in_the_zoo_are_skipped(tmp_path, monkeypatch, capsy
 
 
 def test_claims():
-    """Of the model as it is; without a peer nothing is judged."""
+    """Claims are about the model as it is; without a peer nothing is judged."""
     cases = (("shvit_s1", 1.6, False), ("shvit_s1", 1.5, True), ("bixt_ti_p16", 1.2, False), ("shvit_s1", None, None))
     for name, ratio, holds in cases:
         assert conv_models_cpu.claim_of(dict(model=name, over_peer=ratio, folded_over_peer=1.0)).holds is holds

@@ -14,7 +14,7 @@ from tests.evaluation import attending
 
 
 def test_choices_and_pictures(tmp_path, monkeypatch):
-    """Of a saved model; a run with gates is known by what its model has replaced."""
+    """From a saved model; a run with gates is recognised by its model's replaced blocks."""
     model = attending.model(**attending.SMALL)
     gated = script.replacement.replace(model, {0: (1,), 2: (0,)})
     monkeypatch.setattr(script, "load_model", {"model": model, "dsp": gated}.get)

@@ -78,7 +78,7 @@ def test_data_that_are_not_there_are_one_line(tmp_path, capsys):
 
 
 def test_the_order_over_seeds(tmp_path, monkeypatch, capsys):
-    """Of made-up results: ours have the order of the paper in one of two seeds, the public ones in none."""
+    """In made-up results, ours have the order of the paper in one of two seeds, the public ones in none."""
     models = [name for three in public.VARIANTS.values() for name in three]
 
     def run(config, workdir):

@@ -1,4 +1,4 @@
-"""What is read from libtpu's assembly, by small programs whose bundles can be counted by hand."""
+"""Reading libtpu's assembly, by small programs whose bundles can be counted by hand."""
 
 import pytest
 

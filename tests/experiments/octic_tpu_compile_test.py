@@ -1,4 +1,4 @@
-"""What the TPU script makes of libtpu's dump, and that its programs can be traced; libtpu itself is not needed."""
+"""The TPU script reads libtpu's dump, and its programs can be traced; libtpu itself is not needed."""
 
 import jax
 import pytest

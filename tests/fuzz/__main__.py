@@ -135,7 +135,7 @@ def _replay(place: pathlib.Path, room: pathlib.Path) -> int:
 
 
 def _cpu_seconds() -> float:
-    """Of this process, and of its children that have ended."""
+    """CPU seconds of this process and of its children that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 

@@ -72,7 +72,7 @@ def damaged(draw, content: bytes, most: int = 3) -> bytes:
 
 
 class Token(str):
-    """What stands in JSON without quotes."""
+    """A JSON token without quotes."""
 
 
 class Items(list):

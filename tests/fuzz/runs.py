@@ -1,4 +1,4 @@
-"""What runs, sweeps and accelerations keep: config.json, metrics.jsonl, saved models and reports."""
+"""Files of runs, sweeps and accelerations: config.json, metrics.jsonl, saved models and reports."""
 
 import argparse
 import json

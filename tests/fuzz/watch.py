@@ -47,7 +47,7 @@ class Auditor:
         self._writable, self._found = writable, []
 
     def end(self) -> list[str]:
-        """What was heard."""
+        """The recorded events."""
         found, self._found = self._found or [], None
         return found
 
@@ -71,7 +71,7 @@ def _writes(path: Any, mode: str | None, flags: int) -> bool:
 
 
 def state() -> dict[str, Any]:
-    """What a reader must leave as it is, by name; two of these are compared with ==."""
+    """The state that a reader must not change, by name; two of these are compared with ==."""
     number_types = [np.dtype(getattr(ml_dtypes, name)) for name in ("bfloat16", "float8_e4m3fn", "int4")]
     found = {
         "environment": dict(os.environ),
@@ -104,7 +104,7 @@ def _umask() -> int:
 
 
 def _globals() -> dict[str, Any]:
-    """What the globals of our modules are, and what is in their containers, by identity."""
+    """The globals of our modules, and the contents of their containers, by identity."""
     found = {"builtins": list(map(id, vars(builtins).values()))}
     for module in [name for name in sys.modules if name == "equivit" or name.startswith("equivit.")]:
         values = {key: value for key, value in vars(sys.modules[module]).items() if not key.startswith("__")}

@@ -230,7 +230,7 @@ def test_adaptive_merging_follows(norm_first):
 
 
 class Classifier(nnx.Module):
-    """That of Appendix A2.1: merging, the mean of all tokens, a linear map."""
+    """The classifier of Appendix A2.1: merging, the mean of all tokens, a linear map."""
 
     def __init__(self, *, rngs):
         self.merge = merge.PatchMerging(3, norm_first=True, eps=1e-5, rngs=rngs)

@@ -46,7 +46,7 @@ def test_values_and_gradients_are_those_of_the_whole(small_caches, batch):
 
 @pytest.mark.parametrize(("images", "groups"), [(8, [4, 4]), (7, [7]), (6, [3, 3]), (2, []), (1, [])])
 def test_groups_are_the_largest_that_fit(small_caches, images, groups):
-    """Of eight images one of each half at a time, since two fit; of seven one.  A batch that fits is not divided."""
+    """Eight images run one of each half at a time, as two fit; seven run one by one.  A batch that fits stays whole."""
     lengths = [
         eqn.params["length"] for eqn in loops(jax.make_jaxpr(lambda x: by_image(centred, x))(field(images)).jaxpr)
     ]

@@ -56,7 +56,7 @@ def convolved(x, taps, cotangent, grid, padding, implementation):
 
 @pytest.mark.parametrize(("k", "grid", "padding"), [(3, (5, 4), "zeros"), (3, (5, 4), "wrap"), (9, (3, 10), "zeros")])
 def test_convolution_and_its_gradients(k, grid, padding):
-    """Of the transposed product too: <y, c> is <x, dx>, and <taps, dtaps>, since the map is linear in both."""
+    """The transposed product, too: <y, c> is <x, dx>, and <taps, dtaps>, since the map is linear in both."""
     x, taps, cotangent = random(2, 1, np.prod(grid), 5), random(k, k, 5), random(2, 1, np.prod(grid), 5, seed=1)
     expected = by_loops(x, taps, grid, padding)
     first = convolved(x, taps, cotangent, grid, padding, "auto")

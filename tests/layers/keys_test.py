@@ -31,7 +31,7 @@ def test_a_model_is_the_same():
 
 
 def test_a_trace_has_no_counter():
-    """Of `nnx.Rngs` each draw adds operations to the program; they are what is searched."""
+    """Each draw of `nnx.Rngs` adds operations to the program; the test looks for them."""
     key = jax.random.key(0)
     ours = jax.make_jaxpr(lambda key: drawn(Keys(key)))(key)
     assert len(ours.eqns) < len(jax.make_jaxpr(lambda key: drawn(nnx.Rngs(params=key)))(key).eqns)

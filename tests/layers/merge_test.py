@@ -36,7 +36,7 @@ def maps():
 
 @functools.partial(jax.jit, static_argnums=3)
 def adaptive(merge, x, slopes, select):
-    """What is merged, the choice, and the gradient of sum(slopes * merged) by layer and map."""
+    """The merged map, the choice, and the gradient of sum(slopes * merged) by layer and map."""
 
     def apply(merge, x):
         y, _, choice = merge.adaptive(x.reshape(4, -1, WIDTH), GRID, select)

@@ -103,7 +103,7 @@ def test_convolutions_at_all_phases(taps, size):
 
 @pytest.mark.parametrize("taps", [2, 3])
 def test_products_of_bfloat16_are_summed_in_float32(taps):
-    """Of small integers factors are exact, and sums of thousands too; bfloat16 would round them above 256."""
+    """Small integers have exact products, and exact sums of thousands; bfloat16 would round them above 256."""
     x, kernel = RNG.integers(-8, 9, (1, 4, 6, 64)), RNG.integers(-3, 4, (taps, taps, 64, 3))
     found = convolved(x.astype(np.float32), kernel.astype(ml_dtypes.bfloat16))
     expected = everywhere(x, kernel)

@@ -53,7 +53,7 @@ def test_distances_are_the_original_ones():
 
 @pytest.mark.parametrize("learned", [(4, 6), (3, 6)], ids=["same size", "resized"])
 def test_each_pair_reads_its_two_distances(learned):
-    """Of 4 x 3 queries and 2 x 6 keys, from tables for 4 x 6 places."""
+    """For 4 x 3 queries and 2 x 6 keys, from tables for 4 x 6 places."""
     abstract = jax.eval_shape(lambda: DecomposedPosition(learned, 5, rngs=nnx.Rngs(0)))
     arrays = {name: random(*a.shape) for name, a in logical.take(abstract).items()}
     position, q = logical.put(abstract, jax.tree.map(jnp.asarray, arrays)), random(2, 1, 12, 5)
@@ -86,7 +86,7 @@ def test_max_pool(mode, stride):
 
 @pytest.mark.parametrize("learned", [(8, 12), (8, 6)], ids=["same size", "resized"])
 def test_each_pair_reads_its_two_distances_around_the_torus(learned):
-    """Of 2 x 6 queries and 4 x 4 keys, at different phases of a map of 8 x 12 places."""
+    """For 2 x 6 queries and 4 x 4 keys, at different phases of a map of 8 x 12 places."""
     strides = dict(stride=(4, 2), kv_stride=(2, 3))
     abstract = jax.eval_shape(lambda: CircularPosition(learned, 5, **strides, rngs=nnx.Rngs(0)))
     arrays = {name: random(*a.shape) for name, a in logical.take(abstract).items()}
@@ -103,7 +103,7 @@ def test_each_pair_reads_its_two_distances_around_the_torus(learned):
 
 
 def test_tables_on_a_line_are_folded():
-    """Of 4 places: distances from -3 to 3, or, if keys are two places apart, from -2 to 3 and one that no pair has."""
+    """For 4 places: distances from -3 to 3, or, if keys are two places apart, from -2 to 3 and one that no pair has."""
     table = np.arange(7, dtype=np.float32)[:, None]
     np.testing.assert_allclose(folded(table, 1)[:, 0], [3, (4 + 0) / 2, (5 + 1) / 2, (6 + 2) / 2])
     np.testing.assert_allclose(folded(table, 2)[:, 0], [2, 3, (4 + 0) / 2, (5 + 1) / 2])

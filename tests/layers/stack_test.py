@@ -141,7 +141,7 @@ def test_statistics_rates_and_phases(kwargs, phases):
 
 
 def test_statistics_come_out_of_parts_and_gradients():
-    """Of the blocks that ran, and of no others; under a gradient, and without jit."""
+    """Statistics change in the blocks that ran, and in no others; under a gradient, and without jit."""
     blocks, whole = normed(), normed()
     blocks(X, start=1, stop=4, train=True)
     moved = [bool((blocks[i].norm.mean[...] != 0).any()) for i in range(7)]

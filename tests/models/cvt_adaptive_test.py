@@ -141,7 +141,7 @@ ONE = dict(widths=(8,), depths=(1,), num_heads=(1,), kernels=(3,), strides=(2,),
     ids=["token", "pool", "merge", "merge and pool"],
 )
 def test_some_parts_have_one_function_and_its_gradient(parts, options, monkeypatch):
-    """Whatever other convolutions pad with; in training too, with batch norms frozen at their running statistics."""
+    """For any padding of other convolutions; in training too, with batch norms frozen at their running statistics."""
     m = small(adaptive=parts, **options)
     assert [part for part in m.config.KNOWN_PARTS if m.config.mode(part) == "circular"] == list(parts)
     m, x, logits = check_slope(m, np.random.default_rng(4).normal(size=(1, *SIZE, 3)))

@@ -179,7 +179,7 @@ def test_published_sizes(name, number, products):
 
 
 def test_layers_count_through_the_stages():
-    """What begins a stage belongs to its first block; what is before all blocks is layer 0, norm and head the last."""
+    """The start of a stage belongs to its first block; parts before all blocks are layer 0, norm and head the last."""
     tables = logical.tensors(zoo.abstract("cvt_13", **SMALL)).values()
     tensors = {t.name: t for table in tables for t in table.flat}
     layers = {n: t.layers for n, t in tensors.items()}

@@ -47,7 +47,7 @@ def images(batch=2, size=SIZE):
 
 @jax.jit
 def run(model, x):
-    """What the head reads, and the features of all blocks, of the model and of its folded form."""
+    """The head's input and the features of all blocks, for the model and its folded form."""
     blocks = tuple(range(model.config.depth))
 
     def outputs(m):

@@ -43,7 +43,7 @@ def test_maps_are_moved_there_and_back(kind):
 
 @pytest.mark.parametrize("element", OCTIC.elements)
 def test_tokens_turn_with_the_image(element):
-    """Of a label in each pixel, the tokens keep theirs; strides and offsets swap with the axes."""
+    """With a label in each pixel, the tokens keep theirs; strides and offsets swap with the axes."""
     grid = places(jnp.asarray)
     turned = grid.turned(element)
     np.testing.assert_array_equal(turned.pixels(), fields.act_on_image(element, grid.pixels()))

@@ -1,4 +1,4 @@
-"""What models of every family say of inputs that are no batch of images, and of an empty one."""
+"""Errors of every family for inputs that are not a batch of images, and for an empty batch."""
 
 import jax
 import jax.numpy as jnp

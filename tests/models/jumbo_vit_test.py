@@ -261,7 +261,7 @@ def test_the_patches_of_fields_turn_with_the_image_after_their_norm():
 
 
 def test_a_new_classifier_gives_equal_probabilities():
-    """Whatever the image; and logits that are their logarithms, as in the public code."""
+    """For every image; and logits that are their logarithms, as in the public code."""
     head = jax.jit(lambda: logical.take(models.create("jumbo_vit_s16", **SMALL).head))()
     np.testing.assert_array_equal(head["weight"], np.zeros((2 * 48, 10)))
     np.testing.assert_allclose(head["bias"], np.full(10, math.log(0.1)), rtol=1e-6)

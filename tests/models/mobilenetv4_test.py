@@ -77,7 +77,7 @@ def near(a, b, tolerance=2e-5):
 
 
 def test_maps_of_all_blocks():
-    """Of an odd image that is no square, each pixel of which is read."""
+    """For an odd, non-square image, each pixel of which is read."""
     m, x = model(), images()
     logits, features, _, statistics = run(m, x)
     for index, (grid, width, stride) in enumerate(
@@ -211,7 +211,7 @@ def test_saved_and_loaded(tmp_path):
 
 
 def test_as_a_backbone():
-    """Of a pyramid with one map for each of the strides 4 to 32; the 1x1 convolution after the last is the last's."""
+    """A pyramid has one map for each stride from 4 to 32; the 1x1 convolution after the last belongs to it."""
     config = SegmenterConfig(zoo.configuration("mobilenetv4_conv_small", num_classes=None), 5, width=8)
     assert config.backbone.depths == (2, 2, 6, 7) and config.backbone.widths == (32, 64, 96, 960)
     assert config.ends == (1, 3, 9, 16)

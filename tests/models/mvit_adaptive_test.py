@@ -126,7 +126,7 @@ def test_gradients_are_finite_on_black():
     ids=["pool", "token and pool"],
 )
 def test_some_parts_have_one_function_and_its_gradient(parts, options):
-    """Whatever convolutions of other parts pad with."""
+    """For any padding of the other parts' convolutions."""
     check_slope(small(adaptive=parts, **options), images(1))
 
 

@@ -78,7 +78,7 @@ def test_shapes_of_blocks():
 
 
 def test_features_of_all_stages():
-    """Of images whose sizes no stride divides."""
+    """For images whose sizes no stride divides."""
     m, x = model(), images(ODD)
     logits, features = run(m, x)
     chex.assert_shape(logits, (2, 5))

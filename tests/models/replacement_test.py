@@ -65,7 +65,7 @@ def test_patches_only():
 
 
 def test_a_projection_and_the_norm_before_blocks():
-    """Of CLIP the projection goes, even if there are as many classes; the norm before the blocks stays."""
+    """CLIP loses its projection, even if there are as many classes; the norm before the blocks stays."""
     whole = model(projection=5, num_classes=None, pre_norm=True, patch_bias=False)
     alone = patches_only(whole, num_classes=5)
     assert alone.config.projection is None and alone.head.bias is not None and alone.pre_norm is not None

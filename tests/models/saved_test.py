@@ -26,7 +26,7 @@ def content(found):
 
 @pytest.fixture(scope="module")
 def models():
-    """Of one configuration or of another that fits the same parameters, and what they were trained on."""
+    """Models of two configurations that fit the same parameters, and what they were trained on."""
     return {
         "old": (model(1), TrainedOn(("a", "b", "c"), 5)),
         "weights": (model(2), TrainedOn(("a", "b", "c"), 5)),

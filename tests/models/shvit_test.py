@@ -154,7 +154,7 @@ def test_gates_are_multiples_of_8():
 
 
 def test_layers_count_through_the_stages():
-    """What leads to a stage belongs to its first block."""
+    """The layers before a stage belong to its first block."""
     tables = logical.tensors(zoo.abstract("shvit_s1", **SMALL)).values()
     layers = {t.name: t.layers for table in tables for t in table.flat}
     assert layers["patch_embed.3.conv.kernel"] == (0,)

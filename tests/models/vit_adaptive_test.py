@@ -58,7 +58,7 @@ def objects(size):
 
 
 def deviation(m, x, elements, moves):
-    """Of the logits, over all turns and shifts; and the smallest gap met."""
+    """The deviation of the logits over all turns and shifts, and the smallest gap met."""
     upright = run(m, x)[0]
     worst, gaps = 0.0, []
     for element in elements:

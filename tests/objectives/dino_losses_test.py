@@ -179,7 +179,7 @@ moved_center, spread = jax.jit(dino_losses.moved_center), jax.jit(dino_losses.sp
 
 
 def test_gradients_of_many_steps_are_added_in_float32():
-    """Of 600 equal rows, one at a time; in bfloat16 a sum stops growing at 256 times its summands."""
+    """Adds 600 equal rows, one at a time; in bfloat16 a sum stops growing at 256 times its summands."""
     rows = np.tile(normal(1, 1, 1, 4, seed=19), (1, 600, 1, 1))
     teacher = streams.Stream(rows, normal(4, 5, seed=20), lambda w, x: x @ w)
 

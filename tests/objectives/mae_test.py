@@ -60,7 +60,7 @@ def steps(compiled, mesh, state, stop):
 
 
 def module(c):
-    """What is trained, with shapes in place of arrays."""
+    """The module to train, with shapes in place of arrays."""
     return jax.eval_shape(lambda: mae.Mae(c).module(program.make_model(c, nnx.Rngs(params=0)), jax.random.key(0)))
 
 

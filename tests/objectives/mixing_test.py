@@ -107,7 +107,7 @@ def test_one_draw_for_the_batch_and_none_if_off():
 
 
 def test_one_group_has_the_bits_of_scalar_draws():
-    """What a batch was mixed with before there were groups, written out."""
+    """The draws of a batch before there were groups, written out."""
     images, targets = jax.random.normal(jax.random.key(1), (5, 6, 10, 3)), jnp.eye(5)
 
     @jax.jit

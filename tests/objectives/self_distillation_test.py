@@ -1,4 +1,4 @@
-"""What a self-distillation objective such as DINO needs is all there: this one is written in this file alone."""
+"""The interface is enough for self-distillation such as DINO: this objective is written in this file alone."""
 
 import chex
 import jax

@@ -39,7 +39,7 @@ def files(group: str, pattern: str = "*.npz", elsewhere: str | None = None) -> l
 
 
 def blocks(group: str, *names: str) -> list:
-    """What tests take as (file, name): blocks of a group's models, all, or else those in the fixtures."""
+    """Test parameters (file, name): blocks of a group's models, all, or else those in the fixtures."""
 
     def held(path):
         with np.load(path) as file:

@@ -22,7 +22,7 @@ ROUNDING = 1e-7  # norms of gradients that are zero, of the largest; the smalles
 
 
 def hints(path) -> dict:
-    """What the file does not tell."""
+    """The hints that the file lacks."""
     last = dict(num_heads=(3,), activation="gelu", strides=(2,), paddings=(1,))
     return {"cvt_geom224": dict(num_heads=(1, 3, 6)), "cvt_last_short": last}.get(path.stem, dict(num_heads=(1, 2, 3)))
 

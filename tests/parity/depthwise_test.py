@@ -129,7 +129,7 @@ def made(row, kind, folded):
 
 @pytest.mark.parametrize("row", [row for path in COUNTS for row in json.loads(path.read_text())], ids=str)
 def test_counts(row):
-    """Those of Tables 1 and A.3: parameters as trained and as deployed, and multiply-adds as deployed, exactly."""
+    """The counts of Tables 1 and A.3: parameters as trained and deployed, and multiply-adds as deployed, exactly."""
     layout = Layout((round(row["tokens"] ** 0.5),) * 2)
     x = jax.ShapeDtypeStruct((row["tokens"], row["width"]), jnp.float32)
     for kind, macs in row["folded_macs"].items():

@@ -1,4 +1,4 @@
-"""What DINOv2's training does around its losses, against the official code: schedules, masks, subsets of images."""
+"""DINOv2's training around its losses, against the official code: schedules, masks, subsets of images."""
 
 import json
 import random

@@ -15,7 +15,7 @@ OLDER = files("losses", "conv_attention.npz")
 
 
 def relative_errors(values, target, taps, grid, heads):
-    """Of each head."""
+    """The relative error of each head."""
     found = depthwise_conv(values, taps, grid)
     squares = [np.square(x).reshape(-1, heads, target.shape[-1] // heads).sum((0, 2)) for x in (found - target, target)]
     return squares[0] / squares[1]
@@ -46,7 +46,7 @@ def test_least_squares(path, double, record_property):
 
 @pytest.mark.parametrize("path", OLDER, ids=lambda path: path.stem)
 def test_an_earlier_file(path, record_property):
-    """Of attention and values whose products are the targets."""
+    """A file of attention and values whose products are the targets."""
     data = load(path)
     comparison = Comparison({key: x for key, x in data.items() if key.startswith("output/k_")})
     attention, by_head, ridge = data["input/attention"], data["input/values"], float(data["input/ridge"])

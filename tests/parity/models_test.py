@@ -23,7 +23,7 @@ FILES += [("jumbo", path) for path in files("jumbo", "vit_plain_*.npz")]
 
 
 def hints(path) -> dict:
-    """What no file tells."""
+    """The hints that files lack."""
     if path.stem.startswith(("timm", "vit_plain")):
         return dict(num_heads=3)
     return dict(num_heads=4, family=next((name for name in ("H2", "I2") if f"_{name.lower()}" in path.stem), None))
@@ -68,7 +68,7 @@ def block_input(model, x) -> jax.Array:
 
 
 def head_input(model, final) -> jax.Array:
-    """What the official classifiers call features, or timm: all of the normalised tokens."""
+    """The features of the official classifiers, or timm's: all normalised tokens."""
     config = model.config
     if config.family == "D8":
         x = fields.from_dense(final, config.group)

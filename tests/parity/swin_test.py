@@ -16,7 +16,7 @@ GRADIENTS = 2e-4  # norms, of themselves
 
 
 def hints(path) -> dict:
-    """What the file does not tell."""
+    """The hints that the file lacks."""
     if "rect" not in path.stem:
         return {}
     return dict(image_size=(64, 128)) | (dict(window_size=4) if "v2" in path.stem else {})

@@ -71,7 +71,7 @@ def test_the_text_encoder_is_left_out(tmp_path, capsys):
 
 
 def test_the_head_is_a_projection():
-    """Of the class token after the final norm; classes are another head, in its place."""
+    """A projection of the class token after the final norm; a classifier replaces it."""
     model, _, state = written("OpenAI's CLIP")
     images = np.random.default_rng(0).normal(size=(2, 3, 24, 40, 3)).astype(np.float32)
     call = jax.jit(lambda m, x: (m(x), m.features(x).cls))

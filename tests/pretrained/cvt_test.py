@@ -57,7 +57,7 @@ def test_files_to_ours_and_back(path):
 
 
 def test_numbers_of_batches_are_left_out(capsys):
-    """Of all blocks in one line; our batch norms have a fixed momentum, so that they need none."""
+    """All blocks in one line; our batch norms have a fixed momentum and need no counts."""
     m = model()
     written = pretrained.state_dict("cvt", m)
     norms = [name.removesuffix("running_mean") for name in written if name.endswith("running_mean")]

@@ -108,7 +108,7 @@ def test_a_forged_pickle_is_one_line(tmp_path, name):
 
 
 def test_a_valid_file_with_a_few_more_bytes_changes_nothing_in_the_process(tmp_path):
-    """What the file sets is either refused or left out; its neighbours are read as always."""
+    """Each entry is refused or left out; its neighbours are read as always."""
     write(tmp_path / "evil.pth", state(-1) + b"0}" + text("a") + tensor() + b"s")
     with pytest.raises(ValueError, match="sets the state"):
         reading.read(tmp_path / "evil.pth")

@@ -26,7 +26,7 @@ def load(mode, *overrides):
 
 
 def built(config):
-    """What is trained, with shapes instead of arrays."""
+    """The module to train, with shapes instead of arrays."""
     objective = program.make_objective(config)
     return objective, jax.eval_shape(
         lambda: objective.module(program.make_model(config, nnx.Rngs(0)), jax.random.key(0))

@@ -64,7 +64,7 @@ def test_fine_tuning_of_mae(name, largest):
 
 
 def test_fine_tuning_of_the_fork():
-    """Of Jumbo's masked autoencoder, as its scripts say: the rate is not scaled by the batch of 1024."""
+    """Jumbo's masked autoencoder, as in its scripts: the rate is not scaled by the batch of 1024."""
     config, built = load("finetune.py:B,jumbo,fork,lr=3e-3,wd=0.07"), model("finetune.py:B,jumbo,fork")
     rate = schedules.create(config.schedule, total_steps=110 * 1251, steps_per_epoch=1251)
     np.testing.assert_allclose(rate(np.array([0, 10 * 1251, 110 * 1251])), [1e-6, 3e-3, 1e-5], rtol=1e-5)

@@ -55,7 +55,7 @@ def final_state(workdir):
 
 
 def saved_and_actual_bits(path):
-    """Of a checkpoint's arrays: the sums of bits that were saved with them, and those of what is read back here."""
+    """Sums of bits of a checkpoint's arrays: those saved with them, and those of the arrays read back here."""
     about, arrays = soak.checkpoint(path)
     return about["bits"], checkpoints._bits(jax.tree.map(jnp.asarray, arrays))
 

@@ -26,7 +26,7 @@ TOLERANCE = 4e-7
 
 
 class Problem(NamedTuple):
-    """What an optimiser asks of an objective and its module."""
+    """The parts of an objective and its module that an optimiser uses."""
 
     tables: dict[str, np.ndarray]
     rule: Callable[[Tensor], Rule]

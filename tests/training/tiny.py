@@ -60,7 +60,7 @@ def program(options, mesh, *, lr=1e-2, total=10, **others):
 
 
 def step(key=0, *, static=None, extra=None, given=None, at=0):
-    """What a loss is given beside module and batch."""
+    """The inputs of a loss beside module and batch."""
     return Step(jax.random.key(key), Clock(at, 10, 4), static, extra or {}, given or {})
 
 

@@ -1,4 +1,4 @@
-"""What a user may type in place of a value: one line tells what is wrong, before anything is compiled."""
+"""Mistyped values: one line names the mistake, before anything is compiled."""
 
 import types
 
@@ -233,7 +233,7 @@ def test_a_teacher_of_other_classes_or_images_is_refused():
 
 
 def test_an_adaptive_model_needs_whole_grids():
-    """Of patches, of merged ones, and of windows; the ordinary model fills them up."""
+    """Grids of patches, of merged patches and of windows; the ordinary model pads them."""
     fields = dict(depths=(1, 1), num_heads=(1, 2), window_size=2)
     goal, ordinary = made("supervised", "swin_t", model=fields, data=dict(image_size=(16, 24)))
     _, adaptive = made("supervised", "swin_t", model=fields | dict(adaptive=True))

@@ -7,7 +7,7 @@ from equivit.evaluation.protocol import Line, Protocol, Run, percent
 
 
 def run(run: Run) -> dict[str, Any]:
-    """What `classification.accuracy` returns."""
+    """The results of `classification.accuracy`."""
     return classification.accuracy(run.predict, run.batches())
 
 

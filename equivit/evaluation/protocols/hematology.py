@@ -25,7 +25,7 @@ def data(config: ConfigDict) -> ConfigDict:
 
 
 def run(run: Run) -> dict[str, Any]:
-    """What `hematology.scored` returns for each classifier, by name, and of each `frozen.accuracies` as "turned".
+    """The results of `hematology.scored` by classifier, each with its `frozen.accuracies` as "turned".
 
     Also "accuracy" and "balanced_accuracy" of the linear one, "keys" and "examples".
     """

@@ -154,7 +154,7 @@ class Unfinished:
         self.path = directory / f"linear_probe_{identity}.npz"
 
     def read(self) -> linear_probe.State | None:
-        """What was kept last, or None; ValueError for a damaged file."""
+        """The state stored last, or None; ValueError for a damaged file."""
         if not self.path.is_file():
             return None
         with archives.Npz(self.path) as file:

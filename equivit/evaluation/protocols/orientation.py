@@ -26,7 +26,7 @@ TIE = 1e-4  # if the best two logits are closer than this, rounding may decide b
 
 
 def run(run: Run) -> dict[str, Any]:
-    """What `orientation` returns; if the model has equivariant blocks, also "field_error" (`equivariance.py`)."""
+    """The results of `orientation`; if the model has equivariant blocks, also "field_error" (`equivariance.py`)."""
     batches = iter(run.batches())
     first = next(batches)
     result = orientation(run.predict, itertools.chain([first], batches), seed=run.config.seed)

@@ -11,7 +11,7 @@ from equivit.evaluation.protocol import Line, Protocol, Run, percent
 
 
 def run(run: Run) -> dict[str, Any]:
-    """What `classification.accuracy` returns, and "classes", the number of classes in the split."""
+    """The results of `classification.accuracy`, and "classes", the number of classes in the split."""
     pipeline = run.open()
     classes = sources.present(pipeline.source)
     allowed = np.isin(np.arange(pipeline.num_classes), classes)

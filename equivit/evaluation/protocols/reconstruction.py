@@ -31,7 +31,7 @@ def check(config: ConfigDict) -> None:
 
 
 def run(run: Run) -> dict[str, Any]:
-    """What `reconstruction` returns."""
+    """The results of `reconstruction`."""
     return reconstruction(
         cast(run.model, run.precision),
         run.batches(),

@@ -13,7 +13,7 @@ def opens(run: Run) -> None:
 
 
 def run(run: Run) -> dict[str, Any]:
-    """What `adaptation.adaptation` returns, with the settings of `config.evaluation.sar`."""
+    """The results of `adaptation.adaptation`, with the settings of `config.evaluation.sar`."""
     options = run.config.evaluation.sar.to_dict()
     pipeline = run.open(batch_size=options.pop("batch_size"), shuffle=True)
     return adaptation.adaptation(

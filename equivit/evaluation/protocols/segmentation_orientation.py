@@ -86,7 +86,7 @@ _turned = jax.jit(fields.act_on_image, static_argnums=0)
 
 @jax.jit
 def _same(labels, valid):
-    """Of each image, the pixels with the same class in all orientations [8, B, H, W], and all its pixels."""
+    """For each image, the number of pixels with one class in all orientations [8, B, H, W], and of all pixels."""
     same, seen = (labels == labels[0]).all(0), jnp.ones(labels.shape[1:], bool)
     if valid is not None:
         rows, columns = (jnp.arange(size) < valid[:, k, None] for k, size in enumerate(labels.shape[2:]))

@@ -33,7 +33,7 @@ def checked(config: ConfigDict) -> Shifts:
 
 
 def run(run: Run) -> dict[str, Any]:
-    """What `consistency.consistency` returns, with the settings of `config.evaluation.shift`.
+    """The results of `consistency.consistency`, with the settings of `config.evaluation.shift`.
 
     Where images are cut out of larger ones, these are the images that `data.crop_ratio` makes before its centre crop.
     """
@@ -55,7 +55,7 @@ def lines(result: dict[str, Any]) -> list[Line]:
 
 
 def each(result: dict[str, Any]) -> list[Line]:
-    """What `consistency.statistics` found for each kind and range."""
+    """The results of `consistency.statistics` for each kind and range."""
     found = []
     for name in (key.removesuffix(ERROR) for key in result if key.endswith(ERROR)):
         kind, _, range_ = name.partition("_")
