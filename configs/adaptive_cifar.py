@@ -39,7 +39,7 @@ Table A12 begins with an ordinary model and fine-tunes it as an adaptive one: cv
         --config.init=/tmp/swin_t/seed_0
 
 Modes, joined by commas: 10 or 100 (10 by default); swin_t, swinv2_t, cvt_13 or mvitv2_t (swin_t by default); adaptive;
-adapted=EPOCHS, the same with so many epochs; circular or standard, the shifts (circular by default): what convolutions
+adapted=EPOCHS, the same with EPOCHS epochs; circular or standard, the shifts (circular by default): what convolutions
 of ordinary models pad with, and what is evaluated; da; augmented; per_gpu; quicktest.
 
 Where the paper contradicts itself or is silent:

@@ -13,7 +13,7 @@
 6. both evaluated, exported as ONNX files and timed in turn on one core: before.onnx, after.onnx.
 
 report.json has `metric`, `milliseconds` and `bytes`, each `before` and `after`, and `blocks`; report.md the same with
-pictures.  Started again with the same --workdir it goes on where it stopped.  The model comes from the weights, not
+pictures.  The same --workdir resumes it.  The model comes from the weights, not
 from the config; keys such as --config.model.drop_path=0.1 change it.  --config.epochs and --config.batch_size are those
 of stage 1; stage 2 has half of both.  With --fit_only nothing is trained: the blocks of the model as it is are replaced
 and fitted.  Source: "Accelerating Vision Transformers with Drop-in Depthwise Convolution", Sections 2 and 3.
@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
         "--num_heads", type=command.at_least(1), help="with --weights, where no published model has that width"
     )
     parser.add_argument("--image_size", type=command.size, help="with --weights, HEIGHT,WIDTH of the learned positions")
-    parser.add_argument("--mlp", choices=convert.MLPS, help="with --weights, the activation, where no name tells")
+    parser.add_argument("--mlp", choices=convert.MLPS, help="with --weights, the activation, if no name determines it")
     parser.add_argument("--checkpoint_key", help="with --weights, the entry of a checkpoint, such as model_ema")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser

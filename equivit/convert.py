@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
         "--num_classes", type=command.at_least(1), help="another number of classes: the model gets a new head"
     )
     parser.add_argument("--family", help="H2 or I2, for flip models")
-    parser.add_argument("--mlp", choices=MLPS, help="the activation, where no name tells, as in CLIP")
+    parser.add_argument("--mlp", choices=MLPS, help="the activation, if no name determines it, as in CLIP")
     parser.add_argument("--head", type=pathlib.Path, help="official file of a linear head, of DINOv2")
     parser.add_argument("--checkpoint_key", help="the entry of a checkpoint with the weights, such as model_ema")
     parser.add_argument(
@@ -75,7 +75,7 @@ def _read(options: argparse.Namespace) -> None:
     from equivit.models import saved
 
     if options.flavour is not None:
-        raise ValueError("--flavour goes with --to; with --source the file tells.")
+        raise ValueError("--flavour is only for --to; with --source the file determines it.")
     print(f"Reading {options.input} as {options.source}.", flush=True)
     model = pretrained.load(
         options.source,
@@ -104,7 +104,7 @@ def _write(options: argparse.Namespace) -> None:
 
     for hint in ("num_heads", "image_size", "window_size", "num_classes", "family", "mlp", "head", "checkpoint_key"):
         if getattr(options, hint) is not None:
-            raise ValueError(f"--{hint} goes with --source; with --to the saved model tells.")
+            raise ValueError(f"--{hint} is only for --source; saved models already contain it.")
     print(f"Reading the model in {options.input}.", flush=True)
     if (options.input / "config.json").is_file():
         _, model, step = checkpoints.load_run(options.input)

@@ -42,7 +42,7 @@ unless --config.evaluation.segmentation.scales=(0.5,1.0,1.5) --config.evaluation
 --suite=knn,linear_probe,hematology,patch_knn,patch_linear is for any model with features, which stay as they are and
 are read once for all: classes by the nearest images of data.split, or by linear classifiers on them, label maps by
 patches, and each again for test images in all eight orientations.  The linear probe trains 52 heads on 12,500 batches
-of 1024 random crops, and goes on where it was cut off if the command is given again.  A small one takes the features of
+of 1024 random crops, and resumes when the command is given again.  A small one takes the features of
 whole images, in minutes: --config.evaluation.linear_probe.augment=False --config.evaluation.linear_probe.steps=1000
 --config.evaluation.linear_probe.batch_size=128.  This batch size alone makes it the probe that the command of octic
 ViTs runs, of 1.6 million images in place of 12.8.
@@ -175,12 +175,12 @@ def _open(options: argparse.Namespace, changes: list[str]) -> "tuple[ConfigDict,
 
     if options.model:
         if options.weights:
-            raise ValueError("--weights goes with --workdir; a saved model has one set of weights.")
+            raise ValueError("--weights is only for --workdir; a saved model has one set of weights.")
         if not options.config:
             raise ValueError(f"--model={options.model} needs --config=FILE, which says what data to evaluate on.")
         return configs.load(options.config, changes), saved.load(options.model), None
     if options.config:
-        raise ValueError("--config goes with --model; a run has its own config, change it with --config.KEY=VALUE.")
+        raise ValueError("--config is only for --model; a run has its own config, change it with --config.KEY=VALUE.")
     for change in changes:
         if change.partition("=")[0].split(".")[0] not in FREE:
             raise ValueError(f"--config.{change}: the run is finished; only {', '.join(FREE)} can be changed.")

@@ -101,7 +101,7 @@ def _check_output(path: pathlib.Path, opset: int | None) -> None:
     _check_ending(path)
     if opset is not None:
         if path.suffix != ".onnx":
-            raise ValueError(f"--opset={opset} goes with .onnx; a {path.suffix} file has no such version.")
+            raise ValueError(f"--opset={opset} is only for .onnx; a {path.suffix} file has no such version.")
         from equivit import onnx_files
 
         onnx_files.check_opset("--opset", opset)

@@ -4,7 +4,7 @@
         --config.data.directory=/data/ucr --config.data.names=Crop,MelbournePedestrian --config.patches="(8,)"
 
 The result of each set, number of patches and model is written to --workdir as soon as it is known.  Results that are
-there are not computed again, so a sweep that was stopped goes on.  A set whose data are not there is left out, and the
+there are not computed again, so the same command resumes a sweep.  A set whose data are not there is left out, and the
 end names it.  `experiments/jumbo_timeseries.py` makes the tables.
 """
 
@@ -43,7 +43,9 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--config", required=True, help="a file of configs/, and after a colon its mode")
-    parser.add_argument("--workdir", required=True, type=pathlib.Path, help="where results go; a sweep in it goes on")
+    parser.add_argument(
+        "--workdir", required=True, type=pathlib.Path, help="where results go; resumes a sweep that is there"
+    )
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser
 

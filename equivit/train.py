@@ -3,7 +3,7 @@
     python -m equivit.train --config=configs/quickstart.py --workdir=/tmp/run
     python -m equivit.train --config=configs/quickstart.py:quicktest --workdir=/tmp/run --config.data.workers=2
 
-Starting again with the same --workdir goes on where it stopped.  Ctrl-C and SIGTERM save the run; the exit status is
+The same --workdir resumes a run.  Ctrl-C and SIGTERM save the run; the exit status is
 then 130 or 143, and 0 only at the end of a run.
 """
 
@@ -35,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--config", required=True, help="a file of configs/, and after a colon its mode")
-    parser.add_argument("--workdir", type=pathlib.Path, help="run directory (required); a run in it goes on")
+    parser.add_argument("--workdir", type=pathlib.Path, help="run directory (required); resumes a run that is there")
     parser.add_argument("--show", action="store_true", help="print every key of the config, and do nothing else")
     parser.add_argument("--seeds", help="several runs, such as 0,1,2; report.json then has mean and spread")
     parser.add_argument("--deterministic", action="store_true", help="bit for bit on GPU too; slower")
@@ -61,7 +61,7 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
     sharding.start_processes(options.distributed)
     if not jax.distributed.is_initialized():
         # Read then, too.  On a CPU steps run in this thread, the only one whose large arrays glibc keeps from step to
-        # step; those of others it takes anew from the kernel, which fills them with zeros.  Not beside other processes:
+        # step; those of others it gets from the kernel at each step, filled with zeros.  Not beside other processes:
         # that one of them has ended would not be told as such.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
     if options.seeds is None:

@@ -3,7 +3,7 @@
 | condition                     | images, model                                                                    |
 |-------------------------------|----------------------------------------------------------------------------------|
 | "ranges"                      | circular shifts in the four ranges of Table A11                                  |
-| "erased 28", 42, 56, 70       | a square of each image is erased, its side uniform from 0 to so many pixels      |
+| "erased 28", 42, 56, 70       | a square of each image is erased, its side uniform from 0 to that many pixels    |
 | "flipped"                     | images are upside down                                                           |
 | "adapted"                     | the model is made adaptive as it is (`models.adapt`)                             |
 

@@ -14,7 +14,7 @@ class Cell(NamedTuple):
       shifts: "circular" or "standard".
       model: a name of the zoo.
       variant: "default", "da" (trained on circular shifts), "adaptive", "no token", "no window" or "no merge" (adaptive
-        in all but one part), "adapted=20" (a default model, fine-tuned as an adaptive one for so many epochs).
+        in all but one part), "adapted=20" (a default model, fine-tuned as an adaptive one for that many epochs).
     """
 
     data: str

@@ -157,7 +157,7 @@ class Peer:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def variant(self, layout: str, parameters: int | None = None) -> Callable[[], float]:
-        """The call that runs the model, which must have so many parameters if told, and returns its seconds."""
+        """The call that runs the model, which must have `parameters` parameters if given, and returns its seconds."""
         name, answer = self._question["model"], self._ask(dict(layout=layout, threads=THREADS, **self._question))
         if parameters not in (None, answer["parameters"]):
             raise RuntimeError(f"{name}: ours has {parameters} parameters and the peer's {answer['parameters']}.")

@@ -56,7 +56,7 @@ def main(arguments=None) -> int:
 
 
 def compiled(kind: str | None, dtype: str, calls: int):
-    """A program that applies the deployed module to its own output so many times."""
+    """A program that applies the deployed module to its own output a number of times."""
     module = onnx_models.module(WIDTH, HEADS, kind)
     module = module if kind is None else module.folded()
     module = jax.tree.map(lambda leaf: leaf.astype(dtype), module)

@@ -16,7 +16,7 @@ where it stopped, and each run's minutes are printed.  10,000 images; models of 
 | bixt         | width 64, four layers, 16 latents, patches of 8                                                    |
 
 Of the two rules one gives every model --epochs epochs.  The other gives every model the time that jumbo takes for
-them: a training step of each is timed first, in turn in one process, and the steps are so many as fit.  The plan is
+them: a training step of each is timed first, in turn in one process, and the steps are as many as fit.  The plan is
 kept in --workdir, so that a run that goes on has as many steps as before.  All runs have one learning rate, which
 nobody tuned, and no distillation.
 
@@ -185,7 +185,7 @@ def row(name: str, one: Mapping[str, Any], options) -> dict[str, Any]:
 
 
 def accuracy(name: str, rule: str, steps: int, seed: int, options) -> float:
-    """The accuracy of a run, which is trained, or goes on where it stopped."""
+    """The accuracy of a run, which is trained or resumed."""
     place = options.workdir / rule.replace(" ", "_") / name / f"seed_{seed}"
     start = time.monotonic()
     found = small_images.trained(config_of(name, options, steps=steps, seed=seed), place)

@@ -8,7 +8,7 @@
 
 Each call ends within eight minutes on a GPU: models that would not fit are left out, and named.  Other rows stay in the
 JSON, if they are of the same machine and batch, so that the calls together fill it; each row has its commit.  The
-figures (`jumbo_figures.py`) are drawn anew from all of them.  All models of a size are timed in turn.
+figures (`jumbo_figures.py`) are drawn again from all of them.  All models of a size are timed in turn.
 
 The paper's numbers (RTX 4090, torch.compile, batches of 512) stand beside ours; its accuracies are those of
 `jumbo_results.py`.  It does not say whether batch norms were folded into the convolutions beside them: here models that
@@ -157,8 +157,8 @@ def before(path: pathlib.Path, rows: Sequence[dict], settings: Mapping[str, Any]
     if not same or any(old[key] != value for key, value in settings.items()):
         print(f"{path}: its rows are of another machine or batch, and are replaced.")
         return []
-    anew = {_key(r) for r in rows}
-    return [r for r in old["rows"] if _key(r) not in anew]
+    new = {_key(r) for r in rows}
+    return [r for r in old["rows"] if _key(r) not in new]
 
 
 def _key(r: Mapping[str, Any]) -> tuple:

@@ -8,7 +8,7 @@ and keys, and the same for values and results, and therefore does not matter.
 
 Dense, d = 80: head 1 has lanes 80 to 127 of register 0 and lanes 0 to 31 of register 1.  Nothing needs to move.
 Octic: in the natural order the parts of a head have the same lanes in every source.  So each source gets an order of
-heads of its own, which `places` tells, and the linear maps before and after have their columns and rows in that order.
+heads of its own, listed in `places`, and the linear maps before and after have their columns and rows in that order.
 With d = 64 two heads share a register, one in each half, and the selects that collect one collect both.
 With d = 72 to 128 the rows of an irrep exchange blocks of lanes before heads are collected (`_exchanging`).
 """

@@ -115,7 +115,7 @@ REFUSED = {
     "--blocks=4 must lie between 1 and 3": dict(blocks=4),
     "leave out stage2; stage1 and stage2 are both trained": dict(config=f"{CONFIG},stage2"),
     "has replaced blocks already": dict(source="replaced"),
-    "--num_heads goes with --weights": dict(more=["--num_heads=3"]),
+    "--num_heads is only for --weights": dict(more=["--num_heads=3"]),
     "is neither a run nor a saved model": dict(source="nothing"),
     "--images=1 must be a whole number, 2 or more; the nearest is 2": dict(more=["--images=1"]),
     "there is no directory": dict(more=["--config.data.source=folder:nowhere"]),

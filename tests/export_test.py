@@ -239,7 +239,7 @@ def test_real_time_priority_is_taken_when_asked_for_and_given_back(allowed, monk
         ({"output": "model.pb"}, "the ending says the format, and must be .onnx or .stablehlo"),
         ({"output": "there/is/no.onnx"}, "there is no directory"),
         ({"image_size": "24,41"}, "the width 41 is not divisible by the patch width 8; the nearest are 40 and 48"),
-        ({"output": "model.stablehlo", "opset": "18"}, "--opset=18 goes with .onnx"),
+        ({"output": "model.stablehlo", "opset": "18"}, "--opset=18 is only for .onnx"),
     ],
 )
 def test_errors_are_one_line(changes, message, tmp_path, monkeypatch, capsys):

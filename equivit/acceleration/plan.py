@@ -41,7 +41,7 @@ class Plan:
       changes: of the config of stage 1, such as "data.workers=2".
       blocks: how many are replaced.
       workdir: the directory of all stages.
-      images: at most so many of the training set, for Sigma and fits.
+      images: the most images of the training set for Sigma and fits.
       fit_only: nothing is trained.
       weights: a digest of the weights that the model was made of (`fingerprint`).
     """
@@ -111,7 +111,7 @@ def make(options: Any, changes: Iterable[str]) -> Plan:
     file, _, mode = options.config.partition(":")
     hints = {name: getattr(options, name) for name in HINTS if getattr(options, name) is not None}
     if hints and options.input is not None:
-        raise ValueError(f"--{next(iter(hints))} goes with --weights; a model of ours tells.")
+        raise ValueError(f"--{next(iter(hints))} is only for --weights; saved models already contain it.")
     loaded = start.load_model(options.weights or str(options.input), **hints)
     model = patches(loaded)
     fixed: dict[str, Any] = dict(images=options.images, fit_only=options.fit_only, weights=fingerprint(loaded))

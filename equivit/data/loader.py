@@ -169,8 +169,8 @@ class TrainPipeline(_Pipeline):
         Shapes: image uint8 [B, H, W, C], label int32 [B], with B = batch_size / process_count, and other entries of the
         source and the transform: map int32 [B, H, W], several crops [B, G, H, W, C].
         """
-        anew = start and self.resume == "new_order"
-        pipeline = dataclasses.replace(self, order=self.order.anew(start)) if anew else self
+        reshuffled = start and self.resume == "new_order"
+        pipeline = dataclasses.replace(self, order=self.order.reshuffled(start)) if reshuffled else self
         return self._stream(pipeline._make(self.share), start, sys.maxsize)
 
     def _make(self, share: Share) -> TrainBatch:

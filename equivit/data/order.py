@@ -64,7 +64,7 @@ class TrainOrder:
         examples = np.repeat(examples, self.repeats)[: self.batch_size]
         return Rows(epoch, examples, step * self.batch_size + np.arange(self.batch_size))
 
-    def anew(self, first: int) -> "TrainOrder":
+    def reshuffled(self, first: int) -> "TrainOrder":
         """Another order, of which `first` and `seed` are the seed; batch number `first` begins an epoch."""
         seed = int(np.random.default_rng([RESUMED, self.seed, first]).integers(2**63))
         return dataclasses.replace(self, seed=seed, first=first)

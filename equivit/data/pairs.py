@@ -36,7 +36,7 @@ LAYOUTS = {
 class Pairs:
     """Images and the label map of each, a PNG file (grey or with a palette) of the same name.
 
-    The layout is told by the folders:
+    The folders determine the layout:
     - ADE20K as unpacked: `images/<split>/`, `annotations/<split>/` and `objectInfo150.txt`, with the splits `training`
       and `validation`.  Numbers 1 to 150 are classes, 0 is none.
     - VOC2012 as unpacked: `JPEGImages/`, `SegmentationClass/` and `ImageSets/Segmentation/<split>.txt`.

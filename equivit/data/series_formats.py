@@ -74,7 +74,7 @@ def _npz_split(path: pathlib.Path, arrays: dict[str, np.ndarray], split: str) ->
 
 
 def _check_array(where: str, array: np.ndarray, form: str, axes: int, kinds: str) -> None:
-    """ValueError unless an array has so many axes, none of them empty, and a type of these kinds (`dtype.kind`)."""
+    """ValueError unless an array has this number of axes, is not empty, and has one of these kinds (`dtype.kind`)."""
     if array.ndim != axes or array.dtype.kind not in kinds or not array.size:
         raise ValueError(f"{where} must be {form} and not empty, but it is {array.dtype} {list(array.shape)}.")
 

@@ -289,11 +289,11 @@ def statistics(settings: Shifts, shares: np.ndarray) -> dict[str, float]:
 
     Args:
       settings: the shifts.
-      shares: how far each pair agrees, from 0 to 1, [measures pairs, N].  NaN where a pair tells nothing; an image of
-        which none does is left out.
+      shares: how far each pair agrees, from 0 to 1, [measures pairs, N].  NaN where a pair has no information; an
+        image without any is left out.
 
     Raises:
-      ValueError: no pair of a kind and range tells anything.
+      ValueError: no pair of a kind and range has any information.
     """
     found, shares = {}, np.asarray(shares, float)
     for (kind, range_), pairs in zip(settings.measures, np.split(shares, len(settings.measures)), strict=True):

@@ -58,7 +58,7 @@ class Views:
             return
         if self.window is None:
             raise ValueError(
-                f"config.evaluation.segmentation.stride={self.stride} goes with a window; set "
+                f"config.evaluation.segmentation.stride={self.stride} needs a window; set "
                 "config.evaluation.segmentation.window too, such as (512, 512)."
             )
         if self.stride[0] > self.window[0] or self.stride[1] > self.window[1]:

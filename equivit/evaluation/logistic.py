@@ -3,8 +3,8 @@
     minimise  sum_i CE_i + |W|^2 / (2 C)
 
 over weights W and free intercepts, from zero, by L-BFGS: at most 1000 iterations, and fewer after 10 without progress.
-Progress is a lower loss or, where float32 tells no difference, a smaller gradient, which it resolves further.  With a
-large C the end may not be the minimum, which lies far away.
+Progress is a lower loss or, where float32 resolves no difference, a smaller gradient, which it resolves further.  With
+a large C the end may not be the minimum, which lies far away.
 
 Source: CAPI's and DinoBloom's evaluations, which call cuML and scikit-learn; with these minima this one agrees to 1e-3.
 """

@@ -143,7 +143,7 @@ def select(scores: np.ndarray, number: int, order: str = "lowest", seed: int = 0
       seed: of the random choice.
 
     Raises:
-      ValueError: an unknown order, or there are not so many.
+      ValueError: an unknown order, or fewer blocks than asked for.
     """
     errors.one_of("select: order", order, ORDERS)
     scores = np.asarray(scores, np.float64)

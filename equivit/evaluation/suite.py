@@ -33,7 +33,7 @@ def evaluate(
       config: of the run; `data`, `evaluation`, `precision`, `batch_size` and `seed` are used.
       suite: as in `check`.
       track: shows progress; `track(batches, total, name)` yields the batches.
-      directory: where long protocols keep their state, so that an evaluation that was cut off goes on; None: nowhere.
+      directory: where long protocols keep their state, so that an interrupted evaluation can resume; None: nowhere.
       classes: names of the model's classes; the data must have the same names.  (): not known, nothing is compared.
 
     Returns:

@@ -57,7 +57,7 @@ def attend_side_by_side(qkv: jax.Array, num_heads: int, *, implementation: str =
     Raises:
       ValueError: an unknown implementation, or no kernel for the shape or dtype.
     """
-    from kernels import attention as kernel  # here, so that `isotypic.py` tells first if it is another package
+    from kernels import attention as kernel  # here, so that `isotypic.py` first reports another package of this name
 
     def plain(qkv, heads):
         q, k, v = ((head_by_head(part, heads),) for part in jnp.split(qkv, 3, axis=-1))

@@ -284,7 +284,7 @@ def replace_attention(
 
 
 def taps_shape(kind: str, kernel_size: int, heads: int, channels: int) -> tuple[int, int, int]:
-    """The shape of the taps of so many heads with so many channels each."""
+    """The shape of the taps, for a number of heads and of channels in each."""
     if kind in ("conv", "spvit"):
         return heads, kernel_size, kernel_size
     return kernel_size, kernel_size, channels if kind == "ens_dw" else heads * channels

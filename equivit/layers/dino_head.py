@@ -27,7 +27,7 @@ class DinoHead(nnx.Module):
 
     def __init__(self, width: int, prototypes: int, *, hidden: int = 2048, bottleneck: int = 256, rngs: nnx.Rngs):
         self.mlp = Bottleneck(width, hidden, bottleneck, rngs=rngs)
-        # As PyTorch's linear maps start: the official code draws the MLP anew, but not this.
+        # As PyTorch's linear maps start: the official code draws the MLP again, but not this.
         drawn = uniform(rngs.params(), (prototypes, bottleneck), 1 / math.sqrt(bottleneck))
         self.directions = nnx.Param(drawn, product=True)
         self.gains = nnx.Param(jnp.ones(prototypes), decay=False)

@@ -36,7 +36,7 @@ def relaxed_top_k(weights: jax.Array, number: int, temperature: float | jax.Arra
 
 
 def temperature(step: int | jax.Array, start: float, end: float, steps: int) -> jax.Array:
-    """Geometric from `start` to `end` over so many steps, then `end`."""
+    """Geometric from `start` to `end` over `steps`, then `end`."""
     return start * (end / start) ** jnp.minimum(step / steps, 1.0)
 
 
@@ -46,7 +46,7 @@ def hard_top_k(weights: jax.Array, number: int) -> jax.Array:
 
 
 class Gate(nnx.Variable):
-    """The share of the convolution in each head, [H], which is computed anew in every step (`objectives/gated.py`)."""
+    """The share of the convolution in each head, [H], which every step computes again (`objectives/gated.py`)."""
 
 
 class GatedAttention(dense.Attention):

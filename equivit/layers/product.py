@@ -65,7 +65,7 @@ def _(axes, primals, tangents):
     return einsum(axes, x, y), einsum(axes, dx, y) + einsum(axes, x, dy)
 
 
-# Jitted here: outside of jit, a choice by platform would be compiled anew at every call.
+# Jitted here: outside of jit, a choice by platform would be recompiled at every call.
 @functools.partial(jax.jit, static_argnums=0, inline=True)
 @functools.partial(jax.checkpoint, static_argnums=0, prevent_cse=False)  # as below
 def _in_bfloat16(axes, x, y):

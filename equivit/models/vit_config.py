@@ -120,8 +120,8 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
       layer_scale: initial layer scale; None for no layer scale.
       drop_path: probability of dropping a residual branch of a block for a sample, used when a key is given; a pair
         gives the rates of the first and the last block, with linear growth in between.
-      drop_path_groups: in place of each sample by itself, exactly that share of each of so many runs of consecutive
-        images drops a branch, which is computed for the others alone (DINOv2); None: each by itself.
+      drop_path_groups: the number of runs of consecutive images; in each, exactly that share drops a branch, which is
+        computed for the others alone (DINOv2).  None: each sample by itself.
       drop_path_fields: what equivariant blocks then do: "subsets" as well, or "samples", each by itself, as in the
         public code of octic ViTs.
       dropout: probability of dropping an entry, used when a key is given.

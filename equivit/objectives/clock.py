@@ -34,7 +34,7 @@ class Clock(NamedTuple):
         return begin + (end - begin) * jnp.minimum(self.done / until, 1.0)
 
     def ramp(self, begin: float, end: float, steps: int) -> jax.Array:
-        """Linear from `begin` at the first step to `end` at the last of so many, then `end`."""
+        """Linear from `begin` at the first step to `end` at the last of `steps`, then `end`."""
         return begin + (end - begin) * jnp.minimum(self.step / max(steps - 1, 1), 1.0)
 
     def cosine(self, begin: float, end: float) -> jax.Array:

@@ -115,7 +115,7 @@ class DinoV2(Objective):
         targets="sinkhorn_knopp",  # or "centering"
         student_temperature=0.1,
         teacher_temperature=(0.04, 0.07),  # rises linearly from the first to the second
-        temperature_steps=37500,  # over so many steps
+        temperature_steps=37500,  # the steps of the warm-up
         momentum=(0.992, 1.0),  # of the teacher, from the first to the last step, along a cosine
         koleo=0.1,  # weight of the term that spreads class tokens
         groups=1,
@@ -279,7 +279,7 @@ class DinoV2(Objective):
         return Loss(total, terms, extra)
 
     def capacity(self, images: int, patch_size: tuple[int, int]) -> int:
-        """Rows for the masked patches of a group, of a batch of so many images."""
+        """Rows for the masked patches of a group, for a batch of `images`."""
         options = self.options
         grid = check_grid(self.image_size, patch_size, "global crops")
         return masking.capacity(2 * images // options.groups, grid, options.mask_share, tuple(options.mask_ratio))

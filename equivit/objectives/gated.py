@@ -4,7 +4,7 @@ Each block computes both, mixed by a gate; the gates are a relaxed choice of a g
 (`layers/gating.py`).  The run exports the model with the hard choice, that of the largest weights:
 
 - end to end ("DSP-e2e"), this model is the result;
-- in two stages ("DSP-2S"), only its `config.replaced` is used, and stage 2 begins anew from the model of stage 1.
+- in two stages ("DSP-2S"), only its `config.replaced` is used, and stage 2 starts again from the model of stage 1.
 
 Source: depthwise attention, Section 2.3.2, Eq. 17 and 18; Differentiable Subset Pruning (Li et al. 2021).
 """
@@ -58,7 +58,7 @@ class GatedModel(nnx.Module):
 class Gated(Objective):
     """A mixin that adds gates to an objective, which comes after this class among the bases of a subclass.
 
-    The noise is drawn anew in each step.  The temperature falls geometrically over a share of the run.  The weights of
+    Each step draws new noise.  The temperature falls geometrically over a share of the run.  The weights of
     the gates start as Xavier's uniform, and have a learning rate and a clip group of their own and no decay.
     """
 
@@ -83,7 +83,7 @@ class Gated(Objective):
     prefix = "model."
 
     def check_model(self, model: Any, given: Mapping[str, nnx.Module]) -> None:
-        """As of the task; also ValueError unless there are so many blocks or heads with attention, on patches alone."""
+        """Checks the task; also ValueError unless that many blocks or heads have attention, on patches alone."""
         super().check_model(model, given)
         options, name = self.options, f"config.objective.name={self.options.name!r}"
         check_taps("config.objective", options.kernel_size, "zeros")

@@ -137,7 +137,7 @@ def mix(
       Mixed images [B, H, W, C] and targets [B, K].
 
     Raises:
-      ValueError: the batch cannot be split into so many groups of at least two examples.
+      ValueError: the batch cannot be split into that number of groups of at least two examples.
     """
     if not (mixup or cutmix):
         return images, targets

@@ -1,4 +1,4 @@
-"""Targets and cross-entropies over so many prototypes that no array of logits is held whole.
+"""Targets and cross-entropies over many prototypes, without holding a whole array of logits.
 
 Rows meet the K prototypes a few at a time, and their logits are computed again wherever they are needed, also in the
 backward pass: what is kept is small beside [rows, K].

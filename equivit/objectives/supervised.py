@@ -75,7 +75,7 @@ class Supervised(Objective):
 
     @staticmethod
     def check_mixing(config: ConfigDict) -> None:
-        """ValueError if the batch cannot be split into so many groups."""
+        """ValueError if the batch cannot be split into `mixing_groups` groups."""
         objective = config.objective
         if objective.mixup or objective.cutmix:
             mixing.check_groups("config.objective.mix_groups", objective.mix_groups, config.batch_size)

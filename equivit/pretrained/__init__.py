@@ -85,7 +85,7 @@ def load(
       source: a key of `FORMATS`: "octic_vits", "flip", "timm" (also Swin, MViTv2, MobileNetV4, EfficientViT and SHViT),
         "dinov2", "clip", "cvt", "bixt", "jumbo", "mae" (the encoder) or "mae_autoencoder".
       weights: a state dict, or the path of a .safetensors, .npz or .pth file; containers and wrappers are taken off.
-      num_heads: heads per block, of a model with stages one number for each; None: what the file tells, or those of
+      num_heads: heads per block, of a model with stages one number for each; None: those in the file, or those of
         the published model of that width.
       image_size: (height, width) that the table of positions, or the windows, belong to; needed where it is not a
         square, or where the table may have a row for the class token or none; for Swin where the last map is not one
@@ -98,8 +98,8 @@ def load(
       checkpoint_key: the entry of a checkpoint that holds the weights, such as "state_dict_ema"; None: the first of
         "model", "teacher", "state_dict" and "model_state".
       options: other fields of the model's configuration, such as drop_path=0.1; norm_eps=1e-5 for a plain ViT of a
-        code that has it, which no file tells; mlp="gelu" or "quick_gelu" for a CLIP that is not OpenAI's file, where it
-        must be given; activation= and strides= for a CvT that differs from its flavour.
+        code that has it, which no file determines; mlp="gelu" or "quick_gelu", required for a CLIP that is not
+        OpenAI's file; activation= and strides= for a CvT that differs from its flavour.
 
     Raises:
       FileNotFoundError: there is no such file.

@@ -1,6 +1,6 @@
 """BiXT's official files.
 
-They hold the Fourier code of their grid, which our model computes for any: it is checked when read, and written anew.
+They hold the Fourier code of their grid, which our model computes: reading checks it, and writing computes it.
 """
 
 from typing import Any
@@ -23,8 +23,8 @@ ROUNDING = 1e-5  # theirs is computed in float32
 def infer(state: State, hints: Hints) -> tuple[BiXTConfig, str]:
     """The configuration.
 
-    A file tells what a token reads, and how many there are; where `image_size` does not say how far apart they are, it
-    is a file for 224 pixels if patches then overlap by halves or quarters, and else patches do not overlap.
+    A file determines the input of a token, and the number of tokens.  Without `image_size` it is 224 pixels if patches
+    then overlap by halves or quarters; else patches do not overlap.
 
     Raises:
       ValueError: a tensor that a field follows from is absent, or a hint or the stored code does not go with the rest.
@@ -109,7 +109,7 @@ def _block(index: int, *, both: bool) -> list[Pair]:
 
 
 def _image(grid: list[int], kernel: list[int]) -> tuple[int, int]:
-    """The image size of a file that has so many tokens."""
+    """The image size of a file with this number of tokens."""
     published = [
         kernel[0] // overlap * grid[0] for overlap in (1, 2, 4) if kernel[0] == kernel[1] and grid[0] == grid[1]
     ]

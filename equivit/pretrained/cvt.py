@@ -1,8 +1,8 @@
 """CvT in the layouts of its two codes, which name the same tensors differently and have different activations.
 
 "transformers": Hugging Face's names, models with the exact GELU; "microsoft": the official ones, with its quick
-approximation.  A file tells neither the activation nor the strides: `pretrained.load` takes `activation=`, `strides=`,
-`paddings=` and `kv_stride=` where they are others.  A model may be written under the names of either code, which then
+approximation.  A file determines neither activation nor strides: for others give `pretrained.load` `activation=`,
+`strides=`, `paddings=` and `kv_stride=`.  A model may be written under the names of either code, which then
 runs it with an activation of its own.
 """
 
@@ -66,7 +66,7 @@ ACTIVATIONS = {"transformers": "gelu", "microsoft": "quick_gelu"}
 def infer(state: State, hints: Hints) -> tuple[CvTConfig, str]:
     """The configuration and the flavour, which implies the activation.
 
-    Heads have 64 channels, unless `num_heads` tells; strides are the published ones.
+    Heads have 64 channels, unless `num_heads` is given; strides are the published ones.
 
     Raises:
       ValueError: a tensor that a field follows from is absent, or a hint is needed or wrong.
@@ -142,7 +142,7 @@ def _heads(widths: tuple[int, ...], hints: Hints) -> tuple[int, ...]:
             raise inference.Untold(
                 "num_heads",
                 f"{NAME}: stage {stage} is {width} wide, no multiple of the {HEAD_CHANNELS} channels that heads of "
-                "published models have; give num_heads=, one number per stage, which no file tells.",
+                "published models have; give num_heads=, one number per stage, which no file determines.",
             )
     return tuple(width // HEAD_CHANNELS for width in widths)
 

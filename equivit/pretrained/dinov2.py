@@ -7,7 +7,7 @@ heads of the training.  Whatever the names, positions are resized as the officia
 of 0.1, without antialiasing, and with registers to the exact size, with antialiasing.
 
 A linear head makes the backbone a classifier.  It reads the class tokens of the last n blocks and the mean patch token
-of the last one; its width tells n: 1 (`_linear_head.pth`) or 4 (`_linear4_head.pth`).
+of the last one; its width determines n: 1 (`_linear_head.pth`) or 4 (`_linear4_head.pth`).
 """
 
 import dataclasses

@@ -11,7 +11,7 @@ PARTS = (("inverted_conv", "expand"), ("depth_conv", "depthwise"), ("point_conv"
 
 
 def infer(state: State, hints: Hints) -> tuple[EfficientViTConfig, str]:
-    """The configuration and the flavour; a file tells all but the image size.
+    """The configuration and the flavour; a file determines all but the image size.
 
     Raises:
       ValueError: a tensor that a field follows from is absent.

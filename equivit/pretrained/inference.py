@@ -63,7 +63,7 @@ def heads(width: int, num_heads: Any, source: str) -> int:
         raise Untold(
             "num_heads",
             f"{source}: no published model has the width {width} (they have {', '.join(map(str, HEADS))}); "
-            "give num_heads=, which no file tells.",
+            "give num_heads=, which no file determines.",
         )
     return HEADS[width]
 

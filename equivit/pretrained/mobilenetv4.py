@@ -79,7 +79,7 @@ def _with_strides(stages: list[list[Spec]]) -> tuple[str, ...]:
             filled = ([dataclasses.replace(a, stride=b.stride) for a, b in stage] for stage in pairs)
             return tuple(", ".join(map(str, stage)) for stage in filled)
     raise ValueError(
-        f"{NAME}: a MobileNetV4 with the blocks of none that is known ({', '.join(PUBLISHED)}); no file tells the "
+        f"{NAME}: a MobileNetV4 with the blocks of none that is known ({', '.join(PUBLISHED)}); no file determines the "
         "strides and the activation of others."
     )
 

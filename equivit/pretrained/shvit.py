@@ -9,7 +9,7 @@ NAME = "timm"
 
 
 def infer(state: State, hints: Hints) -> tuple[SHViTConfig, str]:
-    """The configuration and the flavour; a file tells all but the image size.
+    """The configuration and the flavour; a file determines all but the image size.
 
     Raises:
       ValueError: a tensor that a field follows from is absent.

@@ -14,7 +14,7 @@ from equivit.pretrained.mapping import Pair, Table
 
 NAME = "timm"
 TABLE = "attn.relative_position_bias_table"
-# Of a file of version 2, which tells neither: windows of 8 for images of 256 pixels, as all three sizes were published.
+# Files of version 2 determine neither: windows of 8 for images of 256 pixels, as all three sizes were published.
 WINDOW, IMAGE = (8, 8), (256, 256)
 
 

@@ -5,7 +5,7 @@ sh sw components, one for each phase (row, column) of the lattice; the index of 
 a batch is shifted by itself, and what is chosen for it holds for all its channels.
 
 Which phase is best must not change when the map is shifted, to the last bit.  So the sums that decide are sums of
-integers, in which the order of the terms plays no part, and what is exactly equal is told apart by the content of the
+integers, in which the order of the terms plays no part, and exact ties are broken by the content of the
 map, never by its index.
 """
 

@@ -28,7 +28,7 @@ def assert_shift_equivariant(
 ) -> float:
     """Check fn(S x) = S fn(x) for circular shifts S of images.
 
-    An image that repeats itself, like a flat one, is its own shifted copy: it suits `output="invariant"`, but tells no
+    An image that repeats itself, like a flat one, is its own shifted copy: it suits `output="invariant"`, but shows no
     function where its grid should begin.
 
     Args:

@@ -161,8 +161,8 @@ class Checkpoints:
             self._manager.reload()
             left = f"the last whole one, {self.latest}, is kept" if self.steps else "there is none yet"
             raise NotSavedError(
-                f"a checkpoint could not be saved in {self._directory}: {disk_errors.reason(error)}; {left}.  Start "
-                "again with the same --workdir when this is mended."
+                f"a checkpoint could not be saved in {self._directory}: {disk_errors.reason(error)}; {left}.  Fix "
+                "this, then rerun with the same --workdir."
             ) from error
 
     def restore(self, like: State) -> State | None:
@@ -289,13 +289,13 @@ def _newest_whole(manager, like, items) -> _Found | None:
         except Exception as error:  # whatever a damaged file makes its reader raise
             manager.reload()
             if max(manager.all_steps(), default=step) > step and not damaged:
-                return _newest_whole(manager, like, items)  # the run goes on, and has replaced it meanwhile
+                return _newest_whole(manager, like, items)  # the run is still training, and has replaced it meanwhile
             if disk_errors.is_outage(error, path):
                 if isinstance(error, MemoryError | jax.errors.JaxRuntimeError) or getattr(error, "filename", None):
                     raise
                 raise UnreadableError(
-                    f"checkpoint {path} cannot be read: {disk_errors.reason(error)}; nothing was moved.  Start again "
-                    "with the same --workdir when this is mended."
+                    f"checkpoint {path} cannot be read: {disk_errors.reason(error)}; nothing was moved.  Fix this, "
+                    "then rerun with the same --workdir."
                 ) from error
             damaged[step] = disk_errors.reason(error)
     if damaged:

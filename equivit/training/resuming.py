@@ -1,4 +1,4 @@
-"""A run that goes on: what it may not change, what it reports as changed, and the files that remember it.
+"""Resuming a run: what must stay the same, what is reported as changed, and the files that store it.
 
 config.json has the configuration, and run.json the training data and whatever else decides the last bits.
 """
@@ -66,7 +66,7 @@ def remarks(
     exact = jax.default_backend() != "gpu" or "--xla_gpu_deterministic_ops=true" in now["XLA_FLAGS"].split()
     how = "bit for bit" if exact else "within rounding (--deterministic: bit for bit)"
     if config.data.resume == "new_order":
-        return ["A resumed run goes on with a new order of the images."] + _differences(workdir, config, before, now)[0]
+        return ["A resumed run has a new order of the images.", *_differences(workdir, config, before, now)[0]]
     if not start:
         return [f"A resumed run equals an uninterrupted one {how}, given the same values, data and devices."]
     lines, decisive = _differences(workdir, config, before, now)
@@ -74,7 +74,7 @@ def remarks(
         return [*lines, f"The result will differ from an uninterrupted run, by {errors.listed(decisive)}."]
     if before is None or not _conditions_before(workdir):
         return [*lines, "It is not known whether data and devices are those of before."]
-    return [*lines, f"The run goes on as if it had not stopped, {how}."]
+    return [*lines, f"The run continues as if it had not stopped, {how}."]
 
 
 def _differences(workdir, config, before, now) -> tuple[list[str], list[str]]:
@@ -161,7 +161,7 @@ def _same_model(config, before):
 
 
 def check_length(config: ConfigDict, start: int, total: int) -> None:
-    """ValueError if a run is to end before the step that it goes on from."""
+    """ValueError if a run is to end before the step from which it resumes."""
     if start > total:
         key = "steps" if config.steps is not None else "epochs"
         raise ValueError(

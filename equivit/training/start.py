@@ -22,8 +22,8 @@ from equivit.pretrained.inference import Untold
 from equivit.trained_on import TrainedOn
 from equivit.training import checkpoints, program, resuming
 
-OF_THE_FUNCTION = ("num_heads", "mlp", "activation", "norm_eps")  # no shape of a parameter tells them
-OF_THE_HEAD = ("head.", "readout.norm.", "readout.fc_norm.")  # what a run may begin anew
+OF_THE_FUNCTION = ("num_heads", "mlp", "activation", "norm_eps")  # not determined by the shapes of parameters
+OF_THE_HEAD = ("head.", "readout.norm.", "readout.fc_norm.")  # parameters that a run may draw again
 
 
 def load_model(place: str, **hints: Any) -> ModelModule:

@@ -71,7 +71,7 @@ class Signals:
     def _note(self, number, frame):
         self._number = self._number or number
         if self._agreed:
-            os.kill(os.getpid(), signal.SIGTERM)  # which the runtime tells all processes
+            os.kill(os.getpid(), signal.SIGTERM)  # which the runtime passes to all processes
         elif self._at_once:
             raise Stopped(self._number)
 

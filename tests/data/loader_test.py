@@ -61,7 +61,7 @@ def test_a_resumed_run_may_have_a_new_order_of_the_images(section):
     assert new_resumed == [digest(batch) for batch in first(new.batches(2), 4)]
     assert not set(new_resumed) & {digest(batch) for batch in first(new.batches(3), 4)}
 
-    order = new.order.anew(5)
+    order = new.order.reshuffled(5)
     epoch = np.concatenate([order.rows(batch).examples for batch in range(5, 5 + order.steps_per_epoch)])
     assert len(set(epoch)) == len(epoch) and order.rows(5).epoch == 0
 

@@ -328,7 +328,7 @@ def test_windows_turn_with_the_image(config):
         ),
         (dict(window=(6, 8), scales=(1.0, 0.5)), r"larger than the images, 3x4 at scale 0.5; the nearest is \(3, 4\)"),
         (dict(window=(4, 4), stride=(2, 5)), r"stride=\(2, 5\) must not exceed window=\(4, 4\).*nearest is \(2, 4\)"),
-        (dict(stride=(2, 5)), r"stride=\(2, 5\) goes with a window; set config.evaluation.segmentation.window too"),
+        (dict(stride=(2, 5)), r"stride=\(2, 5\) needs a window; set config.evaluation.segmentation.window too"),
         (dict(scales=(1.0, 1e5)), r"scales=100000 makes images of .* larger than 32768 pixels a side; the largest is"),
         (dict(scales=(0.0,)), "config.evaluation.segmentation.scales=0.0 must be positive"),
         (dict(window=(0, 4)), r"config.evaluation.segmentation.window=\(0, 4\) must be \(height, width\) in pixels"),

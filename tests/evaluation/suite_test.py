@@ -149,7 +149,7 @@ def test_where_results_cannot_be_written_they_are_printed(files, capsys, monkeyp
         (["--config.data.sorce=digits"], "the nearest is 'source'"),
         (["--config.data.source=npz:nowhere.npz"], "nowhere.npz"),
         (["--config.data.image_size=(13,20)"], "the height 13 is not divisible by the patch height 4"),
-        (["--weights=averaged"], "--weights goes with --workdir"),
+        (["--weights=averaged"], "--weights is only for --workdir"),
         (["--config.batch_size=0"], "config.batch_size=0 must be a positive whole number"),
     ],
 )

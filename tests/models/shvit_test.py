@@ -136,7 +136,7 @@ def test_all_norms_have_the_groups():
     ],
 )
 def test_published_sizes(name, number, folded, products):
-    """With the M multiply-adds of timm's models, for images of so many pixels."""
+    """With the M multiply-adds of timm's models, for images of that many pixels."""
     m = zoo.abstract(name)
     assert parameters(m) == number and parameters(jax.eval_shape(fold, m)) == folded
     for size, macs in products.items():

@@ -65,7 +65,7 @@ def test_smoothing_makes_every_binary_target_true(official):
 
 
 def draws(count, **options):
-    """Lambda [count] and weights [count, H, W] of so many batches of one group."""
+    """Lambda [count] and weights [count, H, W] of `count` batches of one group."""
     keys = jax.random.split(jax.random.key(0), count)
     return jax.jit(jax.vmap(lambda key: jax.tree.map(lambda a: a[0], mixing.draw(key, 1, 6, 10, **options))))(keys)
 

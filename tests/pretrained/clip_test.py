@@ -59,7 +59,7 @@ def test_the_text_encoder_is_left_out(tmp_path, capsys):
     reading.write(tmp_path / "clip.safetensors", state | text)
     there = ["--source=clip", f"--input={tmp_path / 'clip.safetensors'}", f"--output={tmp_path / 'model'}"]
     assert convert.main([*there, "--num_heads=2"]) == 1
-    assert "clip: no name of the file tells its activation; give mlp=" in capsys.readouterr().err
+    assert "clip: no name of the file determines its activation; give mlp=" in capsys.readouterr().err
     assert convert.main([*there, "--num_heads=2", "--mlp=quick_gelu"]) == 0
     said = capsys.readouterr().out
     for name in text:

@@ -98,7 +98,7 @@ def test_the_command_takes_windows(tmp_path, capsys):
     assert convert.main(to) == 0
     same(reading.read(back), pretrained.state_dict("timm", model(2), flavour="microsoft"))
     assert convert.main([*to, "--window_size=5,5"]) == 1
-    assert "--window_size goes with --source" in capsys.readouterr().err
+    assert "--window_size is only for --source" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def batch(t):
 
 
 def run(steps, begin=None, **which):
-    """The state after so many steps, on the host."""
+    """The state after a number of steps, on the host."""
     made, mesh = program(**which)
     with jax.set_mesh(mesh):
         state = made.init({}) if begin is None else begin

@@ -128,7 +128,7 @@ def test_a_signal_before_the_first_step_is_not_lost(tmp_path):
 
 @pytest.mark.parametrize(("every", "step"), [(1, 4), (None, 10)])
 def test_a_signal_ends_an_evaluation_with_everything_saved(tmp_path, capsys, every, step):
-    """An evaluation that every so many epochs brings, and the final one."""
+    """An evaluation every few epochs, and the final one."""
 
     def evaluate(model, config):
         os.kill(os.getpid(), signal.SIGTERM)

@@ -11,7 +11,7 @@ from tests.training import tiny
 from tests.training.loop_test import Pipeline, options
 
 ANIMALS = TrainedOn(("bat", "cat", "dog"), 24)
-EXACT = "The run goes on as if it had not stopped, bit for bit."
+EXACT = "The run continues as if it had not stopped, bit for bit."
 
 
 def train(workdir, config=None, data=ANIMALS, pipeline=None):

@@ -143,7 +143,7 @@ def _identity(run: Run, train: Images) -> str:
 
 
 class Unfinished:
-    """The state of heads in a file, from which a probe that was cut off goes on.
+    """The state of heads in a file, from which an interrupted probe resumes.
 
     Args:
       directory: of the file.
