@@ -49,6 +49,7 @@ soak: $(VENV)/.installed-dev $(VENV)/.installed-export
 lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(RUN) -m tests.wording
 	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(VENV)/bin/pyright --project pyproject.toml --pythonpath $(RUN)
 
 $(VENV)/bin/python:

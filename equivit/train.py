@@ -60,9 +60,9 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
         os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_deterministic_ops=true"
     sharding.start_processes(options.distributed)
     if not jax.distributed.is_initialized():
-        # Read then, too.  On a CPU steps run in this thread, the only one whose large arrays glibc keeps from step to
-        # step; those of others it gets from the kernel at each step, filled with zeros.  Not beside other processes:
-        # that one of them has ended would not be told as such.
+        # JAX reads this setting then, too.  On a CPU steps run in this thread, the only one whose large arrays glibc
+        # keeps from step to step; other threads get new ones from the kernel, filled with zeros.  Not beside other
+        # processes, whose end could not be recognised.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
     if options.seeds is None:
         train(config, options.workdir)

@@ -116,7 +116,7 @@ def _words(name: str, model) -> str | None:
 
 
 def _rate(begun: str | None) -> str | None:
-    """The name of the learning rate of the run in a directory; None where it cannot be told."""
+    """The name of the learning rate of the run in a directory; None where it is unknown."""
     path = pathlib.Path(begun or "") / "config.json"
     if not path.is_file():
         return None

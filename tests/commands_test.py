@@ -145,7 +145,7 @@ def test_a_place_that_cannot_be_written_is_told_before_the_work(tmp_path, capsys
 
 @pytest.mark.parametrize("several", [False, True])
 def test_steps_of_one_process_run_in_the_main_thread(tmp_path, monkeypatch, several):
-    """Where glibc keeps their memory; with several processes errors would not be told as those of another one."""
+    """Where glibc keeps their memory; with several processes, the end of another one could not be recognised."""
     chosen = {}
     monkeypatch.setattr(jax.config, "update", chosen.__setitem__)
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: several)

@@ -355,7 +355,7 @@ def apart(taps: jax.Array) -> jax.Array:
     """The taps as an array of their own, which a sum over them reads faster on a CPU.
 
     Under a scan over blocks XLA would read them from the stack of all blocks, by an index that each product computes
-    anew.  It does not join a branch with what follows, so that the taps come out of one; both branches are the same.
+    again.  It does not join a branch with what follows, so that the taps come out of one; both branches are the same.
     """
     if not taps.size:
         return taps

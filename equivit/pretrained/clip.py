@@ -2,8 +2,8 @@
 
 "openai": the official files, which are TorchScript archives in half precision; "openclip": the same names, without the
 numbers that the official files hold too; "transformers": Hugging Face's names; "timm": timm's, whose head has a bias
-of zeros.  OpenAI's models have the quick GELU.  What other files need is in no name: `load` must be told, by
-mlp="quick_gelu" (converted from OpenAI's) or mlp="gelu" (nearly all others).
+of zeros.  OpenAI's models have the quick GELU.  For other files pass the activation to `load`: mlp="quick_gelu"
+(converted from OpenAI's) or mlp="gelu" (nearly all others).
 
 The model's head is the projection: `model(images)` is the embedding of an image, not yet of unit length, and
 `model.features(images)` has the tokens after `ln_post`.  Positions are resized as OpenCLIP does, with antialiasing.

@@ -1,4 +1,4 @@
-"""Changes of colour against formulas of each, written down anew, their rates over 10,000 draws, and the device's."""
+"""Changes of colour against independent formulas, their rates over 10,000 draws, and the device's."""
 
 import colorsys
 

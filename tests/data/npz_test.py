@@ -1,4 +1,4 @@
-"""Npz files: both layouts are read, and whatever is wrong with one is told when it is opened."""
+"""Npz files: both layouts are read, and opening a wrong file names its fault."""
 
 import io
 import pickle

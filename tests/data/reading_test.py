@@ -1,4 +1,4 @@
-"""Decoding: every kind of image file keeps its content, and what cannot be read is told in one line."""
+"""Decoding: every kind of image file keeps its content, and unreadable files give one line."""
 
 import io
 import os

@@ -89,7 +89,7 @@ def test_unpatchify_commutes(group):
     layer = testing.randomise(isotypic.Unpatchify(WIDTH, (6, 6), 5, group=group, rngs=nnx.Rngs(0)), jax.random.key(1))
     x = random_field(group, GRID, WIDTH // group.order)
 
-    def to_image(field):  # the grid is told by the caller; a quarter turn swaps it
+    def to_image(field):  # the caller gives the grid; a quarter turn swaps it
         return layer(field, to_image.grid)
 
     upright = layer(x, GRID)
@@ -101,7 +101,7 @@ def test_unpatchify_commutes(group):
 
 @pytest.mark.parametrize("weighting,deviation", [("official", np.sqrt(8 / 5)), ("balanced", 1.0)])
 def test_norm_of_unit_variance(weighting, deviation):
-    # So many channels that the estimated variance of a token hardly varies: at 512 of them its root is biased by 0.2 %.
+    # Enough channels for the estimated variance of a token to hardly vary: at 512 of them its root is biased by 0.2 %.
     x = random_field(OCTIC, (8, 8), 512)
     y = fields.to_dense(isotypic.LayerNorm(4096, group=OCTIC, weighting=weighting)(x))
     np.testing.assert_allclose(float(y.std()), deviation, rtol=2e-3)

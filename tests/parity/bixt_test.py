@@ -49,7 +49,7 @@ def test_bixt(path, record_property):
     back = pretrained.state_dict("bixt", model)
     assert back.keys() == state(data).keys()
     for name, tensor in state(data).items():
-        rounding = 1e-6 if name == bixt.CODE_NAME else 0  # computed anew, theirs in float32
+        rounding = 1e-6 if name == bixt.CODE_NAME else 0  # computed again, theirs in float32
         np.testing.assert_allclose(back[name], tensor, rtol=0, atol=rounding, err_msg=name)
 
 

@@ -1,4 +1,4 @@
-"""CvT from the files of its two codes and back, exact to the bit; what does not fit is told."""
+"""CvT from the files of its two codes and back, exact to the bit; misfits are reported."""
 
 import functools
 

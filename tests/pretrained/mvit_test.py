@@ -1,4 +1,4 @@
-"""MViTv2 from timm's and Facebook's files and back, exact to the bit; what does not fit is told."""
+"""MViTv2 from timm's and Facebook's files and back, exact to the bit; misfits are reported."""
 
 import functools
 

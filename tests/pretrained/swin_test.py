@@ -1,4 +1,4 @@
-"""Swin transformers from timm's and Microsoft's files and back, exact to the bit; what does not fit is told."""
+"""Swin transformers from timm's and Microsoft's files and back, exact to the bit; misfits are reported."""
 
 import functools
 

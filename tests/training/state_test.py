@@ -172,7 +172,7 @@ def test_running_statistics_that_are_lost_are_refused(call, accumulation):
 
 
 class Pair(nnx.Module):
-    """Two counters, of which only one is told that it trains."""
+    """Two counters, only one of which is set to train."""
 
     def __init__(self, rngs):
         self.body, self.head = Counting(rngs), Counting(rngs)
