@@ -33,7 +33,7 @@ Where the paper contradicts itself or is silent:
 - How features are put back is by unpooling in Listing A2.2, which leaves zeros between them, and Section 4 is open.
   Here it is interpolation around the torus, or with `unpool` that of the listing; logits are interpolated in either.
 - Pyramid pooling on a fixed grid is not equivariant, and the paper does not say what it has instead
-  (`equivit/layers/pyramid_pooling.py`).
+  (`equivit/models/segmenter/pyramid_pooling.py`).
 - Adaptive models need sizes that all their grids divide, for standard shifts too: there an adaptive Swin is trained on
   crops of 448 pixels, the ordinary one of 512, and test images are resized up to the next such size, where the
   ordinary models take them as they are.

@@ -1,7 +1,7 @@
 """Semantic segmentation on any label maps: a backbone with a decoder, fine-tuned or frozen.
 
 Sources: UperNet (arXiv 1807.10221) as Swin (arXiv 2103.14030) trains it, Section A2.3; a linear map of frozen features,
-DINOv2 (arXiv 2304.07193); transposed convolutions (`equivit/models/segmentation_decoders.py`).  Expected, cost: it is a
+DINOv2 (arXiv 2304.07193); transposed convolutions (`equivit/models/segmenter/decoders.py`).  Expected, cost: it is a
 recipe for one's own data, which no paper has.
 
     python -m equivit.train --config=configs/segment.py --workdir=/tmp/ade20k --config.init=/tmp/swin_t \

@@ -177,7 +177,7 @@ def _function(model: Any, image_size: tuple[int, int]) -> tuple[tuple[str, ...],
     """The names of the outputs, and the function of model and images that gives them."""
     from equivit.models.decoders import MaskedAutoencoder
     from equivit.models.model import check_input
-    from equivit.models.segmenter import Segmenter
+    from equivit.models.segmenter.model import Segmenter
 
     check_input(model.config, "--image_size", image_size, model.config.input_shape[-1])
     if isinstance(model, MaskedAutoencoder):

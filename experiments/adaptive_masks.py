@@ -23,7 +23,7 @@ from scipy import ndimage
 
 from equivit.data import loader
 from equivit.evaluation import colours, predictions
-from equivit.models.segmenter import SegmenterConfig
+from equivit.models.segmenter.model import SegmenterConfig
 from equivit.training import checkpoints
 from experiments import benchmark
 from experiments.benchmark import Claim

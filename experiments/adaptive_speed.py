@@ -39,11 +39,11 @@ from flax import nnx
 
 from configs import recipes
 from equivit import costs, logical
-from equivit.layers.decomposed_position import CircularPosition, DecomposedPosition
-from equivit.layers.merge import PatchMerging
 from equivit.layers.recording import recording
-from equivit.layers.window import spread
 from equivit.models import zoo
+from equivit.models.mvit.position import CircularPosition, DecomposedPosition
+from equivit.models.swin.merge import PatchMerging
+from equivit.models.swin.window import spread
 from equivit.precision import PRECISIONS, cast
 from equivit.symmetry import shifts
 from experiments import benchmark, programs

@@ -20,7 +20,7 @@ from flax import nnx
 from configs import mae as recipe
 from equivit import costs
 from equivit.models.decoders import MaskedAutoencoderConfig
-from equivit.models.vit_names import SIZES
+from equivit.models.vit.names import SIZES
 from equivit.objectives.mae import Mae
 from equivit.training import program
 from experiments import benchmark, programs

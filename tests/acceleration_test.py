@@ -258,7 +258,7 @@ def test_a_missing_library_is_named_at_once(place, monkeypatch, capsys):
 
 
 def test_a_decoder_stays_when_its_backbone_changes():
-    from equivit.models import segmenter
+    from equivit.models.segmenter import model as segmenter
 
     vit = model(class_token=False, pool="mean", num_classes=None)
     config = segmenter.SegmenterConfig(backbone=vit.config, num_classes=3, decoder="linear")

@@ -14,7 +14,7 @@ from equivit.evaluation.consistency import Shifts
 from equivit.evaluation.label_maps import Views
 from equivit.models import zoo
 from equivit.models.decoders import MaskedAutoencoderConfig
-from equivit.models.segmenter import SegmenterConfig
+from equivit.models.segmenter.model import SegmenterConfig
 from equivit.objectives.registry import OBJECTIVES
 from equivit.training import config as configs
 from equivit.training import optimizers, sweep_config

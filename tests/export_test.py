@@ -17,8 +17,8 @@ from equivit import convert, export, models, onnx_files, profile, safetensors_fi
 from equivit.models import saved
 from equivit.models.deployed import deployed
 from equivit.models.features import Grid
-from equivit.models.segmenter import SegmenterConfig
-from equivit.models.vit_config import ViTConfig
+from equivit.models.segmenter.model import SegmenterConfig
+from equivit.models.vit.config import ViTConfig
 from equivit.trained_on import TrainedOn
 from tests.models import swin_test
 from tests.models.swin_adaptive_test import SMALL as SWIN

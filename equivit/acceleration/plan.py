@@ -18,7 +18,7 @@ from equivit.evaluation import suite
 from equivit.layers.keys import Keys
 from equivit.models import replacement
 from equivit.models.model import ModelModule, check_input
-from equivit.models.segmenter import Segmenter
+from equivit.models.segmenter.model import Segmenter
 from equivit.objectives.registry import OBJECTIVES
 from equivit.training import config as configs
 from equivit.training import loop, program, sharding, start

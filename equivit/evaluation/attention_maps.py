@@ -6,7 +6,7 @@ Source: Jumbo, Appendix A.6.
 import jax
 
 from equivit.layers.grid import check_images
-from equivit.models.vit import ViT
+from equivit.models.vit.model import ViT
 
 
 def attention_maps(model: ViT, images: jax.Array, block: int = -1) -> jax.Array:

@@ -9,7 +9,7 @@ from equivit.data.pixels import normalize
 from equivit.evaluation.predictions import Batch, on_devices
 from equivit.layers.grid import check_grid
 from equivit.models.model import ModelModule
-from equivit.models.vit import ViT
+from equivit.models.vit.model import ViT
 from equivit.symmetry import fields
 
 

@@ -25,7 +25,7 @@ from equivit.layers.depthwise import IsotypicReplacedAttention, replace_attentio
 from equivit.layers.keys import Keys
 from equivit.layers.replaced import BY_HEAD
 from equivit.models import replacement
-from equivit.models.vit import ViT
+from equivit.models.vit.model import ViT
 from equivit.symmetry import fields
 from equivit.symmetry.groups import FLIP, OCTIC
 

@@ -26,7 +26,7 @@ from equivit.layers.keys import Keys
 from equivit.layers.readout import ClassReadout, MeanReadout
 from equivit.models.features import Grid
 from equivit.models.model import ModelModule
-from equivit.models.vit_config import ViTConfig
+from equivit.models.vit.config import ViTConfig
 from equivit.precision import cast
 from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC

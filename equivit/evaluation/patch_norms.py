@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from equivit.models.features import Grid
-from equivit.models.vit import ViT
+from equivit.models.vit.model import ViT
 
 
 def patch_norms(model: ViT, images: jax.Array, block: int = -1) -> Grid:

@@ -22,7 +22,7 @@ from equivit import errors
 from equivit.evaluation.predictions import check_batch, filled, scattered
 from equivit.layers.depthwise import IsotypicReplacedAttention, ReplacedAttention, ScatteredAttention
 from equivit.layers.grid import Layout, check_grid
-from equivit.models.vit import ViT
+from equivit.models.vit.model import ViT
 
 REPLACED = (ReplacedAttention, ScatteredAttention, IsotypicReplacedAttention)
 ORDERS = ("lowest", "highest", "random")

@@ -19,8 +19,8 @@ from equivit.layers.position import SinCos
 from equivit.layers.prefix import token
 from equivit.layers.stack import Stack
 from equivit.models.features import Features
-from equivit.models.vit import ViT
-from equivit.models.vit_config import ViTConfig
+from equivit.models.vit.config import ViTConfig
+from equivit.models.vit.model import ViT
 
 
 @dataclasses.dataclass(frozen=True)

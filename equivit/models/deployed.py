@@ -28,7 +28,7 @@ from equivit.layers.keys import Keys
 from equivit.layers.stack import Seen, Stack
 from equivit.models.folding import fold
 from equivit.models.model import ModelModule
-from equivit.models.vit import ViT
+from equivit.models.vit.model import ViT
 
 
 def deployed(model: ModelModule, image_size: tuple[int, int], *, convolution: str = "lax") -> ModelModule:

@@ -11,7 +11,7 @@ from equivit import logical
 from equivit.layers.gating import GatedAttention
 from equivit.layers.keys import Keys
 from equivit.models import replacement
-from equivit.models.vit import ViT
+from equivit.models.vit.model import ViT
 
 MADE = ("taps", "gate")  # of a gated attention, which an attention does not have
 

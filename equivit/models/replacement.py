@@ -18,10 +18,10 @@ from equivit import errors, logical
 from equivit.layers.depthwise import replace_attention
 from equivit.layers.keys import Keys
 from equivit.layers.replaced import Replaced, as_replaced
-from equivit.models.jumbo_vit import JumboViTConfig
 from equivit.models.model import ModelModule
 from equivit.models.remade import Changes, remade
-from equivit.models.vit_config import ViTConfig
+from equivit.models.vit.config import ViTConfig
+from equivit.models.vit.jumbo import JumboViTConfig
 
 # A model of patches alone has these values.
 PATCHES_ONLY: dict[str, Any] = dict(

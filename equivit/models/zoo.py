@@ -13,23 +13,21 @@ from flax import nnx
 
 from equivit import constraints, errors
 from equivit.layers.keys import Keys
-from equivit.models import (
-    bixt,
-    cvt,
-    decoders,
-    efficientvit,
-    jumbo_vit,
-    mobilenetv4,
-    mvit,
-    patchtst,
-    segmenter,
-    shvit,
-    swin,
-    vit_config,
-    vit_names,
-    vit_public,
-)
+from equivit.models import decoders
+from equivit.models.bixt import model as bixt
+from equivit.models.cvt import model as cvt
+from equivit.models.efficientvit import model as efficientvit
+from equivit.models.mobilenetv4 import model as mobilenetv4
 from equivit.models.model import Config, Preset
+from equivit.models.mvit import model as mvit
+from equivit.models.patchtst import model as patchtst
+from equivit.models.segmenter import model as segmenter
+from equivit.models.shvit import model as shvit
+from equivit.models.swin import model as swin
+from equivit.models.vit import config as vit_config
+from equivit.models.vit import jumbo as jumbo_vit
+from equivit.models.vit import names as vit_names
+from equivit.models.vit import public as vit_public
 
 # The name of each configuration class in a saved model.
 CONFIGS: dict[str, type] = {

@@ -28,8 +28,8 @@ from equivit.layers.keys import Keys
 from equivit.layers.replaced import BY_HEAD
 from equivit.logical import Tensor
 from equivit.models import gated
-from equivit.models.jumbo_vit import JumboViTConfig
-from equivit.models.vit_config import ViTConfig
+from equivit.models.vit.config import ViTConfig
+from equivit.models.vit.jumbo import JumboViTConfig
 from equivit.objectives.objective import Batch, Extra, Loss, Objective, Rule, Step
 from equivit.objectives.segmentation import Segmentation
 from equivit.objectives.supervised import Supervised

@@ -19,8 +19,8 @@ from equivit.layers.dense import patchify
 from equivit.layers.grid import check_grid
 from equivit.layers.keys import Keys
 from equivit.models.decoders import MaskedAutoencoder, MaskedAutoencoderConfig
-from equivit.models.vit import ViT
-from equivit.models.vit_config import ViTConfig
+from equivit.models.vit.config import ViTConfig
+from equivit.models.vit.model import ViT
 from equivit.objectives import masking
 from equivit.objectives.objective import Batch, Loss, Objective, Step, check_patches
 

@@ -19,7 +19,7 @@ from equivit.data.transforms import Train
 from equivit.logical import Arrays, Tensor
 from equivit.models import zoo
 from equivit.models.model import Config, check_input
-from equivit.models.vit_config import ViTConfig
+from equivit.models.vit.config import ViTConfig
 from equivit.objectives.clock import Clock
 
 Extra = dict[str, Any]  # arrays in nested dicts

@@ -14,8 +14,8 @@ from equivit.layers.convolution import MODES
 from equivit.layers.keys import Keys
 from equivit.layers.resizing import nearest
 from equivit.logical import Tensor
-from equivit.models.segmentation_decoders import UPSAMPLING
-from equivit.models.segmenter import DECODERS, Segmenter, SegmenterConfig
+from equivit.models.segmenter.decoders import UPSAMPLING
+from equivit.models.segmenter.model import DECODERS, Segmenter, SegmenterConfig
 from equivit.objectives.objective import Batch, Loss, Objective, Rule, Step, check_head, usual_rule
 
 

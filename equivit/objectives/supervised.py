@@ -16,7 +16,7 @@ from equivit.data.pixels import normalize
 from equivit.layers.grid import check_grid
 from equivit.logical import Arrays
 from equivit.models.model import Config, ModelModule
-from equivit.models.vit_config import ViTConfig
+from equivit.models.vit.config import ViTConfig
 from equivit.objectives import masking, mixing, token_drop
 from equivit.objectives.clock import Clock
 from equivit.objectives.objective import Batch, Extra, Loss, Objective, Step, averaged, check_head

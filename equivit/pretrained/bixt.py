@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from equivit import constraints
-from equivit.models.bixt import CODE, BiXTConfig
+from equivit.models.bixt.model import CODE, BiXTConfig
 from equivit.pretrained import inference, mapping
 from equivit.pretrained.format import Format, Hints, State
 from equivit.pretrained.mapping import Constant, Pair, Table

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from equivit.models.vit_config import ViTConfig
+from equivit.models.vit.config import ViTConfig
 from equivit.pretrained import inference, mapping, plain
 from equivit.pretrained.format import Format, Hints, State
 from equivit.pretrained.mapping import Constant, Table

@@ -10,7 +10,7 @@ from typing import Any
 
 from equivit import constraints
 from equivit.constraints import PositiveInt
-from equivit.models.cvt import CvTConfig
+from equivit.models.cvt.model import CvTConfig
 from equivit.pretrained import inference, mapping
 from equivit.pretrained.format import Format, Hints, State
 from equivit.pretrained.mapping import Pair, Table

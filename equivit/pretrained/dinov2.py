@@ -22,7 +22,7 @@ import numpy as np
 from equivit import logical
 from equivit.layers.dino_head import DinoHead
 from equivit.layers.keys import Keys
-from equivit.models.vit_config import ViTConfig
+from equivit.models.vit.config import ViTConfig
 from equivit.pretrained import inference, mapping, names, plain, reading
 from equivit.pretrained.format import Format, Hints, State
 from equivit.pretrained.mapping import Pair, Table

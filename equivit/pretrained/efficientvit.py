@@ -1,6 +1,6 @@
 """EfficientViT of MIT in the layout of timm.  It is read by the source "timm"."""
 
-from equivit.models.efficientvit import ATTENTION, STAGES, EfficientViTConfig
+from equivit.models.efficientvit.model import ATTENTION, STAGES, EfficientViTConfig
 from equivit.pretrained import inference, mapping
 from equivit.pretrained.format import Format, Hints, State
 from equivit.pretrained.mapping import Pair, Table

@@ -6,7 +6,7 @@ tokens by halves of the grid, ours row by row, which changes no logits.  Files s
 
 import numpy as np
 
-from equivit.models.vit_config import ViTConfig
+from equivit.models.vit.config import ViTConfig
 from equivit.pretrained import inference, mapping, plain
 from equivit.pretrained.format import Format, Hints, State
 from equivit.pretrained.mapping import Constant, Table

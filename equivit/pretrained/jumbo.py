@@ -7,8 +7,8 @@ of the same code, spelt as in timm.  All of them resize positions with antialias
 
 import numpy as np
 
-from equivit.models.jumbo_vit import PRESETS, JumboViTConfig
-from equivit.models.vit_config import ViTConfig
+from equivit.models.vit.config import ViTConfig
+from equivit.models.vit.jumbo import PRESETS, JumboViTConfig
 from equivit.pretrained import inference, mapping, plain
 from equivit.pretrained.format import Format, Hints, State
 from equivit.pretrained.mapping import Constant, Pair, Table

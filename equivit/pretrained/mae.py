@@ -12,7 +12,7 @@ import numpy as np
 from equivit.layers.grid import check_grid
 from equivit.layers.position import SinCos
 from equivit.models.decoders import MaskedAutoencoderConfig
-from equivit.models.vit_config import ViTConfig
+from equivit.models.vit.config import ViTConfig
 from equivit.pretrained import inference, mapping, plain
 from equivit.pretrained.format import Format, Hints, State
 from equivit.pretrained.mapping import Constant, Table

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from equivit import logical
-from equivit.models.vit_config import ViTConfig
+from equivit.models.vit.config import ViTConfig
 
 
 @dataclasses.dataclass(frozen=True)

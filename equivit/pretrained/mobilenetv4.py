@@ -8,7 +8,7 @@ read as these they would compute something else.
 import dataclasses
 import re
 
-from equivit.models.mobilenetv4 import NAMES, MobileNetV4Config, Spec
+from equivit.models.mobilenetv4.model import NAMES, MobileNetV4Config, Spec
 from equivit.pretrained import inference, mapping
 from equivit.pretrained.format import Format, Hints, State
 from equivit.pretrained.mapping import Pair, Table

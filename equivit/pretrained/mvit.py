@@ -7,7 +7,7 @@ shortcuts and the head.  They are read by the source "timm".
 import itertools
 
 from equivit import constraints
-from equivit.models.mvit import STRIDE, MViTConfig, map_size
+from equivit.models.mvit.model import STRIDE, MViTConfig, map_size
 from equivit.pretrained import inference, mapping
 from equivit.pretrained.format import Format, Hints, State
 from equivit.pretrained.mapping import Pair, Table

@@ -8,7 +8,7 @@ our D8.
 
 import numpy as np
 
-from equivit.models.vit_config import ViTConfig
+from equivit.models.vit.config import ViTConfig
 from equivit.pretrained import inference, mapping, names, plain
 from equivit.pretrained.format import Format, Hints, State
 from equivit.pretrained.mapping import Constant, Pair, Table

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from equivit.layers.grid import check_grid
-from equivit.models.vit_config import ViTConfig
+from equivit.models.vit.config import ViTConfig
 from equivit.pretrained import inference, mapping
 from equivit.pretrained.format import Hints
 from equivit.pretrained.mapping import Joined, Pair, Table, named

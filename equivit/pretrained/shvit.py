@@ -1,6 +1,6 @@
 """SHViT in the layout of timm.  It is read by the source "timm"."""
 
-from equivit.models.shvit import SHViTConfig
+from equivit.models.shvit.model import SHViTConfig
 from equivit.pretrained import inference, mapping
 from equivit.pretrained.format import Format, Hints, State
 from equivit.pretrained.mapping import Pair, Table

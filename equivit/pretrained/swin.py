@@ -7,7 +7,7 @@ another name, and tables that follow from the sizes are stored too.  They are re
 import math
 
 from equivit import constraints
-from equivit.models.swin import SwinConfig, Window
+from equivit.models.swin.model import SwinConfig, Window
 from equivit.pretrained import inference, mapping
 from equivit.pretrained.format import Format, Hints, State
 from equivit.pretrained.mapping import Pair, Table

@@ -5,7 +5,7 @@ files, with a mask token, `register_tokens`, and `mlp.w12` and `mlp.w3` for the 
 how positions are resized.
 """
 
-from equivit.models.vit_config import ViTConfig
+from equivit.models.vit.config import ViTConfig
 from equivit.pretrained import dinov2, inference, names, plain
 from equivit.pretrained.format import Format, Hints, State
 from equivit.pretrained.mapping import Table

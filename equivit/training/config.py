@@ -23,7 +23,8 @@ from equivit import constraints, errors
 from equivit.constraints import OneOf, PositiveFloat, PositiveInt, Seed
 from equivit.data import section as data
 from equivit.evaluation import section as evaluation
-from equivit.models import patchtst, zoo
+from equivit.models import zoo
+from equivit.models.patchtst import model as patchtst
 from equivit.objectives.objective import Objective
 from equivit.objectives.registry import OBJECTIVES
 from equivit.precision import PRECISIONS

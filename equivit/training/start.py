@@ -14,8 +14,8 @@ from equivit.data.loader import TrainPipeline
 from equivit.layers.keys import Keys
 from equivit.models import replacement, saved, zoo
 from equivit.models.model import ModelModule
-from equivit.models.segmenter import Segmenter, SegmenterConfig
-from equivit.models.vit_config import ViTConfig
+from equivit.models.segmenter.model import Segmenter, SegmenterConfig
+from equivit.models.vit.config import ViTConfig
 from equivit.objectives.registry import OBJECTIVES
 from equivit.objectives.segmentation import Segmentation
 from equivit.pretrained.inference import Untold

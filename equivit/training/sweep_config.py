@@ -14,7 +14,8 @@ from ml_collections import ConfigDict
 from equivit import constraints
 from equivit.constraints import Below1, NonNegativeFloat, OneOf, PositiveFloat, PositiveInt, Seed
 from equivit.data.series import NORMALIZE
-from equivit.models import patchtst, zoo
+from equivit.models import zoo
+from equivit.models.patchtst import model as patchtst
 from equivit.training import config as configs
 from equivit.training import optimizers
 

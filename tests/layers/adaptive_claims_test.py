@@ -13,8 +13,9 @@ import pytest
 from flax import nnx
 
 from equivit import logical, testing
-from equivit.layers import dense, merge, phases, window
+from equivit.layers import dense, phases
 from equivit.layers.grid import Layout
+from equivit.models.swin import merge, window
 from equivit.symmetry import shifts
 
 SIZE, PATCH, WINDOW, WIDTH = (6, 12), (2, 3), (2, 3), 6

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from equivit.layers import pyramid_pooling
 from equivit.layers.resizing import bilinear, nearest, unpooled
+from equivit.models.segmenter import pyramid_pooling
 
 
 @pytest.mark.parametrize("size", [(10, 6), (5, 3), (7, 11), (3, 2)])

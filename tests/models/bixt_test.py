@@ -13,7 +13,7 @@ from flax import nnx
 from equivit import costs, logical, models, precision, pretrained
 from equivit.layers.attention import attend, attend_both
 from equivit.models import saved, zoo
-from equivit.models.bixt import CODE
+from equivit.models.bixt.model import CODE
 from equivit.pretrained import bixt, mapping
 from equivit.pretrained.format import Hints
 from tests.drawing import normal

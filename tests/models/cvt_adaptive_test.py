@@ -14,9 +14,9 @@ from flax import nnx
 
 from equivit import costs, logical, models, precision, testing
 from equivit.layers.batch_norm import BatchNorm
-from equivit.layers.conv_attention import ConvAttention, ConvEmbed
 from equivit.layers.recording import recording
 from equivit.models import zoo
+from equivit.models.cvt.attention import ConvAttention, ConvEmbed
 from equivit.symmetry import shifts
 from tests.models.cvt_test import model
 from tests.models.swin_adaptive_test import KINDS, SHIFTS, SIZE, check_slope, everything, picture, run

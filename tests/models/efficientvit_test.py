@@ -12,9 +12,9 @@ from flax import nnx
 
 from equivit import costs, logical, precision
 from equivit.layers.batch_norm import BatchNorm
-from equivit.layers.linear_attention import linear_attention
 from equivit.layers.recording import recording
 from equivit.models import saved, zoo
+from equivit.models.efficientvit.attention import linear_attention
 from equivit.models.folding import fold
 
 SMALL = dict(widths=(4, 4, 6, 8, 12), depths=(1, 1, 2, 1, 1), neck_widths=(10, 9), head_channels=4)

@@ -14,10 +14,10 @@ from flax import nnx
 
 from equivit import logical, models, precision, testing
 from equivit.layers.grid import Layout
-from equivit.layers.split_mlp import SplitMlp
 from equivit.models import zoo
-from equivit.models.jumbo_vit import JUMBO_MLPS
-from equivit.models.vit_config import ViTConfig
+from equivit.models.vit.config import ViTConfig
+from equivit.models.vit.jumbo import JUMBO_MLPS
+from equivit.models.vit.split_mlp import SplitMlp
 from equivit.symmetry.fields import Isotypic, from_dense
 from equivit.training import sharding
 from tests.drawing import cast, normal

@@ -13,12 +13,12 @@ from flax import nnx
 
 from equivit import costs, logical, precision, pretrained
 from equivit.layers.batch_norm import BatchNorm
-from equivit.layers.inverted_bottleneck import UniversalInvertedBottleneck
 from equivit.layers.recording import recording
 from equivit.models import saved, zoo
 from equivit.models.folding import fold
-from equivit.models.mobilenetv4 import HYBRID_MEDIUM, Spec, parsed
-from equivit.models.segmenter import SegmenterConfig
+from equivit.models.mobilenetv4.inverted_bottleneck import UniversalInvertedBottleneck
+from equivit.models.mobilenetv4.model import HYBRID_MEDIUM, Spec, parsed
+from equivit.models.segmenter.model import SegmenterConfig
 from equivit.pretrained import mapping, mobilenetv4
 from equivit.pretrained.format import Hints
 

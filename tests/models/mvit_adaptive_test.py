@@ -1,7 +1,7 @@
 """Adaptive MViTv2s: logits and maps under every shift, ties, choices, and what is refused.
 
 The small models halve their map once, so that a step of the last map is 8 pixels; keys and values lie 16 pixels apart.
-Their maps are 8x4 and 4x2 tokens.  Wrong layers are tried on single blocks (`layers/pooling_attention_test.py`).
+Their maps are 8x4 and 4x2 tokens.  Wrong layers are tried on single blocks (`pooling_attention_test.py`).
 """
 
 import functools
@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from equivit import costs, logical, models, precision, testing
-from equivit.layers.decomposed_position import folded
 from equivit.models import zoo
+from equivit.models.mvit.position import folded
 from tests.models.mvit_test import model
 from tests.models.swin_adaptive_test import KINDS, check_slope
 from tests.models.swin_adaptive_test import picture as small_picture

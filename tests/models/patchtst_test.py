@@ -13,7 +13,8 @@ from flax import nnx
 from equivit import costs, logical
 from equivit.layers.drop import dropout
 from equivit.layers.recording import recording
-from equivit.models import patchtst, saved, zoo
+from equivit.models import saved, zoo
+from equivit.models.patchtst import model as patchtst
 
 T, C = 31, 3  # odd, so that there is padding
 SMALL = dict(length=T, channels=C, num_classes=5, patches=6, width=16, depth=2, num_heads=4, mlp_dim=24)

@@ -11,8 +11,9 @@ from flax import nnx
 from equivit import logical, testing
 from equivit.layers import resizing
 from equivit.layers.recording import recording
-from equivit.models import saved, segmentation_decoders, zoo
-from equivit.models.segmenter import SegmenterConfig
+from equivit.models import saved, zoo
+from equivit.models.segmenter import decoders as segmentation_decoders
+from equivit.models.segmenter.model import SegmenterConfig
 from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC
 

@@ -12,11 +12,11 @@ from flax import nnx
 
 from equivit import costs, logical, precision
 from equivit.layers.batch_norm import BatchNorm
-from equivit.layers.conv_merging import squeezed
 from equivit.layers.drop import drop_path
 from equivit.layers.recording import recording
 from equivit.models import saved, zoo
 from equivit.models.folding import fold
+from equivit.models.shvit.merging import squeezed
 
 SMALL = dict(widths=(8, 12), depths=(1, 2), partial_widths=(0, 5), qk_width=4, image_size=(49, 80), num_classes=5)
 SIZE = (49, 80)  # maps of 4x5 and 2x3

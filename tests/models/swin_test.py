@@ -13,8 +13,8 @@ from flax import nnx
 from equivit import costs, logical, models, precision
 from equivit.layers.grid import Layout
 from equivit.layers.position import bicubic
-from equivit.layers.window import APART, Windows
 from equivit.models import saved, zoo
+from equivit.models.swin.window import APART, Windows
 from equivit.training.optimizers import layer_factor
 
 # Three stages; maps of 8x12, 4x6 and 2x3 tokens: in the second the height is one window, in the third both sides are.

@@ -11,7 +11,7 @@ import pytest
 
 from equivit import costs, models, precision, testing
 from equivit.models import zoo
-from equivit.models.vit_config import ViTConfig
+from equivit.models.vit.config import ViTConfig
 from equivit.symmetry import fields
 from tests.drawing import cast, normal
 

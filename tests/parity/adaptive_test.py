@@ -11,8 +11,9 @@ import pytest
 from flax import nnx
 
 from equivit import logical, models, pretrained
-from equivit.layers import phases, window
-from equivit.layers.merge import PatchMerging
+from equivit.layers import phases
+from equivit.models.swin import window
+from equivit.models.swin.merge import PatchMerging
 from equivit.symmetry import shifts
 from tests.parity.arrays import FIXTURES, Comparison, files, images, load, state
 

@@ -8,9 +8,9 @@ import pytest
 from flax import nnx
 
 from equivit import pretrained
-from equivit.layers.cross_attention import CrossAttention, CrossBlock
 from equivit.layers.dense import LayerNorm, Mlp
-from equivit.models.bixt import INIT
+from equivit.models.bixt.attention import CrossAttention, CrossBlock
+from equivit.models.bixt.model import INIT
 from equivit.pretrained import bixt
 from tests.parity.arrays import Comparison, blocks, files, fill, images, load, state
 

@@ -6,9 +6,9 @@ import pytest
 from flax import nnx
 
 from equivit import pretrained
-from equivit.layers.linear_attention import LinearAttention
-from equivit.layers.separable_conv import InvertedBottleneck
-from equivit.models.efficientvit import STAGES
+from equivit.models.efficientvit.attention import LinearAttention
+from equivit.models.efficientvit.model import STAGES
+from equivit.models.efficientvit.separable_conv import InvertedBottleneck
 from equivit.pretrained import efficientvit, mapping
 from tests.parity.arrays import Comparison, below, blocks, files, fill, images, load, part, run, state
 

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from equivit.layers import isotypic
-from equivit.models.vit_config import ViTConfig
+from equivit.models.vit.config import ViTConfig
 from equivit.pretrained import flip
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic

@@ -7,9 +7,9 @@ from flax import nnx
 
 from equivit import logical, pretrained
 from equivit.layers.dense import LayerScale
-from equivit.layers.multi_query_attention import MobileAttention
-from equivit.models import mobilenetv4
-from equivit.models.mobilenetv4 import MobileNetV4Config, parsed
+from equivit.models.mobilenetv4 import model as mobilenetv4
+from equivit.models.mobilenetv4.attention import MobileAttention
+from equivit.models.mobilenetv4.model import MobileNetV4Config, parsed
 from equivit.pretrained import mapping
 from equivit.pretrained import mobilenetv4 as format
 from tests.parity.arrays import Comparison, below, blocks, files, load, part, run, state

@@ -12,7 +12,7 @@ from flax import nnx
 from equivit import testing
 from equivit.layers import dense, invariants, isotypic
 from equivit.layers.position import IsotypicPosition
-from equivit.models.vit_config import ViTConfig
+from equivit.models.vit.config import ViTConfig
 from equivit.pretrained import mapping, octic_vits
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic

@@ -9,9 +9,9 @@ import pytest
 from flax import nnx
 
 from equivit import logical, pretrained
-from equivit.layers.conv_merging import ConvMerging
-from equivit.layers.single_head_attention import GroupNorm, SingleHeadAttention
 from equivit.models.folding import fold
+from equivit.models.shvit.attention import GroupNorm, SingleHeadAttention
+from equivit.models.shvit.merging import ConvMerging
 from equivit.pretrained import mapping, shvit
 from tests.parity.arrays import Comparison, below, blocks, files, fill, images, load, part, run, state
 

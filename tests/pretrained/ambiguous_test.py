@@ -8,7 +8,7 @@ import pytest
 
 from equivit import convert, pretrained
 from equivit.layers.keys import Keys
-from equivit.models.vit_config import ViTConfig
+from equivit.models.vit.config import ViTConfig
 from equivit.pretrained import reading
 from tests.pretrained import torch_archive
 

@@ -11,7 +11,7 @@ from flax import nnx
 from equivit import pretrained
 from equivit.layers import dense
 from equivit.layers.batch_norm import BatchNorm
-from equivit.models.vit_config import ViTConfig
+from equivit.models.vit.config import ViTConfig
 from equivit.pretrained import inference, mapping, plain
 from equivit.pretrained.format import Format
 from equivit.pretrained.mapping import Constant, Pair, Table

@@ -15,8 +15,8 @@ from flax import nnx
 
 from equivit import convert, logical, pretrained
 from equivit.models import saved, zoo
-from equivit.models.jumbo_vit import PRESETS, JumboViTConfig
-from equivit.models.vit_config import ViTConfig
+from equivit.models.vit.config import ViTConfig
+from equivit.models.vit.jumbo import PRESETS, JumboViTConfig
 from equivit.pretrained import flip, names, reading
 from tests.parity.arrays import load, state
 from tests.parity.models_test import FILES, hints

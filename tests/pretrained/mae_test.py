@@ -11,7 +11,7 @@ from equivit import convert, logical, pretrained
 from equivit.layers.grid import Layout
 from equivit.models import saved, zoo
 from equivit.models.decoders import MaskedAutoencoderConfig
-from equivit.models.vit_config import ViTConfig
+from equivit.models.vit.config import ViTConfig
 from equivit.models.zoo import configuration
 from equivit.pretrained import reading
 from tests.pretrained.formats_test import SMALL, same_model

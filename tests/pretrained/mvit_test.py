@@ -9,7 +9,7 @@ from flax import nnx
 
 from equivit import logical, pretrained
 from equivit.models import zoo
-from equivit.models.mvit import MViTConfig
+from equivit.models.mvit.model import MViTConfig
 from equivit.pretrained import mapping, mvit
 from equivit.pretrained.format import Hints
 from tests.parity.arrays import load

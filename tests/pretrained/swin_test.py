@@ -9,7 +9,7 @@ from flax import nnx
 
 from equivit import convert, logical, pretrained
 from equivit.models import zoo
-from equivit.models.swin import SwinConfig
+from equivit.models.swin.model import SwinConfig
 from equivit.pretrained import mapping, reading, swin
 from equivit.pretrained.format import Hints
 from tests.parity.arrays import load, state

@@ -11,8 +11,9 @@ from flax import nnx
 from configs import adaptive_cifar, adaptive_imagenet, recipes
 from equivit import logical
 from equivit.layers import dense
-from equivit.models import vit_parts, zoo
+from equivit.models import zoo
 from equivit.models.decoders import MaskedAutoencoderConfig
+from equivit.models.vit import parts as vit_parts
 from equivit.training import config as configs
 from equivit.training import schedules
 

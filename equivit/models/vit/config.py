@@ -1,4 +1,4 @@
-"""The configuration of a ViT, and the checks of its values; `vit_parts.py` builds the model.
+"""The configuration of a ViT, and the checks of its values; `parts.py` builds the model.
 
 | family | blocks 0..k-1    | then                               | blocks k.. | readout                               |
 |--------|------------------|------------------------------------|------------|---------------------------------------|
@@ -32,10 +32,10 @@ from equivit.layers.block import Subsets
 from equivit.layers.grid import check_grid
 from equivit.layers.replaced import Replaced, as_replaced
 from equivit.layers.stack import REMAT
-from equivit.models import vit_parts
 from equivit.models.adaptive import SELECT, AdaptiveConfig
 from equivit.models.image_config import ImageConfig
-from equivit.models.vit import ViT
+from equivit.models.vit import parts as vit_parts
+from equivit.models.vit.model import ViT
 from equivit.symmetry.groups import FLIP, OCTIC, Group
 
 BY_FAMILY: Any = None  # the default depends on the family; `__post_init__` sets it

@@ -19,16 +19,16 @@ from equivit import constraints
 from equivit.constraints import Below1, OneOf, PositiveFloat, PositiveInt, Size
 from equivit.layers import dense
 from equivit.layers.grid import check_images
-from equivit.layers.inverted_bottleneck import (
+from equivit.layers.stack import REMAT, Stack, check_blocks
+from equivit.models.features import Features, of_map
+from equivit.models.image_config import ImageConfig
+from equivit.models.mobilenetv4.attention import MobileAttention
+from equivit.models.mobilenetv4.inverted_bottleneck import (
     FusedInvertedBottleneck,
     PlainConv,
     UniversalInvertedBottleneck,
     normed_conv,
 )
-from equivit.layers.multi_query_attention import MobileAttention
-from equivit.layers.stack import REMAT, Stack, check_blocks
-from equivit.models.features import Features, of_map
-from equivit.models.image_config import ImageConfig
 from equivit.models.model import Preset
 
 CLASSIFIER = nnx.initializers.variance_scaling(1 / 3, "fan_out", "uniform")  # bounded by 1 / sqrt(classes), as in timm

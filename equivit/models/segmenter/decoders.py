@@ -24,9 +24,9 @@ from equivit.layers import dense, isotypic
 from equivit.layers.batch_norm import BatchNorm
 from equivit.layers.convolution import Conv, Pair, around
 from equivit.layers.drop import drop_channels
-from equivit.layers.pyramid_pooling import PyramidPooling, conv_unit
 from equivit.layers.resizing import bilinear, unpooled
 from equivit.models.features import Grid
+from equivit.models.segmenter.pyramid_pooling import PyramidPooling, conv_unit
 from equivit.symmetry import fields, shifts
 from equivit.symmetry.groups import Group
 

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from equivit import precision, testing
-from equivit.layers.merge import PatchMerging
+from equivit.models.swin.merge import PatchMerging
 
 GRID, WIDTH = (6, 10), 4  # halves are odd
 SLOPES = np.random.default_rng(2).normal(size=(4, 15, 2 * WIDTH))

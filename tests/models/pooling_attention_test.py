@@ -9,10 +9,11 @@ import pytest
 from flax import nnx
 
 from equivit import logical
-from equivit.layers import adaptive_pooling, dense
-from equivit.layers.decomposed_position import CircularPosition, DecomposedPosition, distances, folded
+from equivit.layers import dense
 from equivit.layers.grid import Layout
-from equivit.layers.pooling_attention import PoolingAttention, PoolingBlock, max_pool
+from equivit.models.mvit import pooling as adaptive_pooling
+from equivit.models.mvit.attention import PoolingAttention, PoolingBlock, max_pool
+from equivit.models.mvit.position import CircularPosition, DecomposedPosition, distances, folded
 from equivit.symmetry import shifts
 
 # Queries, keys, and the distances by hand; of the last two no map has whole numbers of places for each of the other.

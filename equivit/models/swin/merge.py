@@ -11,7 +11,7 @@ from flax import nnx
 from equivit import errors
 from equivit.layers import dense, phases
 from equivit.layers.largest import STRIDE, largest
-from equivit.layers.window import Pair, fill_up
+from equivit.models.swin.window import Pair, fill_up
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
 

@@ -1,6 +1,6 @@
 """Semantic segmentation: a backbone that gives maps of features, and a decoder that makes logits of every pixel.
 
-| decoder        | backbones                                 | `models/segmentation_decoders.py` |
+| decoder        | backbones                                 | `models/segmenter/decoders.py` |
 |----------------|-------------------------------------------|-----------------------------------|
 | "upernet"      | with stages                               | `UperNet`, `AuxiliaryHead`        |
 | "linear"       | all                                       | `LinearDecoder`                   |
@@ -26,13 +26,12 @@ from equivit.layers import dense, invariants
 from equivit.layers.convolution import MODES
 from equivit.layers.drop import split
 from equivit.layers.resizing import bilinear
-from equivit.models.cvt import CvTConfig
+from equivit.models.cvt.model import CvTConfig
 from equivit.models.features import Features, Grid
-from equivit.models.jumbo_vit import JumboViTConfig
-from equivit.models.mobilenetv4 import MobileNetV4Config
+from equivit.models.mobilenetv4.model import MobileNetV4Config
 from equivit.models.model import ModelModule
-from equivit.models.mvit import MViTConfig
-from equivit.models.segmentation_decoders import (
+from equivit.models.mvit.model import MViTConfig
+from equivit.models.segmenter.decoders import (
     UPSAMPLING,
     AuxiliaryHead,
     ConvolutionDecoder,
@@ -40,8 +39,9 @@ from equivit.models.segmentation_decoders import (
     OcticDecoder,
     UperNet,
 )
-from equivit.models.swin import SwinConfig
-from equivit.models.vit_config import ViTConfig
+from equivit.models.swin.model import SwinConfig
+from equivit.models.vit.config import ViTConfig
+from equivit.models.vit.jumbo import JumboViTConfig
 
 DECODERS = ("upernet", "linear", "convolutions", "octic")
 Backbone = ViTConfig | JumboViTConfig | SwinConfig | CvTConfig | MViTConfig | MobileNetV4Config

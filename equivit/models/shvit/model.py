@@ -16,16 +16,16 @@ from equivit import constraints
 from equivit.constraints import Below1, Depth, NonNegativeInt, OneOf, PositiveInt, Size
 from equivit.layers import dense
 from equivit.layers.batch_norm import BatchNorm
-from equivit.layers.conv_merging import ConvMerging
 from equivit.layers.convolution import NormedConv
 from equivit.layers.drop import drop_path, split
 from equivit.layers.grid import Layout, check_images
-from equivit.layers.single_head_attention import SingleHeadAttention
 from equivit.layers.stack import REMAT, Stack, check_blocks
 from equivit.models import features
 from equivit.models.features import Features
 from equivit.models.image_config import StagedConfig
 from equivit.models.model import Preset
+from equivit.models.shvit.attention import SingleHeadAttention
+from equivit.models.shvit.merging import ConvMerging
 
 STRIDE = 16  # of the map of the first stage; each further one halves it
 EXPANSION = 2  # of the hidden width of feed-forward parts

@@ -20,13 +20,13 @@ from equivit.constraints import Below1, Depth, OneOf, PositiveFloat, PositiveInt
 from equivit.layers import dense
 from equivit.layers.block import Block
 from equivit.layers.convolution import Conv
-from equivit.layers.cross_attention import CrossAttention, CrossBlock
 from equivit.layers.drop import split
 from equivit.layers.grid import Layout, check_grid, check_images
 from equivit.layers.parts import identity
 from equivit.layers.position import FourierCode
 from equivit.layers.prefix import token
 from equivit.layers.stack import REMAT, Seen, Stack, check_blocks
+from equivit.models.bixt.attention import CrossAttention, CrossBlock
 from equivit.models.features import Features, Grid
 from equivit.models.image_config import ImageConfig
 from equivit.models.model import Preset

@@ -23,13 +23,13 @@ from equivit.constraints import Below1, Depth, OneOf, PositiveFloat, PositiveInt
 from equivit.layers import dense
 from equivit.layers.drop import dropout, split
 from equivit.layers.grid import Frame, Layout, check_grid, check_images
-from equivit.layers.merge import PatchMerging
 from equivit.layers.stack import REMAT, Stack, check_blocks
-from equivit.layers.window import CosineWindowAttention, Pair, WindowAttention, WindowBlock, spread
 from equivit.models.adaptive import SELECT, AdaptiveConfig, check_torus, placed
 from equivit.models.features import Features, Grid
 from equivit.models.image_config import StagedConfig
 from equivit.models.model import Preset
+from equivit.models.swin.merge import PatchMerging
+from equivit.models.swin.window import CosineWindowAttention, Pair, WindowAttention, WindowBlock, spread
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
 

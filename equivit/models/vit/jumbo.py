@@ -1,6 +1,6 @@
 """ViTs with a Jumbo token, plain or equivariant: a global token J times as wide as a patch token, with its own MLP.
 
-All families of `vit.py` can have one.  In equivariant blocks, the Jumbo token is either a wide field ("steerable") or
+All families of `model.py` can have one.  In equivariant blocks, the Jumbo token is either a wide field ("steerable") or
 has only the invariant component ("invariant"): J times width / order channels, with a dense MLP.
 
 `PRESETS` has the settings of four public versions: the paper's tables, the released code and checkpoints, the code of
@@ -24,10 +24,10 @@ from equivit.layers.parts import Parts
 from equivit.layers.prefix import JumboRows, token
 from equivit.layers.readout import JumboReadout
 from equivit.models.model import Preset
-from equivit.models.vit import ViT
-from equivit.models.vit_config import HEAD_BIASES, ViTConfig
-from equivit.models.vit_names import SIZES
-from equivit.models.vit_parts import learned_width, make_head, parts_of, position, stack, transition
+from equivit.models.vit.config import HEAD_BIASES, ViTConfig
+from equivit.models.vit.model import ViT
+from equivit.models.vit.names import SIZES
+from equivit.models.vit.parts import learned_width, make_head, parts_of, position, stack, transition
 
 JUMBO_MLPS = ("shared", "per_layer", "none", "lora", "linear_lora")
 

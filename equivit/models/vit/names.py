@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from equivit.models.model import Preset
-from equivit.models.vit_config import ViTConfig
+from equivit.models.vit.config import ViTConfig
 
 # The sizes of octic ViTs, Table 1, and of DeiT III.  "bigg" is the ViT-G of that table, as OpenCLIP calls it: DINOv2's
-# ViT-g is another one (`vit_public.py`).
+# ViT-g is another one (`public.py`).
 SIZES = {
     "pico16": dict(width=96, depth=12, num_heads=3, patch_size=16),
     "nano16": dict(width=128, depth=12, num_heads=4, patch_size=16),

@@ -10,8 +10,8 @@ from flax import nnx
 from equivit.layers import dense
 from equivit.layers.convolution import Pair
 from equivit.layers.grid import Frame, Layout
-from equivit.layers.pooling_attention import PoolingAttention, PoolingBlock
 from equivit.layers.stack import Stack
+from equivit.models.mvit.attention import PoolingAttention, PoolingBlock
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
 

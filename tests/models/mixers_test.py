@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from equivit.layers.cross_attention import CrossAttention
-from equivit.layers.linear_attention import LinearAttention
-from equivit.layers.multi_query_attention import MultiQueryAttention
-from equivit.layers.single_head_attention import SingleHeadAttention
+from equivit.models.bixt.attention import CrossAttention
+from equivit.models.efficientvit.attention import LinearAttention
+from equivit.models.mobilenetv4.attention import MultiQueryAttention
+from equivit.models.shvit.attention import SingleHeadAttention
 
 INIT = nnx.initializers.xavier_uniform()
 MAPS = {

@@ -21,14 +21,14 @@ from equivit.layers import dense
 from equivit.layers.convolution import MODES, Conv, Pair
 from equivit.layers.drop import dropout, split
 from equivit.layers.grid import Layout, check_images
-from equivit.layers.pooling_attention import apart, joined
 from equivit.layers.prefix import token
 from equivit.layers.stack import REMAT, check_blocks
 from equivit.models.adaptive import SELECT, AdaptiveConfig, check_torus, placed
 from equivit.models.features import Features, Grid
 from equivit.models.image_config import StagedConfig
 from equivit.models.model import Preset
-from equivit.models.mvit_stages import Map, Shape, Stage, map_size
+from equivit.models.mvit.attention import apart, joined
+from equivit.models.mvit.stages import Map, Shape, Stage, map_size
 from equivit.symmetry.shifts import Choice
 
 KERNEL, STRIDE, PADDING = (7, 7), (4, 4), (3, 3)  # of the patch embedding

@@ -15,10 +15,10 @@ from equivit.layers import dense
 from equivit.layers.convolution import NormedConv
 from equivit.layers.drop import drop_path, split
 from equivit.layers.grid import Layout, check_images
-from equivit.layers.linear_attention import LinearAttention
-from equivit.layers.separable_conv import InvertedBottleneck, SeparableConv
 from equivit.layers.stack import REMAT, Stack, check_blocks
 from equivit.models import features
+from equivit.models.efficientvit.attention import LinearAttention
+from equivit.models.efficientvit.separable_conv import InvertedBottleneck, SeparableConv
 from equivit.models.features import Features
 from equivit.models.image_config import ImageConfig
 from equivit.models.model import Preset

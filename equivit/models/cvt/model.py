@@ -17,13 +17,13 @@ from flax import nnx
 from equivit import constraints
 from equivit.constraints import Below1, Depth, NonNegativeInt, OneOf, PositiveFloat, PositiveInt, Size
 from equivit.layers import dense, phases
-from equivit.layers.conv_attention import ConvAttention, ConvBlock, ConvEmbed
 from equivit.layers.convolution import MODES, Pair, output_size
 from equivit.layers.drop import dropout, split
 from equivit.layers.grid import Frame, Layout, check_images
 from equivit.layers.prefix import token
 from equivit.layers.stack import REMAT, Stack, check_blocks
 from equivit.models.adaptive import SELECT, AdaptiveConfig, check_torus, placed
+from equivit.models.cvt.attention import ConvAttention, ConvBlock, ConvEmbed
 from equivit.models.features import Features, Grid
 from equivit.models.image_config import StagedConfig
 from equivit.models.model import Preset

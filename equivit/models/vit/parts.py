@@ -1,4 +1,4 @@
-"""Builds the parts of a ViT from its configuration (`vit_config.py`)."""
+"""Builds the parts of a ViT from its configuration (`config.py`)."""
 
 import dataclasses
 import functools
@@ -18,14 +18,14 @@ from equivit.layers.parts import Parts
 from equivit.layers.position import IsotypicPosition, Position, SinCos
 from equivit.layers.prefix import Prefix, token
 from equivit.layers.readout import BlocksReadout, ClassReadout, FcNormReadout, MeanReadout
-from equivit.layers.split_mlp import SplitMlp
 from equivit.layers.stack import Stack
-from equivit.layers.transition import Invariantize, components, values
-from equivit.models.vit import ViT
+from equivit.models.vit.model import ViT
+from equivit.models.vit.split_mlp import SplitMlp
+from equivit.models.vit.transition import Invariantize, components, values
 from equivit.symmetry.groups import FLIP, OCTIC
 
 if TYPE_CHECKING:  # it imports this file
-    from equivit.models.vit_config import ViTConfig
+    from equivit.models.vit.config import ViTConfig
 
 
 def build(config: "ViTConfig", rngs: nnx.Rngs) -> ViT:

@@ -13,12 +13,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from equivit.layers import adaptive_pooling, dense
+from equivit.layers import dense
 from equivit.layers.attention import attend_with_bias
 from equivit.layers.convolution import DepthwiseConv, Pair
-from equivit.layers.decomposed_position import CircularPosition, DecomposedPosition
 from equivit.layers.drop import drop_path, dropout, split
 from equivit.layers.grid import Layout
+from equivit.models.mvit import pooling as adaptive_pooling
+from equivit.models.mvit.position import CircularPosition, DecomposedPosition
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
 
@@ -40,7 +41,7 @@ class PoolingAttention(dense.Attention):
         that of the map before pooling.
       padding: "zeros" or "circular".
       eps: of the norms.
-      adaptive: pooling with a stride begins where the content decides, with the rule `select` (`adaptive_pooling.py`);
+      adaptive: pooling with a stride begins where the content decides, with the rule `select` (`pooling.py`);
         then there is one batch axis.
       around: distances go around the torus.
     """

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from equivit.layers import window
+from equivit.models.swin import window
 
 spread = jax.jit(window.spread, static_argnums=1)
 

@@ -7,8 +7,8 @@ OpenAI's image encoders, with the projection as head.  `pretrained.load` finds t
 from typing import Any
 
 from equivit.models.model import Preset
-from equivit.models.vit_config import ViTConfig
-from equivit.models.vit_names import FLAVOURS, SIZES
+from equivit.models.vit.config import ViTConfig
+from equivit.models.vit.names import FLAVOURS, SIZES
 
 DINOV2 = dict(FLAVOURS["dinov2_vit"], patch_size=14, image_size=(518, 518))
 GIANT = dict(width=1536, depth=40, num_heads=24, mlp="swiglu", mlp_dim=4096)

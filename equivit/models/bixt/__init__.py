@@ -1,0 +1,1 @@
+"""BiXT: the model, and attention between latents and tokens."""

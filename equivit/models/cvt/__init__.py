@@ -1,0 +1,1 @@
+"""CvT: the model, and attention of which convolutions make queries, keys and values."""

@@ -1,0 +1,1 @@
+"""EfficientViT: the model, linear attention, and separable convolutions."""

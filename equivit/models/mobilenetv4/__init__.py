@@ -1,0 +1,1 @@
+"""MobileNetV4: the model, inverted bottlenecks, and multi-query attention."""

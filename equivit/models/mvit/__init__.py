@@ -1,0 +1,1 @@
+"""MViTv2: the model, its stages, pooling attention, and relative positions."""

@@ -1,0 +1,1 @@
+"""PatchTST: the model for time series."""

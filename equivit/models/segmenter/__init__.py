@@ -1,0 +1,1 @@
+"""Segmenters: a backbone and a decoder for label maps."""

@@ -1,0 +1,1 @@
+"""SHViT: the model, single-head attention, and merging between stages."""
