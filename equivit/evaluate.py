@@ -103,7 +103,7 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
 
-    from equivit.evaluation import suite, summary
+    from equivit.evaluation import runner, summary
     from equivit.models import saved
     from equivit.objectives.registry import OBJECTIVES
     from equivit.training import resuming, sharding
@@ -111,9 +111,9 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
     sharding.start_processes(options.distributed)
     config, model, step = _load(options, command.changes(rest, _parser()))
     data = saved.trained_on(options.model) if options.model else resuming.data_before(options.workdir)
-    names = suite.check(options.suite or config.evaluation.suite, config, model)
+    names = runner.check(options.suite or config.evaluation.suite, config, model)
     if not names:
-        fitting = ", ".join(suite.fitting(model)) or "none"
+        fitting = ", ".join(runner.fitting(model)) or "none"
         raise ValueError(f"--suite: name protocols for this {type(model).__name__}; those that fit it: {fitting}.")
     place = options.workdir or options.model
     split = f"{config.data.source}, {config.data.eval_split}"
@@ -123,7 +123,7 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
     mesh = sharding.create_mesh(ConfigDict(dict(data=-1, fsdp=1)))
     with jax.set_mesh(mesh):
         model = jax.device_put(model, NamedSharding(mesh, PartitionSpec()))
-        results = suite.evaluate(
+        results = runner.evaluate(
             model, config, names, track=_track, directory=place if writes else None, classes=data.classes
         )
         pictures = summary.draw(place, model, config, names) if options.figures and writes else {}

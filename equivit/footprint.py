@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from equivit import costs, logical, precision
 from equivit.data import loader
 from equivit.data.pixels import normalize
-from equivit.layers.keys import Keys
+from equivit.layers.rngs import Keys
 from equivit.models.model import ModelModule
 from equivit.objectives.registry import OBJECTIVES
 from equivit.training import program, sharding, start

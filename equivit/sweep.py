@@ -110,7 +110,7 @@ def _one(config: ConfigDict, data: "SeriesData", name: str, patches: int) -> dic
     import numpy as np
 
     from equivit import logical
-    from equivit.layers.keys import Keys
+    from equivit.layers.rngs import Keys
     from equivit.models import zoo
     from equivit.training import sweep, sweep_config
 

@@ -92,13 +92,13 @@ def _train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
     import jax
 
     from equivit.data import loader
-    from equivit.evaluation import suite, summary
+    from equivit.evaluation import runner, summary
     from equivit.objectives.registry import OBJECTIVES
     from equivit.trained_on import TrainedOn
     from equivit.training import loop, program, sharding, start
 
     # What is known now is checked now: an evaluation that cannot run would otherwise fail after the last step.
-    suite.check(config.evaluation.suite, config)
+    runner.check(config.evaluation.suite, config)
     objective = OBJECTIVES[config.objective.name]
     processes: dict[str, Any] = dict(process_index=jax.process_index(), process_count=jax.process_count())
     pipeline = loader.train(
@@ -115,7 +115,7 @@ def _train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
     program.make_objective(config).check_model(program.model_configuration(config), given)
     data = TrainedOn(pipeline.classes, pipeline.num_examples)
     start.check_teacher(config, data)
-    suite.prepare(program.exported_model(config), config, config.evaluation.suite, classes=data.classes)
+    runner.prepare(program.exported_model(config), config, config.evaluation.suite, classes=data.classes)
     steps = loop.total_steps(config, pipeline.steps_per_epoch)
     _say(
         f"Training {config.model.name} on {config.data.source} ({pipeline.num_examples} images, {pipeline.num_classes} "
@@ -125,7 +125,7 @@ def _train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
         config,
         workdir=workdir,
         pipeline=pipeline,
-        evaluate=lambda model, config: suite.evaluate(model, config, config.evaluation.suite, classes=data.classes),
+        evaluate=lambda model, config: runner.evaluate(model, config, config.evaluation.suite, classes=data.classes),
         initial=functools.partial(start.initial_parameters, config),
         given=given,
         trained_on=data,

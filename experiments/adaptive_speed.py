@@ -39,7 +39,7 @@ from flax import nnx
 
 from configs import recipes
 from equivit import costs, logical
-from equivit.layers.recording import recording
+from equivit.layers.batch_stats import recording
 from equivit.models import zoo
 from equivit.models.mvit.position import CircularPosition, DecomposedPosition
 from equivit.models.swin.merge import PatchMerging

@@ -30,7 +30,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from configs import recipes
-from equivit.data import section
+from equivit.data import config as data_config
 from equivit.data.pixels import normalize
 from equivit.models import zoo
 from equivit.models.features import Grid
@@ -97,7 +97,7 @@ def photograph(side: int) -> np.ndarray:
 
 def stages(model, pixels: np.ndarray) -> list[Grid]:
     """The map after each stage."""
-    image = normalize(pixels[None], section.DEFAULTS["mean"], section.DEFAULTS["std"])
+    image = normalize(pixels[None], data_config.DEFAULTS["mean"], data_config.DEFAULTS["std"])
     return jax.device_get(_stages(model, image))
 
 

@@ -15,7 +15,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from equivit.evaluation import suite
+from equivit.evaluation import runner
 from equivit.training import checkpoints
 from experiments import trained_runs
 
@@ -73,12 +73,12 @@ def evaluate(run: pathlib.Path, places: Mapping[str, Place]) -> dict[str, str]:
         with config.unlocked():
             config.data.update(source=source, eval_split=split, eval_examples=None)
         try:
-            suite.prepare(model, config, names)
+            runner.prepare(model, config, names)
         except (ValueError, OSError, ImportError) as error:
             why[name] = str(error).split("\n")[0]
             continue
         print(f"{run}: {name}", flush=True)
-        found = suite.evaluate(model, config, names)
+        found = runner.evaluate(model, config, names)
         present = {"present": found["present_classes"]} if name == "r" else {}
         known[name] = found["accuracy"] | present
         trained_runs.keep(run / FILE, KEY, step, known)

@@ -21,7 +21,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import jax
 
-from equivit.evaluation import suite
+from equivit.evaluation import runner
 from equivit.training import config as configs
 from equivit.training import sharding, start
 from experiments import benchmark, trained_runs
@@ -75,9 +75,9 @@ def evaluated(run, when: str, options) -> dict | None:
             print(f"{run.place}: {run.config.init}, with which it began, is not there any more")
             return None
         config = changed(run.config, options)
-        suite.check(("hematology",), config, model)
+        runner.check(("hematology",), config, model)
         with jax.set_mesh(sharding.create_mesh(config.mesh)):
-            found = suite.evaluate(model, config, ("hematology",))["hematology"]
+            found = runner.evaluate(model, config, ("hematology",))["hematology"]
         file.write_text(json.dumps(found, indent=1) + "\n")
     return json.loads(file.read_text()) if file.is_file() else None
 

@@ -18,7 +18,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import jax
 from matplotlib.figure import Figure
 
-from equivit.evaluation import suite
+from equivit.evaluation import runner
 from equivit.models import saved
 from equivit.training import config as configs
 from equivit.training import sharding
@@ -65,9 +65,9 @@ def evaluated(place: pathlib.Path, run: pathlib.Path) -> dict[str, float]:
     if not (place / FILE).is_file():
         print(f"{place}: {', '.join(PROTOCOLS)}", flush=True)
         config, model = configs.from_json(run / "config.json"), saved.load(place)
-        suite.check(tuple(PROTOCOLS), config, model)
+        runner.check(tuple(PROTOCOLS), config, model)
         with jax.set_mesh(sharding.create_mesh(config.mesh)):
-            results = suite.evaluate(model, config, tuple(PROTOCOLS), directory=place)
+            results = runner.evaluate(model, config, tuple(PROTOCOLS), directory=place)
         figures = {name: results[name]["top1"] for name in PROTOCOLS}
         (place / FILE).write_text(json.dumps(figures, indent=1) + "\n")
     return json.loads((place / FILE).read_text())

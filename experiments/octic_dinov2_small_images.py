@@ -26,7 +26,7 @@ import jax
 import numpy as np
 
 from equivit.data import loader
-from equivit.evaluation import knn, suite
+from equivit.evaluation import knn, runner
 from equivit.objectives import dinov2
 from equivit.training import config as configs
 from equivit.training import program, sharding, start
@@ -103,7 +103,7 @@ def at_start(config, place) -> dict[str, float]:
     with jax.set_mesh(mesh):
         run = program.of_config(config, mesh, total=100, per_epoch=10)
         model = run.exported(run.init(start.initial_parameters(config)))
-        results = suite.scalars(suite.evaluate(model, config, config.evaluation.suite))
+        results = runner.scalars(runner.evaluate(model, config, config.evaluation.suite))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(results, indent=1) + "\n")
     jax.clear_caches()

@@ -32,7 +32,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from equivit import costs
-from equivit.evaluation import suite
+from equivit.evaluation import runner
 from equivit.training import checkpoints, program, sharding
 from equivit.training import config as configs
 from experiments import benchmark, trained_runs
@@ -135,9 +135,9 @@ def evaluate(found, options) -> None:
                 config, model, step = checkpoints.load_run(run.place)
                 config = config.copy_and_resolve_references().unlock()
                 config.data.update(keys if sources[name] is None else dict(keys, source=sources[name]))
-                suite.check(protocols, config, model)
+                runner.check(protocols, config, model)
                 with jax.set_mesh(sharding.create_mesh(config.mesh)):
-                    results = suite.scalars(suite.evaluate(model, config, protocols, directory=run.place))
+                    results = runner.scalars(runner.evaluate(model, config, protocols, directory=run.place))
                 file(run, name).write_text(json.dumps(dict(step=step, results=results), indent=1) + "\n")
 
 

@@ -25,7 +25,7 @@ import numpy as np
 from flax import nnx
 
 from equivit.data import loader
-from equivit.evaluation import scores, suite
+from equivit.evaluation import runner, scores
 from equivit.training import config as configs
 from equivit.training import program, sharding
 from experiments import benchmark, segmentation_camvid
@@ -74,7 +74,7 @@ def evaluations(config):
     batches = [jax.device_put(batch["image"].astype(np.float32) / 255) for batch in pipeline.batches()]
     forward = jax.jit(lambda model, images: model(images))
     return {
-        "evaluation": lambda: suite.evaluate(model, config, ("segmentation",)),
+        "evaluation": lambda: runner.evaluate(model, config, ("segmentation",)),
         "forward passes": lambda: [forward(model, images) for images in batches],
     }
 

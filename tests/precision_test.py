@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from equivit import logical, models, precision
-from equivit.layers.recording import recording
+from equivit.layers.batch_stats import recording
 from equivit.models import decoders, zoo
 from tests.drawing import normal
 

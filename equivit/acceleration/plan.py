@@ -14,8 +14,8 @@ from ml_collections import ConfigDict
 
 from equivit import constraints, errors, files, logical, onnx_files
 from equivit.data import loader
-from equivit.evaluation import suite
-from equivit.layers.keys import Keys
+from equivit.evaluation import runner
+from equivit.layers.rngs import Keys
 from equivit.models import replacement
 from equivit.models.model import ModelModule, check_input
 from equivit.models.segmenter.model import Segmenter
@@ -128,7 +128,7 @@ def make(options: Any, changes: Iterable[str]) -> Plan:
     if not plan.fit_only:
         _check_training(plan)
     elif name is not None:
-        suite.prepare(model, first, name)
+        runner.prepare(model, first, name)
     return plan
 
 
@@ -188,9 +188,9 @@ def _check_pixels(plan: Plan, weights: str) -> None:
 
 def protocol(config: ConfigDict, model: ModelModule) -> str | None:
     """The first protocol of the config, or of the model's own, that has a figure and fits the model; None without."""
-    names = suite.check(config.evaluation.suite, config) or suite.check(None, config, model)
-    fitting = suite.fitting(model)
-    return next((name for name in names if name in fitting and suite.PROTOCOLS[name].curve), None)
+    names = runner.check(config.evaluation.suite, config) or runner.check(None, config, model)
+    fitting = runner.fitting(model)
+    return next((name for name in names if name in fitting and runner.PROTOCOLS[name].curve), None)
 
 
 def backbone(model: ModelModule) -> ModelModule:

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from equivit import export, files, profile, train
 from equivit.acceleration.plan import Plan, backbone, protocol, with_backbone
-from equivit.evaluation import fit, sigma, suite
+from equivit.evaluation import fit, runner, sigma
 from equivit.evaluation.training_images import TrainingImages
 from equivit.layers.grid import check_grid
 from equivit.models import saved
@@ -130,7 +130,7 @@ def _metric(plan: Plan, config: ConfigDict, *models: ModelModule) -> tuple[str, 
     name = protocol(config, models[0])
     if name is None:
         return None
-    figure = f"{name}/{suite.PROTOCOLS[name].curve}"
+    figure = f"{name}/{runner.PROTOCOLS[name].curve}"
     if not plan.fit_only:
         key, places = f"eval/{figure}", [plan.workdir / stage / "report.json" for stage in ("stage1", "stage2")]
         return figure, *(files.read_json(place, key)[key] for place in places)
@@ -138,7 +138,7 @@ def _metric(plan: Plan, config: ConfigDict, *models: ModelModule) -> tuple[str, 
     if not path.is_file():
         _say(f"Evaluating {name}, before and after.")
         with jax.set_mesh(sharding.create_mesh(config.mesh)):
-            results = [suite.scalars(suite.evaluate(model, config, name)) for model in models]
+            results = [runner.scalars(runner.evaluate(model, config, name)) for model in models]
         files.write_text(path, json.dumps(dict(before=results[0], after=results[1]), indent=1) + "\n")
     found = files.read_json(path, "before", "after")
     return figure, found["before"][figure], found["after"][figure]

@@ -10,7 +10,8 @@ import ml_collections
 import numpy as np
 from PIL import Image
 
-from equivit.data import augment, crops, rand_augment, section
+from equivit.data import augment, crops, rand_augment
+from equivit.data import config as data_config
 
 
 class Train:
@@ -26,7 +27,7 @@ class Train:
     """
 
     def __init__(self, config: ml_collections.ConfigDict, channels: int):
-        section.check(config)
+        data_config.check(config)
         self.height, self.width = config.train_image_size or config.image_size
         self.crop_ratio, self.interpolation = config.crop_ratio, config.interpolation
         self.mean, self.std = _statistics(config, channels)
@@ -101,7 +102,7 @@ class Evaluation:
     """
 
     def __init__(self, config: ml_collections.ConfigDict):
-        section.check(config)
+        data_config.check(config)
         self.height, self.width = config.image_size
         self.crop_ratio, self.interpolation = config.crop_ratio, config.interpolation
         self.whole, self.fit, self.multiple = config.eval_crop == "whole", config.fit, config.multiple

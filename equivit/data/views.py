@@ -10,7 +10,8 @@ import ml_collections
 import numpy as np
 from PIL import Image
 
-from equivit.data import colour, crops, section
+from equivit.data import colour, crops
+from equivit.data import config as data_config
 
 USED_UP = ("image", "map", "label")  # entries of an example that its row does not have
 # Of `data.augment`: what views do not have, and the value that turns it off.
@@ -69,7 +70,7 @@ class Views:
     """
 
     def __init__(self, config: ml_collections.ConfigDict, channels: int):
-        section.check(config)
+        data_config.check(config)
         _check_augment(config.augment)
         options, augment = config.views, config.augment
         jitter = (tuple(options.jitter), options.jitter_rate, options.grey)

@@ -22,8 +22,8 @@ from equivit import errors, logical
 from equivit.evaluation import equations
 from equivit.evaluation.equations import Equations, projection, streamed
 from equivit.layers.depthwise import IsotypicReplacedAttention, replace_attention
-from equivit.layers.keys import Keys
 from equivit.layers.replaced import BY_HEAD
+from equivit.layers.rngs import Keys
 from equivit.models import replacement
 from equivit.models.vit.model import ViT
 from equivit.symmetry import fields

@@ -22,8 +22,8 @@ from equivit.data.loader import EvaluationPipeline
 from equivit.data.pixels import normalize
 from equivit.evaluation.predictions import Batch, measured
 from equivit.evaluation.protocol import Line, Run, percent
-from equivit.layers.keys import Keys
 from equivit.layers.readout import ClassReadout, MeanReadout
+from equivit.layers.rngs import Keys
 from equivit.models.features import Grid
 from equivit.models.model import ModelModule
 from equivit.models.vit.config import ViTConfig

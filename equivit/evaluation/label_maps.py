@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 from equivit import constraints
 from equivit.constraints import PositiveFloat, PositiveInt, Size
 from equivit.data import crops
-from equivit.data.section import LARGEST_SIDE
+from equivit.data.config import LARGEST_SIDE
 from equivit.evaluation.predictions import Batch, Predict
 from equivit.layers import resizing
 from equivit.symmetry import fields

@@ -11,13 +11,13 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from equivit import files
-from equivit.evaluation import suite
+from equivit.evaluation import runner
 from equivit.evaluation.protocol import Run
 
 
 def rows(results: dict) -> list[tuple[str, str]]:
-    """The results of `suite.evaluate` as readable (name, value) lines."""
-    return [line for name, result in results.items() for line in suite.PROTOCOLS[name].lines(result)]
+    """The results of `runner.evaluate` as readable (name, value) lines."""
+    return [line for name, result in results.items() for line in runner.PROTOCOLS[name].lines(result)]
 
 
 def text(lines: list[tuple[str, str]]) -> str:
@@ -34,7 +34,7 @@ def conclude(workdir: pathlib.Path, model: nnx.Module, results: dict, config: Co
     Args:
       workdir: the run directory, with metrics.jsonl.
       model: the trained model, on the current mesh.
-      results: what `suite.evaluate` returned.
+      results: what `runner.evaluate` returned.
       config: of the run.
     """
     from equivit.evaluation import figures  # here: matplotlib is slow to import and needed only at the end of a run
@@ -48,7 +48,7 @@ def conclude(workdir: pathlib.Path, model: nnx.Module, results: dict, config: Co
     }
     if jax.process_index() == 0:
         write(workdir, results)
-        figures.learning_curves(places["metrics"], places["learning curves"], suite.curves())
+        figures.learning_curves(places["metrics"], places["learning curves"], runner.curves())
     places |= draw(workdir, model, config, results)
     return text([*rows(results), *((name, str(path)) for name, path in places.items())])
 
@@ -74,7 +74,7 @@ def draw(
         if jax.process_index() == 0:
             figures.patch_filters(kernels, places["patch filters"])
     for name in names:
-        protocol = suite.PROTOCOLS[name]
+        protocol = runner.PROTOCOLS[name]
         if protocol.figure is not None:
             places[f"picture of {name}"] = directory / f"{name}.png"
             protocol.figure(Run(model, config, protocol, config.data, name), directory / f"{name}.png")

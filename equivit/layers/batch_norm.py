@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from equivit.layers.recording import check_taken
+from equivit.layers.batch_stats import check_taken
 
 
 class BatchNorm(nnx.Module):
@@ -25,7 +25,7 @@ class BatchNorm(nnx.Module):
 
     Raises:
       ValueError: with `train`, groups that do not divide the first axis of x, groups of one entry, which have no
-        variance, or a traced function outside of `recording.recording`, which would lose the running statistics.
+        variance, or a traced function outside of `batch_stats.recording`, which would lose the running statistics.
     """
 
     def __init__(

@@ -7,14 +7,14 @@ import jax
 from flax import nnx
 
 from equivit.layers import isotypic
-from equivit.layers.drop import drop_path, dropout, split
-from equivit.layers.drop_path import on_subset, subset
+from equivit.layers.dropout import dropout, split
 from equivit.layers.grid import Layout
+from equivit.layers.stochastic_depth import drop_path, on_subset, subset
 from equivit.symmetry.fields import Tokens, TokensT
 
 
 class Subsets(NamedTuple):
-    """Stochastic depth by subsets (`layers/drop_path.py`).
+    """Stochastic depth by subsets (`layers/stochastic_depth.py`).
 
     Attributes:
       rate: the share of images that a branch leaves out.

@@ -27,8 +27,8 @@ from equivit.layers.attention import attend
 from equivit.layers.depthwise_conv import Grid, check_taps, depthwise_conv, isotypic_depthwise_conv
 from equivit.layers.depthwise_folded import DenseValues, DepthwiseValues, FoldedAttention, linear
 from equivit.layers.grid import Layout
-from equivit.layers.keys import Keys
 from equivit.layers.replaced import BY_HEAD, KINDS, Replaced, checked_heads
+from equivit.layers.rngs import Keys
 from equivit.symmetry.fields import Isotypic
 
 __all__ = [

@@ -10,7 +10,7 @@ from flax import nnx
 from equivit.layers import dense
 from equivit.layers.attention import attend
 from equivit.layers.depthwise_conv import Grid, Pair, check_wrap, correlate, depthwise_conv, filled_grid
-from equivit.layers.keys import Keys
+from equivit.layers.rngs import Keys
 
 
 class DepthwiseValues(nnx.Module):

@@ -13,7 +13,7 @@ from flax import nnx
 
 from equivit.layers import dense, isotypic
 from equivit.layers.block import Block
-from equivit.layers.drop import split
+from equivit.layers.dropout import split
 from equivit.layers.grid import Layout
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic, TokensT, join, rows

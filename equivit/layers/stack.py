@@ -11,10 +11,10 @@ import numpy as np
 from flax import nnx
 
 from equivit import errors
+from equivit.layers.batch_stats import check_taken, recording
 from equivit.layers.by_image import by_image
 from equivit.layers.grid import Layout
-from equivit.layers.keys import Keys
-from equivit.layers.recording import check_taken, recording
+from equivit.layers.rngs import Keys
 from equivit.symmetry.fields import Isotypic
 
 REMAT = {

@@ -24,7 +24,7 @@ from equivit.layers import dense, depthwise, isotypic
 from equivit.layers.attention import Parts
 from equivit.layers.depthwise_folded import DenseValues, FoldedAttention, linear
 from equivit.layers.grid import Layout, check_grid
-from equivit.layers.keys import Keys
+from equivit.layers.rngs import Keys
 from equivit.layers.stack import Seen, Stack
 from equivit.models.folding import fold
 from equivit.models.model import ModelModule

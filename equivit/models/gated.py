@@ -9,7 +9,7 @@ from flax import nnx
 
 from equivit import logical
 from equivit.layers.gating import GatedAttention
-from equivit.layers.keys import Keys
+from equivit.layers.rngs import Keys
 from equivit.models import replacement
 from equivit.models.vit.model import ViT
 

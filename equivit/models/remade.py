@@ -8,8 +8,8 @@ import numpy as np
 from flax import nnx
 
 from equivit import errors, logical
-from equivit.layers.keys import Keys
 from equivit.layers.position import Position
+from equivit.layers.rngs import Keys
 from equivit.models.model import Config, ModelModule
 
 SHOWN = 4  # names listed in each part of a report

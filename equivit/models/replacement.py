@@ -16,8 +16,8 @@ from flax import nnx
 
 from equivit import errors, logical
 from equivit.layers.depthwise import replace_attention
-from equivit.layers.keys import Keys
 from equivit.layers.replaced import Replaced, as_replaced
+from equivit.layers.rngs import Keys
 from equivit.models.model import ModelModule
 from equivit.models.remade import Changes, remade
 from equivit.models.vit.config import ViTConfig

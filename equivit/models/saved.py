@@ -18,7 +18,7 @@ import numpy as np
 from flax import nnx
 
 from equivit import errors, files, logical, safetensors_files
-from equivit.layers.keys import Keys
+from equivit.layers.rngs import Keys
 from equivit.models import zoo
 from equivit.models.model import Config, ModelModule
 from equivit.trained_on import UNKNOWN, TrainedOn, from_json

@@ -12,7 +12,7 @@ import jax
 from flax import nnx
 
 from equivit import constraints, errors
-from equivit.layers.keys import Keys
+from equivit.layers.rngs import Keys
 from equivit.models import decoders
 from equivit.models.bixt import model as bixt
 from equivit.models.cvt import model as cvt

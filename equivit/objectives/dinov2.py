@@ -29,7 +29,7 @@ from equivit.data.masked_views import MaskedViews
 from equivit.data.pixels import normalize
 from equivit.layers.dino_head import DinoHead
 from equivit.layers.grid import check_grid
-from equivit.layers.keys import Keys
+from equivit.layers.rngs import Keys
 from equivit.logical import Arrays, Tensor
 from equivit.models import zoo
 from equivit.models.model import check_input

@@ -24,8 +24,8 @@ from jax.experimental import multihost_utils
 from equivit.constraints import Above0, OneOf, PositiveFloat, PositiveInt, Words
 from equivit.layers import gating
 from equivit.layers.depthwise_conv import check_taps
-from equivit.layers.keys import Keys
 from equivit.layers.replaced import BY_HEAD
+from equivit.layers.rngs import Keys
 from equivit.logical import Tensor
 from equivit.models import gated
 from equivit.models.vit.config import ViTConfig

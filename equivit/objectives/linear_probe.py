@@ -15,7 +15,7 @@ from equivit.constraints import NonNegativeFloat, PositiveFloat, Share
 from equivit.data.pixels import normalize
 from equivit.layers import dense
 from equivit.layers.batch_norm import BatchNorm
-from equivit.layers.keys import Keys
+from equivit.layers.rngs import Keys
 from equivit.logical import Tensor
 from equivit.models.model import ModelModule
 from equivit.objectives.objective import Batch, Extra, Loss, Objective, Rule, Step, check_head, usual_rule

@@ -17,7 +17,7 @@ from equivit.constraints import Depth, Inside, OneOf, PositiveInt
 from equivit.data.pixels import normalize
 from equivit.layers.dense import patchify
 from equivit.layers.grid import check_grid
-from equivit.layers.keys import Keys
+from equivit.layers.rngs import Keys
 from equivit.models.decoders import MaskedAutoencoder, MaskedAutoencoderConfig
 from equivit.models.vit.config import ViTConfig
 from equivit.models.vit.model import ViT

@@ -11,8 +11,8 @@ from ml_collections import ConfigDict
 from equivit.constraints import NonNegativeFloat, OneOf, PositiveInt
 from equivit.data.pixels import normalize
 from equivit.layers.convolution import MODES
-from equivit.layers.keys import Keys
 from equivit.layers.resizing import nearest
+from equivit.layers.rngs import Keys
 from equivit.logical import Tensor
 from equivit.models.segmenter.decoders import UPSAMPLING
 from equivit.models.segmenter.model import DECODERS, Segmenter, SegmenterConfig

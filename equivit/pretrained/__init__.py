@@ -16,7 +16,7 @@ import numpy as np
 from flax import nnx
 
 from equivit import constraints, errors, logical
-from equivit.layers.keys import Keys
+from equivit.layers.rngs import Keys
 from equivit.models.model import ModelModule
 from equivit.models.remade import remade
 from equivit.pretrained import (

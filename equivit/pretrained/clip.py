@@ -97,11 +97,11 @@ def table(config: ViTConfig, flavour: str) -> Table:
 
 
 def require(state: State, options: Mapping[str, Any]) -> None:
-    """`Untold` where a file of CLIP does not tell the activation and the options do not either."""
+    """`MissingHint` where a file of CLIP does not tell the activation and the options do not either."""
     flavour = _flavour(state)
     known = flavour == "openai" or f"{SPELLINGS[flavour].pre_norm}.weight" not in state  # or it is none of CLIP
     if not known and "mlp" not in options:
-        raise inference.Untold(
+        raise inference.MissingHint(
             "mlp",
             f"{NAME}: no name of the file determines its activation; give mlp='quick_gelu' (weights of OpenAI) or "
             "mlp='gelu' (nearly all others).",

@@ -139,7 +139,7 @@ def _heads(widths: tuple[int, ...], hints: Hints) -> tuple[int, ...]:
         return heads
     for stage, width in enumerate(widths):
         if width % HEAD_CHANNELS:
-            raise inference.Untold(
+            raise inference.MissingHint(
                 "num_heads",
                 f"{NAME}: stage {stage} is {width} wide, no multiple of the {HEAD_CHANNELS} channels that heads of "
                 "published models have; give num_heads=, one number per stage, which no file determines.",

@@ -21,7 +21,7 @@ import numpy as np
 
 from equivit import logical
 from equivit.layers.dino_head import DinoHead
-from equivit.layers.keys import Keys
+from equivit.layers.rngs import Keys
 from equivit.models.vit.config import ViTConfig
 from equivit.pretrained import inference, mapping, names, plain, reading
 from equivit.pretrained.format import Format, Hints, State

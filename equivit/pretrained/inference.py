@@ -12,7 +12,7 @@ from equivit import constraints
 HEADS = {96: 3, 128: 4, 192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1280: 16, 1536: 24}
 
 
-class Untold(ValueError):
+class MissingHint(ValueError):
     """A property that the file does not determine; pass it as a hint.
 
     Attributes:
@@ -55,12 +55,12 @@ def count(state: Mapping[str, np.ndarray], name: str, blocks: str = "blocks") ->
 
 
 def heads(width: int, num_heads: Any, source: str) -> int:
-    """`num_heads`, or that of the published model of this width.  `Untold` when there is none."""
+    """`num_heads`, or that of the published model of this width.  `MissingHint` when there is none."""
     if num_heads is not None:
         constraints.check(f"{source}: num_heads", num_heads, constraints.PositiveInt)
         return num_heads
     if width not in HEADS:
-        raise Untold(
+        raise MissingHint(
             "num_heads",
             f"{source}: no published model has the width {width} (they have {', '.join(map(str, HEADS))}); "
             "give num_heads=, which no file determines.",

@@ -22,7 +22,7 @@ from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
 from equivit import errors, logical
-from equivit.layers.keys import Keys
+from equivit.layers.rngs import Keys
 from equivit.training import config as configs
 from equivit.training import disk_errors, program
 from equivit.training.state import State, begin

@@ -21,8 +21,8 @@ from ml_collections import ConfigDict
 
 from equivit import constraints, errors
 from equivit.constraints import OneOf, PositiveFloat, PositiveInt, Seed
-from equivit.data import section as data
-from equivit.evaluation import section as evaluation
+from equivit.data import config as data
+from equivit.evaluation import config as evaluation
 from equivit.models import zoo
 from equivit.models.patchtst import model as patchtst
 from equivit.objectives.objective import Objective

@@ -15,7 +15,7 @@ from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
 from equivit import constraints, files, logical
-from equivit.evaluation import suite
+from equivit.evaluation import runner
 from equivit.models import saved
 from equivit.trained_on import UNKNOWN, TrainedOn
 from equivit.training import freezing, program, resuming, sharding, stopping
@@ -90,7 +90,7 @@ def train(
       config: a checked config; what the data decide about the model is known.
       workdir: the run directory.
       pipeline: the training data.
-      evaluate: the results of a model by protocol (`suite.evaluate`).
+      evaluate: the results of a model by protocol (`runner.evaluate`).
       initial: the parameters that a fresh run begins with; those that it does not name are drawn.
       given: models that the run uses and does not train, by name.
       trained_on: the training data, for run.json and saved models.
@@ -205,7 +205,7 @@ def _write(path, text):
 
 
 def _figures(results):
-    return {f"eval/{name}": value for name, value in suite.scalars(results).items()}
+    return {f"eval/{name}": value for name, value in runner.scalars(results).items()}
 
 
 def _not_finite(state, run, checkpoints, clip):

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from equivit import logical
-from equivit.layers.keys import Keys
+from equivit.layers.rngs import Keys
 from equivit.logical import Arrays
 from equivit.models import zoo
 from equivit.models.model import Config

@@ -11,14 +11,14 @@ from ml_collections import ConfigDict
 
 from equivit import errors, logical, models, pretrained, trained_on
 from equivit.data.loader import TrainPipeline
-from equivit.layers.keys import Keys
+from equivit.layers.rngs import Keys
 from equivit.models import replacement, saved, zoo
 from equivit.models.model import ModelModule
 from equivit.models.segmenter.model import Segmenter, SegmenterConfig
 from equivit.models.vit.config import ViTConfig
 from equivit.objectives.registry import OBJECTIVES
 from equivit.objectives.segmentation import Segmentation
-from equivit.pretrained.inference import Untold
+from equivit.pretrained.inference import MissingHint
 from equivit.trained_on import TrainedOn
 from equivit.training import checkpoints, program, resuming
 
@@ -157,7 +157,7 @@ def _loaded(place: str, wanted: Any) -> ModelModule:
     while True:
         try:
             return load_model(place, **hints)
-        except Untold as untold:
+        except MissingHint as untold:
             if untold.hint in hints or not hasattr(wanted, untold.hint):
                 raise
             hints[untold.hint] = getattr(wanted, untold.hint)

@@ -11,7 +11,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from equivit import logical
-from equivit.layers.recording import recording
+from equivit.layers.batch_stats import recording
 from equivit.logical import Arrays
 from equivit.objectives.clock import Clock
 from equivit.objectives.objective import Batch, Extra, Objective, Step

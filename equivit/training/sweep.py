@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 
 from equivit import logical
 from equivit.data.series import SeriesData, Split
-from equivit.layers.keys import Keys
+from equivit.layers.rngs import Keys
 from equivit.objectives.objective import Batch
 from equivit.objectives.series import SeriesClassification
 from equivit.training import freezing, optimizers, schedules

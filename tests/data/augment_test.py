@@ -8,7 +8,7 @@ import pytest
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from equivit.data import augment, crops, rand_augment, reading, transforms
-from equivit.data.section import CROPS
+from equivit.data.config import CROPS
 
 DRAWS = 10_000
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from equivit.data import batches, crops, loader
-from equivit.data.section import CROPS
+from equivit.data.config import CROPS
 
 
 class MultiCrop:

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from equivit.data import crops, reading, section, transforms
+from equivit.data import config as data_config
+from equivit.data import crops, reading, transforms
 
 
 def example_of(height, width, seed=0):
@@ -38,7 +39,7 @@ def assert_nearly_equal(row, shape):
     assert np.mean(row["map"] == labels_in(row["image"])) > 0.75
 
 
-@pytest.mark.parametrize("crop", section.CROPS)
+@pytest.mark.parametrize("crop", data_config.CROPS)
 def test_with_resampling_a_map_still_fits_its_image(section, crop):
     augment = {"crop": crop, "flip": 0.5, "scale": (0.5, 1.0)}
     config = section(image_size=(100, 120), mean=(0.0,), augment=augment)  # what is filled up is black: label -1

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 from PIL import Image
 
-from equivit.evaluation import colours, figures, suite, summary
+from equivit.evaluation import colours, figures, runner, summary
 from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC
 from equivit.training.config import get_base
@@ -121,7 +121,7 @@ def test_figures_of_protocols_are_drawn_beside_those_of_training(tmp_path, monke
     monkeypatch.setattr(
         figures.Figure, "savefig", lambda figure, *_, **__: drawn.extend(axes.get_legend() for axes in figure.axes)
     )
-    figures.learning_curves(tmp_path / "metrics.jsonl", tmp_path / "c.png", [*suite.curves(), "eval/mine/top1"])
+    figures.learning_curves(tmp_path / "metrics.jsonl", tmp_path / "c.png", [*runner.curves(), "eval/mine/top1"])
     left, right = ([text.get_text() for text in legend.get_texts()] for legend in drawn)
     assert left == ["training", "test: reconstruction/loss"]
     assert right == ["training", "test: accuracy/top1", "test: orientation/accuracy_mean", "test: mine/top1"]

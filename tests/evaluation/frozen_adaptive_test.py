@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 
-from equivit.evaluation import frozen, suite
+from equivit.evaluation import frozen, runner
 from equivit.training.config import get_base, validate
 from tests.evaluation.predictors import random_model
 from tests.models.swin_adaptive_test import SMALL
@@ -54,7 +54,7 @@ def swin():
 def test_moving_image_and_label_map_together_changes_nothing(tmp_path):
     """Each image is shifted by its own number of pixels, most of which no stride divides."""
     here, there = (
-        suite.evaluate(swin(), config_of(written(tmp_path, SIZE, moving), SIZE), PROTOCOLS) for moving in (0, 1)
+        runner.evaluate(swin(), config_of(written(tmp_path, SIZE, moving), SIZE), PROTOCOLS) for moving in (0, 1)
     )
     for name in PROTOCOLS:
         upright = [result[name]["miou_by_orientation"]["e"] for result in (here, there)]
@@ -64,7 +64,7 @@ def test_moving_image_and_label_map_together_changes_nothing(tmp_path):
 
 def test_grids_begin_elsewhere_and_the_maps_stay_on_the_image(tmp_path):
     config = config_of(written(tmp_path, SIZE, 1), SIZE)
-    found = frozen.patches(suite.prepare(swin(), config, ["patch_knn"])["patch_knn"], "train")["e"]
+    found = frozen.patches(runner.prepare(swin(), config, ["patch_knn"])["patch_knn"], "train")["e"]
     assert len(np.unique(found.grid.offset, axis=0)) > 3 and found.grid.offset.dtype == np.int32
     moved = [np.roll(one, tuple(-begin), (0, 1)) for one, begin in zip(found.maps, found.grid.offset, strict=True)]
     np.testing.assert_array_equal(found.grid.framed(found.maps), np.stack(moved))
@@ -75,11 +75,11 @@ def test_label_maps_of_an_octic_model_turn_with_the_image(tmp_path):
     """Each orientation lets the patches begin elsewhere; turned back, a map is the one of the upright image."""
     size = (8, 12)
     octic = random_model("D8", adaptive=True, num_classes=None, in_channels=3, image_size=size)
-    found = suite.evaluate(octic, config_of(written(tmp_path, size, 0), size), PROTOCOLS)
+    found = runner.evaluate(octic, config_of(written(tmp_path, size, 0), size), PROTOCOLS)
     for result in found.values():
         assert result["same"] == 1 and result["delta"] == 0
 
 
 def test_offsets_of_extracted_features_are_integers(tmp_path):
-    run = suite.prepare(swin(), config_of(written(tmp_path, SIZE, 0), SIZE), ["patch_knn"])["patch_knn"]
+    run = runner.prepare(swin(), config_of(written(tmp_path, SIZE, 0), SIZE), ["patch_knn"])["patch_knn"]
     assert run.extract(next(iter(run.batches()))["image"]).patches.offset.dtype == np.int32

@@ -14,7 +14,7 @@ from PIL import Image
 
 from equivit import models
 from equivit.data.label_maps import Legend
-from equivit.evaluation import frozen, knn, linear_probe, suite
+from equivit.evaluation import frozen, knn, linear_probe, runner
 from equivit.evaluation.protocols import linear_probe as protocol
 from equivit.evaluation.protocols import patch_knn
 from equivit.models import saved
@@ -62,7 +62,7 @@ def results():
         streams.append(name)
         return batches
 
-    return suite.evaluate(headless("I8"), changed(), IMAGES, track=track), streams
+    return runner.evaluate(headless("I8"), changed(), IMAGES, track=track), streams
 
 
 def test_features_are_read_once_for_all_protocols(results):
@@ -81,15 +81,15 @@ def test_digits_are_learnt_and_the_head_is_chosen_elsewhere(results):
     found = results[0]["linear_probe"]
     assert found["head"].endswith("lr2") and found["top1"] > 0.3 and found["best"] >= found["top1"]
     assert results[0]["hematology"]["accuracy"] > 0.3  # chance is 0.1, give or take 0.05
-    assert suite.scalars(results[0]).keys() >= {"knn/top1", "linear_probe/best", "hematology/balanced_accuracy"}
+    assert runner.scalars(results[0]).keys() >= {"knn/top1", "linear_probe/best", "hematology/balanced_accuracy"}
     for name, result in results[0].items():
-        words = " ".join(" ".join(line) for line in suite.PROTOCOLS[name].lines(result))
+        words = " ".join(" ".join(line) for line in runner.PROTOCOLS[name].lines(result))
         assert "in the mean" in words and "nan" not in words
 
 
 def test_votes_are_those_of_the_class_tokens(results, config):
     model = headless("I8")
-    run = suite.prepare(model, config, ["knn"])["knn"]
+    run = runner.prepare(model, config, ["knn"])["knn"]
     train, test = (frozen.images(run, split)["e"] for split in ("train", "test"))
     votes = knn.votes(train.tokens[:, 0], train.labels, test.tokens[:, 0], ks=(20, 5), num_classes=10)
     top1 = (votes.argmax(-1) == test.labels).mean(1)
@@ -113,13 +113,13 @@ def test_images_that_cannot_be_read_are_left_out(tmp_path):
     config = changed(source=f"npz:{tmp_path}/data.npz", train_examples=None, eval_examples=None)
     with config.unlocked():
         config.evaluation.knn.ks = (5,)
-    found = frozen.images(suite.prepare(headless("plain", in_channels=3), config, ["knn"])["knn"], "train")["e"]
+    found = frozen.images(runner.prepare(headless("plain", in_channels=3), config, ["knn"])["knn"], "train")["e"]
     assert found.index.tolist() == [0, 1, 3, 4, 5] and found.labels.tolist() == [0, 1, 1, 0, 1]
 
 
 @pytest.mark.parametrize("family", ["D8", "plain"])
 def test_a_fully_octic_model_is_read_by_its_invariants(family, config):
-    run = suite.prepare(headless(family), config, ["knn"])["knn"]
+    run = runner.prepare(headless(family), config, ["knn"])["knn"]
     found = frozen.images(run, "test", ("e", "mr"))
     size = np.abs(found["e"].tokens).max()
     assert (np.abs(found["mr"].tokens - found["e"].tokens).max() < 1e-4 * size) == (family == "D8")
@@ -141,13 +141,13 @@ def test_augmented_images_of_a_masked_autoencoder_on_a_mesh(config, monkeypatch)
     mesh = jax.make_mesh((4, 2), ("data", "fsdp"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     with jax.set_mesh(mesh):
         placed = jax.device_put(model, NamedSharding(mesh, PartitionSpec()))
-        found = suite.evaluate(placed, config, ["linear_probe", "knn"])
-    alone = suite.evaluate(model, config, ["knn", "linear_probe"])
+        found = runner.evaluate(placed, config, ["linear_probe", "knn"])
+    alone = runner.evaluate(model, config, ["knn", "linear_probe"])
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
     assert all(found[name]["accuracy"] == result["accuracy"] for name, result in alone.items())
     with config.unlocked():
         config.evaluation.linear_probe.augment = False
-    suite.evaluate(model, config, ["linear_probe"])
+    runner.evaluate(model, config, ["linear_probe"])
     assert (np.abs(losses[2] - losses[1])[0] > 1e-3).all()
 
 
@@ -163,7 +163,7 @@ def test_a_probe_of_augmented_images_that_was_cut_off_goes_on(config, monkeypatc
         return probe
 
     def evaluate():
-        return suite.evaluate(model, config, ["linear_probe"], directory=tmp_path)
+        return runner.evaluate(model, config, ["linear_probe"], directory=tmp_path)
 
     monkeypatch.setattr(linear_probe, "fit", noting)
     whole = evaluate()
@@ -179,7 +179,7 @@ def test_a_probe_of_augmented_images_that_was_cut_off_goes_on(config, monkeypatc
     with config.unlocked():
         config.evaluation.linear_probe.update(blocks=(2,), averages=(True,), augment=False)
     found = evaluate()["linear_probe"]
-    as_classifier = suite.evaluate(saved.load(found["classifier"]), config, ["accuracy"])["accuracy"]
+    as_classifier = runner.evaluate(saved.load(found["classifier"]), config, ["accuracy"])["accuracy"]
     assert as_classifier["top1"] == pytest.approx(found["top1"]) and found["head"].startswith("n2_avg1")
 
 
@@ -195,12 +195,12 @@ def test_what_a_probe_has_kept_is_whole_or_named(tmp_path):
 
 def test_label_maps_from_patches():
     config = changed(source="synthetic_maps", channels=1, train_examples=20, eval_examples=6)
-    found = suite.evaluate(headless("I8"), config, MAPS)
+    found = runner.evaluate(headless("I8"), config, MAPS)
     for name, result in found.items():
         assert result["examples"] == 6 and 0 < result["miou_official"] <= result["miou"] <= 1
         assert result["miou_by_orientation"].keys() == {"e", "r", "rr", "rrr", "m", "mr", "mrr", "mrrr"}
         assert max(result["validation"], key=result["validation"].get) == result["selected"]
-        assert "in the mean" in suite.PROTOCOLS[name].lines(result)[-1][1]
+        assert "in the mean" in runner.PROTOCOLS[name].lines(result)[-1][1]
     assert found["patch_knn"]["selected"].partition(",")[0] in ("cosine", "L2")
     assert found["patch_linear"]["selected"].startswith("C=")
 
@@ -243,16 +243,16 @@ def test_mistakes_are_one_clear_line_before_anything_runs(name, change, message,
         for key, value in change.items():
             config.update_from_flattened_dict({key: value})
     with pytest.raises(ValueError, match=message):
-        suite.prepare(plain, config, [name])
+        runner.prepare(plain, config, [name])
 
 
 def test_a_grid_that_does_not_divide_the_maps_is_told_before_anything_runs():
     config = changed(source="synthetic_maps", channels=1, train_examples=20, eval_examples=6, image_size=(36, 36))
     model = models.abstract("swin_t", width=16, depths=(1, 1), num_heads=(1, 2), in_channels=1, num_classes=None)
     with pytest.raises(ValueError, match="maps; resize the maps to the size of the images"):
-        suite.prepare(model, config, ["patch_knn"])
+        runner.prepare(model, config, ["patch_knn"])
 
 
 def test_a_model_without_features_is_refused(config):
     with pytest.raises(ValueError, match="'knn' is for models with features, but this Linear offers no features"):
-        suite.check(["knn"], config, nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
+        runner.check(["knn"], config, nnx.Linear(2, 2, rngs=nnx.Rngs(0)))

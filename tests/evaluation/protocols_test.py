@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 from equivit import evaluate, logical, precision
-from equivit.evaluation import adaptation, predictions, protocols, suite, summary
+from equivit.evaluation import adaptation, predictions, protocols, runner, summary
 from equivit.evaluation.protocol import NEEDS, Protocol, offers
 from equivit.models import saved, zoo
 from equivit.models.decoders import MaskedAutoencoder, MaskedAutoencoderConfig
@@ -60,7 +60,7 @@ SPREAD = Protocol(
 
 @pytest.fixture
 def spread(monkeypatch):
-    monkeypatch.setitem(suite.PROTOCOLS, "spread", SPREAD)
+    monkeypatch.setitem(runner.PROTOCOLS, "spread", SPREAD)
 
 
 class Nothing(nnx.Module):
@@ -87,15 +87,15 @@ def test_what_models_offer(headless):
 
 def test_every_file_is_a_protocol_and_says_what_it_does():
     files = pathlib.Path(protocols.__file__).parent.glob("*.py")
-    assert set(suite.PROTOCOLS) == set(protocols.about()) == {p.stem for p in files} - {"__init__"}
-    assert all(protocol.needs <= NEEDS.keys() for protocol in suite.PROTOCOLS.values())
+    assert set(runner.PROTOCOLS) == set(protocols.about()) == {p.stem for p in files} - {"__init__"}
+    assert all(protocol.needs <= NEEDS.keys() for protocol in runner.PROTOCOLS.values())
     assert all(len(line) <= 100 and line.endswith(".") for line in protocols.about().values())
 
 
 def test_curves_are_numbers_that_protocols_return(config):
-    results = suite.evaluate(random_model("plain"), config, ["accuracy", "orientation", "sar", "present_classes"])
-    found = {f"eval/{name}" for name in suite.scalars(results)}
-    assert found >= {curve for curve in suite.curves() if curve.split("/")[1] in results}
+    results = runner.evaluate(random_model("plain"), config, ["accuracy", "orientation", "sar", "present_classes"])
+    found = {f"eval/{name}" for name in runner.scalars(results)}
+    assert found >= {curve for curve in runner.curves() if curve.split("/")[1] in results}
 
 
 def test_protocols_are_named_in_their_files_only():
@@ -103,7 +103,7 @@ def test_protocols_are_named_in_their_files_only():
     room = pathlib.Path(protocols.__file__).parents[1]
     for path in room.glob("*.py"):
         words = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
-        named = words & (set(suite.PROTOCOLS) - {"accuracy", *NEEDS})  # "accuracy" is a training metric too
+        named = words & (set(runner.PROTOCOLS) - {"accuracy", *NEEDS})  # "accuracy" is a training metric too
         assert not named, f"{path.name} names {named}"
 
 
@@ -118,34 +118,34 @@ def test_help_lists_the_protocols(capsys):
 
 
 def test_a_model_without_a_head_is_evaluated_on_its_features(spread, headless, config):
-    result = suite.evaluate(headless, config, ["spread"])["spread"]
+    result = runner.evaluate(headless, config, ["spread"])["spread"]
     assert result["examples"] == 20
     # The final norm's random scales are near 1, so each token's mean square is too.
     assert 0.5 < result["square"] < 2
     assert summary.rows({"spread": result})[0][0] == "mean square of the features"
-    assert suite.scalars({"spread": result})["spread/square"] == result["square"]
+    assert runner.scalars({"spread": result})["spread/square"] == result["square"]
 
 
 def test_the_default_suite_is_what_fits_the_model(spread, headless, config):
-    assert suite.check(None, config, headless) == ("spread",)
-    assert suite.check(None, config, random_model("plain")) == ("accuracy", "spread")
-    assert suite.evaluate(headless, config, None).keys() == {"spread"}
-    assert suite.check("accuracy,orientation", config) == ("accuracy", "orientation")
+    assert runner.check(None, config, headless) == ("spread",)
+    assert runner.check(None, config, random_model("plain")) == ("accuracy", "spread")
+    assert runner.evaluate(headless, config, None).keys() == {"spread"}
+    assert runner.check("accuracy,orientation", config) == ("accuracy", "orientation")
 
 
 def test_where_nothing_fits_a_default_suite_is_empty(headless, config):
-    assert suite.evaluate(headless, config, None) == {}
+    assert runner.evaluate(headless, config, None) == {}
     with pytest.raises(ValueError, match=r"offers no logits; no protocol fits it\..*config.init"):
-        suite.evaluate(Nothing(), config, ["accuracy"])
+        runner.evaluate(Nothing(), config, ["accuracy"])
 
 
 def test_needs_that_are_not_met_are_one_clear_line(spread, headless, config):
     message = "'accuracy' is for classifiers, but this ViT offers no logits; protocols that fit it: .*'knn', "
     with pytest.raises(ValueError, match=message):
-        suite.evaluate(headless, config, ["spread", "accuracy"])
+        runner.evaluate(headless, config, ["spread", "accuracy"])
     message = "'reconstruction' is for masked autoencoders, but this ViT offers no reconstruction; .*'accuracy', "
     with pytest.raises(ValueError, match=message):
-        suite.evaluate(random_model("plain"), config, ["reconstruction"])
+        runner.evaluate(random_model("plain"), config, ["reconstruction"])
     with pytest.raises(ValueError, match=r"needs=\['logit'\]; a protocol can need logits, features"):
         Protocol(needs=frozenset({"logit"}), run=measure, lines=lambda result: [])
 
@@ -161,13 +161,13 @@ def test_a_config_that_a_protocol_cannot_run_on_is_refused_before_anything_runs(
         "first": Protocol(needs=frozenset(), run=run, lines=lambda result: []),
         "second": Protocol(needs=frozenset(), run=run, lines=lambda result: [], check=check),
     }.items():
-        monkeypatch.setitem(suite.PROTOCOLS, name, protocol)
+        monkeypatch.setitem(runner.PROTOCOLS, name, protocol)
     with pytest.raises(ValueError, match="config.seed=0"):
-        suite.evaluate(random_model("plain"), config, ["first", "second"])
+        runner.evaluate(random_model("plain"), config, ["first", "second"])
     with config.unlocked():
         config.data.source = "npz:nowhere.npz"
     with pytest.raises(FileNotFoundError, match="nowhere.npz"):
-        suite.evaluate(random_model("plain"), config, ["first", "accuracy"])
+        runner.evaluate(random_model("plain"), config, ["first", "accuracy"])
 
 
 def test_a_model_that_a_protocol_cannot_measure_is_refused_before_anything_runs(config):
@@ -177,10 +177,10 @@ def test_a_model_that_a_protocol_cannot_measure_is_refused_before_anything_runs(
         config.data.image_size = (12, 16)
     tall = zoo.abstract("vit_ti16", width=16, depth=1, num_heads=2, patch_size=(4, 8), image_size=(12, 16), **sizes)
     with pytest.raises(ValueError, match="turned by a quarter 16x12: the width 12 is not divisible by"):
-        suite.prepare(tall, config, ["accuracy", "orientation"])
+        runner.prepare(tall, config, ["accuracy", "orientation"])
     convolutions = zoo.abstract("mobilenetv4_conv_small", **sizes)
     with pytest.raises(ValueError, match="sar: MobileNetV4 has no layer norm inside its blocks"):
-        suite.prepare(convolutions, config, ["accuracy", "sar"])
+        runner.prepare(convolutions, config, ["accuracy", "sar"])
 
 
 @pytest.fixture(scope="module")
@@ -231,12 +231,12 @@ def test_a_run_is_evaluated_at_its_precision(spread, config):
     model = random_model("plain")
     with config.unlocked():
         config.precision = "mixed"
-    mixed = suite.evaluate(model, config, ["spread"])["spread"]["square"]
+    mixed = runner.evaluate(model, config, ["spread"])["spread"]["square"]
     config.precision = "float32"
-    assert suite.evaluate(model, config, ["spread"])["spread"]["square"] != mixed
+    assert runner.evaluate(model, config, ["spread"])["spread"]["square"] != mixed
     config.precision = "half"
     with pytest.raises(ValueError, match="precision='half' is not one of float32, mixed, bfloat16"):
-        suite.evaluate(model, config, ["spread"])
+        runner.evaluate(model, config, ["spread"])
 
 
 @pytest.mark.parametrize("predictor", [predictions.predictor, predictions.extractor])

@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 from PIL import Image
 
-from equivit.evaluation import consistency, figures, label_maps, predictions, scores, suite, summary
+from equivit.evaluation import consistency, figures, label_maps, predictions, runner, scores, summary
 from equivit.evaluation.consistency import Shifts
 from equivit.evaluation.label_maps import Views
 from equivit.evaluation.protocol import offers
@@ -87,7 +87,7 @@ def measure(logits, config, name="segmentation", **settings):
     for key, value in settings.items():
         with config.evaluation.unlocked():
             config.evaluation.update({key: value})
-    return suite.evaluate(Segmenter(logits), config, [name])[name]
+    return runner.evaluate(Segmenter(logits), config, [name])[name]
 
 
 def by_hand(logits, maps=REAL):
@@ -111,17 +111,17 @@ def test_a_class_in_no_map_has_no_score(config):
     json.dumps(found, allow_nan=False)
     lines = dict(summary.rows({"segmentation": found}))
     assert lines["IoU of unseen"] == "in no map" and lines["mean IoU"].endswith("% of 3 classes")
-    assert suite.scalars({"segmentation": found}).keys() == {
+    assert runner.scalars({"segmentation": found}).keys() == {
         f"segmentation/{name}" for name in ("miou", "miou_official", "accuracy", "examples")
     }
 
 
 def test_eight_devices_equal_one(config):
     names = ("segmentation", "segmentation_shift", "segmentation_orientation")
-    alone = suite.evaluate(Segmenter(stripes), config, names)
+    alone = runner.evaluate(Segmenter(stripes), config, names)
     mesh = jax.make_mesh((4, 2), ("data", "fsdp"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     with jax.set_mesh(mesh):
-        assert suite.evaluate(Segmenter(stripes), config, names) == alone
+        assert runner.evaluate(Segmenter(stripes), config, names) == alone
 
 
 def halved(images):
@@ -133,14 +133,14 @@ def test_a_model_of_its_own_size_is_compared_there(config):
     """Labels are taken where the centre of its entries lies; windows and scales would join what cannot be joined."""
     model = Segmenter(halved)
     model.config = Config(CLASSES, own_size=True)
-    found = suite.evaluate(model, config, ["segmentation", "segmentation_orientation"])
+    found = runner.evaluate(model, config, ["segmentation", "segmentation_orientation"])
     assert found["segmentation"]["miou"] == by_hand(halved, REAL[:, 1::2, 1::2])["miou"]
     assert found["segmentation_orientation"]["upright"] == found["segmentation"]["miou"]
     for key, value in (("window", (3, 4)), ("scales", (1.0, 1.5))):
         config.evaluation.segmentation.update(window=None, scales=(1.0,))
         config.evaluation.segmentation[key] = value
         with pytest.raises(ValueError, match="do not go with a model of own_size=True.*; set window=None and scales="):
-            suite.prepare(model, config, ["segmentation_shift"])
+            runner.prepare(model, config, ["segmentation_shift"])
 
 
 # ---- Windows and views.
@@ -339,7 +339,7 @@ def test_windows_that_cannot_be_are_one_line(config, section, message):
         config.evaluation.segmentation.update(section)
         config.steps = 1
         validate(config)
-        suite.check("segmentation", config)
+        runner.check("segmentation", config)
     assert "\n" not in str(error.value)
 
 
@@ -369,22 +369,22 @@ def test_maps_without_labels_and_logits_that_are_not_finite(config, tmp_path):
     np.savez(tmp_path / "void.npz", classes=np.array(NAMES), test_image=IMAGES, test_map=void)
     config.data.source = f"npz:{tmp_path}/void.npz"
     with pytest.raises(ValueError, match=r"no pixel of the split 'test' has a class, with data.void=\(255,\)"):
-        suite.prepare(Segmenter(colour), config, "segmentation")
+        runner.prepare(Segmenter(colour), config, "segmentation")
 
 
 def test_another_number_of_classes_is_refused(config):
     model = Segmenter(colour, num_classes=7)
     with pytest.raises(ValueError, match=r"has 7 classes, the data \(npz:.*\) 4; set data.source .* another model.$"):
-        suite.prepare(model, config, "segmentation")
+        runner.prepare(model, config, "segmentation")
 
 
 def test_models_of_maps_are_no_classifiers(config):
     assert offers(Segmenter(colour)) == {"maps"}
-    assert suite.check(None, config, Segmenter(colour)) == ("segmentation",)
+    assert runner.check(None, config, Segmenter(colour)) == ("segmentation",)
     with pytest.raises(ValueError, match="'accuracy' is for classifiers, but this Segmenter offers no logits; .*'segm"):
-        suite.check("accuracy", config, Segmenter(colour))
+        runner.check("accuracy", config, Segmenter(colour))
     with pytest.raises(ValueError, match="'segmentation' is for models that predict label maps, but this ViT"):
-        suite.check("segmentation", config, random_model("plain"))
+        runner.check("segmentation", config, random_model("plain"))
 
 
 # ---- Pictures.
@@ -479,10 +479,10 @@ def test_whole_images_are_checked_by_the_first(config, data, section, message):
     model = Segmenter(colour)
     with mock.patch.object(Config, "patch_size", (2, 2), create=True):
         if message is None:
-            suite.prepare(model, config, "segmentation_shift")
+            runner.prepare(model, config, "segmentation_shift")
             return
         with pytest.raises(ValueError, match=message):
-            suite.prepare(model, config, "segmentation_shift")
+            runner.prepare(model, config, "segmentation_shift")
 
 
 def test_crops_of_whole_images_are_refused(config):
@@ -491,4 +491,4 @@ def test_crops_of_whole_images_are_refused(config):
     with pytest.raises(
         ValueError, match="'crop' cuts images out of larger ones, and data.eval_crop='whole' cuts nothing"
     ):
-        suite.check(["segmentation_shift"], config)
+        runner.check(["segmentation_shift"], config)

@@ -13,7 +13,7 @@ from PIL import Image
 
 from equivit import evaluate
 from equivit.data import corruptions, loader, sources, transforms
-from equivit.evaluation import corrupted, suite, summary
+from equivit.evaluation import corrupted, runner, summary
 from equivit.training import config as configs
 from equivit.training.config import get_base
 from tests.evaluation.predictors import random_model
@@ -55,7 +55,7 @@ class Level(nnx.Module):
 
 def test_folders_named_by_numbers_are_in_the_order_of_numbers(tmp_path):
     write(tmp_path, {f"{k}/x.png": 10 * k for k in range(12)})  # as text, 10 and 11 would come before 2
-    results = suite.evaluate(Level(12), config_of(f"folder:{tmp_path}", eval_split="all"), ["accuracy"])
+    results = runner.evaluate(Level(12), config_of(f"folder:{tmp_path}", eval_split="all"), ["accuracy"])
     assert results["accuracy"] == {"top1": 1.0, "top5": 1.0, "examples": 12}
 
 
@@ -65,7 +65,7 @@ def test_a_split_with_fewer_classes_is_counted_both_ways(tmp_path):
     write(tmp_path, {f"imagenet-r/{wnids[k]}/{i}.jpg": 10 * k for k in (1, 4) for i in range(3)})
     config = config_of(f"folder:{tmp_path}", eval_split="imagenet-r")
     assert sources.present(sources.open_source(config.data, "imagenet-r")).tolist() == [1, 4]
-    results = suite.evaluate(Level(7, first=(2,)), config, ["accuracy", "present_classes"])
+    results = runner.evaluate(Level(7, first=(2,)), config, ["accuracy", "present_classes"])
     assert results["accuracy"] == {"top1": 0.0, "top5": 1.0, "examples": 6}  # the absent class 2 is always first
     assert results["present_classes"] == {"top1": 1.0, "top5": 1.0, "examples": 6, "classes": 2}
     assert "among the 2 classes present  100.0 %" in summary.text(summary.rows(results))
@@ -119,7 +119,7 @@ def test_any_of_several_labels_is_right_and_images_without_one_do_not_count(real
     for k, labels, weight in zip(level[:5], batch["label"], batch["weight"], strict=False):
         assert set(np.flatnonzero(labels)) == set(LABELS[k]) and weight == bool(LABELS[k])
     assert not batch["label"][5:].any() and not batch["weight"][5:].any()
-    results = suite.evaluate(Level(6), real, ["accuracy", "present_classes", "orientation"])
+    results = runner.evaluate(Level(6), real, ["accuracy", "present_classes", "orientation"])
     # The four that count are predicted 0, 1, 3 and 4: right, right, wrong, wrong.
     assert results["accuracy"] == {"top1": 0.5, "top5": 1.0, "examples": 4}
     assert results["present_classes"]["classes"] == 5
@@ -144,7 +144,7 @@ def official(tmp_path_factory):
 
 
 def test_official_files_are_taken_where_they_are(official):
-    result = suite.evaluate(Level(2), official, ["corruptions"])["corruptions"]
+    result = runner.evaluate(Level(2), official, ["corruptions"])["corruptions"]
     expected = {name: pytest.approx(1 - k / 20) for k, name in enumerate(corruptions.NAMES)}
     assert result["top1"] == {"5": expected}
     assert result["mean_top1"] == pytest.approx(1 - 7 / 20)
@@ -182,9 +182,9 @@ def test_every_corruption_is_adapted_to_anew(official):
     model = random_model("plain", in_channels=3, num_classes=2)
     with official.unlocked():
         official.evaluation.sar.update(batch_size=8, lr=0.1, margin=1.0, reset_below=0.0)
-    results = suite.evaluate(model, official, ["corruptions", "corruptions_sar"])
+    results = runner.evaluate(model, official, ["corruptions", "corruptions_sar"])
     assert results["corruptions_sar"]["unadapted_top1"] == results["corruptions"]["top1"]
     assert results["corruptions_sar"]["examples"]["5"] == dict.fromkeys(corruptions.NAMES, 20)
     assert "with SAR" in summary.text(summary.rows(results))
-    assert set(suite.scalars(results)) >= {"corruptions/mean_top1", "corruptions_sar/mean_unadapted_top1"}
-    assert "corruptions_sar/mean_examples" not in suite.scalars(results)
+    assert set(runner.scalars(results)) >= {"corruptions/mean_top1", "corruptions_sar/mean_unadapted_top1"}
+    assert "corruptions_sar/mean_examples" not in runner.scalars(results)

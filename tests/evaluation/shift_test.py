@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from equivit.evaluation import consistency, predictions, suite, summary
+from equivit.evaluation import consistency, predictions, runner, summary
 from equivit.evaluation.consistency import FRACTIONS, Shifts
 from equivit.models import zoo
 from equivit.training.config import from_json, get_base, to_json, validate
@@ -207,7 +207,7 @@ def test_what_cannot_be_is_one_line(shift, data, message):
     with pytest.raises(ValueError, match=message) as error:
         config = changed(data, **shift)
         validate(config)
-        suite.check("shift", config)
+        runner.check("shift", config)
     assert "\n" not in str(error.value)
 
 
@@ -228,7 +228,7 @@ def test_of_an_adaptive_model_every_prediction_stays(adaptive):
 def test_a_model_of_series_is_refused():
     series = zoo.abstract("patchtst", length=16, channels=2, num_classes=10)
     with pytest.raises(ValueError, match=r"a model of PatchTSTConfig takes inputs of \[16, 2\]"):
-        suite.prepare(series, changed(), "shift")
+        runner.prepare(series, changed(), "shift")
 
 
 def test_no_example_is_refused():
@@ -244,10 +244,10 @@ def test_the_suite_reads_larger_images_and_takes_their_centre(tmp_path):
     file.write_text(to_json(changed(kinds=ALL["kinds"], ranges=("half", (0, 4)))))
     settings = from_json(file)
     assert json.loads(to_json(settings))["evaluation"]["shift"]["ranges"] == ["half", [0, 4]]
-    results = suite.evaluate(random_model("plain"), settings, ["accuracy", "shift"])
+    results = runner.evaluate(random_model("plain"), settings, ["accuracy", "shift"])
     found = results["shift"]
     assert found["top1"] == results["accuracy"]["top1"] and found["examples"] == 10
-    assert set(suite.scalars(results)) >= {"shift/circular_half", "shift/crop_0x4", "shift/zeros_half_standard_error"}
+    assert set(runner.scalars(results)) >= {"shift/circular_half", "shift/crop_0x4", "shift/zeros_half_standard_error"}
     text = summary.text(summary.rows({"shift": found}))
     share, error = (100 * found[f"zeros_0x4{ending}"] for ending in ("", "_standard_error"))
     assert re.search(rf"same class after shifts with zeros, 0x4 +{share:.2f} % \+- {error:.2f} \(", text)

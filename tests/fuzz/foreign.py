@@ -9,7 +9,7 @@ import safetensors.numpy
 from hypothesis import strategies as st
 
 from equivit import logical, pretrained
-from equivit.layers.keys import Keys
+from equivit.layers.rngs import Keys
 from equivit.models import zoo
 from tests.fuzz.attack import Files, Reader, made_in_child
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from equivit import files, logical, metrics_files, sweep
 from equivit.acceleration import plan
-from equivit.layers.keys import Keys
+from equivit.layers.rngs import Keys
 from equivit.models import saved, zoo
 from equivit.training import config as configs
 from equivit.training import logging, resuming, sweep_config

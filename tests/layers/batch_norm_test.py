@@ -6,7 +6,7 @@ import pytest
 
 from equivit import logical
 from equivit.layers.batch_norm import BatchNorm
-from equivit.layers.recording import recording
+from equivit.layers.batch_stats import recording
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from equivit.layers import bilinear, dense, isotypic
-from equivit.layers.keys import Keys
 from equivit.layers.product import SCORES, WEIGHTED, einsum, matmul, scores, weighted
+from equivit.layers.rngs import Keys
 from equivit.precision import cast
 from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC

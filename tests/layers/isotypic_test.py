@@ -15,8 +15,9 @@ import kernels
 from equivit import testing
 from equivit.layers import attention, isotypic
 from equivit.layers.block import Block
-from equivit.layers.drop import drop_path, dropout
+from equivit.layers.dropout import dropout
 from equivit.layers.parts import Parts
+from equivit.layers.stochastic_depth import drop_path
 from equivit.symmetry import fields
 from equivit.symmetry.groups import FLIP, OCTIC
 from tests.drawing import normal

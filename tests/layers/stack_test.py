@@ -10,7 +10,7 @@ from flax import nnx
 from equivit import logical
 from equivit.layers import isotypic
 from equivit.layers.batch_norm import BatchNorm
-from equivit.layers.recording import recording
+from equivit.layers.batch_stats import recording
 from equivit.layers.stack import Stack
 from equivit.symmetry.groups import OCTIC
 

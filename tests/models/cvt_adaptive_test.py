@@ -14,7 +14,7 @@ from flax import nnx
 
 from equivit import costs, logical, models, precision, testing
 from equivit.layers.batch_norm import BatchNorm
-from equivit.layers.recording import recording
+from equivit.layers.batch_stats import recording
 from equivit.models import zoo
 from equivit.models.cvt.attention import ConvAttention, ConvEmbed
 from equivit.symmetry import shifts

@@ -12,8 +12,8 @@ from flax import nnx
 
 from equivit import costs, logical, models, precision
 from equivit.layers import dense
+from equivit.layers.batch_stats import recording
 from equivit.layers.grid import Layout
-from equivit.layers.recording import recording
 from equivit.models import saved, zoo
 from equivit.testing import assert_shift_equivariant
 

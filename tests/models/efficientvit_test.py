@@ -12,7 +12,7 @@ from flax import nnx
 
 from equivit import costs, logical, precision
 from equivit.layers.batch_norm import BatchNorm
-from equivit.layers.recording import recording
+from equivit.layers.batch_stats import recording
 from equivit.models import saved, zoo
 from equivit.models.efficientvit.attention import linear_attention
 from equivit.models.folding import fold

@@ -13,7 +13,7 @@ from flax import nnx
 
 from equivit import costs, logical, precision, pretrained
 from equivit.layers.batch_norm import BatchNorm
-from equivit.layers.recording import recording
+from equivit.layers.batch_stats import recording
 from equivit.models import saved, zoo
 from equivit.models.folding import fold
 from equivit.models.mobilenetv4.inverted_bottleneck import UniversalInvertedBottleneck

@@ -11,8 +11,8 @@ import pytest
 from flax import nnx
 
 from equivit import costs, logical
-from equivit.layers.drop import dropout
-from equivit.layers.recording import recording
+from equivit.layers.batch_stats import recording
+from equivit.layers.dropout import dropout
 from equivit.models import saved, zoo
 from equivit.models.patchtst import model as patchtst
 

@@ -10,7 +10,7 @@ from flax import nnx
 
 from equivit import logical, testing
 from equivit.layers import resizing
-from equivit.layers.recording import recording
+from equivit.layers.batch_stats import recording
 from equivit.models import saved, zoo
 from equivit.models.segmenter import decoders as segmentation_decoders
 from equivit.models.segmenter.model import SegmenterConfig

@@ -12,8 +12,8 @@ from flax import nnx
 
 from equivit import costs, logical, precision
 from equivit.layers.batch_norm import BatchNorm
-from equivit.layers.drop import drop_path
-from equivit.layers.recording import recording
+from equivit.layers.batch_stats import recording
+from equivit.layers.stochastic_depth import drop_path
 from equivit.models import saved, zoo
 from equivit.models.folding import fold
 from equivit.models.shvit.merging import squeezed

@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from equivit import logical
-from equivit.layers.recording import recording
+from equivit.layers.batch_stats import recording
 from equivit.models import saved, zoo
 from equivit.objectives.linear_probe import ProbeHead
 from equivit.training import program, sharding

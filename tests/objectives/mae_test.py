@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from equivit import logical
-from equivit.evaluation import suite
+from equivit.evaluation import runner
 from equivit.objectives import mae
 from equivit.training import checkpoints, config, program, sharding, start
 from tests.training.state_test import mesh_of
@@ -123,27 +123,27 @@ def test_evaluation_depends_on_the_seed_and_not_on_the_batches(run):
     c, workdir = run[:2]
     model = checkpoints.load_run(workdir).model
     assert logical.take(model).keys() == run[4].trainable.keys()
-    found = suite.evaluate(model, c, ("reconstruction",))["reconstruction"]
+    found = runner.evaluate(model, c, ("reconstruction",))["reconstruction"]
     assert found["examples"] == 13 and found["loss"] > 0
     c = c.copy_and_resolve_references().unlock()
     c.batch_size = 16
-    again = suite.evaluate(model, c, ("reconstruction",))["reconstruction"]
+    again = runner.evaluate(model, c, ("reconstruction",))["reconstruction"]
     assert again["loss"] == pytest.approx(found["loss"], rel=1e-5)
     c.seed = 1
-    assert suite.evaluate(model, c, ("reconstruction",))["reconstruction"]["loss"] != pytest.approx(found["loss"])
+    assert runner.evaluate(model, c, ("reconstruction",))["reconstruction"]["loss"] != pytest.approx(found["loss"])
 
 
 def test_a_protocol_of_the_other_kind_is_refused(run):
     model = checkpoints.load_run(run[1]).model
     with pytest.raises(ValueError, match="'accuracy' is for classifiers, .* 'reconstruction'.*config.init"):
-        suite.evaluate(model, run[0], ("accuracy",))
+        runner.evaluate(model, run[0], ("accuracy",))
     supervised = config.get_base()
     with pytest.raises(ValueError, match="'reconstruction' is for masked autoencoders"):
-        suite.evaluate(model.encoder, supervised, ("reconstruction",))
+        runner.evaluate(model.encoder, supervised, ("reconstruction",))
     with pytest.raises(
         ValueError, match="objective.name='supervised' does not define how .* masked; .* configs/mae.py"
     ):
-        suite.evaluate(model, supervised, ("reconstruction",))
+        runner.evaluate(model, supervised, ("reconstruction",))
 
 
 def test_a_supervised_run_begins_with_the_encoder(run, capsys):

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from equivit import logical
-from equivit.layers.recording import recording
+from equivit.layers.batch_stats import recording
 from equivit.models import zoo
 from equivit.objectives import segmentation
 from equivit.objectives.registry import OBJECTIVES

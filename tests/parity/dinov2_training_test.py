@@ -12,7 +12,7 @@ from flax import nnx
 
 from equivit import logical
 from equivit.data.masking import block_mask
-from equivit.layers.drop_path import on_subset
+from equivit.layers.stochastic_depth import on_subset
 from equivit.models import zoo
 from equivit.objectives.clock import Clock
 from equivit.objectives.dinov2 import DinoV2

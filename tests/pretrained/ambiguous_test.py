@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from equivit import convert, pretrained
-from equivit.layers.keys import Keys
+from equivit.layers.rngs import Keys
 from equivit.models.vit.config import ViTConfig
 from equivit.pretrained import reading
 from tests.pretrained import torch_archive

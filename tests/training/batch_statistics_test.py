@@ -14,8 +14,8 @@ from jax.sharding import NamedSharding
 
 from equivit import logical, models
 from equivit.layers import dense
+from equivit.layers.batch_stats import recording
 from equivit.layers.convolution import NormedConv
-from equivit.layers.recording import recording
 from equivit.layers.stack import Stack
 from equivit.models import saved
 from equivit.objectives.dinov2 import DinoV2, Student

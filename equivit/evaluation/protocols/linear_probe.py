@@ -15,7 +15,8 @@ from jax.sharding import PartitionSpec
 from ml_collections import ConfigDict
 
 from equivit import archives, errors, files
-from equivit.data import loader, section, sources
+from equivit.data import config as data_config
+from equivit.data import loader, sources
 from equivit.data.order import TrainOrder, permutation
 from equivit.evaluation import frozen, linear_probe
 from equivit.evaluation.frozen import Images
@@ -188,7 +189,7 @@ def _unchanged(train: Images, kept: np.ndarray, heads: linear_probe.Heads, seed:
 def _augmented(run: Run, index: np.ndarray, heads: linear_probe.Heads, start: int) -> Iterator[Batch]:
     """Batches of random crops and mirror images of some images, seen by the model, from number `start` on."""
     data = run.data.copy_and_resolve_references().unlock()
-    data.update(augment=section.DEFAULTS["augment"], train_image_size=None)
+    data.update(augment=data_config.DEFAULTS["augment"], train_image_size=None)
     share: dict[str, Any] = dict(process_index=jax.process_index(), process_count=jax.process_count())
     options: dict[str, Any] = dict(seed=run.config.seed, workers=data.workers, entries=("label",))
     pipeline = loader.train(data, batch_size=heads.batch_size, **options, **share)

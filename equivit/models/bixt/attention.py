@@ -13,7 +13,8 @@ from jax.nn.initializers import Initializer
 from equivit import errors
 from equivit.layers.attention import attend, attend_both
 from equivit.layers.dense import Attention, LayerNorm, Linear, Mlp
-from equivit.layers.drop import drop_path, split
+from equivit.layers.dropout import split
+from equivit.layers.stochastic_depth import drop_path
 
 
 class CrossAttention(nnx.Module):

@@ -20,7 +20,7 @@ from equivit.constraints import Below1, Depth, OneOf, PositiveFloat, PositiveInt
 from equivit.layers import dense
 from equivit.layers.block import Block
 from equivit.layers.convolution import Conv
-from equivit.layers.drop import split
+from equivit.layers.dropout import split
 from equivit.layers.grid import Layout, check_grid, check_images
 from equivit.layers.parts import identity
 from equivit.layers.position import FourierCode

@@ -13,9 +13,10 @@ from equivit.layers import dense, phases
 from equivit.layers.attention import attend
 from equivit.layers.by_image import by_image
 from equivit.layers.convolution import Conv, NormedConv, Pair
-from equivit.layers.drop import drop_path, dropout, split
+from equivit.layers.dropout import dropout, split
 from equivit.layers.grid import Layout
 from equivit.layers.largest import IMAGE_BYTES, largest
+from equivit.layers.stochastic_depth import drop_path
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
 

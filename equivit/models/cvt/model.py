@@ -18,7 +18,7 @@ from equivit import constraints
 from equivit.constraints import Below1, Depth, NonNegativeInt, OneOf, PositiveFloat, PositiveInt, Size
 from equivit.layers import dense, phases
 from equivit.layers.convolution import MODES, Pair, output_size
-from equivit.layers.drop import dropout, split
+from equivit.layers.dropout import dropout, split
 from equivit.layers.grid import Frame, Layout, check_images
 from equivit.layers.prefix import token
 from equivit.layers.stack import REMAT, Stack, check_blocks

@@ -13,9 +13,10 @@ from equivit import constraints, errors
 from equivit.constraints import Below1, Depth, OneOf, PositiveInt, Size
 from equivit.layers import dense
 from equivit.layers.convolution import NormedConv
-from equivit.layers.drop import drop_path, split
+from equivit.layers.dropout import split
 from equivit.layers.grid import Layout, check_images
 from equivit.layers.stack import REMAT, Stack, check_blocks
+from equivit.layers.stochastic_depth import drop_path
 from equivit.models import features
 from equivit.models.efficientvit.attention import LinearAttention
 from equivit.models.efficientvit.separable_conv import InvertedBottleneck, SeparableConv

@@ -10,8 +10,8 @@ from equivit.layers import dense
 from equivit.layers.attention import attend
 from equivit.layers.batch_norm import BatchNorm
 from equivit.layers.convolution import NormedConv
-from equivit.layers.drop import drop_path
 from equivit.layers.grid import Layout
+from equivit.layers.stochastic_depth import drop_path
 
 XAVIER = nnx.initializers.xavier_uniform()
 

@@ -12,8 +12,8 @@ from flax import nnx
 
 from equivit.layers import dense
 from equivit.layers.convolution import NormedConv
-from equivit.layers.drop import drop_path
 from equivit.layers.grid import Layout
+from equivit.layers.stochastic_depth import drop_path
 
 
 class PlainConv(nnx.Module):

@@ -16,8 +16,9 @@ from flax import nnx
 from equivit.layers import dense
 from equivit.layers.attention import attend_with_bias
 from equivit.layers.convolution import DepthwiseConv, Pair
-from equivit.layers.drop import drop_path, dropout, split
+from equivit.layers.dropout import dropout, split
 from equivit.layers.grid import Layout
+from equivit.layers.stochastic_depth import drop_path
 from equivit.models.mvit import pooling as adaptive_pooling
 from equivit.models.mvit.position import CircularPosition, DecomposedPosition
 from equivit.symmetry import shifts

@@ -19,7 +19,7 @@ from equivit import constraints
 from equivit.constraints import Below1, Depth, OneOf, PositiveFloat, PositiveInt, Size
 from equivit.layers import dense
 from equivit.layers.convolution import MODES, Conv, Pair
-from equivit.layers.drop import dropout, split
+from equivit.layers.dropout import dropout, split
 from equivit.layers.grid import Layout, check_images
 from equivit.layers.prefix import token
 from equivit.layers.stack import REMAT, check_blocks

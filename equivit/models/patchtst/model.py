@@ -27,8 +27,8 @@ from equivit import constraints
 from equivit.constraints import Below1, Depth, NonNegativeInt, OneOf, PositiveInt
 from equivit.layers import dense
 from equivit.layers.batch_norm import BatchNorm
-from equivit.layers.drop import dropout as drop
-from equivit.layers.drop import split
+from equivit.layers.dropout import dropout as drop
+from equivit.layers.dropout import split
 from equivit.layers.grid import Layout, check_array
 from equivit.layers.jumbo import divide, merge
 from equivit.layers.prefix import token

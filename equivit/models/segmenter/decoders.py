@@ -23,7 +23,7 @@ from flax import nnx
 from equivit.layers import dense, isotypic
 from equivit.layers.batch_norm import BatchNorm
 from equivit.layers.convolution import Conv, Pair, around
-from equivit.layers.drop import drop_channels
+from equivit.layers.dropout import drop_channels
 from equivit.layers.resizing import bilinear, unpooled
 from equivit.models.features import Grid
 from equivit.models.segmenter.pyramid_pooling import PyramidPooling, conv_unit

@@ -24,7 +24,7 @@ from equivit import constraints, errors
 from equivit.constraints import OneOf, PositiveInt
 from equivit.layers import dense, invariants
 from equivit.layers.convolution import MODES
-from equivit.layers.drop import split
+from equivit.layers.dropout import split
 from equivit.layers.resizing import bilinear
 from equivit.models.cvt.model import CvTConfig
 from equivit.models.features import Features, Grid

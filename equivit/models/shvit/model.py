@@ -17,9 +17,10 @@ from equivit.constraints import Below1, Depth, NonNegativeInt, OneOf, PositiveIn
 from equivit.layers import dense
 from equivit.layers.batch_norm import BatchNorm
 from equivit.layers.convolution import NormedConv
-from equivit.layers.drop import drop_path, split
+from equivit.layers.dropout import split
 from equivit.layers.grid import Layout, check_images
 from equivit.layers.stack import REMAT, Stack, check_blocks
+from equivit.layers.stochastic_depth import drop_path
 from equivit.models import features
 from equivit.models.features import Features
 from equivit.models.image_config import StagedConfig

@@ -21,7 +21,7 @@ from flax import nnx
 from equivit import constraints
 from equivit.constraints import Below1, Depth, OneOf, PositiveFloat, PositiveInt, Size, Words
 from equivit.layers import dense
-from equivit.layers.drop import dropout, split
+from equivit.layers.dropout import dropout, split
 from equivit.layers.grid import Frame, Layout, check_grid, check_images
 from equivit.layers.stack import REMAT, Stack, check_blocks
 from equivit.models.adaptive import SELECT, AdaptiveConfig, check_torus, placed

@@ -19,9 +19,10 @@ from flax import nnx
 
 from equivit.layers import dense
 from equivit.layers.attention import attend_with_bias
-from equivit.layers.drop import drop_path, dropout, split
+from equivit.layers.dropout import dropout, split
 from equivit.layers.grid import Layout
 from equivit.layers.position import resize
+from equivit.layers.stochastic_depth import drop_path
 
 Pair = tuple[int, int]
 APART = -100.0  # the official mask; cosine logits reach 100, so it is no -inf, and files are only reproduced with it

@@ -6,7 +6,7 @@ import pytest
 from flax import nnx
 
 from equivit import logical, models
-from equivit.layers.keys import Keys
+from equivit.layers.rngs import Keys
 
 
 def drawn(rngs):

@@ -1,11 +1,11 @@
-"""Dropout and stochastic depth, for arrays and fields."""
+"""Dropout of arrays and fields."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from equivit.symmetry.fields import Isotypic, Tokens, TokensT
+from equivit.symmetry.fields import Isotypic, Tokens
 
 
 def split(key: jax.Array | None, number: int = 2) -> tuple[jax.Array | None, ...]:
@@ -18,43 +18,30 @@ def dropout(x: Tokens, rate: float | jax.Array, key: jax.Array | None) -> Any:
 
     The two rows of E are zeroed together, which keeps the symmetry.  A traced rate may be 0: then all entries are kept.
     """
-    if key is None or _is_zero(rate):
+    if key is None or is_zero(rate):
         return x
     if isinstance(x, jax.Array):
-        return _kept(x, jax.random.bernoulli(key, 1 - rate, x.shape), rate)
+        return rescaled(x, jax.random.bernoulli(key, 1 - rate, x.shape), rate)
     keys = jax.random.split(key)
     lines = dropout(x.lines, rate, keys[0])
     if x.planes is None:
         return Isotypic(lines, None)
     kept = jax.random.bernoulli(keys[1], 1 - rate, x.planes.shape[1:])
-    return Isotypic(lines, _kept(x.planes, kept, rate))
+    return Isotypic(lines, rescaled(x.planes, kept, rate))
 
 
 def drop_channels(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
     """Zero each channel of a map [B, h, w, C] with probability `rate`, and divide the others by 1 - rate."""
     if key is None:
         return x
-    return _kept(x, jax.random.bernoulli(key, 1 - rate, (len(x), 1, 1, x.shape[-1])), rate)
+    return rescaled(x, jax.random.bernoulli(key, 1 - rate, (len(x), 1, 1, x.shape[-1])), rate)
 
 
-def drop_path(x: TokensT, rate: float | jax.Array, key: jax.Array | None, *, axes: int = 2) -> TokensT:
-    """Zero x for each sample with probability `rate`, and divide the others by 1 - rate; `key=None` returns x.
-
-    One draw per sample covers all tokens, channels and irreps.
-
-    Args:
-      axes: of a sample: 2 for tokens [*B, N, C], 3 for maps [*B, h, w, C].
-    """
-    if key is None or _is_zero(rate):
-        return x
-    kept = jax.random.bernoulli(key, 1 - rate, (*x.shape[:-axes], *(1,) * axes))
-    return jax.tree.map(lambda leaf: _kept(leaf, kept, rate), x)
-
-
-def _kept(x: jax.Array, kept: jax.Array, rate: float | jax.Array) -> jax.Array:
+def rescaled(x: jax.Array, kept: jax.Array, rate: float | jax.Array) -> jax.Array:
     """x / (1 - rate) where it is kept, else 0, in the type of x: a traced rate is float32, and a stream may be less."""
     return jnp.where(kept, x / (1 - rate), 0).astype(x.dtype)
 
 
-def _is_zero(rate: float | jax.Array) -> bool:
+def is_zero(rate: float | jax.Array) -> bool:
+    """Whether a rate is known to be 0."""
     return isinstance(rate, float | int) and not rate

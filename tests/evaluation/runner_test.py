@@ -11,7 +11,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from equivit import evaluate
-from equivit.evaluation import predictions, protocol, suite
+from equivit.evaluation import predictions, protocol, runner
 from equivit.models import saved
 from equivit.trained_on import TrainedOn
 from equivit.training.config import get_base
@@ -48,31 +48,31 @@ def test_protocols_by_name(model, config):
         seen.append((name, total))
         return batches
 
-    results = suite.evaluate(model, config, ("accuracy", "orientation"), track=track)
+    results = runner.evaluate(model, config, ("accuracy", "orientation"), track=track)
     assert seen == [("accuracy", 2), ("orientation", 2)]  # 20 images in batches of 12, rounded up to 16 for 8 devices
     assert results["accuracy"]["examples"] == 20
     assert results["accuracy"]["top1"] == pytest.approx(results["orientation"]["upright"])
     assert results["orientation"]["identical"] == results["orientation"]["decided"]
     assert results["orientation"]["field_error"] < 1e-5
-    numbers = suite.scalars(results)
+    numbers = runner.scalars(results)
     assert numbers["accuracy/top1"] == results["accuracy"]["top1"] and "orientation/rotated" in numbers
     assert all(isinstance(value, float) for value in numbers.values())
 
 
 def test_evaluating_another_model_of_the_same_kind_compiles_nothing(model, config):
-    suite.evaluate(model, config, ["accuracy"])
+    runner.evaluate(model, config, ["accuracy"])
     compiled = predictions._forward._cache_size()
     graph, state = nnx.split(model)
-    suite.evaluate(nnx.merge(graph, jax.tree.map(lambda a: a + 0.1, state)), config, ["accuracy"])
+    runner.evaluate(nnx.merge(graph, jax.tree.map(lambda a: a + 0.1, state)), config, ["accuracy"])
     assert predictions._forward._cache_size() == compiled
 
 
 def test_on_a_mesh_equals_one_device(model, config):
-    alone = suite.evaluate(model, config, ("accuracy", "orientation"))
+    alone = runner.evaluate(model, config, ("accuracy", "orientation"))
     mesh = jax.make_mesh((4, 2), ("data", "fsdp"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     with jax.set_mesh(mesh):
         model = jax.device_put(model, NamedSharding(mesh, PartitionSpec()))
-        spread = suite.evaluate(model, config, ("accuracy", "orientation"))
+        spread = runner.evaluate(model, config, ("accuracy", "orientation"))
     assert spread["accuracy"] == alone["accuracy"]
     assert spread["orientation"]["accuracy"] == alone["orientation"]["accuracy"]
     assert spread["orientation"]["equivariance_error"] < 1e-5
@@ -81,12 +81,12 @@ def test_on_a_mesh_equals_one_device(model, config):
 @pytest.mark.parametrize(("names", "message"), [(["acuracy"], "the nearest is 'accuracy'"), ([], "is empty")])
 def test_unknown_protocols_are_refused(model, config, names, message):
     with pytest.raises(ValueError, match=message):
-        suite.evaluate(model, config, names)
+        runner.evaluate(model, config, names)
 
 
 def test_another_number_of_classes_is_refused(config):
     with pytest.raises(ValueError, match=r"the model has 7 classes, the data \(digits\) 10"):
-        suite.evaluate(random_model("plain", num_classes=7), config, ["accuracy"])
+        runner.evaluate(random_model("plain", num_classes=7), config, ["accuracy"])
 
 
 @pytest.fixture(scope="module")
@@ -183,5 +183,5 @@ def test_it_reads_with_the_workers_of_the_config(model, config, monkeypatch):
 
     monkeypatch.setattr(protocol.loader, "evaluate", read)
     with pytest.raises(FileNotFoundError, match="before anything"):
-        suite.evaluate(model, config, "accuracy")
+        runner.evaluate(model, config, "accuracy")
     assert seen == [3]

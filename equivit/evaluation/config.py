@@ -16,7 +16,7 @@ from equivit.evaluation.linear_probe import BASE_RATES
 DEFAULTS = dict(
     every_epochs=None,  # this or every_steps; both None: once, at the end
     every_steps=None,
-    suite=None,  # protocols (evaluation/suite.py)
+    suite=None,  # protocols (evaluation/runner.py)
     severities=(5,),  # of the corruptions
     corruption_crop_ratio=0.875,  # data.crop_ratio for images that are corrupted here: ImageNet-C's, 224 of 256 pixels
     sar=dict(batch_size=REFERENCE_BATCH, **dataclasses.asdict(Sar())),  # test-time adaptation
@@ -56,7 +56,7 @@ TYPES: dict[str, Any] = dict(
 
 
 def check(section: ConfigDict) -> None:
-    """ValueError for an invalid value; evaluation/suite.py checks that the protocols fit the model."""
+    """ValueError for an invalid value; evaluation/runner.py checks that the protocols fit the model."""
     constraints.check_section("config.evaluation", section, TYPES)
     if section.every_epochs is not None and section.every_steps is not None:
         raise ValueError("config.evaluation: every_epochs and every_steps are both set; set one to None.")

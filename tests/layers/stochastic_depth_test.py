@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from equivit.layers.drop_path import on_subset, subset
+from equivit.layers.stochastic_depth import on_subset, subset
 from equivit.symmetry import fields
 from equivit.symmetry.groups import FLIP, OCTIC
 from tests.drawing import normal

@@ -1,9 +1,9 @@
-"""Stochastic depth that computes a residual branch for some of the images only.
+"""Stochastic depth: a residual branch is dropped for some of the images.
 
-Where the usual kind computes a branch for all images and zeroes some of the results, this one leaves them out before:
-at a rate of 0.3 a block costs about 0.7.  The number of images is exact, so that shapes are static.
+`drop_path` computes a branch for all images and zeroes some of the results.  `on_subset` computes it for a `subset`
+alone: at a rate of 0.3 a block costs about 0.7.  The number of images is exact, so that shapes are static.
 
-Source: DINOv2 (arXiv 2304.07193), Section 5, "Efficient stochastic depth".
+Source: Huang et al. 2016; for subsets DINOv2 (arXiv 2304.07193), Section 5, "Efficient stochastic depth".
 """
 
 from collections.abc import Callable
@@ -13,7 +13,22 @@ import jax
 import jax.numpy as jnp
 
 from equivit import errors
+from equivit.layers.dropout import is_zero, rescaled
 from equivit.symmetry.fields import TokensT
+
+
+def drop_path(x: TokensT, rate: float | jax.Array, key: jax.Array | None, *, axes: int = 2) -> TokensT:
+    """Zero x for each sample with probability `rate`, and divide the others by 1 - rate; `key=None` returns x.
+
+    One draw per sample covers all tokens, channels and irreps.
+
+    Args:
+      axes: of a sample: 2 for tokens [*B, N, C], 3 for maps [*B, h, w, C].
+    """
+    if key is None or is_zero(rate):
+        return x
+    kept = jax.random.bernoulli(key, 1 - rate, (*x.shape[:-axes], *(1,) * axes))
+    return jax.tree.map(lambda leaf: rescaled(leaf, kept, rate), x)
 
 
 def subset(key: jax.Array, images: int, rate: float, groups: int = 1) -> jax.Array:
