@@ -27,7 +27,6 @@ from equivit.models.swin import model as swin
 from equivit.models.vit import config as vit_config
 from equivit.models.vit import jumbo as jumbo_vit
 from equivit.models.vit import names as vit_names
-from equivit.models.vit import public as vit_public
 
 # The name of each configuration class in a saved model.
 CONFIGS: dict[str, type] = {
@@ -46,7 +45,6 @@ CONFIGS: dict[str, type] = {
 }
 NAMES = (
     vit_names.NAMES
-    | vit_public.NAMES
     | jumbo_vit.NAMES
     | patchtst.NAMES
     | swin.NAMES
