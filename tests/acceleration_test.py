@@ -67,7 +67,7 @@ def test_started_again_it_does_nothing_twice(place, fitted, monkeypatch):
 
     for module, name in ((stages.fit, "fit"), (stages.sigma, "moments"), (stages.export, "write")):
         monkeypatch.setattr(module, name, never)
-    monkeypatch.setattr(stages.suite, "evaluate", never)
+    monkeypatch.setattr(stages.runner, "evaluate", never)
     monkeypatch.setattr(stages.profile, "profile", never)
     assert run(place, "--fit_only", blocks=2) == 0
     assert json.loads((place / "fitted" / "report.json").read_text()) == fitted

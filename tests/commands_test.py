@@ -53,7 +53,7 @@ def test_a_plain_run_imports_no_gpu_kernels_and_draws_at_its_end_alone():
     """All that `equivit.train` imports before the pictures; octic models get the kernels when they are traced."""
     modules = imported(
         "from equivit.data import loader\n"
-        "from equivit.evaluation import suite, summary\n"
+        "from equivit.evaluation import runner, summary\n"
         "from equivit.training import loop, program, sharding, start\n"
         "from equivit import models\n"
     )

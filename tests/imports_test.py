@@ -25,7 +25,17 @@ ALLOWED = {
     "data": {"archives", "errors", "constraints"},
     "layers": {"errors", "derivatives", "symmetry", "kernels"},
     "logical": {"layers"},
-    "models": {"errors", "constraints", "files", "safetensors_files", "trained_on", "symmetry", "layers", "logical"},
+    "models": {
+        "errors",
+        "constraints",
+        "derivatives",
+        "files",
+        "safetensors_files",
+        "trained_on",
+        "symmetry",
+        "layers",
+        "logical",
+    },
     "objectives": {"errors", "constraints", "precision", "symmetry", "layers", "logical", "models", "data"},
     "evaluation": {
         "archives",

@@ -18,7 +18,7 @@ from equivit.models import saved, zoo
 from equivit.models.decoders import MaskedAutoencoder, MaskedAutoencoderConfig
 from equivit.training.config import get_base
 from tests.evaluation.predictors import batches, random_model
-from tests.evaluation.suite_test import CONFIG
+from tests.evaluation.runner_test import CONFIG
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (8, 12, 20, 1)).astype(np.uint8)
 PIXELS = dict(mean=(0.3,), std=(0.3,))

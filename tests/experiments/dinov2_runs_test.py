@@ -78,9 +78,9 @@ def test_a_probe_of_a_teacher_goes_on_where_it_was_cut_off(tmp_path, monkeypatch
     figures = {"linear_probe": {"top1": 0.5}, "knn": {"top1": 0.25}}
     seen = []
     monkeypatch.setattr(octic_dinov2_progress.saved, "load", lambda place: None)
-    monkeypatch.setattr(octic_dinov2_progress.suite, "check", lambda *given: None)
+    monkeypatch.setattr(octic_dinov2_progress.runner, "check", lambda *given: None)
     monkeypatch.setattr(
-        octic_dinov2_progress.suite, "evaluate", lambda *_, directory=None: seen.append(directory) or figures
+        octic_dinov2_progress.runner, "evaluate", lambda *_, directory=None: seen.append(directory) or figures
     )
     plant(tmp_path / "run", "quicktest")
     place = tmp_path / "run/teachers/2"
