@@ -4,10 +4,10 @@ train, evaluate, convert, summarize, sweep, export, profile and accelerate are t
 testing has public checks of symmetry.
 
     symmetry/     groups and their action on images, grids and fields; circular shifts (mathematics, no Flax)
-    layers/       dense, isotypic, invariants, Jumbo, positions, blocks, stacks of blocks, readouts
+    layers/       shared by backbones: dense, isotypic, invariants, Jumbo, positions, blocks, stacks of blocks, readouts
     logical.py    parameters by the names that papers give them; what is declared of each
     precision.py  which parameters a run rounds to bfloat16
-    models/       ViTs, Jumbo, hierarchical and efficient models, decoders; each names its own, the zoo merges them
+    models/       a folder for each backbone, with layers of its own; the zoo merges the names of all
     objectives/   what is minimised: classification, distillation, masked autoencoding, DINOv2, segmentation
     data/         sources, transforms, batches, loader; an example is a dict
     training/     program, step, loop, sweeps, optimisers on logical tensors, sharding, checkpoints, config

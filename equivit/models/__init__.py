@@ -1,4 +1,4 @@
-"""Models, one architecture per file.
+"""Models, one folder or file per architecture.
 
 `create` builds a named model, `abstract` one with shapes in place of arrays, `remade` rebuilds a model with another
 configuration, and `fitted` returns only the tensors for that.  `adapt` makes a model truly shift-equivariant.
