@@ -41,9 +41,7 @@ class Coco:
     channels = 3
 
     def __init__(self, directory: str, split: str, *, void: tuple[int, ...], max_pixels: int):
-        root = directories.expanded(directory)
-        if not root.is_dir():
-            raise FileNotFoundError(f"coco:{directory}: there is no directory {root}.")
+        root = directories.root("coco", directory)
         file, self.images = root / "annotations" / f"{PREFIX}{split}{SUFFIX}", root / split
         if not file.is_file():
             splits = [path.name[len(PREFIX) : -len(SUFFIX)] for path in sorted(file.parent.glob(f"{PREFIX}*{SUFFIX}"))]

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from equivit import errors
+
 # Endings of image files, and Pillow's names of their formats.
 FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".ppm": "PPM", ".pgm": "PPM", ".bmp": "BMP", ".webp": "WEBP"}
 FORMATS |= {".tif": "TIFF", ".tiff": "TIFF"}
@@ -28,9 +30,7 @@ class Folder:
     channels = 3
 
     def __init__(self, directory: str, split: str, *, class_split: str):
-        self.root = expanded(directory)
-        if not self.root.is_dir():
-            raise FileNotFoundError(f"folder:{directory}: there is no directory {self.root}.")
+        self.root = root("folder", directory)
         found, reference = folders(self.root), self.root / class_split
         alone = not found and _images(self.root)
         if _is_below(split) and (self.root / split).is_dir():
@@ -76,6 +76,16 @@ def _is_below(split: str) -> bool:
 def expanded(path: str) -> pathlib.Path:
     """The path, a ~ in front as the home directory; where there is no such home, it stays, as in a shell."""
     return pathlib.Path(os.path.expanduser(path))
+
+
+def root(kind: str, directory: str) -> pathlib.Path:
+    """The directory of a source; FileNotFoundError, with the most similar name beside it, if it does not exist."""
+    path = expanded(directory)
+    if path.is_dir():
+        return path
+    neighbours = (folder.name for folder in folders(path.parent))
+    hint = errors.nearest(path.name, neighbours) or "; set config.data.source to a directory that exists"
+    raise FileNotFoundError(f"{kind}:{directory}: there is no directory {path}{hint}.")
 
 
 def content(path: pathlib.Path) -> bytes:

@@ -54,9 +54,7 @@ class Pairs:
     channels = 3
 
     def __init__(self, directory: str, split: str, *, void: tuple[int, ...]):
-        self.root = directories.expanded(directory)
-        if not self.root.is_dir():
-            raise FileNotFoundError(f"pairs:{directory}: there is no directory {self.root}.")
+        self.root = directories.root("pairs", directory)
         kind = _kind(self.root)
         layout, names = LAYOUTS[kind], None
         self.images, self.maps = self.root / layout.images, self.root / layout.maps

@@ -163,6 +163,13 @@ def test_a_tfds_data_set_that_is_not_prepared(section, tmp_path, monkeypatch):
     assert f"tfds build imagenet2012 --file_format=array_record --data_dir={tmp_path}" in message
 
 
+@pytest.mark.parametrize("kind", ["folder", "pairs", "coco"])
+def test_a_misspelt_directory_is_named_with_its_neighbour(section, tmp_path, kind):
+    (tmp_path / "imagenet").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"there is no directory .*/imagnet; the nearest is 'imagenet'\.$"):
+        sources.open_source(section(source=f"{kind}:{tmp_path}/imagnet"), "train")
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
@@ -170,7 +177,7 @@ def test_a_tfds_data_set_that_is_not_prepared(section, tmp_path, monkeypatch):
         ({"source": "npz"}, ValueError, "source='npz' must have the form 'npz:<file>'"),
         ({"source": "digits:x"}, ValueError, "source='digits:x' must have the form 'digits'"),
         ({"source": "npz:/nowhere.npz"}, FileNotFoundError, "there is no file /nowhere.npz"),
-        ({"source": "folder:/nowhere"}, FileNotFoundError, "there is no directory /nowhere"),
+        ({"source": "folder:/nowhere"}, FileNotFoundError, "no directory /nowhere; set config.data.source"),
         *(
             ({"source": f"{kind}:~no-such-user/x"}, FileNotFoundError, "there is no .* ~no-such-user/x")
             for kind in ("folder", "npz", "pairs", "coco", "list", "csv")
