@@ -61,7 +61,7 @@ CONDITIONS |= {f"erased {most}": functools.partial(erased, most) for most in (28
 
 
 def read(run: pathlib.Path) -> dict[str, dict[str, Any]]:
-    """The earlier results of a run: those of `consistency.consistency` by condition.
+    """The earlier results of `consistency.consistency` for a run, by condition.
 
     Raises:
       ValueError: the file is damaged.

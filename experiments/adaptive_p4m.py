@@ -6,7 +6,7 @@ the papers.  Images of 48 px in patches of 8, mirrored and shifted in training f
 
     python experiments/adaptive_p4m.py --source=npz:/data/pbc_wbc96.npz
 
-The same command resumes.  Accuracy is that of all test images, upright and over the eight
+The same command resumes a run.  Accuracy is over all test images, upright and in the eight
 orientations.  "Never changes" is the share of the first test images (--images) whose class is the same for all
 copies: eight orientations times 64 random circular shifts, the same for all images and models.  An image whose best
 two logits are closer than 1e-4 in one of its copies is undecided: there rounding may decide.  Prints the table,

@@ -10,7 +10,7 @@ Transformers Truly Shift-Equivariant" (arXiv 2305.16316), whose models are train
 
     python experiments/adaptive_small_images.py --source=npz:/data/cifar10.npz
 
-The same command resumes.  All runs have one learning rate, which nobody tuned.  Consistency is the
+The same command resumes a run.  All runs have one learning rate, not tuned.  Consistency is the
 share of test images whose class is the same after two random shifts: circular ones of the whole image (C-Cons), and
 of up to 3 px to either side with zeros (S-Cons; `equivit/evaluation/consistency.py`).  A difference is called
 resolved when it is larger than twice its standard error over seeds.  Prints the table, writes JSON with every run's

@@ -3,7 +3,7 @@
     python experiments/depthwise_blood_cells.py --source=npz:/data/pbc_wbc96.npz
 
 The rows and the stages are those of `experiments/depthwise_small.py`; images have 48 pixels, patches 6.  Six runs for
-each seed.  The same command resumes.
+each seed.  The same command resumes a run.
 
 Prints top-1 accuracy of test images, the chosen blocks, and every difference with the paper's on COCO; a difference is
 called resolved when it is larger than twice its standard error over seeds.  Nothing is claimed.

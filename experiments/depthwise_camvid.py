@@ -4,7 +4,7 @@
 
 The rows and the stages are those of `experiments/depthwise_small.py`, with the decoder of transposed convolutions; the
 pretraining has a linear one, so that stage 1 begins with a new decoder.  Frames of 240 x 180 pixels are trained at 128
-wide and 96 high, in patches of 8.  Five runs for each seed.  The same command resumes.
+wide and 96 high, in patches of 8.  Five runs for each seed.  The same command resumes a run.
 
 Prints mean IoU of the test frames, the chosen blocks, and every difference with the paper's on COCO; a difference is
 called resolved when it is larger than twice its standard error over seeds.  Nothing is claimed.

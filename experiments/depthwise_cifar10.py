@@ -3,7 +3,7 @@
     python experiments/depthwise_cifar10.py --source=npz:/data/cifar10.npz
 
 The rows and the stages are those of `experiments/depthwise_small.py`.  13 runs for each seed: the eleven rows, the
-pretraining and the gates of DSP-2S.  The same command resumes.
+pretraining and the gates of DSP-2S.  The same command resumes a run.
 
 Prints top-1 accuracy of test images, the chosen blocks, and every difference with the paper's on COCO; a difference is
 called resolved when it is larger than twice its standard error over seeds, and no order is claimed.

@@ -4,7 +4,7 @@
     python experiments/octic_dinov2_small_images.py --cifar10=npz:/data/cifar10.npz --seeds=0,1,2
 
 The recipe is configs/dinov2.py:small; each set by itself if only one is given.  CIFAR-10 is trained at 32 px in patches
-of 4, with mirrored views only.  The same command resumes.
+of 4, with mirrored views only.  The same command resumes a run.
 
 Accuracy of 20 nearest neighbours and of a linear probe on the teacher's frozen features, of test images upright and in
 the eight orientations; of the same network at its start; and of 20 neighbours by pixels.  The targets' entropies show

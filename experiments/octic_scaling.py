@@ -125,7 +125,7 @@ def flops(key: str) -> float:
 def measure(key: str, options: argparse.Namespace) -> dict:
     """Batches' images per second, MiB, and their ratios.
 
-    Memory is that of the whole models, also where they cannot run: the compiler reports it.
+    Memory is the compiler's figure for the whole model, also where the model cannot run.
     """
     models = {kind: _model(key, kind, options) for kind in KINDS}
     limit = benchmark.device_memory() if options.memory_gib is None else options.memory_gib * 2**30

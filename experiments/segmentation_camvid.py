@@ -13,7 +13,7 @@ is pretrained.  Not in a paper.
 
     python experiments/segmentation_camvid.py --source=npz:/data/camvid_240x180.npz
 
-The same command resumes.  Mean IoU of the test frames; mASCC, the share of pixels whose class follows
+The same command resumes a run.  Mean IoU of the test frames; mASCC, the share of pixels whose class follows
 a circular shift (Eq. 26 of shift-equivariant ViTs); mean IoU over the eight orientations, and the share of pixels whose
 class is the same in all of them.  A difference is called resolved when it is larger than twice its standard error over
 seeds.  Prints the table, writes JSON with every run's figures, versions and machine; exits 1 when a shift changes a

@@ -85,8 +85,8 @@ def load(
       source: a key of `FORMATS`: "octic_vits", "flip", "timm" (also Swin, MViTv2, MobileNetV4, EfficientViT and SHViT),
         "dinov2", "clip", "cvt", "bixt", "jumbo", "mae" (the encoder) or "mae_autoencoder".
       weights: a state dict, or the path of a .safetensors, .npz or .pth file; containers and wrappers are taken off.
-      num_heads: heads per block, of a model with stages one number for each; None: those in the file, or those of
-        the published model of that width.
+      num_heads: heads per block; for a model with stages, one number each.  None: as in the file, or as in the
+        published model of that width.
       image_size: (height, width) that the table of positions, or the windows, belong to; needed where it is not a
         square, or where the table may have a row for the class token or none; for Swin where the last map is not one
         window, and for MViTv2 where the patch does not divide it.

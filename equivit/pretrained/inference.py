@@ -55,7 +55,7 @@ def count(state: Mapping[str, np.ndarray], name: str, blocks: str = "blocks") ->
 
 
 def heads(width: int, num_heads: Any, source: str) -> int:
-    """`num_heads`, or that of the published model of this width.  `MissingHint` when there is none."""
+    """`num_heads`, or the heads of the published model of this width; MissingHint if there is no such model."""
     if num_heads is not None:
         constraints.check(f"{source}: num_heads", num_heads, constraints.PositiveInt)
         return num_heads

@@ -65,7 +65,7 @@ def test_norms_of_all_phases(size, kernel, stride, padding):
 
 
 def test_norms_are_at_least_in_float32():
-    """Patches of a bfloat16 model are distinguished as finely as those of others."""
+    """A bfloat16 model distinguishes patches as finely as a float32 model."""
     x, kernel, bias = (RNG.normal(size=s).astype(ml_dtypes.bfloat16) for s in ((2, 8, 12, 3), (4, 4, 3, 5), (5,)))
     wide = [a.astype(np.float64) for a in (x, kernel, bias)]
     found = norms(x, kernel, bias, (4, 4), (0, 0))

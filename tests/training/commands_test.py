@@ -55,7 +55,7 @@ def final_state(workdir):
 
 
 def saved_and_actual_bits(path):
-    """Sums of bits of a checkpoint's arrays: those saved with them, and those of the arrays read back here."""
+    """Sums of bits of a checkpoint's arrays: as saved with it, and as computed from the arrays read back."""
     about, arrays = soak.checkpoint(path)
     return about["bits"], checkpoints._bits(jax.tree.map(jnp.asarray, arrays))
 

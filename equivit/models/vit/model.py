@@ -2,7 +2,7 @@
 
     logits = head(readout(trunk(embed(images))))
 
-`parts.py` builds the parts of plain, octic and flip models; `jumbo.py` those of models with a Jumbo token.
+`parts.py` builds plain, octic and flip models, `jumbo.py` models with a Jumbo token.
 
 Sources: octic ViTs (arXiv 2505.15441), Sections 3.2 and 4.2; Flopping for FLOPs (arXiv 2502.05169); DeiT III; DINOv2.
 """
