@@ -30,7 +30,7 @@ _REDUCTIONS = "cumlogsumexp cummax cummin cumprod cumsum reduce_max reduce_min r
 _FREE = (
     "addupdate all_gather all_to_all axis_index bitcast_convert_type broadcast_in_dim concatenate "
     "convert_element_type copy copy_p debug_callback device_put dynamic_slice dynamic_update_slice empty empty2 "
-    "gather get in_order iota layout_constraint masked_load masked_swap mesh_cast name optimization_barrier pad "
+    "gather get iota layout_constraint masked_load masked_swap mesh_cast name optimization_barrier pad "
     "ppermute psum psum_invariant pvary random_bits random_fold_in random_seed random_split random_unwrap random_wrap "
     "reduce_precision reduce_scatter reshape reshard rev scatter scatter-add select_n sharding_constraint slice sort "
     "split squeeze stack stop_gradient swap threefry2x32 tie transpose unstack"
@@ -141,7 +141,7 @@ def _equation(eqn: JaxprEqn, kind: str) -> Costs:
         return Costs({})
     if name == "dot_general":
         return Costs({kind: _dot(eqn, kind)})
-    if name == "bilinear_product":  # `layers.bilinear`
+    if name == "bilinear_product":  # `kernels.product`
         return Costs({kind: _bilinear(eqn)})
     if name == "conv_general_dilated":
         return Costs({kind: _convolution(eqn)})

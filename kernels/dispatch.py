@@ -16,9 +16,11 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 
 IMPLEMENTATIONS = ("auto", "xla", "tpu", "gpu", "interpret")
-PLATFORMS = {"tpu": "tpu", "cuda": "gpu"}  # of `jax.lax.platform_dependent`, and the kernel of "auto"
+# The kernels of "auto", by the platform of `jax.lax.platform_dependent`: those that have run on such a chip.
+PLATFORMS = {"cuda": "gpu"}
 BATCH_AXES = ("data", "fsdp")  # mesh axes that the batch is sharded over
-_AUTO = contextvars.ContextVar("implementation", default="auto")
+AUTO = contextvars.ContextVar("implementation", default="auto")  # what "auto" means, by `using`
+FUSED = ("tpu", "interpret")  # those with kernels of whole branches, which have yet to run on a chip
 
 
 @contextlib.contextmanager
@@ -33,18 +35,18 @@ def using(implementation: str) -> Iterator[None]:
     Raises:
       ValueError: an unknown implementation.
     """
-    token = _AUTO.set(chosen("kernels.using", implementation))
+    token = AUTO.set(chosen("kernels.using", implementation))
     try:
         yield
     finally:
-        _AUTO.reset(token)
+        AUTO.reset(token)
 
 
 def chosen(name: str, implementation: str) -> str:
     """Resolve "auto" by `using`; ValueError unless `implementation` is one of IMPLEMENTATIONS."""
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(f"{name}: {implementation=} is not one of {', '.join(map(repr, IMPLEMENTATIONS))}.")
-    return _AUTO.get() if implementation == "auto" else implementation
+    return AUTO.get() if implementation == "auto" else implementation
 
 
 def check_field(name: str, lines: jax.Array, planes: jax.Array) -> None:

@@ -7,10 +7,42 @@ import jax
 from flax import nnx
 
 from equivit.layers import isotypic
-from equivit.layers.dropout import dropout, split
+from equivit.layers.dropout import dropout
 from equivit.layers.grid import Layout
 from equivit.layers.stochastic_depth import drop_path, on_subset, subset
-from equivit.symmetry.fields import Tokens, TokensT
+from equivit.symmetry.fields import Isotypic, Tokens, TokensT
+from equivit.symmetry.groups import OCTIC
+from kernels import octic_attention, octic_mlp
+from kernels.dispatch import AUTO, FUSED
+
+
+class Branch(NamedTuple):
+    """scale(body(norm(x))), for the branch of an octic block by one kernel if `kernels.using` asks for it.
+
+    Shapes: [*B, N, width] or a field -> the same.
+    """
+
+    norm: Callable
+    body: Callable
+    scale: Callable
+
+    def __call__(self, x: Any, layout: Layout | None = None) -> Any:
+        kernel = self._kernel(x) if AUTO.get() in FUSED else None
+        return self.scale(self.body(self.norm(x), layout)) if kernel is None else Isotypic(*kernel(x.lines, x.planes))
+
+    def _kernel(self, x: Any) -> Callable | None:
+        """The branch as one operation on the arrays of a field, if its parts are those of an octic block."""
+        norm, body, scale = self
+        known = isinstance(norm, isotypic.LayerNorm) and isinstance(scale, isotypic.LayerScale)
+        if not known or not isinstance(x, Isotypic) or x.group is not OCTIC:
+            return None
+        if type(body) is isotypic.Attention and body.qkv.bias is not None:
+            weights = octic_attention.Weights(*isotypic.branch_arrays(norm, body.qkv, body.proj, scale))
+            return lambda *field: octic_attention.octic_attention(*field, weights, body.num_heads, norm.constants)
+        if isinstance(body, isotypic.Mlp):
+            weights = octic_mlp.Weights(*isotypic.branch_arrays(norm, body.fc1, body.fc2, scale))
+            return lambda *field: octic_mlp.octic_mlp(*field, weights, norm.constants)
+        return None
 
 
 class Subsets(NamedTuple):
@@ -26,11 +58,10 @@ class Subsets(NamedTuple):
 
 
 class Block(nnx.Module):
-    """x + path(scale1(attention(norm1(x)))), then x + path(scale2(mlp(norm2(x)))).
+    """x + path(attention(x)), then x + path(mlp(x)), where both are branches scale(body(norm(x))).
 
     `path` is dropout, then stochastic depth, which keeps or drops a whole branch per sample, independently for the two
-    branches.  With `subsets` a branch is computed only for the samples that keep it.  Without a key nothing stands
-    between the parts, and a branch of an octic block is one operation (`kernels/octic_branch.py`).
+    branches.  With `subsets` a branch is computed only for the samples that keep it.
 
     Shapes: [*B, N, width] or a field -> the same.
 
@@ -66,28 +97,31 @@ class Block(nnx.Module):
           phase, train: for blocks that alternate or have batch statistics; unused here.
           key: for dropout and stochastic depth; None: neither.
         """
-        keys = split(key)
-        y: Any = x  # a field just where the parts are isotypic, which types cannot express
-        if key is None and type(self.attention) is isotypic.Attention:
-            y = self.attention.residual(y, self.norm1, self.scale1)
-        else:
-            y = self.residual(lambda x: self.scale1(self.attention(self.norm1(x), layout)), y, rate, keys[0])
-        if key is None and isinstance(self.mlp, isotypic.Mlp):
-            return self.mlp.residual(y, self.norm2, self.scale2)
-        return self.residual(lambda x: self.scale2(self.mlp(self.norm2(x), layout)), y, rate, keys[1])
+        attention, mlp = self.branches()
+        if key is not None and self.subsets is not None:
+            return self.on_subsets(x, layout, key, self.subsets)
+        keys = (None, None) if key is None else jax.random.split(key)
+        x = x + self.path(attention(x, layout), rate, keys[0])
+        return x + self.path(mlp(x, layout), rate, keys[1])
 
-    def residual(self, branch: Callable[[Any], Any], x: Any, rate: float | jax.Array, key: jax.Array | None) -> Any:
-        """x + path(branch(x)), or that of a part of the images."""
-        if self.subsets is None or key is None:
-            return x + self.path(branch(x), rate, key)
-        dropout_key, path_key = jax.random.split(key)
-        kept = subset(path_key, x.shape[-3], *self.subsets)
-        return on_subset(lambda x: dropout(branch(x), self.dropout, dropout_key), x, kept)
+    def branches(self) -> tuple[Branch, Branch]:
+        """Attention and MLP, each with its norm and scale."""
+        return Branch(self.norm1, self.attention, self.scale1), Branch(self.norm2, self.mlp, self.scale2)
 
-    def path(self, branch: TokensT, rate: float | jax.Array, key: jax.Array | None) -> TokensT:
+    def path(self, branch: Any, rate: float | jax.Array, key: jax.Array | None) -> Any:
         """A branch after dropout and stochastic depth."""
-        dropout_key, path_key = split(key)
+        if key is None:
+            return branch
+        dropout_key, path_key = jax.random.split(key)
         return drop_path(dropout(branch, self.dropout, dropout_key), rate, path_key)
+
+    def on_subsets(self, x: Any, layout: Layout | None, key: jax.Array, subsets: Subsets) -> Any:
+        """The block, each branch for some of the images alone."""
+        for branch, one in zip(self.branches(), jax.random.split(key), strict=True):
+            dropout_key, path_key = jax.random.split(one)
+            kept = subset(path_key, x.shape[-3], *subsets)
+            x = on_subset(lambda x, b=branch, k=dropout_key: dropout(b(x, layout), self.dropout, k), x, kept)
+        return x
 
     def attention_weights(self, x: Tokens, rows: int | None = None, layout: Layout | None = None) -> jax.Array:
         """The attention weights [*B, heads, rows, N] of the block for its input tokens x; `rows` as in `Attention`."""

@@ -17,9 +17,10 @@ from flax import nnx
 from jax.nn.initializers import Initializer
 
 from equivit import errors
-from equivit.layers.attention import attend_side_by_side, attention_weights, head_by_head, side_by_side
 from equivit.layers.grid import Layout
-from equivit.layers.product import matmul
+from kernels.attention import attention, head_by_head, weights
+from kernels.gelu import exact_gelu
+from kernels.product import matmul
 
 # The official codes truncate this normal at +-2, one hundred standard deviations, which has no effect.
 WEIGHT_INIT = nnx.initializers.normal(0.02)
@@ -65,15 +66,8 @@ def affine(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> ja
     """x W + b in the dtype of W; a bias of None is 0.  Shapes: [*B, N, C], [C, D], [D] -> [*B, N, D]."""
     with jax.named_scope("linear"):
         y = matmul(x.astype(weight.dtype), weight)
-        return y if bias is None else add_bias(y, bias)
-
-
-def add_bias(y: jax.Array, bias: jax.Array) -> jax.Array:
-    """y + b in the dtype of y; the gradient of b is summed in its own, which may be wider.
-
-    Shapes: y [*B, N, D], b one that broadcasts to it -> [*B, N, D].
-    """
-    return y + (bias if bias.dtype == y.dtype else jnp.broadcast_to(bias, y.shape).astype(y.dtype))
+        # Broadcast before it is cast: the gradient of b is summed in the dtype of b, which may be wider.
+        return y if bias is None else y + jnp.broadcast_to(bias, y.shape).astype(y.dtype)
 
 
 class LayerNorm(nnx.Module):
@@ -124,22 +118,7 @@ class LayerScale(nnx.Module):
 def gelu(x: jax.Array) -> jax.Array:
     """The exact GELU, x (1 + erf(x / sqrt(2))) / 2, in at least float32."""
     with jax.named_scope("activation"):
-        return _gelu(x.astype(jnp.promote_types(x.dtype, jnp.float32))).astype(x.dtype)
-
-
-@jax.custom_jvp
-def _gelu(x: jax.Array) -> jax.Array:
-    return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))
-
-
-@_gelu.defjvp
-def _(primals, tangents):
-    return _gelu(*primals), jax.jvp(_mirrored_gelu, primals, tangents)[1]
-
-
-def _mirrored_gelu(x: jax.Array) -> jax.Array:
-    """The same, bit for bit, as erf is odd; but XLA would keep the same erf for the backward pass."""
-    return 0.5 * x * (1 - jax.lax.erf(-x * math.sqrt(0.5)))
+        return exact_gelu(x.astype(jnp.promote_types(x.dtype, jnp.float32))).astype(x.dtype)
 
 
 @recomputed
@@ -243,20 +222,18 @@ class Attention(nnx.Module):
         self.num_heads = num_heads
 
     def __call__(self, x: jax.Array, layout: Layout | None = None) -> jax.Array:
-        return self.proj(attend_side_by_side(self.qkv(x), self.num_heads))
+        return self.proj(attention(self.qkv(x), self.num_heads))
 
     def weights(self, x: jax.Array, rows: int | None = None, layout: Layout | None = None) -> jax.Array:
         """The attention weights [*B, num_heads, rows, N] of the first `rows` tokens; None: of all tokens."""
         q, k, _ = self.heads(x)
-        return attention_weights((q[..., :rows, :],), (k,))
+        return weights(q[..., :rows, :], k)
 
     def heads(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """q, k and v, each [*B, num_heads, N, head channels]."""
         # Split, and only then turned: the gradient of a split is one concatenation, that of indexing a padded sum.
         q, k, v = (head_by_head(part, self.num_heads) for part in jnp.split(self.qkv(x), 3, axis=-1))
         return q, k, v
-
-    side_by_side = staticmethod(side_by_side)
 
 
 class PatchEmbed(nnx.Module):

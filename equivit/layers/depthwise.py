@@ -23,13 +23,13 @@ from flax import nnx
 
 from equivit import errors
 from equivit.layers import dense, isotypic
-from equivit.layers.attention import attend
 from equivit.layers.depthwise_conv import Grid, check_taps, depthwise_conv, isotypic_depthwise_conv
 from equivit.layers.depthwise_folded import DenseValues, DepthwiseValues, FoldedAttention, linear
 from equivit.layers.grid import Layout
 from equivit.layers.replaced import BY_HEAD, KINDS, Replaced, checked_heads
 from equivit.layers.rngs import Keys
 from equivit.symmetry.fields import Isotypic
+from kernels.attention import attend
 
 __all__ = [
     "KINDS",
@@ -169,7 +169,7 @@ class ScatteredAttention(_Replaced):
         channels = v.shape[-1] // self.num_heads
         q, k = jnp.einsum("...nqhd->q...hnd", qk.reshape(*x.shape[:-1], 2, len(self.kept), channels))
         v = v.reshape(*x.shape[:-1], self.num_heads, channels)
-        (attended,) = attend((q,), (k,), (jnp.einsum("...nhd->...hnd", v[..., self.kept, :]),))
+        attended = attend(q, k, jnp.einsum("...nhd->...hnd", v[..., self.kept, :]))
         replaced = jax.lax.collapse(v[..., self.heads, :], v.ndim - 2)
         replaced = depthwise_conv(replaced, self.by_channel(channels), grid, padding=self.padding)
         replaced = replaced.reshape(*x.shape[:-1], len(self.heads), channels)

@@ -8,9 +8,9 @@ import numpy as np
 from flax import nnx
 
 from equivit.layers import dense
-from equivit.layers.attention import attend
 from equivit.layers.depthwise_conv import Grid, Pair, check_wrap, correlate, depthwise_conv, filled_grid
 from equivit.layers.rngs import Keys
+from kernels.attention import attend, side_by_side
 
 
 class DepthwiseValues(nnx.Module):
@@ -91,8 +91,8 @@ class FoldedAttention(nnx.Module):
         if self.qkv is not None:
             qkv = self.qkv(x)
             q, k, v = jnp.einsum("...nqhd->q...hnd", qkv.reshape(*x.shape[:-1], 3, self.num_heads, -1))
-            (attended,) = attend((q,), (k,), (v,))
-            y = jnp.concatenate([dense.Attention.side_by_side(attended), y], axis=-1)
+            attended = attend(q, k, v)
+            y = jnp.concatenate([side_by_side(attended), y], axis=-1)
         return self.proj(y)
 
 

@@ -9,11 +9,11 @@ from flax import nnx
 
 from equivit import errors
 from equivit.layers import dense
-from equivit.layers.attention import attend
 from equivit.layers.depthwise import replace_attention
 from equivit.layers.depthwise_conv import depthwise_conv, filled_grid
 from equivit.layers.grid import Layout
 from equivit.layers.replaced import BY_HEAD
+from kernels.attention import attend, side_by_side
 
 
 def relaxed_top_k(weights: jax.Array, number: int, temperature: float | jax.Array, uniform: jax.Array) -> jax.Array:
@@ -72,9 +72,9 @@ class GatedAttention(dense.Attention):
 
     def __call__(self, x: jax.Array, layout: Layout | None = None) -> jax.Array:
         q, k, v = self.heads(x)
-        (attended,) = attend((q,), (k,), (v,))
-        taps, channels, values = self.taps[...], v.shape[-1], self.side_by_side(v)
+        attended = attend(q, k, v)
+        taps, channels, values = self.taps[...], v.shape[-1], side_by_side(v)
         taps = jnp.repeat(jnp.moveaxis(taps, 0, -1), channels, axis=-1) if self.kind == "conv" else taps
         gate = jnp.repeat(self.gate[...], channels).astype(values.dtype)
         convolved = depthwise_conv(values, taps, filled_grid(layout, x.shape[-2], "GatedAttention"))
-        return self.proj((1 - gate) * self.side_by_side(attended) + gate * convolved)
+        return self.proj((1 - gate) * side_by_side(attended) + gate * convolved)

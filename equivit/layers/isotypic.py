@@ -6,10 +6,9 @@ Source: octic ViTs, Section 3.2; for FLIP, "Flopping for FLOPs" (arXiv 2502.0516
 """
 
 import dataclasses
-import importlib.util
 import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,30 +16,17 @@ from flax import nnx
 
 from equivit import errors
 from equivit.layers import dense
-from equivit.layers.attention import Parts, attend, attention_weights, enough_for_kernel
 from equivit.layers.dense import WEIGHT_INIT, patchify, uniform, unpatchify
 from equivit.layers.grid import Layout
-from equivit.layers.product import kept
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic
 from equivit.symmetry.groups import FLIP, OCTIC, Group
-
-try:
-    from kernels import octic_attention, octic_mlp
-    from kernels.d8_gelu import d8_gelu
-    from kernels.isotypic_attention import isotypic_attention
-    from kernels.isotypic_linear import add_to_first, affine, linear
-    from kernels.norm import Norm, normalise
-    from kernels.octic_linear_gelu import octic_linear_gelu
-except ImportError as error:
-    spec = importlib.util.find_spec("kernels")
-    found = "none was found"
-    if spec is not None:
-        found = f"the one at {list(spec.submodule_search_locations or [spec.origin])} is a different one"
-    raise ImportError(
-        f"equivit needs its own package `kernels`, but {found}: run from the root of the repository, or uninstall the "
-        "other package of that name."
-    ) from error
+from kernels.attention import weights
+from kernels.d8_gelu import d8_gelu
+from kernels.isotypic_attention import head_by_head, irrep_by_irrep, isotypic_attention
+from kernels.isotypic_linear import add_to_first, linear
+from kernels.norm import Norm, normalise
+from kernels.octic_linear_gelu import octic_linear_gelu
 
 
 def channels(name: str, width: int, group: Group) -> int:
@@ -79,16 +65,13 @@ class Linear(nnx.Module):
         self.bias: Any = nnx.Param(jnp.zeros(c_out)) if bias else None
 
     def __call__(self, x: Isotypic) -> Isotypic:
-        with jax.named_scope("linear"):
-            x = x.astype(self.lines[...].dtype)
-            lines = kept(affine(x.lines, self.lines[...], None if self.bias is None else self.bias[...]))
-            return Isotypic(lines, None if x.planes is None else dense.affine(x.planes, self.planes[...]))
+        leaves, structure = jax.tree.flatten(x.astype(self.lines[...].dtype))
+        return jax.tree.unflatten(structure, linear(tuple(leaves), self.arrays()))
 
     def arrays(self) -> tuple[tuple[jax.Array, ...], jax.Array | None]:
         """The weights, one array for each of a field, and the bias."""
-        lines = self.lines[...]
-        weights = (lines,) if self.planes is None else (lines, self.planes[...])
-        return weights, None if self.bias is None else self.bias[...].astype(lines.dtype)
+        weights = (self.lines[...],) if self.planes is None else (self.lines[...], self.planes[...])
+        return weights, None if self.bias is None else self.bias[...]
 
 
 ROW_WEIGHTS = {"official": 0.5, "balanced": 2.0}  # of a row of E, by the weighting of the norm
@@ -109,12 +92,12 @@ class LayerNorm(nnx.Module):
         self.lines = nnx.Param(jnp.ones((len(group.lines), c)), tensors=line_names(group), norm=True)
         self.planes: Any = nnx.Param(jnp.ones(2 * c), tensors="E", norm=True) if group.planes else None
         self.bias = nnx.Param(jnp.zeros(c), norm=True)
-        self.eps, self.row_weight = eps, ROW_WEIGHTS[weighting]
+        self.constants = Norm(eps, ROW_WEIGHTS[weighting])
 
     def __call__(self, x: Isotypic) -> Isotypic:
         leaves, structure = jax.tree.flatten(x)
         scales = (self.lines[...],) if self.planes is None else (self.lines[...], self.planes[...])
-        leaves = normalise(tuple(leaves), scales, self.bias[...], Norm(self.eps, self.row_weight))
+        leaves = normalise(tuple(leaves), scales, self.bias[...], self.constants)
         return jax.tree.unflatten(structure, leaves)
 
 
@@ -146,6 +129,12 @@ class LayerScale(nnx.Module):
         return Isotypic(x.lines * _over_tokens(self.lines[...], x.lines), planes)
 
 
+def branch_arrays(norm: LayerNorm, first: Linear, second: Linear, scale: LayerScale) -> list[jax.Array]:
+    """The parameters of an octic branch, in the order of `octic_mlp.Weights` and `octic_attention.Weights`."""
+    arrays = [a[...] for part in (norm, first, second) for a in (part.lines, part.planes, part.bias)]
+    return [*arrays, scale.lines[...], scale.planes[...]]
+
+
 def gelu(x: Isotypic) -> Isotypic:
     """The exact GELU, applied to the field's values on the group, which the group only permutes."""
     with jax.named_scope("activation"):
@@ -168,13 +157,6 @@ class Mlp(nnx.Module):
         dtype = w.lines[...].dtype
         lines, planes, bias = (a.astype(dtype) for a in (x.lines, x.planes, w.bias[...]))
         return self.fc2(Isotypic(*octic_linear_gelu(lines, planes, w.lines[...], w.planes[...], bias)))
-
-    def residual(self, x: Isotypic, norm: Any, scale: Any) -> Any:
-        """x + scale(mlp(norm(x))): for an octic field, with this file's norm and a `LayerScale`, in one operation."""
-        if not _is_octic_branch(x, norm, scale):
-            return x + scale(self(norm(x)))
-        weights, planes = octic_mlp.Weights(*_branch_arrays(norm, self.fc1, self.fc2, scale)), cast(jax.Array, x.planes)
-        return Isotypic(*octic_mlp.octic_mlp(x.lines, planes, weights, Norm(norm.eps, norm.row_weight)))
 
 
 class Attention(nnx.Module):
@@ -200,77 +182,23 @@ class Attention(nnx.Module):
         self.num_heads = num_heads
 
     def __call__(self, x: Isotypic, layout: Layout | None = None) -> Isotypic:
-        if not enough_for_kernel(x.lines):
-            return self.attended(x, attend)
         leaves, structure = jax.tree.flatten(x.astype(self.qkv.lines[...].dtype))
-        maps = self.qkv.arrays(), self.proj.arrays()
-        leaves = isotypic_attention(tuple(leaves), maps[0], maps[1], self.num_heads, plain=_plain_attention)
+        leaves = isotypic_attention(tuple(leaves), self.qkv.arrays(), self.proj.arrays(), self.num_heads)
         return jax.tree.unflatten(structure, leaves)
-
-    def residual(self, x: Isotypic, norm: Any, scale: Any) -> Any:
-        """x + scale(attention(norm(x))): as `Mlp.residual`, of as many tokens as a kernel is for."""
-        if not (_is_octic_branch(x, norm, scale) and enough_for_kernel(x.lines) and self.qkv.bias is not None):
-            return x + scale(self(norm(x)))
-        weights = octic_attention.Weights(*_branch_arrays(norm, self.qkv, self.proj, scale))
-        field, constants = (x.lines, cast(jax.Array, x.planes)), Norm(norm.eps, norm.row_weight)
-        y = octic_attention.octic_attention(*field, weights, self.num_heads, constants, attend=_plain_attention)
-        return Isotypic(*y)
-
-    def attended(self, x: Isotypic, attend: Callable[[Parts, Parts, Parts], Parts]) -> Isotypic:
-        """The layer with another `attend`: q, k and v in parts to the weighted sums of v."""
-        leaves, structure = jax.tree.flatten(self.qkv(x))
-        return self.proj(jax.tree.unflatten(structure, _attended(attend, tuple(leaves), self.num_heads)))
-
-    def parts(self, x: Isotypic) -> tuple[Parts, Parts, Parts]:
-        """q, k and v, in one part for each kind of irrep."""
-        return _parts(tuple(jax.tree.leaves(self.qkv(x))), self.num_heads)
 
     def weights(self, x: Isotypic, rows: int | None = None, layout: Layout | None = None) -> jax.Array:
         """The attention weights [*B, num_heads, rows, N] of the first `rows` tokens; None: of all tokens."""
-        q, k, _ = self.parts(x)
-        return attention_weights(tuple(part[..., :rows, :] for part in q), k)
+        q, k, _ = self.heads(x)
+        return weights(q[..., :rows, :], k)
 
+    def heads(self, x: Isotypic) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """q, k and v, each [*B, num_heads, N, head channels]."""
+        return head_by_head(tuple(jax.tree.leaves(self.qkv(x))), self.num_heads)
 
-def _is_octic_branch(x: Isotypic, norm: Any, scale: Any) -> bool:
-    """Whether a branch is one of `kernels/octic_branch.py`."""
-    return x.group is OCTIC and isinstance(norm, LayerNorm) and isinstance(scale, LayerScale)
-
-
-def _branch_arrays(norm: LayerNorm, first: Linear, second: Linear, scale: LayerScale) -> list[jax.Array]:
-    """The parameters of a branch in the order of the kernels."""
-    arrays = [a[...] for part in (norm, first, second) for a in (part.lines, part.planes, part.bias)]
-    return [*arrays, scale.lines[...], scale.planes[...]]
-
-
-def _plain_attention(field: Parts, qkv: Any, proj: Any, heads: int) -> Parts:
-    """`Attention` on arrays."""
-    return linear(_attended(attend, linear(field, qkv), heads), proj)
-
-
-def _attended(attend: Callable[..., Parts], leaves: Parts, num_heads: int) -> Parts:
-    """The weighted sums, of leaves with q, k and v side by side."""
-    parts = attend(*_parts(leaves, num_heads))
-    return tuple(_from_heads(part, len(leaf)) for part, leaf in zip(parts, leaves, strict=True))
-
-
-def _parts(leaves: Parts, num_heads: int) -> tuple[Parts, Parts, Parts]:
-    thirds = [jnp.split(leaf, 3, axis=-1) for leaf in leaves]
-    q, k, v = zip(*([_to_heads(third, num_heads) for third in leaf] for leaf in thirds), strict=True)
-    return q, k, v
-
-
-def _to_heads(leaf: jax.Array, num_heads: int) -> jax.Array:
-    """The part of q, k or v in one leaf [i, *B, N, H c] of irreps: [*B, H, N, i c]."""
-    x = leaf.reshape(*leaf.shape[:-1], num_heads, leaf.shape[-1] // num_heads)
-    x = jnp.einsum("i...nhc->...hnic", x)
-    return jax.lax.collapse(x, -2)
-
-
-def _from_heads(part: jax.Array, irreps: int) -> jax.Array:
-    """[*B, H, N, i c] -> [i, *B, N, H c]."""
-    x = part.reshape(*part.shape[:-1], irreps, part.shape[-1] // irreps)
-    x = jnp.einsum("...hnic->i...nhc", x)
-    return jax.lax.collapse(x, -2)
+    def projected(self, y: jax.Array) -> Isotypic:
+        """The last map, of weighted sums of values [*B, num_heads, N, head channels]."""
+        leaves = irrep_by_irrep(y, 1 if self.proj.planes is None else 2)
+        return self.proj(Isotypic(*leaves, *(None,) * (2 - len(leaves))))
 
 
 class PatchEmbed(nnx.Module):

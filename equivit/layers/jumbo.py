@@ -111,12 +111,11 @@ class JumboBlock(Block):
         train: bool = False,
         key: jax.Array | None = None,
     ) -> TokensT:
-        keys = split(key, 3)
-        x = x + self.path(self.scale1(self.attention(self.norm1(x), layout)), rate, keys[0])
+        keys, (attention, mlp) = split(key, 3), self.branches()
+        x = x + self.path(attention(x, layout), rate, keys[0])
         token, patches = rows(x, 0, layout.prefix), rows(x, layout.prefix)
         if self.feeds_patches or layout.reads_patches:
-            branch = self.scale2(self.mlp(self.norm2(patches), layout._replace(prefix=0)))
-            patches = patches + self.path(branch, rate, keys[1])
+            patches = patches + self.path(mlp(patches, layout._replace(prefix=0)), rate, keys[1])
         return join(self.feed(token, shared if self.jumbo_mlp is None else self.jumbo_mlp, rate, keys[2]), patches)
 
     def feed(self, token: Any, mlp: nnx.Module, rate: float | jax.Array, key: jax.Array | None) -> Any:

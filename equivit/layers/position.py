@@ -47,7 +47,7 @@ class Position(nnx.Module):
         self.grid, self.antialias, self.offset = grid, antialias, offset
 
     def __call__(self, grid: tuple[int, int]) -> jax.Array:
-        table = self.tables(grid, self.offset)["table"]
+        table = resize(self.table[...], grid, antialias=self.antialias, offset=self.offset)
         return table.reshape(-1, table.shape[-1])
 
     def tables(self, grid: tuple[int, int], offset: float = 0.0) -> dict[str, jax.Array]:

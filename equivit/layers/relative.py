@@ -14,12 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from equivit.layers import attention, dense, isotypic
-from equivit.layers.attention import Parts
+from equivit.derivatives import linear
+from equivit.layers import dense, isotypic
 from equivit.layers.grid import Layout
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic
 from equivit.symmetry.groups import OCTIC, Group
+from kernels.attention import reference, side_by_side
 
 Pair = tuple[int, int]
 
@@ -27,7 +28,7 @@ Pair = tuple[int, int]
 class Distances(nnx.Module):
     """A vector for each distance.
 
-    Shapes: (h, w) -> ([h w, channels],), row by row.
+    Shapes: (h, w) -> [h w, channels], row by row.
 
     Args:
       grid: (h, w) of the learned table; for other grids it is resized, around the torus.
@@ -38,9 +39,9 @@ class Distances(nnx.Module):
         self.table = nnx.Param(dense.WEIGHT_INIT(rngs.params(), (*grid, channels)), decay=False)
         self.grid = grid
 
-    def __call__(self, grid: Pair) -> Parts:
+    def __call__(self, grid: Pair) -> jax.Array:
         table = around(self.table[...], grid)
-        return (table.reshape(-1, table.shape[-1]),)
+        return table.reshape(-1, table.shape[-1])
 
     def tables(self, grid: Pair) -> dict[str, jax.Array]:
         """The parameters, by name, of this table resized to another grid."""
@@ -52,7 +53,7 @@ class IsotypicDistances(nnx.Module):
 
     It is the average over the group of a free table: of a square one for OCTIC, as large as the longer side of `grid`.
 
-    Shapes: (h, w) -> the parts of a head's vector in lines, [h w, 4 c], and planes, [h w, 4 c] (FLIP: [h w, 2 c]).
+    Shapes: (h, w) -> [h w, channels], a head's vector as `isotypic.Attention` orders it.
 
     Args:
       grid: (h, w) that the table is learned for; for other grids it is resized, around the torus.
@@ -68,11 +69,11 @@ class IsotypicDistances(nnx.Module):
         self.planes = None if planes is None else nnx.Param(planes, tensors="E", decay=False)
         self.grid = grid
 
-    def __call__(self, grid: Pair) -> Parts:
+    def __call__(self, grid: Pair) -> jax.Array:
         planes = None if self.planes is None else self.planes[...][None]
         field = fields.symmetric(Isotypic(self.lines[...], planes))
         leaves = (jnp.moveaxis(around(leaf, grid), 0, -2) for leaf in jax.tree.leaves(field))
-        return tuple(leaf.reshape(math.prod(grid), -1) for leaf in leaves)
+        return jnp.concatenate([leaf.reshape(math.prod(grid), -1) for leaf in leaves], axis=-1)
 
     def tables(self, grid: Pair) -> dict[str, jax.Array]:
         """The parameters, by name, of this table resized to another grid."""
@@ -109,6 +110,45 @@ def pairs(grid: Pair) -> np.ndarray:
     return (rows[:, None] - rows) % h * w + (columns[:, None] - columns) % w
 
 
+def attend(q: jax.Array, k: jax.Array, v: jax.Array, vectors: jax.Array, pairs: np.ndarray) -> jax.Array:
+    """softmax(q (k + r)^T / sqrt(d)) v for each head, r being the vector of the distance from key to query.
+
+    The first tokens, which have no place in the grid, have no distances either: there r is 0.
+
+    Shapes: q, k and v [*B, H, P + n, d], vectors [m, d] -> [*B, H, P + n, d].
+
+    Args:
+      pairs: [n, n], the distance of each query from each key among the n tokens of the grid, as an index of vectors;
+        each row is a permutation.
+    """
+    with jax.named_scope("attention"):
+        return reference.weighted_sum(_logits(q, k, vectors, pairs), v)
+
+
+def weights(q: jax.Array, k: jax.Array, vectors: jax.Array, pairs: np.ndarray) -> jax.Array:
+    """The weights in `attend`, [*B, H, P + n, P + n], in at least float32."""
+    with jax.named_scope("attention"):
+        return jax.nn.softmax(_logits(q, k, vectors, pairs))
+
+
+def _logits(q: jax.Array, k: jax.Array, vectors: jax.Array, pairs: np.ndarray) -> jax.Array:
+    prefix = q.shape[-2] - len(pairs)
+    near = _by_pair(reference.logits(q[..., prefix:, :], vectors), pairs)
+    return reference.logits(q, k) + jnp.pad(near, [(0, 0)] * (near.ndim - 2) + [(prefix, 0)] * 2)
+
+
+def _by_pair(x: jax.Array, pairs: np.ndarray) -> jax.Array:
+    """x[..., i, pairs[i, j]] for each i and j; as rows of pairs are permutations, its gradient reads likewise."""
+
+    def reader(pairs):
+        return lambda _, x: jnp.take_along_axis(x, pairs.reshape(*(1,) * (x.ndim - 2), *pairs.shape), -1)
+
+    read, transpose = reader(pairs), reader(pairs.argsort(1))
+    function = jax.custom_jvp(functools.partial(read, ()))
+    function.defjvp(lambda primals, slopes: (function(*primals), linear(read, transpose, (), *slopes)))
+    return function(x)
+
+
 class Attention(dense.Attention):
     """`dense.Attention` with a vector for each distance.
 
@@ -123,13 +163,12 @@ class Attention(dense.Attention):
     def __call__(self, x: jax.Array, layout: Layout | None = None) -> jax.Array:
         q, k, v = self.heads(x)
         grid = grid_of(layout)
-        (y,) = attention.attend_relative((q,), (k,), (v,), self.distances(grid), pairs(grid))
-        return self.proj(self.side_by_side(y))
+        return self.proj(side_by_side(attend(q, k, v, self.distances(grid), pairs(grid))))
 
     def weights(self, x: jax.Array, rows: int | None = None, layout: Layout | None = None) -> jax.Array:
         q, k, _ = self.heads(x)
         grid = grid_of(layout)
-        return attention.relative_weights((q,), (k,), self.distances(grid), pairs(grid))[..., :rows, :]
+        return weights(q, k, self.distances(grid), pairs(grid))[..., :rows, :]
 
 
 class IsotypicAttention(isotypic.Attention):
@@ -144,14 +183,14 @@ class IsotypicAttention(isotypic.Attention):
         self.distances = IsotypicDistances(grid, width // num_heads, group=group, rngs=rngs)
 
     def __call__(self, x: Isotypic, layout: Layout | None = None) -> Isotypic:
+        q, k, v = self.heads(x)
         grid = grid_of(layout)
-        vectors = self.distances(grid)
-        return self.attended(x, lambda q, k, v: attention.attend_relative(q, k, v, vectors, pairs(grid)))
+        return self.projected(attend(q, k, v, self.distances(grid), pairs(grid)))
 
     def weights(self, x: Isotypic, rows: int | None = None, layout: Layout | None = None) -> jax.Array:
         grid = grid_of(layout)
-        q, k, _ = self.parts(x)
-        return attention.relative_weights(q, k, self.distances(grid), pairs(grid))[..., :rows, :]
+        q, k, _ = self.heads(x)
+        return weights(q, k, self.distances(grid), pairs(grid))[..., :rows, :]
 
 
 def grid_of(layout: Layout | None) -> Pair:

@@ -21,7 +21,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from equivit.layers import dense, depthwise, isotypic
-from equivit.layers.attention import Parts
 from equivit.layers.depthwise_folded import DenseValues, FoldedAttention, linear
 from equivit.layers.grid import Layout, check_grid
 from equivit.layers.rngs import Keys
@@ -104,7 +103,7 @@ class Attention(nnx.Module):
 
     def __call__(self, x: jax.Array, layout: Layout | None = None) -> jax.Array:
         q, k, v = (self._heads(part(x)) for part in (self.query, self.key, self.value))
-        (y,) = attend((q,), (k,), (v,))
+        y = attend(q, k, v)
         y = jax.lax.collapse(jnp.swapaxes(y, -2, -3), y.ndim - 2)
         if self.values is not None:
             y = jnp.concatenate([y, self.values(x, layout)], axis=-1)
@@ -142,7 +141,7 @@ class IsotypicAttention(nnx.Module):
         self.attention = attention
 
     def __call__(self, x: Any, layout: Layout | None = None) -> Any:
-        return self.attention.attended(x, attend)
+        return self.attention.projected(attend(*self.attention.heads(x)))
 
 
 class IsotypicConvolved(nnx.Module):
@@ -212,12 +211,10 @@ class Table(nnx.Module):
         return self.positions.get_value()
 
 
-def attend(q: Parts, k: Parts, v: Parts) -> Parts:
-    """`layers.attention.attend` with weights that sum to one before the second product, in the dtype of q."""
-    scale = sum(part.shape[-1] for part in q) ** -0.5
-    products = [jnp.matmul(a * scale, jnp.swapaxes(b, -1, -2)) for a, b in zip(q, k, strict=True)]
-    weights = jax.nn.softmax(sum(products[1:], products[0]))
-    return tuple(jnp.matmul(weights, part) for part in v)
+def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """`kernels.attention.attend` with weights that sum to one before the second product, in the dtype of q."""
+    weights = jax.nn.softmax(jnp.matmul(q * q.shape[-1] ** -0.5, jnp.swapaxes(k, -1, -2)))
+    return jnp.matmul(weights, v)
 
 
 def _thirds(qkv: dense.Linear) -> list[dense.Linear]:

@@ -17,7 +17,7 @@ import functools
 import numpy as np
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Irrep:
     """An irreducible representation by its generators' matrices [d, d] and the seed vectors of its d copies."""
 
@@ -25,22 +25,16 @@ class Irrep:
     generators: dict[str, np.ndarray]
     seeds: tuple[np.ndarray, ...]
 
-    @property
+    @functools.cached_property
     def dimension(self) -> int:
         """Size of the matrices."""
         return len(self.generators["m"])
 
+    @functools.cache  # noqa: B019  (there are six of them, for as long as the process lives)
     def __call__(self, element: str) -> np.ndarray:
         """The matrix of a word: letters apply from right to left."""
-        return functools.reduce(np.matmul, (self.generators[letter] for letter in element if letter != "e"), self.unit)
-
-    @property
-    def unit(self) -> np.ndarray:
-        """The matrix of "e"."""
-        return np.eye(self.dimension)
-
-    def __hash__(self):
-        return hash(self.name)
+        letters = (self.generators[letter] for letter in element if letter != "e")
+        return functools.reduce(np.matmul, letters, np.eye(self.dimension))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,17 +53,17 @@ class Group:
     regular_order: tuple[str, ...]
     irreps: tuple[Irrep, ...]
 
-    @property
+    @functools.cached_property
     def order(self) -> int:
         """Number of elements."""
         return len(self.elements)
 
-    @property
+    @functools.cached_property
     def lines(self) -> tuple[Irrep, ...]:
         """The one-dimensional irreps, the trivial one first."""
         return tuple(irrep for irrep in self.irreps if irrep.dimension == 1)
 
-    @property
+    @functools.cached_property
     def planes(self) -> tuple[Irrep, ...]:
         """The two-dimensional irreps: (E,) or ()."""
         return tuple(irrep for irrep in self.irreps if irrep.dimension == 2)

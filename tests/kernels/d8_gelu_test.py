@@ -13,7 +13,8 @@ from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic
 from equivit.symmetry.groups import OCTIC
 from kernels import pointwise
-from kernels.d8_gelu import d8_gelu, reference
+from kernels.d8_gelu import d8_gelu
+from kernels.d8_gelu.reference import d8_gelu as reference
 from kernels.shapes import AWKWARD, REALISTIC
 from tests.kernels.comparison import ABSOLUTE, assert_near, draw, value_and_gradient, widen
 

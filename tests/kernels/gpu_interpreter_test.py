@@ -7,7 +7,12 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 import pytest
 
-from kernels import d8_gelu, d8_gelu_gpu, octic_linear_gelu, octic_linear_gelu_gpu
+from kernels.d8_gelu import d8_gelu
+from kernels.d8_gelu import gpu as d8_gelu_gpu
+from kernels.d8_gelu import reference as d8_gelu_reference
+from kernels.octic_linear_gelu import gpu as octic_linear_gelu_gpu
+from kernels.octic_linear_gelu import octic_linear_gelu
+from kernels.octic_linear_gelu import reference as octic_linear_gelu_reference
 from kernels.shapes import REALISTIC, Shape
 from tests.kernels.comparison import assert_near, draw, draw_arguments, value_and_gradient, widen
 
@@ -39,17 +44,17 @@ def interpreter(monkeypatch):
 @pytest.mark.parametrize("shape", FIELDS, ids=lambda shape: shape.name)
 def test_d8_gelu_and_its_gradient_are_the_reference_s(shape, dtype, interpreter):
     field, gradient = draw(shape.field(shape.hidden), dtype), draw(shape.field(shape.hidden), dtype, seed=1)
-    op = functools.partial(d8_gelu.d8_gelu, implementation="gpu")
-    expected = value_and_gradient(d8_gelu.reference, widen(field), widen(gradient))
+    op = functools.partial(d8_gelu, implementation="gpu")
+    expected = value_and_gradient(d8_gelu_reference.d8_gelu, widen(field), widen(gradient))
     assert_near(value_and_gradient(op, field, gradient), expected)
 
 
 @pytest.mark.parametrize("shape", MAPS, ids=lambda shape: shape.name)
 def test_octic_linear_gelu_is_the_reference_s(shape, interpreter):
     arguments = draw_arguments(shape, "bfloat16")
-    op = functools.partial(octic_linear_gelu.octic_linear_gelu, implementation="gpu")
+    op = functools.partial(octic_linear_gelu, implementation="gpu")
     with jax.default_matmul_precision("highest"):
-        expected = octic_linear_gelu.reference(*widen(arguments))
+        expected = octic_linear_gelu_reference.octic_linear_gelu(*widen(arguments))
     assert_near(jax.jit(op)(*arguments), expected)
 
 

@@ -1,15 +1,12 @@
 """The linear map of a field: irrep by irrep, and a bias of the invariant component alone, with all its derivatives."""
 
-import functools
-
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from kernels.isotypic_linear import add_to_first, linear, product
+from kernels.isotypic_linear import add_to_first, linear
 from tests.kernels.comparison import draw
 
 
@@ -24,58 +21,6 @@ def test_every_row_has_its_matrix(irreps, planes, bias):
         np.testing.assert_allclose(y[0][i], expected, rtol=1e-5, atol=1e-5)  # sums of 6 products
     for row in range(2 * planes):
         np.testing.assert_allclose(y[1][row], np.asarray(field[1][row]) @ matrices[1], rtol=1e-5, atol=1e-5)
-
-
-PRODUCTS = {  # the shapes of x and of the weight, and the product by the book
-    "one row": ((3, 7), (7, 4), jnp.matmul),
-    "images": ((2, 3, 5, 7), (7, 4), jnp.matmul),
-    "a matrix for each row": ((4, 5, 7), (4, 7, 3), jnp.matmul),
-    "a matrix for each row, images": ((4, 2, 5, 7), (4, 7, 3), lambda x, w: jnp.einsum("ibnc,icd->ibnd", x, w)),
-}
-products = pytest.mark.parametrize(("x", "weight", "by_the_book"), PRODUCTS.values(), ids=PRODUCTS)
-
-
-@products
-def test_values_and_derivatives_are_those_of_a_product(x, weight, by_the_book):
-    x, weight = draw([x, weight], "float32", scale=1)
-
-    def loss(product, x, weight):
-        return jnp.sum(jnp.sin(product(x, weight)))
-
-    def all_of(product, x, weight):
-        forward = jax.jvp(product, (x, weight), (jnp.cos(x), jnp.cos(weight)))
-        gradient = jax.grad(functools.partial(loss, product), (0, 1))
-        by_column = jax.vmap(gradient, (None, -1))(x, weight[..., None, :])
-        return forward, gradient(x, weight), by_column, jax.hessian(functools.partial(loss, product), 1)(x, weight)
-
-    found, known = (jax.jit(functools.partial(all_of, p))(x, weight) for p in (product, by_the_book))
-    chex.assert_trees_all_close(found, known, rtol=1e-5, atol=1e-5)  # up to 30 rows are summed in another order
-
-
-@products
-@pytest.mark.parametrize("platform", ["cpu", "tpu", "cuda"])
-def test_a_cpu_sums_the_gradient_of_a_weight_over_one_axis_and_others_join_none(platform, x, weight, by_the_book):
-    x, weight = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (x, weight))
-    gradient = jax.jit(jax.grad(lambda weight, x: jnp.square(product(x, weight)).sum()))
-    text = jax.export.export(gradient, platforms=[platform])(weight, x).mlir_module()
-    found = [line for line in text.splitlines() if "stablehlo.dot_general" in line]
-    first = len(weight.shape) - 2
-    summed = list(range(first, len(x.shape) - 1))
-    axes = [first] if platform == "cpu" else summed
-    assert len(found) == 2, found  # x is not differentiated
-    assert sum(f"contracting_dims = {axes} x {axes}" in line for line in found) == 1, found
-    assert platform == "cpu" or "stablehlo.reshape" not in text
-
-
-def test_the_backward_pass_begins_from_what_a_product_needs():
-    """Else a scan over blocks would write what the other platforms need, too."""
-    x, weight = jnp.ones((4, 3, 5, 7)), jnp.ones((4, 7, 2))
-
-    def kept(product):
-        _, pull = jax.vjp(jax.jit(lambda x, weight: product(jnp.tanh(x), weight)), x, weight)
-        return sorted(leaf.shape for leaf in jax.tree.leaves(pull))
-
-    assert kept(product) == kept(PRODUCTS["a matrix for each row, images"][-1])
 
 
 def test_gradients_of_the_bias_are_sums_over_the_first_component_in_its_own_type():

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+import kernels
 from kernels import dispatch, norm
 from kernels.d8_gelu import d8_gelu
-from kernels.octic_branch import Norm
+from kernels.norm import Norm
 from kernels.octic_linear_gelu import octic_linear_gelu
 from kernels.octic_mlp import Weights, octic_mlp
 from kernels.shapes import AWKWARD, REALISTIC, Shape
@@ -26,9 +27,14 @@ def first_map(platform, dtype) -> list[str]:
     return [LINEAR] if platform == "tpu" or dtype == "bfloat16" else [GELU]
 
 
-def kernels_in(function, platform, *arguments) -> list[str]:
-    """Names of the kernels in the program lowered for a platform, sorted, as often as they are called."""
-    text = jax.jit(function).trace(*arguments).lower(lowering_platforms=(platform,)).as_text()
+def kernels_in(function, platform, *arguments, implementation=None) -> list[str]:
+    """Names of the kernels in the program lowered for a platform, sorted, as often as they are called.
+
+    Those for a TPU are asked for; the others "auto" takes.
+    """
+    with kernels.using(implementation or ("tpu" if platform == "tpu" else "auto")):
+        traced = jax.jit(lambda *arrays: function(*arrays)).trace(*arguments)
+    text = traced.lower(lowering_platforms=(platform,)).as_text()
     calls = [line for line in text.splitlines() if "custom_call @tpu_" in line or "custom_call @mosaic_gpu" in line]
     # A TPU's call has the name as an attribute; in a GPU's bytecode the name stands between two zeros.
     names = [[n for n in NAMES if f'kernel_name = "{n}"' in c or rf"\00{n}_mosaic_gpu\00" in c] for c in calls]
@@ -122,6 +128,12 @@ def test_xla_holds_none_and_neither_does_a_cpu(platform):
     for op, arrays in ((d8_gelu, gelu_arguments), (octic_linear_gelu, linear_arguments)):
         op = functools.partial(op, implementation=implementation)
         assert kernels_in(gradient(op), platform, *arrays(SMALL, "bfloat16")) == []
+
+
+def test_auto_holds_no_kernel_that_has_yet_to_run():
+    for op, arrays in ((d8_gelu, gelu_arguments), (octic_linear_gelu, linear_arguments)):
+        assert kernels_in(gradient(op), "tpu", *arrays(SMALL, "bfloat16"), implementation="auto") == []
+    assert kernels_in(branch, "tpu", *branch_arguments(WHOLE, "bfloat16"), implementation="auto") == []
 
 
 def test_the_name_of_a_platform_insists():

@@ -9,8 +9,9 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import kernels
-from kernels.octic_attention import MAPS, Weights, _supported, octic_attention
-from kernels.octic_branch import Norm
+from kernels.norm import Norm
+from kernels.octic_attention import Weights, octic_attention
+from kernels.octic_attention.tpu import MAPS, supported
 from kernels.shapes import Shape
 from tests.kernels.comparison import assert_near, draw, value_and_gradient, widen
 
@@ -117,11 +118,11 @@ def test_images_of_vit_h_that_the_kernel_holds(tokens, fits):
     shape = Shape("ViT-H", (8,), tokens, 160, 0)
     lines, *_, weights = *shape.field(160), shape.attention_branch()
     abstract = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
-    assert _supported(abstract(lines), Weights(*map(abstract, weights)), 16) == fits
+    assert supported(abstract(lines), Weights(*map(abstract, weights)), 16) == fits
 
 
 def test_shapes_without_a_kernel():
-    """A name insists, "auto" falls back to the operations that the branch consists of."""
+    """A name insists; under `using` the branch consists of several operations."""
     arrays = draw_branch(5, 24, (2,))  # a head of 192
     with pytest.raises(ValueError, match="octic_attention: implementation='interpret' has no kernel for float32"):
         jax.eval_shape(functools.partial(branch, heads=1), *arrays)
@@ -135,16 +136,16 @@ def test_a_tpu_has_the_kernel_and_its_gradient_those_of_attention():
     shape = Shape("enough tokens", (8,), 128, 16, 0)
     sizes = *shape.field(16), *shape.attention_branch()
     arrays = [jax.ShapeDtypeStruct(size, jnp.bfloat16) for size in sizes]
-    auto = functools.partial(branch, implementation="auto")
+    on_tpu = functools.partial(branch, implementation="tpu")
 
     def gradient(*arrays):
-        return jax.grad(lambda *a: sum(jnp.square(y.astype(jnp.float32)).sum() for y in auto(*a)))(*arrays)
+        return jax.grad(lambda *a: sum(jnp.square(y.astype(jnp.float32)).sum() for y in on_tpu(*a)))(*arrays)
 
-    for function, names in ((auto, ["octic_attention"]), (gradient, ["attention", "attention_backward"])):
+    for function, names in ((on_tpu, ["octic_attention"]), (gradient, ["attention", "attention_backward"])):
         text = jax.jit(function).trace(*arrays).lower(lowering_platforms=("tpu",)).as_text()
         assert [name for name in names if f'kernel_name = "{name}"' in text] == names
-        text = jax.jit(function).trace(*arrays).lower(lowering_platforms=("cpu",)).as_text()
-        assert "kernel_name" not in text
+    auto = functools.partial(branch, implementation="auto")
+    assert "kernel_name" not in jax.jit(auto).trace(*arrays).lower(lowering_platforms=("tpu",)).as_text()
 
 
 def test_bad_arguments_are_named():

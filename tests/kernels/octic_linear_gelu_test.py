@@ -8,8 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels import d8_gelu
-from kernels.octic_linear_gelu import WEIGHT_BYTES, linear, octic_linear_gelu, reference
+from kernels.d8_gelu.reference import d8_gelu
+from kernels.isotypic_linear import linear
+from kernels.octic_linear_gelu import octic_linear_gelu
+from kernels.octic_linear_gelu.reference import octic_linear_gelu as reference
+from kernels.octic_linear_gelu.tpu import WEIGHT_BYTES
 from kernels.shapes import AWKWARD, REALISTIC
 from tests.kernels.comparison import assert_near, draw, draw_arguments, value_and_gradient, widen
 
@@ -49,10 +52,10 @@ def test_gradients_of_plain_xla_are_the_reference_s():
 def test_a_bias_or_a_weight_in_the_wrong_place_is_caught():
     lines, planes, w_lines, w_planes, bias = arguments = draw_arguments(SMALL, "float32")
     results, f = interpreted(*arguments), SMALL.hidden
-    h_lines, h_planes = linear(lines, planes, w_lines, w_planes, jnp.zeros_like(bias))
+    h_lines, h_planes = linear((lines, planes), ((w_lines, w_planes), None))
     wrong = {
-        "bias on another irrep": d8_gelu.reference(h_lines.at[1].add(bias), h_planes),
-        "no bias": d8_gelu.reference(h_lines, h_planes),
+        "bias on another irrep": d8_gelu(h_lines.at[1].add(bias), h_planes),
+        "no bias": d8_gelu(h_lines, h_planes),
         "irreps of the weights": reference(lines, planes, w_lines[::-1], w_planes, bias),
         "copies of E": reference(lines, planes, w_lines, jnp.roll(w_planes, f, axis=1), bias),
         "rows of E": reference(lines, planes[::-1], w_lines, w_planes, bias),

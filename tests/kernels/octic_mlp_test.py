@@ -10,8 +10,9 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import kernels
-from kernels.octic_branch import Norm
-from kernels.octic_mlp import MAPS, Weights, octic_mlp
+from kernels.norm import Norm
+from kernels.octic_mlp import Weights, octic_mlp
+from kernels.octic_mlp.tpu import MAPS
 from kernels.pointwise import SCALE, double_gelu
 from kernels.shapes import Shape
 from tests.kernels.comparison import assert_near, draw_branch, value_and_gradient, widen
@@ -106,7 +107,7 @@ def test_eight_devices_equal_one():
 
 
 def test_widths_without_a_kernel():
-    """A name insists, "auto" falls back to the operations that the branch consists of."""
+    """A name insists; under `using` the branch consists of several operations."""
     arrays = draw_branch(Shape("hidden", (2,), 5, 8, 96), "float32")
     with pytest.raises(ValueError, match="octic_mlp: implementation='interpret' has no kernel for float32"):
         jax.eval_shape(branch, *arrays)

@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels import tpu_products
-from kernels.tpu_products import Part
+from kernels.tpu import products as tpu_products
+from kernels.tpu.products import Part
 from tests.kernels.comparison import draw
 
 

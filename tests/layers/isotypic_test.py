@@ -13,7 +13,7 @@ from flax import nnx
 
 import kernels
 from equivit import testing
-from equivit.layers import attention, isotypic
+from equivit.layers import isotypic
 from equivit.layers.block import Block
 from equivit.layers.dropout import dropout
 from equivit.layers.parts import Parts
@@ -54,9 +54,8 @@ class CommutesTest(chex.TestCase):
 
 @GROUPS
 @pytest.mark.parametrize("layer_scale", [0.5, None])
-def test_a_branch_in_one_operation_is_the_sum_of_its_parts(group, layer_scale, monkeypatch):
+def test_a_branch_in_one_operation_is_the_sum_of_its_parts(group, layer_scale):
     """In a block it is one, unless there is a key, for stochastic depth; here that has a rate of 0."""
-    monkeypatch.setattr(attention, "KERNEL_TOKENS", 1)
     width, hidden = 8 * group.order, 128 * group.order
     options = dict(layer_scale=layer_scale, isotypic_eps=0.1, isotypic_norm="balanced")  # both matter
     block = Block(**Parts(group, nnx.Rngs(0), **options).branches(width, 2, hidden))

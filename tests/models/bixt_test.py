@@ -11,11 +11,12 @@ import pytest
 from flax import nnx
 
 from equivit import costs, logical, models, precision, pretrained
-from equivit.layers.attention import attend, attend_both
 from equivit.models import saved, zoo
+from equivit.models.bixt.attention import attend_both
 from equivit.models.bixt.model import CODE
 from equivit.pretrained import bixt, mapping
 from equivit.pretrained.format import Hints
+from kernels.attention import attend
 from tests.drawing import normal
 
 SMALL = dict(width=12, depth=3, latents=5, num_heads=3, kernel=(8, 6), patch_size=(4, 4), image_size=(12, 20))
@@ -60,7 +61,7 @@ def near(a, b, tolerance=1e-5):
 
 @jax.jit
 def directions(a, b, v_a, v_b):
-    return attend_both(a, b, v_a, v_b), attend((a,), (b,), (v_b,))[0], attend((b,), (a,), (v_a,))[0]
+    return attend_both(a, b, v_a, v_b), attend(a, b, v_b), attend(b, a, v_a)
 
 
 def test_one_matrix_of_scores_serves_both_directions():

@@ -11,10 +11,10 @@ from flax import nnx
 from jax.nn.initializers import Initializer
 
 from equivit import errors
-from equivit.layers.attention import attend, attend_both
-from equivit.layers.dense import Attention, LayerNorm, Linear, Mlp
+from equivit.layers.dense import LayerNorm, Linear, Mlp
 from equivit.layers.dropout import split
 from equivit.layers.stochastic_depth import drop_path
+from kernels.attention import attend, reference, side_by_side
 
 
 class CrossAttention(nnx.Module):
@@ -44,16 +44,28 @@ class CrossAttention(nnx.Module):
         r_tokens, v_tokens = self._heads(self.tokens(tokens), width)
         if self.proj_tokens is None:
             (r_latents,) = self._heads(self.latents(latents), width)
-            (y,) = attend((r_latents,), (r_tokens,), (v_tokens,))
-            return self.proj_latents(Attention.side_by_side(y)), None
+            y = attend(r_latents, r_tokens, v_tokens)
+            return self.proj_latents(side_by_side(y)), None
         r_latents, v_latents = self._heads(self.latents(latents), width)
         y, z = attend_both(r_latents, r_tokens, v_latents, v_tokens)
-        return self.proj_latents(Attention.side_by_side(y)), self.proj_tokens(Attention.side_by_side(z))
+        return self.proj_latents(side_by_side(y)), self.proj_tokens(side_by_side(z))
 
     def _heads(self, x: jax.Array, width: int) -> jax.Array:
         """r, and v if it is there: [*B, N, parts width] -> [parts, *B, num_heads, N, head channels]."""
         x = x.reshape(*x.shape[:-1], x.shape[-1] // width, self.num_heads, width // self.num_heads)
         return jnp.einsum("...nphd->p...hnd", x)
+
+
+def attend_both(a: jax.Array, b: jax.Array, v_a: jax.Array, v_b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Two sets of tokens that attend to each other by one matrix of scores S = a b^T / sqrt(d), for each head.
+
+    The first gets softmax(S) v_b, the second softmax(S^T) v_a.
+
+    Shapes: a and v_a [*B, H, N, d], b and v_b [*B, H, M, d] -> [*B, H, N, d] and [*B, H, M, d].
+    """
+    with jax.named_scope("attention"):
+        logits = reference.logits(a, b)
+        return reference.weighted_sum(logits, v_b), reference.weighted_sum(jnp.swapaxes(logits, -1, -2), v_a)
 
 
 class CrossBlock(nnx.Module):

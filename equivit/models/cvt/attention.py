@@ -10,7 +10,6 @@ from flax import nnx
 
 from equivit import errors
 from equivit.layers import dense, phases
-from equivit.layers.attention import attend
 from equivit.layers.by_image import by_image
 from equivit.layers.convolution import Conv, NormedConv, Pair
 from equivit.layers.dropout import dropout, split
@@ -19,6 +18,7 @@ from equivit.layers.largest import IMAGE_BYTES, largest
 from equivit.layers.stochastic_depth import drop_path
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
+from kernels.attention import attend, side_by_side
 
 
 class ConvEmbed(nnx.Module):
@@ -123,8 +123,8 @@ class ConvAttention(nnx.Module):
             # The official code divides the products by the root of the full width, not of a head's; its weights were
             # trained so.  `attend` divides by that of a head's.
             q = q * self.num_heads**-0.5
-        (y,) = attend((q,), (k,), (v,))
-        return self.proj(dense.Attention.side_by_side(y))
+        y = attend(q, k, v)
+        return self.proj(side_by_side(y))
 
     def keys_and_values(self, x: jax.Array, *, train: bool) -> tuple[jax.Array, jax.Array]:
         """The maps of keys and of values, [*B, h, w, width] each, before their linear maps; they must share a grid."""

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from equivit.layers import dense
-from equivit.layers.attention import attend
 from equivit.layers.batch_norm import BatchNorm
 from equivit.layers.convolution import NormedConv
 from equivit.layers.grid import Layout
 from equivit.layers.stochastic_depth import drop_path
+from kernels.attention import attend
 
 XAVIER = nnx.initializers.xavier_uniform()
 
@@ -54,7 +54,7 @@ class MultiQueryAttention(nnx.Module):
         q = self.query(x)
         k = self.key(x if self.key_conv is None else self.key_conv(x, train=train))
         v = self.value(x if self.value_conv is None else self.value_conv(x, train=train))
-        (y,) = attend(*((self._one_head(part),) for part in (q, k, v)))
+        y = attend(*(self._one_head(part) for part in (q, k, v)))
         return self.output(y.reshape(q.shape))
 
     def _one_head(self, x: jax.Array) -> jax.Array:

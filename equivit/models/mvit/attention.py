@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from equivit.layers import dense
-from equivit.layers.attention import attend_with_bias
 from equivit.layers.convolution import DepthwiseConv, Pair
 from equivit.layers.dropout import dropout, split
 from equivit.layers.grid import Layout
@@ -23,6 +22,7 @@ from equivit.models.mvit import pooling as adaptive_pooling
 from equivit.models.mvit.position import CircularPosition, DecomposedPosition
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
+from kernels.attention import attend, side_by_side
 
 KERNEL, PADDING = (3, 3), (1, 1)  # of all pooling
 
@@ -95,7 +95,7 @@ class PoolingAttention(dense.Attention):
         bias = self.position(q[..., layout.prefix :, :], queries, keys, self._ahead(chosen))
         if layout.prefix:
             bias = jnp.pad(bias, [(0, 0)] * (bias.ndim - 2) + [(layout.prefix, 0)] * 2)
-        return self.proj(self.side_by_side(attend_with_bias(q, k, v, bias) + q)), chosen
+        return self.proj(side_by_side(attend(q, k, v, bias) + q)), chosen
 
     def _pooled(
         self, name: str, pools: tuple[DepthwiseConv, ...], maps: tuple[jax.Array, ...]

@@ -35,6 +35,7 @@ from equivit.layers.prefix import token
 from equivit.layers.stack import Stack, check_blocks
 from equivit.models.features import Features, Grid
 from equivit.models.model import Preset
+from kernels.attention import side_by_side
 
 NORMS = {"layer": dense.LayerNorm, "batch": BatchNorm}
 PADDINGS = {"repeat": "edge", "zero": "constant"}  # the modes of jnp.pad
@@ -370,7 +371,7 @@ class ResidualAttention(dense.Attention):
             products = products + jnp.einsum("...nd,...md->...nm", q / math.sqrt(q.shape[-1]), k).astype(products.dtype)
             weights = jax.nn.softmax(products.astype(jnp.promote_types(x.dtype, jnp.float32)), axis=-1)
             y = jnp.einsum("...nm,...md->...nd", weights.astype(v.dtype), v)
-        return self.proj(self.side_by_side(y)), products
+        return self.proj(side_by_side(y)), products
 
 
 def _without_products(x):

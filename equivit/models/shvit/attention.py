@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from equivit.layers import dense
-from equivit.layers.attention import attend
 from equivit.layers.convolution import NormedConv
+from kernels.attention import attend
 
 
 class GroupNorm(nnx.Module):
@@ -58,6 +58,6 @@ class SingleHeadAttention(nnx.Module):
         # The products of attention are in the type of those of linear maps, as everywhere.
         tokens = jax.lax.collapse(qkv.astype(self.qkv.conv.kernel[...].dtype), x.ndim - 3, x.ndim - 1)
         q, k, v = jnp.split(tokens[..., None, :, :], (self.qk_width, 2 * self.qk_width), axis=-1)
-        (y,) = attend((q,), (k,), (v,))
+        y = attend(q, k, v)
         y = jnp.concatenate([y.reshape(first.shape).astype(x.dtype), rest], axis=-1)
         return self.proj(dense.relu(y), train=train)

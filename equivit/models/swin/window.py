@@ -18,11 +18,11 @@ import numpy as np
 from flax import nnx
 
 from equivit.layers import dense
-from equivit.layers.attention import attend_with_bias
 from equivit.layers.dropout import dropout, split
 from equivit.layers.grid import Layout
 from equivit.layers.position import resize
 from equivit.layers.stochastic_depth import drop_path
+from kernels.attention import attend, side_by_side
 
 Pair = tuple[int, int]
 APART = -100.0  # the official mask; cosine logits reach 100, so it is no -inf, and files are only reproduced with it
@@ -237,12 +237,12 @@ class WindowAttention(dense.Attention):
         if self.masked and any(windows.shift):
             bias = bias + windows.mask()
         y = self.attend(windows.cut(x), bias)
-        return windows.joined(self.proj(self.side_by_side(y)))
+        return windows.joined(self.proj(side_by_side(y)))
 
     def attend(self, x: jax.Array, bias: jax.Array) -> jax.Array:
         """Among the tokens of each window: [*B, windows, tokens, width] -> [*B, windows, heads, tokens, channels]."""
         q, k, v = self.heads(x)
-        return attend_with_bias(q, k, v, bias)
+        return attend(q, k, v, bias)
 
 
 class CosineWindowAttention(WindowAttention):
@@ -276,7 +276,7 @@ class CosineWindowAttention(WindowAttention):
         with jax.named_scope("attention"):
             scale = jnp.exp(jnp.minimum(self.logit_scale[...], LARGEST_SCALE))
             q, k = unit(q, scale[:, None, None]), unit(k)
-        return attend_with_bias(q, k, v, bias, scale=1.0)
+        return attend(q, k, v, bias, scale=1.0)
 
     def _by_head(self, bias: nnx.Param, like: jax.Array) -> jax.Array:
         return bias[...].reshape(self.num_heads, 1, -1).astype(like.dtype)

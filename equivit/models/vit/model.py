@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from equivit.layers.dropout import dropout, split
+from equivit.layers.dropout import dropout
 from equivit.layers.grid import Frame, Layout, check_images
 from equivit.layers.prefix import JumboRows, Prefix
 from equivit.layers.readout import BlocksReadout, Readout, to_dense
@@ -23,7 +23,7 @@ from equivit.layers.stack import Fold, Seen, Stack, check_blocks
 from equivit.models.adaptive import placed
 from equivit.models.features import Features, Grid
 from equivit.symmetry import fields
-from equivit.symmetry.fields import Tokens, join
+from equivit.symmetry.fields import Tokens
 from equivit.symmetry.shifts import Choice
 
 
@@ -93,7 +93,9 @@ class ViT(nnx.Module):
         """
         if self.head is None:
             raise ValueError("ViT: the model has no head (num_classes=None); call features, or create it with classes.")
-        trunk_key, head_key = split(key)
+        if key is None:
+            return self.head(self.pooled(images, train=train, keep=keep, mask=mask))
+        trunk_key, head_key = jax.random.split(key)
         pooled = self.pooled(images, key=trunk_key, train=train, keep=keep, mask=mask)
         return self.head(dropout(pooled, self.config.dropout, head_key))
 
@@ -214,7 +216,7 @@ class ViT(nnx.Module):
         config = self.config
         check_images(images, config.in_channels, config.patch_size)
         size = images.shape[-3:]
-        if not config.parts:
+        if not config.adaptive:
             number = math.prod(images.shape[:-3])
             return images, Frame(jnp.zeros((number, 2), jnp.int32), (1, 1), (size[0], size[1])), {}
         rolled, frame, chosen = placed(
@@ -223,7 +225,7 @@ class ViT(nnx.Module):
         return rolled.reshape(images.shape), frame, chosen
 
     def _embed(self, images: jax.Array, keep: jax.Array | None, mask: jax.Array | None) -> tuple[Any, Layout]:
-        grid: tuple[int, ...] = check_images(images, self.config.in_channels, self.config.patch_size)
+        grid: tuple[int, ...] = tuple(n // p for n, p in zip(images.shape[-3:-1], self.config.patch_size, strict=True))
         x = self.patch_embed(images)
         if mask is not None:
             x = self._masked(x, mask)
@@ -234,7 +236,8 @@ class ViT(nnx.Module):
         layout = Layout(grid, 0 if self.prefix is None else self.prefix.number)
         if self.prefix is not None:
             first = self.prefix().astype(x.dtype)
-            x = join(self._lift(jnp.broadcast_to(first, (*x.shape[:-2], *first.shape))), x)
+            first = self._lift(jnp.broadcast_to(first, (*x.shape[:-2], *first.shape)))
+            x = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=-2), first, x)
         return x if self.pre_norm is None else self.pre_norm(x), layout
 
     def trunk(

@@ -1,4 +1,4 @@
-"""The TPU kernels of `attention.py`: one program per image, which holds whole rows of the softmax in VMEM.
+"""Attention on a TPU, one program per image: it holds whole rows of the softmax in VMEM.
 
 The reference, for one head of q, k and v [N, d], and its derivative, from the gradient g of y:
 
@@ -9,7 +9,7 @@ The reference, for one head of q, k and v [N, d], and its derivative, from the g
 The kernels are these lines, for all heads of an image one after the other in one straight program, in which the
 compiler lets the softmax of one head run beside the products of another.  The matrix units take registers of 128 lanes,
 full or not, and a head has fewer channels.  So the lines are written for a register full of heads, a unit
-(`attention_lanes.py`), which a `_Reader` selects from the arrays and a `_Writer` puts back:
+(`lanes.py`), which a `_Reader` selects from the arrays and a `_Writer` puts back:
 
   - A product over the channels of a head is one over all lanes of its unit, where one factor is 0 in the lanes that are
     not the head's.  The matrix units take no longer for it, and no lane has to move.
@@ -34,9 +34,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
-from kernels import tpu_blocks
-from kernels.attention_lanes import LANES, Arrangement, Exchange, Piece, Pieces
-from kernels.tpu_blocks import up
+from kernels.attention.lanes import LANES, Arrangement, Exchange, Piece, Pieces
+from kernels.tpu import blocks
+from kernels.tpu.blocks import up
 
 NAME = "attention"
 # JAX 0.10 has it among what all platforms have.
@@ -56,7 +56,7 @@ def buffers(dtype: DTypeLike, tokens: int, lanes: tuple[int, int], backward: boo
       lanes: of a token in q, k and v together, and in y.
     """
     qkv, y = (up(tokens, 16) * n * jnp.dtype(dtype).itemsize for n in lanes)
-    free = tpu_blocks.VMEM_BYTES - matrix_bytes(tokens) - 2 * qkv
+    free = blocks.VMEM_BYTES - matrix_bytes(tokens) - 2 * qkv
     # Forward, one saves little, and the compiler also keeps the registers of y that a `_Writer` has open.
     needed = {2: 2 * (qkv + y), 1: qkv + y} if backward else {2: 3 * y}
     fitting = (count for count, used in needed.items() if used <= free)
@@ -180,7 +180,7 @@ def _head_gradients(q, g, k, v, scale):
 def _dot(a, b, axes):
     """The product over these axes, summed in float32."""
     dimensions = (((axes[0],), (axes[1],)), ((), ()))
-    precision = tpu_blocks.precision(a.dtype)
+    precision = blocks.precision(a.dtype)
     return jax.lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)
 
 

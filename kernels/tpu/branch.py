@@ -1,7 +1,6 @@
-"""Shared by the two branches of an octic block: the norm before, the layer scale and the sum after.
+"""Shared by the kernels of the two branches of an octic block: the norm before, and the layer scale after.
 
-Both are x + scale * f(norm(x)), with the norm of `norm.py`; f is attention in `octic_attention.py`, and the MLP in
-`octic_mlp.py`.
+Both are scale * f(norm(x)); f is attention in `octic_attention`, and the MLP in `octic_mlp`.
 
 Shapes: lines [4, *B, N, C] and planes [2, *B, N, 2C] -> the same.
 Source: octic ViTs, Section 3.2 and Appendix A.
@@ -20,16 +19,6 @@ from kernels.norm import Norm
 
 STRIP = 16  # rows that the norm takes at once, to stay in registers: the height of one in bfloat16
 Arrays = tuple[jax.Array, jax.Array]
-
-
-def added(x: Arrays, y: Arrays, scale_lines: jax.Array, scale_planes: jax.Array) -> Arrays:
-    """x + scale * y, with a scale [4, C] and [2C]."""
-    lines, planes = x
-    return lines + y[0] * _over_tokens(scale_lines, lines), planes + y[1] * scale_planes
-
-
-def _over_tokens(vectors: jax.Array, lines: jax.Array) -> jax.Array:
-    return vectors.reshape(len(vectors), *(1,) * (lines.ndim - 2), -1)
 
 
 def check(name: str, lines: jax.Array, planes: jax.Array, weights: Any, first: int, second: int, sizes: str) -> None:

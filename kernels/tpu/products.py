@@ -12,8 +12,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from kernels import tpu_blocks
-from kernels.tpu_blocks import LANES, up
+from kernels.tpu import blocks
+from kernels.tpu.blocks import LANES, up
 
 # Rows that a product has in bfloat16 are a multiple of this; with fewer than the second number, a unit is taken to load
 # what it holds for longer than it multiplies.
@@ -63,5 +63,5 @@ def _rows(size: int) -> int:
 def dot(x: jax.Array, matrix: jax.Array, turned: bool) -> jax.Array:
     """The products of tokens [N, K] and a matrix [C, K], over K, in float32: [N, C], or turned [C, N]."""
     a, b = (matrix, x) if turned else (x, matrix)
-    precision = tpu_blocks.precision(x.dtype)
+    precision = blocks.precision(x.dtype)
     return jax.lax.dot_general(a, b, (((1,), (1,)), ((), ())), precision=precision, preferred_element_type=jnp.float32)

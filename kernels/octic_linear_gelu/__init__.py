@@ -8,34 +8,13 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 
-from kernels import d8_gelu, dispatch, tpu_blocks
-from kernels.isotypic_linear import affine
-from kernels.pointwise import gelu, to_isotypic, to_regular
+from kernels import dispatch
+from kernels.d8_gelu import d8_gelu
+from kernels.isotypic_linear import linear
+from kernels.octic_linear_gelu import reference
 
 NAME = "octic_linear_gelu"
-# How much of `tpu_blocks.VMEM_BYTES` the weights, which stay in VMEM, may use; a third is left for the fields.  The
-# paper's widths fit up to ViT-e (6.6 MiB) in bfloat16, and up to ViT-G (6.5 MiB) in float32.
-WEIGHT_BYTES = 8 * 2**20
-
-
-def linear(
-    lines: jax.Array, planes: jax.Array, w_lines: jax.Array, w_planes: jax.Array, bias: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """The linear map, as `isotypic_linear.py` has it."""
-    with jax.named_scope("linear"):
-        # The name is of what `remat="dots"` keeps for the backward pass.
-        return checkpoint_name((affine(lines, w_lines, bias), affine(planes, w_planes)), "product")
-
-
-def reference(
-    lines: jax.Array, planes: jax.Array, w_lines: jax.Array, w_planes: jax.Array, bias: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """The definition, in plain jnp."""
-    h = linear(lines, planes, w_lines, w_planes, bias)
-    with jax.named_scope("activation"):
-        return d8_gelu.reference(*h)
 
 
 def octic_linear_gelu(
@@ -74,7 +53,7 @@ def octic_linear_gelu(
     _check_weights(lines.shape[-1], w_lines, w_planes, bias)
     arrays = (lines, planes, w_lines, w_planes, bias)
     if implementation == "xla":
-        return reference(*arrays)
+        return reference.octic_linear_gelu(*arrays)
     dtype = jnp.result_type(*arrays)
     return _octic_linear_gelu(implementation, *(a.astype(dtype) for a in arrays))
 
@@ -89,11 +68,11 @@ def _derivative(implementation, arrays, slopes):
     return jax.jvp(functools.partial(_apart, implementation), arrays, slopes)
 
 
-def _apart(implementation, *arrays):
+def _apart(implementation, lines, planes, w_lines, w_planes, bias):
     """The linear map, then the GELU: a derivative needs what lies between."""
-    h = linear(*arrays)
+    h = linear((lines, planes), ((w_lines, w_planes), bias))
     with jax.named_scope("activation"):
-        return d8_gelu.d8_gelu(*h, implementation=implementation)
+        return d8_gelu(*h, implementation=implementation)
 
 
 # Jitted here: outside of jit, a choice by platform would be recompiled at every call.
@@ -117,26 +96,9 @@ def _check_weights(c: int, w_lines: jax.Array, w_planes: jax.Array, bias: jax.Ar
 
 def _kernels(lines, *weights):
     """The kernels that support the dtype and widths."""
-    from kernels import octic_linear_gelu_gpu  # here, as in d8_gelu.py
+    from kernels.octic_linear_gelu import gpu, tpu  # here, as in `d8_gelu`
 
     c, f, dtype = *weights[0].shape[1:], lines.dtype
-    size = sum(a.nbytes for a in weights)
-    tpu = _forward_tpu if size <= WEIGHT_BYTES and tpu_blocks.supported(dtype, [c, f], size) else None
-    supported = octic_linear_gelu_gpu.supported(c, f, dtype)
-    gpu = dispatch.on_rows(octic_linear_gelu_gpu.forward, 2) if supported else None
-    return {"tpu": tpu, "interpret": tpu and functools.partial(tpu, interpret=True), "gpu": gpu}
-
-
-def _forward_tpu(lines, planes, w_lines, w_planes, bias, *, interpret=False):
-    dot = functools.partial(jnp.dot, precision=tpu_blocks.precision(lines.dtype), preferred_element_type=jnp.float32)
-    channels = len(bias)
-
-    def tile(rows, lanes, lines, planes, w_lines, w_planes, bias, y_lines, y_planes):
-        h = [dot(lines[i, rows, :], w_lines[i, :, lanes]) for i in range(4)]
-        h[0] += bias[0, lanes].astype(jnp.float32)
-        for columns in (lanes, tpu_blocks.second_copy(lanes, channels)):
-            h += [dot(planes[row, rows, :], w_planes[:, columns]) for row in (0, 1)]
-        tpu_blocks.write(y_lines, y_planes, rows, lanes, to_isotypic([gelu(v) for v in to_regular(h)]))
-
-    weights = (w_lines, w_planes, bias[None])
-    return tpu_blocks.call(tile, (lines, planes), weights, channels=channels, name=NAME, interpret=interpret)
+    on_tpu = tpu.forward if tpu.supported(lines, *weights) else None
+    on_gpu = dispatch.on_rows(gpu.forward, 2) if gpu.supported(c, f, dtype) else None
+    return {"tpu": on_tpu, "interpret": on_tpu and functools.partial(on_tpu, interpret=True), "gpu": on_gpu}

@@ -1,0 +1,84 @@
+"""Softmax attention: `attend` of queries, keys and values head by head, `attention` of all heads side by side."""
+
+import jax
+import jax.numpy as jnp
+
+from kernels import dispatch
+from kernels.attention import gpu, reference
+from kernels.attention.reference import head_by_head, side_by_side
+
+__all__ = ["attend", "attention", "head_by_head", "side_by_side", "weights"]
+
+NAME = "attention"
+
+
+def attend(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    bias: jax.Array | None = None,
+    *,
+    scale: float | None = None,
+    implementation: str = "auto",
+) -> jax.Array:
+    """softmax(scale q k^T + bias) v for each head; the softmax is in at least float32.
+
+    Shapes: q [*B, H, N, d], k [*B, H, M, d], v [*B, H, M, e] -> [*B, H, N, e].
+
+    Args:
+      bias: one that broadcasts to [*B, H, N, M]; None for 0.
+      scale: None for 1 / sqrt(d).
+      implementation: "gpu" is cuDNN's flash attention, in bfloat16 and float16, without a bias, of 8 to 128 channels a
+        head, a multiple of 8; "auto" uses it on an NVIDIA GPU.  Others are the reference.
+
+    Raises:
+      ValueError: an unknown implementation, or no kernel for these arrays.
+    """
+    chosen = dispatch.AUTO.get() if implementation == "auto" else dispatch.chosen("attend", implementation)
+    with jax.named_scope("attention"):
+        if chosen not in ("auto", "gpu"):
+            return reference.attend(q, k, v, bias, scale)
+        takes = bias is None and scale is None and gpu.supported(q, k, v)
+        if implementation == "gpu":
+            if not takes:
+                raise dispatch.no_kernel("attend", implementation, (q, k, v))
+            return gpu.attend(q, k, v)
+        if takes and gpu.available():
+            return jax.lax.platform_dependent(q, k, v, cuda=gpu.attend, default=reference.attend)
+        return reference.attend(q, k, v, bias, scale)
+
+
+def attention(qkv: jax.Array, heads: int, *, implementation: str = "auto") -> jax.Array:
+    """Softmax attention of all heads from the result of one linear map, columns (q | k | v) x heads x head channels.
+
+    Shapes: [*B, N, 3 H d] -> [*B, N, H d].
+
+    Args:
+      heads: H.
+      implementation: "tpu" is a kernel that takes the heads as they lie (`tpu.py`), for 100 to 400 tokens, H d a
+        multiple of 128 and d at most 128; "interpret" runs it anywhere, slowly.  Others are those of `attend`.
+
+    Raises:
+      ValueError: an unknown implementation, a width that is not 3 H d, or no kernel for this shape or dtype.
+    """
+    chosen = dispatch.AUTO.get() if implementation == "auto" else dispatch.chosen(NAME, implementation)
+    if qkv.ndim < 2 or qkv.shape[-1] % (3 * heads):
+        raise ValueError(f"{NAME}: qkv {qkv.shape} must be [*B, N, 3 H d]; {heads=} needs multiples of {3 * heads}.")
+    if chosen in ("tpu", "interpret"):
+        from kernels.attention import arranged  # here: other platforms need no Mosaic
+
+        parts = (qkv.shape[-1] // (3 * heads),)
+        if arranged.supported((qkv[None],), parts, heads):
+            with jax.named_scope("attention"):
+                return arranged.attend(chosen, parts, heads, qkv[None])[0][0]
+        if implementation != "auto":
+            raise dispatch.no_kernel(NAME, implementation, qkv)
+        implementation = "xla"
+    q, k, v = (head_by_head(part, heads) for part in jnp.split(qkv, 3, axis=-1))
+    return side_by_side(attend(q, k, v, implementation=implementation))
+
+
+def weights(q: jax.Array, k: jax.Array) -> jax.Array:
+    """The weights in `attend`, softmax(q k^T / sqrt(d)) in at least float32: [*B, H, N, M]."""
+    with jax.named_scope("attention"):
+        return jax.nn.softmax(reference.logits(q, k))

@@ -1,0 +1,109 @@
+"""Attention of heads that lie in the lanes of a TPU's registers as `lanes.py` arranges them, and its derivative.
+
+The kernels are in `tpu.py`.  They compute the softmax in float32 and store only q, k and v for the derivative.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kernels import dispatch
+from kernels.attention import reference, tpu
+from kernels.attention.lanes import Arrangement, arrange
+
+NAME = "attention"
+Parts = tuple[int, ...]  # channels of a head in each source
+
+
+def supported(qkv: tuple[jax.Array, ...], parts: Parts, heads: int, backward: bool = False) -> bool:
+    """Whether there is a kernel for `attend` of qkv, or for its derivative."""
+    arrangement = arrange(parts, heads)
+    if arrangement is None or sum(len(a) * a.shape[-1] for a in qkv) != arrangement.token_widths[0]:
+        return False
+    return fits(qkv[0], arrangement, backward)
+
+
+def fits(x: jax.Array, arrangement: Arrangement, backward: bool = False) -> bool:
+    """Whether the kernel can hold what is so arranged for all tokens of x [k, *B, N, c].
+
+    Not if a size is a symbol (for export).
+    """
+    *batch, tokens, _ = x.shape[1:]
+    known = all(isinstance(n, int) for n in (*batch, tokens))
+    return known and tpu.buffers(x.dtype, tokens, arrangement.token_widths, backward) is not None
+
+
+def attend(implementation: str, parts: Parts, heads: int, *qkv: jax.Array) -> tuple[jax.Array, ...]:
+    """Attention of heads that have `parts` channels in each source, placed as `lanes.arrange` says.
+
+    Shapes: arrays [k, *B, N, qkv width], each of k sources -> [k, *B, N, width].
+    """
+    return _attend(implementation, parts, heads, *qkv)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _attend(implementation, parts, heads, *qkv):
+    return forward(*qkv, implementation=implementation, parts=parts, heads=heads)
+
+
+_attend.defvjp(
+    lambda implementation, parts, heads, *qkv: (
+        forward(*qkv, implementation=implementation, parts=parts, heads=heads),
+        qkv,
+    ),
+    lambda implementation, parts, heads, qkv, gradients: backward(
+        *qkv, *gradients, implementation=implementation, parts=parts, heads=heads
+    ),
+)
+
+
+# Jitted here: layers of equal shapes are traced once.
+@functools.partial(jax.jit, static_argnames=("implementation", "parts", "heads"), inline=True)
+def forward(*qkv: jax.Array, implementation: str, parts: Parts, heads: int) -> tuple[jax.Array, ...]:
+    """`attend`, without a derivative."""
+    kernels = _kernels(tpu.forward if supported(qkv, parts, heads) else None, parts, heads)
+    return dispatch.run(NAME, implementation, _plain(parts, heads), kernels, qkv)
+
+
+@functools.partial(jax.jit, static_argnames=("implementation", "parts", "heads"), inline=True)
+def backward(*arrays: jax.Array, implementation: str, parts: Parts, heads: int) -> tuple[jax.Array, ...]:
+    """The gradient at its arguments, from these and the gradients at its results; without a kernel, by XLA."""
+    qkv, plain = arrays[: len(arrays) // 2], _plain(parts, heads)
+
+    def plain_backward(*arrays):
+        return jax.vjp(plain, *arrays[: len(qkv)])[1](arrays[len(qkv) :])
+
+    if not supported(qkv, parts, heads, backward=True):
+        return plain_backward(*arrays)
+    kernels = _kernels(tpu.backward, parts, heads)
+    return dispatch.run(f"{NAME}_backward", implementation, plain_backward, kernels, arrays)
+
+
+def _kernels(kernel: Callable | None, parts: Parts, heads: int) -> dict[str, Callable | None]:
+    if kernel is None:
+        return {"tpu": None, "interpret": None, "gpu": None}
+    kernel = functools.partial(kernel, arrangement=arrange(parts, heads), scale=1 / math.sqrt(sum(parts)))
+    return {"tpu": kernel, "interpret": functools.partial(kernel, interpret=True), "gpu": None}
+
+
+def _plain(parts: Parts, heads: int) -> Callable:
+    """`attend` in plain jnp."""
+    arrangement = arrange(parts, heads)
+    if len(parts) == 1 or arrangement is None:  # in their natural order
+        return lambda qkv: (reference.attention(qkv[0], heads)[None],)
+
+    def plain(*qkv):
+        sources = [row for a in qkv for row in a]
+        natural = [
+            x[..., arrangement.lanes(i, part)[:3]] for i, (x, part) in enumerate(zip(sources, parts, strict=True))
+        ]
+        y = reference.attention(jax.lax.collapse(jnp.concatenate(natural, -1), -3), heads)
+        y = jnp.split(y.reshape(*y.shape[:-1], heads, sum(parts)), np.cumsum(parts)[:-1], axis=-1)
+        y = iter([arrangement.placed(i, jax.lax.collapse(x, -2)) for i, x in enumerate(y)])
+        return tuple(jnp.stack([next(y) for _ in a]) for a in qkv)
+
+    return plain

@@ -1,0 +1,50 @@
+"""Softmax attention in plain jnp: the definition.
+
+Shapes: q [*B, H, N, d], k [*B, H, M, d] and v [*B, H, M, e] -> [*B, H, N, e].
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from kernels.product import einsum, kept
+
+
+def attend(
+    q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array | None = None, scale: float | None = None
+) -> jax.Array:
+    """softmax(scale q k^T + bias) v for each head."""
+    x = logits(q, k, scale)
+    return weighted_sum(x if bias is None else x + bias, v)
+
+
+def attention(qkv: jax.Array, heads: int) -> jax.Array:
+    """`attend` for heads side by side: [*B, N, 3 H d] -> [*B, N, H d]."""
+    q, k, v = (head_by_head(part, heads) for part in jnp.split(qkv, 3, axis=-1))
+    return side_by_side(attend(q, k, v))
+
+
+def head_by_head(x: jax.Array, heads: int) -> jax.Array:
+    """[*B, N, width] -> [*B, heads, N, head channels]."""
+    return jnp.swapaxes(x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads), -2, -3)
+
+
+def side_by_side(x: jax.Array) -> jax.Array:
+    """[*B, heads, N, head channels] -> [*B, N, width]."""
+    return jax.lax.collapse(jnp.swapaxes(x, -2, -3), -2)
+
+
+def logits(q: jax.Array, k: jax.Array, scale: float | None = None) -> jax.Array:
+    """scale q k^T in at least float32, [*B, H, N, M]; a scale of None is 1 / sqrt(d)."""
+    q = q * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    x = einsum("...nd,...md->...nm", q, k)
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def weighted_sum(logits: jax.Array, v: jax.Array) -> jax.Array:
+    """softmax(logits) v, in the dtype of v."""
+    weights = jnp.exp(logits - jax.lax.stop_gradient(logits.max(-1, keepdims=True)))
+    # Dividing the result, not the weights, saves a pass over N x M entries.
+    y = kept(einsum("...nm,...md->...nd", weights.astype(v.dtype), v))
+    return (y / weights.sum(-1, keepdims=True)).astype(v.dtype)

@@ -1,0 +1,83 @@
+"""GELU of an octic field: transform to the eight values on the group, exact GELU, and back, in one pass.
+
+Shapes: lines [4, *B, N, C] and planes [2, *B, N, 2C] -> the same.  Source: octic ViTs, Section 3.2.3 and Appendix A.
+"""
+
+import functools
+
+import jax
+
+from equivit.derivatives import linear
+from kernels import dispatch
+from kernels.d8_gelu import reference
+
+NAME = "d8_gelu"
+
+
+def d8_gelu(lines: jax.Array, planes: jax.Array, *, implementation: str = "auto") -> tuple[jax.Array, jax.Array]:
+    """GELU of an octic field.  Kernels compute in float32; the backward pass stores only the input and recomputes.
+
+    Args:
+      lines: [4, *B, N, C], the components A1, A2, B1, B2.
+      planes: [2, *B, N, 2C], the rows of E, each with the channels of copy 1, then of copy 2.
+      implementation: "auto" uses the GPU kernel in a program that is lowered for a Hopper GPU, if it supports these
+        shapes and dtypes, and plain XLA otherwise.  "xla", "tpu" and "gpu" force one; "interpret" runs the TPU
+        kernel anywhere, slowly.  On several devices a kernel needs the mesh of `jax.set_mesh`; if that does not divide
+        axis -3 evenly, plain XLA runs.
+
+    Returns:
+      Arrays like `lines` and `planes`.
+
+    Raises:
+      ValueError: an unknown implementation, arrays that are not an octic field, or no kernel for them.
+    """
+    implementation = dispatch.chosen(NAME, implementation)
+    dispatch.check_field(NAME, lines, planes)
+    if implementation == "xla":
+        return reference.d8_gelu(lines, planes)
+    return _d8_gelu(implementation, lines, planes)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _d8_gelu(implementation, lines, planes):
+    return forward(lines, planes, implementation=implementation)
+
+
+@_d8_gelu.defjvp
+def _derivative(implementation, field, slopes):
+    def backward_of(field, slopes):
+        return backward(*field, *slopes, implementation=implementation)
+
+    # The transform is orthogonal and the GELU acts on each value alone, so the Jacobian is symmetric.
+    return _d8_gelu(implementation, *field), linear(backward_of, backward_of, field, slopes)
+
+
+# Jitted here: outside of jit, a choice by platform would be recompiled at every call.
+@functools.partial(jax.jit, static_argnames="implementation", inline=True)
+def forward(lines: jax.Array, planes: jax.Array, *, implementation: str) -> tuple[jax.Array, ...]:
+    """The GELU, without a derivative."""
+    kernels = _kernels(lines, kernel="forward", fields=1)
+    return dispatch.run(NAME, implementation, reference.d8_gelu, kernels, (lines, planes))
+
+
+@functools.partial(jax.jit, static_argnames="implementation", inline=True)
+def backward(
+    lines: jax.Array, planes: jax.Array, d_lines: jax.Array, d_planes: jax.Array, *, implementation: str
+) -> tuple[jax.Array, ...]:
+    """The gradient at the input, from the input and the gradient at the output; all have the same shapes."""
+    kernels = _kernels(lines, kernel="backward", fields=2)
+    return dispatch.run(NAME, implementation, _reference_backward, kernels, (lines, planes, d_lines, d_planes))
+
+
+def _reference_backward(lines, planes, *gradient):
+    return jax.vjp(reference.d8_gelu, lines, planes)[1](gradient)
+
+
+def _kernels(lines, *, kernel, fields):
+    """The kernels that support the dtype and width of `lines`; `fields`: how many they read (they write one)."""
+    from kernels.d8_gelu import gpu, tpu  # here: Mosaic is slow to import, and models without fields do not need it
+
+    width, dtype = lines.shape[-1], lines.dtype
+    on_tpu = getattr(tpu, kernel) if tpu.supported(width, dtype, fields) else None
+    on_gpu = dispatch.on_rows(getattr(gpu, kernel), 2 * fields) if gpu.supported(width, dtype) else None
+    return {"tpu": on_tpu, "interpret": on_tpu and functools.partial(on_tpu, interpret=True), "gpu": on_gpu}

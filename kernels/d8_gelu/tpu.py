@@ -1,0 +1,37 @@
+"""The GELU of an octic field and its derivative on a TPU (Pallas, Mosaic): one pass over tiles of the field."""
+
+import jax
+from jax.typing import DTypeLike
+
+from kernels.pointwise import gelu, gelu_gradient, to_isotypic, to_regular
+from kernels.tpu import blocks
+
+NAME = "d8_gelu"
+
+
+def supported(channels: int, dtype: DTypeLike, fields: int) -> bool:
+    """Whether tiles of the `fields` that a kernel reads, and of the one that it writes, fit in VMEM."""
+    return blocks.supported(dtype, [channels] * (fields + 1))
+
+
+def forward(lines: jax.Array, planes: jax.Array, *, interpret: bool = False) -> tuple[jax.Array, jax.Array]:
+    """The GELU: lines [4, *B, N, C] and planes [2, *B, N, 2C] -> the same."""
+
+    def tile(rows, lanes, lines, planes, y_lines, y_planes):
+        values = [gelu(v) for v in to_regular(blocks.read(lines, planes, rows, lanes))]
+        blocks.write(y_lines, y_planes, rows, lanes, to_isotypic(values))
+
+    return blocks.call(tile, (lines, planes), channels=lines.shape[-1], name=NAME, interpret=interpret)
+
+
+def backward(*fields: jax.Array, interpret: bool = False) -> tuple[jax.Array, jax.Array]:
+    """The gradient at the input, from the input and the gradient at the output, arrays as in `forward`."""
+
+    def tile(rows, lanes, lines, planes, d_lines, d_planes, dx_lines, dx_planes):
+        values = to_regular(blocks.read(lines, planes, rows, lanes))
+        gradients = to_regular(blocks.read(d_lines, d_planes, rows, lanes))
+        gradients = [gelu_gradient(v) * g for v, g in zip(values, gradients, strict=True)]
+        blocks.write(dx_lines, dx_planes, rows, lanes, to_isotypic(gradients))
+
+    channels = fields[0].shape[-1]
+    return blocks.call(tile, fields, channels=channels, name=f"{NAME}_backward", interpret=interpret)

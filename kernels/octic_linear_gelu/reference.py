@@ -1,0 +1,15 @@
+"""The first linear map of an octic MLP and its GELU in plain jnp: the definition."""
+
+import jax
+
+from kernels.d8_gelu.reference import d8_gelu
+from kernels.isotypic_linear import linear
+
+
+def octic_linear_gelu(
+    lines: jax.Array, planes: jax.Array, w_lines: jax.Array, w_planes: jax.Array, bias: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """GELU of the linear map."""
+    h = linear((lines, planes), ((w_lines, w_planes), bias))
+    with jax.named_scope("activation"):
+        return d8_gelu(*h)

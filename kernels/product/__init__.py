@@ -1,0 +1,84 @@
+"""Products of two arrays.
+
+In bfloat16 a product is a primitive, so that `cpu.py` can say how XLA:CPU computes it; its gradients are products of
+this kind, with their axes in the order of the factor that they belong to.
+"""
+
+import functools
+import string
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from kernels import dispatch
+from kernels.product import cpu
+
+# What `remat="dots"` keeps: its policy sees no primitives of our own, and no products with a batch axis, such as those
+# of attention, of which the weighted sums of values are small.
+kept = functools.partial(checkpoint_name, name="product")
+
+
+def matmul(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """x W.  Shapes: [*B, C], [C, D] -> [*B, D]."""
+    return kept(einsum("...c,cd->...d", x, weight))
+
+
+def einsum(axes: str, x: jax.Array, y: jax.Array) -> jax.Array:
+    """`jnp.einsum` of two arrays.  An axis that is summed over is one of both; "..." in y is the last of those in x."""
+    if not x.dtype == y.dtype == jnp.bfloat16 or dispatch.chosen("einsum", "auto") == "xla":
+        return jnp.einsum(axes, x, y)
+    (of_x, of_y), result = axes.split("->")[0].split(","), axes.split("->")[1]
+    first, ahead = (a.ndim - len(of.replace("...", "")) for a, of in ((x, of_x), (y, of_y)))
+    named = string.ascii_uppercase[:first]
+    of_x, of_y = of_x.replace("...", named), of_y.replace("...", named[first - ahead :])
+    return _bound(f"{of_x},{of_y}->{result.replace('...', named)}", x, y)
+
+
+def _bound(axes: str, x: jax.Array, y: jax.Array) -> jax.Array:
+    # Within shard_map, the gradient of a factor is summed over the devices that only the other factor varies over.
+    over = _varying(x) | _varying(y)
+    x, y = (jax.lax.pcast(factor, tuple(over - _varying(factor)), to="varying") for factor in (x, y))
+    return _product.bind(x, y, axes=axes)
+
+
+def _varying(x) -> frozenset[str]:
+    return jax.typeof(x).manual_axis_type.varying
+
+
+def _computed(x, y, *, axes: str):
+    return jnp.einsum(axes, x, y)
+
+
+def _aval(x, y, *, axes: str):
+    return jax.make_jaxpr(functools.partial(_computed, axes=axes))(x, y).out_avals[0]
+
+
+def _x_gradient(dz, x, y, *, axes: str):
+    of_x, of_y, of_z = cpu.split(axes)
+    return _bound(f"{of_z},{of_y}->{of_x}", dz, y)
+
+
+def _y_gradient(dz, x, y, *, axes: str):
+    of_x, of_y, of_z = cpu.split(axes)
+    return _bound(f"{of_x},{of_z}->{of_y}", x, dz)
+
+
+def _batched(factors, at, *, axes: str):
+    """One more axis, the first one of each factor that has it and of the result."""
+    new = next(letter for letter in string.ascii_letters if letter not in axes)
+    moved = [x if i is None else jnp.moveaxis(x, i, 0) for x, i in zip(factors, at, strict=True)]
+    of_x, of_y = ("" if i is None else new for i in at)
+    x_axes, y_axes, z_axes = cpu.split(axes)
+    return _bound(f"{of_x}{x_axes},{of_y}{y_axes}->{new}{z_axes}", *moved), 0
+
+
+_product = Primitive("bilinear_product")
+_product.def_impl(jax.jit(_product.bind, static_argnames="axes"))
+_product.def_abstract_eval(_aval)
+ad.defbilinear(_product, _x_gradient, _y_gradient)
+batching.primitive_batchers[_product] = _batched
+mlir.register_lowering(_product, mlir.lower_fun(_computed, multiple_results=False))
+mlir.register_lowering(_product, cpu.lowered, platform="cpu")

@@ -1,0 +1,66 @@
+"""Products of bfloat16 as XLA:CPU computes them fast.
+
+- A product is summed in float32 and rounded once: XLA:CPU has fast code for results in float32 alone.
+- Its factors have the order in memory of their axes.  XLA:CPU chooses its code for a product before it orders axes; if
+  a factor may yet be a transposed one, it has no fast code for many products at once, such as those of attention.
+- The gradient of a weight is computed with more columns than rows, for which XLA:CPU has faster code, and is turned if
+  the weight has fewer.
+"""
+
+import functools
+
+import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
+from jax.interpreters import mlir
+
+
+def lowered(context: mlir.LoweringRuleContext, x, y, *, axes: str):
+    """The program of a product, such as "nc,cd->nd"."""
+    module = context.module_context
+    # From several devices XLA would gather arrays whose order is prescribed, and `jax.export` takes none.
+    prescribed = getattr(module.axis_context, "num_devices", None) == 1 and not module.lowering_parameters.for_export
+    computed = functools.partial(_computed, axes=axes, prescribed=prescribed)
+    return mlir.lower_fun(computed, multiple_results=False)(context, x, y)
+
+
+def split(axes: str) -> tuple[str, str, str]:
+    """The axes of the factors and of the result."""
+    factors, result = axes.split("->")
+    of_x, of_y = factors.split(",")
+    return of_x, of_y, result
+
+
+def _computed(x, y, *, axes: str, prescribed: bool):
+    """As a matrix of rows of x by columns of y, for each place on the many axes that are of x, y and the result."""
+    of_x, of_y, of_z = split(axes)
+    rows, columns = _only(of_x, of_y), _only(of_y, of_x)
+    many, summed = _only(of_z, rows + columns), _only(of_x, of_z)
+    if of_z == many + columns + rows != many + rows + columns:
+        return _computed(y, x, axes=f"{of_y},{of_x}->{of_z}", prescribed=prescribed)
+    if prescribed and of_x == summed + rows and x.size > y.size:
+        turned = _computed(y, x, axes=f"{of_y},{of_x}->{columns + rows}", prescribed=prescribed)
+        return _in_order(jnp.einsum(f"{columns + rows}->{of_z}", _in_order(turned)))
+    if of_z != many + rows + columns or many and not prescribed:
+        # If XLA gives arrays another order in memory, it finds in the end that it has no code for bfloat16.
+        return jnp.einsum(axes, x.astype(jnp.float32), y.astype(jnp.float32)).astype(jnp.bfloat16)
+    if prescribed:  # into one that is fast
+        x, of_x = _turned(x, of_x, [many + rows + summed])
+        y, of_y = _turned(y, of_y, [many + summed + columns, many + columns + summed])
+        x, y = _in_order(x), _in_order(y)
+    return jnp.einsum(f"{of_x},{of_y}->{of_z}", x, y, preferred_element_type=jnp.float32).astype(jnp.bfloat16)
+
+
+def _in_order(x):
+    """x, of which the last axis is contiguous in memory, then the one before it, and so on."""
+    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+
+
+def _turned(x, axes: str, orders: list[str]):
+    """With its axes in one of the orders, and that order."""
+    order = axes if axes in orders else orders[0]
+    return jnp.einsum(f"{axes}->{order}", x), order
+
+
+def _only(letters: str, others: str) -> str:
+    """The letters that are not among the others."""
+    return "".join(letter for letter in letters if letter not in others)
