@@ -219,8 +219,8 @@ class IsotypicReplacedAttention(_Replaced):
     def folded(self, *, implementation: str = "auto") -> FoldedAttention:
         """Raises: there is no folded form."""
         raise ValueError(
-            "folded: the replaced attention of an equivariant block has no folded form; models.deployed.deployed takes "
-            "it as it is."
+            "folded: the replaced attention of an equivariant block has no folded form; models.inference.deployed "
+            "takes it as it is."
         )
 
     def __call__(self, x: Isotypic, grid: Grid = None) -> Isotypic:

@@ -235,7 +235,7 @@ def near_field(a, b):
             ),
             r"isotypic_depthwise_conv: taps of shape \(3, 3, 16\) must be .* here \(3, 3, 2\)",
         ),
-        (lambda a: octic("dw").folded(), "has no folded form; models.deployed.deployed takes it as it is"),
+        (lambda a: octic("dw").folded(), "has no folded form; models.inference.deployed takes it as it is"),
         (lambda a: dense.Attention(48, 5, rngs=nnx.Rngs(0)), "num_heads=5 must divide width=48; the nearest .* is 4"),
         (
             lambda a: replaced("dw")(random(1, 6, WIDTH), (2, 4)),
