@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from equivit import models, onnx_files, profile
+from equivit.depthwise.replacement import PATCHES_ONLY
 from equivit.layers import dense
 from equivit.layers.depthwise import replace_attention
 from equivit.models.inference import deployed, deployed_part
-from equivit.models.replacement import PATCHES_ONLY
 
 NAMES = {None: "MhSA", "conv": "Conv_all", "dw": "DW", "spvit": "SPViT-style", "ens_dw": "Ens+DW"}
 

@@ -11,7 +11,8 @@ from flax import nnx
 
 from equivit import accelerate, files, onnx_files
 from equivit.acceleration import plan, report, stages
-from equivit.models import replacement, saved, zoo
+from equivit.depthwise import replacement
+from equivit.models import saved, zoo
 
 CONFIG = "configs/depthwise.py:in1k,quicktest"
 SIZE = ["data.image_size=(16,32)", "data.eval_crop=squash"]

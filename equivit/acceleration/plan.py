@@ -14,9 +14,9 @@ from ml_collections import ConfigDict
 
 from equivit import constraints, errors, files, logical, onnx_files
 from equivit.data import loader
+from equivit.depthwise import replacement
 from equivit.evaluation import runner
 from equivit.layers.rngs import Keys
-from equivit.models import replacement
 from equivit.models.model import ModelModule, check_input
 from equivit.models.segmenter.model import Segmenter
 from equivit.objectives.registry import OBJECTIVES

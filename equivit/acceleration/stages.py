@@ -12,8 +12,9 @@ from ml_collections import ConfigDict
 
 from equivit import export, files, profile, train
 from equivit.acceleration.plan import Plan, backbone, protocol, with_backbone
-from equivit.evaluation import fit, runner, sigma
-from equivit.evaluation.training_images import TrainingImages
+from equivit.depthwise import fit, selection
+from equivit.depthwise.training_images import TrainingImages
+from equivit.evaluation import runner
 from equivit.layers.grid import check_grid
 from equivit.models import saved
 from equivit.models.model import ModelModule
@@ -51,7 +52,7 @@ def run(plan: Plan) -> Found:
     if not plan.fit_only:
         before = _trained(config, place / "stage1", place / "start")
     scores = _sigma(plan, config, before)
-    blocks = sigma.select(scores, plan.blocks)
+    blocks = selection.select(scores, plan.blocks)
     _say(f"Replacing blocks {', '.join(map(str, blocks))}.")
     fits = place / "fits.json"
     fitted = _saved(place / "fitted", lambda: _fitted(plan, config, before, blocks), beside=fits)
@@ -107,9 +108,10 @@ def _sigma(plan: Plan, config: ConfigDict, model: ModelModule) -> np.ndarray:
         vit = backbone(model)
         images = _images(plan, config)
         _say(f"Sigma: of {vit.config.depth} blocks, on {images.found} training images.")
-        moments = sigma.moments(vit, images)
-        found, grid = sigma.summed(moments), check_grid(config.data.image_size, vit.config.patch_size, "image_size")
-        maps = sigma.aligned(jax.vmap(sigma.Moments.deviation)(moments).mean(1), grid)
+        moments = selection.moments(vit, images)
+        found = selection.Sigma.from_moments(moments)
+        grid = check_grid(config.data.image_size, vit.config.patch_size, "image_size")
+        maps = selection.aligned(jax.vmap(selection.Moments.deviation)(moments).mean(1), grid)
         with files.replacing(path.with_suffix(".npz")) as unfinished:
             np.savez(unfinished, maps=maps)
         files.write_text(path, json.dumps(dict(blocks=found.blocks.tolist(), heads=found.heads.tolist())) + "\n")

@@ -116,7 +116,7 @@ def filled_grid(grid: Grid, tokens: int, name: str) -> Pair:
         if grid.prefix:
             raise ValueError(
                 f"{name}: {grid.prefix} tokens stand before the patches and lie on no grid; leave them out "
-                "(models.replacement.patches_only)."
+                "(depthwise.replacement.patches_only)."
             )
         if not grid.grid:
             raise ValueError(f"{name}: patches were removed, so that those left fill no grid; call without keep=.")

@@ -30,7 +30,7 @@ from flax import nnx
 from equivit.layers import dense, depthwise, isotypic
 from equivit.layers.attention import Parts
 from equivit.layers.batch_norm import BatchNorm
-from equivit.layers.depthwise_folded import DenseValues, FoldedAttention, linear
+from equivit.layers.depthwise import DenseValues, FoldedAttention, linear
 from equivit.layers.grid import Layout, check_grid
 from equivit.layers.rngs import Keys
 from equivit.layers.stack import Seen, Stack
@@ -98,10 +98,11 @@ def deployed_part(module: Any, grid: Any, convolution: str = "lax") -> Any:
     match module:
         case dense.LayerNorm():
             return _layer_norm(module)
-        case depthwise.ReplacedAttention() | depthwise.ScatteredAttention():
+        case depthwise.ReplacedAttention():
             return deployed_part(module.folded(implementation=convolution), grid, convolution)
         case depthwise.IsotypicReplacedAttention():
-            return IsotypicConvolved(module, convolution)
+            module.implementation = convolution
+            return module
         case FoldedAttention() if module.qkv is not None:
             values = deployed_part(module.values, grid, convolution)
             return Attention(module.qkv, module.proj, module.num_heads, values)
@@ -153,9 +154,9 @@ class ValuesOnGrid(DenseValues):
     """One dense convolution, with the sum of the biases at each place of one grid."""
 
     def __init__(self, values: DenseValues, grid: Any):
-        self.kernel, self.padding, self.bias = values.kernel, values.padding, nnx.Param(values._bias(grid))
+        self.kernel, self.padding, self.bias = values.kernel, values.padding, nnx.Param(values.bias_on(grid))
 
-    def _bias(self, grid: tuple[int, int]) -> jax.Array:
+    def bias_on(self, grid: tuple[int, int]) -> jax.Array:
         return self.bias[...]
 
 
@@ -178,20 +179,6 @@ class IsotypicAttention(nnx.Module):
 
     def __call__(self, x: Any, layout: Layout | None = None) -> Any:
         return self.attention.attended(x, attend)
-
-
-class IsotypicConvolved(nnx.Module):
-    """An equivariant replaced attention with the implementation `convolution`."""
-
-    def __init__(self, replaced: depthwise.IsotypicReplacedAttention, convolution: str):
-        self.replaced, self.convolution = replaced, convolution
-
-    def __call__(self, x: Any, grid: Any = None) -> Any:
-        given = self.replaced
-        y = depthwise.isotypic_depthwise_conv(
-            given.value(x), given.taps[...], grid, padding=given.padding, implementation=self.convolution
-        )
-        return given.proj(y)
 
 
 class Blocks(Stack):

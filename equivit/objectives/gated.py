@@ -1,7 +1,7 @@
 """Gates that learn which attention becomes a convolution, while the model is trained for its task.
 
 Each block computes both, mixed by a gate; the gates are a relaxed choice of a given number of blocks or heads
-(`layers/gating.py`).  The run exports the model with the hard choice, that of the largest weights:
+(`depthwise/gates.py`).  The run exports the model with the hard choice, that of the largest weights:
 
 - end to end ("DSP-e2e"), this model is the result;
 - in two stages ("DSP-2S"), only its `config.replaced` is used, and stage 2 starts again from the model of stage 1.
@@ -22,12 +22,11 @@ from jax import core
 from jax.experimental import multihost_utils
 
 from equivit.constraints import Above0, OneOf, PositiveFloat, PositiveInt, Words
-from equivit.layers import gating
+from equivit.depthwise import gates
+from equivit.layers.depthwise import BY_HEAD
 from equivit.layers.depthwise_conv import check_taps
-from equivit.layers.replaced import BY_HEAD
 from equivit.layers.rngs import Keys
 from equivit.logical import Tensor
-from equivit.models import gated
 from equivit.models.vit.config import ViTConfig
 from equivit.models.vit.jumbo import JumboViTConfig
 from equivit.objectives.objective import Batch, Extra, Loss, Objective, Rule, Step
@@ -102,7 +101,7 @@ class Gated(Objective):
         """The module of the task, with gates in its ViT."""
         task_key, taps_key, gates_key = jax.random.split(key, 3)
         options, config = self.options, model.config
-        model = gated.gated(model, options.kind, kernel_size=options.kernel_size, rngs=Keys(taps_key))
+        model = gates.with_gates(model, options.kind, kernel_size=options.kernel_size, rngs=Keys(taps_key))
         shape = (config.depth, config.num_heads if options.by_head else 1)
         return GatedModel(super().module(model, task_key), nnx.initializers.xavier_uniform()(gates_key, shape))
 
@@ -123,13 +122,12 @@ class Gated(Objective):
     def loss(self, module: GatedModel, batch: Batch, step: Step) -> Loss:
         """The task's loss with relaxed gates; the temperature is added to its metrics."""
         options, clock, (start, end) = self.options, step.clock, self.options.temperature
-        temperature = gating.temperature(clock.step, start, end, max(options.cooling * clock.total, 1))
+        temperature = gates.temperature(clock.step, start, end, max(options.cooling * clock.total, 1))
         noise_key, key = jax.random.split(step.key)
         weights = module.gates[...].astype(jnp.float32).reshape(-1)
         uniform = jax.random.uniform(noise_key, weights.shape)
-        gates = gating.relaxed_top_k(weights, options.gates, temperature, uniform).reshape(module.gates.shape)
-        heads = module.vit.config.num_heads
-        gated.set_gates(module.vit, jnp.broadcast_to(gates, (len(gates), heads)))
+        relaxed = gates.relaxed_top_k(weights, options.gates, temperature, uniform).reshape(module.gates.shape)
+        gates.set_gates(module.vit, jnp.broadcast_to(relaxed, (len(relaxed), module.vit.config.num_heads)))
         loss = super().loss(module.model, batch, step._replace(key=key))
         return loss._replace(metrics={**loss.metrics, "temperature": temperature})
 
@@ -147,9 +145,8 @@ class Gated(Objective):
         weights = np.arange(module.gates.size, 0, -1).reshape(module.gates.shape)
         if not _is_abstract(module):
             weights = multihost_utils.process_allgather(module.gates[...], tiled=True)
-        hard = np.zeros(weights.size, bool)
-        hard[np.argsort(-weights.reshape(-1), kind="stable")[: self.options.gates]] = True
-        rows = {i: row for i, row in enumerate(hard.reshape(weights.shape)) if row.any()}
+        hard = gates.hard_top_k(np.asarray(weights).reshape(-1), self.options.gates).reshape(weights.shape)
+        rows = {i: row for i, row in enumerate(hard) if row.any()}
         return {i: tuple(map(int, np.flatnonzero(row))) if self.options.by_head else None for i, row in rows.items()}
 
 
@@ -159,9 +156,9 @@ def _is_abstract(module: GatedModel) -> bool:
 
 def _decided(where: dict, kind: str, kernel_size: int, model: Any) -> Any:
     if not hasattr(model, "backbone"):
-        return gated.decided(model, where, kind, kernel_size)
+        return gates.without_gates(model, where, kind, kernel_size)
     copy: Any = jax.tree.map(lambda a: a, model)
-    copy.backbone = gated.decided(model.backbone, where, kind, kernel_size)
+    copy.backbone = gates.without_gates(model.backbone, where, kind, kernel_size)
     copy.config = dataclasses.replace(model.config, backbone=copy.backbone.config)
     return copy
 

@@ -7,16 +7,16 @@ import pytest
 from flax import nnx
 
 from equivit import logical
-from equivit.layers import gating
+from equivit.depthwise import gates
+from equivit.depthwise.gates import GatedAttention
 from equivit.layers.depthwise import replace_attention
-from equivit.layers.gating import GatedAttention
 from equivit.layers.grid import Layout
-from equivit.models import gated, zoo
+from equivit.models import zoo
 from equivit.objectives.objective import Rule
 from equivit.objectives.registry import OBJECTIVES
 from equivit.training import program, sharding
 from equivit.training.config import get_base, validate
-from tests.evaluation import attending
+from tests.depthwise import attending
 from tests.training.state_test import mesh_of
 
 MODEL = attending.SMALL | dict(name="vit_b16", num_classes=4, in_channels=3)
@@ -51,7 +51,7 @@ def test_the_ends_of_a_gate(kind):
     for gate, heads, chosen in (
         ((0, 0), None, None),
         ((1, 1), None, taps),
-        ((0, 1), (1,), gated._of_heads(taps, (1,), kind, 2)),
+        ((0, 1), (1,), gates._taps_of_heads(taps, (1,), kind, 2)),
     ):
         module, other = logical.put(mixed, {"taps": taps, "gate": np.float32(gate)}), attention
         if chosen is not None:
@@ -95,8 +95,8 @@ def test_the_exported_model_is_the_gated_one_with_hard_gates(options):
     weights = np.random.default_rng(0).normal(size=module.gates.shape).astype(np.float32)
     module = logical.put(module, {"gates": weights})
     exported = objective.exported(module, {})
-    hard = gating.hard_top_k(jnp.asarray(weights.ravel()), objective.options.gates).reshape(weights.shape)
-    gated.set_gates(module.model, jnp.broadcast_to(hard, (3, 2)))
+    hard = gates.hard_top_k(weights.ravel(), objective.options.gates).reshape(weights.shape)
+    gates.set_gates(module.model, jnp.broadcast_to(hard, (3, 2)))
     x = attending.images(2)
     logits = [np.asarray(forward(model, x)) for model in (module.model, exported, attending.model(**MODEL))]
     np.testing.assert_allclose(logits[0], logits[1], atol=1e-5 * np.abs(logits[0]).max())

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from equivit.evaluation import fit
+from equivit.depthwise import fit
 from equivit.layers.depthwise import depthwise_conv
 from tests.parity.arrays import Comparison, files, load
 

@@ -19,12 +19,10 @@ import numpy as np
 from flax import nnx
 
 from equivit import errors, logical
-from equivit.evaluation import equations
-from equivit.evaluation.equations import Equations, projection, streamed
-from equivit.layers.depthwise import IsotypicReplacedAttention, replace_attention
-from equivit.layers.replaced import BY_HEAD
+from equivit.depthwise import equations, replacement
+from equivit.depthwise.equations import Equations, projection, streamed
+from equivit.layers.depthwise import BY_HEAD, IsotypicReplacedAttention, replace_attention
 from equivit.layers.rngs import Keys
-from equivit.models import replacement
 from equivit.models.vit.model import ViT
 from equivit.symmetry import fields
 from equivit.symmetry.groups import FLIP, OCTIC

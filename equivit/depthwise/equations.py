@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from equivit.evaluation.predictions import check_batch, filled
-from equivit.evaluation.sigma import aligned
-from equivit.layers.depthwise import ScatteredAttention
+from equivit.data.devices import check_like_first, padded
+from equivit.depthwise.selection import aligned
+from equivit.layers.depthwise import ReplacedAttention, channels_of_heads
 from equivit.layers.grid import Layout
 from equivit.layers.parts import identity
 from equivit.symmetry import fields
@@ -118,8 +118,8 @@ def streamed(step: Callable, batches: Iterable[Any], *arguments: Any) -> Any:
     total, first = None, None
     for images in map(np.asarray, batches):
         first = images.shape if first is None else first
-        check_batch("fit", images.shape, first)
-        part = step(*arguments, **filled(images, first[0]))
+        check_like_first("fit", images.shape, first)
+        part = step(*arguments, **padded(images, first[0]))
         part = jax.tree.map(lambda a: np.asarray(a, np.float64), multihost_utils.process_allgather(part, tiled=True))
         total = part if total is None else jax.tree.map(np.add, total, part)
     if total is None:
@@ -136,8 +136,8 @@ def channels(attention: Any, new: Any, x: Any, layout: Layout, weight: jax.Array
     values, targets = new.value(x), bare(attention)(x, layout)
     if isinstance(values, Isotypic):
         values, targets = fields.to_regular(values), fields.to_regular(targets)
-    if isinstance(new, ScatteredAttention):
-        values, targets = (_of_heads(a, new.heads, new.num_heads) for a in (values, targets))
+    if isinstance(new, ReplacedAttention) and new.attending:
+        values, targets = (channels_of_heads(a, new.heads, new.num_heads) for a in (values, targets))
     weight = weight[:, None, None]
     near = neighbours(values * weight, layout.grid, new.kernel_size)
     if isinstance(x, Isotypic):
@@ -191,12 +191,6 @@ def bare(attention: Any) -> Any:
     module = jax.tree.map(lambda a: a, attention)
     module.proj = identity
     return module
-
-
-def _of_heads(x: jax.Array, heads: tuple[int, ...], num_heads: int) -> jax.Array:
-    """The channels of some heads."""
-    parts = x.reshape(*x.shape[:-1], num_heads, -1)[..., heads, :]
-    return jax.lax.collapse(parts, parts.ndim - 2)
 
 
 def _unmoved(element: str, kernel_size: int) -> np.ndarray:

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from equivit import logical
-from equivit.evaluation import equations, fit
+from equivit.depthwise import equations, fit
 from equivit.layers.depthwise import replace_attention
 from equivit.layers.grid import Layout
 from equivit.models import zoo
 from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC
-from tests.evaluation import attending
+from tests.depthwise import attending
 
 X = attending.images()
 BATCHES = [X[:4], X[4:]]

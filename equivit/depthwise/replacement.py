@@ -16,12 +16,12 @@ from flax import nnx
 
 from equivit import errors, logical
 from equivit.layers.depthwise import replace_attention
-from equivit.layers.replaced import Replaced, as_replaced
 from equivit.layers.rngs import Keys
 from equivit.models.model import ModelModule
 from equivit.models.remade import Changes, remade
 from equivit.models.vit.config import ViTConfig
 from equivit.models.vit.jumbo import JumboViTConfig
+from equivit.models.vit.replaced import Replaced, as_replaced
 
 # A model of patches alone has these values.
 PATCHES_ONLY: dict[str, Any] = dict(
