@@ -15,10 +15,9 @@ from ml_collections import ConfigDict
 from equivit import constraints, errors, files, logical, onnx_files
 from equivit.data import loader
 from equivit.depthwise import replacement
+from equivit.depthwise.replacement import backbone, with_backbone
 from equivit.evaluation import runner
-from equivit.layers.rngs import Keys
 from equivit.models.model import ModelModule, check_input
-from equivit.models.segmenter.model import Segmenter
 from equivit.objectives.registry import OBJECTIVES
 from equivit.training import config as configs
 from equivit.training import loop, program, sharding, start
@@ -191,22 +190,6 @@ def protocol(config: ConfigDict, model: ModelModule) -> str | None:
     names = runner.check(config.evaluation.suite, config) or runner.check(None, config, model)
     fitting = runner.fitting(model)
     return next((name for name in names if name in fitting and runner.PROTOCOLS[name].curve), None)
-
-
-def backbone(model: ModelModule) -> ModelModule:
-    """The ViT of a model: itself, or what is below a decoder."""
-    return model.backbone if isinstance(model, Segmenter) else model
-
-
-def with_backbone(model: ModelModule, new: ModelModule) -> ModelModule:
-    """The model with another ViT, which takes and gives the same shapes."""
-    if not isinstance(model, Segmenter):
-        return new
-    config = dataclasses.replace(model.config, backbone=new.config)
-    tensors = logical.to_logical(model, nnx.Variable)
-    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("backbone.")}
-    tensors |= {f"backbone.{name}": tensor for name, tensor in logical.to_logical(new, nnx.Variable).items()}
-    return logical.from_logical(jax.eval_shape(lambda: config.build(Keys(0))), tensors, nnx.Variable)
 
 
 def patches(model: ModelModule) -> ModelModule:

@@ -11,8 +11,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from equivit import export, files, profile, train
-from equivit.acceleration.plan import Plan, backbone, protocol, with_backbone
+from equivit.acceleration.plan import Plan, protocol
 from equivit.depthwise import fit, selection
+from equivit.depthwise.replacement import backbone, with_backbone
 from equivit.depthwise.training_images import TrainingImages
 from equivit.evaluation import runner
 from equivit.layers.grid import check_grid

@@ -99,8 +99,8 @@ def test_the_gradient_by_the_taps_is_zero(case):
 
     system = equations.ensemble if case == "ens_dw" else equations.channels
     found = jax.jit(lambda *given: system(*given, layout, one))(attention, new, x)
-    solutions = found.solved(1e-9, scaled=True)
-    taps = solutions.reshape(new.taps.shape) if case == "ens_dw" else fit._in_place(new, solutions)
+    solutions = found.solved(1e-9)
+    taps = solutions.reshape(new.taps.shape) if case == "ens_dw" else fit._as_taps(new, solutions)
     slope = jax.jit(jax.value_and_grad(distance))
     least, at = slope(taps.astype(np.float32), new, attention, x)
     most, beside = slope(np.zeros_like(taps, np.float32), new, attention, x)
