@@ -110,7 +110,7 @@ def set_gates(model: ViT, gates: jax.Array) -> None:
         run.attention.gate.set_value(gates[first : first + length])
 
 
-def without_gates(model: ViT, where: Mapping[int, tuple[int, ...] | None], kind: str, kernel_size: int) -> ViT:
+def without_gates(model: ViT, where: Mapping[int, tuple[int, ...] | None], kind: str, kernel_size: int) -> Any:
     """The model with plain attention where its gates are 0, and convolution with its taps where they are 1.
 
     Args:

@@ -29,9 +29,9 @@ class Parts:
       activation: "gelu", "gelu_tanh", "quick_gelu" or "swiglu"; fields support only "gelu".
       qkv_bias: whether queries, keys and values have biases.
       patch_bias: whether the dense patch embedding has one.
-      init: how dense weights start, a key of `dense.INITS`; between fields there is one way.
+      init: initializer of dense weights, a key of `dense.INITS`; fields have only one.
       dropout: rate in the branches of a block.
-      torus: the grid (h, w) of the distances that attention knows, around a torus (`layers/relative.py`); None: none.
+      torus: the grid (h, w) of relative positions around a torus (`layers/relative.py`); None for no such positions.
       replace_attention: applied to each attention that is built, such as its replacement by a convolution.
     """
 
@@ -47,7 +47,7 @@ class Parts:
     init: str = "normal"
     dropout: float = 0.0
     torus: tuple[int, int] | None = None
-    replace_attention: Callable[[nnx.Module], nnx.Module] = identity
+    replace_attention: Callable[[Any], nnx.Module] = identity
 
     def of(self, group: Group | None) -> "Parts":
         """The same options for another group."""
