@@ -23,7 +23,7 @@ from flax import nnx
 
 from equivit import errors
 from equivit.layers import dense, isotypic
-from equivit.layers.attention import attend
+from equivit.layers.attention import attend, head_by_head, side_by_side
 from equivit.layers.depthwise_conv import (
     Grid,
     Pair,
@@ -115,16 +115,13 @@ class ReplacedAttention(_Replaced):
 
     def _beside_attention(self, x: jax.Array, grid: Grid) -> jax.Array:
         """Some heads attend, the others are convolved."""
-        qk, v = self.query_key(x), self.value(x)
-        channels = v.shape[-1] // self.num_heads
-        q, k = jnp.einsum("...nqhd->q...hnd", qk.reshape(*x.shape[:-1], 2, len(self.attending), channels))
-        by_head = v.reshape(*x.shape[:-1], self.num_heads, channels)
-        (attended,) = attend((q,), (k,), (jnp.einsum("...nhd->...hnd", by_head[..., np.array(self.attending), :]),))
-        convolved = self._convolved(channels_of_heads(v, self.heads, self.num_heads), grid)
-        convolved = convolved.reshape(*x.shape[:-1], len(self.heads), channels)
-        y = jnp.concatenate([jnp.einsum("...hnd->...nhd", attended), convolved], axis=-2)
-        y = y[..., np.argsort((*self.attending, *self.heads)), :]
-        return jax.lax.collapse(y, y.ndim - 2)
+        q, k = (head_by_head(part, len(self.attending)) for part in jnp.split(self.query_key(x), 2, axis=-1))
+        values = self.value(x)
+        v = head_by_head(channels_of_heads(values, self.attending, self.num_heads), len(self.attending))
+        (attended,) = attend((q,), (k,), (v,))
+        convolved = self._convolved(channels_of_heads(values, self.heads, self.num_heads), grid)
+        y = jnp.concatenate([side_by_side(attended), convolved], axis=-1)
+        return channels_of_heads(y, tuple(np.argsort((*self.attending, *self.heads))), self.num_heads)
 
     def folded(self, *, implementation: str = "auto") -> "FoldedAttention":
         """The form for inference, equal to this module also at borders: plain matrices and one kernel.
@@ -278,10 +275,9 @@ class FoldedAttention(nnx.Module):
     def __call__(self, x: jax.Array, grid: Grid = None) -> jax.Array:
         y = self.values(x, grid)
         if self.qkv is not None:
-            qkv = self.qkv(x)
-            q, k, v = jnp.einsum("...nqhd->q...hnd", qkv.reshape(*x.shape[:-1], 3, self.num_heads, -1))
+            q, k, v = (head_by_head(part, self.num_heads) for part in jnp.split(self.qkv(x), 3, axis=-1))
             (attended,) = attend((q,), (k,), (v,))
-            y = jnp.concatenate([dense.Attention.side_by_side(attended), y], axis=-1)
+            y = jnp.concatenate([side_by_side(attended), y], axis=-1)
         return self.proj(y)
 
 

@@ -131,8 +131,8 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
       select: how the phase of the patches is chosen, by the norm of their tokens ("output") or of their first pixels
         ("input").
       anchor: in models of no symmetry group, settles ties and rounding (`models/adaptive.py`).
-      replaced: the blocks whose attention is a convolution, by entries (block, kind, kernel_size, heads), of which the
-        last may be left out (`replaced.py`); such a model has no tokens before the patches.
+      replaced: the blocks with convolution in place of attention, by entries (block, kind, kernel_size, heads), all but
+        the first optional (`replaced.py`); such a model has no tokens before the patches.
       remat, unroll: how the blocks are run (`layers/stack.py`).
     """
 
