@@ -34,8 +34,8 @@ Modes, joined by commas: coco (by default), ade20k or in1k; a backbone of the ta
 All but stage1 and gated need model.replaced, entries (block, kind, kernel size, heads) of which the last may be left
 out, such as ((3,), (5, "ens_dw"), (8, "dw", 3, (0, 2))).  The blocks of lowest Sigma come from training images:
 
-    from equivit.evaluation import sigma
-    sigma.select(sigma.measure(model, batches).blocks, 12)  # a ViT, here the backbone that stage 1 trained
+    from equivit.depthwise import selection
+    selection.select(selection.sigma(model, batches).blocks, 12)  # a ViT, here the backbone that stage 1 trained
 
 and those that gates chose from the model of their run, `checkpoints.load_run(path).model.backbone.config.replaced`.
 And quicktest, in which the first of two blocks is replaced.

@@ -1,4 +1,4 @@
-"""A pretrained ViT made faster in one command: fine-tuned, half of its attention replaced by convolution, exported.
+"""Make a pretrained ViT faster in one command: fine-tune it, replace attention by convolution, export it.
 
     python -m equivit.accelerate --weights=dinov2:dinov2_vitb14_pretrain.pth --blocks=6 --workdir=/tmp/faster \
         --config=configs/depthwise.py:in1k,dinov2_b14 --config.data.source=tfds:imagenet2012
@@ -12,11 +12,12 @@
 5. stage2/   fine-tuned again, half as long;
 6. both evaluated, exported as ONNX files and timed in turn on one core: before.onnx, after.onnx.
 
-report.json has `metric`, `milliseconds` and `bytes`, each `before` and `after`, and `blocks`; report.md the same with
-pictures.  The same --workdir resumes it.  The model comes from the weights, not
-from the config; keys such as --config.model.drop_path=0.1 change it.  --config.epochs and --config.batch_size are those
-of stage 1; stage 2 has half of both.  With --fit_only nothing is trained: the blocks of the model as it is are replaced
-and fitted.  Source: "Accelerating Vision Transformers with Drop-in Depthwise Convolution", Sections 2 and 3.
+report.json has `metric`, `milliseconds` and `bytes`, each `before` and `after`, and `blocks`; report.md shows the same
+with pictures.  The same --workdir resumes.  The model comes from the weights, not from the config; keys such as
+--config.model.drop_path=0.1 change its training.  --config.epochs and --config.batch_size are for stage 1; stage 2 has
+half of both.  --fit_only trains nothing: it replaces and fits blocks of the given model.
+
+Source: "Accelerating Vision Transformers with Drop-in Depthwise Convolution", Sections 2 and 3.
 """
 
 import argparse
@@ -44,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     model.add_argument("--weights", help="pretrained weights, SOURCE:FILE, such as dinov2:dinov2_vitb14_pretrain.pth")
     model.add_argument("--input", type=pathlib.Path, help="a run directory or a saved model")
     parser.add_argument("--config", required=True, help="configs/depthwise.py and after a colon task and backbone")
-    parser.add_argument("--blocks", required=True, type=int, help="how many are replaced")
+    parser.add_argument("--blocks", required=True, type=int, help="number of blocks to replace")
     parser.add_argument("--workdir", required=True, type=pathlib.Path, help="directory of all stages and the report")
     parser.add_argument("--images", type=int, default=1000, help="for Sigma and fits (%(default)s)")
     parser.add_argument("--fit_only", action="store_true", help="train nothing")

@@ -4,7 +4,7 @@
     python -m equivit.export --input=runs/depthwise --output=vit_b.stablehlo --image_size=224,320 --batch=4
 
 The ending of --output says which.  Weights are part of the file, replaced attention is folded into one convolution a
-block, batch norms into the convolutions before them, and positions are those of --image_size (`models/deployed.py`).
+block, batch norms into the convolutions before them, and positions are those of --image_size (`models/inference.py`).
 What was written is run on a random image and compared with the model; where it deviates by more than 1e-4 of the
 largest entry (with --half 1e-2), no file is left.
 
@@ -142,7 +142,7 @@ def write(
     from flax import nnx
 
     import kernels
-    from equivit.models.deployed import deployed
+    from equivit.models.inference import deployed
 
     path = pathlib.Path(path)
     _check_ending(path)

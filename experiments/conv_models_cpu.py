@@ -36,7 +36,7 @@ import numpy as np
 
 from equivit import logical, pretrained
 from equivit.models import zoo
-from equivit.models.folding import fold
+from equivit.models.inference import fold
 from experiments import benchmark, programs
 from experiments.benchmark import Claim
 from experiments.octic_block_cpu import in_turn

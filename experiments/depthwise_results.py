@@ -37,7 +37,7 @@ from flax import nnx
 
 from configs import depthwise
 from equivit import logical, pretrained
-from equivit.evaluation import sigma
+from equivit.depthwise import selection
 from equivit.training import config as configs
 from equivit.training import freezing, program
 from experiments import benchmark, onnx_models, trained_runs
@@ -251,7 +251,7 @@ def chosen_by(chosen: list, choices: Sequence[dict]) -> str | None:
     for found in choices:
         scores = np.array(found["sigma"]["after"]["heads" if by_head else "blocks"])
         for order in ("lowest", "highest"):
-            if len(chosen) <= scores.size and list(sigma.select(scores, len(chosen), order)) == chosen:
+            if len(chosen) <= scores.size and list(selection.select(scores, len(chosen), order)) == chosen:
                 return order
         listed = [list(place) for place in chosen] if by_head else chosen
         if any(places == listed for name, places in found["chosen"].items() if name.startswith("DSP")):

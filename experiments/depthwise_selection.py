@@ -26,10 +26,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from equivit.evaluation import sigma
-from equivit.evaluation.training_images import TrainingImages
+from equivit.depthwise import replacement, selection
+from equivit.depthwise.training_images import TrainingImages
 from equivit.layers.grid import check_grid
-from equivit.models import replacement
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic
 from equivit.training import checkpoints
@@ -55,10 +54,10 @@ def _run(options) -> int:
     model = alone(load_model(options.model))
     data = checkpoints.load_run(_run_with_data(options)).config.data
     batches = TrainingImages(data, options.images, batch_size=options.batch)
-    moments = sigma.moments(model, batches)
-    scores = {"after": sigma.summed(moments)}
+    moments = selection.moments(model, batches)
+    scores = {"after": selection.Sigma.from_moments(moments)}
     if options.before:
-        scores["before"] = sigma.measure(alone(load_model(options.before)), batches)
+        scores["before"] = selection.sigma(alone(load_model(options.before)), batches)
     number = options.number or model.config.depth // 2
     choices = chosen(scores, number, options.dsp)
     grid = check_grid(tuple(data.image_size), model.config.patch_size, "data.image_size")
@@ -103,11 +102,13 @@ def alone(model: Any) -> Any:
     return replacement.patches_only(getattr(model, "backbone", model))
 
 
-def chosen(scores: dict[str, sigma.Sigma], number: int, dsp: list[str]) -> dict[str, list]:
+def chosen(scores: dict[str, selection.Sigma], number: int, dsp: list[str]) -> dict[str, list]:
     """Blocks and (block, head) pairs by way of choosing; of runs with gates what they chose."""
     heads = scores["after"].heads
-    found: dict[str, list] = {f"Sigma {name}": list(sigma.select(one.blocks, number)) for name, one in scores.items()}
-    found["Sigma of heads"] = [list(pair) for pair in sigma.select(heads, number * heads.shape[1])]
+    found: dict[str, list] = {
+        f"Sigma {name}": list(selection.select(one.blocks, number)) for name, one in scores.items()
+    }
+    found["Sigma of heads"] = [list(pair) for pair in selection.select(heads, number * heads.shape[1])]
     for place in dsp:
         config = alone(load_model(place)).config
         by_head = any(one.heads for one in config.replaced)
@@ -128,7 +129,7 @@ def similarities(positions: Any, grid: tuple[int, int]) -> np.ndarray:
 # ---- The pictures
 
 
-def draw_selection(scores: dict[str, sigma.Sigma], choices: dict[str, list], output: pathlib.Path) -> None:
+def draw_selection(scores: dict[str, selection.Sigma], choices: dict[str, list], output: pathlib.Path) -> None:
     """Chosen blocks, Sigma of the heads, and Sigma of the blocks."""
     figure = Figure(figsize=(9, 3 + 2.2 * len(scores)), layout="constrained")
     rows = figure.subplots(2 + len(scores), 1)
@@ -140,7 +141,7 @@ def draw_selection(scores: dict[str, sigma.Sigma], choices: dict[str, list], out
     _draw_heads(rows[1], scores["after"].heads, choices)
     for axes, (name, one) in zip(rows[2:], scores.items(), strict=True):
         places = choices[f"Sigma {name}"]
-        following = sigma.select(
+        following = selection.select(
             np.where(np.isin(range(depth), places), np.nan, one.blocks), min(5, depth - len(places))
         )
         colors = [CHOSEN if i in places else NEXT if i in following else OTHER for i in range(depth)]
@@ -162,7 +163,7 @@ def _draw_heads(axes, heads: np.ndarray, choices: dict[str, list]) -> None:
     axes.set(xlabel="block", ylabel="Sigma of a head", xticks=range(len(heads)))
 
 
-def draw_maps(moments: sigma.Moments, heads: np.ndarray, grid: tuple[int, int], output: pathlib.Path) -> None:
+def draw_maps(moments: selection.Moments, heads: np.ndarray, grid: tuple[int, int], output: pathlib.Path) -> None:
     """The middle of the aligned maps, of heads in the order of their Sigma."""
     order = [divmod(int(i), heads.shape[1]) for i in np.argsort(heads, axis=None) if np.isfinite(heads.flat[i])]
     number, middle = min(SHOWN, max(1, len(order) // 3)), len(order) // 2
@@ -171,7 +172,7 @@ def draw_maps(moments: sigma.Moments, heads: np.ndarray, grid: tuple[int, int], 
     for line, (name, places) in zip(figure.subplots(3, number, squeeze=False), rows.items(), strict=True):
         for axes, (block, head) in zip(line, places, strict=False):
             deviation = jax.tree.map(lambda a, b=block: a[b], moments).deviation()[head]
-            whole = np.asarray(sigma.aligned(deviation, grid))
+            whole = np.asarray(selection.aligned(deviation, grid))
             (r, c), reach = (grid[0] - 1, grid[1] - 1), CROP
             top, left = max(r - reach, 0), max(c - reach, 0)
             axes.imshow(whole[top : r + reach + 1, left : c + reach + 1], cmap="viridis")

@@ -17,8 +17,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import jax
 import numpy as np
 
-from equivit.evaluation import sigma
-from equivit.evaluation.predictions import filled
+from equivit.data.devices import padded
+from equivit.depthwise import selection
 from equivit.models import zoo
 from experiments import benchmark
 from experiments.benchmark import Claim
@@ -51,17 +51,17 @@ def main(arguments=None) -> int:
 
 def cost(model, images: np.ndarray, options) -> dict[str, float]:
     """Milliseconds of both, and megabytes."""
-    given = filled(images, len(images))
-    held = [sigma.moments(model, [images])]
+    given = padded(images, len(images))
+    held = [selection.moments(model, [images])]
     plain = jax.jit(lambda model, x: model.tokens(x))
 
     def measure():
-        held.append(sigma.step(model, held.pop(), **given))
+        held.append(selection.step(model, held.pop(), **given))
         return held[0]
 
     variants = {"plain": lambda: plain(model, given["images"]), "sigma": measure}
     times = benchmark.medians(benchmark.interleaved(variants, warmup=options.warmup, runs=options.runs))
-    memory = benchmark.memory(sigma.step.lower(model, held[0], **given).compile())
+    memory = benchmark.memory(selection.step.lower(model, held[0], **given).compile())
     return dict(
         plain_ms=1e3 * times["plain"],
         sigma_ms=1e3 * times["sigma"],

@@ -32,8 +32,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from equivit.evaluation import fit, sigma
-from equivit.evaluation.training_images import TrainingImages
+from equivit.depthwise import fit, selection
+from equivit.depthwise.training_images import TrainingImages
 from equivit.models import saved
 from equivit.training import checkpoints
 from equivit.training import config as configs
@@ -197,8 +197,8 @@ class Runs:
             chosen = _vit(checkpoints.load_run(self.place / "gates").model).config.replaced
             return tuple(one.block for one in chosen)
         scores = self.scores("damage" if choice == "damage" else "sigma")
-        order = choice if choice in sigma.ORDERS else "lowest"
-        return sigma.select(scores, len(scores) // 2, order, seed=self.seed)
+        order = choice if choice in selection.ORDERS else "lowest"
+        return selection.select(scores, len(scores) // 2, order, seed=self.seed)
 
     def choices(self) -> dict[str, list]:
         """The blocks of every choice among the rows, and the scores of all blocks."""
@@ -242,7 +242,7 @@ def _vit(model: Any) -> Any:
 
 
 def _sigma(model, batches):
-    return sigma.measure(model, batches).blocks
+    return selection.sigma(model, batches).blocks
 
 
 # ---- What came of it

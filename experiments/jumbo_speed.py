@@ -12,7 +12,7 @@ figures (`jumbo_figures.py`) are drawn again from all of them.  All models of a 
 
 The paper's numbers (RTX 4090, torch.compile, batches of 512) stand beside ours; its accuracies are those of
 `jumbo_results.py`.  It does not say whether batch norms were folded into the convolutions beside them: here models that
-have them are timed as they are, and folded (`models/folding.py`).  Memory is what the compiled program needs at most,
+have them are timed as they are, and folded (`models/inference.py`).  Memory is what the compiled program needs at most,
 parameters and images included; that of the paper is not said to be the same, and not judged.
 
 Claims, judged on a GPU, of models timed in one call: Jumbo over 16 registers of the same width within the paper's range

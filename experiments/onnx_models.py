@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from equivit import models, onnx_files, profile
+from equivit.depthwise.replacement import PATCHES_ONLY
 from equivit.layers import dense
 from equivit.layers.depthwise import replace_attention
-from equivit.models.deployed import deployed, formed
-from equivit.models.replacement import PATCHES_ONLY
+from equivit.models.inference import deployed, deployed_part
 
 NAMES = {None: "MhSA", "conv": "Conv_all", "dw": "DW", "spvit": "SPViT-style", "ens_dw": "Ens+DW"}
 
@@ -26,7 +26,7 @@ def module(width: int, num_heads: int, kind: str | None, heads: tuple[int, ...] 
 
 def module_call(grid: tuple[int, int], width: int, num_heads: int, kind: str | None, **options) -> Callable[[], None]:
     """A call of one module on the tokens of a grid, as it is deployed."""
-    form = formed(module(width, num_heads, kind, **options), grid)
+    form = deployed_part(module(width, num_heads, kind, **options), grid)
     return _call(lambda x: form(x, grid), (1, grid[0] * grid[1], width))
 
 

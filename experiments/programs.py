@@ -15,7 +15,7 @@ import numpy as np
 from equivit import testing
 from equivit.layers.grid import check_grid
 from equivit.models import zoo
-from equivit.models.folding import fold
+from equivit.models.inference import fold
 from equivit.precision import cast
 from equivit.symmetry import fields
 from experiments import benchmark

@@ -11,7 +11,8 @@ from flax import nnx
 
 from equivit import accelerate, files, onnx_files
 from equivit.acceleration import plan, report, stages
-from equivit.models import replacement, saved, zoo
+from equivit.depthwise import replacement
+from equivit.models import saved, zoo
 
 CONFIG = "configs/depthwise.py:in1k,quicktest"
 SIZE = ["data.image_size=(16,32)", "data.eval_crop=squash"]
@@ -65,7 +66,7 @@ def test_started_again_it_does_nothing_twice(place, fitted, monkeypatch):
     def never(*_, **__):
         raise AssertionError("done already")
 
-    for module, name in ((stages.fit, "fit"), (stages.sigma, "moments"), (stages.export, "write")):
+    for module, name in ((stages.fit, "fit"), (stages.selection, "moments"), (stages.export, "write")):
         monkeypatch.setattr(module, name, never)
     monkeypatch.setattr(stages.runner, "evaluate", never)
     monkeypatch.setattr(stages.profile, "profile", never)
@@ -227,7 +228,7 @@ def test_as_many_images_are_told_as_there_are(place, monkeypatch, capsys):
     def stopped(*_):
         raise InterruptedError("before anything is computed")
 
-    monkeypatch.setattr(stages.sigma, "moments", stopped)
+    monkeypatch.setattr(stages.selection, "moments", stopped)
     monkeypatch.setattr(stages.fit, "fit", stopped)
     config = made.config("stage1")
     for stage, more in ((stages._sigma, ()), (stages._fitted, ((1,),))):
@@ -263,7 +264,7 @@ def test_a_decoder_stays_when_its_backbone_changes():
     vit = model(class_token=False, pool="mean", num_classes=None)
     config = segmenter.SegmenterConfig(backbone=vit.config, num_classes=3, decoder="linear")
     before = config.build(nnx.Rngs(params=0))
-    after = plan.with_backbone(before, replacement.replace(vit, {1: None}))
+    after = replacement.with_backbone(before, replacement.replace(vit, {1: None}))
     assert [one.block for one in after.config.backbone.replaced] == [1]
     same = jax.tree.map(lambda a, b: bool((a == b).all()), nnx.state(before.decoder), nnx.state(after.decoder))
     assert all(jax.tree.leaves(same))

@@ -15,8 +15,8 @@ from flax import nnx
 
 from equivit import convert, export, models, onnx_files, profile, safetensors_files, testing
 from equivit.models import saved
-from equivit.models.deployed import deployed
 from equivit.models.features import Grid
+from equivit.models.inference import deployed
 from equivit.models.segmenter.model import SegmenterConfig
 from equivit.models.vit.config import ViTConfig
 from equivit.trained_on import TrainedOn
@@ -115,7 +115,7 @@ def test_half_precision_and_tokens(tmp_path):
 def test_a_file_that_deviates_is_not_left(tmp_path, monkeypatch):
     path = tmp_path / "model.onnx"
     path.write_text("an older file")
-    monkeypatch.setattr("equivit.models.deployed.attend", lambda q, k, v: v)  # a wrong attention
+    monkeypatch.setattr("equivit.models.inference.attend", lambda q, k, v: v)  # a wrong attention
     with pytest.raises(ValueError, match=r"deviates from the model by .* more than 0.0001; nothing was written"):
         export.write(path, model(), SIZE)
     assert path.read_text() == "an older file" and [path] == list(tmp_path.iterdir())

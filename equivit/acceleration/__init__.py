@@ -1,1 +1,1 @@
-"""The stages of `equivit.accelerate`, and its report."""
+"""The plan, the stages and the report of `equivit.accelerate`."""

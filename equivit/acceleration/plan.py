@@ -14,21 +14,20 @@ from ml_collections import ConfigDict
 
 from equivit import constraints, errors, files, logical, onnx_files
 from equivit.data import loader
+from equivit.depthwise import replacement
+from equivit.depthwise.replacement import backbone, with_backbone
 from equivit.evaluation import runner
-from equivit.layers.rngs import Keys
-from equivit.models import replacement
 from equivit.models.model import ModelModule, check_input
-from equivit.models.segmenter.model import Segmenter
 from equivit.objectives.registry import OBJECTIVES
 from equivit.training import config as configs
 from equivit.training import loop, program, sharding, start
 
-SEVERAL = Annotated[int, constraints.Interval(2, words="2 or more")]  # of one image no attention varies
+SEVERAL = Annotated[int, constraints.Interval(2, words="2 or more")]  # the attention of one image has no deviation
 STAGES = ("stage1", "stage2", "one_stage", "frozen", "gated")
 ARGUMENTS = "arguments.json"
 HINTS = ("num_heads", "image_size", "mlp", "checkpoint_key")
-# Fields of a model that change how it is trained, and neither its parameters nor what it computes.
-OF_TRAINING = ("drop_path", "drop_path_groups", "drop_path_fields", "dropout", "remat", "unroll")
+# Fields of a model that change its training, but neither its parameters nor its function.
+TRAINING_FIELDS = ("drop_path", "drop_path_groups", "drop_path_fields", "dropout", "remat", "unroll")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,11 +38,11 @@ class Plan:
       model: of patch tokens alone; its head is kept if it reads their mean.
       file, mode: of the config; `mode` without a stage.
       changes: of the config of stage 1, such as "data.workers=2".
-      blocks: how many are replaced.
+      blocks: the number of blocks to replace.
       workdir: the directory of all stages.
-      images: the most images of the training set for Sigma and fits.
-      fit_only: nothing is trained.
-      weights: a digest of the weights that the model was made of (`fingerprint`).
+      images: the largest number of training images for Sigma and fits.
+      fit_only: train nothing.
+      weights: a digest of the weights that were loaded (`fingerprint`).
     """
 
     model: ModelModule
@@ -70,7 +69,7 @@ class Plan:
         """The checked config of a stage, for this model; stage 2 has half of the epochs and of the batch of stage 1.
 
         Args:
-          replaced: the blocks that stage 2 has replaced.
+          replaced: the replaced blocks of stage 2.
         """
         first = self._load("stage1")
         if stage == "stage1":
@@ -91,7 +90,7 @@ class Plan:
         theirs = backbone(self.model).config
         fields: dict[str, Any] = {field.name: getattr(theirs, field.name) for field in dataclasses.fields(theirs)}
         fields["image_size"] = config.data.image_size
-        del fields["num_classes"], fields["replaced"]  # the data decide one, the stage the other
+        del fields["num_classes"], fields["replaced"]  # determined by the data and by the stage
         with config.model.ignore_type():
             config.model.update({name: value for name, value in fields.items() if f"model.{name}" not in given})
         configs.validate(config)
@@ -99,11 +98,11 @@ class Plan:
 
 
 def make(options: Any, changes: Iterable[str]) -> Plan:
-    """The plan of the command's arguments; see `equivit.accelerate`.
+    """The plan for the arguments of the command; see `equivit.accelerate`.
 
     Raises:
-      ValueError: a model that is no ViT or has replaced blocks, an impossible number, a config of another kind, a
-        missing library, images of a size that the patch does not divide, or a stage that could not be trained.
+      ValueError: a model that is no ViT or has replaced blocks, a number out of range, a config without stages, a
+        missing library, an image size that the patch size does not divide, or a stage that cannot be trained.
       FileNotFoundError: the data are missing.
     """
     for name in ("jax2onnx", "onnxruntime"):
@@ -122,7 +121,7 @@ def make(options: Any, changes: Iterable[str]) -> Plan:
     _check_changes(plan, first := plan.config("stage1"))
     name = protocol(first, model)
     plan.config("stage2", range(plan.blocks))
-    for split in (first.data.split, first.data.eval_split):  # so that a wrong source leaves no directory behind
+    for split in (first.data.split, first.data.eval_split):  # a wrong source must leave no directory behind
         opened = loader.evaluate(first.data, batch_size=1, split=split)
         check_input(backbone(model).config, "config.data.image_size", first.data.image_size, opened.channels)
     if not plan.fit_only:
@@ -133,10 +132,10 @@ def make(options: Any, changes: Iterable[str]) -> Plan:
 
 
 def _check_config(plan: Plan) -> None:
-    """ValueError for a config without stages, or one that says itself what is replaced."""
+    """ValueError for a config without stages, or with its own choice of replaced blocks."""
     if any(change.partition("=")[0] == "model.replaced" for change in plan.changes):
         raise ValueError("--config.model.replaced: --blocks says how many are replaced, and Sigma which; leave it out.")
-    configs.load(":".join(filter(None, (plan.file, plan.mode))))  # names a wrong mode
+    configs.load(":".join(filter(None, (plan.file, plan.mode))))  # the error names a wrong mode
     try:
         plan.config("stage1")
     except ValueError as error:
@@ -146,19 +145,19 @@ def _check_config(plan: Plan) -> None:
 
 
 def _check_changes(plan: Plan, config: ConfigDict) -> None:
-    """ValueError for a changed key that the weights decide."""
+    """ValueError for a changed key that the weights determine."""
     for key in (change.partition("=")[0] for change in plan.changes):
         section, _, field = key.rpartition(".")
-        if key == "init" or (section == "model" and field not in OF_TRAINING):
+        if key == "init" or (section == "model" and field not in TRAINING_FIELDS):
             value = errors.shown(config.model[field] if section else config.init)
             raise ValueError(
                 f"--config.{key}={value}: the weights decide this; leave it out.  Of the model only "
-                f"{', '.join(OF_TRAINING)} can be changed."
+                f"{', '.join(TRAINING_FIELDS)} can be changed."
             )
 
 
 def _check_training(plan: Plan) -> None:
-    """ValueError where a stage would be refused after another was trained."""
+    """ValueError if either stage cannot be trained, before the other has been."""
     for stage, replaced in (("stage1", ()), ("stage2", range(plan.blocks))):
         config = plan.config(stage, replaced)
         objective = OBJECTIVES[config.objective.name]
@@ -174,7 +173,7 @@ def _check_training(plan: Plan) -> None:
 
 
 def _check_pixels(plan: Plan, weights: str) -> None:
-    """ValueError for a backbone of the config whose pixels have other statistics than those of the weights."""
+    """ValueError if the backbone named in the config normalises pixels differently from the weights."""
     source = weights.partition(":")[0]
     theirs = any(word.startswith("clip") for word in plan.mode.split(","))
     given = any(change.startswith(("data.mean=", "data.std=")) for change in plan.changes)
@@ -187,30 +186,14 @@ def _check_pixels(plan: Plan, weights: str) -> None:
 
 
 def protocol(config: ConfigDict, model: ModelModule) -> str | None:
-    """The first protocol of the config, or of the model's own, that has a figure and fits the model; None without."""
+    """The first protocol of the config, or by default of the model, that fits the model and has a figure; or None."""
     names = runner.check(config.evaluation.suite, config) or runner.check(None, config, model)
     fitting = runner.fitting(model)
     return next((name for name in names if name in fitting and runner.PROTOCOLS[name].curve), None)
 
 
-def backbone(model: ModelModule) -> ModelModule:
-    """The ViT of a model: itself, or what is below a decoder."""
-    return model.backbone if isinstance(model, Segmenter) else model
-
-
-def with_backbone(model: ModelModule, new: ModelModule) -> ModelModule:
-    """The model with another ViT, which takes and gives the same shapes."""
-    if not isinstance(model, Segmenter):
-        return new
-    config = dataclasses.replace(model.config, backbone=new.config)
-    tensors = logical.to_logical(model, nnx.Variable)
-    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("backbone.")}
-    tensors |= {f"backbone.{name}": tensor for name, tensor in logical.to_logical(new, nnx.Variable).items()}
-    return logical.from_logical(jax.eval_shape(lambda: config.build(Keys(0))), tensors, nnx.Variable)
-
-
 def patches(model: ModelModule) -> ModelModule:
-    """The model on patch tokens alone; one that reads nothing else is as it was."""
+    """The model on patch tokens alone; unchanged if it has no other tokens."""
     vit = backbone(model)
     if getattr(vit.config, "replaced", ()):
         raise ValueError("the model has replaced blocks already; begin with the model before that.")
@@ -230,12 +213,12 @@ def fingerprint(model: ModelModule) -> str:
 
 
 def claim(options: Any, changes: Iterable[str], weights: str) -> None:
-    """Note the command's arguments in its directory.
+    """Write the arguments of the command into its directory.
 
     Args:
       options: the arguments.
       changes: of the config.
-      weights: the `fingerprint` of the model that was read, which may be another one under the same path.
+      weights: the `fingerprint` of the loaded model; the file at a path may change.
 
     Raises:
       ValueError: the directory was begun with other arguments or other weights.
@@ -253,7 +236,7 @@ def claim(options: Any, changes: Iterable[str], weights: str) -> None:
                     f"--workdir={options.workdir} was begun with {name}={errors.shown(before.get(name))}, not "
                     f"{errors.shown(value)}; give that value, or another --workdir."
                 )
-        if before.get("weights", weights) != weights:  # earlier versions noted none
+        if before.get("weights", weights) != weights:  # earlier versions wrote none
             raise ValueError(
                 f"--workdir={options.workdir} was begun with other weights than {source} holds now; give another "
                 "--workdir."

@@ -8,25 +8,25 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from equivit import archives, files
-from equivit.acceleration.stages import Found
+from equivit.acceleration.stages import Result
 
-SIDE = 13  # tokens of a map that are shown, around the query
+SIDE = 13  # tokens shown of a map, around the query
 
 
-def write(workdir: pathlib.Path, found: Found) -> pathlib.Path:
-    """Writes both, draws Sigma, and returns the path of report.md."""
-    pairs = dict(milliseconds=found.milliseconds, bytes=found.bytes)
+def write(workdir: pathlib.Path, result: Result) -> pathlib.Path:
+    """Write both, draw Sigma, and return the path of report.md."""
+    pairs = dict(milliseconds=result.milliseconds, bytes=result.bytes)
     report: dict = {name: dict(before=before, after=after) for name, (before, after) in pairs.items()}
     metric = None
-    if found.metric is not None:
-        name, before, after = found.metric
+    if result.metric is not None:
+        name, before, after = result.metric
         metric = dict(name=name, before=before, after=after)
-    report = dict(metric=metric, **report, blocks=list(found.blocks), sigma=found.sigma, fits=found.errors)
-    report["conditions"] = found.conditions
+    report = dict(metric=metric, **report, blocks=list(result.blocks), sigma=result.sigma, fits=result.errors)
+    report["conditions"] = result.conditions
     files.write_text(workdir / "report.json", json.dumps(report, indent=1) + "\n")
-    draw(workdir / "sigma.png", _maps(workdir / "sigma.npz"), found)
+    draw(workdir / "sigma.png", _maps(workdir / "sigma.npz"), result)
     path = workdir / "report.md"
-    files.write_text(path, _page(workdir, found))
+    files.write_text(path, _page(workdir, result))
     return path
 
 
@@ -38,37 +38,37 @@ def _maps(path: pathlib.Path) -> np.ndarray:
         raise ValueError(f"{path}: is damaged ({error}); remove it, and it is made again.") from error
 
 
-def _page(workdir: pathlib.Path, found: Found) -> str:
+def _page(workdir: pathlib.Path, result: Result) -> str:
     """The text of report.md."""
     rows = []
-    if found.metric is not None:
-        name, before, after = found.metric
+    if result.metric is not None:
+        name, before, after = result.metric
         rows.append(f"| {name}, % | {100 * before:.2f} | {100 * after:.2f} | {100 * (after - before):+.2f} |")
-    (slow, fast), (large, small) = found.milliseconds, found.bytes
+    (slow, fast), (large, small) = result.milliseconds, result.bytes
     rows.append(f"| milliseconds an image | {slow:.2f} | {fast:.2f} | {100 * (fast / slow - 1):+.1f} % |")
     rows.append(f"| megabytes | {large / 1e6:.2f} | {small / 1e6:.2f} | {100 * (small / large - 1):+.1f} % |")
-    fits = ", ".join(f"{block}: {error:.2f}" for block, error in found.errors.items())
+    fits = ", ".join(f"{block}: {error:.2f}" for block, error in result.errors.items())
     curves = [
         f"![Learning curves of {stage}]({stage}/learning_curves.png)"
         for stage in ("stage1", "stage2")
         if (workdir / stage / "learning_curves.png").is_file()
     ]
     parts = [
-        f"# {len(found.blocks)} of {len(found.sigma)} blocks replaced by depthwise convolution",
+        f"# {len(result.blocks)} of {len(result.sigma)} blocks replaced by depthwise convolution",
         "\n".join(["| | before | after | change |", "|---|---|---|---|", *rows]),
-        f"Timed in turn as ONNX files: {found.conditions}.",
-        f"Replaced blocks: {', '.join(map(str, found.blocks))}, those of lowest Sigma.  What least squares leaves of "
-        f"the squared output of their attention, before stage 2: {fits}.",
+        f"Timed in turn as ONNX files: {result.conditions}.",
+        f"Replaced blocks: {', '.join(map(str, result.blocks))}, the blocks of lowest Sigma.  Relative squared error "
+        f"of their least-squares fits, before stage 2: {fits}.",
         "![Sigma of the blocks](sigma.png)",
-        "*Above, Sigma of each block; replaced ones are orange.  Below, the deviation of its attention over images, by "
-        "the offset of the key from the query, which is in the middle; the square is the 3 x 3 of the taps.*",
+        "*Above: Sigma of each block; replaced blocks are orange.  Below: the deviation of its attention over images, "
+        "by the offset of the key from the query in the centre; the square marks the 3 x 3 taps.*",
         *curves,
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def draw(path: pathlib.Path, maps: np.ndarray, found: Found) -> None:
-    """Sigma of the blocks as bars, and a map of each, [depth, 2 h - 1, 2 w - 1], around the query."""
+def draw(path: pathlib.Path, maps: np.ndarray, result: Result) -> None:
+    """Draw Sigma of the blocks as bars, and the map of each block, [depth, 2 h - 1, 2 w - 1], around the query."""
     depth, (rows, columns) = len(maps), (size // 2 for size in maps.shape[1:])
     half = min(SIDE // 2, rows, columns)
     wide = min(depth, 8)
@@ -76,8 +76,8 @@ def draw(path: pathlib.Path, maps: np.ndarray, found: Found) -> None:
     figure = Figure(figsize=(1.2 * wide + 1, 2.4 + 1.4 * tall), layout="constrained")
     layout = figure.add_gridspec(2, 1, height_ratios=(2.2, 1.4 * tall))
     axes = figure.add_subplot(layout[0])
-    colors = ["tab:orange" if block in found.blocks else "tab:blue" for block in range(depth)]
-    axes.bar(range(depth), found.sigma, color=colors)
+    colors = ["tab:orange" if block in result.blocks else "tab:blue" for block in range(depth)]
+    axes.bar(range(depth), result.sigma, color=colors)
     axes.set(xlabel="block", ylabel="Sigma", xticks=range(depth))
     places = layout[1].subgridspec(tall, wide)
     for block in range(depth):

@@ -1,4 +1,4 @@
-"""The stages of an acceleration, each of which is skipped where its result is there already."""
+"""The stages of an acceleration; a stage whose result exists is skipped."""
 
 import contextlib
 import json
@@ -11,25 +11,27 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from equivit import export, files, profile, train
-from equivit.acceleration.plan import Plan, backbone, protocol, with_backbone
-from equivit.evaluation import fit, runner, sigma
-from equivit.evaluation.training_images import TrainingImages
+from equivit.acceleration.plan import Plan, protocol
+from equivit.depthwise import fit, selection
+from equivit.depthwise.replacement import backbone, with_backbone
+from equivit.depthwise.training_images import TrainingImages
+from equivit.evaluation import runner
 from equivit.layers.grid import check_grid
 from equivit.models import saved
 from equivit.models.model import ModelModule
 from equivit.training import checkpoints, sharding
 
-BATCH = 16  # images whose attention is held at once
+BATCH = 16  # images whose attention is in memory at once
 ROUNDS = 50  # of timing
 
 
-class Found(NamedTuple):
+class Result(NamedTuple):
     """The result of an acceleration.
 
     Attributes:
-      metric: the name of the figure, and its value before and after; None without a head.
+      metric: the name of the figure, and its values before and after; None without a head.
       milliseconds, bytes: of the exported models, before and after.
-      blocks: those that are replaced.
+      blocks: the replaced blocks.
       sigma: of all blocks.
       errors: of the fits, by block.
       conditions: of the timing.
@@ -44,14 +46,14 @@ class Found(NamedTuple):
     conditions: str
 
 
-def run(plan: Plan) -> Found:
-    """All stages in order."""
+def run(plan: Plan) -> Result:
+    """Run all stages in order."""
     place, config = plan.workdir, plan.config("stage1")
     before = _saved(place / "start", lambda: plan.model)
     if not plan.fit_only:
         before = _trained(config, place / "stage1", place / "start")
     scores = _sigma(plan, config, before)
-    blocks = sigma.select(scores, plan.blocks)
+    blocks = selection.select(scores, plan.blocks)
     _say(f"Replacing blocks {', '.join(map(str, blocks))}.")
     fits = place / "fits.json"
     fitted = _saved(place / "fitted", lambda: _fitted(plan, config, before, blocks), beside=fits)
@@ -61,24 +63,24 @@ def run(plan: Plan) -> Found:
         after = _trained(plan.config("stage2", blocks), place / "stage2", place / "fitted")
     metric = _metric(plan, config, before, after)
     milliseconds, sizes, conditions = _timed(plan, config.data.image_size, before, after)
-    return Found(metric, milliseconds, sizes, blocks, [float(score) for score in scores], errors, conditions)
+    return Result(metric, milliseconds, sizes, blocks, [float(score) for score in scores], errors, conditions)
 
 
 def _saved(place: pathlib.Path, make: Callable[[], ModelModule], *, beside: pathlib.Path | None = None) -> ModelModule:
-    """The saved model at a place, made if it or the file that is made beside it is not there.
+    """The saved model at a place, computed if it, or the file `beside` it, is missing.
 
     Raises:
-      ValueError: it is damaged; the message names what to remove.
+      ValueError: it is damaged; the message names the directory to remove.
     """
     if not (place / "model.json").is_file() or (beside is not None and not beside.is_file()):
         saved.save(place, make())
-    with _made_again(place):
+    with _naming_damage(place):
         return saved.load(place)
 
 
 @contextlib.contextmanager
-def _made_again(place: pathlib.Path) -> Iterator[None]:
-    """Errors of a damaged result say what to remove."""
+def _naming_damage(place: pathlib.Path) -> Iterator[None]:
+    """Add to the error of a damaged result the directory to remove."""
     try:
         yield
     except (ValueError, OSError) as error:
@@ -86,7 +88,7 @@ def _made_again(place: pathlib.Path) -> Iterator[None]:
 
 
 def _trained(config: ConfigDict, place: pathlib.Path, init: pathlib.Path) -> ModelModule:
-    """The model of a run that begins with a saved model; a finished run is not trained again."""
+    """The model of a run that starts from a saved model; a finished run is not trained again."""
     if not (place / "report.json").is_file():
         config = config.copy_and_resolve_references().unlock()
         config.init = str(init)
@@ -101,15 +103,16 @@ def _images(plan: Plan, config: ConfigDict) -> TrainingImages:
 
 
 def _sigma(plan: Plan, config: ConfigDict, model: ModelModule) -> np.ndarray:
-    """Sigma of the blocks; kept in sigma.json, with that of the heads, and its maps in sigma.npz."""
+    """Sigma of the blocks; sigma.json stores it with Sigma of the heads, sigma.npz its maps."""
     path = plan.workdir / "sigma.json"
     if not (path.is_file() and path.with_suffix(".npz").is_file()):
         vit = backbone(model)
         images = _images(plan, config)
         _say(f"Sigma: of {vit.config.depth} blocks, on {images.found} training images.")
-        moments = sigma.moments(vit, images)
-        found, grid = sigma.summed(moments), check_grid(config.data.image_size, vit.config.patch_size, "image_size")
-        maps = sigma.aligned(jax.vmap(sigma.Moments.deviation)(moments).mean(1), grid)
+        moments = selection.moments(vit, images)
+        found = selection.Sigma.from_moments(moments)
+        grid = check_grid(config.data.image_size, vit.config.patch_size, "image_size")
+        maps = selection.aligned(jax.vmap(selection.Moments.deviation)(moments).mean(1), grid)
         with files.replacing(path.with_suffix(".npz")) as unfinished:
             np.savez(unfinished, maps=maps)
         files.write_text(path, json.dumps(dict(blocks=found.blocks.tolist(), heads=found.heads.tolist())) + "\n")
@@ -117,7 +120,7 @@ def _sigma(plan: Plan, config: ConfigDict, model: ModelModule) -> np.ndarray:
 
 
 def _fitted(plan: Plan, config: ConfigDict, model: ModelModule, blocks: tuple[int, ...]) -> ModelModule:
-    """The model with blocks replaced and taps fitted; the errors of the fits are kept in fits.json."""
+    """The model with blocks replaced and taps fitted; fits.json stores the errors of the fits."""
     images = _images(plan, config)
     _say(f"Least squares: the taps of {len(blocks)} blocks, on {images.found} training images.")
     vit, errors = fit.fit(backbone(model), dict.fromkeys(blocks), images)
@@ -126,7 +129,7 @@ def _fitted(plan: Plan, config: ConfigDict, model: ModelModule, blocks: tuple[in
 
 
 def _metric(plan: Plan, config: ConfigDict, *models: ModelModule) -> tuple[str, float, float] | None:
-    """The figure that the first protocol of the config is followed by, of each model; None for models without one."""
+    """The main figure of the first fitting protocol, for both models; None without one."""
     name = protocol(config, models[0])
     if name is None:
         return None
@@ -145,7 +148,7 @@ def _metric(plan: Plan, config: ConfigDict, *models: ModelModule) -> tuple[str, 
 
 
 def _timed(plan: Plan, size: tuple[int, int], *models: ModelModule):
-    """Milliseconds and bytes of both exported models, and under what conditions they were timed."""
+    """Milliseconds and bytes of both exported models, and the conditions of the timing."""
     paths = [plan.workdir / f"{name}.onnx" for name in ("before", "after")]
     for path, model in zip(paths, models, strict=True):
         if not path.is_file():

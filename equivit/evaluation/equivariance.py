@@ -5,8 +5,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from equivit.data.devices import Batch, on_devices
 from equivit.data.pixels import normalize
-from equivit.evaluation.predictions import Batch, on_devices
 from equivit.layers.grid import check_grid
 from equivit.models.model import ModelModule
 from equivit.models.vit.model import ViT

@@ -19,8 +19,8 @@ import optax
 from jax.experimental import multihost_utils
 from jax.sharding import PartitionSpec
 
+from equivit.data.devices import scattered
 from equivit.evaluation.neighbours import Array
-from equivit.evaluation.predictions import scattered
 
 ITERATIONS, PATIENCE = 1000, 10
 NOISE = 4 * float(np.finfo(np.float32).eps)  # of a loss, relative

@@ -22,7 +22,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from equivit import errors
-from equivit.evaluation.predictions import scattered
+from equivit.data.devices import scattered
 
 Array = np.ndarray | jax.Array
 DISTANCES = ("cosine", "L2")

@@ -1,21 +1,19 @@
-"""A model as a function from pixels to logits or features, and batches on the devices of the run."""
+"""A model as a function from pixels to logits or features."""
 
 import collections
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.experimental import multihost_utils
-from jax.sharding import NamedSharding, PartitionSpec
 
+from equivit.data.devices import Batch, on_devices
 from equivit.data.pixels import normalize
 from equivit.models.features import Features
 from equivit.precision import cast
 
-Batch = Mapping[str, np.ndarray | jax.Array]
 Predict = Callable[[jax.Array], jax.Array]
 Extract = Callable[[jax.Array], Features]
 
@@ -81,43 +79,6 @@ def measured(measure: Callable[[Batch], dict], batches: Iterable[Batch]) -> Iter
         if len(pending) > IN_FLIGHT:
             yield _fetched(pending.popleft())
     yield from map(_fetched, pending)
-
-
-def on_devices(batch: Batch) -> Batch:
-    """A batch sharded by example over all devices of the current mesh; unchanged if no mesh is set."""
-    mesh = jax.sharding.get_mesh()
-    if mesh.empty:
-        return batch
-    sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-    return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}
-
-
-def check_batch(name: str, shape: tuple[int, ...], first: tuple[int, ...]) -> None:
-    """ValueError where a batch of images cannot follow the first, which one program for all is compiled for."""
-    if shape[1:] != first[1:]:
-        raise ValueError(f"{name}: a batch is {shape} after one of {first}; give images of one size.")
-    if shape[0] > first[0]:
-        raise ValueError(f"{name}: a batch is {shape} after one of {first}; give the largest batch first.")
-
-
-def filled(images: np.ndarray, rows: int) -> Batch:
-    """`images` on the devices, filled up to at least `rows`, as many for each device, and their `weight`.
-
-    What was filled up has the weight 0, so that one program takes every batch.
-    """
-    unit = 1 if jax.sharding.get_mesh().empty else jax.local_device_count()
-    rows = -(-rows // unit) * unit
-    nothing = np.zeros((rows - len(images), *images.shape[1:]), images.dtype)
-    weight = (np.arange(rows) < len(images)).astype(np.float32)
-    return on_devices({"images": np.concatenate([images, nothing]), "weight": weight})
-
-
-def scattered(array: np.ndarray, spec: PartitionSpec) -> jax.Array:
-    """An array that every process holds whole, split over the current mesh; on the default device if no mesh is set."""
-    mesh = jax.sharding.get_mesh()
-    if mesh.empty:
-        return jnp.asarray(array)
-    return jax.make_array_from_callback(array.shape, NamedSharding(mesh, spec), lambda part: array[part])
 
 
 def all_finite(logits: jax.Array, weight: jax.Array) -> jax.Array:

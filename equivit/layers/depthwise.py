@@ -1,15 +1,15 @@
-"""Attention replaced by convolution: what a block with local, input-independent attention computes, without Q and K.
+"""Attention replaced by convolution: local, input-independent attention, without queries and keys.
 
-Of the H heads the values V_h = x W_V[h] + b_V[h] and the output projection stay:
+The values V_h = x W_V[h] + b_V[h] of the H heads and the output projection are inherited from the attention:
 
 | kind   | taps        | computes, before the projection                                                 | Eq.    |
 |--------|-------------|---------------------------------------------------------------------------------|--------|
-| conv   | [H, k, k]   | each V_h convolved with the taps of its head; deployed as one dense convolution | 9, 10  |
+| conv   | [H, k, k]   | each V_h convolved with the taps of its head; folded into one dense convolution | 9, 10  |
 | dw     | [k, k, D]   | each channel of V convolved with its own taps                                   | 11     |
 | spvit  | [H, k, k]   | the heads averaged, at each tap by softmax(taps) over the heads                 | A.4    |
 | ens_dw | [k, k, D/H] | the heads averaged by softmax(gamma), then each channel with its own taps       | 12, 13 |
 
-Outside of the grid there are zeros, not biases: a token at the border has less of b_V.
+Outside the grid there are zeros, not biases: a token at the border gets less of b_V.
 
 Source: "Accelerating Vision Transformers with Drop-in Depthwise Convolution".
 """
@@ -23,30 +23,30 @@ from flax import nnx
 
 from equivit import errors
 from equivit.layers import dense, isotypic
-from equivit.layers.depthwise_conv import Grid, check_taps, depthwise_conv, isotypic_depthwise_conv
-from equivit.layers.depthwise_folded import DenseValues, DepthwiseValues, FoldedAttention, linear
+from equivit.layers.depthwise_conv import (
+    Grid,
+    Pair,
+    check_taps,
+    check_wrap,
+    correlate,
+    depthwise_conv,
+    filled_grid,
+    isotypic_depthwise_conv,
+)
 from equivit.layers.grid import Layout
-from equivit.layers.replaced import BY_HEAD, KINDS, Replaced, checked_heads
 from equivit.layers.rngs import Keys
 from equivit.symmetry.fields import Isotypic
-from kernels.attention import attend
+from kernels.attention import attend, head_by_head, side_by_side
 
-__all__ = [
-    "KINDS",
-    "IsotypicReplacedAttention",
-    "Replaced",
-    "ReplacedAttention",
-    "ScatteredAttention",
-    "depthwise_conv",
-    "isotypic_depthwise_conv",
-    "replace_attention",
-]
-
+KINDS = ("conv", "dw", "spvit", "ens_dw")
+BY_HEAD = ("conv", "dw")  # the others average all heads, so that none can stay
 TAPS_INIT = nnx.initializers.normal(0.02)  # the paper: a normal of mean zero, without its deviation
 
 
 class _Replaced(nnx.Module):
-    """The base of the modules: the taps, and errors for what they do not have."""
+    """The base class: values, taps and projection, and the error of `weights`."""
+
+    implementation = "auto"  # of `depthwise_conv`
 
     def __init__(self, value: Any, proj: Any, taps: jax.Array, *, kind: str, num_heads: int, padding: str):
         self.value, self.proj = value, proj
@@ -61,22 +61,20 @@ class _Replaced(nnx.Module):
             "weights; take another block."
         )
 
-    def by_channel(self, channels: int) -> jax.Array:
-        """The taps of each channel, [k, k, heads channels], for a kind of BY_HEAD."""
-        taps = self.taps[...]
-        return jnp.repeat(jnp.moveaxis(taps, 0, -1), channels, axis=-1) if self.kind == "conv" else taps
-
 
 class ReplacedAttention(_Replaced):
-    """The attention of a block replaced, all heads.
+    """Self-attention with some or all heads replaced by convolution.  Parameters keep the order of the heads.
 
     Shapes: [*B, h w, in_features] -> [*B, h w, width].
 
     Args:
       value, proj: of the attention, in_features to width and width to width.
-      taps: as in the table above.
+      taps: of the replaced heads, as in the table above.
+      heads: those that are replaced, ascending; None for all.
+      query_key: of the a heads that stay, in_features to 2 a d, with columns (q | k) x heads x channels; None if none
+        stays.
       gamma: [H] for "ens_dw", else None.
-      padding: what lies outside of the grid: "zeros", or "wrap", its other side.
+      padding: "zeros" outside the grid, or "wrap", its other side.
     """
 
     def __init__(
@@ -84,117 +82,93 @@ class ReplacedAttention(_Replaced):
         value: dense.Linear,
         proj: dense.Linear,
         taps: jax.Array,
-        gamma: jax.Array | None = None,
         *,
         kind: str,
         num_heads: int,
+        heads: tuple[int, ...] | None = None,
+        query_key: dense.Linear | None = None,
+        gamma: jax.Array | None = None,
         padding: str = "zeros",
     ):
         super().__init__(value, proj, taps, kind=kind, num_heads=num_heads, padding=padding)
+        self.heads = tuple(range(num_heads)) if heads is None else heads
+        self.query_key: Any = query_key
         self.gamma: Any = None if gamma is None else nnx.Param(gamma, decay=False)
 
-    def __call__(self, x: jax.Array, grid: Grid = None) -> jax.Array:
-        """The tokens after the projection; `grid` is (h, w), or the layout that blocks get."""
-        if self.kind not in BY_HEAD:
-            return self.folded()(x, grid)
-        v = self.value(x)
-        taps = self.by_channel(v.shape[-1] // self.num_heads)
-        return self.proj(depthwise_conv(v, taps, grid, padding=self.padding))
-
-    def folded(self, *, implementation: str = "auto") -> FoldedAttention:
-        """The deployed form, equal to this module also at borders: the heads averaged, and one kernel.
-
-        Args:
-          implementation: of depthwise convolutions (`depthwise_conv`).
-        """
-        weight, bias = _split(self.value, self.num_heads)
-        out = self.proj.weight[...].reshape(self.num_heads, -1, self.proj.weight.shape[-1])
-        options: dict[str, Any] = dict(padding=self.padding)
-        match self.kind:
-            case "dw":
-                values = DepthwiseValues(self.value, self.taps[...], implementation=implementation, **options)
-                return FoldedAttention(values, self.proj)
-            case "conv":
-                return FoldedAttention(_by_head(weight, bias, self.taps[...], self.padding), self.proj)
-            case "spvit":
-                share = jax.nn.softmax(self.taps[...], axis=0)
-                kernel = jnp.einsum("hrs,ihd->rsid", share, weight).astype(weight.dtype)
-                bias = None if bias is None else jnp.einsum("hrs,hd->rsd", share, bias)
-                values, share = DenseValues(kernel, bias, **options), share.sum((1, 2))
-            case _:
-                share = jax.nn.softmax(self.gamma[...])
-                bias = None if bias is None else jnp.einsum("h,hd->d", share, bias)
-                value = linear(jnp.einsum("h,ihd->id", share, weight).astype(weight.dtype), bias)
-                values = DepthwiseValues(value, self.taps[...], implementation=implementation, **options)
-        out = jnp.einsum("h,hdo->do", share, out).astype(out.dtype)
-        return FoldedAttention(values, linear(out, _array(self.proj.bias)))
-
-
-class ScatteredAttention(_Replaced):
-    """An attention some heads of which are replaced.  Parameters keep the order of heads that the attention had.
-
-    Shapes: [*B, h w, in_features] -> [*B, h w, width].
-
-    Args:
-      query_key: of the a heads that stay, in_features to 2 a d, with columns (q | k) x heads x channels.
-      value, proj: of the attention.
-      taps: of the heads that are replaced, in ascending order: conv [len(heads), k, k], dw [k, k, len(heads) d].
-      heads: those that are replaced, ascending.
-      padding: as in `ReplacedAttention`.
-    """
-
-    def __init__(
-        self,
-        query_key: dense.Linear,
-        value: dense.Linear,
-        proj: dense.Linear,
-        taps: jax.Array,
-        *,
-        kind: str,
-        num_heads: int,
-        heads: tuple[int, ...],
-        padding: str = "zeros",
-    ):
-        super().__init__(value, proj, taps, kind=kind, num_heads=num_heads, padding=padding)
-        self.query_key, self.heads = query_key, heads
-
     @property
-    def kept(self) -> tuple[int, ...]:
+    def attending(self) -> tuple[int, ...]:
         """The heads that stay attention."""
         return tuple(h for h in range(self.num_heads) if h not in self.heads)
 
     def __call__(self, x: jax.Array, grid: Grid = None) -> jax.Array:
         """The tokens after the projection; `grid` is (h, w), or the layout that blocks get."""
-        qk, v = self.query_key(x), self.value(x)
-        channels = v.shape[-1] // self.num_heads
-        q, k = jnp.einsum("...nqhd->q...hnd", qk.reshape(*x.shape[:-1], 2, len(self.kept), channels))
-        v = v.reshape(*x.shape[:-1], self.num_heads, channels)
-        attended = attend(q, k, jnp.einsum("...nhd->...hnd", v[..., self.kept, :]))
-        replaced = jax.lax.collapse(v[..., self.heads, :], v.ndim - 2)
-        replaced = depthwise_conv(replaced, self.by_channel(channels), grid, padding=self.padding)
-        replaced = replaced.reshape(*x.shape[:-1], len(self.heads), channels)
-        y = jnp.concatenate([jnp.einsum("...hnd->...nhd", attended), replaced], axis=-2)
-        y = y[..., np.argsort((*self.kept, *self.heads)), :]
-        return self.proj(jax.lax.collapse(y, y.ndim - 2))
+        if self.kind not in BY_HEAD:
+            return self.folded()(x, grid)
+        if self.query_key is not None:
+            return self.proj(self._beside_attention(x, grid))
+        return self.proj(self._convolved(self.value(x), grid))
 
-    def folded(self, *, implementation: str = "auto") -> FoldedAttention:
-        """The deployed form, equal to this module: as `ReplacedAttention.folded`, remaining heads first."""
-        weight, bias = _split(self.value, self.num_heads)
-        qk, qk_bias = self.query_key.weight[...], _array(self.query_key.bias)
-        kept, heads = (_heads(weight, bias, which) for which in (self.kept, self.heads))
-        qkv = linear(
-            jnp.concatenate([qk, jax.lax.collapse(kept[0], 1)], axis=-1),
-            None if qk_bias is None or kept[1] is None else jnp.concatenate([qk_bias, kept[1].reshape(-1)]),
-        )
+    def _convolved(self, values: jax.Array, grid: Grid) -> jax.Array:
+        """The values of the replaced heads convolved."""
+        taps = taps_by_channel(self.kind, self.taps[...], values.shape[-1] // len(self.heads))
+        return depthwise_conv(values, taps, grid, padding=self.padding)
+
+    def _beside_attention(self, x: jax.Array, grid: Grid) -> jax.Array:
+        """Some heads attend, the others are convolved."""
+        q, k = (head_by_head(part, len(self.attending)) for part in jnp.split(self.query_key(x), 2, axis=-1))
+        values = self.value(x)
+        v = head_by_head(channels_of_heads(values, self.attending, self.num_heads), len(self.attending))
+        attended = attend(q, k, v)
+        convolved = self._convolved(channels_of_heads(values, self.heads, self.num_heads), grid)
+        y = jnp.concatenate([side_by_side(attended), convolved], axis=-1)
+        return channels_of_heads(y, tuple(np.argsort((*self.attending, *self.heads))), self.num_heads)
+
+    def folded(self, *, implementation: str = "auto") -> "FoldedAttention":
+        """The form for inference, equal to this module also at borders: plain matrices and one kernel.
+
+        Args:
+          implementation: of depthwise convolutions (`depthwise_conv`).
+        """
+        return self._folded_by_head(implementation) if self.kind in BY_HEAD else self._folded_average(implementation)
+
+    def _folded_by_head(self, implementation: str) -> "FoldedAttention":
+        """Remaining heads come first."""
+        value = _columns(self.value, self._channels(self.heads)) if self.attending else self.value
         if self.kind == "conv":
-            values: Any = _by_head(*heads, self.taps[...], self.padding)
+            weight, bias = _split(value, len(self.heads))
+            values: Any = _dense_values(weight, bias, self.taps[...], self.padding)
         else:
-            value = linear(jax.lax.collapse(heads[0], 1), None if heads[1] is None else heads[1].reshape(-1))
             values = DepthwiseValues(value, self.taps[...], padding=self.padding, implementation=implementation)
-        out = self.proj.weight[...]
-        out = out.reshape(self.num_heads, -1, out.shape[-1])[(*self.kept, *self.heads),]
-        proj = linear(jax.lax.collapse(out, 0, 2), _array(self.proj.bias))
-        return FoldedAttention(values, proj, qkv=qkv, num_heads=len(self.kept))
+        if not self.attending:
+            return FoldedAttention(values, self.proj)
+        layers = (self.query_key, _columns(self.value, self._channels(self.attending)))
+        bias = None if self.value.bias is None else jnp.concatenate([layer.bias[...] for layer in layers])
+        qkv = linear(jnp.concatenate([layer.weight[...] for layer in layers], axis=-1), bias)
+        order = self._channels((*self.attending, *self.heads))
+        proj = linear(self.proj.weight[...][order], _array(self.proj.bias))
+        return FoldedAttention(values, proj, qkv=qkv, num_heads=len(self.attending))
+
+    def _folded_average(self, implementation: str) -> "FoldedAttention":
+        """One averaged head; the heads of the projection are averaged likewise."""
+        weight, bias = _split(self.value, self.num_heads)
+        if self.kind == "spvit":
+            share = jax.nn.softmax(self.taps[...], axis=0)
+            kernel = jnp.einsum("hrs,ihd->rsid", share, weight).astype(weight.dtype)
+            bias = None if bias is None else jnp.einsum("hrs,hd->rsd", share, bias)
+            values: Any = DenseValues(kernel, bias, padding=self.padding)
+            share = share.sum((1, 2))
+        else:
+            share = jax.nn.softmax(self.gamma[...])
+            bias = None if bias is None else jnp.einsum("h,hd->d", share, bias)
+            value = linear(jnp.einsum("h,ihd->id", share, weight).astype(weight.dtype), bias)
+            values = DepthwiseValues(value, self.taps[...], padding=self.padding, implementation=implementation)
+        out = self.proj.weight[...].reshape(self.num_heads, -1, self.proj.weight.shape[-1])
+        out = jnp.einsum("h,hdo->do", share, out).astype(out.dtype)
+        return FoldedAttention(values, linear(out, _array(self.proj.bias)))
+
+    def _channels(self, heads: tuple[int, ...]) -> np.ndarray:
+        """The channels of some heads, in the order of `heads`."""
+        return np.arange(self.value.weight.shape[-1]).reshape(self.num_heads, -1)[np.array(heads)].ravel()
 
 
 class IsotypicReplacedAttention(_Replaced):
@@ -216,16 +190,17 @@ class IsotypicReplacedAttention(_Replaced):
     ):
         super().__init__(value, proj, taps, kind="dw", num_heads=num_heads, padding=padding)
 
-    def folded(self, *, implementation: str = "auto") -> FoldedAttention:
+    def folded(self, *, implementation: str = "auto") -> "FoldedAttention":
         """Raises: there is no folded form."""
         raise ValueError(
-            "folded: the replaced attention of an equivariant block has no folded form; models.deployed.deployed takes "
-            "it as it is."
+            "folded: the replaced attention of an equivariant block has no folded form; models.inference.deployed "
+            "takes it as it is."
         )
 
     def __call__(self, x: Isotypic, grid: Grid = None) -> Isotypic:
         """The tokens after the projection; `grid` is (h, w), or the layout that blocks get."""
-        return self.proj(isotypic_depthwise_conv(self.value(x), self.taps[...], grid, padding=self.padding))
+        options: dict[str, Any] = dict(padding=self.padding, implementation=self.implementation)
+        return self.proj(isotypic_depthwise_conv(self.value(x), self.taps[...], grid, **options))
 
 
 def replace_attention(
@@ -236,7 +211,7 @@ def replace_attention(
     heads: tuple[int, ...] | None = None,
     padding: str = "zeros",
     rngs: nnx.Rngs | None = None,
-) -> ReplacedAttention | ScatteredAttention | IsotypicReplacedAttention:
+) -> ReplacedAttention | IsotypicReplacedAttention:
     """The attention with some or all heads replaced: values and projection are inherited, new taps are drawn.
 
     Args:
@@ -244,12 +219,12 @@ def replace_attention(
       kind: one of KINDS.
       kernel_size: k, odd; the grid may be smaller.
       heads: those to replace, for "conv" and "dw"; None for all.
-      padding: what lies outside of the grid: "zeros", or "wrap", its other side.
+      padding: "zeros" outside the grid, or "wrap", its other side.
       rngs: draws the taps, normal with deviation 0.02; seed 0 if None.  gamma starts at 0.
 
     Raises:
-      ValueError: k is even or no whole number, an unknown kind or padding, heads that there are not, or an attention of
-        another sort.
+      ValueError: k is even or no whole number, an unknown kind or padding, heads that do not exist, or an unsupported
+        type of attention.
     """
     errors.one_of("replace_attention: kind", kind, KINDS)
     check_taps("replace_attention", kernel_size, padding)
@@ -267,40 +242,146 @@ def replace_attention(
                 f"replace_attention: {kind=}, {heads=}: of equivariant blocks only 'dw' of all heads is possible; take "
                 "kind='dw' and heads=None."
             )
-        value = _isotypic_value(attention.qkv)
+        value = jax.tree.map(lambda leaf: leaf[..., 2 * leaf.shape[-1] // 3 :], attention.qkv)
         taps = TAPS_INIT(rngs.params(), (kernel_size, kernel_size, value.lines.shape[-1]))
         return IsotypicReplacedAttention(value, attention.proj, taps, **options)
     width = attention.proj.weight.shape[0]
     value = _columns(attention.qkv, slice(2 * width, None))
     number = attention.num_heads if heads is None else len(heads)
-    taps = TAPS_INIT(rngs.params(), taps_shape(kind, kernel_size, number, width // attention.num_heads))
+    taps = TAPS_INIT(rngs.params(), _taps_shape(kind, kernel_size, number, width // attention.num_heads))
+    if heads is not None:
+        attending = [h for h in range(attention.num_heads) if h not in heads]
+        queries_keys = np.arange(2 * width).reshape(2, attention.num_heads, -1)[:, attending].ravel()
+        options |= dict(heads=heads, query_key=_columns(attention.qkv, queries_keys))
+    elif kind == "ens_dw":
+        options |= dict(gamma=jnp.zeros(attention.num_heads))
+    return ReplacedAttention(value, attention.proj, taps, kind=kind, **options)
+
+
+class FoldedAttention(nnx.Module):
+    """The form for inference of a `ReplacedAttention`: convolved values, remaining heads before them, the projection.
+
+    Shapes: [*B, h w, in_features] -> [*B, h w, width].
+
+    Args:
+      values: DepthwiseValues or DenseValues.
+      qkv: of the heads that stay attention, with columns (q | k | v) x heads x channels; None without any.
+      num_heads: the number of these heads.
+    """
+
+    def __init__(self, values: Any, proj: dense.Linear, *, qkv: dense.Linear | None = None, num_heads: int = 0):
+        self.values, self.proj, self.qkv, self.num_heads = values, proj, qkv, num_heads
+
+    def __call__(self, x: jax.Array, grid: Grid = None) -> jax.Array:
+        y = self.values(x, grid)
+        if self.qkv is not None:
+            q, k, v = (head_by_head(part, self.num_heads) for part in jnp.split(self.qkv(x), 3, axis=-1))
+            attended = attend(q, k, v)
+            y = jnp.concatenate([side_by_side(attended), y], axis=-1)
+        return self.proj(y)
+
+
+class DepthwiseValues(nnx.Module):
+    """A linear map, then a depthwise convolution.  Shapes: [*B, h w, in_features] -> [*B, h w, C].
+
+    Args:
+      taps: [k, k, C].
+      implementation: of the convolution.
+    """
+
+    def __init__(self, value: dense.Linear, taps: jax.Array, *, padding: str, implementation: str = "auto"):
+        self.value, self.taps = value, nnx.Param(taps, decay=False, product=True)
+        self.padding, self.implementation = padding, implementation
+
+    def __call__(self, x: jax.Array, grid: Grid) -> jax.Array:
+        v = self.value(x)
+        return depthwise_conv(v, self.taps[...], grid, padding=self.padding, implementation=self.implementation)
+
+
+class DenseValues(nnx.Module):
+    """One dense convolution.  Shapes: [*B, h w, in_features] -> [*B, h w, C].
+
+    Args:
+      kernel: [k, k, in_features, C].
+      bias: [k, k, C], added by each tap inside the grid; or None.
+    """
+
+    def __init__(self, kernel: jax.Array, bias: jax.Array | None, *, padding: str):
+        self.kernel = nnx.Param(kernel, product=True)
+        # Sums over all rows before r and columns before s, [k + 1, k + 1, C].
+        sums = None if bias is None else jnp.pad(bias, ((1, 0), (1, 0), (0, 0))).cumsum(0).cumsum(1)
+        self.bias: Any = None if sums is None else nnx.Param(sums)
+        self.padding = padding
+
+    def __call__(self, x: jax.Array, grid: Grid) -> jax.Array:
+        h, w = filled_grid(grid, x.shape[-2], "convolution")
+        kernel = self.kernel[...]
+        check_wrap((h, w), len(kernel), self.padding, "convolution")
+        with jax.named_scope("linear"):
+            maps = x.astype(kernel.dtype).reshape(-1, h, w, x.shape[-1])
+            y = correlate(maps, kernel, padding=self.padding)
+            y = y if self.bias is None else y + self.bias_on((h, w)).astype(y.dtype)
+            return y.reshape(*x.shape[:-1], -1)
+
+    def bias_on(self, grid: Pair) -> jax.Array:
+        """The sum of the biases of the taps inside the grid, at each token: [h, w, C], or [C] around a torus."""
+        sums = self.bias[...]
+        if self.padding == "wrap":
+            return sums[-1, -1]
+        for axis, size in enumerate(grid):
+            first = len(self.kernel) // 2 - np.arange(size)  # the tap on the first row of the grid
+            upper, lower = (np.clip(tap, 0, len(self.kernel)) for tap in (first + size, first))
+            sums = jnp.take(sums, upper, axis) - jnp.take(sums, lower, axis)
+        return sums
+
+
+def checked_heads(name: str, kind: str, heads: tuple[int, ...] | None, num_heads: int) -> tuple[int, ...] | None:
+    """The heads to replace, ascending, or None for all; ValueError for anything but heads of the module."""
     if heads is None:
-        gamma = jnp.zeros(attention.num_heads) if kind == "ens_dw" else None
-        return ReplacedAttention(value, attention.proj, taps, gamma, kind=kind, **options)
-    kept = [h for h in range(attention.num_heads) if h not in heads]
-    columns = np.arange(2 * width).reshape(2, attention.num_heads, -1)[:, kept].ravel()
-    query_key = _columns(attention.qkv, columns)
-    return ScatteredAttention(query_key, value, attention.proj, taps, kind=kind, heads=heads, **options)
+        return None
+    if kind not in BY_HEAD:
+        raise ValueError(f"{name}: {kind!r} makes one head of all; take heads=None, or the kind 'dw' or 'conv'.")
+    is_form = isinstance(heads, tuple | list) and len(heads) > 0 and all(type(head) is int for head in heads)
+    if not is_form or not all(0 <= head < num_heads for head in heads) or len(set(heads)) < len(heads):
+        shown, last = errors.shown(heads), num_heads - 1
+        raise ValueError(
+            f"{name}: heads={shown} must be one or more different heads, 0 to {last}; None is all, (0,) the first."
+        )
+    return None if len(heads) == num_heads else tuple(sorted(heads))
 
 
-def taps_shape(kind: str, kernel_size: int, heads: int, channels: int) -> tuple[int, int, int]:
-    """The shape of the taps, for a number of heads and of channels in each."""
-    if kind in ("conv", "spvit"):
-        return heads, kernel_size, kernel_size
-    return kernel_size, kernel_size, channels if kind == "ens_dw" else heads * channels
+def taps_by_channel(kind: str, taps: jax.Array, channels: int) -> jax.Array:
+    """The taps of each channel, [k, k, heads channels], for a kind of BY_HEAD."""
+    return jnp.repeat(jnp.moveaxis(taps, 0, -1), channels, axis=-1) if kind == "conv" else taps
+
+
+def channels_of_heads(x: jax.Array, heads: tuple[int, ...], num_heads: int) -> jax.Array:
+    """The channels of some heads, in the order of `heads`: [*B, num_heads d] -> [*B, len(heads) d]."""
+    by_head = x.reshape(*x.shape[:-1], num_heads, x.shape[-1] // num_heads)[..., np.array(heads), :]
+    return jax.lax.collapse(by_head, x.ndim - 1)
+
+
+def linear(weight: jax.Array, bias: jax.Array | None) -> dense.Linear:
+    """The linear map with this weight and bias."""
+
+    def init(*_, **__):
+        return weight
+
+    layer = dense.Linear(*weight.shape, bias=bias is not None, init=init, rngs=Keys(0))
+    if bias is not None:
+        layer.bias.set_value(bias)
+    return layer
 
 
 def _columns(layer: dense.Linear, which: Any) -> dense.Linear:
     return linear(layer.weight[...][:, which], None if layer.bias is None else layer.bias[...][which])
 
 
-def _isotypic_value(qkv: isotypic.Linear) -> isotypic.Linear:
-    """The last third of the columns in each irrep."""
-
-    def last(leaf):
-        return leaf[..., 2 * leaf.shape[-1] // 3 :]
-
-    return jax.tree.map(last, qkv)
+def _taps_shape(kind: str, kernel_size: int, heads: int, channels: int) -> tuple[int, int, int]:
+    """The shape of the taps, for a number of heads and of channels in each."""
+    if kind in ("conv", "spvit"):
+        return heads, kernel_size, kernel_size
+    return kernel_size, kernel_size, channels if kind == "ens_dw" else heads * channels
 
 
 def _array(parameter: Any) -> jax.Array | None:
@@ -313,15 +394,8 @@ def _split(value: dense.Linear, num_heads: int) -> tuple[jax.Array, jax.Array | 
     return weight.reshape(len(weight), num_heads, -1), None if bias is None else bias.reshape(num_heads, -1)
 
 
-def _heads(weight: jax.Array, bias: jax.Array | None, which: tuple[int, ...]) -> tuple[jax.Array, jax.Array | None]:
-    index = np.array(which)
-    return weight[:, index], None if bias is None else bias[index]
-
-
-def _by_head(weight: jax.Array, bias: jax.Array | None, taps: jax.Array, padding: str) -> DenseValues:
+def _dense_values(weight: jax.Array, bias: jax.Array | None, taps: jax.Array, padding: str) -> DenseValues:
     """Each head with its taps [H, k, k], as one dense kernel (Eq. 9)."""
-    kernel = jnp.einsum("hrs,ihd->rsihd", taps, weight).astype(weight.dtype)
-    bias = None if bias is None else jnp.einsum("hrs,hd->rshd", taps, bias)
-    return DenseValues(
-        jax.lax.collapse(kernel, 3), None if bias is None else jax.lax.collapse(bias, 2), padding=padding
-    )
+    kernel = jax.lax.collapse(jnp.einsum("hrs,ihd->rsihd", taps, weight).astype(weight.dtype), 3)
+    bias = None if bias is None else jax.lax.collapse(jnp.einsum("hrs,hd->rshd", taps, bias), 2)
+    return DenseValues(kernel, bias, padding=padding)

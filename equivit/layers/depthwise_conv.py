@@ -31,13 +31,13 @@ TAPS_IN_A_SUM = 49
 def depthwise_conv(
     x: jax.Array, taps: jax.Array, grid: Grid, *, padding: str = "zeros", implementation: str = "auto"
 ) -> jax.Array:
-    """The tokens convolved channel by channel, in the dtype of x.
+    """Convolve tokens channel by channel, in the dtype of x.
 
     Shapes: x [*B, h w, C], tokens in row-major order, taps [k, k, C] -> [*B, h w, C].
 
     Args:
       grid: (h, w), or the layout that blocks get.
-      padding: what lies outside of the grid: "zeros", or "wrap", its other side.
+      padding: "zeros" outside the grid, or "wrap", its other side.
       implementation: "lax" is XLA's convolution, which is also what is exported; "shift" sums products with shifted
         tokens, 30 times faster on a CPU, where XLA has no good kernel; "auto" chooses by platform.
 
@@ -61,15 +61,15 @@ def depthwise_conv(
 def isotypic_depthwise_conv(
     field: Isotypic, taps: jax.Array, grid: Grid, *, padding: str = "zeros", implementation: str = "auto"
 ) -> Isotypic:
-    """The depthwise convolution of a field that commutes with the group.
+    """Convolve a field channel by channel, commuting with the group.
 
-    In the regular representation the channel of the element h is convolved with the taps moved by h: a turned image
-    turns the tokens and permutes these channels, so each meets the taps that have turned with it.
+    In the regular representation, the taps for the channel of the element h are moved by h.  A turned image turns the
+    tokens and permutes these channels, so each channel meets taps that have turned with it.
 
     Shapes: a field of h w tokens, taps [k, k, C] with C = width / order -> the same.
 
     Args:
-      padding, implementation: as in `depthwise_conv`, which this raises the errors of.
+      padding, implementation: as in `depthwise_conv`; errors too.
     """
     values = jnp.moveaxis(fields.to_regular(field), 0, -2)
     _check_shape("isotypic_depthwise_conv", taps, values.shape[-1])
@@ -85,7 +85,7 @@ def isotypic_depthwise_conv(
 
 
 def _check_shape(name: str, taps: jax.Array, channels: int) -> None:
-    """ValueError unless the taps are [k, k, channels]: others would be broadcast, or fail where nothing names them."""
+    """ValueError unless the taps are [k, k, channels]; other shapes would broadcast, or fail without their name."""
     if taps.ndim != 3 or taps.shape != (len(taps), len(taps), channels):
         raise ValueError(f"{name}: taps of shape {taps.shape} must be [k, k, C], with k = 3 here (3, 3, {channels}).")
 
@@ -116,7 +116,7 @@ def filled_grid(grid: Grid, tokens: int, name: str) -> Pair:
         if grid.prefix:
             raise ValueError(
                 f"{name}: {grid.prefix} tokens stand before the patches and lie on no grid; leave them out "
-                "(models.replacement.patches_only)."
+                "(depthwise.replacement.patches_only)."
             )
         if not grid.grid:
             raise ValueError(f"{name}: patches were removed, so that those left fill no grid; call without keep=.")

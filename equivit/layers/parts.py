@@ -8,8 +8,6 @@ from flax import nnx
 from jax.nn.initializers import Initializer
 
 from equivit.layers import dense, isotypic, relative
-from equivit.layers.depthwise import replace_attention
-from equivit.layers.replaced import Replaced
 from equivit.symmetry.fields import TokensT
 from equivit.symmetry.groups import Group
 
@@ -31,10 +29,10 @@ class Parts:
       activation: "gelu", "gelu_tanh", "quick_gelu" or "swiglu"; fields support only "gelu".
       qkv_bias: whether queries, keys and values have biases.
       patch_bias: whether the dense patch embedding has one.
-      init: how dense weights start, a key of `dense.INITS`; between fields there is one way.
+      init: initializer of dense weights, a key of `dense.INITS`; fields have only one.
       dropout: rate in the branches of a block.
-      torus: the grid (h, w) of the distances that attention knows, around a torus (`layers/relative.py`); None: none.
-      replaced: what convolution stands for attention, of whichever block; None: none.
+      torus: the grid (h, w) of relative positions around a torus (`layers/relative.py`); None for no such positions.
+      replace_attention: applied to each attention that is built, such as its replacement by a convolution.
     """
 
     group: Group | None
@@ -49,7 +47,7 @@ class Parts:
     init: str = "normal"
     dropout: float = 0.0
     torus: tuple[int, int] | None = None
-    replaced: Replaced | None = None
+    replace_attention: Callable[[Any], nnx.Module] = identity
 
     def of(self, group: Group | None) -> "Parts":
         """The same options for another group."""
@@ -91,12 +89,8 @@ class Parts:
         return isotypic.LayerScale(width, self.layer_scale, group=self.group)
 
     def attention(self, width: int, num_heads: int) -> nnx.Module:
-        """Multi-head self-attention, or what replaces it."""
-        attention, replaced = self._attention(width, num_heads), self.replaced
-        if replaced is None:
-            return attention
-        options: dict[str, Any] = dict(kernel_size=replaced.kernel_size, heads=replaced.heads, rngs=self.rngs)
-        return replace_attention(attention, replaced.kind, **options)
+        """Multi-head self-attention, or its replacement."""
+        return self.replace_attention(self._attention(width, num_heads))
 
     def _attention(self, width: int, num_heads: int) -> nnx.Module:
         options: dict[str, Any] = dict(qkv_bias=self.qkv_bias, rngs=self.rngs)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from equivit import errors
 from equivit.layers.grid import Frame
-from equivit.layers.phases import embedding_norms, lattice_norms
+from equivit.layers.polyphase import embedding_norms, lattice_norms
 from equivit.models.model import ModelModule
 from equivit.models.remade import remade
 from equivit.symmetry import shifts

@@ -1,7 +1,7 @@
-"""Gates that learn which attention becomes a convolution, while the model is trained for its task.
+"""Train a model for its task, and gates that learn where its attention becomes a convolution.
 
-Each block computes both, mixed by a gate; the gates are a relaxed choice of a given number of blocks or heads
-(`layers/gating.py`).  The run exports the model with the hard choice, that of the largest weights:
+Each block mixes both by a gate; the gates are a relaxed choice of a given number of blocks or heads
+(`depthwise/gates.py`).  The run exports the model with the hard choice, the largest weights:
 
 - end to end ("DSP-e2e"), this model is the result;
 - in two stages ("DSP-2S"), only its `config.replaced` is used, and stage 2 starts again from the model of stage 1.
@@ -9,7 +9,6 @@ Each block computes both, mixed by a gate; the gates are a relaxed choice of a g
 Source: depthwise attention, Section 2.3.2, Eq. 17 and 18; Differentiable Subset Pruning (Li et al. 2021).
 """
 
-import dataclasses
 import functools
 from collections.abc import Hashable, Mapping
 from typing import Annotated, Any, ClassVar
@@ -22,12 +21,12 @@ from jax import core
 from jax.experimental import multihost_utils
 
 from equivit.constraints import Above0, OneOf, PositiveFloat, PositiveInt, Words
-from equivit.layers import gating
+from equivit.depthwise import gates
+from equivit.depthwise.replacement import backbone, with_backbone
+from equivit.layers.depthwise import BY_HEAD
 from equivit.layers.depthwise_conv import check_taps
-from equivit.layers.replaced import BY_HEAD
 from equivit.layers.rngs import Keys
 from equivit.logical import Tensor
-from equivit.models import gated
 from equivit.models.vit.config import ViTConfig
 from equivit.models.vit.jumbo import JumboViTConfig
 from equivit.objectives.objective import Batch, Extra, Loss, Objective, Rule, Step
@@ -39,27 +38,22 @@ Temperatures = Annotated[tuple[PositiveFloat, PositiveFloat], Words("two positiv
 
 
 class GatedModel(nnx.Module):
-    """A gated model, and the weights that its gates come from.
+    """A model with gates, and the weights that determine them.
 
     Args:
-      model: as the task trains it; its ViT has gates.
-      gates: [depth, heads], or [depth, 1] where the heads of a block have one gate.
+      model: as the task trains it, with gates in its ViT.
+      gates: the weights, [depth, heads], or [depth, 1] where the heads of a block share one gate.
     """
 
     def __init__(self, model: Any, gates: jax.Array):
         self.model, self.gates = model, nnx.Param(gates, decay=False)
 
-    @property
-    def vit(self) -> Any:
-        """The ViT in the model, which may be its backbone."""
-        return getattr(self.model, "backbone", self.model)
-
 
 class Gated(Objective):
     """A mixin that adds gates to an objective, which comes after this class among the bases of a subclass.
 
-    Each step draws new noise.  The temperature falls geometrically over a share of the run.  The weights of
-    the gates start as Xavier's uniform, and have a learning rate and a clip group of their own and no decay.
+    Each step draws new noise.  The temperature falls geometrically over a share of the run.  The weights of the gates
+    start as Xavier's uniform, and have their own learning rate and clip group, and no decay.
     """
 
     GATES: ClassVar[dict[str, Any]] = dict(
@@ -83,7 +77,7 @@ class Gated(Objective):
     prefix = "model."
 
     def check_model(self, model: Any, given: Mapping[str, nnx.Module]) -> None:
-        """Checks the task; also ValueError unless that many blocks or heads have attention, on patches alone."""
+        """Check the task; also ValueError unless a plain ViT on patches alone has that many blocks or heads."""
         super().check_model(model, given)
         options, name = self.options, f"config.objective.name={self.options.name!r}"
         check_taps("config.objective", options.kernel_size, "zeros")
@@ -102,12 +96,12 @@ class Gated(Objective):
         """The module of the task, with gates in its ViT."""
         task_key, taps_key, gates_key = jax.random.split(key, 3)
         options, config = self.options, model.config
-        model = gated.gated(model, options.kind, kernel_size=options.kernel_size, rngs=Keys(taps_key))
+        model = gates.with_gates(model, options.kind, kernel_size=options.kernel_size, rngs=Keys(taps_key))
         shape = (config.depth, config.num_heads if options.by_head else 1)
         return GatedModel(super().module(model, task_key), nnx.initializers.xavier_uniform()(gates_key, shape))
 
     def rule(self, tensor: Tensor) -> Rule:
-        """The weights of the gates have their own rate; all others follow the task."""
+        """The weights of the gates have their own rate; all other tensors follow the task."""
         if tensor.name == WEIGHTS:
             return Rule(lr=self.options.gate_lr / self.config.schedule.lr, decay=False, clip=WEIGHTS)
         return super().rule(tensor._replace(name=tensor.name.removeprefix(self.prefix)))
@@ -123,13 +117,13 @@ class Gated(Objective):
     def loss(self, module: GatedModel, batch: Batch, step: Step) -> Loss:
         """The task's loss with relaxed gates; the temperature is added to its metrics."""
         options, clock, (start, end) = self.options, step.clock, self.options.temperature
-        temperature = gating.temperature(clock.step, start, end, max(options.cooling * clock.total, 1))
+        temperature = gates.temperature(clock.step, start, end, max(options.cooling * clock.total, 1))
         noise_key, key = jax.random.split(step.key)
         weights = module.gates[...].astype(jnp.float32).reshape(-1)
         uniform = jax.random.uniform(noise_key, weights.shape)
-        gates = gating.relaxed_top_k(weights, options.gates, temperature, uniform).reshape(module.gates.shape)
-        heads = module.vit.config.num_heads
-        gated.set_gates(module.vit, jnp.broadcast_to(gates, (len(gates), heads)))
+        vit: Any = backbone(module.model)
+        relaxed = gates.relaxed_top_k(weights, options.gates, temperature, uniform).reshape(module.gates.shape)
+        gates.set_gates(vit, jnp.broadcast_to(relaxed, (len(relaxed), vit.config.num_heads)))
         loss = super().loss(module.model, batch, step._replace(key=key))
         return loss._replace(metrics={**loss.metrics, "temperature": temperature})
 
@@ -139,17 +133,16 @@ class Gated(Objective):
         Where only shapes are known, as under `jax.eval_shape`, the first blocks or heads are chosen.
         """
         trained: Any = super().exported(module, extra, weights)
-        decide = functools.partial(_decided, self._chosen(trained), self.options.kind, self.options.kernel_size)
-        return decide(trained.model) if _is_abstract(trained) else jax.jit(decide)(trained.model)
+        export = functools.partial(_without_gates, self._selected(trained), self.options.kind, self.options.kernel_size)
+        return export(trained.model) if _is_abstract(trained) else jax.jit(export)(trained.model)
 
-    def _chosen(self, module: GatedModel) -> dict[int, tuple[int, ...] | None]:
+    def _selected(self, module: GatedModel) -> dict[int, tuple[int, ...] | None]:
         """The blocks or heads of the largest weights, as `replacement.replace` takes them."""
         weights = np.arange(module.gates.size, 0, -1).reshape(module.gates.shape)
         if not _is_abstract(module):
             weights = multihost_utils.process_allgather(module.gates[...], tiled=True)
-        hard = np.zeros(weights.size, bool)
-        hard[np.argsort(-weights.reshape(-1), kind="stable")[: self.options.gates]] = True
-        rows = {i: row for i, row in enumerate(hard.reshape(weights.shape)) if row.any()}
+        hard = gates.hard_top_k(np.asarray(weights).reshape(-1), self.options.gates).reshape(weights.shape)
+        rows = {i: row for i, row in enumerate(hard) if row.any()}
         return {i: tuple(map(int, np.flatnonzero(row))) if self.options.by_head else None for i, row in rows.items()}
 
 
@@ -157,13 +150,8 @@ def _is_abstract(module: GatedModel) -> bool:
     return isinstance(module.gates.get_value(), jax.ShapeDtypeStruct | core.Tracer)
 
 
-def _decided(where: dict, kind: str, kernel_size: int, model: Any) -> Any:
-    if not hasattr(model, "backbone"):
-        return gated.decided(model, where, kind, kernel_size)
-    copy: Any = jax.tree.map(lambda a: a, model)
-    copy.backbone = gated.decided(model.backbone, where, kind, kernel_size)
-    copy.config = dataclasses.replace(model.config, backbone=copy.backbone.config)
-    return copy
+def _without_gates(where: dict, kind: str, kernel_size: int, model: Any) -> Any:
+    return with_backbone(model, gates.without_gates(backbone(model), where, kind, kernel_size))
 
 
 class GatedSupervised(Gated, Supervised):

@@ -11,8 +11,9 @@ from ml_collections import ConfigDict
 
 from equivit import errors, logical, models, pretrained, trained_on
 from equivit.data.loader import TrainPipeline
+from equivit.depthwise import replacement
 from equivit.layers.rngs import Keys
-from equivit.models import replacement, saved, zoo
+from equivit.models import saved, zoo
 from equivit.models.model import ModelModule
 from equivit.models.segmenter.model import Segmenter, SegmenterConfig
 from equivit.models.vit.config import ViTConfig

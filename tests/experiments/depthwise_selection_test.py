@@ -10,7 +10,7 @@ from equivit.models import saved, zoo
 from equivit.training.config import get_base
 from experiments import depthwise_selection as script
 from experiments import depthwise_sigma
-from tests.evaluation import attending
+from tests.depthwise import attending
 
 
 def test_choices_and_pictures(tmp_path, monkeypatch):

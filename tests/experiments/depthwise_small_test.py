@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from equivit.layers.replaced import Replaced
 from equivit.models.model import check_input
+from equivit.models.vit.replaced import Replaced
 from equivit.training import program
 from equivit.training.config import get_base
 from experiments import depthwise_blood_cells, depthwise_camvid, depthwise_cifar10, depthwise_small, small_images
-from tests.evaluation import attending
+from tests.depthwise import attending
 
 SIGMA, DAMAGE = [3.0, 1.0, 6.0, 2.0, 5.0, 4.0], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
 GATES = (0, 2, 4)

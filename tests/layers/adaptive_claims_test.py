@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 
 from equivit import logical, testing
-from equivit.layers import dense, phases
+from equivit.layers import dense, polyphase
 from equivit.layers.grid import Layout
 from equivit.models.swin import merge, window
 from equivit.symmetry import shifts
@@ -91,9 +91,9 @@ def test_lemma_1():
 def adaptive_tokens(embed, x, rule):
     """A-token (Eq. 13 and 14) with F by name: two that no shift changes, and one that is of a place."""
     if rule == "tokens":
-        scores = phases.embedding_norms(x, embed.kernel[...], embed.bias[...], PATCH)
+        scores = polyphase.embedding_norms(x, embed.kernel[...], embed.bias[...], PATCH)
     elif rule == "pixels":
-        scores = phases.lattice_norms(x, PATCH)
+        scores = polyphase.lattice_norms(x, PATCH)
     else:
         scores = jnp.square(of_each_phase(embed, x)[:, :, 0, 0]).sum(-1).T
     choice = shifts.strongest(scores)
@@ -203,7 +203,7 @@ def test_claim_3():
         phase = [merged(weight, jnp.roll(x, (-p, -q), (1, 2))) for p, q in np.ndindex(2, 2)]
         return (
             jnp.stack(phase),
-            jnp.array(phases.convolved(x, phases.filters(by_rows))),
+            jnp.array(polyphase.convolved(x, polyphase.filters(by_rows))),
             strided(x, by_rows),
             strided(x, by_columns),
         )

@@ -15,7 +15,7 @@ from equivit.layers.batch_norm import BatchNorm
 from equivit.layers.batch_stats import recording
 from equivit.models import saved, zoo
 from equivit.models.efficientvit.attention import linear_attention
-from equivit.models.folding import fold
+from equivit.models.inference import fold
 
 SMALL = dict(widths=(4, 4, 6, 8, 12), depths=(1, 1, 2, 1, 1), neck_widths=(10, 9), head_channels=4)
 SMALL |= dict(image_size=(50, 72), num_classes=5)

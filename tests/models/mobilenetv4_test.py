@@ -15,7 +15,7 @@ from equivit import costs, logical, precision, pretrained
 from equivit.layers.batch_norm import BatchNorm
 from equivit.layers.batch_stats import recording
 from equivit.models import saved, zoo
-from equivit.models.folding import fold
+from equivit.models.inference import fold
 from equivit.models.mobilenetv4.inverted_bottleneck import UniversalInvertedBottleneck
 from equivit.models.mobilenetv4.model import HYBRID_MEDIUM, Spec, parsed
 from equivit.models.segmenter.model import SegmenterConfig

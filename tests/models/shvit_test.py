@@ -15,7 +15,7 @@ from equivit.layers.batch_norm import BatchNorm
 from equivit.layers.batch_stats import recording
 from equivit.layers.stochastic_depth import drop_path
 from equivit.models import saved, zoo
-from equivit.models.folding import fold
+from equivit.models.inference import fold
 from equivit.models.shvit.merging import squeezed
 
 SMALL = dict(widths=(8, 12), depths=(1, 2), partial_widths=(0, 5), qk_width=4, image_size=(49, 80), num_classes=5)

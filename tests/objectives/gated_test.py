@@ -1,4 +1,4 @@
-"""Gates that are trained: the mixed block between its two ends, two steps of a run, and the model that it exports."""
+"""Training gates: two steps of a run, the exported model, segmentation, and refusals."""
 
 import jax
 import jax.numpy as jnp
@@ -7,16 +7,13 @@ import pytest
 from flax import nnx
 
 from equivit import logical
-from equivit.layers import gating
-from equivit.layers.depthwise import replace_attention
-from equivit.layers.gating import GatedAttention
-from equivit.layers.grid import Layout
-from equivit.models import gated, zoo
+from equivit.depthwise import gates
+from equivit.models import zoo
 from equivit.objectives.objective import Rule
 from equivit.objectives.registry import OBJECTIVES
 from equivit.training import program, sharding
 from equivit.training.config import get_base, validate
-from tests.evaluation import attending
+from tests.depthwise import attending
 from tests.training.state_test import mesh_of
 
 MODEL = attending.SMALL | dict(name="vit_b16", num_classes=4, in_channels=3)
@@ -36,32 +33,6 @@ def config_of(objective="gated_supervised", model=None, **options):
 def batch(t=0):
     rng = np.random.default_rng(t)
     return {"image": rng.integers(0, 256, (4, 12, 20, 3), np.uint8), "label": rng.integers(0, 4, 4).astype(np.int32)}
-
-
-call = jax.jit(lambda module, x, layout: module(x, layout), static_argnums=2)
-
-
-@pytest.mark.parametrize("kind", ["dw", "conv"])
-def test_the_ends_of_a_gate(kind):
-    """0 is the attention, 1 the convolution, and with 0 and 1 the scattered heads with the same taps."""
-    attention = attending.model(**attending.SMALL).blocks[0].attention
-    mixed, layout = GatedAttention(attention, kind, rngs=nnx.Rngs(0)), Layout((3, 5))
-    x = np.random.default_rng(0).normal(size=(2, 15, 16)).astype(np.float32)
-    taps = np.random.default_rng(1).normal(size=mixed.taps.shape).astype(np.float32)
-    for gate, heads, chosen in (
-        ((0, 0), None, None),
-        ((1, 1), None, taps),
-        ((0, 1), (1,), gated._of_heads(taps, (1,), kind, 2)),
-    ):
-        module, other = logical.put(mixed, {"taps": taps, "gate": np.float32(gate)}), attention
-        if chosen is not None:
-            other = logical.put(replace_attention(attention, kind, heads=heads), {"taps": chosen})
-        ours, theirs = call(module, x, layout), call(other, x, layout)
-        np.testing.assert_allclose(ours, theirs, atol=1e-5 * np.abs(theirs).max())
-    halves = [
-        call(logical.put(mixed, {"taps": taps, "gate": np.full(2, g, np.float32)}), x, layout) for g in (0, 0.5, 1)
-    ]
-    np.testing.assert_allclose(halves[1], (halves[0] + halves[2]) / 2, atol=1e-5 * np.abs(theirs).max())
 
 
 def test_two_steps_of_a_run():
@@ -95,8 +66,8 @@ def test_the_exported_model_is_the_gated_one_with_hard_gates(options):
     weights = np.random.default_rng(0).normal(size=module.gates.shape).astype(np.float32)
     module = logical.put(module, {"gates": weights})
     exported = objective.exported(module, {})
-    hard = gating.hard_top_k(jnp.asarray(weights.ravel()), objective.options.gates).reshape(weights.shape)
-    gated.set_gates(module.model, jnp.broadcast_to(hard, (3, 2)))
+    hard = gates.hard_top_k(weights.ravel(), objective.options.gates).reshape(weights.shape)
+    gates.set_gates(module.model, jnp.broadcast_to(hard, (3, 2)))
     x = attending.images(2)
     logits = [np.asarray(forward(model, x)) for model in (module.model, exported, attending.model(**MODEL))]
     np.testing.assert_allclose(logits[0], logits[1], atol=1e-5 * np.abs(logits[0]).max())

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from equivit import logical, models, pretrained
-from equivit.layers import phases
+from equivit.layers import polyphase
 from equivit.models.swin import window
 from equivit.models.swin.merge import PatchMerging
 from equivit.symmetry import shifts
@@ -41,7 +41,7 @@ def embedded(x, parameters):
     found = {}
     for name, (stride, padding) in EMBEDDINGS.items():
         kernel, bias = parameters[name]
-        norms = phases.embedding_norms(x, kernel, bias, (stride, stride), (padding, padding))
+        norms = polyphase.embedding_norms(x, kernel, bias, (stride, stride), (padding, padding))
         index = shifts.strongest(norms).index
         ends = (padding, len(kernel) - 1 - padding)
         y = jnp.pad(shifts.roll(x, -shifts.phases(index, stride)), ((0, 0), ends, ends, (0, 0)), mode="wrap")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from equivit import logical, models, pretrained
-from equivit.models.replacement import patches_only, replace
+from equivit.depthwise.replacement import patches_only, replace
 from equivit.pretrained import reading
 from tests.parity.arrays import FIXTURES, TOLERANCE, Comparison, files, images, load, state
 from tests.parity.models_test import sequence

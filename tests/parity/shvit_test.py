@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from equivit import logical, pretrained
-from equivit.models.folding import fold
+from equivit.models.inference import fold
 from equivit.models.shvit.attention import GroupNorm, SingleHeadAttention
 from equivit.models.shvit.merging import ConvMerging
 from equivit.pretrained import mapping, shvit

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from equivit import models
-from equivit.evaluation import sigma
-from equivit.evaluation.sigma import Moments
+from equivit.depthwise import selection
+from equivit.depthwise.selection import Moments
 from tests.parity.arrays import Comparison, files, images, load
 from tests.parity.backbones_test import FILES, backbone
 
@@ -28,8 +28,8 @@ def test_statistics(path, record_property):
     found = shards[2].merge(shards[0]).merge(shards[1])
     deviation = found.deviation()
     comparison.array("output/deviation", deviation)
-    comparison.array("output/aligned", sigma.aligned(deviation, grid))
-    sums = sigma.summed(jax.tree.map(lambda a: a[None], found))
+    comparison.array("output/aligned", selection.aligned(deviation, grid))
+    sums = selection.Sigma.from_moments(jax.tree.map(lambda a: a[None], found))
     comparison.array("output/sigma_h", sums.heads[0], SUMS)
     comparison.array("output/sigma_b", sums.blocks[0], SUMS)
     # A float32 keeps two digits of deviations that are 1e-5 of the mean.
@@ -43,8 +43,8 @@ def test_an_earlier_file(path, record_property):
     data = load(path)
     comparison = Comparison({key: data[key] for key in ("output/sigma_sum", "output/sigma_aligned")})
     found = update(Moments.zeros(data["input/attention"].shape[1:]), data["input/attention"])
-    comparison.array("output/sigma_sum", sigma.summed(jax.tree.map(lambda a: a[None], found)).heads[0])
-    comparison.array("output/sigma_aligned", sigma.aligned(found.deviation(), (7, 7)))
+    comparison.array("output/sigma_sum", selection.Sigma.from_moments(jax.tree.map(lambda a: a[None], found)).heads[0])
+    comparison.array("output/sigma_aligned", selection.aligned(found.deviation(), (7, 7)))
     comparison.finish(record_property, "Sigma")
 
 
@@ -57,7 +57,7 @@ def test_sigma_of_backbones(path, record_property):
     comparison = Comparison({key: x for key, x in data.items() if key.endswith("sigma_h")})
     for key in list(comparison.data):
         x = images(data, f"input/image_{key.split('/')[1]}")
-        found = sigma.measure(model, [np.asarray(x[:4]), np.asarray(x[4:])])
+        found = selection.sigma(model, [np.asarray(x[:4]), np.asarray(x[4:])])
         comparison.array(key, found.heads, SUMS)
         np.testing.assert_allclose(found.blocks, data[key].mean(1), rtol=1e-4)
     comparison.finish(record_property, "Sigma")

@@ -6,9 +6,10 @@ import pytest
 from flax import nnx
 
 from equivit import logical, pretrained
+from equivit.depthwise import replacement
 from equivit.layers.position import bicubic
-from equivit.layers.replaced import Replaced
-from equivit.models import replacement, saved, zoo
+from equivit.models import saved, zoo
+from equivit.models.vit.replaced import Replaced
 from equivit.pretrained import reading
 from equivit.trained_on import TrainedOn
 from equivit.training import config as configs

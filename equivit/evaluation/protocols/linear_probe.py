@@ -17,11 +17,11 @@ from ml_collections import ConfigDict
 from equivit import archives, errors, files
 from equivit.data import config as data_config
 from equivit.data import loader, sources
+from equivit.data.devices import on_devices, scattered
 from equivit.data.order import TrainOrder, permutation
 from equivit.evaluation import frozen, linear_probe
 from equivit.evaluation.frozen import Images
 from equivit.evaluation.linear_probe import Probe
-from equivit.evaluation.predictions import on_devices, scattered
 from equivit.evaluation.protocol import Line, Protocol, Run, percent
 from equivit.models import saved
 from equivit.symmetry.groups import OCTIC

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from equivit import errors
-from equivit.layers import dense, phases
+from equivit.layers import dense, polyphase
 from equivit.layers.by_image import by_image
 from equivit.layers.convolution import Conv, NormedConv, Pair
 from equivit.layers.dropout import dropout, split
 from equivit.layers.grid import Layout
-from equivit.layers.largest import IMAGE_BYTES, largest
+from equivit.layers.polyphase import IMAGE_BYTES
 from equivit.layers.stochastic_depth import drop_path
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
@@ -57,8 +57,8 @@ class ConvEmbed(nnx.Module):
             what the taps begin with, which costs nothing.
         """
         if select == "output":
-            return largest(self, x)
-        choice = shifts.strongest(phases.lattice_norms(x, self.conv.stride))
+            return polyphase.largest_phase(self, x)
+        choice = shifts.strongest(polyphase.lattice_norms(x, self.conv.stride))
         return self.at(x, choice), choice
 
     def at(self, x: jax.Array, choice: Choice) -> jax.Array:
@@ -68,11 +68,11 @@ class ConvEmbed(nnx.Module):
 
     def at_each_phase(self) -> Callable[[jax.Array], list[jax.Array]]:
         """The convolution at all phases: [B, h, w, in_channels] -> [B, h/2, w/2, width] for each."""
-        filters = phases.filters(self.conv.kernel[...])
+        filters = polyphase.filters(self.conv.kernel[...])
         bias, padding = self.conv.bias[...], self.conv.padding
 
         def at_each_phase(x):
-            y = phases.convolved(jnp.roll(x, padding, (1, 2)), filters)
+            y = polyphase.convolved(jnp.roll(x, padding, (1, 2)), filters)
             return [y[p][q] + bias for p in range(2) for q in range(2)]
 
         return at_each_phase
@@ -143,7 +143,7 @@ class ConvAttention(nnx.Module):
         """
         if self.select == "output":
             return self._strongest(x)[2]
-        return shifts.strongest(phases.lattice_norms(jax.lax.stop_gradient(x), self.stride))
+        return shifts.strongest(polyphase.lattice_norms(jax.lax.stop_gradient(x), self.stride))
 
     def _strongest(self, x: jax.Array) -> tuple[jax.Array, jax.Array, Choice]:
         """Keys and values at the phase where their norm is the largest, by running statistics, and that choice."""
@@ -152,7 +152,7 @@ class ConvAttention(nnx.Module):
         def strongest(x):
             x = x.reshape(-1, h, w, width)
             maps = [part.everywhere(x) for part in (self.conv_k, self.conv_v)]
-            squares = (jnp.square(phases.lattice_norms(jax.lax.stop_gradient(y), self.stride)) for y in maps)
+            squares = (jnp.square(polyphase.lattice_norms(jax.lax.stop_gradient(y), self.stride)) for y in maps)
             norms = jnp.sqrt(functools.reduce(operator.add, squares))
             phase = shifts.phases(shifts.strongest(norms).index, self.stride)
             maps = [shifts.component(y, phase, self.stride) for y in maps]

@@ -16,10 +16,11 @@ from flax import nnx
 
 from equivit import constraints
 from equivit.constraints import Below1, Depth, NonNegativeInt, OneOf, PositiveFloat, PositiveInt, Size
-from equivit.layers import dense, phases
+from equivit.layers import dense
 from equivit.layers.convolution import MODES, Pair, output_size
 from equivit.layers.dropout import dropout, split
 from equivit.layers.grid import Frame, Layout, check_images
+from equivit.layers.polyphase import FILTERING
 from equivit.layers.prefix import token
 from equivit.layers.stack import REMAT, Stack, check_blocks
 from equivit.models.adaptive import SELECT, AdaptiveConfig, check_torus, placed
@@ -110,7 +111,7 @@ class CvTConfig(AdaptiveConfig, StagedConfig):
                     f"CvT: paddings[{stage}]={p}: an adaptive model takes paddings p with 2 p < kernel <= 2 p + "
                     f"stride, and stage {stage} has a kernel of {k} and a stride of {s}; {fix}."
                 )
-            if stage and "merge" in self.parts and self.select == "output" and (s != 2 or k not in phases.FILTERING):
+            if stage and "merge" in self.parts and self.select == "output" and (s != 2 or k not in FILTERING):
                 raise ValueError(
                     f"CvT: kernels[{stage}]={k} and strides[{stage}]={s}: the adaptive part 'merge' takes kernels of 2 "
                     "or 3 with a stride of 2, or select='input'."

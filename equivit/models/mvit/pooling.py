@@ -8,9 +8,8 @@ pooling of MViTv2 in place of merging).  Maps that belong together, as keys and 
 import jax
 import jax.numpy as jnp
 
-from equivit.derivatives import zero_slope
 from equivit.layers.convolution import DepthwiseConv, Pair
-from equivit.layers.phases import lattice_norms
+from equivit.layers.polyphase import differentiated_at_choice, lattice_norms
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
 
@@ -62,13 +61,9 @@ def _at(pools: Pools, maps: Maps, choice: Choice) -> Maps:
     return tuple(map(one, pools, maps))
 
 
-@jax.custom_jvp
+@differentiated_at_choice(_at)
 def _largest(pools: Pools, maps: Maps) -> tuple[Maps, Choice]:
-    """`pooled` by the norm of what comes out.
-
-    All phases are computed at once and one is kept.  Its gradient is that of pooling at this phase alone, which takes
-    neither the arithmetic nor the memory of the others.
-    """
+    """`pooled` by the norm of the output, which is computed at all phases at once."""
     stride = pools[0].stride
     with jax.named_scope("linear"):
         every = tuple(pool.everywhere(x) for pool, x in zip(pools, maps, strict=True))
@@ -78,11 +73,3 @@ def _largest(pools: Pools, maps: Maps) -> tuple[Maps, Choice]:
             y.reshape(*x.shape[:2], *y.shape[1:]).astype(pool.kernel.dtype)
             for pool, x, y in zip(pools, maps, kept, strict=True)
         ), choice
-
-
-@_largest.defjvp
-def _largest_derivative(primals, tangents):
-    y, choice = _largest(*primals)
-    # A gradient begins from the maps: what it needs of pooling at one phase is computed again.
-    at = jax.checkpoint(lambda pools, maps: _at(pools, maps, choice), prevent_cse=False)
-    return (y, choice), (jax.jvp(at, primals, tangents)[1], jax.tree.map(zero_slope, choice))

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from equivit import errors
-from equivit.layers import dense, phases
-from equivit.layers.largest import STRIDE, largest
+from equivit.layers import dense, polyphase
+from equivit.layers.polyphase import STRIDE
 from equivit.models.swin.window import Pair, fill_up
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
@@ -50,10 +50,10 @@ class PatchMerging(nnx.Module):
         errors.sides("PatchMerging", "the map", grid, STRIDE, "an adaptive layer needs it")
         x = x.reshape(len(x), *grid, x.shape[-1])
         if select == "input":
-            choice = shifts.strongest(phases.lattice_norms(x, STRIDE))
+            choice = shifts.strongest(polyphase.lattice_norms(x, STRIDE))
             y = self.at(x, choice)
         else:
-            y, choice = largest(self, x)
+            y, choice = polyphase.largest_phase(self, x)
         return y, (grid[0] // 2, grid[1] // 2), choice
 
     def at(self, x: jax.Array, choice: Choice) -> jax.Array:
@@ -74,17 +74,17 @@ class PatchMerging(nnx.Module):
         """
         weight = self.reduction.weight[...]
         if not self.norm_first:
-            filters = phases.filters(_kernel(weight))
-            return lambda x: [y for row in phases.convolved(x, filters) for y in row]
+            filters = polyphase.filters(_kernel(weight))
+            return lambda x: [y for row in polyphase.convolved(x, filters) for y in row]
         scaled = self.norm.scale[...][:, None] * weight
-        filters, total = phases.filters(_kernel(scaled.astype(weight.dtype))), scaled.sum(0)
+        filters, total = polyphase.filters(_kernel(scaled.astype(weight.dtype))), scaled.sum(0)
         bias = self.norm.bias[...] @ weight
 
         def at_each_phase(x):
             mean, variance = _moments(x)
-            scale = phases.by_phase(jax.lax.rsqrt(variance + self.norm.eps))[..., None]
-            offset = phases.by_phase(mean)[..., None]
-            y = phases.convolved(x, filters)
+            scale = polyphase.by_phase(jax.lax.rsqrt(variance + self.norm.eps))[..., None]
+            offset = polyphase.by_phase(mean)[..., None]
+            y = polyphase.convolved(x, filters)
             return [(y[p][q] - offset[p, q] * total) * scale[p, q] + bias for p in range(2) for q in range(2)]
 
         return at_each_phase

@@ -30,12 +30,12 @@ from equivit.constraints import (
 from equivit.layers import dense, invariants
 from equivit.layers.block import Subsets
 from equivit.layers.grid import check_grid
-from equivit.layers.replaced import Replaced, as_replaced
 from equivit.layers.stack import REMAT
 from equivit.models.adaptive import SELECT, AdaptiveConfig
 from equivit.models.image_config import ImageConfig
 from equivit.models.vit import parts as vit_parts
 from equivit.models.vit.model import ViT
+from equivit.models.vit.replaced import Replaced, as_replaced
 from equivit.symmetry.groups import FLIP, OCTIC, Group
 
 BY_FAMILY: Any = None  # the default depends on the family; `__post_init__` sets it
@@ -131,8 +131,8 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
       select: how the phase of the patches is chosen, by the norm of their tokens ("output") or of their first pixels
         ("input").
       anchor: in models of no symmetry group, settles ties and rounding (`models/adaptive.py`).
-      replaced: the blocks whose attention is a convolution, by entries (block, kind, kernel_size, heads), of which the
-        last may be left out (`layers/replaced.py`); such a model has no tokens before the patches.
+      replaced: the blocks with convolution in place of attention, by entries (block, kind, kernel_size, heads), all but
+        the first optional (`replaced.py`); such a model has no tokens before the patches.
       remat, unroll: how the blocks are run (`layers/stack.py`).
     """
 
@@ -276,7 +276,7 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
         if self.replaced and self.prefix:
             raise ValueError(
                 f"ViT: replaced blocks convolve the grid of patches, and {self.prefix} tokens stand before it; set "
-                "class_token=False, registers=0 and pool='mean' (models.replacement.patches_only)."
+                "class_token=False, registers=0 and pool='mean' (depthwise.replacement.patches_only)."
             )
         if self.replaced and "position" in self.parts:
             raise ValueError(

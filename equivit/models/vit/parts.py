@@ -12,6 +12,7 @@ from flax import nnx
 
 from equivit.layers import dense, invariants
 from equivit.layers.block import Block
+from equivit.layers.depthwise import replace_attention
 from equivit.layers.grid import check_grid
 from equivit.layers.isotypic import channels
 from equivit.layers.parts import Parts
@@ -105,8 +106,14 @@ def stack(config: "ViTConfig", block: MakeBlock, rngs: nnx.Rngs, last: MakeBlock
         return config.group if i < config.k else None, replaced.get(i), make
 
     def maker(group, replaced, make):
-        options: dict[str, Any] = dict(torus=config.torus(group), replaced=replaced)
-        return lambda rngs: make(dataclasses.replace(parts_of(config, rngs).of(group), **options))
+        def build(rngs):
+            options: dict[str, Any] = dict(torus=config.torus(group))
+            if replaced is not None:
+                how = dict(kind=replaced.kind, kernel_size=replaced.kernel_size, heads=replaced.heads)
+                options |= dict(replace_attention=functools.partial(replace_attention, **how, rngs=rngs))
+            return make(dataclasses.replace(parts_of(config, rngs).of(group), **options))
+
+        return build
 
     runs = [(len(list(run)), maker(*how)) for how, run in itertools.groupby(range(config.depth), sort)]
     return Stack(runs, remat=config.remat, unroll=config.unroll, rngs=rngs)

@@ -1,4 +1,4 @@
-"""Images of the training split as models take them, for what is measured on them: Sigma, and fits of taps."""
+"""Normalised images of the training split, for measuring Sigma and fitting taps."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,13 +12,13 @@ from equivit.data.pixels import normalize
 
 
 class TrainingImages:
-    """Batches [B, H, W, C] of normalised images in random order, cut as for evaluation; they can be gone through again.
+    """Batches [B, H, W, C] of normalised images in random order, cropped as for evaluation; a reusable iterable.
 
-    Under a mesh of several processes, each gets its rows.
+    Under a mesh of several processes, each process gets its rows.
 
     Args:
       data: the `data` section of a run.
-      number: how many images, at most those of the split.
+      number: of images; a smaller split gives all of its images.
       batch_size: of all processes.
       seed: of the order.
       workers: processes that read; 0: threads (`loader.train`).
@@ -29,7 +29,7 @@ class TrainingImages:
 
     @property
     def found(self) -> int:
-        """How many there are: `number`, or all of a smaller split."""
+        """The number of images: `number`, or all of a smaller split."""
         return min(self.number, self._pipeline().num_examples)
 
     def _pipeline(self) -> loader.EvaluationPipeline:

@@ -1,16 +1,23 @@
-"""Models as they are deployed: the same function of images of one size, in operations that runtimes are good at.
+"""Models for inference: batch norms folded away (`fold`), and forms for exporters and runtimes (`deployed`).
 
-| part                        | what becomes of it                                                                  |
+By its running statistics a batch norm is y = f x + s for each channel, so a convolution before it takes f into its
+kernel and s into its bias.  A module that holds a batch norm defines its own folded form: `folded()` returns a module
+of the same function up to rounding.  Where a fold would not be exact, as with a shift before zero padding, the norm
+stays.
+
+`deployed` also fixes the image size:
+
+| part                        | deployed form                                                                       |
 |-----------------------------|-------------------------------------------------------------------------------------|
-| replaced attention          | its folded form: plain matrices, and one convolution (`layers/depthwise_folded.py`) |
-| batch norm                  | folded into the convolution before it (`models/folding.py`)                         |
+| replaced attention          | its folded form: plain matrices, and one convolution (`layers/depthwise.py`)        |
+| batch norm                  | folded into the convolution before it                                               |
 | attention of ViTs           | three products around a plain softmax, which runtimes know as one operation         |
 | layer norm of dense tokens  | Flax's, which exporters know as one operation                                       |
 | stack of blocks             | the blocks one after the other, since a scan would become a loop                    |
 | learned and fixed positions | a table for the one grid                                                            |
 | mask token                  | left out                                                                            |
 
-Only softmax, layer norm and batch norm are computed otherwise than in the model, and agree with it up to rounding.
+Only softmax, layer norm and batch norm are computed differently; they agree with the model up to rounding.
 """
 
 from collections.abc import Callable
@@ -21,19 +28,52 @@ import jax.numpy as jnp
 from flax import nnx
 
 from equivit.layers import dense, depthwise, isotypic
-from equivit.layers.depthwise_folded import DenseValues, FoldedAttention, linear
+from equivit.layers.batch_norm import BatchNorm
+from equivit.layers.depthwise import DenseValues, FoldedAttention, linear
 from equivit.layers.grid import Layout, check_grid
 from equivit.layers.rngs import Keys
 from equivit.layers.stack import Seen, Stack
-from equivit.models.folding import fold
 from equivit.models.model import ModelModule
 from equivit.models.vit.model import ViT
+
+
+def fold(model: ModelModule) -> ModelModule:
+    """A copy of the model in which every module with a batch norm and a `folded()` method is folded.
+
+    Outer modules are folded first, then the modules left inside them.  Stacks stay scans over their blocks.  A model
+    without batch norms is unchanged.  The copy is for inference: with `train=True` it records no statistics.
+    """
+    return _with_folded_parts(jax.tree.map(lambda leaf: leaf, model))
+
+
+def _folded(module: Any) -> Any:
+    """The folded replacement of a module (may modify it in place)."""
+    if not any(isinstance(part, BatchNorm) for _, part in nnx.iter_modules(module)):
+        return module
+    return _with_folded_parts(module.folded() if hasattr(module, "folded") else module)
+
+
+def _with_folded_parts(module: Any) -> Any:
+    if type(module) is Stack:
+        module.runs = nnx.List([jax.vmap(_folded)(run) for run in module.runs])  # over the blocks of a run
+        return module
+    return _with_parts(module, _folded)
+
+
+def _with_parts(module: Any, replacement: Callable[[Any], Any]) -> Any:
+    """The module with each of its submodules replaced in place."""
+    for name, part in list(vars(module).items()):
+        if isinstance(part, nnx.List):
+            setattr(module, name, nnx.List([replacement(each) for each in part]))
+        elif isinstance(part, nnx.Module):
+            setattr(module, name, replacement(part))
+    return module
 
 
 def deployed(model: ModelModule, image_size: tuple[int, int], *, convolution: str = "lax") -> ModelModule:
     """A copy of the model in the forms above, for images of `image_size` (height, width), without drop path or masks.
 
-    Its parameters are what is deployed: `nnx.state(deployed(model, size), nnx.Param)`.
+    Its parameters are those that are exported: `nnx.state(deployed(model, size), nnx.Param)`.
 
     Args:
       convolution: implementation of depthwise convolutions (`layers/depthwise_conv.py`): "lax" becomes one operation of
@@ -44,30 +84,31 @@ def deployed(model: ModelModule, image_size: tuple[int, int], *, convolution: st
     """
     patch_size = getattr(model.config, "patch_size", None)
     grid = None if patch_size is None else check_grid(image_size, patch_size, "image_size")
-    return formed(fold(model), grid, convolution)
+    return deployed_part(fold(model), grid, convolution)
 
 
-def formed(module: Any, grid: Any, convolution: str = "lax") -> Any:
-    """The deployed form of a module of a model, such as an attention, or itself with all parts in theirs.
+def deployed_part(module: Any, grid: Any, convolution: str = "lax") -> Any:
+    """The deployed form of a part of a model, such as an attention, or the part with all its submodules deployed.
 
     Args:
-      grid: (h, w) of its tokens; None where they lie on none, or on several.
+      grid: (h, w) of its tokens; None without a grid, or with several.
       convolution: as in `deployed`.
     """
     match module:
         case dense.LayerNorm():
             return _layer_norm(module)
-        case depthwise.ReplacedAttention() | depthwise.ScatteredAttention():
-            return formed(module.folded(implementation=convolution), grid, convolution)
+        case depthwise.ReplacedAttention():
+            return deployed_part(module.folded(implementation=convolution), grid, convolution)
         case depthwise.IsotypicReplacedAttention():
-            return IsotypicConvolved(module, convolution)
+            module.implementation = convolution
+            return module
         case FoldedAttention() if module.qkv is not None:
-            values = formed(module.values, grid, convolution)
+            values = deployed_part(module.values, grid, convolution)
             return Attention(module.qkv, module.proj, module.num_heads, values)
         case DenseValues() if module.bias is not None:
             return ValuesOnGrid(module, grid)
         case Stack():
-            return Blocks([formed(module[i], grid, convolution) for i in range(len(module))], module.lengths)
+            return Blocks([deployed_part(module[i], grid, convolution) for i in range(len(module))], module.lengths)
         case _ if type(module) is dense.Attention:  # not those with relative positions
             return Attention(module.qkv, module.proj, module.num_heads)
         case _ if type(module) is isotypic.Attention:
@@ -78,23 +119,18 @@ def formed(module: Any, grid: Any, convolution: str = "lax") -> Any:
             module.mask_token = None
             if module.position is not None:
                 module.position = nnx.data(Table(module.position(grid)))  # a sin-cos table was no data
-    for name, part in list(vars(module).items()):
-        if isinstance(part, nnx.List):
-            setattr(module, name, nnx.List([formed(each, grid, convolution) for each in part]))
-        elif isinstance(part, nnx.Module):
-            setattr(module, name, formed(part, grid, convolution))
-    return module
+    return _with_parts(module, lambda part: deployed_part(part, grid, convolution))
 
 
 class Attention(nnx.Module):
-    """The heads that attend, by three products around a softmax; then those that are convolved; and the projection.
+    """Attention heads as three products around a softmax, then convolved heads, and the projection.
 
     Shapes: [*B, N, in_features] -> [*B, N, width].
 
     Args:
       qkv: columns (q | k | v) x heads x channels.
       proj: of all heads.
-      values: of the heads that are convolved, called with the grid; None: there are none.
+      values: of the convolved heads, called with the grid; None without any.
     """
 
     def __init__(self, qkv: dense.Linear, proj: dense.Linear, num_heads: int, values: Any = None):
@@ -114,17 +150,17 @@ class Attention(nnx.Module):
 
 
 class ValuesOnGrid(DenseValues):
-    """Values by one dense convolution, with the sum of the biases at each place of one grid."""
+    """One dense convolution, with the sum of the biases at each place of one grid."""
 
     def __init__(self, values: DenseValues, grid: Any):
-        self.kernel, self.padding, self.bias = values.kernel, values.padding, nnx.Param(values._bias(grid))
+        self.kernel, self.padding, self.bias = values.kernel, values.padding, nnx.Param(values.bias_on(grid))
 
-    def _bias(self, grid: tuple[int, int]) -> jax.Array:
+    def bias_on(self, grid: tuple[int, int]) -> jax.Array:
         return self.bias[...]
 
 
 class UnfoldedPatchEmbed(isotypic.PatchEmbed):
-    """An equivariant patch embedding that keeps all of its kernels, not only the part that the others follow from."""
+    """An equivariant patch embedding that stores all of its kernels, not only those that determine the others."""
 
     def __init__(self, embed: isotypic.PatchEmbed):
         self.unfolded, self.bias = nnx.Param(embed.kernels()), embed.bias
@@ -144,22 +180,8 @@ class IsotypicAttention(nnx.Module):
         return self.attention.projected(attend(*self.attention.heads(x)))
 
 
-class IsotypicConvolved(nnx.Module):
-    """An equivariant replaced attention with the implementation `convolution`."""
-
-    def __init__(self, replaced: depthwise.IsotypicReplacedAttention, convolution: str):
-        self.replaced, self.convolution = replaced, convolution
-
-    def __call__(self, x: Any, grid: Any = None) -> Any:
-        given = self.replaced
-        y = depthwise.isotypic_depthwise_conv(
-            given.value(x), given.taps[...], grid, padding=given.padding, implementation=self.convolution
-        )
-        return given.proj(y)
-
-
 class Blocks(Stack):
-    """The blocks of a stack, each with parameters of its own, called as the stack was.
+    """The blocks of a stack, each with its own parameters, called like the stack.
 
     Args:
       lengths: of the runs of the stack.
@@ -185,7 +207,7 @@ class Blocks(Stack):
         aux: bool = False,
         **unused: Any,
     ) -> tuple[Any, Seen]:
-        """As in `Stack`; what belongs to training is not used."""
+        """As in `Stack`; options of training are ignored."""
         outputs, collected = {}, []
         for i in range(start, len(self) if stop is None else stop):
             x = self.blocks[i](x, layout, *shared, rate=0.0, phase=i % phases, train=False, key=None)
@@ -202,7 +224,7 @@ class Blocks(Stack):
 
 
 class Table(nnx.Module):
-    """The positions of one grid; called with it, as those that it was computed from."""
+    """The positions of one grid, called with it like the module that computed them."""
 
     def __init__(self, positions: Any):
         self.positions = nnx.Param(positions)  # an array, or a field

@@ -11,8 +11,7 @@ from equivit.layers.batch_norm import BatchNorm
 from equivit.layers.convolution import NormedConv
 from equivit.layers.stack import Stack
 from equivit.models import zoo
-from equivit.models.deployed import deployed
-from equivit.models.folding import fold
+from equivit.models.inference import deployed, fold
 from equivit.testing import randomise
 from tests.models import cvt_adaptive_test, cvt_test, segmenter_test
 from tests.models.cvt_test import ODD, images, near

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh
 
-from equivit.evaluation import sigma
-from equivit.models import replacement, zoo
-from tests.evaluation import attending
+from equivit.depthwise import replacement, selection
+from equivit.models import zoo
+from tests.depthwise import attending
 
 X = attending.images()
 weights = jax.jit(lambda m, x: [m.attention_weights(x, i) for i in range(m.config.depth)])
@@ -22,10 +22,10 @@ def deviations(model, x):
 def test_one_pass_equals_two(options):
     """For plain and equivariant blocks; the batches have 4 and 2 images."""
     model = attending.model(**options)
-    found = sigma.moments(model, [X[:4], X[4:]])
+    found = selection.moments(model, [X[:4], X[4:]])
     expected = deviations(model, X)
-    np.testing.assert_allclose(jax.vmap(sigma.Moments.deviation)(found), expected, atol=1e-6)
-    sums = sigma.summed(found)
+    np.testing.assert_allclose(jax.vmap(selection.Moments.deviation)(found), expected, atol=1e-6)
+    sums = selection.Sigma.from_moments(found)
     np.testing.assert_allclose(sums.heads, expected.sum((2, 3)), rtol=1e-5)
     np.testing.assert_allclose(sums.blocks, expected.sum((2, 3)).mean(1), rtol=1e-5)
     assert expected.min(0).max() > 1e-3  # an attention that never changes would show nothing
@@ -36,7 +36,7 @@ def test_under_a_mesh():
     model = attending.model(**attending.SMALL)
     devices = np.array(jax.devices()[:4]).reshape(2, 2)
     with jax.set_mesh(Mesh(devices, ("data", "fsdp"), axis_types=(AxisType.Auto, AxisType.Auto))):
-        found = sigma.measure(model, [X[:4], X[4:]])
+        found = selection.sigma(model, [X[:4], X[4:]])
     np.testing.assert_allclose(found.heads, deviations(model, X).sum((2, 3)), rtol=1e-5)
 
 
@@ -44,9 +44,9 @@ def test_the_moments_are_updated_in_place():
     """Two buffers a head, which are given back, and the attention of one block."""
     options = dict(depth=24, patch_size=1, num_heads=4, image_size=(12, 12))
     model = zoo.abstract("vit_b16", **attending.SMALL | options)
-    found = jax.eval_shape(lambda: jax.vmap(lambda _: sigma.Moments.zeros((4, 144, 144)))(np.arange(24)))
+    found = jax.eval_shape(lambda: jax.vmap(lambda _: selection.Moments.zeros((4, 144, 144)))(np.arange(24)))
     images, weight = (jax.ShapeDtypeStruct(shape, np.float32) for shape in ((2, 12, 12, 3), (2,)))
-    memory = sigma.step.lower(model, found, images, weight).compile().memory_analysis()
+    memory = selection.step.lower(model, found, images, weight).compile().memory_analysis()
     block = 4 * 4 * 144**2  # bytes of the attention of one image in one block
     assert memory.alias_size_in_bytes >= 2 * 24 * block
     assert memory.temp_size_in_bytes < 12 * block  # a copy of the buffers would be 48
@@ -54,38 +54,38 @@ def test_the_moments_are_updated_in_place():
 
 def test_what_is_replaced_has_no_sigma():
     model = replacement.replace(attending.model(**attending.SMALL), {0: (1,), 2: None})
-    found = sigma.measure(model, [X])
+    found = selection.sigma(model, [X])
     assert np.isnan(found.heads[[0, 2]]).all() and np.isnan(found.blocks[[0, 2]]).all()
-    assert np.isfinite(found.heads[1]).all() and sigma.select(found.blocks, 1) == (1,)
+    assert np.isfinite(found.heads[1]).all() and selection.select(found.blocks, 1) == (1,)
 
 
 def test_select():
     scores = np.array([[3.0, 1.0], [np.nan, 2.0], [1.0, 5.0]])
-    assert sigma.select(scores, 3) == ((0, 1), (1, 1), (2, 0))
-    assert sigma.select(scores, 1) == ((0, 1),)  # of equals the first
-    assert sigma.select(scores, 2, "highest") == ((0, 0), (2, 1))
-    assert sigma.by_block(sigma.select(scores, 4)) == {0: (0, 1), 1: (1,), 2: (0,)}
-    assert sigma.by_block(sigma.select(scores[:, 0], 2)) == {0: None, 2: None}
-    drawn = {sigma.select(np.arange(9), 4, "random", seed) for seed in range(5)}
+    assert selection.select(scores, 3) == ((0, 1), (1, 1), (2, 0))
+    assert selection.select(scores, 1) == ((0, 1),)  # of equals the first
+    assert selection.select(scores, 2, "highest") == ((0, 0), (2, 1))
+    assert selection.by_block(selection.select(scores, 4)) == {0: (0, 1), 1: (1,), 2: (0,)}
+    assert selection.by_block(selection.select(scores[:, 0], 2)) == {0: None, 2: None}
+    drawn = {selection.select(np.arange(9), 4, "random", seed) for seed in range(5)}
     assert len(drawn) > 1 and all(len(set(one)) == 4 and one == tuple(sorted(one)) for one in drawn)
-    assert sigma.select(np.arange(9), 4, "random", 0) == sigma.select(np.arange(9), 4, "random", 0)
+    assert selection.select(np.arange(9), 4, "random", 0) == selection.select(np.arange(9), 4, "random", 0)
     with pytest.raises(ValueError, match="number=6 must be at most 5"):
-        sigma.select(scores, 6)
+        selection.select(scores, 6)
     with pytest.raises(ValueError, match="order"):
-        sigma.select(scores, 1, "low")
+        selection.select(scores, 1, "low")
 
 
 def test_what_cannot_be_measured_is_refused():
     model = attending.model(**attending.SMALL)
     with pytest.raises(ValueError, match="no images"):
-        sigma.measure(model, [])
+        selection.sigma(model, [])
     after = r"sigma: a batch is .* after one of \(2, 12, 20, 3\)"
     with pytest.raises(ValueError, match=f"{after}; give the largest batch first"):
-        sigma.measure(model, [X[:2], X[:3]])
+        selection.sigma(model, [X[:2], X[:3]])
     with pytest.raises(ValueError, match=f"{after}; give images of one size"):
-        sigma.measure(model, [X[:2], X[:2, :8]])
+        selection.sigma(model, [X[:2], X[:2, :8]])
     with pytest.raises(ValueError, match="1 tokens before the patches"):
-        sigma.measure(zoo.abstract("vit_b16", depth=1), [X])
+        selection.sigma(zoo.abstract("vit_b16", depth=1), [X])
 
 
 def test_aligned_puts_the_query_in_the_centre():
@@ -93,4 +93,4 @@ def test_aligned_puts_the_query_in_the_centre():
     attention = np.eye(12, k=4, dtype=np.float32)
     expected = np.zeros((5, 7))
     expected[3, 3] = 1
-    np.testing.assert_array_equal(sigma.aligned(attention, (3, 4)), expected)
+    np.testing.assert_array_equal(selection.aligned(attention, (3, 4)), expected)

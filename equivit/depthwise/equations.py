@@ -1,4 +1,4 @@
-"""Normal equations of taps and of output maps: sums over images of a fixed size, for any number of images."""
+"""Normal equations of taps and output maps: sums over any number of images, in memory of a fixed size."""
 
 import functools
 from collections.abc import Callable, Iterable
@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from equivit.evaluation.predictions import check_batch, filled
-from equivit.evaluation.sigma import aligned
-from equivit.layers.depthwise import ScatteredAttention
+from equivit.data.devices import check_like_first, padded
+from equivit.depthwise.selection import aligned
+from equivit.layers.depthwise import ReplacedAttention, channels_of_heads
 from equivit.layers.grid import Layout
 from equivit.layers.parts import identity
 from equivit.symmetry import fields
@@ -21,9 +21,9 @@ _product = functools.partial(jnp.einsum, precision="highest")
 
 
 def projection(mean: jax.Array, grid: tuple[int, ...], kernel_size: int) -> jax.Array:
-    """The taps of the convolution, with zeros outside of the grid, that is nearest to a mean attention.
+    """The taps of the convolution with zero padding that is nearest to a mean attention.
 
-    A tap is the mean over all pairs of tokens of its offset; 0 where there is none.
+    A tap is the mean over all pairs of tokens with its offset; 0 without any.
 
     Shapes: [*B, N, N], query and key, -> [*B, k, k].
     """
@@ -39,7 +39,7 @@ class Equations(NamedTuple):
 
     Attributes:
       gram: [n, m, m], the sum of products of regressors.
-      moment: [n, m], that of regressors and target.
+      moment: [n, m], the sum of products of regressors and target.
       energy: [n], the sum of squares of the target.
     """
 
@@ -47,22 +47,22 @@ class Equations(NamedTuple):
     moment: Any
     energy: Any
 
-    def solved(self, ridge: float, *, scaled: bool = False) -> np.ndarray:
-        """The solutions [n, m], in float64, with `ridge` on the diagonal, or that share of its mean."""
+    def solved(self, ridge: float | np.ndarray) -> np.ndarray:
+        """The solutions [n, m], in float64; `ridge`, or [n], is added to the diagonal, relative to its mean."""
         gram, moment = np.asarray(self.gram, np.float64), np.asarray(self.moment, np.float64)
         size = gram.shape[-1]
-        ridges = ridge * (np.trace(gram, axis1=1, axis2=2) / size if scaled else np.ones(len(gram)))
+        ridges = ridge * np.trace(gram, axis1=1, axis2=2) / size
         # A channel that is always 0 has the taps 0.
         gram = gram + np.maximum(ridges, np.finfo(float).tiny)[:, None, None] * np.eye(size)
         return np.linalg.solve(gram, moment[..., None])[..., 0]
 
     def by_head(self, num_heads: int) -> "Equations":
-        """With the same taps for all channels of a head."""
+        """The equations of taps that all channels of a head share."""
         return jax.tree.map(lambda a: a.reshape(num_heads, -1, *a.shape[1:]).sum(1), self)
 
 
 def neighbours(values: jax.Array, grid: tuple[int, ...], kernel_size: int) -> jax.Array:
-    """The neighbour under each tap, row by row of the taps: [*B, h w, C] -> [*B, h w, k k, C]."""
+    """The neighbour under each tap, in row-major order: [*B, h w, C] -> [*B, h w, k k, C]."""
     (h, w), p = grid, kernel_size // 2
     maps = values.reshape(*values.shape[:-2], h, w, values.shape[-1])
     maps = jnp.pad(maps, [(0, 0)] * (maps.ndim - 3) + [(p, p), (p, p), (0, 0)])
@@ -71,14 +71,14 @@ def neighbours(values: jax.Array, grid: tuple[int, ...], kernel_size: int) -> ja
 
 
 def of_channels(near: jax.Array, targets: jax.Array) -> Equations:
-    """The taps of each channel: near [*B, k k, C], targets [*B, C]; n = C, m = k k."""
+    """The equations of the taps of each channel: near [*B, k k, C], targets [*B, C]; n = C, m = k k."""
     near, targets = near.reshape(-1, *near.shape[-2:]), targets.reshape(-1, targets.shape[-1])
     gram, moment = _product("tic,tjc->cij", near, near), _product("tic,tc->ci", near, targets)
     return Equations(gram, moment, jnp.square(targets).sum(0))
 
 
 class Regression(NamedTuple):
-    """The normal equations of a linear map with a bias, which is the last row.
+    """The normal equations of a linear map with a bias, its last row.
 
     Attributes:
       gram: [C + 1, C + 1].
@@ -88,17 +88,17 @@ class Regression(NamedTuple):
     gram: Any
     moment: Any
 
-    def solved(self, ridge: float, *, scaled: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Weight [C, D] and bias [D], in float64, with `ridge`, or that share of the mean, on the weight's diagonal."""
+    def solved(self, ridge: float) -> tuple[np.ndarray, np.ndarray]:
+        """Weight [C, D] and bias [D], in float64, with `ridge` on the weight's diagonal, relative to its mean."""
         gram, moment = np.asarray(self.gram, np.float64), np.asarray(self.moment, np.float64)
         size = len(gram) - 1
-        ridge = ridge * (np.trace(gram[:size, :size]) / size if scaled else 1.0)
+        ridge = ridge * np.trace(gram[:size, :size]) / size
         solution = np.linalg.solve(gram + np.diag([ridge] * size + [0.0]), moment)
         return solution[:-1], solution[-1]
 
 
 def of_map(features: jax.Array, outputs: jax.Array, weight: jax.Array | float = 1.0) -> Regression:
-    """The map from features [*B, C] to outputs [*B, D]; rows count by their weight [*B], 0 or 1."""
+    """The equations of the map from features [*B, C] to outputs [*B, D]; rows count by their weight [*B], 0 or 1."""
     ones = jnp.ones((*features.shape[:-1], 1), features.dtype)
     rows = jnp.concatenate([features, ones], axis=-1) * jnp.asarray(weight, features.dtype)[..., None]
     rows = rows.reshape(-1, rows.shape[-1])
@@ -106,7 +106,7 @@ def of_map(features: jax.Array, outputs: jax.Array, weight: jax.Array | float = 
     return Regression(_product("ti,tj->ij", rows, rows), _product("ti,to->io", rows, outputs))
 
 
-# ---- Sums over the images of one block's attention, and of what replaces it
+# ---- Sums over images, for the attention of one block and its replacement
 
 
 def streamed(step: Callable, batches: Iterable[Any], *arguments: Any) -> Any:
@@ -118,8 +118,8 @@ def streamed(step: Callable, batches: Iterable[Any], *arguments: Any) -> Any:
     total, first = None, None
     for images in map(np.asarray, batches):
         first = images.shape if first is None else first
-        check_batch("fit", images.shape, first)
-        part = step(*arguments, **filled(images, first[0]))
+        check_like_first("fit", images.shape, first)
+        part = step(*arguments, **padded(images, first[0]))
         part = jax.tree.map(lambda a: np.asarray(a, np.float64), multihost_utils.process_allgather(part, tiled=True))
         total = part if total is None else jax.tree.map(np.add, total, part)
     if total is None:
@@ -130,14 +130,14 @@ def streamed(step: Callable, batches: Iterable[Any], *arguments: Any) -> Any:
 def channels(attention: Any, new: Any, x: Any, layout: Layout, weight: jax.Array) -> Equations:
     """The equations of the taps of `new`, a replacement of `attention`, for the inputs x of the module.
 
-    The targets are the attention's outputs before the projection.  Of fields, the values on the group elements are
-    samples of the same taps, which move with the element.
+    The targets are the attention's outputs before the projection.  For fields, the values on each group element are
+    samples of the same taps, moved by the element.
     """
     values, targets = new.value(x), bare(attention)(x, layout)
     if isinstance(values, Isotypic):
         values, targets = fields.to_regular(values), fields.to_regular(targets)
-    if isinstance(new, ScatteredAttention):
-        values, targets = (_of_heads(a, new.heads, new.num_heads) for a in (values, targets))
+    if isinstance(new, ReplacedAttention) and new.attending:
+        values, targets = (channels_of_heads(a, new.heads, new.num_heads) for a in (values, targets))
     weight = weight[:, None, None]
     near = neighbours(values * weight, layout.grid, new.kernel_size)
     if isinstance(x, Isotypic):
@@ -148,7 +148,7 @@ def channels(attention: Any, new: Any, x: Any, layout: Layout, weight: jax.Array
 
 
 def ensemble(attention: Any, new: Any, x: jax.Array, layout: Layout, weight: jax.Array) -> Equations:
-    """The equations of the taps of an ensemble, all in one system: the targets are the outputs of the module."""
+    """The equations of the taps of an ensemble, in one system; the targets are the outputs of the module."""
     folded = new.folded()
     out = folded.proj.weight[...]
     targets = attention(x, layout) - (0.0 if folded.proj.bias is None else folded.proj.bias[...])
@@ -163,7 +163,7 @@ def ensemble(attention: Any, new: Any, x: jax.Array, layout: Layout, weight: jax
 
 
 def outputs(attention: Any, new: Any, x: jax.Array, layout: Layout, weight: jax.Array) -> Regression:
-    """The equations of the projection of `new`: the targets are the outputs of the attention."""
+    """The equations of the projection of `new`; the targets are the outputs of the attention."""
     features = bare(new)(x, layout)
     return of_map(features, attention(x, layout), jnp.broadcast_to(weight[:, None], features.shape[:-1]))
 
@@ -175,7 +175,7 @@ def projections(attention: Any, new: Any, x: Any, layout: Layout, weight: jax.Ar
 
 
 def distances(attention: Any, new: Any, x: Any, layout: Layout, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Two sums of squares: of the difference between the outputs of the modules, and of the attention's outputs."""
+    """Two sums of squares: of the difference between the outputs of both modules, and of the attention's outputs."""
     theirs = attention(x, layout)
     return squares(jax.tree.map(jnp.subtract, new(x, layout), theirs), weight), squares(theirs, weight)
 
@@ -193,13 +193,7 @@ def bare(attention: Any) -> Any:
     return module
 
 
-def _of_heads(x: jax.Array, heads: tuple[int, ...], num_heads: int) -> jax.Array:
-    """The channels of some heads."""
-    parts = x.reshape(*x.shape[:-1], num_heads, -1)[..., heads, :]
-    return jax.lax.collapse(parts, parts.ndim - 2)
-
-
 def _unmoved(element: str, kernel_size: int) -> np.ndarray:
-    """For each tap, which neighbour of the element's channels meets it."""
+    """For each tap, the index of the neighbour that meets it in the channels of the element."""
     taps: Any = np.arange(kernel_size**2).reshape(kernel_size, kernel_size)
     return np.argsort(fields.act_on_grid(element, taps, (0, 1)).ravel())

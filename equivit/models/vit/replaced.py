@@ -1,13 +1,12 @@
-"""Which blocks' attention is replaced by a convolution, as configurations say it; `depthwise.py` has the modules."""
+"""The entries of `ViTConfig.replaced`: blocks with convolution in place of attention (`layers/depthwise.py`)."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from equivit import errors
+from equivit.layers.depthwise import KINDS, checked_heads
 from equivit.layers.depthwise_conv import check_taps
 
-KINDS = ("conv", "dw", "spvit", "ens_dw")
-BY_HEAD = ("conv", "dw")  # the others make one head of all, so that none can stay
 EXAMPLE = "((3, 'dw', 3, None),), each (block, kind, kernel_size, heads)"
 
 
@@ -27,7 +26,7 @@ class Replaced(NamedTuple):
     heads: tuple[int, ...] | None = None
 
     def of(self, name: str, depth: int, num_heads: int) -> "Replaced":
-        """The same of a model, with None for all of its heads; ValueError if it has no such block or heads."""
+        """Check the entry against a model, and write all of its heads as None; ValueError for other blocks or heads."""
         name = f"{name}: replaced={tuple(self)}"
         if not 0 <= self.block < depth:
             raise ValueError(f"{name}: there is no block {self.block}; take 0 to {depth - 1}.")
@@ -35,12 +34,12 @@ class Replaced(NamedTuple):
 
 
 def as_replaced(name: str, entries: Any) -> tuple[Replaced, ...]:
-    """The entries (block, kind, kernel_size, heads), of which the last may be left out, sorted by block.
+    """The entries (block, kind, kernel_size, heads), sorted by block; all but `block` have defaults.
 
-    Lists, as JSON has them, stand for tuples.
+    Lists, as in JSON, count as tuples.
 
     Raises:
-      ValueError: they are of another form, a kind is unknown, k is even, or a block is there twice.
+      ValueError: another form, an unknown kind, even k, or a block listed twice.
     """
     if not isinstance(entries, tuple | list) or not all(isinstance(one, tuple | list) for one in entries):
         raise ValueError(f"{name}: replaced={errors.shown(entries)} must be entries such as {EXAMPLE}.")
@@ -65,18 +64,3 @@ def _is_form(one: Replaced) -> bool:
     if not isinstance(one.heads, tuple | None):
         return False
     return isinstance(one.kind, str) and all(type(n) is int for n in (one.block, one.kernel_size, *(one.heads or ())))
-
-
-def checked_heads(name: str, kind: str, heads: tuple[int, ...] | None, num_heads: int) -> tuple[int, ...] | None:
-    """The heads to replace, ascending, or None for all of them; ValueError for what are no heads of the module."""
-    if heads is None:
-        return None
-    if kind not in BY_HEAD:
-        raise ValueError(f"{name}: {kind!r} makes one head of all; take heads=None, or the kind 'dw' or 'conv'.")
-    is_form = isinstance(heads, tuple | list) and len(heads) > 0 and all(type(head) is int for head in heads)
-    if not is_form or not all(0 <= head < num_heads for head in heads) or len(set(heads)) < len(heads):
-        shown, last = errors.shown(heads), num_heads - 1
-        raise ValueError(
-            f"{name}: heads={shown} must be one or more different heads, 0 to {last}; None is all, (0,) the first."
-        )
-    return None if len(heads) == num_heads else tuple(sorted(heads))

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from equivit.layers import gating
+from equivit.depthwise import gates
 from tests.parity.arrays import Comparison, files, load
 
 FILES = files("depthwise", "gating_*.npz") + files("losses", "gumbel_topk.npz")
@@ -26,7 +26,7 @@ GRADIENTS = {"1000": 1e-6, "1": 1e-6, "0.1": 5e-5, "0.001": 5e-4}
 
 @functools.partial(jax.jit, static_argnums=1)
 def gates_and_gradient(weights, number, temperature, uniform, cotangent):
-    value, back = jax.vjp(lambda w: gating.relaxed_top_k(w, number, temperature, uniform), weights)
+    value, back = jax.vjp(lambda w: gates.relaxed_top_k(w, number, temperature, uniform), weights)
     return value, back(cotangent)[0]
 
 
@@ -42,7 +42,7 @@ def test_gates(path, record_property):
         comparison.array(f"grad/tau{tau}", found[1], tolerance)
         np.testing.assert_allclose(found[0].sum(), number, rtol=1e-5)
     steps = np.arange(len(data["output/temperature"]))
-    schedule = jax.vmap(lambda t: gating.temperature(t, given["start"], given["end"], given["steps"]))
+    schedule = jax.vmap(lambda t: gates.temperature(t, given["start"], given["end"], given["steps"]))
     comparison.array("output/temperature", schedule(steps))
-    comparison.array("output/top_k", jax.jit(gating.hard_top_k, static_argnums=1)(weights, number))
+    comparison.array("output/top_k", gates.hard_top_k(weights, number))
     comparison.finish(record_property, "gates")

@@ -1,8 +1,8 @@
-"""Sigma: how much the attention of each head changes from image to image, and the choice of heads and blocks by it.
+"""Selects the blocks and heads to replace by Sigma, which measures how much attention depends on the image.
 
-sigma[q, p] is the standard deviation over images of the attention from token q to token p.  Sigma of a head is the sum
-over all q and p, that of a block the mean over its heads.  A head of low Sigma attends by position alone, as a
-convolution does; one that averages over all tokens has a low Sigma too, though it is far from local.
+sigma[q, p] is the standard deviation over images of the attention from token q to token p.  Sigma of a head is its sum
+over all q and p, Sigma of a block the mean over its heads.  A head of low Sigma attends by position alone, as a
+convolution does; a head that averages over all tokens has a low Sigma too, though it is far from local.
 
 Source: depthwise attention, Section 2.3.1, Eq. 15 and 16; Figures A.1, A.2 and A.4.
 """
@@ -19,12 +19,11 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from equivit import errors
-from equivit.evaluation.predictions import check_batch, filled, scattered
-from equivit.layers.depthwise import IsotypicReplacedAttention, ReplacedAttention, ScatteredAttention
+from equivit.data.devices import check_like_first, padded, scattered
+from equivit.layers.depthwise import IsotypicReplacedAttention, ReplacedAttention
 from equivit.layers.grid import Layout, check_grid
 from equivit.models.vit.model import ViT
 
-REPLACED = (ReplacedAttention, ScatteredAttention, IsotypicReplacedAttention)
 ORDERS = ("lowest", "highest", "random")
 
 
@@ -33,7 +32,7 @@ ORDERS = ("lowest", "highest", "random")
 class Moments:
     """Mean and squared deviations of samples of any shape, from batches in any order (Chan et al. 1979).
 
-    A difference of sums of squares would lose all digits of a deviation that is small beside its mean.
+    A difference of sums of squares would lose all digits of a deviation much smaller than its mean.
 
     Attributes:
       count: number of samples, [].
@@ -71,27 +70,27 @@ class Moments:
 
 
 class Sigma(NamedTuple):
-    """Sigma of heads, [depth, heads], and of blocks, [depth]; NaN for blocks that are replaced, also in part."""
+    """Sigma of heads, [depth, heads], and of blocks, [depth]; NaN for blocks that are replaced, even in part."""
 
     heads: np.ndarray
     blocks: np.ndarray
 
+    @classmethod
+    def from_moments(cls, moments: Moments) -> "Sigma":
+        """Sigma from the moments of all blocks, as `moments` returns them."""
+        heads = np.asarray(_summed_deviations(moments))
+        return cls(heads, heads.mean(1))
 
-def measure(model: ViT, batches: Iterable[Any]) -> Sigma:
-    """Sigma of all heads and blocks, in one pass over the images; see `moments`."""
-    return summed(moments(model, batches))
 
-
-def summed(found: Moments) -> Sigma:
-    """Sigma of the moments of all blocks."""
-    heads = np.asarray(_sums(found))
-    return Sigma(heads, heads.mean(1))
+def sigma(model: ViT, batches: Iterable[Any]) -> Sigma:
+    """Sigma of all heads and blocks, in one pass over the images; arguments and errors as of `moments`."""
+    return Sigma.from_moments(moments(model, batches))
 
 
 def moments(model: ViT, batches: Iterable[Any]) -> Moments:
     """The moments of the attention of all blocks: count [depth], mean and squares [depth, heads, N, N], in float32.
 
-    A batch passes through the model once, and its attention is held for one block at a time.
+    Each batch passes through the model once; memory holds the attention of one block at a time.
 
     Args:
       model: a ViT without tokens before the patches, of any family.
@@ -111,18 +110,18 @@ def moments(model: ViT, batches: Iterable[Any]) -> Moments:
     shape: Any = None
     for images in batches:
         if found is None:
-            found, shape = _nothing(model, images.shape), images.shape
-        check_batch("sigma", images.shape, shape)
-        found = step(model, found, **filled(images, shape[0]))
+            found, shape = _no_moments(model, images.shape), images.shape
+        check_like_first("sigma", images.shape, shape)
+        found = step(model, found, **padded(images, shape[0]))
     if found is None:
         raise ValueError("sigma: there are no images; give at least one batch.")
     return found
 
 
 def aligned(deviation: jax.Array, grid: tuple[int, ...]) -> jax.Array:
-    """Means over all queries, each in the centre: [*B, N, N], query and key, -> [*B, 2 h - 1, 2 w - 1].
+    """The mean over queries by offset of the key, 0 in the centre: [*B, N, N] -> [*B, 2 h - 1, 2 w - 1].
 
-    A cell is the mean over the pairs of tokens with its offset, which are fewer far from the centre.
+    The input has axes query and key.  Offsets far from the centre have fewer pairs of tokens.
     """
     (h, w), rows = grid, np.indices(grid).reshape(2, -1)
     down, right = rows[:, None, :] - rows[:, :, None] + np.array([h - 1, w - 1])[:, None, None]
@@ -134,16 +133,16 @@ def aligned(deviation: jax.Array, grid: tuple[int, ...]) -> jax.Array:
 
 
 def select(scores: np.ndarray, number: int, order: str = "lowest", seed: int = 0) -> tuple[Any, ...]:
-    """The blocks, or (block, head) pairs, of the lowest or highest scores, or at random, in ascending order.
+    """Select blocks, or (block, head) pairs, by score; returned in ascending order.
 
     Args:
-      scores: [depth] for blocks, [depth, heads] for pairs; those that are NaN are never chosen.
-      number: how many.
-      order: "lowest", "highest" or "random"; equal scores are taken in ascending order.
-      seed: of the random choice.
+      scores: [depth] for blocks, [depth, heads] for pairs; NaN is never selected.
+      number: of blocks or pairs.
+      order: "lowest", "highest" or "random"; equal scores are taken in ascending order of blocks.
+      seed: of the random selection.
 
     Raises:
-      ValueError: an unknown order, or fewer blocks than asked for.
+      ValueError: an unknown order, or fewer finite scores than `number`.
     """
     errors.one_of("select: order", order, ORDERS)
     scores = np.asarray(scores, np.float64)
@@ -151,22 +150,22 @@ def select(scores: np.ndarray, number: int, order: str = "lowest", seed: int = 0
     if not 0 <= number <= len(finite):
         raise ValueError(f"select: {number=} must be at most {len(finite)}, the scores that are finite.")
     if order == "random":
-        chosen = np.random.default_rng(seed).permutation(len(finite))[:number]
+        selected = np.random.default_rng(seed).permutation(len(finite))[:number]
     else:
         values = scores[tuple(finite.T)]
-        chosen = np.argsort(values if order == "lowest" else -values, kind="stable")[:number]
-    places = [tuple(map(int, finite[i])) for i in sorted(chosen)]
+        selected = np.argsort(values if order == "lowest" else -values, kind="stable")[:number]
+    places = [tuple(map(int, finite[i])) for i in sorted(selected)]
     return tuple(place[0] for place in places) if scores.ndim == 1 else tuple(places)
 
 
-def by_block(chosen: Sequence[Any]) -> dict[int, tuple[int, ...] | None]:
-    """Chosen blocks or (block, head) pairs as `replacement.replace` takes them: {block: None or heads}."""
-    if not all(isinstance(place, tuple) for place in chosen):
-        return dict.fromkeys(chosen)
-    return {block: tuple(h for b, h in chosen if b == block) for block in sorted({b for b, _ in chosen})}
+def by_block(selected: Sequence[Any]) -> dict[int, tuple[int, ...] | None]:
+    """The selected blocks or (block, head) pairs as `replacement.replace` takes them: {block: None or heads}."""
+    if not all(isinstance(place, tuple) for place in selected):
+        return dict.fromkeys(selected)
+    return {block: tuple(h for b, h in selected if b == block) for block in sorted({b for b, _ in selected})}
 
 
-def _nothing(model: ViT, shape: tuple[int, ...]) -> Moments:
+def _no_moments(model: ViT, shape: tuple[int, ...]) -> Moments:
     """The moments of all blocks before the first image."""
     config = model.config
     tokens = math.prod(check_grid(shape[1:3], config.patch_size, "images"))
@@ -176,15 +175,15 @@ def _nothing(model: ViT, shape: tuple[int, ...]) -> Moments:
 
 @functools.partial(jax.jit, donate_argnums=1)
 def step(model: ViT, found: Moments, images: jax.Array, weight: jax.Array) -> Moments:
-    """The moments with a batch, whose images count by their weight [B], 0 or 1; gives the memory of `found` away."""
-    found = model.folded(images, functools.partial(_with_block, weight), found)
+    """Add a batch to the moments `found`, whose memory it reuses; images count by their weight [B], 0 or 1."""
+    found = model.folded(images, functools.partial(_add_block, weight), found)
     inside = not jax.sharding.get_abstract_mesh().empty
     return jax.lax.with_sharding_constraint(found, PartitionSpec()) if inside else found
 
 
-def _with_block(weight, found, index, block, x, layout: Layout):
-    """The moments with the attention of a block."""
-    if isinstance(block.attention, REPLACED):
+def _add_block(weight, found, index, block, x, layout: Layout):
+    """Add the attention of one block to the moments."""
+    if isinstance(block.attention, ReplacedAttention | IsotypicReplacedAttention):
         return found
     attention = block.attention_weights(x, None, layout)
     new = jax.tree.map(lambda a: a[index], found).update(attention, weight)
@@ -192,5 +191,5 @@ def _with_block(weight, found, index, block, x, layout: Layout):
 
 
 @jax.jit
-def _sums(found: Moments) -> jax.Array:
-    return jax.vmap(Moments.deviation)(found).sum((-2, -1))
+def _summed_deviations(moments: Moments) -> jax.Array:
+    return jax.vmap(Moments.deviation)(moments).sum((-2, -1))

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from equivit import logical
-from equivit.evaluation import equations, fit
+from equivit.depthwise import equations, fit
 from equivit.layers.depthwise import replace_attention
 from equivit.layers.grid import Layout
 from equivit.models import zoo
 from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC
-from tests.evaluation import attending
+from tests.depthwise import attending
 
 X = attending.images()
 BATCHES = [X[:4], X[4:]]
@@ -99,8 +99,8 @@ def test_the_gradient_by_the_taps_is_zero(case):
 
     system = equations.ensemble if case == "ens_dw" else equations.channels
     found = jax.jit(lambda *given: system(*given, layout, one))(attention, new, x)
-    solutions = found.solved(1e-9, scaled=True)
-    taps = solutions.reshape(new.taps.shape) if case == "ens_dw" else fit._in_place(new, solutions)
+    solutions = found.solved(1e-9)
+    taps = solutions.reshape(new.taps.shape) if case == "ens_dw" else fit._as_taps(new, solutions)
     slope = jax.jit(jax.value_and_grad(distance))
     least, at = slope(taps.astype(np.float32), new, attention, x)
     most, beside = slope(np.zeros_like(taps, np.float32), new, attention, x)

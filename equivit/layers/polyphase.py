@@ -1,28 +1,98 @@
-"""All phases of a strided convolution on a torus: the norm of each, and the convolution at each, for less arithmetic.
+"""Adaptive polyphase sampling: apply a strided layer at the phase with the largest output norm.
 
-An adaptive layer chooses, for each map, the phase (row, column) of the lattice at which a strided convolution is taken
-("Making Vision Transformers Truly Shift-Equivariant", Eq. 13 to 23).  By its definition that needs the convolution at
-stride 1, stride squared times the arithmetic.  The functions here compute what is needed of it otherwise, equal up to
-rounding.
+An adaptive layer chooses, for each map on a torus, the phase (row, column) of the lattice at which a strided
+convolution is taken ("Making Vision Transformers Truly Shift-Equivariant", Eq. 13 to 23).  By definition that needs the
+convolution at stride 1, which is stride squared times the arithmetic.  The norms and convolutions here need less, and
+are equal up to rounding.
 """
 
 import functools
 import math
 import operator
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from equivit.derivatives import zero_slope
 from equivit.layers.by_image import by_image
 from equivit.layers.convolution import around
 from equivit.layers.dense import patchify
+from equivit.symmetry import shifts
+from equivit.symmetry.shifts import Choice
 
 Pair = tuple[int, int]
-# On accelerators too: two phases often differ by less than TF32 or bfloat16 can tell.
+STRIDE = (2, 2)
+# Maps of an image that are smaller are taken together: the weights are larger than they.
+IMAGE_BYTES = 3 * 2**18
+# On accelerators too: two phases often differ by less than TF32 or bfloat16 resolves.
 EXACT = jax.lax.Precision.HIGHEST
+
+# ---- The phase of the largest norm
+
+
+class Layer(Protocol):
+    """A layer of stride 2, with or without a norm after it, which is an `nnx.Module`."""
+
+    def at_each_phase(self) -> Callable[[jax.Array], list[jax.Array]]:
+        """The layer before its norm: [B, h, w, C] on a torus -> [B, h/2, w/2, D] for each phase, row-major."""
+        ...
+
+    def at(self, x: jax.Array, choice: Choice) -> jax.Array:
+        """The whole layer at the phase chosen for each map: [B, h, w, C] -> [B, h w / 4, D]."""
+        ...
+
+    def normed(self, y: jax.Array) -> jax.Array:
+        """The norm after the layer."""
+        ...
+
+
+def differentiated_at_choice(at: Callable[[Any, Any, Choice], Any]) -> Callable[[Callable], Callable]:
+    """A decorator of `function(layer, x)`, which computes all phases and returns the output at one, and the choice.
+
+    The derivative is that of `at(layer, x, choice)`, which takes neither the arithmetic nor the memory of other phases.
+    """
+
+    def decorate(function):
+        function = jax.custom_jvp(function)
+
+        @function.defjvp
+        def derivative(primals, tangents):
+            y, choice = function(*primals)
+            # The gradient starts from the maps; intermediate results of the one phase are computed again.
+            one_phase = jax.checkpoint(lambda layer, x: at(layer, x, choice), prevent_cse=False)
+            return (y, choice), (jax.jvp(one_phase, primals, tangents)[1], jax.tree.map(zero_slope, choice))
+
+        return function
+
+    return decorate
+
+
+@differentiated_at_choice(lambda layer, x, choice: layer.at(x, choice))
+def largest_phase(layer: Any, x: jax.Array) -> tuple[jax.Array, Choice]:
+    """The layer at the phase of its largest l2 norm: [B, h, w, C] -> [B, h w / 4, D], and the choice.
+
+    Args:
+      layer: a `Layer`.
+    """
+    _, *grid, channels = x.shape
+    with jax.named_scope("linear"):
+        at_each_phase = layer.at_each_phase()
+
+        def strongest(x):
+            maps = at_each_phase(x.reshape(-1, *grid, channels))
+            norms = jnp.sqrt(jnp.stack([jnp.square(y).sum((1, 2, 3)) for y in maps], 1))
+            index = shifts.strongest(norms).index[:, None, None, None]
+            y = functools.reduce(lambda y, k: jnp.where(index == k, maps[k], y), range(1, 4), maps[0])
+            return jax.lax.collapse(y, 1, 3).astype(x.dtype), norms[:, None]
+
+        y, norms = by_image(strongest, jax.lax.collapse(x, 1, 3), least=IMAGE_BYTES)
+    return layer.normed(y), shifts.strongest(norms[:, 0])
+
+
+# ---- The norm of each phase
 
 
 def lattice_norms(x: jax.Array, stride: Pair) -> jax.Array:
@@ -52,7 +122,7 @@ def embedding_norms(
     Args:
       kernel: [kh, kw, C, D].
       bias: [D].
-      padding: so far before a phase lies the first tap of its first token.
+      padding: offset of the first tap from the phase.
     """
     dtype = jnp.promote_types(x.dtype, jnp.float32)
     x, kernel, bias = (a.astype(dtype) for a in (x, kernel, bias))
@@ -80,9 +150,9 @@ def embedding_norms(
 
 
 def _products_of_blocks(blocks: jax.Array, lags: list[Pair], taps: Pair, stride: Pair) -> jax.Array:
-    """Sums of products of blocks with those that lie `lags` further; 0 for pixels further apart than taps can be.
+    """Sums of products of blocks with the blocks `lags` further on; 0 for pixels further apart than taps can be.
 
-    Lags of as many rows share one product of matrices: a few wide ones are faster than many.
+    Lags of equally many rows share one matrix product: a few wide products are faster than many.
 
     Shapes: [B, h, w, entries] -> [B, lags, entries, entries].
     """
@@ -109,12 +179,12 @@ def _products_of_blocks(blocks: jax.Array, lags: list[Pair], taps: Pair, stride:
 
 
 def _met(lag: int, taps: int, stride: int) -> Pair:
-    """Rows of a block, from the first to before the last, that a kernel can span with some of the one `lag` before."""
+    """The range of rows of a block that a kernel can span together with rows of the block `lag` before it."""
     return max(0, 1 - taps - stride * lag), min(stride, taps + stride * (1 - lag) - 1)
 
 
 def _blocks_of_taps(kernel: jax.Array, stride: Pair) -> jax.Array:
-    """[kh, kw, C, D] -> [gh, gw, sh sw C, D], filled up with zeros to gh x gw blocks."""
+    """[kh, kw, C, D] -> [gh, gw, sh sw C, D], padded with zeros to gh x gw blocks."""
     short = [(0, -k % s) for k, s in zip(kernel.shape[:2], stride, strict=True)]
     kernel = jnp.pad(kernel, (*short, (0, 0), (0, 0)))
     grid = [k // s for k, s in zip(kernel.shape[:2], stride, strict=True)]
@@ -123,7 +193,7 @@ def _blocks_of_taps(kernel: jax.Array, stride: Pair) -> jax.Array:
 
 
 def _products_of_taps(taps: jax.Array, lags: list[Pair]) -> jax.Array:
-    """Products of blocks with those that lie `lags` further: [gh, gw, entries, D] -> [lags, entries, entries]."""
+    """Products of blocks with the blocks `lags` further on: [gh, gw, entries, D] -> [lags, entries, entries]."""
     products = []
     for i, j in lags:
         one, other = taps[: len(taps) - i], taps[i:]
@@ -147,8 +217,8 @@ def _spectrum(products: jax.Array, total: jax.Array, pairs: np.ndarray, stride: 
 def _waves(stride: Pair, dtype: jax.typing.DTypeLike) -> tuple[jax.Array, jax.Array]:
     """A Fourier transform along rows, from (real, imaginary) to them, and along columns, from real numbers.
 
-    Products with them, since `jnp.fft` would gather the images of all devices on each.  Of the frequencies along
-    columns those up to a half are enough.  Shapes: [sh, 2, sh, 2] and [sw, 2, sw // 2 + 1].
+    They are matrices, since `jnp.fft` would gather the images of all devices on each.  Along columns, frequencies up to
+    a half are enough.  Shapes: [sh, 2, sh, 2] and [sw, 2, sw // 2 + 1].
     """
     (sh, sw), number = stride, stride[1] // 2 + 1
     rows, columns = (2 * np.pi * np.outer(range(s), range(n)) / s for s, n in ((sh, sh), (sw, number)))
@@ -159,13 +229,13 @@ def _waves(stride: Pair, dtype: jax.typing.DTypeLike) -> tuple[jax.Array, jax.Ar
 
 @functools.lru_cache
 def _pairs(size: tuple[int, int, int], stride: Pair) -> tuple[list[Pair], np.ndarray, np.ndarray]:
-    """Where among the products of blocks the second moments are.
+    """The places of the second moments among the products of blocks.
 
     Returns:
-      The distances of two blocks that are needed; those of the opposite sign are transposes.
-      For each distance of two taps, pair of channels and place of the first of the two pixels its index among the
-      products [distances of blocks, entries, entries]: [moments, sh, sw].  Of two opposite distances there is one.
-      How often each moment and frequency counts, divided by the number of places: [moments, 1, 1, sw // 2 + 1].
+      The distances of two blocks that are needed; opposite distances are transposes.
+      The index among the products [distances of blocks, entries, entries], for each distance of two taps, pair of
+      channels and place of the first pixel: [moments, sh, sw].  Only one of two opposite distances is there.
+      The multiplicity of each moment and frequency, divided by the number of places: [moments, 1, 1, sw // 2 + 1].
     """
     (kh, kw, channels), (sh, sw) = size, stride
     reach = [-(-(k + s - 1) // s) for k, s in zip((kh, kw), stride, strict=True)]
@@ -192,6 +262,8 @@ def _pairs(size: tuple[int, int, int], stride: Pair) -> tuple[list[Pair], np.nda
     twice[..., 1 : (sw + 1) // 2] *= 2  # these frequencies are not, and stand for two
     return lags, pairs, twice
 
+
+# ---- A convolution at all phases of stride 2
 
 # Minimal filtering (Winograd 1980): two outputs of a filter of 2 or 3 taps are A ((G g) * (B d)) of taps g, inputs d.
 FILTERING = {
@@ -225,7 +297,7 @@ def convolved(x: jax.Array, filters: list[list[jax.Array]]) -> list[list[jax.Arr
     and column 2 j + q.
 
     Args:
-      filters: of the kernel, as `filters` makes them; products are of their dtype.
+      filters: of the kernel, from `filters`; products have their dtype.
     """
     outputs, _, inputs = FILTERING[len(filters) - 1]
     narrow = filters[0][0].dtype

@@ -1,4 +1,4 @@
-"""Blocks of a pretrained ViT with convolution in place of attention, and the model of patch tokens that they need.
+"""Replace the attention of blocks of a pretrained ViT by convolution, and remove the tokens before its patches.
 
     model = patches_only(pretrained.load("dinov2", file), num_classes=1000)
     model = replace(model, {3: None, 7: None}, kind="dw")
@@ -16,14 +16,14 @@ from flax import nnx
 
 from equivit import errors, logical
 from equivit.layers.depthwise import replace_attention
-from equivit.layers.replaced import Replaced, as_replaced
 from equivit.layers.rngs import Keys
 from equivit.models.model import ModelModule
 from equivit.models.remade import Changes, remade
 from equivit.models.vit.config import ViTConfig
 from equivit.models.vit.jumbo import JumboViTConfig
+from equivit.models.vit.replaced import Replaced, as_replaced
 
-# A model of patches alone has these values.
+# The configuration of a model of patches alone.
 PATCHES_ONLY: dict[str, Any] = dict(
     class_token=False,
     class_position=False,
@@ -36,9 +36,9 @@ PATCHES_ONLY: dict[str, Any] = dict(
 
 
 def patches_only(model: ModelModule, *, num_classes: int | None = None, seed: int = 0) -> nnx.Module:
-    """The model without class, register and mask tokens and their positions: a linear head reads the mean patch token.
+    """The model without class, register and mask tokens and their positions; its head reads the mean patch token.
 
-    Everything else stays, the final norm too.  Of a masked autoencoder the encoder is taken.
+    All else stays, including the final norm.  A masked autoencoder gives its encoder.
 
     Args:
       num_classes: of the new head; None for no head.
@@ -54,7 +54,7 @@ def patches_only(model: ModelModule, *, num_classes: int | None = None, seed: in
 
 
 def without_prefix(model: ModelModule) -> tuple[nnx.Module, Changes]:
-    """`patches_only` without a head, and what was left out."""
+    """`patches_only` without a head, and the changes to its tensors."""
     model = getattr(model, "encoder", model)
     _check_vit("patches_only", model)
     return remade(model, **PATCHES_ONLY, num_classes=None, projection=None)
@@ -68,16 +68,16 @@ def replace(
     kernel_size: int = 3,
     rngs: nnx.Rngs | None = None,
 ) -> nnx.Module:
-    """The model with the attention of some blocks replaced; see `layers/depthwise.py`.
+    """Replace the attention of some blocks (`layers/depthwise.py`).
 
     Args:
       where: the heads to replace by block; None for all.
-      kind, kernel_size: of all these blocks; call it again for other blocks of another kind.
+      kind, kernel_size: of all these blocks; call this function again for blocks of another kind.
       rngs: draws the taps, normal with deviation 0.02; seed 0 if None.
 
     Raises:
-      ValueError: blocks or heads that are no whole numbers, an unknown kind, even k, a block or head that there is not,
-        a block that is replaced already, or a model that has tokens before the patches.
+      ValueError: blocks or heads that are not integers or do not exist, an unknown kind, even k, a block that is
+        replaced already, or a model with tokens before the patches.
     """
     _check_vit("replace", model)
     config, added = model.config, entries("replace", where, kind, kernel_size)
@@ -96,15 +96,29 @@ def replace(
     return logical.from_logical(jax.eval_shape(lambda: config.build(Keys(0))), tensors, nnx.Variable)
 
 
+def backbone(model: ModelModule) -> ModelModule:
+    """The ViT of a model: the model itself, or the backbone of a segmenter."""
+    return getattr(model, "backbone", model)
+
+
+def with_backbone(model: ModelModule, new: ModelModule) -> ModelModule:
+    """The model with another ViT, which has the same inputs and outputs."""
+    if not hasattr(model, "backbone"):
+        return new
+    copy: Any = jax.tree.map(lambda leaf: leaf, model)
+    copy.backbone, copy.config = new, dataclasses.replace(model.config, backbone=new.config)
+    return copy
+
+
 def entries(name: str, where: Any, kind: str, kernel_size: int) -> tuple[Replaced, ...]:
-    """The entries of the configuration for `where`, as in `replace`, by block; ValueError for another form."""
+    """The entries of `ViTConfig.replaced` for `where` as in `replace`; ValueError for another form."""
     if not isinstance(where, Mapping):
         raise ValueError(f"{name}: where={errors.shown(where)} must give heads by block, such as {{3: None, 7: (0,)}}.")
     return as_replaced(name, [(_plain(block), kind, kernel_size, _plain(heads)) for block, heads in where.items()])
 
 
 def _plain(value: Any) -> Any:
-    """The value with Python's integers in place of NumPy's, as rankings of scores have them."""
+    """The value with NumPy's integers, as rankings of scores contain, turned into Python's."""
     if isinstance(value, np.integer | np.ndarray):
         return value.tolist()
     return tuple(map(_plain, value)) if isinstance(value, tuple | list) else value

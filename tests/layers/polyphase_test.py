@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from equivit import costs
-from equivit.layers import phases
+from equivit.layers import polyphase
 
 RNG = np.random.default_rng(0)
-norms = jax.jit(phases.embedding_norms, static_argnums=(3, 4))
-lattice_norms = jax.jit(phases.lattice_norms, static_argnums=1)
+norms = jax.jit(polyphase.embedding_norms, static_argnums=(3, 4))
+lattice_norms = jax.jit(polyphase.lattice_norms, static_argnums=1)
 
 
 @jax.jit
 def convolved(x, kernel):
     """All phases in one array [2, 2, B, h/2, w/2, D]."""
-    return jnp.array(phases.convolved(x, phases.filters(kernel)))
+    return jnp.array(polyphase.convolved(x, polyphase.filters(kernel)))
 
 
 def everywhere(x, kernel, padding=(0, 0)):
@@ -95,7 +95,7 @@ def test_norms_of_lattices(stride):
 def test_convolutions_at_all_phases(taps, size):
     x, kernel = RNG.normal(size=(2, *size, 3)), RNG.normal(size=(taps, taps, 3, 5))
     with jax.enable_x64(True):
-        found, at = convolved(x, kernel), phases.by_phase(jnp.asarray(everywhere(x, kernel)))
+        found, at = convolved(x, kernel), polyphase.by_phase(jnp.asarray(everywhere(x, kernel)))
     np.testing.assert_allclose(found, at, rtol=0, atol=1e-12)
     for p, q in np.ndindex(2, 2):
         np.testing.assert_array_equal(at[p, q], everywhere(x, kernel)[:, p::2, q::2])
@@ -108,7 +108,7 @@ def test_products_of_bfloat16_are_summed_in_float32(taps):
     found = convolved(x.astype(np.float32), kernel.astype(ml_dtypes.bfloat16))
     expected = everywhere(x, kernel)
     assert found.dtype == np.float32 and np.abs(expected).max() > 256 and (expected % 2 == 1).any()
-    np.testing.assert_array_equal(found, np.asarray(phases.by_phase(jnp.asarray(expected))))
+    np.testing.assert_array_equal(found, np.asarray(polyphase.by_phase(jnp.asarray(expected))))
 
 
 def products(function, *shapes):
@@ -120,7 +120,10 @@ def test_arithmetic_of_choosing_a_phase_of_patches(side, padding, width):
     """At most a third of the convolution at stride 1, which the definition takes."""
     kernel, definition = (side, side, 3, width), 224 * 224 * side * side * 3 * width
     found = products(
-        lambda x, k, b: phases.embedding_norms(x, k, b, (4, 4), (padding, padding)), (1, 224, 224, 3), kernel, (width,)
+        lambda x, k, b: polyphase.embedding_norms(x, k, b, (4, 4), (padding, padding)),
+        (1, 224, 224, 3),
+        kernel,
+        (width,),
     )
     assert found <= definition / 3
     if side == 4:
@@ -130,7 +133,7 @@ def test_arithmetic_of_choosing_a_phase_of_patches(side, padding, width):
 def test_choosing_a_phase_of_large_patches():
     """Products of all pairs of pixels with weights for each phase would take a ViT 755 M multiply-adds and 3 GB."""
     shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((1, 224, 224, 3), (16, 16, 3, 384), (384,))]
-    found = costs.count(lambda x, k, b: phases.embedding_norms(x, k, b, (16, 16)), *shapes)
+    found = costs.count(lambda x, k, b: polyphase.embedding_norms(x, k, b, (16, 16)), *shapes)
     assert found.macs <= 224 * 224 * 16 * 16 * 3 * 384 / 12
     assert norms.lower(*shapes, (16, 16), (0, 0)).compile().memory_analysis().temp_size_in_bytes < 48 * 2**20
 

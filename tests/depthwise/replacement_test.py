@@ -11,10 +11,10 @@ import pytest
 from flax import nnx
 
 from equivit import costs, logical, pretrained
-from equivit.layers.depthwise import ReplacedAttention, ScatteredAttention, replace_attention
-from equivit.layers.replaced import Replaced, as_replaced
+from equivit.depthwise.replacement import patches_only, replace
+from equivit.layers.depthwise import ReplacedAttention, replace_attention
 from equivit.models import saved, zoo
-from equivit.models.replacement import patches_only, replace
+from equivit.models.vit.replaced import Replaced, as_replaced
 from equivit.testing import assert_equivariant
 
 SMALL = dict(width=16, depth=4, num_heads=2, patch_size=4, image_size=(12, 20), num_classes=5, layer_scale=1.0)
@@ -119,8 +119,9 @@ def test_kinds_beside_each_other():
     new = mixed()
     assert new.config.replaced == (Replaced(0, "conv", 5, (1,)), Replaced(2, "ens_dw"), Replaced(3, "ens_dw"))
     assert new.blocks.lengths == (1, 1, 2)
-    assert isinstance(new.blocks[0].attention, ScatteredAttention)
-    assert isinstance(new.blocks[2].attention, ReplacedAttention)
+    attentions = [new.blocks[i].attention for i in (0, 2)]
+    assert all(isinstance(attention, ReplacedAttention) for attention in attentions)
+    assert [attention.attending for attention in attentions] == [(0,), ()]
 
     @jax.jit
     def by_block(new, x):

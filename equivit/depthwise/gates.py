@@ -1,0 +1,142 @@
+"""Gates that learn which attention becomes a convolution: a relaxed choice of a subset, and a ViT with gated attention.
+
+Source: Differentiable Subset Pruning (Li et al. 2021), after Xie and Ermon (2019); depthwise attention, Eq. 17 and 18.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from equivit import errors, logical
+from equivit.depthwise import replacement
+from equivit.layers import dense
+from equivit.layers.depthwise import BY_HEAD, channels_of_heads, replace_attention, taps_by_channel
+from equivit.layers.depthwise_conv import depthwise_conv
+from equivit.layers.grid import Layout
+from equivit.layers.rngs import Keys
+from equivit.models.vit.model import ViT
+from kernels.attention import attend, side_by_side
+
+# ---- The choice of a subset
+
+
+def relaxed_top_k(weights: jax.Array, number: int, temperature: float | jax.Array, uniform: jax.Array) -> jax.Array:
+    """Gates that sum to `number`; as the temperature goes to 0, they become 1 for a random subset and 0 elsewhere.
+
+    They are the sum of `number` relaxed draws without replacement: softmax(r / temperature), where r starts as the
+    weights with Gumbel noise, and each draw p adds log(1 - p) to it.
+
+    Shapes: weights [n], uniform [n] in (0, 1) -> [n].
+    """
+    tiny = jnp.finfo(weights.dtype).tiny
+
+    def draw(scores, _):
+        logs = jax.nn.log_softmax(scores / temperature)
+        rest = jnp.maximum(-jnp.expm1(logs), tiny)  # 1 - p, exact where p is near 0
+        return scores + jnp.log(rest), jnp.exp(logs)
+
+    noise = -jnp.log(-jnp.log(jnp.clip(uniform, tiny)))
+    return jax.lax.scan(draw, weights + noise, length=number)[1].sum(0)
+
+
+def temperature(step: int | jax.Array, start: float, end: float, steps: int) -> jax.Array:
+    """Geometric from `start` to `end` over `steps`, then constant."""
+    return start * (end / start) ** jnp.minimum(step / steps, 1.0)
+
+
+def hard_top_k(weights: np.ndarray, number: int) -> np.ndarray:
+    """1 for the `number` largest of the weights [n], 0 for the others; of equal weights the first."""
+    gates = np.zeros_like(weights)
+    gates[np.argsort(-weights, kind="stable")[:number]] = 1
+    return gates
+
+
+# ---- The model
+
+
+class Gate(nnx.Variable):
+    """The share of the convolution in each head, [H], which every step computes again (`objectives/gated.py`)."""
+
+
+class GatedAttention(dense.Attention):
+    """(1 - g) attention + g convolution for each head, which share their values and projection (Eq. 18).
+
+    Shapes: [*B, h w, in_features] -> [*B, h w, width].
+
+    Args:
+      attention: its parameters are inherited.
+      kind: of the convolution, "dw" or "conv" (`layers/depthwise.py`).
+      kernel_size: k, odd.
+      rngs: draws the taps.
+
+    Raises:
+      ValueError: as `replace_attention`, or another kind.
+    """
+
+    def __init__(self, attention: dense.Attention, kind: str, *, kernel_size: int = 3, rngs: nnx.Rngs):
+        errors.one_of("GatedAttention: kind", kind, BY_HEAD)
+        self.qkv, self.proj, self.num_heads = attention.qkv, attention.proj, attention.num_heads
+        self.taps = replace_attention(attention, kind, kernel_size=kernel_size, rngs=rngs).taps
+        self.gate, self.kind = Gate(jnp.zeros(attention.num_heads)), kind
+
+    def __call__(self, x: jax.Array, layout: Layout | None = None) -> jax.Array:
+        q, k, v = self.heads(x)
+        attended = attend(q, k, v)
+        channels, values = v.shape[-1], side_by_side(v)
+        taps = taps_by_channel(self.kind, self.taps[...], channels)
+        gate = jnp.repeat(self.gate[...], channels).astype(values.dtype)
+        convolved = depthwise_conv(values, taps, layout)
+        return self.proj((1 - gate) * side_by_side(attended) + gate * convolved)
+
+
+def with_gates(model: ViT, kind: str, *, kernel_size: int = 3, rngs: nnx.Rngs) -> ViT:
+    """The model with a `GatedAttention` in each block."""
+    blocks: list[Any] = [model.blocks[i] for i in range(len(model.blocks))]
+    for block in blocks:
+        block.attention = GatedAttention(block.attention, kind, kernel_size=kernel_size, rngs=rngs)
+    copy: Any = jax.tree.map(lambda a: a, model)
+    copy.blocks = model.blocks.from_blocks(blocks, remat=model.blocks.remat, unroll=model.blocks.unroll)
+    return copy
+
+
+def set_gates(model: ViT, gates: jax.Array) -> None:
+    """Set the gate of each head, [depth, heads]."""
+    runs: Any = model.blocks.runs
+    for run, (first, length) in zip(runs, model.blocks.spans, strict=True):
+        run.attention.gate.set_value(gates[first : first + length])
+
+
+def without_gates(model: ViT, where: Mapping[int, tuple[int, ...] | None], kind: str, kernel_size: int) -> Any:
+    """The model with plain attention where its gates are 0, and convolution with its taps where they are 1.
+
+    Args:
+      where: the heads whose gates are 1, by block; None for all heads of a block.
+      kind, kernel_size: of the model with gates.
+    """
+    tensors = logical.to_logical(model, nnx.Variable)
+    inherited = {name: tensor for name, tensor in tensors.items() if not _belongs_to_gates(name)}
+    plain: Any = logical.from_logical(jax.eval_shape(lambda: model.config.build(Keys(0))), inherited, nnx.Variable)
+    if not where:
+        return plain
+    after: Any = replacement.replace(plain, where, kind=kind, kernel_size=kernel_size)
+    new = logical.to_logical(after, nnx.Variable)
+    for one in after.config.replaced:
+        name = f"blocks.{one.block}.attention.taps"
+        new[name] = _taps_of_heads(tensors[name], one.heads, kind, model.config.num_heads)
+    return logical.from_logical(after, new, nnx.Variable)
+
+
+def _belongs_to_gates(name: str) -> bool:
+    """Whether a logical tensor belongs to a gated attention, but to no plain one."""
+    return name.split(".")[-2] == "attention" and name.split(".")[-1] in ("taps", "gate")
+
+
+def _taps_of_heads(taps: jax.Array, heads: tuple[int, ...] | None, kind: str, num_heads: int) -> jax.Array:
+    """The taps of some heads, in the order of `heads`; None for all."""
+    if heads is None:
+        return taps
+    return taps[np.array(heads)] if kind == "conv" else channels_of_heads(taps, heads, num_heads)
