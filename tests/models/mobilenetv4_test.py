@@ -114,7 +114,7 @@ def test_folding():
 @recording()
 def training(model, x, key):
     """The last map in training, the map of the stem before its norm, and the statistics after that."""
-    last = model.trunk(x, key=key, train=True)[0]
+    last = model.trunk(x, key=key, train=True)[0].tokens
     model.neck(last.mean((1, 2), keepdims=True), train=True)
     return last, model.stem.conv(x), logical.to_logical(model, nnx.BatchStat)
 

@@ -28,10 +28,10 @@ CHOICES = dict(patch_embed=16, stage0_block0_kv=16, stage1_block0_q=4, stage1_bl
 @jax.jit
 def run(m, x):
     """Logits, choices, and the grids after each block before the final norm; one pass, which is compiled once."""
-    last, seen, chosen = m.trunk(x, capture=tuple(range(m.config.depth)))
+    last, seen = m.trunk(x, capture=tuple(range(m.config.depth)))
     grids = [m._features(seen[i], x.shape[:1], False, {}).patches for i in seen]
     tokens = m.norm(last.tokens)
-    return m.head(tokens[:, 0] if m.config.class_token else tokens.mean(1)), chosen, grids
+    return m.head(tokens[:, 0] if m.config.class_token else tokens.mean(1)), last.choices, grids
 
 
 @functools.cache
