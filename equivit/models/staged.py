@@ -93,7 +93,7 @@ class Staged(nnx.Module):
     `parts` and `check_torus` (`models/adaptive.py`).
 
     Attributes:
-      stages: of each stage a module with `blocks`, a `Stack`.
+      stages: of each stage its `Stack` of blocks, or a module that has it as `blocks`.
       norm: of the last map; None where there is none.
       head: reads the pooled map; None for a model without classes.
     """
@@ -119,7 +119,8 @@ class Staged(nnx.Module):
 
     def stack(self, stage: int) -> Stack:
         """The blocks of a stage."""
-        return self.stages[stage].blocks
+        part = self.stages[stage]
+        return part if isinstance(part, Stack) else part.blocks
 
     def stage(self, stage: int, at: Map, *, train: bool, **options: Any) -> tuple[Map, dict[int, Map]]:
         """The map after a stage, and those after its blocks in `capture`, counted from its first one.

@@ -160,9 +160,6 @@ class EfficientViT(Staged):
     def embed(self, images: jax.Array, *, train: bool = False) -> Map:
         return Map.of_images(images).strided(self.stem(images, train=train), 2)
 
-    def stack(self, stage: int) -> Stack:
-        return self.stages[stage]
-
     def stage(self, stage: int, at: Map, *, capture: tuple[int, ...], **options: Any) -> tuple[Map, dict[int, Map]]:
         """The first block halves the map; the others keep its shape."""
         blocks = self.stack(stage)

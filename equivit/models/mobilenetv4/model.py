@@ -214,9 +214,6 @@ class MobileNetV4(Staged):
     def embed(self, images: jax.Array, *, train: bool = False) -> Map:
         return Map.of_images(images).strided(self.stem(images, train=train), 2)
 
-    def stack(self, stage: int) -> Stack:
-        return self.stages[stage]
-
     def stage(self, stage: int, at: Map, *, capture: tuple[int, ...], **options: Any) -> tuple[Map, dict[int, Map]]:
         seen = {}
         for i, spec in enumerate(self.config.blocks[stage]):
