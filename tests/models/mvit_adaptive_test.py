@@ -15,7 +15,7 @@ import pytest
 from equivit import costs, logical, models, precision, testing
 from equivit.models import zoo
 from equivit.models.mvit.position import folded
-from tests.models.mvit_test import model
+from tests.models.backbones import model
 from tests.models.swin_adaptive_test import KINDS, check_slope
 from tests.models.swin_adaptive_test import picture as small_picture
 
@@ -36,7 +36,7 @@ def run(m, x):
 
 @functools.cache
 def small(**options):
-    return model(**SMALL | options)
+    return model("mvitv2_t", **SMALL | options)
 
 
 def images(batch=2, dtype=np.float32):
