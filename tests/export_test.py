@@ -20,7 +20,7 @@ from equivit.models.inference import deployed
 from equivit.models.segmenter.model import SegmenterConfig
 from equivit.models.vit.config import ViTConfig
 from equivit.trained_on import TrainedOn
-from tests.models import swin_test
+from tests.models import backbones
 from tests.models.swin_adaptive_test import SMALL as SWIN
 
 needs_onnx = pytest.mark.skipif(
@@ -156,7 +156,7 @@ def test_endings_and_layouts_that_there_are_not_are_refused(tmp_path):
 @needs_flatbuffers
 def test_patches_of_an_adaptive_model_come_with_their_place(tmp_path):
     """Placed on the image by "offset", they move with it, by shifts that no stride divides."""
-    adaptive = swin_test.model("swin_t", **SWIN | dict(depths=(1, 1), num_classes=None))
+    adaptive = backbones.model("swin_t", **SWIN | dict(depths=(1, 1), num_classes=None))
     path, size = tmp_path / "model.stablehlo", (16, 24)
     assert export.write(path, adaptive, size).deviation < 1e-5
     call = jax.export.deserialize(bytearray(path.read_bytes())).call

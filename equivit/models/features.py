@@ -79,13 +79,6 @@ class Features:
     blocks: dict[int, "Features"]
 
 
-def of_map(values: jax.Array, stride: int, blocks: dict[int, Features] | None = None) -> Features:
-    """The features of a map [*B, h, w, D] without other tokens, whose first entry lies on the first pixel."""
-    batch, width = values.shape[:-3], values.shape[-1]
-    patches = Grid(values, (stride, stride), jnp.zeros((*batch, 2), jnp.int32))
-    return Features(None, jnp.zeros((*batch, 0, width), values.dtype), patches, blocks or {})
-
-
 def _rolled(maps: Any, steps: Any) -> Any:
     """Shift maps [*B, H, W, ...] by (down, right) [*B, 2]; NumPy arrays stay on the host."""
     flat, steps = maps.reshape(-1, *maps.shape[steps.ndim - 1 :]), steps.reshape(-1, 2)

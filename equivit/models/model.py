@@ -87,6 +87,15 @@ def check_input(config: Config, name: str, size: tuple[int, ...], channels: int)
         check_torus(size)
 
 
+def check_head(model: Any) -> None:
+    """ValueError for a model without a head."""
+    if model.head is None:
+        raise ValueError(
+            f"{type(model).__name__}: the model has no head (num_classes=None); call features, or create it with "
+            "classes."
+        )
+
+
 class Preset(NamedTuple):
     """The model behind a name of the zoo.
 

@@ -7,8 +7,8 @@ import numpy as np
 from equivit.evaluation import frozen, runner
 from equivit.training.config import get_base, validate
 from tests.evaluation.predictors import random_model
+from tests.models.backbones import model
 from tests.models.swin_adaptive_test import SMALL
-from tests.models.swin_test import model
 
 SIZE, SPLITS = (16, 24), {"train": 12, "test": 5}
 PROTOCOLS = ("patch_knn", "patch_linear")

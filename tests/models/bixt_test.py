@@ -1,6 +1,5 @@
-"""BiXT: attention in both directions, tokens of any grid, latents, and the contracts of models."""
+"""BiXT: attention in both directions, tokens of any grid, latents, and its files."""
 
-import functools
 import math
 
 import chex
@@ -8,52 +7,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
-from equivit import costs, logical, models, precision, pretrained
-from equivit.models import saved, zoo
+from equivit import logical, models, precision, pretrained
+from equivit.models import zoo
 from equivit.models.bixt.attention import attend_both
 from equivit.models.bixt.model import CODE
 from equivit.pretrained import bixt, mapping
 from equivit.pretrained.format import Hints
 from kernels.attention import attend
 from tests.drawing import normal
+from tests.models.backbones import BIXT, model, near, run, tensors
 
-SMALL = dict(width=12, depth=3, latents=5, num_heads=3, kernel=(8, 6), patch_size=(4, 4), image_size=(12, 20))
-SMALL |= dict(num_classes=7, mlp_ratio=2.0)
-
-
-@functools.cache
-def model(**options):
-    """The model with every parameter random, by NumPy: scales near 1, biases of 1/2, matrices of unit gain."""
-    abstract, random = zoo.abstract("bixt_ti_p16", **SMALL | options), np.random.default_rng(0)
-
-    def draw(tensor):
-        noise = random.normal(size=tensor.shape)
-        if len(tensor.shape) > 1:
-            noise *= math.prod(tensor.shape[:-1]) ** -0.5
-        else:
-            noise = 1 + 0.2 * noise if "scale" in tensor.name else 0.5 * noise
-        return noise.astype(np.float32)
-
-    tensors = {t.name: draw(t) for table in logical.tensors(abstract).values() for t in table.flat}
-    return logical.from_logical(abstract, tensors)
+NAME = "bixt_ti_p16"
 
 
 def images(size, *batch):
     return normal(*(batch or (2,)), *size, 3, seed=1)
-
-
-@jax.jit
-def run(model, x):
-    """Logits, and the features of all blocks."""
-    return model(x), model.features(x, blocks=tuple(range(model.config.depth)))
-
-
-def near(a, b, tolerance=1e-5):
-    """Equal up to rounding, relative to the largest entry."""
-    a, b = (np.asarray(x, np.float32) for x in (a, b))
-    np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * np.abs(b).max())
 
 
 # Parts
@@ -86,31 +55,17 @@ def test_the_code_is_of_a_share_of_the_image():
 # Models
 
 
-def test_features_of_all_blocks():
-    m, x = model(), images((12, 20))
-    logits, features = run(m, x)
-    chex.assert_shape(logits, (2, 7))
-    for index in range(3):
-        at = features.blocks[index]
-        chex.assert_shape((at.registers, at.patches.values), [(2, 5, 12), (2, 3, 5, 12)])
-        assert at.patches.stride == (4, 4) and at.patches.offset.shape == (2, 2) and not np.any(at.patches.offset)
-        assert at.cls is None
-    chex.assert_trees_all_equal(features.blocks[1].patches, features.blocks[2].patches)  # the last block changes none
-    assert np.abs(features.blocks[0].patches.values - features.blocks[1].patches.values).max() > 0.1
-    assert np.abs(features.blocks[1].registers - features.blocks[2].registers).max() > 0.1
-    chex.assert_trees_all_equal(features.registers, features.blocks[2].registers)
-    mean = np.asarray(features.registers).mean(-2)
-    normed = (mean - mean.mean(-1, keepdims=True)) / np.sqrt(mean.var(-1, keepdims=True) + 1e-6)
-    pooled = normed * np.asarray(m.norm.scale[...]) + np.asarray(m.norm.bias[...])
-    near(pooled @ np.asarray(m.head.weight[...]) + np.asarray(m.head.bias[...]), logits)
-    again = np.array(x)
-    again[0, 11, 19] += 3  # the last pixel is read, and no image reads another
-    changed = np.abs(run(m, again)[0] - logits).max(-1)
-    assert changed[0] > 1e-3 and not changed[1]
+def test_the_last_block_changes_latents_alone():
+    features = run(model(NAME), images((12, 20)))[1]
+    first, second, last = (features.blocks[i] for i in range(3))
+    chex.assert_trees_all_equal(second.patches, last.patches)
+    assert np.abs(first.patches.values - second.patches.values).max() > 0.1
+    assert np.abs(second.registers - last.registers).max() > 0.1
+    chex.assert_trees_all_equal(features.registers, last.registers)
 
 
 def test_a_scan_equals_its_blocks_one_by_one():
-    m, x = model(), images((12, 20))
+    m, x = model(NAME), images((12, 20))
 
     @jax.jit
     def by_hand(m, x):
@@ -128,7 +83,7 @@ def test_a_scan_equals_its_blocks_one_by_one():
 
 def test_a_token_reads_its_kernel():
     """Token (i, j) reads rows 4 i - 2 to 4 i + 5 and columns 4 j - 1 to 4 j + 4, zeros around the image."""
-    m, x = model(), np.asarray(images((12, 20)))
+    m, x = model(NAME), np.asarray(images((12, 20)))
     _, tokens = embedded(m, x)
     padded = np.pad(x, [(0, 0), (2, 2), (1, 1), (0, 0)])
     kernel, code = np.asarray(m.patch_embed.kernel[...]), CODE.table((3, 5)).reshape(3, 5, 64)
@@ -136,7 +91,7 @@ def test_a_token_reads_its_kernel():
         read = np.einsum("bhwc,hwcd->bd", padded[:, 4 * i : 4 * i + 8, 4 * j : 4 * j + 6], kernel)
         position = code[i, j] @ np.asarray(m.position.weight[...]) + np.asarray(m.position.bias[...])
         near(tokens.reshape(2, 3, 5, 12)[:, i, j], read + np.asarray(m.patch_embed.bias[...]) + position)
-    whole = zoo.configuration("bixt_ti_p16", **SMALL | dict(patch_size=(8, 6), image_size=(16, 18)))
+    whole = zoo.configuration("bixt_ti_p16", **BIXT | dict(patch_size=(8, 6), image_size=(16, 18)))
     assert whole.padding == (0, 0)
 
 
@@ -147,23 +102,23 @@ def test_any_size_and_batch_with_the_same_parameters():
     """From 128 to 224 pixels no parameter changes; and any number of batch axes."""
     small, large = (zoo.abstract("bixt_ti_p16", image_size=(side, side)) for side in (128, 224))
     assert shapes(small) == shapes(large)
-    m, x = model(), images((8, 28), 2, 1)
+    m, x = model(NAME), images((8, 28), 2, 1)
     logits, features = jax.eval_shape(run, m, x)
-    assert logits.shape == (2, 1, 7) and features.patches.values.shape == (2, 1, 2, 7, 12)
+    assert logits.shape == (2, 1, 5) and features.patches.values.shape == (2, 1, 2, 7, 12)
     assert features.registers.shape == (2, 1, 5, 12) and features.patches.offset.shape == (2, 1, 2)
     larger, changes = models.remade(m, image_size=(24, 40))
     assert not any(changes) and larger.config.image_size == (24, 40)
 
 
 def shapes(module):
-    return {t.name: t.shape for table in logical.tensors(module).values() for t in table.flat}
+    return {tensor.name: tensor.shape for tensor in tensors(module)}
 
 
 def test_stochastic_depth():
     rates = zoo.configuration("bixt_ti_p16", drop_path=(0.0, 0.1)).rates
     np.testing.assert_allclose(rates, np.linspace(0, 0.1, 12), rtol=1e-6)
     assert zoo.configuration("bixt_ti_p16").rates is None
-    m, x = model(drop_path=(0.5, 0.0), depth=2), images((12, 20), 4)
+    m, x = model(NAME, drop_path=(0.5, 0.0), depth=2), images((12, 20), 4)
     dropped = jax.jit(lambda m, x, key: m.trunk(*m.embed(x), key=key)[0])
     one, two = (jax.device_get(dropped(m, x, jax.random.key(i))) for i in range(2))
     for a, b in zip(one, two, strict=True):
@@ -171,7 +126,7 @@ def test_stochastic_depth():
 
 
 def test_mixed_precision_keeps_the_stream():
-    m, x = model(), images((12, 20))
+    m, x = model(NAME), images((12, 20))
     for name, expected in (("mixed", jnp.float32), ("bfloat16", jnp.bfloat16)):
         stream = jax.eval_shape(lambda m, x: m.features(x, blocks=(0, 2)), precision.cast(m, name), x)
         for at in (stream, *stream.blocks.values()):
@@ -183,44 +138,14 @@ def test_mixed_precision_keeps_the_stream():
 call = jax.jit(lambda m, x: m(x))
 
 
-# As any model
-
-
-@pytest.mark.parametrize(("side", "products"), [(128, 995.8), (224, 1672.2)])
-def test_published_size(side, products):
-    """15.121 M parameters, and the M multiply-adds of convolutions and products of matrices for one image."""
-    m = zoo.abstract("bixt_ti_p16", image_size=(side, side))
-    assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(m, nnx.Param))) == 15_121_192
-    counted = costs.count(lambda m, x: m(x), m, jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32))
-    assert not counted.notes
-    assert (counted["linear"].macs + counted["attention"].macs) / 1e6 == pytest.approx(products, abs=0.06)
-
-
 def test_strides():
     for name, patch, padding in (("p16", 16, 0), ("p16s8", 8, 4), ("p16s4", 4, 6)):
         config = zoo.configuration(f"bixt_ti_{name}")
         assert (config.kernel, config.patch_size, config.padding) == ((16, 16), (patch,) * 2, (padding,) * 2)
 
 
-def test_layers_and_decay():
-    table = {t.name: t for each in logical.tensors(model()).values() for t in each.flat}
-    layers = {name: t.layers for name, t in table.items()}
-    assert layers["latents"] == layers["patch_embed.kernel"] == layers["position.weight"] == (0,)
-    assert layers["blocks.2.cross.attention.latents.weight"] == (3,)
-    assert layers["norm.scale"] == layers["head.bias"] == (4,)
-    assert [name for name, t in table.items() if not t.decay] == ["latents"]
-
-
-def test_saved_and_loaded(tmp_path):
-    m = model(drop_path=0.1)
-    saved.save(tmp_path, m)
-    again = saved.load(tmp_path)
-    assert again.config == m.config
-    chex.assert_trees_all_equal(again, m)
-
-
 def test_official_names_there_and_back():
-    m = model(kernel=(8, 8))
+    m = model(NAME, kernel=(8, 8))
     written = pretrained.state_dict("bixt", m)
     assert written["fourier_pos_encode.pos"].shape == (64, 3, 5)
     found = pretrained.load("bixt", {"model": written}, num_heads=3, image_size=(12, 20))
@@ -242,36 +167,3 @@ def test_what_a_file_tells(name, options):
     zeros = {n: np.broadcast_to(np.float32(0), shape) for n, shape in shapes(zoo.abstract(name, **options)).items()}
     weights = mapping.write(bixt.table(config, "official"), zeros, name)
     assert bixt.infer(weights, Hints()) == (config, "official")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (dict(num_heads=5), "BiXT: num_heads=5 must divide width=12"),
-        (
-            dict(kernel=(8, 7)),
-            r"kernel=\(8, 7\) must be patch_size=\(4, 4\) or larger by even .*; the nearest to 7 is 8",
-        ),
-        (dict(kernel=(2, 4)), "the nearest to 2 is 4"),
-        (
-            dict(image_size=(12, 22)),
-            "BiXT: image_size 12x22: the width 22 is not divisible by the patch width 4; the n",
-        ),
-        (dict(mlp_ratio=0.01), "BiXT: mlp_ratio=0.01 leaves no hidden channel of width=12; 0.083 leaves one"),
-        (dict(depth=0), "depth=0 must be a whole number in"),
-        (dict(registers=3), "'registers' is not one of its options"),
-    ],
-)
-def test_bad_choices_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        zoo.abstract("bixt_ti_p16", **SMALL | options)
-
-
-def test_bad_calls_are_refused():
-    m = zoo.abstract("bixt_ti_p16", **SMALL | dict(num_classes=None))
-    with pytest.raises(ValueError, match="BiXT: the model has no head"):
-        m(images((12, 20)))
-    with pytest.raises(IndexError, match="there is no block 3; the blocks are 0 to 2"):
-        m.features(images((12, 20)), blocks=(0, 3))
-    with pytest.raises(ValueError, match="the height 10 is not divisible by the patch height 4; the nearest are 8"):
-        jax.eval_shape(m.pooled, images((10, 20)))

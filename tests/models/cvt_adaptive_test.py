@@ -18,7 +18,7 @@ from equivit.layers.batch_stats import recording
 from equivit.models import zoo
 from equivit.models.cvt.attention import ConvAttention, ConvEmbed
 from equivit.symmetry import shifts
-from tests.models.cvt_test import model
+from tests.models.backbones import model
 from tests.models.swin_adaptive_test import KINDS, SHIFTS, SIZE, check_slope, everything, picture, run
 
 SMALL = dict(widths=(8, 12), depths=(1, 2), num_heads=(1, 2), kernels=(3, 3), strides=(2, 2), paddings=(1, 1))
@@ -28,7 +28,7 @@ NUMBERS = dict.fromkeys(("stage0_embed", "stage1_embed", "stage0_layer0_kv", "st
 
 @functools.cache
 def small(**options):
-    return model(**SMALL | options)
+    return model("cvt_13", **SMALL | options)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

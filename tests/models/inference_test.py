@@ -13,8 +13,10 @@ from equivit.layers.stack import Stack
 from equivit.models import zoo
 from equivit.models.inference import deployed, fold
 from equivit.testing import randomise
-from tests.models import cvt_adaptive_test, cvt_test, segmenter_test
-from tests.models.cvt_test import ODD, images, near
+from tests.models import cvt_adaptive_test, segmenter_test
+from tests.models.backbones import images, model, near
+
+ODD = (29, 46)  # images whose sides no stride divides
 
 
 def norms(model):
@@ -33,7 +35,7 @@ def both(model, x):
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_a_stack_of_convolutions_folds_to_the_same_function(adaptive):
     """The first stage of the CvT is a scan over two blocks.  The adaptive one also convolves at all phases at once."""
-    m = cvt_adaptive_test.small(depths=(2, 1)) if adaptive else cvt_test.model()
+    m = cvt_adaptive_test.small(depths=(2, 1)) if adaptive else model("cvt_13")
     x = images(m.config.image_size if adaptive else ODD)
     whole, folded = jax.jit(both)(m, x)
     jax.tree.map(near, folded, whole)
@@ -44,7 +46,7 @@ def test_a_stack_of_convolutions_folds_to_the_same_function(adaptive):
 
 
 def test_what_is_deployed_is_folded():
-    m, x = cvt_test.model(), images(ODD)
+    m, x = model("cvt_13"), images(ODD)
     whole, form = jax.jit(lambda m, x: (m(x), deployed(m, ODD)(x)))(m, x)
     near(form, whole)
     assert norms(jax.eval_shape(lambda m: deployed(m, ODD), m)) == 0
@@ -53,7 +55,7 @@ def test_what_is_deployed_is_folded():
 def test_a_fold_without_the_mean_is_seen(monkeypatch):
     right = BatchNorm.affine
     monkeypatch.setattr(BatchNorm, "affine", lambda norm: (right(norm)[0], norm.bias[...]))
-    whole, folded = jax.jit(lambda m, x: (m(x), fold(m)(x)))(cvt_test.model(), images(ODD))
+    whole, folded = jax.jit(lambda m, x: (m(x), fold(m)(x)))(model("cvt_13"), images(ODD))
     with pytest.raises(AssertionError):
         near(folded, whole)
 

@@ -15,7 +15,7 @@ import pytest
 from equivit import costs, logical, models, precision, testing
 from equivit.models import zoo
 from equivit.models.mvit.position import folded
-from tests.models.mvit_test import model
+from tests.models.backbones import model
 from tests.models.swin_adaptive_test import KINDS, check_slope
 from tests.models.swin_adaptive_test import picture as small_picture
 
@@ -28,15 +28,15 @@ CHOICES = dict(patch_embed=16, stage0_block0_kv=16, stage1_block0_q=4, stage1_bl
 @jax.jit
 def run(m, x):
     """Logits, choices, and the grids after each block before the final norm; one pass, which is compiled once."""
-    last, seen, chosen = m.trunk(x, capture=tuple(range(m.config.depth)))
+    last, seen = m.trunk(x, capture=tuple(range(m.config.depth)))
     grids = [m._features(seen[i], x.shape[:1], False, {}).patches for i in seen]
     tokens = m.norm(last.tokens)
-    return m.head(tokens[:, 0] if m.config.class_token else tokens.mean(1)), chosen, grids
+    return m.head(tokens[:, 0] if m.config.class_token else tokens.mean(1)), last.choices, grids
 
 
 @functools.cache
 def small(**options):
-    return model(**SMALL | options)
+    return model("mvitv2_t", **SMALL | options)
 
 
 def images(batch=2, dtype=np.float32):

@@ -14,7 +14,7 @@ import pytest
 
 from equivit import costs, logical, models, precision, testing
 from equivit.models import zoo
-from tests.models.swin_test import call, model
+from tests.models.backbones import call, model
 
 SIZE, STRIDE = (16, 8), 8
 SHIFTS = list(itertools.product(range(STRIDE), repeat=2))

@@ -17,8 +17,8 @@ GAP = 2e-6
 @jax.jit
 def everything(model, x):
     """Logits, the last map before the norm, and all choices; one pass, which is compiled once."""
-    last, _, chosen = model.trunk(x)
-    return model.head(model.norm(last.tokens).mean(-2)), last.tokens, chosen
+    last, _ = model.trunk(x)
+    return model.head(model.norm(last.tokens).mean(-2)), last.tokens, last.choices
 
 
 def tables(data):

@@ -40,9 +40,9 @@ def maps(array) -> np.ndarray:
 def outputs(model, x):
     """By the names of the file; as `pooled` and a call have them, in one pass."""
     ends = np.cumsum([len(stage) for stage in model.config.blocks]) - 1
-    last, seen = model.trunk(x, capture=tuple(ends.tolist()))
-    pooled = model.neck(last.mean((1, 2), keepdims=True))[:, 0, 0]
-    stages = {f"stage{i}": seen[int(end)] for i, end in enumerate(ends)}
+    features = model.features(x, blocks=tuple(ends.tolist()))
+    pooled = model.neck(features.patches.values.mean((1, 2), keepdims=True))[:, 0, 0]
+    stages = {f"stage{i}": features.blocks[int(end)].patches.values for i, end in enumerate(ends)}
     return {"logits": model.head(pooled), "pre_logits": pooled, "stem": model.stem(x), **stages}
 
 

@@ -39,8 +39,8 @@ def forward(model, x):
     config, found = model.config, {}
     last = np.cumsum(config.depths) - 1
     features = model.features(x, blocks=tuple(last.tolist()), norm=False)
-    at, _ = model.embed(x)
-    before, grid = at.tokens, at.grid
+    at = model.embed(x)
+    before, grid = at.tokens, at.layout.grid
     found["patch_embed"] = before[:, config.prefix :]
     for number, stage in enumerate(model.stages):
         block = stage.blocks[0]

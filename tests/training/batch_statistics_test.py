@@ -21,7 +21,7 @@ from equivit.models import saved
 from equivit.objectives.dinov2 import DinoV2, Student
 from equivit.training import sharding, start
 from equivit.training.checkpoints import Checkpoints
-from tests.models import cvt_test
+from tests.models import backbones
 from tests.objectives import dinov2_test
 from tests.training import tiny
 from tests.training.state_test import CLOSE, mesh_of
@@ -169,13 +169,13 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
 
 def test_a_model_for_larger_images_keeps_its_statistics(tmp_path):
     """In a new configuration, and in a run that begins with a saved model."""
-    model = cvt_test.model()
+    model = backbones.model("cvt_13")
     expected = logical.to_logical(model, nnx.BatchStat)
     larger, changes = models.remade(model, image_size=(56, 84))
     chex.assert_trees_all_equal(logical.to_logical(larger, nnx.BatchStat), expected)
     assert str(changes) == "all kept" and len(expected) == 18
     saved.save(tmp_path, model)
-    config = tiny.config(model=dict(cvt_test.SMALL, name="cvt_13", image_size=(56, 84)))
+    config = tiny.config(model=dict(backbones.CVT, name="cvt_13", image_size=(56, 84)))
     config.init = str(tmp_path)
     config.model.in_channels = 3
     arrays = start.initial_parameters(config)

@@ -9,7 +9,7 @@ Source: BiXT (arXiv 2402.12138); what it leaves open is from its public code.
 
 import dataclasses
 import functools
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ from equivit.layers.stack import REMAT, Seen, Stack, check_blocks
 from equivit.models.bixt.attention import CrossAttention, CrossBlock
 from equivit.models.features import Features, Grid
 from equivit.models.image_config import ImageConfig
-from equivit.models.model import Preset
+from equivit.models.model import Preset, check_head
 
 CODE = FourierCode(64)
 INIT = nnx.initializers.xavier_uniform()
@@ -115,7 +115,7 @@ class BiXT(nnx.Module):
         self.blocks = Stack(runs, remat=config.remat, unroll=config.unroll, rngs=rngs)
         self.norm, classes = dense.LayerNorm(width, eps=config.norm_eps), config.num_classes
         zeros = nnx.initializers.zeros
-        self.head = None if classes is None else dense.Linear(width, classes, init=zeros, rngs=rngs)
+        self.head: Any = None if classes is None else dense.Linear(width, classes, init=zeros, rngs=rngs)
 
     def __call__(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
         """Class logits [*B, num_classes] of images [*B, H, W, C].
@@ -127,9 +127,7 @@ class BiXT(nnx.Module):
         Raises:
           ValueError: the patch does not divide the image, or the model has no head.
         """
-        if self.head is None:
-            message = "BiXT: the model has no head (num_classes=None); call features, or create it with classes."
-            raise ValueError(message)
+        check_head(self)
         return self.head(self.pooled(images, key=key, train=train))
 
     def pooled(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:

@@ -12,10 +12,10 @@ from equivit import errors
 from equivit.layers import dense, polyphase
 from equivit.layers.by_image import by_image
 from equivit.layers.convolution import Conv, NormedConv, Pair
-from equivit.layers.dropout import dropout, split
+from equivit.layers.dropout import split
 from equivit.layers.grid import Layout
 from equivit.layers.polyphase import IMAGE_BYTES
-from equivit.layers.stochastic_depth import drop_path
+from equivit.models.staged import branch_path, join_prefix, split_prefix
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
 from kernels.attention import attend, side_by_side
@@ -112,11 +112,11 @@ class ConvAttention(nnx.Module):
         self.num_heads, self.stride, self.select = num_heads, stride, select
 
     def __call__(self, x: jax.Array, layout: Layout, *, train: bool = False) -> jax.Array:
-        prefix, grid = _apart(x, layout)
+        prefix, grid = split_prefix(x, layout)
         queries = self.conv_q(grid, train=train)
         keys, values = self.keys_and_values(grid, train=train)
         q, k, v = (
-            self._heads(linear(_tokens(prefix, y)))
+            self._heads(linear(join_prefix(prefix, y)))
             for linear, y in ((self.q, queries), (self.k, keys), (self.v, values))
         )
         with jax.named_scope("attention"):
@@ -165,7 +165,7 @@ class ConvAttention(nnx.Module):
 
     def choice_of(self, x: jax.Array, layout: Layout) -> Choice:
         """The same of tokens [B, prefix + h w, width]."""
-        return self.choice(_apart(x, layout)[1])
+        return self.choice(split_prefix(x, layout)[1])
 
     def _heads(self, x: jax.Array) -> jax.Array:
         """[*B, N, width] -> [*B, num_heads, N, head channels]."""
@@ -208,20 +208,6 @@ class ConvBlock(nnx.Module):
           key: for dropout and stochastic depth; None: neither.
         """
         keys = split(key)
-        x = x + self._path(self.attention(self.norm1(x), layout, train=train), rate, keys[0])
-        return x + self._path(self.mlp(self.norm2(x)), rate, keys[1])
-
-    def _path(self, branch: jax.Array, rate: float | jax.Array, key: jax.Array | None) -> jax.Array:
-        dropout_key, path_key = split(key)
-        return drop_path(dropout(branch, self.dropout, dropout_key), rate, path_key)
-
-
-def _apart(x: jax.Array, layout: Layout) -> tuple[jax.Array, jax.Array]:
-    """The tokens before the map and the map: [*B, prefix + h w, C] -> [*B, prefix, C] and [*B, h, w, C]."""
-    prefix, tokens = x[..., : layout.prefix, :], x[..., layout.prefix :, :]
-    return prefix, tokens.reshape(*x.shape[:-2], *layout.grid, x.shape[-1])
-
-
-def _tokens(prefix: jax.Array, grid: jax.Array) -> jax.Array:
-    """The tokens of a map after those of the prefix: [*B, prefix, C] and [*B, h, w, C] -> [*B, prefix + h w, C]."""
-    return jnp.concatenate([prefix.astype(grid.dtype), jax.lax.collapse(grid, grid.ndim - 3, grid.ndim - 1)], axis=-2)
+        branch = self.attention(self.norm1(x), layout, train=train)
+        x = x + branch_path(branch, self.dropout, rate, keys[0])
+        return x + branch_path(self.mlp(self.norm2(x)), self.dropout, rate, keys[1])

@@ -7,7 +7,7 @@ that "Making Vision Transformers Truly Shift-Equivariant" compares with under ci
 import dataclasses
 import functools
 import math
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -18,17 +18,14 @@ from equivit import constraints
 from equivit.constraints import Below1, Depth, NonNegativeInt, OneOf, PositiveFloat, PositiveInt, Size
 from equivit.layers import dense
 from equivit.layers.convolution import MODES, Pair, output_size
-from equivit.layers.dropout import dropout, split
-from equivit.layers.grid import Frame, Layout, check_images
+from equivit.layers.grid import Layout
 from equivit.layers.polyphase import FILTERING
 from equivit.layers.prefix import token
-from equivit.layers.stack import REMAT, Stack, check_blocks
+from equivit.layers.stack import REMAT, Stack
 from equivit.models.adaptive import SELECT, AdaptiveConfig, check_torus, placed
 from equivit.models.cvt.attention import ConvAttention, ConvBlock, ConvEmbed
-from equivit.models.features import Features, Grid
-from equivit.models.image_config import StagedConfig
 from equivit.models.model import Preset
-from equivit.symmetry import shifts
+from equivit.models.staged import Map, Staged, StagedConfig, split_prefix
 from equivit.symmetry.shifts import Choice
 
 PARTS = ("token", "merge", "pool")  # that may be adaptive
@@ -149,22 +146,6 @@ class CvTConfig(AdaptiveConfig, StagedConfig):
         return CvT(self, rngs=rngs)
 
 
-class Map(NamedTuple):
-    """Tokens after a block.
-
-    Attributes:
-      tokens: [B, prefix + h w, width].
-      grid: (h, w).
-      stage: that the block belongs to.
-      frame: where the map lies on the image.
-    """
-
-    tokens: jax.Array
-    grid: Pair
-    stage: int
-    frame: Frame
-
-
 class Stage(nnx.Module):
     """A convolution, unless it is the first stage, whose own comes before all; a class token in the last; blocks."""
 
@@ -189,24 +170,15 @@ class Stage(nnx.Module):
         self.class_token = token((width,), 0.02, rngs) if config.prefix(stage) else None
         self.blocks = Stack([(config.depths[stage], block)], remat=config.remat, unroll=config.unroll, rngs=rngs)
 
-    def begin(self, x: jax.Array, frame: Frame, config: CvTConfig) -> tuple[jax.Array, Frame, dict[str, Choice]]:
-        """The map after the convolution of the stage, [B, h, w, C] -> [B, h w, width], and what was chosen for it."""
-        assert self.embed is not None
-        stride = self.embed.conv.stride
-        if "merge" not in config.parts:
-            return jax.lax.collapse(self.embed(x), 1, 3), frame.every(stride), {}
-        x, choice = self.embed.adaptive(x, config.select)
-        return x, frame.rolled(shifts.phases(choice.index, stride)).every(stride), {"embed": choice}
-
     def tokens(self, x: jax.Array) -> jax.Array:
-        """The tokens that the blocks take, of those of a map: [B, h w, width] -> [B, prefix + h w, width]."""
+        """The input of the blocks, from the tokens of a map: [B, h w, width] -> [B, prefix + h w, width]."""
         if self.class_token is None:
             return x
         first = jnp.broadcast_to(self.class_token[...].astype(x.dtype), (*x.shape[:-2], 1, x.shape[-1]))
         return jnp.concatenate([first, x], axis=-2)
 
 
-class CvT(nnx.Module):
+class CvT(Staged):
     """A CvT; see `CvTConfig`.
 
     The head reads the class token after a norm, or the mean of the last stage's tokens after it.
@@ -222,120 +194,43 @@ class CvT(nnx.Module):
         self.norm = dense.LayerNorm(features, eps=config.norm_eps)
         self.head = None if classes is None else dense.Linear(features, classes, rngs=rngs)
 
-    def __call__(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
-        """Class logits [*B, num_classes] of images [*B, H, W, C].
+    def embed(self, images: jax.Array, *, train: bool = False) -> Map:
+        config, conv = self.config, self.patch_embed.conv
+        grid = config.grids(images.shape[1:3])[0]
+        images, frame, choices = placed(images, config, *conv.affine(), stride=conv.stride, padding=conv.padding)
+        tokens = jax.lax.collapse(self.patch_embed(images), 1, 3)
+        choices = {"stage0_embed": choices["patch_embed"]} if choices else {}
+        return Map(tokens, Layout(grid), frame.every(conv.stride), choices)
 
-        Args:
-          key: drives drop path and dropout; None means neither.
-          train: whether batch norms use and record the statistics of these images.
-
-        Raises:
-          ValueError: the image is smaller than the first kernel, or the model has no head.
-        """
-        if self.head is None:
-            raise ValueError("CvT: the model has no head (num_classes=None); call features, or create it with classes.")
-        trunk_key, head_key = split(key)
-        pooled = self.pooled(images, key=trunk_key, train=train)
-        return self.head(dropout(pooled, self.config.dropout, head_key))
-
-    def pooled(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
-        """The input of the head, [*B, features]: the class token or the mean of all tokens, after the norm."""
-        last, _, _ = self.trunk(images, key=key, train=train)
-        pooled = self.norm(last.tokens[:, 0]) if self.config.class_token else self.norm(last.tokens).mean(-2)
-        return pooled.reshape(*images.shape[:-3], pooled.shape[-1])
+    def begin(self, stage: int, at: Map, *, train: bool = False) -> Map:
+        """Convolve the map, but in the first stage, and put the class token before it."""
+        if stage:
+            at = self._embedded(stage, at)
+        layout = Layout(at.layout.grid, self.config.prefix(stage))
+        return at._replace(tokens=self.stages[stage].tokens(at.tokens), layout=layout)
 
     def selections(self, images: jax.Array) -> dict[str, Choice]:
-        """The choices of the adaptive parts for each image; see `Swin.selections`.
+        """As for any staged backbone; names are "stage0_embed", "stage0_layer0_kv" and so on."""
+        at, choices = self.embedded(images), {}
+        for number, stage in enumerate(self.stages):
+            at = self.begin(number, at)
+            collect = functools.partial(_chosen, at.layout) if "pool" in self.config.parts else None
+            tokens, seen = stage.blocks(at.tokens, at.layout, collect=collect)
+            at = at._replace(tokens=tokens)
+            for layer in range(len(stage.blocks) if collect else 0):
+                choices[f"stage{number}_layer{layer}_kv"] = jax.tree.map(lambda a, i=layer: a[i], seen.collected)
+        return at.choices | choices
 
-        Names are "stage0_embed", "stage0_layer0_kv" and so on.
-        """
-        return self.trunk(images, collect=True)[2]
-
-    def features(
-        self,
-        images: jax.Array,
-        *,
-        blocks: tuple[int, ...] = (),
-        norm: bool = True,
-        key: jax.Array | None = None,
-        train: bool = False,
-    ) -> Features:
-        """Tokens after the last block, and after each of `blocks`, counted through all stages.
-
-        There is no register, and a class token in the last stage alone.  With `norm` tokens of the last stage go
-        through the final norm; those of the stages before have another width, and are as the block left them.
-
-        Raises:
-          IndexError: there is no such block.
-          ValueError: blocks are no indices.
-        """
-        check_blocks("CvT", blocks, self.config.depth)
-        last, seen, _ = self.trunk(images, capture=blocks, key=key, train=train)
-        batch = images.shape[:-3]
-        return self._features(
-            last, batch, norm, {index: self._features(at, batch, norm, {}) for index, at in seen.items()}
-        )
-
-    def trunk(
-        self,
-        images: jax.Array,
-        *,
-        capture: tuple[int, ...] = (),
-        collect: bool = False,
-        key: jax.Array | None = None,
-        train: bool = False,
-    ) -> tuple[Map, dict[int, Map], dict[str, Choice]]:
-        """The tokens after the last block, before the final norm; those after the blocks in `capture`; all choices.
-
-        Those of the blocks are among the choices with `collect`.
-        """
-        config, rates = self.config, self.config.rates
-        grids = config.grids(check_images(images, config.in_channels, (1, 1)))
-        x, frame, chosen = self._embedded(images)
-        seen, first = {}, 0
-        for number, (stage, grid) in enumerate(zip(self.stages, grids, strict=True)):
-            stop, layout = first + len(stage.blocks), Layout(grid, config.prefix(number))
-            if stage.embed is not None:
-                x, frame, choice = stage.begin(x.reshape(len(x), *grids[number - 1], x.shape[-1]), frame, config)
-                chosen |= {f"stage{number}_{name}": value for name, value in choice.items()}
-            x, part = stage.blocks(
-                stage.tokens(x),
-                layout,
-                collect=functools.partial(_chosen, layout) if collect and "pool" in config.parts else None,
-                rates=None if rates is None else rates[first:stop],
-                capture=tuple(index - first for index in capture if first <= index < stop),
-                train=train,
-                key=None if key is None else jax.random.fold_in(key, number),
-            )
-            if part.collected is not None:
-                for layer in range(len(stage.blocks)):
-                    name = f"stage{number}_layer{layer}_kv"
-                    chosen[name] = jax.tree.map(lambda values, layer=layer: values[layer], part.collected)
-            seen |= {first + index: Map(tokens, grid, number, frame) for index, tokens in part.outputs.items()}
-            first = stop
-        return Map(x, grids[-1], len(grids) - 1, frame), seen, chosen
-
-    def _embedded(self, images: jax.Array) -> tuple[jax.Array, Frame, dict[str, Choice]]:
-        """The tokens after the first convolution, [B, h w, width], and the choice of where it begins."""
-        config, conv = self.config, self.patch_embed.conv
-        if config.parts:
-            config.check_torus(images.shape[-3:-1])
-        flat = images.reshape(-1, *images.shape[-3:])
-        flat, frame, chosen = placed(flat, config, *conv.affine(), stride=conv.stride, padding=conv.padding)
-        chosen = {"stage0_embed": chosen["patch_embed"]} if chosen else {}
-        return jax.lax.collapse(self.patch_embed(flat), 1, 3), frame.every(conv.stride), chosen
-
-    def _features(self, at: Map, batch: tuple[int, ...], norm: bool, blocks: dict[int, Features]) -> Features:
-        tokens, grid, stage, frame = at
-        if norm and stage == len(self.stages) - 1:
-            tokens = self.norm(tokens)
-        tokens = tokens.reshape(*batch, *tokens.shape[1:])
-        prefix, width = self.config.prefix(stage), tokens.shape[-1]
-        patches = tokens[..., prefix:, :].reshape(*batch, *grid, width)
-        values = Grid(patches, frame.stride, frame.offset.reshape(*batch, 2))
-        return Features(
-            tokens[..., 0, :] if prefix else None, jnp.zeros((*batch, 0, width), tokens.dtype), values, blocks
-        )
+    def _embedded(self, stage: int, at: Map) -> Map:
+        """The map after the convolution of a stage."""
+        embed, x = self.stages[stage].embed, split_prefix(at.tokens, at.layout)[1]
+        grid = self.config.grids(at.frame.image)[stage]
+        if "merge" in self.config.parts:
+            x, choice = embed.adaptive(x, self.config.select)
+            at = at.record(f"stage{stage}_embed", choice, embed.conv.stride)
+        else:
+            x = jax.lax.collapse(embed(x), 1, 3)
+        return at._replace(tokens=x, layout=Layout(grid), frame=at.frame.every(embed.conv.stride))
 
 
 def _chosen(layout: Layout, block: ConvBlock, x: jax.Array) -> Choice:

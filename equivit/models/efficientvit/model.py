@@ -14,15 +14,14 @@ from equivit.constraints import Below1, Depth, OneOf, PositiveInt, Size
 from equivit.layers import dense
 from equivit.layers.convolution import NormedConv
 from equivit.layers.dropout import split
-from equivit.layers.grid import Layout, check_images
-from equivit.layers.stack import REMAT, Stack, check_blocks
+from equivit.layers.grid import Layout
+from equivit.layers.stack import REMAT, Stack
 from equivit.layers.stochastic_depth import drop_path
-from equivit.models import features
 from equivit.models.efficientvit.attention import LinearAttention
 from equivit.models.efficientvit.separable_conv import InvertedBottleneck, SeparableConv
-from equivit.models.features import Features
 from equivit.models.image_config import ImageConfig
 from equivit.models.model import Preset
+from equivit.models.staged import Map, Staged
 
 STAGES = 4
 ATTENTION = (2, 3)  # stages with attention, whose bottlenecks have fewer norms
@@ -141,7 +140,7 @@ class Block(nnx.Module):
         return x + drop_path(y, rate, keys[1], axes=3) if self.residual else y
 
 
-class EfficientViT(nnx.Module):
+class EfficientViT(Staged):
     """An EfficientViT; see `EfficientViTConfig`.
 
     After the last stage the neck widens the map, takes its mean, and widens that; the head reads the result.
@@ -156,81 +155,22 @@ class EfficientViT(nnx.Module):
         self.stages = nnx.List([_stage(config, stage, rngs) for stage in range(STAGES)])
         self.neck = Neck(config.widths[-1], config.neck_widths, **options)
         width, classes = config.neck_widths[1], config.num_classes
-        self.head: Any = None if classes is None else dense.Linear(width, classes, rngs=rngs)
+        self.head = None if classes is None else dense.Linear(width, classes, rngs=rngs)
 
-    def __call__(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
-        """Class logits [*B, num_classes] of images [*B, H, W, C].
+    def embed(self, images: jax.Array, *, train: bool = False) -> Map:
+        return Map.of_images(images).strided(self.stem(images, train=train), 2)
 
-        Args:
-          key: drives drop path; None means none.
-          train: whether batch norms use and record the statistics of these images.
+    def stage(self, stage: int, at: Map, *, capture: tuple[int, ...], **options: Any) -> tuple[Map, dict[int, Map]]:
+        """The first block halves the map; the others keep its shape."""
+        blocks = self.stack(stage)
+        first = at.strided(blocks.alone(0, at.tokens, **options), 2)
+        tokens, seen = blocks(first.tokens, start=1, capture=capture, **options)
+        outputs = ({0: first.tokens} if 0 in capture else {}) | seen.outputs
+        return first._replace(tokens=tokens), {i: first._replace(tokens=y) for i, y in outputs.items()}
 
-        Raises:
-          ValueError: the model has no head.
-        """
-        if self.head is None:
-            raise ValueError(
-                "EfficientViT: the model has no head (num_classes=None); call features, or create it with classes."
-            )
-        return self.head(self.pooled(images, key=key, train=train))
-
-    def pooled(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
-        """The input of the head, [*B, features]: the last map after the neck."""
-        last, _ = self.trunk(images, key=key, train=train)
-        pooled = self.neck(last.reshape(-1, *last.shape[-3:]), train=train)
-        return pooled.reshape(*last.shape[:-3], pooled.shape[-1])
-
-    def features(
-        self,
-        images: jax.Array,
-        *,
-        blocks: tuple[int, ...] = (),
-        norm: bool = True,
-        key: jax.Array | None = None,
-        train: bool = False,
-    ) -> Features:
-        """The map after the last block, before the neck, and after each of `blocks`, counted through all stages.
-
-        `norm` changes nothing: there is no final norm of a map.
-
-        Raises:
-          IndexError: there is no such block.
-          ValueError: blocks are no indices.
-        """
-        config = self.config
-        last, seen = self.trunk(images, capture=blocks, key=key, train=train)
-        strides = [STRIDE * 2 ** (1 + stage) for stage in range(STAGES) for _ in range(config.blocks(stage))]
-        inner = {index: features.of_map(values, strides[index]) for index, values in seen.items()}
-        return features.of_map(last, strides[-1], inner)
-
-    def trunk(
-        self,
-        images: jax.Array,
-        *,
-        capture: tuple[int, ...] = (),
-        key: jax.Array | None = None,
-        train: bool = False,
-    ) -> tuple[jax.Array, dict[int, jax.Array]]:
-        """The map after the last block, [*B, h, w, width], and those after the blocks in `capture`."""
-        config, rates, batch = self.config, self.config.rates, images.shape[:-3]
-        check_blocks("EfficientViT", capture, config.depth)
-        check_images(images, config.in_channels, (1, 1))
-        x = self.stem(images.reshape(-1, *images.shape[-3:]), train=train)
-        seen, first = {}, 0
-        for number, stage in enumerate(self.stages):
-            stop = first + len(stage)
-            options: dict[str, Any] = dict(
-                rates=None if rates is None else rates[first:stop],
-                train=train,
-                key=None if key is None else jax.random.fold_in(key, number),
-            )
-            x = stage.alone(0, x, **options)
-            seen |= {first: x} if first in capture else {}
-            inside = tuple(index - first for index in capture if first < index < stop)
-            x, part = stage(x, start=1, capture=inside, **options)
-            seen |= {first + index: values for index, values in part.outputs.items()}
-            first = stop
-        return jax.tree.map(lambda values: values.reshape(*batch, *values.shape[1:]), (x, seen))
+    def pool(self, last: Map, *, train: bool = False) -> jax.Array:
+        """The last map after the neck."""
+        return self.neck(last.tokens, train=train)
 
 
 class Neck(nnx.Module):

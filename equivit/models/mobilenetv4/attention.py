@@ -9,8 +9,7 @@ from flax import nnx
 from equivit.layers import dense
 from equivit.layers.batch_norm import BatchNorm
 from equivit.layers.convolution import NormedConv
-from equivit.layers.grid import Layout
-from equivit.layers.stochastic_depth import drop_path
+from equivit.models.mobilenetv4.inverted_bottleneck import ResidualBlock
 from kernels.attention import attend
 
 XAVIER = nnx.initializers.xavier_uniform()
@@ -66,7 +65,7 @@ class MultiQueryAttention(nnx.Module):
         return x.reshape(*batch, 1, h * w * width // self.head_channels, self.head_channels)
 
 
-class MobileAttention(nnx.Module):
+class MobileAttention(ResidualBlock):
     """x + path(scale(attention(norm(x)))), with a batch norm.
 
     Shapes: [*B, h, w, width] -> the same.
@@ -99,25 +98,9 @@ class MobileAttention(nnx.Module):
         )
         self.scale: Any = None if layer_scale is None else dense.LayerScale(width, layer_scale)
 
-    def __call__(
-        self,
-        x: jax.Array,
-        layout: Layout | None = None,
-        *,
-        rate: float | jax.Array = 0.0,
-        phase: int = 0,
-        train: bool = False,
-        key: jax.Array | None = None,
-    ) -> jax.Array:
-        """The map after the block.
-
-        Args:
-          rate: probability of dropping the branch for an image.
-          train: whether batch norms use and record the statistics of this batch.
-          key: for stochastic depth; None: none.
-        """
+    def branch(self, x: jax.Array, *, train: bool) -> jax.Array:
         y = self.attention(x if self.norm is None else self.norm(x, train=train), train=train)
-        return x + drop_path(y if self.scale is None else self.scale(y), rate, key, axes=3)
+        return y if self.scale is None else self.scale(y)
 
     def folded(self) -> "MobileAttention":
         """The same map by the running statistics, for inference: queries, keys and values take the norm in.

@@ -16,20 +16,18 @@ from equivit.layers.grid import Layout
 from equivit.layers.stochastic_depth import drop_path
 
 
-class PlainConv(nnx.Module):
-    """One convolution with batch norm and ReLU, without a residual sum.
+class ResidualBlock(nnx.Module):
+    """x + path(branch(x)), or the branch alone where it changes the shape of the map.
 
-    Shapes: [*B, H, W, in_channels] -> [*B, h, w, width].
-
-    Args:
-      kernel, stride: along both axes.
-      statistics_groups: `groups` of the batch norm.
+    Attributes:
+      adds: whether x is added.
     """
 
-    def __init__(
-        self, in_channels: int, width: int, *, kernel: int, stride: int = 1, statistics_groups: int = 1, rngs: nnx.Rngs
-    ):
-        self.conv = normed_conv(in_channels, width, kernel, stride, groups=statistics_groups, rngs=rngs)
+    adds = True
+
+    def branch(self, x: jax.Array, *, train: bool) -> jax.Array:
+        """The map after the layers of the block."""
+        raise NotImplementedError
 
     def __call__(
         self,
@@ -41,11 +39,40 @@ class PlainConv(nnx.Module):
         train: bool = False,
         key: jax.Array | None = None,
     ) -> jax.Array:
-        """The map after the block; `train`: whether batch norms use and record the statistics of this batch."""
+        """The map after the block.
+
+        Args:
+          layout, phase: unused: a map has its grid, and blocks do not alternate.
+          rate: probability of dropping the branch for an image.
+          train: whether batch norms use and record the statistics of this batch.
+          key: for stochastic depth; None: none.
+        """
+        y = self.branch(x, train=train)
+        return x + drop_path(y, rate, key, axes=3) if self.adds else y
+
+
+class PlainConv(ResidualBlock):
+    """One convolution with batch norm and ReLU, without a residual sum.
+
+    Shapes: [*B, H, W, in_channels] -> [*B, h, w, width].
+
+    Args:
+      kernel, stride: along both axes.
+      statistics_groups: `groups` of the batch norm.
+    """
+
+    adds = False
+
+    def __init__(
+        self, in_channels: int, width: int, *, kernel: int, stride: int = 1, statistics_groups: int = 1, rngs: nnx.Rngs
+    ):
+        self.conv = normed_conv(in_channels, width, kernel, stride, groups=statistics_groups, rngs=rngs)
+
+    def branch(self, x: jax.Array, *, train: bool) -> jax.Array:
         return self.conv(x, train=train)
 
 
-class FusedInvertedBottleneck(nnx.Module):
+class FusedInvertedBottleneck(ResidualBlock):
     """A convolution to `hidden` channels with ReLU, then a 1x1 convolution to `width`; x is added if shapes agree.
 
     Shapes: [*B, H, W, in_channels] -> [*B, h, w, width].
@@ -71,28 +98,11 @@ class FusedInvertedBottleneck(nnx.Module):
         self.project = normed_conv(hidden, width, 1, activation=None, **options)
         self.adds = stride == 1 and in_channels == width
 
-    def __call__(
-        self,
-        x: jax.Array,
-        layout: Layout | None = None,
-        *,
-        rate: float | jax.Array = 0.0,
-        phase: int = 0,
-        train: bool = False,
-        key: jax.Array | None = None,
-    ) -> jax.Array:
-        """The map after the block.
-
-        Args:
-          rate: probability of dropping the branch for an image.
-          train: whether batch norms use and record the statistics of this batch.
-          key: for stochastic depth; None: none.
-        """
-        y = self.project(self.expand(x, train=train), train=train)
-        return x + drop_path(y, rate, key, axes=3) if self.adds else y
+    def branch(self, x: jax.Array, *, train: bool) -> jax.Array:
+        return self.project(self.expand(x, train=train), train=train)
 
 
-class UniversalInvertedBottleneck(nnx.Module):
+class UniversalInvertedBottleneck(ResidualBlock):
     """Depthwise, 1x1 to `hidden` channels, depthwise, 1x1 to `width`: four blocks in one (MobileNetV4's UIB).
 
     | start, mid | the block that it is         |
@@ -143,22 +153,10 @@ class UniversalInvertedBottleneck(nnx.Module):
         self.scale: Any = None if layer_scale is None else dense.LayerScale(width, layer_scale)
         self.adds = stride == 1 and in_channels == width
 
-    def __call__(
-        self,
-        x: jax.Array,
-        layout: Layout | None = None,
-        *,
-        rate: float | jax.Array = 0.0,
-        phase: int = 0,
-        train: bool = False,
-        key: jax.Array | None = None,
-    ) -> jax.Array:
-        """The map after the block; arguments as in `FusedInvertedBottleneck`."""
-        y = x
+    def branch(self, x: jax.Array, *, train: bool) -> jax.Array:
         for conv in (self.start, self.expand, self.mid, self.project):
-            y = y if conv is None else conv(y, train=train)
-        y = y if self.scale is None else self.scale(y)
-        return x + drop_path(y, rate, key, axes=3) if self.adds else y
+            x = x if conv is None else conv(x, train=train)
+        return x if self.scale is None else self.scale(x)
 
 
 def normed_conv(

@@ -18,9 +18,7 @@ from flax import nnx
 from equivit import constraints
 from equivit.constraints import Below1, OneOf, PositiveFloat, PositiveInt, Size
 from equivit.layers import dense
-from equivit.layers.grid import check_images
-from equivit.layers.stack import REMAT, Stack, check_blocks
-from equivit.models.features import Features, of_map
+from equivit.layers.stack import REMAT, Stack
 from equivit.models.image_config import ImageConfig
 from equivit.models.mobilenetv4.attention import MobileAttention
 from equivit.models.mobilenetv4.inverted_bottleneck import (
@@ -30,6 +28,7 @@ from equivit.models.mobilenetv4.inverted_bottleneck import (
     normed_conv,
 )
 from equivit.models.model import Preset
+from equivit.models.staged import Map, Staged
 
 CLASSIFIER = nnx.initializers.variance_scaling(1 / 3, "fan_out", "uniform")  # bounded by 1 / sqrt(classes), as in timm
 
@@ -192,10 +191,10 @@ class MobileNetV4Config(ImageConfig):
         return MobileNetV4(self, rngs=rngs)
 
 
-class MobileNetV4(nnx.Module):
+class MobileNetV4(Staged):
     """A MobileNetV4; see `MobileNetV4Config`.
 
-    The last map is averaged before the convolution that widens it, whose batch norm so sees one entry per image.
+    The last map is averaged before the convolution that widens it, so that batch norm has one entry per image there.
     """
 
     before = ("stem",)
@@ -212,72 +211,20 @@ class MobileNetV4(nnx.Module):
         classes = config.num_classes
         self.head = None if classes is None else dense.Linear(config.head_width, classes, init=CLASSIFIER, rngs=rngs)
 
-    def __call__(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
-        """Class logits [*B, num_classes] of images [*B, H, W, C].
+    def embed(self, images: jax.Array, *, train: bool = False) -> Map:
+        return Map.of_images(images).strided(self.stem(images, train=train), 2)
 
-        Args:
-          key: drives drop path; None means none.
-          train: whether batch norms use and record the statistics of these images.
+    def stage(self, stage: int, at: Map, *, capture: tuple[int, ...], **options: Any) -> tuple[Map, dict[int, Map]]:
+        seen = {}
+        for i, spec in enumerate(self.config.blocks[stage]):
+            at = at.strided(self.stack(stage).alone(i, at.tokens, **options), spec.stride)
+            if i in capture:
+                seen[i] = at
+        return at, seen
 
-        Raises:
-          ValueError: the model has no head.
-        """
-        if self.head is None:
-            raise ValueError(
-                "MobileNetV4: the model has no head (num_classes=None); call features, or create it with classes."
-            )
-        return self.head(self.pooled(images, key=key, train=train))
-
-    def pooled(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
-        """The input of the head, [*B, head_width]: the mean of the last map, widened."""
-        last, _ = self.trunk(images, key=key, train=train)
-        pooled = self.neck(last.reshape(-1, *last.shape[-3:]).mean((1, 2), keepdims=True), train=train)
-        return pooled.reshape(*last.shape[:-3], pooled.shape[-1])
-
-    def features(
-        self,
-        images: jax.Array,
-        *,
-        blocks: tuple[int, ...] = (),
-        norm: bool = True,
-        key: jax.Array | None = None,
-        train: bool = False,
-    ) -> Features:
-        """The map after the last block, and after each of `blocks`, counted through all stages.
-
-        There is no token besides, and no final norm: with `norm` or without, maps are as the block left them.
-
-        Raises:
-          IndexError: there is no such block.
-          ValueError: blocks are no indices.
-        """
-        last, seen = self.trunk(images, capture=blocks, key=key, train=train)
-        strides = self.config.strides
-        return of_map(last, strides[-1], {index: of_map(values, strides[index]) for index, values in seen.items()})
-
-    def trunk(
-        self,
-        images: jax.Array,
-        *,
-        capture: tuple[int, ...] = (),
-        key: jax.Array | None = None,
-        train: bool = False,
-    ) -> tuple[jax.Array, dict[int, jax.Array]]:
-        """The map after the last block, [*B, h, w, width], and those after the blocks in `capture`."""
-        config, rates, batch = self.config, self.config.rates, images.shape[:-3]
-        check_blocks("MobileNetV4", capture, config.depth)
-        check_images(images, config.in_channels, (1, 1))
-        x, seen, first = self.stem(images.reshape(-1, *images.shape[-3:]), train=train), {}, 0
-        for number, stack in enumerate(self.stages):
-            stop = first + len(stack)
-            options: dict[str, Any] = dict(rates=None if rates is None else rates[first:stop], train=train)
-            options["key"] = None if key is None else jax.random.fold_in(key, number)
-            for index in range(first, stop):
-                x = stack.alone(index - first, x, **options)
-                if index in capture:
-                    seen[index] = x
-            first = stop
-        return jax.tree.map(lambda values: values.reshape(*batch, *values.shape[1:]), (x, seen))
+    def pool(self, last: Map, *, train: bool = False) -> jax.Array:
+        """The mean of the last map, widened, [B, head_width]."""
+        return self.neck(last.tokens.mean((1, 2), keepdims=True), train=train)[:, 0, 0]
 
 
 def made(config: MobileNetV4Config, before: int, spec: Spec) -> Callable[[nnx.Rngs], nnx.Module]:

@@ -15,11 +15,11 @@ from flax import nnx
 
 from equivit.layers import dense
 from equivit.layers.convolution import DepthwiseConv, Pair
-from equivit.layers.dropout import dropout, split
+from equivit.layers.dropout import split
 from equivit.layers.grid import Layout
-from equivit.layers.stochastic_depth import drop_path
 from equivit.models.mvit import pooling as adaptive_pooling
 from equivit.models.mvit.position import CircularPosition, DecomposedPosition
+from equivit.models.staged import branch_path, join_prefix, split_prefix
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
 from kernels.attention import attend, side_by_side
@@ -82,15 +82,15 @@ class PoolingAttention(dense.Attention):
     def attended(self, x: jax.Array, layout: Layout | None) -> tuple[jax.Array, dict[str, Choice]]:
         """The attended tokens, and the phases that were chosen for queries ("q") and for keys and values ("kv")."""
         assert layout is not None
-        first, maps = zip(*(apart(part, layout) for part in self.heads(x)), strict=True)
+        first, maps = zip(*(split_prefix(part, layout) for part in self.heads(x)), strict=True)
         (q,), chosen = self._pooled("q", (self.pool_q,), (maps[0],))
         (k, v), others = self._pooled("kv", (self.pool_k, self.pool_v), (maps[1], maps[2]))
         chosen |= others
         queries, keys = (q.shape[-3], q.shape[-2]), (k.shape[-3], k.shape[-2])
         q, k, v = (
-            self.norm_q(joined(first[0], q)),
-            self.norm_k(joined(first[1], k)),
-            self.norm_v(joined(first[2], v)),
+            self.norm_q(join_prefix(first[0], q)),
+            self.norm_k(join_prefix(first[1], k)),
+            self.norm_v(join_prefix(first[2], v)),
         )
         bias = self.position(q[..., layout.prefix :, :], queries, keys, self._ahead(chosen))
         if layout.prefix:
@@ -166,31 +166,14 @@ class PoolingBlock(nnx.Module):
         branch, chosen = self.attention.attended(y, layout)
         x = x if self.shortcut is None else self.shortcut(y).astype(x.dtype)
         if pool.stride != (1, 1):
-            first, maps = apart(x, layout)
+            first, maps = split_prefix(x, layout)
             if "q" in chosen:
                 maps = shifts.roll(maps, -shifts.phases(chosen["q"].index, pool.stride))
-            x = joined(first, max_pool(maps, pool.stride, pool.mode))
-        x = x + self._path(branch, rate, keys[0])
+            x = join_prefix(first, max_pool(maps, pool.stride, pool.mode))
+        x = x + branch_path(branch, self.dropout, rate, keys[0])
         y = self.norm2(x)
         x = x if self.mlp_shortcut is None else self.mlp_shortcut(y).astype(x.dtype)
-        return x + self._path(self.mlp(y), rate, keys[1]), chosen
-
-    def _path(self, branch, rate, key) -> jax.Array:
-        dropout_key, path_key = split(key)
-        return drop_path(dropout(branch, self.dropout, dropout_key), rate, path_key)
-
-
-def apart(x: jax.Array, layout: Layout) -> tuple[jax.Array, jax.Array]:
-    """The tokens before the map, and the map: [*B, P + h w, C] -> [*B, P, C] and [*B, h, w, C]."""
-    first, tokens = x[..., : layout.prefix, :], x[..., layout.prefix :, :]
-    return first, tokens.reshape(*x.shape[:-2], *layout.grid, x.shape[-1])
-
-
-def joined(first: jax.Array, maps: jax.Array) -> jax.Array:
-    """The inverse of `apart`: [*B, P, C] and [*B, h, w, C] -> [*B, P + h w, C]."""
-    *batch, h, w, channels = maps.shape
-    tokens = maps.reshape(*batch, h * w, channels)
-    return jnp.concatenate([first, tokens], axis=-2) if first.shape[-2] else tokens
+        return x + branch_path(self.mlp(y), self.dropout, rate, keys[1]), chosen
 
 
 def max_pool(x: jax.Array, stride: Pair, mode: str) -> jax.Array:

@@ -9,7 +9,7 @@ Sources: MViTv2 (arXiv 2112.01526); A-MViTv2 (arXiv 2305.16316).
 """
 
 import dataclasses
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -19,17 +19,13 @@ from equivit import constraints
 from equivit.constraints import Below1, Depth, OneOf, PositiveFloat, PositiveInt, Size
 from equivit.layers import dense
 from equivit.layers.convolution import MODES, Conv, Pair
-from equivit.layers.dropout import dropout, split
-from equivit.layers.grid import Layout, check_images
+from equivit.layers.grid import Layout
 from equivit.layers.prefix import token
-from equivit.layers.stack import REMAT, check_blocks
+from equivit.layers.stack import REMAT
 from equivit.models.adaptive import SELECT, AdaptiveConfig, check_torus, placed
-from equivit.models.features import Features, Grid
-from equivit.models.image_config import StagedConfig
 from equivit.models.model import Preset
-from equivit.models.mvit.attention import apart, joined
-from equivit.models.mvit.stages import Map, Shape, Stage, map_size
-from equivit.symmetry.shifts import Choice
+from equivit.models.mvit.stages import Shape, Stage, map_size
+from equivit.models.staged import Map, Staged, StagedConfig, join_prefix
 
 KERNEL, STRIDE, PADDING = (7, 7), (4, 4), (3, 3)  # of the patch embedding
 KV_STRIDE = 4  # of keys and values in the first stage; half of it in each further one
@@ -143,10 +139,11 @@ class MViTConfig(AdaptiveConfig, StagedConfig):
         return MViT(self, rngs=rngs)
 
 
-class MViT(nnx.Module):
+class MViT(Staged):
     """An MViTv2; see `MViTConfig`.
 
-    The head reads the class token, or the mean of the last stage's tokens, after a norm.
+    The head reads the class token, or the mean of the last stage's tokens, after a norm.  Choices have the names
+    "patch_embed", "stage0_block0_kv" (keys and values), "stage1_block0_q" (queries and the shortcut) and so on.
     """
 
     before = ("patch_embed", "class_token")
@@ -168,111 +165,17 @@ class MViT(nnx.Module):
         self.norm = dense.LayerNorm(features, eps=config.norm_eps)
         self.head = None if classes is None else dense.Linear(features, classes, rngs=rngs)
 
-    def __call__(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
-        """Class logits [*B, num_classes] of images [*B, H, W, C] of any size; an adaptive model takes whole grids.
-
-        Args:
-          key: drives drop path and dropout; None means neither.
-          train: unused; there are no batch statistics.
-
-        Raises:
-          ValueError: the model has no head, or it is adaptive and its strides do not divide the image.
-        """
-        if self.head is None:
-            raise ValueError(
-                "MViT: the model has no head (num_classes=None); call features, or create it with classes."
-            )
-        trunk_key, head_key = split(key)
-        pooled = self.pooled(images, key=trunk_key, train=train)
-        return self.head(dropout(pooled, self.config.dropout, head_key))
-
-    def pooled(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
-        """The input of the head, [*B, features]: the class token, or the mean of all tokens, after the norm."""
-        last, _, _ = self.trunk(images, key=key, train=train)
-        pooled = self.norm(last.tokens[:, 0]) if self.config.class_token else self.norm(last.tokens).mean(1)
-        return pooled.reshape(*images.shape[:-3], pooled.shape[-1])
-
-    def selections(self, images: jax.Array) -> dict[str, Choice]:
-        """The choices of the adaptive parts for each image: the index, and the relative gap to the second best.
-
-        Both are [B], B being all batch axes in one.  Names are "patch_embed", "stage0_block0_kv" (keys and values),
-        "stage1_block0_q" (queries and the shortcut) and so on; indices are row-major in the phases of the stride.  With
-        an anchor they are those in the frame of the content, and so the same for each shift.
-        """
-        return self.trunk(images)[2]
-
-    def features(
-        self,
-        images: jax.Array,
-        *,
-        blocks: tuple[int, ...] = (),
-        norm: bool = True,
-        key: jax.Array | None = None,
-        train: bool = False,
-    ) -> Features:
-        """Tokens after the last block, and after each of `blocks`, counted through all stages.
-
-        With `norm` tokens of the last stage go through the final norm; those of the stages before have another width,
-        and are as the block left them.
-
-        Raises:
-          IndexError: there is no such block.
-          ValueError: blocks are no indices.
-        """
-        check_blocks("MViT", blocks, self.config.depth)
-        last, seen, _ = self.trunk(images, capture=blocks, key=key, train=train)
-        batch = images.shape[:-3]
-        inner = {
-            index: self._features(at, batch, norm and at.frame.stride == last.frame.stride, {})
-            for index, at in seen.items()
-        }
-        return self._features(last, batch, norm, inner)
-
-    def trunk(
-        self,
-        images: jax.Array,
-        *,
-        capture: tuple[int, ...] = (),
-        key: jax.Array | None = None,
-        train: bool = False,
-    ) -> tuple[Map, dict[int, Map], dict[str, Choice]]:
-        """The tokens after the last block, before the final norm; those after the blocks in `capture`; all choices."""
-        rates, (at, chosen) = self.config.rates, self.embed(images)
-        seen, first = {}, 0
-        for number, stage in enumerate(self.stages):
-            stop = first + len(stage.blocks)
-            at, part, choices = stage(
-                at,
-                capture=tuple(index - first for index in capture if first <= index < stop),
-                rates=None if rates is None else rates[first:stop],
-                train=train,
-                key=None if key is None else jax.random.fold_in(key, number),
-            )
-            seen |= {first + index: tokens for index, tokens in part.items()}
-            chosen |= {f"stage{number}_{name}": choice for name, choice in choices.items()}
-            first = stop
-        return at, seen, chosen
-
-    def embed(self, images: jax.Array) -> tuple[Map, dict[str, Choice]]:
-        """The tokens before the first block, and the choice of where patches begin."""
-        config = self.config
-        check_images(images, config.in_channels, (1, 1))
-        if config.parts:
-            config.check_torus(images.shape[-3:-1])
-        images = images.reshape(-1, *images.shape[-3:])
-        images, frame, chosen = placed(images, config, *self.patch_embed.affine(), stride=STRIDE, padding=PADDING)
-        maps = self.patch_embed(images)
+    def embed(self, images: jax.Array, *, train: bool = False) -> Map:
+        embed = self.patch_embed
+        images, frame, choices = placed(images, self.config, *embed.affine(), stride=STRIDE, padding=PADDING)
+        maps = embed(images)
         number, h, w, width = maps.shape
         first = jnp.zeros((0, width)) if self.class_token is None else self.class_token[...][None]
-        tokens = joined(jnp.broadcast_to(first.astype(maps.dtype), (number, *first.shape)), maps)
-        return Map(tokens, (h, w), frame.every(STRIDE)), chosen
+        tokens = join_prefix(jnp.broadcast_to(first, (number, *first.shape)), maps)
+        return Map(tokens, Layout((h, w), self.config.prefix), frame.every(STRIDE), choices)
 
-    def _features(self, at: Map, batch: tuple[int, ...], norm: bool, blocks: dict[int, Features]) -> Features:
-        tokens = self.norm(at.tokens) if norm else at.tokens
-        first, maps = apart(tokens.reshape(*batch, *tokens.shape[1:]), Layout(at.grid, self.config.prefix))
-        values = Grid(maps, at.frame.stride, at.frame.offset.reshape(*batch, 2))
-        cls = first[..., 0, :] if self.config.class_token else None
-        return Features(cls, jnp.zeros((*batch, 0, tokens.shape[-1]), tokens.dtype), values, blocks)
+    def stage(self, stage: int, at: Map, *, train: bool, **options: Any) -> tuple[Map, dict[int, Map]]:
+        return self.stages[stage](at, f"stage{stage}", train=train, **options)
 
 
 # Published sizes (MViTv2, Table 1 and the official configurations).

@@ -9,11 +9,9 @@ from flax import nnx
 
 from equivit.layers import dense
 from equivit.layers.convolution import Pair
-from equivit.layers.grid import Frame, Layout
 from equivit.layers.stack import Stack
 from equivit.models.mvit.attention import PoolingAttention, PoolingBlock
-from equivit.symmetry import shifts
-from equivit.symmetry.shifts import Choice
+from equivit.models.staged import Map
 
 
 class Shape(NamedTuple):
@@ -46,20 +44,6 @@ def map_size(size: tuple[int, ...], stride: Pair) -> Pair:
     return h, w
 
 
-class Map(NamedTuple):
-    """Tokens after a block.
-
-    Attributes:
-      tokens: [B, P + h w, width].
-      grid: (h, w).
-      frame: where they lie on the image.
-    """
-
-    tokens: jax.Array
-    grid: Pair
-    frame: Frame
-
-
 class Stage(nnx.Module):
     """The blocks of a stage: those that change the shape of tokens by themselves, the others as a scan.
 
@@ -73,35 +57,34 @@ class Stage(nnx.Module):
         runs = [(len(list(run)), functools.partial(_block, config, shape)) for shape, run in itertools.groupby(shapes)]
         self.blocks = Stack(runs, remat=config.remat, unroll=config.unroll, rngs=rngs)
         self.changes = tuple(shape.changes for shape in shapes)
-        self.stride, self.prefix = shapes[0].stride, config.prefix
+        self.stride = shapes[0].stride
 
-    def __call__(
-        self, at: Map, *, capture: tuple[int, ...], **options
-    ) -> tuple[Map, dict[int, Map], dict[str, Choice]]:
-        """The tokens after the last block; those after the blocks in `capture`; all choices.
+    def __call__(self, at: Map, name: str, *, capture: tuple[int, ...], **options: Any) -> tuple[Map, dict[int, Map]]:
+        """The map after the last block, and those after the blocks in `capture`.
 
         Args:
+          name: begins the names of choices.
           options: `rates`, `train` and `key`, as a stack takes them.
         """
-        x, layout, after = at.tokens, Layout(at.grid, self.prefix), map_size(at.grid, self.stride)
-        seen, chosen = {}, {}
+        x, layout = at.tokens, at.layout
+        after = layout._replace(grid=map_size(layout.grid, self.stride))
+        outputs, choices = {}, []
         for start, length in self.blocks.spans:
             if self.changes[start]:
-                x, choices = self.blocks.alone(start, x, layout, **options)
-                outputs, each = {start: x} if start in capture else {}, [choices]
+                x, one = self.blocks.alone(start, x, layout, **options)
+                outputs |= {start: x} if start in capture else {}
+                choices.append(one)
             else:
                 span = dict(start=start, stop=start + length, capture=capture, aux=True)
                 x, part = self.blocks(x, layout, **span, **options)
-                outputs, each = part.outputs, [_row(part.collected, i) for i in range(length)]
-            seen |= outputs
-            for i, choices in enumerate(each, start):
-                chosen |= {f"block{i}_{name}": choice for name, choice in choices.items()}
-            layout = Layout(after, self.prefix)
-        frame = at.frame
-        if "block0_q" in chosen:  # only the first block pools queries
-            frame = frame.rolled(shifts.phases(chosen["block0_q"].index, self.stride))
-        frame = frame.every(self.stride)
-        return Map(x, after, frame), {index: Map(tokens, after, frame) for index, tokens in seen.items()}, chosen
+                outputs |= part.outputs
+                choices += [_row(part.collected, i) for i in range(length)]
+            layout = after
+        if "q" in choices[0]:  # only the first block pools queries
+            at = at.record(f"{name}_block0_q", choices[0]["q"], self.stride)
+        chosen = {f"{name}_block{i}_{of}": choice for i, one in enumerate(choices) for of, choice in one.items()}
+        at = Map(x, after, at.frame.every(self.stride), at.choices | chosen)
+        return at, {index: at._replace(tokens=tokens) for index, tokens in outputs.items()}
 
 
 def _row(tree: Any, index: int) -> Any:

@@ -34,7 +34,7 @@ from equivit.layers.jumbo import divide, merge
 from equivit.layers.prefix import token
 from equivit.layers.stack import Stack, check_blocks
 from equivit.models.features import Features, Grid
-from equivit.models.model import Preset
+from equivit.models.model import Preset, check_head
 from kernels.attention import side_by_side
 
 NORMS = {"layer": dense.LayerNorm, "batch": BatchNorm}
@@ -161,7 +161,7 @@ class PatchTST(nnx.Module):
         self.jumbo_mlp = dense.Mlp(wide, config.jumbo_mlp * wide, rngs=rngs) if shared else None
         self.norm = NORMS[config.norm](width) if config.norm_first else None
         classes = config.num_classes
-        self.head = None if classes is None else dense.Linear(config.channels * width, classes, rngs=rngs)
+        self.head: Any = None if classes is None else dense.Linear(config.channels * width, classes, rngs=rngs)
 
     def __call__(
         self,
@@ -215,8 +215,7 @@ class PatchTST(nnx.Module):
         dropout: float | jax.Array | None = None,
     ) -> jax.Array:
         """Class logits [*B, num_classes] of patches [*B, channels, patches, patch_length], such as those of `cut`."""
-        if self.head is None:
-            raise ValueError("PatchTST: the model has no head (num_classes=None); call features.")
+        check_head(self)
         return self.head(self._pooled(patches, key, train, dropout))
 
     def features(

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from equivit import constraints
@@ -18,15 +17,13 @@ from equivit.layers import dense
 from equivit.layers.batch_norm import BatchNorm
 from equivit.layers.convolution import NormedConv
 from equivit.layers.dropout import split
-from equivit.layers.grid import Layout, check_images
-from equivit.layers.stack import REMAT, Stack, check_blocks
+from equivit.layers.grid import Layout
+from equivit.layers.stack import REMAT, Stack
 from equivit.layers.stochastic_depth import drop_path
-from equivit.models import features
-from equivit.models.features import Features
-from equivit.models.image_config import StagedConfig
 from equivit.models.model import Preset
 from equivit.models.shvit.attention import SingleHeadAttention
 from equivit.models.shvit.merging import ConvMerging
+from equivit.models.staged import Map, Staged, StagedConfig
 
 STRIDE = 16  # of the map of the first stage; each further one halves it
 EXPANSION = 2  # of the hidden width of feed-forward parts
@@ -214,7 +211,9 @@ class NormedLinear(nnx.Module):
         self.linear = dense.Linear(in_features, out_features, rngs=rngs)
 
     def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
-        return self.linear(self.norm(x, train=train))
+        flat = x.reshape(-1, x.shape[-1])  # statistics of groups are of images, in however many batch axes
+        y = self.linear(self.norm(flat, train=train))
+        return y.reshape(*x.shape[:-1], y.shape[-1])
 
     def folded(self) -> dense.Linear:
         """The same map as one linear map, by the running statistics, for inference."""
@@ -226,7 +225,7 @@ class NormedLinear(nnx.Module):
         return linear
 
 
-class SHViT(nnx.Module):
+class SHViT(Staged):
     """A SHViT; see `SHViTConfig`.  The head, which begins with a batch norm, reads the mean of the last map."""
 
     before = ("patch_embed",)
@@ -253,82 +252,23 @@ class SHViT(nnx.Module):
         width, classes = config.widths[-1], config.num_classes
         self.head: Any = None if classes is None else NormedLinear(width, classes, statistics_groups=groups, rngs=rngs)
 
-    def __call__(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
-        """Class logits [*B, num_classes] of images [*B, H, W, C].
+    def embed(self, images: jax.Array, *, train: bool = False) -> Map:
+        x = images
+        for conv in self.patch_embed:
+            x = conv(x, train=train)
+        return Map.of_images(images).strided(x, STRIDE)
 
-        Args:
-          key: drives drop path; None means none.
-          train: whether batch norms use and record the statistics of these images.
+    def begin(self, stage: int, at: Map, *, train: bool = False) -> Map:
+        """Halve the map, but in the first stage."""
+        downsampling = self.stages[stage].downsampling
+        return at if downsampling is None else at.strided(downsampling(at.tokens, train=train), 2)
 
-        Raises:
-          ValueError: the model has no head.
-        """
-        if self.head is None:
-            raise ValueError(
-                "SHViT: the model has no head (num_classes=None); call features, or create it with classes."
-            )
-        pooled = self.pooled(images, key=key, train=train)
-        if not train:
-            return self.head(pooled)  # a linear map too, such as that of a folded model
-        logits = self.head(pooled.reshape(-1, pooled.shape[-1]), train=True)
-        return logits.reshape(*pooled.shape[:-1], logits.shape[-1])
+    def pool(self, last: Map, *, train: bool = False) -> jax.Array:
+        """The mean of the last map."""
+        return last.tokens.mean((1, 2))
 
-    def pooled(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
-        """The input of the head, [*B, features]: the mean of the last map."""
-        return self.trunk(images, key=key, train=train)[0].mean((-3, -2))
-
-    def features(
-        self,
-        images: jax.Array,
-        *,
-        blocks: tuple[int, ...] = (),
-        norm: bool = True,
-        key: jax.Array | None = None,
-        train: bool = False,
-    ) -> Features:
-        """The map after the last block, and after each of `blocks`, counted through all stages.
-
-        `norm` changes nothing: there is no final norm.
-
-        Raises:
-          IndexError: there is no such block.
-          ValueError: blocks are no indices.
-        """
-        last, seen = self.trunk(images, capture=blocks, key=key, train=train)
-        strides = np.repeat([STRIDE * 2**stage for stage in range(len(self.stages))], self.config.depths).tolist()
-        inner = {index: features.of_map(values, strides[index]) for index, values in seen.items()}
-        return features.of_map(last, strides[-1], inner)
-
-    def trunk(
-        self,
-        images: jax.Array,
-        *,
-        capture: tuple[int, ...] = (),
-        key: jax.Array | None = None,
-        train: bool = False,
-    ) -> tuple[jax.Array, dict[int, jax.Array]]:
-        """The map after the last block, [*B, h, w, width], and those after the blocks in `capture`."""
-        config, rates, batch = self.config, self.config.rates, images.shape[:-3]
-        check_blocks("SHViT", capture, config.depth)
-        check_images(images, config.in_channels, (1, 1))
-        x = images.reshape(-1, *images.shape[-3:])
-        for unit in self.patch_embed:
-            x = unit(x, train=train)
-        seen, first = {}, 0
-        for number, stage in enumerate(self.stages):
-            stop = first + len(stage.blocks)
-            if stage.downsampling is not None:
-                x = stage.downsampling(x, train=train)
-            x, part = stage.blocks(
-                x,
-                rates=None if rates is None else rates[first:stop],
-                capture=tuple(index - first for index in capture if first <= index < stop),
-                train=train,
-                key=None if key is None else jax.random.fold_in(key, number),
-            )
-            seen |= {first + index: values for index, values in part.outputs.items()}
-            first = stop
-        return jax.tree.map(lambda values: values.reshape(*batch, *values.shape[1:]), (x, seen))
+    def classify(self, pooled: jax.Array, *, train: bool = False) -> jax.Array:
+        return self.head(pooled, train=True) if train else self.head(pooled)  # the head of a folded model is linear
 
 
 def _block(config: SHViTConfig, stage: int, rngs: nnx.Rngs) -> Block:

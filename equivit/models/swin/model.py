@@ -12,7 +12,7 @@ Sources: Swin (arXiv 2103.14030); SwinV2 (arXiv 2111.09883); A-Swin and A-SwinV2
 
 import dataclasses
 import math
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,17 +21,14 @@ from flax import nnx
 from equivit import constraints
 from equivit.constraints import Below1, Depth, OneOf, PositiveFloat, PositiveInt, Size, Words
 from equivit.layers import dense
-from equivit.layers.dropout import dropout, split
-from equivit.layers.grid import Frame, Layout, check_grid, check_images
-from equivit.layers.stack import REMAT, Stack, check_blocks
+from equivit.layers.grid import Layout, check_grid
+from equivit.layers.stack import REMAT, Stack
 from equivit.models.adaptive import SELECT, AdaptiveConfig, check_torus, placed
-from equivit.models.features import Features, Grid
-from equivit.models.image_config import StagedConfig
 from equivit.models.model import Preset
+from equivit.models.staged import Map, Staged, StagedConfig, split_prefix
 from equivit.models.swin.merge import PatchMerging
 from equivit.models.swin.window import CosineWindowAttention, Pair, WindowAttention, WindowBlock, spread
 from equivit.symmetry import shifts
-from equivit.symmetry.shifts import Choice
 
 PARTS = ("token", "window", "merge", "position")
 Window = Annotated[tuple[PositiveInt, PositiveInt], Words("(height, width) in tokens")]
@@ -136,20 +133,6 @@ class SwinConfig(AdaptiveConfig, StagedConfig):
         return Swin(self, rngs=rngs)
 
 
-class Map(NamedTuple):
-    """A map of tokens.
-
-    Attributes:
-      tokens: [B, h w, width].
-      grid: (h, w).
-      frame: where they lie on the image.
-    """
-
-    tokens: jax.Array
-    grid: Pair
-    frame: Frame
-
-
 class Stage(nnx.Module):
     """Patch merging, unless it is the first stage, then blocks; every second one shifts its windows."""
 
@@ -161,7 +144,7 @@ class Stage(nnx.Module):
 
         def block(rngs):
             norms = [dense.LayerNorm(width, eps=config.norm_eps) for _ in range(2)]
-            if not first:  # so that each block begins as the identity, as the official code has it
+            if not first:  # so that each block begins as the identity, as in the official code
                 for norm in norms:
                     norm.scale.set_value(jnp.zeros(width))
             return WindowBlock(
@@ -175,34 +158,13 @@ class Stage(nnx.Module):
 
         self.merge = PatchMerging(width // 2, norm_first=first, eps=config.norm_eps, rngs=rngs) if stage else None
         self.blocks = Stack([(config.depths[stage], block)], remat=config.remat, unroll=config.unroll, rngs=rngs)
-        self.window, self.parts, self.select = window, parts, config.select
-
-    def begin(self, at: Map) -> tuple[Map, dict[str, Choice]]:
-        """The input of the stage's blocks, merged and with its windows in place, and the choices made for it."""
-        chosen = {}
-        if self.merge is not None:
-            at, chosen = self._merged(self.merge, at)
-        if "window" in self.parts:
-            x = at.tokens.reshape(-1, *at.grid, at.tokens.shape[-1])
-            scores, places = spread(x, self.window)
-            if math.prod(places) > 1:
-                chosen["window"] = choice = shifts.strongest(scores)
-                first = shifts.phases(choice.index, places)
-                at = Map(shifts.roll(x, -first).reshape(at.tokens.shape), at.grid, at.frame.rolled(first))
-        return at, chosen
-
-    def _merged(self, merge: PatchMerging, at: Map) -> tuple[Map, dict[str, Choice]]:
-        if "merge" not in self.parts:
-            return Map(*merge(at.tokens, at.grid), at.frame.every((2, 2))), {}
-        x, grid, choice = merge.adaptive(at.tokens, at.grid, self.select)
-        frame = at.frame.rolled(shifts.phases(choice.index, (2, 2))).every((2, 2))
-        return Map(x, grid, frame), {"merge": choice}
 
 
-class Swin(nnx.Module):
+class Swin(Staged):
     """A Swin transformer of either version; see `SwinConfig`.
 
-    The head reads the mean of the last stage's tokens after a norm.
+    The head reads the mean token of the last stage, after a norm.  Choices have the names "patch_embed",
+    "stage1_merge", "stage1_window" and so on.
     """
 
     before = ("patch_embed", "patch_norm")
@@ -216,111 +178,42 @@ class Swin(nnx.Module):
         self.norm = dense.LayerNorm(features, eps=config.norm_eps)
         self.head = None if classes is None else dense.Linear(features, classes, rngs=rngs)
 
-    def __call__(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
-        """Class logits [*B, num_classes] of images [*B, H, W, C].
+    def embed(self, images: jax.Array, *, train: bool = False) -> Map:
+        grid = check_grid(images.shape[1:3], self.config.patch_size, "image")
+        images, frame, choices = placed(images, self.config, *self.patch_embed.affine(), stride=self.config.patch_size)
+        tokens = self.patch_norm(self.patch_embed(images))
+        return Map(tokens, Layout(grid), frame.every(self.config.patch_size), choices)
 
-        Args:
-          key: drives drop path and dropout; None means neither.
-          train: unused; there are no batch statistics.
+    def begin(self, stage: int, at: Map, *, train: bool = False) -> Map:
+        """Merge patches, and put the windows in place."""
+        if stage:
+            at = self._merged(stage, at)
+        if "window" in self.config.parts:
+            at = self._windowed(stage, at)
+        shift = self.config.shift(stage, at.frame.image)
+        return at._replace(layout=Layout(at.layout.grid, shift=shift))
 
-        Raises:
-          ValueError: the patch does not divide the image, or the model has no head.
-        """
-        if self.head is None:
-            raise ValueError(
-                "Swin: the model has no head (num_classes=None); call features, or create it with classes."
-            )
-        trunk_key, head_key = split(key)
-        pooled = self.pooled(images, key=trunk_key, train=train)
-        return self.head(dropout(pooled, self.config.dropout, head_key))
+    def stage(self, stage: int, at: Map, *, train: bool, **options: Any) -> tuple[Map, dict[int, Map]]:
+        return super().stage(stage, at, train=train, phases=2, **options)
 
-    def pooled(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
-        """The input of the head, [*B, features]: the mean of the tokens after the norm."""
-        last, _, _ = self.trunk(images, key=key, train=train)
-        pooled = self.norm(last.tokens).mean(-2)
-        return pooled.reshape(*images.shape[:-3], pooled.shape[-1])
+    def _merged(self, stage: int, at: Map) -> Map:
+        merge = self.stages[stage].merge
+        if "merge" in self.config.parts:
+            tokens, grid, choice = merge.adaptive(at.tokens, at.layout.grid, self.config.select)
+            at = at.record(f"stage{stage}_merge", choice, (2, 2))
+        else:
+            tokens, grid = merge(at.tokens, at.layout.grid)
+        return at._replace(tokens=tokens, layout=Layout(grid), frame=at.frame.every((2, 2)))
 
-    def selections(self, images: jax.Array) -> dict[str, Choice]:
-        """The choices of the adaptive parts for each image: the index, and the relative gap to the second best.
-
-        Both are [B], B being all batch axes in one.  Names are "patch_embed", "stage1_merge", "stage1_window" and so
-        on; indices are row-major in the phases of the stride, or the places of a window.  With an anchor they are those
-        in the frame of the content, and so the same for each shift.
-        """
-        return self.trunk(images)[2]
-
-    def features(
-        self,
-        images: jax.Array,
-        *,
-        blocks: tuple[int, ...] = (),
-        norm: bool = True,
-        key: jax.Array | None = None,
-        train: bool = False,
-    ) -> Features:
-        """Tokens after the last block, and after each of `blocks`, counted through all stages.
-
-        There is no class token and no register.  With `norm` tokens of the last stage go through the final norm; those
-        of the stages before have another width, and are as the block left them.
-
-        Raises:
-          IndexError: there is no such block.
-          ValueError: blocks are no indices.
-        """
-        check_blocks("Swin", blocks, self.config.depth)
-        last, seen, _ = self.trunk(images, capture=blocks, key=key, train=train)
-        batch = images.shape[:-3]
-        inner = {
-            index: self._features(at, batch, norm and at.tokens.shape[-1] == last.tokens.shape[-1], {})
-            for index, at in seen.items()
-        }
-        return self._features(last, batch, norm, inner)
-
-    def trunk(
-        self,
-        images: jax.Array,
-        *,
-        capture: tuple[int, ...] = (),
-        key: jax.Array | None = None,
-        train: bool = False,
-    ) -> tuple[Map, dict[int, Map], dict[str, Choice]]:
-        """The tokens after the last block, before the final norm; those after the blocks in `capture`; all choices."""
-        config, rates = self.config, self.config.rates
-        at, chosen = self._embedded(images)
-        seen, first = {}, 0
-        for number, stage in enumerate(self.stages):
-            stop = first + len(stage.blocks)
-            at, choices = stage.begin(at)
-            chosen |= {f"stage{number}_{name}": choice for name, choice in choices.items()}
-            x, part = stage.blocks(
-                at.tokens,
-                Layout(at.grid, shift=config.shift(number, images.shape[-3:-1])),
-                rates=None if rates is None else rates[first:stop],
-                phases=2,
-                capture=tuple(index - first for index in capture if first <= index < stop),
-                train=train,
-                key=None if key is None else jax.random.fold_in(key, number),
-            )
-            seen |= {first + index: at._replace(tokens=tokens) for index, tokens in part.outputs.items()}
-            at, first = at._replace(tokens=x), stop
-        return at, seen, chosen
-
-    def _embedded(self, images: jax.Array) -> tuple[Map, dict[str, Choice]]:
-        """The tokens of patches, and the choice of where patches begin."""
-        config, embed = self.config, self.patch_embed
-        grid = check_images(images, config.in_channels, config.patch_size)
-        if config.parts:
-            config.check_torus(images.shape[-3:-1])
-        images, frame, chosen = placed(
-            images.reshape(-1, *images.shape[-3:]), config, *embed.affine(), stride=config.patch_size
-        )
-        return Map(self.patch_norm(embed(images)), grid, frame.every(config.patch_size)), chosen
-
-    def _features(self, at: Map, batch: tuple[int, ...], norm: bool, blocks: dict[int, Features]) -> Features:
-        tokens = self.norm(at.tokens) if norm else at.tokens
-        width = tokens.shape[-1]
-        values = Grid(tokens.reshape(*batch, *at.grid, width), at.frame.stride, at.frame.offset.reshape(*batch, 2))
-        return Features(None, jnp.zeros((*batch, 0, width), tokens.dtype), values, blocks)
+    def _windowed(self, stage: int, at: Map) -> Map:
+        """The map rolled so that its windows begin where the content decides."""
+        x = split_prefix(at.tokens, at.layout)[1]
+        scores, places = spread(x, self.config.window(stage))
+        if math.prod(places) == 1:
+            return at
+        choice = shifts.strongest(scores)
+        x = shifts.roll(x, -shifts.phases(choice.index, places))
+        return at._replace(tokens=x.reshape(at.tokens.shape)).record(f"stage{stage}_window", choice, places)
 
 
 # Published sizes (Swin, Section 3.3; SwinV2, Appendix A1).

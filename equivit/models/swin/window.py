@@ -18,10 +18,10 @@ import numpy as np
 from flax import nnx
 
 from equivit.layers import dense
-from equivit.layers.dropout import dropout, split
+from equivit.layers.dropout import split
 from equivit.layers.grid import Layout
 from equivit.layers.position import resize
-from equivit.layers.stochastic_depth import drop_path
+from equivit.models.staged import branch_path
 from kernels.attention import attend, side_by_side
 
 Pair = tuple[int, int]
@@ -332,5 +332,4 @@ class WindowBlock(nnx.Module):
 
     def _add(self, x, norm: Callable, branch: Callable, rate, key) -> jax.Array:
         y = branch(norm(x)) if self.norm_first else norm(branch(x).astype(x.dtype))
-        dropout_key, path_key = split(key)
-        return x + drop_path(dropout(y, self.dropout, dropout_key), rate, path_key)
+        return x + branch_path(y, self.dropout, rate, key)

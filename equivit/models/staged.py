@@ -1,0 +1,258 @@
+"""The base of staged backbones, whose maps get smaller and wider from stage to stage.
+
+    images -> embed -> (begin -> blocks) of each stage -> pool -> head
+
+A backbone defines three maps: `embed`, of images; `begin`, which changes the shape of a map before the blocks of a
+stage; and `pool`, of the last map.  This page does the rest: it checks images, walks through the stages, passes keys
+and rates of stochastic depth on, captures the maps after single blocks, and calls the head.
+
+A map is tokens with the place on the image where they lie (`Map`).  An adaptive backbone moves that place.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from equivit import errors
+from equivit.layers.dropout import dropout, split
+from equivit.layers.grid import Frame, Layout, check_images
+from equivit.layers.stack import Stack, check_blocks
+from equivit.layers.stochastic_depth import drop_path
+from equivit.models.features import Features, Grid
+from equivit.models.image_config import ImageConfig
+from equivit.models.model import check_head
+from equivit.symmetry import shifts
+from equivit.symmetry.shifts import Choice
+
+
+class StagedConfig(ImageConfig):
+    """Base of a configuration with `depths`, the blocks of each stage."""
+
+    depths: Any
+
+    @property
+    def depth(self) -> int:
+        """Blocks of all stages."""
+        return sum(self.depths)
+
+    def check_stages(self, *names: str) -> None:
+        """ValueError unless each of these fields has as many entries as `depths`."""
+        for name in names:
+            if len(value := getattr(self, name)) != len(self.depths):
+                raise ValueError(
+                    f"{_family(self)}: {name}={value} and depths={self.depths} must have one entry per stage each."
+                )
+
+    def check_heads(self, num_heads: tuple[int, ...], widths: tuple[int, ...]) -> None:
+        """ValueError unless the heads of each stage divide its width."""
+        for stage, (heads, width) in enumerate(zip(num_heads, widths, strict=True)):
+            what = f"the width of stage {stage}, {width}"
+            errors.divides(f"{_family(self)}: num_heads[{stage}]", heads, width, what)
+
+
+class Map(NamedTuple):
+    """Tokens on a grid, and the place of that grid on the image.
+
+    Attributes:
+      tokens: [B, prefix + h w, width]; in convolutional backbones [B, h, w, width].
+      layout: the grid (h, w), and the number of tokens before it.
+      frame: offset and stride of the grid in pixels.
+      choices: the choices of the adaptive parts so far, by name.
+    """
+
+    tokens: jax.Array
+    layout: Layout
+    frame: Frame
+    choices: dict[str, Choice] = {}
+
+    @classmethod
+    def of_images(cls, images: jax.Array) -> "Map":
+        """The pixels of images [B, H, W, C], as a map of stride 1."""
+        number, height, width, _ = images.shape
+        frame = Frame(jnp.zeros((number, 2), jnp.int32), (1, 1), (height, width))
+        return cls(images, Layout((height, width)), frame)
+
+    def strided(self, tokens: jax.Array, stride: int) -> "Map":
+        """The map [B, h, w, width] that a convolution with this stride computes from this one."""
+        grid = tokens.shape[1], tokens.shape[2]
+        return self._replace(tokens=tokens, layout=Layout(grid), frame=self.frame.every((stride, stride)))
+
+    def record(self, name: str, choice: Choice, places: tuple[int, int]) -> "Map":
+        """The same tokens, whose grid was rolled to begin at the chosen one of `places` (rows, columns)."""
+        frame = self.frame.rolled(shifts.phases(choice.index, places))
+        return self._replace(frame=frame, choices=self.choices | {name: choice})
+
+
+class Staged(nnx.Module):
+    """Base of a staged backbone.
+
+    Its configuration is an `ImageConfig`; a field `dropout` is the rate before the head, and an adaptive one has
+    `parts` and `check_torus` (`models/adaptive.py`).
+
+    Attributes:
+      stages: of each stage its `Stack` of blocks, or a module that has it as `blocks`.
+      norm: of the last map; None where there is none.
+      head: reads the pooled map; None for a model without classes.
+    """
+
+    config: Any
+    stages: Any
+    norm: Any = None
+    head: Any
+
+    def embed(self, images: jax.Array, *, train: bool = False) -> Map:
+        """The map before the first stage, of images [B, H, W, C]."""
+        raise NotImplementedError
+
+    def begin(self, stage: int, at: Map, *, train: bool = False) -> Map:
+        """The input of a stage's blocks, from the map of the stage before."""
+        return at
+
+    def pool(self, last: Map, *, train: bool = False) -> jax.Array:
+        """The input of the head, [B, features]: by default the class token, or the mean token, after the norm."""
+        if last.layout.prefix:
+            return self.norm(last.tokens[:, 0])
+        return self.norm(last.tokens).mean(1)
+
+    def stack(self, stage: int) -> Stack:
+        """The blocks of a stage."""
+        part = self.stages[stage]
+        return part if isinstance(part, Stack) else part.blocks
+
+    def stage(self, stage: int, at: Map, *, train: bool, **options: Any) -> tuple[Map, dict[int, Map]]:
+        """The map after a stage, and those after its blocks in `capture`, counted from its first one.
+
+        Args:
+          options: `capture`, `rates` and `key`, as a `Stack` takes them.
+        """
+        at = self.begin(stage, at, train=train)
+        tokens, seen = self.stack(stage)(at.tokens, at.layout, train=train, **options)
+        return at._replace(tokens=tokens), {i: at._replace(tokens=y) for i, y in seen.outputs.items()}
+
+    def classify(self, pooled: jax.Array, *, train: bool = False) -> jax.Array:
+        """The logits of pooled maps [*B, features]."""
+        return self.head(pooled)
+
+    def __call__(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
+        """Class logits [*B, num_classes] of images [*B, H, W, C].
+
+        Args:
+          key: drives stochastic depth and dropout; None means neither.
+          train: whether batch norms use and record the statistics of these images.
+
+        Raises:
+          ValueError: the model has no head, or does not take images of this shape.
+        """
+        check_head(self)
+        if (rate := getattr(self.config, "dropout", None)) is None:
+            return self.classify(self.pooled(images, key=key, train=train), train=train)
+        trunk_key, head_key = split(key)
+        pooled = self.pooled(images, key=trunk_key, train=train)
+        return self.classify(dropout(pooled, rate, head_key), train=train)
+
+    def pooled(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
+        """The input of the head, [*B, features]."""
+        last, _ = self.trunk(images, key=key, train=train)
+        pooled = self.pool(last, train=train)
+        return pooled.reshape(*images.shape[:-3], pooled.shape[-1])
+
+    def features(
+        self,
+        images: jax.Array,
+        *,
+        blocks: tuple[int, ...] = (),
+        norm: bool = True,
+        key: jax.Array | None = None,
+        train: bool = False,
+    ) -> Features:
+        """The map after the last block, and after each of `blocks`, counted through all stages.
+
+        With `norm` the maps of the last stage go through the final norm, if the model has one.  Maps of the stages
+        before have another width, and are as their block left them.
+
+        Raises:
+          IndexError: there is no such block.
+          ValueError: `blocks` are no indices, or the model does not take images of this shape.
+        """
+        last, seen = self.trunk(images, capture=blocks, key=key, train=train)
+        batch, final = images.shape[:-3], self.config.depth - len(self.stack(len(self.stages) - 1))
+        inner = {i: self._features(at, batch, norm and i >= final, {}) for i, at in seen.items()}
+        return self._features(last, batch, norm, inner)
+
+    def selections(self, images: jax.Array) -> dict[str, Choice]:
+        """The choices of the adaptive parts for each image: the index, and the relative gap to the second best.
+
+        Both are [B], B being all batch axes in one.  Indices are row-major in the phases of a stride, or in the places
+        of a window.  With an anchor they are indices in the frame of the content, and so the same for each shift.
+        """
+        return self.trunk(images)[0].choices
+
+    def trunk(
+        self,
+        images: jax.Array,
+        *,
+        capture: tuple[int, ...] = (),
+        key: jax.Array | None = None,
+        train: bool = False,
+    ) -> tuple[Map, dict[int, Map]]:
+        """The map after the last block, before any final norm, and the maps after the blocks in `capture`.
+
+        Their batch is one axis, of all images.
+        """
+        check_blocks(type(self).__name__, capture, self.config.depth)
+        at, seen, first, rates = self.embedded(images, train=train), {}, 0, self.config.rates
+        for number in range(len(self.stages)):
+            stop = first + len(self.stack(number))
+            at, inner = self.stage(
+                number,
+                at,
+                capture=tuple(index - first for index in capture if first <= index < stop),
+                rates=None if rates is None else rates[first:stop],
+                train=train,
+                key=None if key is None else jax.random.fold_in(key, number),
+            )
+            seen |= {first + index: inside for index, inside in inner.items()}
+            first = stop
+        return at, seen
+
+    def embedded(self, images: jax.Array, *, train: bool = False) -> Map:
+        """`embed`, of images with any batch axes; ValueError for images that the model does not take."""
+        config = self.config
+        height, width = check_images(images, config.in_channels, (1, 1))
+        if getattr(config, "parts", ()):
+            config.check_torus((height, width))
+        return self.embed(images.reshape(-1, height, width, config.in_channels), train=train)
+
+    def _features(self, at: Map, batch: tuple[int, ...], norm: bool, blocks: dict[int, Features]) -> Features:
+        tokens = self.norm(at.tokens) if norm and self.norm is not None else at.tokens
+        grid, prefix, width = at.layout.grid, at.layout.prefix, tokens.shape[-1]
+        tokens = tokens.reshape(*batch, prefix + math.prod(grid), width)
+        values = tokens[..., prefix:, :].reshape(*batch, *grid, width)
+        patches = Grid(values, at.frame.stride, at.frame.offset.reshape(*batch, 2))
+        registers = jnp.zeros((*batch, 0, width), tokens.dtype)
+        return Features(tokens[..., 0, :] if prefix else None, registers, patches, blocks)
+
+
+def split_prefix(x: jax.Array, layout: Layout) -> tuple[jax.Array, jax.Array]:
+    """The tokens before the map, and the map: [*B, P + h w, C] -> [*B, P, C] and [*B, h, w, C]."""
+    prefix, tokens = x[..., : layout.prefix, :], x[..., layout.prefix :, :]
+    return prefix, tokens.reshape(*x.shape[:-2], *layout.grid, x.shape[-1])
+
+
+def join_prefix(prefix: jax.Array, maps: jax.Array) -> jax.Array:
+    """The inverse of `split_prefix`: [*B, P, C] and [*B, h, w, C] -> [*B, P + h w, C], in the dtype of the map."""
+    tokens = jax.lax.collapse(maps, maps.ndim - 3, maps.ndim - 1)
+    return jnp.concatenate([prefix.astype(maps.dtype), tokens], axis=-2) if prefix.shape[-2] else tokens
+
+
+def branch_path(branch: jax.Array, entries: float, rate: float | jax.Array, key: jax.Array | None) -> jax.Array:
+    """A residual branch of tokens after dropout of `entries`, then stochastic depth at `rate`."""
+    dropout_key, path_key = split(key)
+    return drop_path(dropout(branch, entries, dropout_key), rate, path_key)
+
+
+def _family(config: Any) -> str:
+    return type(config).__name__.removesuffix("Config")
