@@ -49,6 +49,11 @@ def chosen(name: str, implementation: str) -> str:
     return AUTO.get() if implementation == "auto" else implementation
 
 
+def lacks(asked: str, chosen: str, kernels: dict[str, Callable | None]) -> bool:
+    """Whether `using` asks for a kernel that there is not: then the operation is the reference."""
+    return asked == "auto" != chosen and kernels.get(chosen) is None
+
+
 def check_field(name: str, lines: jax.Array, planes: jax.Array) -> None:
     """ValueError unless the arrays are an octic field, lines [4, *B, N, C] and planes [2, *B, N, 2C], of one dtype."""
     expected = (2, *lines.shape[1:-1], 2 * lines.shape[-1]) if lines.ndim else ()

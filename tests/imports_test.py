@@ -127,7 +127,7 @@ def test_the_package_imports_nothing():
 def test_kernels_are_imported_in_one_place_per_operation():
     users = [p.name for p in (ROOT / "equivit").rglob("*.py") if "kernels" in set(rooms_imported(p))]
     # export.py only says that none is used.
-    assert sorted(users) == ["attention.py", "export.py", "isotypic.py"]
+    assert sorted(users) == []
 
 
 def test_another_package_of_the_name_kernels_is_told(tmp_path):

@@ -1,9 +1,10 @@
 """A stack of blocks: blocks of the same structure have stacked parameters and run under `jax.lax.scan`."""
 
+import contextlib
 import functools
 import operator
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,41 +13,21 @@ from flax import nnx
 
 from equivit import errors
 from equivit.layers.batch_stats import check_taken, recording
-from equivit.layers.by_image import by_image
 from equivit.layers.grid import Layout
 from equivit.layers.rngs import Keys
-from equivit.symmetry.fields import Isotypic
 
 REMAT = {
     "none": None,
     "full": jax.checkpoint_policies.nothing_saveable,
     "dots": jax.checkpoint_policies.save_from_both_policies(
         jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-        jax.checkpoint_policies.save_only_these_names("product"),  # `product.kept`
+        jax.checkpoint_policies.save_only_these_names("product"),  # `kernels.product.kept`
     ),
 }
 
 
+# (carry, index of the block, the block, its input) -> carry
 Fold = Callable[[Any, Any, nnx.Module, Any], Any]
-
-
-class Seen(NamedTuple):
-    """The requested outputs of a pass through a stack.
-
-    Attributes:
-      outputs: the outputs of the blocks in `capture`, by block index.
-      collected: the results of `collect`, stacked over the blocks; None without `collect`.
-      folded: the last value of `fold`; None without `fold`.
-    """
-
-    outputs: dict[int, Any]
-    collected: Any = None
-    folded: Any = None
-
-    def joined(self, later: "Seen") -> "Seen":
-        """Joined with those of later blocks."""
-        collected = [part for part in (self.collected, later.collected) if part is not None]
-        return Seen(self.outputs | later.outputs, _concatenated(collected), later.folded)
 
 
 class Stack(nnx.Module):
@@ -136,102 +117,72 @@ class Stack(nnx.Module):
         shared: tuple = (),
         rates: np.ndarray | None = None,
         phases: int = 1,
-        capture: tuple[int, ...] = (),
-        collect: Callable[[nnx.Module, Any], Any] | None = None,
         fold: Fold | None = None,
-        folded: Any = None,
-        aux: bool = False,
+        carry: Any = None,
         train: bool = False,
         key: jax.Array | None = None,
-    ) -> tuple[Any, Seen]:
-        """Apply blocks start <= i < stop; returns x and the outputs that were requested.
+    ) -> tuple[Any, Any]:
+        """Apply blocks start <= i < stop; returns x and the last carry.
+
+        A single block is called outside of a scan, so that it may return a value of another shape.
 
         Args:
           layout: the token layout, passed to every block.
           shared: modules that all blocks use; their gradients add up.
           rates: [len(self)], the rate of stochastic depth of each block; None: 0.
           phases: the period with which blocks alternate: block i gets `phase=i % phases`, which is static.
-          capture: indices of the blocks whose outputs are returned.
-          collect: `collect(block, x)` is evaluated before each block, on the block's input x.
-          fold: `fold(folded, index, block, x)` is evaluated before each block and gives the value for the next one.  It
-            passes through the scan, so that what is changed in place needs no second copy.
-          folded: the value for the first block.
-          aux: blocks return a pair (x, anything), and the second is collected.
+          fold: `carry = fold(carry, index, block, x)` is evaluated before each block, on the block's input x.  The
+            carry passes through the scan, so that what is changed in place needs no second copy.
+          carry: the value for the first block.
           train: passed to every block: whether batch statistics are used and recorded.
           key: block i always gets `fold_in(key, i)`, so the result does not depend on how the blocks are divided into
             runs or calls.  None: no dropout or stochastic depth.
         """
         stop = len(self) if stop is None else stop
-        options = dict(layout=layout, shared=shared, collect=collect, fold=fold, aux=aux, train=train, key=key)
-        block = functools.partial(_call, **options)
-        outputs, collected = {}, []
-        for run, begin, end, period in self._segments(start, stop, capture, phases):
-            body = functools.partial(block, phases=phases)
-            (x, folded), part = self._scan(run, begin, end, period, (x, folded), rates, body)
-            collected += [] if part is None else [part]
-            if end - 1 in capture:
-                outputs[end - 1] = x
-        return x, Seen(outputs, _concatenated(collected), folded)
+        block = functools.partial(_call, phases=phases, layout=layout, shared=shared, fold=fold, train=train, key=key)
+        for run, begin, end, period in self._segments(start, stop, phases):
+            x, carry = self._scan(run, begin, end, period, (x, carry), rates, block)
+        return x, carry
 
-    def alone(
-        self,
-        index: int,
-        x: Any,
-        layout: Layout | None = None,
-        *,
-        rates: np.ndarray | None = None,
-        train: bool = False,
-        key: jax.Array | None = None,
-    ) -> Any:
-        """Apply one block outside of a scan, so that it may return another shape than that of x, or a pair.
-
-        The arguments are those of a call for all blocks.
-        """
-        run, offset = self._locate(index)
-        options: dict[str, Any] = dict(phase=0, phases=1, layout=layout, train=train, key=key)
-        options |= dict(shared=(), collect=None, fold=None, aux=False)
-        block = functools.partial(_call, **options)
-        if REMAT[self.remat] is not None:
-            block = jax.checkpoint(block, policy=REMAT[self.remat])
-        with recording():
-            (x, _), (changed, _) = block((x, None), (index, None if rates is None else rates[index], self[index]))
-        rows = slice(offset, offset + 1)
-        _write(self.runs[run], {name: value[None] for name, value in changed.items()}, rows)
-        return x
-
-    def _segments(self, start, stop, capture, phases):
+    def _segments(self, start, stop, phases):
         """(run, begin, end, period) of each scan; one step applies `period` blocks."""
-        for run, (first, length) in enumerate(self.spans):
-            begin, last = max(start, first), min(stop, first + length)
-            for end in sorted({last, *(i + 1 for i in capture if begin <= i < last)} if begin < last else ()):
-                whole = begin + (end - begin) // phases * phases
-                if begin < whole:
-                    yield run, begin, whole, phases
-                if whole < end:
-                    yield run, whole, end, end - whole
-                begin = end
+        first = 0
+        for run, length in enumerate(self.lengths):
+            begin, end = max(start, first), min(stop, first + length)
+            whole = begin + max(end - begin, 0) // phases * phases
+            if begin < whole:
+                yield run, begin, whole, phases
+            if whole < end:
+                yield run, whole, end, end - whole
+            first += length
 
     def _scan(self, run, begin, end, period, carried, rates, block):
-        first, length = self.spans[run]
-        chosen = slice(begin - first, end - first)
-        part = self.runs[run]
+        taken = recording() if block.keywords["train"] else contextlib.nullcontext()
+        offset, length = begin - self.spans[run][0], self.lengths[run]
+        chosen, part = slice(offset, offset + end - begin), self.runs[run]
+        if end - begin == 1:
+            step = (begin, None if rates is None else rates[begin], jax.tree.map(lambda a: a[offset], part))
+            with taken:
+                carried, changed = self._with_remat(functools.partial(block, phase=begin), True)(carried, step)
+            _write(part, {name: value[None] for name, value in changed.items()}, chosen)
+            return carried
         part = part if end - begin == length else jax.tree.map(lambda a: a[chosen], part)
         steps = (jnp.arange(begin, end), None if rates is None else jnp.asarray(rates[begin:end]), part)
         body = functools.partial(block, phase=begin)
         if period > 1:
             steps = jax.tree.map(lambda a: a.reshape(-1, period, *a.shape[1:]), steps)
             body = functools.partial(_several, block, begin, period)
-        if REMAT[self.remat] is not None:
-            body = jax.checkpoint(body, policy=REMAT[self.remat], prevent_cse=self.unroll)
-        number = (end - begin) // period
-        with recording():
+        with taken:
             loop = _written_out if self.unroll else jax.lax.scan
-            carried, seen = loop(body, carried, steps, length=number)
+            carried, changed = loop(self._with_remat(body, self.unroll), carried, steps, length=(end - begin) // period)
         if period > 1:
-            seen = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), seen)
-        changed, collected = seen
+            changed = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), changed)
         _write(self.runs[run], changed, None if end - begin == length else chosen)
-        return carried, collected
+        return carried
+
+    def _with_remat(self, body: Callable, prevent_cse: bool) -> Callable:
+        policy = REMAT[self.remat]
+        return body if policy is None else jax.checkpoint(body, policy=policy, prevent_cse=prevent_cse)
 
     def check(self, *indices: int) -> None:
         """Raise IndexError for an index out of range."""
@@ -240,6 +191,33 @@ class Stack(nnx.Module):
     def _locate(self, index: int) -> tuple[int, int]:
         self.check(index)
         return next((run, index - first) for run, (first, n) in enumerate(self.spans) if index < first + n)
+
+
+def captured(apply: Callable[[Any, int, int], Any], state: Any, capture: Iterable[int], start: int, stop: int) -> Any:
+    """The state after blocks start <= i < stop, and the states after the blocks in `capture`, by index.
+
+    Args:
+      apply: `apply(state, start, stop)` applies some blocks, such as those of a stack.
+    """
+    outputs = {}
+    for index in sorted({i for i in capture if start <= i < stop}):
+        outputs[index] = state = apply(state, start, index + 1)
+        start = index + 1
+    return state if start == stop else apply(state, start, stop), outputs
+
+
+def collecting(look: Callable[[nnx.Module, Any], Any], depth: int, block: nnx.Module, x: Any) -> dict[str, Any]:
+    """The arguments `fold` and `carry` that stack `look(block, x)` of each block and its input: [depth, ...].
+
+    Args:
+      block, x: one of the blocks and its input, for the shapes.
+    """
+
+    def fold(values, index, block, x):
+        return jax.tree.map(lambda a, value: a.at[index].set(value), values, look(block, x))
+
+    shapes = jax.eval_shape(look, block, x)
+    return dict(fold=fold, carry=jax.tree.map(lambda a: jnp.zeros((depth, *a.shape), a.dtype), shapes))
 
 
 def check_blocks(name: str, blocks: Any, depth: int) -> None:
@@ -256,33 +234,24 @@ def check_blocks(name: str, blocks: Any, depth: int) -> None:
             raise IndexError(f"{name}: there is no block {index}; the blocks are 0 to {depth - 1}.")
 
 
-def _call(carried, step, *, phase, phases, layout, shared, collect, fold, aux, train, key):
-    """One block as the body of `lax.scan`: x and what is folded, then what the block changed and what is collected."""
-    (x, folded), (index, rate, block) = carried, step
+def _call(carried, step, *, phase, phases, layout, shared, fold, train, key):
+    """One block as the body of `lax.scan`: x and the carry, then what the block changed."""
+    (x, carry), (index, rate, block) = carried, step
     options = dict(
         rate=0.0 if rate is None else rate,
         phase=phase % phases,
         train=train,
         key=None if key is None else jax.random.fold_in(key, index),
     )
-    collected = None if collect is None else collect(block, x)
-    folded = folded if fold is None else fold(folded, index, block, x)
+    carry = carry if fold is None else fold(carry, index, block, x)
     before = _state(block)
-    # Fields only: a dense block's weights are as large as its activations, and rereading them would cost more.
-    # Not in training: the backward pass keeps all activations anyway.
-    if key is None and not train and isinstance(x, Isotypic):
-        x = by_image(lambda x: block(x, layout, *shared, **options), x)
-    else:
-        x = block(x, layout, *shared, **options)
-        if aux:
-            x, collected = x
+    x = block(x, layout, *shared, **options)
     after = _state(block)
     if new := after.keys() - before.keys():
         raise ValueError(
             f"Stack: {type(block).__name__} created {sorted(new)} when called; create variables in __init__."
         )
-    changed = {name: value for name, value in after.items() if value is not before[name]}
-    return (x, folded), (changed, collected)
+    return (x, carry), {name: value for name, value in after.items() if value is not before[name]}
 
 
 def _written_out(body, carried, steps, length):
@@ -324,13 +293,6 @@ def _write(run, values, chosen: slice | None):
 
     state = nnx.to_flat_state(nnx.state(run, nnx.Not(nnx.Param)))
     nnx.update(run, nnx.from_flat_state([(path, written(path, variable)) for path, variable in state]))
-
-
-def _concatenated(parts):
-    """Concatenate values that are stacked over consecutive blocks; None if there are none."""
-    if not parts:
-        return None
-    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *a: jnp.concatenate(a), *parts)
 
 
 def _stacked(length: int, make: Callable[[nnx.Rngs], nnx.Module], rngs: nnx.Rngs) -> nnx.Module:

@@ -32,7 +32,7 @@ from equivit.layers.batch_norm import BatchNorm
 from equivit.layers.depthwise import DenseValues, FoldedAttention, linear
 from equivit.layers.grid import Layout, check_grid
 from equivit.layers.rngs import Keys
-from equivit.layers.stack import Seen, Stack
+from equivit.layers.stack import Fold, Stack
 from equivit.models.model import ModelModule
 from equivit.models.vit.model import ViT
 
@@ -203,24 +203,15 @@ class Blocks(Stack):
         stop: int | None = None,
         shared: tuple = (),
         phases: int = 1,
-        capture: tuple[int, ...] = (),
-        aux: bool = False,
+        fold: Fold | None = None,
+        carry: Any = None,
         **unused: Any,
-    ) -> tuple[Any, Seen]:
+    ) -> tuple[Any, Any]:
         """As in `Stack`; options of training are ignored."""
-        outputs, collected = {}, []
         for i in range(start, len(self) if stop is None else stop):
+            carry = carry if fold is None else fold(carry, i, self.blocks[i], x)
             x = self.blocks[i](x, layout, *shared, rate=0.0, phase=i % phases, train=False, key=None)
-            if aux:
-                x, seen = x
-                collected.append(seen)
-            if i in capture:
-                outputs[i] = x
-        return x, Seen(outputs, jax.tree.map(lambda *parts: jnp.stack(parts), *collected) if collected else None)
-
-    def alone(self, index: int, x: Any, layout: Layout | None = None, **unused: Any) -> Any:
-        """As in `Stack`."""
-        return self.blocks[index](x, layout, rate=0.0, phase=0, train=False, key=None)
+        return x, carry
 
 
 class Table(nnx.Module):

@@ -19,7 +19,7 @@ from flax import nnx
 from equivit import errors
 from equivit.layers.dropout import dropout, split
 from equivit.layers.grid import Frame, Layout, check_images
-from equivit.layers.stack import Stack, check_blocks
+from equivit.layers.stack import Stack, captured, check_blocks
 from equivit.layers.stochastic_depth import drop_path
 from equivit.models.features import Features, Grid
 from equivit.models.image_config import ImageConfig
@@ -122,15 +122,21 @@ class Staged(nnx.Module):
         part = self.stages[stage]
         return part if isinstance(part, Stack) else part.blocks
 
-    def stage(self, stage: int, at: Map, *, train: bool, **options: Any) -> tuple[Map, dict[int, Map]]:
+    def stage(
+        self, stage: int, at: Map, *, capture: tuple[int, ...], train: bool, **options: Any
+    ) -> tuple[Map, dict[int, Map]]:
         """The map after a stage, and those after its blocks in `capture`, counted from its first one.
 
         Args:
-          options: `capture`, `rates` and `key`, as a `Stack` takes them.
+          options: `rates` and `key`, as a `Stack` takes them.
         """
-        at = self.begin(stage, at, train=train)
-        tokens, seen = self.stack(stage)(at.tokens, at.layout, train=train, **options)
-        return at._replace(tokens=tokens), {i: at._replace(tokens=y) for i, y in seen.outputs.items()}
+        at, blocks = self.begin(stage, at, train=train), self.stack(stage)
+
+        def apply(at: Map, start: int, stop: int) -> Map:
+            tokens, _ = blocks(at.tokens, at.layout, start=start, stop=stop, train=train, **options)
+            return at._replace(tokens=tokens)
+
+        return captured(apply, at, capture, 0, len(blocks))
 
     def classify(self, pooled: jax.Array, *, train: bool = False) -> jax.Array:
         """The logits of pooled maps [*B, features]."""

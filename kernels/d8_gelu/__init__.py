@@ -31,11 +31,11 @@ def d8_gelu(lines: jax.Array, planes: jax.Array, *, implementation: str = "auto"
     Raises:
       ValueError: an unknown implementation, arrays that are not an octic field, or no kernel for them.
     """
-    implementation = dispatch.chosen(NAME, implementation)
+    chosen = dispatch.chosen(NAME, implementation)
     dispatch.check_field(NAME, lines, planes)
-    if implementation == "xla":
+    if chosen == "xla" or dispatch.lacks(implementation, chosen, _kernels(lines, kernel="backward", fields=2)):
         return reference.d8_gelu(lines, planes)
-    return _d8_gelu(implementation, lines, planes)
+    return _d8_gelu(chosen, lines, planes)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))

@@ -48,14 +48,17 @@ def octic_linear_gelu(
     Raises:
       ValueError: an unknown implementation, arrays that do not fit together, or no kernel for them.
     """
-    implementation = dispatch.chosen(NAME, implementation)
+    chosen = dispatch.chosen(NAME, implementation)
     dispatch.check_field(NAME, lines, planes)
     _check_weights(lines.shape[-1], w_lines, w_planes, bias)
     arrays = (lines, planes, w_lines, w_planes, bias)
-    if implementation == "xla":
+    if chosen == "xla":
         return reference.octic_linear_gelu(*arrays)
     dtype = jnp.result_type(*arrays)
-    return _octic_linear_gelu(implementation, *(a.astype(dtype) for a in arrays))
+    arrays = tuple(a.astype(dtype) for a in arrays)
+    if dispatch.lacks(implementation, chosen, _kernels(arrays[0], *arrays[2:])):
+        return _apart("auto", *arrays)
+    return _octic_linear_gelu(chosen, *arrays)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))

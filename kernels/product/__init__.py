@@ -21,11 +21,6 @@ from kernels.product import cpu
 kept = functools.partial(checkpoint_name, name="product")
 
 
-def matmul(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """x W.  Shapes: [*B, C], [C, D] -> [*B, D]."""
-    return kept(einsum("...c,cd->...d", x, weight))
-
-
 def einsum(axes: str, x: jax.Array, y: jax.Array) -> jax.Array:
     """`jnp.einsum` of two arrays.  An axis that is summed over is one of both; "..." in y is the last of those in x."""
     if not x.dtype == y.dtype == jnp.bfloat16 or dispatch.chosen("einsum", "auto") == "xla":

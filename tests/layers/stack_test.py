@@ -11,7 +11,7 @@ from equivit import logical
 from equivit.layers import isotypic
 from equivit.layers.batch_norm import BatchNorm
 from equivit.layers.batch_stats import recording
-from equivit.layers.stack import Stack
+from equivit.layers.stack import Stack, captured, collecting
 from equivit.symmetry.groups import OCTIC
 
 
@@ -49,10 +49,11 @@ def one_by_one(blocks, key=None):
 def test_equals_its_blocks_one_after_the_other(kwargs, key):
     blocks = stack(**kwargs)
     expected = one_by_one(blocks, key)
-    y, seen = blocks(X, capture=(1, 2, 4), key=key)
+    chex.assert_trees_all_close(blocks(X, key=key)[0], expected[-1], **CLOSE)
+    y, seen = captured(lambda x, i, j: blocks(x, start=i, stop=j, key=key)[0], X, (1, 2, 4), 0, len(blocks))
     chex.assert_trees_all_close(y, expected[-1], **CLOSE)
-    assert sorted(seen.outputs) == [1, 2, 4]
-    for i, value in seen.outputs.items():
+    assert sorted(seen) == [1, 2, 4]
+    for i, value in seen.items():
         chex.assert_trees_all_close(value, expected[i], **CLOSE)
 
 
@@ -128,13 +129,16 @@ def test_statistics_rates_and_phases(kwargs, phases):
     @jax.jit
     @recording()
     def run(blocks):
-        x, seen = blocks(X, rates=RATES, phases=phases, capture=(1,), train=True)
+        def apply(x, start, stop):
+            return blocks(x, start=start, stop=stop, rates=RATES, phases=phases, train=True)[0]
+
+        x, seen = captured(apply, X, (1,), 0, len(blocks))
         return x, seen, blocks
 
     x, seen, blocks = run(normed(**kwargs))
     expected, means = written_out(normed(), phases)
     chex.assert_trees_all_close(x, expected, **CLOSE)
-    assert sorted(seen.outputs) == [1]
+    assert sorted(seen) == [1]
     found = jnp.stack([blocks[i].norm.mean[...] for i in range(7)])
     chex.assert_trees_all_close(found, means, **CLOSE)
     assert (jnp.abs(means).max(1) > 1e-3).all()
@@ -159,32 +163,29 @@ def test_statistics_come_out_of_parts_and_gradients():
 
 
 @pytest.mark.parametrize("kwargs", WAYS[:2], ids=str)
-def test_a_block_alone_is_that_of_the_whole(kwargs):
+def test_one_block_after_the_other_is_the_whole(kwargs):
     """With its key, rate and statistics."""
 
     @jax.jit
     @recording()
-    def run(key, random, alone, whole):
-        shifted = random.alone(4, X, key=key), random(X, start=4, key=key)[0]
-        x = alone.alone(5, alone.alone(1, X, rates=RATES, train=True), rates=RATES, train=True)
-        y, _ = whole(X, start=1, stop=2, rates=RATES, train=True)
-        y, _ = whole(y, start=5, stop=6, rates=RATES, train=True)
-        return shifted, (x, y), (logical.take_state(alone), logical.take_state(whole))
+    def run(key, alone, whole):
+        x = X
+        for i in range(len(alone)):
+            x, _ = alone(x, start=i, stop=i + 1, rates=RATES, train=True, key=key)
+        y, _ = whole(X, rates=RATES, train=True, key=key)
+        return (x, y), (logical.take_state(alone), logical.take_state(whole))
 
-    for found, expected in run(jax.random.key(3), stack(**kwargs), normed(**kwargs), normed()):
+    for found, expected in run(jax.random.key(3), normed(**kwargs), normed()):
         chex.assert_trees_all_close(found, expected, **CLOSE)
 
 
-def test_a_block_alone_may_change_the_shape():
+def test_a_single_block_may_change_the_shape():
     class Halving(Toy):
         def __call__(self, x, layout=None, **options):
             return super().__call__(x, **options)[..., ::2, :]
 
     blocks = Stack([(1, lambda r: Halving(4, 8, rngs=r)), (2, lambda r: Toy(4, 8, rngs=r))], rngs=nnx.Rngs(0))
-    shape = jax.eval_shape(lambda blocks: blocks(blocks.alone(0, X), start=1)[0], blocks).shape
-    assert shape == (1, 4)
-    with pytest.raises(IndexError, match="there is no block 3"):
-        blocks.alone(3, X)
+    assert jax.eval_shape(lambda blocks: blocks(X)[0], blocks).shape == (1, 4)
 
 
 def test_nothing_changes_when_nothing_trains():
@@ -212,16 +213,15 @@ def test_one_pass_collects_from_every_block(kwargs):
         return sums.at[index].add(x * (index + 1)) + 1
 
     blocks = normed(**kwargs)
-    options = dict(collect=collect, fold=fold, folded=jnp.zeros((7, *X.shape)), capture=(2,))
-    x, seen = jax.jit(lambda blocks: blocks(X, phases=2, **options))(blocks)
-    chex.assert_trees_all_close(x, blocks(X, phases=2)[0], **CLOSE)
+    x, folded = jax.jit(lambda blocks: blocks(X, phases=2, fold=fold, carry=jnp.zeros((7, *X.shape))))(blocks)
+    y, collected = jax.jit(lambda blocks: blocks(X, phases=2, **collecting(collect, 7, blocks[0], X)))(blocks)
+    for result in (x, y):
+        chex.assert_trees_all_close(result, blocks(X, phases=2)[0], **CLOSE)
     inputs = [X, *(blocks(X, phases=2, stop=i)[0] for i in range(1, 7))]
     expected = [collect(blocks[i], inputs[i]) for i in range(7)]
-    for found, parts in zip(
-        jax.tree.leaves(seen.collected), zip(*map(jax.tree.leaves, expected), strict=True), strict=True
-    ):
+    for found, parts in zip(jax.tree.leaves(collected), zip(*map(jax.tree.leaves, expected), strict=True), strict=True):
         chex.assert_trees_all_close(found, jnp.stack(parts), **CLOSE)
-    chex.assert_trees_all_close(seen.folded, 7 + jnp.stack([(i + 1) * y for i, y in enumerate(inputs)]), **CLOSE)
+    chex.assert_trees_all_close(folded, 7 + jnp.stack([(i + 1) * y for i, y in enumerate(inputs)]), **CLOSE)
 
 
 def test_scanned_equals_unrolled_bit_for_bit():
@@ -254,7 +254,7 @@ def test_apart_no_block_is_a_part_of_an_array():
 
 @pytest.mark.parametrize("phases", [1, 2])
 def test_apart_they_compute_the_same(phases):
-    run = jax.jit(lambda blocks: blocks(X, rates=RATES, phases=phases, capture=(1, 3)))
+    run = jax.jit(lambda blocks: blocks(X, rates=RATES, phases=phases)[0])
     chex.assert_trees_all_close(run(normed().apart()), run(normed()), **CLOSE)
 
 

@@ -195,9 +195,9 @@ def test_statistics_that_nobody_takes_are_refused():
     with pytest.raises(ValueError, match="Stack: train=True"):
         jax.eval_shape(lambda blocks: blocks(maps, train=True), blocks)
     with pytest.raises(ValueError, match="Stack: train=True"):
-        jax.eval_shape(lambda blocks: blocks.alone(0, maps, train=True), blocks)
+        jax.eval_shape(lambda blocks: blocks(maps, stop=1, train=True), blocks)
     jax.eval_shape(lambda m: m(x), model)
     jax.eval_shape(recording()(lambda m: m(x, train=True)), model)
-    blocks.alone(0, maps, train=True)
+    blocks(maps, stop=1, train=True)
     moved = np.abs(np.asarray(blocks.runs[0].norm.mean[...])).max(1) > 0
     assert moved.tolist() == [True, False]

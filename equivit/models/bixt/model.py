@@ -25,7 +25,7 @@ from equivit.layers.grid import Layout, check_grid, check_images
 from equivit.layers.parts import identity
 from equivit.layers.position import FourierCode
 from equivit.layers.prefix import token
-from equivit.layers.stack import REMAT, Seen, Stack, check_blocks
+from equivit.layers.stack import REMAT, Stack, captured, check_blocks
 from equivit.models.bixt.attention import CrossAttention, CrossBlock
 from equivit.models.features import Features, Grid
 from equivit.models.image_config import ImageConfig
@@ -155,7 +155,7 @@ class BiXT(nnx.Module):
         check_blocks("BiXT", blocks, len(self.blocks))
         x, layout = self.embed(images)
         x, seen = self.trunk(x, layout, capture=blocks, key=key, train=train)
-        return self._features(x, layout, {i: self._features(y, layout, {}) for i, y in seen.outputs.items()})
+        return self._features(x, layout, {i: self._features(y, layout, {}) for i, y in seen.items()})
 
     def embed(self, images: jax.Array) -> tuple[tuple[jax.Array, jax.Array], Layout]:
         """The input of the first block: latents [*B, L, width], tokens [*B, h w, width], and the layout of the tokens.
@@ -177,9 +177,14 @@ class BiXT(nnx.Module):
         capture: tuple[int, ...] = (),
         key: jax.Array | None = None,
         train: bool = False,
-    ) -> tuple[tuple[jax.Array, jax.Array], Seen]:
+    ) -> tuple[tuple[jax.Array, jax.Array], dict[int, tuple[jax.Array, jax.Array]]]:
         """Latents and tokens after the last block, and those after the blocks in `capture`."""
-        return self.blocks(x, layout, rates=self.config.rates, capture=capture, train=train, key=key)
+        options: dict[str, Any] = dict(rates=self.config.rates, train=train, key=key)
+
+        def apply(x, start, stop):
+            return self.blocks(x, layout, start=start, stop=stop, **options)[0]
+
+        return captured(apply, x, capture, 0, len(self.blocks))
 
     def _features(self, x, layout: Layout, blocks: dict[int, Features]) -> Features:
         latents, tokens = x

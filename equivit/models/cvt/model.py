@@ -21,7 +21,7 @@ from equivit.layers.convolution import MODES, Pair, output_size
 from equivit.layers.grid import Layout
 from equivit.layers.polyphase import FILTERING
 from equivit.layers.prefix import token
-from equivit.layers.stack import REMAT, Stack
+from equivit.layers.stack import REMAT, Stack, collecting
 from equivit.models.adaptive import SELECT, AdaptiveConfig, check_torus, placed
 from equivit.models.cvt.attention import ConvAttention, ConvBlock, ConvEmbed
 from equivit.models.model import Preset
@@ -214,11 +214,13 @@ class CvT(Staged):
         at, choices = self.embedded(images), {}
         for number, stage in enumerate(self.stages):
             at = self.begin(number, at)
-            collect = functools.partial(_chosen, at.layout) if "pool" in self.config.parts else None
-            tokens, seen = stage.blocks(at.tokens, at.layout, collect=collect)
+            blocks, looks = stage.blocks, {}
+            if "pool" in self.config.parts:
+                looks = collecting(functools.partial(_chosen, at.layout), len(blocks), blocks[0], at.tokens)
+            tokens, chosen = blocks(at.tokens, at.layout, **looks)
             at = at._replace(tokens=tokens)
-            for layer in range(len(stage.blocks) if collect else 0):
-                choices[f"stage{number}_layer{layer}_kv"] = jax.tree.map(lambda a, i=layer: a[i], seen.collected)
+            for layer in range(len(blocks) if looks else 0):
+                choices[f"stage{number}_layer{layer}_kv"] = jax.tree.map(lambda a, i=layer: a[i], chosen)
         return at.choices | choices
 
     def _embedded(self, stage: int, at: Map) -> Map:

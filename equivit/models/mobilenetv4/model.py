@@ -217,7 +217,7 @@ class MobileNetV4(Staged):
     def stage(self, stage: int, at: Map, *, capture: tuple[int, ...], **options: Any) -> tuple[Map, dict[int, Map]]:
         seen = {}
         for i, spec in enumerate(self.config.blocks[stage]):
-            at = at.strided(self.stack(stage).alone(i, at.tokens, **options), spec.stride)
+            at = at.strided(self.stack(stage)(at.tokens, start=i, stop=i + 1, **options)[0], spec.stride)
             if i in capture:
                 seen[i] = at
         return at, seen

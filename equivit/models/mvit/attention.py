@@ -152,8 +152,8 @@ class PoolingBlock(nnx.Module):
         phase: int = 0,
         train: bool = False,
         key: jax.Array | None = None,
-    ) -> tuple[jax.Array, dict[str, Choice]]:
-        """The tokens after the block, and the phases that adaptive pooling chose.
+    ) -> jax.Array:
+        """The tokens after the block.
 
         Args:
           layout: of the tokens before it.
@@ -173,7 +173,7 @@ class PoolingBlock(nnx.Module):
         x = x + branch_path(branch, self.dropout, rate, keys[0])
         y = self.norm2(x)
         x = x if self.mlp_shortcut is None else self.mlp_shortcut(y).astype(x.dtype)
-        return x + branch_path(self.mlp(y), self.dropout, rate, keys[1]), chosen
+        return x + branch_path(self.mlp(y), self.dropout, rate, keys[1])
 
 
 def max_pool(x: jax.Array, stride: Pair, mode: str) -> jax.Array:

@@ -9,9 +9,11 @@ from flax import nnx
 
 from equivit.layers import dense
 from equivit.layers.convolution import Pair
-from equivit.layers.stack import Stack
+from equivit.layers.grid import Layout
+from equivit.layers.stack import Stack, captured, collecting
 from equivit.models.mvit.attention import PoolingAttention, PoolingBlock
 from equivit.models.staged import Map
+from equivit.symmetry.shifts import Choice
 
 
 class Shape(NamedTuple):
@@ -32,11 +34,6 @@ class Shape(NamedTuple):
     kv_stride: Pair
     grid: Pair
 
-    @property
-    def changes(self) -> bool:
-        """Whether tokens leave such a block in another shape."""
-        return self.stride != (1, 1) or self.before != self.after
-
 
 def map_size(size: tuple[int, ...], stride: Pair) -> Pair:
     """(h, w) of what pooling leaves of a map or an image: rounded upwards."""
@@ -56,7 +53,6 @@ class Stage(nnx.Module):
         shapes = config.shapes(stage)
         runs = [(len(list(run)), functools.partial(_block, config, shape)) for shape, run in itertools.groupby(shapes)]
         self.blocks = Stack(runs, remat=config.remat, unroll=config.unroll, rngs=rngs)
-        self.changes = tuple(shape.changes for shape in shapes)
         self.stride = shapes[0].stride
 
     def __call__(self, at: Map, name: str, *, capture: tuple[int, ...], **options: Any) -> tuple[Map, dict[int, Map]]:
@@ -68,17 +64,16 @@ class Stage(nnx.Module):
         """
         x, layout = at.tokens, at.layout
         after = layout._replace(grid=map_size(layout.grid, self.stride))
-        outputs, choices = {}, []
-        for start, length in self.blocks.spans:
-            if self.changes[start]:
-                x, one = self.blocks.alone(start, x, layout, **options)
-                outputs |= {start: x} if start in capture else {}
-                choices.append(one)
-            else:
-                span = dict(start=start, stop=start + length, capture=capture, aux=True)
-                x, part = self.blocks(x, layout, **span, **options)
-                outputs |= part.outputs
-                choices += [_row(part.collected, i) for i in range(length)]
+        outputs, choices, blocks = {}, [], self.blocks
+
+        def apply(state, start, stop):
+            return blocks(state[0], layout, start=start, stop=stop, fold=looks["fold"], carry=state[1], **options)
+
+        for start, length in blocks.spans:
+            looks = collecting(functools.partial(_choices, layout), len(blocks), blocks[start], x)
+            (x, chosen), seen = captured(apply, (x, looks["carry"]), capture, start, start + length)
+            outputs |= {index: tokens for index, (tokens, _) in seen.items()}
+            choices += [jax.tree.map(lambda a, i=i: a[i], chosen) for i in range(start, start + length)]
             layout = after
         if "q" in choices[0]:  # only the first block pools queries
             at = at.record(f"{name}_block0_q", choices[0]["q"], self.stride)
@@ -87,8 +82,9 @@ class Stage(nnx.Module):
         return at, {index: at._replace(tokens=tokens) for index, tokens in outputs.items()}
 
 
-def _row(tree: Any, index: int) -> Any:
-    return jax.tree.map(lambda a: a[index], tree)
+def _choices(layout: Layout, block: PoolingBlock, x: jax.Array) -> dict[str, Choice]:
+    """The phases that a block chooses; a compiler computes them once, here and in the block."""
+    return block.attention.attended(block.norm1(x), layout)[1]
 
 
 def _block(config: Any, shape: Shape, rngs: nnx.Rngs) -> PoolingBlock:

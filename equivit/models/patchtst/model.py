@@ -32,7 +32,7 @@ from equivit.layers.dropout import split
 from equivit.layers.grid import Layout, check_array
 from equivit.layers.jumbo import divide, merge
 from equivit.layers.prefix import token
-from equivit.layers.stack import Stack, check_blocks
+from equivit.layers.stack import Stack, captured, check_blocks
 from equivit.models.features import Features, Grid
 from equivit.models.model import Preset, check_head
 from kernels.attention import side_by_side
@@ -234,9 +234,9 @@ class PatchTST(nnx.Module):
         [*B, channels, R, D], and the grid of patches has one axis.  Raises IndexError for a block that does not exist.
         """
         check_blocks("PatchTST", blocks, len(self.blocks))
-        x, captured = self.tokens(self.cut(series), capture=blocks, key=key, train=train, dropout=dropout)
+        x, seen = self.tokens(self.cut(series), capture=blocks, key=key, train=train, dropout=dropout)
         finish = functools.partial(self._finish, train=train) if norm else lambda x: x
-        return self._features(finish(x), {i: self._features(finish(y), {}) for i, y in captured.items()})
+        return self._features(finish(x), {i: self._features(finish(y), {}) for i, y in seen.items()})
 
     def _pooled(self, patches, key, train, dropout):
         # The head reads only the global token of the last block, but a batch norm needs all tokens.
@@ -271,13 +271,16 @@ class PatchTST(nnx.Module):
             x = x, jnp.zeros((*x.shape[:-2], config.num_heads, x.shape[-2], x.shape[-2]), x.dtype)
         layout, shared = Layout((config.patches,), config.prefix), (self.jumbo_mlp,)
         rates = None if key is None else jnp.broadcast_to(rate, (config.depth,))
-        options: dict[str, Any] = dict(shared=shared, rates=rates, capture=capture, train=train, key=key)
-        x, seen = self.blocks(x, layout, stop=None if keep is None else last, **options)
+        options: dict[str, Any] = dict(shared=shared, rates=rates, train=train, key=key)
+
+        def apply(x, start, stop):
+            return self.blocks(x, layout, start=start, stop=stop, **options)[0]
+
+        x, seen = captured(apply, x, capture, 0, config.depth if keep is None else last)
         if keep is not None:
             block, key = self.blocks[last], None if key is None else jax.random.fold_in(key, last)
             x = block(x, layout, *shared, rate=rate, train=train, key=key, keep=keep)
-        x, captured = _without_products(x), {i: _without_products(y) for i, y in seen.outputs.items()}
-        return x, captured
+        return _without_products(x), {i: _without_products(y) for i, y in seen.items()}
 
     def _finish(self, x, train):
         return x if self.norm is None else _normalized(self.norm, x, train)

@@ -19,7 +19,7 @@ from equivit.layers.dropout import dropout
 from equivit.layers.grid import Frame, Layout, check_images
 from equivit.layers.prefix import JumboRows, Prefix
 from equivit.layers.readout import BlocksReadout, Readout, to_dense
-from equivit.layers.stack import Fold, Seen, Stack, check_blocks
+from equivit.layers.stack import Fold, Stack, captured, check_blocks, collecting
 from equivit.models.adaptive import placed
 from equivit.models.features import Features, Grid
 from equivit.symmetry import fields
@@ -30,7 +30,7 @@ from equivit.symmetry.shifts import Choice
 class ViT(nnx.Module):
     """A vision transformer of any family.
 
-    The first `config.k` blocks map fields of `config.group` to fields; the others work on dense tokens.
+    The first k blocks map fields of `group` to fields; the others work on dense tokens.
 
     Args:
       config: the configuration that the parts were built from.
@@ -65,7 +65,7 @@ class ViT(nnx.Module):
         jumbo_mlp: nnx.Module | None = None,
         isotypic_jumbo_mlp: nnx.Module | None = None,
     ):
-        self.config = config
+        self.config, self.k, self.group = config, config.k, config.group
         self.patch_embed, self.position, self.prefix, self.mask_token = patch_embed, position, prefix, mask_token
         self.pre_norm = pre_norm
         self.blocks, self.transition, self.readout, self.head = blocks, transition, readout, head
@@ -110,11 +110,11 @@ class ViT(nnx.Module):
     ) -> jax.Array:
         """The input of the head, [*B, features]."""
         x, layout = self.embed(images, keep, mask)
-        earlier = range(len(self.blocks) - self.config.pool_blocks, len(self.blocks) - 1)
-        x, seen = self.trunk(x, layout, capture=tuple(earlier), key=key, train=train)
         if not isinstance(self.readout, BlocksReadout):
-            return self.readout(x, layout)
-        return self.readout(x, layout, [self._dense(seen.outputs[i]) for i in earlier])
+            return self.readout(self.trunk(x, layout, key=key, train=train)[0], layout)
+        earlier = range(len(self.blocks) - self.config.pool_blocks, len(self.blocks) - 1)
+        x, seen = self.captured(x, layout, tuple(earlier), key=key, train=train)
+        return self.readout(x, layout, [self._dense(seen[i]) for i in earlier])
 
     def features(
         self,
@@ -137,8 +137,8 @@ class ViT(nnx.Module):
         images, frame, _ = self.place(images)
         x, layout = self._embed(images, keep, mask)
         layout = layout._replace(reads_patches=norm)
-        x, seen = self.trunk(x, layout, capture=blocks, key=key, train=train)
-        each = {i: self._features(y, layout, frame, norm, {}) for i, y in seen.outputs.items()}
+        x, seen = self.captured(x, layout, blocks, key=key, train=train)
+        each = {i: self._features(y, layout, frame, norm, {}) for i, y in seen.items()}
         return self._features(x, layout, frame, norm, each)
 
     def selections(self, images: jax.Array) -> dict[str, Choice]:
@@ -174,24 +174,24 @@ class ViT(nnx.Module):
         Raises:
           ValueError: a block is not equivariant.
         """
-        if wrong := [i for i in blocks if not 0 <= i < self.config.k]:
-            those = f"blocks 0 to {self.config.k - 1} do" if self.config.k else "no block of this model does"
+        if wrong := [i for i in blocks if not 0 <= i < self.k]:
+            those = f"blocks 0 to {self.k - 1} do" if self.k else "no block of this model does"
             raise ValueError(f"ViT.fields: blocks {wrong} carry no field; {those}.")
         x, layout = self.embed(images, keep, mask)
-        return self.trunk(x, layout, capture=blocks, key=key)[1].outputs
+        return self.captured(x, layout, blocks, key=key)[1]
 
     def collected(
         self, images: jax.Array, collect: Callable[[nnx.Module, Any, Layout], Any], *, keep: jax.Array | None = None
     ) -> Any:
         """`collect(block, x, layout)` for every block and its input x, stacked over the blocks, in one pass."""
         x, layout = self.embed(images, keep)
-        return self.trunk(x, layout, collect=lambda block, x: collect(block, x, layout))[1].collected
+        looks = collecting(lambda block, x: collect(block, x, layout), len(self.blocks), self.blocks[0], x)
+        return self.trunk(x, layout, **looks)[1]
 
-    def folded(self, images: jax.Array, fold: Callable[[Any, Any, nnx.Module, Any, Layout], Any], value: Any) -> Any:
-        """`value = fold(value, index, block, x, layout)` for every block and its input x, in one pass."""
+    def folded(self, images: jax.Array, fold: Callable[[Any, Any, nnx.Module, Any, Layout], Any], carry: Any) -> Any:
+        """`carry = fold(carry, index, block, x, layout)` for every block and its input x, in one pass."""
         x, layout = self.embed(images)
-        options: dict[str, Any] = dict(fold=lambda value, i, block, x: fold(value, i, block, x, layout), folded=value)
-        return self.trunk(x, layout, **options)[1].folded
+        return self.trunk(x, layout, fold=lambda carry, i, block, x: fold(carry, i, block, x, layout), carry=carry)[1]
 
     def attention_weights(self, images: jax.Array, block: int, *, rows: int | None = None) -> jax.Array:
         """Softmax weights of a block's attention, [*B, heads, rows, N]; the order is class, registers, patches.
@@ -245,28 +245,34 @@ class ViT(nnx.Module):
         x: Tokens,
         layout: Layout,
         *,
+        start: int = 0,
         stop: int | None = None,
-        capture: tuple[int, ...] = (),
-        collect: Callable[[nnx.Module, Any], Any] | None = None,
         fold: Fold | None = None,
-        folded: Any = None,
+        carry: Any = None,
         key: jax.Array | None = None,
         train: bool = False,
-    ) -> tuple[Any, Seen]:
-        """Applies the blocks before `stop`, and the transition if it comes before that; see `Stack`."""
-        check_blocks("ViT", capture, len(self.blocks))
-        k, stop = self.config.k, len(self.blocks) if stop is None else stop
-        options: dict[str, Any] = dict(rates=self.config.rates, capture=capture, train=train, key=key)
-        options |= dict(collect=collect, fold=fold)
-        x, seen = self.blocks(
-            x, layout, stop=min(k, stop), shared=_given(self.isotypic_jumbo_mlp), folded=folded, **options
+    ) -> tuple[Any, Any]:
+        """The tokens after blocks start <= i < stop, and after the transition among them, and the last carry."""
+        k, stop = self.k, len(self.blocks) if stop is None else stop
+        options: dict[str, Any] = dict(
+            fold=fold, train=train, key=key, rates=None if key is None else self.config.rates
         )
-        if stop < k:
-            return x, seen
-        x = self._dense(x)
-        options |= dict(start=k, stop=stop, folded=seen.folded)
-        x, later = self.blocks(x, layout, shared=_given(self.jumbo_mlp), **options)
-        return x, seen.joined(later)
+        if start < k:
+            last, shared = min(k, stop), _modules(self.isotypic_jumbo_mlp)
+            x, carry = self.blocks(x, layout, start=start, stop=last, shared=shared, carry=carry, **options)
+        if stop > k:
+            x, shared = self._dense(x), _modules(self.jumbo_mlp)
+            x, carry = self.blocks(x, layout, start=max(start, k), stop=stop, shared=shared, carry=carry, **options)
+        return x, carry
+
+    def captured(self, x: Tokens, layout: Layout, capture: tuple[int, ...], **options: Any) -> tuple[Any, dict]:
+        """The tokens after the last block, and those after the blocks in `capture`, by index."""
+        check_blocks("ViT", capture, len(self.blocks))
+
+        def apply(x, start, stop):
+            return self.trunk(x, layout, start=start, stop=stop, **options)[0]
+
+        return captured(apply, x, capture, 0, len(self.blocks))
 
     def _dense(self, x):
         """Applies the transition, unless the tokens are already dense or there is no transition."""
@@ -289,10 +295,10 @@ class ViT(nnx.Module):
 
     def _lift(self, tokens):
         """Learned tokens have only the invariant component, so that the group does not change them."""
-        return tokens if self.config.group is None else fields.invariant_part(tokens, self.config.group)
+        return tokens if self.group is None else fields.invariant_part(tokens, self.group)
 
 
-def _given(module: nnx.Module | None) -> tuple[nnx.Module, ...]:
+def _modules(module: nnx.Module | None) -> tuple[nnx.Module, ...]:
     return () if module is None else (module,)
 
 
