@@ -152,7 +152,7 @@ def write(
     image = np.random.default_rng(0).normal(size=(batch, *image_size, model.config.input_shape[-1])).astype(np.float32)
     with jax.default_matmul_precision("highest"):
         wanted = jax.device_get(jax.jit(function)(model, image))
-    form = deployed(model, image_size, convolution="lax" if onnx else "auto")
+    form = deployed(model, image_size)
     if half:
         form = jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, form)
     given = (image if layout == "nhwc" else image.transpose(0, 3, 1, 2)).astype(dtype)
@@ -161,7 +161,8 @@ def write(
         return function(form, x if layout == "nhwc" else x.transpose(0, 2, 3, 1))
 
     with files.replacing(path) as part:
-        with kernels.using("xla"):  # ours belong to a version of JAX
+        # Kernels belong to a version of JAX, and the converter to ONNX knows no form but the reference.
+        with kernels.using("reference" if onnx else "xla"):
             if onnx:
                 metadata = {"classes": json.dumps(list(classes))} if classes else {}
                 found = _through_onnx(part, path, call, given, outputs, opset=opset, metadata=metadata)

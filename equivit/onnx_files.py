@@ -66,7 +66,7 @@ def write(
     check_opset("--opset", opset)
     names: dict[str, Any] = dict(input_names=["image"], output_names=list(outputs))
     try:
-        with _quiet(), _default_branches():
+        with _quiet():
             proto = to_onnx(function, [image], opset=opset, normalization_mode="prefer_native", **names)
     except Exception as error:  # NotImplementedError, TypeError and others, by the operation
         reason = " ".join(str(error).split())[:200]
@@ -114,19 +114,6 @@ def session(path: str | os.PathLike, *, provider: str = "cpu", threads: int = 1)
 def operations(path: str | os.PathLike) -> list[str]:
     """The operations of the file, by their names, one for each node."""
     return [node.op_type for node in library("onnx").load(str(path), load_external_data=False).graph.node]
-
-
-@contextlib.contextmanager
-def _default_branches() -> Iterator[None]:
-    """Where a function chooses by platform, the default is traced: an ONNX file is for none."""
-    import jax
-
-    given = jax.lax.platform_dependent
-    jax.lax.platform_dependent = lambda *operands, default, **others: default(*operands)
-    try:
-        yield
-    finally:
-        jax.lax.platform_dependent = given
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 
-IMPLEMENTATIONS = ("auto", "xla", "tpu", "gpu", "interpret")
+IMPLEMENTATIONS = ("auto", "reference", "xla", "tpu", "gpu", "cpu", "interpret")
 # The kernels of "auto", by the platform of `jax.lax.platform_dependent`: those that have run on such a chip.
 PLATFORMS = {"cuda": "gpu"}
 BATCH_AXES = ("data", "fsdp")  # mesh axes that the batch is sharded over

@@ -1,4 +1,4 @@
-"""How far a reader walks: Python calls, changes of file and files of a traced forward pass, and the gradient's program."""
+"""How far a reader walks: calls, changes of file and files of a traced forward pass, and the program of a gradient."""
 
 import pathlib
 import sys

@@ -24,11 +24,11 @@ from flax import nnx
 from equivit import errors
 from equivit.layers import dense, isotypic
 from equivit.layers.depthwise_conv import (
+    MODES,
     Grid,
     Pair,
     check_taps,
     check_wrap,
-    correlate,
     depthwise_conv,
     filled_grid,
     isotypic_depthwise_conv,
@@ -37,6 +37,7 @@ from equivit.layers.grid import Layout
 from equivit.layers.rngs import Keys
 from equivit.symmetry.fields import Isotypic
 from kernels.attention import attend, head_by_head, side_by_side
+from kernels.convolution import convolve
 
 KINDS = ("conv", "dw", "spvit", "ens_dw")
 BY_HEAD = ("conv", "dw")  # the others average all heads, so that none can stay
@@ -45,8 +46,6 @@ TAPS_INIT = nnx.initializers.normal(0.02)  # the paper: a normal of mean zero, w
 
 class _Replaced(nnx.Module):
     """The base class: values, taps and projection, and the error of `weights`."""
-
-    implementation = "auto"  # of `depthwise_conv`
 
     def __init__(self, value: Any, proj: Any, taps: jax.Array, *, kind: str, num_heads: int, padding: str):
         self.value, self.proj = value, proj
@@ -123,22 +122,18 @@ class ReplacedAttention(_Replaced):
         y = jnp.concatenate([side_by_side(attended), convolved], axis=-1)
         return channels_of_heads(y, tuple(np.argsort((*self.attending, *self.heads))), self.num_heads)
 
-    def folded(self, *, implementation: str = "auto") -> "FoldedAttention":
-        """The form for inference, equal to this module also at borders: plain matrices and one kernel.
+    def folded(self) -> "FoldedAttention":
+        """The form for inference, equal to this module also at borders: plain matrices and one kernel."""
+        return self._folded_by_head() if self.kind in BY_HEAD else self._folded_average()
 
-        Args:
-          implementation: of depthwise convolutions (`depthwise_conv`).
-        """
-        return self._folded_by_head(implementation) if self.kind in BY_HEAD else self._folded_average(implementation)
-
-    def _folded_by_head(self, implementation: str) -> "FoldedAttention":
+    def _folded_by_head(self) -> "FoldedAttention":
         """Remaining heads come first."""
         value = _columns(self.value, self._channels(self.heads)) if self.attending else self.value
         if self.kind == "conv":
             weight, bias = _split(value, len(self.heads))
             values: Any = _dense_values(weight, bias, self.taps[...], self.padding)
         else:
-            values = DepthwiseValues(value, self.taps[...], padding=self.padding, implementation=implementation)
+            values = DepthwiseValues(value, self.taps[...], padding=self.padding)
         if not self.attending:
             return FoldedAttention(values, self.proj)
         layers = (self.query_key, _columns(self.value, self._channels(self.attending)))
@@ -148,7 +143,7 @@ class ReplacedAttention(_Replaced):
         proj = linear(self.proj.weight[...][order], _array(self.proj.bias))
         return FoldedAttention(values, proj, qkv=qkv, num_heads=len(self.attending))
 
-    def _folded_average(self, implementation: str) -> "FoldedAttention":
+    def _folded_average(self) -> "FoldedAttention":
         """One averaged head; the heads of the projection are averaged likewise."""
         weight, bias = _split(self.value, self.num_heads)
         if self.kind == "spvit":
@@ -161,7 +156,7 @@ class ReplacedAttention(_Replaced):
             share = jax.nn.softmax(self.gamma[...])
             bias = None if bias is None else jnp.einsum("h,hd->d", share, bias)
             value = linear(jnp.einsum("h,ihd->id", share, weight).astype(weight.dtype), bias)
-            values = DepthwiseValues(value, self.taps[...], padding=self.padding, implementation=implementation)
+            values = DepthwiseValues(value, self.taps[...], padding=self.padding)
         out = self.proj.weight[...].reshape(self.num_heads, -1, self.proj.weight.shape[-1])
         out = jnp.einsum("h,hdo->do", share, out).astype(out.dtype)
         return FoldedAttention(values, linear(out, _array(self.proj.bias)))
@@ -190,7 +185,7 @@ class IsotypicReplacedAttention(_Replaced):
     ):
         super().__init__(value, proj, taps, kind="dw", num_heads=num_heads, padding=padding)
 
-    def folded(self, *, implementation: str = "auto") -> "FoldedAttention":
+    def folded(self) -> "FoldedAttention":
         """Raises: there is no folded form."""
         raise ValueError(
             "folded: the replaced attention of an equivariant block has no folded form; models.inference.deployed "
@@ -199,8 +194,7 @@ class IsotypicReplacedAttention(_Replaced):
 
     def __call__(self, x: Isotypic, grid: Grid = None) -> Isotypic:
         """The tokens after the projection; `grid` is (h, w), or the layout that blocks get."""
-        options: dict[str, Any] = dict(padding=self.padding, implementation=self.implementation)
-        return self.proj(isotypic_depthwise_conv(self.value(x), self.taps[...], grid, **options))
+        return self.proj(isotypic_depthwise_conv(self.value(x), self.taps[...], grid, padding=self.padding))
 
 
 def replace_attention(
@@ -286,16 +280,14 @@ class DepthwiseValues(nnx.Module):
 
     Args:
       taps: [k, k, C].
-      implementation: of the convolution.
     """
 
-    def __init__(self, value: dense.Linear, taps: jax.Array, *, padding: str, implementation: str = "auto"):
+    def __init__(self, value: dense.Linear, taps: jax.Array, *, padding: str):
         self.value, self.taps = value, nnx.Param(taps, decay=False, product=True)
-        self.padding, self.implementation = padding, implementation
+        self.padding = padding
 
     def __call__(self, x: jax.Array, grid: Grid) -> jax.Array:
-        v = self.value(x)
-        return depthwise_conv(v, self.taps[...], grid, padding=self.padding, implementation=self.implementation)
+        return depthwise_conv(self.value(x), self.taps[...], grid, padding=self.padding)
 
 
 class DenseValues(nnx.Module):
@@ -319,7 +311,8 @@ class DenseValues(nnx.Module):
         check_wrap((h, w), len(kernel), self.padding, "convolution")
         with jax.named_scope("linear"):
             maps = x.astype(kernel.dtype).reshape(-1, h, w, x.shape[-1])
-            y = correlate(maps, kernel, padding=self.padding)
+            p = kernel.shape[0] // 2
+            y = convolve(maps, kernel, pads=((p, p), (p, p)), mode=MODES[self.padding])
             y = y if self.bias is None else y + self.bias_on((h, w)).astype(y.dtype)
             return y.reshape(*x.shape[:-1], -1)
 

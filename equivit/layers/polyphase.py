@@ -17,16 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from equivit.derivatives import zero_slope
-from equivit.layers.by_image import by_image
-from equivit.layers.convolution import around
 from equivit.layers.dense import patchify
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
+from kernels.convolution import around
 
 Pair = tuple[int, int]
 STRIDE = (2, 2)
-# Maps of an image that are smaller are taken together: the weights are larger than they.
-IMAGE_BYTES = 3 * 2**18
 # On accelerators too: two phases often differ by less than TF32 or bfloat16 resolves.
 EXACT = jax.lax.Precision.HIGHEST
 
@@ -77,19 +74,13 @@ def largest_phase(layer: Any, x: jax.Array) -> tuple[jax.Array, Choice]:
     Args:
       layer: a `Layer`.
     """
-    _, *grid, channels = x.shape
     with jax.named_scope("linear"):
-        at_each_phase = layer.at_each_phase()
-
-        def strongest(x):
-            maps = at_each_phase(x.reshape(-1, *grid, channels))
-            norms = jnp.sqrt(jnp.stack([jnp.square(y).sum((1, 2, 3)) for y in maps], 1))
-            index = shifts.strongest(norms).index[:, None, None, None]
-            y = functools.reduce(lambda y, k: jnp.where(index == k, maps[k], y), range(1, 4), maps[0])
-            return jax.lax.collapse(y, 1, 3).astype(x.dtype), norms[:, None]
-
-        y, norms = by_image(strongest, jax.lax.collapse(x, 1, 3), least=IMAGE_BYTES)
-    return layer.normed(y), shifts.strongest(norms[:, 0])
+        maps = layer.at_each_phase()(x)
+        choice = shifts.strongest(jnp.sqrt(jnp.stack([jnp.square(y).sum((1, 2, 3)) for y in maps], 1)))
+        index = choice.index[:, None, None, None]
+        y = functools.reduce(lambda y, k: jnp.where(index == k, maps[k], y), range(1, 4), maps[0])
+        y = jax.lax.collapse(y, 1, 3).astype(x.dtype)
+    return layer.normed(y), choice
 
 
 # ---- The norm of each phase
@@ -131,21 +122,13 @@ def embedding_norms(
     linear = jnp.matmul(taps, bias, precision=EXACT).sum((0, 1))
     weights = jnp.asarray(factors, dtype) * _spectrum(_products_of_taps(taps, lags), linear, pairs, stride)
     turned = jnp.stack([-weights[:, 1], weights[:, 0]], 1)
-    grid = h, w = x.shape[1] // stride[0], x.shape[2] // stride[1]
-    # A product with them is faster than a sum; without the barrier a compiler makes it one.
-    ones = jax.lax.optimization_barrier(jnp.ones(grid, dtype))
-
-    def scores(blocks):
-        blocks = blocks.reshape(len(blocks), *grid, blocks.shape[-1])
-        products = _products_of_blocks(blocks, lags, (kernel.shape[0], kernel.shape[1]), stride)
-        total = jnp.einsum("bhwi,hw->bi", blocks, ones, precision=EXACT)
-        spectrum = _spectrum(products, total, pairs, stride)
-        product = jnp.stack([(factor * spectrum).sum((1, 2)) for factor in (weights, turned)], 1)
-        found = jnp.einsum("befg,pcfe,qcg->bpq", product, *_waves(stride, dtype), precision=EXACT)
-        return found.reshape(len(found), 1, stride[0] * stride[1])
-
-    blocks = patchify(jnp.roll(x, padding, (1, 2)), stride)
-    found = by_image(scores, blocks)[:, 0] + h * w * jnp.square(bias).sum()
+    h, w = x.shape[1] // stride[0], x.shape[2] // stride[1]
+    blocks = patchify(jnp.roll(x, padding, (1, 2)), stride).reshape(len(x), h, w, -1)
+    products = _products_of_blocks(blocks, lags, (kernel.shape[0], kernel.shape[1]), stride)
+    spectrum = _spectrum(products, blocks.sum((1, 2)), pairs, stride)
+    product = jnp.stack([(factor * spectrum).sum((1, 2)) for factor in (weights, turned)], 1)
+    found = jnp.einsum("befg,pcfe,qcg->bpq", product, *_waves(stride, dtype), precision=EXACT)
+    found = found.reshape(len(x), stride[0] * stride[1]) + h * w * jnp.square(bias).sum()
     return jnp.sqrt(jnp.maximum(found, 0))
 
 

@@ -70,45 +70,37 @@ def _with_parts(module: Any, replacement: Callable[[Any], Any]) -> Any:
     return module
 
 
-def deployed(model: ModelModule, image_size: tuple[int, int], *, convolution: str = "lax") -> ModelModule:
+def deployed(model: ModelModule, image_size: tuple[int, int]) -> ModelModule:
     """A copy of the model in the forms above, for images of `image_size` (height, width), without drop path or masks.
 
     Its parameters are those that are exported: `nnx.state(deployed(model, size), nnx.Param)`.
-
-    Args:
-      convolution: implementation of depthwise convolutions (`layers/depthwise_conv.py`): "lax" becomes one operation of
-        a runtime, "auto" is fast where XLA runs it.
 
     Raises:
       ValueError: the patch size of a ViT does not divide the image size.
     """
     patch_size = getattr(model.config, "patch_size", None)
     grid = None if patch_size is None else check_grid(image_size, patch_size, "image_size")
-    return deployed_part(fold(model), grid, convolution)
+    return deployed_part(fold(model), grid)
 
 
-def deployed_part(module: Any, grid: Any, convolution: str = "lax") -> Any:
+def deployed_part(module: Any, grid: Any) -> Any:
     """The deployed form of a part of a model, such as an attention, or the part with all its submodules deployed.
 
     Args:
       grid: (h, w) of its tokens; None without a grid, or with several.
-      convolution: as in `deployed`.
     """
     match module:
         case dense.LayerNorm():
             return _layer_norm(module)
         case depthwise.ReplacedAttention():
-            return deployed_part(module.folded(implementation=convolution), grid, convolution)
-        case depthwise.IsotypicReplacedAttention():
-            module.implementation = convolution
-            return module
+            return deployed_part(module.folded(), grid)
         case FoldedAttention() if module.qkv is not None:
-            values = deployed_part(module.values, grid, convolution)
+            values = deployed_part(module.values, grid)
             return Attention(module.qkv, module.proj, module.num_heads, values)
         case DenseValues() if module.bias is not None:
             return ValuesOnGrid(module, grid)
         case Stack():
-            return Blocks([deployed_part(module[i], grid, convolution) for i in range(len(module))], module.lengths)
+            return Blocks([deployed_part(module[i], grid) for i in range(len(module))], module.lengths)
         case _ if type(module) is dense.Attention:  # not those with relative positions
             return Attention(module.qkv, module.proj, module.num_heads)
         case _ if type(module) is isotypic.Attention:
@@ -119,7 +111,7 @@ def deployed_part(module: Any, grid: Any, convolution: str = "lax") -> Any:
             module.mask_token = None
             if module.position is not None:
                 module.position = nnx.data(Table(module.position(grid)))  # a sin-cos table was no data
-    return _with_parts(module, lambda part: deployed_part(part, grid, convolution))
+    return _with_parts(module, lambda part: deployed_part(part, grid))
 
 
 class Attention(nnx.Module):

@@ -23,7 +23,7 @@ kept = functools.partial(checkpoint_name, name="product")
 
 def einsum(axes: str, x: jax.Array, y: jax.Array) -> jax.Array:
     """`jnp.einsum` of two arrays.  An axis that is summed over is one of both; "..." in y is the last of those in x."""
-    if not x.dtype == y.dtype == jnp.bfloat16 or dispatch.chosen("einsum", "auto") == "xla":
+    if not x.dtype == y.dtype == jnp.bfloat16 or dispatch.AUTO.get() == "reference":
         return jnp.einsum(axes, x, y)
     (of_x, of_y), result = axes.split("->")[0].split(","), axes.split("->")[1]
     first, ahead = (a.ndim - len(of.replace("...", "")) for a, of in ((x, of_x), (y, of_y)))

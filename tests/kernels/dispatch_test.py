@@ -10,7 +10,6 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import kernels
 from equivit import models
-from equivit.layers import by_image
 from kernels import dispatch
 from kernels.d8_gelu import d8_gelu
 from kernels.octic_linear_gelu import octic_linear_gelu
@@ -210,9 +209,8 @@ def test_inside_a_shard_map_only_the_axes_left_are_split(manual):
             np.testing.assert_array_equal(jax.jit(run)(jnp.zeros((4, 8, 5, 3))), expected)
 
 
-def test_a_whole_model_with_one_implementation(monkeypatch):
+def test_a_whole_model_with_one_implementation():
     """With "xla" a model is exported for two platforms at once and for any batch, which Pallas does not allow."""
-    monkeypatch.setattr(by_image, "IMAGE_BYTES", 1)  # every image is large
     options = dict(family="D8", width=16, num_heads=2, depth=1, patch_size=4, image_size=(16, 16), num_classes=3)
     model = models.create("octic_vit_ti16", **options)
     (batch,) = jax.export.symbolic_shape("b")
@@ -223,5 +221,5 @@ def test_a_whole_model_with_one_implementation(monkeypatch):
     assert exported.platforms == ("cpu", "cuda") and dispatch.chosen("op", "auto") == "auto"
     x = jax.random.normal(jax.random.key(0), (3, 16, 16, 3))
     np.testing.assert_allclose(exported.call(x), jax.jit(lambda x: model(x))(x), atol=1e-5)
-    with pytest.raises(ValueError, match="kernels.using: implementation='xl' is not one of 'auto', 'xla'"):
+    with pytest.raises(ValueError, match="kernels.using: implementation='xl' is not one of 'auto', 'reference', 'xla'"):
         kernels.using("xl").__enter__()

@@ -10,7 +10,6 @@ from flax import nnx
 
 from equivit import costs, logical, precision
 from equivit.costs import Cost
-from equivit.layers import convolution
 from equivit.layers.convolution import Conv, DepthwiseConv, NormedConv, output_size
 
 # (kernel, stride, padding, size of the map): the embeddings of CvT, then rows and columns with nothing in common; maps
@@ -59,44 +58,6 @@ def test_sums_over_taps(case, mode, depthwise):
     assert output_size(case[-1], *case[:3]) == y.shape[1:3]
 
 
-@pytest.mark.parametrize("case", CASES[1:], ids=str)
-def test_both_forms_of_a_depthwise_convolution(case):
-    """The sum over taps, which CPUs compute, is the convolution of other platforms; in bfloat16 it is rounded once."""
-    x, kernel = maps(2, *case[-1]), np.asarray(layer(True, case, "zeros").kernel[...])
-    sizes = dict(stride=case[1], padding=case[2])
-
-    @jax.jit
-    def both(x, kernel):
-        whole = convolution._whole(x, kernel, groups=2, **sizes)
-        rounded = [array.astype(jnp.bfloat16) for array in (x, kernel)]
-        exact = convolution._by_taps(*(array.astype(jnp.float32) for array in rounded), **sizes)
-        return whole, convolution._by_taps(x, kernel, **sizes), convolution._by_taps(*rounded, **sizes), exact
-
-    whole, taps, rounded, exact = both(x, kernel)
-    np.testing.assert_allclose(taps, whole, rtol=0, atol=1e-6 * np.abs(whole).max())
-    assert rounded.dtype == jnp.bfloat16
-    np.testing.assert_array_equal(rounded, exact.astype(jnp.bfloat16))
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_gradients_of_a_depthwise_convolution(case):
-    """By map and by kernel, those of the library's convolution."""
-    x, kernel = maps(2, *case[-1]), np.asarray(layer(True, case, "zeros").kernel[...])
-    sizes = dict(stride=case[1], padding=case[2])
-    weights = np.random.default_rng(2).normal(size=(2, *output_size(case[-1], *case[:3]), 2)).astype(np.float32)
-
-    @jax.jit
-    def both(x, kernel):
-        forms = (
-            functools.partial(convolution._whole, groups=2, **sizes),
-            functools.partial(convolution._by_taps, **sizes),
-        )
-        return [jax.vjp(form, x, kernel)[1](weights) for form in forms]
-
-    for taps, whole in zip(*both(x, kernel)[::-1], strict=True):
-        np.testing.assert_allclose(taps, whole, rtol=0, atol=2e-6 * np.abs(whole).max())
-
-
 def grouped(groups, kernel=(1, 1)):
     """A convolution of 6 channels to 12 in groups, drawn by NumPy, and maps for it."""
     make = lambda: Conv(6, 12, kernel=kernel, groups=groups, rngs=nnx.Rngs(0))  # noqa: E731
@@ -104,82 +65,6 @@ def grouped(groups, kernel=(1, 1)):
     arrays = {n: random.normal(size=a.shape) for n, a in sorted(logical.take(jax.eval_shape(make)).items())}
     conv = logical.put(jax.eval_shape(make), {n: a.astype(np.float32) for n, a in arrays.items()})
     return conv, random.normal(size=(2, 3, 5, 6)).astype(np.float32)
-
-
-@pytest.mark.parametrize("groups", [1, 3])
-def test_both_forms_of_a_convolution_of_points(groups):
-    """The matrix products that CPUs compute are the convolution of other platforms, and so are their gradients."""
-    conv, x = grouped(groups)
-    forms = (functools.partial(convolution._whole, stride=(1, 1), padding=(0, 0)), convolution._by_points)
-    weights = np.random.default_rng(1).normal(size=(2, 3, 5, 12)).astype(np.float32)
-
-    @jax.jit
-    def both(x, kernel):
-        return [
-            (y, back(weights)) for y, back in (jax.vjp(functools.partial(f, groups=groups), x, kernel) for f in forms)
-        ]
-
-    whole, points = both(x, conv.kernel[...])
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 * np.abs(b).max()), points, whole)
-    if groups > 1:  # groups of every third channel are others
-        mixed = conv.kernel[...].reshape(1, 1, 2, 4, 3).swapaxes(-1, -2).reshape(1, 1, 2, 12)
-        assert np.abs(both(x, mixed)[1][0] - whole[0]).max() > 0.1
-
-
-@pytest.mark.parametrize("case", CASES[1:3], ids=str)
-def test_both_forms_of_a_convolution_of_few_channels(case):
-    """On a CPU a sum over the entries of a small kernel: values, and gradients by map and kernel."""
-    rng, (kernel, stride, padding, size) = np.random.default_rng(7), case
-    x, kernel = rng.normal(size=(2, *size, 3)), rng.normal(size=(*kernel, 3, 5))
-    forms = (convolution._whole, convolution._by_entries)
-    options = ({"groups": 1}, {})
-
-    @jax.jit
-    def both(x, kernel):
-        made = [functools.partial(f, stride=stride, padding=padding, **o) for f, o in zip(forms, options, strict=True)]
-        return [(y, back(jnp.cos(y))) for y, back in (jax.vjp(f, x, kernel) for f in made)]
-
-    whole, entries = both(np.float32(x), np.float32(kernel))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=3e-6 * np.abs(b).max()), entries, whole)
-    others = ((2, *size, 8), (*kernel.shape[:2], 8, 5)), ((2, 7, 7, 3), (7, 7, 3, 5))  # many channels, a large kernel
-    lowered = [
-        jax.jit(lambda x, k: convolution.convolve(x, k, stride, padding, "zeros")).lower(a, b).as_text()
-        for a, b in ((x, kernel), *(map(rng.normal, (0.0, 0.0), (1.0, 1.0), shapes) for shapes in others))
-    ]
-    assert ["stablehlo.convolution" in text for text in lowered] == [False, True, True]
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_both_forms_of_a_convolution_around_a_torus(case):
-    """On a CPU of one column more, which is cropped: values, and gradients by map and kernel; not on accelerators."""
-    rng, (kernel, stride, padding, size) = np.random.default_rng(8), case
-    x, kernel = (rng.normal(size=s).astype(np.float32) for s in ((2, *size, 6), (*kernel, 6, 4)))
-    options = dict(stride=stride, padding=padding, groups=1)
-
-    @jax.jit
-    def both(x, kernel):
-        forms = (functools.partial(convolution._circular, more=more, **options) for more in (0, 1))
-        return [(y, back(jnp.cos(y))) for y, back in (jax.vjp(f, x, kernel) for f in forms)]
-
-    plain, cropped = both(x, kernel)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=3e-6 * np.abs(b).max()), cropped, plain)
-    traced = jax.jit(lambda x, k: convolution.convolve(x, k, stride, padding, "circular")).trace(x, kernel)
-    texts = [traced.lower(lowering_platforms=(platform,)).as_text() for platform in ("cpu", "cuda", "tpu")]
-    assert [text.count("stablehlo.convolution") for text in texts] == [1, 1, 1]
-    assert ["[0, -1]" in text for text in texts] == [True, False, False]
-
-
-@pytest.mark.parametrize("size", [(5, 6), (2, 1)], ids=str)
-def test_a_torus_is_written_out_on_a_cpu_alone(size):
-    """For sums over taps: the same bits, and gradients; maps smaller than what lies around them too."""
-    x, ends = maps(2, *size), ((3, 1), (0, 2))
-    forms = [functools.partial(form, ends=ends) for form in (convolution._written_around, convolution.around)]
-    written, plain = jax.jit(lambda x: [(y, back(jnp.cos(y))[0]) for y, back in (jax.vjp(f, x) for f in forms)])(x)
-    np.testing.assert_array_equal(written[0], plain[0])
-    np.testing.assert_allclose(written[1], plain[1], rtol=0, atol=2e-6)  # sums of up to 18 cosines
-    traced = jax.jit(forms[0]).trace(x)
-    texts = [traced.lower(lowering_platforms=(platform,)).as_text() for platform in ("cpu", "cuda", "tpu")]
-    assert ["optimization_barrier" in text for text in texts] == [True, False, False]
 
 
 @pytest.mark.parametrize("depthwise", [False, True], ids=["points", "depthwise"])

@@ -10,11 +10,9 @@ from flax import nnx
 
 from equivit import errors
 from equivit.layers import dense, polyphase
-from equivit.layers.by_image import by_image
 from equivit.layers.convolution import Conv, NormedConv, Pair
 from equivit.layers.dropout import split
 from equivit.layers.grid import Layout
-from equivit.layers.polyphase import IMAGE_BYTES
 from equivit.models.staged import branch_path, join_prefix, split_prefix
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
@@ -147,21 +145,12 @@ class ConvAttention(nnx.Module):
 
     def _strongest(self, x: jax.Array) -> tuple[jax.Array, jax.Array, Choice]:
         """Keys and values at the phase where their norm is the largest, by running statistics, and that choice."""
-        b, h, w, width = x.shape
-
-        def strongest(x):
-            x = x.reshape(-1, h, w, width)
-            maps = [part.everywhere(x) for part in (self.conv_k, self.conv_v)]
-            squares = (jnp.square(polyphase.lattice_norms(jax.lax.stop_gradient(y), self.stride)) for y in maps)
-            norms = jnp.sqrt(functools.reduce(operator.add, squares))
-            phase = shifts.phases(shifts.strongest(norms).index, self.stride)
-            maps = [shifts.component(y, phase, self.stride) for y in maps]
-            return [jax.lax.collapse(y, 1, 3) for y in maps], norms[:, None]
-
-        maps, norms = by_image(strongest, x.reshape(b, h * w, width), least=IMAGE_BYTES)
-        h, w = h // self.stride[0], w // self.stride[1]
-        keys, values = (y.reshape(b, h, w, width) for y in maps)
-        return keys, values, shifts.strongest(norms[:, 0])
+        maps = [part.everywhere(x) for part in (self.conv_k, self.conv_v)]
+        squares = (jnp.square(polyphase.lattice_norms(jax.lax.stop_gradient(y), self.stride)) for y in maps)
+        choice = shifts.strongest(jnp.sqrt(functools.reduce(operator.add, squares)))
+        phase = shifts.phases(choice.index, self.stride)
+        keys, values = (shifts.component(y, phase, self.stride) for y in maps)
+        return keys, values, choice
 
     def choice_of(self, x: jax.Array, layout: Layout) -> Choice:
         """The same of tokens [B, prefix + h w, width]."""

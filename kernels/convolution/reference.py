@@ -1,0 +1,46 @@
+"""Convolutions of maps by XLA's own, padded with zeros or around the torus: the definition."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Pair = tuple[int, int]
+
+
+def convolve(
+    x: jax.Array, kernel: jax.Array, stride: Pair, pads: tuple[Pair, Pair], mode: str, groups: int
+) -> jax.Array:
+    """The convolution of maps [n, H, W, groups C] with a kernel [kh, kw, C, D]."""
+    if mode == "circular":
+        x, pads = around(x, pads), ((0, 0), (0, 0))
+    return by_library(x, kernel, stride, pads, groups)
+
+
+def by_library(x: jax.Array, kernel: jax.Array, stride: Pair, pads: tuple[Pair, Pair], groups: int) -> jax.Array:
+    """XLA's convolution, padded with zeros."""
+    numbers = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(x, kernel, stride, pads, dimension_numbers=numbers, feature_group_count=groups)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def around(x: jax.Array, ends: tuple[Pair, Pair]) -> jax.Array:
+    """Maps with rows and columns from the other side of the torus: [*B, H, W, C] -> [*B, t + H + b, l + W + r, C].
+
+    It reads the maps by constant indices, which XLA joins with what follows, where it would write `jnp.pad` out first.
+    The gradient is that of `jnp.pad`; that of indices would be a slow scatter.
+
+    Args:
+      ends: (t, b) and (l, r).
+    """
+    for axis, (before, after) in zip((-3, -2), ends, strict=True):
+        size = x.shape[axis]
+        x = jnp.take(x, np.arange(-before, size + after) % size, axis=axis, mode="clip")
+    return x
+
+
+@around.defjvp
+def _around_derivative(ends, primals, tangents):
+    (x,), (slope,) = primals, tangents
+    return around(x, ends), jnp.pad(slope, [(0, 0)] * (x.ndim - 3) + [*ends, (0, 0)], mode="wrap")
