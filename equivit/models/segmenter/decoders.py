@@ -22,13 +22,14 @@ from flax import nnx
 
 from equivit.layers import dense, isotypic
 from equivit.layers.batch_norm import BatchNorm
-from equivit.layers.convolution import Conv, Pair, around
+from equivit.layers.convolution import Conv, Pair
 from equivit.layers.dropout import drop_channels
 from equivit.layers.resizing import bilinear, unpooled
 from equivit.models.features import Grid
 from equivit.models.segmenter.pyramid_pooling import PyramidPooling, conv_unit
 from equivit.symmetry import fields, shifts
 from equivit.symmetry.groups import Group
+from kernels.convolution import around
 
 UPSAMPLING = ("interpolate", "unpool")
 DROPOUT = 0.1  # of channels, before the logits
