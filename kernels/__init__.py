@@ -1,12 +1,11 @@
-"""equivit's kernels: operations on octic fields, each with its reference in plain jnp, which defines what is right.
+"""Operations that have a form of their own on some platform; a folder each.
 
-`d8_gelu.py` and `octic_linear_gelu.py` hold reference and TPU kernel (Pallas, Mosaic), the files `*_gpu.py` those for
-Hopper GPUs (Mosaic GPU); `fourier.py` is the transform in their references.  `attention.py` is softmax attention, of
-dense layers too, and `isotypic_attention.py` that of a field with its linear maps (`isotypic_linear.py`); both have
-kernels for a TPU (`attention_tpu.py`).
-`octic_attention.py` and `octic_mlp.py` are the two branches of an octic block, with norm, layer scale and sum
-(`octic_branch.py`); `norm.py` is that norm.
-`implementation=` chooses, "auto" when a program is lowered (`dispatch.py`).
+`reference.py` is the equation in plain jnp and defines what is right.  `gpu.py` has kernels for Hopper GPUs (Pallas,
+Mosaic GPU) or cuDNN's, `tpu.py` kernels for TPUs (Pallas, Mosaic), and `cpu.py` a form in jnp that XLA:CPU compiles well.
+The operation itself, in `__init__.py`, checks its arguments and chooses: `implementation="auto"` decides when a program
+is lowered and takes only kernels that have run on such a chip.  `using` changes what "auto" means (`dispatch.py`).
+
+`tpu/` holds what the TPU kernels share, `pointwise.py` the arithmetic of the octic GELU for kernels of any backend.
 """
 
 from kernels.dispatch import using
