@@ -11,11 +11,13 @@ from jax.experimental import multihost_utils
 
 from equivit.data.devices import check_like_first, padded
 from equivit.depthwise.selection import aligned
+from equivit.layers import isotypic
 from equivit.layers.depthwise import ReplacedAttention, channels_of_heads
 from equivit.layers.grid import Layout
 from equivit.layers.parts import identity
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic
+from kernels.attention import attend
 
 _product = functools.partial(jnp.einsum, precision="highest")
 
@@ -186,10 +188,12 @@ def squares(x: Any, weight: jax.Array) -> jax.Array:
     return jnp.stack(parts).sum()
 
 
-def bare(attention: Any) -> Any:
+def bare(attention: Any) -> Callable[[Any, Layout], Any]:
     """The module without its projection."""
     module = jax.tree.map(lambda a: a, attention)
     module.proj = identity
+    if isinstance(module, isotypic.Attention):
+        return lambda x, layout: module.projected(attend(*module.heads(x)))
     return module
 
 

@@ -197,7 +197,7 @@ class Attention(nnx.Module):
 
     def projected(self, y: jax.Array) -> Isotypic:
         """The last map, of weighted sums of values [*B, num_heads, N, head channels]."""
-        leaves = irrep_by_irrep(y, 1 if self.proj.planes is None else 2)
+        leaves = irrep_by_irrep(y, 1 if self.qkv.planes is None else 2)
         return self.proj(Isotypic(*leaves, *(None,) * (2 - len(leaves))))
 
 

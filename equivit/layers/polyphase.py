@@ -123,7 +123,7 @@ def embedding_norms(
     weights = jnp.asarray(factors, dtype) * _spectrum(_products_of_taps(taps, lags), linear, pairs, stride)
     turned = jnp.stack([-weights[:, 1], weights[:, 0]], 1)
     h, w = x.shape[1] // stride[0], x.shape[2] // stride[1]
-    blocks = patchify(jnp.roll(x, padding, (1, 2)), stride).reshape(len(x), h, w, -1)
+    blocks = patchify(jnp.roll(x, padding, (1, 2)), stride).reshape(len(x), h, w, math.prod(stride) * x.shape[-1])
     products = _products_of_blocks(blocks, lags, (kernel.shape[0], kernel.shape[1]), stride)
     spectrum = _spectrum(products, blocks.sum((1, 2)), pairs, stride)
     product = jnp.stack([(factor * spectrum).sum((1, 2)) for factor in (weights, turned)], 1)

@@ -159,6 +159,9 @@ def _spread(y: jax.Array, kernel: jax.Array, shape: tuple[int, ...], stride: Pai
     shifted outputs, where the transpose of strided slices would be a sum of maps that are mostly zeros.
     """
     (h, w), (kh, kw), (sh, sw), ((top, below), (ahead, behind)) = y.shape[1:3], kernel.shape[:2], stride, pads
+    if stride == (1, 1) and max(top, below) < kh and max(ahead, behind) < kw:  # a convolution too, by the taps reversed
+        turned = (kh - 1 - top, kh - 1 - below), (kw - 1 - ahead, kw - 1 - behind)
+        return _summed(y, kernel[::-1, ::-1].astype(y.dtype), stride, turned)
     rows, columns = -(-(shape[1] + top + below) // sh), -(-(shape[2] + ahead + behind) // sw)  # of a phase
     up, left = -(-kh // sh) - 1, -(-kw // sw) - 1
     y, kernel = jnp.pad(y, [(0, 0), (up, rows - h), (left, columns - w), (0, 0)]), _apart(kernel)

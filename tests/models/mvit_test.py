@@ -64,7 +64,7 @@ def test_a_scan_equals_its_blocks_one_by_one():
         y = m.patch_embed(x).reshape(2, 96, 8)
         for i in range(3):
             y = by_equation(first[i], y, Layout((8, 12)))
-        y, _ = second[0](y, Layout((8, 12)))
+        y, _ = second[0]((y, {}), Layout((8, 12)))
         y = by_equation(second[1], y, Layout((4, 6)))
         return m.norm(y).mean(1), m.pooled(x)
 

@@ -142,7 +142,7 @@ def deviation(stride, kv_stride, **options):
         rng, places = np.random.default_rng(1), list(np.ndindex(*GRID))
         x, first = rng.normal(size=(1, *GRID, 4)), rng.normal(size=(len(places), 1, 4))
         moved = np.concatenate([np.roll(x, shift, (1, 2)) for shift in places]).reshape(len(places), -1, 4)
-        run = jax.jit(lambda m, x: m(x, Layout(GRID, 1)))
+        run = jax.jit(lambda m, x: m((x, {}), Layout(GRID, 1)))
         y, chosen = run(
             block(stride, kv_stride, **options), np.concatenate([first[:1].repeat(len(first), 0), moved], 1)
         )

@@ -121,7 +121,7 @@ class PoolingBlock(nnx.Module):
     `pool` is a max-pool where queries are pooled with a stride.  A branch that widens has a linear map of its normed
     input in place of x in the shortcut.  `path` is dropout, then stochastic depth.
 
-    Shapes: [*B, P + H W, in] -> [*B, P + h w, out].
+    Shapes: of the tokens, [*B, P + H W, in] -> [*B, P + h w, out].
 
     Args:
       norm1, attention, shortcut, norm2, mlp, mlp_shortcut: the parts; shortcuts are None unless the branch widens.
@@ -145,23 +145,25 @@ class PoolingBlock(nnx.Module):
 
     def __call__(
         self,
-        x: jax.Array,
+        x: tuple[jax.Array, dict[str, Choice]],
         layout: Layout,
         *,
         rate: float | jax.Array = 0.0,
         phase: int = 0,
         train: bool = False,
         key: jax.Array | None = None,
-    ) -> jax.Array:
-        """The tokens after the block.
+    ) -> tuple[jax.Array, dict[str, Choice]]:
+        """The tokens after the block, and the phases that its adaptive pooling chose.
 
         Args:
+          x: tokens, and the choices of the block before, which have no effect.
           layout: of the tokens before it.
           rate: probability of dropping a branch for a sample.
           phase, train: for blocks that alternate or have batch statistics; unused here.
           key: for dropout and stochastic depth; None: neither.
         """
         keys, pool = split(key), self.attention.pool_q
+        x, _ = x
         y = self.norm1(x)
         branch, chosen = self.attention.attended(y, layout)
         x = x if self.shortcut is None else self.shortcut(y).astype(x.dtype)
@@ -173,7 +175,7 @@ class PoolingBlock(nnx.Module):
         x = x + branch_path(branch, self.dropout, rate, keys[0])
         y = self.norm2(x)
         x = x if self.mlp_shortcut is None else self.mlp_shortcut(y).astype(x.dtype)
-        return x + branch_path(self.mlp(y), self.dropout, rate, keys[1])
+        return x + branch_path(self.mlp(y), self.dropout, rate, keys[1]), chosen
 
 
 def max_pool(x: jax.Array, stride: Pair, mode: str) -> jax.Array:

@@ -5,12 +5,13 @@ import itertools
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from equivit.layers import dense
 from equivit.layers.convolution import Pair
 from equivit.layers.grid import Layout
-from equivit.layers.stack import Stack, captured, collecting
+from equivit.layers.stack import Stack, captured
 from equivit.models.mvit.attention import PoolingAttention, PoolingBlock
 from equivit.models.staged import Map
 from equivit.symmetry.shifts import Choice
@@ -64,16 +65,11 @@ class Stage(nnx.Module):
         """
         x, layout = at.tokens, at.layout
         after = layout._replace(grid=map_size(layout.grid, self.stride))
-        outputs, choices, blocks = {}, [], self.blocks
-
-        def apply(state, start, stop):
-            return blocks(state[0], layout, start=start, stop=stop, fold=looks["fold"], carry=state[1], **options)
-
-        for start, length in blocks.spans:
-            looks = collecting(functools.partial(_choices, layout), len(blocks), blocks[start], x)
-            (x, chosen), seen = captured(apply, (x, looks["carry"]), capture, start, start + length)
-            outputs |= {index: tokens for index, (tokens, _) in seen.items()}
-            choices += [jax.tree.map(lambda a, i=i: a[i], chosen) for i in range(start, start + length)]
+        outputs, choices = {}, []
+        for start, length in self.blocks.spans:
+            x, chosen, seen = self._span(x, layout, start, start + length, capture, options)
+            choices += [jax.tree.map(lambda a, i=i: a[i], chosen) for i in range(length)]
+            outputs |= seen
             layout = after
         if "q" in choices[0]:  # only the first block pools queries
             at = at.record(f"{name}_block0_q", choices[0]["q"], self.stride)
@@ -81,10 +77,25 @@ class Stage(nnx.Module):
         at = Map(x, after, at.frame.every(self.stride), at.choices | chosen)
         return at, {index: at._replace(tokens=tokens) for index, tokens in outputs.items()}
 
+    def _span(
+        self, x: jax.Array, layout: Layout, start: int, stop: int, capture: tuple[int, ...], options: dict[str, Any]
+    ) -> tuple[jax.Array, dict[str, Choice], dict[int, jax.Array]]:
+        """The tokens after like blocks, the choices of all, stacked, and the tokens after those in `capture`."""
+        blocks, shapes = self.blocks, jax.eval_shape(lambda x: self.blocks[start]((x, {}), layout)[1], x)
+        none = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+        chosen = jax.tree.map(lambda a: jnp.zeros((stop - start, *a.shape), a.dtype), shapes)
 
-def _choices(layout: Layout, block: PoolingBlock, x: jax.Array) -> dict[str, Choice]:
-    """The phases that a block chooses; a compiler computes them once, here and in the block."""
-    return block.attention.attended(block.norm1(x), layout)[1]
+        def written(chosen, index, choices):
+            return jax.tree.map(lambda a, choice: a.at[index - start].set(choice), chosen, choices)
+
+        def fold(chosen, index, block, x):  # before the first block it writes to the last row
+            return written(chosen, index - 1, x[1])
+
+        def apply(state, start, stop):
+            return blocks(state[0], layout, start=start, stop=stop, fold=fold, carry=state[1], **options)
+
+        ((x, last), chosen), seen = captured(apply, ((x, none), chosen), capture, start, stop)
+        return x, written(chosen, stop - 1, last), {index: tokens for index, ((tokens, _), _) in seen.items()}
 
 
 def _block(config: Any, shape: Shape, rngs: nnx.Rngs) -> PoolingBlock:

@@ -252,27 +252,37 @@ class ViT(nnx.Module):
         key: jax.Array | None = None,
         train: bool = False,
     ) -> tuple[Any, Any]:
-        """The tokens after blocks start <= i < stop, and after the transition among them, and the last carry."""
-        k, stop = self.k, len(self.blocks) if stop is None else stop
-        options: dict[str, Any] = dict(
-            fold=fold, train=train, key=key, rates=None if key is None else self.config.rates
-        )
-        if start < k:
-            last, shared = min(k, stop), _modules(self.isotypic_jumbo_mlp)
-            x, carry = self.blocks(x, layout, start=start, stop=last, shared=shared, carry=carry, **options)
-        if stop > k:
-            x, shared = self._dense(x), _modules(self.jumbo_mlp)
-            x, carry = self.blocks(x, layout, start=max(start, k), stop=stop, shared=shared, carry=carry, **options)
-        return x, carry
+        """The tokens after blocks start <= i < stop, and the transition if it comes by then, and the last carry."""
+        stop = len(self.blocks) if stop is None else stop
+        x, carry = self._through(x, layout, start, stop, carry, fold=fold, key=key, train=train)
+        return x if stop < self.k else self._dense(x), carry
 
-    def captured(self, x: Tokens, layout: Layout, capture: tuple[int, ...], **options: Any) -> tuple[Any, dict]:
-        """The tokens after the last block, and those after the blocks in `capture`, by index."""
+    def captured(
+        self, x: Tokens, layout: Layout, capture: tuple[int, ...], **options: Any
+    ) -> tuple[Any, dict[int, Any]]:
+        """The tokens after the last block, and those after the blocks in `capture`, by index.
+
+        Args:
+          options: `key` and `train`.
+        """
         check_blocks("ViT", capture, len(self.blocks))
 
         def apply(x, start, stop):
-            return self.trunk(x, layout, start=start, stop=stop, **options)[0]
+            return self._through(x, layout, start, stop, **options)[0]
 
-        return captured(apply, x, capture, 0, len(self.blocks))
+        x, outputs = captured(apply, x, capture, 0, len(self.blocks))
+        return self._dense(x), outputs
+
+    def _through(self, x, layout: Layout, start: int, stop: int, carry: Any = None, *, key=None, **options: Any):
+        """The tokens as the blocks start <= i < stop leave them, and the last carry."""
+        options |= dict(key=key, rates=None if key is None else self.config.rates)
+        if start < self.k:
+            last, shared = min(self.k, stop), _modules(self.isotypic_jumbo_mlp)
+            x, carry = self.blocks(x, layout, start=start, stop=last, shared=shared, carry=carry, **options)
+        if stop > self.k:
+            x, start, shared = self._dense(x), max(start, self.k), _modules(self.jumbo_mlp)
+            x, carry = self.blocks(x, layout, start=start, stop=stop, shared=shared, carry=carry, **options)
+        return x, carry
 
     def _dense(self, x):
         """Applies the transition, unless the tokens are already dense or there is no transition."""
