@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace, rest: list[str]) -> None:
     from equivit.acceleration import plan, report, stages
-    from equivit.training import lock
+    from equivit.training.run import lock
 
     changes = command.changes(rest, _parser())
     made = plan.make(options, changes)

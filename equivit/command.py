@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 
 from equivit import errors
-from equivit.training import peers, stopping
+from equivit.training.run import processes, stopping
 
 LARGEST_INT = 2**31 - 1  # sizes are int32; constraints.py has it too, but imports NumPy
 
@@ -46,9 +46,9 @@ def run(main: Callable[[], None], *, debug: bool) -> int:
             raise
         text = errors.line(str(error)) or "there is not enough memory."
         if jax.distributed.is_initialized() and isinstance(error, jax.errors.JaxRuntimeError):
-            text = f"{peers.ENDED}  ({text})"
+            text = f"{processes.ENDED}  ({text})"
         if jax.distributed.is_initialized():  # then this process ends below
-            peers.last_word.acquire()
+            processes.last_word.acquire()
         print(f"error: {text}", file=sys.stderr, flush=True)
         return _leave(1)
     return 0

@@ -104,18 +104,18 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
     from jax.sharding import NamedSharding, PartitionSpec
 
     from equivit.evaluation import runner, summary
-    from equivit.models import saved
     from equivit.objectives.registry import OBJECTIVES
-    from equivit.training import resuming, sharding
+    from equivit.training import loading, sharding
+    from equivit.training.run import processes
 
-    sharding.start_processes(options.distributed)
+    processes.join(options.distributed)
     config, model, step = _load(options, command.changes(rest, _parser()))
-    data = saved.trained_on(options.model) if options.model else resuming.data_before(options.workdir)
     names = runner.check(options.suite or config.evaluation.suite, config, model)
     if not names:
         fitting = ", ".join(runner.fitting(model)) or "none"
         raise ValueError(f"--suite: name protocols for this {type(model).__name__}; those that fit it: {fitting}.")
     place = options.workdir or options.model
+    data = loading.trained_on(place)
     split = f"{config.data.source}, {config.data.eval_split}"
     of = f"{place} (weights of step {step})" if options.workdir else place
     _say(f"Evaluating {', '.join(names)} of {of} on {split}, images of {_size(config)}.")

@@ -73,16 +73,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from equivit.models import saved
-    from equivit.training import checkpoints, resuming
+    from equivit.training import loading
 
     _check_output(options.output, options.opset)
     print(f"Reading the model in {options.input}.", flush=True)
-    if (options.input / "config.json").is_file():
-        _, model, step = checkpoints.load_run(options.input)
-        data, of = resuming.data_before(options.input), f" of step {step}"
-    else:
-        model, data, of = saved.load(options.input), saved.trained_on(options.input), ""
+    model, data, step = loading.load(options.input)
+    of = "" if step is None else f" of step {step}"
     size = "x".join(map(str, options.image_size))
     kind = "float16" if options.half else "float32"
     print(

@@ -13,7 +13,8 @@ from equivit.data.pixels import normalize
 from equivit.layers.rngs import Keys
 from equivit.models.model import ModelModule
 from equivit.objectives.registry import OBJECTIVES
-from equivit.training import program, sharding, start
+from equivit.training import build, sharding
+from equivit.training.teachers import load_teachers
 
 
 def counts(config: ConfigDict) -> dict:
@@ -77,7 +78,7 @@ def _train_step(config, num_classes, mesh, batch):
     config = config.copy_and_resolve_references().unlock()
     config.model.num_classes = num_classes
     # The length of the run is a constant inside the step: any that the warm-up fits into will do.
-    run = program.of_config(config, mesh, total=10**9, per_epoch=1, given=start.given_models(config))
+    run = build.make_program(config, mesh, total=10**9, per_epoch=1, teachers=load_teachers(config))
     return run.lower(batch)
 
 
@@ -117,5 +118,5 @@ def _forward(model, images):
 def abstract_model(config: ConfigDict) -> ModelModule:
     """The model of a config with shapes in place of arrays, with its decoder where the objective adds one."""
     if OBJECTIVES[config.objective.name].decodes:
-        return program.exported_model(config)
-    return jax.eval_shape(lambda: program.make_model(config, Keys(0)))
+        return build.exported_model(build.make_objective(config), build.model_configuration(config))
+    return jax.eval_shape(lambda: build.make_model(config, Keys(0)))

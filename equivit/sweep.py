@@ -86,7 +86,7 @@ def _of_set(config: ConfigDict, workdir: pathlib.Path, name: str) -> Iterator[di
     """The results of one set; its data are read when the first of them has to be computed."""
     from equivit import files
     from equivit.data import series
-    from equivit.training import lock
+    from equivit.training.run import lock
 
     section, data = config.data, None
     for patches, model in itertools.product(config.patches, config.models):

@@ -48,7 +48,8 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
     import jax
 
     from equivit.training import config as configs
-    from equivit.training import lock, loop, sharding
+    from equivit.training import loop
+    from equivit.training.run import lock, processes
 
     config = configs.load(options.config, command.changes(rest, _parser()))
     if options.show:
@@ -58,7 +59,7 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
         raise ValueError("--workdir is missing: give the directory of the run, --workdir=DIR.")
     if options.deterministic:  # read when the first device is used
         os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_deterministic_ops=true"
-    sharding.start_processes(options.distributed)
+    processes.join(options.distributed)
     if not jax.distributed.is_initialized():
         # JAX reads this setting then, too.  On a CPU steps run in this thread, the only one whose large arrays glibc
         # keeps from step to step; other threads get new ones from the kernel, filled with zeros.  Not beside other
@@ -82,7 +83,7 @@ def train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
 
     Raises what `loop.train` does, and `lock.BusyError` where another process trains in the directory.
     """
-    from equivit.training import lock
+    from equivit.training.run import lock
 
     with lock.held(workdir / ".lock"):
         return _train(config, workdir)
@@ -93,42 +94,40 @@ def _train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
 
     from equivit.data import loader
     from equivit.evaluation import runner, summary
-    from equivit.objectives.registry import OBJECTIVES
     from equivit.trained_on import TrainedOn
-    from equivit.training import loop, program, sharding, start
+    from equivit.training import build, loop, sharding
+    from equivit.training.teachers import check_teacher_classes, load_teachers
+    from equivit.training.warm_start import initial_parameters
 
-    # What is known now is checked now: an evaluation that cannot run would otherwise fail after the last step.
-    runner.check(config.evaluation.suite, config)
-    objective = OBJECTIVES[config.objective.name]
-    processes: dict[str, Any] = dict(process_index=jax.process_index(), process_count=jax.process_count())
-    pipeline = loader.train(
-        config.data,
-        batch_size=config.batch_size,
-        seed=config.seed,
-        workers=config.data.workers,
-        entries=objective.entries,
-        transform=objective.transform_of(config),
-        **processes,
-    )
-    config = start.completed(config, pipeline)
-    given = start.given_models(config)
-    program.make_objective(config).check_model(program.model_configuration(config), given)
+    # ---- The data, and the model that they complete.
+    suite = config.evaluation.suite
+    runner.check(suite, config)
+    pipeline = build.make_pipeline(config)
     data = TrainedOn(pipeline.classes, pipeline.num_examples)
-    start.check_teacher(config, data)
-    runner.prepare(program.exported_model(config), config, config.evaluation.suite, classes=data.classes)
+    config = loader.complete(config, pipeline)
+    model, objective = build.model_configuration(config), build.make_objective(config)
+
+    # ---- Checks of the whole run: an evaluation that cannot run would otherwise fail after the last step.
+    teachers = load_teachers(config)
+    objective.check_model(model, teachers)
+    check_teacher_classes(config, data)
+    runner.prepare(build.exported_model(objective, model), config, suite, classes=data.classes)
     steps = loop.total_steps(config, pipeline.steps_per_epoch)
     _say(
         f"Training {config.model.name} on {config.data.source} ({pipeline.num_examples} images, {pipeline.num_classes} "
         f"classes): {steps} steps of {config.batch_size} images, seed {config.seed}, in {workdir}."
     )
+
+    # ---- Training, and the report.
+    parts = dict(objective=objective, build_model=model.build, teachers=teachers)
     outcome = loop.train(
         config,
         workdir=workdir,
         pipeline=pipeline,
-        evaluate=lambda model, config: runner.evaluate(model, config, config.evaluation.suite, classes=data.classes),
-        initial=functools.partial(start.initial_parameters, config),
-        given=given,
+        evaluate=lambda model, config: runner.evaluate(model, config, suite, classes=data.classes),
+        initial=lambda: initial_parameters(config, model),
         trained_on=data,
+        make_program=functools.partial(build.make_program, **parts),
     )
     with jax.set_mesh(sharding.create_mesh(config.mesh)):
         _say(summary.conclude(workdir, outcome.model, outcome.results, config))

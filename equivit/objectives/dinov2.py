@@ -185,9 +185,9 @@ class DinoV2(Objective):
             largest=options.mask_block,
         )
 
-    def check_model(self, model: Any, given: Mapping[str, nnx.Module]) -> None:
+    def check_model(self, model: Any, teachers: Mapping[str, nnx.Module]) -> None:
         """As in `Objective`; also ValueError where the model lacks a token, or local crops do not fit it."""
-        super().check_model(model, given)
+        super().check_model(model, teachers)
         for token in ("class_token", "mask_token"):
             if not getattr(model, token, False):
                 raise ValueError(

@@ -66,9 +66,9 @@ class Mae(Objective):
                 "head to train; say num_classes=None."
             )
 
-    def check_model(self, model: ViTConfig, given: Mapping[str, nnx.Module]) -> None:
+    def check_model(self, model: ViTConfig, teachers: Mapping[str, nnx.Module]) -> None:
         """As in `Objective`; also ValueError if no patch would be kept, or none removed."""
-        super().check_model(model, given)
+        super().check_model(model, teachers)
         for size in {self.image_size, tuple(self.config.data.image_size)}:  # the second is for evaluation
             masking.number_kept(math.prod(check_grid(size, model.patch_size, "image")), self.options.ratio)
 

@@ -49,14 +49,14 @@ class Step(NamedTuple):
       clock: the progress of the run.
       static: the value of `Objective.static`.
       extra: the current arrays of `Objective.extra`.
-      given: models that the run uses but does not train, by name, such as a teacher.
+      teachers: models that the run uses but does not train, by name, such as "teacher".
     """
 
     key: jax.Array
     clock: Clock
     static: Hashable
     extra: Extra
-    given: dict[str, nnx.Module]
+    teachers: dict[str, nnx.Module]
 
 
 class Loss(NamedTuple):
@@ -113,8 +113,8 @@ class Objective:
         data = self.config.data
         return tuple(data.train_image_size or data.image_size)
 
-    def check_model(self, model: Config, given: Mapping[str, nnx.Module]) -> None:
-        """ValueError if the images or the batch do not fit the model, or one of the models in `given` (`Step.given`).
+    def check_model(self, model: Config, teachers: Mapping[str, nnx.Module]) -> None:
+        """ValueError if the images or the batch do not fit the model, or one of the teachers (`Step.teachers`).
 
         A run calls this before it compiles anything; `config.model.in_channels` is that of the data.
         """

@@ -57,9 +57,9 @@ class Segmentation(Objective):
         super().__init__(config)
         check_head(config)
 
-    def check_model(self, model, given) -> None:
+    def check_model(self, model, teachers) -> None:
         """As in `Objective`; also ValueError if the decoder does not go with the model."""
-        super().check_model(model, given)
+        super().check_model(model, teachers)
         self._configuration(model)
 
     def module(self, model: nnx.Module, key: jax.Array) -> Segmenter:

@@ -84,9 +84,9 @@ class Supervised(Objective):
         super().__init__(config)
         check_head(config)
 
-    def check_model(self, model: Config, given: Mapping[str, nnx.Module]) -> None:
+    def check_model(self, model: Config, teachers: Mapping[str, nnx.Module]) -> None:
         """As in `Objective`; also ValueError if tokens are to be dropped and the model cannot do without."""
-        super().check_model(model, given)
+        super().check_model(model, teachers)
         if self.options.token_drop is not None:
             self._tokens(model)
 

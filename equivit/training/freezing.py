@@ -24,7 +24,7 @@ from ml_collections import ConfigDict
 
 from equivit import errors, logical
 from equivit.logical import Tensor
-from equivit.models import zoo
+from equivit.models.vit.replaced import as_replaced
 from equivit.objectives.objective import Objective, Rule
 
 REPLACED = "{replaced}"
@@ -39,11 +39,11 @@ def rule(objective: Objective, tables: Mapping[str, np.ndarray]) -> Callable[[Te
     Raises:
       ValueError: a pattern matches no tensor, nothing is left to train, or "{replaced}" where nothing is replaced.
     """
-    if not (given := tuple(objective.config.optimizer.freeze)):
+    if not (patterns := tuple(objective.config.optimizer.freeze)):
         return objective.rule
     names = [tensor.name for table in tables.values() for tensor in table.flat]
     frozen = set()
-    for pattern in _expanded(given, objective.config):
+    for pattern in _expanded(patterns, objective.config):
         matched = matching("optimizer.freeze", pattern.removeprefix("!"), names)
         frozen = frozen - matched if pattern.startswith("!") else frozen | matched
 
@@ -52,7 +52,7 @@ def rule(objective: Objective, tables: Mapping[str, np.ndarray]) -> Callable[[Te
         return usual._replace(frozen=usual.frozen or tensor.name in frozen)
 
     if all(combined(tensor).frozen for table in tables.values() for tensor in table.flat):
-        raise ValueError(f"optimizer.freeze={given} leaves nothing to train; except some, as in '*,!head.*'.")
+        raise ValueError(f"optimizer.freeze={patterns} leaves nothing to train; except some, as in '*,!head.*'.")
     return combined
 
 
@@ -61,13 +61,13 @@ def _expanded(patterns: Iterable[str], config: ConfigDict) -> list[str]:
     patterns = list(patterns)
     if not any(REPLACED in pattern for pattern in patterns):
         return patterns
-    replaced = getattr(zoo.configuration(**config.model), "replaced", ())
-    if not replaced:
+    blocks = [str(entry.block) for entry in as_replaced("config.model", config.model.get("replaced", ()))]
+    if not blocks:
         raise ValueError(
             f"optimizer.freeze={tuple(patterns)}: no block of {config.model.name} is replaced; say which are by "
             "model.replaced."
         )
-    numbers = {pattern: [str(one.block) for one in replaced] if REPLACED in pattern else [""] for pattern in patterns}
+    numbers = {pattern: blocks if REPLACED in pattern else [""] for pattern in patterns}
     return [pattern.replace(REPLACED, number) for pattern in patterns for number in numbers[pattern]]
 
 

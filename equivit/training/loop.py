@@ -4,8 +4,7 @@ import contextlib
 import errno
 import json
 import pathlib
-import types
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from typing import NamedTuple, Protocol
 
 import jax
@@ -18,10 +17,11 @@ from equivit import constraints, files, logical
 from equivit.evaluation import runner
 from equivit.models import saved
 from equivit.trained_on import UNKNOWN, TrainedOn
-from equivit.training import freezing, program, resuming, sharding, stopping
+from equivit.training import build, freezing, sharding
+from equivit.training.build import Program
 from equivit.training.checkpoints import Checkpoints
 from equivit.training.logging import Log, Meter
-from equivit.training.program import Program
+from equivit.training.run import resuming, stopping
 
 Evaluate = Callable[[nnx.Module, ConfigDict], dict[str, dict]]
 
@@ -78,23 +78,21 @@ def train(
     pipeline: Pipeline,
     evaluate: Evaluate,
     initial: Callable[[], dict[str, jax.Array]] = dict,
-    given: Mapping[str, nnx.Module] = types.MappingProxyType({}),
     trained_on: TrainedOn = UNKNOWN,
-    make_program: Callable[..., Program] = program.of_config,
+    make_program: Callable[..., Program] = build.make_program,
 ) -> Outcome:
     """Train, or go on with training, in `workdir`.
 
     SIGTERM and Ctrl-C save the state and end the run (`stopping.py`).
 
     Args:
-      config: a checked config; what the data decide about the model is known.
+      config: a checked config, completed from the data.
       workdir: the run directory.
       pipeline: the training data.
       evaluate: the results of a model by protocol (`runner.evaluate`).
       initial: the parameters that a fresh run begins with; those that it does not name are drawn.
-      given: models that the run uses and does not train, by name.
       trained_on: the training data, for run.json and saved models.
-      make_program: in place of `program.of_config`.
+      make_program: makes the program of (config, mesh, total, per_epoch); `build.make_program`, or with more options.
 
     Raises:
       NotFiniteError: the loss or a gradient is not finite; the state of the last good step is saved.
@@ -112,7 +110,7 @@ def train(
     with jax.set_mesh(mesh), contextlib.ExitStack() as stack:
         # ---- State: the newest whole checkpoint, or a fresh one.
         signals = stack.enter_context(stopping.Signals(_agreed if jax.process_count() > 1 else None))
-        run = make_program(config, mesh, total=total, per_epoch=per_epoch, given=given)
+        run = make_program(config, mesh, total=total, per_epoch=per_epoch)
         checkpoints = stack.enter_context(Checkpoints(workdir, config.checkpoint))
         stack.enter_context(_naming_what_is_kept(checkpoints))
         previous = resuming.config_before(workdir)

@@ -4,7 +4,6 @@ The same rule covers parameters, optimiser state and averaged weights, so that e
 """
 
 import math
-import os
 from typing import Annotated, Any, Literal
 
 import jax
@@ -13,7 +12,6 @@ from ml_collections import ConfigDict
 
 from equivit import constraints, errors
 from equivit.constraints import PositiveInt, Words
-from equivit.training import peers
 
 DEFAULTS = dict(data=-1, fsdp=1)  # of the `mesh` section; -1: the devices that are left
 TYPES: dict[str, Any] = dict(
@@ -21,30 +19,6 @@ TYPES: dict[str, Any] = dict(
     fsdp=PositiveInt,
 )
 BATCH = PartitionSpec(("data", "fsdp"))
-HEARTBEAT_SECONDS = 30  # a process that is silent for so long is taken for dead, and the others end
-
-
-def start_processes(asked: bool) -> None:
-    """Join the other processes of the run, when asked or when the environment shows a cluster of several.
-
-    SLURM, Open MPI and TPU slices describe themselves.  Elsewhere give each process JAX_COORDINATOR_ADDRESS (host:port
-    of the first), JAX_NUM_PROCESSES and JAX_PROCESS_ID.
-    """
-    if jax.distributed.is_initialized() or not (asked or _several_shown()):
-        return
-    count, index = os.environ.get("JAX_NUM_PROCESSES"), os.environ.get("JAX_PROCESS_ID")
-    given: dict[str, Any] = {}
-    if count is not None and index is not None:
-        given = dict(num_processes=int(count), process_id=int(index))
-    jax.distributed.initialize(heartbeat_timeout_seconds=HEARTBEAT_SECONDS, **given)
-    if jax.process_count() > 1:
-        peers.watch()
-
-
-def _several_shown():
-    launched = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "JAX_NUM_PROCESSES")
-    hosts = os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",")
-    return len(hosts) > 1 or any(int(os.environ.get(name, "1")) > 1 for name in launched)
 
 
 def create_mesh(config: ConfigDict) -> Mesh:
@@ -92,8 +66,8 @@ def _spec(shape, stacked, fsdp):
     axes = [axis for axis in range(stacked, len(shape)) if shape[axis] % fsdp == 0]
     if fsdp == 1 or not axes or math.prod(shape) == 0:
         return PartitionSpec()
-    chosen = max(axes, key=lambda axis: shape[axis])
-    return PartitionSpec(*(None for _ in range(chosen)), "fsdp")
+    largest = max(axes, key=lambda axis: shape[axis])
+    return PartitionSpec(*(None for _ in range(largest)), "fsdp")
 
 
 def to_global(mesh: Mesh, batch: dict) -> dict[str, jax.Array]:

@@ -63,9 +63,9 @@ def make_step(
     total: int,
     per_epoch: int,
     accumulation: int = 1,
-    given: Mapping[str, nnx.Module] = types.MappingProxyType({}),
+    teachers: Mapping[str, nnx.Module] = types.MappingProxyType({}),
 ) -> Callable[[State, dict[str, Arrays], Batch, Hashable], tuple[State, Metrics]]:
-    """`step(state, arrays of the given models, batch, static) -> state, metrics`.
+    """`step(state, arrays of the teachers, batch, static) -> state, metrics`.
 
     The batch is prepared (mixed, masked) whole and then cut into `accumulation` micro-batches, so that mixing does not
     depend on their number.  Batch statistics are those of a micro-batch, and the running ones pass from each to the
@@ -74,12 +74,12 @@ def make_step(
 
     Args:
       objective: what is minimised.
-      module: what is trained (`objective.module`); it may be abstract, as may `given`.
+      module: what is trained (`objective.module`); it may be abstract, as may `teachers`.
       optimizer: moves the trainable parameters.
       seed: of everything that is random.
       total, per_epoch: steps of the run and of an epoch.
       accumulation: number of micro-batches.
-      given: models that are used and not trained.
+      teachers: models that the objective uses and does not train, by name.
 
     Raises:
       ValueError: when it is traced, if the loss leaves all running statistics of trained parts as they were.
@@ -95,7 +95,7 @@ def make_step(
 
         def loss(trainable, carried, batch, key):
             extra, statistics = carried
-            models = {name: objective.holding(model, arrays[name]) for name, model in given.items()}
+            models = {name: objective.holding(model, arrays[name]) for name, model in teachers.items()}
             trained = objective.holding(module, {**state.frozen, **statistics, **trainable})
             before = logical.take(trained, nnx.BatchStat)
             with recording():
@@ -159,13 +159,13 @@ def _check_statistics(objective, module, before, trainable):
 
     def belongs_to_trained(leaf):
         path = leaf.split(".")
-        around = [".".join([*path[:n], ""]) for n in range(len(path) - 1, -1, -1)]
-        inside = ([name for name in parameters if name.startswith(prefix)] for prefix in around)
+        prefixes = [".".join([*path[:n], ""]) for n in range(len(path) - 1, -1, -1)]
+        inside = ([name for name in parameters if name.startswith(prefix)] for prefix in prefixes)
         return any(name in trainable for name in next(filter(None, inside), ()))
 
     expected = [leaf for leaf in before if belongs_to_trained(leaf)]
     if expected and all(after[leaf] is before[leaf] for leaf in expected):
         raise ValueError(
             f"{type(objective).__name__}.loss left the running statistics as they were, such as '{expected[0]}'; call "
-            "the module that it is given, not a copy, with train=True."
+            "the module in its argument, not a copy, with train=True."
         )

@@ -17,7 +17,8 @@ from equivit.acceleration import plan
 from equivit.layers.rngs import Keys
 from equivit.models import saved, zoo
 from equivit.training import config as configs
-from equivit.training import logging, resuming, sweep_config
+from equivit.training import logging, sweep_config
+from equivit.training.run import resuming
 from tests.fuzz.attack import Files, Reader, made_in_child
 from tests.fuzz.mutations import damaged, document, one_of_files
 from tests.fuzz.weights import TYPES, with_header
