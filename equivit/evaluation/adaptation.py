@@ -150,24 +150,24 @@ def step(
     """
     masks = adapted(model)
 
-    def entropy_of_kept(arrays, candidates):
+    def confident_entropy(arrays, candidates):
         logits = logical.put(cast(model, precision), arrays)(images)
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
         entropy = -(jax.nn.softmax(logits) * jax.nn.log_softmax(logits)).sum(-1)
-        kept = candidates & (entropy < settings.margin * math.log(logits.shape[-1]))
-        return jnp.where(kept, entropy, 0).sum() / jnp.maximum(kept.sum(), 1), (logits, entropy, kept)
+        confident = candidates & (entropy < settings.margin * math.log(logits.shape[-1]))
+        return jnp.where(confident, entropy, 0).sum() / jnp.maximum(confident.sum(), 1), (logits, entropy, confident)
 
     def gradient(arrays, candidates):
-        (value, seen), grads = jax.value_and_grad(entropy_of_kept, has_aux=True)(arrays, candidates)
+        (value, seen), grads = jax.value_and_grad(confident_entropy, has_aux=True)(arrays, candidates)
         return value, seen, {leaf: jnp.where(masks[leaf], g, 0) for leaf, g in grads.items()}
 
     candidates = jnp.ones(len(images), bool) if weight is None else weight > 0
-    _, (logits, entropy, kept), grads = gradient(state.parameters, candidates)
+    _, (logits, entropy, confident), grads = gradient(state.parameters, candidates)
     length = settings.rho / (optax.tree.norm(grads) + 1e-12)
     sharper = jax.tree.map(lambda w, g: w + length * g, state.parameters, grads)
-    value, (*_, kept_again), grads = gradient(sharper, kept)
-    state, reset = _update(settings, len(images), _initial(model), state, grads, value, kept_again.any())
-    return state, logits, {"entropy": entropy, "kept": kept, "reset": reset}
+    value, (*_, confident_again), grads = gradient(sharper, confident)
+    state, reset = _update(settings, len(images), _initial(model), state, grads, value, confident_again.any())
+    return state, logits, {"entropy": entropy, "kept": confident, "reset": reset}
 
 
 def adaptation(

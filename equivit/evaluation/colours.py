@@ -17,11 +17,11 @@ def of_classes(number: int) -> np.ndarray:
     colours, seen = _candidates()
     taken = _oklab(np.array([VOID, (0, 0, 0), (1, 1, 1)]))
     gap = np.linalg.norm(seen[:, None] - taken, axis=-1).min(1)
-    chosen = []
+    selected = []
     for _ in range(number):
-        chosen.append(int(gap.argmax()) if gap.max() else len(chosen) % len(gap))  # all taken: from the first again
-        gap = np.minimum(gap, np.linalg.norm(seen - seen[chosen[-1]], axis=-1))
-    return colours[chosen]
+        selected.append(int(gap.argmax()) if gap.max() else len(selected) % len(gap))  # all taken: from the first again
+        gap = np.minimum(gap, np.linalg.norm(seen - seen[selected[-1]], axis=-1))
+    return colours[selected]
 
 
 @functools.cache

@@ -297,14 +297,14 @@ def statistics(settings: Shifts, shares: np.ndarray) -> dict[str, float]:
     """
     found, shares = {}, np.asarray(shares, float)
     for (kind, range_), pairs in zip(settings.measures, np.split(shares, len(settings.measures)), strict=True):
-        told = np.isfinite(pairs)
-        told, pairs = told[:, told.any(0)], pairs[:, told.any(0)]
+        known = np.isfinite(pairs)
+        known, pairs = known[:, known.any(0)], pairs[:, known.any(0)]
         if not pairs.size:
             raise ValueError(
                 f"config.evaluation.shift.ranges={errors.shown(range_)}: no two copies of kind {kind!r} have a pixel "
                 "in common; take a smaller range, or more pairs."
             )
-        name, share = f"{kind}_{_named(range_)}", np.where(told, pairs, 0).sum(0) / told.sum(0)
+        name, share = f"{kind}_{_named(range_)}", np.where(known, pairs, 0).sum(0) / known.sum(0)
         found[name] = float(share.mean())
         found[f"{name}_standard_error"] = float(share.std() / np.sqrt(share.size))
         found[f"{name}_changed"] = int((share < 1).sum())

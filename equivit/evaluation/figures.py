@@ -130,10 +130,10 @@ def principal_components(kernels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     rows = kernels.reshape(-1, kernels.shape[-1]).T.astype(np.float64)
     _, sizes, components = np.linalg.svd(rows - rows.mean(0), full_matrices=False)
     shares = sizes**2 / max(np.sum(sizes**2), np.finfo(float).tiny)
-    kept = max(1, min(COMPONENTS, int(np.sum(shares > VISIBLE))))
-    components, shares = components[:kept], shares[:kept]
+    count = max(1, min(COMPONENTS, int(np.sum(shares > VISIBLE))))
+    components, shares = components[:count], shares[:count]
     largest = np.take_along_axis(components, np.abs(components).argmax(1)[:, None], axis=1)
-    return (components * np.where(largest < 0, -1, 1)).reshape(kept, *kernels.shape[:-1]), shares
+    return (components * np.where(largest < 0, -1, 1)).reshape(count, *kernels.shape[:-1]), shares
 
 
 def _resized(image, size):

@@ -176,8 +176,8 @@ def classifier(
     reading = dict(pool=pool, pool_blocks=blocks, num_classes=len(bias), projection=None)
     made = jax.eval_shape(lambda: dataclasses.replace(config, **reading).build(Keys(0)))
     tensors = jax.device_get(logical.to_logical(backbone, nnx.Variable))
-    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith("head.")}
-    return logical.from_logical(made, kept | {"head.weight": weight, "head.bias": bias}, nnx.Variable)
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("head.")}
+    return logical.from_logical(made, tensors | {"head.weight": weight, "head.bias": bias}, nnx.Variable)
 
 
 def accuracies(predicted: Mapping[str, np.ndarray], labels: np.ndarray) -> dict[str, Any]:
@@ -288,8 +288,8 @@ def _read(run: Run, split: str, elements: tuple[str, ...], entry: str, extract: 
 
     def measure(batch: Batch) -> dict[str, Any]:
         found = {g: extract(_turned(g, batch["image"]), g) for g in elements}
-        kept = {name: batch[name] for name in (entry, "index", "weight")}
-        return kept | {"found": found, "finite": _finite(found, batch["weight"])}
+        rows = {name: batch[name] for name in (entry, "index", "weight")}
+        return rows | {"found": found, "finite": _finite(found, batch["weight"])}
 
     parts = [(part, part["weight"] > 0) for part in measured(measure, run.batches(pipeline))]
     others = tuple(np.concatenate([part[name][real] for part, real in parts]) for name in (entry, "index"))
@@ -297,8 +297,8 @@ def _read(run: Run, split: str, elements: tuple[str, ...], entry: str, extract: 
         raise ValueError(f"evaluation: the split {split!r} has no readable examples.")
     whole = {}
     for g in elements:
-        kept = [jax.tree.map(lambda array, real=real: array[real], part["found"][g]) for part, real in parts]
-        whole[g] = *jax.tree.map(lambda *arrays: np.concatenate(arrays), *kept), *others
+        rows = [jax.tree.map(lambda array, real=real: array[real], part["found"][g]) for part, real in parts]
+        whole[g] = *jax.tree.map(lambda *arrays: np.concatenate(arrays), *rows), *others
     return whole
 
 

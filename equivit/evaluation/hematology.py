@@ -84,8 +84,8 @@ def scored(true: Array, predicted: Array) -> dict[str, Any]:
 
 
 def _scores(cells: np.ndarray, common: np.ndarray) -> dict[str, float | None]:
-    """Scores of images, given true class * classes + predicted class of each, and whether a class is common."""
+    """Scores of images, from true class * classes + predicted class of each, and whether a class is common."""
     counts = np.bincount(cells, minlength=len(common) ** 2).reshape(len(common), -1)
-    kept = np.where(common[:, None], counts, 0)
-    balanced = scores.of_answers(kept)["balanced_accuracy"] if kept.any() else None
+    common_counts = np.where(common[:, None], counts, 0)
+    balanced = scores.of_answers(common_counts)["balanced_accuracy"] if common_counts.any() else None
     return scores.of_answers(counts) | {"balanced_accuracy_common": balanced}

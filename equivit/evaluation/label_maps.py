@@ -243,10 +243,10 @@ def _cut(window, images, start):
 def _averaged(starts, parts, number):
     size, (height, width) = number.shape[:2], parts[0].shape[1:3]
 
-    def placed(part, top, left):
+    def padded(part, top, left):
         return jnp.pad(part, ((0, 0), (top, size[0] - height - top), (left, size[1] - width - left), (0, 0)))
 
-    return sum(placed(part, *start) for part, start in zip(parts, starts, strict=True)) / number
+    return sum(padded(part, *start) for part, start in zip(parts, starts, strict=True)) / number
 
 
 _nearest = jax.jit(lambda size, maps, valid: resizing.nearest(maps, size, valid), static_argnums=0)

@@ -69,8 +69,8 @@ class Heads:
 
     def __post_init__(self):
         if not self.names:
-            given = f"base_rates={self.base_rates}, blocks={self.blocks} and averages={self.averages}"
-            raise ValueError(f"linear probe: {given} make no head; give at least one of each.")
+            settings = f"base_rates={self.base_rates}, blocks={self.blocks} and averages={self.averages}"
+            raise ValueError(f"linear probe: {settings} make no head; give at least one of each.")
         if self.steps < 1 or min(self.blocks) < 1:
             raise ValueError(f"linear probe: steps={self.steps} and blocks={self.blocks} must be positive.")
         if len(set(self.names)) < len(self.names):

@@ -201,9 +201,9 @@ def evaluate(
     """
     ignore = tuple(ignore)
     settings: dict[str, Any] = dict(ks=ks, distances=distances, Cs=Cs)
-    chosen = choose(train, val, method=method, num_classes=num_classes, ignore=ignore, **settings)
-    found = scores.segmentation(test[1], chosen.predict(test[0]), num_classes=num_classes, ignore=ignore)
-    return found | {"selected": chosen.selected}
+    classifier = choose(train, val, method=method, num_classes=num_classes, ignore=ignore, **settings)
+    found = scores.segmentation(test[1], classifier.predict(test[0]), num_classes=num_classes, ignore=ignore)
+    return found | {"selected": classifier.selected}
 
 
 def _maps_of_neighbours(train: Part, queries: Array, settings: Sequence[Any], ignore: tuple[int, ...]) -> Maps:
@@ -252,10 +252,10 @@ def _examples(part: Part, size: Size, ignore: Iterable[int]) -> tuple[np.ndarray
     """Features [N, D], most frequent labels [N] and all labels [N, P] of the patches that are not ignored."""
     labels, features = _patches(part.labels, size), np.asarray(part.features, np.float32)
     main = majority(part.labels, size).ravel()
-    kept = ~np.isin(main, [VOID, *ignore])
-    if not kept.any():
+    labelled = ~np.isin(main, [VOID, *ignore])
+    if not labelled.any():
         raise ValueError("patch segmentation: no patch has a label that counts; check the maps and the ignored labels.")
-    return features.reshape(-1, features.shape[-1])[kept], main[kept], labels.reshape(len(main), -1)[kept]
+    return features.reshape(-1, features.shape[-1])[labelled], main[labelled], labels.reshape(len(main), -1)[labelled]
 
 
 def patch_size(features: Array, labels: Array) -> Size:

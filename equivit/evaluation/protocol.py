@@ -39,13 +39,13 @@ def offers(model: nnx.Module) -> set[str]:
     reconstruction: there is a decoder, and `model(images, keep=keep)` predicts the patches;
     maps: `model.label_maps(images)`, and `model(images)` returns logits for each pixel.
     """
-    given = {need for need, method in (("features", "features"), ("maps", "label_maps")) if hasattr(model, method)}
-    if "maps" in given:
-        return given
+    offered = {need for need, method in (("features", "features"), ("maps", "label_maps")) if hasattr(model, method)}
+    if "maps" in offered:
+        return offered
     if hasattr(model, "decoder"):
-        return given | {"reconstruction"}
+        return offered | {"reconstruction"}
     headless = getattr(getattr(model, "config", None), "num_classes", "unknown") is None
-    return given if headless else given | {"logits"}
+    return offered if headless else offered | {"logits"}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -49,11 +49,11 @@ def run(run: Run) -> dict[str, Any]:
     Raises ValueError where there are no examples, no two copies have a pixel in common, or logits are not finite.
     """
     settings, views = Shifts(**run.config.evaluation.shift.to_dict()), label_maps.settings(run.config)
-    given, source = None if run.whole else tuple(run.data.image_size), shift.source(run.data, settings)
+    crop_size, source = None if run.whole else tuple(run.data.image_size), shift.source(run.data, settings)
 
     def compare(batch):
         counts, weight, finite = [], batch["weight"], True
-        size = given or batch["image"].shape[1:3]
+        size = crop_size or batch["image"].shape[1:3]
         for pair in consistency.copies(batch, settings, size=size, mean=tuple(run.data.mean)):
             (first, sound), (second, also) = (
                 label_maps.classes(label_maps.logits(run.predict, copy, views), size)
@@ -65,7 +65,7 @@ def run(run: Run) -> dict[str, Any]:
         return {"same": same, "seen": seen, "weight": weight, "finite": (finite | (weight <= 0)).all()}
 
     shares = []
-    for part in measured(compare, consistency.with_offsets(shift.batches(run, settings), settings, given, source)):
+    for part in measured(compare, consistency.with_offsets(shift.batches(run, settings), settings, crop_size, source)):
         same, seen = (part[name][:, part["weight"] > 0] for name in ("same", "seen"))
         shares.append(np.where(seen > 0, same / np.maximum(seen, 1), np.nan))
     shares = np.concatenate(shares, axis=-1)
@@ -84,10 +84,10 @@ def agreeing(kind: str, first: jax.Array, second: jax.Array, offsets: jax.Array)
       offsets: of both, int32 [B, 2, 2] (`consistency.Pair`).
     """
     begin, end = offsets[:, 0], offsets[:, 1]
-    apart = begin - end if kind == "crop" else end - begin  # from a pixel of the first copy to that of the second
-    same, seen = first == shifts.roll(second, -apart), jnp.ones(first.shape, bool)
+    offset = begin - end if kind == "crop" else end - begin  # from a pixel of the first copy to that of the second
+    same, seen = first == shifts.roll(second, -offset), jnp.ones(first.shape, bool)
     if kind != "circular":
-        seen = _inside(first.shape, apart)
+        seen = _inside(first.shape, offset)
     if kind == "zeros":
         seen &= _inside(first.shape, -begin)  # nor was it put in
     return (same & seen).sum((1, 2)), seen.sum((1, 2))
