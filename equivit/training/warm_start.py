@@ -53,7 +53,7 @@ def initial_parameters(config: ConfigDict, model: Config) -> dict[str, jax.Array
         if type(wanted) is type(source.config) is ViTConfig:
             source = _without_prefix_tokens(source, wanted, messages)
             source = _with_replaced_blocks(source, wanted, config.seed, messages)
-        tensors, changes = models.fitted(source, wanted)
+        tensors, changes = models.fitting_tensors(source, wanted)
     except ValueError as error:
         raise ValueError(f"config.init={config.init} and config.model: {error}") from None
     others = [name for name in (*changes.drawn, *changes.dropped) if not name.startswith(HEAD)]

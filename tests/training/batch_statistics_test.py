@@ -171,7 +171,7 @@ def test_a_model_for_larger_images_keeps_its_statistics(tmp_path):
     """In a new configuration, and in a run that begins with a saved model."""
     model = backbones.model("cvt_13")
     expected = logical.to_logical(model, nnx.BatchStat)
-    larger, changes = models.remade(model, image_size=(56, 84))
+    larger, changes = models.reconfigure(model, image_size=(56, 84))
     chex.assert_trees_all_equal(logical.to_logical(larger, nnx.BatchStat), expected)
     assert str(changes) == "all kept" and len(expected) == 18
     saved.save(tmp_path, model)
