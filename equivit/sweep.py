@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from equivit.data.series import SeriesData
-    from equivit.training import sweep
+    from equivit.training import sweep_program
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -112,19 +112,22 @@ def _one(config: ConfigDict, data: "SeriesData", name: str, patches: int) -> dic
     from equivit import logical
     from equivit.layers.rngs import Keys
     from equivit.models import zoo
-    from equivit.training import sweep, sweep_config
+    from equivit.training import sweep_config, sweep_program
 
     _, length, channels = data.train.series.shape
     sizes = dict(length=length, channels=channels, num_classes=len(data.classes), patches=patches)
     model: Any = zoo.configuration(name, **sizes, **config.model)
     make, examples = model.build, len(data.train.labels)
-    epochs, runs = sweep_config.epochs(config, data.name), sweep.grid(config.runs.lr, config.runs.dropout, config.seed)
+    epochs, runs = (
+        sweep_config.epochs(config, data.name),
+        sweep_program.grid(config.runs.lr, config.runs.dropout, config.seed),
+    )
     print(f"{data.name}: {name}, {patches} patches of {model.patch_length} steps, {epochs} epochs", flush=True)
-    program = sweep.Sweep(config, make, examples=examples, epochs=epochs)
+    program = sweep_program.Sweep(config, make, examples=examples, epochs=epochs)
     start = time.monotonic()
-    state, figures = sweep.train(program, runs, data, epochs=epochs, seed=config.seed, report=_Progress(epochs))
+    state, figures = sweep_program.train(program, runs, data, epochs=epochs, seed=config.seed, report=_Progress(epochs))
     figures = jax.device_get(figures)
-    best, rows = sweep.best(figures["validation"]), _rows(config, figures, np.asarray(state.good))
+    best, rows = sweep_program.best(figures["validation"]), _rows(config, figures, np.asarray(state.good))
     weights = jax.eval_shape(lambda: logical.take(make(Keys(0))))
     return dict(
         data=data.name,
@@ -146,7 +149,7 @@ def _one(config: ConfigDict, data: "SeriesData", name: str, patches: int) -> dic
     )
 
 
-def _rows(config: ConfigDict, figures: "dict[str, sweep.Figures]", good: "np.ndarray") -> list[dict]:
+def _rows(config: ConfigDict, figures: "dict[str, sweep_program.Figures]", good: "np.ndarray") -> list[dict]:
     """The figures run by run; `finite` is False where training ended at a loss or gradient that was not."""
     rows = []
     for k, (lr, dropout) in enumerate(itertools.product(config.runs.lr, config.runs.dropout)):

@@ -34,7 +34,7 @@ class Loaded(NamedTuple):
     Attributes:
       config: of the run.
       model: from the checkpoint.
-      step: after how many steps the checkpoint was saved.
+      step: the number of steps before the checkpoint.
     """
 
     config: ConfigDict
@@ -47,10 +47,10 @@ class Checkpoints:
 
     Args:
       workdir: the run directory.
-      options: the `checkpoint` section: `keep` of them stay, saved every `every_steps` or `every_seconds`.
+      options: the `checkpoint` section: `every_steps` and `every_seconds` say when to save, `keep` how many stay.
 
-    Raises ValueError if the directory cannot be given to Orbax.  `save`, `wait` and leaving the context raise
-    NotSavedError if the last checkpoint could not be written.
+    Raises ValueError if Orbax cannot use the directory.  `save`, `wait` and the end of the context raise NotSavedError
+    if the last checkpoint could not be written.
     """
 
     def __init__(self, workdir: pathlib.Path, options: ConfigDict):
@@ -77,7 +77,7 @@ class Checkpoints:
 
     @property
     def steps(self) -> list[int]:
-        """After how many steps the checkpoints were saved that are there, the newest first."""
+        """The steps of the existing checkpoints, the newest first."""
         found = self._manager.all_steps()  # as Orbax remembers them
         return sorted((step for step in found if (self._directory / str(step)).is_dir()), reverse=True)
 
@@ -87,16 +87,16 @@ class Checkpoints:
         return self._directory / str(self.steps[0]) if self.steps else None
 
     def due(self, step: int, *, clock: bool = True) -> bool:
-        """Whether a checkpoint should be saved after `step` steps; `clock` says whether the time counts now."""
+        """Whether to save a checkpoint after `step` steps; with `clock` also by time."""
         steps, seconds = self._options.every_steps, self._options.every_seconds
         late = bool(clock and seconds and time.monotonic() - self._saved_at >= seconds)
         return bool(steps and step % steps == 0) or _agreed(late, asked=bool(clock and seconds))
 
     def save(self, state: State, *, before_failure: bool = False) -> None:
-        """Save in the background; does nothing where this step is saved already.
+        """Save in the background; do nothing if this step is saved already.
 
-        `before_failure` is written beside the state (`save_before_failure`).  A directory that somebody has removed is
-        not made again: the rest of the run would lie there without its configuration and its metrics.
+        `before_failure` is noted beside the state (`save_before_failure`).  A removed directory is not made again: it
+        would lack the configuration and the metrics of the run.
         """
         step = int(state.step)
         if step == self._manager.latest_step():
@@ -108,9 +108,9 @@ class Checkpoints:
         self._saved_at = time.monotonic()
 
     def save_before_failure(self, state: State) -> None:
-        """Save the state before a step that cannot be done, in place of an earlier one of the kind.
+        """Save the state before a failed step; it replaces the state before an earlier failure.
 
-        So a run that is tried several times keeps its checkpoint from before the trouble.
+        So a run that fails again and again keeps its checkpoint from before the trouble.
         """
         self.wait()
         latest = self._manager.latest_step()
@@ -119,13 +119,13 @@ class Checkpoints:
         self.save(state, before_failure=True)
 
     def wait(self) -> None:
-        """Return when everything is on disk."""
+        """Wait until everything is on disk."""
         with self._saving():
             self._manager.wait_until_finished()
 
     @contextlib.contextmanager
     def _saving(self):
-        """Turn any failure of a save into one error that names what is left."""
+        """Turn any failure of a save into one error that names the newest checkpoint."""
         try:
             yield
         except jax.errors.JaxRuntimeError:
@@ -144,10 +144,10 @@ class Checkpoints:
             ) from error
 
     def restore(self, like: State) -> State | None:
-        """The newest whole checkpoint as a state with the shapes and shardings of `like`; None where there is none.
+        """The newest whole checkpoint as a state with the shapes and shardings of `like`; None without checkpoints.
 
-        Damaged checkpoints are set aside with a warning, and the one before is taken.  Removes checkpoints beyond the
-        number to keep, such as a run leaves that was killed before it could.
+        Moves damaged checkpoints aside with a warning, and removes checkpoints beyond the number to keep, which a
+        killed run may leave.
 
         Raises:
           checkpoint_files.OtherModelError: the checkpoint is of another model or optimiser.
@@ -176,16 +176,16 @@ class Checkpoints:
 def load_run(workdir: pathlib.Path, *, weights: str | None = None) -> Loaded:
     """Config and model of a run directory, from its newest whole checkpoint.
 
-    Nothing is written, so that a run may go on meanwhile and the directory need not be one's own: of damaged
-    checkpoints there is a warning, and they stay where they are.
+    Nothing is written, so the run may still be training, and the directory may be read-only.  Damaged checkpoints
+    get a warning and stay where they are.
 
     Args:
       workdir: the directory.
-      weights: which of those that it keeps (`Objective.weights`), such as "averaged"; None: what it exports.
+      weights: one of `Objective.weights`, such as "averaged"; None for the first.
 
     Raises:
       FileNotFoundError: there is no run, or it has no checkpoint yet.
-      ValueError: the run keeps no such weights, or config.json is damaged.
+      ValueError: the run has no such weights, or config.json is damaged.
       OSError, checkpoint_files.OtherModelError, checkpoint_files.NoWholeCheckpointError: as `Checkpoints.restore`.
     """
     workdir = pathlib.Path(workdir)

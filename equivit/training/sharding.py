@@ -1,6 +1,6 @@
-"""Where arrays lie: one mesh of (data, fsdp), and shardings by rule from shapes alone.
+"""One mesh of (data, fsdp), and shardings from shapes by one rule.
 
-The same rule covers parameters, optimiser state and averaged weights, so that each lies like its parameter.
+The rule covers parameters, optimiser state and averaged weights, so each is sharded like its parameter.
 """
 
 import math
@@ -39,7 +39,7 @@ def create_mesh(config: ConfigDict) -> Mesh:
 
 
 def check_batch(batch_size: int, accumulation: int, mesh: Mesh) -> None:
-    """Raise ValueError unless every device gets equally many examples of each micro-batch."""
+    """ValueError unless every device gets the same number of examples of each micro-batch."""
     unit = accumulation * mesh.size
     if batch_size % unit:
         raise ValueError(
@@ -51,8 +51,8 @@ def check_batch(batch_size: int, accumulation: int, mesh: Mesh) -> None:
 def of_tree(mesh: Mesh, tree: Any, stack_axes: dict[str, int]) -> Any:
     """A NamedSharding for each leaf of an abstract tree.
 
-    A leaf is split along `fsdp` on its largest axis that divides, never on a stack axis; `stack_axes` counts those of
-    each parameter, and an array elsewhere in the tree under a parameter's name (moments, averages) follows it.
+    A leaf is split along `fsdp` on its largest divisible axis, never on a stack axis.  `stack_axes` counts the stack
+    axes of each parameter; an array under a parameter's name elsewhere in the tree (moments, averages) follows it.
     """
 
     def rule(path, leaf):

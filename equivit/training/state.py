@@ -21,14 +21,14 @@ Metrics = dict[str, jax.Array]
 
 
 class State(NamedTuple):
-    """All that a run needs to go on."""
+    """All that a run needs to continue."""
 
     step: jax.Array  # int32: finished steps
     good: jax.Array  # bool: False from the first loss or gradient that is not finite
     trainable: Arrays  # the parameters that are optimised
-    frozen: Arrays  # those that are not: they have no gradient and no optimiser state
-    statistics: Arrays  # the arrays of the module that are no parameters: running statistics, buffers
-    extra: Extra  # what the objective keeps from step to step
+    frozen: Arrays  # the other parameters, without gradient and optimiser state
+    statistics: Arrays  # the other arrays of the module: running statistics, buffers
+    extra: Extra  # arrays that the objective keeps from step to step
     optimizer: Any = ()
 
     @property
@@ -40,7 +40,7 @@ class State(NamedTuple):
 def begin(objective: Objective, module: nnx.Module, optimizer: optax.GradientTransformation | None = None) -> State:
     """The state before the first step of training `module`.
 
-    A leaf of which a rule freezes every logical tensor goes to `frozen`; of others the optimiser masks frozen slices.
+    A leaf goes to `frozen` if a rule freezes all its logical tensors; in others the optimiser masks frozen slices.
     """
     tables = logical.tensors(module)
     rule = freezing.rule(objective, tables)
@@ -76,13 +76,13 @@ def make_step(
       objective: what is minimised.
       module: what is trained (`objective.module`); it may be abstract, as may `teachers`.
       optimizer: moves the trainable parameters.
-      seed: of everything that is random.
+      seed: of all randomness.
       total, per_epoch: steps of the run and of an epoch.
       accumulation: number of micro-batches.
       teachers: models that the objective uses and does not train, by name.
 
     Raises:
-      ValueError: when it is traced, if the loss leaves all running statistics of trained parts as they were.
+      ValueError: when traced, if the loss leaves all running statistics of trained parts unchanged.
     """
 
     tables = logical.tensors(module)
@@ -151,9 +151,9 @@ def _cut(rows, parts):
 
 
 def _check_statistics(objective, module, before, trainable):
-    """ValueError if running statistics should have moved and none did.
+    """ValueError if running statistics should have changed and none did.
 
-    They belong to the smallest part around them that has parameters; those of a frozen part may stay.
+    Statistics belong to the smallest enclosing part that has parameters; in a frozen part they may stay.
     """
     parameters, after = logical.take(module), logical.take(module, nnx.BatchStat)
 
