@@ -1,4 +1,4 @@
-"""Convert weights: a model of ours from an official file, or an official file from a model of ours.
+"""Convert weights: an official file to a saved model, or a model to an official file.
 
 python -m equivit.convert --source=octic_vits --input=hybrid_deit_huge_patch14.pth --output=models/h8_h14
 python -m equivit.convert --to=octic_vits --input=models/h8_h14 --output=back.safetensors
@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m equivit.convert",
-        description="Convert official weights to a model of ours (--source), or back (--to).",
+        description="Convert official weights to a saved model (--source), or back (--to).",
         allow_abbrev=False,
     )
     direction = parser.add_mutually_exclusive_group(required=True)
