@@ -299,19 +299,19 @@ class DinoV2(Objective):
 
     def remarks(self, metrics: Mapping[str, float]) -> list[str]:
         """Each collapse by its name: a loss that falls does not exclude it."""
-        said = []
+        warnings = []
         for part, name in (("classes", "class tokens"), ("patches", "patches")):
             if (rows := metrics[f"{part}/rows"]) > UNIFORM:
-                said.append(
+                warnings.append(
                     f"uniform collapse: the entropy of the targets of {name} is {rows:.4f} of log K; if it stays "
                     "there, lower objective.teacher_temperature or objective.koleo, or take fewer prototypes."
                 )
             elif (share := metrics[f"{part}/fullest"]) > ONE_PROTOTYPE:  # of equal entries the first one leads
-                said.append(
+                warnings.append(
                     f"collapse onto one prototype: it leads the targets of {share:.0%} of all {name}; take "
                     "objective.targets='sinkhorn_knopp', or lower schedule.lr."
                 )
-        return said
+        return warnings
 
     def exported(self, module: Student, extra: Extra, weights: str | None = None) -> nnx.Module:
         """The teacher's backbone, or the student's."""
