@@ -177,7 +177,7 @@ def _forward_pass(config, model, mesh, batch):
     return forward.lower(logical.put(model, on_mesh), batch["image"])
 
 
-def _batch(config, channels, mesh, *, training):
+def _batch(config, channels, mesh, *, training) -> dict[str, Any]:
     """The abstract global batch."""
     import jax
 

@@ -85,13 +85,13 @@ class Plan:
     def _load(self, stage: str, *more: str) -> ConfigDict:
         mode = ",".join(word for word in (self.mode, stage) if word)
         config = configs.load(f"{self.file}:{mode}", (*self.changes, *more)).unlock()
-        given = {change.partition("=")[0] for change in (*self.changes, *more)}
+        changed = {change.partition("=")[0] for change in (*self.changes, *more)}
         theirs = backbone(self.model).config
         fields: dict[str, Any] = {field.name: getattr(theirs, field.name) for field in dataclasses.fields(theirs)}
         fields["image_size"] = config.data.image_size
         del fields["num_classes"], fields["replaced"]  # determined by the data and by the stage
         with config.model.ignore_type():
-            config.model.update({name: value for name, value in fields.items() if f"model.{name}" not in given})
+            config.model.update({name: value for name, value in fields.items() if f"model.{name}" not in changed})
         configs.validate(config)
         return config.lock()
 
@@ -173,12 +173,12 @@ def _check_pixels(plan: Plan, weights: str) -> None:
     """ValueError if the backbone named in the config normalises pixels differently from the weights."""
     source = weights.partition(":")[0]
     theirs = any(word.startswith("clip") for word in plan.mode.split(","))
-    given = any(change.startswith(("data.mean=", "data.std=")) for change in plan.changes)
-    if (source == "clip") != theirs and not given:
-        said = "names a backbone of CLIP; leave it out" if theirs else "names none of CLIP; add clip_b16 to its mode"
+    changed = any(change.startswith(("data.mean=", "data.std=")) for change in plan.changes)
+    if (source == "clip") != theirs and not changed:
+        fix = "names a backbone of CLIP; leave it out" if theirs else "names none of CLIP; add clip_b16 to its mode"
         raise ValueError(
             f"--weights={weights}: CLIP normalises pixels otherwise than the others, and --config={plan.file}:"
-            f"{plan.mode} {said}, or set --config.data.mean and --config.data.std."
+            f"{plan.mode} {fix}, or set --config.data.mean and --config.data.std."
         )
 
 

@@ -61,7 +61,7 @@ class Distillation(Supervised):
 
     @property
     def image_size(self) -> tuple[int, int]:
-        """(height, width) of the images that the model is trained on; the teacher's may be larger."""
+        """(height, width) of the training images for the model; the teacher's may be larger."""
         return tuple(self.config.data.image_size)
 
     def check_model(self, model: Config, teachers: Mapping[str, ModelModule]) -> None:

@@ -57,12 +57,12 @@ def opens(run: Run) -> None:
 def run(run: Run) -> dict[str, Any]:
     """Train the heads of `config.evaluation.linear_probe` (`evaluation/linear_probe.py`) and choose one.
 
-    `held_out` images of the training split, at most a tenth of it, are not trained on; the head with the best accuracy
-    on them is the headline.  The paper chooses on the test images themselves.
+    `held_out` images of the training split, at most a tenth of it, choose the head and are not trained on.  The paper
+    chooses on the test images themselves.
 
-    Returns "head" and its "top1", and `frozen.accuracies` of it; "held_out", its accuracy on these; "best_head" and
-    "best", of the choice on the test images; "examples"; "classifier", the directory in which the model is saved with
-    the head as its own, or None.
+    Returns "head" with its "top1" and `frozen.accuracies`; "held_out", its accuracy on these images; "best_head" and
+    "best", for the choice on the test images; "examples"; "classifier", the directory of the model saved with this
+    head, or None.
     """
     train, test = frozen.images(run, run.data.split)["e"], frozen.images(run, run.data.eval_split, OCTIC.elements)
     rows, left_out = _parts(len(train.labels), run.config.evaluation.linear_probe.held_out)
@@ -116,7 +116,7 @@ def _heads(config: ConfigDict, num_classes: int) -> linear_probe.Heads:
 
 
 def _parts(number: int, held_out: int) -> tuple[np.ndarray, np.ndarray]:
-    """The rows to train on and those to choose by, which depend on nothing else."""
+    """The rows to train on and the held-out rows; they depend only on the arguments."""
     rows = permutation(0, 0, number)
     count = max(1, min(held_out, number // 10))
     return np.sort(rows[count:]), np.sort(rows[:count])
@@ -138,7 +138,7 @@ def _fitted(run: Run, train: Images, rows: np.ndarray, heads: linear_probe.Heads
 
 
 def _identity(run: Run, train: Images) -> str:
-    """A name for what decides the numbers: the settings and, by features of some images, the model and the data."""
+    """A digest of all that decides the result: the settings and, by features of some images, the model and the data."""
     settings = (run.data.to_json(), run.config.evaluation.linear_probe.to_json(), run.config.seed, run.precision)
     return hashlib.sha256(repr(settings).encode() + train.tokens[:16].tobytes()).hexdigest()[:12]
 
@@ -147,8 +147,8 @@ class Unfinished:
     """The state of heads in a file, from which an interrupted probe resumes.
 
     Args:
-      directory: of the file.
-      identity: of the probe, in the file's name; another probe, perhaps of another process, has another file.
+      directory: the directory of the file.
+      identity: the digest of the probe in the file's name; another probe has another file.
     """
 
     def __init__(self, directory: pathlib.Path, identity: str):
@@ -171,13 +171,13 @@ class Unfinished:
                 np.savez(unfinished, **whole)
 
     def remove(self) -> None:
-        """At the end."""
+        """Remove the file at the end."""
         if jax.process_index() == 0:
             self.path.unlink(missing_ok=True)
 
 
 def _unchanged(train: Images, rows: np.ndarray, heads: linear_probe.Heads, seed: int) -> Iterator[Batch]:
-    """Batches of the features that were read, in a new order each epoch."""
+    """Batches of the stored features, in a new order each epoch."""
     order = TrainOrder(len(rows), heads.batch_size, 1, seed)
     axes = jax.sharding.get_mesh().axis_names
     for step in range(heads.steps):
@@ -187,7 +187,7 @@ def _unchanged(train: Images, rows: np.ndarray, heads: linear_probe.Heads, seed:
 
 
 def _augmented(run: Run, index: np.ndarray, heads: linear_probe.Heads, start: int) -> Iterator[Batch]:
-    """Batches of random crops and mirror images of some images, seen by the model, from number `start` on."""
+    """Batches of features of random crops and mirror images, from number `start` on."""
     data = run.data.copy_and_resolve_references().unlock()
     data.update(augment=data_config.DEFAULTS["augment"], train_image_size=None)
     share: dict[str, Any] = dict(process_index=jax.process_index(), process_count=jax.process_count())

@@ -22,7 +22,7 @@ def data(config: ConfigDict) -> ConfigDict:
 
 def opens(run: Run) -> None:
     """As `frozen.opens`; also ValueError for features on a grid that does not divide the maps."""
-    _, features, maps = frozen.opens(run, "map", least=2)  # of two one chooses the setting
+    _, features, maps = frozen.opens(run, "map", least=2)  # one of two chooses the setting
     patches.patch_size(features, maps)
 
 
