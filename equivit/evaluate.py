@@ -23,9 +23,9 @@ shorter side, resized bilinearly: --config.data.image_size=(224,224) --config.da
 --config.data.interpolation=bilinear.
 
 --suite=corruptions and corruptions_sar make ImageNet-C's corruptions from the split, with a library (pip install
-imagecorruptions-imaug), by default at severity 5 (--config.evaluation.severities=(1,2,3,4,5)).  As for ImageNet-C,
-images are first resized to 256 pixels and cropped to 224; --config.evaluation.corruption_crop_ratio=1.0 leaves small
-images, such as CIFAR's, as they are.  To use the official files, <dir>/imagenet-c/<corruption>/<severity>/<class>/, add
+imagecorruptions-imaug), at severity 5; --config.evaluation.severities=(1,2,3,4,5) sets others.  As for ImageNet-C,
+images are first resized to 256 pixels and cropped to 224; --config.evaluation.corruption_crop_ratio=1.0 leaves images
+as small as CIFAR's unchanged.  To use the official files, <dir>/imagenet-c/<corruption>/<severity>/<class>/, add
 --config.data.source=folder:<dir> --config.data.eval_split=imagenet-c.
 
 --suite=shift measures how often two shifted copies of an image get the same class: by default after circular shifts of
