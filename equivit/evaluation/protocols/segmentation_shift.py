@@ -84,9 +84,7 @@ def agreeing(kind: str, first: jax.Array, second: jax.Array, offsets: jax.Array)
       offsets: int32 [B, 2, 2] (`consistency.Pair`).
     """
     begin, end = offsets[:, 0], offsets[:, 1]
-    offset = (
-        begin - end if kind == "crop" else end - begin
-    )  # of the same pixel, from first to second
+    offset = begin - end if kind == "crop" else end - begin  # of the same pixel, from first to second
     same, seen = first == shifts.roll(second, -offset), jnp.ones(first.shape, bool)
     if kind != "circular":
         seen = _inside(first.shape, offset)
