@@ -47,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", required=True, help="configs/depthwise.py and after a colon task and backbone")
     parser.add_argument("--blocks", required=True, type=int, help="number of blocks to replace")
     parser.add_argument("--workdir", required=True, type=pathlib.Path, help="directory of all stages and the report")
-    parser.add_argument("--images", type=int, default=1000, help="for Sigma and fits (%(default)s)")
+    parser.add_argument("--images", type=int, default=1000, help="images for Sigma and fits (%(default)s)")
     parser.add_argument("--fit_only", action="store_true", help="train nothing")
     parser.add_argument(
         "--num_heads", type=command.at_least(1), help="with --weights, where no published model has that width"
@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace, rest: list[str]) -> None:
     from equivit.acceleration import plan, report, stages
-    from equivit.training import lock
+    from equivit.training.run import lock
 
     changes = command.changes(rest, _parser())
     made = plan.make(options, changes)

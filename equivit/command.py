@@ -1,6 +1,6 @@
-"""Shared by all commands: errors in one line, and changes of single keys.
+"""The parts that commands share: errors in one line, types of arguments, changes of single keys.
 
-A command imports what it works with inside the functions that work, so that `--help` answers before JAX is imported.
+Commands import large modules inside functions, so that `--help` answers before JAX is imported.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 
 from equivit import errors
-from equivit.training import peers, stopping
+from equivit.training.run import processes, stopping
 
 LARGEST_INT = 2**31 - 1  # sizes are int32; constraints.py has it too, but imports NumPy
 
@@ -21,7 +21,7 @@ LARGEST_INT = 2**31 - 1  # sizes are int32; constraints.py has it too, but impor
 def run(main: Callable[[], None], *, debug: bool) -> int:
     """Run a command and return its exit status.
 
-    Errors become one line and status 1, or with `debug` a traceback.  A run that a signal has stopped gives 128 and the
+    Errors become one line and status 1, or a traceback with `debug`.  A run that a signal stopped returns 128 plus the
     signal's number: 143 for SIGTERM, 130 for Ctrl-C.
     """
     if not debug:
@@ -31,7 +31,7 @@ def run(main: Callable[[], None], *, debug: bool) -> int:
 
         main()
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever read the output has seen enough, such as `head`
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at its exit
         return 1
     except stopping.Stopped as stopped:
@@ -46,16 +46,16 @@ def run(main: Callable[[], None], *, debug: bool) -> int:
             raise
         text = errors.line(str(error)) or "there is not enough memory."
         if jax.distributed.is_initialized() and isinstance(error, jax.errors.JaxRuntimeError):
-            text = f"{peers.ENDED}  ({text})"
-        if jax.distributed.is_initialized():  # then this process ends below
-            peers.last_word.acquire()
+            text = f"{processes.ENDED}  ({text})"
+        if jax.distributed.is_initialized():  # this process ends below
+            processes.last_word.acquire()
         print(f"error: {text}", file=sys.stderr, flush=True)
         return _leave(1)
     return 0
 
 
 def _leave(status):
-    """The status; one of several processes ends here, since the usual way out waits for others, which may be gone."""
+    """Return the status; one of several processes ends here, as the usual exit waits for others, which may be gone."""
     jax = sys.modules.get("jax")
     if jax is not None and hasattr(jax, "distributed") and jax.distributed.is_initialized():
         os._exit(status)
@@ -63,7 +63,7 @@ def _leave(status):
 
 
 def _silence_threads():
-    """Errors in threads of Orbax and TensorStore reach the command, too, which says them in a line; once is enough."""
+    """Silence errors in threads of Orbax and TensorStore, since the command prints them in a line."""
     for name in ("absl", "asyncio"):
         logging.getLogger(name).addFilter(_is_news)
     if sys.unraisablehook is sys.__unraisablehook__:
@@ -78,12 +78,20 @@ def _is_news(record):
 
 
 def _unraisable(unraisable):
-    if str(unraisable.exc_value) != "Event loop is closed":  # what TensorStore finds where Orbax has given up
+    if str(unraisable.exc_value) != "Event loop is closed":  # from TensorStore after Orbax has given up
         sys.__unraisablehook__(unraisable)
 
 
+def say(text: str) -> None:
+    """Print a line, in the first process of a run."""
+    import jax
+
+    if jax.process_index() == 0:
+        print(text, flush=True)
+
+
 def at_least(smallest: int) -> Callable[[str], int]:
-    """The `type` of an argument that is a whole number."""
+    """The `type` of an argument that is a whole number from `smallest` on."""
 
     def read(text: str) -> int:
         try:
@@ -111,17 +119,17 @@ def size(text: str) -> tuple[int, int]:
 
 
 def check_file(flag: str, path: pathlib.Path) -> None:
-    """OSError unless a file can be written at a path, before the work that makes what will be in it."""
+    """OSError unless a file can be written at a path; called before the work that makes its content."""
     if path.is_dir():
         raise IsADirectoryError(f"{flag}={path}: this is a directory; give a file in it, such as {path / path.name}.")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{flag}={path}: there is no directory {path.parent}; create it first.")
     if not os.access(path.parent if path.is_file() or not path.exists() else path, os.W_OK):  # `files.replacing`
-        raise PermissionError(f"{flag}={path}: this may not be written; give another place.")
+        raise PermissionError(f"{flag}={path}: no permission to write; give another place.")
 
 
 def changes(arguments: list[str], parser: argparse.ArgumentParser, prefix: str = "--config.") -> list[str]:
-    """The `key=value` of the arguments `--config.key=value` that the parser left.
+    """The `key=value` of the arguments `--config.key=value` that the parser does not know.
 
     Raises:
       ValueError: any other argument; the message gives the nearest flag of the parser.

@@ -1,4 +1,4 @@
-"""Convert weights: a model of ours from an official file, or an official file from a model of ours.
+"""Convert weights: an official file to a saved model, or a model to an official file.
 
 python -m equivit.convert --source=octic_vits --input=hybrid_deit_huge_patch14.pth --output=models/h8_h14
 python -m equivit.convert --to=octic_vits --input=models/h8_h14 --output=back.safetensors
@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m equivit.convert",
-        description="Convert official weights to a model of ours (--source), or back (--to).",
+        description="Convert official weights to a saved model (--source), or back (--to).",
         allow_abbrev=False,
     )
     direction = parser.add_mutually_exclusive_group(required=True)
@@ -98,19 +98,15 @@ def _write(options: argparse.Namespace) -> None:
     import numpy as np
 
     from equivit import pretrained
-    from equivit.models import saved
     from equivit.pretrained import reading
-    from equivit.training import checkpoints, resuming
+    from equivit.training import loading
 
     for hint in ("num_heads", "image_size", "window_size", "num_classes", "family", "mlp", "head", "checkpoint_key"):
         if getattr(options, hint) is not None:
             raise ValueError(f"--{hint} is only for --source; saved models already contain it.")
     print(f"Reading the model in {options.input}.", flush=True)
-    if (options.input / "config.json").is_file():
-        _, model, step = checkpoints.load_run(options.input)
-        data, of = resuming.data_before(options.input), f" of step {step}"
-    else:
-        model, data, of = saved.load(options.input), saved.trained_on(options.input), ""
+    model, data, step = loading.load(options.input)
+    of = "" if step is None else f" of step {step}"
     state = pretrained.state_dict(options.to, model, flavour=options.flavour)
     reading.write(options.output, state, {"classes": json.dumps(list(data.classes))} if data.classes else {})
     number = sum(np.size(tensor) for tensor in state.values())

@@ -1,11 +1,11 @@
-"""The cost of a function, counted from its jaxpr: nothing is run, compiled or allocated.
+"""Count the cost of a function from its jaxpr; nothing is run, compiled or allocated.
 
 A primitive belongs to the innermost of the named scopes "linear", "attention", "depthwise", "activation" and "norm"
 that the layers open, and to "other" outside all of them.  The body of a scan counts once per iteration.
 
-Papers count differently; each figure is a named sum of these counts.  `Costs.fvcore` is the one of octic ViTs, Tables
-2 and 3 ("FLOPs", which are multiply-adds), `Costs.linear_and_norms` that of Jumbo, `Costs.double_macs` that of
-"Accelerating Vision Transformers with Drop-in Depthwise Convolution", Tables 1 and A.3.
+Papers count differently; each figure is a named sum of these counts: `Costs.fvcore` for octic ViTs, Tables 2 and 3
+("FLOPs", which are multiply-adds), `Costs.linear_and_norms` for Jumbo, and `Costs.double_macs` for "Accelerating Vision
+Transformers with Drop-in Depthwise Convolution", Tables 1 and A.3.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ _CHEAP = (
 )
 _DEAR = "cbrt erf erf_inv erfc logistic rsqrt sqrt"
 _REDUCTIONS = "cumlogsumexp cummax cummin cumprod cumsum reduce_max reduce_min reduce_prod reduce_sum"
-# Moving, selecting, indexing, communicating and drawing random bits; some contain a jaxpr, which is not counted.
+# Moving, selecting, indexing, communicating and drawing random bits; jaxprs inside them are not counted.
 _FREE = (
     "addupdate all_gather all_to_all axis_index bitcast_convert_type broadcast_in_dim concatenate "
     "convert_element_type copy copy_p debug_callback device_put dynamic_slice dynamic_update_slice empty empty2 "
@@ -67,7 +67,7 @@ class Cost:
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """Costs by kind, and what could not be counted exactly.
+    """Costs by kind, and notes about uncertain counts.
 
     Attributes:
       kinds: a `Cost` for each of KINDS.
@@ -168,13 +168,13 @@ def _nested(eqn, inner: list[Jaxpr], kind) -> Costs:
 def _cond(eqn, kind) -> Costs:
     branches = [_walk(branch.jaxpr, kind) for branch in eqn.params["branches"]]
     platforms = eqn.params.get("branches_platforms")
-    if platforms and platforms[-1] is None:  # lax.platform_dependent with a default, which is the plain computation
+    if platforms and platforms[-1] is None:  # lax.platform_dependent; its default is the plain computation
         return branches[-1]
     return max(branches, key=lambda costs: sum(cost.macs + cost.operations for cost in costs.kinds.values()))
 
 
 def _repetitions(eqn) -> int:
-    """How often the inner jaxprs of an equation are evaluated."""
+    """The number of times that an equation evaluates its inner jaxprs."""
     name, params = eqn.primitive.name, eqn.params
     if name == "scan":
         return params["length"]

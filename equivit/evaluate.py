@@ -3,11 +3,11 @@
     python -m equivit.evaluate --workdir=runs/quickstart --suite=accuracy,orientation
     python -m equivit.evaluate --model=models/h8_h14 --config=configs/octic_h.py --config.data.source=folder:imagenet
 
-The first evaluates the newest whole checkpoint of a run; the second a saved model, such as `equivit.convert` writes, on
-the data of a config.  Results go to the terminal, and to evaluation.json in the directory of the run or the model.
-Keys of the config are changed by --config.KEY=VALUE.
+The first command evaluates the newest whole checkpoint of a run; the second a saved model, such as `equivit.convert`
+writes, on the data of a config.  Results go to the terminal, and to evaluation.json in the directory of the run or the
+model.  --config.KEY=VALUE changes keys of the config.
 
-Test sets for models of ImageNet's 1000 classes; each line goes after --suite=accuracy:
+Test sets for models of ImageNet's 1000 classes; append a line to --suite=accuracy:
 
     ImageNet  --config.data.source=tfds:imagenet2012 --config.data.eval_split=validation
     ReaL      --config.data.source=tfds:imagenet2012_real --config.data.eval_split=validation
@@ -22,30 +22,31 @@ and --config.data.source=folder:<dir> --config.data.eval_split=imagenet-r.  The 
 shorter side, resized bilinearly: --config.data.image_size=(224,224) --config.data.crop_ratio=1.0
 --config.data.interpolation=bilinear.
 
---suite=corruptions and corruptions_sar make ImageNet-C's corruptions from the split, with a library
-(pip install imagecorruptions-imaug), at severity 5 unless --config.evaluation.severities=(1,2,3,4,5) says otherwise.
-As for ImageNet-C, images are resized to 256 pixels and cropped to 224 before, unless
---config.evaluation.corruption_crop_ratio=1.0 says otherwise (images that are small already, such as CIFAR's).
-To use the official files, <dir>/imagenet-c/<corruption>/<severity>/<class>/, add
+--suite=corruptions and corruptions_sar make ImageNet-C's corruptions from the split, with a library (pip install
+imagecorruptions-imaug), at severity 5; --config.evaluation.severities=(1,2,3,4,5) sets others.  As for ImageNet-C,
+images are first resized to 256 pixels and cropped to 224; --config.evaluation.corruption_crop_ratio=1.0 leaves images
+as small as CIFAR's unchanged.  To use the official files, <dir>/imagenet-c/<corruption>/<severity>/<class>/, add
 --config.data.source=folder:<dir> --config.data.eval_split=imagenet-c.
 
---suite=shift says how often two shifted copies of an image get the same class: after circular shifts of up to the whole
-image, unless --config.evaluation.shift.kinds=circular,zeros,crop or --config.evaluation.shift.ranges=quarter,half says
-otherwise (evaluation/consistency.py).  Crops need a margin, as data.crop_ratio leaves it: at 0.875, 224 of 256 pixels.
+--suite=shift measures how often two shifted copies of an image get the same class: by default after circular shifts of
+up to the whole image; --config.evaluation.shift.kinds=circular,zeros,crop and
+--config.evaluation.shift.ranges=quarter,half set others (evaluation/consistency.py).  Crops need a margin, as
+data.crop_ratio leaves it: at 0.875, 224 of 256 pixels.
 
 --suite=segmentation,segmentation_shift,segmentation_orientation is for models that predict label maps: mean IoU, how
-far maps follow the shifts of config.evaluation.shift (mASCC), and the eight orientations.  Images are seen whole unless
---config.evaluation.segmentation.window=(512,512) --config.evaluation.segmentation.stride=(341,341) says otherwise, once
-unless --config.evaluation.segmentation.scales=(0.5,1.0,1.5) --config.evaluation.segmentation.flip=True does
-(evaluation/label_maps.py).  --figures draws some of the maps.
+far maps follow the shifts of config.evaluation.shift (mASCC), and the eight orientations.  By default the model sees
+each image once, whole; --config.evaluation.segmentation.window=(512,512)
+--config.evaluation.segmentation.stride=(341,341) slides a window, --config.evaluation.segmentation.scales=(0.5,1.0,1.5)
+--config.evaluation.segmentation.flip=True averages several views (evaluation/label_maps.py).  --figures draws some of
+the maps.
 
---suite=knn,linear_probe,hematology,patch_knn,patch_linear is for any model with features, which stay as they are and
-are read once for all: classes by the nearest images of data.split, or by linear classifiers on them, label maps by
-patches, and each again for test images in all eight orientations.  The linear probe trains 52 heads on 12,500 batches
-of 1024 random crops, and resumes when the command is given again.  A small one takes the features of
-whole images, in minutes: --config.evaluation.linear_probe.augment=False --config.evaluation.linear_probe.steps=1000
---config.evaluation.linear_probe.batch_size=128.  This batch size alone makes it the probe that the command of octic
-ViTs runs, of 1.6 million images in place of 12.8.
+--suite=knn,linear_probe,hematology,patch_knn,patch_linear is for any model with features; they stay frozen and are
+computed once for all protocols.  Classes come from the nearest images of data.split, or from linear classifiers, label
+maps from patches, and each again for test images in all eight orientations.  The linear probe trains 52 heads on 12,500
+batches of 1024 random crops; the same command resumes it.  A small probe takes the features of whole images, in
+minutes: --config.evaluation.linear_probe.augment=False --config.evaluation.linear_probe.steps=1000
+--config.evaluation.linear_probe.batch_size=128.  This batch size alone gives the probe of the octic ViTs' command, on
+1.6 million images in place of 12.8.
 
 Table 2 of Jumbo follows SAR's public code, also in what is probably a mistake there:
 
@@ -68,7 +69,7 @@ from equivit.evaluation import protocols
 if TYPE_CHECKING:
     from flax import nnx
 
-FREE = ("data", "batch_size", "seed", "precision", "evaluation")  # what may be changed about a finished run
+FREE = ("data", "batch_size", "seed", "precision", "evaluation")  # the changeable parts of a finished run's config
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -88,12 +89,14 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--workdir", type=pathlib.Path, help="run directory; its newest whole checkpoint is taken")
+    what.add_argument("--workdir", type=pathlib.Path, help="run directory; evaluates its newest whole checkpoint")
     what.add_argument("--model", type=pathlib.Path, help="saved model; needs --config for the data")
     parser.add_argument("--config", help="with --model: a file of configs/, and after a colon its mode")
-    parser.add_argument("--suite", help="protocols with commas between; by default those of the config")
+    parser.add_argument("--suite", help="protocols, separated by commas; by default the suite of the config")
     parser.add_argument("--weights", help="with --workdir: averaged (objective.ema), or student in place of teacher")
-    parser.add_argument("--figures", action="store_true", help="draw what the protocols show, and the patch filters")
+    parser.add_argument(
+        "--figures", action="store_true", help="draw the pictures of the protocols and the patch filters"
+    )
     parser.add_argument("--distributed", action="store_true", help="join the other processes of the evaluation")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser
@@ -104,21 +107,21 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
     from jax.sharding import NamedSharding, PartitionSpec
 
     from equivit.evaluation import runner, summary
-    from equivit.models import saved
     from equivit.objectives.registry import OBJECTIVES
-    from equivit.training import resuming, sharding
+    from equivit.training import loading, sharding
+    from equivit.training.run import processes
 
-    sharding.start_processes(options.distributed)
+    processes.join(options.distributed)
     config, model, step = _load(options, command.changes(rest, _parser()))
-    data = saved.trained_on(options.model) if options.model else resuming.data_before(options.workdir)
     names = runner.check(options.suite or config.evaluation.suite, config, model)
     if not names:
         fitting = ", ".join(runner.fitting(model)) or "none"
         raise ValueError(f"--suite: name protocols for this {type(model).__name__}; those that fit it: {fitting}.")
     place = options.workdir or options.model
+    data = loading.trained_on(place)
     split = f"{config.data.source}, {config.data.eval_split}"
     of = f"{place} (weights of step {step})" if options.workdir else place
-    _say(f"Evaluating {', '.join(names)} of {of} on {split}, images of {_size(config)}.")
+    command.say(f"Evaluating {', '.join(names)} of {of} on {split}, images of {_size(config)}.")
     writes = _can_write(place)
     mesh = sharding.create_mesh(ConfigDict(dict(data=-1, fsdp=1)))
     with jax.set_mesh(mesh):
@@ -134,26 +137,27 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
         about = dict(weights=weights, data=split, image_size=_size(config))
         about |= {} if step is None else {"step": str(step)}
         for picture in pictures.values():
-            _say(f"Drawn: {picture}")
-        _say(f"Done: {summary.write(place, results, **about) if writes else 'the figures above, which are in no file'}")
+            command.say(f"Drawn: {picture}")
+        done = summary.write(place, results, **about) if writes else "the figures above, which are in no file"
+        command.say(f"Done: {done}")
 
 
 def _can_write(place: pathlib.Path) -> bool:
-    """Whether the results can be written; if not, says so, before the evaluation rather than after it."""
+    """Whether the results can be written; if not, warn before the evaluation rather than after it."""
     from equivit.evaluation import summary
 
     try:
         summary.check_writable(place)
     except OSError as error:
-        _say(f"{error}  The figures are printed, and written nowhere.")
+        command.say(f"{error}  The figures are printed, and written nowhere.")
         return False
     return True
 
 
 def _load(options: argparse.Namespace, changes: list[str]) -> "tuple[ConfigDict, nnx.Module, int | None]":
-    """The config, changed, the model, and of a run the step.
+    """The changed config, the model, and the step of a run.
 
-    The batch size is changed last, since what must divide it, such as the groups of mixup, belongs to training.
+    The batch size changes last, without the checks of training, such as the groups of mixup that must divide it.
     """
     from equivit import constraints
     from equivit.training import config as configs
@@ -168,7 +172,7 @@ def _load(options: argparse.Namespace, changes: list[str]) -> "tuple[ConfigDict,
 
 
 def _open(options: argparse.Namespace, changes: list[str]) -> "tuple[ConfigDict, nnx.Module, int | None]":
-    """The checked config, changed, the model, and of a run the step."""
+    """The changed and checked config, the model, and the step of a run."""
     from equivit.models import saved
     from equivit.training import checkpoints
     from equivit.training import config as configs
@@ -177,7 +181,7 @@ def _open(options: argparse.Namespace, changes: list[str]) -> "tuple[ConfigDict,
         if options.weights:
             raise ValueError("--weights is only for --workdir; a saved model has one set of weights.")
         if not options.config:
-            raise ValueError(f"--model={options.model} needs --config=FILE, which says what data to evaluate on.")
+            raise ValueError(f"--model={options.model} needs --config=FILE, for the data of the evaluation.")
         return configs.load(options.config, changes), saved.load(options.model), None
     if options.config:
         raise ValueError("--config is only for --model; a run has its own config, change it with --config.KEY=VALUE.")
@@ -193,7 +197,7 @@ def _open(options: argparse.Namespace, changes: list[str]) -> "tuple[ConfigDict,
 
 
 def _track(batches: Iterable, total: int, name: str) -> Iterator:
-    """The batches; shows progress, as a bar on a terminal, otherwise as a line for each tenth."""
+    """Yield the batches and show progress, as a bar on a terminal, otherwise as a line for each tenth."""
     import jax
     import rich.progress
 
@@ -205,11 +209,11 @@ def _track(batches: Iterable, total: int, name: str) -> Iterator:
         for done, batch in enumerate(batches, start=1):
             yield batch
             if done * 10 // total > (done - 1) * 10 // total:
-                _say(f"{name}: {done} of {total} batches")
+                command.say(f"{name}: {done} of {total} batches")
 
 
 def _print(lines: list[tuple[str, str]], plain: str) -> None:
-    """The lines as a table on a terminal that is wide enough, else the plain text of them."""
+    """Print the lines as a table on a terminal that is wide enough, otherwise as plain text."""
     import rich.box
     import rich.console
     import rich.table
@@ -228,13 +232,6 @@ def _size(config: ConfigDict) -> str:
     if config.data.eval_crop == "whole":
         return "their own size"
     return "x".join(map(str, config.data.image_size))
-
-
-def _say(text: str) -> None:
-    import jax
-
-    if jax.process_index() == 0:
-        print(text, flush=True)
 
 
 if __name__ == "__main__":

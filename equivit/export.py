@@ -1,16 +1,16 @@
-"""Export a model as it is deployed: as an ONNX file for ONNX Runtime, TensorRT and others, or as StableHLO.
+"""Export a model for inference: as an ONNX file for ONNX Runtime, TensorRT and others, or as StableHLO.
 
     python -m equivit.export --input=models/vit_b --output=vit_b.onnx --image_size=336,336
     python -m equivit.export --input=runs/depthwise --output=vit_b.stablehlo --image_size=224,320 --batch=4
 
-The ending of --output says which.  Weights are part of the file, replaced attention is folded into one convolution a
-block, batch norms into the convolutions before them, and positions are those of --image_size (`models/inference.py`).
-What was written is run on a random image and compared with the model; where it deviates by more than 1e-4 of the
-largest entry (with --half 1e-2), no file is left.
+The ending of --output selects the format.  The file contains the weights.  Replaced attention is folded into one
+convolution a block, batch norms into the convolutions before them, and positions are resized to --image_size
+(`models/inference.py`).  The command runs the file on a random image and compares it with the model.  If it deviates by
+more than 1e-4 of the largest entry (with --half 1e-2), no file is left.
 
-The input is "image", the outputs "logits" ("embedding" of a projection), or of a model without a head "patches"
-[B, h, w, D] and, where it has a class token, "class" [B, D], both after the final norm.  An adaptive model chooses
-where its patches begin: "offset" int32 [B, 2] is the pixel (row, column) of the first one (`models/features.py`).
+The input is "image", the output "logits" ("embedding" for a projection).  A model without a head has the outputs
+"patches" [B, h, w, D] and, if it has a class token, "class" [B, D], both after the final norm.  An adaptive model also
+has "offset", int32 [B, 2], the pixel (row, column) of its first patch (`models/features.py`).
 """
 
 import argparse
@@ -29,7 +29,7 @@ FORMATS = (".onnx", ".stablehlo")
 LAYOUTS = ("nhwc", "nchw")
 OPSET = 17
 TOLERANCES = {"float32": 1e-4, "float16": 1e-2}  # of the largest entry
-PLATFORMS = ("cpu", "cuda", "tpu")  # that a StableHLO file is lowered for
+PLATFORMS = ("cpu", "cuda", "tpu")  # of a StableHLO file
 
 
 class Written(NamedTuple):
@@ -38,8 +38,8 @@ class Written(NamedTuple):
     Attributes:
       path: the file.
       bytes: its size.
-      parameters: bytes of what is deployed of the parameters.
-      deviation: the largest between the file and the model, relative to the model's largest entry.
+      parameters: bytes of the deployed parameters.
+      deviation: the largest deviation from the model, relative to the model's largest entry.
     """
 
     path: pathlib.Path
@@ -67,29 +67,25 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=command.at_least(1), default=1, help="images in one call (%(default)s)")
     parser.add_argument("--layout", choices=LAYOUTS, default="nhwc", help="axes of the input (%(default)s)")
     parser.add_argument("--opset", type=command.at_least(1), help=f"version of ONNX's operations ({OPSET})")
-    parser.add_argument("--half", action="store_true", help="parameters, input and all that is computed in float16")
+    parser.add_argument("--half", action="store_true", help="parameters, input and computation in float16")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser
 
 
 def _run(options: argparse.Namespace) -> None:
-    from equivit.models import saved
-    from equivit.training import checkpoints, resuming
+    from equivit.training import loading
 
     _check_output(options.output, options.opset)
     print(f"Reading the model in {options.input}.", flush=True)
-    if (options.input / "config.json").is_file():
-        _, model, step = checkpoints.load_run(options.input)
-        data, of = resuming.data_before(options.input), f" of step {step}"
-    else:
-        model, data, of = saved.load(options.input), saved.trained_on(options.input), ""
+    model, data, step = loading.load(options.input)
+    of = "" if step is None else f" of step {step}"
     size = "x".join(map(str, options.image_size))
     kind = "float16" if options.half else "float32"
     print(
         f"Writing {options.output}{of} for {options.batch} {options.layout} image(s) of {size} in {kind}.", flush=True
     )
-    chosen = dict(batch=options.batch, layout=options.layout, opset=options.opset or OPSET, half=options.half)
-    written = write(options.output, model, options.image_size, classes=data.classes, **chosen)
+    form = dict(batch=options.batch, layout=options.layout, opset=options.opset or OPSET, half=options.half)
+    written = write(options.output, model, options.image_size, classes=data.classes, **form)
     print(
         f"Done: {written.path}, {written.bytes / 1e6:.2f} MB, {written.bytes / written.parameters:.3f} times the "
         f"deployed parameters; it deviates from the model by {written.deviation:.1e} of the largest entry (at most "
@@ -110,7 +106,7 @@ def _check_output(path: pathlib.Path, opset: int | None) -> None:
 
 def _check_ending(path: pathlib.Path) -> None:
     if path.suffix not in FORMATS:
-        raise ValueError(f"--output={path}: the ending says the format, and must be {' or '.join(FORMATS)}.")
+        raise ValueError(f"--output={path}: the ending selects the format, and must be {' or '.join(FORMATS)}.")
 
 
 def write(
@@ -124,17 +120,17 @@ def write(
     half: bool = False,
     classes: Sequence[str] = (),
 ) -> Written:
-    """Write the model as it is deployed, and compare the file with the model.
+    """Write the model for inference, and compare the file with it.
 
     Args:
       path: ends in .onnx or .stablehlo.
       layout: axes of the input, "nhwc" or "nchw".
-      half: parameters, input and all that is computed in float16.
-      classes: names of the classes, in the order of the logits; an .onnx file has them as JSON in its metadata.
+      half: parameters, input and computation in float16.
+      classes: names of the classes, in the order of the logits; an .onnx file stores them as JSON in its metadata.
 
     Raises:
-      ValueError: an unknown ending, layout or opset, the model does not take such images or has operations that cannot
-        be written, ONNX Runtime refuses the file, or it deviates; no file is left then.
+      ValueError: an unknown ending, layout or opset; images that the model does not take; operations that cannot be
+        written; ONNX Runtime refuses the file; or it deviates.  Then no file is left.
     """
     import jax
     import jax.numpy as jnp
@@ -155,7 +151,7 @@ def write(
     form = deployed(model, image_size)
     if half:
         form = jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, form)
-    given = (image if layout == "nhwc" else image.transpose(0, 3, 1, 2)).astype(dtype)
+    inputs = (image if layout == "nhwc" else image.transpose(0, 3, 1, 2)).astype(dtype)
 
     def call(x):
         return function(form, x if layout == "nhwc" else x.transpose(0, 2, 3, 1))
@@ -165,9 +161,9 @@ def write(
         with kernels.using("reference" if onnx else "xla"):
             if onnx:
                 metadata = {"classes": json.dumps(list(classes))} if classes else {}
-                found = _through_onnx(part, path, call, given, outputs, opset=opset, metadata=metadata)
+                found = _through_onnx(part, path, call, inputs, outputs, opset=opset, metadata=metadata)
             else:
-                found = _through_stablehlo(part, call, given)
+                found = _through_stablehlo(part, call, inputs)
         deviation = max(_deviation(a, b) for a, b in zip(found, wanted, strict=True))
         _check(path, deviation, TOLERANCES[np.dtype(dtype).name])
     parameters = sum(x.nbytes for x in jax.tree.leaves(nnx.state(form, nnx.Param)))
@@ -175,7 +171,7 @@ def write(
 
 
 def _function(model: Any, image_size: tuple[int, int]) -> tuple[tuple[str, ...], Callable]:
-    """The names of the outputs, and the function of model and images that gives them."""
+    """The names of the outputs, and the function of model and images that returns them."""
     from equivit.models.decoders import MaskedAutoencoder
     from equivit.models.model import check_input
     from equivit.models.segmenter.model import Segmenter
@@ -231,14 +227,14 @@ def _through_stablehlo(path: pathlib.Path, call: Callable, image: Any) -> list:
 
     from equivit import onnx_files
 
-    onnx_files.library("flatbuffers")  # what JAX needs to write such a file
+    onnx_files.library("flatbuffers")  # JAX needs it to write such a file
     exported = export.export(jax.jit(call), platforms=PLATFORMS)(jax.ShapeDtypeStruct(image.shape, image.dtype))
     path.write_bytes(exported.serialize())
     return jax.device_get(export.deserialize(bytearray(path.read_bytes())).call(image))
 
 
 def _deviation(found: Any, wanted: Any) -> float:
-    """The largest deviation, relative to the largest entry that is wanted; integers must be equal."""
+    """The largest deviation, relative to the largest wanted entry; integers must be equal."""
     import numpy as np
 
     if np.issubdtype(wanted.dtype, np.integer):

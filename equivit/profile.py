@@ -1,13 +1,13 @@
-"""How long exported models take: ONNX files in turn on one thread, as in A.2.2 of "Drop-in Depthwise Convolution".
+"""Time exported models: ONNX files in turn on one thread, as in A.2.2 of "Drop-in Depthwise Convolution".
 
     python -m equivit.profile before.onnx after.onnx --out=profile.json
     python -m equivit.profile before.onnx after.onnx --provider=cuda
 
-ONNX Runtime works with one thread on one core, on a random input of the shape in the file.  In every round each file is
-called once, in turning order, so that the machine's clock and its other programs meet all files alike.  Times are
-medians over rounds; ratios are to the first file.  On a GPU input and output stay on it.  With --real_time the process
-has real-time priority (FIFO), as in the paper: nothing else runs on its core, so it is for a machine of one's own, and
-needs the right to set it.
+ONNX Runtime uses one thread on one core, and a random input of the shape in the file.  Every round calls each file
+once, in alternating order, so that the machine's clock and its other programs affect all files alike.  Times are
+medians over rounds; ratios are to the first file.  On a GPU, input and output stay there.  With --real_time the process
+has real-time priority (FIFO), as in the paper: nothing else runs on its core.  This needs the permission to set it, and
+a machine without other users.
 """
 
 import argparse
@@ -61,8 +61,8 @@ def _run(options: argparse.Namespace) -> None:
         if options.out.exists() and any(path.samefile(options.out) for path in options.files):
             other = options.out.with_suffix(".json")
             raise ValueError(f"--out={options.out}: this is one of the files to time; give another, such as {other}.")
-    chosen = dict(provider=options.provider, runs=options.runs, warmup=options.warmup, real_time=options.real_time)
-    report = profile(options.files, **chosen, say=print)
+    conditions = dict(provider=options.provider, runs=options.runs, warmup=options.warmup, real_time=options.real_time)
+    report = profile(options.files, **conditions, say=print)
     width = max(len(row["file"]) for row in report["files"])
     for row in report["files"]:
         print(
@@ -82,13 +82,13 @@ def profile(
     real_time: bool = False,
     say: Callable[[str], Any] = lambda text: None,
 ) -> dict[str, Any]:
-    """Milliseconds of each file, with what they were measured on.
+    """Milliseconds of each file, and the conditions of the measurement.
 
     Args:
       provider: "cpu" or "cuda".
       runs: timed rounds, after `warmup` others.
       real_time: take real-time priority (`alone`).
-      say: told what is about to be done.
+      say: prints a line before the work.
 
     Returns:
       The content of the JSON: `files`, each with `file`, `milliseconds` (the median), `quartiles`, `ratio` and `bytes`;
@@ -117,7 +117,7 @@ def profile(
 
 
 def interleaved(calls: Mapping[Any, Callable[[], Any]], *, runs: int, warmup: int) -> dict[Any, list[float]]:
-    """Seconds of each timed call; in each round every function is called once, and the order turns round."""
+    """Seconds of each timed call; in each round calls every function once, in alternating order."""
     seconds: dict[Any, list[float]] = {name: [] for name in calls}
     for turn in range(warmup + runs):
         for name in list(calls)[:: -1 if turn % 2 else 1]:
@@ -135,12 +135,12 @@ def bound(session: Any, provider: str = "cpu") -> Callable[[], None]:
     from equivit import onnx_files
 
     runtime, draw, binding = onnx_files.library("onnxruntime"), np.random.default_rng(0), session.io_binding()
-    for given in session.get_inputs():
-        if given.type not in TYPES:
-            raise ValueError(f"input {given.name!r} is {given.type}; images are {' or '.join(TYPES)}.")
-        shape = [size if isinstance(size, int) else 1 for size in given.shape]
-        values = draw.normal(size=shape).astype(TYPES[given.type])
-        binding.bind_ortvalue_input(given.name, runtime.OrtValue.ortvalue_from_numpy(values, provider, 0))
+    for image in session.get_inputs():
+        if image.type not in TYPES:
+            raise ValueError(f"input {image.name!r} is {image.type}; images are {' or '.join(TYPES)}.")
+        shape = [size if isinstance(size, int) else 1 for size in image.shape]
+        values = draw.normal(size=shape).astype(TYPES[image.type])
+        binding.bind_ortvalue_input(image.name, runtime.OrtValue.ortvalue_from_numpy(values, provider, 0))
     for wanted in session.get_outputs():
         binding.bind_output(wanted.name, provider)
 
@@ -153,7 +153,7 @@ def bound(session: Any, provider: str = "cpu") -> Callable[[], None]:
 
 @contextlib.contextmanager
 def alone(*, real_time: bool = False) -> Iterator[str]:
-    """Keep the process on one core; yields the conditions in words.
+    """Keep the process on one core; yield the conditions in words.
 
     Args:
       real_time: take real-time priority (FIFO) too, so that nothing else runs on the core.

@@ -3,18 +3,22 @@
     python -m equivit.summarize --config=configs/octic_h.py:H8 --memory
     python -m equivit.summarize --model=octic_vit_h14 --model.family=I8 --json
 
-Everything is worked out on shapes alone, so any size can be asked for on any machine.
+Everything follows from shapes alone, so any machine can summarize a model of any size.
 """
 
 import argparse
 import functools
 import json
+import math
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
 from equivit import command
+
+if TYPE_CHECKING:
+    from equivit.models.model import ModelModule
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -40,17 +44,16 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace, rest: list[str]) -> None:
-    from equivit import footprint
     from equivit.training import config as configs
 
     if options.config:
         config, notes = _completed(configs.load(options.config, command.changes(rest, _parser())))
     else:
         config, notes = _named(options.model, command.changes(rest, _parser(), "--model.")), []
-    summary = footprint.counts(config)
+    summary = counts(config)
     summary["notes"] += notes
     if options.memory:
-        summary |= {"batch_size": config.batch_size, "memory": footprint.memory(config)}
+        summary |= {"batch_size": config.batch_size, "memory": memory(config)}
     if options.json:
         print(json.dumps(summary))
     else:
@@ -58,20 +61,20 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
 
 
 def _named(name: str, changes: list[str]) -> ConfigDict:
-    """The base config with a model of the zoo, for images of the size that the model was made for."""
-    from equivit import footprint
+    """The base config with a model of the zoo, for images of the model's own size."""
     from equivit.models import zoo
+    from equivit.training import build
     from equivit.training import config as configs
 
     config, types = configs.get_base(), zoo.types_of(name)
     fields = {key: configs.parse(text, types.get(key, Any)) for key, _, text in (c.partition("=") for c in changes)}
     config.model = {"name": name, **fields}
-    config.data.image_size = footprint.abstract_model(config).config.input_shape[:-1]
+    config.data.image_size = build.model_configuration(config).input_shape[:-1]
     return config.lock()
 
 
 def _completed(config: ConfigDict) -> tuple[ConfigDict, list[str]]:
-    """The config with what the data decide about the model, as in training, and notes on what is not known."""
+    """The config, completed from the data as in training, and notes about missing data."""
     from equivit.data import sources
     from equivit.objectives.objective import Objective
     from equivit.objectives.registry import OBJECTIVES
@@ -96,8 +99,139 @@ def _completed(config: ConfigDict) -> tuple[ConfigDict, list[str]]:
     return config.lock(), notes
 
 
+def counts(config: ConfigDict) -> dict:
+    """Parameters of the model of a config, and its costs for one image.
+
+    Returns:
+      "model" (its section of the config), "image_size", "parameters", "costs" ({kind: {"macs", "operations"}}), "macs",
+      "fvcore", "fvcore_unfused", "linear_and_norms", "double_macs" (`costs.py`), "notes".
+    """
+    import jax
+    from flax import nnx
+
+    from equivit import costs
+
+    model, image_size = _abstract_model(config), tuple(config.data.image_size)
+    image = jax.ShapeDtypeStruct((1, *image_size, model.config.input_shape[-1]), "float32")
+    counted = costs.count(_forward, model, image)
+    return {
+        "model": config.model.to_dict(),
+        "image_size": image_size,
+        "parameters": sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))),
+        "costs": {kind: vars(cost) for kind, cost in counted.kinds.items()},
+        "macs": counted.macs,
+        "fvcore": counted.fvcore,
+        "fvcore_unfused": counted.fvcore_unfused,
+        "linear_and_norms": counted.linear_and_norms,
+        "double_macs": counted.double_macs,
+        "notes": list(counted.notes),
+    }
+
+
+def memory(config: ConfigDict) -> dict[str, dict[str, int]]:
+    """Bytes on each device of the compiled forward pass and training step, for the batch and mesh of the config.
+
+    Returns {"forward" or "train": {"arguments", "outputs", "temporaries", "peak"}}.  The training step donates its
+    state, so outputs that reuse arguments count once in the peak.
+
+    Raises:
+      ValueError: the batch does not fit the mesh, or the compiler reports no memory.
+    """
+    import jax
+
+    from equivit.training import build, sharding
+    from equivit.training.teachers import load_teachers
+
+    mesh = sharding.create_mesh(config.mesh)
+    sharding.check_batch(config.batch_size, config.optimizer.accumulation, mesh)
+    model = _abstract_model(config)
+    evaluated, trained = (_batch(config, model.config.input_shape[-1], mesh, training=t) for t in (False, True))
+    complete = config.copy_and_resolve_references().unlock()
+    complete.model.num_classes = model.config.num_classes
+    with jax.set_mesh(mesh):
+        # The length of the run is a constant in the step; any length that is above the warm-up will do.
+        run = build.make_program(complete, mesh, total=10**9, per_epoch=1, teachers=load_teachers(complete))
+        return {
+            "forward": _bytes(_forward_pass(config, model, mesh, evaluated)),
+            "train": _bytes(run.lower(trained)),
+        }
+
+
+def _forward_pass(config, model, mesh, batch):
+    """The lowered forward pass of an abstract model, its parameters sharded as in training."""
+    import jax
+
+    from equivit import logical, precision
+    from equivit.data.pixels import normalize
+    from equivit.training import sharding
+
+    arrays = jax.eval_shape(logical.take, model)
+    shardings = sharding.of_tree(mesh, arrays, logical.stack_axes(model))
+    on_mesh = jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), arrays, shardings)
+
+    @jax.jit
+    def forward(model, images):
+        model = precision.cast(model, config.precision)
+        return _forward(model, normalize(images, config.data.mean, config.data.std))
+
+    return forward.lower(logical.put(model, on_mesh), batch["image"])
+
+
+def _batch(config, channels, mesh, *, training) -> dict[str, Any]:
+    """The abstract global batch."""
+    import jax
+
+    from equivit.data import loader
+    from equivit.objectives.registry import OBJECTIVES
+    from equivit.training import sharding
+
+    objective = OBJECTIVES[config.objective.name]
+    shapes = loader.shapes(
+        config.data,
+        config.batch_size,
+        channels=channels,
+        training=training,
+        entries=objective.entries,
+        transform=objective.transform_of(config),
+    )
+    rows = jax.sharding.NamedSharding(mesh, sharding.BATCH)
+    return {name: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=rows) for name, a in shapes.items()}
+
+
+def _bytes(lowered) -> dict[str, int]:
+    stats = lowered.compile().memory_analysis()
+    if stats is None:
+        raise ValueError("--memory: this platform's compiler does not report the memory of a program.")
+    held = stats.argument_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
+    return {
+        "arguments": stats.argument_size_in_bytes,
+        "outputs": stats.output_size_in_bytes,
+        "temporaries": stats.temp_size_in_bytes,
+        "peak": held + stats.temp_size_in_bytes,
+    }
+
+
+def _forward(model, images):
+    """Logits, or the features of a model without a head."""
+    return model.features(images) if model.config.num_classes is None else model(images)
+
+
+def _abstract_model(config: ConfigDict) -> "ModelModule":
+    """The model of a config with shapes in place of arrays, with its decoder if the objective adds one."""
+    import jax
+
+    from equivit.layers.rngs import Keys
+    from equivit.objectives.registry import OBJECTIVES
+    from equivit.training import build
+
+    model = build.model_configuration(config)
+    if OBJECTIVES[config.objective.name].decodes:
+        return build.exported_model(build.make_objective(config), model)
+    return jax.eval_shape(lambda: model.build(Keys(0)))
+
+
 def _print(summary: dict) -> None:
-    """The summary for people: tables of `rich` on a terminal, aligned columns otherwise."""
+    """Print the summary: tables of `rich` on a terminal, aligned columns otherwise."""
     model = ", ".join(f"{key}={value}" for key, value in summary["model"].items() if key != "name")
     size = "x".join(map(str, summary["image_size"]))
     print(f"{summary['model']['name']}{f' ({model})' if model else ''}, one image of {size}")
@@ -123,7 +257,7 @@ def _print(summary: dict) -> None:
 
 
 def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    """First column to the left, numbers to the right."""
+    """Print a table: the first column to the left, numbers to the right."""
     if sys.stdout.isatty():
         import rich.box
         import rich.console

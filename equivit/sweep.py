@@ -3,9 +3,9 @@
     python -m equivit.sweep --config=configs/timeseries.py --workdir=runs/timeseries \\
         --config.data.directory=/data/ucr --config.data.names=Crop,MelbournePedestrian --config.patches="(8,)"
 
-The result of each set, number of patches and model is written to --workdir as soon as it is known.  Results that are
-there are not computed again, so the same command resumes a sweep.  A set whose data are not there is left out, and the
-end names it.  `experiments/jumbo_timeseries.py` makes the tables.
+Each result, of one set, number of patches and model, goes to --workdir at once.  Existing results are not computed
+again, so the same command resumes a sweep.  A set without data is left out and named at the end.
+`experiments/jumbo_timeseries.py` makes the tables.
 """
 
 import argparse
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from equivit.data.series import SeriesData
-    from equivit.training import sweep
+    from equivit.training import sweep_program
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--config", required=True, help="a file of configs/, and after a colon its mode")
     parser.add_argument(
-        "--workdir", required=True, type=pathlib.Path, help="where results go; resumes a sweep that is there"
+        "--workdir", required=True, type=pathlib.Path, help="directory of the results; resumes the sweep in it"
     )
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser
@@ -60,11 +60,11 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
 
 
 def run(config: ConfigDict, workdir: pathlib.Path) -> list[dict]:
-    """All results of a sweep, from `workdir` where they are there, without those of sets that are not to be had.
+    """All results of a sweep, read from `workdir` or computed; sets without data are left out.
 
     Raises:
-      ValueError: a result in `workdir` is of another recipe or damaged, or another process is computing it.
-      Missing: no set is to be had.
+      ValueError: a result in `workdir` has another recipe or is damaged, or another process is computing it.
+      Missing: no set has data.
     """
     from equivit.data.series import Missing
 
@@ -83,10 +83,10 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> list[dict]:
 
 
 def _of_set(config: ConfigDict, workdir: pathlib.Path, name: str) -> Iterator[dict]:
-    """The results of one set; its data are read when the first of them has to be computed."""
+    """The results of one set; its data are read before the first computation."""
     from equivit import files
     from equivit.data import series
-    from equivit.training import lock
+    from equivit.training.run import lock
 
     section, data = config.data, None
     for patches, model in itertools.product(config.patches, config.models):
@@ -98,33 +98,34 @@ def _of_set(config: ConfigDict, workdir: pathlib.Path, name: str) -> Iterator[di
             name, directory=section.directory, normalize=section.normalize, seed=section.split_seed
         )
         with lock.held(path.with_suffix(".lock")):  # others may do other sets here
-            result = _one(config, data, model, patches)
+            result = _trained(config, data, model, patches)
             files.write_text(path, json.dumps(result, indent=1) + "\n")
         _say(result)
         yield result
 
 
-def _one(config: ConfigDict, data: "SeriesData", name: str, patches: int) -> dict:
-    """The result of one model on one set."""
+def _trained(config: ConfigDict, data: "SeriesData", name: str, patches: int) -> dict:
+    """Train one model on one set with all rates, and return the result."""
     import jax
     import numpy as np
 
     from equivit import logical
     from equivit.layers.rngs import Keys
     from equivit.models import zoo
-    from equivit.training import sweep, sweep_config
+    from equivit.training import sweep_config, sweep_program
 
     _, length, channels = data.train.series.shape
     sizes = dict(length=length, channels=channels, num_classes=len(data.classes), patches=patches)
     model: Any = zoo.configuration(name, **sizes, **config.model)
     make, examples = model.build, len(data.train.labels)
-    epochs, runs = sweep_config.epochs(config, data.name), sweep.grid(config.runs.lr, config.runs.dropout, config.seed)
+    epochs = sweep_config.epochs(config, data.name)
+    runs = sweep_program.grid(config.runs.lr, config.runs.dropout, config.seed)
     print(f"{data.name}: {name}, {patches} patches of {model.patch_length} steps, {epochs} epochs", flush=True)
-    program = sweep.Sweep(config, make, examples=examples, epochs=epochs)
+    program = sweep_program.Sweep(config, make, examples=examples, epochs=epochs)
     start = time.monotonic()
-    state, figures = sweep.train(program, runs, data, epochs=epochs, seed=config.seed, report=_Progress(epochs))
+    state, figures = sweep_program.train(program, runs, data, epochs=epochs, seed=config.seed, report=_Progress(epochs))
     figures = jax.device_get(figures)
-    best, rows = sweep.best(figures["validation"]), _rows(config, figures, np.asarray(state.good))
+    best, rows = sweep_program.best(figures["validation"]), _rows(config, figures, np.asarray(state.good))
     weights = jax.eval_shape(lambda: logical.take(make(Keys(0))))
     return dict(
         data=data.name,
@@ -146,8 +147,8 @@ def _one(config: ConfigDict, data: "SeriesData", name: str, patches: int) -> dic
     )
 
 
-def _rows(config: ConfigDict, figures: "dict[str, sweep.Figures]", good: "np.ndarray") -> list[dict]:
-    """The figures run by run; `finite` is False where training ended at a loss or gradient that was not."""
+def _rows(config: ConfigDict, figures: "dict[str, sweep_program.Figures]", good: "np.ndarray") -> list[dict]:
+    """The figures run by run; `finite` is False if a loss or gradient was not finite."""
     rows = []
     for k, (lr, dropout) in enumerate(itertools.product(config.runs.lr, config.runs.dropout)):
         rows.append(dict(lr=lr, dropout=dropout, finite=bool(good[k])))

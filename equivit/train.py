@@ -30,13 +30,13 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m equivit.train",
-        description="Train a model, or go on with a run.",
+        description="Train a model, or resume a run.",
         epilog="Any key of the config can be changed: --config.data.source=npz:digits.npz --config.epochs=3",
         allow_abbrev=False,
     )
     parser.add_argument("--config", required=True, help="a file of configs/, and after a colon its mode")
-    parser.add_argument("--workdir", type=pathlib.Path, help="run directory (required); resumes a run that is there")
-    parser.add_argument("--show", action="store_true", help="print every key of the config, and do nothing else")
+    parser.add_argument("--workdir", type=pathlib.Path, help="run directory (required); resumes the run in it")
+    parser.add_argument("--show", action="store_true", help="print every key of the config and stop")
     parser.add_argument("--seeds", help="several runs, such as 0,1,2; report.json then has mean and spread")
     parser.add_argument("--deterministic", action="store_true", help="bit for bit on GPU too; slower")
     parser.add_argument("--distributed", action="store_true", help="join the other processes of the run")
@@ -48,7 +48,8 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
     import jax
 
     from equivit.training import config as configs
-    from equivit.training import lock, loop, sharding
+    from equivit.training import loop
+    from equivit.training.run import lock, processes
 
     config = configs.load(options.config, command.changes(rest, _parser()))
     if options.show:
@@ -58,11 +59,11 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
         raise ValueError("--workdir is missing: give the directory of the run, --workdir=DIR.")
     if options.deterministic:  # read when the first device is used
         os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_deterministic_ops=true"
-    sharding.start_processes(options.distributed)
+    processes.join(options.distributed)
     if not jax.distributed.is_initialized():
-        # JAX reads this setting then, too.  On a CPU steps run in this thread, the only one whose large arrays glibc
-        # keeps from step to step; other threads get new ones from the kernel, filled with zeros.  Not beside other
-        # processes, whose end could not be recognised.
+        # On a CPU steps then run in this thread, the only one whose large arrays glibc reuses from step to step; other
+        # threads get new ones from the kernel, filled with zeros.  Among several processes JAX would not notice the
+        # end of another one.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
     if options.seeds is None:
         train(config, options.workdir)
@@ -74,15 +75,15 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
             one.seed = seed
             reports[seed] = train(one.lock(), options.workdir / f"seed_{seed}")
         loop.write_report(options.workdir, aggregate(reports))
-    _say(f"{len(reports)} runs: {options.workdir / 'report.json'}")
+    command.say(f"{len(reports)} runs: {options.workdir / 'report.json'}")
 
 
 def train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
-    """One run; returns its final figures.
+    """Train one run and return its final figures.
 
-    Raises what `loop.train` does, and `lock.BusyError` where another process trains in the directory.
+    Raises as `loop.train`, and `lock.BusyError` if another process uses the directory.
     """
-    from equivit.training import lock
+    from equivit.training.run import lock
 
     with lock.held(workdir / ".lock"):
         return _train(config, workdir)
@@ -93,45 +94,43 @@ def _train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
 
     from equivit.data import loader
     from equivit.evaluation import runner, summary
-    from equivit.objectives.registry import OBJECTIVES
     from equivit.trained_on import TrainedOn
-    from equivit.training import loop, program, sharding, start
+    from equivit.training import build, loop, sharding
+    from equivit.training.teachers import check_teacher_classes, load_teachers
+    from equivit.training.warm_start import initial_parameters
 
-    # What is known now is checked now: an evaluation that cannot run would otherwise fail after the last step.
-    runner.check(config.evaluation.suite, config)
-    objective = OBJECTIVES[config.objective.name]
-    processes: dict[str, Any] = dict(process_index=jax.process_index(), process_count=jax.process_count())
-    pipeline = loader.train(
-        config.data,
-        batch_size=config.batch_size,
-        seed=config.seed,
-        workers=config.data.workers,
-        entries=objective.entries,
-        transform=objective.transform_of(config),
-        **processes,
-    )
-    config = start.completed(config, pipeline)
-    given = start.given_models(config)
-    program.make_objective(config).check_model(program.model_configuration(config), given)
+    # ---- The data, and the model that they complete.
+    suite = config.evaluation.suite
+    runner.check(suite, config)
+    pipeline = build.make_pipeline(config)
     data = TrainedOn(pipeline.classes, pipeline.num_examples)
-    start.check_teacher(config, data)
-    runner.prepare(program.exported_model(config), config, config.evaluation.suite, classes=data.classes)
+    config = loader.complete(config, pipeline)
+    model, objective = build.model_configuration(config), build.make_objective(config)
+
+    # ---- Checks of the whole run: an evaluation that cannot run would otherwise fail after the last step.
+    teachers = load_teachers(config)
+    objective.check_model(model, teachers)
+    check_teacher_classes(config, data)
+    runner.prepare(build.exported_model(objective, model), config, suite, classes=data.classes)
     steps = loop.total_steps(config, pipeline.steps_per_epoch)
-    _say(
+    command.say(
         f"Training {config.model.name} on {config.data.source} ({pipeline.num_examples} images, {pipeline.num_classes} "
         f"classes): {steps} steps of {config.batch_size} images, seed {config.seed}, in {workdir}."
     )
+
+    # ---- Training, and the report.
+    parts = dict(objective=objective, build_model=model.build, teachers=teachers)
     outcome = loop.train(
         config,
         workdir=workdir,
         pipeline=pipeline,
-        evaluate=lambda model, config: runner.evaluate(model, config, config.evaluation.suite, classes=data.classes),
-        initial=functools.partial(start.initial_parameters, config),
-        given=given,
+        evaluate=lambda model, config: runner.evaluate(model, config, suite, classes=data.classes),
+        initial=lambda: initial_parameters(config, model),
         trained_on=data,
+        make_program=functools.partial(build.make_program, **parts),
     )
     with jax.set_mesh(sharding.create_mesh(config.mesh)):
-        _say(summary.conclude(workdir, outcome.model, outcome.results, config))
+        command.say(summary.conclude(workdir, outcome.model, outcome.results, config))
     return outcome.report
 
 
@@ -156,15 +155,8 @@ def _seeds(text):
     for seed in seeds:
         constraints.check("--seeds", seed, constraints.Seed)
     if len(set(seeds)) < len(seeds):
-        raise ValueError(f"--seeds={text}: a seed is there twice; each is a run of its own.")
+        raise ValueError(f"--seeds={text}: a seed occurs twice; each seed is a run.")
     return seeds
-
-
-def _say(text):
-    import jax
-
-    if jax.process_index() == 0:
-        print(text, flush=True)
 
 
 if __name__ == "__main__":

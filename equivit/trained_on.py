@@ -1,4 +1,4 @@
-"""The data that a model was trained on, which its arrays do not show: what its classes are called, and their number."""
+"""The training data of a model, which its arrays do not show: names of classes, and the number of examples."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,8 +10,8 @@ class TrainedOn(NamedTuple):
     """The training data of a model.
 
     Attributes:
-      classes: names of the classes, in the order of the logits; () where there are none, or they are not known.
-      examples: how many examples there were; None where it is not known.
+      classes: names of the classes, in the order of the logits; () if there are none, or they are unknown.
+      examples: the number of examples; None if unknown.
     """
 
     classes: tuple[str, ...] = ()
@@ -26,7 +26,7 @@ UNKNOWN = TrainedOn()
 
 
 def from_json(found: Mapping[str, Any]) -> TrainedOn:
-    """The data that `TrainedOn.to_json` described; ValueError for anything else."""
+    """The training data from the values of `TrainedOn.to_json`; ValueError for anything else."""
     classes, examples = found.get("classes", []), found.get("examples")
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         raise ValueError("'classes' must be a list of names")
@@ -36,15 +36,15 @@ def from_json(found: Mapping[str, Any]) -> TrainedOn:
 
 
 def check_classes(thing: str, classes: Sequence[str], before: Sequence[str], place: object, fix: str) -> None:
-    """ValueError if the classes of data are called otherwise than those of a model, so that labels mean other classes.
+    """ValueError if the classes of data and of a model have other names, so that labels mean other classes.
 
-    Names that only count the labels, "0", "1", ..., are no names, and are not compared.
+    Names that only count the labels, "0", "1", ..., are not compared.
 
     Args:
       thing: the data, in the message.
-      classes: their classes.
+      classes: the classes of the data.
       before: the classes of the model.
-      place: where these are written, in the message.
+      place: the source of `before`, in the message.
       fix: a remedy, in the message.
     """
     if not (_named(classes) and _named(before)) or tuple(classes) == tuple(before):

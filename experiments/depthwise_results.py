@@ -38,8 +38,8 @@ from flax import nnx
 from configs import depthwise
 from equivit import logical, pretrained
 from equivit.depthwise import selection
+from equivit.training import build, freezing
 from equivit.training import config as configs
-from equivit.training import freezing, program
 from experiments import benchmark, onnx_models, trained_runs
 from experiments.benchmark import Claim
 from experiments.trained_runs import Run
@@ -312,8 +312,8 @@ def trained(cell: Cell) -> float:
     blocks = "model.replaced=" + repr(tuple((block,) for block in range(cell.number)))
     config = configs.load(str(benchmark.ROOT / recipe(cell)), [blocks]).unlock()
     config.model.in_channels = 3
-    objective = program.make_objective(config)
-    make = lambda: objective.module(program.make_model(config, nnx.Rngs(0)), jax.random.key(0))  # noqa: E731
+    objective = build.make_objective(config)
+    make = lambda: objective.module(build.make_model(config, nnx.Rngs(0)), jax.random.key(0))  # noqa: E731
     tables = logical.tensors(jax.eval_shape(make))
     rule = freezing.rule(objective, tables)
     return sum(math.prod(t.shape) for each in tables.values() for t in each.flat if not rule(t).frozen) / 1e6

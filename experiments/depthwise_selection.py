@@ -32,7 +32,7 @@ from equivit.layers.grid import check_grid
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic
 from equivit.training import checkpoints
-from equivit.training.start import load_model
+from equivit.training.loading import load_model
 from experiments import benchmark
 
 CHOSEN, NEXT, OTHER = "tab:red", "tab:orange", "lightgrey"

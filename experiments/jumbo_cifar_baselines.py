@@ -40,7 +40,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from ml_collections import ConfigDict
 
-from equivit import footprint
+from equivit import summarize
 from equivit.training import config as configs
 from experiments import benchmark, programs, small_images
 
@@ -131,7 +131,7 @@ def measured(name: str, options) -> dict[str, float]:
     """Multiply-adds and parameters, and the steps of an epoch."""
     config = config_of(name, options)
     config.unlock().model.in_channels = 3
-    counted = footprint.counts(config)
+    counted = summarize.counts(config)
     epoch = config.data.train_examples // config.batch_size
     return dict(macs=counted["macs"], parameters=counted["parameters"], epoch=epoch)
 

@@ -22,7 +22,7 @@ from equivit import costs
 from equivit.models.decoders import MaskedAutoencoderConfig
 from equivit.models.vit.names import SIZES
 from equivit.objectives.mae import Mae
-from equivit.training import program
+from equivit.training import build
 from experiments import benchmark, programs
 from experiments.benchmark import Budget, Claim
 
@@ -109,7 +109,7 @@ def configuration(encoder: str, depth: int, options):
 
 def forward_macs(config) -> tuple[list[int], tuple[int, int]]:
     """Multiply-adds of a forward pass of one image with kept and with all patches, and how many those are."""
-    encoder = jax.eval_shape(lambda: program.make_model(config, nnx.Rngs(0))).config
+    encoder = jax.eval_shape(lambda: build.make_model(config, nnx.Rngs(0))).config
     section = config.objective
     whole = MaskedAutoencoderConfig(encoder, section.decoder_width, section.decoder_depth, section.decoder_heads)
     model = jax.eval_shape(lambda: whole.build(nnx.Rngs(0)))

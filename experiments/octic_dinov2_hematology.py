@@ -23,7 +23,7 @@ import jax
 
 from equivit.evaluation import runner
 from equivit.training import config as configs
-from equivit.training import sharding, start
+from equivit.training import loading, sharding
 from experiments import benchmark, trained_runs
 from experiments.benchmark import Claim
 
@@ -70,7 +70,7 @@ def evaluated(run, when: str, options) -> dict | None:
     file = run.place / FILES[when]
     if not file.is_file() and options.source is not None and (when == "after" or run.config.init is not None):
         try:
-            model = start.load_model(str(run.place) if when == "after" else run.config.init)
+            model = loading.load_model(str(run.place) if when == "after" else run.config.init)
         except FileNotFoundError:
             print(f"{run.place}: {run.config.init}, with which it began, is not there any more")
             return None

@@ -20,8 +20,8 @@ import jax
 import numpy as np
 
 from equivit.data import loader
+from equivit.training import build, sharding
 from equivit.training import config as configs
-from equivit.training import program, sharding
 from experiments import benchmark
 
 BASE = ["batch_size=16", "objective.groups=2", "model.drop_path=0.3", "model.drop_path_groups=2"]
@@ -75,14 +75,14 @@ def quirks(family: str, source: str) -> list[dict]:
 def step(family: str, texts: list[str]) -> tuple[dict[str, np.ndarray], dict]:
     """How far one step moves each parameter, and its metrics."""
     config = configs.load(f"configs/dinov2.py:small,{family}", texts).unlock()
-    objective = program.make_objective(config)
+    objective = build.make_objective(config)
     options = dict(batch_size=config.batch_size, seed=config.seed, entries=objective.entries)
     pipeline = loader.train(config.data, **options, transform=objective.transform_of(config))
     config.model.in_channels = pipeline.channels
     batch = next(iter(pipeline.batches()))
     mesh = sharding.create_mesh(config.mesh)
     with jax.set_mesh(mesh):
-        run = program.of_config(config, mesh, total=100, per_epoch=10)
+        run = build.make_program(config, mesh, total=100, per_epoch=10)
         state = run.init({})
         before = jax.device_get(state.trainable)
         state, metrics = run.step(state, sharding.to_global(mesh, batch))

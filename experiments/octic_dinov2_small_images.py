@@ -28,8 +28,8 @@ import numpy as np
 from equivit.data import loader
 from equivit.evaluation import knn, runner
 from equivit.objectives import dinov2
+from equivit.training import build, sharding, warm_start
 from equivit.training import config as configs
-from equivit.training import program, sharding, start
 from experiments import benchmark, small_images
 from experiments.benchmark import Claim
 
@@ -101,8 +101,8 @@ def at_start(config, place) -> dict[str, float]:
     config.model.in_channels = pipeline.channels
     mesh = sharding.create_mesh(config.mesh)
     with jax.set_mesh(mesh):
-        run = program.of_config(config, mesh, total=100, per_epoch=10)
-        model = run.exported(run.init(start.initial_parameters(config)))
+        run = build.make_program(config, mesh, total=100, per_epoch=10)
+        model = run.exported(run.init(warm_start.initial_parameters(config, build.model_configuration(config))))
         results = runner.scalars(runner.evaluate(model, config, config.evaluation.suite))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(results, indent=1) + "\n")

@@ -35,8 +35,8 @@ from equivit.objectives import dino_losses
 from equivit.objectives.dinov2 import Student
 from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC
+from equivit.training import build, sharding
 from equivit.training import config as configs
-from equivit.training import program, sharding
 from experiments import benchmark
 from experiments.benchmark import Claim
 
@@ -93,7 +93,7 @@ def step(family: str, options) -> dict:
     config = config_of(family, options)
     mesh = sharding.create_mesh(config.mesh)
     with jax.set_mesh(mesh):
-        run = program.of_config(config, mesh, total=1000, per_epoch=100)
+        run = build.make_program(config, mesh, total=1000, per_epoch=100)
         state = run.init({})
         module = nnx.merge(*nnx.split(jax.tree.map(jnp.copy, _module(run, state))))
         batch = sharding.to_global(mesh, batch_of(run, config, options))

@@ -33,7 +33,7 @@ from flax import nnx
 
 from equivit import costs
 from equivit.evaluation import runner
-from equivit.training import checkpoints, program, sharding
+from equivit.training import build, checkpoints, sharding
 from equivit.training import config as configs
 from experiments import benchmark, trained_runs
 from experiments.benchmark import Claim
@@ -158,7 +158,7 @@ def operations(name: str) -> float:
     """GFLOPs of a forward pass on an image of 224 px, as the paper counts them."""
     config = configs.load(f"{benchmark.ROOT}/configs/dinov2.py:{name}").unlock()
     config.model.in_channels = 3
-    model = jax.eval_shape(lambda: program.model_configuration(config).build(nnx.Rngs(0)))
+    model = jax.eval_shape(lambda: build.model_configuration(config).build(nnx.Rngs(0)))
     images = jax.ShapeDtypeStruct((1, *config.data.image_size, 3), jnp.float32)
     return costs.count(lambda model, images: model.features(images), model, images).fvcore / 1e9
 

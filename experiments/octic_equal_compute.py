@@ -38,7 +38,7 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from equivit import footprint, train
+from equivit import summarize, train
 from equivit.data import loader
 from equivit.training import config as configs
 from equivit.training import loop
@@ -315,7 +315,7 @@ def _config(name: str, model: Model, options: argparse.Namespace, *overrides: st
 
 
 def _counts(name, model, options):
-    return footprint.counts(_config(name, model, options))
+    return summarize.counts(_config(name, model, options))
 
 
 # ---- What came of it

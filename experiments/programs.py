@@ -128,10 +128,10 @@ def lower_training_step(config, objective=None) -> Lowered:
     Raises ImportError without ml_collections, which forward passes do not need.
     """
     from equivit.data import loader
-    from equivit.training import program, sharding
+    from equivit.training import build, sharding
 
     mesh = jax.make_mesh((1, 1), ("data", "fsdp"), (jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:1])
-    run = program.of_config(config, mesh, total=10**6, per_epoch=10**3, objective=objective)
+    run = build.make_program(config, mesh, total=10**6, per_epoch=10**3, objective=objective)
     where = jax.sharding.NamedSharding(mesh, sharding.BATCH)
     shapes = loader.shapes(config.data, config.batch_size, channels=3)
     batch = {name: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where) for name, a in shapes.items()}

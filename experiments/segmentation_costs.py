@@ -26,8 +26,8 @@ from flax import nnx
 
 from equivit.data import loader
 from equivit.evaluation import runner, scores
+from equivit.training import build, sharding
 from equivit.training import config as configs
-from equivit.training import program, sharding
 from experiments import benchmark, segmentation_camvid
 from experiments.benchmark import Claim
 
@@ -68,8 +68,8 @@ def config_of(options):
 
 def evaluations(config):
     """The whole evaluation, and its forward passes alone."""
-    objective = program.make_objective(config)
-    model = objective.module(program.make_model(config, nnx.Rngs(0)), jax.random.key(0))
+    objective = build.make_objective(config)
+    model = objective.module(build.make_model(config, nnx.Rngs(0)), jax.random.key(0))
     pipeline = loader.evaluate(config.data, batch_size=config.batch_size, seed=config.seed)
     batches = [jax.device_put(batch["image"].astype(np.float32) / 255) for batch in pipeline.batches()]
     forward = jax.jit(lambda model, images: model(images))
@@ -81,7 +81,7 @@ def evaluations(config):
 
 def steps(config, mesh):
     """A training step, and the counts of a batch."""
-    run = program.of_config(config, mesh, total=1000, per_epoch=100)
+    run = build.make_program(config, mesh, total=1000, per_epoch=100)
     pipeline = loader.train(
         config.data,
         batch_size=config.batch_size,

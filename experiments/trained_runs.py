@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
+from equivit.training import build
 from equivit.training import config as configs
-from equivit.training import program
 from experiments import benchmark
 
 # Keys that may differ between runs that are compared, beside what the table is about: they change no result.
@@ -69,7 +69,7 @@ def _read(place: pathlib.Path) -> Run:
     try:
         config = configs.from_json(place / "config.json")
         figures = json.loads(report.read_text()) if report.is_file() else None
-        return Run(place, config, program.model_configuration(config), figures)
+        return Run(place, config, build.model_configuration(config), figures)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{place}: not a run of this version of equivit: {error}") from error
 

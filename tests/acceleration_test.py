@@ -82,7 +82,7 @@ def test_both_stages_are_trained_in_order(place, monkeypatch):
         begun.append((place.name, init.name, config))
         place.mkdir(parents=True)
         (place / "report.json").write_text(json.dumps({"eval/accuracy/top1": 0.1 * len(begun)}))
-        return replacement.remade(saved.load(init), num_classes=10)[0]
+        return replacement.reconfigure(saved.load(init), num_classes=10)[0]
 
     monkeypatch.setattr(stages, "_trained", trained)
     monkeypatch.setattr(stages, "_timed", lambda *_: ((2.0, 1.0), (20, 10), "a clock"))

@@ -15,7 +15,7 @@ import pytest
 
 import equivit
 from equivit import command, convert, export, pretrained, profile, train
-from equivit.training import stopping
+from equivit.training.run import stopping
 
 ROOT = pathlib.Path(__file__).parents[1]
 COMMANDS = sorted(path.stem for path in (ROOT / "equivit").glob("*.py") if '"__main__"' in path.read_text())
@@ -54,7 +54,7 @@ def test_a_plain_run_imports_no_gpu_kernels_and_draws_at_its_end_alone():
     modules = imported(
         "from equivit.data import loader\n"
         "from equivit.evaluation import runner, summary\n"
-        "from equivit.training import loop, program, sharding, start\n"
+        "from equivit.training import build, loop, sharding, teachers, warm_start\n"
         "from equivit import models\n"
     )
     assert "jax.experimental.pallas" in modules  # the names below are those of today

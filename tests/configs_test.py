@@ -13,8 +13,8 @@ from equivit import convert, evaluate, pretrained
 from equivit.data import loader
 from equivit.models import zoo
 from equivit.models.model import check_input
+from equivit.training import build, sharding
 from equivit.training import config as configs
-from equivit.training import program, sharding
 from tests.pretrained import torch_archive
 
 ROOT = pathlib.Path(__file__).parents[1] / "configs"
@@ -66,17 +66,17 @@ def test_full_configuration(name, millions):
         config.model.update(num_classes=classes, in_channels=3)
         config.mesh.fsdp = 8
         config.batch_size = -(-config.batch_size // 8) * 8
-    given = {"teacher": zoo.abstract("vit_b16")} if "teacher" in config.objective else {}
+    teachers = {"teacher": zoo.abstract("vit_b16")} if "teacher" in config.objective else {}
     mesh = sharding.create_mesh(config.mesh)
     with jax.set_mesh(mesh):
-        run = program.of_config(config, mesh, total=625 * 400, per_epoch=625, given=given)
+        run = build.make_program(config, mesh, total=625 * 400, per_epoch=625, teachers=teachers)
         count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(run.abstract.trainable)) / 1e6
         assert abs(count - millions) < 0.02, f"{count:.3f} M"
         assert {leaf.dtype for leaf in jax.tree.leaves(run.abstract.trainable)} == {jnp.dtype("float32")}
         if config.objective.name == "dinov2":  # student, teacher and moments
             shares = [math.prod(a.sharding.shard_shape(a.shape)) for a in jax.tree.leaves(run.abstract)]
             assert sum(shares) <= sum(a.size for a in jax.tree.leaves(run.abstract)) / 7
-        objective = program.make_objective(config)
+        objective = build.make_objective(config)
         entries = dict(entries=objective.entries, transform=objective.transform_of(config))
         batch = loader.shapes(config.data, config.batch_size, channels=3, **entries)
         text = run.lower(batch).as_text()
@@ -94,8 +94,8 @@ def test_every_model_of_segmentation_takes_the_images_of_its_recipe(name, adapti
     config = configs.load(f"{ROOT / name}{adaptive}")
     with config.unlocked():
         config.model.update(num_classes=150, in_channels=3)
-    model = program.model_configuration(config)
-    program.make_objective(config).check_model(model, {})
+    model = build.model_configuration(config)
+    build.make_objective(config).check_model(model, {})
     check_input(model, "data.multiple", (config.data.multiple,) * 2, 3)
 
 

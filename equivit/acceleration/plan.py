@@ -18,9 +18,8 @@ from equivit.depthwise import replacement
 from equivit.depthwise.replacement import backbone, with_backbone
 from equivit.evaluation import runner
 from equivit.models.model import ModelModule, check_input
-from equivit.objectives.registry import OBJECTIVES
+from equivit.training import build, loading, loop, sharding
 from equivit.training import config as configs
-from equivit.training import loop, program, sharding, start
 
 SEVERAL = Annotated[int, constraints.Interval(2, words="2 or more")]  # the attention of one image has no deviation
 STAGES = ("stage1", "stage2", "one_stage", "frozen", "gated")
@@ -86,13 +85,13 @@ class Plan:
     def _load(self, stage: str, *more: str) -> ConfigDict:
         mode = ",".join(word for word in (self.mode, stage) if word)
         config = configs.load(f"{self.file}:{mode}", (*self.changes, *more)).unlock()
-        given = {change.partition("=")[0] for change in (*self.changes, *more)}
+        changed = {change.partition("=")[0] for change in (*self.changes, *more)}
         theirs = backbone(self.model).config
         fields: dict[str, Any] = {field.name: getattr(theirs, field.name) for field in dataclasses.fields(theirs)}
         fields["image_size"] = config.data.image_size
         del fields["num_classes"], fields["replaced"]  # determined by the data and by the stage
         with config.model.ignore_type():
-            config.model.update({name: value for name, value in fields.items() if f"model.{name}" not in given})
+            config.model.update({name: value for name, value in fields.items() if f"model.{name}" not in changed})
         configs.validate(config)
         return config.lock()
 
@@ -111,7 +110,7 @@ def make(options: Any, changes: Iterable[str]) -> Plan:
     hints = {name: getattr(options, name) for name in HINTS if getattr(options, name) is not None}
     if hints and options.input is not None:
         raise ValueError(f"--{next(iter(hints))} is only for --weights; saved models already contain it.")
-    loaded = start.load_model(options.weights or str(options.input), **hints)
+    loaded = loading.load_model(options.weights or str(options.input), **hints)
     model = patches(loaded)
     fixed: dict[str, Any] = dict(images=options.images, fit_only=options.fit_only, weights=fingerprint(loaded))
     plan = Plan(model, file, mode, tuple(changes), options.blocks, options.workdir, **fixed)
@@ -160,14 +159,12 @@ def _check_training(plan: Plan) -> None:
     """ValueError if either stage cannot be trained, before the other has been."""
     for stage, replaced in (("stage1", ()), ("stage2", range(plan.blocks))):
         config = plan.config(stage, replaced)
-        objective = OBJECTIVES[config.objective.name]
-        views: dict[str, Any] = dict(entries=objective.entries, transform=objective.transform_of(config))
-        pipeline = loader.train(config.data, batch_size=config.batch_size, seed=config.seed, **views)
+        pipeline = build.make_pipeline(config)
         steps, per_epoch = loop.total_steps(config, pipeline.steps_per_epoch), pipeline.steps_per_epoch
         mesh = sharding.create_mesh(config.mesh)
         try:
             with jax.set_mesh(mesh):
-                program.of_config(start.completed(config, pipeline), mesh, total=steps, per_epoch=per_epoch)
+                build.make_program(loader.complete(config, pipeline), mesh, total=steps, per_epoch=per_epoch)
         except ValueError as error:
             raise ValueError(f"{stage}, of {steps} steps: {error}") from None
 
@@ -176,12 +173,12 @@ def _check_pixels(plan: Plan, weights: str) -> None:
     """ValueError if the backbone named in the config normalises pixels differently from the weights."""
     source = weights.partition(":")[0]
     theirs = any(word.startswith("clip") for word in plan.mode.split(","))
-    given = any(change.startswith(("data.mean=", "data.std=")) for change in plan.changes)
-    if (source == "clip") != theirs and not given:
-        said = "names a backbone of CLIP; leave it out" if theirs else "names none of CLIP; add clip_b16 to its mode"
+    changed = any(change.startswith(("data.mean=", "data.std=")) for change in plan.changes)
+    if (source == "clip") != theirs and not changed:
+        fix = "names a backbone of CLIP; leave it out" if theirs else "names none of CLIP; add clip_b16 to its mode"
         raise ValueError(
             f"--weights={weights}: CLIP normalises pixels otherwise than the others, and --config={plan.file}:"
-            f"{plan.mode} {said}, or set --config.data.mean and --config.data.std."
+            f"{plan.mode} {fix}, or set --config.data.mean and --config.data.std."
         )
 
 

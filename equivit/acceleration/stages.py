@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from equivit import export, files, profile, train
+from equivit import command, export, files, profile, train
 from equivit.acceleration.plan import Plan, protocol
 from equivit.depthwise import fit, selection
 from equivit.depthwise.replacement import backbone, with_backbone
@@ -54,7 +54,7 @@ def run(plan: Plan) -> Result:
         before = _trained(config, place / "stage1", place / "start")
     scores = _sigma(plan, config, before)
     blocks = selection.select(scores, plan.blocks)
-    _say(f"Replacing blocks {', '.join(map(str, blocks))}.")
+    command.say(f"Replacing blocks {', '.join(map(str, blocks))}.")
     fits = place / "fits.json"
     fitted = _saved(place / "fitted", lambda: _fitted(plan, config, before, blocks), beside=fits)
     errors = {int(block): error for block, error in files.read_json(fits).items()}
@@ -92,7 +92,7 @@ def _trained(config: ConfigDict, place: pathlib.Path, init: pathlib.Path) -> Mod
     if not (place / "report.json").is_file():
         config = config.copy_and_resolve_references().unlock()
         config.init = str(init)
-        _say(f"{place.name}: {place}")
+        command.say(f"{place.name}: {place}")
         train.train(config.lock(), place)
     return checkpoints.load_run(place).model
 
@@ -108,7 +108,7 @@ def _sigma(plan: Plan, config: ConfigDict, model: ModelModule) -> np.ndarray:
     if not (path.is_file() and path.with_suffix(".npz").is_file()):
         vit = backbone(model)
         images = _images(plan, config)
-        _say(f"Sigma: of {vit.config.depth} blocks, on {images.found} training images.")
+        command.say(f"Sigma: of {vit.config.depth} blocks, on {images.found} training images.")
         moments = selection.moments(vit, images)
         found = selection.Sigma.from_moments(moments)
         grid = check_grid(config.data.image_size, vit.config.patch_size, "image_size")
@@ -122,7 +122,7 @@ def _sigma(plan: Plan, config: ConfigDict, model: ModelModule) -> np.ndarray:
 def _fitted(plan: Plan, config: ConfigDict, model: ModelModule, blocks: tuple[int, ...]) -> ModelModule:
     """The model with blocks replaced and taps fitted; fits.json stores the errors of the fits."""
     images = _images(plan, config)
-    _say(f"Least squares: the taps of {len(blocks)} blocks, on {images.found} training images.")
+    command.say(f"Least squares: the taps of {len(blocks)} blocks, on {images.found} training images.")
     vit, errors = fit.fit(backbone(model), dict.fromkeys(blocks), images)
     files.write_text(plan.workdir / "fits.json", json.dumps(errors))
     return with_backbone(model, vit)
@@ -139,7 +139,7 @@ def _metric(plan: Plan, config: ConfigDict, *models: ModelModule) -> tuple[str, 
         return figure, *(files.read_json(place, key)[key] for place in places)
     path = plan.workdir / "evaluation.json"
     if not path.is_file():
-        _say(f"Evaluating {name}, before and after.")
+        command.say(f"Evaluating {name}, before and after.")
         with jax.set_mesh(sharding.create_mesh(config.mesh)):
             results = [runner.scalars(runner.evaluate(model, config, name)) for model in models]
         files.write_text(path, json.dumps(dict(before=results[0], after=results[1]), indent=1) + "\n")
@@ -152,16 +152,11 @@ def _timed(plan: Plan, size: tuple[int, int], *models: ModelModule):
     paths = [plan.workdir / f"{name}.onnx" for name in ("before", "after")]
     for path, model in zip(paths, models, strict=True):
         if not path.is_file():
-            _say(f"Exporting {path}.")
+            command.say(f"Exporting {path}.")
             export.write(path, model, size)
     place = plan.workdir / "profile.json"
     if not place.is_file():
-        files.write_text(place, json.dumps(profile.profile(paths, runs=ROUNDS, say=_say), indent=1) + "\n")
+        files.write_text(place, json.dumps(profile.profile(paths, runs=ROUNDS, say=command.say), indent=1) + "\n")
     found = files.read_json(place, "files", "conditions", "machine", "runtime")
     times, sizes = ([row[key] for row in found["files"]] for key in ("milliseconds", "bytes"))
     return tuple(times), tuple(sizes), f"{found['conditions']}, {found['machine']}, {found['runtime']}"
-
-
-def _say(text: str) -> None:
-    if jax.process_index() == 0:
-        print(text, flush=True)

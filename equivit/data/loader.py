@@ -9,6 +9,7 @@ The position in the stream is t, so a checkpoint needs nothing else.  Threads of
 An objective can have its own transform: `loader.train(..., transform=MultiCrop)`.
 """
 
+import copy
 import dataclasses
 import itertools
 import multiprocessing
@@ -27,6 +28,7 @@ import ml_collections
 import numpy as np
 from absl import logging
 
+from equivit import errors
 from equivit.data import corruptions, reading, sources, transforms
 from equivit.data.batches import Batch, EvaluationBatch, MakeTransform, Share, TrainBatch, Transform
 from equivit.data.order import TrainOrder, permutation
@@ -294,6 +296,25 @@ def evaluate(
         corruption=corruptions.create(config, seed),
         order=permutation(seed, 0, len(source)) if shuffle else None,
     )
+
+
+def complete(config: ml_collections.ConfigDict, pipeline: TrainPipeline) -> ml_collections.ConfigDict:
+    """The config of a run with its `model` section completed from the data, so that it stands for the whole model.
+
+    Raises:
+      ValueError: the section contradicts the data; `num_classes=None`, for a model without a head, does not.
+    """
+    config = copy.deepcopy(config).unlock()
+    known = dict(image_size=config.data.image_size, num_classes=pipeline.num_classes, in_channels=pipeline.channels)
+    config.model = {**known, **config.model}
+    for key, things in (("num_classes", "classes"), ("in_channels", "channels")):
+        value, right = config.model[key], known[key]
+        if value != right and (key, value) != ("num_classes", None):
+            raise ValueError(
+                f"config.model.{key}={errors.shown(value)}: the data ({config.data.source}) have {right} {things}; set "
+                f"it to {right}, or take other data."
+            )
+    return config.lock()
 
 
 def shapes(

@@ -18,7 +18,7 @@ from equivit import errors, logical
 from equivit.layers.depthwise import replace_attention
 from equivit.layers.rngs import Keys
 from equivit.models.model import ModelModule
-from equivit.models.remade import Changes, remade
+from equivit.models.reconfiguration import Changes, reconfigure
 from equivit.models.vit.config import ViTConfig
 from equivit.models.vit.jumbo import JumboViTConfig
 from equivit.models.vit.replaced import Replaced, as_replaced
@@ -50,14 +50,14 @@ def patches_only(model: ModelModule, *, num_classes: int | None = None, seed: in
     model, _ = without_prefix(model)
     if num_classes is None:
         return model
-    return remade(model, num_classes=num_classes, rngs=Keys(seed))[0]
+    return reconfigure(model, num_classes=num_classes, rngs=Keys(seed))[0]
 
 
 def without_prefix(model: ModelModule) -> tuple[nnx.Module, Changes]:
     """`patches_only` without a head, and the changes to its tensors."""
     model = getattr(model, "encoder", model)
     _check_vit("patches_only", model)
-    return remade(model, **PATCHES_ONLY, num_classes=None, projection=None)
+    return reconfigure(model, **PATCHES_ONLY, num_classes=None, projection=None)
 
 
 def replace(

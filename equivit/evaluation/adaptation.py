@@ -2,9 +2,8 @@
 
 A classifier gets a stream of unlabelled batches from another distribution.  It predicts each batch, then takes one step
 that makes its confident predictions more confident: gradient descent on the entropy, averaged over images of low
-entropy, with the gradient taken at the sharper point that a first gradient leads to (SAM).  Only scales and biases of
-LayerNorms change.  If the average entropy is so low that the model may have collapsed, it is reset to its original
-parameters.
+entropy, with the gradient at the sharper point that a first gradient leads to (SAM).  Only scales and biases of
+LayerNorms change.  A very low average entropy suggests collapse, and resets the model to its original parameters.
 
     state = adaptation.start(model)
     step = functools.partial(adaptation.step, adaptation.Sar(), model)
@@ -33,7 +32,7 @@ from equivit.evaluation import classification
 from equivit.evaluation.predictions import Batch, all_finite, measured, predictor
 from equivit.precision import cast
 
-REFERENCE_BATCH = 64  # the batch size that `Sar.lr` is stated for
+REFERENCE_BATCH = 64  # the batch size of `Sar.lr`
 
 
 @jax.tree_util.register_dataclass  # traced, so that other settings do not recompile
@@ -41,7 +40,7 @@ REFERENCE_BATCH = 64  # the batch size that `Sar.lr` is stated for
 class Sar:
     """Settings of SAR; the defaults are its authors'.
 
-    The public code does some things that are not in the paper and are probably bugs.  The default here differs:
+    The public code differs from the paper, probably by bugs.  The defaults here:
       a batch with no image left after the filters changes nothing; the public code still applies momentum;
       a reset also clears momentum and average entropy; the public code keeps both, so the old average resets the model
         again on the next batches, and the old momentum moves the restored parameters;
@@ -53,7 +52,7 @@ class Sar:
       momentum: v = momentum v + gradient, not Nesterov.
       rho: distance to the sharper point.
       margin: images are used if their entropy is below this fraction of the maximum, log(classes).
-      decay: of the moving average of the entropy, per batch.
+      decay: decay of the moving average of the entropy, per batch.
       reset_below: the average entropy, in nats, below which the model is reset.
       official: do all of the above as in the public code.
 
@@ -137,12 +136,12 @@ def step(
     """Predict one batch, then adapt to it.
 
     Args:
-      settings: of SAR.
-      model: with its original parameters; called as `model(images)`.
+      settings: settings of SAR.
+      model: called as `model(images)`; it has its original parameters.
       state: from `start` or the previous batch.
       images: [B, H, W, C], normalised.
       weight: [B]; images of weight 0 (padding) are ignored.  None: all count.
-      precision: in which the model computes; inside the step all but the adapted parameters are cast to it.
+      precision: the precision of the model; the step casts all but the adapted parameters to it.
 
     Returns:
       The next state; the logits float32 [B, classes] before the step; "entropy" [B] of these predictions, "kept" [B],
@@ -150,24 +149,24 @@ def step(
     """
     masks = adapted(model)
 
-    def entropy_of_kept(arrays, candidates):
+    def confident_entropy(arrays, candidates):
         logits = logical.put(cast(model, precision), arrays)(images)
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
         entropy = -(jax.nn.softmax(logits) * jax.nn.log_softmax(logits)).sum(-1)
-        kept = candidates & (entropy < settings.margin * math.log(logits.shape[-1]))
-        return jnp.where(kept, entropy, 0).sum() / jnp.maximum(kept.sum(), 1), (logits, entropy, kept)
+        confident = candidates & (entropy < settings.margin * math.log(logits.shape[-1]))
+        return jnp.where(confident, entropy, 0).sum() / jnp.maximum(confident.sum(), 1), (logits, entropy, confident)
 
     def gradient(arrays, candidates):
-        (value, seen), grads = jax.value_and_grad(entropy_of_kept, has_aux=True)(arrays, candidates)
+        (value, seen), grads = jax.value_and_grad(confident_entropy, has_aux=True)(arrays, candidates)
         return value, seen, {leaf: jnp.where(masks[leaf], g, 0) for leaf, g in grads.items()}
 
     candidates = jnp.ones(len(images), bool) if weight is None else weight > 0
-    _, (logits, entropy, kept), grads = gradient(state.parameters, candidates)
+    _, (logits, entropy, confident), grads = gradient(state.parameters, candidates)
     length = settings.rho / (optax.tree.norm(grads) + 1e-12)
     sharper = jax.tree.map(lambda w, g: w + length * g, state.parameters, grads)
-    value, (*_, kept_again), grads = gradient(sharper, kept)
-    state, reset = _update(settings, len(images), _initial(model), state, grads, value, kept_again.any())
-    return state, logits, {"entropy": entropy, "kept": kept, "reset": reset}
+    value, (*_, confident_again), grads = gradient(sharper, confident)
+    state, reset = _update(settings, len(images), _initial(model), state, grads, value, confident_again.any())
+    return state, logits, {"entropy": entropy, "kept": confident, "reset": reset}
 
 
 def adaptation(
@@ -185,7 +184,7 @@ def adaptation(
       model: called as `model(images)`.
       batches: with "image", "label", "weight" as `classification.accuracy` takes them, in the order of the stream.
       mean, std: per channel (or one for all), of pixel values in 0..1.
-      settings: of SAR.
+      settings: settings of SAR.
       precision: as in `step`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Colours of classes in pictures: the same for a class in every picture, and as far apart as they can be."""
+"""Colours of classes: the same in every picture, and as different as possible."""
 
 import functools
 
@@ -12,21 +12,21 @@ LIGHTNESS, CHROMA = (0.4, 0.88), (0.06, 0.19)  # of classes in OKLab: neither bl
 def of_classes(number: int) -> np.ndarray:
     """The colours of classes 0..number - 1, float64 [number, 3] of red, green and blue in 0..1.
 
-    Each is the colour that is farthest, as the eye sees it, from those before it and from grey, black and white.
+    Each colour is perceptually the farthest from the colours before it and from grey, black and white.
     """
     colours, seen = _candidates()
     taken = _oklab(np.array([VOID, (0, 0, 0), (1, 1, 1)]))
     gap = np.linalg.norm(seen[:, None] - taken, axis=-1).min(1)
-    chosen = []
+    selected = []
     for _ in range(number):
-        chosen.append(int(gap.argmax()) if gap.max() else len(chosen) % len(gap))  # all taken: from the first again
-        gap = np.minimum(gap, np.linalg.norm(seen - seen[chosen[-1]], axis=-1))
-    return colours[chosen]
+        selected.append(int(gap.argmax()) if gap.max() else len(selected) % len(gap))  # all taken: from the first again
+        gap = np.minimum(gap, np.linalg.norm(seen - seen[selected[-1]], axis=-1))
+    return colours[selected]
 
 
 @functools.cache
 def _candidates() -> tuple[np.ndarray, np.ndarray]:
-    """The colours to choose from, and where they are in OKLab."""
+    """The candidate colours, and their coordinates in OKLab."""
     colours = np.stack(np.meshgrid(LEVELS, LEVELS, LEVELS, indexing="ij"), -1).reshape(-1, 3)
     seen = _oklab(colours)
     lightness, chroma = seen[:, 0], np.hypot(seen[:, 1], seen[:, 2])
@@ -35,7 +35,7 @@ def _candidates() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _oklab(colours: np.ndarray) -> np.ndarray:
-    """sRGB [*, 3] to OKLab, where distances are about those that are seen (B. Ottosson, 2020)."""
+    """sRGB [*, 3] to OKLab, whose distances match perception (B. Ottosson, 2020)."""
     linear = np.where(colours <= 0.04045, colours / 12.92, ((colours + 0.055) / 1.055) ** 2.4)
     cones = np.array(
         [

@@ -1,17 +1,17 @@
-"""How often a classifier predicts the same class for two shifted copies of an image.
+"""Shift consistency: how often a classifier predicts the same class for two shifted copies of an image.
 
     consistency = mean_i c_i,    c_i = the share of pairs (D1, D2) with argmax f(S^D1 x_i) = argmax f(S^D2 x_i)
     standard error = sqrt(mean_i (c_i - consistency)^2 / N), of N images
 
-With one pair c_i is 0 or 1, and the standard error that of a binomial, sqrt(c (1 - c) / N).
+With one pair c_i is 0 or 1, and the standard error is binomial, sqrt(c (1 - c) / N).
 
 | kind       | S^D x                                              | offsets in a range of M | in the paper     |
 |------------|----------------------------------------------------|-------------------------|------------------|
-| "circular" | what leaves on one side comes back on the other    | 0 to M pixels           | C-Cons           |
-| "zeros"    | what comes in is zero once normalised: mean colour | -M/2 to M/2             | S-Cons, CIFAR    |
-| "crop"     | cut elsewhere out of a larger image                | -M/2 to M/2             | S-Cons, ImageNet |
+| "circular" | pixels that leave on one side enter on the other   | 0 to M pixels           | C-Cons           |
+| "zeros"    | pixels that enter have the mean colour             | -M/2 to M/2             | S-Cons, CIFAR    |
+| "crop"     | another crop of a larger image                     | -M/2 to M/2             | S-Cons, ImageNet |
 
-So M is how far two copies can lie apart along each axis.  Offsets are uniform, and independent of one another.
+So M is the largest distance between two copies along each axis.  Offsets are uniform and independent.
 
 Sources: "Making Vision Transformers Truly Shift-Equivariant" (arXiv 2305.16316), Eq. 25, Section 5 and Table A11; for
 crops, Zhang (arXiv 1904.11486).
@@ -43,21 +43,21 @@ Range = Annotated[str, OneOf((*FRACTIONS, *EARLIER))] | PositiveInt | tuple[NonN
 
 @dataclasses.dataclass(frozen=True)
 class Shifts:
-    """Which shifts are compared.
+    """The shifts to compare.
 
-    The paper gives no ranges but those of Table A11, the FRACTIONS.  EARLIER is the protocol of its authors' earlier
-    code (learnable polyphase sampling, arXiv 2210.08001), where zeros come in after normalisation, too: offsets from -m
-    to m - 1, and for crops 0 to m - 1 from the upper left corner.  It shifts all images of a batch alike, so the result
-    depends on the batch size, and the standard error, which takes images as independent, is too small.  Its seed is 7;
-    on CIFAR the original has none.  On ImageNet its circular shifts are of the whole 256 x 256 pixels, which
-    data.image_size=(256,256) and data.crop_ratio=1.0 give.
+    FRACTIONS are the ranges of Table A11, the only ones in the paper.  EARLIER is the protocol of its authors' earlier
+    code (learnable polyphase sampling, arXiv 2210.08001): offsets from -m to m - 1, and for crops 0 to m - 1 from the
+    upper left corner; zeros enter after normalisation here too.  It shifts all images of a batch alike.  So the result
+    depends on the batch size, and the standard error, which assumes independent images, is too small.  Its seed is 7;
+    on CIFAR the original has none.  On ImageNet its circular shifts use the whole 256 x 256 pixels
+    (data.image_size=(256,256), data.crop_ratio=1.0).
 
     Attributes:
       kinds: each is measured in each range.
       ranges: M, as a name of FRACTIONS (of the image; for crops, of the margin around it), as a number of pixels, or as
         two, (down, right); or a name of EARLIER.  So (8, 12) are two ranges, and ((8, 12),) is one; one alone is (8,).
-      pairs: of shifts, for each image.
-      seed: of the offsets, which depend on it and on the image's position in the split alone.
+      pairs: pairs of shifts for each image.
+      seed: seed of the offsets, which depend only on it and on the image's position in the split.
 
     Raises:
       ValueError: an invalid value.
@@ -83,9 +83,9 @@ class Pair(NamedTuple):
     """Two shifted copies of each image of a batch.
 
     Attributes:
-      kind: of KINDS.
+      kind: one of KINDS.
       first, second: the copies, uint8 [B, H, W, C].
-      offsets: int32 [B, 2, 2], of the first and second copy, (down, right).
+      offsets: int32 [B, 2, 2], (down, right) of the first and the second copy.
     """
 
     kind: str
@@ -110,14 +110,14 @@ def consistency(
       batches: with "image", "label" (as `classification.accuracy` takes them), "weight" [B] (0 for padding) and "index"
         [B], the position in the split.
       settings: the shifts.
-      size: of the images that `predict` takes.
-      source: of the images in `batches`, of which it takes the centre; None: the same.
-      mean: per channel (or one for all), of pixel values in 0..1; the colour that "zeros" puts in, to a whole level.
+      size: the size of images for `predict`, the centre of the images in `batches`.
+      source: the size of the images in `batches`; None: `size`.
+      mean: per channel (or one for all), of pixel values in 0..1; the colour that enters with "zeros", rounded.
 
     Returns:
-      "top1" of the images as they are; "examples".
-      For each kind and range, by a name such as "circular_full" or "zeros_8x12": the consistency; with the ending
-        "_standard_error", that of it; with "_changed", the number of images whose prediction differs in some pair.
+      "top1" without shifts; "examples".
+      For each kind and range, by a name such as "circular_full" or "zeros_8x12": the consistency.  The ending
+        "_standard_error" has its standard error, "_changed" the number of images whose prediction differs in some pair.
 
     Raises:
       ValueError: as `check`; there are no examples, or logits are not finite.
@@ -141,7 +141,7 @@ def consistency(
 
 
 def check(settings: Shifts, size: Size, source: Size | None = None) -> None:
-    """ValueError for offsets that do not fit in images of this size, or in the margin that crops leave around them."""
+    """ValueError for offsets that do not fit in images of this size, or in the margin of crops."""
     for kind, range_ in settings.measures:
         room = _room(kind, size, source)
         if kind == "crop" and min(room) < 1:
@@ -176,7 +176,7 @@ def _room(kind: str, size: Size, source: Size | None) -> Size:
 
 
 def _largest(kind: str, range_: Range, room: Size) -> Size:
-    """The largest offset along each axis; of a range that is not of EARLIER, M."""
+    """The largest offset along each axis: M, except for EARLIER."""
     if isinstance(range_, tuple):
         return range_
     if isinstance(range_, int):
@@ -190,12 +190,12 @@ def _largest(kind: str, range_: Range, room: Size) -> Size:
 def with_offsets(
     batches: Iterable[Batch], settings: Shifts, size: Size | None, source: Size | None = None
 ) -> Iterator[Batch]:
-    """Batches with "offsets" int32 [B, measures pairs, 2, 2]: of the first and second copy, (down, right).
+    """Add "offsets" int32 [B, measures pairs, 2, 2] to batches: (down, right) of the first and the second copy.
 
-    Those of a crop say where its upper left corner lies.
+    The offsets of a crop are the position of its upper left corner.
 
     Args:
-      size: as in `consistency`; None: that of the images of each batch, of which no crops are taken.
+      size: as in `consistency`; None: the size of the images in each batch, without crops.
     """
     streams = {
         (kind, range_): _earlier(kind, EARLIER[range_], settings.pairs)
@@ -221,14 +221,14 @@ def with_offsets(
 
 
 def _uniform(settings: Shifts, index: np.ndarray | jax.Array) -> np.ndarray:
-    """Uniform numbers [B, pairs, 2, 2] that each image has for itself, the same for all kinds and ranges."""
+    """Uniform numbers [B, pairs, 2, 2], independent for each image, shared by all kinds and ranges."""
     shape = (settings.pairs, 2, 2)
     seeds = ([SHIFTS, settings.seed, max(position, 0)] for position in index.tolist())  # padding is at -1
     return np.stack([np.random.default_rng(seed).random(shape) for seed in seeds])
 
 
 def _earlier(kind: str, size: int, pairs: int) -> Iterator[np.ndarray]:
-    """Offsets [pairs, 2, 2] of one batch after the other: first of its standard shifts, then of its circular ones."""
+    """Yield offsets [pairs, 2, 2] batch by batch: first of the standard shifts, then of the circular ones."""
     random, shape = np.random.RandomState(EARLIER_SEED), (pairs, 2, 2)
     while True:
         standard = random.randint(-size if kind == "zeros" else 0, size, shape)
@@ -237,11 +237,11 @@ def _earlier(kind: str, size: int, pairs: int) -> Iterator[np.ndarray]:
 
 
 def copies(batch: Batch, settings: Shifts, *, size: Size, mean: tuple[float, ...] = (0.0,)) -> Iterator[Pair]:
-    """Every pair of shifted copies of a batch of `with_offsets`, for each of `settings.measures` one after the other.
+    """Yield every pair of shifted copies of a batch of `with_offsets`, in the order of `settings.measures`.
 
     Args:
       batch: "image" uint8 [B, H, W, C] and "offsets".
-      settings: the shifts, as they were drawn.
+      settings: the shifts.
       size, mean: as in `consistency`.
     """
     fill = tuple(round(255 * value) for value in mean)
@@ -254,12 +254,12 @@ def copies(batch: Batch, settings: Shifts, *, size: Size, mean: tuple[float, ...
 
 @functools.partial(jax.jit, static_argnums=0)
 def centre(size: Size, images: jax.Array) -> jax.Array:
-    """The central part of images [B, H, W, C], of a size that does not exceed theirs."""
+    """The central part of images [B, H, W, C]; the size must not exceed theirs."""
     top, left = (round((whole - part) / 2) for whole, part in zip(images.shape[1:3], size, strict=True))
     return images[:, top : top + size[0], left : left + size[1]]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))  # one program for each kind, whatever the offsets are
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))  # one program for each kind, for any offsets
 def _shifted(kind, size, fill, images, offsets, number, side):
     offset = offsets[:, number, side]
     if kind == "crop":
@@ -267,14 +267,14 @@ def _shifted(kind, size, fill, images, offsets, number, side):
     shifted = shifts.roll(centre(size, images), offset)
     if kind == "circular":
         return shifted
-    row, column = (jnp.arange(n) - offset[:, k, None] for k, n in enumerate(size))  # where each pixel comes from
+    row, column = (jnp.arange(n) - offset[:, k, None] for k, n in enumerate(size))  # the source of each pixel
     inside = ((row >= 0) & (row < size[0]))[:, :, None] & ((column >= 0) & (column < size[1]))[:, None]
     return jnp.where(inside[..., None], shifted, jnp.array(fill, images.dtype))
 
 
 @jax.jit
 def _compare(logits, label, weight):
-    """The results for each image, from the logits of all copies [1 + 2 n, B, classes], the first one not shifted."""
+    """The results for each image, from logits [1 + 2 n, B, classes] of the unshifted image and all copies."""
     prediction = logits.argmax(-1)
     return {
         "right": hits(prediction[0, :, None], label)[:, 0],
@@ -285,26 +285,26 @@ def _compare(logits, label, weight):
 
 
 def statistics(settings: Shifts, shares: np.ndarray) -> dict[str, float]:
-    """For each kind and range the mean over images, its standard error, and how many images change in some pair.
+    """The mean over images, its standard error, and the number of changing images, for each kind and range.
 
     Args:
       settings: the shifts.
-      shares: how far each pair agrees, from 0 to 1, [measures pairs, N].  NaN where a pair has no information; an
-        image without any is left out.
+      shares: agreement of each pair, from 0 to 1, [measures pairs, N]; NaN if a pair has no information.  An image
+        without information is left out.
 
     Raises:
       ValueError: no pair of a kind and range has any information.
     """
     found, shares = {}, np.asarray(shares, float)
     for (kind, range_), pairs in zip(settings.measures, np.split(shares, len(settings.measures)), strict=True):
-        told = np.isfinite(pairs)
-        told, pairs = told[:, told.any(0)], pairs[:, told.any(0)]
+        known = np.isfinite(pairs)
+        known, pairs = known[:, known.any(0)], pairs[:, known.any(0)]
         if not pairs.size:
             raise ValueError(
                 f"config.evaluation.shift.ranges={errors.shown(range_)}: no two copies of kind {kind!r} have a pixel "
                 "in common; take a smaller range, or more pairs."
             )
-        name, share = f"{kind}_{_named(range_)}", np.where(told, pairs, 0).sum(0) / told.sum(0)
+        name, share = f"{kind}_{_named(range_)}", np.where(known, pairs, 0).sum(0) / known.sum(0)
         found[name] = float(share.mean())
         found[f"{name}_standard_error"] = float(share.std() / np.sqrt(share.size))
         found[f"{name}_changed"] = int((share < 1).sum())

@@ -25,13 +25,13 @@ TEST_STYLES = (("tab:orange", "o"), ("tab:red", "s"), ("tab:green", "^"), ("tab:
 
 
 def learning_curves(metrics: pathlib.Path, output: pathlib.Path, curves: Iterable[str] = ()) -> None:
-    """Plot loss and accuracy over the steps of a run, in training and as protocols measured them.
+    """Plot loss and accuracy over the steps of a run, in training and from protocols.
 
     Args:
-      metrics: metrics.jsonl, with some of "loss", "accuracy" and `curves`; lines that cannot be read are left out.
+      metrics: metrics.jsonl, with some of "loss", "accuracy" and `curves`; unreadable lines are left out.
       output: the PNG to write.
-      curves: names such as "eval/accuracy/top1"; those that end with "/loss" are plotted with the training loss, the
-        others with the accuracy.
+      curves: names such as "eval/accuracy/top1"; names with the ending "/loss" share the plot of the training loss,
+        others the plot of the accuracy.
     """
     rows = metrics_files.rows(metrics)
     figure = Figure(figsize=(9, 3.4), layout="constrained")
@@ -54,7 +54,7 @@ def learning_curves(metrics: pathlib.Path, output: pathlib.Path, curves: Iterabl
 def label_maps(
     examples: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], classes: Sequence[str], output: pathlib.Path
 ) -> None:
-    """Draw images, with their true and their predicted label maps over them, and a legend of the classes in these.
+    """Draw images under their true and their predicted label maps, and a legend of the classes.
 
     A class has the same colour in every picture; pixels without one are grey.
 
@@ -63,7 +63,7 @@ def label_maps(
       classes: their names; labels outside 0..len(classes) - 1 are no class.
       output: the PNG to write.
     """
-    palette = np.array([*colours.of_classes(len(classes)), colours.VOID])  # the last one is also that of -1
+    palette = np.array([*colours.of_classes(len(classes)), colours.VOID])  # the last one is also the colour of -1
     height, width = np.max([true.shape for _, true, _ in examples], axis=0)
     names = _legend([labels for _, *maps in examples for labels in maps], classes, palette)
     legend = -(-len(names) // LEGEND_COLUMNS)
@@ -130,10 +130,10 @@ def principal_components(kernels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     rows = kernels.reshape(-1, kernels.shape[-1]).T.astype(np.float64)
     _, sizes, components = np.linalg.svd(rows - rows.mean(0), full_matrices=False)
     shares = sizes**2 / max(np.sum(sizes**2), np.finfo(float).tiny)
-    kept = max(1, min(COMPONENTS, int(np.sum(shares > VISIBLE))))
-    components, shares = components[:kept], shares[:kept]
+    count = max(1, min(COMPONENTS, int(np.sum(shares > VISIBLE))))
+    components, shares = components[:count], shares[:count]
     largest = np.take_along_axis(components, np.abs(components).argmax(1)[:, None], axis=1)
-    return (components * np.where(largest < 0, -1, 1)).reshape(kept, *kernels.shape[:-1]), shares
+    return (components * np.where(largest < 0, -1, 1)).reshape(count, *kernels.shape[:-1]), shares
 
 
 def _resized(image, size):

@@ -1,8 +1,8 @@
-"""Features of a frozen model: read once for all protocols of a suite, on images as they are and turned.
+"""Features of a frozen model, computed once for all protocols of a suite, for upright and turned images.
 
-Features of an image are the class tokens of the last blocks after the final norm, or mean patch tokens in a model
-without a class token, and the mean patch token.  Of a model that ends with fields they are the invariants that its head
-reads, so that no turn changes them.
+The features of an image are the class tokens of the last blocks after the final norm, or mean patch tokens in a model
+without a class token, and the mean patch token.  A model that ends with fields has the invariants that its head reads,
+so that no turn changes them.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ class Images(NamedTuple):
       tokens: float32 [N, n, D], the class tokens of the last n blocks, the oldest first.
       average: float32 [N, D], the mean patch token of the last block.
       labels: int32 [N].
-      index: int64 [N], the places of the images in the split; those that cannot be read are left out.
+      index: int64 [N], the positions of the images in the split, without unreadable ones.
     """
 
     tokens: np.ndarray
@@ -74,7 +74,7 @@ class Opened(NamedTuple):
 
 
 def check(config: ConfigDict) -> None:
-    """ValueError where there is nothing to learn from beside the images of the test."""
+    """ValueError if there are no training images besides the test images."""
     data = config.data
     if data.split == data.eval_split:
         raise ValueError(
@@ -99,15 +99,15 @@ def squashed(config: ConfigDict, interpolation: str) -> ConfigDict:
 
 
 def opens(run: Run, entry: str = "label", least: int = 1) -> Opened:
-    """Open both splits and trace the model, so that a run which will end with this evaluation fails at its start.
+    """Open both splits and trace the model, so that a run that ends with this evaluation fails at its start.
 
     Args:
       run: its model may be abstract.
-      entry: what each example must have, "label" or "map".
-      least: training examples that are needed.
+      entry: the required entry of each example, "label" or "map".
+      least: the smallest number of training examples.
 
     Raises:
-      ValueError: the examples lack the entry or are too few, or the model lacks what is read.
+      ValueError: the examples lack the entry or are too few, or the model lacks a feature.
     """
     train, test = (_opened(run, split, entry) for split in (run.data.split, run.data.eval_split))
     if train.num_examples < least:
@@ -165,8 +165,8 @@ def classifier(
 
     Args:
       weight, bias: [F, classes] and [classes].
-      blocks: of how many of the last blocks the head reads the class tokens.
-      average: whether it also reads the mean patch token.
+      blocks: the number of last blocks whose class tokens the head reads.
+      average: whether the head also reads the mean patch token.
     """
     backbone = _backbone(model)
     config = getattr(backbone, "config", None)
@@ -176,8 +176,8 @@ def classifier(
     reading = dict(pool=pool, pool_blocks=blocks, num_classes=len(bias), projection=None)
     made = jax.eval_shape(lambda: dataclasses.replace(config, **reading).build(Keys(0)))
     tensors = jax.device_get(logical.to_logical(backbone, nnx.Variable))
-    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith("head.")}
-    return logical.from_logical(made, kept | {"head.weight": weight, "head.bias": bias}, nnx.Variable)
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("head.")}
+    return logical.from_logical(made, tensors | {"head.weight": weight, "head.bias": bias}, nnx.Variable)
 
 
 def accuracies(predicted: Mapping[str, np.ndarray], labels: np.ndarray) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def accuracies(predicted: Mapping[str, np.ndarray], labels: np.ndarray) -> dict[
       labels: int [N].
 
     Returns:
-      "accuracy", by element; "accuracy_mean" of these, and "delta", how far it is above that of the upright images;
+      "accuracy", by element; "accuracy_mean" over the orientations; "delta", its difference from the upright accuracy;
       "consistency": the share of images with the same class in all orientations.
     """
     each = {g: float((found == labels).mean()) for g, found in predicted.items()}
@@ -205,7 +205,7 @@ def lines(result: dict[str, Any]) -> list[Line]:
 
 
 def _backbone(model: ModelModule) -> ModelModule:
-    """The encoder of a masked autoencoder; another model itself."""
+    """The encoder of a masked autoencoder; any other model itself."""
     return getattr(model, "encoder", model)
 
 
@@ -216,7 +216,7 @@ def _captured(run: Run) -> tuple[int, ...]:
     depth = getattr(_backbone(run.model).config, "depth", 1)
     if run.blocks > depth:
         raise ValueError(
-            f"evaluation: features of the last {run.blocks} blocks are asked for, and the model has {depth}; the "
+            f"evaluation: features of the last {run.blocks} blocks are needed, and the model has {depth}; the "
             f"blocks of config.evaluation must be at most {depth}."
         )
     return tuple(range(depth - run.blocks, depth - 1))
@@ -288,8 +288,8 @@ def _read(run: Run, split: str, elements: tuple[str, ...], entry: str, extract: 
 
     def measure(batch: Batch) -> dict[str, Any]:
         found = {g: extract(_turned(g, batch["image"]), g) for g in elements}
-        kept = {name: batch[name] for name in (entry, "index", "weight")}
-        return kept | {"found": found, "finite": _finite(found, batch["weight"])}
+        rows = {name: batch[name] for name in (entry, "index", "weight")}
+        return rows | {"found": found, "finite": _finite(found, batch["weight"])}
 
     parts = [(part, part["weight"] > 0) for part in measured(measure, run.batches(pipeline))]
     others = tuple(np.concatenate([part[name][real] for part, real in parts]) for name in (entry, "index"))
@@ -297,8 +297,8 @@ def _read(run: Run, split: str, elements: tuple[str, ...], entry: str, extract: 
         raise ValueError(f"evaluation: the split {split!r} has no readable examples.")
     whole = {}
     for g in elements:
-        kept = [jax.tree.map(lambda array, real=real: array[real], part["found"][g]) for part, real in parts]
-        whole[g] = *jax.tree.map(lambda *arrays: np.concatenate(arrays), *kept), *others
+        rows = [jax.tree.map(lambda array, real=real: array[real], part["found"][g]) for part, real in parts]
+        whole[g] = *jax.tree.map(lambda *arrays: np.concatenate(arrays), *rows), *others
     return whole
 
 

@@ -1,10 +1,10 @@
-"""Cells by frozen features: nearest neighbours, a linear classifier, and what their scores are worth.
+"""Classes of cells by frozen features: nearest neighbours and a linear classifier, with intervals of the scores.
 
-1 and 20 neighbours by Euclidean distance, each with one vote, the smallest class on ties; multinomial logistic
-regression with C = M K / 100, of M features and K classes.  Features are taken as they are.
+There are 1 and 20 neighbours by Euclidean distance, each with one vote, the smallest class on ties.  The classifier is
+a multinomial logistic regression with C = M K / 100, for M features and K classes.  Features are not scaled.
 
-Rare classes move the balanced accuracy most: with one test image of a class, one answer moves it by 1 / classes.  So it
-is also given without classes that have few test images, and with intervals.
+Rare classes move the balanced accuracy most: with one test image of a class, one answer moves it by 1 / classes.  So
+there is also the balanced accuracy without classes of few test images, and scores have intervals.
 
 Sources: DinoBloom (arXiv 2404.05022); octic ViTs (arXiv 2505.15441), Table 7.
 """
@@ -65,9 +65,9 @@ def scored(true: Array, predicted: Array) -> dict[str, Any]:
     """Scores with intervals.
 
     Returns:
-      As `scores.classification`; "balanced_accuracy_common": without classes of fewer than 10 images, None if there are
-      no others; "intervals": [low, high] of each by name, in which the middle 95 % of 1000 resamplings of the images
-      lie.  Classes that a resampling lacks do not count there.
+      As `scores.classification`; "balanced_accuracy_common": without classes of fewer than 10 images, None without
+      others; "intervals": [low, high] by name, the middle 95 % of 1000 resamplings of the images.  A resampling leaves
+      out the classes that it lacks.
     """
     classes, places = np.unique(np.concatenate([true, predicted]), return_inverse=True)
     cells = places[: len(true)] * len(classes) + places[len(true) :]
@@ -84,8 +84,8 @@ def scored(true: Array, predicted: Array) -> dict[str, Any]:
 
 
 def _scores(cells: np.ndarray, common: np.ndarray) -> dict[str, float | None]:
-    """Scores of images, given true class * classes + predicted class of each, and whether a class is common."""
+    """Scores of images, from true class * classes + predicted class of each, and whether a class is common."""
     counts = np.bincount(cells, minlength=len(common) ** 2).reshape(len(common), -1)
-    kept = np.where(common[:, None], counts, 0)
-    balanced = scores.of_answers(kept)["balanced_accuracy"] if kept.any() else None
+    common_counts = np.where(common[:, None], counts, 0)
+    balanced = scores.of_answers(common_counts)["balanced_accuracy"] if common_counts.any() else None
     return scores.of_answers(counts) | {"balanced_accuracy_common": balanced}

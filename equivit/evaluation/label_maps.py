@@ -1,12 +1,12 @@
-"""Label maps from a model's logits: of whole images or in windows, at several scales, mirrored or not.
+"""Label maps from a model's logits: for whole images or windows, at several scales, mirrored or not.
 
-A view is what the model says of the images at one scale, mirrored or not, and mirrored back.  Where it sees windows,
-their logits are averaged where they overlap.  Each view is resized to the size of the labels; of several views the
-softmax is averaged, after that, and the class is the largest of the means.
+A view is the prediction for the images at one scale, mirrored or not, and mirrored back.  The logits of overlapping
+windows are averaged.  Each view is resized to the size of the labels.  With several views, the softmax is then
+averaged, and the largest mean decides the class.
 
-So do the evaluations of MMSegmentation: windows from the upper left corner in steps of the stride, the last ones moved
-back into the image, and cut to an image that is smaller; softmax before the mean; bilinear resizing without
-antialiasing (align_corners=False).
+MMSegmentation evaluates so too: windows from the upper left corner in steps of the stride, the last ones moved back
+into the image, cut to smaller images; softmax before the mean; bilinear resizing without antialiasing
+(align_corners=False).
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ class Views:
     scales: tuple[PositiveFloat, ...] = (1.0,)
     flip: bool = False
 
-    multiple = 1  # of which the sides of scaled images are
+    multiple = 1  # it divides the sides of scaled images
 
     def __post_init__(self):
         constraints.check_fields(self, "views")
@@ -70,17 +70,17 @@ class Views:
 
     @property
     def turned(self) -> "Views":
-        """The same for images turned by a quarter: the sides of windows are swapped."""
+        """The views of images after a quarter turn: the sides of windows are swapped."""
         window, stride = self.window, self.stride
         return dataclasses.replace(self, window=window and window[::-1], stride=stride and stride[::-1])
 
 
 @dataclasses.dataclass(frozen=True)
 class WholeViews(Views):
-    """The same of whole images.
+    """Views of whole images.
 
     Attributes:
-      multiple: the sides of scaled images are rounded up to it, as those of the images are (`data.multiple`).
+      multiple: the sides of scaled images are rounded up to multiples of it (`data.multiple`).
     """
 
     multiple: PositiveInt = 1
@@ -89,8 +89,8 @@ class WholeViews(Views):
 def settings(config: ConfigDict) -> Views:
     """`config.evaluation.segmentation`, after checking that its windows fit into the images of `config.data`.
 
-    Whole images have sizes of their own: windows are cut to them, and where they are scaled their sides stay multiples
-    of `config.data.multiple`.
+    Whole images keep their own sizes: windows are cut to them, and scaled sides stay multiples of
+    `config.data.multiple`.
 
     Raises ValueError for windows that do not fit.
     """
@@ -110,7 +110,7 @@ def settings(config: ConfigDict) -> Views:
 
 
 def check_model(model: nnx.Module, views: Views) -> None:
-    """ValueError for windows or scales and a model whose logits are not of pixels (`SegmenterConfig.own_size`)."""
+    """ValueError for windows or scales with a model that has no logits of pixels (`SegmenterConfig.own_size`)."""
     if _own_size(model) and (views.window is not None or views.scales != (1.0,)):
         raise ValueError(
             f"config.evaluation.segmentation: window={views.window} and scales={views.scales} do not go with a model "
@@ -123,9 +123,9 @@ def _own_size(model):
 
 
 def comparable(model: nnx.Module, predict: Predict, batch: Batch) -> Batch:
-    """The batch with label maps of the size at which the model is compared with them.
+    """The batch with label maps at the size of the comparison.
 
-    It is their own, or with `SegmenterConfig.own_size` that of the logits of these images.
+    This is their own size, or with `SegmenterConfig.own_size` the size of the logits.
     """
     if not _own_size(model):
         return batch
@@ -135,9 +135,9 @@ def comparable(model: nnx.Module, predict: Predict, batch: Batch) -> Batch:
 
 
 def sizes(views: Views, size: Size) -> dict[str, Size]:
-    """The sizes of the images that a model gets, by the key that decides: windows, or the image at each scale.
+    """The sizes of the images that a model gets, by key of the config: windows, or the image at each scale.
 
-    Raises ValueError for a scale of which the image is enormous.
+    Raises ValueError for a scale that makes the image too large.
     """
     found = {}
     for scale in views.scales:
@@ -157,12 +157,12 @@ def sizes(views: Views, size: Size) -> dict[str, Size]:
 
 
 def logits(predict: Predict, images: Array, views: Views) -> Iterator[jax.Array]:
-    """The logits of each view, [B, h, w, classes] float32; h and w are those of the image at the view's scale.
+    """The logits of each view, [B, h, w, classes] float32; h and w are the size of the image at the view's scale.
 
     Args:
       predict: uint8 images [B, H, W, C] to logits [B, H, W, classes].
       images: uint8 [B, H, W, C].
-      views: how it looks at them.
+      views: the views of the images.
     """
     for scale in views.scales:
         scaled = _scaled(_times(images.shape[1:3], scale, views.multiple), images)
@@ -179,12 +179,12 @@ def classes(
     Args:
       views: the logits of one view or more, [B, h, w, classes].
       size: (H, W) of the labels.
-      valid: int [B, 2]: the labels' own sizes, where they differ and are filled up to `size` on the right and below.
-        What the filling gets has no meaning.
+      valid: int [B, 2]: the sizes of the labels, if they differ and are padded to `size` on the right and below.
+        Classes of the padding have no meaning.
     """
     first, second = next(views), next(views, None)
     if second is None:
-        return _largest(size, first, valid)  # without softmax, which rounds: what is unequal stays so
+        return _largest(size, first, valid)  # without softmax, whose rounding could make unequal logits equal
     total = _added(_shares(size, first, valid), _shares(size, second, valid))
     for view in views:
         total = _added(total, _shares(size, view, valid))
@@ -196,8 +196,8 @@ def predicted(predict: Predict, batch: Batch, views: Views) -> tuple[jax.Array, 
 
     Args:
       predict, views: as in `logits`.
-      batch: "image" uint8 [B, H, W, C] and "map" [B, H', W']; "map_size" int [B, 2] where maps have sizes of their own
-        and are filled up.
+      batch: "image" uint8 [B, H, W, C] and "map" [B, H', W']; "map_size" int [B, 2] if maps of different
+        sizes are padded.
     """
     return classes(logits(predict, batch["image"], views), batch["map"].shape[1:], batch.get("map_size"))
 
@@ -212,7 +212,7 @@ def _within(size: tuple[int, ...], window: Size) -> Size:
 
 
 def _windowed(predict: Predict, images: jax.Array, views: Views) -> jax.Array:
-    """The logits of images [B, H, W, C], averaged over the windows that a pixel is in."""
+    """The logits of images [B, H, W, C], averaged over the windows of each pixel."""
     size = (images.shape[1], images.shape[2])
     window = size if views.window is None else _within(size, views.window)
     if window == size:
@@ -234,7 +234,7 @@ def _starts(size: tuple[int, ...], window: Size, stride: Size) -> tuple[tuple[in
     return tuple((top, left) for top in down for left in right)
 
 
-@functools.partial(jax.jit, static_argnums=0)  # one program, wherever the window is
+@functools.partial(jax.jit, static_argnums=0)  # one program for all windows
 def _cut(window, images, start):
     return jax.lax.dynamic_slice(images, (0, start[0], start[1], 0), (len(images), *window, images.shape[-1]))
 
@@ -243,10 +243,10 @@ def _cut(window, images, start):
 def _averaged(starts, parts, number):
     size, (height, width) = number.shape[:2], parts[0].shape[1:3]
 
-    def placed(part, top, left):
+    def padded(part, top, left):
         return jnp.pad(part, ((0, 0), (top, size[0] - height - top), (left, size[1] - width - left), (0, 0)))
 
-    return sum(placed(part, *start) for part, start in zip(parts, starts, strict=True)) / number
+    return sum(padded(part, *start) for part, start in zip(parts, starts, strict=True)) / number
 
 
 _nearest = jax.jit(lambda size, maps, valid: resizing.nearest(maps, size, valid), static_argnums=0)
@@ -256,7 +256,7 @@ _added = jax.jit(jnp.add)
 
 @functools.partial(jax.jit, static_argnums=0)
 def _scaled(size, images):
-    """Images in whole levels, as a file would hold them."""
+    """Resized images, rounded to whole levels as in a file."""
     if images.shape[1:3] == size:
         return images
     return jnp.round(resized(images.astype(jnp.float32), size)).astype(images.dtype)
@@ -279,8 +279,8 @@ def resized(x: jax.Array, size: tuple[int, ...], valid: Array | None = None) -> 
     Args:
       x: of a floating-point type.
       size: (H, W).
-      valid: int [B, 2], the size that each map is resized to, within `size`; None: `size`.  What is to the right of it
-        and below repeats the border.
+      valid: int [B, 2], the size of each resized map, within `size`; None: `size`.  The rest, on the right and
+        below, repeats the border.
     """
     if valid is None:
         if x.shape[1:3] == size:
@@ -292,7 +292,7 @@ def resized(x: jax.Array, size: tuple[int, ...], valid: Array | None = None) -> 
 
 
 def _interpolated(x, axis, length, valid):
-    """Along an axis: what place i + 1/2 of `length` sees at the same share of the old length."""
+    """Interpolate along an axis: position i + 1/2 of `length` reads the same share of the old length."""
     old = x.shape[axis]
     place = (jnp.arange(length) + 0.5) * (old / valid)[:, None] - 0.5
     place = jnp.clip(place, 0, old - 1)

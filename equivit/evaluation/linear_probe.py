@@ -28,8 +28,8 @@ from equivit.evaluation.neighbours import Array
 
 BASE_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1)
 MOMENTUM, WEIGHT_STD = 0.9, 0.01
-REFERENCE_BATCH = 256  # for which base rates are given
-State = Mapping[str, Array]  # "step", "losses", and of each input the arrays of `_Input` by name; np.savez takes it
+REFERENCE_BATCH = 256  # the batch of the base rates
+State = Mapping[str, Array]  # "step", "losses", and the arrays of each input by name; np.savez takes it
 
 
 class Input(NamedTuple):
@@ -46,15 +46,15 @@ class Input(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Heads:
-    """Which heads there are, and how they are trained.
+    """The heads and their training.
 
     Attributes:
       num_classes: labels are 0..num_classes - 1.
       base_rates: the learning rates at a batch of 256.
       batch_size: images in a batch, over all devices.
-      steps: of the training.
-      blocks: numbers of last blocks whose class tokens are read.
-      averages: whether the mean patch token is read.
+      steps: steps of the training.
+      blocks: numbers of last blocks whose class tokens heads read.
+      averages: whether heads read the mean patch token.
 
     Raises:
       ValueError: two heads would have one name, or there are no heads or no steps.
@@ -69,8 +69,8 @@ class Heads:
 
     def __post_init__(self):
         if not self.names:
-            given = f"base_rates={self.base_rates}, blocks={self.blocks} and averages={self.averages}"
-            raise ValueError(f"linear probe: {given} make no head; give at least one of each.")
+            settings = f"base_rates={self.base_rates}, blocks={self.blocks} and averages={self.averages}"
+            raise ValueError(f"linear probe: {settings} make no head; give at least one of each.")
         if self.steps < 1 or min(self.blocks) < 1:
             raise ValueError(f"linear probe: steps={self.steps} and blocks={self.blocks} must be positive.")
         if len(set(self.names)) < len(self.names):
@@ -92,7 +92,7 @@ class Probe:
     """Trained heads.
 
     Attributes:
-      heads: which.
+      heads: the heads.
       stacked: by input, the weights [rates, F, classes] and biases [rates, classes] of its heads.
       losses: float32 [steps, heads], each before its step.
     """
@@ -131,7 +131,7 @@ def probe_input(class_tokens: Array, patch_tokens: Array, blocks: int, average: 
     Args:
       class_tokens: [n, B, D], of the last n blocks, the oldest first.
       patch_tokens: [B, N, D], of the last block.
-      blocks: how many of the last blocks, at most n.
+      blocks: the number of last blocks, at most n.
       average: also the mean patch token, after the class tokens.
 
     Raises:
@@ -164,9 +164,9 @@ def fit(
       num_classes, base_rates, batch_size, steps, blocks, averages: as of `Heads`.
       initial: the first weights [F, classes] by the names of the heads; None: normal, of standard deviation 0.01.
         Biases begin at zero.
-      key: for these; None: `jax.random.key(0)`.
-      state: what `watch` got in a run that was ended; `batches` then begin with number state["step"].
-      watch: `watch(step, state)` is called after each step, such as to save the state now and then: np.savez takes it.
+      key: the key of random weights; None: `jax.random.key(0)`.
+      state: the last state that `watch` got in an interrupted run; `batches` then start at number state["step"].
+      watch: `watch(step, state)` is called after each step, for example to save the state with np.savez.
 
     Raises:
       ValueError: a label beyond the classes, heads of one name, more blocks than tokens, too few batches, or first
@@ -206,14 +206,14 @@ def _start(heads: Heads, class_tokens: Array, patch_tokens: Array, initial: Any,
         if initial is None:
             weight = WEIGHT_STD * jax.random.normal(jax.random.fold_in(key, number), shape)
         else:
-            weight = np.stack([_given(initial, f"{of.name}_lr{rate:g}", shape[1:]) for rate in heads.base_rates])
+            weight = np.stack([_initial(initial, f"{of.name}_lr{rate:g}", shape[1:]) for rate in heads.base_rates])
         bias = np.zeros((shape[0], shape[2]), np.float32)
         state |= {f"{of.name}/weight": weight, f"{of.name}/bias": bias}
         state |= {f"{of.name}/weight_moment": np.zeros(shape, np.float32), f"{of.name}/bias_moment": bias}
     return state
 
 
-def _given(initial: Mapping[str, Array], name: str, shape: tuple[int, int]) -> np.ndarray:
+def _initial(initial: Mapping[str, Array], name: str, shape: tuple[int, int]) -> np.ndarray:
     """The first weights of a head; ValueError if they are missing or of another shape."""
     weight = initial.get(name)
     if weight is None or np.shape(weight) != shape:

@@ -1,14 +1,14 @@
 """Label maps from frozen patch features: nearest neighbours and a linear classifier, as CAPI evaluates them.
 
-The feature of a patch goes with the labels of its pixels.  Patches whose most frequent label is ignored are no keys and
-no examples; others keep all their labels.
+A patch has one feature and the labels of its pixels.  Patches whose most frequent label is ignored are left out; others
+keep all their labels.
 
 - Neighbours: a pixel gets the most frequent label of the same pixel in the k nearest patches.
 - Linear: a patch gets one class, by logistic regression on the most frequent labels.
 
-Of equally frequent labels the smallest counts.  Settings are chosen by the official mIoU of a held-out part, which may
-predict ignored labels (`scores.of_counts`); then the classifier is fitted again on both parts.  Features are
-standardised by the mean and deviation of the first part alone.
+On ties the smallest label counts.  The official mIoU on a held-out part chooses the settings; predictions there may be
+ignored labels (`scores.of_counts`).  Then the classifier is fitted again on both parts.  The mean and deviation of the
+first part alone standardise features.
 
 Source: CAPI (arXiv 2502.08769), Appendix on evaluation, and its public code.
 """
@@ -43,7 +43,7 @@ class Part(NamedTuple):
 
 
 def majority(labels: Array, size: Size) -> np.ndarray:
-    """The most frequent label of each patch, [n, h, w], of label maps [n, H, W]; the smallest of several.
+    """The most frequent label of each patch of label maps, [n, H, W] -> [n, h, w]; the smallest on ties.
 
     Args:
       size: (height, width) of a patch; ValueError if it does not divide the maps.
@@ -52,7 +52,7 @@ def majority(labels: Array, size: Size) -> np.ndarray:
 
 
 def standardise(features: Array) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation [D] of features [n, h, w, D]; a channel that is constant has deviation 1."""
+    """Mean and standard deviation [D] of features [n, h, w, D]; a constant channel has deviation 1."""
     features = np.asarray(features)
     number = features[..., 0].size
     mean = np.sum([part.sum((0, 1), dtype=np.float64) for part in features], 0) / number
@@ -74,11 +74,11 @@ def knn(
     """Label maps of the queries by their nearest patches, by (distance, k).
 
     Args:
-      features, labels: as of `Part`.
+      features, labels: as in `Part`.
       queries: [m, h, w, D].
       ks: numbers of neighbours; one search serves all.
       distances: some of "cosine" and "L2".
-      ignore: labels that no key has most often, besides VOID.
+      ignore: labels that exclude a patch where they are the most frequent, besides VOID.
 
     Returns:
       Maps [m, H, W].
@@ -95,7 +95,7 @@ def knn(
 
 @dataclasses.dataclass(frozen=True)
 class Linear(Logistic):
-    """A logistic regression whose class is written to all pixels of a patch.
+    """A logistic regression of patches; all pixels of a patch get its class.
 
     Attributes:
       patch: (height, width) of a patch in pixels.
@@ -112,9 +112,9 @@ def linear(features: Array, labels: Array, *, C: float, ignore: Iterable[int] = 
     """The logistic regression of the patches' most frequent labels.
 
     Args:
-      features, labels: as of `Part`.
+      features, labels: as in `Part`.
       C: the inverse strength of the penalty (`logistic.py`).
-      ignore: labels of patches that are left out, besides VOID.
+      ignore: labels of excluded patches, besides VOID.
 
     Raises:
       ValueError: C is not positive, no patch is left, or labels that the grid does not divide.
@@ -150,7 +150,7 @@ def choose(
     distances: Sequence[str] = DISTANCES,
     Cs: Sequence[float] = CS,
 ) -> Chosen:
-    """The classifier with the best setting; arguments as of `evaluate`."""
+    """The classifier with the best setting; arguments as in `evaluate`."""
     errors.one_of("patch segmentation: method", method, METHODS)
     mean, scale = standardise(train[0])
 
@@ -183,15 +183,15 @@ def evaluate(
     distances: Sequence[str] = DISTANCES,
     Cs: Sequence[float] = CS,
 ) -> dict[str, Any]:
-    """Scores on the test part of a classifier whose setting is chosen on the held-out part.
+    """Scores on the test part for a classifier with the best setting on the held-out part.
 
     Args:
-      train, val, test: (features, labels), as of `Part`; not standardised.
+      train, val, test: (features, labels), as in `Part`; not standardised.
       method: nearest neighbours, "knn", or a linear classifier, "linear".
       num_classes: labels are 0..num_classes - 1, `ignore` and VOID.
       ignore: labels that do not count.
-      ks, distances: the settings of neighbours: of equally good ones the smaller k counts, then the first distance.
-      Cs: those of the linear classifier.
+      ks, distances: the settings of neighbours; on ties the smaller k counts, then the first distance.
+      Cs: the settings of the linear classifier.
 
     Returns:
       As `scores.segmentation`; "selected": (distance, k), or C.
@@ -201,9 +201,9 @@ def evaluate(
     """
     ignore = tuple(ignore)
     settings: dict[str, Any] = dict(ks=ks, distances=distances, Cs=Cs)
-    chosen = choose(train, val, method=method, num_classes=num_classes, ignore=ignore, **settings)
-    found = scores.segmentation(test[1], chosen.predict(test[0]), num_classes=num_classes, ignore=ignore)
-    return found | {"selected": chosen.selected}
+    classifier = choose(train, val, method=method, num_classes=num_classes, ignore=ignore, **settings)
+    found = scores.segmentation(test[1], classifier.predict(test[0]), num_classes=num_classes, ignore=ignore)
+    return found | {"selected": classifier.selected}
 
 
 def _maps_of_neighbours(train: Part, queries: Array, settings: Sequence[Any], ignore: tuple[int, ...]) -> Maps:
@@ -252,10 +252,10 @@ def _examples(part: Part, size: Size, ignore: Iterable[int]) -> tuple[np.ndarray
     """Features [N, D], most frequent labels [N] and all labels [N, P] of the patches that are not ignored."""
     labels, features = _patches(part.labels, size), np.asarray(part.features, np.float32)
     main = majority(part.labels, size).ravel()
-    kept = ~np.isin(main, [VOID, *ignore])
-    if not kept.any():
+    labelled = ~np.isin(main, [VOID, *ignore])
+    if not labelled.any():
         raise ValueError("patch segmentation: no patch has a label that counts; check the maps and the ignored labels.")
-    return features.reshape(-1, features.shape[-1])[kept], main[kept], labels.reshape(len(main), -1)[kept]
+    return features.reshape(-1, features.shape[-1])[labelled], main[labelled], labels.reshape(len(main), -1)[labelled]
 
 
 def patch_size(features: Array, labels: Array) -> Size:
@@ -263,8 +263,8 @@ def patch_size(features: Array, labels: Array) -> Size:
     (number, *grid), (maps, *pixels) = features.shape[:-1], labels.shape
     if number != maps or len(grid) != 2 or pixels[0] % grid[0] or pixels[1] % grid[1]:
         raise ValueError(
-            f"patch segmentation: features {list(features.shape)} and labels {list(labels.shape)} must be of as many "
-            "images, with a grid that divides the maps; resize the maps to the size of the images."
+            f"patch segmentation: features {list(features.shape)} and labels {list(labels.shape)} must have the same "
+            "number of images, and a grid that divides the maps; resize the maps to the size of the images."
         )
     return pixels[0] // grid[0], pixels[1] // grid[1]
 
@@ -287,9 +287,9 @@ def _joined(patches: np.ndarray, size: Size) -> np.ndarray:
 
 
 def _most_frequent(labels: np.ndarray) -> np.ndarray:
-    """Along the last axis; the smallest of several."""
+    """The most frequent label along the last axis; the smallest on ties."""
     labels = np.sort(labels, axis=-1)
     place = np.broadcast_to(np.arange(labels.shape[-1]), labels.shape)
     begins = np.concatenate([np.ones_like(labels[..., :1], bool), labels[..., 1:] != labels[..., :-1]], axis=-1)
-    length = place - np.maximum.accumulate(np.where(begins, place, 0), axis=-1)  # of a run so far
+    length = place - np.maximum.accumulate(np.where(begins, place, 0), axis=-1)  # so far, of a run of equal labels
     return np.take_along_axis(labels, length.argmax(-1)[..., None], axis=-1)[..., 0]

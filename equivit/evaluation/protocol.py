@@ -1,4 +1,4 @@
-"""The interface of a protocol: what it may need from a model, and what it runs on."""
+"""The interface of a protocol: its needs from a model, and its input."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ from equivit.evaluation import label_maps, predictions
 from equivit.evaluation.predictions import Batch, Extract, Predict
 from equivit.models.model import ModelModule, check_input
 
-NEEDS = {  # what a protocol may need, and the models that offer it
+NEEDS = {  # the possible needs of a protocol, and the models that offer them
     "logits": "classifiers",
     "features": "models with features",
     "reconstruction": "masked autoencoders",
@@ -31,21 +31,21 @@ Track = Callable[[Iterable[Batch], int, str], Iterable[Batch]]
 
 
 def offers(model: nnx.Module) -> set[str]:
-    """Which of NEEDS a model offers.
+    """The NEEDS that a model offers.
 
-    logits: `model(images)` returns those of the image: there is neither a decoder nor `label_maps`, and
+    logits: `model(images)` returns logits of the image: there is neither a decoder nor `label_maps`, and
       `model.config.num_classes`, if it exists, is set;
     features: `model.features(images)`;
     reconstruction: there is a decoder, and `model(images, keep=keep)` predicts the patches;
     maps: `model.label_maps(images)`, and `model(images)` returns logits for each pixel.
     """
-    given = {need for need, method in (("features", "features"), ("maps", "label_maps")) if hasattr(model, method)}
-    if "maps" in given:
-        return given
+    offered = {need for need, method in (("features", "features"), ("maps", "label_maps")) if hasattr(model, method)}
+    if "maps" in offered:
+        return offered
     if hasattr(model, "decoder"):
-        return given | {"reconstruction"}
+        return offered | {"reconstruction"}
     headless = getattr(getattr(model, "config", None), "num_classes", "unknown") is None
-    return given if headless else given | {"logits"}
+    return offered if headless else offered | {"logits"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,16 +56,16 @@ class Protocol:
       needs: what a model must offer, a subset of NEEDS.
       run: `run(run)` returns the results for evaluation.json; single numbers also go into the metrics of a run.
       lines: the results as readable (name, value) lines.
-      check: raises ValueError for a config that the protocol cannot run on; called before anything runs.
-      data: the first `data` section that it reads, which is opened before anything runs.
-      opens: `opens(run)` opens what it will read, and raises ValueError or FileNotFoundError where the data or the
-        model, which may be abstract, do not fit it; called before anything runs.
-      inputs: `inputs(config, size)`: the sizes of the images that it gives to the model, of images of `size`, by the
-        key that decides.
-      curve: the result that is plotted over the steps of a run, a fraction or a "loss".
-      default: whether it is in the suite of a config that names none.
-      figure: `figure(run, path)` draws a picture of what it measures, a PNG.  All processes call it.
-      blocks: `blocks(config)`: of how many of the last blocks it reads frozen features (`evaluation/frozen.py`).
+      check: raises ValueError for an unfit config; called before anything runs.
+      data: the first `data` section that it reads; it is opened before anything runs.
+      opens: `opens(run)` opens its data, and raises ValueError or FileNotFoundError if the data or the model, which may
+        be abstract, do not fit; called before anything runs.
+      inputs: `inputs(config, size)`: the sizes of the images for the model, from images of `size`, by key of the
+        config.
+      curve: the result to plot over the steps of a run, a fraction or a "loss".
+      default: whether it is in the default suite.
+      figure: `figure(run, path)` draws a PNG of the results.  All processes call it.
+      blocks: `blocks(config)`: the number of last blocks whose frozen features it reads (`evaluation/frozen.py`).
     """
 
     needs: frozenset[str]
@@ -90,15 +90,15 @@ class Run:
     """The input of a protocol.
 
     Attributes:
-      model: with its parameters as trained, in float32.
-      config: of the run; `data`, `evaluation`, `precision`, `batch_size` and `seed` are used.
+      model: the model, with its trained parameters in float32.
+      config: the config of the run; `data`, `evaluation`, `precision`, `batch_size` and `seed` are used.
       protocol: the protocol that runs.
-      data: the `data` section to read, that of the config or a variant of it.
-      stream: its name, for display.
+      data: the `data` section to read, from the config or a variant of it.
+      stream: the name of the data, for display.
       track: shows progress.
-      blocks: of how many of the last blocks frozen features are read, the most that a protocol of the suite needs.
-      frozen: those that have been read, for all protocols of the suite (`evaluation/frozen.py`).
-      directory: where a protocol may keep what a run that is cut off would lose; None: nowhere.
+      blocks: the number of last blocks with frozen features, the most that a protocol of the suite needs.
+      frozen: the frozen features so far, shared by all protocols of the suite (`evaluation/frozen.py`).
+      directory: where a protocol may keep its state for an interrupted run; None: nowhere.
       classes: names of the model's classes; (): not known.
     """
 
@@ -142,10 +142,10 @@ class Run:
     ) -> EvaluationPipeline:
         """The evaluation split, or another; the batch size is rounded up to a multiple of the number of devices.
 
-        Whole images (`data.eval_crop`) differ in size, so a batch is one of them, and every process reads all.
+        Whole images (`data.eval_crop`) differ in size, so a batch has one image, and every process reads all.
 
         Args:
-          data: the section to read where images are larger than those that the protocol gives to the model.
+          data: the section to read, if its images are larger than the images for the model.
 
         Raises:
           ValueError: the data cannot be read or are of another size than the model takes; or the protocol needs logits
@@ -177,11 +177,11 @@ class Run:
 
     @property
     def whole(self) -> bool:
-        """Whether images are seen whole, each at its size."""
+        """Whether the model sees whole images, each at its size."""
         return self.data.eval_crop == "whole"
 
     def _inputs(self, pipeline) -> dict[str, Size]:
-        """The sizes of the images that the model gets; of whole ones, that of the first."""
+        """The sizes of the images for the model; for whole images, the size of the first."""
         if not self.whole:
             height, width = self.data.image_size
             return self.protocol.inputs(self.config, (height, width))
@@ -195,14 +195,14 @@ class Run:
         if "map" not in (entries := pipeline.shapes()):
             found = ", ".join(name for name in entries if name not in ("weight", "index"))
             raise ValueError(
-                f"evaluation: label maps are compared with those of the data, and an example of {self.data.source} has "
+                f"evaluation: label maps need maps to compare with, and an example of {self.data.source} has "
                 f"only {found}; set data.source to data with maps, such as an .npz file with `<split>_map`."
             )
         pipeline.check_labelled(split or self.data.eval_split, tuple(self.data.void))
 
     def _check_classes(self, pipeline, size):
         classes = getattr(getattr(self.model, "config", None), "num_classes", None)
-        if classes is None:  # a model that does not say it
+        if classes is None:  # the model has no such attribute
             images = jax.ShapeDtypeStruct((jax.device_count(), *size, pipeline.channels), np.uint8)
             predict = predictions.predictor(self.model, self.data.mean, self.data.std)
             classes = jax.eval_shape(predict, images).shape[-1]
@@ -222,7 +222,7 @@ class Run:
 
 
 def _for_each_device(batch: Batch) -> Batch:
-    """One image, for all devices of this process: each gets it, and it counts once."""
+    """One image for all devices of this process; each gets it, and it counts once."""
     rows = {name: np.repeat(value, jax.local_device_count(), axis=0) for name, value in batch.items()}
     rows["weight"][1 if jax.process_index() == 0 else 0 :] = 0
     return rows

@@ -16,7 +16,7 @@ from equivit import errors
 from equivit.layers.grid import Frame
 from equivit.layers.polyphase import embedding_norms, lattice_norms
 from equivit.models.model import ModelModule
-from equivit.models.remade import remade
+from equivit.models.reconfiguration import reconfigure
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
 from equivit.symmetry.views import oriented_hashes
@@ -136,4 +136,4 @@ def adapt(model: ModelModule, **options) -> ModelModule:
         )
     for name in options:
         errors.one_of("adapt: field", name, fields)
-    return remade(model, **{"adaptive": True, **options})[0]
+    return reconfigure(model, **{"adaptive": True, **options})[0]

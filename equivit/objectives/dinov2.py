@@ -1,4 +1,4 @@
-"""DINOv2: a student sees masked and small crops of an image and predicts what its average, the teacher, makes of it.
+"""DINOv2: from masked and small crops of an image, a student predicts the output of its average, the teacher.
 
 Sources: DINOv2 (Oquab et al. 2023, arXiv 2304.07193), Section 4 and its public code; octic ViTs (arXiv 2505.15441),
 Sections 4.4 and D.2.
@@ -53,7 +53,7 @@ ONE_PROTOTYPE = 0.5  # share of the rows
 
 
 class Student(nnx.Module):
-    """A backbone and its heads: one for the class token, and one for masked patches, which may be the same.
+    """A backbone and its heads: one for the class token and one for masked patches, or one for both.
 
     Args:
       backbone: a model with a class token and a mask token.
@@ -69,7 +69,7 @@ class Student(nnx.Module):
 
     @property
     def heads(self) -> tuple[DinoHead, DinoHead]:
-        """The head of class tokens, and that of patches."""
+        """The head of class tokens and the head of patches."""
         return self.dino_head, self.dino_head if self.ibot_head is None else self.ibot_head
 
     def tokens(
@@ -94,9 +94,9 @@ def _by_view(leaf, views):
 
 
 class DinoV2(Objective):
-    """Trains a `Student`, whose backbone is the model of the config; what is exported is the teacher's backbone.
+    """Trains a `Student`, whose backbone is the model of the config, and exports the teacher's backbone.
 
-    The teacher's parameters are averages of the student's; running statistics, where there are some, are the student's.
+    The teacher's parameters are averages of the student's; the teacher has the student's running statistics.
 
     `groups` runs of consecutive images stand for the devices of the public code: within each, the ratios of the masks
     are spread evenly, and KoLeo looks for neighbours; `model.drop_path_groups` is the same number.  With
@@ -185,9 +185,9 @@ class DinoV2(Objective):
             largest=options.mask_block,
         )
 
-    def check_model(self, model: Any, given: Mapping[str, nnx.Module]) -> None:
+    def check_model(self, model: Any, teachers: Mapping[str, nnx.Module]) -> None:
         """As in `Objective`; also ValueError where the model lacks a token, or local crops do not fit it."""
-        super().check_model(model, given)
+        super().check_model(model, teachers)
         for token in ("class_token", "mask_token"):
             if not getattr(model, token, False):
                 raise ValueError(
@@ -234,7 +234,7 @@ class DinoV2(Objective):
         return extra
 
     def prepare(self, module: Student, batch: Batch, key: jax.Array) -> Batch:
-        """The whole batch, its colours changed if that is left to the device, and normalised."""
+        """The whole batch, normalised, with changed colours if the device changes them."""
         data, prepared = self.config.data, dict(batch)
         for kind in ("global", "local"):
             if (crops := prepared.get(f"{kind}_crops")) is None:
@@ -245,7 +245,7 @@ class DinoV2(Objective):
         return prepared
 
     def loss(self, module: Student, batch: Batch, step: Step) -> Loss:
-        """The sum of the terms; each of them, and what shows a collapse, is logged."""
+        """The sum of the terms; each term is logged, with signs of a collapse."""
         options, temperature = self.options, self.temperature(step.clock)
         global_key, local_key = jax.random.split(step.key)
         teacher: Any = self.holding(module, step.extra["teacher"])
@@ -294,24 +294,24 @@ class DinoV2(Objective):
         return clock.cosine(*self.options.momentum)
 
     def after_step(self, trainable: Arrays, extra: Extra, clock: Clock) -> Extra:
-        """Moves the teacher towards the student."""
+        """Move the teacher towards the student."""
         return {**extra, "teacher": averaged(trainable, extra["teacher"], 1 - self.momentum(clock))}
 
     def remarks(self, metrics: Mapping[str, float]) -> list[str]:
-        """Each collapse by its name: a loss that falls does not exclude it."""
-        said = []
+        """Warnings about collapse, which a falling loss does not rule out."""
+        warnings = []
         for part, name in (("classes", "class tokens"), ("patches", "patches")):
             if (rows := metrics[f"{part}/rows"]) > UNIFORM:
-                said.append(
+                warnings.append(
                     f"uniform collapse: the entropy of the targets of {name} is {rows:.4f} of log K; if it stays "
                     "there, lower objective.teacher_temperature or objective.koleo, or take fewer prototypes."
                 )
-            elif (share := metrics[f"{part}/fullest"]) > ONE_PROTOTYPE:  # of equal entries the first one leads
-                said.append(
+            elif (share := metrics[f"{part}/fullest"]) > ONE_PROTOTYPE:  # the first of equal entries leads
+                warnings.append(
                     f"collapse onto one prototype: it leads the targets of {share:.0%} of all {name}; take "
                     "objective.targets='sinkhorn_knopp', or lower schedule.lr."
                 )
-        return said
+        return warnings
 
     def exported(self, module: Student, extra: Extra, weights: str | None = None) -> nnx.Module:
         """The teacher's backbone, or the student's."""

@@ -22,7 +22,7 @@ class Distillation(Supervised):
 
     Both see the same crop and the same mix.  Images are loaded (`data.train_image_size`) and mixed at the teacher's
     size.  For the model they are then shrunk to `data.image_size`, with the antialiased bicubic filter that evaluation
-    uses.  The teacher is `step.given["teacher"]`.
+    uses.  The teacher is `step.teachers["teacher"]`.
     """
 
     DEFAULTS = dict(
@@ -61,13 +61,13 @@ class Distillation(Supervised):
 
     @property
     def image_size(self) -> tuple[int, int]:
-        """(height, width) of the images that the model is trained on; the teacher's may be larger."""
+        """(height, width) of the training images for the model; the teacher's may be larger."""
         return tuple(self.config.data.image_size)
 
-    def check_model(self, model: Config, given: Mapping[str, ModelModule]) -> None:
+    def check_model(self, model: Config, teachers: Mapping[str, ModelModule]) -> None:
         """As in `Objective`; also ValueError if the teacher has other classes or does not take the images."""
-        super().check_model(model, given)
-        teacher = given["teacher"].config
+        super().check_model(model, teachers)
+        teacher = teachers["teacher"].config
         self._check_classes(teacher.num_classes, model.num_classes)
         name = f"images for config.objective.teacher={self.options.teacher}"
         check_input(teacher, name, super().image_size, self.config.model.in_channels)
@@ -94,7 +94,7 @@ class Distillation(Supervised):
 
         Raises ValueError if the teacher has another number of classes.
         """
-        target = jax.lax.stop_gradient(step.given["teacher"](batch["teacher_image"])).astype(jnp.float32)
+        target = jax.lax.stop_gradient(step.teachers["teacher"](batch["teacher_image"])).astype(jnp.float32)
         self._check_classes(target.shape[-1], logits.shape[-1])
         return divergence(logits, target)
 

@@ -76,9 +76,9 @@ class Gated(Objective):
     )
     prefix = "model."
 
-    def check_model(self, model: Any, given: Mapping[str, nnx.Module]) -> None:
+    def check_model(self, model: Any, teachers: Mapping[str, nnx.Module]) -> None:
         """Check the task; also ValueError unless a plain ViT on patches alone has that many blocks or heads."""
-        super().check_model(model, given)
+        super().check_model(model, teachers)
         options, name = self.options, f"config.objective.name={self.options.name!r}"
         check_taps("config.objective", options.kernel_size, "zeros")
         if not isinstance(model, ViTConfig) or isinstance(model, JumboViTConfig) or model.k or model.prefix:

@@ -1,4 +1,4 @@
-"""Masked autoencoding: predicting the pixels of removed patches from the patches that are kept.
+"""Masked autoencoding: predict the pixels of removed patches from the other patches.
 
 Source: MAE (He et al. 2022, arXiv 2111.06377), Section 3; with a Jumbo token: Jumbo (arXiv 2502.15021), Section 4.3.
 """
@@ -66,9 +66,9 @@ class Mae(Objective):
                 "head to train; say num_classes=None."
             )
 
-    def check_model(self, model: ViTConfig, given: Mapping[str, nnx.Module]) -> None:
+    def check_model(self, model: ViTConfig, teachers: Mapping[str, nnx.Module]) -> None:
         """As in `Objective`; also ValueError if no patch would be kept, or none removed."""
-        super().check_model(model, given)
+        super().check_model(model, teachers)
         for size in {self.image_size, tuple(self.config.data.image_size)}:  # the second is for evaluation
             masking.number_kept(math.prod(check_grid(size, model.patch_size, "image")), self.options.ratio)
 
@@ -86,7 +86,7 @@ class Mae(Objective):
         return {**batch, "image": images, "keep": keep, "mask": mask}
 
     def loss(self, module: MaskedAutoencoder, batch: Batch, step: Step) -> Loss:
-        """The mean squared error over removed patches, and the fraction of their variance that is explained."""
+        """The mean squared error over removed patches, and the explained fraction of their variance."""
         predictions = module(batch["image"], keep=batch["keep"], key=step.key, train=True)
         patch_size = module.config.encoder.patch_size
         wanted = targets(batch["image"], patch_size, self.options.target, self.options.variance)

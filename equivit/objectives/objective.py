@@ -1,7 +1,7 @@
 """The interface of all objectives: the module to train, the loss, and defaults for everything else.
 
-An objective says what is trained and what is minimised.  The training loop builds the module, differentiates the loss,
-keeps running statistics and updates the parameters (`training/state.py`).
+An objective defines the module to train and the loss.  The training step differentiates the loss, keeps running
+statistics and updates the parameters (`training/state.py`).
 """
 
 from collections.abc import Hashable, Mapping
@@ -37,7 +37,7 @@ class Rule(NamedTuple):
 
 
 def usual_rule(tensor: Tensor) -> Rule:
-    """No decay for vectors and scalars, nor for tensors declared so, such as positions and tokens."""
+    """No decay for vectors, scalars, and tensors declared so, such as positions and tokens."""
     return Rule(decay=tensor.decay and len(tensor.shape) > 1)
 
 
@@ -49,14 +49,14 @@ class Step(NamedTuple):
       clock: the progress of the run.
       static: the value of `Objective.static`.
       extra: the current arrays of `Objective.extra`.
-      given: models that the run uses but does not train, by name, such as a teacher.
+      teachers: models that the run uses but does not train, by name, such as "teacher".
     """
 
     key: jax.Array
     clock: Clock
     static: Hashable
     extra: Extra
-    given: dict[str, nnx.Module]
+    teachers: dict[str, nnx.Module]
 
 
 class Loss(NamedTuple):
@@ -80,10 +80,9 @@ class Objective:
       TYPES: the types of these keys (`constraints.py`).
       FIXED: the keys that decide what is trained, and so cannot change when a run is resumed.
       entries: the entries that every example must have.
-      weights: the names of the weights that a run keeps and a model can be made of; the first is what it exports.
-      decodes: the exported model is called with images as the model is, and has what the objective adds: costs are
-        counted of it.
-      prefix: of the names that the parts of the exported model have in the module.
+      weights: the names of the weights that a run keeps and can export; the first is the default.
+      decodes: the exported model takes images and includes the additions of the objective, so costs count it.
+      prefix: the prefix of the exported model's parts in the names of the module.
       options: the `objective` section.
     """
 
@@ -104,19 +103,19 @@ class Objective:
 
     @classmethod
     def transform_of(cls, config: ConfigDict) -> MakeTransform:
-        """Makes what turns an example into a row of a batch (`data/batches.py`)."""
+        """A function that makes the transform from an example to a row of a batch (`data/batches.py`)."""
         return Train
 
     @property
     def image_size(self) -> tuple[int, int]:
-        """(height, width) of the images that the model is trained on."""
+        """(height, width) of the training images for the model."""
         data = self.config.data
         return tuple(data.train_image_size or data.image_size)
 
-    def check_model(self, model: Config, given: Mapping[str, nnx.Module]) -> None:
-        """ValueError if the images or the batch do not fit the model, or one of the models in `given` (`Step.given`).
+    def check_model(self, model: Config, teachers: Mapping[str, nnx.Module]) -> None:
+        """ValueError if the images or the batch do not fit the model, or one of the teachers (`Step.teachers`).
 
-        A run calls this before it compiles anything; `config.model.in_channels` is that of the data.
+        A run calls this before it compiles anything; `config.model.in_channels` is the number in the data.
         """
         check_input(model, "training images", self.image_size, self.config.model.in_channels)
         _check_statistics(model, self.config.batch_size // self.config.optimizer.accumulation)
@@ -130,7 +129,7 @@ class Objective:
         return usual_rule(tensor)
 
     def extra(self, trainable: Arrays) -> Extra:
-        """The initial values of arrays that are kept from step to step besides the module, such as averages."""
+        """The initial values of further arrays that pass from step to step, such as averages."""
         return {}
 
     def static(self, module: nnx.Module, progress: float) -> Hashable:
@@ -141,7 +140,7 @@ class Objective:
           progress: the fraction of all steps that is done, in [0, 1).
 
         Returns:
-          The value, which is logged when it changes; None: one compiled step is used for the whole run.
+          The value, which is logged when it changes; None: one compiled step serves the whole run.
         """
         return None
 
@@ -153,17 +152,17 @@ class Objective:
         return batch
 
     def loss(self, module: nnx.Module, batch: Batch, step: Step) -> Loss:
-        """The loss of a prepared batch.  The running statistics are those in `module` after the call."""
+        """The loss of a prepared batch; it updates the running statistics in `module`."""
         raise NotImplementedError(f"{type(self).__name__} has no loss.")
 
     def after_step(self, trainable: Arrays, extra: Extra, clock: Clock) -> Extra:
-        """`extra` after the update of the parameters; averages are updated here.  The clock is that of the loss."""
+        """`extra` after the update of the parameters, such as new averages; the clock is the same as in the loss."""
         return extra
 
     def holding(self, module: nnx.Module, arrays: Arrays) -> nnx.Module:
         """A copy of `module`, which may be abstract, that holds `arrays`, at the precision of the run.
 
-        A loss uses it to compute with other parameters than the trained ones, such as their averages.
+        A loss uses it to compute with other parameters, such as averages.
         """
         return precision.cast(logical.put(module, arrays), self.config.get("precision", "float32"))
 
@@ -178,15 +177,15 @@ class Objective:
           weights: one of `weights`; None for the first.
 
         Raises:
-          ValueError: the run does not keep these.
+          ValueError: the run does not keep these weights.
         """
         return module
 
 
 def averaged(new: Arrays, old: Arrays, share: float | jax.Array) -> Arrays:
-    """Averages moved by a share towards the new values; those of frozen slices stay as they are, to the last bit.
+    """Averages moved by a share towards the new values; averages of frozen slices keep every bit.
 
-    Only parameters are averaged: a model of averages has the running statistics of the trained one, as with PyTorch's
+    Only parameters are averaged: a model of averages has the running statistics of the trained one, as PyTorch's
     `AveragedModel`.
     """
     moved: Any = optax.incremental_update(new, old, share)
@@ -203,7 +202,7 @@ def check_head(config: ConfigDict) -> None:
 
 
 def _check_statistics(model: Config, images: int) -> None:
-    """ValueError unless the images of a micro-batch split into the groups that batch norms normalise."""
+    """ValueError unless the groups of batch norms divide the images of a micro-batch."""
     groups = getattr(model, "statistics_groups", 1)
     errors.divides("config.model.statistics_groups", groups, images, f"the {images} images of a micro-batch")
 

@@ -57,9 +57,9 @@ class Segmentation(Objective):
         super().__init__(config)
         check_head(config)
 
-    def check_model(self, model, given) -> None:
-        """As in `Objective`; also ValueError if the decoder does not go with the model."""
-        super().check_model(model, given)
+    def check_model(self, model, teachers) -> None:
+        """As in `Objective`; also ValueError if the decoder does not fit the model."""
+        super().check_model(model, teachers)
         self._configuration(model)
 
     def module(self, model: nnx.Module, key: jax.Array) -> Segmenter:
@@ -82,7 +82,7 @@ class Segmentation(Objective):
         return {**batch, "image": images, "map": maps, "share": jnp.full(len(images), len(images) / pixels)}
 
     def loss(self, module: Segmenter, batch: Batch, step: Step) -> Loss:
-        """The loss, that of the auxiliary head included, and the share of pixels that are right."""
+        """The loss, including the auxiliary head's, and the accuracy of pixels."""
         logits, second = module.both(batch["image"], key=step.key, train=True, frozen=self.options.frozen)
         loss = pixel_cross_entropy(logits, batch["map"], batch["share"])
         metrics = {"accuracy": pixel_mean(logits.argmax(-1) == batch["map"], batch["map"], batch["share"])}

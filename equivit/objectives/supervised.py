@@ -84,9 +84,9 @@ class Supervised(Objective):
         super().__init__(config)
         check_head(config)
 
-    def check_model(self, model: Config, given: Mapping[str, nnx.Module]) -> None:
-        """As in `Objective`; also ValueError if tokens are to be dropped and the model cannot do without."""
-        super().check_model(model, given)
+    def check_model(self, model: Config, teachers: Mapping[str, nnx.Module]) -> None:
+        """As in `Objective`; also ValueError if `token_drop` is set for a model without patch tokens."""
+        super().check_model(model, teachers)
         if self.options.token_drop is not None:
             self._tokens(model)
 
@@ -96,7 +96,7 @@ class Supervised(Objective):
         return {} if self.options.ema is None else {"ema": jax.tree.map(jnp.copy, trainable)}
 
     def static(self, module: ModelModule, progress: float) -> token_drop.Tokens | None:
-        """The number of patch tokens that are used; None: all."""
+        """The number of patch tokens in use; None for all."""
         options = self.options
         if options.token_drop is None:
             return None
@@ -129,7 +129,7 @@ class Supervised(Objective):
         return {**batch, "image": images, "target": targets}
 
     def loss(self, module: nnx.Module, batch: Batch, step: Step) -> Loss:
-        """The loss, and the accuracy with respect to the label that has the largest weight in the mix."""
+        """The loss, and the accuracy for the label with the largest weight in the mix."""
         key, chosen = step.key, {}
         if isinstance(step.static, token_drop.Tokens):
             key, keep_key = jax.random.split(key)
@@ -152,7 +152,7 @@ class Supervised(Objective):
         return {**extra, "ema": averaged(trainable, extra["ema"], 1 - self.options.ema)}
 
     def exported(self, module: nnx.Module, extra: Extra, weights: str | None = None) -> nnx.Module:
-        """The model as trained, or with the averages of its parameters."""
+        """The trained model, or the model with averaged parameters."""
         if weights != "averaged":
             return module
         if self.options.ema is None:

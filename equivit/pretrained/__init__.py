@@ -18,7 +18,7 @@ from flax import nnx
 from equivit import constraints, errors, logical
 from equivit.layers.rngs import Keys
 from equivit.models.model import ModelModule
-from equivit.models.remade import remade
+from equivit.models.reconfiguration import reconfigure
 from equivit.pretrained import (
     bixt,
     clip,
@@ -137,7 +137,7 @@ def load(
             if "num_classes" not in (field.name for field in dataclasses.fields(config)):
                 raise ValueError(f"{source}: {num_classes=}, but its models have no head.")
             other = {"projection": None} if getattr(config, "projection", None) is not None else {}  # one head only
-            model, changes = remade(model, rngs=Keys(seed), num_classes=num_classes, **other)
+            model, changes = reconfigure(model, rngs=Keys(seed), num_classes=num_classes, **other)
             left_out += [name for pair in table.pairs if pair.ours[0] in changes.drawn for name in pair.names]
         if left_out:
             print(f"{source}: left out knowingly: {names.brief(left_out)}.")

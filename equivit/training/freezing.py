@@ -1,13 +1,13 @@
-"""Which logical tensors a run trains: those that neither the objective freezes nor `optimizer.freeze` names.
+"""Frozen parameters: the logical tensors that the objective or `optimizer.freeze` keeps from training.
 
-`optimizer.freeze` holds shell patterns of logical names, of which the last one that matches decides; "!" in front of
-one takes out what those before it froze.  "{replaced}" stands for each block of `model.replaced`:
+`optimizer.freeze` holds shell patterns of logical names.  The last pattern that matches a name decides; "!" in front
+of it makes the tensor trainable again.  "{replaced}" stands for each block of `model.replaced`:
 
     patch_embed.*,blocks.[0-5].*            the patches and the first six blocks
     *,!head.*                               all but the head
     *,!*blocks.{replaced}.attention.*       all but the modules that replace attention, a segmenter's too
 
-A frozen tensor has no update, moments or decay, and its gradient counts for no norm; running statistics go on.
+A frozen tensor has no update, moments or decay, and its gradient is in no norm; running statistics still change.
 """
 
 import fnmatch
@@ -24,26 +24,26 @@ from ml_collections import ConfigDict
 
 from equivit import errors, logical
 from equivit.logical import Tensor
-from equivit.models import zoo
+from equivit.models.vit.replaced import as_replaced
 from equivit.objectives.objective import Objective, Rule
 
 REPLACED = "{replaced}"
 
 
 def rule(objective: Objective, tables: Mapping[str, np.ndarray]) -> Callable[[Tensor], Rule]:
-    """The objective's rule of each logical tensor, with those frozen that `optimizer.freeze` names.
+    """The objective's rule for each logical tensor, with the tensors of `optimizer.freeze` frozen.
 
     Args:
       tables: the logical tensors of each leaf of the module (`logical.tensors`).
 
     Raises:
-      ValueError: a pattern matches no tensor, nothing is left to train, or "{replaced}" where nothing is replaced.
+      ValueError: a pattern matches no tensor, nothing is left to train, or "{replaced}" without replaced blocks.
     """
-    if not (given := tuple(objective.config.optimizer.freeze)):
+    if not (patterns := tuple(objective.config.optimizer.freeze)):
         return objective.rule
     names = [tensor.name for table in tables.values() for tensor in table.flat]
     frozen = set()
-    for pattern in _expanded(given, objective.config):
+    for pattern in _expanded(patterns, objective.config):
         matched = matching("optimizer.freeze", pattern.removeprefix("!"), names)
         frozen = frozen - matched if pattern.startswith("!") else frozen | matched
 
@@ -52,31 +52,31 @@ def rule(objective: Objective, tables: Mapping[str, np.ndarray]) -> Callable[[Te
         return usual._replace(frozen=usual.frozen or tensor.name in frozen)
 
     if all(combined(tensor).frozen for table in tables.values() for tensor in table.flat):
-        raise ValueError(f"optimizer.freeze={given} leaves nothing to train; except some, as in '*,!head.*'.")
+        raise ValueError(f"optimizer.freeze={patterns} leaves nothing to train; except some, as in '*,!head.*'.")
     return combined
 
 
 def _expanded(patterns: Iterable[str], config: ConfigDict) -> list[str]:
-    """The patterns with the index of every replaced block in place of "{replaced}"."""
+    """The patterns, each with "{replaced}" once for every replaced block."""
     patterns = list(patterns)
     if not any(REPLACED in pattern for pattern in patterns):
         return patterns
-    replaced = getattr(zoo.configuration(**config.model), "replaced", ())
-    if not replaced:
+    blocks = [str(entry.block) for entry in as_replaced("config.model", config.model.get("replaced", ()))]
+    if not blocks:
         raise ValueError(
             f"optimizer.freeze={tuple(patterns)}: no block of {config.model.name} is replaced; say which are by "
             "model.replaced."
         )
-    numbers = {pattern: [str(one.block) for one in replaced] if REPLACED in pattern else [""] for pattern in patterns}
+    numbers = {pattern: blocks if REPLACED in pattern else [""] for pattern in patterns}
     return [pattern.replace(REPLACED, number) for pattern in patterns for number in numbers[pattern]]
 
 
 def matching(key: str, pattern: str, names: Iterable[str]) -> set[str]:
-    """The names that match a shell pattern.  ValueError if there are none; the message gives the nearest."""
+    """The names that match a shell pattern.  ValueError with the nearest names if none does."""
     names = list(names)
     if found := {name for name in names if fnmatch.fnmatchcase(name, pattern)}:
         return found
-    general = dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in names)  # of all blocks one
+    general = dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in names)  # one name for all blocks
     parts = (name.split(".") for name in general)
     known = dict.fromkeys([*general, *(".".join([*part[:n], "*"]) for part in parts for n in range(1, len(part)))])
     near = errors.near(re.sub(r"\.\d+\.", ".*.", pattern), known, 3)
@@ -87,13 +87,13 @@ def matching(key: str, pattern: str, names: Iterable[str]) -> set[str]:
 def masks(
     rule: Callable[[Tensor], Rule], tables: Mapping[str, np.ndarray], leaves: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
-    """Masks of the trained slices, for leaves that have frozen ones, shaped to broadcast against the leaf."""
+    """Masks of the trained slices of leaves with frozen ones, shaped to broadcast against the leaf."""
     found = {k: logical.per_tensor(tables[k], a, lambda tensor: not rule(tensor).frozen) for k, a in leaves.items()}
     return {k: trained for k, trained in found.items() if not trained.all()}
 
 
 def masked(tree: Any, masks: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-    """The arrays with zeros in frozen slices, whatever stood there."""
+    """The arrays with zeros in frozen slices, even in place of NaN."""
     return {k: jnp.where(masks[k], a, 0) if k in masks else a for k, a in tree.items()}
 
 

@@ -35,9 +35,9 @@ class Log:
       workdir: the run directory.
       options: the `log` section.
       total: steps of the run.
-      start: steps finished before; lines of later steps, from a run that was killed, are dropped.
+      start: finished steps; the lines of later steps, which a killed run left, are dropped.
 
-    Lines that cannot be read are dropped, too, with a warning; the file as it was is kept in damaged/.
+    Unreadable lines are dropped with a warning, and damaged/ gets a copy of the file.
     """
 
     def __init__(self, workdir: pathlib.Path, options: ConfigDict, *, total: int, start: int):
@@ -46,7 +46,7 @@ class Log:
         if not self._writes:
             return
         self._path = workdir / "metrics.jsonl"
-        _keep_until(self._path, start)
+        _drop_later_lines(self._path, start)
         self._file = self._path.open("a")
         if options.tensorboard:
             self._events = _Events(workdir, start)
@@ -83,10 +83,10 @@ class Log:
             print(f"step {step}/{self._total}  {text}", flush=True)
 
     def conclude(self, figures: dict[str, float]) -> None:
-        """Record and show the final figures, in place of those that an earlier start of the finished run has left."""
+        """Record and show the final figures; they replace the final figures of an earlier start."""
         if self._writes:
             self._file.close()
-            _keep(self._path, metrics_files.lines(self._path), lambda row: not self._is_final(row))
+            _rewrite(self._path, metrics_files.lines(self._path), lambda row: not self._is_final(row))
             self._file = self._path.open("a")
         self.write(self._total, figures)
 
@@ -99,7 +99,7 @@ class Log:
             self._bar.update(self._task, completed=step)
 
     def say(self, text: str) -> None:
-        """One line for whoever watches."""
+        """Show a line of text."""
         if self._writes:
             (self._bar.console.print if self._bar else print)(text)
             sys.stdout.flush()
@@ -165,7 +165,7 @@ class Meter:
 
 
 class _Events:
-    """TensorBoard's file of a run, without the thread of `SummaryWriter`, which dies and waits where a disk is full."""
+    """TensorBoard's file of a run, without the thread of `SummaryWriter`, which hangs if the disk is full."""
 
     def __init__(self, workdir, start):
         self._writer = EventsWriter(str(workdir / "events"))
@@ -184,21 +184,21 @@ class _Events:
         self._writer.close()
 
 
-def _keep_until(path, step):
-    """Drop the lines of later steps, those that cannot be read, and a last line that a kill cut short."""
+def _drop_later_lines(path, step):
+    """Drop the lines of later steps, unreadable lines, and a last line that a kill cut short."""
     lines = metrics_files.lines(path)
     if bad := sum(line.row is None for line in lines):
         aside = path.parent / "damaged" / f"{path.stem}-{time.time_ns()}{path.suffix}"
         files.write_bytes(aside, path.read_bytes())
         _log.warning("%s: %d lines cannot be read and are left out; the file as it was is %s.", path, bad, aside)
-    _keep(path, lines, lambda row: row["step"] <= step)
+    _rewrite(path, lines, lambda row: row["step"] <= step)
 
 
-def _keep(path, lines, is_kept):
-    """Write the lines whose rows are to be kept, unless the file has just these."""
-    kept = b"".join(line.content + b"\n" for line in lines if line.row is not None and is_kept(line.row))
-    if kept != (path.read_bytes() if path.exists() else b""):
-        files.write_bytes(path, kept)
+def _rewrite(path, lines, selects):
+    """Write the readable lines whose rows are selected, unless the file has just these."""
+    content = b"".join(line.content + b"\n" for line in lines if line.row is not None and selects(line.row))
+    if content != (path.read_bytes() if path.exists() else b""):
+        files.write_bytes(path, content)
 
 
 def _line(metrics):

@@ -4,8 +4,7 @@ import contextlib
 import errno
 import json
 import pathlib
-import types
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from typing import NamedTuple, Protocol
 
 import jax
@@ -18,10 +17,11 @@ from equivit import constraints, files, logical
 from equivit.evaluation import runner
 from equivit.models import saved
 from equivit.trained_on import UNKNOWN, TrainedOn
-from equivit.training import freezing, program, resuming, sharding, stopping
+from equivit.training import build, freezing, sharding
+from equivit.training.build import Program
 from equivit.training.checkpoints import Checkpoints
 from equivit.training.logging import Log, Meter
-from equivit.training.program import Program
+from equivit.training.run import resuming, stopping
 
 Evaluate = Callable[[nnx.Module, ConfigDict], dict[str, dict]]
 
@@ -58,7 +58,7 @@ class NotFiniteError(ArithmeticError):
 
 
 def total_steps(config: ConfigDict, steps_per_epoch: int) -> int:
-    """Steps of the whole run.  ValueError for more than int32 counts, or than the schedules are made for."""
+    """Steps of the whole run.  ValueError for more steps than int32 counts, or than the schedules have."""
     steps = config.steps if config.steps is not None else max(1, round(config.epochs * steps_per_epoch))
     if steps > constraints.LARGEST_INT:
         most = constraints.LARGEST_INT // steps_per_epoch
@@ -78,43 +78,41 @@ def train(
     pipeline: Pipeline,
     evaluate: Evaluate,
     initial: Callable[[], dict[str, jax.Array]] = dict,
-    given: Mapping[str, nnx.Module] = types.MappingProxyType({}),
     trained_on: TrainedOn = UNKNOWN,
-    make_program: Callable[..., Program] = program.of_config,
+    make_program: Callable[..., Program] = build.make_program,
 ) -> Outcome:
-    """Train, or go on with training, in `workdir`.
+    """Train in `workdir`, or resume the run there.
 
-    SIGTERM and Ctrl-C save the state and end the run (`stopping.py`).
+    SIGTERM and Ctrl-C save the state and end the run (`run/stopping.py`).
 
     Args:
-      config: a checked config; what the data decide about the model is known.
+      config: a checked config, completed from the data.
       workdir: the run directory.
       pipeline: the training data.
       evaluate: the results of a model by protocol (`runner.evaluate`).
-      initial: the parameters that a fresh run begins with; those that it does not name are drawn.
-      given: models that the run uses and does not train, by name.
+      initial: the parameters that a fresh run starts from; all others are random.
       trained_on: the training data, for run.json and saved models.
-      make_program: in place of `program.of_config`.
+      make_program: called as `build.make_program(config, mesh, total=, per_epoch=)`.
 
     Raises:
       NotFiniteError: the loss or a gradient is not finite; the state of the last good step is saved.
-      ValueError: the run in `workdir` is of another model, its classes have other names, it has more steps, or all its
-        checkpoints are damaged.
+      ValueError: the run in `workdir` has another model, other names of classes, more steps, or only damaged
+        checkpoints.
       OSError: a checkpoint cannot be read or saved.
       stopping.Stopped: a signal ended the run early.
     """
     mesh = sharding.create_mesh(config.mesh)
     sharding.check_batch(config.batch_size, config.optimizer.accumulation, mesh)
     total, per_epoch = total_steps(config, pipeline.steps_per_epoch), pipeline.steps_per_epoch
-    epochs, teachers = config.evaluation.every_epochs, config.checkpoint.teacher_every_steps
+    epochs, teacher_every = config.evaluation.every_epochs, config.checkpoint.teacher_every_steps
     evaluate_every = config.evaluation.every_steps or epochs and max(1, round(epochs * per_epoch))
 
     with jax.set_mesh(mesh), contextlib.ExitStack() as stack:
         # ---- State: the newest whole checkpoint, or a fresh one.
         signals = stack.enter_context(stopping.Signals(_agreed if jax.process_count() > 1 else None))
-        run = make_program(config, mesh, total=total, per_epoch=per_epoch, given=given)
+        run = make_program(config, mesh, total=total, per_epoch=per_epoch)
         checkpoints = stack.enter_context(Checkpoints(workdir, config.checkpoint))
-        stack.enter_context(_naming_what_is_kept(checkpoints))
+        stack.enter_context(_full_disk_errors(checkpoints))
         previous = resuming.config_before(workdir)
         if checkpoints.steps:
             resuming.check(workdir, config, previous)
@@ -126,7 +124,7 @@ def train(
         resuming.check_length(config, start, total)
         conditions = resuming.conditions(mesh, trained_on)
         remarks = resuming.remarks(workdir, config, previous, conditions, start=start)
-        resuming.record(workdir, config, previous, conditions)  # now that the checkpoint is known to be of this model
+        resuming.record(workdir, config, previous, conditions)  # after the checkpoint has proved to be of this model
 
         log = stack.enter_context(Log(workdir, config.log, total=total, start=start))
         batches = stack.enter_context(contextlib.closing(pipeline.batches(start)))
@@ -147,11 +145,11 @@ def train(
                 good, done = meter.add(metrics), step + 1
                 log.advance(done)
 
-                # ---- Every so often.  Before anything is kept, all steps so far are known to be good.
+                # ---- Every so often.  Nothing is saved before all steps so far are known to be good.
                 logs, evaluates = done % config.log.every_steps == 0, evaluate_every and done % evaluate_every == 0
-                keeps, stops = teachers and done % teachers == 0, signals.asked(done)
+                exports, stops = teacher_every and done % teacher_every == 0, signals.asked(done)
                 saves = done == total or stops or checkpoints.due(done, clock=jax.process_count() == 1 or logs)
-                if logs or evaluates or keeps or saves:
+                if logs or evaluates or exports or saves:
                     good &= meter.flush()
                 if not good:
                     raise _not_finite(state, run, checkpoints, config.optimizer.clip)
@@ -160,8 +158,8 @@ def train(
                     log.write(done, {**run.rates(step), **means})
                     for remark in run.objective.remarks(means):
                         log.say(f"Warning at step {done}: {remark}")
-                if keeps:
-                    _keep(workdir / "teachers" / str(done), run.exported(state), trained_on)
+                if exports:
+                    _save_model(workdir / "teachers" / str(done), run.exported(state), trained_on)
                 if evaluates and done < total and not stops:
                     with meter.paused(), signals.at_once():
                         log.write(done, _figures(evaluate(run.exported(state), config)))
@@ -187,21 +185,17 @@ def train(
     return Outcome(report, model, results)
 
 
-def _keep(place, model, trained_on):
-    """Save a model of a run, whose arrays may lie on all devices."""
+def _save_model(place, model, trained_on):
+    """Save a model whose arrays may lie on all devices."""
     arrays = multihost_utils.process_allgather(logical.take(model, nnx.Variable), tiled=True)
     if jax.process_index() == 0:
         saved.save(place, logical.put(model, arrays), trained_on)
 
 
 def write_report(workdir: pathlib.Path, report: dict) -> None:
-    """Write report.json."""
-    _write(workdir / "report.json", json.dumps(report, indent=2) + "\n")
-
-
-def _write(path, text):
+    """Write report.json, in the first process."""
     if jax.process_index() == 0:
-        files.write_text(path, text)
+        files.write_text(workdir / "report.json", json.dumps(report, indent=2) + "\n")
 
 
 def _figures(results):
@@ -209,7 +203,7 @@ def _figures(results):
 
 
 def _not_finite(state, run, checkpoints, clip):
-    """Save the state before the bad step, which the step left untouched, and say what happened."""
+    """Save the state before the bad step, which that step left as it was, and return the error."""
     step = int(state.step)
     if step:
         checkpoints.save_before_failure(state._replace(good=state.good | True))
@@ -226,17 +220,17 @@ def _not_finite(state, run, checkpoints, clip):
 
 
 @contextlib.contextmanager
-def _naming_what_is_kept(checkpoints):
-    """Where the disk is full, the error says what is left of the run."""
+def _full_disk_errors(checkpoints):
+    """Add the newest checkpoint to the errors of a full disk."""
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        kept = f"the last whole checkpoint, {checkpoints.latest}, is kept" if checkpoints.steps else "nothing is saved"
-        raise OSError(f"{error}; {kept}.  Make room and start again with the same --workdir.") from error
+        rest = f"the last whole checkpoint, {checkpoints.latest}, is kept" if checkpoints.steps else "nothing is saved"
+        raise OSError(f"{error}; {rest}.  Make room and start again with the same --workdir.") from error
 
 
 def _agreed(step):
-    """Whether the processes of a run, one of which got a SIGTERM, stop after this step, all together."""
+    """Whether all processes of a run stop after this step, because one of them got a SIGTERM."""
     return multihost_utils.reached_preemption_sync_point(step)

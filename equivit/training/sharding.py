@@ -1,10 +1,9 @@
-"""Where arrays lie: one mesh of (data, fsdp), and shardings by rule from shapes alone.
+"""One mesh of (data, fsdp), and shardings from shapes by one rule.
 
-The same rule covers parameters, optimiser state and averaged weights, so that each lies like its parameter.
+The rule covers parameters, optimiser state and averaged weights, so each is sharded like its parameter.
 """
 
 import math
-import os
 from typing import Annotated, Any, Literal
 
 import jax
@@ -13,7 +12,6 @@ from ml_collections import ConfigDict
 
 from equivit import constraints, errors
 from equivit.constraints import PositiveInt, Words
-from equivit.training import peers
 
 DEFAULTS = dict(data=-1, fsdp=1)  # of the `mesh` section; -1: the devices that are left
 TYPES: dict[str, Any] = dict(
@@ -21,30 +19,6 @@ TYPES: dict[str, Any] = dict(
     fsdp=PositiveInt,
 )
 BATCH = PartitionSpec(("data", "fsdp"))
-HEARTBEAT_SECONDS = 30  # a process that is silent for so long is taken for dead, and the others end
-
-
-def start_processes(asked: bool) -> None:
-    """Join the other processes of the run, when asked or when the environment shows a cluster of several.
-
-    SLURM, Open MPI and TPU slices describe themselves.  Elsewhere give each process JAX_COORDINATOR_ADDRESS (host:port
-    of the first), JAX_NUM_PROCESSES and JAX_PROCESS_ID.
-    """
-    if jax.distributed.is_initialized() or not (asked or _several_shown()):
-        return
-    count, index = os.environ.get("JAX_NUM_PROCESSES"), os.environ.get("JAX_PROCESS_ID")
-    given: dict[str, Any] = {}
-    if count is not None and index is not None:
-        given = dict(num_processes=int(count), process_id=int(index))
-    jax.distributed.initialize(heartbeat_timeout_seconds=HEARTBEAT_SECONDS, **given)
-    if jax.process_count() > 1:
-        peers.watch()
-
-
-def _several_shown():
-    launched = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "JAX_NUM_PROCESSES")
-    hosts = os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",")
-    return len(hosts) > 1 or any(int(os.environ.get(name, "1")) > 1 for name in launched)
 
 
 def create_mesh(config: ConfigDict) -> Mesh:
@@ -65,7 +39,7 @@ def create_mesh(config: ConfigDict) -> Mesh:
 
 
 def check_batch(batch_size: int, accumulation: int, mesh: Mesh) -> None:
-    """Raise ValueError unless every device gets equally many examples of each micro-batch."""
+    """ValueError unless every device gets the same number of examples of each micro-batch."""
     unit = accumulation * mesh.size
     if batch_size % unit:
         raise ValueError(
@@ -77,8 +51,8 @@ def check_batch(batch_size: int, accumulation: int, mesh: Mesh) -> None:
 def of_tree(mesh: Mesh, tree: Any, stack_axes: dict[str, int]) -> Any:
     """A NamedSharding for each leaf of an abstract tree.
 
-    A leaf is split along `fsdp` on its largest axis that divides, never on a stack axis; `stack_axes` counts those of
-    each parameter, and an array elsewhere in the tree under a parameter's name (moments, averages) follows it.
+    A leaf is split along `fsdp` on its largest divisible axis, never on a stack axis.  `stack_axes` counts the stack
+    axes of each parameter; an array under a parameter's name elsewhere in the tree (moments, averages) follows it.
     """
 
     def rule(path, leaf):
@@ -92,8 +66,8 @@ def _spec(shape, stacked, fsdp):
     axes = [axis for axis in range(stacked, len(shape)) if shape[axis] % fsdp == 0]
     if fsdp == 1 or not axes or math.prod(shape) == 0:
         return PartitionSpec()
-    chosen = max(axes, key=lambda axis: shape[axis])
-    return PartitionSpec(*(None for _ in range(chosen)), "fsdp")
+    largest = max(axes, key=lambda axis: shape[axis])
+    return PartitionSpec(*(None for _ in range(largest)), "fsdp")
 
 
 def to_global(mesh: Mesh, batch: dict) -> dict[str, jax.Array]:

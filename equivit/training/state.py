@@ -21,14 +21,14 @@ Metrics = dict[str, jax.Array]
 
 
 class State(NamedTuple):
-    """All that a run needs to go on."""
+    """All that a run needs to continue."""
 
     step: jax.Array  # int32: finished steps
     good: jax.Array  # bool: False from the first loss or gradient that is not finite
     trainable: Arrays  # the parameters that are optimised
-    frozen: Arrays  # those that are not: they have no gradient and no optimiser state
-    statistics: Arrays  # the arrays of the module that are no parameters: running statistics, buffers
-    extra: Extra  # what the objective keeps from step to step
+    frozen: Arrays  # the other parameters, without gradient and optimiser state
+    statistics: Arrays  # the other arrays of the module: running statistics, buffers
+    extra: Extra  # arrays that the objective keeps from step to step
     optimizer: Any = ()
 
     @property
@@ -40,7 +40,7 @@ class State(NamedTuple):
 def begin(objective: Objective, module: nnx.Module, optimizer: optax.GradientTransformation | None = None) -> State:
     """The state before the first step of training `module`.
 
-    A leaf of which a rule freezes every logical tensor goes to `frozen`; of others the optimiser masks frozen slices.
+    A leaf goes to `frozen` if a rule freezes all its logical tensors; in others the optimiser masks frozen slices.
     """
     tables = logical.tensors(module)
     rule = freezing.rule(objective, tables)
@@ -63,9 +63,9 @@ def make_step(
     total: int,
     per_epoch: int,
     accumulation: int = 1,
-    given: Mapping[str, nnx.Module] = types.MappingProxyType({}),
+    teachers: Mapping[str, nnx.Module] = types.MappingProxyType({}),
 ) -> Callable[[State, dict[str, Arrays], Batch, Hashable], tuple[State, Metrics]]:
-    """`step(state, arrays of the given models, batch, static) -> state, metrics`.
+    """`step(state, arrays of the teachers, batch, static) -> state, metrics`.
 
     The batch is prepared (mixed, masked) whole and then cut into `accumulation` micro-batches, so that mixing does not
     depend on their number.  Batch statistics are those of a micro-batch, and the running ones pass from each to the
@@ -74,15 +74,15 @@ def make_step(
 
     Args:
       objective: what is minimised.
-      module: what is trained (`objective.module`); it may be abstract, as may `given`.
+      module: what is trained (`objective.module`); it may be abstract, as may `teachers`.
       optimizer: moves the trainable parameters.
-      seed: of everything that is random.
+      seed: of all randomness.
       total, per_epoch: steps of the run and of an epoch.
       accumulation: number of micro-batches.
-      given: models that are used and not trained.
+      teachers: models that the objective uses and does not train, by name.
 
     Raises:
-      ValueError: when it is traced, if the loss leaves all running statistics of trained parts as they were.
+      ValueError: when traced, if the loss leaves all running statistics of trained parts unchanged.
     """
 
     tables = logical.tensors(module)
@@ -95,7 +95,7 @@ def make_step(
 
         def loss(trainable, carried, batch, key):
             extra, statistics = carried
-            models = {name: objective.holding(model, arrays[name]) for name, model in given.items()}
+            models = {name: objective.holding(model, arrays[name]) for name, model in teachers.items()}
             trained = objective.holding(module, {**state.frozen, **statistics, **trainable})
             before = logical.take(trained, nnx.BatchStat)
             with recording():
@@ -151,21 +151,21 @@ def _cut(rows, parts):
 
 
 def _check_statistics(objective, module, before, trainable):
-    """ValueError if running statistics should have moved and none did.
+    """ValueError if running statistics should have changed and none did.
 
-    They belong to the smallest part around them that has parameters; those of a frozen part may stay.
+    Statistics belong to the smallest enclosing part that has parameters; in a frozen part they may stay.
     """
     parameters, after = logical.take(module), logical.take(module, nnx.BatchStat)
 
     def belongs_to_trained(leaf):
         path = leaf.split(".")
-        around = [".".join([*path[:n], ""]) for n in range(len(path) - 1, -1, -1)]
-        inside = ([name for name in parameters if name.startswith(prefix)] for prefix in around)
+        prefixes = [".".join([*path[:n], ""]) for n in range(len(path) - 1, -1, -1)]
+        inside = ([name for name in parameters if name.startswith(prefix)] for prefix in prefixes)
         return any(name in trainable for name in next(filter(None, inside), ()))
 
     expected = [leaf for leaf in before if belongs_to_trained(leaf)]
     if expected and all(after[leaf] is before[leaf] for leaf in expected):
         raise ValueError(
             f"{type(objective).__name__}.loss left the running statistics as they were, such as '{expected[0]}'; call "
-            "the module that it is given, not a copy, with train=True."
+            "the module in its argument, not a copy, with train=True."
         )

@@ -224,7 +224,7 @@ SINGLE = {"data.source": "synthetic_maps", "data.channels": 1, "data.train_examp
         (
             "linear_probe",
             {"evaluation.linear_probe.blocks": (1, 4)},
-            "the last 4 blocks are asked .* the model has 2",
+            "the last 4 blocks are needed, and the model has 2",
         ),
         (
             "linear_probe",

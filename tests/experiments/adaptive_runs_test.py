@@ -9,7 +9,6 @@ import pytest
 
 from equivit.models import zoo
 from equivit.models.model import check_input
-from equivit.training import program
 from experiments import (
     adaptive_exactness,
     adaptive_p4m,
@@ -20,6 +19,7 @@ from experiments import (
     segmentation_camvid,
     small_images,
 )
+from tests.training import tiny
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_camvid(tmp_path, trained):
     for name, config in trained.items():
         with config.unlocked():
             config.model.update(num_classes=11, in_channels=3)
-        model = program.exported_model(config).config
+        model = tiny.exported_model(config).config
         check_input(model, name, tuple(config.data.image_size), 3)
         assert model.equivariant == name.startswith("adaptive") and model.num_classes == 11
     assert {name: config.objective.decoder for name, config in trained.items()} == {

@@ -8,10 +8,10 @@ import pytest
 
 from equivit.models.model import check_input
 from equivit.models.vit.replaced import Replaced
-from equivit.training import program
 from equivit.training.config import get_base
 from experiments import depthwise_blood_cells, depthwise_camvid, depthwise_cifar10, depthwise_small, small_images
 from tests.depthwise import attending
+from tests.training import tiny
 
 SIGMA, DAMAGE = [3.0, 1.0, 6.0, 2.0, 5.0, 4.0], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
 GATES = (0, 2, 4)
@@ -100,7 +100,7 @@ def test_other_sets(module, tmp_path, trained):
     for name, config in trained.items():
         with config.unlocked():
             config.model.update(num_classes=11, in_channels=3)
-        model = program.exported_model(config).config
+        model = tiny.exported_model(config).config
         check_input(model, name, tuple(config.data.image_size), 3)
     if module is depthwise_camvid:
         decoders = {name: config.objective.decoder for name, config in trained.items()}

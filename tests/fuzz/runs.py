@@ -17,7 +17,8 @@ from equivit.acceleration import plan
 from equivit.layers.rngs import Keys
 from equivit.models import saved, zoo
 from equivit.training import config as configs
-from equivit.training import logging, resuming, sweep_config
+from equivit.training import logging, sweep_config
+from equivit.training.run import resuming
 from tests.fuzz.attack import Files, Reader, made_in_child
 from tests.fuzz.mutations import damaged, document, one_of_files
 from tests.fuzz.weights import TYPES, with_header
@@ -82,7 +83,7 @@ def metrics(draw) -> Files:
 
 def read_metrics(folder: pathlib.Path) -> Any:
     """As a run that goes on after step 2."""
-    logging._keep_until(folder / "metrics.jsonl", 2)
+    logging._drop_later_lines(folder / "metrics.jsonl", 2)
     return [row["step"] / 1 for row in metrics_files.rows(folder / "metrics.jsonl")]
 
 

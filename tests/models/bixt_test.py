@@ -106,7 +106,7 @@ def test_any_size_and_batch_with_the_same_parameters():
     logits, features = jax.eval_shape(run, m, x)
     assert logits.shape == (2, 1, 5) and features.patches.values.shape == (2, 1, 2, 7, 12)
     assert features.registers.shape == (2, 1, 5, 12) and features.patches.offset.shape == (2, 1, 2)
-    larger, changes = models.remade(m, image_size=(24, 40))
+    larger, changes = models.reconfigure(m, image_size=(24, 40))
     assert not any(changes) and larger.config.image_size == (24, 40)
 
 

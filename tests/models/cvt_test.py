@@ -64,7 +64,7 @@ def test_stochastic_depth_grows_in_each_stage():
 def test_circular_padding_follows_shifts_by_whole_strides():
     """By 16 pixels: 8 between tokens of the last stage, of which keys take every second one."""
     zeros, x, shifts = model("cvt_13"), images((32, 48)), [(16, 0), (0, 16), (-16, 32)]
-    circular, changes = models.remade(zeros, padding="circular")
+    circular, changes = models.reconfigure(zeros, padding="circular")
     assert not any(changes)
     for output in ("invariant", "grid"):
 

@@ -132,7 +132,7 @@ def test_some_parts_have_one_function_and_its_gradient(parts, options):
 
 def test_adapted_weights_are_the_ordinary_ones_but_for_positions():
     ordinary = small(adaptive=False)
-    adapted, changes = models.remade(ordinary, adaptive=True)
+    adapted, changes = models.reconfigure(ordinary, adaptive=True)
     assert adapted.config == small().config and adapted.config.mode("pool") == "circular"
     old, new = logical.to_logical(ordinary), logical.to_logical(adapted)
     assert not changes.drawn and not changes.dropped
@@ -143,7 +143,7 @@ def test_adapted_weights_are_the_ordinary_ones_but_for_positions():
     around = np.stack([new[name][2 * i] for i in range(4)])
     np.testing.assert_allclose(around, folded(old[name], 1), atol=1e-6)
     np.testing.assert_allclose(new[name][1], (around[0] + around[1]) / 2, atol=1e-6)
-    again, changes = models.remade(adapted, image_size=(64, 16))
+    again, changes = models.reconfigure(adapted, image_size=(64, 16))
     again = logical.to_logical(again)
     np.testing.assert_array_equal(again[name][::2], new[name])
     np.testing.assert_allclose(again[name][-1], (new[name][-1] + new[name][0]) / 2, atol=1e-6)

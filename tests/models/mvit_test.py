@@ -35,7 +35,7 @@ def test_shapes_of_blocks():
 def test_tables_are_resized_with_the_image():
     """Queries read of an image of another size what they read in the model that was made for it."""
     m = model("mvitv2_t")
-    other, changes = models.remade(m, image_size=ODD)
+    other, changes = models.reconfigure(m, image_size=ODD)
     names = tuple(f"stages.0.blocks.0.attention.position.{axis}" for axis in ("columns", "rows"))
     assert changes == (names, (), ())  # the maps of later stages have the same size
     tables = logical.to_logical(other)

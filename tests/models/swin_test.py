@@ -117,7 +117,7 @@ def test_new_blocks_of_version_2_are_the_identity(name):
 
 def test_tables_are_resized_with_the_windows():
     m = model("swin_t")
-    other, changes = models.remade(m, image_size=(64, 64), window_size=(4, 6), num_classes=3)
+    other, changes = models.reconfigure(m, image_size=(64, 64), window_size=(4, 6), num_classes=3)
     names = [f"stages.{i}.blocks.{j}.attention.position.table" for i, j in ((0, 0), (0, 1), (1, 0), (1, 1), (2, 0))]
     assert changes.resized == tuple(names) and changes.drawn == ("head.bias", "head.weight")
     old, new = logical.to_logical(m), logical.to_logical(other)
@@ -130,13 +130,13 @@ def test_tables_are_resized_with_the_windows():
 def test_shifts_belong_to_the_image_and_tables_to_the_model():
     """Made for a larger image with the same windows, a model computes what it did for images of that size."""
     m, x = model("swin_t", image_size=(64, 64)), images((64, 128), batch=1)
-    larger, changes = models.remade(m, image_size=(64, 128))
+    larger, changes = models.reconfigure(m, image_size=(64, 128))
     assert not any(changes)
     programs = [str(jax.make_jaxpr(lambda m, x: m(x))(m, x)) for m in (m, larger)]
     assert programs[0] == programs[1]
 
 
 def test_positions_of_version_2_follow_any_window():
-    other, changes = models.remade(model("swinv2_t"), window_size=(8, 3))
+    other, changes = models.reconfigure(model("swinv2_t"), window_size=(8, 3))
     position = jax.eval_shape(lambda m: m.stages[0].blocks[0].attention.position(), other)
     assert not any(changes) and position.shape == (1, 24, 24)

@@ -168,14 +168,14 @@ def test_flip_models_follow_shifts_and_the_mirror():
 def test_adapted_from_an_ordinary_model():
     """Positions go, distances are drawn, all else is kept; a table of distances follows the image size."""
     ordinary = small("plain", (12, 12), "float32", adaptive=False)
-    adapted, changes = models.remade(ordinary, adaptive=True)
+    adapted, changes = models.reconfigure(ordinary, adaptive=True)
     assert changes.dropped == ("position.table",)
     assert changes.drawn == ("blocks.0.attention.distances.table",)
     assert adapted.config == small("plain", (12, 12)).config
-    larger, changes = models.remade(adapted, image_size=(16, 12))
+    larger, changes = models.reconfigure(adapted, image_size=(16, 12))
     assert changes.resized == ("blocks.0.attention.distances.table",)
     assert larger.blocks[0].attention.distances.table.shape == (4, 3, 16)
-    octic, changes = models.remade(small("D8", (12, 12), "float32"), image_size=(16, 12))
+    octic, changes = models.reconfigure(small("D8", (12, 12), "float32"), image_size=(16, 12))
     assert octic.blocks[0].attention.distances.lines.shape == (4, 4, 4, 2) and len(changes.resized) == 5
 
 

@@ -19,7 +19,7 @@ from equivit.objectives.clock import Clock
 from equivit.objectives.dinov2 import DinoV2
 from equivit.objectives.objective import Step
 from equivit.objectives.registry import OBJECTIVES
-from equivit.training import loop, program, sharding
+from equivit.training import build, loop, sharding
 from equivit.training.checkpoints import Checkpoints
 from equivit.training.config import get_base, validate
 from tests.training.state_test import mesh_of
@@ -55,7 +55,7 @@ def batch(t=0, parts=1):
 def compiled(devices):
     config, mesh = config_of(targets="centering"), mesh_of(devices, 1)
     with jax.set_mesh(mesh):
-        return program.of_config(config, mesh, total=4, per_epoch=2), mesh
+        return build.make_program(config, mesh, total=4, per_epoch=2), mesh
 
 
 def run(devices, steps, start=None):

@@ -13,7 +13,7 @@ from equivit.data import crops
 from equivit.models import zoo
 from equivit.objectives import distillation, mixing, supervised
 from equivit.objectives.distillation import Distillation
-from equivit.training import start
+from equivit.training import loading
 from equivit.training.checkpoints import Checkpoints
 from equivit.training.config import get_base, validate
 from tests.training import tiny
@@ -90,10 +90,10 @@ def test_the_loss_is_the_divergence_from_the_teacher(teacher):
     @jax.jit
     def value(trainable):
         batch = goal.prepare(logical.abstract(model), raw(), jax.random.key(1))
-        given = {"teacher": teacher}
+        teachers = {"teacher": teacher}
 
         def loss(trainable):
-            return goal.loss(logical.put(model, trainable), batch, tiny.step(given=given))[:2]
+            return goal.loss(logical.put(model, trainable), batch, tiny.step(teachers=teachers))[:2]
 
         expected = distillation.divergence(model(batch["image"]), teacher(batch["teacher_image"]))
         return jax.value_and_grad(loss, has_aux=True)(trainable), expected
@@ -108,15 +108,15 @@ def test_the_teacher_is_neither_trained_nor_saved(tmp_path):
     config.objective = dict(get_base("distillation").objective)
     teacher = tiny.Tiny(nnx.Rngs(7))
     with jax.set_mesh(mesh), Checkpoints(tmp_path, config.checkpoint) as checkpoints:
-        program = tiny.program(config, mesh, given={"teacher": teacher})
+        program = tiny.program(config, mesh, teachers={"teacher": teacher})
         state, _ = tiny.run(program, mesh, 1)
         checkpoints.save(state)
         checkpoints.wait()
         again = checkpoints.restore(program.abstract)  # nothing is drawn to restore it
     chex.assert_trees_all_equal(jax.device_get(again), jax.device_get(state))
-    chex.assert_trees_all_equal(jax.device_get(program.given["teacher"]), logical.take(teacher))
+    chex.assert_trees_all_equal(jax.device_get(program.teachers["teacher"]), logical.take(teacher))
     items = [path for path in (tmp_path / "checkpoints" / "1").rglob("*") if path.is_file()]
-    assert items and not any(b"given" in path.read_bytes() for path in items)
+    assert items and not any(b"teachers" in path.read_bytes() for path in items)
     arrays = [a for a in jax.tree.leaves(jax.device_get(state)) if a.shape == teacher.head.kernel.shape]
     assert arrays and not any((a == teacher.head.kernel[...]).all() for a in arrays)
 
@@ -127,7 +127,7 @@ def test_a_teacher_of_other_classes_is_refused():
 
     def loss(model, other):
         batch = goal.prepare(model, raw(), jax.random.key(0))
-        return goal.loss(model, batch, tiny.step(given={"teacher": other})).value
+        return goal.loss(model, batch, tiny.step(teachers={"teacher": other})).value
 
     with pytest.raises(
         ValueError, match="teacher=zoo:vit_ti16: the teacher has 5 classes, the model 4; give a teacher"
@@ -145,4 +145,4 @@ def test_bad_values():
     with pytest.raises(ValueError, match="must not be smaller than the model's"):
         validate(config)
     with pytest.raises(FileNotFoundError, match="'nowhere' is neither a run nor a saved model"):
-        start.load_model("nowhere")
+        loading.load_model("nowhere")

@@ -11,9 +11,10 @@ from equivit.depthwise import gates
 from equivit.models import zoo
 from equivit.objectives.objective import Rule
 from equivit.objectives.registry import OBJECTIVES
-from equivit.training import program, sharding
+from equivit.training import build, sharding
 from equivit.training.config import get_base, validate
 from tests.depthwise import attending
+from tests.training import tiny
 from tests.training.state_test import mesh_of
 
 MODEL = attending.SMALL | dict(name="vit_b16", num_classes=4, in_channels=3)
@@ -39,7 +40,7 @@ def test_two_steps_of_a_run():
     """Weights, taps and all of the model are trained; the gates follow the weights with new noise."""
     mesh = mesh_of(1, 1)
     with jax.set_mesh(mesh):
-        run = program.of_config(config_of(by_head=True), mesh, total=4, per_epoch=4)
+        run = build.make_program(config_of(by_head=True), mesh, total=4, per_epoch=4)
         states = [run.init({})]
         before, gates = jax.device_get(states[0]), []
         for t in range(2):
@@ -80,7 +81,7 @@ forward = jax.jit(lambda model, x: model(x))
 
 def test_segmentation_has_gates_in_its_backbone():
     config = config_of("gated_segmentation", decoder="linear", auxiliary=0.0, frozen=True)
-    model = program.exported_model(config)
+    model = tiny.exported_model(config)
     assert [one.block for one in model.backbone.config.replaced] == [0, 1] and model.config.num_classes == 4
     objective = OBJECTIVES["gated_segmentation"](config)
     module = jax.eval_shape(lambda: objective.module(zoo.create(**MODEL), jax.random.key(0)))
@@ -91,11 +92,11 @@ def test_segmentation_has_gates_in_its_backbone():
 
 def test_a_run_begins_with_the_decoder_that_it_is_given():
     config, mesh = config_of("gated_segmentation", decoder="linear", auxiliary=0.0), mesh_of(1, 1)
-    model = program.exported_model(config)
+    model = tiny.exported_model(config)
     given = {leaf: a for leaf, a in logical.take(model, nnx.Variable).items() if not leaf.startswith("backbone.")}
     given = {leaf: np.full(a.shape, 7, np.float32) for leaf, a in given.items()}
     with jax.set_mesh(mesh):
-        run = program.of_config(config, mesh, total=4, per_epoch=4)
+        run = build.make_program(config, mesh, total=4, per_epoch=4)
         state = run.init(given)
     assert given and all((state.arrays[f"model.{leaf}"] == 7).all() for leaf in given)
 

@@ -11,7 +11,7 @@ from equivit import logical
 from equivit.layers.batch_stats import recording
 from equivit.models import saved, zoo
 from equivit.objectives.linear_probe import ProbeHead
-from equivit.training import program, sharding
+from equivit.training import build, sharding
 from equivit.training.config import get_base, validate
 from tests.training import tiny
 from tests.training.state_test import mesh_of
@@ -33,7 +33,7 @@ def steps(mesh, number=2, **objective):
     config.optimizer.update(name="lars", clip=None, weight_decay=0.0)
     config.schedule.update(name="constant", lr=100.0)
     with jax.set_mesh(mesh):
-        run = program.of_config(config, mesh, total=number, per_epoch=number)
+        run = build.make_program(config, mesh, total=number, per_epoch=number)
         state = run.init({})
         first = jax.device_get(state)
         for t in range(number):

@@ -9,7 +9,7 @@ from flax import nnx
 from equivit import logical
 from equivit.evaluation import runner
 from equivit.objectives import mae
-from equivit.training import checkpoints, config, program, sharding, start
+from equivit.training import build, checkpoints, config, sharding, warm_start
 from tests.training.state_test import mesh_of
 
 MODEL = dict(
@@ -44,7 +44,7 @@ def run(tmp_path_factory):
     """A run directory: (config, its place, the program, the mesh, the state after four steps)."""
     workdir, c, mesh = tmp_path_factory.mktemp("run"), options(), mesh_of(1, 1)
     with jax.set_mesh(mesh), checkpoints.Checkpoints(workdir, c.checkpoint) as manager:
-        compiled = program.of_config(c, mesh, total=4, per_epoch=4)
+        compiled = build.make_program(c, mesh, total=4, per_epoch=4)
         state = steps(compiled, mesh, compiled.init({}), 2)
         manager.save(state)
         state = steps(compiled, mesh, state, 4)
@@ -61,7 +61,7 @@ def steps(compiled, mesh, state, stop):
 
 def module(c):
     """The module to train, with shapes in place of arrays."""
-    return jax.eval_shape(lambda: mae.Mae(c).module(program.make_model(c, nnx.Rngs(params=0)), jax.random.key(0)))
+    return jax.eval_shape(lambda: mae.Mae(c).module(build.make_model(c, nnx.Rngs(params=0)), jax.random.key(0)))
 
 
 def test_stopped_and_resumed_equals_uninterrupted(run, tmp_path):
@@ -150,14 +150,14 @@ def test_a_supervised_run_begins_with_the_encoder(run, capsys):
     workdir, state = run[1], run[4]
     c = config.get_base()
     c.init, c.steps, c.model = str(workdir), 1, dict(**MODEL, num_classes=5)
-    arrays = start.initial_parameters(c)
+    arrays = warm_start.initial_parameters(c, build.model_configuration(c))
     said = capsys.readouterr().out
     assert "its decoder is left out; drawn: head.bias, head.weight" in said
     assert arrays.keys() == {k.removeprefix("encoder.") for k in state.trainable if k.startswith("encoder.")}
     np.testing.assert_array_equal(arrays["prefix.jumbo_token"], state.trainable["encoder.prefix.jumbo_token"])
     c.model.width = 48
     with pytest.raises(ValueError, match="and config.model: .* parameters do not fit"):
-        start.initial_parameters(c)
+        warm_start.initial_parameters(c, build.model_configuration(c))
 
 
 @pytest.mark.parametrize(

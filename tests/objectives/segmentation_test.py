@@ -13,7 +13,7 @@ from equivit.layers.batch_stats import recording
 from equivit.models import zoo
 from equivit.objectives import segmentation
 from equivit.objectives.registry import OBJECTIVES
-from equivit.training import program, sharding
+from equivit.training import build, sharding
 from equivit.training.config import get_base, validate
 from tests.models import segmenter_test
 from tests.training import tiny
@@ -47,7 +47,7 @@ def step(devices, **objective):
     """The state before and after a step, and the metrics."""
     config, mesh = config_of(**objective), mesh_of(devices, 1)
     with jax.set_mesh(mesh):
-        run = program.of_config(config, mesh, total=2, per_epoch=2)
+        run = build.make_program(config, mesh, total=2, per_epoch=2)
         before = random_state(run)
         first = jax.device_put(before, jax.tree.map(lambda a: a.sharding, run.abstract))
         after, metrics = run.step(first, sharding.to_global(mesh, batch()))
@@ -116,9 +116,9 @@ def test_a_frozen_backbone_stays_as_it_is():
 
 
 def test_the_exported_model_has_the_decoder_and_no_head():
-    exported = program.exported_model(config_of())
+    exported = tiny.exported_model(config_of())
     assert exported.config.num_classes == 4 and exported.backbone.head is None and exported.auxiliary is not None
-    assert program.exported_model(config_of(auxiliary=0.0)).auxiliary is None
+    assert tiny.exported_model(config_of(auxiliary=0.0)).auxiliary is None
 
 
 @pytest.mark.parametrize(

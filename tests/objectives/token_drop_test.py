@@ -11,7 +11,7 @@ from flax import nnx
 
 from equivit.objectives.supervised import Supervised
 from equivit.objectives.token_drop import Tokens, tokens_at
-from equivit.training import loop, program
+from equivit.training import build, loop
 from equivit.training.config import get_base, validate
 from tests.training import tiny
 
@@ -39,7 +39,7 @@ def options(**objective):
 
 def test_the_number_of_tokens_is_that_of_the_training_images():
     goal = Supervised(options())
-    module = jax.eval_shape(lambda: program.make_model(options(), nnx.Rngs(0)))
+    module = jax.eval_shape(lambda: build.make_model(options(), nnx.Rngs(0)))
     assert goal.static(module, 0.0) == Tokens(2, 8) and goal.static(module, 0.5) == Tokens(6, 8)
     assert Supervised(options(token_drop=None)).static(module, 0.0) is None
 
@@ -77,7 +77,7 @@ def test_the_log_says_each_phase(tmp_path, capsys):
     config = tiny.config(log=dict(tensorboard=False))
     config.steps = 4
     pipeline = types.SimpleNamespace(steps_per_epoch=4, batches=lambda start: (tiny.batch(t) for t in range(start, 4)))
-    make = functools.partial(tiny.of_config, objective=Phases(config))
+    make = functools.partial(tiny.make_program, objective=Phases(config))
     loop.train(config, workdir=tmp_path, pipeline=pipeline, evaluate=lambda *_: {}, make_program=make)
     said = capsys.readouterr().out
     assert said.count("tokens:") == 2

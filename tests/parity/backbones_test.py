@@ -120,5 +120,5 @@ def test_what_is_nearly_right_is_caught():
         key = [key for key in data if key.startswith("input/image_")][-1]
         for options in wrong.get(path.stem, []):
             expected = data[f"output/{key.removeprefix('input/image_')}/patches"]
-            other = tokens(models.remade(model, **options)[0], images(data, key))["patches"]
+            other = tokens(models.reconfigure(model, **options)[0], images(data, key))["patches"]
             assert np.abs(other - expected).max() > TOLERANCE * np.abs(expected).max(), options

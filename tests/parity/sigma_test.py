@@ -53,7 +53,7 @@ def test_sigma_of_backbones(path, record_property):
     """One pass over the images, in batches of 4 and 2."""
     model, data = backbone(path)
     none = dict(class_token=False, class_position=False, registers=0, mask_token=False, projection=None)
-    model = models.remade(model, **none, pool="mean")[0]
+    model = models.reconfigure(model, **none, pool="mean")[0]
     comparison = Comparison({key: x for key, x in data.items() if key.endswith("sigma_h")})
     for key in list(comparison.data):
         x = images(data, f"input/image_{key.split('/')[1]}")

@@ -81,7 +81,7 @@ def test_the_head_is_a_projection():
     classifier = pretrained.load("clip", state, num_heads=2, num_classes=5)
     assert classifier.config.projection is None and classifier.head.weight.shape == (64, 5)
     with pytest.raises(ValueError, match="ViT: num_classes=5 and projection=7 are two heads; set one to None"):
-        models.remade(model, num_classes=5)
+        models.reconfigure(model, num_classes=5)
 
 
 def test_the_stream_stays_in_float32_without_a_bias_of_the_patches():

@@ -11,7 +11,7 @@ from equivit import logical, train
 from equivit.evaluation import figures
 from equivit.models import saved
 from equivit.objectives.gated import Gated
-from equivit.training import checkpoints, freezing, program
+from equivit.training import build, checkpoints, freezing
 from equivit.training import config as configs
 
 FILE = pathlib.Path(__file__).parents[2] / "configs" / "depthwise.py"
@@ -27,10 +27,8 @@ def load(mode, *overrides):
 
 def built(config):
     """The module to train, with shapes instead of arrays."""
-    objective = program.make_objective(config)
-    return objective, jax.eval_shape(
-        lambda: objective.module(program.make_model(config, nnx.Rngs(0)), jax.random.key(0))
-    )
+    objective = build.make_objective(config)
+    return objective, jax.eval_shape(lambda: objective.module(build.make_model(config, nnx.Rngs(0)), jax.random.key(0)))
 
 
 def test_only_the_replaced_modules_train():
@@ -72,7 +70,7 @@ def test_which_blocks_are_replaced_must_be_said():
 
 @pytest.mark.parametrize("backbone", ["dinov2_b14", "dinov2_l14", "mae_b16", "mae_l16", "clip_b16", "clip_l14"])
 def test_backbones_have_patches_alone(backbone):
-    model = program.model_configuration(load(f"ade20k,{backbone}"))
+    model = build.model_configuration(load(f"ade20k,{backbone}"))
     assert not model.prefix and model.patch_size == (int(backbone[-2:]),) * 2
     assert (model.pre_norm, model.mlp) == ((True, "quick_gelu") if "clip" in backbone else (False, "gelu"))
 

@@ -11,8 +11,8 @@ from equivit import train
 from equivit.data import loader
 from equivit.evaluation import figures
 from equivit.models import zoo
+from equivit.training import build, sharding
 from equivit.training import config as configs
-from equivit.training import program, sharding
 
 ROOT = pathlib.Path(__file__).parents[2] / "configs"
 PICTURES = {"learning_curves.png", "patch_filters.png"}
@@ -36,11 +36,11 @@ def test_quicktest_lowers(name, words):
         config.model.update(num_classes=config.model.get("num_classes", 1000), in_channels=3)
     mesh = sharding.create_mesh(config.mesh)
     with jax.set_mesh(mesh):
-        objective = program.make_objective(config)
+        objective = build.make_objective(config)
         entries = dict(entries=objective.entries, transform=objective.transform_of(config))
         batch = loader.shapes(config.data, config.batch_size, channels=3, **entries)
-        given = {"teacher": zoo.abstract("vit_pico16", num_classes=10)} if "teacher" in config.objective else {}
-        program.of_config(config, mesh, total=2, per_epoch=1, given=given).lower(batch)
+        teachers = {"teacher": zoo.abstract("vit_pico16", num_classes=10)} if "teacher" in config.objective else {}
+        build.make_program(config, mesh, total=2, per_epoch=1, teachers=teachers).lower(batch)
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in ROOT.glob("*.py") if path.name not in OTHERS))

@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from equivit.training import program as programs
-from equivit.training import sharding
+from equivit.training import build, sharding
 from equivit.training.config import get_base
 from tests.training.state_test import CLOSE, mesh_of
 
@@ -48,7 +47,7 @@ def test_eight_devices_equal_one_and_move_no_image():
     for devices in (1, 8):
         mesh = mesh_of(devices, 1)
         with jax.set_mesh(mesh):
-            program = programs.of_config(config(), mesh, total=2, per_epoch=1)
+            program = build.make_program(config(), mesh, total=2, per_epoch=1)
             step = program.lower(jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), rows)).compile()
             start, places = beginning(program.abstract), jax.tree.map(lambda a: a.sharding, program.abstract)
             found.append(jax.device_get(step(jax.device_put(start, places), {}, sharding.to_global(mesh, rows))))

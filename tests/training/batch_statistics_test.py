@@ -19,7 +19,7 @@ from equivit.layers.convolution import NormedConv
 from equivit.layers.stack import Stack
 from equivit.models import saved
 from equivit.objectives.dinov2 import DinoV2, Student
-from equivit.training import sharding, start
+from equivit.training import build, sharding, warm_start
 from equivit.training.checkpoints import Checkpoints
 from tests.models import backbones
 from tests.objectives import dinov2_test
@@ -56,7 +56,7 @@ def program(devices=1, groups=8, parts=1):
     config = tiny.config(objective=dict(ema=0.5), optimizer=dict(accumulation=parts))
     mesh = mesh_of(devices, 1)
     with jax.set_mesh(mesh):
-        return tiny.program(config, mesh, build=functools.partial(Convolutions, groups=groups)), mesh
+        return tiny.program(config, mesh, build_model=functools.partial(Convolutions, groups=groups)), mesh
 
 
 @functools.cache
@@ -171,14 +171,14 @@ def test_a_model_for_larger_images_keeps_its_statistics(tmp_path):
     """In a new configuration, and in a run that begins with a saved model."""
     model = backbones.model("cvt_13")
     expected = logical.to_logical(model, nnx.BatchStat)
-    larger, changes = models.remade(model, image_size=(56, 84))
+    larger, changes = models.reconfigure(model, image_size=(56, 84))
     chex.assert_trees_all_equal(logical.to_logical(larger, nnx.BatchStat), expected)
     assert str(changes) == "all kept" and len(expected) == 18
     saved.save(tmp_path, model)
     config = tiny.config(model=dict(backbones.CVT, name="cvt_13", image_size=(56, 84)))
     config.init = str(tmp_path)
     config.model.in_channels = 3
-    arrays = start.initial_parameters(config)
+    arrays = warm_start.initial_parameters(config, build.model_configuration(config))
     statistics = logical.take(model, nnx.BatchStat)
     chex.assert_trees_all_equal({name: arrays[name] for name in statistics}, statistics)
 

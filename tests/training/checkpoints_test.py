@@ -16,8 +16,9 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from equivit import files
-from equivit.training import checkpoints, disk_errors
+from equivit.training import checkpoints
 from equivit.training import config as configs
+from equivit.training.run import checkpoint_files, disk_errors
 from tests.training import tiny
 from tests.training.state_test import mesh_of
 
@@ -122,7 +123,7 @@ def copy(run, tmp_path, monkeypatch):
     """A copy of the run that other programs can load."""
     shutil.copytree(run[0] / "checkpoints", tmp_path / "checkpoints")
     files.write_text(tmp_path / "config.json", configs.to_json(OPTIONS))
-    monkeypatch.setattr(checkpoints.program, "make_model", lambda config, rngs: tiny.Tiny(rngs))
+    monkeypatch.setattr(checkpoints.build, "make_model", lambda config, rngs: tiny.Tiny(rngs))
     return tmp_path
 
 
@@ -144,7 +145,7 @@ def test_a_model_is_loaded_from_the_newest_whole_one_and_nothing_is_moved(run, c
 
 
 def test_a_checkpoint_that_a_run_replaces_while_it_is_read_is_no_damage(run, copy, caplog, monkeypatch):
-    read = checkpoints._read
+    read = checkpoint_files._read
 
     def replaced(manager, step, *args):
         if (copy / "checkpoints" / "6").exists():
@@ -152,7 +153,7 @@ def test_a_checkpoint_that_a_run_replaces_while_it_is_read_is_no_damage(run, cop
                 (copy / "checkpoints" / str(old)).rename(copy / "checkpoints" / str(new))
         return read(manager, step, *args)
 
-    monkeypatch.setattr(checkpoints, "_read", replaced)
+    monkeypatch.setattr(checkpoint_files, "_read", replaced)
     assert checkpoints.load_run(copy).step == 10
     assert "damaged" not in caplog.text
 
@@ -161,7 +162,9 @@ def test_where_all_are_damaged_nothing_begins_again(run, copy):
     for step in (4, 6):
         damage_largest(copy, step)
     for read in (lambda: restored(copy, run[1], mesh_of(1, 1)), lambda: checkpoints.load_run(copy)):
-        with pytest.raises(checkpoints.NoWholeCheckpointError, match=r"all .* damaged \(6: the bits of [\w.]+ are"):
+        with pytest.raises(
+            checkpoint_files.NoWholeCheckpointError, match=r"all .* damaged \(6: the bits of [\w.]+ are"
+        ):
             read()
     assert listing(copy) == ["4", "6"] and not (copy / "damaged").exists()
 
@@ -193,7 +196,7 @@ def test_an_outage_ends_the_program_and_moves_nothing(run, copy, caplog, monkeyp
 
     monkeypatch.setattr(checkpoints.ocp.CheckpointManager, "restore", restore)
     kept = (OSError, MemoryError, jax.errors.JaxRuntimeError)
-    with pytest.raises(type(error) if isinstance(error, kept) else checkpoints.UnreadableError) as caught:
+    with pytest.raises(type(error) if isinstance(error, kept) else checkpoint_files.UnreadableError) as caught:
         restored(copy, run[1], mesh_of(1, 1)) if trains else checkpoints.load_run(copy)
     if isinstance(error, OSError):
         assert f"checkpoints/6 cannot be read: {error.strerror}; nothing was moved" in str(caught.value)
@@ -238,7 +241,7 @@ def test_a_directory_whose_name_is_not_utf8_is_refused(tmp_path):
     workdir = tmp_path / os.fsdecode(b"run-\xfc")
     with pytest.raises(ValueError, match=r"--workdir='.*run-\\udcfc': this locale does not use UTF-8.*PYTHONUTF8=1"):
         checkpoints.Checkpoints(workdir, OPTIONS.checkpoint)
-    checkpoints._directory(tmp_path / "run-ü")
+    checkpoint_files.directory(tmp_path / "run-ü")
     assert not list(tmp_path.iterdir())
 
 
@@ -257,7 +260,7 @@ def test_another_model_is_one_clear_error(run):
     with jax.set_mesh(mesh):
         program = tiny.program(options, mesh)
     with pytest.raises(
-        checkpoints.OtherModelError, match=r"of another model or optimiser, \d+ arrays differ: extra.ema"
+        checkpoint_files.OtherModelError, match=r"of another model or optimiser, \d+ arrays differ: extra.ema"
     ):
         restored(workdir, program, mesh)
     assert (workdir / "checkpoints" / "6").is_dir()
@@ -270,7 +273,7 @@ def test_a_narrower_leaf_is_named(run):
         abstract=program.abstract._replace(trainable={**program.abstract.trainable, "head.bias": leaf})
     )
     with pytest.raises(
-        checkpoints.OtherModelError, match=r"head.bias is \[\[8\], 'float32'\], here \[\[3\], 'float32'\]"
+        checkpoint_files.OtherModelError, match=r"head.bias is \[\[8\], 'float32'\], here \[\[3\], 'float32'\]"
     ):
         restored(workdir, other, mesh_of(1, 1))
 
@@ -321,7 +324,7 @@ def test_sums_of_bits_are_those_of_the_whole_array(dtype, spec):
     array = jnp.asarray(jax.random.normal(jax.random.key(0), (8, 12)) * 100, dtype)
     placed = jax.device_put(array, NamedSharding(mesh_of(4, 2), PartitionSpec(*spec)))
     leaves = {"array": placed, "scalar": jnp.asarray(3, dtype), "none": jnp.zeros((0, 2), dtype)}
-    assert checkpoints._bits(leaves) == {name: bit_sum(leaf) for name, leaf in leaves.items()}
+    assert checkpoint_files._bits(leaves) == {name: bit_sum(leaf) for name, leaf in leaves.items()}
 
 
 @pytest.mark.parametrize("dtype", ["float64", "int64", "uint64"])
@@ -330,4 +333,4 @@ def test_sums_of_bits_of_eight_bytes(dtype):
     with jax.enable_x64(True):
         array = jnp.asarray(jax.random.normal(jax.random.key(0), (64,)) * 1e6, dtype)
         low = jax.lax.bitcast_convert_type(array, jnp.uint64).astype(jnp.uint32)
-        assert checkpoints._bits({"array": array}) == {"array": int(low.sum(dtype=jnp.uint32))}
+        assert checkpoint_files._bits({"array": array}) == {"array": int(low.sum(dtype=jnp.uint32))}

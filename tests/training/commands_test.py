@@ -19,6 +19,7 @@ from flax import nnx
 
 from equivit import logical, train
 from equivit.training import checkpoints
+from equivit.training.run import checkpoint_files
 from tests import soak
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -57,7 +58,7 @@ def final_state(workdir):
 def saved_and_actual_bits(path):
     """Sums of bits of a checkpoint's arrays: as saved with it, and as computed from the arrays read back."""
     about, arrays = soak.checkpoint(path)
-    return about["bits"], checkpoints._bits(jax.tree.map(jnp.asarray, arrays))
+    return about["bits"], checkpoint_files._bits(jax.tree.map(jnp.asarray, arrays))
 
 
 def saved_steps(workdir):

@@ -9,7 +9,8 @@ import pytest
 
 from equivit import logical
 from equivit.objectives.objective import Objective, averaged
-from equivit.training import freezing, resuming
+from equivit.training import freezing
+from equivit.training.run import resuming
 from tests.training import tiny
 from tests.training.state_test import mesh_of
 

@@ -15,9 +15,10 @@ from tensorboardX.proto import event_pb2
 
 from equivit.evaluation import figures
 from equivit.objectives.supervised import Supervised
-from equivit.training import checkpoints, loop, resuming, stopping
+from equivit.training import checkpoints, loop
 from equivit.training import config as configs
 from equivit.training import logging as logs
+from equivit.training.run import checkpoint_files, resuming, stopping
 from tests.training import tiny
 from tests.training.state_test import mesh_of
 
@@ -40,7 +41,7 @@ class Pipeline:
 def train(workdir, options, pipeline=None, evaluate=lambda model, config: {"accuracy": {"top1": 0.5}}):
     """The final figures of a run, None if it was stopped."""
     pipeline = pipeline or Pipeline()
-    outcome = loop.train(options, workdir=workdir, pipeline=pipeline, evaluate=evaluate, make_program=tiny.of_config)
+    outcome = loop.train(options, workdir=workdir, pipeline=pipeline, evaluate=evaluate, make_program=tiny.make_program)
     return outcome and outcome.report
 
 
@@ -79,7 +80,7 @@ def test_the_outcome_is_the_model_and_what_was_measured_on_it(whole):
         return {"accuracy": {"top1": 0.5, "of": [1, 2]}}
 
     outcome = loop.train(
-        options(), workdir=whole[0], pipeline=Pipeline(), evaluate=evaluate, make_program=tiny.of_config
+        options(), workdir=whole[0], pipeline=Pipeline(), evaluate=evaluate, make_program=tiny.make_program
     )
     assert outcome.report == {"step": 10, "eval/accuracy/top1": 0.5}
     assert outcome.results == {"accuracy": {"top1": 0.5, "of": [1, 2]}} and outcome.model is seen[-1]
@@ -94,7 +95,7 @@ def test_the_objective_knows_the_length_of_the_run(tmp_path):
             return extra
 
     config = options()
-    make = functools.partial(tiny.of_config, objective=Watching(config))
+    make = functools.partial(tiny.make_program, objective=Watching(config))
     loop.train(config, workdir=tmp_path, pipeline=Pipeline(), evaluate=lambda *_: {}, make_program=make)
     assert {(clock.total, clock.per_epoch) for clock in clocks} == {(10, 4)}
 
@@ -117,7 +118,7 @@ def test_a_signal_before_the_first_step_is_not_lost(tmp_path):
     """An exception would be lost in a hook of the garbage collector, which JAX has."""
 
     def make(*args, **others):
-        program = tiny.of_config(*args, **others)
+        program = tiny.make_program(*args, **others)
         os.kill(os.getpid(), signal.SIGINT)
         return program
 
@@ -186,7 +187,7 @@ def test_what_is_advised_after_a_loss_that_is_not_finite_works(tmp_path):
 
 def test_a_run_of_another_model_is_left_as_it_is(whole):
     before = (whole[0] / "config.json").read_text()
-    with pytest.raises(checkpoints.OtherModelError, match="extra.ema"):
+    with pytest.raises(checkpoint_files.OtherModelError, match="extra.ema"):
         train(whole[0], options(objective=dict(ema=0.9)))
     assert (whole[0] / "config.json").read_text() == before
 

@@ -14,13 +14,14 @@ if __name__ == "__main__":  # workers import this module too, and need no JAX
     jax.config.update("jax_platforms", "cpu")
     from equivit import train
     from equivit.training import sharding
+    from equivit.training.run import processes
 
     path, number, stop = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     # Processes wait for each other as long as a slow machine takes; where one is to be killed, the others notice it.
     patience = dict(initialization_timeout=3600, shutdown_timeout_seconds=3600)
     jax.distributed.initialize = functools.partial(jax.distributed.initialize, **patience)
     if not number:
-        sharding.HEARTBEAT_SECONDS = 3600
+        processes.HEARTBEAT_SECONDS = 3600
     seen, to_global = [], sharding.to_global
 
     def watched(mesh, batch):

@@ -93,7 +93,7 @@ def test_a_run_may_do_the_first_part_of_a_longer_schedule():
     """As DinoBloom does, whose 4,000 of 100,000 steps all belong to the warm-up; decay and averages follow it too."""
     config = tiny.config(schedule=dict(lr=1.0, warmup_lr=0.0, warmup_steps=40, length=100))
     config.steps = 10
-    run = tiny.of_config(config, mesh_of(1, 1), total=loop.total_steps(config, 4), per_epoch=4)
+    run = tiny.make_program(config, mesh_of(1, 1), total=loop.total_steps(config, 4), per_epoch=4)
     np.testing.assert_allclose([run.lr(0), run.lr(10)], [0, 0.25], rtol=1e-6)
     config.steps = 101
     with pytest.raises(ValueError, match="config.schedule.length=100 must not be below the steps of the run, 101"):

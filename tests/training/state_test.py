@@ -154,7 +154,7 @@ def steps(objective, number, **options):
 
 def test_running_statistics_see_every_micro_batch():
     config = dict(optimizer=dict(accumulation=4))
-    assert steps(None, 3, config=config, build=Counting)[1].statistics == {"seen": 12}
+    assert steps(None, 3, config=config, build_model=Counting)[1].statistics == {"seen": 12}
 
 
 def copied(module, images):
@@ -168,7 +168,7 @@ def test_running_statistics_that_are_lost_are_refused(call, accumulation):
     with pytest.raises(
         ValueError, match=r"Probing.loss left the running statistics .* 'seen'; call the module .* copy"
     ):
-        steps(Probing(tiny.config(), call=call), 1, config=config, build=Counting)
+        steps(Probing(tiny.config(), call=call), 1, config=config, build_model=Counting)
 
 
 class Pair(nnx.Module):
@@ -184,11 +184,11 @@ class Pair(nnx.Module):
 
 def test_running_statistics_of_a_frozen_part_may_stay():
     objective = Probing(tiny.config(), frozen=("body", "head"))
-    state = steps(objective, 1, build=Pair)[1]
+    state = steps(objective, 1, build_model=Pair)[1]
     assert set(state.statistics) == {"body.seen", "head.seen", "norm.mean", "norm.variance"}
     assert state.statistics["body.seen"] == 0 and not state.trainable
     with pytest.raises(ValueError, match="'head.seen'"):  # the norm has no parameters; it belongs to the whole
-        steps(Probing(tiny.config(), frozen="body"), 1, build=Pair)
+        steps(Probing(tiny.config(), frozen="body"), 1, build_model=Pair)
 
 
 def test_frozen_leaves_have_no_gradient_and_no_moments():
@@ -207,23 +207,23 @@ def test_frozen_leaves_have_no_gradient_and_no_moments():
     assert np.abs(whole.trainable["embed.kernel"] - first.frozen["embed.kernel"]).max() > 1e-3  # else nothing is shown
 
 
-def test_precision_reaches_the_module_and_what_is_given_but_not_the_state():
+def test_precision_reaches_the_module_and_teachers_but_not_the_state():
     seen = []
 
     class Watching(Supervised):
         def loss(self, module, batch, step):
-            seen.append((module.head.kernel.dtype, step.given["other"].head.kernel.dtype))
+            seen.append((module.head.kernel.dtype, step.teachers["other"].head.kernel.dtype))
             return super().loss(module, batch, step)
 
     config = tiny.config()
     config.precision = "bfloat16"
     mesh = mesh_of(1, 1)
     with jax.set_mesh(mesh):
-        given = {"other": tiny.Tiny(nnx.Rngs(1))}
-        program = tiny.program(config, mesh, objective=Watching(config), given=given)
+        teachers = {"other": tiny.Tiny(nnx.Rngs(1))}
+        program = tiny.program(config, mesh, objective=Watching(config), teachers=teachers)
         state, _ = tiny.run(program, mesh, 1)
     assert set(seen) == {(jnp.dtype("bfloat16"),) * 2}
-    assert {a.dtype.name for a in jax.tree.leaves((state.trainable, program.given))} == {"float32"}
+    assert {a.dtype.name for a in jax.tree.leaves((state.trainable, program.teachers))} == {"float32"}
 
 
 def test_mesh_and_batch_errors_name_the_nearest_fix():

@@ -14,7 +14,7 @@ from equivit.data import series
 from equivit.data.series import SeriesData
 from equivit.models import zoo
 from equivit.training import config as configs
-from equivit.training import schedules, sweep, sweep_config
+from equivit.training import schedules, sweep_config, sweep_program
 
 CONFIG = "configs/timeseries.py:quicktest"
 EPOCHS = 3
@@ -37,17 +37,19 @@ def data() -> SeriesData:
 @pytest.fixture(scope="module")
 def program(config):
     model = zoo.configuration("patchtst", length=40, channels=2, num_classes=3, **config.model)
-    return sweep.Sweep(config, model.build, examples=96, epochs=EPOCHS, together=4)
+    return sweep_program.Sweep(config, model.build, examples=96, epochs=EPOCHS, together=4)
 
 
-RUNS = sweep.grid((1e-2, 1e-3), (0.0, 0.3), seed=5)
+RUNS = sweep_program.grid((1e-2, 1e-3), (0.0, 0.3), seed=5)
 
 
 @pytest.fixture(scope="module")
 def together(program, data):
     """The final state and figures of all runs, and the losses of their epochs."""
     losses = []
-    state, figures = sweep.train(program, RUNS, data, epochs=EPOCHS, seed=1, report=lambda i, row: losses.append(row))
+    state, figures = sweep_program.train(
+        program, RUNS, data, epochs=EPOCHS, seed=1, report=lambda i, row: losses.append(row)
+    )
     return jax.device_get(state), jax.device_get(figures), np.array(losses)
 
 
@@ -89,13 +91,13 @@ def test_a_run_of_a_sweep_is_the_run_alone(alone, data, together):
 
 
 def test_the_same_seed_gives_the_same_bits(program, data, together):
-    state, figures = sweep.train(program, RUNS, data, epochs=EPOCHS, seed=1)
+    state, figures = sweep_program.train(program, RUNS, data, epochs=EPOCHS, seed=1)
     jax.tree.map(np.testing.assert_array_equal, (state, figures), together[:2])
 
 
 def test_every_series_is_seen_once_in_an_epoch(alone, data):
     """With a rate of zero the mean loss of an epoch is that of the set, whatever the order and the batches."""
-    still, train = sweep.Run(jnp.float32(0.0), jnp.float32(0.0), jnp.uint32(3)), batch(data.train)
+    still, train = sweep_program.Run(jnp.float32(0.0), jnp.float32(0.0), jnp.uint32(3)), batch(data.train)
     init, epoch, evaluate = alone
     state = init(still)
     whole = evaluate(state, train).loss
@@ -111,11 +113,11 @@ def test_seeds_of_runs_are_their_own():
     assert RUNS.lr.tolist() == np.float32([1e-2, 1e-2, 1e-3, 1e-3]).tolist()
     assert RUNS.dropout.tolist() == np.float32([0, 0.3, 0, 0.3]).tolist()
     assert len(set(RUNS.seed.tolist())) == 4
-    assert not set(RUNS.seed.tolist()) & set(sweep.grid((1e-2, 1e-3), (0.0, 0.3), seed=6).seed.tolist())
+    assert not set(RUNS.seed.tolist()) & set(sweep_program.grid((1e-2, 1e-3), (0.0, 0.3), seed=6).seed.tolist())
 
 
 def test_the_schedule(config):
-    section = sweep.schedule_section(config.schedule, 2e-3, steps=200)
+    section = sweep_program.schedule_section(config.schedule, 2e-3, steps=200)
     lr = schedules.create(section, total_steps=200, steps_per_epoch=2)
     np.testing.assert_allclose([lr(0), lr(10), lr(20)], [0, 1e-3, 2e-3], rtol=1e-6)
     np.testing.assert_allclose(lr(110), 1e-3 + 0.5e-8, rtol=1e-6)  # halfway down
@@ -123,8 +125,8 @@ def test_the_schedule(config):
 
 
 def test_the_best_run_is_chosen_by_accuracy_and_then_by_loss():
-    figures = sweep.Figures(np.array([0.5, 0.9, 0.8, 0.9]), np.array([0.1, 0.4, 0.2, 0.3]))
-    assert sweep.best(figures) == 3
+    figures = sweep_program.Figures(np.array([0.5, 0.9, 0.8, 0.9]), np.array([0.1, 0.4, 0.2, 0.3]))
+    assert sweep_program.best(figures) == 3
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +159,7 @@ def test_the_command_writes_a_result(finished):
 
 def test_a_result_that_is_there_is_kept(finished, monkeypatch, capsys):
     workdir, _ = finished
-    monkeypatch.setattr(sweep, "train", lambda *args, **kwargs: pytest.fail("it was computed again"))
+    monkeypatch.setattr(sweep_program, "train", lambda *args, **kwargs: pytest.fail("it was computed again"))
     assert command.main([*arguments(workdir), "--config.models=patchtst_jumbo"]) == 0
     assert command.main([*arguments(workdir), "--config.models=patchtst_jumbo", "--config.epochs=3"]) == 1
     assert "a result of another recipe, config.epochs=2 where it is now 3" in capsys.readouterr().err

@@ -9,8 +9,7 @@ from flax import nnx
 from equivit.layers.stack import Stack
 from equivit.objectives.clock import Clock
 from equivit.objectives.objective import Step
-from equivit.training import program as programs
-from equivit.training import sharding
+from equivit.training import build, sharding
 from equivit.training.config import get_base
 
 CLASSES, SIDE, WIDTH = 8, 4, 64
@@ -47,21 +46,26 @@ def config(**sections):
     return base
 
 
-def of_config(options, mesh, *, build=Tiny, **others):
-    """As `program.of_config`, of a tiny model."""
-    return programs.of_config(options, mesh, build=build, **others)
+def make_program(options, mesh, *, build_model=Tiny, **others):
+    """`build.make_program` for a tiny model."""
+    return build.make_program(options, mesh, build_model=build_model, **others)
+
+
+def exported_model(config):
+    """The model that a run of a config exports, with shapes in place of arrays."""
+    return build.exported_model(build.make_objective(config), build.model_configuration(config))
 
 
 def program(options, mesh, *, lr=1e-2, total=10, **others):
     """The program of a config, at a constant learning rate."""
     options = copy.deepcopy(options)
     options.schedule.update(name="constant", lr=lr)
-    return of_config(options, mesh, total=total, per_epoch=4, **others)
+    return make_program(options, mesh, total=total, per_epoch=4, **others)
 
 
-def step(key=0, *, static=None, extra=None, given=None, at=0):
+def step(key=0, *, static=None, extra=None, teachers=None, at=0):
     """The inputs of a loss beside module and batch."""
-    return Step(jax.random.key(key), Clock(at, 10, 4), static, extra or {}, given or {})
+    return Step(jax.random.key(key), Clock(at, 10, 4), static, extra or {}, teachers or {})
 
 
 def batch(t, size=16):

@@ -57,27 +57,27 @@ def opens(run: Run) -> None:
 def run(run: Run) -> dict[str, Any]:
     """Train the heads of `config.evaluation.linear_probe` (`evaluation/linear_probe.py`) and choose one.
 
-    `held_out` images of the training split, at most a tenth of it, are not trained on; the head with the best accuracy
-    on them is the headline.  The paper chooses on the test images themselves.
+    `held_out` images of the training split, at most a tenth of it, choose the head and are not trained on.  The paper
+    chooses on the test images themselves.
 
-    Returns "head" and its "top1", and `frozen.accuracies` of it; "held_out", its accuracy on these; "best_head" and
-    "best", of the choice on the test images; "examples"; "classifier", the directory in which the model is saved with
-    the head as its own, or None.
+    Returns "head" with its "top1" and `frozen.accuracies`; "held_out", its accuracy on these images; "best_head" and
+    "best", for the choice on the test images; "examples"; "classifier", the directory of the model saved with this
+    head, or None.
     """
     train, test = frozen.images(run, run.data.split)["e"], frozen.images(run, run.data.eval_split, OCTIC.elements)
-    kept, left_out = _parts(len(train.labels), run.config.evaluation.linear_probe.held_out)
+    rows, left_out = _parts(len(train.labels), run.config.evaluation.linear_probe.held_out)
     pipeline = run.open()
     heads = _heads(run.config, num_classes=pipeline.num_classes)
-    probe = _fitted(run, train, kept, heads)
+    probe = _fitted(run, train, rows, heads)
     held_out = _right(probe, Images(*(part[left_out] for part in train)))
     on_test, labels = _right(probe, test["e"]), test["e"].labels
-    chosen, best = linear_probe.best(held_out), linear_probe.best(on_test)
-    predicted = {g: _predicted(probe, found)[chosen] for g, found in test.items()}
+    head, best = linear_probe.best(held_out), linear_probe.best(on_test)
+    predicted = {g: _predicted(probe, found)[head] for g, found in test.items()}
     return {
-        "classifier": _saved(run, probe, chosen, TrainedOn(pipeline.classes, len(kept))),
-        "head": probe.names[chosen],
-        "top1": float(on_test[chosen]),
-        "held_out": float(held_out[chosen]),
+        "classifier": _saved(run, probe, head, TrainedOn(pipeline.classes, len(rows))),
+        "head": probe.names[head],
+        "top1": float(on_test[head]),
+        "held_out": float(held_out[head]),
         "best_head": probe.names[best],
         "best": float(on_test[best]),
         "examples": len(labels),
@@ -96,11 +96,11 @@ def lines(result: dict[str, Any]) -> list[Line]:
     ]
 
 
-def _saved(run: Run, probe: Probe, chosen: int, data: TrainedOn) -> str | None:
-    """The directory of the model with the chosen head, which is a saved model; None where there is none."""
+def _saved(run: Run, probe: Probe, head: int, data: TrainedOn) -> str | None:
+    """Save the model with a head, by its index, and return the directory; None if nothing can be saved."""
     if run.directory is None:
         return None
-    name, of = probe.names[chosen], probe.heads.inputs[chosen // len(probe.heads.base_rates)]
+    name, of = probe.names[head], probe.heads.inputs[head // len(probe.heads.base_rates)]
     model = frozen.classifier(run.model, probe.weights[name], probe.biases[name], **of._asdict())
     if model is None:
         return None
@@ -116,29 +116,29 @@ def _heads(config: ConfigDict, num_classes: int) -> linear_probe.Heads:
 
 
 def _parts(number: int, held_out: int) -> tuple[np.ndarray, np.ndarray]:
-    """The rows to train on and those to choose by, which depend on nothing else."""
+    """The rows to train on and the held-out rows; they depend only on the arguments."""
     rows = permutation(0, 0, number)
     count = max(1, min(held_out, number // 10))
     return np.sort(rows[count:]), np.sort(rows[:count])
 
 
-def _fitted(run: Run, train: Images, kept: np.ndarray, heads: linear_probe.Heads) -> Probe:
-    """The heads, trained on the rows `kept`."""
+def _fitted(run: Run, train: Images, rows: np.ndarray, heads: linear_probe.Heads) -> Probe:
+    """The heads, trained on these rows."""
     options: dict[str, Any] = dict(dataclasses.asdict(heads), key=jax.random.key(run.config.seed))
     if not run.config.evaluation.linear_probe.augment:
-        return linear_probe.fit(_unchanged(train, kept, heads, run.config.seed), **options)
+        return linear_probe.fit(_unchanged(train, rows, heads, run.config.seed), **options)
     if run.directory is None:
-        return linear_probe.fit(_augmented(run, train.index[kept], heads, 0), **options)
+        return linear_probe.fit(_augmented(run, train.index[rows], heads, 0), **options)
     unfinished = Unfinished(run.directory, _identity(run, train))
     state = unfinished.read()
-    batches = _augmented(run, train.index[kept], heads, 0 if state is None else int(state["step"]))
+    batches = _augmented(run, train.index[rows], heads, 0 if state is None else int(state["step"]))
     probe = linear_probe.fit(batches, **options, state=state, watch=unfinished.keep)
     unfinished.remove()
     return probe
 
 
 def _identity(run: Run, train: Images) -> str:
-    """A name for what decides the numbers: the settings and, by features of some images, the model and the data."""
+    """A digest of all that decides the result: the settings and, by features of some images, the model and the data."""
     settings = (run.data.to_json(), run.config.evaluation.linear_probe.to_json(), run.config.seed, run.precision)
     return hashlib.sha256(repr(settings).encode() + train.tokens[:16].tobytes()).hexdigest()[:12]
 
@@ -147,8 +147,8 @@ class Unfinished:
     """The state of heads in a file, from which an interrupted probe resumes.
 
     Args:
-      directory: of the file.
-      identity: of the probe, in the file's name; another probe, perhaps of another process, has another file.
+      directory: the directory of the file.
+      identity: the digest of the probe in the file's name; another probe has another file.
     """
 
     def __init__(self, directory: pathlib.Path, identity: str):
@@ -171,23 +171,23 @@ class Unfinished:
                 np.savez(unfinished, **whole)
 
     def remove(self) -> None:
-        """At the end."""
+        """Remove the file at the end."""
         if jax.process_index() == 0:
             self.path.unlink(missing_ok=True)
 
 
-def _unchanged(train: Images, kept: np.ndarray, heads: linear_probe.Heads, seed: int) -> Iterator[Batch]:
-    """Batches of the features that were read, in a new order each epoch."""
-    order = TrainOrder(len(kept), heads.batch_size, 1, seed)
+def _unchanged(train: Images, rows: np.ndarray, heads: linear_probe.Heads, seed: int) -> Iterator[Batch]:
+    """Batches of the stored features, in a new order each epoch."""
+    order = TrainOrder(len(rows), heads.batch_size, 1, seed)
     axes = jax.sharding.get_mesh().axis_names
     for step in range(heads.steps):
-        tokens, average, labels, _ = (part[kept[order.rows(step).examples]] for part in train)
+        tokens, average, labels, _ = (part[rows[order.rows(step).examples]] for part in train)
         tokens = scattered(np.moveaxis(tokens, 1, 0), PartitionSpec(None, axes))
         yield tokens, scattered(average[:, None], PartitionSpec(axes)), scattered(labels, PartitionSpec(axes))
 
 
 def _augmented(run: Run, index: np.ndarray, heads: linear_probe.Heads, start: int) -> Iterator[Batch]:
-    """Batches of random crops and mirror images of some images, seen by the model, from number `start` on."""
+    """Batches of features of random crops and mirror images, from number `start` on."""
     data = run.data.copy_and_resolve_references().unlock()
     data.update(augment=data_config.DEFAULTS["augment"], train_image_size=None)
     share: dict[str, Any] = dict(process_index=jax.process_index(), process_count=jax.process_count())
@@ -197,9 +197,9 @@ def _augmented(run: Run, index: np.ndarray, heads: linear_probe.Heads, start: in
     endless, left = dataclasses.replace(pipeline, source=source, order=order).batches(start), heads.steps - start
     batches, extract = itertools.islice(endless, left), frozen.extractor(run)
     for batch in batches if run.track is None else run.track(batches, left, run.stream):
-        placed = on_devices({name: batch[name] for name in ("image", "label")})
-        tokens, average = extract(jnp.asarray(placed["image"]))
-        yield tokens.swapaxes(0, 1), average[:, None], placed["label"]
+        on_mesh = on_devices({name: batch[name] for name in ("image", "label")})
+        tokens, average = extract(jnp.asarray(on_mesh["image"]))
+        yield tokens.swapaxes(0, 1), average[:, None], on_mesh["label"]
 
 
 def _predicted(probe: Probe, images: Images) -> np.ndarray:

@@ -22,7 +22,7 @@ def data(config: ConfigDict) -> ConfigDict:
 
 def opens(run: Run) -> None:
     """As `frozen.opens`; also ValueError for features on a grid that does not divide the maps."""
-    _, features, maps = frozen.opens(run, "map", least=2)  # of two one chooses the setting
+    _, features, maps = frozen.opens(run, "map", least=2)  # one of two chooses the setting
     patches.patch_size(features, maps)
 
 
@@ -47,15 +47,15 @@ def measure(run: Run, method: str) -> dict[str, Any]:
     maps, features = train.grid.framed(np.where(train.maps == VOID, void, train.maps)), train.grid.values
     rows, tenth = np.random.RandomState(0).permutation(len(maps)), max(1, len(maps) // 10)  # as CAPI draws them
     parts = (Part(features[some], maps[some]) for some in (np.sort(rows[tenth:]), np.sort(rows[:tenth])))
-    chosen = patches.choose(*parts, method=method, **counted)
+    classifier = patches.choose(*parts, method=method, **counted)
     true = np.where(test["e"].maps == VOID, void, test["e"].maps)
-    predicted = {g: found.grid.placed(chosen.predict(found.grid.values)) for g, found in test.items()}
+    predicted = {g: found.grid.placed(classifier.predict(found.grid.values)) for g, found in test.items()}
     upright = scores.segmentation(true, predicted["e"], **counted)
     each = {g: scores.segmentation(true, labels, **counted)["miou"] for g, labels in predicted.items()}
     mean = float(np.mean(list(each.values())))
     return segmentation.by_name(upright, pipeline.classes) | {
-        "selected": _name(chosen.selected),
-        "validation": {_name(setting): miou for setting, miou in chosen.validation.items()},
+        "selected": _name(classifier.selected),
+        "validation": {_name(setting): miou for setting, miou in classifier.validation.items()},
         "miou_by_orientation": each,
         "miou_mean": mean,
         "delta": mean - each["e"],

@@ -2,8 +2,8 @@
 
     mASCC = mean_i mean_(D1, D2) of the share of pixels u with [S^-D1 f(S^D1 x_i)](u) = [S^-D2 f(S^D2 x_i)](u)
 
-Of circular shifts all pixels count; of others those that are visible in both copies.  Kinds, ranges and offsets are
-those of `consistency.py`.
+All pixels count after circular shifts; after others, the pixels that both copies show.  `consistency.py` defines kinds,
+ranges and offsets.
 
 Source: "Making Vision Transformers Truly Shift-Equivariant" (arXiv 2305.16316), Eq. 26 and Sections 5.5 and 5.6.
 """
@@ -27,14 +27,14 @@ from equivit.symmetry import shifts
 def check(config: ConfigDict) -> None:
     """ValueError for offsets or windows that do not fit in the images of `config.data`.
 
-    Whole images have sizes of their own, in which offsets have to fit when they are read.
+    The offsets of whole images are checked when these are read.
     """
     shift.checked(config) if config.data.eval_crop == "whole" else shift.check(config)
     segmentation.check(config)
 
 
 def opens(run: Run) -> None:
-    """Open the split; ValueError where offsets do not fit in its first image."""
+    """Open the split; ValueError if offsets do not fit in its first image."""
     pipeline = run.open()
     if run.whole:
         consistency.check(shift.checked(run.config), pipeline.shapes()["image"].shape[1:3])
@@ -43,17 +43,17 @@ def opens(run: Run) -> None:
 def run(run: Run) -> dict[str, Any]:
     """The consistency of label maps, with the settings of `config.evaluation.shift` and `.segmentation`.
 
-    Returns for each kind and range, by a name such as "circular_full": the mASCC; with the ending "_standard_error",
-    that of it, over images; with "_changed", the number of images of which some pixel changes.  And "examples".
+    Returns the mASCC for each kind and range, by a name such as "circular_full".  The ending "_standard_error" has its
+    standard error over images, "_changed" the number of images in which some pixel changes.  And "examples".
 
-    Raises ValueError where there are no examples, no two copies have a pixel in common, or logits are not finite.
+    Raises ValueError if there are no examples, no two copies have a pixel in common, or logits are not finite.
     """
     settings, views = Shifts(**run.config.evaluation.shift.to_dict()), label_maps.settings(run.config)
-    given, source = None if run.whole else tuple(run.data.image_size), shift.source(run.data, settings)
+    crop_size, source = None if run.whole else tuple(run.data.image_size), shift.source(run.data, settings)
 
     def compare(batch):
         counts, weight, finite = [], batch["weight"], True
-        size = given or batch["image"].shape[1:3]
+        size = crop_size or batch["image"].shape[1:3]
         for pair in consistency.copies(batch, settings, size=size, mean=tuple(run.data.mean)):
             (first, sound), (second, also) = (
                 label_maps.classes(label_maps.logits(run.predict, copy, views), size)
@@ -65,7 +65,7 @@ def run(run: Run) -> dict[str, Any]:
         return {"same": same, "seen": seen, "weight": weight, "finite": (finite | (weight <= 0)).all()}
 
     shares = []
-    for part in measured(compare, consistency.with_offsets(shift.batches(run, settings), settings, given, source)):
+    for part in measured(compare, consistency.with_offsets(shift.batches(run, settings), settings, crop_size, source)):
         same, seen = (part[name][:, part["weight"] > 0] for name in ("same", "seen"))
         shares.append(np.where(seen > 0, same / np.maximum(seen, 1), np.nan))
     shares = np.concatenate(shares, axis=-1)
@@ -79,17 +79,17 @@ def agreeing(kind: str, first: jax.Array, second: jax.Array, offsets: jax.Array)
     """The number of visible pixels with the same class in two copies, and of all visible ones, int32 [B] each.
 
     Args:
-      kind: of `consistency.KINDS`.
+      kind: one of `consistency.KINDS`.
       first, second: the label maps of the copies, int [B, H, W].
-      offsets: of both, int32 [B, 2, 2] (`consistency.Pair`).
+      offsets: int32 [B, 2, 2] (`consistency.Pair`).
     """
     begin, end = offsets[:, 0], offsets[:, 1]
-    apart = begin - end if kind == "crop" else end - begin  # from a pixel of the first copy to that of the second
-    same, seen = first == shifts.roll(second, -apart), jnp.ones(first.shape, bool)
+    offset = begin - end if kind == "crop" else end - begin  # of the same pixel, from first to second
+    same, seen = first == shifts.roll(second, -offset), jnp.ones(first.shape, bool)
     if kind != "circular":
-        seen = _inside(first.shape, apart)
+        seen = _inside(first.shape, offset)
     if kind == "zeros":
-        seen &= _inside(first.shape, -begin)  # nor was it put in
+        seen &= _inside(first.shape, -begin)  # and is not padding
     return (same & seen).sum((1, 2)), seen.sum((1, 2))
 
 

@@ -27,22 +27,22 @@ def images(*size):
 
 
 def test_nothing_changes_when_nothing_is_asked_for():
-    again, changes = models.remade(model())
+    again, changes = models.reconfigure(model())
     assert not any(changes) and str(changes) == "all kept"
     chex.assert_trees_all_equal(again, model())
-    unrolled, changes = models.remade(model(), unroll=True, remat="full", drop_path=(0.0, 0.2))
+    unrolled, changes = models.reconfigure(model(), unroll=True, remat="full", drop_path=(0.0, 0.2))
     assert not any(changes)
     chex.assert_trees_all_close(call(unrolled, images(16, 16)), call(model(), images(16, 16)), rtol=0, atol=1e-5)
 
 
 def test_tokens_are_dropped_and_a_head_is_drawn():
-    other, changes = models.remade(model(), class_token=False, registers=0, pool="mean", num_classes=3)
+    other, changes = models.reconfigure(model(), class_token=False, registers=0, pool="mean", num_classes=3)
     assert changes.dropped == ("prefix.class_token", "prefix.registers")
     assert changes.drawn == ("head.bias", "head.weight") and not changes.resized
     assert str(changes) == "drawn: head.bias, head.weight; dropped: prefix.class_token, prefix.registers"
     chex.assert_shape(call(other, images(12, 20)), (2, 3))
     chex.assert_trees_all_equal(other.blocks[1].mlp.fc1.weight[...], model().blocks[1].mlp.fc1.weight[...])
-    seeds = [models.remade(model(), num_classes=3, rngs=nnx.Rngs(s))[0].head.weight[...] for s in (1, 1, 2)]
+    seeds = [models.reconfigure(model(), num_classes=3, rngs=nnx.Rngs(s))[0].head.weight[...] for s in (1, 1, 2)]
     chex.assert_trees_all_equal(seeds[0], seeds[1])
     assert jnp.abs(seeds[0] - seeds[2]).max() > 1e-3
 
@@ -59,7 +59,7 @@ def test_tokens_are_dropped_and_a_head_is_drawn():
 def test_positions_are_resized_to_what_the_model_itself_would_use(name, options):
     """Learned at the new grid, the model gives for images of that size what the old one gave by resizing."""
     before, x = model(name, **options), images(24, 24)
-    after, changes = models.remade(before, image_size=(24, 24))
+    after, changes = models.reconfigure(before, image_size=(24, 24))
     assert changes.resized and all(tensor.startswith("position.") for tensor in changes.resized)
     assert not changes.drawn and not changes.dropped
     expected = call(before, x)
@@ -69,7 +69,7 @@ def test_positions_are_resized_to_what_the_model_itself_would_use(name, options)
 
 
 def test_what_was_changed_can_be_saved(tmp_path):
-    changed, _ = models.remade(model(), registers=0, image_size=(12, 20))
+    changed, _ = models.reconfigure(model(), registers=0, image_size=(12, 20))
     saved.save(tmp_path, changed)
     again = saved.load(tmp_path)
     assert again.config == changed.config
@@ -81,7 +81,7 @@ def test_a_masked_autoencoder_too():
         model(num_classes=None).config, decoder_width=24, decoder_depth=1, decoder_heads=2
     )
     whole = testing.randomise(jax.jit(lambda: config.build(nnx.Rngs(0)))(), jax.random.key(0))
-    deeper, changes = models.remade(whole, decoder_depth=2)
+    deeper, changes = models.reconfigure(whole, decoder_depth=2)
     assert changes.drawn and all(name.startswith("decoder.blocks.1.") for name in changes.drawn)
     kept = logical.to_logical(whole)
     chex.assert_trees_all_equal({name: logical.to_logical(deeper)[name] for name in kept}, kept)
@@ -89,8 +89,8 @@ def test_a_masked_autoencoder_too():
 
 def test_what_does_not_fit_is_named():
     with pytest.raises(ValueError, match=r"parameters do not fit: blocks.0.attention.proj.bias is \[48\] and should"):
-        models.remade(model(), width=64)
-    with pytest.raises(ValueError, match="remade: field='registres' is not one of .*; the nearest is 'registers'"):
-        models.remade(model(), registres=0)
+        models.reconfigure(model(), width=64)
+    with pytest.raises(ValueError, match="reconfigure: field='registres' is not one of .*; the nearest is 'registers'"):
+        models.reconfigure(model(), registres=0)
     with pytest.raises(ValueError, match="pool='class' needs class_token=True"):
-        models.remade(model(), class_token=False)
+        models.reconfigure(model(), class_token=False)

@@ -1,8 +1,8 @@
-"""Processes of one run that watch each other: where one is killed, the others end at once, with one line.
+"""Join the processes of a run, and watch them: where one is killed, the others end at once, with one line.
 
-Left to itself, JAX waits for a process that is gone for `sharding.HEARTBEAT_SECONDS`, and then aborts the others from a
-thread of C++ that no handler reaches.  So every process holds a connection to the first one; the system closes it when
-a process ends, however it ends.  A process that has finished says so before it leaves.
+Left to itself, JAX waits `HEARTBEAT_SECONDS` for a dead process, and then aborts the others from a C++ thread that no
+handler reaches.  So every process holds a connection to the first one.  The system closes it when a process ends,
+however it ends; a process that has finished says so before it leaves.
 """
 
 import atexit
@@ -14,8 +14,10 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
-LEAVING = b"."  # what a process sends that has finished
+HEARTBEAT_SECONDS = 30  # JAX takes a process for dead after this silence, and the others end
+LEAVING = b"."  # a process sends it when it has finished
 TOKEN = 16  # bytes; only processes of this run know it
 ADDRESSES = 4  # of the first process, at most
 SECONDS = 3.0  # to connect
@@ -25,10 +27,35 @@ _finished = threading.Event()
 _log = logging.getLogger("equivit")
 
 
+def join(asked: bool) -> None:
+    """Join the other processes of the run, when asked or when the environment shows a cluster of several.
+
+    SLURM, Open MPI and TPU slices describe themselves.  Elsewhere give each process JAX_COORDINATOR_ADDRESS (host:port
+    of the first), JAX_NUM_PROCESSES and JAX_PROCESS_ID.
+    """
+    import jax
+
+    if jax.distributed.is_initialized() or not (asked or _several_shown()):
+        return
+    count, index = os.environ.get("JAX_NUM_PROCESSES"), os.environ.get("JAX_PROCESS_ID")
+    numbers: dict[str, Any] = {}
+    if count is not None and index is not None:
+        numbers = dict(num_processes=int(count), process_id=int(index))
+    jax.distributed.initialize(heartbeat_timeout_seconds=HEARTBEAT_SECONDS, **numbers)
+    if jax.process_count() > 1:
+        watch()
+
+
+def _several_shown():
+    launched = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "JAX_NUM_PROCESSES")
+    hosts = os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",")
+    return len(hosts) > 1 or any(int(os.environ.get(name, "1")) > 1 for name in launched)
+
+
 def watch() -> None:
     """Watch the other processes of this run from now on; all of them must call it.
 
-    Where a process cannot reach the first one by network, there is a warning, and JAX's own watch remains.
+    If a process cannot connect to the first one, it logs a warning, and JAX's own heartbeat remains.
     """
     import jax
     import numpy as np
@@ -49,22 +76,22 @@ def watch() -> None:
 
 
 def hold(link: socket.socket) -> None:
-    """Watch a connection to another process, and tell it when this one has finished."""
+    """Watch a connection to another process, and notify it when this one has finished."""
     atexit.register(_leave, link)
     _start(_listen, link)
 
 
 def _place(server: socket.socket) -> bytes:
-    """The port and the addresses of this machine, of a fixed length."""
+    """The port and the addresses of this machine, in a fixed number of bytes."""
     addresses = list(dict.fromkeys(socket.inet_aton(address) for address in _addresses()))[:ADDRESSES]
     return server.getsockname()[1].to_bytes(2, "big") + b"".join(addresses).ljust(4 * ADDRESSES, b"\0")
 
 
 def _addresses() -> Iterator[str]:
-    """Under which others may see this machine, the likeliest first."""
+    """Addresses of this machine in the network, the likeliest first."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # of no machine: nothing is sent, but the system chooses the way out
+            probe.connect(("192.0.2.1", 9))  # no machine has it, and nothing is sent; the system picks a local address
             yield probe.getsockname()[0]
         except OSError:
             pass
@@ -89,7 +116,7 @@ def _accept(server, token):
 
 
 def _connected(token, port, addresses):
-    """A connection to the first process, which proves that it is the one; None where there is no way."""
+    """A connection to the first process, which proves itself by the token; None if none succeeds."""
     coordinator = os.environ.get("JAX_COORDINATOR_ADDRESS", "").rpartition(":")[0]
     hosts = [socket.inet_ntoa(addresses[i : i + 4]) for i in range(0, len(addresses), 4)]
     for host in dict.fromkeys([coordinator, *hosts]):

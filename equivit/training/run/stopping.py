@@ -1,6 +1,6 @@
-"""Runs that are asked to end: SIGTERM and Ctrl-C stop a run after the step it is in, with its state saved.
+"""Graceful shutdown: SIGTERM and Ctrl-C stop a run after the current step, with its state saved.
 
-A scheduler can tell a stopped run from a finished one by its exit status: 143 after SIGTERM, 130 after Ctrl-C.
+The exit status tells a scheduler that the run was stopped: 143 after SIGTERM, 130 after Ctrl-C.
 """
 
 import contextlib
@@ -14,11 +14,11 @@ NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
 
 
 class Stopped(SystemExit):
-    """A signal has ended the run; if nobody catches it, the program ends with the status that shells give.
+    """A signal has ended the run; uncaught, it ends the program with the exit status that shells use.
 
     Attributes:
-      status: 128 and the signal's number.
-      name: of the signal, as people know it.
+      status: 128 plus the signal's number.
+      name: of the signal, for messages.
     """
 
     def __init__(self, number: int):
@@ -27,21 +27,21 @@ class Stopped(SystemExit):
 
 
 class Signals:
-    """Notes SIGTERM and Ctrl-C as long as it is entered; a second Ctrl-C ends the process at once.
+    """A context that notes SIGTERM and Ctrl-C; a second Ctrl-C ends the process at once.
 
-    A Python handler waits for the end of whatever is done in C, such as a compilation of minutes.  So a thread listens,
-    too: it says that the signal has come, and it is what the second Ctrl-C reaches.
+    A Python handler waits for C code to return, such as a compilation of minutes.  So a thread listens too: it
+    acknowledges the first Ctrl-C, and ends the process at the second.
 
     Args:
-      agreed: says, given the number of finished steps, whether all processes of a run stop here, some having got a
-        SIGTERM; None for a run of one process.
+      agreed: a function of the number of finished steps: whether all processes of the run stop here, because one of
+        them got a SIGTERM.  None for a run of one process.
     """
 
     def __init__(self, agreed: Callable[[int], bool] | None = None):
         self._agreed, self._number, self._at_once = agreed, None, False
 
     def __enter__(self) -> "Signals":
-        heard = (signal.SIGINT,) if self._agreed else (signal.SIGINT, signal.SIGTERM)  # the runtime listens to SIGTERM
+        heard = (signal.SIGINT,) if self._agreed else (signal.SIGINT, signal.SIGTERM)  # the runtime handles SIGTERM
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         self._thread = threading.Thread(target=self._listen, daemon=True)
@@ -63,29 +63,29 @@ class Signals:
         while received := os.read(self._reader, 1):
             interrupts += received[0] == signal.SIGINT
             if interrupts == 1 and received[0] == signal.SIGINT:
-                _tell("Ctrl-C: the run saves its state and ends; a second Ctrl-C ends it at once.")
+                _print("Ctrl-C: the run saves its state and ends; a second Ctrl-C ends it at once.")
             if interrupts == 2:
-                _tell("Ctrl-C again: the run ends at once, unsaved.")
+                _print("Ctrl-C again: the run ends at once, unsaved.")
                 os._exit(128 + signal.SIGINT)
 
     def _note(self, number, frame):
         self._number = self._number or number
         if self._agreed:
-            os.kill(os.getpid(), signal.SIGTERM)  # which the runtime passes to all processes
+            os.kill(os.getpid(), signal.SIGTERM)  # the runtime passes it to all processes
         elif self._at_once:
             raise Stopped(self._number)
 
     def asked(self, step: int) -> bool:
-        """Whether the run is to end after `step` steps; several processes must ask at the same steps."""
+        """Whether the run must end after `step` steps; all processes must ask at the same steps."""
         return self._agreed(step) if self._agreed else self._number is not None
 
     def stopped(self) -> Stopped:
-        """The exception of a run that was asked to end."""
+        """The exception that ends the run."""
         return Stopped(self._number or signal.SIGTERM)
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
-        """In this context a signal raises Stopped wherever the program is, but not in a run of several processes."""
+        """Raise Stopped at once in this context when a signal comes, except in a run of several processes."""
         if self._agreed:
             yield
             return
@@ -95,13 +95,13 @@ class Signals:
             yield
         finally:
             self._at_once = False
-        self._check()  # an exception may be lost where it is raised, such as in a hook of the garbage collector
+        self._check()  # the first exception may be lost, such as in a hook of the garbage collector
 
     def _check(self):
         if self._number is not None:
             raise self.stopped()
 
 
-def _tell(line):
+def _print(line):
     show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # a progress bar hides it
     print(f"{show_cursor}{line}", file=sys.stderr, flush=True)

@@ -9,13 +9,13 @@ import sys
 
 import pytest
 
-from equivit.training import stopping
+from equivit.training.run import stopping
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[3]
 # A call in C that no signal reaches, as a compilation is; it would take hours.
 BUSY = """
 import hashlib
-from equivit.training import stopping
+from equivit.training.run import stopping
 with stopping.Signals():
     print("ready", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)

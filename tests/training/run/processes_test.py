@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[3]
 CODE = """
 import contextlib, socket, sys, threading
-from equivit.training import peers
+from equivit.training.run import processes
 assert "jax" not in sys.modules
 ours, others = socket.socketpair()
-peers.hold(ours)
+processes.hold(ours)
 {what}
 threading.Event().wait({wait})
 """
@@ -37,16 +37,16 @@ def test_a_process_ends_when_another_is_killed(what, wait, outcome):
 def test_strangers_end_nothing_and_members_do():
     what = """
 server = socket.create_server(("localhost", 0))
-token, (_, port) = b"t" * peers.TOKEN, server.getsockname()
-threading.Thread(target=peers._accept, args=(server, token), daemon=True).start()
-for text in (b"", b"GET / HTTP/1.1 ....", b"s" * peers.TOKEN):
+token, (_, port) = b"t" * processes.TOKEN, server.getsockname()
+threading.Thread(target=processes._accept, args=(server, token), daemon=True).start()
+for text in (b"", b"GET / HTTP/1.1 ....", b"s" * processes.TOKEN):
     with socket.create_connection(("localhost", port)) as stranger, contextlib.suppress(OSError):
         stranger.sendall(text)
         stranger.shutdown(socket.SHUT_WR)
         if stranger.recv(1):
             sys.exit("a stranger was let in")
-assert peers._connected(b"s" * peers.TOKEN, port, socket.inet_aton("127.0.0.1")) is None
-member = peers._connected(token, port, socket.inet_aton("127.0.0.1"))
+assert processes._connected(b"s" * processes.TOKEN, port, socket.inet_aton("127.0.0.1")) is None
+member = processes._connected(token, port, socket.inet_aton("127.0.0.1"))
 print("member", flush=True)
 member.close()
 """

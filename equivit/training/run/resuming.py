@@ -1,6 +1,6 @@
-"""Resuming a run: what must stay the same, what is reported as changed, and the files that store it.
+"""Resume a run: check the values that must stay the same, report changes, and record both.
 
-config.json has the configuration, and run.json the training data and whatever else decides the last bits.
+config.json holds the configuration; run.json holds the training data and the conditions that decide the last bits.
 """
 
 import json
@@ -19,31 +19,31 @@ from equivit.objectives.registry import OBJECTIVES
 from equivit.trained_on import TrainedOn
 from equivit.training import config as configs
 
-EXECUTION = ("remat", "unroll")  # fields of a model that say how its blocks are run, not what they compute
-# Keys, and beginnings of keys, that change no bit of the trained state.
+EXECUTION = ("remat", "unroll")  # fields of a model that change how its blocks run, not their results
+# Keys and prefixes of keys that change no bit of the trained state.
 HARMLESS = ("data.workers", "data.eval_", "log.", "checkpoint.", "evaluation.")
 
 
 def config_before(workdir: pathlib.Path) -> ConfigDict | None:
-    """The configuration that the run in a directory was last started with, None where there is none."""
+    """The configuration of the last start of the run in a directory; None without config.json."""
     path = workdir / "config.json"
     return configs.from_json(path) if path.is_file() else None
 
 
 def data_before(workdir: pathlib.Path) -> TrainedOn:
-    """The data that the run in a directory is trained on; unknown in directories without run.json."""
+    """The training data of the run in a directory; unknown without run.json."""
     return _data(workdir, _conditions_before(workdir))
 
 
 def check_classes(workdir: pathlib.Path, config: ConfigDict, data: TrainedOn) -> None:
-    """ValueError if a run would go on with classes of other names, so that its labels mean others."""
+    """ValueError if the classes of the data have other names than at the start of the run."""
     thing, before = f"config.data.source={errors.shown(config.data.source)}", data_before(workdir).classes
     fix = "give the data that the run began with, or another --workdir"
     trained_on.check_classes(thing, data.classes, before, _run_file(workdir), fix)
 
 
 def conditions(mesh: Mesh, data: TrainedOn) -> dict[str, Any]:
-    """The values of run.json: the data, and what the last bits of a run depend on beside its configuration."""
+    """The values of run.json: the data and, beside the configuration, all that the last bits of a run depend on."""
     device, processes = mesh.devices.flat[0], jax.process_count()
     kind = f"{_processor()}, {_threads()} threads" if device.platform == "cpu" else device.device_kind
     devices = f"{mesh.size} of {device.platform} ({kind})" + (f" in {processes} processes" if processes > 1 else "")
@@ -59,9 +59,9 @@ def remarks(
     Args:
       workdir: the run directory.
       config: of the run.
-      before: the configuration of the last start; None: not known.
+      before: the configuration of the last start; None if unknown.
       now: `conditions`.
-      start: the step that the run begins at; 0 for a fresh run.
+      start: the first step; 0 for a fresh run.
     """
     exact = jax.default_backend() != "gpu" or "--xla_gpu_deterministic_ops=true" in now["XLA_FLAGS"].split()
     how = "bit for bit" if exact else "within rounding (--deterministic: bit for bit)"
@@ -83,22 +83,22 @@ def _differences(workdir, config, before, now) -> tuple[list[str], list[str]]:
     old, new = (configs.flat(configs.plain(one)) if one else {} for one in (before, config))
     lines = [f"Other values than before: {', '.join(keys)}."] if keys else []
     for key in keys:
-        was, given = (errors.shown(values[key]) if key in values else "its default" for values in (old, new))
-        lines.append(f"  config.{key}: {was} -> {given}")
+        was, is_now = (errors.shown(values[key]) if key in values else "its default" for values in (old, new))
+        lines.append(f"  config.{key}: {was} -> {is_now}")
     others = [name for name in now if name in past and name != "classes" and past[name] != now[name]]
     lines += [f"  {name}: {errors.shown(past[name])} -> {errors.shown(now[name])}" for name in others]
     return lines, [f"config.{key}" for key in keys if not key.startswith(HARMLESS)] + others
 
 
 def record(workdir: pathlib.Path, config: ConfigDict, before: ConfigDict | None, now: dict[str, Any]) -> None:
-    """Write config.json and run.json; a configuration that differs is kept as config.1.json, config.2.json, ..."""
+    """Write config.json and run.json; a different configuration before becomes config.1.json, config.2.json, ..."""
     if jax.process_index() != 0:
         return
     if before is not None and configs.differences(before, config):
         number = 1
-        while (kept := workdir / f"config.{number}.json").exists():
+        while (copy := workdir / f"config.{number}.json").exists():
             number += 1
-        files.write_bytes(kept, (workdir / "config.json").read_bytes())
+        files.write_bytes(copy, (workdir / "config.json").read_bytes())
     files.write_text(_run_file(workdir), json.dumps(now, indent=1) + "\n")
     files.write_text(workdir / "config.json", configs.to_json(config))
 
@@ -132,7 +132,7 @@ def _threads() -> int:
 
 
 def check(workdir: pathlib.Path, config: ConfigDict, before: ConfigDict | None) -> None:
-    """ValueError if the model, its objective, or what of it is trained, is not as before; arrays need not tell it."""
+    """ValueError if the model, its objective or the frozen parameters changed, even where all arrays would fit."""
     if before is None:
         return
     fixed = [
@@ -145,23 +145,23 @@ def check(workdir: pathlib.Path, config: ConfigDict, before: ConfigDict | None) 
     old, new = configs.flat(configs.plain(before)), configs.flat(configs.plain(config))
     for key in fixed:
         if new.get(key) != old.get(key) and key.removeprefix("model.") not in EXECUTION:
-            given = repr(new[key]) if key in new else "its default"
+            value = repr(new[key]) if key in new else "its default"
             has = repr(old[key]) if key in old else "its default"
-            kept = "what is trained" if key in ("objective.name", "optimizer.freeze") else "a model"
+            thing = "what is trained" if key in ("objective.name", "optimizer.freeze") else "a model"
             raise ValueError(
-                f"config.{key}={given}: the run in {workdir} has {has}, and {kept} stays as it is; give that value, "
+                f"config.{key}={value}: the run in {workdir} has {has}, and {thing} stays as it is; give that value, "
                 "or another --workdir."
             )
 
 
 def _same_model(config, before):
-    """Whether two `model` sections stand for one model: a default may be given or not, a size as a number or a pair."""
+    """Whether two `model` sections describe one model: defaults may be left out, and sizes be numbers or pairs."""
     sections = [{k: v for k, v in c.model.items() if k not in EXECUTION} for c in (config, before)]
     return sections[0] == sections[1] or zoo.configuration(**sections[0]) == zoo.configuration(**sections[1])
 
 
 def check_length(config: ConfigDict, start: int, total: int) -> None:
-    """ValueError if a run is to end before the step from which it resumes."""
+    """ValueError if a run would end before the step at which it resumes."""
     if start > total:
         key = "steps" if config.steps is not None else "epochs"
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Rebuilds a model with another configuration from the same logical tensors, and reports what changed."""
+"""Rebuild a model with another configuration from the same logical tensors, and report the changes."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ SHOWN = 4  # names listed in each part of a report
 
 
 class Changes(NamedTuple):
-    """The names of the logical tensors that another configuration changed; all others were kept.
+    """The names of the logical tensors that another configuration changed; all others stayed.
 
     Attributes:
       resized: positions, resized to another grid or to another kind of distances.
@@ -33,10 +33,10 @@ class Changes(NamedTuple):
         return "; ".join(f"{word}: {_some(names)}" for word, names in parts) or "all kept"
 
 
-def remade(model: ModelModule, *, rngs: nnx.Rngs | None = None, **fields) -> tuple[ModelModule, Changes]:
-    """The model with some fields of its configuration replaced, and the changes to its tensors.
+def reconfigure(model: ModelModule, *, rngs: nnx.Rngs | None = None, **fields) -> tuple[ModelModule, Changes]:
+    """Replace fields of a model's configuration; returns the new model and the changes to its tensors.
 
-        model, changes = remade(model, class_token=False, pool="mean", num_classes=10)
+        model, changes = reconfigure(model, class_token=False, pool="mean", num_classes=10)
 
     Positions are resized to the grid of the new image size, with the `position_antialias` of the weights and the
     `position_offset` of the new configuration.  A head of another shape and tensors that the old model lacks are
@@ -50,16 +50,16 @@ def remade(model: ModelModule, *, rngs: nnx.Rngs | None = None, **fields) -> tup
     """
     known = [field.name for field in dataclasses.fields(model.config)]
     for name in fields:
-        errors.one_of("remade: field", name, known)
+        errors.one_of("reconfigure: field", name, known)
     config = dataclasses.replace(model.config, **fields)
-    tensors, changes = fitted(model, config)
+    tensors, changes = fitting_tensors(model, config)
     if changes.drawn:
         tensors |= _drawn(config, Keys(0) if rngs is None else rngs, changes.drawn)
     return logical.from_logical(_abstract(config), tensors, nnx.Variable), changes
 
 
-def fitted(model: ModelModule, config: Config) -> tuple[dict[str, jax.Array], Changes]:
-    """The logical tensors of `model` that fit a model of `config`, and the changes; see `remade`."""
+def fitting_tensors(model: ModelModule, config: Config) -> tuple[dict[str, jax.Array], Changes]:
+    """The logical tensors of `model` that fit a model of `config`, and the changes; as in `reconfigure`."""
     new = _abstract(config)
     tables = logical.tensors(new, nnx.Variable).values()
     wanted = {tensor.name: tensor.shape for table in tables for tensor in table.flat}
@@ -87,12 +87,12 @@ def _resized(model: ModelModule, new: ModelModule) -> dict[str, jax.Array]:
 
 
 def _tables(module: Any, new: Any) -> dict[str, jax.Array]:
-    """The tables of positions that change, as `new` has them; of a module in a stack, those of all its blocks."""
+    """The tables of positions that change, as `new` has them; a module in a stack has a table for each block."""
     if type(module) is not type(new) and hasattr(new, "taken"):
         return new.taken(module)
     if module.grid == new.grid:
         return {}
-    # An offset is for images of another size than a model's own, which is the new one's: that says if it wants one.
+    # The offset is for images of another size than the model's own, so the new configuration decides on it.
     both = isinstance(module, Position) and isinstance(new, Position)
     return module.tables(new.grid, new.offset) if both else module.tables(new.grid)
 

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from equivit import sweep, train
-from equivit.training import lock
+from equivit.training.run import lock
 
 
 def test_a_second_one_is_told_who_holds_the_lock(tmp_path):

@@ -1,4 +1,4 @@
-"""Telling damaged files from a disk that does not answer, by the errors of Orbax and TensorStore."""
+"""Distinguish damaged files from a failing disk by the errors of Orbax and TensorStore."""
 
 import errno
 import os
@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import jax
 
-# A file that is missing, or is something else than a file, has been damaged; the disk itself has answered.
+# The file is missing or no file, so it is damaged; the disk itself works.
 DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
-# TensorStore begins its messages with these where a store cannot be reached, or this process may not or cannot read it.
+# TensorStore begins its messages with these if a store is out of reach, or this process cannot read it.
 OUTAGE = re.compile(
     "(UNAVAILABLE|RESOURCE_EXHAUSTED|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED|ABORTED|CANCELLED):"
 )
@@ -18,9 +18,9 @@ CODE = re.compile(r"os_error_code='(\d+)'")  # of TensorStore
 
 
 def is_outage(error: BaseException, path: pathlib.Path) -> bool:
-    """Whether reading the files below `path` failed for another reason than what is in them.
+    """Whether reading the files below `path` failed for another reason than their content.
 
-    Raises OSError if one of the files cannot be read now, which names it.
+    Raises OSError, with the name of the file, if one of them cannot be read now.
     """
     for one in _chain(error):
         code = _code(one)
@@ -28,12 +28,12 @@ def is_outage(error: BaseException, path: pathlib.Path) -> bool:
             return True
         if isinstance(one, MemoryError | jax.errors.JaxRuntimeError) or (code is None and OUTAGE.match(str(one))):
             return True
-    _read_all(path)  # readers may take a file for missing that they are not allowed to see
+    _read_all(path)  # to a reader without permission a file looks missing
     return False
 
 
 def reason(error: BaseException) -> str:
-    """Why it came to an error, in few words."""
+    """The cause of an error, in few words."""
     for one in _chain(error):
         if (code := _code(one)) is not None:
             return os.strerror(code)
@@ -41,20 +41,20 @@ def reason(error: BaseException) -> str:
     while cause := last.__cause__ or (None if last.__suppress_context__ else last.__context__):  # as a traceback shows
         last = cause
     text = str(last).strip().split("\n")[0][:200]
-    if isinstance(last, LookupError) or not text:  # whose text is only what was looked for
+    if isinstance(last, LookupError) or not text:  # its text is only the key
         return f"{type(last).__name__}: {text}".removesuffix(": ")
     return text
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and those that led to it."""
+    """The error and its causes."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
 def _code(error):
-    """The number of the operating system's error, if it is one."""
+    """The operating system's error number, if there is one."""
     if isinstance(error, OSError):
         return error.errno or (errno.ENOENT if isinstance(error, FileNotFoundError) else None)
     found = CODE.search(str(error))

@@ -1,4 +1,4 @@
-"""One run, one directory: a lock that ends with the process that holds it."""
+"""The lock of a run directory, which ends with the process that holds it."""
 
 import contextlib
 import datetime
@@ -14,20 +14,20 @@ import jax
 
 from equivit import files
 
-# What a file system answers that has no locks, such as a bucket mounted as a folder.
+# Errors of file systems without locks, such as a bucket mounted as a folder.
 NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 _log = logging.getLogger("equivit")
 
 
 class BusyError(ValueError):
-    """Another process works in the directory."""
+    """Another process uses the directory."""
 
 
 @contextlib.contextmanager
 def held(path: pathlib.Path) -> Iterator[None]:
-    """Hold a lock file; it is removed in the end, and one that a killed process left behind counts for nothing.
+    """Hold a lock file and remove it in the end; the file of a killed process does not lock.
 
-    Of several processes of one run the first takes the lock.  A file system without locks gets a warning.
+    The first process of a run takes the lock for all.  A file system without locks gets a warning.
 
     Raises:
       BusyError: another process holds it; the message gives its number, its host and since when.
@@ -43,13 +43,13 @@ def held(path: pathlib.Path) -> Iterator[None]:
         os.write(file, f"process {os.getpid()} on {socket.gethostname()}, since {now}".encode())
         yield
     finally:
-        with contextlib.suppress(OSError):  # the disk is gone, which has been said
+        with contextlib.suppress(OSError):  # the disk is gone, and its error has been raised
             path.unlink()
         os.close(file)
 
 
 def _locked(path):
-    """The open and locked file.  Its former owner may have removed it just before the lock was ours: then once more."""
+    """Open and lock the file, once more if its former owner removed it just before."""
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -58,7 +58,7 @@ def _locked(path):
             owner = os.read(file, 1000).decode(errors="replace") or "another process"
             os.close(file)
             raise BusyError(
-                f"{path.parent}: {owner}, works here; wait for its end, or give another --workdir."
+                f"{path.parent}: {owner}, is using this directory; wait until it finishes, or give another --workdir."
             ) from None
         except OSError as error:
             if error.errno not in NO_LOCKS:

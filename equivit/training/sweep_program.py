@@ -1,10 +1,9 @@
-"""A sweep: one model on one data set with several learning rates and dropout rates, all runs in one program.
+"""The program of a sweep: one model on one data set with several learning rates and dropout rates.
 
-A run is a pure function of its learning rate, its dropout rate and its seed, which are arrays; `jax.vmap` over them
-makes of twelve small runs one that fills an accelerator.  On a CPU the runs take turns inside the program, an epoch
-each: the arrays of one fit into the cache, those of twelve do not, and under `vmap` they took 2.5 times as long.  The
-runs see the same batches.  Each has its own initial weights and dropout, so that run k of a sweep is the run that it
-would be alone, up to rounding.
+A run is a pure function of three arrays: its learning rate, its dropout rate and its seed.  `jax.vmap` over them fills
+an accelerator with twelve small runs.  On a CPU the runs take turns inside the program, an epoch each, because the
+arrays of one run fit into the cache; under `vmap` twelve runs took 2.5 times as long.  All runs see the same batches.
+Each has its own initial weights and dropout, so run k of a sweep equals the same run alone, up to rounding.
 
 Source of the recipe: Jumbo, Appendix A.3.2.
 """
@@ -33,7 +32,7 @@ EVALUATED_TOGETHER = 256  # series
 
 
 class Run(NamedTuple):
-    """The differences between the runs of a sweep.  A sweep has arrays [R] here, one run scalars."""
+    """The parameters of a run, scalars; for all runs of a sweep, arrays [R]."""
 
     lr: jax.Array  # at the end of the warm-up
     dropout: jax.Array
@@ -41,14 +40,14 @@ class Run(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """How good a model is on a split."""
+    """The accuracy and the loss of a model on a split."""
 
     accuracy: jax.Array
     loss: jax.Array
 
 
 def grid(lr: tuple[float, ...], dropout: tuple[float, ...], seed: int) -> Run:
-    """The Cartesian product of the rates as one sweep; every run has a seed of its own."""
+    """The Cartesian product of the rates as one sweep; every run has its own seed."""
     lrs, rates = zip(*itertools.product(lr, dropout), strict=True)
     seeds = np.random.SeedSequence(seed).generate_state(len(lrs))
     return Run(jnp.float32(lrs), jnp.float32(rates), jnp.asarray(seeds))
@@ -62,7 +61,7 @@ class Sweep:
       make_model: builds the model from its random numbers.
       examples: training series; an epoch ends with a smaller batch if `batch_size` does not divide them.
       epochs: length of a run.
-      together: runs under one `vmap`; None: all of them, or on a CPU one.
+      together: runs under one `vmap`; None: one on a CPU, elsewhere all.
     """
 
     def __init__(
@@ -113,7 +112,7 @@ class Sweep:
 
     @functools.cached_property
     def of_all(self) -> tuple[Callable, Callable, Callable]:
-        """`init`, `epoch` and `evaluate` for all runs of a sweep, compiled; `epoch` gives its state's memory away."""
+        """`init`, `epoch` and `evaluate` for all runs of a sweep, compiled; `epoch` donates its state."""
 
         def epoch(runs, state, data, order):
             return self._map(lambda one: self.epoch(one[0], one[1], data, order), (runs, state))
@@ -155,8 +154,8 @@ def train(
 ) -> tuple[State, dict[str, Figures]]:
     """Train all runs together; the final states and the figures on validation and test, each leaf [R, ...].
 
-    `seed` gives the order of the series in each epoch, the same for all runs.  `report(epoch, losses [R])` is called
-    after each.
+    `seed` decides the order of the series in each epoch, the same for all runs.  `report(epoch, losses [R])` is called
+    after each epoch.
     """
     splits = {name: _on_device(getattr(data, name)) for name in ("train", "validation", "test")}
     init, epoch, evaluate = program.of_all
@@ -169,7 +168,7 @@ def train(
 
 
 def best(validation: Figures) -> int:
-    """The run to report: the most accurate on validation, and of equals the one with the lowest loss."""
+    """The run to report: the best accuracy on validation, then the lowest loss."""
     accuracy, loss = np.asarray(validation.accuracy), np.asarray(validation.loss)
     return int(np.lexsort((loss, -accuracy))[0])
 

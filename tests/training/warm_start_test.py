@@ -1,4 +1,4 @@
-"""Beginning with another model's parameters: other image sizes, other classes, no fit."""
+"""Starting from another model's parameters: other image sizes, other classes, no fit."""
 
 import jax
 import numpy as np
@@ -11,9 +11,8 @@ from equivit.layers.position import bicubic
 from equivit.models import saved, zoo
 from equivit.models.vit.replaced import Replaced
 from equivit.pretrained import reading
-from equivit.trained_on import TrainedOn
+from equivit.training import build, warm_start
 from equivit.training import config as configs
-from equivit.training import program, start
 from equivit.training.config import get_base
 
 SIZE = dict(width=24, num_heads=2, depth=1, patch_size=4, num_classes=4, in_channels=3)
@@ -30,6 +29,10 @@ def config(path, name="vit_ti16", **model):
     return c
 
 
+def initial_parameters(config):
+    return warm_start.initial_parameters(config, build.model_configuration(config))
+
+
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
     """A saved model of a 2 x 3 grid."""
@@ -41,22 +44,22 @@ def plain(tmp_path_factory):
 
 def test_the_same_model(plain, capsys):
     path, model = plain
-    arrays = start.initial_parameters(config(path, image_size=(8, 12)))
+    arrays = initial_parameters(config(path, image_size=(8, 12)))
     jax.tree.map(np.testing.assert_array_equal, arrays, logical.take(model))
     assert not capsys.readouterr().out
-    assert start.initial_parameters(get_base()) == {}
+    assert warm_start.initial_parameters(get_base(), model.config) == {}
 
 
 def test_other_sizes_and_classes(plain, capsys):
     path, model = plain
     c = config(path, image_size=(20, 16), num_classes=7)
-    arrays = start.initial_parameters(c)
+    arrays = initial_parameters(c)
     table = jax.image.resize(model.position.table[...], (5, 4, 24), "cubic", antialias=True)
     np.testing.assert_allclose(arrays["position.table"], table, atol=1e-6)
     assert not any(leaf.startswith("head.") for leaf in arrays)
     said = capsys.readouterr().out
     assert ": resized: position.table; drawn: head.bias, head.weight." in said
-    whole = jax.eval_shape(lambda: logical.put(program.make_model(c, nnx.Rngs(0)), arrays))
+    whole = jax.eval_shape(lambda: logical.put(build.make_model(c, nnx.Rngs(0)), arrays))
     assert whole.head.weight.shape == (24, 7) and whole.position.table.shape == (5, 4, 24)
 
 
@@ -64,14 +67,14 @@ def test_a_model_without_a_head(plain, capsys):
     path = plain[0]
     c = config(path, image_size=(8, 12))
     c.model.num_classes = None
-    assert "head.weight" not in start.initial_parameters(c)
+    assert "head.weight" not in initial_parameters(c)
     assert "dropped: head.bias, head.weight" in capsys.readouterr().out
 
 
 def test_in_a_segmenter_no_head_is_drawn(plain, capsys):
     c = config(plain[0], image_size=(8, 12), num_classes=7)
     c.objective.name = "segmentation"
-    assert not any(leaf.startswith("head.") for leaf in start.initial_parameters(c))
+    assert not any(leaf.startswith("head.") for leaf in initial_parameters(c))
     said = capsys.readouterr().out
     assert "dropped: head.bias, head.weight" in said and "drawn" not in said
 
@@ -79,7 +82,7 @@ def test_in_a_segmenter_no_head_is_drawn(plain, capsys):
 def test_a_norm_after_the_mean_is_new(plain, capsys):
     """MAE's fine-tuning drops the norm that the pretraining ended with."""
     c = config(plain[0], image_size=(8, 12), pool="mean", fc_norm=True)
-    arrays = start.initial_parameters(c)
+    arrays = initial_parameters(c)
     assert not any(leaf.startswith("readout.") for leaf in arrays)
     said = capsys.readouterr().out
     assert "drawn: readout.fc_norm.bias, readout.fc_norm.scale; dropped: readout.norm.bias, readout.norm.scale" in said
@@ -87,11 +90,11 @@ def test_a_norm_after_the_mean_is_new(plain, capsys):
 
 def test_what_does_not_fit_is_named(plain, tmp_path):
     with pytest.raises(ValueError, match=r"config.init=.* and config.model: \d+ parameters do not fit: blocks.0"):
-        start.initial_parameters(config(plain[0], image_size=(8, 12), width=32))
+        initial_parameters(config(plain[0], image_size=(8, 12), width=32))
     with pytest.raises(
         ValueError, match=r"\d+ parameters are not those of config.model: drawn: blocks.1.* and 10 more.$"
     ):
-        start.initial_parameters(config(plain[0], image_size=(8, 12), depth=2))
+        initial_parameters(config(plain[0], image_size=(8, 12), depth=2))
 
 
 @pytest.mark.parametrize(("field", "value", "theirs"), [("num_heads", 3, 2), ("mlp", "quick_gelu", "gelu")])
@@ -100,7 +103,7 @@ def test_weights_that_would_fit_and_mean_something_else_are_refused(plain, field
         rf"config.model.{field}={value!r}: the model of config.init=.* has {theirs!r}, .*; set config.model.{field}="
     )
     with pytest.raises(ValueError, match=message):
-        start.initial_parameters(config(plain[0], image_size=(8, 12), **{field: value}))
+        initial_parameters(config(plain[0], image_size=(8, 12), **{field: value}))
 
 
 def test_the_config_tells_what_a_file_does_not(tmp_path):
@@ -109,7 +112,7 @@ def test_the_config_tells_what_a_file_does_not(tmp_path):
     model = create("clip_vit_b16", **options)
     reading.write(tmp_path / "clip.safetensors", pretrained.state_dict("clip", model, flavour="openclip"))
     c = config(f"clip:{tmp_path / 'clip.safetensors'}", "clip_vit_b16", **options)
-    jax.tree.map(np.testing.assert_array_equal, start.initial_parameters(c), logical.take(model))
+    jax.tree.map(np.testing.assert_array_equal, initial_parameters(c), logical.take(model))
 
 
 def test_positions_are_resized_to_the_exact_size_unless_told(tmp_path):
@@ -117,7 +120,7 @@ def test_positions_are_resized_to_the_exact_size_unless_told(tmp_path):
     saved.save(tmp_path, model := create("dinov2_vit_ti16", image_size=(20, 20), position_offset=0.1, num_classes=4))
     for offset in (0.0, 0.1):
         options = dict(image_size=(16, 28), position_offset=offset)
-        arrays = start.initial_parameters(config(tmp_path, "dinov2_vit_ti16", **options))
+        arrays = initial_parameters(config(tmp_path, "dinov2_vit_ti16", **options))
         rows, columns = bicubic(5, 4, offset=offset), bicubic(5, 7, offset=offset)
         expected = np.einsum("ij,kl,jlc->ikc", rows, columns, model.position.table[...])
         np.testing.assert_allclose(arrays["position.table"], expected, rtol=0, atol=1e-6)
@@ -126,7 +129,7 @@ def test_positions_are_resized_to_the_exact_size_unless_told(tmp_path):
 def test_positions_of_an_equivariant_model_are_resized(tmp_path, capsys):
     options = dict(width=64, depth=2)
     saved.save(tmp_path, create("octic_vit_ti16", image_size=(16, 16), **options))
-    arrays = start.initial_parameters(config(tmp_path, "octic_vit_ti16", image_size=(32, 32), **options))
+    arrays = initial_parameters(config(tmp_path, "octic_vit_ti16", image_size=(32, 32), **options))
     assert arrays["position.lines"].shape == (4, 4, 4, 8)
     assert "resized: position.A1, position.A2, position.B1, position.B2 and 2 more" in capsys.readouterr().out
 
@@ -147,7 +150,7 @@ def test_patches_alone_of_public_models(tmp_path, capsys, source):
     saved.save(tmp_path, model := create(name, **options))
     kept = {key: options[key] for key in ("pre_norm", "patch_bias", "position") if key in options}
     c = config(tmp_path, name, image_size=(8, 12), class_token=False, pool="mean", mask_token=False, **kept)
-    arrays, given = start.initial_parameters(c), logical.take(model)
+    arrays, given = initial_parameters(c), logical.take(model)
     left = [leaf for leaf in given if leaf.startswith(("prefix.", "mask_token", "head."))]
     assert "prefix.class_token" in left and arrays.keys() == given.keys() - set(left)
     for leaf, array in arrays.items():
@@ -155,7 +158,7 @@ def test_patches_alone_of_public_models(tmp_path, capsys, source):
     said = capsys.readouterr().out
     assert f": for patches alone, left out: {', '.join(sorted(left))}; " in said
     assert said.endswith("drawn: head.bias, head.weight.\n")
-    whole = jax.eval_shape(lambda: logical.put(program.make_model(c, nnx.Rngs(0)), arrays))
+    whole = jax.eval_shape(lambda: logical.put(build.make_model(c, nnx.Rngs(0)), arrays))
     assert whole.head.weight.shape == (24, 4) and whole.prefix is None
 
 
@@ -168,7 +171,7 @@ def test_blocks_are_replaced(tmp_path, capsys):
     saved.save(tmp_path / "a", model := create("vit_ti16", **DEEP))
     c = config(tmp_path / "a", **DEEP, **ALONE, replaced=((1,), (2, "dw", 3, None), (3, "ens_dw", 5)))
     c.seed = 5
-    arrays = start.initial_parameters(c)
+    arrays = initial_parameters(c)
     assert "attention replaced in 3 blocks: 1, 2, 3" in capsys.readouterr().out
     rngs, expected = nnx.Rngs(params=5), replacement.patches_only(model)
     expected = replacement.replace(expected, {1: None, 2: None}, rngs=rngs)
@@ -177,12 +180,12 @@ def test_blocks_are_replaced(tmp_path, capsys):
     saved.save(tmp_path / "b", expected)
 
     c = config(tmp_path / "b", **DEEP, **ALONE, replaced=((0,), *expected.config.replaced))
-    again = start.initial_parameters(c)
+    again = initial_parameters(c)
     assert again["blocks.runs.0.attention.taps"].shape == (3, 3, 3, 24)  # blocks 0, 1 and 2 are one run
     np.testing.assert_array_equal(again["blocks.runs.0.attention.taps"][1:], arrays["blocks.runs.1.attention.taps"])
     assert "attention replaced in 1 blocks: 0" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"its block 3 is replaced; keep it in replaced, as \(3, 'ens_dw', 5, None\)"):
-        start.initial_parameters(config(tmp_path / "b", **DEEP, **ALONE, replaced=((0,), (1,), (2,))))
+        initial_parameters(config(tmp_path / "b", **DEEP, **ALONE, replaced=((0,), (1,), (2,))))
 
 
 def test_replaced_from_the_command_line():
@@ -191,23 +194,11 @@ def test_replaced_from_the_command_line():
     c.model = dict(SIZE, name="vit_ti16", image_size=(8, 12), depth=4, **ALONE)
     configs.override(c, "model.replaced=((3,'dw',3,None),(0,'conv',5,(1,)))")
     expected = (Replaced(0, "conv", 5, (1,)), Replaced(3))
-    assert program.model_configuration(c).replaced == expected
+    assert build.model_configuration(c).replaced == expected
     assert tuple(map(tuple, configs.plain(c)["model"]["replaced"]))  # as a run writes it
     c.model.replaced = configs.plain(c)["model"]["replaced"]
-    assert program.model_configuration(c).replaced == expected
+    assert build.model_configuration(c).replaced == expected
     for text, message in (("dw", "must be entries such as"), ("((3,'dw',3,None))", "must be entries such as")):
         configs.override(c, f"model.replaced={text}")
         with pytest.raises(ValueError, match=message):
-            program.model_configuration(c)
-
-
-def test_a_teacher_of_other_classes_is_refused(plain, tmp_path):
-    model, animals = plain[1], ("bat", "cat", "dog")
-    saved.save(tmp_path / "teacher", model, TrainedOn(animals))
-    options = get_base("distillation")
-    for place in (None, str(tmp_path / "teacher"), "zoo:vit_ti16", f"timm:{tmp_path}/absent.pth"):
-        options.objective.teacher = place
-        start.check_teacher(options, TrainedOn(animals))
-    options.objective.teacher = str(tmp_path / "teacher")
-    with pytest.raises(ValueError, match="class 0 is 'ant', in objective.teacher=.*/teacher it is 'bat'"):
-        start.check_teacher(options, TrainedOn(("ant", "bat", "cat")))
+            build.model_configuration(c)

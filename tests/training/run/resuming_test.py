@@ -6,7 +6,8 @@ import shutil
 import pytest
 
 from equivit.trained_on import UNKNOWN, TrainedOn, check_classes
-from equivit.training import checkpoints, loop, resuming
+from equivit.training import checkpoints, loop
+from equivit.training.run import resuming
 from tests.training import tiny
 from tests.training.loop_test import Pipeline, options
 
@@ -17,7 +18,7 @@ EXACT = "The run continues as if it had not stopped, bit for bit."
 def train(workdir, config=None, data=ANIMALS, pipeline=None):
     return loop.train(
         config or options(), workdir=workdir, pipeline=pipeline or Pipeline(), evaluate=lambda model, config: {},
-        trained_on=data, make_program=tiny.of_config,
+        trained_on=data, make_program=tiny.make_program,
     )  # fmt: skip
 
 

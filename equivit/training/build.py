@@ -1,0 +1,222 @@
+"""Build the parts of a run from its config: model, objective, training data, and the compiled program."""
+
+import types
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import optax
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from ml_collections import ConfigDict
+
+from equivit import logical
+from equivit.data import loader
+from equivit.data.loader import TrainPipeline
+from equivit.layers.rngs import Keys
+from equivit.logical import Arrays
+from equivit.models import zoo
+from equivit.models.model import Config, ModelModule
+from equivit.objectives.objective import Batch, Objective
+from equivit.objectives.registry import OBJECTIVES
+from equivit.training import freezing, optimizers, schedules, sharding
+from equivit.training.schedules import Schedule
+from equivit.training.state import Metrics, State, begin, make_step
+
+
+class Program(NamedTuple):
+    """A compiled run.
+
+    Attributes:
+      objective: what is minimised.
+      module: what is trained, with shapes in place of arrays.
+      abstract: the state as ShapeDtypeStructs with their shardings.
+      teachers: the arrays of the models that the objective uses and does not train, by name.
+      init: makes the first state; its argument holds arrays by name, of the model or of the objective's additions,
+        that replace the random ones.
+      compiled: the jitted step of (state, teachers, batch, static); it donates the state.
+      lr: the learning rate by step.
+      weight_decay: the weight decay by step; None if it is constant.
+    """
+
+    objective: Objective
+    module: nnx.Module
+    abstract: State
+    teachers: dict[str, Arrays]
+    init: Callable[[Arrays], State]
+    compiled: Any
+    lr: Schedule
+    weight_decay: Schedule | None = None
+
+    def step(self, state: State, batch: Batch, static: Hashable = None) -> tuple[State, Metrics]:
+        """The state and the metrics after one step."""
+        return self.compiled(state, self.teachers, batch, static)
+
+    def lower(self, batch: Batch) -> jax.stages.Lowered:
+        """The first step, traced and lowered for an abstract batch."""
+        return self.compiled.lower(self.abstract, self.teachers, batch, self.static(0.0))
+
+    def rates(self, step: int) -> dict[str, float]:
+        """The values of the schedules to log: "lr" and, if it changes, "weight_decay"."""
+        changing = {"lr": self.lr, "weight_decay": self.weight_decay}
+        return {name: float(schedule(step)) for name, schedule in changing.items() if schedule is not None}
+
+    def static(self, progress: float) -> Hashable:
+        """The static argument of the compiled step after a share `progress` of the run."""
+        return self.objective.static(self.module, progress)
+
+    def exported(self, state: State) -> nnx.Module:
+        """The model that evaluation and other programs use."""
+        return self.objective.exported(logical.put(self.module, state.arrays), state.extra)
+
+
+def model_configuration(config: ConfigDict) -> Config:
+    """The configuration of the model that the `model` section names."""
+    return zoo.configuration(**config.model)
+
+
+def make_model(config: ConfigDict, rngs: nnx.Rngs) -> nnx.Module:
+    """The model of the `model` section."""
+    return model_configuration(config).build(rngs)
+
+
+def make_objective(config: ConfigDict) -> Objective:
+    """The objective of the `objective` section; `config.model.num_classes` must be known."""
+    return OBJECTIVES[config.objective.name](config)
+
+
+def exported_model(objective: Objective, model: Config) -> ModelModule:
+    """The model that a run with this objective exports, with shapes in place of arrays."""
+
+    def make():
+        module = objective.module(model.build(Keys(0)), jax.random.key(0))
+        return objective.exported(module, begin(objective, module).extra)
+
+    return jax.eval_shape(make)
+
+
+def make_pipeline(config: ConfigDict) -> TrainPipeline:
+    """The training data of a config, for this process.
+
+    Raises as `loader.train`.
+    """
+    objective = OBJECTIVES[config.objective.name]
+    return loader.train(
+        config.data,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+        workers=config.data.workers,
+        entries=objective.entries,
+        transform=objective.transform_of(config),
+    )
+
+
+def make_program(
+    config: ConfigDict,
+    mesh: Mesh,
+    *,
+    total: int,
+    per_epoch: int,
+    teachers: Mapping[str, nnx.Module] = types.MappingProxyType({}),
+    objective: Objective | None = None,
+    build_model: Callable[[nnx.Rngs], nnx.Module] | None = None,
+) -> Program:
+    """The compiled run of a config; a rule places its state on the mesh.
+
+    Args:
+      config: a checked config, completed from the data.
+      mesh: from `sharding.create_mesh`.
+      total, per_epoch: steps of the run and of an epoch; `schedule.length` replaces `total` where it is set.
+      teachers: models that the objective uses and does not train, by name; they may be abstract if the step is only
+        lowered.
+      objective: None: the config's.
+      build_model: None: builds the model of the config.
+
+    Raises:
+      ValueError: the schedule does not fit into the run, or optimiser and model do not go together.
+    """
+    total = config.schedule.length or total
+    lr = schedules.create(config.schedule, total_steps=total, steps_per_epoch=per_epoch)
+    weight_decay = schedules.weight_decay(config.optimizer, total_steps=total)
+    objective = objective or make_objective(config)
+    make_module = _module_maker(objective, build_model or model_configuration(config).build, config.seed)
+    module = logical.abstract(jax.eval_shape(make_module, {}))
+    optimizer = _optimizer(config, objective, module, lr, weight_decay)
+
+    abstract = jax.eval_shape(lambda module: begin(objective, module, optimizer), module)
+    stacks = _stacks([*teachers.values(), module])
+    shardings = sharding.of_tree(mesh, abstract, stacks)
+    teacher_arrays, teacher_shardings = _on_mesh(mesh, teachers, stacks)
+    step = make_step(
+        objective,
+        module,
+        optimizer,
+        seed=config.seed,
+        total=total,
+        per_epoch=per_epoch,
+        accumulation=config.optimizer.accumulation,
+        teachers={name: logical.abstract(model) for name, model in teachers.items()},
+    )
+    compiled = jax.jit(
+        step,
+        static_argnums=3,
+        donate_argnums=0,
+        in_shardings=(shardings, teacher_shardings, NamedSharding(mesh, sharding.BATCH)),
+        out_shardings=(shardings, NamedSharding(mesh, PartitionSpec())),
+    )
+    init = jax.jit(
+        lambda arrays: begin(objective, make_module(arrays), optimizer),
+        out_shardings=shardings,
+        compiler_options=_fast_compile_options(mesh),
+    )
+    changing = None if config.optimizer.weight_decay_end is None else weight_decay
+    return Program(objective, module, _at(abstract, shardings), teacher_arrays, init, compiled, lr, changing)
+
+
+def _module_maker(objective, build_model, seed) -> Callable[[Arrays], nnx.Module]:
+    """A function of arrays by name: the module to train, with these arrays in place of random ones."""
+
+    def make(arrays):
+        model_key, module_key = jax.random.split(jax.random.key(seed))
+        model = build_model(Keys(model_key))
+        others = arrays.keys() - logical.names(model, nnx.Variable).keys()
+        additions = {objective.prefix + leaf: arrays[leaf] for leaf in others}
+        return logical.put(objective.module(logical.put(model, arrays), module_key), additions)
+
+    return make
+
+
+def _optimizer(config, objective, module, lr, weight_decay) -> optax.GradientTransformationExtraArgs:
+    trainable = jax.eval_shape(lambda module: begin(objective, module), module).trainable
+    tables = logical.tensors(module)
+    rule = freezing.rule(objective, tables)
+    return optimizers.create(config.optimizer, rule, tables, trainable, lr, weight_decay)
+
+
+def _fast_compile_options(mesh) -> dict[str, int] | None:
+    """Compiler options for a program that runs once; on a CPU it would compile as long as the training step.
+
+    Level 1 compiles in a quarter of the time, draws the same bits and runs as fast.
+    """
+    return {"xla_backend_optimization_level": 1} if mesh.devices.flat[0].platform == "cpu" else None
+
+
+def _stacks(modules) -> dict[str, int]:
+    """The number of leading axes of each leaf that stack logical tensors."""
+    tables = {leaf: table for module in modules for leaf, table in logical.tensors(module, nnx.Variable).items()}
+    return {leaf: table.ndim for leaf, table in tables.items()}
+
+
+def _on_mesh(mesh, teachers, stacks):
+    """The arrays of the teachers on the mesh, and their shardings."""
+    arrays = {name: logical.take(model, nnx.Variable) for name, model in teachers.items()}
+    shardings = sharding.of_tree(mesh, arrays, stacks)
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(arrays)):
+        return _at(arrays, shardings), shardings
+    return jax.jit(lambda arrays: arrays, out_shardings=shardings)(jax.device_get(arrays)), shardings
+
+
+def _at(tree, shardings):
+    return jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), tree, shardings)

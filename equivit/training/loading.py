@@ -1,0 +1,72 @@
+"""Load a model by place: a run directory, a saved model, or a file of pretrained weights."""
+
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+
+from equivit import pretrained
+from equivit.models import saved
+from equivit.models.model import ModelModule
+from equivit.trained_on import TrainedOn
+from equivit.training import checkpoints
+from equivit.training.run import resuming
+
+
+class Loaded(NamedTuple):
+    """A model from a directory.
+
+    Attributes:
+      model: the model.
+      data: its training data.
+      step: the step of the checkpoint; None for a saved model.
+    """
+
+    model: ModelModule
+    data: TrainedOn
+    step: int | None
+
+
+def load(directory: pathlib.Path) -> Loaded:
+    """The model in a run directory or in a saved model, with its training data.
+
+    Raises as `checkpoints.load_run` for a run and as `saved.load` for any other directory.
+    """
+    if (directory / "config.json").is_file():
+        _, model, step = checkpoints.load_run(directory)
+    else:
+        model, step = saved.load(directory), None
+    return Loaded(model, trained_on(directory), step)
+
+
+def load_model(place: str, **hints: Any) -> ModelModule:
+    """The model at a place that a config names; for a run, prints the step of the checkpoint.
+
+    Args:
+      place: a run directory, a saved model, or pretrained weights as "<source>:<file>" (`pretrained.load`).
+      hints: properties of pretrained weights that names and shapes do not determine.
+
+    Raises:
+      FileNotFoundError: the place holds no model.
+    """
+    source, colon, file = place.partition(":")
+    if colon and source in pretrained.FORMATS:
+        return pretrained.load(source, file, **hints)
+    directory = pathlib.Path(place)
+    if not any((directory / name).is_file() for name in ("config.json", "model.json")):
+        raise FileNotFoundError(
+            f"'{place}' is neither a run nor a saved model, nor weights such as 'timm:model.safetensors' (the sources "
+            f"are {', '.join(pretrained.FORMATS)})."
+        )
+    model, _, step = load(directory)
+    if step is not None and jax.process_index() == 0:
+        print(f"{place}: the model of step {step}.", flush=True)
+    return model
+
+
+def trained_on(place: str | pathlib.Path) -> TrainedOn:
+    """The training data of the model at a place; unknown for pretrained weights."""
+    directory = pathlib.Path(place)
+    if (directory / "model.json").is_file():
+        return saved.trained_on(directory)
+    return resuming.data_before(directory)

@@ -1,0 +1,224 @@
+"""The files of checkpoints (Orbax): reading the newest whole one, and noticing damage.
+
+A checkpoint has the parts "model" and "optimizer", arrays by name, and "about".  That holds the number of the next
+batch, which is the data position, and for each array its shape, its type and the sum of its bits.
+"""
+
+import functools
+import logging
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
+
+from equivit.training.run import disk_errors
+from equivit.training.state import State
+
+_log = logging.getLogger("equivit")
+
+
+class OtherModelError(ValueError):
+    """A checkpoint holds other arrays than the run that reads it."""
+
+
+class NoWholeCheckpointError(ValueError):
+    """There are checkpoints, and all of them are damaged."""
+
+
+class UnreadableError(OSError):
+    """A checkpoint cannot be read now, and it is not known to be damaged."""
+
+
+class Found(NamedTuple):
+    """A checkpoint that was read; `damaged` holds the newer ones by step, each with the reason."""
+
+    step: int
+    state: State
+    damaged: dict[int, str]
+
+
+def directory(workdir: pathlib.Path) -> pathlib.Path:
+    """The directory of a run's checkpoints.
+
+    Raises:
+      ValueError: the locale encodes its name otherwise than in UTF-8.  Python gives a path to the system in the
+        encoding of the locale, TensorStore in UTF-8.
+    """
+    path = pathlib.Path(workdir).absolute() / "checkpoints"
+    try:
+        same = os.fsencode(path) == str(path).encode()
+    except UnicodeEncodeError:
+        same = False
+    if not same:
+        raise ValueError(
+            f"--workdir={str(workdir)!a}: this locale does not use UTF-8, in which checkpoints are named; set "
+            "PYTHONUTF8=1, or give a directory with a name in ASCII."
+        )
+    return path
+
+
+def content(state: State, *, before_failure: bool) -> ocp.args.Composite:
+    """The parts of a state's checkpoint, for `CheckpointManager.save`.
+
+    Args:
+      before_failure: noted in the checkpoint (`Checkpoints.save_before_failure`).
+    """
+    step, leaves = int(state.step), _leaves(state)
+    about = {"step": step, "next_batch": step, "before_failure": before_failure}
+    about |= {"leaves": _about_leaves(leaves), "bits": _bits(leaves)}
+    arrays = {name: ocp.args.StandardSave(part) for name, part in parts_of(state).items()}
+    return ocp.args.Composite(about=ocp.args.JsonSave(about), **arrays)
+
+
+def parts_of(state: State) -> dict[str, dict[str, Any]]:
+    """The leaves of each part of a checkpoint, by name."""
+    found = {"model": {}, "optimizer": {}}
+    for name, leaf in _leaves(state).items():
+        found[_part(name)][name] = leaf
+    return found
+
+
+def is_before_failure(manager: ocp.CheckpointManager, step: int) -> bool:
+    """Whether a checkpoint was saved before a step that failed."""
+    return _about(manager, step).get("before_failure", False)
+
+
+def read_only(place: pathlib.Path, like: State) -> Found | None:
+    """The model in the newest whole checkpoint, as NumPy arrays; None if there are no checkpoints.
+
+    Nothing is moved; damaged checkpoints get a warning.  Raises as `newest_whole`.
+    """
+    if not place.is_dir():
+        return None
+    empty = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in _leaves(like).items()}
+    options = ocp.CheckpointManagerOptions(create=False)
+    with ocp.CheckpointManager(place, options=options) as manager:
+        found = newest_whole(manager, like, {"model": empty})
+    if found is not None:
+        for step, why in found.damaged.items():
+            path = place / str(step)
+            _log.warning("checkpoint %s is damaged (%s); that of step %d is taken.", path, why, found.step)
+    return found
+
+
+def newest_whole(manager: ocp.CheckpointManager, like: State, parts: Mapping[str, Any]) -> Found | None:
+    """The newest checkpoint with the bits that were saved; None if there are no checkpoints.
+
+    Args:
+      manager: the checkpoints.
+      like: the state to fill.
+      parts: the arrays to read, as from `parts_of`; each process reads NumPy arrays whole.
+
+    Raises:
+      OtherModelError: the checkpoint is of another model or optimiser.
+      NoWholeCheckpointError: all checkpoints are damaged.
+      OSError: a checkpoint cannot be read now.
+    """
+    damaged = {}
+    for step in sorted(manager.all_steps(), reverse=True):
+        path = pathlib.Path(manager.directory) / str(step)
+        try:
+            return Found(step, _read(manager, step, like, parts), damaged)
+        except OtherModelError:
+            raise
+        except Exception as error:  # whatever a damaged file makes its reader raise
+            manager.reload()
+            if max(manager.all_steps(), default=step) > step and not damaged:
+                return newest_whole(manager, like, parts)  # the run is still training, and has replaced it meanwhile
+            if disk_errors.is_outage(error, path):
+                if isinstance(error, MemoryError | jax.errors.JaxRuntimeError) or getattr(error, "filename", None):
+                    raise
+                raise UnreadableError(
+                    f"checkpoint {path} cannot be read: {disk_errors.reason(error)}; nothing was moved.  Fix this, "
+                    "then rerun with the same --workdir."
+                ) from error
+            damaged[step] = disk_errors.reason(error)
+    if damaged:
+        steps = "; ".join(f"{step}: {why}" for step, why in damaged.items())
+        raise NoWholeCheckpointError(
+            f"all checkpoints in {manager.directory} are damaged ({steps}).  Put back a copy, or give another "
+            "--workdir to begin again."
+        )
+    return None
+
+
+def _read(manager, step, like, parts):
+    about = _about(manager, step)
+    wanted = {name: leaf for part in parts.values() for name, leaf in part.items()}
+    stored = {name: leaf for name, leaf in about["leaves"].items() if _part(name) in parts}
+    _check_leaves(pathlib.Path(manager.directory) / str(step), stored, wanted)
+    args = {name: ocp.args.StandardRestore(part) for name, part in parts.items()}
+    restored = manager.restore(step, args=ocp.args.Composite(**args))
+    leaves = {name: array for part in args for name, array in restored[part].items()}
+    wrong = [name for name, bits in _bits(leaves).items() if bits != about["bits"][name]]
+    if wrong:
+        others = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        raise ValueError(f"the bits of {wrong[0]}{others} are not those that were saved")
+    return _fill(like, leaves)
+
+
+def _about(manager, step):
+    return manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))["about"]
+
+
+def _part(name):
+    """The part of a checkpoint that holds a leaf; a model loads without the optimiser."""
+    return "optimizer" if name.startswith("optimizer.") else "model"
+
+
+def _leaves(tree):
+    name = functools.partial(jax.tree_util.keystr, simple=True, separator=".")
+    return {name(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+
+
+def _fill(tree, leaves):
+    """The tree with the leaves that have a name in `leaves` replaced."""
+    name = functools.partial(jax.tree_util.keystr, simple=True, separator=".")
+    return jax.tree.map_with_path(lambda path, leaf: leaves.get(name(path), leaf), tree)
+
+
+def _bits(leaves):
+    """The sum of each array's bits modulo 2^32, the same for any number of devices and processes.
+
+    NumPy arrays are whole in each process, so no process needs the others.
+    """
+    sums = np.array([_bit_sum(leaf) for leaf in leaves.values()], np.uint32)
+    if jax.process_count() > 1 and any(isinstance(leaf, jax.Array) for leaf in leaves.values()):
+        sums = multihost_utils.process_allgather(sums).sum(axis=0, dtype=np.uint32)
+    return dict(zip(leaves, sums.tolist(), strict=True))
+
+
+def _bit_sum(array):
+    """This process's part of the sum, by NumPy: compiling a sum for every leaf would cost seconds at the first save."""
+    if isinstance(array, np.ndarray):
+        shards = [array]
+    else:
+        shards = (np.asarray(shard.data) for shard in array.addressable_shards if shard.replica_id == 0)
+    return sum(int(a.reshape(-1).view(f"u{a.itemsize}").sum(dtype=np.uint32)) for a in shards) % 2**32
+
+
+def _about_leaves(leaves):
+    return {name: [list(a.shape), a.dtype.name] for name, a in leaves.items()}
+
+
+def _check_leaves(path, about, like):
+    if lines := _differences(about, like):
+        raise OtherModelError(
+            f"checkpoint {path} is of another model or optimiser, {len(lines)} arrays differ: "
+            f"{'; '.join(lines[:6])}{' ...' if len(lines) > 6 else ''}.  Give the config that wrote it, or another "
+            "--workdir."
+        )
+
+
+def _differences(about, like):
+    """A line for each leaf whose shape or type in `about` is not that of `like`."""
+    wanted = _about_leaves(like)
+    lines = [f"{name} is missing" for name in wanted.keys() - about.keys()]
+    lines += [f"{name} is not of this model" for name in about.keys() - wanted.keys()]
+    both = (name for name in wanted.keys() & about.keys() if list(about[name]) != wanted[name])
+    return sorted(lines + [f"{name} is {about[name]}, here {wanted[name]}" for name in both])

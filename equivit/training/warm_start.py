@@ -1,0 +1,145 @@
+"""Start a run from the parameters of another model, `config.init`."""
+
+import dataclasses
+from typing import Any
+
+import jax
+from flax import nnx
+from ml_collections import ConfigDict
+
+from equivit import errors, logical, models
+from equivit.depthwise import replacement
+from equivit.layers.rngs import Keys
+from equivit.models.model import Config, ModelModule
+from equivit.models.segmenter.model import Segmenter, SegmenterConfig
+from equivit.models.vit.config import ViTConfig
+from equivit.objectives.registry import OBJECTIVES
+from equivit.objectives.segmentation import Segmentation
+from equivit.pretrained.inference import MissingHint
+from equivit.training import build, loading
+
+FUNCTION_FIELDS = ("num_heads", "mlp", "activation", "norm_eps")  # not determined by the shapes of parameters
+HEAD = ("head.", "readout.norm.", "readout.fc_norm.")  # parameters that may start at random
+
+
+def initial_parameters(config: ConfigDict, model: Config) -> dict[str, jax.Array]:
+    """The parameters and statistics of the model at `config.init` (`loading.load_model`); {} if it is None.
+
+    Prints each difference between the two models:
+
+    - Positions are resized, to the exact size of a plain model unless `config.model.position_offset` is set.
+    - A head for other classes is left out, and so is a norm before it that the new model lacks (`fc_norm`).
+    - A masked autoencoder gives its encoder.  A segmenter gives its backbone, and its decoder to an equal one.
+    - A model of patch tokens alone takes no other tokens.
+    - Blocks that only `config.model.replaced` has are replaced.
+
+    Args:
+      config: a checked config, completed from the data.
+      model: the configuration of its model.
+
+    Raises:
+      FileNotFoundError: `config.init` holds no model.
+      ValueError: other parameters do not fit the model, or would compute another function in it; the message names
+        the difference.
+    """
+    if config.init is None:
+        return {}
+    wanted, messages = _without_head(config, model), []
+    source = _load(config.init, wanted)
+    decoder = _decoder(config, model, source)
+    source = _backbone(source, wanted, bool(decoder), messages)
+    _check_function(config.init, source.config, wanted)
+    try:
+        if type(wanted) is type(source.config) is ViTConfig:
+            source = _without_prefix_tokens(source, wanted, messages)
+            source = _with_replaced_blocks(source, wanted, config.seed, messages)
+        tensors, changes = models.fitting_tensors(source, wanted)
+    except ValueError as error:
+        raise ValueError(f"config.init={config.init} and config.model: {error}") from None
+    others = [name for name in (*changes.drawn, *changes.dropped) if not name.startswith(HEAD)]
+    if others:
+        raise ValueError(
+            f"config.init={config.init}: {len(others)} parameters are not those of config.model: {changes}."
+        )
+    messages += [str(changes)] if any(changes) else []
+    if messages and jax.process_index() == 0:
+        print(f"{config.init}: {'; '.join(messages)}.", flush=True)
+    return logical.stacked(jax.eval_shape(lambda: wanted.build(Keys(0))), tensors, nnx.Variable) | decoder
+
+
+def _without_head(config: ConfigDict, model: Any) -> Any:
+    """The configuration of the trained model, without a head if it becomes the backbone of a segmenter."""
+    of_pixels = issubclass(OBJECTIVES[config.objective.name], Segmentation)
+    return dataclasses.replace(model, num_classes=None) if of_pixels else model
+
+
+def _load(place: str, wanted: Any) -> ModelModule:
+    """The model at a place; the wanted configuration gives the hints that a file of weights needs."""
+    hints: dict[str, Any] = {}
+    while True:
+        try:
+            return loading.load_model(place, **hints)
+        except MissingHint as missing:
+            if missing.hint in hints or not hasattr(wanted, missing.hint):
+                raise
+            hints[missing.hint] = getattr(wanted, missing.hint)
+
+
+def _decoder(config: ConfigDict, model: Config, source: ModelModule) -> dict[str, jax.Array]:
+    """The arrays of a segmenter outside its backbone, if the run trains the same decoder; else {}."""
+    if not isinstance(source, Segmenter):
+        return {}
+    wanted = getattr(build.exported_model(build.make_objective(config), model), "config", None)
+    if not isinstance(wanted, SegmenterConfig):
+        return {}
+    if dataclasses.replace(wanted, backbone=source.config.backbone) != source.config:
+        return {}
+    arrays = logical.take(source, nnx.Variable)
+    return {leaf: array for leaf, array in arrays.items() if not leaf.startswith("backbone.")}
+
+
+def _backbone(source: ModelModule, wanted: Any, keeps_decoder: bool, messages: list[str]) -> ModelModule:
+    """The part of the source that stands for the wanted model: a backbone, an encoder, or all of it."""
+    if isinstance(source, Segmenter):
+        messages.append("its decoder is taken too" if keeps_decoder else "its decoder is left out")
+        return source.backbone
+    if hasattr(source, "encoder") and type(source.config) is not type(wanted):
+        messages.append("its decoder is left out")
+        return source.encoder
+    return source
+
+
+def _check_function(place: str, source: Any, wanted: Any) -> None:
+    """ValueError if the weights would fit the wanted model and compute another function in it."""
+    for field in FUNCTION_FIELDS if type(source) is type(wanted) else ():
+        theirs, ours = (getattr(config, field, None) for config in (source, wanted))
+        if None not in (theirs, ours) and theirs != ours:
+            raise ValueError(
+                f"config.model.{field}={errors.shown(ours)}: the model of config.init={place} has "
+                f"{errors.shown(theirs)}, and its weights mean something else with another; set config.model.{field}="
+                f"{errors.shown(theirs)}."
+            )
+
+
+def _without_prefix_tokens(source: ModelModule, wanted: Any, messages: list[str]) -> ModelModule:
+    """The source without class, register and mask tokens, if the wanted model has none of them."""
+    if wanted.prefix or wanted.mask_token or not (source.config.prefix or source.config.mask_token):
+        return source
+    source, changes = replacement.without_prefix(source)
+    messages.append(f"for patches alone, left out: {errors.listed(changes.dropped)}")
+    return source
+
+
+def _with_replaced_blocks(source: ModelModule, wanted: Any, seed: int, messages: list[str]) -> ModelModule:
+    """The source with the attention of the wanted blocks replaced; ValueError if it has other replaced blocks."""
+    existing = set(source.config.replaced)
+    if lost := sorted(existing - set(wanted.replaced)):
+        raise ValueError(f"its block {lost[0].block} is replaced; keep it in replaced, as {tuple(lost[0])}.")
+    new = [entry for entry in wanted.replaced if entry not in existing]
+    rngs = Keys(seed)
+    for kind, kernel_size in sorted({(entry.kind, entry.kernel_size) for entry in new}):
+        where = {entry.block: entry.heads for entry in new if (entry.kind, entry.kernel_size) == (kind, kernel_size)}
+        source = replacement.replace(source, where, kind=kind, kernel_size=kernel_size, rngs=rngs)
+    if new:
+        messages.append(f"attention replaced in {len(new)} blocks: {errors.listed(entry.block for entry in new)}")
+    return source

@@ -1,0 +1,22 @@
+"""Teachers: the classes that they were trained on must be those of the data."""
+
+import pytest
+from flax import nnx
+
+from equivit.models import saved, zoo
+from equivit.trained_on import TrainedOn
+from equivit.training.config import get_base
+from equivit.training.teachers import check_teacher_classes
+
+SIZE = dict(width=24, num_heads=2, depth=1, patch_size=4, num_classes=3, in_channels=3, image_size=(8, 12))
+
+
+def test_a_teacher_of_other_classes_is_refused(tmp_path):
+    animals, options = ("bat", "cat", "dog"), get_base("distillation")
+    saved.save(tmp_path / "teacher", zoo.create("vit_ti16", rngs=nnx.Rngs(3), **SIZE), TrainedOn(animals))
+    for place in (None, str(tmp_path / "teacher"), "zoo:vit_ti16", f"timm:{tmp_path}/absent.pth"):
+        options.objective.teacher = place
+        check_teacher_classes(options, TrainedOn(animals))
+    options.objective.teacher = str(tmp_path / "teacher")
+    with pytest.raises(ValueError, match="class 0 is 'ant', in objective.teacher=.*/teacher it is 'bat'"):
+        check_teacher_classes(options, TrainedOn(("ant", "bat", "cat")))
