@@ -127,7 +127,7 @@ def test_the_package_imports_nothing():
 
 @pytest.mark.parametrize("room", ["layers", "models"])
 def test_layers_and_models_hold_equations(room):
-    """What a platform or a compiler wants otherwise lies in `kernels`."""
+    """Forms for a platform or a compiler lie in `kernels`."""
     words = ("platform_dependent", "optimization_barrier", "layout_constraint", "pallas")
     for path in (ROOT / "equivit" / room).rglob("*.py"):
         found = [word for word in words if word in path.read_text()]

@@ -1,5 +1,6 @@
 """The transformer block, dense or equivariant depending on the parts it is given."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -33,15 +34,17 @@ class Branch(NamedTuple):
     def _kernel(self, x: Any) -> Callable | None:
         """The branch as one operation on the arrays of a field, if its parts are those of an octic block."""
         norm, body, scale = self
-        known = isinstance(norm, isotypic.LayerNorm) and isinstance(scale, isotypic.LayerScale)
-        if not known or not isinstance(x, Isotypic) or x.group is not OCTIC:
+        if not isinstance(norm, isotypic.LayerNorm) or not isinstance(scale, isotypic.LayerScale):
+            return None
+        if not isinstance(x, Isotypic) or x.group is not OCTIC:
             return None
         if type(body) is isotypic.Attention and body.qkv.bias is not None:
-            weights = octic_attention.Weights(*isotypic.branch_arrays(norm, body.qkv, body.proj, scale))
-            return lambda *field: octic_attention.octic_attention(*field, weights, body.num_heads, norm.constants)
+            attention = octic_attention.Weights(*isotypic.branch_arrays(norm, body.qkv, body.proj, scale))
+            options: dict[str, Any] = dict(weights=attention, heads=body.num_heads, norm=norm.constants)
+            return functools.partial(octic_attention.octic_attention, **options)
         if isinstance(body, isotypic.Mlp):
-            weights = octic_mlp.Weights(*isotypic.branch_arrays(norm, body.fc1, body.fc2, scale))
-            return lambda *field: octic_mlp.octic_mlp(*field, weights, norm.constants)
+            mlp = octic_mlp.Weights(*isotypic.branch_arrays(norm, body.fc1, body.fc2, scale))
+            return functools.partial(octic_mlp.octic_mlp, weights=mlp, norm=norm.constants)
         return None
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from typing import Any
 
 import jax
 
@@ -39,7 +40,7 @@ def convolve(
     """
     chosen = dispatch.chosen("convolve", implementation)
     maps = x.astype(kernel.dtype).reshape(math.prod(x.shape[:-3]), *x.shape[-3:])
-    options = dict(stride=stride, pads=pads, mode=mode, groups=groups)
+    options: dict[str, Any] = dict(stride=stride, pads=pads, mode=mode, groups=groups)
     plain, form = functools.partial(reference.convolve, **options), cpu.form(maps, kernel, **options)
     if form is None or chosen == "reference":
         y = plain(maps, kernel)

@@ -5,6 +5,7 @@ Source: octic ViTs, Section 3.2 and Appendix A.
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
 
@@ -62,7 +63,7 @@ def octic_attention(
 def _octic_attention(implementation, heads, norm, *arrays):
     plain = functools.partial(_apart, implementation, heads, norm)
     kernel = functools.partial(tpu.forward, heads=heads, norm=norm)
-    kernels = {"tpu": kernel, "interpret": functools.partial(kernel, interpret=True)}
+    kernels: dict[str, Callable | None] = {"tpu": kernel, "interpret": functools.partial(kernel, interpret=True)}
     return dispatch.run(NAME, implementation, plain, kernels, arrays[:2], arrays[2:])
 
 

@@ -5,6 +5,7 @@ Source: octic ViTs, Section 3.2 and Appendix A.
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
 
@@ -55,7 +56,7 @@ def octic_mlp(
 def _octic_mlp(implementation, norm, *arrays):
     plain = functools.partial(reference.octic_mlp, norm=norm, implementation=implementation)
     kernel = functools.partial(tpu.forward, norm=norm)
-    kernels = {"tpu": kernel, "interpret": functools.partial(kernel, interpret=True)}
+    kernels: dict[str, Callable | None] = {"tpu": kernel, "interpret": functools.partial(kernel, interpret=True)}
     return dispatch.run(NAME, implementation, plain, kernels, arrays[:2], arrays[2:])
 
 

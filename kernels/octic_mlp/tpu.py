@@ -78,8 +78,8 @@ def forward(
         return pl.BlockSpec(a.shape, lambda image, i: (0,) * a.ndim, pipeline_mode=pl.Buffered(1))
 
     # The second map's factor, SCALE^2 / 2, in the layer scale.
-    weights = prepared(w, "out_bias", SCALE**2 / 2)
-    weights = weights._replace(out_lines=jnp.swapaxes(w.out_lines, 1, 2), out_planes=w.out_planes.T)
+    placed = prepared(w, "out_bias", SCALE**2 / 2)
+    placed = placed._replace(out_lines=jnp.swapaxes(w.out_lines, 1, 2), out_planes=w.out_planes.T)
     sizes = (4, rows, c), (2, rows, 2 * c)
     # For each 128 hidden channels, the second map has four products of lines, and four of rows and copies of E.
     parts = products.parts(rows, [(c, 4), (2 * c, 4)])
@@ -87,7 +87,7 @@ def forward(
     results = pl.pallas_call(
         functools.partial(_block, parts=parts, norm=norm, unroll=not interpret),
         grid=(images, pl.cdiv(n, rows)),
-        in_specs=[*map(block, arrays), *map(whole, weights)],
+        in_specs=[*map(block, arrays), *map(whole, placed)],
         out_specs=[block(a) for a in arrays],
         out_shape=[
             jax.ShapeDtypeStruct(a.shape, dtype, manual_axis_type=jax.typeof(lines).manual_axis_type) for a in arrays
@@ -101,7 +101,7 @@ def forward(
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
         interpret=interpret,
         name=NAME,
-    )(*arrays, *weights)
+    )(*arrays, *placed)
     return tuple(y.reshape(len(y), *batch, tokens, y.shape[-1]) for y in results)
 
 

@@ -145,7 +145,7 @@ class PoolingBlock(nnx.Module):
 
     def __call__(
         self,
-        x: tuple[jax.Array, dict[str, Choice]],
+        state: tuple[jax.Array, dict[str, Choice]],
         layout: Layout,
         *,
         rate: float | jax.Array = 0.0,
@@ -156,14 +156,14 @@ class PoolingBlock(nnx.Module):
         """The tokens after the block, and the phases that its adaptive pooling chose.
 
         Args:
-          x: tokens, and the choices of the block before, which have no effect.
+          state: tokens, and the choices of the block before, which have no effect.
           layout: of the tokens before it.
           rate: probability of dropping a branch for a sample.
           phase, train: for blocks that alternate or have batch statistics; unused here.
           key: for dropout and stochastic depth; None: neither.
         """
         keys, pool = split(key), self.attention.pool_q
-        x, _ = x
+        x, _ = state
         y = self.norm1(x)
         branch, chosen = self.attention.attended(y, layout)
         x = x if self.shortcut is None else self.shortcut(y).astype(x.dtype)

@@ -225,15 +225,15 @@ class ViT(nnx.Module):
         return rolled.reshape(images.shape), frame, chosen
 
     def _embed(self, images: jax.Array, keep: jax.Array | None, mask: jax.Array | None) -> tuple[Any, Layout]:
-        grid: tuple[int, ...] = tuple(n // p for n, p in zip(images.shape[-3:-1], self.config.patch_size, strict=True))
-        x = self.patch_embed(images)
+        (height, width), (rows, columns) = images.shape[-3:-1], self.config.patch_size
+        full, x = (height // rows, width // columns), self.patch_embed(images)
         if mask is not None:
             x = self._masked(x, mask)
         if self.position is not None:
-            x = jax.tree.map(lambda leaf, p: leaf + _lead(p, leaf), x, self.position(grid))
+            x = jax.tree.map(lambda leaf, p: leaf + _lead(p, leaf), x, self.position(full))
         if keep is not None:
-            x, grid = jax.tree.map(lambda leaf: _gather(leaf, keep), x), ()
-        layout = Layout(grid, 0 if self.prefix is None else self.prefix.number)
+            x = jax.tree.map(lambda leaf: _gather(leaf, keep), x)
+        layout = Layout(full if keep is None else (), 0 if self.prefix is None else self.prefix.number)
         if self.prefix is not None:
             first = self.prefix().astype(x.dtype)
             first = self._lift(jnp.broadcast_to(first, (*x.shape[:-2], *first.shape)))
