@@ -7,7 +7,7 @@ that "Making Vision Transformers Truly Shift-Equivariant" compares with under ci
 import dataclasses
 import functools
 import math
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
