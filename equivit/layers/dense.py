@@ -20,7 +20,7 @@ from equivit import errors
 from equivit.layers.grid import Layout
 from kernels.attention import attention, head_by_head, weights
 from kernels.gelu import exact_gelu
-from kernels.product import einsum, kept
+from kernels.product import LINEAR, einsum, kept
 
 # The official codes truncate this normal at +-2, one hundred standard deviations, which has no effect.
 WEIGHT_INIT = nnx.initializers.normal(0.02)
@@ -65,9 +65,11 @@ class Linear(nnx.Module):
 def affine(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
     """x W + b in the dtype of W; a bias of None is 0.  Shapes: [*B, N, C], [C, D], [D] -> [*B, N, D]."""
     with jax.named_scope("linear"):
-        y = kept(einsum("...c,cd->...d", x.astype(weight.dtype), weight))
+        y = kept(einsum(LINEAR, x.astype(weight.dtype), weight))
+        if bias is None or bias.dtype == y.dtype:
+            return y if bias is None else y + bias
         # Broadcast before it is cast: the gradient of b is summed in the dtype of b, which may be wider.
-        return y if bias is None else y + jnp.broadcast_to(bias, y.shape).astype(y.dtype)
+        return y + jnp.broadcast_to(bias, y.shape).astype(y.dtype)
 
 
 class LayerNorm(nnx.Module):

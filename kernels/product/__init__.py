@@ -16,6 +16,7 @@ from jax.interpreters import ad, batching, mlir
 from kernels import dispatch
 from kernels.product import cpu
 
+LINEAR = "...c,cd->...d"  # a linear map of tokens
 # What `remat="dots"` keeps: its policy sees no primitives of our own, and no products with a batch axis, such as those
 # of attention, of which the weighted sums of values are small.
 kept = functools.partial(checkpoint_name, name="product")
@@ -24,7 +25,7 @@ kept = functools.partial(checkpoint_name, name="product")
 def einsum(axes: str, x: jax.Array, y: jax.Array) -> jax.Array:
     """`jnp.einsum` of two arrays.  An axis that is summed over is one of both; "..." in y is the last of those in x."""
     if not x.dtype == y.dtype == jnp.bfloat16 or dispatch.AUTO.get() == "reference":
-        return jnp.einsum(axes, x, y)
+        return jnp.matmul(x, y) if axes == LINEAR else jnp.einsum(axes, x, y)  # which converters know better
     (of_x, of_y), result = axes.split("->")[0].split(","), axes.split("->")[1]
     first, ahead = (a.ndim - len(of.replace("...", "")) for a, of in ((x, of_x), (y, of_y)))
     named = string.ascii_uppercase[:first]
