@@ -13,6 +13,9 @@ FILES = files("adaptive", "swin*.npz")
 # 100 and whose norms divide branches of few channels.
 LOGITS, MAPS = 8e-6, 5e-5
 GRADIENTS = 2e-4  # norms, of themselves
+# The gradient of a learned scale of logits is a sum over all of them, in which most cancels: in float64 timm's own
+# norms are up to 3e-5 away, that of a norm of 0.0175 included.
+SCALES = 3e-5
 
 
 def hints(path) -> dict:
@@ -58,6 +61,7 @@ def test_swin(path, record_property):
     slopes = pretrained.state_dict("timm", slopes) | {"image": by_image}
     norms = {key.removeprefix("gradnorm/"): float(value) for key, value in data.items() if key.startswith("gradnorm/")}
     assert norms.keys() == slopes.keys()
-    worst = max(abs(np.linalg.norm(slopes[name]) - norm) / norm for name, norm in norms.items())
-    assert worst < GRADIENTS, worst
+    for name, norm in norms.items():
+        allowed = GRADIENTS * norm + (SCALES if name.endswith("logit_scale") else 0)
+        assert abs(np.linalg.norm(slopes[name]) - norm) < allowed, name
     comparison.finish(record_property, "swin")
