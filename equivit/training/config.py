@@ -4,13 +4,12 @@ A file of `configs/` begins with `get_base()` and changes what it needs; the com
 
     python -m equivit.train --config=configs/quickstart.py:quicktest --config.optimizer.weight_decay=0.1
 
-A section is owned by the module that uses it, which holds its DEFAULTS, their TYPES and its `check`.  The `model`
-section is a name of the zoo and the arguments given to it; the zoo checks those.
+The module that uses a section declares it (`sections.py`) and has the `check` of values that do not fit together.  The
+`model` section is a name of the zoo and the arguments given to it; the zoo checks those.
 """
 
 import ast
 import dataclasses
-import functools
 import importlib.util
 import json
 import pathlib
@@ -19,39 +18,47 @@ from typing import Annotated, Any
 
 from ml_collections import ConfigDict
 
-from equivit import constraints, errors
+from equivit import constraints, errors, sections
 from equivit.constraints import OneOf, PositiveFloat, PositiveInt, Seed
-from equivit.data import config as data
-from equivit.evaluation import config as evaluation
+from equivit.data import config as data_config
+from equivit.evaluation import config as evaluation_config
+from equivit.intervals import LARGEST
 from equivit.models import zoo
 from equivit.models.patchtst import model as patchtst
-from equivit.objectives.objective import Objective
 from equivit.objectives.registry import OBJECTIVES
 from equivit.precision import PRECISIONS
 from equivit.training import logging, optimizers, schedules, sharding
 
-OWNERS = {
-    "data": data,
-    "optimizer": optimizers,
-    "schedule": schedules,
-    "mesh": sharding,
-    "evaluation": evaluation,
-    "log": logging,
-}
-TYPES: dict[str, Any] = dict(  # of the keys outside of sections, and of `checkpoint`
-    seed=Seed,
-    steps=PositiveInt | None,
-    epochs=PositiveFloat | None,
-    batch_size=PositiveInt,
-    precision=Annotated[str, OneOf(PRECISIONS)],
-    init=str | None,
-    checkpoint=dict(
-        every_steps=PositiveInt | None,
-        every_seconds=PositiveFloat | None,
-        keep=PositiveInt,
-        teacher_every_steps=PositiveInt | None,
-    ),
-)
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+    """`checkpoint`; here, because checkpoints.py imports this file."""
+
+    every_steps: PositiveInt | None = None
+    every_seconds: PositiveFloat | None = None
+    keep: PositiveInt = 2
+    teacher_every_steps: PositiveInt | None = None  # keep the teacher of DINOv2 as a saved model, in teachers/<step>/
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """All keys, in the order in which they are shown; None means "not set"."""
+
+    seed: Seed = 0
+    steps: PositiveInt | None = None  # this or epochs
+    epochs: PositiveFloat | None = None
+    batch_size: PositiveInt = 128
+    precision: Annotated[str, OneOf(PRECISIONS)] = "float32"  # of the computation; parameters are always float32
+    init: str | None = None  # a run, a saved model or pretrained weights to start from
+    model: Any = None  # `name`, and options of this model
+    data: data_config.DataConfig = data_config.DataConfig()
+    objective: Any = None  # `name`, and the options of this objective
+    optimizer: optimizers.OptimizerConfig = optimizers.OptimizerConfig()
+    schedule: schedules.ScheduleConfig = schedules.ScheduleConfig()
+    mesh: sharding.MeshConfig = sharding.MeshConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    evaluation: evaluation_config.EvaluationConfig = evaluation_config.EvaluationConfig()
+    log: logging.LogConfig = logging.LogConfig()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,27 +90,9 @@ def get_base(objective: str = "supervised") -> ConfigDict:
 
 
 def _defaults(objective: str) -> dict[str, Any]:
-    """The keys in the order in which they are shown."""
     errors.one_of("config.objective.name", objective, OBJECTIVES)
-    return dict(
-        seed=0,
-        steps=None,  # this or epochs
-        epochs=None,
-        batch_size=128,
-        precision="float32",  # of the computation (precision.py); parameters are always float32
-        init=None,  # a run, a saved model or pretrained weights to start from
-        model=dict(name="vit_ti16"),
-        data=data.DEFAULTS,
-        objective=dict(name=objective, **OBJECTIVES[objective].DEFAULTS),
-        optimizer=optimizers.DEFAULTS,
-        schedule=schedules.DEFAULTS,
-        mesh=sharding.DEFAULTS,
-        # Here, because checkpoints.py imports this file.  `teacher_every_steps` keeps the teacher of DINOv2 as a saved
-        # model, in teachers/<step>/.
-        checkpoint=dict(every_steps=None, every_seconds=None, keep=2, teacher_every_steps=None),
-        evaluation=evaluation.DEFAULTS,
-        log=logging.DEFAULTS,
-    )
+    options = dataclasses.asdict(OBJECTIVES[objective].Options())
+    return dataclasses.asdict(TrainConfig(model={"name": "vit_ti16"}, objective={"name": objective, **options}))
 
 
 def validate(config: ConfigDict) -> None:
@@ -120,18 +109,22 @@ def _check_values(config: ConfigDict) -> None:
         if isinstance(value, Missing):
             raise ValueError(f"config.{key} is missing: {value}")
     _check_model(config.model)
-    for section, owner in OWNERS.items():
-        owner.check(config[section])
+    sections.check("config", config, {**_types(config), "model": Any})
+    data_config.check(config.data)
+    schedules.check(config.schedule)
+    evaluation_config.check(config.evaluation)
     _check_run(config)
-    objective = OBJECTIVES[_name(config, "objective")]
-    constraints.check_section("config.objective", config.objective, objective.TYPES)
-    objective.check(config)
+    OBJECTIVES[config.objective.name].check(config)
 
 
 def _types(config: ConfigDict) -> dict[str, Any]:
-    sections = {section: owner.TYPES for section, owner in OWNERS.items()}
-    objective = OBJECTIVES.get(str(_name(config, "objective")), Objective).TYPES
-    return dict(TYPES, **sections, objective=objective, model=zoo.types_of(str(_name(config, "model"))))
+    objective = OBJECTIVES.get(str(_name(config, "objective")))
+    options = sections.types_of(objective.Options) if objective else {}
+    return {
+        **sections.types_of(TrainConfig),
+        "model": zoo.types_of(str(_name(config, "model"))),
+        "objective": {"name": Annotated[str, OneOf(OBJECTIVES)], **options},
+    }
 
 
 def _name(config: ConfigDict, section: str) -> Any:
@@ -170,8 +163,7 @@ def check_keys(config: ConfigDict, base: ConfigDict, prefix: str = "") -> None:
 
 
 def _check_run(config: ConfigDict) -> None:
-    """The keys outside of sections, and `checkpoint`."""
-    constraints.check_section("config", config, TYPES)
+    """ValueError for values of several sections that do not fit together."""
     if (config.steps is None) == (config.epochs is None):
         raise ValueError(f"config: {config.steps=} and {config.epochs=}; set exactly one, and the other to None.")
     if config.checkpoint.teacher_every_steps and "teacher" not in OBJECTIVES[config.objective.name].weights:
@@ -222,38 +214,35 @@ def _get_config(file: str) -> Callable[..., ConfigDict]:
 
 
 def override(config: ConfigDict, text: str, schema: Schema = TRAINING) -> None:
-    """Change one key, from text such as "data.workers=2".  Raises ValueError for an unknown key or a wrong type."""
+    """Change one key, from text such as "data.workers=2".
+
+    The value may still be invalid; `schema.check` refuses it.  The flags of `ml_collections.config_flags` do not serve:
+    they refuse a key whose default is None, cannot set None, and know no union of types.
+
+    Raises:
+      ValueError: an unknown key, with the nearest; a section, or no value.
+    """
     key, equals, value = text.partition("=")
     if not equals:
         raise ValueError(f"--config.{key}: give a value, --config.{key}=VALUE.")
     *names, last = key.split(".")
-    section = config
+    section, types = config, schema.types(config)
     for name in names:
         _check_known(key, name, section)
-        section = section[name]
+        section, types = section[name], types.get(name, {})
         if not isinstance(section, ConfigDict):
             raise ValueError(f"--config.{key}: '{name}' is a value, not a section.")
     if names != ["model"]:  # which may get new keys
         _check_known(key, last, section)
-    old, free = section.get(last), names == ["model"] or isinstance(section.get(last), Missing)
-    old = None if isinstance(old, Missing) else old
-    if isinstance(old, ConfigDict):
+    if isinstance(old := section.get(last), ConfigDict):
         raise ValueError(f"--config.{key}: this is a section; set one of {', '.join(old)} in it.")
-    type_ = functools.reduce(lambda types, name: types.get(name, {}), names, schema.types(config)).get(last, Any)
-    value = parse(value, type_) if old is None else _parse_like(value, old, type_)
-    try:
-        if isinstance(value, bool) and isinstance(old, float):  # True would become 1.0
-            raise TypeError
-        # The zoo knows the types of a model: a patch may be a number or a pair.  And a config with a whole
-        # number, such as epochs=90, leaves the key free for 0.5.
-        fraction = isinstance(old, int) and isinstance(value, float) and type_ is not Any
-        if free or (fraction and constraints.allows(value, type_)):
-            with section.ignore_type():
-                section[last] = value
-        else:
-            section[last] = value
-    except (TypeError, OverflowError):  # the latter for a whole number that no float holds
-        raise ValueError(f"--config.{key}={_shown(value)}: {_wanted(key, value, old, type_)}.") from None
+    value = parse(value, types.get(last, Any))
+    if isinstance(old, tuple) and isinstance(value, str):
+        value = tuple(value.split(","))  # the check then names the word that is wrong
+    if isinstance(old, float) and type(value) is int and abs(value) <= LARGEST:
+        value = float(value)
+    section[last] = None  # from here on of any type: epochs=90 in a file leaves the key free for 0.5
+    section[last] = value
 
 
 def _check_known(key: str, name: str, section: ConfigDict) -> None:
@@ -262,53 +251,31 @@ def _check_known(key: str, name: str, section: ConfigDict) -> None:
         raise ValueError(f"--config.{key}: no key '{name}'{near} (keys here: {known}).")
 
 
-def _parse_like(text: str, old: Any, type_: Any) -> Any:
-    """The value that a text stands for in the place of `old`."""
-    if isinstance(old, str) and text.lower() != "none":
-        return text
-    value = parse(text, type_)
-    is_words = isinstance(old, tuple) and all(isinstance(entry, str) for entry in old)
-    return _listed(value, type_) if is_words and isinstance(value, str) else value
-
-
 def parse(text: str, type_: Any) -> Any:
-    """The value that a text stands for: None, True, False, a number, a tuple, ...; else the text itself.
+    """The value that a text stands for: None, True, False, a number, a tuple, words with commas between, or the text.
 
-    "none" is a word where `type_` has that word and not None, such as `model.remat=none`.  Words with commas between
-    are a tuple where `type_` has it and not the text, such as `model.adaptive=token,merge`.
+    Of several readings it is the first that the type allows: "none" is a word where the type has that word and not
+    None, such as `model.remat=none`.  If it allows none of them, the literal is left for the check to refuse.
     """
-    if text.lower() == "none" and constraints.allows(text, type_) and not constraints.allows(None, type_):
-        return text
+    literal = _literal(text)
+    readings = [literal]
+    if literal is text:
+        words = tuple(text.split(","))
+        mixed = tuple(int(word) if word.isdecimal() and len(word) < 10 else word for word in words)  # such as "full,6"
+        readings = [text, words, mixed]
+    elif literal is None or type_ is str:  # elsewhere 5 is a number, even where the name of a file may stand
+        readings = [literal, text]
+    return next((reading for reading in readings if constraints.allows(reading, type_)), literal)
+
+
+def _literal(text: str) -> Any:
     if text.lower() in ("none", "true", "false"):
         return {"none": None, "true": True, "false": False}[text.lower()]
     try:
-        return ast.literal_eval(text)
+        value = ast.literal_eval(text)
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):  # all that it raises
-        entries = _listed(text, type_)
-        return entries if constraints.allows(entries, type_) and not constraints.allows(text, type_) else text
-
-
-def _listed(text: str, type_: Any) -> tuple[str | int, ...]:
-    """Words with commas between; among them numbers, if the type has these and not the words, as in "full,6"."""
-    words = tuple(text.split(","))
-    entries = tuple(int(word) if word.isdecimal() and len(word) < 10 else word for word in words)
-    return entries if constraints.allows(entries, type_) and not constraints.allows(words, type_) else words
-
-
-def _shown(value: Any) -> str:
-    """As it is written on the command line."""
-    return errors.shown(value).strip("'")
-
-
-def _wanted(key: str, value: Any, old: Any, type_: Any) -> str:
-    """A description of valid values, for an error about one of another type."""
-    if isinstance(old, tuple) and not all(map(errors.is_number, old)) and constraints.allows((value,), type_):
-        old = (value,)  # such as ranges, which may be words or numbers
-    if isinstance(old, tuple) and errors.is_number(value) and all(map(errors.is_number, old)):
-        like = repr((value,) * len(old)).replace(" ", "")
-        count = "a tuple" if len(old) == 1 else f"{len(old)} values, not one"
-        return f'this takes {count}; write --config.{key}="{like}"'
-    return f"not of the type {type(old).__name__} of its default {old!r}"
+        return text
+    return tuple(value) if isinstance(value, list) else value
 
 
 def from_json(path: pathlib.Path) -> ConfigDict:
