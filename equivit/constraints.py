@@ -1,6 +1,6 @@
 """Types that state which values are allowed, and the check of a value against its type.
 
-A dataclass states them at its fields; so do models, and the sections of a configuration (`sections.py`):
+The dataclasses of models and of the sections of a configuration (`sections.py`) have them at their fields:
 
     drop_path: Below1 | tuple[Below1, Below1] = 0.0
     mlp_dim: PositiveInt | None = None
@@ -28,7 +28,7 @@ class OneOf(tuple[Any, ...]):
 
 
 class Words(str):
-    """The words with which a message describes valid values, in place of those derived from the type."""
+    """A description of the valid values for messages, in place of the one derived from the type."""
 
 
 PositiveInt = Annotated[int, Interval(0, open="(", words="positive")]
@@ -45,12 +45,12 @@ Size = Annotated[tuple[PositiveInt, PositiveInt], Words("(height, width) in pixe
 
 
 def check(thing: str, value: Any, type_: Any) -> None:
-    """ValueError unless `value` is of a type; the message names the thing, the value, the rule and the nearest fix."""
+    """Raise ValueError unless `value` is of a type, with the thing, the value, the rule and the nearest fix."""
     if allows(value, type_):
         return
     first = typing.get_args(type_)[0] if typing.get_origin(type_) in UNIONS else type_
     if typing.get_origin(first) is tuple and ... in typing.get_args(first) and isinstance(value, tuple | list):
-        for entry in value:  # of any number: only the entry that is not allowed is named
+        for entry in value:  # name only the entry that is not allowed
             check(thing, entry, typing.get_args(first)[0])
     rule = _rule(value, type_)
     verb = "is not" if rule.startswith("one of ") else "must be"
@@ -58,7 +58,7 @@ def check(thing: str, value: Any, type_: Any) -> None:
 
 
 def check_fields(instance: Any, name: str) -> None:
-    """ValueError unless every field of a frozen dataclass is of its type; lists become tuples, which have a hash."""
+    """Raise ValueError unless each field of a frozen dataclass is of its type; make lists tuples, which have a hash."""
     for field, type_ in types_of(type(instance)).items():
         if isinstance(value := getattr(instance, field), list):
             object.__setattr__(instance, field, value := tuple(value))
@@ -67,23 +67,23 @@ def check_fields(instance: Any, name: str) -> None:
 
 @functools.cache
 def types_of(cls: type) -> dict[str, Any]:
-    """The types of a dataclass's fields."""
+    """Return the types of a dataclass's fields."""
     hints = typing.get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
 def allows(value: Any, type_: Any) -> bool:
-    """Whether a value is of a type."""
+    """Return whether a value is of a type."""
     return any(_fits(value, kind) for kind in _kinds(type_))
 
 
 def _kinds(type_: Any) -> list[Any]:
-    """The members of a union, or a type alone; each is an `Interval`, a `OneOf`, a class or a tuple of types."""
+    """Split a union into its members, each an `Interval`, a `OneOf`, a class or a tuple of types."""
     origin, parts = typing.get_origin(type_), typing.get_args(type_)
     if origin in UNIONS:
         return [kind for part in parts for kind in _kinds(part)]
     if origin is Annotated:
-        *base, note = parts  # of several notes, the last one is about the type with the others
+        *base, note = parts  # the last of several notes is about the type with the others
         if isinstance(note, Words):
             return _kinds(Annotated[tuple(base)] if len(base) > 1 else base[0])
         return [note.integers() if isinstance(note, Interval) and base == [int] else note]
@@ -106,7 +106,7 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def _rule(value: Any, type_: Any) -> str:
-    """The valid values, as a message describes them to the author of `value`."""
+    """Describe the valid values in a message about `value`."""
     origin, parts = typing.get_origin(type_), typing.get_args(type_)
     if origin is Annotated and isinstance(parts[-1], Words):
         return parts[-1]
@@ -124,7 +124,7 @@ def _rule(value: Any, type_: Any) -> str:
 
 
 def _hint(value: Any, type_: Any) -> str:
-    """Why a number is not valid, or the nearest valid value; nothing where neither is known."""
+    """Explain why a number is not valid, or name the nearest valid value; "" where neither is known."""
     why = [kind.hint(value) for kind in _kinds(type_) if isinstance(kind, Interval)]
     near = _nearest(value, type_)
     if any(why) or near is None:
@@ -133,7 +133,7 @@ def _hint(value: Any, type_: Any) -> str:
 
 
 def _nearest(value: Any, type_: Any) -> Any:
-    """The nearest valid value, or None."""
+    """Return the nearest valid value, or None."""
     for kind in _kinds(type_):
         near, parts = None, [part for part in typing.get_args(kind) if part is not ...]
         if isinstance(kind, Interval):

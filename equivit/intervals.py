@@ -1,4 +1,4 @@
-"""Numbers of an interval, as a program has them: floats in float32, whole numbers in int32."""
+"""Intervals of numbers that a program holds exactly enough: floats in float32, whole numbers in int32."""
 
 import dataclasses
 import math
@@ -32,11 +32,11 @@ class Interval:
             return False
         if isinstance(value, int):
             return self.whole or abs(value) <= LARGEST_INT
-        held = _in_float32(value)  # a rate of 0 means "never", so that a smaller one must not become 0
+        held = _in_float32(value)  # must not become 0, which means "never" for a rate
         return not self.whole and math.isfinite(held) and self._surrounds(held) and bool(held) == bool(value)
 
     def integers(self) -> "Interval":
-        """The whole numbers of this interval that an int32 holds, or up to `high` where it says more."""
+        """Return the whole numbers of this interval, within int32 unless `high` is given."""
         high = LARGEST_INT if self.high == math.inf else self.high
         return dataclasses.replace(self, whole=True, low=max(self.low, -LARGEST_INT), high=high)
 
@@ -45,7 +45,7 @@ class Interval:
         return above and (value < self.high if ")" in self.open else value <= self.high)
 
     def rule(self, value: Any) -> str:
-        """The valid numbers, as a message says them of `value`."""
+        """Describe the valid numbers in a message about `value`."""
         left, right = "(" if "(" in self.open else "[", ")" if ")" in self.open else "]"
         rule = self.words or f"in {left}{self.low}, {self.high}{right}"
         noun = "whole number" if self.whole else "number"
@@ -56,7 +56,7 @@ class Interval:
         return f"a {noun} {rule}" if rule.startswith("in ") else f"a {noun}, {rule}"
 
     def hint(self, value: Any) -> str:
-        """Why a number is not valid where it seems so, such as "; in float32 it is 0"; else nothing."""
+        """Explain why a number that seems valid is not, such as "; in float32 it is 0"; else return ""."""
         if isinstance(value, bool):
             return f"; {value} is not a number"
         if self.whole or not errors.is_number(value) or not self._surrounds(value) or abs(value) == math.inf:
@@ -66,7 +66,7 @@ class Interval:
         return f"; in float32 it is {_in_float32(value):g}"
 
     def nearest(self, value: Any) -> Any:
-        """The nearest valid number, or None."""
+        """Return the nearest valid number, or None."""
         if not errors.is_number(value) or not abs(value) < math.inf:
             return None
         if self.whole:
@@ -76,7 +76,7 @@ class Interval:
 
 
 def _in_float32(value: float) -> float:
-    """The value as float32 has it; what is smaller than its normal numbers counts as zero, as in a compiled program."""
+    """Round to float32; below its normal numbers to zero, as compiled programs do."""
     if abs(value) > LARGEST:
         return math.inf if value > 0 else -math.inf
     return struct.unpack("f", struct.pack("f", value))[0] if abs(value) >= SMALLEST else 0.0

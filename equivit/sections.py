@@ -5,8 +5,8 @@
         every_steps: PositiveInt = 50
         tensorboard: bool = True
 
-A field that is such a dataclass again is a section in the section.  `dataclasses.asdict(LogConfig())` are the defaults;
-a run has them, changed, in a `ConfigDict`.
+A field may be such a dataclass, too: a section within the section.  The defaults are `dataclasses.asdict(LogConfig())`;
+a run keeps its values in a `ConfigDict`.
 """
 
 import dataclasses
@@ -19,14 +19,14 @@ from equivit import constraints
 
 
 def types_of(section: type) -> dict[str, Any]:
-    """The types of the keys (`constraints.py`); those of a section in the section are a mapping."""
+    """Return the types of the keys (`constraints.py`); a mapping for a section within the section."""
     types = constraints.types_of(section)
     is_section = {key: isinstance(type_, type) and dataclasses.is_dataclass(type_) for key, type_ in types.items()}
     return {key: types_of(type_) if is_section[key] else type_ for key, type_ in types.items()}
 
 
 def check(prefix: str, section: ConfigDict, types: Mapping[str, Any]) -> None:
-    """ValueError unless every key of `types` has a value of its type."""
+    """Raise ValueError unless every key of `types` has a value of its type."""
     for key, type_ in types.items():
         if isinstance(type_, Mapping):
             check(f"{prefix}.{key}", section[key], type_)

@@ -105,7 +105,7 @@ class DataConfig:
 
 
 def check(section: ConfigDict) -> None:
-    """ValueError for an invalid value; the number of channels is checked when the source is opened."""
+    """Raise ValueError for an invalid value; opening the source checks the number of channels."""
     sections.check("config.data", section, sections.types_of(DataConfig))
     for part in sources.parts(section.source):
         if part.partition(":")[0] not in sources.KINDS:
@@ -130,7 +130,7 @@ def check(section: ConfigDict) -> None:
 
 
 def _check_square(section: ConfigDict) -> None:
-    """A quarter turn of a crop that is not square has another size."""
+    """Require square crops, since a quarter turn keeps only their size."""
     key = "train_image_size" if section.train_image_size else "image_size"
     sizes = {key: section[key]} | ({"views.local_size": section.views.local_size} if section.views.locals else {})
     for key, (height, width) in sizes.items():
@@ -142,7 +142,7 @@ def _check_square(section: ConfigDict) -> None:
 
 
 def _check_resized(section: ConfigDict) -> None:
-    """Evaluation first resizes images to image_size / crop_ratio; the scaled crop resizes them to fit * fit_ratio."""
+    """Limit resized images: image_size / crop_ratio in evaluation, fit * fit_ratio in the scaled crop."""
     if (largest := max(section.image_size)) > LARGEST_SIDE * section.crop_ratio:
         fix = "take smaller images" if largest > LARGEST_SIDE else f"it must be {largest / LARGEST_SIDE:.3f} or more"
         raise ValueError(

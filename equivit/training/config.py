@@ -1,11 +1,11 @@
-"""The configuration of a run: all keys with their defaults, reading a file of `configs/`, and checking the values.
+"""The configuration of a run: all keys with their defaults, reading a file of `configs/`, checking the values.
 
 A file of `configs/` begins with `get_base()` and changes what it needs; the command line changes more:
 
     python -m equivit.train --config=configs/quickstart.py:quicktest --config.optimizer.weight_decay=0.1
 
-The module that uses a section declares it (`sections.py`) and has the `check` of values that do not fit together.  The
-`model` section is a name of the zoo and the arguments given to it; the zoo checks those.
+The module that uses a section declares it (`sections.py`), with a `check` of values that do not fit together.  The
+`model` section is a name of the zoo and the arguments for it, which the zoo checks.
 """
 
 import ast
@@ -32,7 +32,7 @@ from equivit.training import logging, optimizers, schedules, sharding
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-    """`checkpoint`; here, because checkpoints.py imports this file."""
+    """`checkpoint`.  It stands here because checkpoints.py imports this file."""
 
     every_steps: PositiveInt | None = None
     every_seconds: PositiveFloat | None = None
@@ -42,7 +42,7 @@ class CheckpointConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """All keys, in the order in which they are shown; None means "not set"."""
+    """All keys, in the order of --show; None means "not set"."""
 
     seed: Seed = 0
     steps: PositiveInt | None = None  # this or epochs
@@ -75,16 +75,16 @@ class Schema:
 
 
 class Missing(str):
-    """In place of a value that a file of `configs/` cannot know: what to give, and how to find it.
+    """A placeholder for a value that a file of `configs/` cannot know; the text says what to give.
 
-    The command line gives the value, of any type; without it the configuration is refused with this text.
+    The command line gives the value, of any type.  A configuration without it is refused with this text.
     """
 
 
 def get_base(objective: str = "supervised") -> ConfigDict:
-    """Every section with its defaults; None means "not set".
+    """Return every section with its defaults; the `objective` section has the keys of the named objective.
 
-    The keys of the `objective` section are those of the objective named.  Raises ValueError for an unknown one.
+    Raises ValueError for an unknown objective.
     """
     return ConfigDict(_defaults(objective))
 
@@ -128,7 +128,7 @@ def _types(config: ConfigDict) -> dict[str, Any]:
 
 
 def _name(config: ConfigDict, section: str) -> Any:
-    """The `name` in a section; the default where a file of `configs/` has left it out, which is refused later."""
+    """Return the `name` in a section; where it is missing, which is refused later, its default."""
     found = config.get(section)
     default = "supervised" if section == "objective" else ""
     return found.get("name", default) if isinstance(found, ConfigDict) else default
@@ -138,7 +138,7 @@ TRAINING = Schema(validate, _types)
 
 
 def _check_model(section: ConfigDict) -> None:
-    """The name and the names of its options; the values are checked when the data have decided the others."""
+    """Check the name of the model and the names of its options; the values are checked once the data are known."""
     name = section.get("name")
     constraints.check("config.model.name", name, str)
     if name in patchtst.NAMES:
@@ -163,7 +163,7 @@ def check_keys(config: ConfigDict, base: ConfigDict, prefix: str = "") -> None:
 
 
 def _check_run(config: ConfigDict) -> None:
-    """ValueError for values of several sections that do not fit together."""
+    """Raise ValueError for values of several sections that do not fit together."""
     if (config.steps is None) == (config.epochs is None):
         raise ValueError(f"config: {config.steps=} and {config.epochs=}; set exactly one, and the other to None.")
     if config.checkpoint.teacher_every_steps and "teacher" not in OBJECTIVES[config.objective.name].weights:
@@ -179,7 +179,7 @@ def _check_run(config: ConfigDict) -> None:
 
 
 def load(path: str, overrides: Iterable[str] = (), *, schema: Schema = TRAINING) -> ConfigDict:
-    """The checked configuration of `file.py` or `file.py:mode`, changed by overrides such as `data.workers=2`.
+    """Return the checked configuration of `file.py` or `file.py:mode`, changed by overrides such as `data.workers=2`.
 
     `schema` is for commands whose configurations have other sections.
 
@@ -201,7 +201,7 @@ def load(path: str, overrides: Iterable[str] = (), *, schema: Schema = TRAINING)
 
 
 def _get_config(file: str) -> Callable[..., ConfigDict]:
-    """The function of that name in a Python file."""
+    """Return `get_config` of a Python file."""
     if not pathlib.Path(file).is_file():
         found = errors.nearest(file, pathlib.Path(file).parent.glob("*.py"))
         raise FileNotFoundError(f"config: there is no file '{file}'{found}.")
@@ -252,10 +252,10 @@ def _check_known(key: str, name: str, section: ConfigDict) -> None:
 
 
 def parse(text: str, type_: Any) -> Any:
-    """The value that a text stands for: None, True, False, a number, a tuple, words with commas between, or the text.
+    """Read a text as None, True, False, a number, a tuple, words with commas between, or text.
 
-    Of several readings it is the first that the type allows: "none" is a word where the type has that word and not
-    None, such as `model.remat=none`.  If it allows none of them, the literal is left for the check to refuse.
+    The first reading that the type allows counts: "none" is a word where the type has that word and not None, as for
+    `model.remat`.  Where it allows no reading, the literal is left for the check to refuse.
     """
     literal = _literal(text)
     readings = [literal]
@@ -279,7 +279,7 @@ def _literal(text: str) -> Any:
 
 
 def from_json(path: pathlib.Path) -> ConfigDict:
-    """The configuration that a run wrote into its directory; ValueError if the file is damaged.
+    """Read the configuration that a run wrote into its directory; ValueError if the file is damaged.
 
     Keys that this version does not have stay, and have no effect.
     """
@@ -306,17 +306,17 @@ def _update(config: ConfigDict, values: Mapping[str, Any]) -> None:
 
 
 def to_json(config: ConfigDict) -> str:
-    """The configuration as text that `from_json` reads."""
+    """Return the configuration as text that `from_json` reads."""
     return json.dumps(plain(config), indent=2) + "\n"
 
 
 def plain(config: ConfigDict) -> dict[str, Any]:
-    """The configuration as JSON has it: tuples are lists."""
+    """Return the configuration as JSON has it: tuples are lists."""
     return json.loads(config.to_json())
 
 
 def flat(tree: Mapping[str, Any] | ConfigDict) -> dict[str, Any]:
-    """The values by dotted key, such as "optimizer.weight_decay"."""
+    """Return the values by dotted key, such as "optimizer.weight_decay"."""
     values = {}
     for key, value in tree.items():
         if isinstance(value, dict | ConfigDict):
@@ -327,13 +327,13 @@ def flat(tree: Mapping[str, Any] | ConfigDict) -> dict[str, Any]:
 
 
 def differences(a: ConfigDict, b: ConfigDict) -> list[str]:
-    """The keys in which two configurations differ, such as "optimizer.weight_decay"."""
+    """Return the keys in which two configurations differ, such as "optimizer.weight_decay"."""
     one, other = flat(plain(a)), flat(plain(b))
     return sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
 
 
 def page(config: ConfigDict) -> str:
-    """Every key and its value on a line, section by section; what is not a default is marked.
+    """List every key with its value, section by section; other values than the default are marked.
 
     A line `key = value` can be given as --config.key=value.
     """

@@ -110,7 +110,7 @@ def _warmed_up(config, t, warmup, *, decayed):
 
 
 def check(section: ConfigDict) -> None:
-    """ValueError for values of the `schedule` section that exclude each other."""
+    """Raise ValueError for values of the `schedule` section that exclude each other."""
     if section.warmup_epochs is not None and section.warmup_steps is not None:
         raise ValueError("config.schedule: warmup_epochs and warmup_steps are both set; set one to None.")
     if section.inclusive and (section.per_epoch or section.name == "poly"):

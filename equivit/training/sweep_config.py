@@ -74,7 +74,7 @@ class SweepConfig:
 
 
 def get_base() -> ConfigDict:
-    """Every key with its default."""
+    """Return every key with its default."""
     return ConfigDict(dataclasses.asdict(SweepConfig(model={})))
 
 
@@ -101,10 +101,10 @@ SCHEMA = configs.Schema(validate, _types)
 
 
 def epochs(config: ConfigDict, name: str) -> int:
-    """How long the runs on a set are."""
+    """Return the epochs of the runs on a set."""
     return config.large.epochs if name in config.large.names else config.epochs
 
 
 def recipe(config: ConfigDict) -> dict[str, Any]:
-    """The settings of a result besides the set, the model and the number of patches: plain JSON values by key."""
+    """Return the settings of a result besides the set, the model and the number of patches, as JSON values by key."""
     return {key: value for key, value in configs.flat(configs.plain(config)).items() if key not in CHOOSING}
