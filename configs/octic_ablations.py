@@ -15,43 +15,18 @@ experiments/octic_number_of_blocks.py draws Figure 4b from the runs, experiments
 Modes, joined by commas: a family (D8 by default), k=<octic blocks>, invariant=<kind>, 400 or 800 (epochs), quicktest.
 """
 
-from configs import recipes
-from equivit.training import config
+from configs import deit3, recipes
 
 
 def get_config(mode: str = "D8"):
     values = dict(k=int, invariant=str)
     w = recipes.words(mode, "quicktest", family=recipes.FAMILIES, epochs=("400", "800"), values=values)
-    family, long = w.family or "D8", w.epochs == "800"
+    family = w.family or "D8"
     if w.invariant is not None and family[0] not in "ID":
         raise ValueError(f"config mode={mode!r}: invariant= is for I8, D8 and D2; {family} has no invariantization.")
-    side = 192 if long else 224
-    c = config.get_base()
-    c.epochs, c.batch_size, c.precision = (800 if long else 400), 2048, "mixed"
-    c.model.update(
-        name=f"{recipes.FAMILIES[family]}_l16",
-        family=family,
-        image_size=(side, side),
-        drop_path=0.45 if long else 0.4,
-    )
+    c = deit3.recipe("L", family, long=w.epochs == "800", quicktest=w.quicktest)
     if w.k is not None:
-        c.model.equivariant_blocks = w.k
+        c.model.equivariant_blocks = min(w.k, 2) if w.quicktest else w.k
     if w.invariant is not None:
         c.model.invariant = w.invariant
-    c.data.update(
-        source="tfds:imagenet2012", eval_split="validation", image_size=(side, side), channels=3, workers=16, repeats=3
-    )
-    c.data.augment.update(crop="random_resized", scale=(0.08, 1.0), flip=0.5, three_augment=True, color_jitter=0.3)
-    c.objective.update(loss="bce", mixup=0.8, cutmix=1.0, ema=0.99996)
-    c.objective.mix_groups = 32 if long or family == "D2" else 16  # one for each GPU of the original
-    c.optimizer.update(name="lamb", weight_decay=0.05 if long else 0.02, eps=1e-8, clip=1.0)
-    c.schedule.update(lr=3e-3, warmup_lr=1e-6, min_lr=1e-5, warmup_epochs=5, per_epoch=True)
-    c.checkpoint.every_steps = 1000
-    c.evaluation.update(every_epochs=5, suite=("accuracy", "orientation"))
-    if w.quicktest:
-        # Four patches a side, so that quarter turns move something; the smallest width of sixteen octic channels.
-        tiny = dict(width=64, depth=4, num_heads=2, mlp_dim=128, num_classes=10)
-        recipes.small(c, batch_size=12, image_size=(64, 64), **tiny)
-        if w.k is not None:
-            c.model.equivariant_blocks = min(w.k, 2)
     return c

@@ -1,6 +1,6 @@
 """Shared by the configurations: the words of a mode, the `:quicktest` of a recipe, and the names of models.
 
-This is the only file here that the others import; all else that a run depends on stands in its own configuration.
+Other files here import this one, and deit3.py; all else that a run depends on stands in its own configuration.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -13,9 +13,8 @@ import traceback
 from collections.abc import Callable
 
 from equivit import errors
+from equivit.intervals import LARGEST_INT
 from equivit.training.run import processes, stopping
-
-LARGEST_INT = 2**31 - 1  # sizes are int32; constraints.py has it too, but imports NumPy
 
 
 def run(main: Callable[[], None], *, debug: bool) -> int:

@@ -1,6 +1,6 @@
 """How messages are worded: a value, a choice among names, and what is nearest.
 
-Which values a field may have is said in `constraints.py`.
+`constraints.py` states which values a field may have.
 """
 
 import difflib

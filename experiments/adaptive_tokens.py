@@ -97,7 +97,7 @@ def photograph(side: int) -> np.ndarray:
 
 def stages(model, pixels: np.ndarray) -> list[Grid]:
     """The map after each stage."""
-    image = normalize(pixels[None], data_config.DEFAULTS["mean"], data_config.DEFAULTS["std"])
+    image = normalize(pixels[None], data_config.DataConfig.mean, data_config.DataConfig.std)
     return jax.device_get(_stages(model, image))
 
 

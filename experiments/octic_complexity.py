@@ -164,7 +164,7 @@ def build(size: str, family: str, phase: str, remat: str, options: argparse.Name
         return programs.forward(name, batch=options.batch, precision=options.precision, family=family, **more)
     from equivit.training import config as configs
 
-    config = configs.load(f"{benchmark.ROOT}/configs/octic_{size}.py:{family}")
+    config = configs.load(f"{benchmark.ROOT}/configs/deit3.py:{size.upper()},{family}")
     with config.unlocked():
         config.batch_size, config.objective.mix_groups = options.batch, 1  # the batch of one GPU
         config.model.update({"num_classes": 1000, "remat": remat, **more})

@@ -160,7 +160,7 @@ def _check_recipe(runs: Sequence[Run], free: Sequence[str]) -> None:
 
 
 def departures(run: Run, recipe: str, *, free: Sequence[str], changes: Sequence[str] = ()) -> list[str]:
-    """The keys in which a run differs from a config, such as "configs/octic_l.py:H8", beside `free`.
+    """The keys in which a run differs from a config, such as "configs/deit3.py:L,H8", beside `free`.
 
     Where the config does not say how many classes there are, they are the 1000 of ImageNet.
 

@@ -30,9 +30,11 @@ FULL = {
     "octic_h.py:H2": 474.19,
     "octic_h.py:D2": 316.15,
     "octic_h.py:plain,800": 631.95,  # positions of an 11x11 grid
-    "octic_l.py:H8": 171.32,
-    "octic_l.py:I8": 172.11,
-    "octic_l.py:D8,800": 39.85,
+    "deit3.py:S": 22.06,
+    "deit3.py:B,800": 86.55,
+    "deit3.py:L,H8": 171.32,
+    "deit3.py:L,I8": 172.11,
+    "deit3.py:L,D8,800": 39.85,
     "octic_ablations.py:I8,invariant=polynomial": 175.52,
     "octic_ablations.py:D8,invariant=linear": 39.20,
     "octic_ablations.py:H8,k=6": 237.44,
@@ -114,7 +116,8 @@ def test_every_model_of_segmentation_takes_the_images_of_its_recipe(name, adapti
         ("linear_probe.py:B,jumbo,800", "config mode='800' is not one of"),
         ("finetune.py:B,jumbo,lr=3e-3", "lr= and wd= are for the scripts of the fork; add 'fork'"),
         ("octic_finetune.py:L,H8,400", "config mode='400' is not one of"),
-        ("octic_l.py:H8,400,D8", "'H8' and 'D8' exclude each other"),
+        ("deit3.py:L,H8,400,D8", "'H8' and 'D8' exclude each other"),
+        ("deit3.py:S,L", "'S' and 'L' exclude each other"),
         ("octic_ablations.py:k=6,k=8", "'k=6' and 'k=8' exclude each other"),
         ("octic_ablations.py:H8,invariant=linear", "invariant= is for I8, D8 and D2; H8 has no"),
         ("jumbo_in1k.py:registers,j=3", "j= and multiplier= are for the Jumbo token"),
@@ -122,7 +125,7 @@ def test_every_model_of_segmentation_takes_the_images_of_its_recipe(name, adapti
         ("jumbo_in1k.py:shvit_s1,registers", "registers, r=, j= and multiplier= are for ViTs, not for shvit_s1"),
         ("jumbo_in1k.py:tiny,shvit_s1", "'tiny' and 'shvit_s1' exclude each other"),
         ("jumbo_in21k.py:wide", "'wide' is for registers; add 'registers'"),
-        ("octic_l.py:H8,", "config mode='' is not one of"),
+        ("deit3.py:L,H8,", "config mode='' is not one of"),
         ("adaptive_cifar.py:adapted=0", "adapted=0 must be positive, a number of epochs"),
         ("adaptive_cifar.py:augmented", "'augmented' is for standard shifts; add 'standard'"),
         ("adaptive_cifar.py:10,swin_t,cvt_13", "'swin_t' and 'cvt_13' exclude each other"),
@@ -145,22 +148,24 @@ def test_bad_modes_are_refused(name, message):
         ("jumbo_in1k.py:tiny,224", "schedule.lr", 5e-5),
         ("mae.py:cifar,1600", "epochs", 1600),
         ("mae.py:L,1600", "epochs", 1600),
-        ("octic_l.py:H8", "objective.mix_groups", 16),
-        ("octic_l.py:D2", "objective.mix_groups", 32),
+        ("deit3.py:L,H8", "objective.mix_groups", 16),
+        ("deit3.py:L,D2", "objective.mix_groups", 32),
+        ("deit3.py:S", "schedule.lr", 4e-3),
+        ("deit3.py:B,800", "model.drop_path", 0.2),
         ("octic_h.py:I8", "objective.mix_groups", 32),
         ("octic_finetune.py:L,I8", "objective.mix_groups", 8),
         ("octic_finetune.py:H,H8", "objective.mix_groups", 16),
         ("finetune.py:L,plain", "objective.mix_groups", 32),
         ("finetune.py:B,jumbo,fork,wd=0.0", "optimizer.weight_decay", 0.0),
-        ("octic_l.py:H8,quicktest", "objective.mix_groups", 4),
+        ("deit3.py:L,H8,quicktest", "objective.mix_groups", 4),
         ("jumbo_in1k.py:nano,registers,r=8", "model.registers", 8),
         ("jumbo_in1k.py:nano,drop_path=0.1", "model.drop_path", 0.1),
         ("jumbo_in1k.py:mobilenetv4_conv_medium,224", "model.image_size", (224, 224)),
         ("jumbo_in1k.py:shvit_s3,lr=3e-3", "schedule.lr", 3e-3),
         ("jumbo_in1k.py:efficientvit_b1,quicktest", "model.name", "efficientvit_b0"),
         ("jumbo_in21k.py:drop_path=0.1", "model.drop_path", 0.1),
-        ("octic_l.py:H8", "precision", "mixed"),
-        ("octic_l.py:H8,quicktest", "precision", "float32"),
+        ("deit3.py:L,H8", "precision", "mixed"),
+        ("deit3.py:L,H8,quicktest", "precision", "float32"),
         ("adaptive_cifar.py:100,swin_t", "data.source", "tfds:cifar100"),
         ("adaptive_cifar.py:swinv2_t", "model.image_size", (256, 256)),
         ("adaptive_cifar.py:per_gpu", "batch_size", 96),
@@ -209,11 +214,13 @@ def test_a_model_is_not_adapted_from_random_weights():
 
 @pytest.mark.parametrize("name", [path.name for path in ROOT.glob("*.py") if path.name != "recipes.py"])
 def test_a_recipe_is_one_page(name):
-    assert set(re.findall(r"^from configs import (.+)$", (ROOT / name).read_text(), re.MULTILINE)) == {"recipes"}
+    """octic_h.py and octic_ablations.py take the one recipe of DeiT III."""
+    imported = "deit3, recipes" if name in ("octic_h.py", "octic_ablations.py") else "recipes"
+    assert set(re.findall(r"^from configs import (.+)$", (ROOT / name).read_text(), re.MULTILINE)) == {imported}
 
 
-@pytest.mark.parametrize(("name", "patch"), [("octic_l.py", 16), ("octic_h.py", 14)])
-def test_the_commands_for_public_weights_in_a_header_work(name, patch, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("name", "size", "patch"), [("deit3.py", "l", 16), ("octic_h.py", "h", 14)])
+def test_the_commands_for_public_weights_in_a_header_work(name, size, patch, tmp_path, monkeypatch, capsys):
     """The header's own words, on a tiny model in the layout of the public files, as far as the data."""
     lines = re.findall(r"^    python -m equivit\.(convert|evaluate) (.+)$", (ROOT / name).read_text(), re.MULTILINE)
     commands = {command: arguments.split() for command, arguments in lines}
@@ -221,9 +228,9 @@ def test_the_commands_for_public_weights_in_a_header_work(name, patch, tmp_path,
     tiny = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
     monkeypatch.chdir(tmp_path)
     torch_archive.write(
-        tmp_path / f"deit_3_{name[6]}.pth", {"model": pretrained.state_dict("timm", tiny, flavour="deit3")}
+        tmp_path / f"deit_3_{size}.pth", {"model": pretrained.state_dict("timm", tiny, flavour="deit3")}
     )
-    commands["convert"][1] = f"--input=deit_3_{name[6]}.pth"
+    commands["convert"][1] = f"--input=deit_3_{size}.pth"
     assert convert.main(commands["convert"]) == 0
     commands["evaluate"][1] = f"--config={ROOT / name}:plain"
     assert evaluate.main([*commands["evaluate"], "--config.data.source=folder:nowhere"]) == 1

@@ -17,11 +17,12 @@ from equivit.data import loader
 from equivit.depthwise import replacement
 from equivit.depthwise.replacement import backbone, with_backbone
 from equivit.evaluation import runner
+from equivit.intervals import Interval
 from equivit.models.model import ModelModule, check_input
 from equivit.training import build, loading, loop, sharding
 from equivit.training import config as configs
 
-SEVERAL = Annotated[int, constraints.Interval(2, words="2 or more")]  # the attention of one image has no deviation
+SEVERAL = Annotated[int, Interval(2, words="2 or more")]  # the attention of one image has no deviation
 STAGES = ("stage1", "stage2", "one_stage", "frozen", "gated")
 ARGUMENTS = "arguments.json"
 HINTS = ("num_heads", "image_size", "mlp", "checkpoint_key")

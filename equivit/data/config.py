@@ -1,13 +1,13 @@
-"""The `data` section of a configuration: its keys, their defaults and their checks."""
+"""The `data` section of a configuration."""
 
-from typing import Annotated, Any, Literal
+import dataclasses
+from typing import Annotated, Literal
 
 from ml_collections import ConfigDict
 
-from equivit import constraints, errors
+from equivit import errors, sections
 from equivit.constraints import (
     Above0,
-    Interval,
     NonNegativeFloat,
     OneOf,
     PositiveFloat,
@@ -17,139 +17,102 @@ from equivit.constraints import (
     Words,
 )
 from equivit.data import corruptions, crops, rand_augment, reading, sources
+from equivit.intervals import Interval
 
-DEFAULTS = dict(
-    source="digits",
-    split="train",
-    eval_split="test",
-    image_size=(32, 32),  # height, width
-    train_image_size=None,  # of the images loaded for training; None: the same
-    channels=None,  # None: as in the source
-    train_examples=None,  # None: all
-    eval_examples=None,
-    workers=0,  # processes that decode and augment, which the commands start; 0: threads
-    max_pixels=reading.MAX_PIXELS,  # of an image file; a larger one counts as unreadable
-    repeats=1,  # copies of an example in one batch (repeated augmentation)
-    resume="same_order",  # "new_order": a run that is resumed begins an epoch, in another order of the examples
-    void=(255,),  # numbers in label maps that mean "no class"; the name of one in a source's `classes` is left out
-    fit=None,  # (longer, shorter side): images are resized to fit in it, by crop="scaled" and eval_crop="whole"
-    eval_crop="centre",  # "squash": no crop, the aspect is lost; "whole": images differ in size, label maps keep theirs
-    multiple=1,  # eval_crop="whole": each side is resized up to the next multiple
-    crop_ratio=1.0,  # evaluation: fraction of the resized side that the centre crop keeps
-    interpolation="bicubic",  # evaluation: of the resizing, which is antialiased; or "bilinear"
-    corruption=None,  # evaluation: one of ImageNet-C's, such as "gaussian_noise" (data/corruptions.py)
-    severity=5,  # of the corruption, 1 to 5
-    mean=(0.485, 0.456, 0.406),  # per channel, of values in 0..1
-    std=(0.229, 0.224, 0.225),
-    augment=dict(
-        crop="random_resized",
-        scale=(0.08, 1.0),
-        ratio=(3 / 4, 4 / 3),
-        fit_ratio=(0.5, 2.0),  # crop="scaled": of `fit`, or of the image's own size
-        max_share=1.0,  # crop="scaled": largest share of one class among the labelled pixels, if ten tries find it
-        flip=0.5,
-        octic=False,  # in place of the flip, any of the eight orientations of a square crop
-        three_augment=False,
-        rand_augment=None,  # such as "rand-m9-mstd0.5-inc1"
-        color_jitter=0.0,
-        photometric=False,  # brightness, contrast, saturation and hue, as MMSegmentation changes them
-        erase=0.0,
-        circular_shift=0.0,  # largest shift either way, as a fraction of the image; along each axis for itself
-        device=False,  # of views (data/views.py): colours are changed on the accelerator (data/device_colour.py)
-    ),
-    views=dict(  # several crops of an image (data/views.py); the global two as data.augment has them
-        locals=8,  # local views of an image
-        local_size=(96, 96),
-        local_scale=(0.05, 0.32),
-        jitter=(0.4, 0.4, 0.2, 0.1),  # strengths of brightness, contrast, saturation and hue
-        jitter_rate=0.8,
-        grey=0.2,
-        blur=(1.0, 0.1, 0.5),  # rates for the first global view, the second, and local ones
-        solarise=0.2,  # of the second global view
-    ),
-)
 # "random_resized_clipped" draws one box and clips it to the image, where "random_resized" draws until one fits.
 # "scaled" resizes by a random ratio, cuts at random and fills up with the mean colour, with interpolation.
 # "centre" is the crop of evaluation, with its crop_ratio and interpolation.
 CROPS = ("random_resized", "random_resized_clipped", "simple_random", "pad", "scaled", "centre", "none")
-EVAL_CROPS = ("centre", "squash", "whole")
-RESUMES = ("same_order", "new_order")
 MOST_VIEWS = 256  # local ones of an image
 LARGEST_SIDE = 2**15  # pixels of an image that a model may be given, or that one is cut from
-Channels = Annotated[Literal[1, 3], Words("1 (grey) or 3 (RGB)")]
-Corruption = Annotated[str, OneOf(corruptions.NAMES)]
 Pixels = Annotated[
     int,
     Interval(1, reading.PIL_PIXELS, words=f"positive and at most {reading.PIL_PIXELS}, the most that Pillow opens"),
 ]
 Side = Annotated[int, Interval(1, LARGEST_SIDE)]
 Sides = Annotated[tuple[Side, Side], Words(f"(longer, shorter side) in pixels, at most {LARGEST_SIDE}")]
+ViewSize = Annotated[tuple[Side, Side], Words(f"(height, width) in pixels, at most {LARGEST_SIDE}")]
 Jitter = Annotated[
     tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat, Annotated[float, Interval(0, 0.5)]],
     Words("(brightness, contrast, saturation, hue), zero or more, hue at most 0.5"),
 ]
 FitRatio = Annotated[float, Interval(0, 16, "(")]
-TYPES: dict[str, Any] = dict(
-    source=str,
-    split=str,
-    eval_split=str,
-    image_size=Size,
-    train_image_size=Size | None,
-    channels=Channels | None,
-    train_examples=PositiveInt | None,
-    eval_examples=PositiveInt | None,
-    workers=Annotated[int, Interval(0, 1024)],
-    max_pixels=Pixels,
-    repeats=PositiveInt,
-    resume=Annotated[str, OneOf(RESUMES)],
-    void=tuple[int, ...],
-    fit=Sides | None,
-    eval_crop=Annotated[str, OneOf(EVAL_CROPS)],
-    multiple=Annotated[int, Interval(1, LARGEST_SIDE)],
-    crop_ratio=Above0,
-    interpolation=Annotated[str, OneOf(crops.INTERPOLATIONS)],
-    corruption=Corruption | None,
-    severity=Annotated[int, OneOf(corruptions.SEVERITIES)],
-    mean=tuple[Share, ...],
-    std=tuple[Above0, ...],
-    augment=dict(
-        crop=Annotated[str, OneOf(CROPS)],
-        scale=tuple[Above0, Above0],
-        ratio=tuple[PositiveFloat, PositiveFloat],
-        fit_ratio=tuple[FitRatio, FitRatio],
-        max_share=Above0,
-        flip=Share,
-        octic=bool,
-        three_augment=bool,
-        rand_augment=str | None,
-        color_jitter=NonNegativeFloat,
-        photometric=bool,
-        erase=Share,
-        circular_shift=Share,
-        device=bool,
-    ),
-    views=dict(
-        locals=Annotated[int, Interval(0, MOST_VIEWS)],
-        local_size=Annotated[tuple[Side, Side], Words(f"(height, width) in pixels, at most {LARGEST_SIDE}")],
-        local_scale=tuple[Above0, Above0],
-        jitter=Jitter,
-        jitter_rate=Share,
-        grey=Share,
-        blur=tuple[Share, Share, Share],
-        solarise=Share,
-    ),
-)
+
+
+@dataclasses.dataclass(frozen=True)
+class AugmentConfig:
+    """`data.augment`: how an image is changed at random for training."""
+
+    crop: Annotated[str, OneOf(CROPS)] = "random_resized"
+    scale: tuple[Above0, Above0] = (0.08, 1.0)
+    ratio: tuple[PositiveFloat, PositiveFloat] = (3 / 4, 4 / 3)
+    fit_ratio: tuple[FitRatio, FitRatio] = (0.5, 2.0)  # crop="scaled": of `fit`, or of the image's own size
+    max_share: Above0 = 1.0  # crop="scaled": largest share of one class among the labelled pixels, tried ten times
+    flip: Share = 0.5
+    octic: bool = False  # in place of the flip, any of the eight orientations of a square crop
+    three_augment: bool = False
+    rand_augment: str | None = None  # such as "rand-m9-mstd0.5-inc1"
+    color_jitter: NonNegativeFloat = 0.0
+    photometric: bool = False  # brightness, contrast, saturation and hue, as MMSegmentation changes them
+    erase: Share = 0.0
+    circular_shift: Share = 0.0  # largest shift either way along each axis, as a fraction of the image
+    device: bool = False  # change the colours of views (data/views.py) on the accelerator (data/device_colour.py)
+
+
+@dataclasses.dataclass(frozen=True)
+class ViewsConfig:
+    """`data.views`: several crops of an image (data/views.py); `data.augment` describes the global two."""
+
+    locals: Annotated[int, Interval(0, MOST_VIEWS)] = 8  # local views of an image
+    local_size: ViewSize = (96, 96)
+    local_scale: tuple[Above0, Above0] = (0.05, 0.32)
+    jitter: Jitter = (0.4, 0.4, 0.2, 0.1)  # strengths of brightness, contrast, saturation and hue
+    jitter_rate: Share = 0.8
+    grey: Share = 0.2
+    blur: tuple[Share, Share, Share] = (1.0, 0.1, 0.5)  # rates of the first global view, the second, and local ones
+    solarise: Share = 0.2  # of the second global view
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """`data`: the source, and how its images are loaded, for training and for evaluation."""
+
+    source: str = "digits"
+    split: str = "train"
+    eval_split: str = "test"
+    image_size: Size = (32, 32)  # height, width
+    train_image_size: Size | None = None  # of the images loaded for training; None: the same
+    channels: Annotated[Literal[1, 3], Words("1 (grey) or 3 (RGB)")] | None = None  # None: as in the source
+    train_examples: PositiveInt | None = None  # None: all
+    eval_examples: PositiveInt | None = None
+    workers: Annotated[int, Interval(0, 1024)] = 0  # processes that decode and augment; 0: threads
+    max_pixels: Pixels = reading.MAX_PIXELS  # of an image file; a larger one counts as unreadable
+    repeats: PositiveInt = 1  # copies of an example in one batch (repeated augmentation)
+    resume: Literal["same_order", "new_order"] = "same_order"  # "new_order": a resumed run begins another epoch
+    void: tuple[int, ...] = (255,)  # label values without a class; a name for one in a source's `classes` is left out
+    fit: Sides | None = None  # (longer, shorter side) that images fit in, with crop="scaled" and eval_crop="whole"
+    # "squash": no crop, the aspect is lost; "whole": images differ in size, and label maps keep theirs
+    eval_crop: Literal["centre", "squash", "whole"] = "centre"
+    multiple: Side = 1  # eval_crop="whole": each side is resized up to the next multiple
+    crop_ratio: Above0 = 1.0  # evaluation: fraction of the resized side that the centre crop keeps
+    interpolation: Annotated[str, OneOf(crops.INTERPOLATIONS)] = "bicubic"  # evaluation: of the antialiased resizing
+    corruption: Annotated[str, OneOf(corruptions.NAMES)] | None = None  # evaluation: of ImageNet-C, such as "fog"
+    severity: Annotated[int, OneOf(corruptions.SEVERITIES)] = 5  # of the corruption
+    mean: tuple[Share, ...] = (0.485, 0.456, 0.406)  # per channel, of values in 0..1
+    std: tuple[Above0, ...] = (0.229, 0.224, 0.225)
+    augment: AugmentConfig = AugmentConfig()
+    views: ViewsConfig = ViewsConfig()
 
 
 def check(section: ConfigDict) -> None:
-    """ValueError for an invalid value; the number of channels is checked when the source is opened."""
-    constraints.check_section("config.data", section, TYPES)
+    """Raise ValueError for an invalid value; opening the source checks the number of channels."""
+    sections.check("config.data", section, sections.types_of(DataConfig))
     for part in sources.parts(section.source):
         if part.partition(":")[0] not in sources.KINDS:
             errors.one_of("config.data.source", part, sources.forms())
     for key in ("split", "eval_split"):
         if not section[key]:
-            raise ValueError(f"config.data.{key}='' must be the name of a split, such as {DEFAULTS[key]!r}.")
+            raise ValueError(f"config.data.{key}='' must be the name of a split, such as {getattr(DataConfig, key)!r}.")
     if len(section.mean) != len(section.std):
         raise ValueError(
             f"config.data.mean={section.mean} and config.data.std={section.std} must have one entry per channel."
@@ -167,7 +130,7 @@ def check(section: ConfigDict) -> None:
 
 
 def _check_square(section: ConfigDict) -> None:
-    """A quarter turn of a crop that is not square has another size."""
+    """Require square crops, since a quarter turn keeps only their size."""
     key = "train_image_size" if section.train_image_size else "image_size"
     sizes = {key: section[key]} | ({"views.local_size": section.views.local_size} if section.views.locals else {})
     for key, (height, width) in sizes.items():
@@ -179,7 +142,7 @@ def _check_square(section: ConfigDict) -> None:
 
 
 def _check_resized(section: ConfigDict) -> None:
-    """Evaluation first resizes images to image_size / crop_ratio; the scaled crop resizes them to fit * fit_ratio."""
+    """Limit resized images: image_size / crop_ratio in evaluation, fit * fit_ratio in the scaled crop."""
     if (largest := max(section.image_size)) > LARGEST_SIDE * section.crop_ratio:
         fix = "take smaller images" if largest > LARGEST_SIDE else f"it must be {largest / LARGEST_SIDE:.3f} or more"
         raise ValueError(

@@ -4,9 +4,10 @@ Sources: DINOv2 (Oquab et al. 2023, arXiv 2304.07193), Section 4 and its public 
 Sections 4.4 and D.2.
 """
 
+import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,6 @@ from equivit import errors, logical
 from equivit.constraints import (
     Above0,
     Inside,
-    Interval,
     NonNegativeFloat,
     NonNegativeInt,
     OneOf,
@@ -27,6 +27,7 @@ from equivit.constraints import (
 from equivit.data import device_colour, masking
 from equivit.data.masked_views import MaskedViews
 from equivit.data.pixels import normalize
+from equivit.intervals import Interval
 from equivit.layers.dino_head import DinoHead
 from equivit.layers.grid import check_grid
 from equivit.layers.rngs import Keys
@@ -47,7 +48,6 @@ from equivit.objectives.objective import (
     usual_rule,
 )
 
-DECAY = ("matrices", "by_name")
 UNIFORM = 0.998  # of log K; runs that learn may reach it for some of their first steps
 ONE_PROTOTYPE = 0.5  # share of the rows
 
@@ -106,47 +106,31 @@ class DinoV2(Objective):
       ValueError: the model has a head, no mask token or no class token.
     """
 
-    DEFAULTS = dict(
-        prototypes=65536,
-        hidden=2048,  # width of the hidden layers of the heads
-        bottleneck=256,  # width of what prototypes are compared with
-        shared_head=True,  # one head for class tokens and patches
-        fixed_gains=False,  # the gains of the prototypes stay 1, as in DINO
-        targets="sinkhorn_knopp",  # or "centering"
-        student_temperature=0.1,
-        teacher_temperature=(0.04, 0.07),  # rises linearly from the first to the second
-        temperature_steps=37500,  # the steps of the warm-up
-        momentum=(0.992, 1.0),  # of the teacher, from the first to the last step, along a cosine
-        koleo=0.1,  # weight of the term that spreads class tokens
-        groups=1,
-        mask_share=0.5,  # share of the global crops that are masked
-        mask_ratio=(0.1, 0.5),  # share of the patches of such a crop
-        mask_block=None,  # most patches of one rectangle; None: half of the grid
-        prototypes_start=1250,  # first step that moves the prototypes
-        patch_lr=0.2,  # factor of the learning rate of the patch embedding
-        decay="matrices",  # what decays; "by_name": as the public code, tokens, positions and the prototypes' gains too
-    )
+    @dataclasses.dataclass(frozen=True)
+    class Options:
+        """The `objective` section of a config."""
+
+        prototypes: Annotated[int, Interval(2, words="two or more")] = 65536
+        hidden: PositiveInt = 2048  # width of the hidden layers of the heads
+        bottleneck: PositiveInt = 256  # width of what prototypes are compared with
+        shared_head: bool = True  # one head for class tokens and patches
+        fixed_gains: bool = False  # the gains of the prototypes stay 1, as in DINO
+        targets: Annotated[str, OneOf(dino_losses.TARGETS)] = "sinkhorn_knopp"
+        student_temperature: PositiveFloat = 0.1
+        teacher_temperature: tuple[PositiveFloat, PositiveFloat] = (0.04, 0.07)  # rises linearly from first to second
+        temperature_steps: PositiveInt = 37500  # the steps of the warm-up
+        momentum: tuple[Above0, Above0] = (0.992, 1.0)  # of the teacher, from first to last step, along a cosine
+        koleo: NonNegativeFloat = 0.1  # weight of the term that spreads class tokens
+        groups: PositiveInt = 1
+        mask_share: Above0 = 0.5  # share of the global crops that are masked
+        mask_ratio: tuple[Inside, Inside] = (0.1, 0.5)  # share of the patches of such a crop
+        mask_block: PositiveInt | None = None  # most patches of one rectangle; None: half of the grid
+        prototypes_start: NonNegativeInt = 1250  # first step that moves the prototypes
+        patch_lr: NonNegativeFloat = 0.2  # factor of the learning rate of the patch embedding
+        # "matrices" decay; "by_name": as in the public code, tokens, positions and the prototypes' gains too
+        decay: Literal["matrices", "by_name"] = "matrices"
+
     FIXED = ("prototypes", "hidden", "bottleneck", "shared_head", "fixed_gains", "targets")
-    TYPES: ClassVar[dict[str, Any]] = dict(
-        prototypes=Annotated[int, Interval(2, words="two or more")],
-        hidden=PositiveInt,
-        bottleneck=PositiveInt,
-        shared_head=bool,
-        fixed_gains=bool,
-        targets=Annotated[str, OneOf(dino_losses.TARGETS)],
-        student_temperature=PositiveFloat,
-        teacher_temperature=tuple[PositiveFloat, PositiveFloat],
-        temperature_steps=PositiveInt,
-        momentum=tuple[Above0, Above0],
-        koleo=NonNegativeFloat,
-        groups=PositiveInt,
-        mask_share=Above0,
-        mask_ratio=tuple[Inside, Inside],
-        mask_block=PositiveInt | None,
-        prototypes_start=NonNegativeInt,
-        patch_lr=NonNegativeFloat,
-        decay=Annotated[str, OneOf(DECAY)],
-    )
     entries = ("image",)
     weights = ("teacher", "student")
 

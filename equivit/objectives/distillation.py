@@ -3,8 +3,8 @@
 Source: Beyer et al. 2022 (arXiv 2106.05237); Jumbo (arXiv 2502.15021), Section 4.1.
 """
 
+import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from equivit.constraints import Above0, Share
 from equivit.models.model import Config, ModelModule, check_input
 from equivit.objectives.objective import Batch, Step
-from equivit.objectives.supervised import Supervised
+from equivit.objectives.supervised import MixingOptions, Supervised
 
 
 class Distillation(Supervised):
@@ -25,19 +25,13 @@ class Distillation(Supervised):
     uses.  The teacher is `step.teachers["teacher"]`.
     """
 
-    DEFAULTS = dict(
-        {k: v for k, v in Supervised.DEFAULTS.items() if k not in ("loss", "label_smoothing")},
-        teacher=None,  # a run, a saved model, "<source>:<file>" of pretrained weights, or "zoo:<name>", untrained
-        teacher_mean=None,  # the pixel statistics of its training; None: those of `data`
-        teacher_std=None,
-    )
+    @dataclasses.dataclass(frozen=True)
+    class Options(MixingOptions):
+        """The `objective` section of a config."""
 
-    TYPES: ClassVar[dict[str, Any]] = dict(
-        {k: v for k, v in Supervised.TYPES.items() if k not in ("loss", "label_smoothing")},
-        teacher=str | None,
-        teacher_mean=tuple[Share, ...] | None,
-        teacher_std=tuple[Above0, ...] | None,
-    )
+        teacher: str | None = None  # a run, a saved model, "<source>:<file>" of pretrained weights, or "zoo:<name>"
+        teacher_mean: tuple[Share, ...] | None = None  # pixel statistics of its training; None: those of `data`
+        teacher_std: tuple[Above0, ...] | None = None
 
     @staticmethod
     def check(config: ConfigDict) -> None:

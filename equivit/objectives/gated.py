@@ -9,9 +9,10 @@ Each block mixes both by a gate; the gates are a relaxed choice of a given numbe
 Source: depthwise attention, Section 2.3.2, Eq. 17 and 18; Differentiable Subset Pruning (Li et al. 2021).
 """
 
+import dataclasses
 import functools
 from collections.abc import Hashable, Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +50,19 @@ class GatedModel(nnx.Module):
         self.model, self.gates = model, nnx.Param(gates, decay=False)
 
 
+@dataclasses.dataclass(frozen=True)
+class GateOptions:
+    """The keys that gates add to the options of a task."""
+
+    gates: PositiveInt = 12  # how many blocks, or heads, are replaced in the end
+    by_head: bool = False  # each head has a gate of its own
+    kind: Annotated[str, OneOf(BY_HEAD)] = "dw"  # of the convolution
+    kernel_size: PositiveInt = 3
+    gate_lr: PositiveFloat = 0.5  # at the peak of the schedule, in place of schedule.lr; the paper does not state it
+    temperature: Temperatures = (1000.0, 1e-3)  # at first and at last; the paper states the second
+    cooling: Above0 = 1.0  # the share of the run after which the last one is reached
+
+
 class Gated(Objective):
     """A mixin that adds gates to an objective, which comes after this class among the bases of a subclass.
 
@@ -56,24 +70,6 @@ class Gated(Objective):
     start as Xavier's uniform, and have their own learning rate and clip group, and no decay.
     """
 
-    GATES: ClassVar[dict[str, Any]] = dict(
-        gates=12,  # how many blocks, or heads, are replaced in the end
-        by_head=False,  # each head has a gate of its own
-        kind="dw",  # of the convolution, or "conv"
-        kernel_size=3,
-        gate_lr=0.5,  # at the peak of the schedule, in place of schedule.lr; the paper does not state it
-        temperature=(1000.0, 1e-3),  # at first and at last; the paper states the second
-        cooling=1.0,  # the share of the run after which the last one is reached
-    )
-    GATE_TYPES: ClassVar[dict[str, Any]] = dict(
-        gates=PositiveInt,
-        by_head=bool,
-        kind=Annotated[str, OneOf(BY_HEAD)],
-        kernel_size=PositiveInt,
-        gate_lr=PositiveFloat,
-        temperature=Temperatures,
-        cooling=Above0,
-    )
     prefix = "model."
 
     def check_model(self, model: Any, teachers: Mapping[str, nnx.Module]) -> None:
@@ -157,14 +153,18 @@ def _without_gates(where: dict, kind: str, kernel_size: int, model: Any) -> Any:
 class GatedSupervised(Gated, Supervised):
     """Classification with gates."""
 
-    DEFAULTS = {**Supervised.DEFAULTS, **Gated.GATES}
-    TYPES: ClassVar[dict[str, Any]] = {**Supervised.TYPES, **Gated.GATE_TYPES}
+    @dataclasses.dataclass(frozen=True)
+    class Options(GateOptions, Supervised.Options):
+        """The `objective` section of a config."""
+
     FIXED = (*Supervised.FIXED, "by_head", "kind", "kernel_size")
 
 
 class GatedSegmentation(Gated, Segmentation):
     """Segmentation with gates."""
 
-    DEFAULTS = {**Segmentation.DEFAULTS, **Gated.GATES}
-    TYPES: ClassVar[dict[str, Any]] = {**Segmentation.TYPES, **Gated.GATE_TYPES}
+    @dataclasses.dataclass(frozen=True)
+    class Options(GateOptions, Segmentation.Options):
+        """The `objective` section of a config."""
+
     FIXED = (*Segmentation.FIXED, "by_head", "kind", "kernel_size")

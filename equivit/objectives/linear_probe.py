@@ -3,7 +3,7 @@
 Source: MAE (arXiv 2111.06377), Appendix A.1; Jumbo (arXiv 2502.15021), Section 4.3.
 """
 
-from typing import Any, ClassVar
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -82,13 +82,14 @@ class LinearProbe(Objective):
       ValueError: the model has no head.
     """
 
-    DEFAULTS = dict(
-        affine=False,  # whether the normalisation has a scale and a bias
-        eps=1e-6,
-        momentum=0.1,  # weight of a new batch in the running statistics
-        weight_std=0.01,  # initial standard deviation of the classifier's weights
-    )
-    TYPES: ClassVar[dict[str, Any]] = dict(affine=bool, eps=PositiveFloat, momentum=Share, weight_std=NonNegativeFloat)
+    @dataclasses.dataclass(frozen=True)
+    class Options:
+        """The `objective` section of a config."""
+
+        affine: bool = False  # whether the normalisation has a scale and a bias
+        eps: PositiveFloat = 1e-6
+        momentum: Share = 0.1  # weight of a new batch in the running statistics
+        weight_std: NonNegativeFloat = 0.01  # initial standard deviation of the classifier's weights
 
     def __init__(self, config: ConfigDict):
         super().__init__(config)

@@ -3,9 +3,10 @@
 Source: MAE (He et al. 2022, arXiv 2111.06377), Section 3; with a Jumbo token: Jumbo (arXiv 2502.15021), Section 4.3.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -31,26 +32,20 @@ VARIANCES = ("unbiased", "biased")
 class Mae(Objective):
     """Trains a `MaskedAutoencoder`, whose encoder is the model of the config, with a new decoder."""
 
-    DEFAULTS = dict(
-        ratio=0.75,  # fraction of patches that is removed
-        target="normalised_pixels",  # normalised patch by patch; or "pixels", normalised only by `data`
-        variance="unbiased",  # of a patch; "biased" in the JAX version of MAE
-        groups=None,  # number of groups of the batch that share a mask; None: each image has its own
-        decoder_width=512,
-        decoder_depth=8,
-        decoder_heads=16,
-    )
-    FIXED = ("decoder_width", "decoder_depth", "decoder_heads")
+    @dataclasses.dataclass(frozen=True)
+    class Options:
+        """The `objective` section of a config."""
 
-    TYPES: ClassVar[dict[str, Any]] = dict(
-        ratio=Inside,
-        target=Annotated[str, OneOf(TARGETS)],
-        variance=Annotated[str, OneOf(VARIANCES)],
-        groups=PositiveInt | None,
-        decoder_width=PositiveInt,
-        decoder_depth=Depth,
-        decoder_heads=PositiveInt,
-    )
+        ratio: Inside = 0.75  # fraction of patches that is removed
+        # "normalised_pixels": normalised patch by patch; "pixels": normalised only by `data`
+        target: Annotated[str, OneOf(TARGETS)] = "normalised_pixels"
+        variance: Annotated[str, OneOf(VARIANCES)] = "unbiased"  # of a patch; "biased" in the JAX version of MAE
+        groups: PositiveInt | None = None  # number of groups of the batch that share a mask; None: each image its own
+        decoder_width: PositiveInt = 512
+        decoder_depth: Depth = 8
+        decoder_heads: PositiveInt = 16
+
+    FIXED = ("decoder_width", "decoder_depth", "decoder_heads")
 
     @staticmethod
     def check(config: ConfigDict) -> None:

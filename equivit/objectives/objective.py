@@ -76,8 +76,7 @@ class Objective:
       config: a checked config; `config.model.num_classes` is set if the data have classes.
 
     Attributes:
-      DEFAULTS: the keys of the `objective` section of a config, without `name`, and their defaults.
-      TYPES: the types of these keys (`constraints.py`).
+      Options: the keys of the `objective` section of a config, without `name` (`sections.py`).
       FIXED: the keys that decide what is trained, and so cannot change when a run is resumed.
       entries: the entries that every example must have.
       weights: the names of the weights that a run keeps and can export; the first is the default.
@@ -86,8 +85,7 @@ class Objective:
       options: the `objective` section.
     """
 
-    DEFAULTS: ClassVar[dict[str, Any]] = {}
-    TYPES: ClassVar[dict[str, Any]] = {}
+    Options: ClassVar[type]
     FIXED: ClassVar[tuple[str, ...]] = ()
     entries: ClassVar[tuple[str, ...]] = ("image", "label")
     weights: ClassVar[tuple[str, ...]] = ("trained",)

@@ -1,7 +1,7 @@
 """Semantic segmentation: cross-entropy of every pixel that has a class."""
 
 import dataclasses
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -29,27 +29,20 @@ class Segmentation(Objective):
       ValueError: `model.num_classes` is None.
     """
 
-    DEFAULTS = dict(
-        decoder="upernet",  # or "linear", "convolutions", "octic"
-        width=512,  # of the decoder
-        padding="zeros",  # of the decoder's convolutions; or "circular"
-        equivariant=False,  # the decoder follows circular shifts, as an adaptive backbone does
-        upsampling="interpolate",  # of an equivariant UperNet; or "unpool"
-        auxiliary=0.4,  # weight of the loss of a second head, which UperNet has; 0.0: none
-        own_size=False,  # labels are resized to the decoder's grid, in place of its logits to the image's pixels
-        frozen=False,  # the backbone stays as it is
-    )
+    @dataclasses.dataclass(frozen=True)
+    class Options:
+        """The `objective` section of a config."""
+
+        decoder: Annotated[str, OneOf(DECODERS)] = "upernet"
+        width: PositiveInt = 512  # of the decoder
+        padding: Annotated[str, OneOf(MODES)] = "zeros"  # of the decoder's convolutions
+        equivariant: bool = False  # the decoder follows circular shifts, as an adaptive backbone does
+        upsampling: Annotated[str, OneOf(UPSAMPLING)] = "interpolate"  # of an equivariant UperNet
+        auxiliary: NonNegativeFloat = 0.4  # weight of the loss of a second head, which UperNet has; 0.0: none
+        own_size: bool = False  # labels are resized to the decoder's grid, in place of its logits to the image's pixels
+        frozen: bool = False  # the backbone stays as it is
+
     FIXED = ("decoder", "width", "padding", "equivariant", "upsampling", "own_size", "frozen")
-    TYPES: ClassVar[dict[str, Any]] = dict(
-        decoder=Annotated[str, OneOf(DECODERS)],
-        width=PositiveInt,
-        padding=Annotated[str, OneOf(MODES)],
-        equivariant=bool,
-        upsampling=Annotated[str, OneOf(UPSAMPLING)],
-        auxiliary=NonNegativeFloat,
-        own_size=bool,
-        frozen=bool,
-    )
     entries = ("image", "map")
     decodes = True
 

@@ -1,8 +1,9 @@
 """Supervised classification: mixed images, binary or soft cross-entropy, averaged weights."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,20 @@ Decay = Annotated[Inside, Words("a decay in (0, 1)")]
 Rates = Annotated[tuple[Below1, Below1], Words("two shares in [0, 1), left out at the beginning and at the end")]
 
 
+@dataclasses.dataclass(frozen=True)
+class MixingOptions:
+    """The keys that every objective of mixed images has: mixing, averaged weights, dropped tokens."""
+
+    mixup: NonNegativeFloat = 0.0  # alpha of the Beta distribution; 0: never
+    cutmix: NonNegativeFloat = 0.0
+    mix_probability: Share = 1.0
+    switch_probability: Share = 0.5  # of cutmix where both are on
+    mix_groups: PositiveInt = 1  # groups of the batch that are mixed separately; in the original runs each GPU was one
+    ema: Decay | None = None  # decay of the averaged weights
+    token_drop: Rates | None = None  # fractions of patch tokens dropped at the beginning and the end, as (0.9, 0.1)
+    token_drop_phases: PositiveInt = 10  # a training step is compiled for each phase
+
+
 class Supervised(Objective):
     """The classification objective of DeiT III (Touvron et al. 2022).
 
@@ -34,31 +49,12 @@ class Supervised(Objective):
       ValueError: the model has no head.
     """
 
-    DEFAULTS = dict(
-        loss="bce",
-        mixup=0.0,  # alpha of the Beta distribution; 0: never
-        cutmix=0.0,
-        mix_probability=1.0,
-        switch_probability=0.5,  # of cutmix where both are on
-        mix_groups=1,  # groups of the batch that are mixed separately; in the original runs each GPU was one
-        label_smoothing=0.0,
-        ema=None,  # decay of the averaged weights
-        token_drop=None,  # fractions of patch tokens dropped at the beginning and the end, such as (0.9, 0.1)
-        token_drop_phases=10,  # a training step is compiled for each phase
-    )
+    @dataclasses.dataclass(frozen=True)
+    class Options(MixingOptions):
+        """The `objective` section of a config."""
 
-    TYPES: ClassVar[dict[str, Any]] = dict(
-        loss=Literal["bce", "cross_entropy"],
-        mixup=NonNegativeFloat,
-        cutmix=NonNegativeFloat,
-        mix_probability=Share,
-        switch_probability=Share,
-        mix_groups=PositiveInt,
-        label_smoothing=Below1,
-        ema=Decay | None,
-        token_drop=Rates | None,
-        token_drop_phases=PositiveInt,
-    )
+        loss: Literal["bce", "cross_entropy"] = "bce"
+        label_smoothing: Below1 = 0.0
 
     weights = ("trained", "averaged")
 

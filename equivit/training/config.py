@@ -1,16 +1,15 @@
-"""The configuration of a run: all keys with their defaults, reading a file of `configs/`, and checking the values.
+"""The configuration of a run: all keys with their defaults, reading a file of `configs/`, checking the values.
 
 A file of `configs/` begins with `get_base()` and changes what it needs; the command line changes more:
 
     python -m equivit.train --config=configs/quickstart.py:quicktest --config.optimizer.weight_decay=0.1
 
-A section is owned by the module that uses it, which holds its DEFAULTS, their TYPES and its `check`.  The `model`
-section is a name of the zoo and the arguments given to it; the zoo checks those.
+The module that uses a section declares it (`sections.py`), with a `check` of values that do not fit together.  The
+`model` section is a name of the zoo and the arguments for it, which the zoo checks.
 """
 
 import ast
 import dataclasses
-import functools
 import importlib.util
 import json
 import pathlib
@@ -19,39 +18,47 @@ from typing import Annotated, Any
 
 from ml_collections import ConfigDict
 
-from equivit import constraints, errors
+from equivit import constraints, errors, sections
 from equivit.constraints import OneOf, PositiveFloat, PositiveInt, Seed
-from equivit.data import config as data
-from equivit.evaluation import config as evaluation
+from equivit.data import config as data_config
+from equivit.evaluation import config as evaluation_config
+from equivit.intervals import LARGEST
 from equivit.models import zoo
 from equivit.models.patchtst import model as patchtst
-from equivit.objectives.objective import Objective
 from equivit.objectives.registry import OBJECTIVES
 from equivit.precision import PRECISIONS
 from equivit.training import logging, optimizers, schedules, sharding
 
-OWNERS = {
-    "data": data,
-    "optimizer": optimizers,
-    "schedule": schedules,
-    "mesh": sharding,
-    "evaluation": evaluation,
-    "log": logging,
-}
-TYPES: dict[str, Any] = dict(  # of the keys outside of sections, and of `checkpoint`
-    seed=Seed,
-    steps=PositiveInt | None,
-    epochs=PositiveFloat | None,
-    batch_size=PositiveInt,
-    precision=Annotated[str, OneOf(PRECISIONS)],
-    init=str | None,
-    checkpoint=dict(
-        every_steps=PositiveInt | None,
-        every_seconds=PositiveFloat | None,
-        keep=PositiveInt,
-        teacher_every_steps=PositiveInt | None,
-    ),
-)
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+    """`checkpoint`.  It stands here because checkpoints.py imports this file."""
+
+    every_steps: PositiveInt | None = None
+    every_seconds: PositiveFloat | None = None
+    keep: PositiveInt = 2
+    teacher_every_steps: PositiveInt | None = None  # keep the teacher of DINOv2 as a saved model, in teachers/<step>/
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """All keys, in the order of --show; None means "not set"."""
+
+    seed: Seed = 0
+    steps: PositiveInt | None = None  # this or epochs
+    epochs: PositiveFloat | None = None
+    batch_size: PositiveInt = 128
+    precision: Annotated[str, OneOf(PRECISIONS)] = "float32"  # of the computation; parameters are always float32
+    init: str | None = None  # a run, a saved model or pretrained weights to start from
+    model: Any = None  # `name`, and options of this model
+    data: data_config.DataConfig = data_config.DataConfig()
+    objective: Any = None  # `name`, and the options of this objective
+    optimizer: optimizers.OptimizerConfig = optimizers.OptimizerConfig()
+    schedule: schedules.ScheduleConfig = schedules.ScheduleConfig()
+    mesh: sharding.MeshConfig = sharding.MeshConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    evaluation: evaluation_config.EvaluationConfig = evaluation_config.EvaluationConfig()
+    log: logging.LogConfig = logging.LogConfig()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,42 +75,24 @@ class Schema:
 
 
 class Missing(str):
-    """In place of a value that a file of `configs/` cannot know: what to give, and how to find it.
+    """A placeholder for a value that a file of `configs/` cannot know; the text says what to give.
 
-    The command line gives the value, of any type; without it the configuration is refused with this text.
+    The command line gives the value, of any type.  A configuration without it is refused with this text.
     """
 
 
 def get_base(objective: str = "supervised") -> ConfigDict:
-    """Every section with its defaults; None means "not set".
+    """Return every section with its defaults; the `objective` section has the keys of the named objective.
 
-    The keys of the `objective` section are those of the objective named.  Raises ValueError for an unknown one.
+    Raises ValueError for an unknown objective.
     """
     return ConfigDict(_defaults(objective))
 
 
 def _defaults(objective: str) -> dict[str, Any]:
-    """The keys in the order in which they are shown."""
     errors.one_of("config.objective.name", objective, OBJECTIVES)
-    return dict(
-        seed=0,
-        steps=None,  # this or epochs
-        epochs=None,
-        batch_size=128,
-        precision="float32",  # of the computation (precision.py); parameters are always float32
-        init=None,  # a run, a saved model or pretrained weights to start from
-        model=dict(name="vit_ti16"),
-        data=data.DEFAULTS,
-        objective=dict(name=objective, **OBJECTIVES[objective].DEFAULTS),
-        optimizer=optimizers.DEFAULTS,
-        schedule=schedules.DEFAULTS,
-        mesh=sharding.DEFAULTS,
-        # Here, because checkpoints.py imports this file.  `teacher_every_steps` keeps the teacher of DINOv2 as a saved
-        # model, in teachers/<step>/.
-        checkpoint=dict(every_steps=None, every_seconds=None, keep=2, teacher_every_steps=None),
-        evaluation=evaluation.DEFAULTS,
-        log=logging.DEFAULTS,
-    )
+    options = dataclasses.asdict(OBJECTIVES[objective].Options())
+    return dataclasses.asdict(TrainConfig(model={"name": "vit_ti16"}, objective={"name": objective, **options}))
 
 
 def validate(config: ConfigDict) -> None:
@@ -120,22 +109,26 @@ def _check_values(config: ConfigDict) -> None:
         if isinstance(value, Missing):
             raise ValueError(f"config.{key} is missing: {value}")
     _check_model(config.model)
-    for section, owner in OWNERS.items():
-        owner.check(config[section])
+    sections.check("config", config, {**_types(config), "model": Any})
+    data_config.check(config.data)
+    schedules.check(config.schedule)
+    evaluation_config.check(config.evaluation)
     _check_run(config)
-    objective = OBJECTIVES[_name(config, "objective")]
-    constraints.check_section("config.objective", config.objective, objective.TYPES)
-    objective.check(config)
+    OBJECTIVES[config.objective.name].check(config)
 
 
 def _types(config: ConfigDict) -> dict[str, Any]:
-    sections = {section: owner.TYPES for section, owner in OWNERS.items()}
-    objective = OBJECTIVES.get(str(_name(config, "objective")), Objective).TYPES
-    return dict(TYPES, **sections, objective=objective, model=zoo.types_of(str(_name(config, "model"))))
+    objective = OBJECTIVES.get(str(_name(config, "objective")))
+    options = sections.types_of(objective.Options) if objective else {}
+    return {
+        **sections.types_of(TrainConfig),
+        "model": zoo.types_of(str(_name(config, "model"))),
+        "objective": {"name": Annotated[str, OneOf(OBJECTIVES)], **options},
+    }
 
 
 def _name(config: ConfigDict, section: str) -> Any:
-    """The `name` in a section; the default where a file of `configs/` has left it out, which is refused later."""
+    """Return the `name` in a section; where it is missing, which is refused later, its default."""
     found = config.get(section)
     default = "supervised" if section == "objective" else ""
     return found.get("name", default) if isinstance(found, ConfigDict) else default
@@ -145,7 +138,7 @@ TRAINING = Schema(validate, _types)
 
 
 def _check_model(section: ConfigDict) -> None:
-    """The name and the names of its options; the values are checked when the data have decided the others."""
+    """Check the name of the model and the names of its options; the values are checked once the data are known."""
     name = section.get("name")
     constraints.check("config.model.name", name, str)
     if name in patchtst.NAMES:
@@ -170,8 +163,7 @@ def check_keys(config: ConfigDict, base: ConfigDict, prefix: str = "") -> None:
 
 
 def _check_run(config: ConfigDict) -> None:
-    """The keys outside of sections, and `checkpoint`."""
-    constraints.check_section("config", config, TYPES)
+    """Raise ValueError for values of several sections that do not fit together."""
     if (config.steps is None) == (config.epochs is None):
         raise ValueError(f"config: {config.steps=} and {config.epochs=}; set exactly one, and the other to None.")
     if config.checkpoint.teacher_every_steps and "teacher" not in OBJECTIVES[config.objective.name].weights:
@@ -187,7 +179,7 @@ def _check_run(config: ConfigDict) -> None:
 
 
 def load(path: str, overrides: Iterable[str] = (), *, schema: Schema = TRAINING) -> ConfigDict:
-    """The checked configuration of `file.py` or `file.py:mode`, changed by overrides such as `data.workers=2`.
+    """Return the checked configuration of `file.py` or `file.py:mode`, changed by overrides such as `data.workers=2`.
 
     `schema` is for commands whose configurations have other sections.
 
@@ -209,7 +201,7 @@ def load(path: str, overrides: Iterable[str] = (), *, schema: Schema = TRAINING)
 
 
 def _get_config(file: str) -> Callable[..., ConfigDict]:
-    """The function of that name in a Python file."""
+    """Return `get_config` of a Python file."""
     if not pathlib.Path(file).is_file():
         found = errors.nearest(file, pathlib.Path(file).parent.glob("*.py"))
         raise FileNotFoundError(f"config: there is no file '{file}'{found}.")
@@ -222,38 +214,35 @@ def _get_config(file: str) -> Callable[..., ConfigDict]:
 
 
 def override(config: ConfigDict, text: str, schema: Schema = TRAINING) -> None:
-    """Change one key, from text such as "data.workers=2".  Raises ValueError for an unknown key or a wrong type."""
+    """Change one key, from text such as "data.workers=2".
+
+    The value may still be invalid; `schema.check` refuses it.  The flags of `ml_collections.config_flags` do not serve:
+    they refuse a key whose default is None, cannot set None, and know no union of types.
+
+    Raises:
+      ValueError: an unknown key, with the nearest; a section, or no value.
+    """
     key, equals, value = text.partition("=")
     if not equals:
         raise ValueError(f"--config.{key}: give a value, --config.{key}=VALUE.")
     *names, last = key.split(".")
-    section = config
+    section, types = config, schema.types(config)
     for name in names:
         _check_known(key, name, section)
-        section = section[name]
+        section, types = section[name], types.get(name, {})
         if not isinstance(section, ConfigDict):
             raise ValueError(f"--config.{key}: '{name}' is a value, not a section.")
     if names != ["model"]:  # which may get new keys
         _check_known(key, last, section)
-    old, free = section.get(last), names == ["model"] or isinstance(section.get(last), Missing)
-    old = None if isinstance(old, Missing) else old
-    if isinstance(old, ConfigDict):
+    if isinstance(old := section.get(last), ConfigDict):
         raise ValueError(f"--config.{key}: this is a section; set one of {', '.join(old)} in it.")
-    type_ = functools.reduce(lambda types, name: types.get(name, {}), names, schema.types(config)).get(last, Any)
-    value = parse(value, type_) if old is None else _parse_like(value, old, type_)
-    try:
-        if isinstance(value, bool) and isinstance(old, float):  # True would become 1.0
-            raise TypeError
-        # The zoo knows the types of a model: a patch may be a number or a pair.  And a config with a whole
-        # number, such as epochs=90, leaves the key free for 0.5.
-        fraction = isinstance(old, int) and isinstance(value, float) and type_ is not Any
-        if free or (fraction and constraints.allows(value, type_)):
-            with section.ignore_type():
-                section[last] = value
-        else:
-            section[last] = value
-    except (TypeError, OverflowError):  # the latter for a whole number that no float holds
-        raise ValueError(f"--config.{key}={_shown(value)}: {_wanted(key, value, old, type_)}.") from None
+    value = parse(value, types.get(last, Any))
+    if isinstance(old, tuple) and isinstance(value, str):
+        value = tuple(value.split(","))  # the check then names the word that is wrong
+    if isinstance(old, float) and type(value) is int and abs(value) <= LARGEST:
+        value = float(value)
+    section[last] = None  # from here on of any type: epochs=90 in a file leaves the key free for 0.5
+    section[last] = value
 
 
 def _check_known(key: str, name: str, section: ConfigDict) -> None:
@@ -262,57 +251,35 @@ def _check_known(key: str, name: str, section: ConfigDict) -> None:
         raise ValueError(f"--config.{key}: no key '{name}'{near} (keys here: {known}).")
 
 
-def _parse_like(text: str, old: Any, type_: Any) -> Any:
-    """The value that a text stands for in the place of `old`."""
-    if isinstance(old, str) and text.lower() != "none":
-        return text
-    value = parse(text, type_)
-    is_words = isinstance(old, tuple) and all(isinstance(entry, str) for entry in old)
-    return _listed(value, type_) if is_words and isinstance(value, str) else value
-
-
 def parse(text: str, type_: Any) -> Any:
-    """The value that a text stands for: None, True, False, a number, a tuple, ...; else the text itself.
+    """Read a text as None, True, False, a number, a tuple, words with commas between, or text.
 
-    "none" is a word where `type_` has that word and not None, such as `model.remat=none`.  Words with commas between
-    are a tuple where `type_` has it and not the text, such as `model.adaptive=token,merge`.
+    The first reading that the type allows counts: "none" is a word where the type has that word and not None, as for
+    `model.remat`.  Where it allows no reading, the literal is left for the check to refuse.
     """
-    if text.lower() == "none" and constraints.allows(text, type_) and not constraints.allows(None, type_):
-        return text
+    literal = _literal(text)
+    readings = [literal]
+    if literal is text:
+        words = tuple(text.split(","))
+        mixed = tuple(int(word) if word.isdecimal() and len(word) < 10 else word for word in words)  # such as "full,6"
+        readings = [text, words, mixed]
+    elif literal is None or type_ is str:  # elsewhere 5 is a number, even where the name of a file may stand
+        readings = [literal, text]
+    return next((reading for reading in readings if constraints.allows(reading, type_)), literal)
+
+
+def _literal(text: str) -> Any:
     if text.lower() in ("none", "true", "false"):
         return {"none": None, "true": True, "false": False}[text.lower()]
     try:
-        return ast.literal_eval(text)
+        value = ast.literal_eval(text)
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):  # all that it raises
-        entries = _listed(text, type_)
-        return entries if constraints.allows(entries, type_) and not constraints.allows(text, type_) else text
-
-
-def _listed(text: str, type_: Any) -> tuple[str | int, ...]:
-    """Words with commas between; among them numbers, if the type has these and not the words, as in "full,6"."""
-    words = tuple(text.split(","))
-    entries = tuple(int(word) if word.isdecimal() and len(word) < 10 else word for word in words)
-    return entries if constraints.allows(entries, type_) and not constraints.allows(words, type_) else words
-
-
-def _shown(value: Any) -> str:
-    """As it is written on the command line."""
-    return errors.shown(value).strip("'")
-
-
-def _wanted(key: str, value: Any, old: Any, type_: Any) -> str:
-    """A description of valid values, for an error about one of another type."""
-    if isinstance(old, tuple) and not all(map(errors.is_number, old)) and constraints.allows((value,), type_):
-        old = (value,)  # such as ranges, which may be words or numbers
-    if isinstance(old, tuple) and errors.is_number(value) and all(map(errors.is_number, old)):
-        like = repr((value,) * len(old)).replace(" ", "")
-        count = "a tuple" if len(old) == 1 else f"{len(old)} values, not one"
-        return f'this takes {count}; write --config.{key}="{like}"'
-    return f"not of the type {type(old).__name__} of its default {old!r}"
+        return text
+    return tuple(value) if isinstance(value, list) else value
 
 
 def from_json(path: pathlib.Path) -> ConfigDict:
-    """The configuration that a run wrote into its directory; ValueError if the file is damaged.
+    """Read the configuration that a run wrote into its directory; ValueError if the file is damaged.
 
     Keys that this version does not have stay, and have no effect.
     """
@@ -339,17 +306,17 @@ def _update(config: ConfigDict, values: Mapping[str, Any]) -> None:
 
 
 def to_json(config: ConfigDict) -> str:
-    """The configuration as text that `from_json` reads."""
+    """Return the configuration as text that `from_json` reads."""
     return json.dumps(plain(config), indent=2) + "\n"
 
 
 def plain(config: ConfigDict) -> dict[str, Any]:
-    """The configuration as JSON has it: tuples are lists."""
+    """Return the configuration as JSON has it: tuples are lists."""
     return json.loads(config.to_json())
 
 
 def flat(tree: Mapping[str, Any] | ConfigDict) -> dict[str, Any]:
-    """The values by dotted key, such as "optimizer.weight_decay"."""
+    """Return the values by dotted key, such as "optimizer.weight_decay"."""
     values = {}
     for key, value in tree.items():
         if isinstance(value, dict | ConfigDict):
@@ -360,13 +327,13 @@ def flat(tree: Mapping[str, Any] | ConfigDict) -> dict[str, Any]:
 
 
 def differences(a: ConfigDict, b: ConfigDict) -> list[str]:
-    """The keys in which two configurations differ, such as "optimizer.weight_decay"."""
+    """Return the keys in which two configurations differ, such as "optimizer.weight_decay"."""
     one, other = flat(plain(a)), flat(plain(b))
     return sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
 
 
 def page(config: ConfigDict) -> str:
-    """Every key and its value on a line, section by section; what is not a default is marked.
+    """List every key with its value, section by section; other values than the default are marked.
 
     A line `key = value` can be given as --config.key=value.
     """

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import dataclasses
 import json
 import logging
 import pathlib
@@ -18,14 +19,20 @@ from tensorboardX import summary
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto import event_pb2
 
-from equivit import constraints, files, metrics_files
+from equivit import files, metrics_files
 from equivit.constraints import PositiveInt
 
-DEFAULTS = dict(every_steps=50, tensorboard=True)  # of the `log` section
-TYPES = dict(every_steps=PositiveInt, tensorboard=bool)
 _log = logging.getLogger("equivit")
 _messages = cast(Any, event_pb2)  # its classes are made when it is imported
 IN_FLIGHT = 2  # steps the device may be behind: enough to keep it busy, few enough to hold few batches
+
+
+@dataclasses.dataclass(frozen=True)
+class LogConfig:
+    """The `log` section of a configuration."""
+
+    every_steps: PositiveInt = 50
+    tensorboard: bool = True
 
 
 class Log:
@@ -209,8 +216,3 @@ def _line(metrics):
     known = [form.format(metrics[name]) for name, form in formats.items() if name in metrics]
     others = [f"{name} {value:.4g}" for name, value in metrics.items() if "/" in name]
     return "  ".join(known + others[:3])
-
-
-def check(section: ConfigDict) -> None:
-    """ValueError for an impossible value in the `log` section."""
-    constraints.check_section("config.log", section, TYPES)

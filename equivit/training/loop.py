@@ -13,8 +13,9 @@ from flax import nnx
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
-from equivit import constraints, files, logical
+from equivit import files, logical
 from equivit.evaluation import runner
+from equivit.intervals import LARGEST_INT
 from equivit.models import saved
 from equivit.trained_on import UNKNOWN, TrainedOn
 from equivit.training import build, freezing, sharding
@@ -60,8 +61,8 @@ class NotFiniteError(ArithmeticError):
 def total_steps(config: ConfigDict, steps_per_epoch: int) -> int:
     """Steps of the whole run.  ValueError for more steps than int32 counts, or than the schedules have."""
     steps = config.steps if config.steps is not None else max(1, round(config.epochs * steps_per_epoch))
-    if steps > constraints.LARGEST_INT:
-        most = constraints.LARGEST_INT // steps_per_epoch
+    if steps > LARGEST_INT:
+        most = LARGEST_INT // steps_per_epoch
         raise ValueError(f"config.epochs={config.epochs}: steps are counted in int32; at most {most} epochs fit.")
     if (length := config.schedule.length) is not None and length < steps:
         raise ValueError(

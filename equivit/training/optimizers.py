@@ -4,6 +4,7 @@ A leaf may stack many tensors of a paper (blocks, irreps).  Clip groups, decay, 
 multipliers are computed for each slice, so that a stacked model is optimised exactly as its unstacked tensors would be.
 """
 
+import dataclasses
 import fnmatch
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +16,7 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from equivit import constraints, logical
+from equivit import logical
 from equivit.constraints import Below1, Inside, NonNegativeFloat, PositiveFloat, PositiveInt
 from equivit.logical import Tensor
 from equivit.objectives.objective import Rule
@@ -235,34 +236,19 @@ def _only_trained(chain, rules: Rules) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(chain.init, update) if rules.masks else chain
 
 
-DEFAULTS = dict(
-    name="lamb",
-    weight_decay=0.02,
-    weight_decay_end=None,  # the decay moves to it along a cosine over the run; None: constant
-    betas=(0.9, 0.999),
-    eps=1e-8,
-    clip=1.0,  # largest global norm of the gradients; None: any
-    momentum=0.9,  # sgd and both kinds of lars only
-    accumulation=1,  # micro-batches per step
-    no_decay=(),  # patterns of logical names, such as "head.*", on top of the objective's own rules
-    freeze=(),  # patterns of what is not trained (training/freezing.py), such as ("*", "!head.*"): all but the head
-    layer_decay=None,  # of the learning rate from layer to layer, backwards from the head; such as 0.75
-)
-TYPES: dict[str, Any] = dict(
-    name=Literal["lamb", "lars", "lars_optax", "adamw", "sgd"],
-    weight_decay=NonNegativeFloat,
-    weight_decay_end=NonNegativeFloat | None,
-    betas=tuple[Below1, Below1],
-    eps=PositiveFloat,
-    clip=PositiveFloat | None,
-    momentum=Below1,
-    accumulation=PositiveInt,
-    no_decay=tuple[str, ...] | tuple[()],
-    freeze=tuple[str, ...] | tuple[()],
-    layer_decay=Inside | None,
-)
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """The `optimizer` section of a configuration."""
 
-
-def check(section: ConfigDict) -> None:
-    """ValueError for an impossible value in the `optimizer` section."""
-    constraints.check_section("config.optimizer", section, TYPES)
+    name: Literal["lamb", "lars", "lars_optax", "adamw", "sgd"] = "lamb"
+    weight_decay: NonNegativeFloat = 0.02
+    weight_decay_end: NonNegativeFloat | None = None  # reached along a cosine over the run; None: constant
+    betas: tuple[Below1, Below1] = (0.9, 0.999)
+    eps: PositiveFloat = 1e-8
+    clip: PositiveFloat | None = 1.0  # largest global norm of the gradients; None: any
+    momentum: Below1 = 0.9  # sgd and both kinds of lars only
+    accumulation: PositiveInt = 1  # micro-batches per step
+    no_decay: tuple[str, ...] | tuple[()] = ()  # patterns of logical names, such as "head.*", beside the objective's
+    # Patterns of logical names that are not trained (training/freezing.py): ("*", "!head.*") trains the head alone.
+    freeze: tuple[str, ...] | tuple[()] = ()
+    layer_decay: Inside | None = None  # of the learning rate from layer to layer, back from the head; such as 0.75

@@ -1,5 +1,6 @@
 """Schedules of the learning rate and of weight decay: functions of the step that trace under `jax.jit`."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -7,11 +8,26 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from equivit import constraints
 from equivit.constraints import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from equivit.objectives.clock import Clock
 
 Schedule = Callable[[Any], jax.Array]  # of the number of a step, which may be traced
+
+
+@dataclasses.dataclass(frozen=True)
+class ScheduleConfig:
+    """The `schedule` section of a configuration."""
+
+    name: Literal["cosine", "constant", "poly"] = "cosine"
+    lr: PositiveFloat = 1e-3
+    warmup_lr: NonNegativeFloat = 1e-6
+    min_lr: NonNegativeFloat = 1e-5
+    warmup_epochs: NonNegativeFloat | None = None  # this or warmup_steps
+    warmup_steps: NonNegativeInt | None = None
+    power: PositiveFloat = 1.0  # of "poly"
+    inclusive: bool = False  # the last step of the warm-up has `lr`, and not the first step after it
+    length: PositiveInt | None = None  # steps of the whole schedule, of which a run may do a part; None: of the run
+    per_epoch: bool = False  # the rate changes from epoch to epoch, not from step to step
 
 
 def create(config: ConfigDict, *, total_steps: int, steps_per_epoch: int) -> Schedule:
@@ -93,35 +109,8 @@ def _warmed_up(config, t, warmup, *, decayed):
     return (jnp.where(t < warmup, rising, after) if warmup else after).astype(jnp.float32)
 
 
-DEFAULTS = dict(
-    name="cosine",  # or "constant", "poly"
-    lr=1e-3,
-    warmup_lr=1e-6,
-    min_lr=1e-5,
-    warmup_epochs=None,  # this or warmup_steps
-    warmup_steps=None,
-    power=1.0,  # of "poly"
-    inclusive=False,  # the last step of the warm-up has `lr`, and not the first step after it
-    length=None,  # steps that all schedules are made for, of which a run may do a part; None: those of the run
-    per_epoch=False,  # the rate changes from epoch to epoch, not from step to step
-)
-TYPES: dict[str, Any] = dict(
-    name=Literal["cosine", "constant", "poly"],
-    lr=PositiveFloat,
-    warmup_lr=NonNegativeFloat,
-    min_lr=NonNegativeFloat,
-    warmup_epochs=NonNegativeFloat | None,
-    warmup_steps=NonNegativeInt | None,
-    power=PositiveFloat,
-    inclusive=bool,
-    length=PositiveInt | None,
-    per_epoch=bool,
-)
-
-
 def check(section: ConfigDict) -> None:
-    """ValueError for an impossible value in the `schedule` section, or two that exclude each other."""
-    constraints.check_section("config.schedule", section, TYPES)
+    """Raise ValueError for values of the `schedule` section that exclude each other."""
     if section.warmup_epochs is not None and section.warmup_steps is not None:
         raise ValueError("config.schedule: warmup_epochs and warmup_steps are both set; set one to None.")
     if section.inclusive and (section.per_epoch or section.name == "poly"):

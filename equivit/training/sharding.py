@@ -3,6 +3,7 @@
 The rule covers parameters, optimiser state and averaged weights, so each is sharded like its parameter.
 """
 
+import dataclasses
 import math
 from typing import Annotated, Any, Literal
 
@@ -10,15 +11,18 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
-from equivit import constraints, errors
+from equivit import errors
 from equivit.constraints import PositiveInt, Words
 
-DEFAULTS = dict(data=-1, fsdp=1)  # of the `mesh` section; -1: the devices that are left
-TYPES: dict[str, Any] = dict(
-    data=Annotated[PositiveInt | Literal[-1], Words("positive, or -1 for the devices that are left")],
-    fsdp=PositiveInt,
-)
 BATCH = PartitionSpec(("data", "fsdp"))
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """The `mesh` section of a configuration."""
+
+    data: Annotated[PositiveInt | Literal[-1], Words("positive, or -1 for the devices that are left")] = -1
+    fsdp: PositiveInt = 1
 
 
 def create_mesh(config: ConfigDict) -> Mesh:
@@ -74,8 +78,3 @@ def to_global(mesh: Mesh, batch: dict) -> dict[str, jax.Array]:
     """This process's rows of a batch as global arrays, split over all devices along the example axis."""
     sharding = NamedSharding(mesh, BATCH)
     return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}
-
-
-def check(section: ConfigDict) -> None:
-    """ValueError for an impossible value in the `mesh` section."""
-    constraints.check_section("config.mesh", section, TYPES)

@@ -3,60 +3,79 @@
 A file of `configs/` begins with `get_base()`; `python -m equivit.sweep` reads it and changes single keys:
 
     python -m equivit.sweep --config=configs/timeseries.py --config.data.names=Crop,ElectricDevices ...
-
-The `model` section holds fields of `models/patchtst.PatchTSTConfig`, for all models alike.
 """
 
+import dataclasses
 from typing import Annotated, Any
 
 from ml_collections import ConfigDict
 
-from equivit import constraints
+from equivit import sections
 from equivit.constraints import Below1, NonNegativeFloat, OneOf, PositiveFloat, PositiveInt, Seed
 from equivit.data.series import NORMALIZE
 from equivit.models import zoo
 from equivit.models.patchtst import model as patchtst
 from equivit.training import config as configs
-from equivit.training import optimizers
+from equivit.training.optimizers import OptimizerConfig
 
 OF_DATA = ("length", "channels", "num_classes", "patches", "dropout")  # fields of a model that are not for `model`
-TYPES: dict[str, Any] = dict(
-    seed=Seed,
-    epochs=PositiveInt,
-    batch_size=PositiveInt,
-    models=tuple[Annotated[str, OneOf(patchtst.NAMES)], ...],
-    patches=tuple[PositiveInt, ...],
-    large=dict(names=tuple[str, ...] | tuple[()], epochs=PositiveInt),
-    data=dict(
-        names=tuple[str, ...],
-        directory=str | None,
-        normalize=Annotated[str, OneOf(NORMALIZE)],
-        split_seed=Seed,
-    ),
-    runs=dict(lr=tuple[PositiveFloat, ...], dropout=tuple[Below1, ...]),
-    schedule=dict(warmup=Below1, min_lr=NonNegativeFloat),
-)
 CHOOSING = ("data.directory", "data.names", "models", "patches")  # choose results, and do not change them
 
 
+@dataclasses.dataclass(frozen=True)
+class LargeConfig:
+    """`large`: sets of many series, and their epochs."""
+
+    names: tuple[str, ...] | tuple[()] = ("Sleep", "Tiselac", "FaceDetection")
+    epochs: PositiveInt = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class SeriesConfig:
+    """`data`: the sets of time series."""
+
+    names: tuple[str, ...] = ("synthetic",)
+    directory: str | None = None  # of .npz, .ts or .tsv files; None: by name through aeon
+    normalize: Annotated[str, OneOf(NORMALIZE)] = "training"  # open (`data/series.py`)
+    split_seed: Seed = 0  # of the split of the test set into halves; open
+
+
+@dataclasses.dataclass(frozen=True)
+class RunsConfig:
+    """`runs`: the learning rates and the dropout rates; each pair is a run."""
+
+    lr: tuple[PositiveFloat, ...] = (3e-3, 1e-3, 3e-4, 1e-4)
+    dropout: tuple[Below1, ...] = (0.0, 0.1, 0.2)
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepScheduleConfig:
+    """`schedule`: the rate starts at 0, rises to that of the run and falls along a cosine."""
+
+    warmup: Below1 = 0.1  # share of the steps
+    min_lr: NonNegativeFloat = 1e-8
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepConfig:
+    """The recipe of Jumbo, Appendix A.3.2; "open" is a choice of ours that the paper does not state."""
+
+    seed: Seed = 0
+    epochs: PositiveInt = 100
+    batch_size: PositiveInt = 256
+    models: tuple[Annotated[str, OneOf(patchtst.NAMES)], ...] = ("patchtst", "patchtst_registers", "patchtst_jumbo")
+    patches: tuple[PositiveInt, ...] = (8, 42)
+    model: Any = None  # fields of PatchTSTConfig, for all models alike
+    large: LargeConfig = LargeConfig()
+    data: SeriesConfig = SeriesConfig()
+    runs: RunsConfig = RunsConfig()
+    optimizer: OptimizerConfig = OptimizerConfig(name="adamw", weight_decay=0.02, clip=None)
+    schedule: SweepScheduleConfig = SweepScheduleConfig()
+
+
 def get_base() -> ConfigDict:
-    """The recipe of Jumbo, Appendix A.3.2; the comments say what the paper leaves open."""
-    config = ConfigDict(dict(seed=0, epochs=100, batch_size=256))
-    config.models = ("patchtst", "patchtst_registers", "patchtst_jumbo")
-    config.patches = (8, 42)
-    config.model = dict()
-    config.large = dict(names=("Sleep", "Tiselac", "FaceDetection"), epochs=20)
-    config.data = dict(
-        names=("synthetic",),
-        directory=None,  # of .npz, .ts or .tsv files; None: by name through aeon
-        normalize="training",  # open (`data/series.py`)
-        split_seed=0,  # of the split of the test set into halves; open
-    )
-    config.runs = dict(lr=(3e-3, 1e-3, 3e-4, 1e-4), dropout=(0.0, 0.1, 0.2))
-    config.optimizer = optimizers.DEFAULTS
-    config.optimizer.update(name="adamw", weight_decay=0.02, clip=None)
-    config.schedule = dict(warmup=0.1, min_lr=1e-8)  # warmup: share of the steps; the rate starts at 0
-    return config
+    """Return every key with its default."""
+    return ConfigDict(dataclasses.asdict(SweepConfig(model={})))
 
 
 def validate(config: ConfigDict) -> None:
@@ -65,8 +84,7 @@ def validate(config: ConfigDict) -> None:
     Raises ValueError with one line: the key, its value, the rule, and the nearest valid name.
     """
     configs.check_keys(config, get_base())
-    constraints.check_section("config", config, TYPES)
-    optimizers.check(config.optimizer)
+    sections.check("config", config, sections.types_of(SweepConfig))
     if (config.optimizer.name, config.optimizer.accumulation) != ("adamw", 1):
         raise ValueError("config.optimizer: a sweep is run with name='adamw' and accumulation=1.")
     for key in OF_DATA:
@@ -76,17 +94,17 @@ def validate(config: ConfigDict) -> None:
 
 
 def _types(_: ConfigDict) -> dict[str, Any]:
-    return dict(TYPES, optimizer=optimizers.TYPES, model=zoo.types_of("patchtst"))
+    return {**sections.types_of(SweepConfig), "model": zoo.types_of("patchtst")}
 
 
 SCHEMA = configs.Schema(validate, _types)
 
 
 def epochs(config: ConfigDict, name: str) -> int:
-    """How long the runs on a set are."""
+    """Return the epochs of the runs on a set."""
     return config.large.epochs if name in config.large.names else config.epochs
 
 
 def recipe(config: ConfigDict) -> dict[str, Any]:
-    """The settings of a result besides the set, the model and the number of patches: plain JSON values by key."""
+    """Return the settings of a result besides the set, the model and the number of patches, as JSON values by key."""
     return {key: value for key, value in configs.flat(configs.plain(config)).items() if key not in CHOOSING}

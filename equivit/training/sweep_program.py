@@ -8,6 +8,7 @@ Each has its own initial weights and dropout, so run k of a sweep equals the sam
 Source of the recipe: Jumbo, Appendix A.3.2.
 """
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
@@ -139,8 +140,8 @@ class Sweep:
 
 def schedule_section(config: ConfigDict, lr: float | jax.Array, steps: int) -> ConfigDict:
     """The section of `schedules.create`: linear from 0 for a share `warmup` of the steps, then cosine to `min_lr`."""
-    warmup = dict(warmup_lr=0.0, warmup_steps=round(config.warmup * steps), warmup_epochs=None)
-    return ConfigDict(schedules.DEFAULTS | dict(name="cosine", lr=lr, min_lr=config.min_lr, **warmup))
+    changes = dict(lr=lr, min_lr=config.min_lr, warmup_lr=0.0, warmup_steps=round(config.warmup * steps))
+    return ConfigDict({**dataclasses.asdict(schedules.ScheduleConfig()), **changes})
 
 
 def train(

@@ -278,7 +278,7 @@ def test_squash_keeps_labels_and_refuses_unknown_filters():
         ({"fit": (20000, 500)}, "fit_ratio=.* more than 32768 pixels .* its second number may be 1.638"),
         ({"multiple": 0}, "data.multiple=0 must be a whole number in"),
         ({"eval_crop": "hole"}, "eval_crop='hole' is not one of centre, squash, whole; the nearest is 'whole'"),
-        ({"void": ()}, "data.void=.* must have an entry"),
+        ({"void": ()}, "data.void=.* must be one or more finite whole numbers"),
         ({"void": (1.5,)}, "data.void=1.5 must be a finite whole number|data.void=1.5 must be"),
         ({"augment": {"fit_ratio": (2.0, 0.5)}}, r"fit_ratio=\(2.0, 0.5\) must be \(smallest, largest\)"),
         ({"augment": {"max_share": 0.0}}, "max_share=0.0 must be in"),

@@ -246,7 +246,7 @@ CHOICES = {
     "swin_t": [
         (dict(num_heads=(1, 2)), r"num_heads=\(1, 2\) and depths=\(2, 2, 1\) must have one entry per stage each"),
         (dict(num_heads=(1, 3, 2)), r"num_heads\[1\]=3 must divide the width of stage 1, 16; .* is 2"),
-        (dict(depths=()), r"depths=\(\) must have an entry"),
+        (dict(depths=()), r"depths=\(\) must be one or more whole numbers"),
         (dict(depths=(2, 0, 1)), "depths=0 must be a whole number in"),
         (dict(window_size=0), r"window_size=\(0, 0\) must be \(height, width\) in tokens"),
         (dict(version=3), "version=3 is not one of 1, 2"),
@@ -274,7 +274,7 @@ CHOICES = {
         (dict(num_heads=(1, 2)), r"num_heads=\(1, 2\) and depths=\(1, 2, 1\) must have one entry per stage each"),
         (dict(num_heads=3), r"num_heads\[0\]=3 must divide the width of stage 0, 8; .* is 2"),
         (dict(num_heads=True), "num_heads=True must be a positive whole number, or one or more positive whole numbers"),
-        (dict(depths=()), r"depths=\(\) must have an entry"),
+        (dict(depths=()), r"depths=\(\) must be one or more whole numbers"),
         (dict(depths=(2, 0, 1)), "depths=0 must be a whole number in"),
         (dict(padding="circle"), "padding='circle' is not one of zeros, circular"),
         (dict(image_size=(0, 8)), r"image_size=\(0, 8\) must be \(height, width\) in pixels"),

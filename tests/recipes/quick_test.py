@@ -18,9 +18,9 @@ ROOT = pathlib.Path(__file__).parents[2] / "configs"
 PICTURES = {"learning_curves.png", "patch_filters.png"}
 # Others with other sizes, octic_h.py, adaptive_cifar.py and segment.py, or the notebook on DINOv2: their step is
 # lowered, and not run.
-LOWERED = {"octic_ablations.py": "", "octic_l.py": "", "adaptive_imagenet.py": "adaptive,"}
+LOWERED = {"octic_ablations.py": "", "adaptive_imagenet.py": "adaptive,"}
 LOWERED |= {"adaptive_ade20k.py": "adaptive,unpool,", "dinov2.py": "", "dinobloom.py": "", "depthwise.py": "gated,"}
-# Baselines of Jumbo: what is run has a Jumbo token.
+# Baselines of Jumbo: the quick test that runs has a Jumbo token.
 BASELINES = [f"{name}," for name in ("efficientvit_b1", "shvit_s1", "mobilenetv4_hybrid_medium", "bixt_ti_p16")]
 DRAWN = "octic_h.py"  # what pictures show is for tests/evaluation/figures_test.py; one recipe has them drawn
 
@@ -29,7 +29,10 @@ DRAWN = "octic_h.py"  # what pictures show is for tests/evaluation/figures_test.
 OTHERS = ("recipes.py", "timeseries.py", *LOWERED)
 
 
-@pytest.mark.parametrize(("name", "words"), [*LOWERED.items(), *(("jumbo_in1k.py", words) for words in BASELINES)])
+MORE = [("deit3.py", "L,H8,"), *(("jumbo_in1k.py", words) for words in BASELINES)]
+
+
+@pytest.mark.parametrize(("name", "words"), [*LOWERED.items(), *MORE])
 def test_quicktest_lowers(name, words):
     config = configs.load(f"{ROOT / name}:{words}quicktest")
     with config.unlocked():

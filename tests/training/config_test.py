@@ -161,7 +161,7 @@ def test_none_is_a_word_only_where_it_is_one_and_none_is_not_allowed(override, v
         ("data.sourc=digits", "--config.data.sourc: no key 'sourc'; the nearest is 'source'"),
         ("dat.source=digits", "--config.dat.source: no key 'dat'; the nearest is 'data'"),
         ("seed.x=1", "'seed' is a value, not a section"),
-        ("batch_size=many", "--config.batch_size=many: not of the type int"),
+        ("batch_size=many", "config.batch_size='many' must be a positive whole number"),
         ("batch_size", "give a value"),
         ("data=3", "--config.data: this is a section"),
     ],

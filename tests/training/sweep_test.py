@@ -190,7 +190,7 @@ def test_a_set_that_is_not_there_stops_nothing(finished, tmp_path, monkeypatch, 
     [
         ("epoch=3", "no key 'epoch'; the nearest is 'epochs'"),
         ("models=patchtst_jumbos", "'patchtst_jumbos' is not one of .*; the nearest is 'patchtst_jumbo'"),
-        ("models=()", r"config.models=\(\) must have an entry"),
+        ("models=()", r"config.models=\(\) must be one or more of patchtst, "),
         ("data.normalize=serie", "the nearest is 'series'"),
         ("runs.dropout=(0.0,1.0)", r"config.runs.dropout=1.0 must be in \[0, 1\)"),
         ("runs.lr=(0.0,)", "config.runs.lr=0.0 must be positive"),

@@ -86,10 +86,10 @@ def test_seeds_that_are_one_are_refused(seeds, refused):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("data.void=11", 'data.void=11: this takes a tuple; write --config.data.void="(11,)"'),
-        ("evaluation.shift.ranges=8", 'this takes a tuple; write --config.evaluation.shift.ranges="(8,)"'),
-        ("data.image_size=29", 'this takes 2 values, not one; write --config.data.image_size="(29,29)"'),
-        ("data.mean=0.5", 'write --config.data.mean="(0.5,)"'),
+        ("data.void=11", "config.data.void=11 must be one or more finite whole numbers, such as (11,)"),
+        ("evaluation.shift.ranges=8", "or two whole numbers, zero or more, such as (8,)"),
+        ("data.image_size=29", "config.data.image_size=29 must be (height, width) in pixels, such as (29, 29)"),
+        ("data.mean=0.5", "config.data.mean=0.5 must be one or more numbers in [0, 1], such as (0.5,)"),
         ("data.mean=('a',)", "config.data.mean='a' must be a number in [0, 1]"),
         ("data.source=none", "config.data.source='none' is not one of digits"),
         ("data.augment.scale=none", "config.data.augment.scale=None must be two numbers in (0, 1]"),
@@ -99,7 +99,7 @@ def test_seeds_that_are_one_are_refused(seeds, refused):
         ("data.crop_ratio=1e-9", "resizes images to more than 32768 pixels a side"),
         ("data.channels=2", "config.data.channels=2 must be 1 (grey) or 3 (RGB), or None"),
         ("data.workers=1000000", "workers=1000000 must be a whole number in [0, 1024]; the nearest is 1024"),
-        ("data.max_pixels=1e9", "not of the type int"),
+        ("data.max_pixels=1e9", "the most that Pillow opens; the nearest is 178956970"),
         (
             "data.max_pixels=178956971",
             "max_pixels=178956971 must be a whole number, positive and at most 178956970, the most that Pillow opens; "
@@ -117,15 +117,15 @@ def test_seeds_that_are_one_are_refused(seeds, refused):
         ("optimizer.accumulation=64", "must be divisible by optimizer.accumulation=64; the nearest is 64"),
         ("optimizer.weight_decay=1e999", "config.optimizer.weight_decay=inf must be zero or more and finite"),
         ("schedule.lr=1e999", "config.schedule.lr=inf must be positive and finite"),
-        ("schedule.lr=True", "--config.schedule.lr=True: not of the type float"),
+        ("schedule.lr=True", "config.schedule.lr=True must be a positive number; True is not a number"),
         ("seed=4294967296", "seed=4294967296 must be a whole number in [0, 4294967295]"),
-        ("seed=1e22", "not of the type int"),
+        ("seed=1e22", "config.seed=1e+22 must be a whole number in [0, 4294967295]; the nearest is 4294967295"),
         ("steps=True", "config.steps=True must be a positive whole number, or None; True is not a number"),
         ("epochs=many", "config.epochs='many' must be a positive number, or None"),
         ("checkpoint.every_steps=0.5", "every_steps=0.5"),
         ("evaluation.sar.batch_size=0", "config.evaluation.sar.batch_size=0 must be a positive whole number"),
         ("evaluation.sar.lr=none", "config.evaluation.sar.lr=None must be a number, zero or more"),
-        ("evaluation.suite=5", "not of the type tuple"),
+        ("evaluation.suite=5", "config.evaluation.suite=5 must be a string, or one or more strings"),
         ("log.every_steps=none", "config.log.every_steps=None must be a positive whole number"),
         (
             "mesh.data=True",

@@ -189,7 +189,7 @@ def _unchanged(train: Images, rows: np.ndarray, heads: linear_probe.Heads, seed:
 def _augmented(run: Run, index: np.ndarray, heads: linear_probe.Heads, start: int) -> Iterator[Batch]:
     """Batches of features of random crops and mirror images, from number `start` on."""
     data = run.data.copy_and_resolve_references().unlock()
-    data.update(augment=data_config.DEFAULTS["augment"], train_image_size=None)
+    data.update(augment=dataclasses.asdict(data_config.AugmentConfig()), train_image_size=None)
     share: dict[str, Any] = dict(process_index=jax.process_index(), process_count=jax.process_count())
     options: dict[str, Any] = dict(seed=run.config.seed, workers=data.workers, entries=("label",))
     pipeline = loader.train(data, batch_size=heads.batch_size, **options, **share)

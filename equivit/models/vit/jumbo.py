@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 
 from flax import nnx
 
-from equivit import constraints
 from equivit.constraints import NonNegativeFloat, OneOf, PositiveFloat, PositiveInt
+from equivit.intervals import LARGEST_INT
 from equivit.layers import invariants
 from equivit.layers.block import Block
 from equivit.layers.jumbo import JumboBlock, LinearLora, MlpLora
@@ -81,7 +81,7 @@ class JumboViTConfig(ViTConfig):
                 f"JumboViT: drop_path_groups={self.drop_path_groups}: blocks with a Jumbo token drop branches for each "
                 "sample by itself; set it to None."
             )
-        if not 1 <= self.jumbo_multiplier * self.jumbo * self.width <= constraints.LARGEST_INT:
+        if not 1 <= self.jumbo_multiplier * self.jumbo * self.width <= LARGEST_INT:
             raise ValueError(
                 f"JumboViT: jumbo_multiplier={self.jumbo_multiplier} of a Jumbo token of {self.jumbo * self.width} "
                 "channels makes no MLP; the paper has 4.0."
