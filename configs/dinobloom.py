@@ -8,7 +8,7 @@
 The paper's figures, in %, on the test split of BMC, by the protocol `hematology`.  It gives 4,000 steps on 354,000
 images of six data sets (Table 6) and says no more; the rest is DinoBloom's public recipe (Koch et al. 2024, arXiv
 2404.05022) for ViT-L, 8 GPUs of 56 images, which does 4,000 of 100,000 steps: there the learning rate is still rising.
-Ours: not trained yet but for small models (experiments/README.md).
+Ours: not trained yet but for small models (experiments/tables/README.md).
 
     python -m equivit.train --config=configs/dinobloom.py:I8 --workdir=/data/cells --config.init=/data/dinov2 \
         --config.data.source=list:cells.txt

@@ -13,7 +13,7 @@
 GFLOPs are those of `summarize` (the paper has 38.5 for L,I8, with polynomial invariants, and 13.5 for L,D8, as for its
 supervised D8; the public D8 of DINOv2 makes invariants of every token).  Accuracies and mean IoU, in %, and hours
 are the paper's, of frozen features of the teacher (Tables 3 and 8).  Ours: not trained yet but for small
-(experiments/README.md).
+(experiments/studies/README.md).
 
     python -m equivit.train --config=configs/dinov2.py:L,H8 --workdir=/data/dinov2
     python -m equivit.train --config=configs/dinov2.py:small,I8 --workdir=/tmp/cells \

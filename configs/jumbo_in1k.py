@@ -12,7 +12,7 @@ Expected top-1 from the paper: 128 px with lr 3e-3 / 1e-3 (Tables 7 to 11), then
     EfficientViT   b0 59.5 / 60.8, 66.3          b1 71.8 / 72.8, 76.9
     BiXT           in no table
 
-Ours: not trained yet; experiments/jumbo_results.py prints the tables.  Cost: not in the paper.
+Ours: not trained yet; experiments/tables/jumbo/accuracy.py prints the tables.  Cost: not in the paper.
 The training code is not public.  The paper does not give the rate of stochastic depth, 0 here, 0.1 in the public
 constructors of ViTs; nor what is exempt from weight decay, here vectors, tokens and positions.  It trains every family
 by this recipe, far from their own.  Batch norms take their statistics over the whole batch, on any number of devices;

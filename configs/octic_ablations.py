@@ -11,7 +11,7 @@ Cost in the paper: 3840 A100-40GB hours for the invariantizations, about 1950 fo
     python -m equivit.train --config=configs/octic_ablations.py:D8,invariant=canonisation --workdir=/tmp/d8_canonisation
     python -m equivit.train --config=configs/octic_ablations.py:quicktest --workdir=/tmp/quicktest
 
-experiments/octic_number_of_blocks.py draws Figure 4b from the runs, experiments/octic_invariants.py prints Table 4.
+experiments/tables/octic/number_of_blocks.py draws Figure 4b from the runs, invariants.py prints Table 4.
 Modes, joined by commas: a family (D8 by default), k=<octic blocks>, invariant=<kind>, 400 or 800 (epochs), quicktest.
 """
 

@@ -5,7 +5,7 @@
     python -m equivit.train --config=configs/quickstart.py:quicktest --workdir=/tmp/quicktest
 
 Modes, joined by commas: a family (plain, H8, I8, D8, H2, D2; H8 by default), quicktest.
-Results: experiments/README.md.
+Results: experiments/studies/README.md.
 """
 
 from configs import recipes

@@ -2,7 +2,7 @@
 
 Jumbo, Section 4.5 and Appendix A.3.2: best test accuracy with 8 patches, plain / registers / Jumbo: ElectricDevices
 89.0 / 88.8 / 90.1 %, Crop 80.9 / 81.2 / 82.0 %, MelbournePedestrian 92.1 / 91.5 / 91.0 %; all in its Tables 13 and 14.
-Ours and the cost: experiments/results/jumbo_timeseries.json.
+Ours and the cost: experiments/tables/jumbo/timeseries.json.
 
     python -m equivit.sweep --config=configs/timeseries.py --workdir=runs/timeseries --config.data.directory=/data/ucr
     python -m equivit.sweep --config=configs/timeseries.py:multivariate --workdir=runs/timeseries   # through aeon
@@ -13,7 +13,7 @@ Ours and the cost: experiments/results/jumbo_timeseries.json.
 The training code is not public.  The paper closely follows PatchTST, whose public code has batch norm after each
 branch, adds the attention scores of the layer before, and normalises each series by itself; the three models here have
 layer norm before each branch and none of the rest; with `public` all three are trained with all of it as well, for
-experiments/jumbo_timeseries_public.py, which compares their order with the paper's.  The paper does not say what is
+experiments/studies/timeseries_public.py, which compares their order with the paper's.  The paper does not say what is
 exempt from weight decay: here vectors, tokens and positions.
 
 aeon does not know InsectSound, FruitFlies, RightWhaleCalls, FaultDetectionA and WalkingSittingStanding: those are read

@@ -5,7 +5,7 @@
 
 Each result, of one set, number of patches and model, goes to --workdir at once.  Existing results are not computed
 again, so the same command resumes a sweep.  A set without data is left out and named at the end.
-`experiments/jumbo_timeseries.py` makes the tables.
+`experiments/tables/jumbo/timeseries.py` makes the tables.
 """
 
 import argparse

@@ -1,24 +1,19 @@
-"""The pictures of the README, of three short runs on scikit-learn's digits.
+"""The pictures of the README, from three short runs on scikit-learn's digits.
 
-    python experiments/pictures.py       # trains what is not there yet: about ten minutes on two CPU cores
-    python experiments/pictures.py --workdir=runs/pictures --output=experiments/figures
+    python -m experiments pictures  # trains what is missing: about ten minutes on two CPU cores
+    python -m experiments pictures --workdir=runs/pictures --output=experiments/figures
 
-fields.png: an image in its eight orientations and the field that the quickstart's patch embedding makes of each, in the
-manner of Figure 3 of octic ViTs.  filters.png: the principal components of its patch filters, as in Figure 6.
-orientation.png: test accuracy in the eight orientations of the quickstart (H8) and of an invariant ViT (I8), one seed
-each; the means over three seeds are in experiments/README.md.  reconstructions.png: what a masked autoencoder with a
-Jumbo token predicts of test images of which it sees a quarter.
-
-Nothing here is in the papers, whose pictures are of models of ImageNet; nothing is claimed.
+- fields.png: an image in its eight orientations and the field of the quickstart's patch embedding, in the manner of
+  Figure 3 of octic ViTs;
+- filters.png: the principal components of its patch filters, as in Figure 6;
+- orientation.png: test accuracy in the eight orientations of the quickstart (H8) and of an invariant ViT (I8);
+- reconstructions.png: predictions of a masked autoencoder with a Jumbo token that sees a quarter of the patches.
 """
 
 import argparse
 import functools
 import json
 import pathlib
-import sys
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +30,7 @@ from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC
 from equivit.training import checkpoints
 from equivit.training import config as configs
-from experiments import benchmark
+from experiments import machine
 
 # A masked autoencoder of 32 px in patches of 4, small enough for digits.
 DIGITS = ["data.source=digits", "data.channels=1", "data.mean=(0.305,)", "data.std=(0.349,)", "data.workers=0"]
@@ -61,7 +56,7 @@ IMAGES = (28, 0, 1, 3, 6, 7, 9, 21)  # of the test split; the first is the one w
 def main(arguments=None) -> int:
     options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     options.add_argument("--workdir", type=pathlib.Path, default=pathlib.Path("runs/pictures"), help="where runs are")
-    options.add_argument("--output", type=pathlib.Path, default=benchmark.ROOT / "experiments/figures")
+    options.add_argument("--output", type=pathlib.Path, default=machine.ROOT / "experiments/figures")
     options = options.parse_args(arguments)
     if not all(trained(name, options.workdir) for name in RUNS):
         return 1
@@ -78,11 +73,11 @@ def main(arguments=None) -> int:
 
 
 def trained(name: str, workdir: pathlib.Path) -> bool:
-    """Whether a run is finished, after training it if it was not; False if SIGTERM ended it."""
+    """Train a run unless it is finished; False if SIGTERM ended it."""
     if (workdir / name / "evaluation.json").is_file():
         return True
     file, overrides = RUNS[name]
-    return train.train(configs.load(str(benchmark.ROOT / file), overrides), workdir / name) is not None
+    return train.train(configs.load(str(machine.ROOT / file), overrides), workdir / name) is not None
 
 
 def test_images(config) -> jax.Array:
@@ -98,7 +93,7 @@ def accuracies(run: pathlib.Path) -> list[float]:
 
 
 def field_panels(embed, images: jax.Array) -> dict[str, list[np.ndarray]]:
-    """For each row of the picture what is drawn in the eight orientations of one image.
+    """The panels of each row of the picture: one image in its eight orientations.
 
     "image": [H, W].  Of each irrep the channel that is largest on this image: [h, w] of a 1-D irrep, [2, h, w] of E,
     the components to the right and upwards.
@@ -166,7 +161,7 @@ def draw_orientation(rows: dict[str, list[float]], path: pathlib.Path) -> None:
 
 
 def reconstructions(model, images: jax.Array) -> dict[str, np.ndarray]:
-    """Images [B, H, W, C], what the encoder sees of them, and predicted patches in the places it does not see."""
+    """Images [B, H, W, C], the patches that the encoder sees, and predicted patches in the other places."""
     patch_size = model.config.encoder.patch_size
     grid = tuple(side // patch for side, patch in zip(images.shape[1:3], patch_size, strict=True))
     number = grid[0] * grid[1]
@@ -193,7 +188,3 @@ def draw_reconstructions(rows: dict[str, np.ndarray], path: pathlib.Path) -> Non
             axes.set(xticks=[], yticks=[], facecolor="tab:gray")
         line[0].set_ylabel(name, fontsize=9)
     figure.savefig(path, dpi=100)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -72,7 +72,7 @@ BUDGETS = {
 FIRST = (
     "tests/colabs/octic_quickstart_test.py",
     "tests/training/commands_test.py",
-    "tests/experiments/benchmarks_test.py",
+    "tests/experiments",
     "tests/configs_test.py",
     "tests/parity/models_test.py",
     "tests/models",

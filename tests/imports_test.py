@@ -101,22 +101,27 @@ ALLOWED = {
     },
 }
 
+# Folders of experiments/ that each of them may import from, beside itself and what all share.
+EXPERIMENTS = {"tables": set(), "studies": {"tables"}, "benchmarks": {"tables", "studies"}}
+
+
+def imported(path):
+    """The full names that a file imports, anywhere in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
 
 def rooms_imported(path):
     """The rooms that a file imports from, anywhere in it."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom):
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        else:
-            continue
-        for name in names:
-            parts = name.split(".")
-            if parts[0] == "kernels":
-                yield "kernels"
-            elif parts[0] == "equivit" and len(parts) > 1:
-                yield parts[1]
+    for name in imported(path):
+        parts = name.split(".")
+        if parts[0] == "kernels":
+            yield "kernels"
+        elif parts[0] == "equivit" and len(parts) > 1:
+            yield parts[1]
 
 
 @pytest.mark.parametrize("room", ALLOWED)
@@ -125,6 +130,26 @@ def test_imports_run_one_way(room):
     for path in [*folder.rglob("*.py"), *ROOT.glob(f"equivit/{room}.py")]:
         wrong = set(rooms_imported(path)) - ALLOWED[room] - {room}
         assert not wrong, f"{path.relative_to(ROOT)} imports from {sorted(wrong)}"
+
+
+def experiments_imported(path):
+    """The folders of experiments/ that a file imports from."""
+    names = [name.split(".") for name in imported(path)]
+    return {parts[1] for parts in names if parts[0] == "experiments" and parts[1] in EXPERIMENTS}
+
+
+@pytest.mark.parametrize("folder", EXPERIMENTS)
+def test_experiments_import_one_way(folder):
+    for path in (ROOT / "experiments" / folder).rglob("*.py"):
+        wrong = experiments_imported(path) - EXPERIMENTS[folder] - {folder}
+        assert not wrong, f"{path.relative_to(ROOT)} imports from {sorted(wrong)}"
+
+
+def test_nothing_imports_experiments():
+    for path in [p for room in ("equivit", "kernels", "configs") for p in (ROOT / room).rglob("*.py")]:
+        assert "experiments" not in {name.split(".")[0] for name in imported(path)}, path
+    shared = (ROOT / "experiments").glob("*.py")
+    assert not [path for path in shared if experiments_imported(path)]
 
 
 def test_the_package_imports_nothing():

@@ -31,12 +31,15 @@ from equivit.evaluation import summary
 from equivit.models import zoo
 from equivit.training import config as configs
 from equivit.training import sweep_config
+from experiments.__main__ import scripts
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-SHARED = ("benchmark", "small_images", "trained_runs")  # of experiments: files with flags of several scripts
+SHARED = ("flags", "studies/several_seeds", "tables/finished_runs")  # flags of several experiments
 DOCS = sorted(f"docs/{path.name}" for path in (ROOT / "docs").iterdir())
-PAGES = ("README.md", *DOCS, "experiments/README.md", "configs/README.md", "colabs/README.md")
+SCRIPTS = scripts()
+EXPERIMENTS = [f"experiments/{name}README.md" for name in ("", "tables/", "studies/", "benchmarks/")]
+PAGES = ("README.md", *DOCS, *EXPERIMENTS, "configs/README.md", "colabs/README.md")
 PROGRAMS = (accelerate, convert, evaluate, export, profile, summarize, sweep, train)
 COMMANDS = {module.__name__: module for module in PROGRAMS}
 EXAMPLES = "\n".join((ROOT / page).read_text() for page in ("README.md", *DOCS))
@@ -182,8 +185,10 @@ def test_commands_parse(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_scripts_and_their_flags_are_there(page):
-    for script, *words in commands(page, "experiments/"):
-        text = (ROOT / script).read_text()
+    for script in re.findall(r"python -m experiments ([\w.]*\w)", (ROOT / page).read_text()):
+        assert script in SCRIPTS, f"{page}: there is no {script}"
+    for _, _, script, *words in commands(page, "-m experiments "):
+        text = (ROOT / f"experiments/{script.replace('.', '/')}.py").read_text()
         shared = "".join((ROOT / f"experiments/{name}.py").read_text() for name in SHARED)
         for flag in (word.partition("=")[0] for word in words if word.startswith("--")):
             assert f'"{flag}"' in text + shared, f"{page}: {script} has no {flag}"

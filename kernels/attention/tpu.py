@@ -20,7 +20,7 @@ full or not, and a head has fewer channels.  So the lines are written for a regi
     single key, the 129th or the 257th, would cost as much as a full one: that key enters the softmax apart, as a row.
     The backward pass does not do so.
 
-`experiments/octic_tpu_compile.py` estimates their cycles.
+`experiments/benchmarks/tpu_compile.py` estimates their cycles.
 """
 
 import functools

@@ -1,0 +1,90 @@
+"""Programs timed in processes of their own: threads of one library that spin while they wait slow another one down."""
+
+import contextlib
+import json
+import multiprocessing
+import pathlib
+import subprocess
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+from experiments import timing
+
+TOLERANCE = 1e-5  # of the largest logit, where ours and the peer's are the same function
+PEERS = pathlib.Path(__file__).with_name("torch_peers")
+
+
+@contextlib.contextmanager
+def started(name: str, make: Callable[..., tuple[Any, Callable]], *arguments) -> Iterator[tuple[Any, Callable]]:
+    """Run `make(*arguments)` in a new process, which ends with the context.
+
+    Args:
+      name: of the program, for messages.
+      make: a function of a module; returns a result and the call to time.
+
+    Yields:
+      The result, and a call that has the process run twice and returns the seconds of the second run.
+    """
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, make, arguments), daemon=True)
+    process.start()
+    theirs.close()  # so that the end of the process is noticed here
+
+    def answer(question: str = "") -> Any:
+        try:
+            if question:
+                ours.send(question)
+            return ours.recv()
+        except (EOFError, OSError):
+            raise RuntimeError(f"{name}: its process has ended; its error is above.") from None
+
+    with ours:
+        yield answer(), lambda: answer("run")
+    process.join()
+
+
+def _serve(questions: Connection, make: Callable, arguments: tuple) -> None:
+    result, call = make(*arguments)
+    run = timing.second_of_two(call)
+    questions.send(result)
+    with contextlib.suppress(EOFError):
+        while questions.recv():
+            questions.send(run())
+
+
+class Peer:
+    """A script of torch_peers/ run by a Python with torch: it reads a line of JSON and answers with one.
+
+    Args:
+      python: the interpreter.
+      script: the name of the file.
+      question: its description of the model, with the model's name.
+    """
+
+    def __init__(self, python: str, script: str, question: dict):
+        self._question, self._script = question, script
+        command = [python, str(PEERS / script)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def variant(self, layout: str, threads: int, parameters: int | None = None) -> Callable[[], float]:
+        """The call that runs the model, which must have `parameters` parameters if given, and returns its seconds."""
+        name, answer = self._question["model"], self._ask(dict(layout=layout, threads=threads, **self._question))
+        if parameters not in (None, answer["parameters"]):
+            raise RuntimeError(f"{name}: ours has {parameters} parameters and the peer's {answer['parameters']}.")
+        if answer["error"] is not None and not answer["error"] < TOLERANCE:
+            raise RuntimeError(f"{name}: the peer's logits differ from ours by {answer['error']:.1e} of the largest.")
+        return lambda: self._ask(dict(run=layout))["seconds"]
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+
+    def _ask(self, question: dict) -> dict:
+        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.flush()
+        answer = next((line for line in self._process.stdout if line.startswith("{")), None)  # libraries print others
+        if answer is None:
+            raise RuntimeError(f"--peer: {self._script} ended at {question}; its error is above.")
+        return json.loads(answer)

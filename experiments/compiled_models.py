@@ -1,0 +1,143 @@
+"""Compiled forward passes of models and blocks of the zoo, and training steps, for timing.
+
+They are compiled from shapes alone, so that their memory is known before anything is allocated.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from equivit import testing
+from equivit.layers.grid import check_grid
+from equivit.models import zoo
+from equivit.models.inference import fold
+from equivit.precision import cast
+from equivit.symmetry import fields
+from experiments import machine
+
+# Parameters are stored in float32 and cast in the call, as in octic ViTs, Appendix D.4; with "bfloat16" they are stored
+# so, as to serve a model.
+PRECISIONS = ("mixed", "bfloat16")
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A compiled function.
+
+    Attributes:
+      start: allocates random arguments and returns the call to time; without references to it they are freed.
+      memory: what the compiled program takes.
+    """
+
+    start: Callable[[], Callable[[], Any]]
+    memory: machine.Memory | None
+
+
+def forward(name: str, *, batch: int, precision: str, folded: bool = False, **options) -> Compiled:
+    """Logits of a batch of images by a model of the zoo; `folded`: its batch norms folded into convolutions."""
+    create = (lambda: fold(zoo.create(name, **options))) if folded else lambda: zoo.create(name, **options)
+    make = functools.partial(_stored, create, precision)
+    shape = (batch, *zoo.configuration(name, **options).input_shape)
+    return _compiled(
+        lambda model, images: cast(model, precision)(images), make, lambda: jax.random.normal(jax.random.key(1), shape)
+    )
+
+
+def block(name: str, *, batch: int, precision: str, **options) -> Compiled:
+    """The first block of a model of the zoo, on as many tokens as the model has."""
+    config = zoo.configuration(name, **options)
+    make = functools.partial(_stored, lambda: zoo.create(name, **{**options, "depth": 1}).blocks[0], precision)
+    h, w = check_grid(config.image_size, config.patch_size, "image_size")
+
+    def tokens():
+        stream = "bfloat16" if precision == "bfloat16" else "float32"
+        x = jax.random.normal(jax.random.key(1), (batch, config.prefix + h * w, config.width), stream)
+        return x if config.group is None else fields.from_dense(x, config.group)
+
+    return _compiled(lambda block, x: cast(block, precision)(x), make, tokens)
+
+
+def parameters(name: str, **options) -> int:
+    """The number of parameters of a model of the zoo."""
+    return sum(a.size for a in jax.tree.leaves(zoo.abstract(name, **options)))
+
+
+def random_model(name: str, **options):
+    """A model of the zoo with random parameters, drawn by NumPy: nothing is compiled."""
+    return testing.randomise(zoo.abstract(name, **options), jax.random.key(0))
+
+
+def _stored(make, precision):
+    return cast(make(), "bfloat16") if precision == "bfloat16" else make()
+
+
+def _compiled(apply, *makers) -> Compiled:
+    """`apply` compiled for the values of `makers`, passed as a flat list: a module is slow to flatten."""
+
+    def make():
+        return [maker() for maker in makers]
+
+    leaves, structure = jax.tree.flatten(jax.eval_shape(make))
+    compiled = jax.jit(lambda leaves: apply(*jax.tree.unflatten(structure, leaves))).lower(leaves).compile()
+
+    def start():
+        arguments = jax.block_until_ready(jax.jit(lambda: jax.tree.leaves(make()))())
+        return lambda: compiled(arguments)
+
+    return Compiled(start, machine.memory(compiled))
+
+
+def training_step(config, objective=None) -> Compiled:
+    """A training step of a config (`ml_collections.ConfigDict`): objective, gradient and optimizer, random images.
+
+    `objective` is one to take in place of the config's.
+    """
+    lowered, batch, init = lower_training_step(config, objective)
+    compiled = lowered.compile()
+
+    def start():
+        state, arrays = [init()], jax.tree.map(lambda a: _random(a.shape, a.dtype), batch)
+
+        def call():
+            state[0], metrics = compiled(state[0], {}, arrays)
+            return metrics
+
+        return call
+
+    return Compiled(start, machine.memory(compiled))
+
+
+class Lowered(NamedTuple):
+    """A training step that is not compiled yet, the shapes of its batch, and how its state begins."""
+
+    step: jax.stages.Lowered
+    batch: dict[str, jax.ShapeDtypeStruct]
+    init: Callable[[], Any]
+
+
+def lower_training_step(config, objective=None) -> Lowered:
+    """The training step of a config, as `equivit/training/loop.py` runs it, traced and lowered for one device.
+
+    Raises ImportError without ml_collections, which forward passes do not need.
+    """
+    from equivit.data import loader
+    from equivit.training import build, sharding
+
+    mesh = jax.make_mesh((1, 1), ("data", "fsdp"), (jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:1])
+    run = build.make_program(config, mesh, total=10**6, per_epoch=10**3, objective=objective)
+    where = jax.sharding.NamedSharding(mesh, sharding.BATCH)
+    shapes = loader.shapes(config.data, config.batch_size, channels=3)
+    batch = {name: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where) for name, a in shapes.items()}
+    with jax.set_mesh(mesh):
+        step = run.lower(batch)
+    return Lowered(step, batch, lambda: run.init({}))
+
+
+def _random(shape, dtype):
+    """Pixels 0..255 or labels 0..9; every model has ten classes or more."""
+    return jnp.asarray(np.random.default_rng(0).integers(0, 256 if dtype == np.uint8 else 10, shape, dtype))

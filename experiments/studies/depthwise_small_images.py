@@ -1,0 +1,320 @@
+"""Which blocks' attention becomes depthwise convolution, and how: small ViTs, half of their blocks replaced.
+
+    python -m experiments studies.depthwise_small_images --data=cifar10 --source=npz:/data/cifar10.npz
+    python -m experiments studies.depthwise_small_images --data=blood_cells --source=npz:/data/pbc_wbc96.npz --epochs=9
+    python -m experiments studies.depthwise_small_images --data=camvid --source=npz:/data/camvid_240x180.npz
+
+The same command resumes its runs: for each seed as many as rows, the pretraining, and the gates of DSP-2S.  On CamVid
+the models segment by a decoder of transposed convolutions; the pretraining has a linear decoder, so that stage 1 begins
+with a new one.
+
+The stages are the paper's (configs/depthwise.py).  A model with a class token is pretrained on the same data for as
+long as stage 1, which continues with patch tokens alone.  Sigma of that model is measured on 1000 training images, half
+of the blocks are replaced, and stage 2 trains for half of the epochs with half of the batch.
+
+| row           | blocks                                              | otherwise                                  |
+|---------------|-----------------------------------------------------|--------------------------------------------|
+| stage 1       | none                                                | no stage 2                                 |
+| attention     | none                                                | stage 2 all the same                       |
+| lowest        | lowest Sigma                                        |                                            |
+| highest       | highest Sigma                                       |                                            |
+| random        | random, others with each seed                       |                                            |
+| damage        | least damage to the residual stream (`fit.damage`)  |                                            |
+| DSP-2S        | those that gates chose in a stage 2 of their own    |                                            |
+| least squares | lowest Sigma                                        | taps fitted to the attention, not Gaussian |
+| one-stage     | lowest Sigma                                        | the pretrained model is replaced at once   |
+| frozen        | lowest Sigma                                        | the replaced modules alone are trained     |
+| ens_dw        | lowest Sigma                                        | heads ensembled, in place of dw            |
+
+The rows of a seed share its stage 1; differences are judged as if they did not, which is cautious.  Prints accuracy or
+mean IoU of test images, the chosen blocks, and each difference beside the paper's on COCO.
+
+Claim: before stage 2, the squared error of the replaced modules with taps of least squares is at most 0.6 of the error
+with Gaussian taps.  Exits 1 when it fails.
+"""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from equivit.depthwise import fit, selection
+from equivit.depthwise.training_images import TrainingImages
+from equivit.models import saved
+from equivit.training import checkpoints
+from equivit.training import config as configs
+from experiments import findings, flags
+from experiments.findings import Claim
+from experiments.studies import several_seeds
+
+RECIPE = "configs/depthwise.py"
+IMAGES, BATCH = 1000, 50  # for Sigma and fits
+WARMUP = 0.1  # of the epochs
+# A ViT of patches alone, as deep and wide as a CPU trains in a minute.
+SHARED = ["model.width=48", "model.depth=6", "model.num_heads=3", "model.drop_path=0.0", "model.replaced=()"]
+SHARED += ["precision=float32", "schedule.lr=1e-3", "data.workers=0", "checkpoint.every_steps=None"]
+SHARED += several_seeds.QUIET
+CLASS_TOKEN = ["model.class_token=True", "model.pool=class"]
+LEAST = 0.6  # of the error of Gaussian taps, at most, by taps of least squares
+
+
+class Study(NamedTuple):
+    """A data set and its trainings.
+
+    Attributes:
+      mode: of configs/depthwise.py, without the stage.
+      keys: of the config, for every run.
+      pretraining: more of them, for the pretraining.
+      epochs, batch_size: of stage 1.
+      figure: of the final report, compared.
+      rows: names of ROWS.
+    """
+
+    mode: str
+    keys: Sequence[str]
+    epochs: int
+    batch_size: int
+    figure: str
+    rows: Sequence[str]
+    pretraining: Sequence[str] = ()
+
+
+def _square(side: int, patch: int) -> list[str]:
+    """Keys of a set of square images."""
+    sizes = [f"data.image_size=({side},{side})", f"model.image_size=({side},{side})", f"model.patch_size={patch}"]
+    return [*sizes, "data.eval_split=test", "data.crop_ratio=1.0", "data.augment.crop=pad"]
+
+
+class Row(NamedTuple):
+    """A row of the table: the stage, what chooses the blocks (None: none are replaced), and what replaces them."""
+
+    stage: str = "stage2"
+    blocks: str | None = "lowest"
+    kind: str = "dw"
+    fitted: bool = False
+
+
+ROWS = {
+    "stage 1": Row("stage1", None),
+    "attention": Row(blocks=None),
+    "lowest": Row(),
+    "highest": Row(blocks="highest"),
+    "random": Row(blocks="random"),
+    "damage": Row(blocks="damage"),
+    "DSP-2S": Row(blocks="gates"),
+    "least squares": Row(fitted=True),
+    "one-stage": Row("one_stage"),
+    "frozen": Row("frozen"),
+    "ens_dw": Row(kind="ens_dw"),
+}
+STUDIES = {
+    "cifar10": Study(
+        "in1k,mae_b16",
+        ["data.source=npz:cifar10.npz", *_square(32, 4), *several_seeds.CIFAR10],
+        *(2, 64, "accuracy/top1", tuple(ROWS)),
+    ),
+    "blood_cells": Study(
+        "in1k,mae_b16",
+        ["data.source=npz:pbc_wbc96.npz", *_square(48, 6)],
+        *(3, 64, "accuracy/top1", ("stage 1", "attention", "lowest", "highest", "random")),
+    ),
+    "camvid": Study(
+        "coco,mae_b16",
+        ["data.source=npz:camvid.npz", "data.split=train", "data.eval_split=test", "data.void=(11,)"]
+        + ["data.image_size=(96,128)", "model.image_size=(96,128)", "model.num_classes=11", "model.patch_size=8"]
+        + ["objective.width=16"],
+        *(10, 8, "segmentation/miou", ("stage 1", "attention", "lowest", "highest")),
+        pretraining=["objective.decoder=linear"],
+    ),
+}
+# Pairs of rows, and by how many points the paper has the first above the second: ViT-L, 12 of 24 blocks, mean IoU on
+# COCO (Tables 2, 5 and A.1); None: not in the paper.
+PAIRS = {
+    ("attention", "stage 1"): None,
+    ("stage 1", "lowest"): 0.08,
+    ("attention", "lowest"): None,
+    ("lowest", "highest"): 4.49,
+    ("lowest", "random"): None,
+    ("lowest", "damage"): None,
+    ("lowest", "DSP-2S"): 1.95,
+    ("lowest", "one-stage"): 0.32,
+    ("lowest", "frozen"): 0.83,
+    ("lowest", "ens_dw"): 2.03,
+    ("least squares", "lowest"): None,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
+    study = STUDIES[options.data]
+    seeds = [Runs(study, options, seed) for seed in options.seeds]
+    found = [{row: runs.row(row) for row in options.rows} for runs in seeds]
+    rows = {row: [one[row] for one in found] for row in options.rows}
+    gains, chosen = gains_of(rows), {f"seed {runs.seed}": runs.choices() for runs in seeds}
+    claims = claims_of([runs.errors() for runs in seeds]) if "least squares" in rows else []
+    show(study, rows, gains, chosen)
+    settings = dict(epochs=options.epochs, shared=[*SHARED, *study.keys, *options.override], figure=study.figure)
+    return findings.finish(options, dict(rows=rows, gains=gains, chosen=chosen, **settings), claims)
+
+
+def _options(arguments) -> argparse.Namespace:
+    parser = several_seeds.parser(__doc__, __file__)
+    parser.set_defaults(entry=None)
+    parser.add_argument("--data", choices=STUDIES, required=True, help="the default entry of the JSON file")
+    parser.add_argument("--rows", type=flags.one_of(list(ROWS)), help="(all that the data set has)")
+    parser.add_argument("--images", type=int, default=IMAGES, help="for Sigma and fits (%(default)s)")
+    options = parser.parse_args(arguments)
+    options.entry, study = options.entry or options.data, STUDIES[options.data]
+    options.rows, options.epochs = options.rows or list(study.rows), options.epochs or study.epochs
+    options.workdir = options.workdir / options.data
+    return options
+
+
+# ---- Runs
+
+
+@dataclasses.dataclass(frozen=True)
+class Runs:
+    """All runs of a seed, each trained when it is needed, or read where it has ended."""
+
+    study: Study
+    options: argparse.Namespace
+    seed: int
+
+    @property
+    def place(self) -> pathlib.Path:
+        """The directory of the runs."""
+        return self.options.workdir / f"seed_{self.seed}"
+
+    def row(self, name: str) -> float:
+        row, keys = ROWS[name], {}
+        if row.blocks is not None:
+            keys = {"model.replaced": tuple((block, row.kind) for block in self.blocks(row.blocks))}
+        keys["init"] = self.pretrained() if row.stage in ("stage1", "one_stage") else self.stage1()
+        if row.fitted:
+            keys["init"] = self.start()
+        return self.trained(name, row.stage, **keys)
+
+    def pretrained(self) -> pathlib.Path:
+        """The run directory of the model with a class token."""
+        self.trained("pretraining", "stage1", CLASS_TOKEN + list(self.study.pretraining))
+        return self.place / "pretraining"
+
+    def stage1(self) -> pathlib.Path:
+        """The run directory of stage 1."""
+        self.row("stage 1")
+        return self.place / "stage_1"
+
+    def trained(self, name: str, stage: str, texts: Sequence[str] = (), **keys: Any) -> float:
+        texts = [*texts, *(f"{key}={value}" for key, value in keys.items())]
+        found = several_seeds.trained(self.config(stage, texts), self.place / name.replace(" ", "_"))
+        return found[f"eval/{self.study.figure}"]
+
+    def config(self, stage: str, texts: Sequence[str]) -> Any:
+        """The config of a stage; it has the recipe's share of stage 1's epochs and batch."""
+        study, options = self.study, self.options
+        first, own = (configs.load(f"{RECIPE}:{study.mode},{word}", SHARED) for word in ("stage1", stage))
+        epochs = options.epochs * own.epochs / first.epochs
+        batch_size = study.batch_size * own.batch_size // first.batch_size
+        sizes = [f"epochs={epochs}", f"schedule.warmup_epochs={WARMUP * epochs}", f"batch_size={batch_size}"]
+        sizes += [f"data.source={options.source}"] if options.source else []
+        texts = [*SHARED, *study.keys, *sizes, *texts, *options.override, f"seed={self.seed}"]
+        return configs.load(f"{RECIPE}:{study.mode},{stage}", texts)
+
+    # ---- What stage 1 knows
+
+    def blocks(self, choice: str) -> tuple[int, ...]:
+        """The half of the blocks that a choice replaces."""
+        if choice == "gates":
+            number = len(self.scores("sigma")) // 2
+            self.trained("gates", "gated", [f"objective.gates={number}"], init=self.stage1())
+            chosen = _vit(checkpoints.load_run(self.place / "gates").model).config.replaced
+            return tuple(one.block for one in chosen)
+        scores = self.scores("damage" if choice == "damage" else "sigma")
+        order = choice if choice in selection.ORDERS else "lowest"
+        return selection.select(scores, len(scores) // 2, order, seed=self.seed)
+
+    def choices(self) -> dict[str, list]:
+        """The blocks of every choice among the rows, and the scores of all blocks."""
+        wanted = dict.fromkeys(row.blocks for name in self.options.rows if (row := ROWS[name]).blocks)
+        found = {choice: list(self.blocks(choice)) for choice in wanted}
+        scores = ["sigma"] * bool(found) + ["damage"] * ("damage" in found)
+        return found | {f"{score} of all": self.scores(score).tolist() for score in scores}
+
+    def scores(self, name: str) -> np.ndarray:
+        """Sigma of the blocks of stage 1's model, or the damage of their replacement; cached in a file."""
+        stage1, measure = self.stage1(), dict(sigma=_sigma, damage=fit.damage)[name]
+        return np.array(findings.cached(self.place / f"{name}.json", lambda: measure(*self.measured(stage1)).tolist()))
+
+    def measured(self, stage1: pathlib.Path) -> tuple[Any, TrainingImages]:
+        """The model of stage 1 and the images that it is measured on."""
+        run = checkpoints.load_run(stage1)
+        return _vit(run.model), TrainingImages(run.config.data, self.options.images, batch_size=BATCH, seed=self.seed)
+
+    def start(self) -> pathlib.Path:
+        """A saved model: stage 1 with taps of least squares; beside it the errors of both kinds of taps."""
+        place = self.place / "start"
+        if not (place / "errors.json").is_file():
+            where, (model, batches) = dict.fromkeys(self.blocks("lowest")), self.measured(self.stage1())
+            _, gaussian = fit.fit(model, where, batches, method="normal")
+            model, errors = fit.fit(model, where, batches, method="least_squares")
+            saved.save(place, model)
+            means = dict(least_squares=statistics.fmean(errors.values()), gaussian=statistics.fmean(gaussian.values()))
+            (place / "errors.json").write_text(json.dumps(means))
+        return place
+
+    def errors(self) -> dict[str, float]:
+        """Squared errors of replaced modules before stage 2, as shares of the squares of the attention's outputs."""
+        return json.loads((self.start() / "errors.json").read_text())
+
+
+def _vit(model: Any) -> Any:
+    return getattr(model, "backbone", model)
+
+
+def _sigma(model, batches):
+    return selection.sigma(model, batches).blocks
+
+
+# ---- What came of it
+
+
+def gains_of(rows: Mapping[str, Sequence[float]]) -> dict[str, dict]:
+    """The difference of each pair of rows, its standard error, and the paper's difference."""
+    return {
+        f"{name} - {other}": several_seeds.difference(rows[name], rows[other]) | dict(paper=paper)
+        for (name, other), paper in PAIRS.items()
+        if name in rows and other in rows
+    }
+
+
+def claims_of(errors: Sequence[Mapping[str, float]]) -> list[Claim]:
+    """Taps of least squares begin nearer to the attention, with every seed; one seed is not judged."""
+    worst = max(one["least_squares"] / one["gaussian"] for one in errors)
+    text = "squared error before stage 2, least squares over Gaussian taps"
+    return [Claim(text, worst, at_most=LEAST, judged=len(errors) > 1)]
+
+
+def order(gap: float, error: float | None, paper: float) -> str:
+    """Whether the paper's order of two rows holds."""
+    if error is None or abs(gap) <= 2 * error:
+        return f"in the paper {paper:+.2f}: not resolved here"
+    return f"in the paper {paper:+.2f}: {'the same' if gap * paper > 0 else 'another'} order"
+
+
+def show(study: Study, rows: Mapping, gains: Mapping, chosen: Mapping) -> None:
+    """Print the rows, the blocks of every seed, and the differences."""
+    several_seeds.show(
+        {name: {"figure": values} for name, values in rows.items()}, {"figure": f"{study.figure}, %"}, {}
+    )
+    for seed, choices in chosen.items():
+        blocks = {choice: values for choice, values in choices.items() if not choice.endswith("of all")}
+        print(f"{seed}:", ", ".join(f"{choice} {values}" for choice, values in blocks.items()))
+    for name, gain in gains.items():
+        gap, error, paper = gain["gap"], gain["standard_error"], gain["paper"]
+        print(f"{name}: {several_seeds.verdict(gap, error)}" + (f"; {order(gap, error, paper)}" if paper else ""))

@@ -1,0 +1,408 @@
+"""Plain, H8, I8 and D8 on small images at equal compute.
+
+    python -m experiments studies.octic_equal_compute --blood_cells=npz:pbc_wbc96.npz --cifar10=npz:cifar10.npz
+
+At equal width an octic model does less arithmetic (`octic_small_images.py`).  Here a plain ViT sets two budgets:
+
+- equal multiply-adds: of all matrix products of a forward pass;
+- equal step time: of a training step on this machine, measured in turn with the plain one in one process.
+
+Each octic model gets the legal width that is nearest to a budget, a multiple of 8 with heads of 16 to 64 channels.
+Each model gets the learning rate, of three, with the best accuracy on a held-out fifth of the training images, for one
+seed; it is then trained on all training images with three seeds.  All runs are equally long.  "Late fall" is the share
+of the fall of the training loss in the last tenth of the steps.  --plan measures and prints the plan, and trains
+nothing.
+"""
+
+import argparse
+import functools
+import json
+import math
+import os
+import pathlib
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from matplotlib.figure import Figure
+
+from equivit import summarize, train
+from equivit.data import loader
+from equivit.training import config as configs
+from equivit.training import loop
+from experiments import compiled_models, findings, flags, timing
+from experiments.studies import several_seeds
+
+# 17 tokens, and so few images that two hours on two cores are a dozen epochs of each run.  Mirrored and shifted images
+# for every model: as on CIFAR, nothing is turned in training.
+DATA = {
+    "blood_cells": [
+        "data.image_size=(48,48)",
+        "model.image_size=(48,48)",
+        "model.patch_size=12",
+        "model.num_classes=8",
+    ],
+    "cifar10": ["model.patch_size=8", "data.eval_examples=2000"],
+}
+SHARED = [
+    "data.train_examples=5000",
+    "model.depth=4",
+    "model.layer_scale=0.1",
+    "schedule.min_lr=0.0",
+    "checkpoint.every_seconds=60",
+]
+SHARED += [*several_seeds.SMALL, *several_seeds.QUIET]
+FAMILIES = ("H8", "I8", "D8")
+RULES = ("multiply-adds", "step time")  # the two budgets
+LEGAL = range(8, 1025, 8)  # 8 is the order of the group
+HEAD = 32  # channels of a head, within a factor of two
+HELD_OUT = 0.2  # of the training images
+FLAT = 0.02  # of the fall of the training loss, at most, in the last tenth of the steps
+ROUNDS = dict(warmup=3, runs=25)
+
+
+class Model(NamedTuple):
+    """A family at a width, and the rule that chose the width; the plain ViT has none."""
+
+    family: str
+    width: int
+    rule: str | None = None
+
+    def __str__(self):
+        return self.family if self.rule is None else f"{self.family}, equal {self.rule}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
+    planned = {name: _planned(name, options) for name in DATA if getattr(options, name)}
+    if options.plan:
+        return 0
+    rows = []
+    for name, plan in planned.items():
+        data = options.workdir / name / "images.npz"
+        rows += [_row(name, Model(*entry["model"]), entry, data, options) for entry in plan]
+        show(rows, options)
+    return 0
+
+
+# ---- Widths
+
+
+def heads_of(width: int) -> int | None:
+    """The number of heads with channels nearest to HEAD; None if none is within a factor of two."""
+    units = width // LEGAL.step
+    known = [heads for heads in range(1, units + 1) if units % heads == 0 and HEAD / 2 <= width / heads <= 2 * HEAD]
+    return min(known, key=lambda heads: abs(math.log(width / heads / HEAD)), default=None)
+
+
+def legal(smallest: float, largest: float) -> list[int]:
+    """The widths between the two that have a number of heads."""
+    return [width for width in LEGAL if smallest <= width <= largest and heads_of(width)]
+
+
+def nearest(widths: Sequence[int], cost: Callable[[int], float]) -> int:
+    """The width whose cost, a multiple of the plain model's, is nearest to 1; the cost grows with the width."""
+    low, high, cost = 0, len(widths) - 1, functools.cache(cost)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if cost(widths[middle]) < 1 else (low, middle)
+    return min(widths[max(low - 1, 0) : low + 1], key=lambda width: abs(math.log(cost(width))))
+
+
+def chosen(name: str, options: argparse.Namespace) -> list[Model]:
+    """The plain model, and the models of each family as wide as its multiply-adds, or its step time, allow."""
+    plain = Model("plain", options.width)
+    macs = functools.cache(lambda family, width: _counts(name, Model(family, width), options)["macs"])
+    budget = macs(*plain[:2])
+    models = [plain]
+    call = compiled_models.training_step(_config(name, plain, options)).start()
+    for family in options.families:
+        widths = legal(options.width / 2, 3 * options.width)
+        width = nearest(widths, lambda width, family=family: macs(family, width) / budget)
+        models.append(Model(family, width, RULES[0]))
+        widths = legal(options.width / 2, 1.25 * width)
+        width = nearest(widths, lambda width, family=family: step_ratio(name, Model(family, width), call, options))
+        models.append(Model(family, width, RULES[1]))
+    return models
+
+
+def step_ratio(name: str, model: Model, plain: Callable, options: argparse.Namespace) -> float:
+    """The step time of a model over the plain one's, measured in turn."""
+    call = compiled_models.training_step(_config(name, model, options)).start()
+    medians = timing.medians(timing.interleaved({"plain": plain, "model": call}, **ROUNDS))
+    return medians["model"] / medians["plain"]
+
+
+# ---- The plan
+
+
+def _planned(name: str, options: argparse.Namespace) -> list[dict]:
+    """The runs on a data set: each model with its costs.  Cached, because step times are measured once."""
+    directory = options.workdir / name
+    settings = {key: getattr(options, key) for key in ("width", "families", "steps", "rates", "override")}
+    settings |= dict(source=getattr(options, name), chosen_by_seed=options.seeds[0], shared=SHARED, data=DATA[name])
+    path = directory / "plan.json"
+    known = json.loads(path.read_text()) if path.is_file() else None
+    if known and (other := sorted(key for key in settings if settings[key] != known["settings"].get(key))):
+        changes = ", ".join(f"{key}={known['settings'].get(key)!r}" for key in other)
+        raise ValueError(
+            f"--workdir={options.workdir}: runs in {directory} were begun with {changes}; give the same again, or "
+            "another --workdir."
+        )
+    entries = known["models"] if known else measured(name, chosen(name, options), options)
+    _print_plan(name, entries, options)
+    if not known and not options.plan:
+        prepare(_config(name, Model("plain", options.width), options).data, directory / "images.npz")
+        path.write_text(json.dumps(dict(settings=settings, models=entries), indent=1) + "\n")
+    return entries
+
+
+def measured(name: str, models: Sequence[Model], options: argparse.Namespace) -> list[dict]:
+    """The costs of each model; all step times are of the same rounds."""
+    calls, compile_seconds = {}, {}
+    for model in models:
+        begin = time.perf_counter()
+        calls[model] = compiled_models.training_step(_config(name, model, options)).start()
+        compile_seconds[model] = time.perf_counter() - begin
+    seconds = timing.medians(timing.interleaved({str(m): call for m, call in calls.items()}, **ROUNDS))
+    counts = {model: _counts(name, model, options) for model in models}
+    plain = models[0]
+    return [
+        dict(
+            model=list(model),
+            heads=heads_of(model.width),
+            parameters=counts[model]["parameters"],
+            macs=counts[model]["macs"],
+            macs_ratio=counts[model]["macs"] / counts[plain]["macs"],
+            fvcore=counts[model]["fvcore"],
+            step_seconds=seconds[str(model)],
+            time_ratio=seconds[str(model)] / seconds[str(plain)],
+            compile_seconds=compile_seconds[model],
+        )
+        for model in models
+    ]
+
+
+def estimate(entries: Iterable[Mapping], options: argparse.Namespace, steps: int) -> float:
+    """Seconds of all runs: their steps, and for each run twice the time to compile a step."""
+    runs = {tuple(entry["model"][:2]): entry for entry in entries}  # models of the same width are trained once
+    each = [2 * entry["compile_seconds"] + steps * entry["step_seconds"] for entry in runs.values()]
+    return sum(each) * (len(options.seeds) + (len(options.rates) if len(options.rates) > 1 else 0))
+
+
+def _print_plan(name, entries, options):
+    columns = dict(
+        model="model", width="width", heads="heads", macs="M multiply-adds", macs_ratio="of plain's",
+        milliseconds="ms a step", time_ratio="of plain's",
+    )  # fmt: skip
+    rows = [
+        entry
+        | dict(model=str(Model(*entry["model"])), width=entry["model"][1])
+        | dict(macs=entry["macs"] / 1e6, milliseconds=1e3 * entry["step_seconds"])
+        for entry in entries
+    ]
+    print(f"{name}: {options.steps} steps a run; learning rates {options.rates}, then seeds {options.seeds}")
+    print(findings.table(rows, columns))
+    slope = estimate(entries, options, steps=1) - (fixed := estimate(entries, options, steps=0))
+    hour = max(0, int((3600 - fixed) / slope))
+    print(f"{name}: about {estimate(entries, options, options.steps) / 60:.0f} minutes", end="; ")
+    print(f"an hour is enough for --steps={hour}", flush=True)
+
+
+# ---- Runs
+
+
+def prepare(data, path: pathlib.Path) -> None:
+    """Write the images, decoded and resized once, with a fixed fifth of the training images held out.
+
+    Splits: "train" is "fit" and "held_out" together; "test".
+    """
+    arrays = {}
+    for split, into in ((data.split, "train"), (data.eval_split, "test")):
+        pipeline = loader.evaluate(data, batch_size=64, split=split)
+        batches = list(pipeline.batches())
+        real = np.concatenate([batch["weight"] for batch in batches]) > 0  # others are padding or unreadable
+        for kind in ("image", "label"):
+            arrays[f"{into}_{kind}"] = np.concatenate([batch[kind] for batch in batches])[real]
+        arrays["classes"] = np.array(pipeline.source.classes)
+    order = np.random.default_rng(0).permutation(len(arrays["train_label"]))
+    held_out = round(HELD_OUT * len(order))
+    for into, rows in (("held_out", order[:held_out]), ("fit", order[held_out:])):
+        arrays |= {f"{into}_{kind}": arrays[f"train_{kind}"][np.sort(rows)] for kind in ("image", "label")}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    half = path.with_suffix(".half.npz")
+    np.savez(half, **arrays)
+    os.replace(half, path)
+
+
+def _row(name: str, model: Model, entry: dict, data: pathlib.Path, options: argparse.Namespace) -> dict:
+    """The figures of a model: its rate chosen, then a run for each seed."""
+    directory = data.parent / f"{model.family}_{model.width}"
+
+    def run(rate, seed, *splits):
+        overrides = [f"data.source=npz:{data}", "data.train_examples=None", "data.eval_examples=None", *splits]
+        overrides += [f"schedule.lr={rate}", f"seed={seed}"]
+        return trained(_config(name, model, options, *overrides), directory / f"{splits[0]},lr={rate},seed={seed}")
+
+    held_out = {}
+    if len(options.rates) > 1:
+        splits = ("data.split=fit", "data.eval_split=held_out", "evaluation.suite=('accuracy',)")
+        held_out = {rate: run(rate, options.seeds[0], *splits) for rate in options.rates}
+        held_out = {rate: report and report["eval/accuracy/top1"] for rate, report in held_out.items()}
+    rate = best(held_out) if held_out else options.rates[0]
+    reports = [run(rate, seed, "data.split=train", "evaluation.suite=('orientation',)") for seed in options.seeds]
+    done = [report for report in reports if report is not None]
+    figures = {
+        key: [report[f"eval/orientation/{figure}"] for report in done]
+        for key, figure in dict(upright="upright", eight="accuracy_mean", constant="consistency").items()
+    }
+    costs = {key: value for key, value in entry.items() if key != "model"}
+    row = dict(data=name, model=str(model), family=model.family, rule=model.rule, width=model.width, **costs)
+    row |= dict(rate=rate, held_out=held_out, diverged=len(reports) - len(done), **figures)
+    return row | dict(late_fall=[late_fall(report["losses"]) for report in done])
+
+
+def trained(config, workdir: pathlib.Path) -> dict | None:
+    """The final figures of a run and its training losses; None if it diverged."""
+    path = workdir / "report.json"
+    if not path.is_file():
+        try:
+            if train.train(config, workdir) is None:
+                raise SystemExit("stopped by SIGTERM; the same command resumes")
+        except loop.NotFiniteError as error:
+            print(error)
+            return None
+        finally:
+            jax.clear_caches()  # a run compiles programs of its own
+    lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+    return json.loads(path.read_text()) | {"losses": [line["loss"] for line in lines if "loss" in line]}
+
+
+def best(held_out: Mapping[float, float | None]) -> float:
+    """The rate with the highest accuracy, the first of equals; diverged runs have None."""
+    finished = {rate: value for rate, value in held_out.items() if value is not None}
+    if not finished:
+        raise ValueError(f"--rates={','.join(map(str, held_out))}: every run diverged; give smaller ones.")
+    return max(finished, key=finished.__getitem__)
+
+
+def late_fall(losses: Sequence[float]) -> float | None:
+    """The share of the fall of the loss in the last tenth of a run, by means over equal parts."""
+    part = max(1, len(losses) // 10)
+    if len(losses) < 3 * part or losses[0] <= (last := statistics.fmean(losses[-part:])):
+        return None
+    return (statistics.fmean(losses[-2 * part : -part]) - last) / (losses[0] - last)
+
+
+def _config(name: str, model: Model, options: argparse.Namespace, *overrides: str):
+    size = [f"model.width={model.width}", f"model.num_heads={heads_of(model.width)}"]
+    length = [f"steps={options.steps}", "epochs=None", "schedule.warmup_epochs=None"]
+    length += [f"schedule.warmup_steps={options.steps // 20}", f"log.every_steps={max(1, options.steps // 50)}"]
+    source = [f"data.source={getattr(options, name)}"]
+    texts = [*SHARED, *DATA[name], *size, *length, *source, *options.override, *overrides]
+    return configs.load(f"configs/cifar.py:10,{model.family}", texts)
+
+
+def _counts(name, model, options):
+    return summarize.counts(_config(name, model, options))
+
+
+# ---- What came of it
+
+
+def show(rows: Sequence[dict], options: argparse.Namespace) -> None:
+    """Print, write and draw the rows so far."""
+    print(findings.table([cells(row, options.rates) for row in rows], COLUMNS))
+    gains = gains_of(rows)
+    for name, gain in gains.items():
+        print(f"{name}: {several_seeds.verdict(gain['gap'], gain['standard_error'])}")
+    about = dict(steps=options.steps, rates=options.rates, seeds=options.seeds, held_out=HELD_OUT)
+    about |= dict(overrides=[*SHARED, *options.override], data=DATA)
+    draw(rows, findings.picture(options))
+    findings.write(options, {**about, "rows": rows, "gains": gains})
+
+
+COLUMNS = dict(
+    data="data", model="model", width="width", macs="multiply-adds", time="step time", rate="rate",
+    upright="upright, %", eight="eight orientations, %", constant="never changes, %", flat="late fall, %", notes="",
+)  # fmt: skip
+
+
+def cells(row: Mapping, rates: Sequence[float]) -> dict:
+    """A row as text."""
+    notes = [f"{row['diverged']} diverged"] if row["diverged"] else []
+    if len(rates) > 1 and row["rate"] in (min(rates), max(rates)):
+        notes.append("rate at the edge")
+    falls = [fall for fall in row["late_fall"] if fall is not None]
+    if not falls or max(falls) > FLAT:
+        notes.append("loss not flat")
+    spreads = {key: several_seeds.spread(row[key]) for key in ("upright", "eight", "constant")}
+    return dict(data=row["data"], model=row["model"], width=row["width"], rate=f"{row['rate']:g}", **spreads) | dict(
+        macs=f"{row['macs'] / 1e6:.2f} M ({100 * row['macs_ratio'] - 100:+.1f} %)",
+        time=f"{1e3 * row['step_seconds']:.1f} ms ({100 * row['time_ratio'] - 100:+.1f} %)",
+        flat=f"{100 * max(falls):.1f}" if falls else "-",
+        notes="; ".join(notes),
+    )
+
+
+def gains_of(rows: Iterable[Mapping]) -> dict[str, dict]:
+    """The difference of each model to the plain one of the same data, and its standard error."""
+    gains, rows = {}, list(rows)
+    plain = {row["data"]: row for row in rows if row["rule"] is None}
+    for row in rows:
+        reference = plain[row["data"]]
+        if row is reference or row["diverged"] or reference["diverged"]:
+            continue
+        for key, words in (("upright", "upright"), ("eight", "eight orientations")):
+            name = f"{row['data']}, {words}: {row['model']}, minus plain"
+            gains[name] = several_seeds.difference(row[key], reference[key])
+    return gains
+
+
+def draw(rows: Sequence[Mapping], path: pathlib.Path) -> None:
+    """Accuracy over multiply-adds, upright and over the eight orientations, a row of panels for each set of data."""
+    names = list(dict.fromkeys(row["data"] for row in rows))
+    figure = Figure(figsize=(9.5, 0.6 + 3.2 * len(names)), layout="constrained")
+    panels = figure.subplots(len(names), 2, squeeze=False, sharey="row")
+    colors = dict(zip(("plain", *FAMILIES), ("black", "tab:blue", "tab:orange", "tab:green"), strict=True))
+    markers = {None: "s", RULES[0]: "o", RULES[1]: "^"}
+    for name, line in zip(names, panels, strict=True):
+        for axes, (key, title) in zip(line, dict(upright="upright", eight="eight orientations").items(), strict=True):
+            for row in (row for row in rows if row["data"] == name and row[key]):
+                values = [100 * value for value in row[key]]
+                spread = statistics.stdev(values) if len(values) > 1 else 0
+                style = dict(color=colors[row["family"]], marker=markers[row["rule"]], linestyle="", capsize=3)
+                place = row["macs"] / 1e6, statistics.fmean(values)
+                axes.errorbar(*place, yerr=spread, label=row["model"], markersize=6, **style)
+            axes.set(title=f"{name.replace('_', ' ')}, {title}", xlabel="million multiply-adds of an image")
+            axes.set_xlim(left=0)
+            axes.grid(alpha=0.3)
+        line[0].set_ylabel("test accuracy, %")
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
+def _options(arguments):
+    parser = flags.parser(__doc__, __file__)
+    for flag in ("--blood_cells", "--cifar10"):
+        parser.add_argument(flag, help="its source, such as npz:<file> with splits train and test")
+    parser.add_argument("--width", type=int, default=64, help="of the plain model (%(default)s)")
+    parser.add_argument("--families", default=list(FAMILIES), type=flags.one_of(FAMILIES))
+    parser.add_argument("--steps", type=int, default=1000, help="of every run (%(default)s)")
+    parser.add_argument("--rates", default=[1e-3, 3e-3, 9e-3], type=flags.each_at_least(0, float))
+    parser.add_argument("--seeds", default=[0, 1, 2], type=flags.each_at_least(0))
+    parser.add_argument("--override", action="append", default=[], help="a key=value of the config; may be repeated")
+    parser.add_argument("--workdir", type=pathlib.Path, default=pathlib.Path("runs/octic_equal_compute"))
+    parser.add_argument("--plan", action="store_true", help="measure, print what would be run, and end")
+    options = parser.parse_args(arguments)
+    if not any(getattr(options, name) for name in DATA):
+        parser.error("nothing to train on; give " + " or ".join(f"--{name}=npz:<file>" for name in DATA))
+    if heads_of(options.width) is None or options.width not in LEGAL:
+        near = min(legal(0, 1024), key=lambda width: abs(width - options.width))
+        parser.error(f"--width={options.width} is no multiple of 8 with heads of 16 to 64 channels; nearest: {near}")
+    return options

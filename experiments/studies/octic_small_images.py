@@ -1,0 +1,60 @@
+"""Plain against H8, I8 and D8 on small images at equal epochs: accuracy upright and over the eight orientations.
+
+    python -m experiments studies.octic_small_images --data=digits
+    python -m experiments studies.octic_small_images --data=cifar10 --source=npz:/data/cifar10.npz
+    python -m experiments studies.octic_small_images --data=blood_cells --source=npz:/data/pbc_wbc96.npz --epochs=50
+
+Claim: the predictions of invariant models (I8, D8) are identical in all eight orientations.
+"""
+
+from experiments import findings, flags
+from experiments.studies import several_seeds
+
+FAMILIES = ("plain", "H8", "I8", "D8")
+# Remat is faster for octic blocks on a CPU, which waits for memory.
+SMALL = ["model.width=64", "model.depth=4", "model.num_heads=2", *several_seeds.SMALL, "model.remat=full"]
+DATA = {
+    "digits": ["configs/quickstart.py:{family}"],
+    "cifar10": ["configs/cifar.py:10,{family}", *SMALL, *several_seeds.CIFAR10],
+    # No canonical orientation: every model is trained with mirrored images only, as on CIFAR.
+    "blood_cells": [
+        "configs/cifar.py:10,{family}",
+        *SMALL,
+        "data.image_size=(48,48)",
+        "model.image_size=(48,48)",
+        "model.patch_size=8",
+        "model.num_classes=8",
+    ],
+}
+
+
+def main(arguments=None) -> int:
+    parser = several_seeds.parser(__doc__, __file__)
+    parser.set_defaults(entry=None)
+    parser.add_argument("--data", choices=DATA, required=True, help="the default entry of the JSON file")
+    parser.add_argument("--families", default=FAMILIES, type=flags.one_of(FAMILIES))
+    options = parser.parse_args(arguments)
+    options.entry = options.entry or options.data
+    file, *overrides = DATA[options.data]
+    rows = {}
+    for family in options.families:
+        place = f"{options.data}/{family}"
+        rows[family] = several_seeds.aggregate(options, file.format(family=family), overrides, place)
+    figures = {family: {key: row[FIGURES[key]]["values"] for key in FIGURES} for family, row in rows.items()}
+    pairs = ((family, "plain") for family in rows if family != "plain")
+    gains = several_seeds.gains(figures, pairs, list(FIGURES)[:2])
+    several_seeds.show(figures, {key: f"{key}, %" for key in FIGURES}, gains)
+    findings.write(options, dict(data=options.data, rows=rows))
+    return int(not all(_identical(rows[family]) for family in ("I8", "D8") if family in rows))
+
+
+FIGURES = {
+    "upright": "eval/accuracy/top1",
+    "eight orientations": "eval/orientation/accuracy_mean",
+    "never changes": "eval/orientation/consistency",
+}
+
+
+def _identical(row) -> bool:
+    """Whether all images without a tie have one prediction in all eight orientations."""
+    return row["eval/orientation/identical"]["values"] == row["eval/orientation/decided"]["values"]

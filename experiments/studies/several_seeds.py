@@ -1,0 +1,116 @@
+"""Trainings with several seeds, and whether the difference of two means is resolved.
+
+No gain is claimed unless it exceeds the spread over seeds.  A difference is resolved when it is larger than twice the
+combined standard error of the two means.
+"""
+
+import argparse
+import json
+import math
+import pathlib
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from equivit import train
+from equivit.training import config as configs
+from experiments import findings, flags
+
+# A few epochs of a small model need no regularisation.
+SMALL = ["batch_size=64", "model.drop_path=0.0", "data.augment.rand_augment=None", "objective.mixup=0.0"]
+SMALL += ["objective.cutmix=0.0", "data.workers=0"]
+QUIET = ["log.tensorboard=False", "evaluation.every_epochs=None"]
+CIFAR10 = ["data.train_examples=10000", "data.eval_examples=2000"]
+Rows = Mapping[str, Mapping[str, Any]]  # values of each figure by the name of the variant
+
+
+def parser(description: str, script: str) -> argparse.ArgumentParser:
+    """`flags.parser` with the flags of such a training; runs lie in runs/<script>."""
+    options = flags.parser(description, script)
+    options.add_argument("--source", help="in place of the config's, such as npz:<file>")
+    options.add_argument("--epochs", type=int, help="in place of the config's")
+    options.add_argument("--override", action="append", default=[], help="a key=value of the config; may be repeated")
+    options.add_argument("--seeds", default=[0, 1, 2], type=_seeds, help="whole numbers with commas between (0,1,2)")
+    options.add_argument("--workdir", type=pathlib.Path, default=pathlib.Path("runs") / pathlib.Path(script).stem)
+    return options
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} must be whole numbers with commas between, such as 0,1,2") from None
+
+
+def reports(options: argparse.Namespace, file: str, overrides: Sequence[str], name: str) -> dict[int, dict]:
+    """Train one variant with every seed, or resume its runs; the final figures by seed."""
+    overrides = [*overrides, *QUIET, *([f"data.source={options.source}"] if options.source else []), *options.override]
+    return {
+        seed: trained(configs.load(file, [*overrides, f"seed={seed}"]), options.workdir / name / f"seed_{seed}")
+        for seed in options.seeds
+    }
+
+
+def aggregate(options: argparse.Namespace, file: str, overrides: Sequence[str], name: str) -> dict:
+    """`reports` at --epochs, one of them warm-up; mean, spread and values of each figure."""
+    overrides = [*overrides, *([f"epochs={options.epochs}", "schedule.warmup_epochs=1"] if options.epochs else [])]
+    found = reports(options, file, overrides, name)
+    return train.aggregate(found) | {"epochs": configs.load(file, [*overrides, *options.override]).epochs}
+
+
+def trained(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
+    """The final figures of a run, which is resumed unless it is finished."""
+    report = workdir / "report.json"
+    if report.is_file():
+        before = configs.flat(configs.plain(configs.from_json(workdir / "config.json")))
+        if all(before.get(key) == value for key, value in configs.flat(configs.plain(config)).items()):
+            return json.loads(report.read_text())
+    try:
+        return train.train(config, workdir)
+    finally:
+        jax.clear_caches()  # a run compiles programs of its own
+
+
+def difference(a: Sequence[float], b: Sequence[float]) -> dict[str, float | None]:
+    """mean(a) - mean(b), "gap", and its "standard_error"; None where one has a single value."""
+    gap = statistics.fmean(a) - statistics.fmean(b)
+    if min(len(a), len(b)) < 2:
+        return dict(gap=gap, standard_error=None)
+    return dict(gap=gap, standard_error=math.sqrt(statistics.variance(a) / len(a) + statistics.variance(b) / len(b)))
+
+
+def gains(rows: Rows, pairs: Iterable[tuple[str, str | None]], figures: Iterable[str]) -> dict[str, dict]:
+    """The difference between the two rows of each pair, in each figure that both have."""
+    return {
+        f"{name} - {other}, {figure}": difference(rows[name][figure], rows[other][figure])
+        for name, other in pairs
+        if name in rows and other in rows
+        for figure in figures
+        if rows[name][figure] and rows[other][figure]
+    }
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean and standard deviation (n - 1) in percent."""
+    if len(values) < 2:
+        return f"{100 * values[0]:.1f}" if values else "-"
+    return f"{100 * statistics.fmean(values):.1f} ± {100 * statistics.stdev(values):.1f}"
+
+
+def verdict(gap: float, standard_error: float | None) -> str:
+    """A difference in points, and whether the seeds resolve it."""
+    if standard_error is None:
+        return f"{100 * gap:+.2f} points; one seed resolves nothing"
+    resolved = "" if abs(gap) > 2 * standard_error else "not "
+    return f"{100 * gap:+.2f} points, standard error {100 * standard_error:.2f}: {resolved}resolved"
+
+
+def show(rows: Rows, columns: Mapping[str, str], gains: Mapping[str, Mapping], more: Mapping[str, str] = {}) -> None:
+    """Print the rows, as spreads in `columns` and unchanged in the columns of `more`, and the gains."""
+    cells = [{**row, "name": name, **{key: spread(row[key]) for key in columns}} for name, row in rows.items()]
+    print(findings.table(cells, dict(name="", **columns, **more)))
+    for name, gain in gains.items():
+        print(f"{name}: {verdict(gain['gap'], gain['standard_error'])}")

@@ -1,0 +1,130 @@
+"""PatchTST by the choices of its public code beside ours: does the order of Jumbo's Table 3 come out?
+
+    python -m experiments studies.timeseries_public  # reads the JSON file
+    python -m experiments studies.timeseries_public --directory=/data/ucr --output=mine.json  # 108 sweeps of 12 runs
+
+The paper "closely follows" PatchTST.  Public PatchTST has batch norms after each branch, residual attention and series
+normalised one by one; ours has layer norms before each branch.  Both are trained plain, with registers and with a Jumbo
+token, by configs/timeseries.py, on six small sets.  A seed changes weights, dropout and the order of series, not the
+validation set.
+
+The JSON file holds the results of all sweeps; missing ones are computed, and the same command resumes.  For each seed
+the script prints mean ranks over the sets and whether their order is the paper's, and differences between models.
+"""
+
+import itertools
+import json
+import pathlib
+import statistics
+
+from equivit import files, sweep
+from equivit.training import config as configs
+from equivit.training import sweep_config
+from experiments import findings, flags
+from experiments.studies import several_seeds
+from experiments.tables.jumbo import timeseries
+from experiments.tables.jumbo.timeseries import KINDS
+
+VARIANTS = {
+    "ours": timeseries.MODELS,
+    "public": ("patchtst_public", "patchtst_public_registers", "patchtst_public_jumbo"),
+}
+WORDS = ("plain", "registers", "Jumbo")
+# Table 3, ten univariate sets, 8 patches; the mean rank of Jumbo's mean is 1.0 by Table 13, its cell cannot be read.
+PAPER = {"best": (2.0, 2.5, 1.5), "mean": (2.9, 2.1, 1.0)}
+
+
+def main(arguments=None) -> int:
+    options = _options(arguments)
+    sweeps = findings.read(options).get(options.entry, {}).get("sweeps", {})
+    found = {seed: _results(options, seed, sweeps) for seed in options.seeds}
+    pairs = itertools.product(VARIANTS, KINDS)
+    rows = [row for variant, kind in pairs if (row := compared(found, variant, kind)) is not None]
+    for row in rows:
+        print(described(row))
+    recipe = next(iter(found.values()))[0]["recipe"]
+    sweeps |= {_place(seed, result): result for seed, results in found.items() for result in results}
+    return findings.finish(options, dict(recipe=recipe, seeds=options.seeds, rows=rows, sweeps=sweeps), [])
+
+
+def _options(arguments):
+    parser = flags.parser(__doc__, __file__)
+    parser.add_argument("--workdir", type=pathlib.Path, default=pathlib.Path("runs/timeseries_public"))
+    parser.add_argument("--directory", help="of the data sets; without it aeon reads them")
+    parser.add_argument("--config", default="configs/timeseries.py:smallest,public")
+    parser.add_argument("--seeds", default=[0, 1, 2], type=flags.each_at_least(0))
+    parser.add_argument("--override", action="append", default=[], help="a key=value of the config; may be repeated")
+    return parser.parse_args(arguments)
+
+
+def _results(options, seed: int, sweeps: dict[str, dict]) -> list[dict]:
+    """All sweeps of one seed; equivit.sweep takes known ones from --workdir and computes the others."""
+    for place, result in sweeps.items():
+        if place.startswith(f"seed_{seed}/"):
+            files.write_text(options.workdir / f"{place}.json", json.dumps(result, indent=1) + "\n")
+    directory = [f"data.directory={options.directory}"] if options.directory else []
+    changes = [f"seed={seed}", *directory, *options.override]
+    config = configs.load(options.config, changes, schema=sweep_config.SCHEMA)
+    return sweep.run(config, options.workdir / f"seed_{seed}")
+
+
+def _place(seed: int, result: dict) -> str:
+    """The name of a sweep: its file in the --workdir."""
+    return f"seed_{seed}/{result['data']}-{result['model']}-{result['patches']}"
+
+
+def compared(found: dict[int, list[dict]], variant: str, kind: str) -> dict | None:
+    """Ranks of the three models in each seed, and the differences of their accuracies in the mean over the sets.
+
+    Only sets with all three models in each seed count; None if there are none.
+    """
+    by_seed = {seed: _whole(results, variant, kind) for seed, results in found.items()}
+    shared = sorted(set.intersection(*map(set, by_seed.values())))
+    if not shared:
+        return None
+    tables = {seed: {key: sets[key] for key in shared} for seed, sets in by_seed.items()}
+    ranks = {seed: timeseries.mean_ranks(sets) for seed, sets in tables.items()}
+    means = [[statistics.fmean(three) / 100 for three in zip(*sets.values(), strict=True)] for sets in tables.values()]
+    accuracy = dict(zip(WORDS, zip(*means, strict=True), strict=True))
+    gains = {}
+    for other in ("plain", "registers"):
+        gains[f"Jumbo - {other}"] = several_seeds.difference(accuracy["Jumbo"], accuracy[other])
+    return dict(
+        variant=variant,
+        kind=kind,
+        sets=sorted({name for name, _ in shared}),
+        ranks=ranks,
+        accuracy=accuracy,
+        as_in_the_paper={seed: order(values) == order(PAPER[kind]) for seed, values in ranks.items()},
+        gains=gains,
+    )
+
+
+def _whole(results: list[dict], variant: str, kind: str) -> dict:
+    """{(set, patches): (plain, registers, Jumbo)} in percent, where there are all three."""
+    found = timeseries.accuracies(results, VARIANTS[variant]).items()
+    tables = [(patches, timeseries.whole(sets)) for (_, each, patches), sets in found if each == kind]
+    return {(name, patches): values for patches, sets in tables for name, values in sets.items()}
+
+
+def order(ranks: tuple[float, ...]) -> tuple[tuple[str, ...], ...]:
+    """The models from best to worst; equals share a place."""
+    return tuple(tuple(w for w, r in zip(WORDS, ranks, strict=True) if r == value) for value in sorted(set(ranks)))
+
+
+def described(row: dict) -> str:
+    """A row as lines of text."""
+    lines = [f"{row['variant']}, {row['kind']} of the runs, {len(row['sets'])} sets"]
+    for seed, ranks in row["ranks"].items():
+        verdict = "as in the paper" if row["as_in_the_paper"][seed] else "not the paper's"
+        lines.append(f"  seed {seed}: mean ranks {_ranks(ranks)}; the order is {verdict}")
+    means = ", ".join(f"{word} {several_seeds.spread(values)} %" for word, values in row["accuracy"].items())
+    lines.append(f"  accuracy, mean of the sets and its spread over seeds: {means}")
+    lines += [f"  {name}: {several_seeds.verdict(**gain)}" for name, gain in row["gains"].items()]
+    agreeing = sum(row["as_in_the_paper"].values())
+    lines.append(f"  the paper's order ({_ranks(PAPER[row['kind']])}) in {agreeing} of {len(row['ranks'])} seeds")
+    return "\n".join(lines)
+
+
+def _ranks(ranks: tuple[float, ...]) -> str:
+    return ", ".join(f"{word} {rank:.2f}" for word, rank in zip(WORDS, ranks, strict=True))

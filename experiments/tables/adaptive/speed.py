@@ -1,0 +1,294 @@
+"""The costs of shift-equivariance: Tables 3, 4 and A1 of shift-equivariant ViTs, adaptive over ordinary models.
+
+    python -m experiments tables.adaptive.speed  # a GPU: batches of 128
+    python -m experiments tables.adaptive.speed --batch=8 --runs=41 --warmup=2 --minutes=25  # a CPU
+    python -m experiments tables.adaptive.speed --quick  # tiny models on any machine; tries the script
+
+Forward passes of the T sizes in float32 with the same random weights, in turn in one run: ordinary, adaptive with
+`select="output"` (the paper's choice of phases) and with "input".  The ordinary model is the published one, padded with
+zeros; it is also timed with circular padding.  Images are noise, which has no ties.
+
+Multiply-adds are counted on shapes.  Memory is temporary memory of the compiled program, forward, and for the gradient
+of a loss (of at most 64 images, as in Table A1).  The paper's figures are of an RTX 5000, its memory the most that
+PyTorch's allocator held.  Modules (Table 4) are the strided embedding, the choice of its phase alone, and the anchor,
+which the paper does not have; merging; the choice of windows; relative positions of MViTv2's first block.
+
+Claims, as BOUNDS has them: multiply-adds, temporary memory and, on a CPU, time over the ordinary model's.  On a GPU the
+time with "output" is at most the paper's.
+"""
+
+import argparse
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from configs import recipes
+from equivit import costs, logical
+from equivit.layers.batch_stats import recording
+from equivit.models import zoo
+from equivit.models.mvit.position import CircularPosition, DecomposedPosition
+from equivit.models.swin.merge import PatchMerging
+from equivit.models.swin.window import spread
+from equivit.precision import PRECISIONS, cast
+from equivit.symmetry import shifts
+from experiments import compiled_models, findings, flags, machine, timing
+from experiments.compiled_models import Compiled
+from experiments.findings import Claim
+
+VARIANTS = {"ordinary": {}, "output": dict(adaptive=True), "input": dict(adaptive=True, select="input")}
+CIRCULAR = {"circular": dict(padding="circular")}  # of families with convolutions that pad
+BOUNDS = {
+    "swin_t": dict(output=1.10, input=1.05, macs=1.08, gradient=1.05),
+    "swinv2_t": dict(output=1.10, input=1.05, macs=1.08, gradient=1.05),
+    "cvt_13": dict(output=1.12, input=1.05, macs=1.12, gradient=1.08),
+    "mvitv2_t": dict(output=1.20, input=1.08, macs=1.12, gradient=1.16),
+}
+FORWARD_MEMORY = 1.15
+# Images per second, ordinary and adaptive (Table 3); MiB allocated in training and inference (Table A1).
+PAPER = {
+    "swin_t": dict(speed=(704.07, 633.35), gradient=(4935, 5178), forward=(1012, 1012)),
+    "swinv2_t": dict(speed=(470.81, 405.01), gradient=(7712, 8113), forward=(1275, 1275)),
+    "cvt_13": dict(speed=(535.5, 492.12), gradient=(5794, 6257), forward=(1587, 1587)),
+    "mvitv2_t": dict(speed=(439.5, 352.06), gradient=(6335, 7364), forward=(1944, 2164)),
+}
+# Milliseconds, ordinary and adaptive (Table 4), for batches of 128.
+PAPER_MODULES = {
+    "swin_t, embedding": (8.37, 35.89),
+    "merging, stage 2": (0.47, 7.68),
+    "merging, stage 3": (0.45, 4.47),
+    "merging, stage 4": (0.45, 3.09),
+    "windows, stage 1": (None, 7.63),
+    "positions": (2.84, 9.91),
+}
+GRADIENT_BATCH = 64
+COLUMNS = dict(model="", ordinary_ms="ordinary, ms", output_ms="adaptive", input_ms="by input", output="ratio")
+COLUMNS |= dict(input="by input", paper="paper", circular="ordinary, circular", macs="macs", macs_input="by input")
+COLUMNS |= dict(forward="memory", forward_paper="paper", gradient="gradient", gradient_paper="paper")
+MODULE_COLUMNS = dict(module="module", ordinary_ms="ordinary, ms", adaptive_ms="adaptive", choice_ms="choice alone")
+MODULE_COLUMNS |= dict(choice_input_ms="by input", anchor_ms="anchor", ordinary_paper="paper")
+MODULE_COLUMNS |= dict(adaptive_paper="adaptive")
+
+
+def main(arguments=None) -> int:
+    options = _options(arguments)
+    budget = timing.Budget(options.minutes)
+    rows = {name: dict(model=name, **paper_columns(name), **arithmetic(name, options)) for name in options.models}
+    for what, measure in (("forward", forward), ("gradient", gradient)):
+        for name in options.models:
+            if budget.allows(f"{name}, {what}"):
+                with budget.trying(f"{name}, {what}"):
+                    rows[name] |= measure(name, options)
+    timed = []
+    for name, build in modules(options).items():
+        if budget.allows(name):
+            with budget.trying(name):
+                timed.append(module_row(name, build(), options))
+    note = "  TINY MODELS: the figures mean nothing" if options.quick else "; ratios are adaptive over ordinary"
+    print(f"batches of {options.batch}, {options.precision}{note}")
+    print(findings.table(list(rows.values()), COLUMNS))
+    print(findings.table(timed, MODULE_COLUMNS))
+    keys = ("batch", "precision", "runs", "quick")
+    results = dict(**{key: getattr(options, key) for key in keys}, rows=rows, modules=timed)
+    return findings.finish(options, results, claims_of(rows, judged=not options.quick), budget)
+
+
+def _options(arguments):
+    parser = flags.timing_parser(__doc__, __file__)
+    parser.add_argument("--models", type=flags.one_of(list(BOUNDS)), default=list(BOUNDS), help="(all)")
+    parser.add_argument("--batch", type=flags.at_least(1), default=128)
+    parser.add_argument("--precision", choices=PRECISIONS, default="float32")
+    parser.add_argument("--quick", action="store_true", help="tiny models, to try the script")
+    return parser.parse_args(arguments)
+
+
+def paper_columns(name: str) -> dict[str, float]:
+    """The paper's ratios, adaptive over ordinary, of times and of memory."""
+    ordinary, adaptive = PAPER[name]["speed"]
+    memory = {f"{what}_paper": PAPER[name][what][1] / PAPER[name][what][0] for what in ("forward", "gradient")}
+    return dict(paper=ordinary / adaptive, **memory)
+
+
+def sizes(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Fields of a model's configuration that differ from the zoo's."""
+    return dict(recipes.HIERARCHICAL[name]["small"], image_size=(32, 32), num_classes=10) if options.quick else {}
+
+
+# ---- Models
+
+
+def arithmetic(name: str, options: argparse.Namespace) -> dict[str, float]:
+    """Multiply-adds of one image over the ordinary model's, counted on shapes."""
+    macs = {}
+    for variant, fields in VARIANTS.items():
+        model = zoo.abstract(name, **sizes(name, options), **fields)
+        image = jax.ShapeDtypeStruct((1, *model.config.input_shape), jnp.float32)
+        macs[variant] = costs.count(lambda m, x: m(x), model, image).macs
+    return dict(macs=macs["output"] / macs["ordinary"], macs_input=macs["input"] / macs["ordinary"])
+
+
+def forward(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Times of a forward pass in turn, their ratios, and the ratio of temporary memory."""
+    found = {}
+    padded = "padding" in {field.name for field in dataclasses.fields(zoo.configuration(name))}
+    for variant, fields in (VARIANTS | CIRCULAR if padded else VARIANTS).items():
+        model = compiled_models.random_model(name, **sizes(name, options), **fields)
+        images = noise(options.batch, *model.config.input_shape)
+        found[variant] = compiled(lambda m, x: cast(m, options.precision)(x), model, images)
+    calls = {variant: program.start() for variant, program in found.items()}
+    seconds = timing.medians(timing.interleaved(calls, warmup=options.warmup, runs=options.runs))
+    return dict(
+        **{f"{variant}_ms": 1e3 * value for variant, value in seconds.items()},
+        **{f"{variant}_per_second": options.batch / value for variant, value in seconds.items()},
+        **{variant: value / seconds["ordinary"] for variant, value in seconds.items() if variant != "ordinary"},
+        **temporary("forward", found),
+    )
+
+
+def gradient(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Temporary memory of the gradient of a loss; nothing runs."""
+
+    @recording()
+    def loss(model, images):
+        model = cast(model, options.precision)
+        logits = model(images, train=True)
+        value = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.zeros(len(images), int)).mean()
+        return value, logical.take_state(model)
+
+    found = {}
+    for variant in ("ordinary", "output"):
+        model = zoo.abstract(name, **sizes(name, options), **VARIANTS[variant])
+        shape = (min(options.batch, GRADIENT_BATCH), *model.config.input_shape)
+        found[variant] = compiled(jax.grad(loss, has_aux=True), model, jax.ShapeDtypeStruct(shape, jnp.float32))
+    return temporary("gradient", found)
+
+
+def temporary(what: str, found: dict[str, Compiled]) -> dict[str, Any]:
+    """MiB that programs need beside arguments and results, and adaptive over ordinary."""
+    mib = {variant: program.memory and program.memory.temporary / 2**20 for variant, program in found.items()}
+    each = {f"{what}_{variant}_mib": value for variant, value in mib.items()}
+    return {what: timing.ratio(mib["output"], mib["ordinary"]), **each}
+
+
+# ---- Modules
+
+
+Modules = dict[str, Compiled]  # by the names of their columns
+
+
+def modules(options: argparse.Namespace) -> dict[str, Callable[[], Modules]]:
+    """Functions that compile the variants of each module."""
+    found: dict[str, Callable[[], Modules]] = {
+        f"{name}, embedding": functools.partial(embedding, name, options) for name in options.models
+    }
+    if "swin_t" in options.models:
+        swin = zoo.configuration("swin_t", **sizes("swin_t", options))
+        side = swin.image_size[0] // swin.patch_size[0]
+        for stage in range(1, len(swin.depths)):
+            shape = (swin.widths[stage - 1], side // 2 ** (stage - 1))
+            found[f"merging, stage {stage + 1}"] = functools.partial(merging, *shape, options)
+        found["windows, stage 1"] = functools.partial(windows, swin.width, side, swin.window(0), options)
+    if "mvitv2_t" in options.models:
+        mvit = zoo.configuration("mvitv2_t", **sizes("mvitv2_t", options))
+        found["positions"] = functools.partial(positions, mvit.width, mvit.image_size[0] // 4, options)
+    return found
+
+
+def embedding(name: str, options: argparse.Namespace) -> Modules:
+    """The strided embedding of an ordinary model, and the choices of an adaptive one before it."""
+    free = dict(adaptive=True, anchor=False, **sizes(name, options))
+    model, by_input = (compiled_models.random_model(name, **free, select=select) for select in ("output", "input"))
+    images = noise(options.batch, *model.config.input_shape)
+    return dict(
+        ordinary_ms=compiled(lambda m, x: m.patch_embed(x), model, images),
+        choice_ms=compiled(_phase, model, images),
+        choice_input_ms=compiled(_phase, by_input, images),
+        anchor_ms=compiled(lambda m, x: shifts.canonical(x)[0], None, images),
+    )
+
+
+def _phase(model, images):
+    """The phase of the patches alone: XLA removes the rest of the program."""
+    return next(iter(model.selections(images).values())).index
+
+
+def merging(width: int, size: int, options: argparse.Namespace) -> Modules:
+    """Patch merging of a map at the corner, and where the content decides."""
+    merge, grid = PatchMerging(width, norm_first=True, eps=1e-5, rngs=nnx.Rngs(0)), (size, size)
+    x = noise(options.batch, size * size, width)
+    return dict(
+        ordinary_ms=compiled(lambda m, x: m(x, grid)[0], merge, x),
+        adaptive_ms=compiled(lambda m, x: m.adaptive(x, grid, "output")[0], merge, x),
+    )
+
+
+def windows(width: int, size: int, window: tuple[int, int], options: argparse.Namespace) -> Modules:
+    """The choice of windows of a map, which is rolled to where they begin."""
+
+    def placed(_, x):
+        scores, places = spread(x, window)
+        return shifts.roll(x, -shifts.phases(shifts.strongest(scores).index, places))
+
+    return dict(adaptive_ms=compiled(placed, None, noise(options.batch, size, size, width)))
+
+
+def positions(channels: int, size: int, options: argparse.Namespace) -> Modules:
+    """The logits of positions in MViTv2's first block, whose keys have a stride of 4."""
+    queries, keys = (size, size), (size // 4, size // 4)
+    plane = DecomposedPosition(queries, channels, rngs=nnx.Rngs(0))
+    torus = CircularPosition(queries, channels, stride=(1, 1), kv_stride=(4, 4), rngs=nnx.Rngs(0))
+    q = noise(options.batch, 1, size * size, channels)
+    ahead = -jax.random.randint(jax.random.key(2), (options.batch, 2), 0, 4)
+    return dict(
+        ordinary_ms=compiled(lambda m, q: m(q, queries, keys), plane, q),
+        adaptive_ms=compiled(lambda m, q: m[0](q, queries, keys, m[1]), (torus, ahead), q),
+    )
+
+
+def noise(*shape: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(1), shape)
+
+
+def compiled(apply: Callable, module: Any, x: Any) -> Compiled:
+    """`apply(module, x)`, which can be called if both are arrays, not shapes alone."""
+    leaves, structure = jax.tree.flatten((module, x))  # a module is slow to flatten
+    program = jax.jit(lambda leaves: apply(*jax.tree.unflatten(structure, leaves))).lower(leaves).compile()
+
+    def start():
+        arrays = jax.block_until_ready(jax.device_put(leaves))
+        return lambda: program(arrays)
+
+    return Compiled(start, machine.memory(program))
+
+
+def module_row(name: str, found: Modules, options: argparse.Namespace) -> dict[str, Any]:
+    """Milliseconds of a module beside the paper's."""
+    calls = {column: program.start() for column, program in found.items()}
+    seconds = timing.medians(timing.interleaved(calls, warmup=options.warmup, runs=options.runs))
+    ordinary, adaptive = PAPER_MODULES.get(name, (None, None))
+    times = {column: 1e3 * value for column, value in seconds.items()}
+    return dict(module=name, **times, ordinary_paper=ordinary, adaptive_paper=adaptive)
+
+
+# ---- Claims
+
+
+def claims_of(rows: dict[str, dict], *, judged: bool) -> list[Claim]:
+    claims, gpu = [], machine.on_gpu()
+    for name, row in rows.items():
+        bounds, times = BOUNDS[name], f"{name}: time over the ordinary model's"
+        output, input_ = (row.get("output"), row.get("input"))
+        if gpu:
+            claims.append(Claim(f"{times}, the paper's as bound", output, at_most=row["paper"], judged=judged))
+        else:
+            claims.append(Claim(times, output, at_most=bounds["output"], judged=judged))
+            claims.append(Claim(f"{times}, by input", input_, at_most=bounds["input"], judged=judged))
+        claims.append(Claim(f"{name}: multiply-adds", row["macs"], at_most=bounds["macs"], judged=judged))
+        for what, bound in (("forward", FORWARD_MEMORY), ("gradient", bounds["gradient"])):
+            claims.append(Claim(f"{name}: temporary memory, {what}", row.get(what), at_most=bound, judged=judged))
+    return claims

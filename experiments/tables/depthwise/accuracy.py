@@ -1,0 +1,367 @@
+r"""Accuracy of fine-tuned ViTs with attention replaced beside depthwise attention: Tables 2, 3, 4, 5, A.1 and A.2.
+
+    python -m equivit.train --config=configs/depthwise.py:coco,dinov2_l14,stage1 --workdir=runs/depthwise/stage1 \
+        --config.init=dinov2:FILE
+    python -m experiments tables.depthwise.selection runs/depthwise/stage1 --output=runs/depthwise/selection.json
+    python -m experiments tables.depthwise.accuracy runs/depthwise --selection=runs/depthwise/selection.json
+
+Takes the runs of configs/depthwise.py in the directory, at any depth; means and standard deviations are over seeds.
+Rows without a run stay empty; --missing prints the commands that train them.  Milliseconds are those of speed.py, one
+CPU thread; the paper's are of an Orin Nano.  Trained parameters (Table A.1) are counted without a run.
+
+A config does not record how blocks were chosen.  Those of ViT-L/14 on COCO are compared with the JSON of selection.py,
+with the gates' choices if it got `--dsp`; without --selection, and on other backbones and data, they count as those of
+lowest Sigma.  In Table 2 Ens+DW in 10 blocks has 64.81 mean IoU, used here, and loses 1.61, which would be 64.42.
+
+Claims, for runs of the recipe: no model is further behind the one with attention than in the paper, by more than 0.3
+points.  DW is above SPViT-style and Ens+DW that save as much time; blocks of lowest Sigma are above those of highest
+Sigma and those that gates choose.  Trained parameters are the paper's within 1 %.
+"""
+
+import json
+import math
+import pathlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flax import nnx
+
+from configs import depthwise
+from equivit import logical, pretrained
+from equivit.depthwise import selection
+from equivit.training import build, freezing
+from equivit.training import config as configs
+from experiments import findings, machine
+from experiments.findings import Claim
+from experiments.tables import finished_runs
+from experiments.tables.depthwise import onnx_calls
+from experiments.tables.finished_runs import Run
+
+CLASSES = {81: "coco", 150: "ade20k", 1000: "in1k"}
+FIGURES = {"coco": "eval/segmentation/miou", "ade20k": "eval/segmentation/miou", "in1k": "eval/accuracy/top1"}
+TABLES = {
+    "2": "replacements of attention",
+    "3": "DW on other data",
+    "4": "DW in other backbones",
+    "5": "ways to choose blocks and heads",
+    "A.1": "frozen except for the replacements",
+    "A.2": "with the class token",
+}
+# Stage of configs/depthwise.py, and in words; "heads": of single heads in place of whole blocks.
+WAYS = {
+    "attention": ("stage1", ""),
+    "class_token": ("stage1", ", class token"),
+    "lowest": ("stage2", ""),
+    "highest": ("stage2", ", highest Sigma"),
+    "dsp_2s": ("stage2", ", DSP-2S"),
+    "dsp": ("gated", ", DSP-e2e"),
+    "lowest_heads": ("stage2", " heads"),
+    "dsp_2s_heads": ("stage2", " heads, DSP-2S"),
+    "dsp_heads": ("gated", " heads, DSP-e2e"),
+    "frozen": ("frozen", ", frozen"),
+    "one_stage": ("one_stage", ", one stage"),
+}
+# Table, data, backbone, kind, how many, way; mean IoU or top-1 accuracy in %; milliseconds.
+PAPER = """
+2   coco    dinov2_l14  -       0    attention     66.03  161.4
+2   coco    dinov2_l14  conv    12   lowest        65.84  173.5
+2   coco    dinov2_l14  dw      12   lowest        65.95  133.6
+2   coco    dinov2_l14  spvit   10   lowest        65.05  133.3
+2   coco    dinov2_l14  ens_dw  10   lowest        64.81  131.1
+2   coco    dinov2_l14  dw      16   lowest        64.64  126.1
+2   coco    dinov2_l14  ens_dw  12   lowest        63.92  124.5
+2   coco    dinov2_b14  -       0    attention     63.37  49.9
+2   coco    dinov2_b14  dw      6    lowest        62.22  40.8
+2   coco    dinov2_b14  ens_dw  6    lowest        60.55  38.1
+2   in1k    dinov2_l14  -       0    attention     86.22  161.4
+2   in1k    dinov2_l14  dw      12   lowest        85.45  133.6
+2   in1k    dinov2_l14  ens_dw  10   lowest        84.96  131.1
+2   in1k    dinov2_l14  dw      16   lowest        84.88  126.1
+2   in1k    dinov2_l14  ens_dw  12   lowest        84.65  124.5
+3   in1k    dinov2_b14  -       0    attention     83.76
+3   in1k    dinov2_b14  dw      6    lowest        82.00
+3   ade20k  dinov2_b14  -       0    attention     53.83
+3   ade20k  dinov2_b14  dw      6    lowest        51.70
+3   ade20k  dinov2_l14  -       0    attention     56.84
+3   ade20k  dinov2_l14  dw      12   lowest        56.05
+4   coco    mae_b16     -       0    attention     58.84  42.95
+4   coco    mae_b16     dw      6    lowest        57.91  35.04
+4   coco    mae_l16     -       0    attention     60.22  122.47
+4   coco    mae_l16     dw      12   lowest        59.81  102.23
+4   coco    clip_b16    -       0    attention     61.52  42.93
+4   coco    clip_b16    dw      6    lowest        59.06  35.07
+4   coco    clip_l14    -       0    attention     64.65  153.91
+4   coco    clip_l14    dw      12   lowest        62.17  128.38
+5   coco    dinov2_l14  dw      12   lowest        65.95
+5   coco    dinov2_l14  dw      12   dsp           64.15
+5   coco    dinov2_l14  dw      12   dsp_2s        64.00
+5   coco    dinov2_l14  dw      17   lowest        63.77
+5   coco    dinov2_l14  dw      17   dsp           58.25
+5   coco    dinov2_l14  dw      17   dsp_2s        64.20
+5   coco    dinov2_l14  dw      192  lowest_heads  65.52
+5   coco    dinov2_l14  dw      192  dsp_heads     62.32
+5   coco    dinov2_l14  dw      192  dsp_2s_heads  65.79
+5   coco    dinov2_l14  dw      12   highest       61.46
+5   coco    dinov2_l14  dw      7    highest       64.02
+5   coco    dinov2_l14  dw      12   one_stage     65.63
+A.1 coco    dinov2_l14  dw      12   lowest        65.95
+A.1 coco    dinov2_l14  dw      12   frozen        65.12
+A.2 coco    dinov2_l14  -       0    attention     66.03
+A.2 coco    dinov2_l14  -       0    class_token   66.03
+A.2 in1k    dinov2_l14  -       0    attention     86.22
+A.2 in1k    dinov2_l14  -       0    class_token   86.35
+"""
+TRAINED = {"lowest": 284.4, "frozen": 25.3}  # M parameters, Table A.1
+# Of the same data and backbone the first is above the second: (kind, how many, way).
+ABOVE = (
+    (("dw", 12, "lowest"), ("spvit", 10, "lowest")),
+    (("dw", 12, "lowest"), ("ens_dw", 10, "lowest")),
+    (("dw", 16, "lowest"), ("ens_dw", 12, "lowest")),
+    (("dw", 12, "lowest"), ("dw", 12, "dsp")),
+    (("dw", 12, "lowest"), ("dw", 12, "highest")),
+    (("dw", 12, "lowest"), ("dw", 7, "highest")),
+    (("dw", 17, "lowest"), ("dw", 17, "dsp")),
+    (("dw", 192, "lowest_heads"), ("dw", 192, "dsp_heads")),
+)
+WITHIN = 0.3  # points
+COLUMNS = dict(label="", seeds="seeds", figure="%", spread="+-", paper="paper", gap="to attention", gap_paper="paper")
+SPEED = dict(ms="ms", saved="saved %", ms_paper="paper ms", saved_paper="saved %")
+PARAMETERS = dict(trained="M trained", trained_paper="paper")
+
+
+class Cell(NamedTuple):
+    """One training: words of configs/depthwise.py, the kind and way of replacement, the number of blocks or heads."""
+
+    task: str
+    backbone: str
+    kind: str
+    number: int
+    way: str
+
+
+class Entry(NamedTuple):
+    """A row of a table: percent and milliseconds, None where the table has none."""
+
+    table: str
+    cell: Cell
+    figure: float
+    ms: float | None
+
+
+def main(arguments=None) -> int:
+    options = _options(arguments)
+    wanted = [entry for entry in entries() if entry.table in options.tables]
+    cells = list(dict.fromkeys(entry.cell for entry in wanted))
+    choices = [found for path in options.selection for found in _read("--selection", path, "selection.py")]
+    runs = finished_runs.read(options.runs, may_be_empty=True)
+    found = finished_runs.present(runs, lambda run: cell_of(run, choices), cells, free=("init", "model.replaced"))
+    others = {cell: departures(cell, group[0]) for cell, group in found.items() if group}
+    rows = table(wanted, found, others, speeds(options.speed))
+    _print(rows, others)
+    if options.missing:
+        print(*(command(cell, options.runs) for cell in cells if not found[cell]), sep="\n")
+    return findings.finish(options, dict(rows=rows), claims_of(rows))
+
+
+def _options(arguments):
+    parser = finished_runs.parser(__doc__, __file__, tables=TABLES)
+    several = dict(type=pathlib.Path, action="append", default=[])
+    parser.add_argument("--selection", **several, help="JSON of selection.py; may be given several times")
+    parser.add_argument("--speed", **several, help="JSON of speed.py; may be given several times")
+    options = parser.parse_args(arguments)
+    default = pathlib.Path(__file__).with_name("speed.json")
+    options.speed = options.speed or ([default] if default.is_file() else [])
+    return options
+
+
+def _read(flag: str, path: pathlib.Path, script: str) -> list[dict[str, Any]]:
+    """The entries of the JSON file of another script; ValueError, which names the flag, where there is none."""
+    try:
+        return [dict(entry) for entry in json.loads(path.read_text()).values()]
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{flag}={path}: this is no JSON of {script} ({error}); run that first.") from error
+
+
+def entries() -> list[Entry]:
+    """All rows of all tables, in their order."""
+    found = []
+    for line in PAPER.strip().splitlines():
+        name, task, backbone, kind, number, way, *figures = line.split()
+        figure, ms = (*map(float, figures), None)[:2]
+        found.append(Entry(name, Cell(task, backbone, kind, int(number), way), figure, ms))
+    return found
+
+
+# ---- Which run is what
+
+
+def cell_of(run: Run, choices: Sequence[dict]) -> Cell | None:
+    """The cell of a run; None for other models, and for blocks chosen in other ways."""
+    config, model = run.config, run.model
+    task, backbone = CLASSES.get(model.num_classes), _backbone(config)
+    if task is None or backbone is None:
+        return None
+    if config.objective.name.startswith("gated_"):
+        options = config.objective
+        return Cell(task, backbone, options.kind, options.gates, "dsp_heads" if options.by_head else "dsp")
+    if not model.replaced:
+        return Cell(task, backbone, "-", 0, "class_token" if model.class_token else "attention")
+    kinds = {one.kind for one in model.replaced}
+    by_head = any(one.heads for one in model.replaced)
+    places = [(one.block, head) for one in model.replaced for head in one.heads or range(model.num_heads)]
+    chosen = places if by_head else [one.block for one in model.replaced]
+    compared = choices if (task, backbone) == ("coco", "dinov2_l14") else ()
+    way = chosen_by(chosen, compared)
+    if len(kinds) > 1 or way is None:
+        return None
+    source, colon, _ = (config.init or "").partition(":")
+    if config.optimizer.freeze:
+        way = "frozen"
+    elif colon and source in pretrained.FORMATS:
+        way = "one_stage"
+    return Cell(task, backbone, kinds.pop(), len(chosen), f"{way}_heads" if by_head else way)
+
+
+def _backbone(config) -> str | None:
+    """The word of configs/depthwise.py for a model; tokens beside the patches do not count."""
+    free = (*depthwise.PATCHES_ONLY, "name")
+    for word, fields in depthwise.BACKBONES.items():
+        same = all(config.model.get(key) == value for key, value in fields.items() if key not in free)
+        if same and config.model.name == fields["name"]:
+            return word
+    return None
+
+
+def chosen_by(chosen: list, choices: Sequence[dict]) -> str | None:
+    """How these blocks or (block, head) pairs were chosen, by the JSON of selection.py."""
+    if not choices:
+        return "lowest"
+    by_head = isinstance(chosen[0], tuple)
+    for found in choices:
+        scores = np.array(found["sigma"]["after"]["heads" if by_head else "blocks"])
+        for order in ("lowest", "highest"):
+            if len(chosen) <= scores.size and list(selection.select(scores, len(chosen), order)) == chosen:
+                return order
+        listed = [list(place) for place in chosen] if by_head else chosen
+        if any(places == listed for name, places in found["chosen"].items() if name.startswith("DSP")):
+            return "dsp_2s"
+    return None
+
+
+def recipe(cell: Cell) -> str:
+    return f"configs/depthwise.py:{cell.task},{cell.backbone},{WAYS[cell.way][0]}"
+
+
+def changes(cell: Cell) -> list[str]:
+    """The changes of the recipe, except for `init`."""
+    stage = WAYS[cell.way][0]
+    if stage == "gated":
+        heads = ["objective.by_head=True"] if cell.way == "dsp_heads" else []
+        return [f"objective.gates={cell.number}", f"objective.kind={cell.kind}", *heads]
+    if stage != "stage1":
+        return ["model.replaced=BLOCKS"]
+    if cell.way == "class_token":
+        token = ["model.class_token=True", "model.class_position=True"]
+        return [*token, "model.pool=class"] if cell.task == "in1k" else token
+    return []
+
+
+def command(cell: Cell, runs: pathlib.Path) -> str:
+    stage = WAYS[cell.way][0]
+    source = cell.backbone.partition("_")[0] + ":FILE" if stage in ("stage1", "one_stage") else "STAGE1_RUN"
+    keys = [f"--config.{change}" for change in (f"init={source}", *changes(cell))]
+    place = runs / "_".join(map(str, cell)).replace("_-_0", "")
+    return " ".join([f"python -m equivit.train --config={recipe(cell)} --workdir={place}", *keys])
+
+
+def departures(cell: Cell, run: Run) -> list[str]:
+    """The keys in which the runs of a cell differ from its recipe."""
+    given = [change.replace("BLOCKS", "((0,),)") for change in changes(cell)]
+    return finished_runs.departures(run, recipe(cell), free=("init", "model.replaced"), changes=given)
+
+
+# ---- Figures
+
+
+def speeds(files: Sequence[pathlib.Path]) -> dict[tuple, tuple[float, float]]:
+    """Milliseconds and the share saved, in %, by (model, kind, blocks), of images of 336 px."""
+    kinds, found = {name: kind or "-" for kind, name in onnx_calls.NAMES.items()}, {}
+    for measured in (entry for path in files for entry in _read("--speed", path, "speed.py")):
+        if measured["pixels"] == 336:
+            for line in measured.get("backbones", ()):
+                found[measured["model"], kinds[line["kind"]], line["blocks"]] = line["ms"], line["saved"]
+    return found
+
+
+def trained(cell: Cell) -> float:
+    """M parameters that the recipe trains."""
+    blocks = "model.replaced=" + repr(tuple((block,) for block in range(cell.number)))
+    config = configs.load(str(machine.ROOT / recipe(cell)), [blocks]).unlock()
+    config.model.in_channels = 3
+    objective = build.make_objective(config)
+    make = lambda: objective.module(build.make_model(config, nnx.Rngs(0)), jax.random.key(0))  # noqa: E731
+    tables = logical.tensors(jax.eval_shape(make))
+    rule = freezing.rule(objective, tables)
+    return sum(math.prod(t.shape) for each in tables.values() for t in each.flat if not rule(t).frozen) / 1e6
+
+
+def table(wanted: Sequence[Entry], found: dict, others: dict, times: dict) -> list[dict[str, Any]]:
+    """The rows, ours beside the paper's; None for missing values."""
+    figures = {cell: finished_runs.figure(runs, FIGURES[cell.task]) for cell, runs in found.items() if runs}
+    paper = {entry.cell: entry for entry in entries()[::-1]}  # of Table 2, which has times, rather than of later ones
+    rows = []
+    for name, cell, theirs, ms in wanted:
+        attention = cell._replace(kind="-", number=0, way="attention")
+        ours, before, base = figures.get(cell), figures.get(attention), paper[attention]
+        mean = None if ours is None else ours.mean
+        row = dict(table=name, **cell._asdict(), label=label(cell), seeds=len(found[cell]), figure=mean, paper=theirs)
+        row |= dict(spread=ours and ours.spread, other_values=others.get(cell, []), before=others.get(attention, []))
+        if cell != attention:
+            gap = None if ours is None or before is None else ours.mean - before.mean
+            row |= dict(gap=gap, gap_paper=theirs - base.figure)
+        if ms is not None:
+            time = times.get((depthwise.BACKBONES[cell.backbone]["name"], cell.kind, cell.number), (None, None))
+            saved = 100 * (1 - ms / base.ms) if cell != attention else None
+            row |= dict(ms=time[0], saved=time[1] if cell != attention else None, ms_paper=ms, saved_paper=saved)
+        if name == "A.1":
+            row |= dict(trained=trained(cell), trained_paper=TRAINED[cell.way])
+        rows.append(row)
+    return rows
+
+
+def label(cell: Cell) -> str:
+    name = onnx_calls.NAMES[None if cell.kind == "-" else cell.kind]
+    return f"{cell.task} {cell.backbone} {name}{f' {cell.number}' if cell.number else ''}{WAYS[cell.way][1]}"
+
+
+def claims_of(rows: Sequence[dict]) -> list[Claim]:
+    """Each claim once, also where two tables have the row."""
+    claims, found = {}, {(r["task"], r["backbone"], r["kind"], r["number"], r["way"]): r for r in rows}
+    for r in rows:
+        if r.get("gap") is not None:
+            judged = not r["other_values"] and not r["before"]
+            least = round(min(0.0, r["gap_paper"]) - WITHIN, 2)
+            text = f"{r['label']}: points above attention"
+            claims[text] = Claim(text, r["gap"], at_least=least, judged=judged)
+        if "trained" in r:
+            text, ratio = f"{r['label']}: trained parameters over the paper's", r["trained"] / r["trained_paper"]
+            claims[text] = Claim(text, ratio, at_least=0.99, at_most=1.01)
+    for data in dict.fromkeys((r["task"], r["backbone"]) for r in rows):
+        for pair in ABOVE:
+            better, worse = (found.get((*data, *part)) for part in pair)
+            if better and worse and better["seeds"] and worse["seeds"]:
+                judged = not better["other_values"] and not worse["other_values"]
+                text = f"{better['label']}: points above {worse['label']}"
+                claims[text] = Claim(text, better["figure"] - worse["figure"], at_least=0, judged=judged)
+    return list(claims.values())
+
+
+def _print(rows: Sequence[dict], others: dict) -> None:
+    print("Mean IoU (COCO, ADE20K) and top-1 accuracy (ImageNet-1k), %; beside ours the paper's.")
+    finished_runs.show(rows, TABLES, columns_of, {label(cell): keys for cell, keys in others.items()})
+
+
+def columns_of(rows: Sequence[dict]) -> dict[str, str]:
+    return COLUMNS | (SPEED if "ms" in rows[0] else {}) | (PARAMETERS if "trained" in rows[0] else {})

@@ -1,0 +1,57 @@
+"""ONNX sessions of single modules and of whole backbones with random weights, for the scripts about speed."""
+
+import pathlib
+import tempfile
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from equivit import models, onnx_files, profile
+from equivit.depthwise.replacement import PATCHES_ONLY
+from equivit.layers import dense
+from equivit.layers.depthwise import replace_attention
+from equivit.models.inference import deployed, deployed_part
+from kernels import using
+
+NAMES = {None: "MhSA", "conv": "Conv_all", "dw": "DW", "spvit": "SPViT-style", "ens_dw": "Ens+DW"}
+
+
+def module(width: int, num_heads: int, kind: str | None, heads: tuple[int, ...] | None = None) -> nnx.Module:
+    """An attention of random weights, replaced unless `kind` is None."""
+    attention = dense.Attention(width, num_heads, rngs=nnx.Rngs(0))
+    return attention if kind is None else replace_attention(attention, kind, heads=heads)
+
+
+def module_call(grid: tuple[int, int], width: int, num_heads: int, kind: str | None, **options) -> Callable[[], None]:
+    """A call of one module on the tokens of a grid, as it is deployed."""
+    form = deployed_part(module(width, num_heads, kind, **options), grid)
+    return _call(lambda x: form(x, grid), (1, grid[0] * grid[1], width))
+
+
+def backbone_call(name: str, size: tuple[int, int], replaced: tuple = (), **overrides) -> Callable[[], None]:
+    """A call of a backbone of the zoo without a head, which gives its patch tokens after the final norm.
+
+    Args:
+      replaced: as in `ViTConfig`.
+      overrides: of other fields.
+    """
+    options = dict(PATCHES_ONLY, image_size=size, num_classes=None, replaced=replaced) | overrides
+    form = deployed(models.create(name, **options), size)
+    return _call(lambda images: form.features(images).patches.values, (1, *size, 3))
+
+
+def _call(function: Callable, shape: tuple[int, ...]) -> Callable[[], None]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "model.onnx"
+        with using("reference"):  # the standard's operations have no choice by platform
+            onnx_files.write(path, function, jax.ShapeDtypeStruct(shape, jnp.float32), ("y",), opset=17)
+        return profile.bound(onnx_files.session(path))
+
+
+def milliseconds(calls: Mapping[Any, Callable[[], None]], options) -> dict[Any, float]:
+    """The median of each call; `options` has `runs` and `warmup`."""
+    seconds = profile.interleaved(calls, runs=options.runs, warmup=options.warmup)
+    return {name: 1e3 * sorted(times)[len(times) // 2] for name, times in seconds.items()}
