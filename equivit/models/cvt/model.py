@@ -7,7 +7,7 @@ that "Making Vision Transformers Truly Shift-Equivariant" compares with under ci
 import dataclasses
 import functools
 import math
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -235,7 +235,7 @@ class CvT(Staged):
         return at._replace(tokens=x, layout=Layout(grid), frame=at.frame.every(embed.conv.stride))
 
 
-def _chosen(layout: Layout, block: ConvBlock, x: jax.Array) -> Choice:
+def _chosen(layout: Layout, block: Any, x: jax.Array) -> Choice:
     """The phase that a block chooses for its keys and values."""
     return block.attention.choice_of(block.norm1(x), layout)
 
