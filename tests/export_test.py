@@ -21,7 +21,7 @@ from equivit.models.segmenter.model import SegmenterConfig
 from equivit.models.vit.config import ViTConfig
 from equivit.trained_on import TrainedOn
 from tests.models import backbones
-from tests.models.swin_adaptive_test import SMALL as SWIN
+from tests.models.adaptive import SWIN
 
 needs_onnx = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("jax2onnx", "onnxruntime")),

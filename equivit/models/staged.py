@@ -3,8 +3,9 @@
     images -> embed -> (begin -> blocks) of each stage -> pool -> head
 
 A backbone defines three maps: `embed`, of images; `begin`, which changes the shape of a map before the blocks of a
-stage; and `pool`, of the last map.  This page does the rest: it checks images, walks through the stages, passes keys
-and rates of stochastic depth on, captures the maps after single blocks, and calls the head.
+stage; and `pool`, of the last map.  Where blocks change the shape themselves, it defines their `stride`.  This page
+does the rest: it checks images, walks through the stages, passes keys and rates of stochastic depth on, captures the
+maps after single blocks, and calls the head.
 
 A map is tokens with the place on the image where they lie (`Map`).  An adaptive backbone moves that place.
 """
@@ -122,6 +123,10 @@ class Staged(nnx.Module):
         part = self.stages[stage]
         return part if isinstance(part, Stack) else part.blocks
 
+    def stride(self, stage: int, start: int, stop: int) -> int:
+        """The stride of the blocks start <= i < stop of a stage, on a map [B, h, w, width]."""
+        return 1
+
     def stage(
         self, stage: int, at: Map, *, capture: tuple[int, ...], train: bool, **options: Any
     ) -> tuple[Map, dict[int, Map]]:
@@ -134,7 +139,8 @@ class Staged(nnx.Module):
 
         def apply(at: Map, start: int, stop: int) -> Map:
             tokens, _ = blocks(at.tokens, at.layout, start=start, stop=stop, train=train, **options)
-            return at._replace(tokens=tokens)
+            stride = self.stride(stage, start, stop)
+            return at._replace(tokens=tokens) if stride == 1 else at.strided(tokens, stride)
 
         return captured(apply, at, capture, 0, len(blocks))
 

@@ -7,8 +7,8 @@ import numpy as np
 from equivit.evaluation import frozen, runner
 from equivit.training.config import get_base, validate
 from tests.evaluation.predictors import random_model
+from tests.models.adaptive import SWIN
 from tests.models.backbones import model
-from tests.models.swin_adaptive_test import SMALL
 
 SIZE, SPLITS = (16, 24), {"train": 12, "test": 5}
 PROTOCOLS = ("patch_knn", "patch_linear")
@@ -48,7 +48,7 @@ def config_of(source, size):
 
 @functools.cache
 def swin():
-    return model("swin_t", **SMALL | dict(image_size=SIZE, num_classes=None))
+    return model("swin_t", **SWIN | dict(image_size=SIZE, num_classes=None))
 
 
 def test_moving_image_and_label_map_together_changes_nothing(tmp_path):

@@ -15,7 +15,7 @@ from equivit.models import zoo
 from equivit.training.config import from_json, get_base, to_json, validate
 from tests.evaluation.predictors import batches, brightness, random_model
 from tests.models import backbones
-from tests.models.swin_adaptive_test import SMALL
+from tests.models.adaptive import SWIN
 
 SIZE, SOURCE = (4, 6), (7, 9)  # of the images that are predicted, and of those that crops are cut from
 ALL = dict(kinds=("circular", "zeros", "crop"), ranges=("quarter", "full", 2, (0, 3)), pairs=3)
@@ -214,11 +214,11 @@ def test_what_cannot_be_is_one_line(shift, data, message):
 @pytest.mark.parametrize("adaptive", [True, False])
 def test_of_an_adaptive_model_every_prediction_stays(adaptive):
     """Some predictions of the ordinary model with the same weights change."""
-    model = backbones.model("swin_t", **SMALL | dict(adaptive=adaptive))
+    model = backbones.model("swin_t", **SWIN | dict(adaptive=adaptive))
     predict = predictions.predictor(model, (0.5,) * 3, (0.3,) * 3)
-    images = np.random.default_rng(2).integers(0, 256, (24, *SMALL["image_size"], 3)).astype(np.uint8)
+    images = np.random.default_rng(2).integers(0, 256, (24, *SWIN["image_size"], 3)).astype(np.uint8)
     mean = np.mean([predict(part) for part in images.reshape(3, 8, *images.shape[1:])], (0, 1))
-    settings = dict(kinds=("circular",), ranges=("quarter", "full"), pairs=4, size=SMALL["image_size"], source=None)
+    settings = dict(kinds=("circular",), ranges=("quarter", "full"), pairs=4, size=SWIN["image_size"], source=None)
     found = measure(lambda x: predict(x) - mean, images, np.zeros(24), 8, **settings)  # so that classes are as likely
     assert 0 < found["top1"] < 1
     shares = [found[f"circular_{name}"] for name in ("quarter", "full")]

@@ -13,7 +13,8 @@ from equivit.layers.stack import Stack
 from equivit.models import zoo
 from equivit.models.inference import deployed, fold
 from equivit.testing import randomise
-from tests.models import cvt_adaptive_test, segmenter_test
+from tests.models import segmenter_test
+from tests.models.adaptive import small
 from tests.models.backbones import images, model, near
 
 ODD = (29, 46)  # images whose sides no stride divides
@@ -35,7 +36,7 @@ def both(model, x):
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_a_stack_of_convolutions_folds_to_the_same_function(adaptive):
     """The first stage of the CvT is a scan over two blocks.  The adaptive one also convolves at all phases at once."""
-    m = cvt_adaptive_test.small(depths=(2, 1)) if adaptive else model("cvt_13")
+    m = small("cvt_13", depths=(2, 1)) if adaptive else model("cvt_13")
     x = images(m.config.image_size if adaptive else ODD)
     whole, folded = jax.jit(both)(m, x)
     jax.tree.map(near, folded, whole)

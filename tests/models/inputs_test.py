@@ -7,15 +7,10 @@ import pytest
 from flax import nnx
 
 from equivit.models import decoders, zoo
+from tests.models.adaptive import ADAPTIVE
+from tests.models.backbones import BACKBONES
 
 VIT = dict(width=16, depth=1, num_heads=1, patch_size=4, image_size=(8, 8), num_classes=3)
-SWIN = dict(width=8, depths=(2, 1), num_heads=(1, 2), window_size=3, image_size=(20, 16), num_classes=3)
-MVIT = dict(width=8, depths=(1, 2), class_token=True, image_size=(20, 16), num_classes=3)
-CVT = dict(widths=(8, 12), depths=(2, 1), num_heads=(1, 2), kernels=(7, 3), strides=(4, 2), paddings=(2, 1))
-CVT |= dict(image_size=(21, 16), num_classes=3)
-SHVIT = dict(widths=(8, 12), depths=(1, 1), partial_widths=(0, 5), image_size=(21, 16), num_classes=3)
-EFFICIENTVIT = dict(widths=(4, 4, 6, 8, 12), depths=(1, 1, 1, 1, 1), neck_widths=(8, 8), head_channels=4)
-EFFICIENTVIT |= dict(image_size=(21, 16), num_classes=3)
 SERIES = dict(length=20, channels=2, num_classes=3, patches=4, width=8, depth=1, num_heads=2, mlp_dim=8)
 FAMILIES = [
     *[("vit_ti16", dict(VIT, registers=2))],
@@ -24,33 +19,26 @@ FAMILIES = [
     ("jumbo_vit_ti16", dict(VIT, jumbo=2)),
     ("jumbo_vit_release_ti16", dict(VIT, jumbo=2)),
     ("octic_jumbo_vit_ti16", dict(VIT, jumbo=2, family="D8", field="invariant")),
-    *[(name, SWIN) for name in ("swin_t", "swinv2_t")],
-    ("mvitv2_t", MVIT),
-    ("cvt_13", CVT),
-    ("cvt_13", CVT | dict(class_token=False, padding="circular")),
-    ("shvit_s1", SHVIT),
-    ("efficientvit_b0", EFFICIENTVIT),
+    *[(name, backbone.small) for name, backbone in BACKBONES.items()],
+    ("cvt_13", BACKBONES["cvt_13"].small | dict(class_token=False, padding="circular")),
     ("patchtst_jumbo", SERIES),
     ("patchtst_public", SERIES),
 ]
 
-
-EVEN = dict(adaptive=True, image_size=(32, 16))
-ADAPTIVE = [("vit_ti16", dict(VIT, adaptive=True)), ("octic_vit_ti16", dict(VIT, family="D8", adaptive=True))]
-ADAPTIVE += [(name, SWIN | EVEN | dict(window_size=2)) for name in ("swin_t", "swinv2_t")]
-ADAPTIVE += [("mvitv2_t", MVIT | EVEN), ("cvt_13", CVT | EVEN)]
-FAMILIES += [(name, dict(fields, select=select)) for name, fields in ADAPTIVE for select in ("output", "input")]
+ADAPTIVE_MODELS = [("vit_ti16", dict(VIT, adaptive=True)), ("octic_vit_ti16", dict(VIT, family="D8", adaptive=True))]
+ADAPTIVE_MODELS += [(name, BACKBONES[name].small | facts.small) for name, facts in ADAPTIVE.items()]
+FAMILIES += [(name, dict(fields, select=select)) for name, fields in ADAPTIVE_MODELS for select in ("output", "input")]
 
 
 @pytest.mark.parametrize(("name", "fields"), FAMILIES, ids=lambda value: value if isinstance(value, str) else "")
 def test_an_empty_batch_gives_empty_logits(name, fields):
     model = zoo.abstract(name, **fields)
-    assert jax.eval_shape(lambda model, x: model(x), model, _inputs(model, 0)).shape == (0, 3)
+    assert jax.eval_shape(lambda model, x: model(x), model, _inputs(model, 0)).shape == (0, model.config.num_classes)
 
 
 @pytest.mark.parametrize("blocks", [0, None, "0", ("0",), (0.0,), (True,)], ids=repr)
-@pytest.mark.parametrize("name", ["vit_ti16", "swin_t", "mvitv2_t", "cvt_13", "shvit_s1", "efficientvit_b0"])
-def test_blocks_that_are_no_indices_are_told(name, blocks):
+@pytest.mark.parametrize("name", ["vit_ti16", *BACKBONES])
+def test_blocks_that_are_no_indices_are_refused(name, blocks):
     model = zoo.abstract(name, **dict(FAMILIES)[name])
     with pytest.raises(ValueError, match=r": blocks=.* must be whole numbers in a tuple, such as \(0,\)"):
         jax.eval_shape(lambda model, x: model.features(x, blocks=blocks), model, _inputs(model))
@@ -77,12 +65,16 @@ def test_an_empty_batch_of_a_masked_autoencoder():
     assert jax.eval_shape(lambda m, x, keep: m(x, keep), model, images, keep).shape == (0, 4, 48)
 
 
-@pytest.mark.parametrize(("name", "fields"), [FAMILIES[0], FAMILIES[-1]], ids=["images", "series"])
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [FAMILIES[0], ("swin_t", dict(FAMILIES)["swin_t"]), ("patchtst_public", SERIES)],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
 @pytest.mark.parametrize(
     ("value", "found"),
     [(None, "None"), ([np.zeros((8, 8, 3), np.float32)], "a list"), ("image.png", "a str"), (0.5, "a float")],
 )
-def test_what_is_no_array_is_told(name, fields, value, found):
+def test_what_is_no_array_is_refused(name, fields, value, found):
     model = zoo.abstract(name, **fields)
     with pytest.raises(ValueError, match=rf"are {found}; they must be an array \[\*B, "):
         model(value)

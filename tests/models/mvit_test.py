@@ -2,10 +2,13 @@
 
 import jax
 import numpy as np
+import pytest
 
 from equivit import logical, models
 from equivit.layers.grid import Layout
 from equivit.models import zoo
+from equivit.models.mvit.position import folded
+from tests.models.adaptive import ADAPTIVE, check_slope, noise, small
 from tests.models.backbones import MVIT, images, model, near, run
 
 ODD = (27, 45)  # maps of 7x12, 4x6 and 2x3 tokens
@@ -93,3 +96,36 @@ def test_circular_padding_follows_shifts_by_the_stride():
 def test_heads_double_with_the_width():
     assert zoo.configuration("mvitv2_l").num_heads == (2, 4, 8, 16)
     assert zoo.configuration("mvitv2_t", num_heads=[1, 2, 2, 4]).num_heads == (1, 2, 2, 4)
+
+
+# Adaptive
+
+
+@pytest.mark.parametrize(
+    ("parts", "options"),
+    [(("pool",), {}), (("token", "pool"), dict(depths=(1,), select="input"))],
+    ids=["pool", "token and pool"],
+)
+def test_some_parts_have_one_function_and_its_gradient(parts, options):
+    """For any padding of the other parts' convolutions."""
+    check_slope(small("mvitv2_t", adaptive=parts, **options), noise(ADAPTIVE["mvitv2_t"].size, 1))
+
+
+def test_adapted_weights_are_the_ordinary_ones_but_for_positions():
+    ordinary = small("mvitv2_t", adaptive=False)
+    adapted, changes = models.reconfigure(ordinary, adaptive=True)
+    assert adapted.config == small("mvitv2_t").config and adapted.config.mode("pool") == "circular"
+    old, new = logical.to_logical(ordinary), logical.to_logical(adapted)
+    assert not changes.drawn and not changes.dropped
+    assert set(changes.resized) == {name for name in old if "position" in name} and len(changes.resized) == 4
+    for name in old.keys() - set(changes.resized):
+        np.testing.assert_array_equal(old[name], new[name])
+    name = "stages.1.blocks.0.attention.position.rows"  # distances of 4 places on a line, then around a circle of 8
+    around = np.stack([new[name][2 * i] for i in range(4)])
+    np.testing.assert_allclose(around, folded(old[name], 1), atol=1e-6)
+    np.testing.assert_allclose(new[name][1], (around[0] + around[1]) / 2, atol=1e-6)
+    again, changes = models.reconfigure(adapted, image_size=(64, 16))
+    again = logical.to_logical(again)
+    np.testing.assert_array_equal(again[name][::2], new[name])
+    np.testing.assert_allclose(again[name][-1], (new[name][-1] + new[name][0]) / 2, atol=1e-6)
+    assert models.adapt(ordinary, adaptive=("token", "pool"), select="input").config.parts == ("token", "pool")

@@ -15,7 +15,7 @@ from equivit.layers import dense
 from equivit.layers.convolution import NormedConv
 from equivit.layers.dropout import split
 from equivit.layers.grid import Layout
-from equivit.layers.stack import REMAT, Stack, captured
+from equivit.layers.stack import REMAT, Stack
 from equivit.layers.stochastic_depth import drop_path
 from equivit.models.efficientvit.attention import LinearAttention
 from equivit.models.efficientvit.separable_conv import InvertedBottleneck, SeparableConv
@@ -160,17 +160,8 @@ class EfficientViT(Staged):
     def embed(self, images: jax.Array, *, train: bool = False) -> Map:
         return Map.of_images(images).strided(self.stem(images, train=train), 2)
 
-    def stage(self, stage: int, at: Map, *, capture: tuple[int, ...], **options: Any) -> tuple[Map, dict[int, Map]]:
-        """The first block halves the map; the others keep its shape."""
-        blocks = self.stack(stage)
-
-        def apply(at: Map, start: int, stop: int) -> Map:
-            tokens, _ = blocks(at.tokens, start=start, stop=stop, **options)
-            return at._replace(tokens=tokens)
-
-        first = at.strided(blocks(at.tokens, stop=1, **options)[0], 2)
-        last, seen = captured(apply, first, capture, 1, len(blocks))
-        return last, ({0: first} if 0 in capture else {}) | seen
+    def stride(self, stage: int, start: int, stop: int) -> int:
+        return 1 if start else 2  # the first block halves the map
 
     def pool(self, last: Map, *, train: bool = False) -> jax.Array:
         """The last map after the neck."""

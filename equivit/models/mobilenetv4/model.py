@@ -7,6 +7,7 @@ trained.  "Jumbo" (Section 4.1) compares with it.
 import dataclasses
 import functools
 import itertools
+import math
 import re
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
@@ -214,13 +215,8 @@ class MobileNetV4(Staged):
     def embed(self, images: jax.Array, *, train: bool = False) -> Map:
         return Map.of_images(images).strided(self.stem(images, train=train), 2)
 
-    def stage(self, stage: int, at: Map, *, capture: tuple[int, ...], **options: Any) -> tuple[Map, dict[int, Map]]:
-        seen = {}
-        for i, spec in enumerate(self.config.blocks[stage]):
-            at = at.strided(self.stack(stage)(at.tokens, start=i, stop=i + 1, **options)[0], spec.stride)
-            if i in capture:
-                seen[i] = at
-        return at, seen
+    def stride(self, stage: int, start: int, stop: int) -> int:
+        return math.prod(spec.stride for spec in self.config.blocks[stage][start:stop])
 
     def pool(self, last: Map, *, train: bool = False) -> jax.Array:
         """The mean of the last map, widened, [B, head_width]."""
