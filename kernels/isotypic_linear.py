@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels.product import LINEAR, einsum, kept
+from kernels.product import LINEAR, bilinear, kept
 
 Field = tuple[jax.Array, ...]
 # Weights like the arrays of a field, lines [i, C, F] and planes [2C, 2F] for both rows; bias [F] or None.
@@ -24,7 +24,7 @@ def linear(field: Field, map: Linear) -> Field:
 
 
 def _product(x: jax.Array, weight: jax.Array) -> jax.Array:
-    return einsum(LINEAR if weight.ndim == 2 else "i...c,icd->i...d", x, weight)
+    return bilinear(LINEAR if weight.ndim == 2 else "i...c,icd->i...d", x, weight)
 
 
 @jax.custom_jvp

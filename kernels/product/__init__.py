@@ -1,7 +1,7 @@
 """Products of two arrays.
 
 In bfloat16 a product is a primitive, so that `cpu.py` can say how XLA:CPU computes it; its gradients are products of
-this kind, with their axes in the order of the factor that they belong to.
+this kind, with their axes in the order of the factor that they belong to.  In float32 that pays for fields alone.
 """
 
 import functools
@@ -24,55 +24,64 @@ kept = functools.partial(checkpoint_name, name="product")
 
 def einsum(axes: str, x: jax.Array, y: jax.Array) -> jax.Array:
     """`jnp.einsum` of two arrays.  An axis that is summed over is one of both; "..." in y is the last of those in x."""
-    if not x.dtype == y.dtype == jnp.bfloat16 or dispatch.AUTO.get() == "reference":
-        return jnp.matmul(x, y) if axes == LINEAR else jnp.einsum(axes, x, y)  # which converters know better
+    if x.dtype == y.dtype == jnp.bfloat16:
+        return bilinear(axes, x, y)
+    return jnp.matmul(x, y) if axes == LINEAR else jnp.einsum(axes, x, y)  # which converters know better
+
+
+def bilinear(axes: str, x: jax.Array, y: jax.Array) -> jax.Array:
+    """`einsum` as the primitive in any type; `jnp.einsum` where `using` asks for the reference."""
+    if dispatch.AUTO.get() == "reference":
+        return jnp.matmul(x, y) if axes == LINEAR else jnp.einsum(axes, x, y)
     (of_x, of_y), result = axes.split("->")[0].split(","), axes.split("->")[1]
     first, ahead = (a.ndim - len(of.replace("...", "")) for a, of in ((x, of_x), (y, of_y)))
     named = string.ascii_uppercase[:first]
     of_x, of_y = of_x.replace("...", named), of_y.replace("...", named[first - ahead :])
-    return _bound(f"{of_x},{of_y}->{result.replace('...', named)}", x, y)
+    axes = f"{of_x},{of_y}->{result.replace('...', named)}"
+    precision = jax.config.jax_default_matmul_precision  # set at run time  # pyright: ignore[reportAttributeAccessIssue]
+    return _bound(x, y, axes=axes, precision=precision)
 
 
-def _bound(axes: str, x: jax.Array, y: jax.Array) -> jax.Array:
+def _bound(x: jax.Array, y: jax.Array, *, axes: str, precision: str | None) -> jax.Array:
     # Within shard_map, the gradient of a factor is summed over the devices that only the other factor varies over.
     over = _varying(x) | _varying(y)
     x, y = (jax.lax.pcast(factor, tuple(over - _varying(factor)), to="varying") for factor in (x, y))
-    return _product.bind(x, y, axes=axes)
+    return _product.bind(x, y, axes=axes, precision=precision)
 
 
 def _varying(x) -> frozenset[str]:
     return jax.typeof(x).manual_axis_type.varying
 
 
-def _computed(x, y, *, axes: str):
-    return jnp.einsum(axes, x, y)
+def _computed(x, y, *, axes: str, precision: str | None):
+    return jnp.einsum(axes, x, y, precision=precision)
 
 
-def _aval(x, y, *, axes: str):
-    return jax.make_jaxpr(functools.partial(_computed, axes=axes))(x, y).out_avals[0]
+def _aval(x, y, **options):
+    return jax.make_jaxpr(functools.partial(_computed, **options))(x, y).out_avals[0]
 
 
-def _x_gradient(dz, x, y, *, axes: str):
+def _x_gradient(dz, x, y, *, axes: str, precision: str | None):
     of_x, of_y, of_z = cpu.split(axes)
-    return _bound(f"{of_z},{of_y}->{of_x}", dz, y)
+    return _bound(dz, y, axes=f"{of_z},{of_y}->{of_x}", precision=precision)
 
 
-def _y_gradient(dz, x, y, *, axes: str):
+def _y_gradient(dz, x, y, *, axes: str, precision: str | None):
     of_x, of_y, of_z = cpu.split(axes)
-    return _bound(f"{of_x},{of_z}->{of_y}", x, dz)
+    return _bound(x, dz, axes=f"{of_x},{of_z}->{of_y}", precision=precision)
 
 
-def _batched(factors, at, *, axes: str):
+def _batched(factors, at, *, axes: str, precision: str | None):
     """One more axis, the first one of each factor that has it and of the result."""
     new = next(letter for letter in string.ascii_letters if letter not in axes)
     moved = [x if i is None else jnp.moveaxis(x, i, 0) for x, i in zip(factors, at, strict=True)]
     of_x, of_y = ("" if i is None else new for i in at)
     x_axes, y_axes, z_axes = cpu.split(axes)
-    return _bound(f"{of_x}{x_axes},{of_y}{y_axes}->{new}{z_axes}", *moved), 0
+    return _bound(*moved, axes=f"{of_x}{x_axes},{of_y}{y_axes}->{new}{z_axes}", precision=precision), 0
 
 
 _product = Primitive("bilinear_product")
-_product.def_impl(jax.jit(_product.bind, static_argnames="axes"))
+_product.def_impl(jax.jit(_product.bind, static_argnames=("axes", "precision")))
 _product.def_abstract_eval(_aval)
 ad.defbilinear(_product, _x_gradient, _y_gradient)
 batching.primitive_batchers[_product] = _batched

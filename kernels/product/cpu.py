@@ -1,4 +1,7 @@
-"""Products of bfloat16 as XLA:CPU computes them fast.
+"""Products as XLA:CPU computes them fast.
+
+A sum over images and tokens, as in the gradient of a weight, is one over a single axis: of two, XLA would make one by
+turning both arrays.  In bfloat16:
 
 - A product is summed in float32 and rounded once: XLA:CPU has fast code for results in float32 alone.
 - Its factors have the order in memory of their axes.  XLA:CPU chooses its code for a product before it orders axes; if
@@ -8,18 +11,22 @@
 """
 
 import functools
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.interpreters import mlir
 
 
-def lowered(context: mlir.LoweringRuleContext, x, y, *, axes: str):
+def lowered(context: mlir.LoweringRuleContext, x, y, *, axes: str, precision: str | None):
     """The program of a product, such as "nc,cd->nd"."""
     module = context.module_context
     # From several devices XLA would gather arrays whose order is prescribed, and `jax.export` takes none.
     prescribed = getattr(module.axis_context, "num_devices", None) == 1 and not module.lowering_parameters.for_export
-    computed = functools.partial(_computed, axes=axes, prescribed=prescribed)
+    computed: Any = functools.partial(_computed, axes=axes, prescribed=prescribed)
+    if not all(aval.dtype == jnp.bfloat16 for aval in context.avals_in):  # pyright: ignore[reportAttributeAccessIssue]
+        computed = functools.partial(_joined, axes=axes, precision=precision)
     return mlir.lower_fun(computed, multiple_results=False)(context, x, y)
 
 
@@ -28,6 +35,16 @@ def split(axes: str) -> tuple[str, str, str]:
     factors, result = axes.split("->")
     of_x, of_y = factors.split(",")
     return of_x, of_y, result
+
+
+def _joined(x, y, *, axes: str, precision: str | None):
+    """With the axes that are summed over as one, if they follow each other in both factors."""
+    of_x, of_y, of_z = split(axes)
+    summed = _only(of_x, of_z)
+    if len(summed) > 1 and summed in of_x and summed in of_y:
+        x, y = (jax.lax.collapse(a, i, i + len(summed)) for a, i in ((x, of_x.index(summed)), (y, of_y.index(summed))))
+        axes = axes.replace(summed, summed[0])
+    return jnp.einsum(axes, x, y, precision=precision)
 
 
 def _computed(x, y, *, axes: str, prescribed: bool):

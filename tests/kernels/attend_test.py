@@ -140,7 +140,7 @@ def test_cudnn_is_differentiated_at_even_numbers_of_tokens_only(cudnn, queries, 
 
 def test_an_unknown_implementation():
     q = heads(0, 2, 5, 8)
-    with pytest.raises(ValueError, match="attend: implementation='flash' is not one of 'auto', 'xla'"):
+    with pytest.raises(ValueError, match="attend: implementation='flash' is not one of 'auto', 'reference', 'xla'"):
         attend(q, q, q, implementation="flash")
     with pytest.raises(ValueError, match=r"attend: implementation='gpu' has no kernel for float32\[2, 5, 8\]"):
         attend(q, q, q, implementation="gpu")

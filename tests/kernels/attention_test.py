@@ -349,7 +349,7 @@ def test_what_has_no_kernel_runs_without_or_is_named():
     large = abstract(1, 4096, 3 * 1024)
     with pytest.raises(ValueError, match="implementation='interpret' has no kernel for bfloat16"):
         jax.eval_shape(functools.partial(attention, heads=16, implementation="interpret"), large)
-    with pytest.raises(ValueError, match="attention: implementation='fast' is not one of 'auto', 'xla'"):
+    with pytest.raises(ValueError, match="attention: implementation='fast' is not one of 'auto', 'reference', 'xla'"):
         attention(qkv, 1, implementation="fast")
     with pytest.raises(ValueError, match=r"qkv \(1, 5, 408\) must be \[\*B, N, 3 H d\]; heads=5 needs multiples of 15"):
         attention(qkv, 5)

@@ -120,7 +120,7 @@ def test_widths_without_a_kernel():
 def test_bad_arguments_are_named():
     lines, planes, *weights = draw_branch(SMALL, "float32")
     w = Weights(*weights)
-    with pytest.raises(ValueError, match="octic_mlp: implementation='fast' is not one of 'auto', 'xla'"):
+    with pytest.raises(ValueError, match="octic_mlp: implementation='fast' is not one of 'auto', 'reference', 'xla'"):
         octic_mlp(lines, planes, w, NORM, implementation="fast")
     with pytest.raises(ValueError, match=r"octic_mlp: out_lines \(4, 16, 256\) must be \(4, 256, 16\), for .* C=16"):
         octic_mlp(lines, planes, w._replace(out_lines=w.in_lines), NORM)

@@ -17,7 +17,7 @@ from equivit.layers.stack import REMAT
 from equivit.precision import cast
 from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC
-from kernels.product import einsum, kept
+from kernels.product import bilinear, einsum, kept
 
 SCORES, WEIGHTED = "...nd,...md->...nm", "...nm,...md->...nd"
 matmul = functools.partial(einsum, "...c,cd->...d")
@@ -206,8 +206,8 @@ def test_a_product_in_bfloat16_has_the_result_that_is_fast_and_is_the_same_numbe
     chex.assert_trees_all_close(found.astype(np.float32), known, rtol=2**-8, atol=1e-6)  # rounded once, at the end
 
 
-def test_in_other_types_and_with_xla_alone_it_is_einsum():
-    """Exporters know no primitive of ours."""
+def test_in_other_types_and_as_the_reference_it_is_einsum():
+    """Converters know no primitive of ours."""
 
     def primitives(dtype, implementation):
         x = jnp.ones((3, 5, 7), dtype)
@@ -215,8 +215,42 @@ def test_in_other_types_and_with_xla_alone_it_is_einsum():
             return str(jax.make_jaxpr(functools.partial(einsum, "...c,cd->...d"))(x, x[0].T))
 
     assert "bilinear_product" in primitives(jnp.bfloat16, "auto")
-    for dtype, implementation in ((jnp.float32, "auto"), (jnp.float16, "auto"), (jnp.bfloat16, "xla")):
+    for dtype, implementation in ((jnp.float32, "auto"), (jnp.float16, "auto"), (jnp.bfloat16, "reference")):
         assert "bilinear_product" not in primitives(dtype, implementation)
+
+
+@pytest.mark.parametrize(
+    ("axes", "shapes"),
+    [("...c,cd->...d", ((3, 5, 7), (7, 4))), ("i...c,icd->i...d", ((4, 3, 5, 7), (4, 7, 2)))],
+)
+@pytest.mark.parametrize("platform", ["cpu", "tpu", "cuda"])
+def test_a_cpu_sums_the_gradient_of_a_field_s_weight_over_one_axis_and_others_join_none(platform, axes, shapes):
+    x, weight = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
+    gradient = jax.jit(jax.grad(lambda weight, x: jnp.square(bilinear(axes, x, weight)).sum()))
+    text = jax.export.export(gradient, platforms=[platform])(weight, x).mlir_module()
+    found = [line for line in text.splitlines() if "stablehlo.dot_general" in line]
+    first = len(shapes[1]) - 2
+    summed = [first] if platform == "cpu" else list(range(first, len(shapes[0]) - 1))
+    assert len(found) == 2, found  # x is not differentiated
+    assert sum(f"contracting_dims = {summed} x {summed}" in line for line in found) == 1, found
+
+
+@pytest.mark.parametrize(("axes", "shapes"), CASES.items(), ids=CASES)
+def test_the_primitive_in_float32(axes, shapes):
+    x, y = (normal(*shape).astype(jnp.float32) for shape in shapes)
+    dz = normal(*jax.eval_shape(functools.partial(exact, axes), x, y).shape).astype(jnp.float32)
+    found, known = (
+        jax.jit(functools.partial(derivatives, functools.partial(product, axes)))(x, y, dz)
+        for product in (bilinear, exact)
+    )
+    chex.assert_trees_all_close(found, known, rtol=1e-5, atol=1e-5)  # sums of up to 30 products, in another order
+
+
+def test_the_precision_is_that_of_the_trace():
+    x = jax.ShapeDtypeStruct((3, 5), jnp.float32)
+    with jax.default_matmul_precision("highest"):
+        traced = jax.jit(functools.partial(bilinear, "nc,mc->nm")).trace(x, x)
+    assert "precision = [HIGHEST, HIGHEST]" in traced.lower(lowering_platforms=("tpu",)).as_text()
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
