@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
+from kernels.d8_gelu import fourier
 from kernels.gelu import exact_gelu
-from kernels.pointwise import FOURIER
 
 
 def d8_gelu(lines: jax.Array, planes: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -14,9 +14,7 @@ def d8_gelu(lines: jax.Array, planes: jax.Array) -> tuple[jax.Array, jax.Array]:
     into each of the eight outputs and computes them eight times.
     """
     components = jnp.concatenate([lines, *jnp.split(planes, 2, axis=-1)])
-    matrix, wide = FOURIER.astype(lines.dtype), jnp.promote_types(lines.dtype, jnp.float32)
-    values = jnp.einsum("ri,i...->r...", matrix, components, preferred_element_type=wide)
-    y = exact_gelu(values).astype(lines.dtype)
-    y = jnp.einsum("ri,r...->i...", matrix, y, preferred_element_type=wide).astype(lines.dtype)
+    values = fourier.to_regular(components, jnp.promote_types(lines.dtype, jnp.float32))
+    y = fourier.to_isotypic(exact_gelu(values).astype(lines.dtype))
     y_lines, *copies = jnp.split(y, [4, 6])
     return y_lines, jnp.concatenate(copies, axis=-1)
