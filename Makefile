@@ -1,7 +1,8 @@
 # make quickstart   install, then train an octic ViT on handwritten digits (CPU, about three minutes with installing)
-# make test         install what tests need, then run them
+# make test         install what tests need, then run the quick ones: the first case of each (tests/README.md)
+# make test-rest    run all others
+# make test-all     both, with every reference file under $EQUIVIT_PARITY
 # make install-export   also what export and profile need (jax2onnx, onnx, onnxruntime)
-# make test-all     the same as make test, with every reference file under $EQUIVIT_PARITY
 # make fuzz         attack everything that reads files with inputs of its own: make fuzz MINUTES=60
 # make soak         kill runs and commands at random moments, and look for what is lost: about 40 minutes
 
@@ -14,7 +15,7 @@ WORKDIR ?= runs/quickstart
 MINUTES ?= 10
 JAX2ONNX = jax2onnx>=0.17.1,<0.18
 
-.PHONY: quickstart install-export test test-all fuzz soak lint clean
+.PHONY: quickstart install-export test test-rest test-all fuzz soak lint clean
 
 # On Linux: large arrays in large pages, and memory stays with the process.  Otherwise each training step on a CPU gets
 # its memory anew from the kernel, page by page.  (Not arena_max=1: octic steps are slower with it.)
@@ -24,21 +25,24 @@ quickstart: $(VENV)/.installed
 
 install-export: $(VENV)/.installed-export
 
-# Recipes run on one virtual device, for which programs compile faster than for eight.  Order and budgets of the others:
-# tests/conftest.py.  Where the recipes fail, the others run too.
 test: $(VENV)/.installed-dev $(VENV)/.installed-export lint
 ifeq ($(TESTS),tests)
-	@status=0; set -x; \
-	EQUIVIT_DEVICES=1 $(PYTEST) --dist load tests/recipes || status=$$?; \
-	$(PYTEST) --dist loadscope --no-loadscope-reorder --ignore=tests/recipes tests || status=$$?; \
-	exit $$status
+	$(PYTEST) --dist loadscope --no-loadscope-reorder --part quick tests
 else
 	$(PYTEST) --dist loadscope --no-loadscope-reorder $(TESTS)
 endif
 
+# Recipes run on one virtual device, for which programs compile faster than for eight.  Order and budgets of the others:
+# tests/conftest.py.  Where the recipes fail, the others run too.
+test-rest: $(VENV)/.installed-dev $(VENV)/.installed-export
+	@status=0; set -x; \
+	EQUIVIT_DEVICES=1 $(PYTEST) --dist load --part rest tests/recipes || status=$$?; \
+	$(PYTEST) --dist loadscope --no-loadscope-reorder --part rest --ignore=tests/recipes tests || status=$$?; \
+	exit $$status
+
 test-all: $(VENV)/.installed-dev
 	@test -d "$(EQUIVIT_PARITY)" || { echo "test-all: EQUIVIT_PARITY='$(EQUIVIT_PARITY)' is not a directory of reference files; set it, or run make test."; exit 1; }
-	$(MAKE) test
+	@status=0; $(MAKE) test || status=$$?; $(MAKE) test-rest || status=$$?; exit $$status
 
 fuzz: $(VENV)/.installed-dev
 	$(RUN) -m tests.fuzz --minutes=$(MINUTES)

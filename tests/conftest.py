@@ -5,6 +5,7 @@ import ctypes
 import gc
 import os
 import pathlib
+import re
 import resource
 import sys
 
@@ -78,8 +79,15 @@ FIRST = (
     "tests/models",
     "tests/colabs",
 )
+# Folders and modules of which `make test` runs what is marked `quick` alone; tests elsewhere may be marked `slow`.
+SLOW = ("tests/experiments", "tests/recipes", "tests/colabs", "tests/fuzz", "tests/soak")
 STARTED = pytest.StashKey[float]()
 LARGE = 1_200_000_000  # bytes
+
+
+def pytest_addoption(parser):
+    """`--part quick` runs the first case of each test that is not slow, `--part rest` all others."""
+    parser.addoption("--part", choices=["quick", "rest"])
 
 
 def pytest_configure(config):
@@ -87,10 +95,27 @@ def pytest_configure(config):
     config.addinivalue_line("filterwarnings", CACHE)
 
 
-def pytest_collection_modifyitems(items):
-    """Put the modules of FIRST first, in its order."""
+def pytest_collection_modifyitems(config, items):
+    """Keep the tests of the part, and put the modules of FIRST first, in its order."""
+    if part := config.getoption("--part"):
+        quick = set(quick_tests(items))
+        items[:] = [item for item in items if (item in quick) == (part == "quick")]
     rank = {prefix: i for i, prefix in enumerate(FIRST)}
     items.sort(key=lambda item: min((i for prefix, i in rank.items() if item.nodeid.startswith(prefix)), default=99))
+
+
+def quick_tests(items):
+    """The first case of each test that is not slow."""
+    seen = set()
+    for item in items:
+        slow = item.nodeid.startswith(SLOW) or item.get_closest_marker("slow")
+        if slow and not item.get_closest_marker("quick"):
+            continue
+        # absl numbers the cases of a test of a class.
+        name = re.sub(r"\d+( \(.*)?$", "", item.name) if item.cls else getattr(item, "originalname", item.name)
+        if (test := (item.nodeid.partition("::")[0], item.cls, name)) not in seen:
+            seen.add(test)
+            yield item
 
 
 def pytest_collection_finish():

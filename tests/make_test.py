@@ -25,26 +25,41 @@ def run(log, *command, **environment):
     return done.returncode, log.read_text().splitlines()
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
-@pytest.mark.parametrize(("fails", "passes"), [("none", True), ("*load\\ tests/recipes", False), ("*\\ tests", False)])
-def test_make_test_runs_both_parts(tmp_path, fails, passes):
+def made(tmp_path, target, fails):
+    """The exit status of a target, and how it called pytest."""
     log = tmp_path / "log"
     for name in ("ruff", "pyright", "python"):
         stub(tmp_path / "bin" / name, log, fails)
     for name in (".installed-dev", ".installed-export"):
         (tmp_path / name).touch()
-    status, calls = run(log, "make", "test", f"VENV={tmp_path}", "PYTHON=none", MAKEFLAGS="")
-    first, second = (call for call in calls if "-m pytest" in call)
-    assert first.endswith("--dist load tests/recipes") and second.endswith("--ignore=tests/recipes tests")
+    status, calls = run(log, "make", target, f"VENV={tmp_path}", "PYTHON=none", MAKEFLAGS="")
+    return status, [call for call in calls if "-m pytest" in call]
+
+
+needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+
+
+@needs_make
+@pytest.mark.parametrize(("fails", "passes"), [("none", True), ("*quick\\ tests", False)])
+def test_make_test_runs_the_quick_tests(tmp_path, fails, passes):
+    status, (call,) = made(tmp_path, "test", fails)
+    assert call.endswith("--part quick tests") and (status == 0) == passes
+
+
+@needs_make
+@pytest.mark.parametrize(("fails", "passes"), [("none", True), ("*rest\\ tests/recipes", False), ("*\\ tests", False)])
+def test_make_test_rest_runs_both_parts(tmp_path, fails, passes):
+    status, (first, second) = made(tmp_path, "test-rest", fails)
+    assert first.endswith("--part rest tests/recipes") and second.endswith("--part rest --ignore=tests/recipes tests")
     assert (status == 0) == passes
 
 
-@pytest.mark.parametrize(("fails", "status"), [("none", 0), ("test", 3), ("*tests/symmetry*", 3)])
-def test_the_gate_runs_both_parts(tmp_path, fails, status):
+@pytest.mark.parametrize(("fails", "status"), [("none", 0), ("test", 3), ("test-rest", 3), ("*tests/symmetry*", 3)])
+def test_the_gate_runs_all_parts(tmp_path, fails, status):
     log, gate = tmp_path / "log", tmp_path / "root" / ".ci" / "run"
     gate.parent.mkdir(parents=True)
     shutil.copy(ROOT / ".ci" / "run", gate)
     for name in ("bin/make", "bin/python3.12", "root/.venv-newest/bin/python"):
         stub(tmp_path / name, log, fails)
     found, calls = run(log, "bash", str(gate), PATH=str(tmp_path / "bin"))
-    assert found == status and calls[0] == "test" and "tests/symmetry" in calls[-1]
+    assert found == status and calls[:2] == ["test", "test-rest"] and "tests/symmetry" in calls[-1]

@@ -46,6 +46,7 @@ def test_quicktest_lowers(name, words):
         build.make_program(config, mesh, total=2, per_epoch=1, teachers=teachers).lower(batch)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", sorted(path.name for path in ROOT.glob("*.py") if path.name not in OTHERS))
 def test_quicktest_runs(name, tmp_path, monkeypatch):
     config = configs.load(f"{ROOT / name}:quicktest")
