@@ -5,7 +5,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
@@ -25,11 +25,10 @@ from equivit.models.vit.split_mlp import SplitMlp
 from equivit.models.vit.transition import Invariantize, components, values
 from equivit.symmetry.groups import FLIP, OCTIC
 
-if TYPE_CHECKING:  # it imports this file
-    from equivit.models.vit.config import ViTConfig
+ViTConfig = Any  # `config.ViTConfig`, whose `build` calls this file
 
 
-def build(config: "ViTConfig", rngs: nnx.Rngs) -> ViT:
+def build(config: ViTConfig, rngs: nnx.Rngs) -> ViT:
     """A ViT, with or without class token and registers."""
     parts = parts_of(config, rngs)
     width = learned_width(config)
@@ -53,7 +52,7 @@ def build(config: "ViTConfig", rngs: nnx.Rngs) -> ViT:
     )
 
 
-def parts_of(config: "ViTConfig", rngs: nnx.Rngs) -> Parts:
+def parts_of(config: ViTConfig, rngs: nnx.Rngs) -> Parts:
     """Makes the layers of the first blocks; `.of(None)` makes those of the dense blocks."""
     return Parts(
         config.group,
@@ -70,12 +69,12 @@ def parts_of(config: "ViTConfig", rngs: nnx.Rngs) -> Parts:
     )
 
 
-def learned_width(config: "ViTConfig") -> int:
+def learned_width(config: ViTConfig) -> int:
     """Width of a learned token; among fields, it has only the invariant component."""
     return config.width if config.group is None else channels("ViT", config.width, config.group)
 
 
-def position(config: "ViTConfig", rngs: nnx.Rngs) -> Callable | None:
+def position(config: ViTConfig, rngs: nnx.Rngs) -> Callable | None:
     """The positions of the patches; none where attention knows distances."""
     if "position" in config.parts:
         return None
@@ -97,7 +96,7 @@ def position(config: "ViTConfig", rngs: nnx.Rngs) -> Callable | None:
 MakeBlock = Callable[[Parts], nnx.Module]
 
 
-def stack(config: "ViTConfig", block: MakeBlock, rngs: nnx.Rngs, last: MakeBlock | None = None) -> Stack:
+def stack(config: ViTConfig, block: MakeBlock, rngs: nnx.Rngs, last: MakeBlock | None = None) -> Stack:
     """k equivariant blocks, then dense ones; `block` makes a block, and `last`, if given, makes the last one."""
     replaced = {one.block: one._replace(block=0) for one in config.replaced}  # like blocks share a run
 
@@ -119,7 +118,7 @@ def stack(config: "ViTConfig", block: MakeBlock, rngs: nnx.Rngs, last: MakeBlock
     return Stack(runs, remat=config.remat, unroll=config.unroll, rngs=rngs)
 
 
-def transition(config: "ViTConfig", parts: Parts) -> Callable | None:
+def transition(config: ViTConfig, parts: Parts) -> Callable | None:
     """The layer between the equivariant and the dense blocks, if there is one."""
     match config.leaves:
         case "dropped":
@@ -132,7 +131,7 @@ def transition(config: "ViTConfig", parts: Parts) -> Callable | None:
     return None
 
 
-def _block(config: "ViTConfig", parts: Parts) -> nnx.Module:
+def _block(config: ViTConfig, parts: Parts) -> nnx.Module:
     """A block; with `register_mlp`, some of the tokens before the patches have their own MLP."""
     width, hidden, subsets = config.width, config.hidden, config.subsets(parts.group)
     if config.register_mlp is None:
@@ -145,7 +144,7 @@ def _block(config: "ViTConfig", parts: Parts) -> nnx.Module:
     return Block(**parts.branches(width, config.num_heads, hidden, mlp), subsets=subsets)
 
 
-def _exit(config: "ViTConfig", parts: Parts) -> dict[str, Any]:
+def _exit(config: ViTConfig, parts: Parts) -> dict[str, Any]:
     """Transition, readout and head."""
     width, rngs = config.width, parts.rngs
     leave = transition(config, parts)
@@ -167,7 +166,7 @@ def _exit(config: "ViTConfig", parts: Parts) -> dict[str, Any]:
     return dict(transition=leave, readout=readout, head=make_head(config, features, config.family == "D8", rngs))
 
 
-def make_head(config: "ViTConfig", features: int, hidden: bool, rngs: nnx.Rngs) -> nnx.Module | None:
+def make_head(config: ViTConfig, features: int, hidden: bool, rngs: nnx.Rngs) -> nnx.Module | None:
     """The projection or classifier of `features` entries, this with or without a hidden layer; None for neither."""
     classes, init = config.num_classes, nnx.initializers.normal(config.head_std)
     if config.projection is not None:
