@@ -79,8 +79,8 @@ FIRST = (
     "tests/models",
     "tests/colabs",
 )
-# Folders and modules of which `make test` runs what is marked `quick` alone; tests elsewhere may be marked `slow`.
-SLOW = ("tests/experiments", "tests/recipes", "tests/colabs", "tests/fuzz", "tests/soak")
+# Folders of which `make test` runs what is marked `quick` alone; tests elsewhere may be marked `slow`.
+SLOW = ("tests/experiments", "tests/recipes", "tests/colabs", "tests/fuzz")
 STARTED = pytest.StashKey[float]()
 LARGE = 1_200_000_000  # bytes
 

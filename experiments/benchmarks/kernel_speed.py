@@ -25,12 +25,12 @@ import jax.numpy as jnp
 
 from equivit import costs
 from experiments import findings, flags, machine, timing
+from experiments.benchmarks import field_shapes as shapes
+from experiments.benchmarks.field_shapes import Shape
 from experiments.findings import Claim
-from kernels import shapes
 from kernels.d8_gelu import d8_gelu
 from kernels.octic_linear_gelu import octic_linear_gelu
 from kernels.pointwise import gelu, gelu_gradient, to_isotypic, to_regular
-from kernels.shapes import Shape
 
 DEFAULT_SHAPES = ("ViT-H", "ViT-L", "ViT-22B", "ViT-H, class token")
 QUICK = {"quick": Shape("quick", (2,), 8, 16, 64)}

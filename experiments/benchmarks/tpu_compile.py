@@ -43,11 +43,11 @@ from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC, Group
 from experiments import findings, flags, timing
 from experiments.benchmarks import tpu_assembly
+from experiments.benchmarks.field_shapes import REALISTIC, Shape
 from experiments.findings import Claim
 from kernels import d8_gelu, octic_attention, octic_linear_gelu, octic_mlp, using
 from kernels.attention import arranged, lanes
 from kernels.norm import Norm
-from kernels.shapes import REALISTIC, Shape
 
 TOPOLOGY = "v5e:2x2"
 # libtpu is to describe a chip that is not there, and to look for none.

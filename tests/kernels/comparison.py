@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels.shapes import Shape
+from experiments.benchmarks.field_shapes import Shape
 
 # Float32: the kernels' GELU is within 5e-7 of the exact one, the transform back sums eight values weighted 0.35, and
 # values near 10 are rounded in steps of 1e-6.  Measured: 2e-6.

@@ -12,10 +12,10 @@ import pytest
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic
 from equivit.symmetry.groups import OCTIC
+from experiments.benchmarks.field_shapes import AWKWARD, REALISTIC
 from kernels import pointwise
 from kernels.d8_gelu import d8_gelu
 from kernels.d8_gelu.reference import d8_gelu as reference
-from kernels.shapes import AWKWARD, REALISTIC
 from tests.kernels.comparison import ABSOLUTE, assert_near, draw, value_and_gradient, widen
 
 interpreted = functools.partial(d8_gelu, implementation="interpret")

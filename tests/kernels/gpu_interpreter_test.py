@@ -7,13 +7,13 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 import pytest
 
+from experiments.benchmarks.field_shapes import REALISTIC, Shape
 from kernels.d8_gelu import d8_gelu
 from kernels.d8_gelu import gpu as d8_gelu_gpu
 from kernels.d8_gelu import reference as d8_gelu_reference
 from kernels.octic_linear_gelu import gpu as octic_linear_gelu_gpu
 from kernels.octic_linear_gelu import octic_linear_gelu
 from kernels.octic_linear_gelu import reference as octic_linear_gelu_reference
-from kernels.shapes import REALISTIC, Shape
 from tests.kernels.comparison import assert_near, draw, draw_arguments, value_and_gradient, widen
 
 FIELDS = (  # by what is awkward; with one block, which has to walk over all tiles

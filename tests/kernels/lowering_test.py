@@ -8,12 +8,12 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import kernels
+from experiments.benchmarks.field_shapes import AWKWARD, REALISTIC, Shape
 from kernels import dispatch, norm
 from kernels.d8_gelu import d8_gelu
 from kernels.norm import Norm
 from kernels.octic_linear_gelu import octic_linear_gelu
 from kernels.octic_mlp import Weights, octic_mlp
-from kernels.shapes import AWKWARD, REALISTIC, Shape
 
 SMALL = Shape("small", (8,), 40, 16, 64)
 WHOLE = Shape("hidden channels in whole tiles", (8,), 37, 16, 256)

@@ -9,10 +9,10 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import kernels
+from experiments.benchmarks.field_shapes import Shape
 from kernels.norm import Norm
 from kernels.octic_attention import Weights, octic_attention
 from kernels.octic_attention.tpu import MAPS, supported
-from kernels.shapes import Shape
 from tests.kernels.comparison import assert_near, draw, value_and_gradient, widen
 
 NORM = Norm(1e-5, 0.5)

@@ -10,11 +10,11 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import kernels
+from experiments.benchmarks.field_shapes import Shape
 from kernels.norm import Norm
 from kernels.octic_mlp import Weights, octic_mlp
 from kernels.octic_mlp.tpu import MAPS
 from kernels.pointwise import SCALE, double_gelu
-from kernels.shapes import Shape
 from tests.kernels.comparison import assert_near, draw_branch, value_and_gradient, widen
 
 NORM = Norm(1e-5, 0.5)

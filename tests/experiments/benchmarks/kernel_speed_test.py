@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from experiments.benchmarks import kernel_speed
+from experiments.benchmarks.field_shapes import Shape
 from kernels.octic_linear_gelu import octic_linear_gelu
-from kernels.shapes import Shape
 from tests.experiments.scripts import ONCE, run
 
 SHAPE = Shape("tiny", (2,), 3, 16, 24)

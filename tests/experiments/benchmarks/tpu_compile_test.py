@@ -5,8 +5,8 @@ import pytest
 
 from equivit.symmetry.groups import OCTIC
 from experiments.benchmarks import tpu_compile as script
+from experiments.benchmarks.field_shapes import Shape
 from experiments.benchmarks.tpu_assembly import Work
-from kernels.shapes import Shape
 
 TINY = Shape("tiny", (1,), 5, 16, 64)
 WORKS = {
