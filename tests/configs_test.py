@@ -219,6 +219,7 @@ def test_a_recipe_is_one_page(name):
     assert set(re.findall(r"^from configs import (.+)$", (ROOT / name).read_text(), re.MULTILINE)) == {imported}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "size", "patch"), [("deit3.py", "l", 16), ("octic_h.py", "h", 14)])
 def test_the_commands_for_public_weights_in_a_header_work(name, size, patch, tmp_path, monkeypatch, capsys):
     """The header's own words, on a tiny model in the layout of the public files, as far as the data."""

@@ -105,6 +105,7 @@ def test_every_example_is_run_by_a_test():
         assert block(word)
 
 
+@pytest.mark.slow
 def test_two_invariances(tmp_path):
     rotated, shifted = map(float, run(tmp_path, block("jnp.rot90")).split())
     assert rotated < 1e-5 and shifted == 0
@@ -116,6 +117,7 @@ def test_a_layer_in_your_own_model(tmp_path):
     np.testing.assert_allclose(transposed, upright, atol=1e-4)  # as printed
 
 
+@pytest.mark.slow
 def test_a_whole_model(tmp_path):
     example = block("logits.shape")
     assert run(tmp_path, example).strip() == re.search(r"print\(.*\)  # (.*)", example)[1]
@@ -131,6 +133,7 @@ def test_public_weights(folder):
     assert len(re.findall(r"\d+", run(folder, block('"timm"')))) == 5
 
 
+@pytest.mark.slow
 def test_a_folder_of_images(folder, monkeypatch):
     """One step of the command, with a small plain model and no pictures, and the example after it."""
     for seed, split in enumerate(("train", "test")):

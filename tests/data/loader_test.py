@@ -119,6 +119,7 @@ def test_copies_of_an_example_are_augmented_differently(section):
     assert sum(len({copy.tobytes() for copy in copies}) == 3 for copies in images) >= 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_evaluation_sees_every_example_once_and_pads_the_last_batch(section, workers):
     pipeline = loader.evaluate(section(), batch_size=100, workers=workers)
@@ -218,6 +219,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.slow
 def test_workers_outlive_signals_but_not_their_parent(section):
     command = [sys.executable, "-c", SIGNALLED.format(section=section().to_dict())]
     root = pathlib.Path(__file__).parents[2]

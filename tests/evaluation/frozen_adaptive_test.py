@@ -3,6 +3,7 @@
 import functools
 
 import numpy as np
+import pytest
 
 from equivit.evaluation import frozen, runner
 from equivit.training.config import get_base, validate
@@ -51,6 +52,7 @@ def swin():
     return model("swin_t", **SWIN | dict(image_size=SIZE, num_classes=None))
 
 
+@pytest.mark.slow
 def test_moving_image_and_label_map_together_changes_nothing(tmp_path):
     """Each image is shifted by its own number of pixels, most of which no stride divides."""
     here, there = (
@@ -71,6 +73,7 @@ def test_grids_begin_elsewhere_and_the_maps_stay_on_the_image(tmp_path):
     np.testing.assert_array_equal(found.grid.placed(found.grid.framed(found.maps)), found.maps)
 
 
+@pytest.mark.slow
 def test_label_maps_of_an_octic_model_turn_with_the_image(tmp_path):
     """Each orientation lets the patches begin elsewhere; turned back, a map is the one of the upright image."""
     size = (8, 12)

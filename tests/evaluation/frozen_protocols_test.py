@@ -125,6 +125,7 @@ def test_a_fully_octic_model_is_read_by_its_invariants(family, config):
     assert (np.abs(found["mr"].tokens - found["e"].tokens).max() < 1e-4 * size) == (family == "D8")
 
 
+@pytest.mark.slow
 def test_augmented_images_of_a_masked_autoencoder_on_a_mesh(config, monkeypatch):
     """A mesh changes nothing; random crops are not the whole images."""
     encoder, losses, fit = headless("plain"), [], linear_probe.fit
@@ -193,6 +194,7 @@ def test_what_a_probe_has_kept_is_whole_or_named(tmp_path):
         state.read()
 
 
+@pytest.mark.slow
 def test_label_maps_from_patches():
     config = changed(source="synthetic_maps", channels=1, train_examples=20, eval_examples=6)
     found = runner.evaluate(headless("I8"), config, MAPS)

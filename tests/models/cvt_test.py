@@ -124,6 +124,7 @@ def test_keys_and_values_share_a_phase(monkeypatch):
             testing.assert_shift_equivariant(jax.jit(lambda x: m(x)), x, shifts=SHIFTS[1::7])
 
 
+@pytest.mark.slow
 def test_gradients_and_statistics():
     """Finite on a black image; batch norms record what was chosen, which is as much as the ordinary model's."""
     m, x = small("cvt_13"), np.zeros((1, *SIZE, 3), np.float32)

@@ -51,6 +51,7 @@ def test_tokens_turn_with_the_image(element):
     assert back.stride == grid.stride and (back.offset == grid.offset).all() and (back.values == grid.values).all()
 
 
+@pytest.mark.slow
 def test_pixels_move_with_the_image():
     def pixels(x):  # one pixel decides where the grid begins
         first = jnp.stack(jnp.divmod(x[..., 0].reshape(len(x), -1).argmax(1), x.shape[2]), axis=-1)

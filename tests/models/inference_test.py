@@ -33,6 +33,7 @@ def both(model, x):
     return outputs(model, x), outputs(fold(model), x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_a_stack_of_convolutions_folds_to_the_same_function(adaptive):
     """The first stage of the CvT is a scan over two blocks.  The adaptive one also convolves at all phases at once."""

@@ -68,6 +68,7 @@ def run(devices, steps, start=None):
     return jax.device_get(state), jax.device_get(metrics)
 
 
+@pytest.mark.slow
 def test_eight_devices_equal_one():
     """Adam's first steps divide small gradients by their own size, which enlarges what rounding leaves."""
     (one, metrics), (eight, others) = (run(devices, 2) for devices in (1, 8))
@@ -123,6 +124,7 @@ def test_what_is_exported():
         chex.assert_trees_all_equal(exported, {k: arrays[f"backbone.{k}"] for k in exported})
 
 
+@pytest.mark.slow
 def test_a_run_keeps_its_teachers(tmp_path):
     """Each as a saved model, with what it was at that step."""
     config = config_of(targets="centering")

@@ -36,6 +36,7 @@ def batch(t=0):
     return {"image": rng.integers(0, 256, (4, 12, 20, 3), np.uint8), "label": rng.integers(0, 4, 4).astype(np.int32)}
 
 
+@pytest.mark.slow
 def test_two_steps_of_a_run():
     """Weights, taps and all of the model are trained; the gates follow the weights with new noise."""
     mesh = mesh_of(1, 1)

@@ -62,6 +62,7 @@ def random_state(run):
     return start._replace(good=np.bool_(True), **parts)
 
 
+@pytest.mark.slow
 def test_eight_devices_equal_one():
     """Though some devices have hardly a pixel that counts."""
     (_, one, metrics), (_, eight, others) = step(1), step(8)

@@ -32,6 +32,7 @@ def tables(data):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", files("adaptive", "oracle_e2e_amvitv2.npz"), ids=lambda path: path.stem)
 def test_mvit(path, record_property):
     data, ordinary = load(path), load(path.with_name("mvitv2_geom224.npz"))

@@ -127,6 +127,7 @@ def everything(model, x):
     return model(x), model.features(x, norm=False).patches.values, model.selections(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path", [path for name in WEIGHTS for path in files("adaptive", f"{name}.npz")], ids=lambda path: path.stem
 )

@@ -72,6 +72,7 @@ def _stages(m, x, lasts):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_cvt(path, record_property):
     """The gradients in the file with a class token are not compared.

@@ -1,5 +1,6 @@
 """configs/depthwise.py: the stages, what is trained in each, and stage 2 that begins with stage 1's decoder."""
 
+import dataclasses
 import pathlib
 
 import jax
@@ -10,7 +11,7 @@ from flax import nnx
 from equivit import logical, train
 from equivit.evaluation import figures
 from equivit.models import saved
-from equivit.objectives.gated import Gated
+from equivit.objectives.gated import GateOptions
 from equivit.training import build, checkpoints, freezing
 from equivit.training import config as configs
 
@@ -57,7 +58,8 @@ def test_stages():
             expected |= {"optimizer.freeze"} if stage == "frozen" else set()
             assert set(configs.differences(first, other)) == expected
         gates = load(f"{task},mae_b16,gated")
-        expected = {"epochs", "batch_size", *(f"objective.{key}" for key in ("name", *Gated.GATES))}
+        added = [field.name for field in dataclasses.fields(GateOptions)]
+        expected = {"epochs", "batch_size", *(f"objective.{key}" for key in ("name", *added))}
         assert set(configs.differences(first, gates)) == expected and gates.objective.gates == 6
 
 

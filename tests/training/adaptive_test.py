@@ -7,6 +7,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from equivit.training import build, sharding
 from equivit.training.config import get_base
@@ -42,6 +43,7 @@ def beginning(abstract):
     return zeros._replace(trainable=trainable, good=np.True_)
 
 
+@pytest.mark.slow
 def test_eight_devices_equal_one_and_move_no_image():
     rows, found = batch(), []
     for devices in (1, 8):

@@ -102,6 +102,7 @@ def test_a_run_says_what_it_does_and_leaves_its_results(uninterrupted):
     assert expected <= rows[0].keys()
 
 
+@pytest.mark.slow
 def test_stopped_killed_and_resumed_equals_uninterrupted(uninterrupted):
     """In the first epoch (22 steps), with 2 workers, random augmentation, mixup, accumulation and EMA."""
     whole, workdir = uninterrupted[0], uninterrupted[0].with_name("stopped")
@@ -152,6 +153,7 @@ def test_the_soak_notices_what_is_lost(uninterrupted, tmp_path, monkeypatch):
     assert soak.run_losses(run, whole) == ["checkpoints: ['32'] in place of ['28', '32']"]
 
 
+@pytest.mark.slow
 def test_batch_statistics_stopped_and_resumed_equal_uninterrupted(place):
     """In processes of their own; uninterrupted in this one, whose devices they have too."""
     whole, workdir = place / "whole_statistics", place / "stopped_statistics"
@@ -188,6 +190,7 @@ def two_processes(workdir, which=1, **signals):
     return processes
 
 
+@pytest.mark.slow
 def test_two_processes_train_together_and_save_one_checkpoint(place):
     outcomes = [finish(process) for process in two_processes(place / "two")]
     assert [status for _, status in outcomes] == [0, 0], outcomes
@@ -201,6 +204,7 @@ def test_two_processes_train_together_and_save_one_checkpoint(place):
     chex.assert_trees_all_close(final_state(place / "two"), final_state(place / "one"), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_when_one_process_is_killed_the_other_ends_with_a_message(place, victim):
     """Where the first one is killed, the service has gone by which JAX would notice it."""

@@ -53,6 +53,7 @@ def together(program, data):
     return jax.device_get(state), jax.device_get(figures), np.array(losses)
 
 
+@pytest.mark.slow
 def test_runs_differ_and_learn(together):
     state, figures, losses = together
     assert losses.shape == (EPOCHS, 4) and (losses[-1] < losses[0]).all()
