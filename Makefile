@@ -1,6 +1,7 @@
 # make quickstart   install, then train an octic ViT on handwritten digits (CPU, about three minutes with installing)
 # make test         install what tests need, then run the quick ones: the first case of each (tests/README.md)
 # make test-rest    run all others
+# make coverage     the quick tests, and the share of lines of equivit and kernels that they run
 # make test-all     both, with every reference file under $EQUIVIT_PARITY
 # make install-export   also what export and profile need (jax2onnx, onnx, onnxruntime)
 # make fuzz         attack everything that reads files with inputs of its own: make fuzz MINUTES=60
@@ -15,7 +16,7 @@ WORKDIR ?= runs/quickstart
 MINUTES ?= 10
 JAX2ONNX = jax2onnx>=0.17.1,<0.18
 
-.PHONY: quickstart install-export test test-rest test-all fuzz soak lint clean
+.PHONY: quickstart install-export test test-rest test-all coverage fuzz soak lint clean
 
 # On Linux: large arrays in large pages, and memory stays with the process.  Otherwise each training step on a CPU gets
 # its memory anew from the kernel, page by page.  (Not arena_max=1: octic steps are slower with it.)
@@ -43,6 +44,9 @@ test-rest: $(VENV)/.installed-dev $(VENV)/.installed-export
 test-all: $(VENV)/.installed-dev
 	@test -d "$(EQUIVIT_PARITY)" || { echo "test-all: EQUIVIT_PARITY='$(EQUIVIT_PARITY)' is not a directory of reference files; set it, or run make test."; exit 1; }
 	@status=0; $(MAKE) test || status=$$?; $(MAKE) test-rest || status=$$?; exit $$status
+
+coverage: $(VENV)/.installed-dev $(VENV)/.installed-export
+	$(PYTEST) --dist loadscope --no-loadscope-reorder --part quick --cov=equivit --cov=kernels --cov-report=term:skip-covered tests
 
 fuzz: $(VENV)/.installed-dev
 	$(RUN) -m tests.fuzz --minutes=$(MINUTES)
