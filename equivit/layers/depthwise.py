@@ -170,7 +170,7 @@ class IsotypicReplacedAttention(_Replaced):
     """Replaced attention of an equivariant block: each channel has its own taps (`isotypic_depthwise_conv`).
 
     It has no folded form: each Fourier transform of an octic block takes 8 D multiply-adds per token, but folding them
-      would make the value and output maps dense, D D instead of 3/16 D D.
+    would make the value and output maps dense, D D instead of 3/16 D D.
 
     Shapes: a field of h w tokens -> the same.
 

@@ -140,7 +140,7 @@ def _octic_channels(name: str, width: int, group: Group) -> int:
 
 
 def _norm(rows: jax.Array) -> jax.Array:
-    """Norm over the leading axis, with gradient 0 at zero, which a class token may start from."""
+    """Norm over the leading axis, with gradient 0 at zero, as in an initial class token."""
     squares = jnp.square(rows).sum(0)
     zero = squares == 0
     return jnp.where(zero, squares, jnp.sqrt(jnp.where(zero, jnp.ones_like(squares), squares)))

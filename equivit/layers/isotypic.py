@@ -244,8 +244,7 @@ class PatchEmbed(nnx.Module):
             return Isotypic(add_to_first(y.lines, self._bias()), y.planes)
 
     def _bias(self) -> jax.Array:
-        """The invariant component's bias; the official FLIP embedding scales it like its kernels, the octic does
-        not."""
+        """The bias of the invariant component, scaled like the kernels for FLIP, as in the official code."""
         return self.bias[...] if self.group is OCTIC else _kernel_scale(FLIP)(1) * self.bias[...]
 
     def affine(self) -> tuple[jax.Array, jax.Array]:

@@ -215,9 +215,9 @@ def _pairs(size: tuple[int, int, int], stride: Pair) -> tuple[list[Pair], np.nda
     """Index the second moments among the products of blocks.
 
     Returns:
-      The required distances between two blocks; opposite distances are transposes.  The index into the products
-      [distances of blocks, entries, entries], for each distance of two taps, pair of channels and place of the first
-      pixel: [moments, sh, sw].  Only one of two opposite distances is included.
+      The required distances between two blocks; opposite distances are transposes.
+      The index into the products [distances of blocks, entries, entries], for each distance of two taps, pair of
+      channels and place of the first pixel: [moments, sh, sw].  Only one of two opposite distances is included.
       The multiplicity of each moment and frequency, divided by the number of places: [moments, 1, 1, sw // 2 + 1].
     """
     (kh, kw, channels), (sh, sw) = size, stride
