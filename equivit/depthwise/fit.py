@@ -105,9 +105,9 @@ def damage(model: ViT, batches: Iterable[Any], *, kind: str = "dw", kernel_size:
     config = model.config
     if config.prefix or config.replaced or 0 < config.k < config.depth:
         raise ValueError(
-            f"damage: needs blocks of one sort, all with attention, on patches alone; this model has {config.prefix} "
-            f"tokens before the patches, {len(config.replaced)} replaced and {config.k} of {config.depth} equivariant "
-            "blocks.  Measure it before blocks are replaced, and take patches_only(model)."
+            "damage: needs blocks of one kind, all with attention, and only patch tokens; this model has "
+            f"{config.prefix} tokens before the patches, {len(config.replaced)} replaced and {config.k} of "
+            f"{config.depth} equivariant blocks.  Measure it before blocks are replaced, and take patches_only(model)."
         )
     found = streamed(functools.partial(_all_equations, kind, kernel_size), batches, model)
     new = replace_attention(model.blocks[0].attention, kind, kernel_size=kernel_size)
@@ -125,7 +125,7 @@ def _check(new: Any, method: str, refit: bool) -> None:
         raise ValueError("fit: the outputs of kind='spvit' are not linear in its taps; take method='normal'.")
     if method == "projection" and new.kind not in BY_HEAD:
         other = "normal" if new.kind == "spvit" else "least_squares"
-        raise ValueError(f"fit: kind={new.kind!r} has no taps of each head to project; take method={other!r}.")
+        raise ValueError(f"fit: kind={new.kind!r} has no taps per head to project; take method={other!r}.")
     if refit and (new.kind not in BY_HEAD or isinstance(new, IsotypicReplacedAttention)):
         raise ValueError("fit: refit=True is for the kinds 'dw' and 'conv' of dense blocks; take refit=False.")
 

@@ -83,7 +83,7 @@ def replace(
     config, added = model.config, entries("replace", where, kind, kernel_size)
     where = {one.block: one.heads for one in added}
     if twice := sorted(set(where) & {one.block for one in config.replaced}):
-        raise ValueError(f"replace: block {twice[0]} is replaced already; begin with the model before that.")
+        raise ValueError(f"replace: block {twice[0]} is already replaced; start from the original model.")
     config = dataclasses.replace(config, replaced=(*config.replaced, *added))
     rngs = Keys(0) if rngs is None else rngs
     tensors = logical.to_logical(model, nnx.Variable)

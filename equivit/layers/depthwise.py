@@ -189,7 +189,7 @@ class IsotypicReplacedAttention(_Replaced):
         """Raises: there is no folded form."""
         raise ValueError(
             "folded: the replaced attention of an equivariant block has no folded form; models.inference.deployed "
-            "takes it as it is."
+            "keeps it unchanged."
         )
 
     def __call__(self, x: Isotypic, grid: Grid = None) -> Isotypic:
@@ -233,7 +233,7 @@ def replace_attention(
     if isinstance(attention, isotypic.Attention):
         if kind != "dw" or heads is not None:
             raise ValueError(
-                f"replace_attention: {kind=}, {heads=}: of equivariant blocks only 'dw' of all heads is possible; take "
+                f"replace_attention: {kind=}, {heads=}: equivariant blocks support only 'dw' of all heads; take "
                 "kind='dw' and heads=None."
             )
         value = jax.tree.map(lambda leaf: leaf[..., 2 * leaf.shape[-1] // 3 :], attention.qkv)
@@ -334,7 +334,7 @@ def checked_heads(name: str, kind: str, heads: tuple[int, ...] | None, num_heads
     if heads is None:
         return None
     if kind not in BY_HEAD:
-        raise ValueError(f"{name}: {kind!r} makes one head of all; take heads=None, or the kind 'dw' or 'conv'.")
+        raise ValueError(f"{name}: {kind!r} merges all heads; take heads=None, or the kind 'dw' or 'conv'.")
     is_form = isinstance(heads, tuple | list) and len(heads) > 0 and all(type(head) is int for head in heads)
     if not is_form or not all(0 <= head < num_heads for head in heads) or len(set(heads)) < len(heads):
         shown, last = errors.shown(heads), num_heads - 1

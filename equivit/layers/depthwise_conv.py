@@ -96,11 +96,11 @@ def filled_grid(grid: Grid, tokens: int, name: str) -> Pair:
     if isinstance(grid, Layout):
         if grid.prefix:
             raise ValueError(
-                f"{name}: {grid.prefix} tokens stand before the patches and lie on no grid; leave them out "
+                f"{name}: {grid.prefix} tokens before the patches are not on the grid; remove them "
                 "(depthwise.replacement.patches_only)."
             )
         if not grid.grid:
-            raise ValueError(f"{name}: patches were removed, so that those left fill no grid; call without keep=.")
+            raise ValueError(f"{name}: patches were removed, so the others do not fill a grid; call without keep=.")
         sides = grid.grid
     else:
         sides = () if grid is None else grid

@@ -66,7 +66,7 @@ def check_array(name: str, value, axes: str) -> None:
     """Raise ValueError unless a value is a NumPy or JAX array; `axes` is its shape, for the message."""
     if not hasattr(value, "ndim") or not hasattr(value, "dtype"):
         found = "None" if value is None else f"a {type(value).__name__}"
-        raise ValueError(f"{name} are {found}; they must be an array {axes}, such as jnp.stack makes of a list.")
+        raise ValueError(f"{name} are {found}; they must be an array {axes}, such as the result of jnp.stack.")
 
 
 def check_images(images: jax.Array, in_channels: int, patch_size: tuple[int, int]) -> tuple[int, int]:

@@ -1,8 +1,7 @@
 """Equivariant layers, from fields to fields: the isotypic counterparts of `dense.py`.
 
-Shapes are those of `Isotypic` with C = width / order: lines [4, *B, N, C], planes [2, *B, N, 2C]; for FLIP lines
-[2, *B, N, C] alone.
-Source: octic ViTs, Section 3.2; for FLIP, "Flopping for FLOPs" (arXiv 2502.05169).
+Shapes are as in `Isotypic` with C = width / order: lines [4, *B, N, C], planes [2, *B, N, 2C]; for FLIP lines [2, *B,
+N, C] alone.  Source: octic ViTs, Section 3.2; for FLIP, "Flopping for FLOPs" (arXiv 2502.05169).
 """
 
 import dataclasses

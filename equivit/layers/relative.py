@@ -196,5 +196,5 @@ class IsotypicAttention(isotypic.Attention):
 def grid_of(layout: Layout | None) -> Pair:
     """The grid of tokens; ValueError if some of them were removed."""
     if layout is None or len(layout.grid) != 2:
-        raise ValueError("relative positions: patches were removed (keep=), so that those left are on no grid.")
+        raise ValueError("relative positions: patches were removed (keep=), so the others do not fill a grid.")
     return layout.grid[0], layout.grid[1]

@@ -197,7 +197,7 @@ def captured(apply: Callable[[Any, int, int], Any], state: Any, capture: Iterabl
     """The state after blocks start <= i < stop, and the states after the blocks in `capture` by index.
 
     Args:
-      apply: `apply(state, start, stop)` applies some blocks, such as those of a stack.
+      apply: `apply(state, start, stop)` applies some blocks, such as a part of a stack.
     """
     outputs = {}
     for index in sorted({i for i in capture if start <= i < stop}):

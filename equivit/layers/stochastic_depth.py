@@ -60,7 +60,7 @@ def on_subset(branch: Callable[[TokensT], TokensT], x: TokensT, kept: jax.Array)
     of the devices that share the batch, no token leaves its device.
 
     Args:
-      branch: maps the s images, or those of all groups, concatenated.
+      branch: maps the s images, or the concatenated images of all groups.
       x: dense [*B, b, N, C], or a field; images on axis -3.
       kept: int [s], or [groups, s] with indices within groups of consecutive images, from `subset`.
     """

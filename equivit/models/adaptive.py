@@ -128,7 +128,7 @@ def adapt(model: ModelModule, **options) -> ModelModule:
     """
     if not hasattr(model, "config"):
         name = errors.shown(model) if isinstance(model, str) else "'swin_t'"
-        raise ValueError(f"adapt: {errors.shown(model)} is no model; give one, such as models.create({name}).")
+        raise ValueError(f"adapt: {errors.shown(model)} is not a model; give one, such as models.create({name}).")
     fields = [field.name for field in dataclasses.fields(model.config)]
     if "adaptive" not in fields:
         raise ValueError(

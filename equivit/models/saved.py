@@ -118,7 +118,7 @@ def trained_on(path: pathlib.Path) -> TrainedOn:
 
 def _read(path: pathlib.Path, parse: Callable[[dict], T]) -> T:
     if not path.is_file():
-        raise FileNotFoundError(f"{path.parent}: is no saved model; there is no {path.name}.")
+        raise FileNotFoundError(f"{path.parent}: is not a saved model; there is no {path.name}.")
     try:
         return parse(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:

@@ -78,7 +78,7 @@ def configuration(name: str, **overrides) -> Config:
     fields = dataclasses.fields(preset.config)
     wanted = [f.name for f in fields if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
     if missing := [key for key in wanted if key not in preset.fields and key not in overrides]:
-        raise ValueError(f"model {name}: {', '.join(missing)} must be given; the data decide them.")
+        raise ValueError(f"model {name}: {', '.join(missing)} must be given; they depend on the data.")
     return preset.configuration(**overrides)
 
 

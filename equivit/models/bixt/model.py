@@ -146,7 +146,7 @@ class BiXT(nnx.Module):
     ) -> Features:
         """Latents, as `registers`, and patch tokens after the last block, and after each of `blocks`.
 
-        The last block does not update the tokens, so its tokens are those of the block before.  `norm` has no effect:
+        The last block does not update the tokens, so its tokens come from the previous block.  `norm` has no effect:
         the model normalises only the mean latent.
 
         Raises:

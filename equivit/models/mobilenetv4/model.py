@@ -99,7 +99,7 @@ def parsed(stage: str) -> tuple[Spec, ...]:
                 specs += numbers.pop("times", 1) * [Spec(kind, **numbers)]
                 break
         else:
-            raise ValueError(f"MobileNetV4: stages: {text.strip()!r} is no block; write one as 'uib 3/5 s2 e4 80'.")
+            raise ValueError(f"MobileNetV4: stages: {text.strip()!r} is not a block; write it like 'uib 3/5 s2 e4 80'.")
     return tuple(specs)
 
 
@@ -141,7 +141,7 @@ class MobileNetV4Config(ImageConfig):
                     f"MobileNetV4: stages: '{spec}' has no depthwise convolution for its stride; write 'uib 3/0 ...'."
                 )
             if spec.kind == "mqa" and spec.width != before:
-                raise ValueError(f"MobileNetV4: stages: '{spec}' must keep the {before} channels that it is given.")
+                raise ValueError(f"MobileNetV4: stages: '{spec}' must keep its {before} input channels.")
 
     @property
     def blocks(self) -> tuple[tuple[Spec, ...], ...]:

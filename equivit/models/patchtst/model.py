@@ -214,7 +214,7 @@ class PatchTST(nnx.Module):
         train: bool = False,
         dropout: float | jax.Array | None = None,
     ) -> jax.Array:
-        """Class logits [*B, num_classes] of patches [*B, channels, patches, patch_length], such as those of `cut`."""
+        """Class logits [*B, num_classes] of patches [*B, channels, patches, patch_length], as from `cut`."""
         check_head(self)
         return self.head(self._pooled(patches, key, train, dropout))
 

@@ -62,14 +62,14 @@ class SHViTConfig(StagedConfig):
         self.check_stages("widths", "partial_widths")
         if (width := self.widths[0]) % 8:
             raise ValueError(
-                f"SHViT: widths={self.widths}: the first must be a multiple of 8, of which the convolutions before it "
-                f"have parts; the nearest is {max(8, round(width / 8) * 8)}."
+                f"SHViT: widths={self.widths}: the first must be a multiple of 8, because the stem "
+                f"has fractions of it; the nearest is {max(8, round(width / 8) * 8)}."
             )
         for stage, (width, partial) in enumerate(zip(self.widths, self.partial_widths, strict=True)):
             if partial > width:
                 raise ValueError(
-                    f"SHViT: partial_widths={self.partial_widths}: of the {width} channels of stage {stage} no "
-                    f"{partial} can attend; the most is {width}."
+                    f"SHViT: partial_widths={self.partial_widths}: stage {stage} has {width} channels, so "
+                    f"{partial} cannot attend; the most is {width}."
                 )
 
     def build(self, rngs: nnx.Rngs) -> "SHViT":

@@ -242,7 +242,7 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
                 f"{self.family} ends with fields; take pool='class' or 'mean' and pool_blocks=1, or a family H or I."
             )
         if self.pool not in ("class", "class_and_mean"):
-            raise ValueError(f"ViT: pool_blocks={self.pool_blocks} is of class tokens; pool={self.pool!r} takes 1.")
+            raise ValueError(f"ViT: pool_blocks={self.pool_blocks} is for class tokens; pool={self.pool!r} takes 1.")
         if self.pool_blocks > self.depth:
             raise ValueError(f"ViT: pool_blocks={self.pool_blocks} is more than the depth, {self.depth}.")
 
@@ -257,7 +257,7 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
         if self.leaves == "dropped" and k == self.depth:
             whole = "D" + self.family[1]
             raise ValueError(
-                f"ViT: {self.family} with equivariant_blocks={k} of {self.depth} has no dense block; {whole} is that."
+                f"ViT: {self.family} with equivariant_blocks={k} of {self.depth} has no dense block; use {whole}."
             )
         if self.ends_with_fields and k != self.depth:
             raise ValueError(
@@ -274,7 +274,7 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
                 )
         if self.replaced and self.prefix:
             raise ValueError(
-                f"ViT: replaced blocks convolve the grid of patches, and {self.prefix} tokens stand before it; set "
+                f"ViT: replaced blocks convolve the grid of patches, but there are {self.prefix} tokens before it; set "
                 "class_token=False, registers=0 and pool='mean' (depthwise.replacement.patches_only)."
             )
         if self.replaced and "position" in self.parts:

@@ -84,7 +84,7 @@ class JumboViTConfig(ViTConfig):
         if not 1 <= self.jumbo_multiplier * self.jumbo * self.width <= LARGEST_INT:
             raise ValueError(
                 f"JumboViT: jumbo_multiplier={self.jumbo_multiplier} of a Jumbo token of {self.jumbo * self.width} "
-                "channels makes no MLP; the paper has 4.0."
+                "channels gives no valid MLP width; the paper uses 4.0."
             )
         if self.jumbo_mlp == "linear_lora" and self.mlp != "gelu":
             raise ValueError(
