@@ -1,4 +1,4 @@
-"""Normal equations of taps and output maps: sums over any number of images, in memory of a fixed size."""
+"""Normal equations of taps and output maps: sums over any number of images, in constant memory."""
 
 import functools
 from collections.abc import Callable, Iterable
@@ -23,9 +23,9 @@ _product = functools.partial(jnp.einsum, precision="highest")
 
 
 def projection(mean: jax.Array, grid: tuple[int, ...], kernel_size: int) -> jax.Array:
-    """The taps of the convolution with zero padding that is nearest to a mean attention.
+    """The taps of the zero-padded convolution nearest to a mean attention.
 
-    A tap is the mean over all pairs of tokens with its offset; 0 without any.
+    A tap is the mean over all pairs of tokens with its offset, or 0 if there are none.
 
     Shapes: [*B, N, N], query and key, -> [*B, k, k].
     """
@@ -100,7 +100,7 @@ class Regression(NamedTuple):
 
 
 def of_map(features: jax.Array, outputs: jax.Array, weight: jax.Array | float = 1.0) -> Regression:
-    """The equations of the map from features [*B, C] to outputs [*B, D]; rows count by their weight [*B], 0 or 1."""
+    """The equations of the map from features [*B, C] to outputs [*B, D], with row weights [*B] of 0 or 1."""
     ones = jnp.ones((*features.shape[:-1], 1), features.dtype)
     rows = jnp.concatenate([features, ones], axis=-1) * jnp.asarray(weight, features.dtype)[..., None]
     rows = rows.reshape(-1, rows.shape[-1])
@@ -133,7 +133,7 @@ def channels(attention: Any, new: Any, x: Any, layout: Layout, weight: jax.Array
     """The equations of the taps of `new`, a replacement of `attention`, for the inputs x of the module.
 
     The targets are the attention's outputs before the projection.  For fields, the values on each group element are
-    samples of the same taps, moved by the element.
+    samples of the same taps, transformed by the element.
     """
     values, targets = new.value(x), bare(attention)(x, layout)
     if isinstance(values, Isotypic):
@@ -150,7 +150,7 @@ def channels(attention: Any, new: Any, x: Any, layout: Layout, weight: jax.Array
 
 
 def ensemble(attention: Any, new: Any, x: jax.Array, layout: Layout, weight: jax.Array) -> Equations:
-    """The equations of the taps of an ensemble, in one system; the targets are the outputs of the module."""
+    """The equations of an ensemble's taps, in one system; the targets are the outputs of the module."""
     folded = new.folded()
     out = folded.proj.weight[...]
     targets = attention(x, layout) - (0.0 if folded.proj.bias is None else folded.proj.bias[...])
@@ -171,13 +171,13 @@ def outputs(attention: Any, new: Any, x: jax.Array, layout: Layout, weight: jax.
 
 
 def projections(attention: Any, new: Any, x: Any, layout: Layout, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The projections of the attention of all heads, [H, k, k], summed over images, and the number of images."""
+    """The projections of the attention of all heads, [H, k, k], summed over images; and the number of images."""
     total = (attention.weights(x, None, layout) * weight[:, None, None, None]).sum(0)
     return projection(total, layout.grid, new.kernel_size), weight.sum()
 
 
 def distances(attention: Any, new: Any, x: Any, layout: Layout, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Two sums of squares: of the difference between the outputs of both modules, and of the attention's outputs."""
+    """The squared difference between the outputs of both modules, and the squared outputs of the attention, summed."""
     theirs = attention(x, layout)
     return squares(jax.tree.map(jnp.subtract, new(x, layout), theirs), weight), squares(theirs, weight)
 
@@ -198,6 +198,6 @@ def bare(attention: Any) -> Callable[[Any, Layout], Any]:
 
 
 def _unmoved(element: str, kernel_size: int) -> np.ndarray:
-    """For each tap, the index of the neighbour that meets it in the channels of the element."""
+    """For each tap, the index of the neighbour it multiplies in the channels of the element."""
     taps: Any = np.arange(kernel_size**2).reshape(kernel_size, kernel_size)
     return np.argsort(fields.act_on_grid(element, taps, (0, 1)).ravel())

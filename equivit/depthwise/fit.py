@@ -1,13 +1,12 @@
 """Initialise convolution taps from the attention they replace, and rank blocks by the error this causes.
 
-The attention of a head is a matrix E(x) of tokens by tokens, which acts on its values V.  Two methods approximate it:
+The attention of a head is a matrix E(x), tokens by tokens, applied to its values V.  Two methods approximate it:
 
-- "projection": the convolution nearest to E in the mean over images, the diagonal averages of E's mean;
+- "projection": the convolution nearest to E on average over images, the diagonal averages of E's mean;
 - "least_squares": the convolution whose outputs are nearest to E V, which also depends on the values.
 
-`fit` replaces blocks from the first to the last, each in the model whose earlier blocks are replaced already.  `damage`
-replaces each block alone, and its scores rank blocks as Sigma does.  The paper has random taps and Sigma; these are
-ours.
+`fit` replaces blocks from first to last, each in the model with all earlier blocks replaced.  `damage` replaces each
+block alone; its scores rank blocks as Sigma does.  The paper uses random taps and Sigma; both methods here are ours.
 """
 
 import functools
@@ -30,7 +29,7 @@ from equivit.symmetry.groups import FLIP, OCTIC
 
 METHODS = ("normal", "projection", "least_squares")
 RIDGE = 1e-4  # of the mean of the diagonal
-SHARE = 0.9  # of the best head in an ensemble
+SHARE = 0.9  # weight of the best head in an ensemble
 
 
 def fit(
@@ -45,25 +44,25 @@ def fit(
     ridge: float = RIDGE,
     rngs: nnx.Rngs | None = None,
 ) -> tuple[ViT, dict[int, float]]:
-    """Replace attention and fit the taps; returns the model, and the relative error of each replacement by block.
+    """Replace attention and fit the taps; return the model and the relative error of each replacement by block.
 
-    The error is the squared distance between the outputs of replacement and attention for the same inputs, relative to
-    the squares of the attention's outputs.
+    The error is the squared distance between the outputs of replacement and attention for the same inputs, divided by
+    the squared norm of the attention's outputs.
 
     Args:
       where: the heads to replace by block; None for all.
-      batches: images [B, H, W, C] as the model takes them, of one size, the first batch the largest; iterated several
-        times.  Under a mesh these are the rows of this process.
-      kind: of the replacement.  "ens_dw" starts with a weight of 0.9 on the head with the best fit of its own, and taps
-        fitted to the output of the module.
+      batches: images [B, H, W, C], normalised for the model and all of one size; the first batch is the largest.  They
+        are iterated several times.  Under a mesh, only the rows of this process.
+      kind: of the replacement.  "ens_dw" starts with a weight of 0.9 on the head whose separate fit is best, and fits
+        the taps to the output of the module.
       method: "normal" (random taps), "projection" (of "dw" and "conv") or "least_squares" (of all but "spvit").
-      refit: fit the output projection too, for "dw" and "conv" of dense blocks.
-      ridge: of all fits, relative to the mean of the diagonal.
+      refit: also fit the output projection, for "dw" and "conv" of dense blocks.
+      ridge: ridge of all fits, relative to the mean of the diagonal.
       rngs: draws normal taps; seed 0 if None.
 
     Raises:
-      ValueError: an unknown method, a method that the kind or the model does not allow, no images, images that differ
-        in size, a batch larger than the first, or as `replacement.replace`.
+      ValueError: an unknown method, a method that the kind or the model does not support, no images, images that differ
+        in size, a batch larger than the first, or as in `replacement.replace`.
     """
     errors.one_of("fit: method", method, METHODS)
     result: Any = model
@@ -89,26 +88,26 @@ def fit(
 
 
 def damage(model: ViT, batches: Iterable[Any], *, kind: str = "dw", kernel_size: int = 3) -> np.ndarray:
-    """The error caused by the replacement of each block alone: [depth], scores like Sigma's.
+    """The error caused by replacing each block alone: [depth], scores to rank blocks like Sigma's.
 
-    The error is the squared distance between the branches of the best taps and of the attention, relative to the
-    squares of the residual stream before the block.  Two passes over the images measure all blocks.
+    The error is the squared distance between the branch with the best taps and the attention branch, divided by the
+    squared norm of the residual stream before the block.  Two passes over the images measure all blocks.
 
     Args:
       batches: as for `fit`.
       kind: "dw" or "conv".
 
     Raises:
-      ValueError: another kind, images that `fit` refuses, or a model with tokens before the patches, with replaced
+      ValueError: another kind, images that `fit` rejects, or a model with tokens before the patches, with replaced
         blocks, or with both equivariant and dense blocks.
     """
     errors.one_of("damage: kind", kind, BY_HEAD)
     config = model.config
     if config.prefix or config.replaced or 0 < config.k < config.depth:
         raise ValueError(
-            f"damage: needs blocks of one sort, all with attention, on patches alone; this model has {config.prefix} "
-            f"tokens before the patches, {len(config.replaced)} replaced and {config.k} of {config.depth} equivariant "
-            "blocks.  Measure it before blocks are replaced, and take patches_only(model)."
+            "damage: needs blocks of one kind, all with attention, and only patch tokens; this model has "
+            f"{config.prefix} tokens before the patches, {len(config.replaced)} replaced and {config.k} of "
+            f"{config.depth} equivariant blocks.  Measure it before blocks are replaced, and take patches_only(model)."
         )
     found = streamed(functools.partial(_all_equations, kind, kernel_size), batches, model)
     new = replace_attention(model.blocks[0].attention, kind, kernel_size=kernel_size)
@@ -121,18 +120,18 @@ def damage(model: ViT, batches: Iterable[Any], *, kind: str = "dw", kernel_size:
 
 
 def _check(new: Any, method: str, refit: bool) -> None:
-    """ValueError for a method that the replacement does not allow."""
+    """Raise ValueError for a method that the replacement does not support."""
     if method == "least_squares" and new.kind == "spvit":
         raise ValueError("fit: the outputs of kind='spvit' are not linear in its taps; take method='normal'.")
     if method == "projection" and new.kind not in BY_HEAD:
         other = "normal" if new.kind == "spvit" else "least_squares"
-        raise ValueError(f"fit: kind={new.kind!r} has no taps of each head to project; take method={other!r}.")
+        raise ValueError(f"fit: kind={new.kind!r} has no taps per head to project; take method={other!r}.")
     if refit and (new.kind not in BY_HEAD or isinstance(new, IsotypicReplacedAttention)):
         raise ValueError("fit: refit=True is for the kinds 'dw' and 'conv' of dense blocks; take refit=False.")
 
 
 def _sums(model: ViT, index: int, batches: Iterable[Any], function: Callable, new: Any) -> Any:
-    """The sum over all images of `function(attention, new, x, layout, weight)`, x being the inputs of the attention."""
+    """The sum over all images of `function(attention, new, x, layout, weight)`; x are the inputs of the attention."""
     return streamed(functools.partial(_step, function, index), batches, model, new)
 
 
@@ -145,7 +144,7 @@ def _step(function, index, model, new, images, weight):
 
 
 def _fitted(new: Any, attention: Any, sums: Callable, ridge: float) -> Any:
-    """The replacement with taps by least squares."""
+    """The replacement with least-squares taps."""
     if new.kind != "ens_dw":
         return _with(new, taps=_as_taps(new, sums(equations.channels, new).solved(ridge)))
     by_channel = replace_attention(attention, "dw", kernel_size=new.kernel_size)
@@ -198,7 +197,7 @@ def _all_equations(kind, kernel_size, model, images, weight):
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _all_distances(kind, kernel_size, model, taps, images, weight):
-    """Two sums of squares for each block, [depth]: of the change of its branch, and of the stream before the block."""
+    """For each block, the sums of squares of the change of its branch and of the stream before it: [depth] each."""
 
     def fold(sums, index, block, x, layout):
         new = replace_attention(block.attention, kind, kernel_size=kernel_size)

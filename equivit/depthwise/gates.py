@@ -1,4 +1,4 @@
-"""Gates that learn which attention becomes a convolution: a relaxed choice of a subset, and a ViT with gated attention.
+"""Learned gates that select attention to replace: relaxed subset selection, and a ViT with gated attention.
 
 Source: Differentiable Subset Pruning (Li et al. 2021), after Xie and Ermon (2019); depthwise attention, Eq. 17 and 18.
 """
@@ -21,14 +21,14 @@ from equivit.layers.rngs import Keys
 from equivit.models.vit.model import ViT
 from kernels.attention import attend, side_by_side
 
-# ---- The choice of a subset
+# ---- Subset selection
 
 
 def relaxed_top_k(weights: jax.Array, number: int, temperature: float | jax.Array, uniform: jax.Array) -> jax.Array:
     """Gates that sum to `number`; as the temperature goes to 0, they become 1 for a random subset and 0 elsewhere.
 
-    They are the sum of `number` relaxed draws without replacement: softmax(r / temperature), where r starts as the
-    weights with Gumbel noise, and each draw p adds log(1 - p) to it.
+    The gates are the sum of `number` relaxed draws without replacement: softmax(r / temperature), where r starts as the
+    weights plus Gumbel noise, and each draw p adds log(1 - p) to r.
 
     Shapes: weights [n], uniform [n] in (0, 1) -> [n].
     """
@@ -44,12 +44,12 @@ def relaxed_top_k(weights: jax.Array, number: int, temperature: float | jax.Arra
 
 
 def temperature(step: int | jax.Array, start: float, end: float, steps: int) -> jax.Array:
-    """Geometric from `start` to `end` over `steps`, then constant."""
+    """Geometric schedule from `start` to `end` over `steps`, then constant."""
     return start * (end / start) ** jnp.minimum(step / steps, 1.0)
 
 
 def hard_top_k(weights: np.ndarray, number: int) -> np.ndarray:
-    """1 for the `number` largest of the weights [n], 0 for the others; of equal weights the first."""
+    """1 for the `number` largest weights [n], 0 for the others; ties go to the first."""
     gates = np.zeros_like(weights)
     gates[np.argsort(-weights, kind="stable")[:number]] = 1
     return gates
@@ -59,11 +59,11 @@ def hard_top_k(weights: np.ndarray, number: int) -> np.ndarray:
 
 
 class Gate(nnx.Variable):
-    """The share of the convolution in each head, [H], which every step computes again (`objectives/gated.py`)."""
+    """The share of the convolution in each head, [H], recomputed at every step (`objectives/gated.py`)."""
 
 
 class GatedAttention(dense.Attention):
-    """(1 - g) attention + g convolution for each head, which share their values and projection (Eq. 18).
+    """(1 - g) attention + g convolution for each head; both share the values and the projection (Eq. 18).
 
     Shapes: [*B, h w, in_features] -> [*B, h w, width].
 
@@ -131,7 +131,7 @@ def without_gates(model: ViT, where: Mapping[int, tuple[int, ...] | None], kind:
 
 
 def _belongs_to_gates(name: str) -> bool:
-    """Whether a logical tensor belongs to a gated attention, but to no plain one."""
+    """Whether a logical tensor exists in gated attention only, not in plain attention."""
     return name.split(".")[-2] == "attention" and name.split(".")[-1] in ("taps", "gate")
 
 

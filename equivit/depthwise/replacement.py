@@ -1,4 +1,4 @@
-"""Replace the attention of blocks of a pretrained ViT by convolution, and remove the tokens before its patches.
+"""Replace attention in blocks of a pretrained ViT by convolution, and remove the tokens before its patches.
 
     model = patches_only(pretrained.load("dinov2", file), num_classes=1000)
     model = replace(model, {3: None, 7: None}, kind="dw")
@@ -23,7 +23,7 @@ from equivit.models.vit.config import ViTConfig
 from equivit.models.vit.jumbo import JumboViTConfig
 from equivit.models.vit.replaced import Replaced, as_replaced
 
-# The configuration of a model of patches alone.
+# The fields of a model without tokens before the patches.
 PATCHES_ONLY: dict[str, Any] = dict(
     class_token=False,
     class_position=False,
@@ -38,14 +38,14 @@ PATCHES_ONLY: dict[str, Any] = dict(
 def patches_only(model: ModelModule, *, num_classes: int | None = None, seed: int = 0) -> nnx.Module:
     """The model without class, register and mask tokens and their positions; its head reads the mean patch token.
 
-    All else stays, including the final norm.  A masked autoencoder gives its encoder.
+    Everything else stays, including the final norm.  For a masked autoencoder, its encoder is used.
 
     Args:
       num_classes: of the new head; None for no head.
       seed: draws the head.
 
     Raises:
-      ValueError: the model is no ViT, or has a Jumbo token.
+      ValueError: the model is not a ViT, or has a Jumbo token.
     """
     model, _ = without_prefix(model)
     if num_classes is None:
@@ -72,18 +72,18 @@ def replace(
 
     Args:
       where: the heads to replace by block; None for all.
-      kind, kernel_size: of all these blocks; call this function again for blocks of another kind.
+      kind, kernel_size: shared by these blocks; call this function again for blocks of another kind.
       rngs: draws the taps, normal with deviation 0.02; seed 0 if None.
 
     Raises:
       ValueError: blocks or heads that are not integers or do not exist, an unknown kind, even k, a block that is
-        replaced already, or a model with tokens before the patches.
+        already replaced, or a model with tokens before the patches.
     """
     _check_vit("replace", model)
     config, added = model.config, entries("replace", where, kind, kernel_size)
     where = {one.block: one.heads for one in added}
     if twice := sorted(set(where) & {one.block for one in config.replaced}):
-        raise ValueError(f"replace: block {twice[0]} is replaced already; begin with the model before that.")
+        raise ValueError(f"replace: block {twice[0]} is already replaced; start from the original model.")
     config = dataclasses.replace(config, replaced=(*config.replaced, *added))
     rngs = Keys(0) if rngs is None else rngs
     tensors = logical.to_logical(model, nnx.Variable)
@@ -102,7 +102,7 @@ def backbone(model: ModelModule) -> ModelModule:
 
 
 def with_backbone(model: ModelModule, new: ModelModule) -> ModelModule:
-    """The model with another ViT, which has the same inputs and outputs."""
+    """The model with its ViT replaced by one with the same inputs and outputs."""
     if not hasattr(model, "backbone"):
         return new
     copy: Any = jax.tree.map(lambda leaf: leaf, model)
@@ -111,14 +111,14 @@ def with_backbone(model: ModelModule, new: ModelModule) -> ModelModule:
 
 
 def entries(name: str, where: Any, kind: str, kernel_size: int) -> tuple[Replaced, ...]:
-    """The entries of `ViTConfig.replaced` for `where` as in `replace`; ValueError for another form."""
+    """The entries of `ViTConfig.replaced` for `where` as in `replace`; ValueError if it is malformed."""
     if not isinstance(where, Mapping):
         raise ValueError(f"{name}: where={errors.shown(where)} must give heads by block, such as {{3: None, 7: (0,)}}.")
     return as_replaced(name, [(_plain(block), kind, kernel_size, _plain(heads)) for block, heads in where.items()])
 
 
 def _plain(value: Any) -> Any:
-    """The value with NumPy's integers, as rankings of scores contain, turned into Python's."""
+    """The value with NumPy integers, which score rankings contain, converted to Python integers."""
     if isinstance(value, np.integer | np.ndarray):
         return value.tolist()
     return tuple(map(_plain, value)) if isinstance(value, tuple | list) else value

@@ -1,8 +1,8 @@
-"""Selects the blocks and heads to replace by Sigma, which measures how much attention depends on the image.
+"""Select the blocks and heads to replace by Sigma, which measures how much attention depends on the image.
 
 sigma[q, p] is the standard deviation over images of the attention from token q to token p.  Sigma of a head is its sum
-over all q and p, Sigma of a block the mean over its heads.  A head of low Sigma attends by position alone, as a
-convolution does; a head that averages over all tokens has a low Sigma too, though it is far from local.
+over all q and p, Sigma of a block the mean over its heads.  A head of low Sigma attends by position alone, like a
+convolution.  A head that averages over all tokens also has a low Sigma, although it is not local.
 
 Source: depthwise attention, Section 2.3.1, Eq. 15 and 16; Figures A.1, A.2 and A.4.
 """
@@ -32,11 +32,11 @@ ORDERS = ("lowest", "highest", "random")
 class Moments:
     """Mean and squared deviations of samples of any shape, from batches in any order (Chan et al. 1979).
 
-    A difference of sums of squares would lose all digits of a deviation much smaller than its mean.
+    A difference of sums of squares would lose all digits of a deviation much smaller than the mean.
 
     Attributes:
       count: number of samples, [].
-      mean: of the shape of a sample.
+      mean: the mean, with the shape of a sample.
       squares: the sum of squared deviations from the mean.
     """
 
@@ -50,7 +50,7 @@ class Moments:
         return cls(jnp.zeros(()), jnp.zeros(shape), jnp.zeros(shape))
 
     def update(self, batch: jax.Array, weight: jax.Array | None = None) -> "Moments":
-        """Add the samples of a batch [B, *shape]; samples whose `weight` [B] is 0 do not count."""
+        """Add the samples of a batch [B, *shape]; samples with `weight` [B] 0 are ignored."""
         batch = batch.astype(jnp.promote_types(batch.dtype, jnp.float32))
         weight = jnp.ones(len(batch)) if weight is None else weight
         count, weight = weight.sum(), weight.reshape(-1, *(1,) * (batch.ndim - 1))
@@ -65,12 +65,12 @@ class Moments:
         return Moments(count, self.mean + delta * share, squares)
 
     def deviation(self) -> jax.Array:
-        """The standard deviation of the population; NaN without samples."""
+        """The population standard deviation; NaN without samples."""
         return jnp.sqrt(self.squares / self.count)
 
 
 class Sigma(NamedTuple):
-    """Sigma of heads, [depth, heads], and of blocks, [depth]; NaN for blocks that are replaced, even in part."""
+    """Sigma of heads, [depth, heads], and of blocks, [depth]; NaN for blocks that are fully or partly replaced."""
 
     heads: np.ndarray
     blocks: np.ndarray
@@ -83,7 +83,7 @@ class Sigma(NamedTuple):
 
 
 def sigma(model: ViT, batches: Iterable[Any]) -> Sigma:
-    """Sigma of all heads and blocks, in one pass over the images; arguments and errors as of `moments`."""
+    """Sigma of all heads and blocks, in one pass over the images; arguments and errors as in `moments`."""
     return Sigma.from_moments(moments(model, batches))
 
 
@@ -94,8 +94,8 @@ def moments(model: ViT, batches: Iterable[Any]) -> Moments:
 
     Args:
       model: a ViT without tokens before the patches, of any family.
-      batches: images [B, H, W, C] as the model takes them, all of one size; the first batch is the largest.  Under a
-        mesh these are the rows of this process.
+      batches: images [B, H, W, C], normalised for the model and all of one size; the first batch is the largest.  Under
+        a mesh, only the rows of this process.
 
     Raises:
       ValueError: there are no images, they differ in size, a batch is larger than the first, or the model has tokens
@@ -121,7 +121,7 @@ def moments(model: ViT, batches: Iterable[Any]) -> Moments:
 def aligned(deviation: jax.Array, grid: tuple[int, ...]) -> jax.Array:
     """The mean over queries by offset of the key, 0 in the centre: [*B, N, N] -> [*B, 2 h - 1, 2 w - 1].
 
-    The input has axes query and key.  Offsets far from the centre have fewer pairs of tokens.
+    The input has axes query and key.  Offsets far from the centre average fewer pairs of tokens.
     """
     (h, w), rows = grid, np.indices(grid).reshape(2, -1)
     down, right = rows[:, None, :] - rows[:, :, None] + np.array([h - 1, w - 1])[:, None, None]
@@ -133,13 +133,13 @@ def aligned(deviation: jax.Array, grid: tuple[int, ...]) -> jax.Array:
 
 
 def select(scores: np.ndarray, number: int, order: str = "lowest", seed: int = 0) -> tuple[Any, ...]:
-    """Select blocks, or (block, head) pairs, by score; returned in ascending order.
+    """Select blocks, or (block, head) pairs, by score; return them in ascending order.
 
     Args:
       scores: [depth] for blocks, [depth, heads] for pairs; NaN is never selected.
       number: of blocks or pairs.
       order: "lowest", "highest" or "random"; equal scores are taken in ascending order of blocks.
-      seed: of the random selection.
+      seed: seed of the random selection.
 
     Raises:
       ValueError: an unknown order, or fewer finite scores than `number`.
@@ -175,7 +175,7 @@ def _no_moments(model: ViT, shape: tuple[int, ...]) -> Moments:
 
 @functools.partial(jax.jit, donate_argnums=1)
 def step(model: ViT, found: Moments, images: jax.Array, weight: jax.Array) -> Moments:
-    """Add a batch to the moments `found`, whose memory it reuses; images count by their weight [B], 0 or 1."""
+    """Add a batch to the moments `found`, whose memory is reused; `weight` [B] is 0 or 1 per image."""
     found = model.folded(images, functools.partial(_add_block, weight), found)
     inside = not jax.sharding.get_abstract_mesh().empty
     return jax.lax.with_sharding_constraint(found, PartitionSpec()) if inside else found

@@ -12,16 +12,16 @@ from equivit.data.pixels import normalize
 
 
 class TrainingImages:
-    """Batches [B, H, W, C] of normalised images in random order, cropped as for evaluation; a reusable iterable.
+    """Iterable over batches [B, H, W, C] of normalised images in random order, cropped as for evaluation.
 
-    Under a mesh of several processes, each process gets its rows.
+    It can be iterated repeatedly.  With several processes, each gets its own rows.
 
     Args:
       data: the `data` section of a run.
-      number: of images; a smaller split gives all of its images.
-      batch_size: of all processes.
-      seed: of the order.
-      workers: processes that read; 0: threads (`loader.train`).
+      number: number of images; a smaller split yields all of its images.
+      batch_size: total over all processes.
+      seed: seed of the order.
+      workers: number of reader processes; 0: threads (`loader.train`).
     """
 
     def __init__(self, data: ConfigDict, number: int, *, batch_size: int, seed: int = 0, workers: int = 0):

@@ -8,24 +8,25 @@ from equivit.layers.batch_stats import check_taken
 
 
 class BatchNorm(nnx.Module):
-    """Normalises each channel to mean 0 and variance 1 over all other axes; then scale and bias, if affine.
+    """Normalises each channel to mean 0 and variance 1 over all other axes; then applies scale and bias, if affine.
 
     With `train` it uses the statistics of x, and moves the running statistics towards them by `momentum` (with the
-    unbiased variance, as in PyTorch).  Otherwise it uses the running statistics.  Those of x are of the whole batch,
-    however many devices hold it; with `optimizer.accumulation`, they are of each micro-batch.
+    unbiased variance, as in PyTorch).  Otherwise it uses the running statistics.  Batch statistics cover the whole
+    batch, over all devices; with `optimizer.accumulation`, each micro-batch.
 
     Shapes: [*B, C] -> the same.
 
     Args:
-      affine: whether there are a scale and a bias.
-      scale: of each channel at the start.
-      groups: runs of images that are normalised with statistics of their own, as if each were the batch of a device;
-        the running statistics move towards their mean.  Their number is the same on any number of devices; where it is
-        a multiple of that, no device waits for the statistics of another.
+      affine: whether to apply a scale and a bias.
+      scale: initial scale of each channel.
+      groups: number of runs of consecutive images with separate statistics, as if each were one device's batch; the
+        running statistics move towards their mean.  The number is independent of the device count; if it is a multiple
+        of that, devices exchange no statistics.
 
     Raises:
       ValueError: with `train`, groups that do not divide the first axis of x, groups of one entry, which have no
-        variance, or a traced function outside of `batch_stats.recording`, which would lose the running statistics.
+        variance, or a call within a traced function outside `batch_stats.recording`, which would lose the running
+        statistics.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class BatchNorm(nnx.Module):
             return y.reshape(x.shape).astype(x.dtype)
 
     def affine(self) -> tuple[jax.Array, jax.Array]:
-        """The factor and the shift [C] that this is by the running statistics: y = factor x + shift."""
+        """The factor and shift [C] that the running statistics amount to: y = factor x + shift."""
         factor = jax.lax.rsqrt(self.variance[...] + self.eps)
         shift = -self.mean[...] * factor
         if self.scale is None or self.bias is None:
@@ -86,5 +87,5 @@ class BatchNorm(nnx.Module):
             old = running[...]
             moved = old + self.momentum * (jax.lax.stop_gradient(new.mean((0, 1))) - old)
             check_taken("BatchNorm", moved)
-            running.set_value(moved.astype(old.dtype))  # `running[...] = ` searches all that has been traced before
+            running.set_value(moved.astype(old.dtype))  # `running[...] = ` searches all traced operations
         return mean, variance

@@ -1,7 +1,7 @@
-"""Running statistics that layers record while a function is traced, and who takes them.
+"""Running statistics that layers record during tracing, and a check that the caller collects them.
 
-A function that JAX transforms gets copies of the modules that it is called with.  What a copy records with `train=True`
-is lost unless the function returns it; the next call begins with the old statistics, and evaluation uses them.
+A function transformed by JAX works on copies of its modules.  Statistics that a copy records with `train=True` are lost
+unless the function returns them; the next call and evaluation would use the old ones.
 """
 
 import contextlib
@@ -16,14 +16,14 @@ _TAKEN = contextvars.ContextVar("taken", default=False)
 
 @contextlib.contextmanager
 def recording() -> Iterator[None]:
-    """Within it, the caller takes the statistics that modules record.
+    """Declare that the caller collects the statistics that modules record.
 
         @jax.jit
         @recording()
         def run(model, images):
             return model(images, train=True), logical.take_state(model)
 
-    A step of training does that for its objective (`training/state.py`).
+    The training step does this for its objective (`training/state.py`).
     """
     token = _TAKEN.set(True)
     try:
@@ -33,7 +33,7 @@ def recording() -> Iterator[None]:
 
 
 def check_taken(name: str, value: jax.Array) -> None:
-    """ValueError if `value`, a new running statistic of `name`, is of a traced function and nobody takes it."""
+    """Raise ValueError if `value`, a new running statistic of `name`, is traced and the caller does not collect it."""
     if isinstance(value, core.Tracer) and not _TAKEN.get():
         raise ValueError(
             f"{name}: train=True records running statistics, which a traced function loses; return "

@@ -18,7 +18,7 @@ from kernels.dispatch import AUTO, FUSED
 
 
 class Branch(NamedTuple):
-    """scale(body(norm(x))), for the branch of an octic block by one kernel if `kernels.using` asks for it.
+    """scale(body(norm(x))), in one kernel for an octic block if `kernels.using` selects it.
 
     Shapes: [*B, N, width] or a field -> the same.
     """
@@ -32,7 +32,7 @@ class Branch(NamedTuple):
         return self.scale(self.body(self.norm(x), layout)) if kernel is None else Isotypic(*kernel(x.lines, x.planes))
 
     def _kernel(self, x: Any) -> Callable | None:
-        """The branch as one operation on the arrays of a field, if its parts are those of an octic block."""
+        """The branch as one operation on the arrays of a field, if its parts belong to an octic block."""
         norm, body, scale = self
         if not isinstance(norm, isotypic.LayerNorm) or not isinstance(scale, isotypic.LayerScale):
             return None
@@ -52,8 +52,8 @@ class Subsets(NamedTuple):
     """Stochastic depth by subsets (`layers/stochastic_depth.py`).
 
     Attributes:
-      rate: the share of images that a branch leaves out.
-      groups: runs of consecutive images, in each of which as many are left out.
+      rate: the share of images for which a branch is dropped.
+      groups: number of runs of consecutive images; the same number is dropped in each.
     """
 
     rate: float
@@ -63,8 +63,8 @@ class Subsets(NamedTuple):
 class Block(nnx.Module):
     """x + path(attention(x)), then x + path(mlp(x)), where both are branches scale(body(norm(x))).
 
-    `path` is dropout, then stochastic depth, which keeps or drops a whole branch per sample, independently for the two
-    branches.  With `subsets` a branch is computed only for the samples that keep it.
+    `path` is dropout, then stochastic depth, which drops a whole branch per sample, independently for the two branches.
+    With `subsets`, a branch is computed only for the samples that keep it.
 
     Shapes: [*B, N, width] or a field -> the same.
 
@@ -72,7 +72,7 @@ class Block(nnx.Module):
       norm1, attention, scale1, norm2, mlp, scale2: the parts, all dense or all equivariant under one group
         (`layers/parts.py` builds them).
       dropout: probability of zeroing an entry of a branch.
-      subsets: in place of the rate of a call; x then has one batch axis.
+      subsets: replaces the `rate` of a call; x then has one batch axis.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Block(nnx.Module):
           layout: the token layout, for parts that need it.
           rate: probability of dropping a branch for a sample.
           phase, train: for blocks that alternate or have batch statistics; unused here.
-          key: for dropout and stochastic depth; None: neither.
+          key: for dropout and stochastic depth; None disables both.
         """
         attention, mlp = self.branches()
         if key is not None and self.subsets is not None:
@@ -119,7 +119,7 @@ class Block(nnx.Module):
         return drop_path(dropout(branch, self.dropout, dropout_key), rate, path_key)
 
     def on_subsets(self, x: Any, layout: Layout | None, key: jax.Array, subsets: Subsets) -> Any:
-        """The block, each branch for some of the images alone."""
+        """The block, with each branch computed for a subset of the images."""
         for branch, one in zip(self.branches(), jax.random.split(key), strict=True):
             dropout_key, path_key = jax.random.split(one)
             kept = subset(path_key, x.shape[-3], *subsets)

@@ -1,11 +1,11 @@
-"""Convolutions of maps, padded with zeros or around the torus.
+"""Convolutions of maps, padded with zeros or circularly.
 
-Output (i, j) reads the inputs that begin at (sh i - ph, sw j - pw), for a stride (sh, sw) and a padding (ph, pw); an
-axis of n entries becomes one of floor((n + 2 p - k) / s) + 1, as in PyTorch.
+Output (i, j) reads the inputs from (sh i - ph, sw j - pw) on, for stride (sh, sw) and padding (ph, pw); an axis of n
+entries gets floor((n + 2 p - k) / s) + 1 outputs, as in PyTorch.
 
-With "circular" padding what leaves a map on one side comes back on the other.  Sizes are those with "zeros", so that a
-model has the same shapes with either.  If the stride divides the map, and 2 p < k <= 2 p + s, the outputs lie on a
-torus too and follow shifts by the stride; otherwise there is a seam where the map ends.
+With "circular" padding the map is a torus.  Output sizes are the same as with "zeros".  If the stride divides the map,
+and 2 p < k <= 2 p + s, the outputs lie on a torus too and follow shifts by the stride; otherwise there is a seam at the
+border of the map.
 """
 
 import math
@@ -27,17 +27,17 @@ MODES = ("zeros", "circular")
 
 
 class Conv(nnx.Module):
-    """A convolution with a kernel of its own for each pair of channels of a group.
+    """A grouped convolution.
 
-    The product has the dtype of the kernel, the sum that of the bias, as in `dense.PatchEmbed`.
+    The product has the dtype of the kernel, and the sum has the dtype of the bias, as in `dense.PatchEmbed`.
 
     Shapes: [*B, H, W, in_channels] -> [*B, h, w, width].
 
     Args:
       kernel, stride, padding: (rows, columns).
-      mode: "zeros" or "circular", what the padding holds.
-      groups: of channels; those of one group are made of the same group of `in_channels`.
-      init: draws the kernel [kh, kw, in_channels / groups, width]; by default uniform, as PyTorch does.
+      mode: padding mode, "zeros" or "circular".
+      groups: number of channel groups; each group of outputs reads one group of `in_channels`.
+      init: draws the kernel [kh, kw, in_channels / groups, width]; by default PyTorch's uniform.
 
     Raises:
       ValueError: an unknown mode, groups that do not divide both numbers of channels, or a map that is smaller than the
@@ -72,7 +72,7 @@ class Conv(nnx.Module):
         return self._convolved(x, self.mode)
 
     def circular(self, x: jax.Array) -> jax.Array:
-        """The convolution around the torus whatever the mode, as an adaptive layer takes it of a map that it rolled."""
+        """The convolution with circular padding, whatever the mode; adaptive layers apply it to a map they rolled."""
         return self._convolved(x, "circular")
 
     def _convolved(self, x: jax.Array, mode: str) -> jax.Array:
@@ -84,9 +84,9 @@ class Conv(nnx.Module):
             return y if self.bias is None else y + self.bias[...]
 
     def everywhere(self, x: jax.Array) -> jax.Array:
-        """At stride 1 around the torus, of all phases at once: [*B, H, W, in_channels] -> [*B, H, W, width].
+        """The circular convolution at stride 1, all phases at once: [*B, H, W, in_channels] -> [*B, H, W, width].
 
-        The result at (i, j) is that of the convolution whose taps begin at (i - ph, j - pw).
+        Entry (i, j) is the output whose taps begin at (i - ph, j - pw).
         """
         with jax.named_scope("linear"):
             kernel = self.kernel[...]
@@ -96,18 +96,18 @@ class Conv(nnx.Module):
             return y if self.bias is None else y + self.bias[...]
 
     def affine(self) -> tuple[jax.Array, jax.Array]:
-        """The kernel [kh, kw, in, width] and the bias [width], zero if there is none."""
+        """The kernel [kh, kw, in, width] and the bias [width], zeros if there is none."""
         kernel = self.kernel[...]
         return kernel, jnp.zeros(kernel.shape[-1], kernel.dtype) if self.bias is None else self.bias[...]
 
 
 class DepthwiseConv(Conv):
-    """A convolution of each channel by itself.
+    """A depthwise convolution.
 
     Shapes: [*B, H, W, channels] -> [*B, h, w, channels].
 
     Args:
-      options: those of `Conv`.
+      options: as in `Conv`.
     """
 
     def __init__(self, channels: int, *, bias: bool = False, rngs: nnx.Rngs, **options: Any):
@@ -115,21 +115,20 @@ class DepthwiseConv(Conv):
 
 
 class NormedConv(nnx.Module):
-    """A convolution, batch norm, and an activation: what convolutional networks are made of.
+    """Convolution, batch norm, activation.
 
-    The padding is k // 2 on each side, so that at stride 1 a map keeps its size; at stride s its sides are divided by s
-    and rounded up.  The product has the dtype of the kernel, the result that of the norm's scale, as the sum of a
-    `Conv` has that of its bias.
+    The padding is k // 2 on each side: stride 1 keeps the size, and stride s divides the sides by s, rounding up.  The
+    product has the dtype of the kernel, and the result has the dtype of the norm's scale.
 
     Shapes: [*B, H, W, in_channels] -> [*B, h, w, width].
 
     Args:
       kernel: (rows, columns), both odd.
       stride, mode, groups, init: of the convolution (`Conv`).
-      norm: the batch norm may be left out.
-      bias: of the convolution; by default it has one only where no norm would take it off.
+      norm: whether there is a batch norm.
+      bias: whether the convolution has a bias; by default only without a norm, which would cancel it.
       activation: a function of arrays; None for none.
-      scale: the scale of the norm at the start; 0 begins a residual branch as nothing.
+      scale: initial scale of the norm; with 0, a residual branch starts at zero.
       statistics_groups: `groups` of the batch norm.
     """
 
@@ -169,15 +168,15 @@ class NormedConv(nnx.Module):
         return self._activated(self.conv(x), train)
 
     def circular(self, x: jax.Array, *, train: bool = False) -> jax.Array:
-        """The same with `Conv.circular`."""
+        """The layer with `Conv.circular`."""
         return self._activated(self.conv.circular(x), train)
 
     def everywhere(self, x: jax.Array) -> jax.Array:
-        """`Conv.everywhere`, then the norm by its running statistics, and the activation."""
+        """`Conv.everywhere`, then the norm with its running statistics, and the activation."""
         return self._activated(self.conv.everywhere(x), False)
 
     def folded(self) -> "NormedConv":
-        """The same map as a convolution with a bias and no norm, by the running statistics, for inference."""
+        """The same map for inference: a convolution with a bias and no norm, folded from the running statistics."""
         unit = nnx.clone(self)
         if self.norm is not None:
             factor, shift = self.norm.affine()

@@ -1,8 +1,8 @@
-"""The layers of a plain transformer.  `isotypic.py` has the same names for fields.
+"""The layers of a plain transformer.  `isotypic.py` has layers of the same names for fields.
 
 Batch, tokens and channels are the last three axes; there may be any number of batch axes.  A linear map computes in the
-dtype of its weight (`equivit/precision.py`), normalisation and softmax in at least float32.  `equivit/costs.py` sorts
-costs by the named scopes.
+dtype of its weight (`equivit/precision.py`); normalisation and softmax compute in at least float32.  `equivit/costs.py`
+groups costs by the named scopes.
 """
 
 import dataclasses
@@ -22,18 +22,18 @@ from kernels.attention import attention, head_by_head, weights
 from kernels.gelu import exact_gelu
 from kernels.product import LINEAR, einsum, kept
 
-# The official codes truncate this normal at +-2, one hundred standard deviations, which has no effect.
+# The official codes truncate this normal at +-2, which is 100 standard deviations and has no effect.
 WEIGHT_INIT = nnx.initializers.normal(0.02)
-# How weights start, as the configurations of models name it.
+# Weight initialisers by their name in model configurations.
 INITS = {
     "normal": WEIGHT_INIT,
-    "truncated_normal": nnx.initializers.truncated_normal(0.02),  # cut at 2 deviations, which leaves 0.88 of them
+    "truncated_normal": nnx.initializers.truncated_normal(0.02),  # cut at 2 deviations, which scales it by 0.88
     "xavier_uniform": nnx.initializers.xavier_uniform(),
 }
 
 
-# For what is cheap to compute again: the backward pass begins from the arguments.  Otherwise JAX keeps what lies
-# between, of a GELU three arrays as large as the hidden field, which a scan over blocks writes and reads again.
+# For cheap functions: the backward pass recomputes from the arguments.  Otherwise JAX stores the intermediate values,
+# for a GELU three arrays as large as the hidden field, which a scan over blocks writes and reads.
 recomputed = functools.partial(jax.checkpoint, prevent_cse=False)
 
 
@@ -68,12 +68,12 @@ def affine(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> ja
         y = kept(einsum(LINEAR, x.astype(weight.dtype), weight))
         if bias is None or bias.dtype == y.dtype:
             return y if bias is None else y + bias
-        # Broadcast before it is cast: the gradient of b is summed in the dtype of b, which may be wider.
+        # Broadcast before casting: the gradient of b is then summed in the dtype of b, which may be wider.
         return y + jnp.broadcast_to(bias, y.shape).astype(y.dtype)
 
 
 class LayerNorm(nnx.Module):
-    """Normalises each token to mean 0 and variance 1 over its channels; then scale and bias.
+    """Normalises each token to mean 0 and variance 1 over its channels; then applies scale and bias.
 
     Shapes: [*B, N, C] -> the same.
     """
@@ -233,7 +233,7 @@ class Attention(nnx.Module):
 
     def heads(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """q, k and v, each [*B, num_heads, N, head channels]."""
-        # Split, and only then turned: the gradient of a split is one concatenation, that of indexing a padded sum.
+        # Split, then transpose: the gradient of a split is one concatenation; indexing would give padded sums.
         q, k, v = (head_by_head(part, self.num_heads) for part in jnp.split(self.qkv(x), 3, axis=-1))
         return q, k, v
 
@@ -241,15 +241,15 @@ class Attention(nnx.Module):
 class PatchEmbed(nnx.Module):
     """A linear map of each patch: a convolution whose stride equals its kernel size.
 
-    The product has the dtype of the kernel, the sum, and so the residual stream, that of the bias; without a bias at
-    least float32.
+    The product has the dtype of the kernel; the sum, and so the residual stream, has the dtype of the bias, or at least
+    float32 without a bias.
 
     Shapes: [*B, H, W, in_channels] -> [*B, (H/ph) (W/pw), width], tokens in row-major order.
 
     Args:
       bias: whether there is one.
-      init: draws the kernel as a matrix [ph pw in_channels, width]; None: uniform, as PyTorch's convolutions start,
-        and as the bias always does.
+      init: draws the kernel as a matrix [ph pw in_channels, width]; None: PyTorch's uniform for convolutions, which the
+        bias always uses.
     """
 
     def __init__(
@@ -311,7 +311,7 @@ def unpatchify(patches: jax.Array, grid: tuple[int, int], patch_size: tuple[int,
 
 
 class MlpHead(nnx.Module):
-    """Optional layer norm, linear, GELU, linear: the classifier after an invariantization (octic ViTs, Appendix C).
+    """Optional layer norm, linear, GELU, linear; the classifier after an invariantization (octic ViTs, Appendix C).
 
     Shapes: [*B, in_features] -> [*B, num_classes].
 

@@ -1,4 +1,4 @@
-"""Attention replaced by convolution: local, input-independent attention, without queries and keys.
+"""Attention replaced by convolution: local and input-independent, without queries and keys.
 
 The values V_h = x W_V[h] + b_V[h] of the H heads and the output projection are inherited from the attention:
 
@@ -9,7 +9,7 @@ The values V_h = x W_V[h] + b_V[h] of the H heads and the output projection are 
 | spvit  | [H, k, k]   | the heads averaged, at each tap by softmax(taps) over the heads                 | A.4    |
 | ens_dw | [k, k, D/H] | the heads averaged by softmax(gamma), then each channel with its own taps       | 12, 13 |
 
-Outside the grid there are zeros, not biases: a token at the border gets less of b_V.
+Positions outside the grid are zero and add no bias, so tokens at the border get less of b_V.
 
 Source: "Accelerating Vision Transformers with Drop-in Depthwise Convolution".
 """
@@ -40,8 +40,8 @@ from kernels.attention import attend, head_by_head, side_by_side
 from kernels.convolution import convolve
 
 KINDS = ("conv", "dw", "spvit", "ens_dw")
-BY_HEAD = ("conv", "dw")  # the others average all heads, so that none can stay
-TAPS_INIT = nnx.initializers.normal(0.02)  # the paper: a normal of mean zero, without its deviation
+BY_HEAD = ("conv", "dw")  # the others average all heads, so no head can stay attention
+TAPS_INIT = nnx.initializers.normal(0.02)  # the paper: a zero-mean normal, deviation not given
 
 
 class _Replaced(nnx.Module):
@@ -49,7 +49,7 @@ class _Replaced(nnx.Module):
 
     def __init__(self, value: Any, proj: Any, taps: jax.Array, *, kind: str, num_heads: int, padding: str):
         self.value, self.proj = value, proj
-        # Low precision rounds factors of products; those of spvit go through a softmax first.
+        # Low precision rounds factors of products; spvit taps go through a softmax first.
         self.taps = nnx.Param(taps, decay=False, product=kind != "spvit")
         self.kind, self.num_heads, self.padding, self.kernel_size = kind, num_heads, padding, taps.shape[1]
 
@@ -69,11 +69,11 @@ class ReplacedAttention(_Replaced):
     Args:
       value, proj: of the attention, in_features to width and width to width.
       taps: of the replaced heads, as in the table above.
-      heads: those that are replaced, ascending; None for all.
-      query_key: of the a heads that stay, in_features to 2 a d, with columns (q | k) x heads x channels; None if none
-        stays.
+      heads: the replaced heads, ascending; None for all.
+      query_key: queries and keys of the a remaining heads, in_features to 2 a d, with columns (q | k) x heads x
+        channels; None if no head remains.
       gamma: [H] for "ens_dw", else None.
-      padding: "zeros" outside the grid, or "wrap", its other side.
+      padding: "zeros", or "wrap" around the torus.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class ReplacedAttention(_Replaced):
 
     @property
     def attending(self) -> tuple[int, ...]:
-        """The heads that stay attention."""
+        """The heads that are not replaced."""
         return tuple(h for h in range(self.num_heads) if h not in self.heads)
 
     def __call__(self, x: jax.Array, grid: Grid = None) -> jax.Array:
@@ -108,12 +108,12 @@ class ReplacedAttention(_Replaced):
         return self.proj(self._convolved(self.value(x), grid))
 
     def _convolved(self, values: jax.Array, grid: Grid) -> jax.Array:
-        """The values of the replaced heads convolved."""
+        """The convolved values of the replaced heads."""
         taps = taps_by_channel(self.kind, self.taps[...], values.shape[-1] // len(self.heads))
         return depthwise_conv(values, taps, grid, padding=self.padding)
 
     def _beside_attention(self, x: jax.Array, grid: Grid) -> jax.Array:
-        """Some heads attend, the others are convolved."""
+        """The outputs of all heads: some attend, the others are convolved."""
         q, k = (head_by_head(part, len(self.attending)) for part in jnp.split(self.query_key(x), 2, axis=-1))
         values = self.value(x)
         v = head_by_head(channels_of_heads(values, self.attending, self.num_heads), len(self.attending))
@@ -123,7 +123,7 @@ class ReplacedAttention(_Replaced):
         return channels_of_heads(y, tuple(np.argsort((*self.attending, *self.heads))), self.num_heads)
 
     def folded(self) -> "FoldedAttention":
-        """The form for inference, equal to this module also at borders: plain matrices and one kernel."""
+        """The form for inference, equal also at borders: plain matrices and one kernel."""
         return self._folded_by_head() if self.kind in BY_HEAD else self._folded_average()
 
     def _folded_by_head(self) -> "FoldedAttention":
@@ -167,10 +167,10 @@ class ReplacedAttention(_Replaced):
 
 
 class IsotypicReplacedAttention(_Replaced):
-    """The attention of an equivariant block replaced, each channel by its own taps (`isotypic_depthwise_conv`).
+    """Replaced attention of an equivariant block: each channel has its own taps (`isotypic_depthwise_conv`).
 
-    It has no folded form: the Fourier transforms of an octic block take 8 D multiply-adds a token each, but folded into
-    the value and output maps they would make these dense, D D in place of 3/16 D D.
+    It has no folded form: each Fourier transform of an octic block takes 8 D multiply-adds per token, but folding them
+    would make the value and output maps dense, D D instead of 3/16 D D.
 
     Shapes: a field of h w tokens -> the same.
 
@@ -189,7 +189,7 @@ class IsotypicReplacedAttention(_Replaced):
         """Raises: there is no folded form."""
         raise ValueError(
             "folded: the replaced attention of an equivariant block has no folded form; models.inference.deployed "
-            "takes it as it is."
+            "keeps it unchanged."
         )
 
     def __call__(self, x: Isotypic, grid: Grid = None) -> Isotypic:
@@ -206,18 +206,18 @@ def replace_attention(
     padding: str = "zeros",
     rngs: nnx.Rngs | None = None,
 ) -> ReplacedAttention | IsotypicReplacedAttention:
-    """The attention with some or all heads replaced: values and projection are inherited, new taps are drawn.
+    """Replace some or all heads of an attention: values and projection are inherited, new taps are drawn.
 
     Args:
-      attention: a `dense.Attention`, or for "dw" of all heads an `isotypic.Attention`.
+      attention: a `dense.Attention`; for "dw" of all heads, also an `isotypic.Attention`.
       kind: one of KINDS.
       kernel_size: k, odd; the grid may be smaller.
-      heads: those to replace, for "conv" and "dw"; None for all.
-      padding: "zeros" outside the grid, or "wrap", its other side.
+      heads: the heads to replace, for "conv" and "dw"; None for all.
+      padding: "zeros", or "wrap" around the torus.
       rngs: draws the taps, normal with deviation 0.02; seed 0 if None.  gamma starts at 0.
 
     Raises:
-      ValueError: k is even or no whole number, an unknown kind or padding, heads that do not exist, or an unsupported
+      ValueError: k is even or not an integer, an unknown kind or padding, heads that do not exist, or an unsupported
         type of attention.
     """
     errors.one_of("replace_attention: kind", kind, KINDS)
@@ -233,7 +233,7 @@ def replace_attention(
     if isinstance(attention, isotypic.Attention):
         if kind != "dw" or heads is not None:
             raise ValueError(
-                f"replace_attention: {kind=}, {heads=}: of equivariant blocks only 'dw' of all heads is possible; take "
+                f"replace_attention: {kind=}, {heads=}: equivariant blocks support only 'dw' of all heads; take "
                 "kind='dw' and heads=None."
             )
         value = jax.tree.map(lambda leaf: leaf[..., 2 * leaf.shape[-1] // 3 :], attention.qkv)
@@ -253,14 +253,15 @@ def replace_attention(
 
 
 class FoldedAttention(nnx.Module):
-    """The form for inference of a `ReplacedAttention`: convolved values, remaining heads before them, the projection.
+    """The inference form of a `ReplacedAttention`: remaining heads, then convolved values, then the projection.
 
     Shapes: [*B, h w, in_features] -> [*B, h w, width].
 
     Args:
       values: DepthwiseValues or DenseValues.
-      qkv: of the heads that stay attention, with columns (q | k | v) x heads x channels; None without any.
-      num_heads: the number of these heads.
+      qkv: queries, keys and values of the remaining heads, with columns (q | k | v) x heads x channels; None if no head
+        remains.
+      num_heads: the number of remaining heads.
     """
 
     def __init__(self, values: Any, proj: dense.Linear, *, qkv: dense.Linear | None = None, num_heads: int = 0):
@@ -329,11 +330,11 @@ class DenseValues(nnx.Module):
 
 
 def checked_heads(name: str, kind: str, heads: tuple[int, ...] | None, num_heads: int) -> tuple[int, ...] | None:
-    """The heads to replace, ascending, or None for all; ValueError for anything but heads of the module."""
+    """The heads to replace, ascending, or None for all; ValueError unless they are heads of the module."""
     if heads is None:
         return None
     if kind not in BY_HEAD:
-        raise ValueError(f"{name}: {kind!r} makes one head of all; take heads=None, or the kind 'dw' or 'conv'.")
+        raise ValueError(f"{name}: {kind!r} merges all heads; take heads=None, or the kind 'dw' or 'conv'.")
     is_form = isinstance(heads, tuple | list) and len(heads) > 0 and all(type(head) is int for head in heads)
     if not is_form or not all(0 <= head < num_heads for head in heads) or len(set(heads)) < len(heads):
         shown, last = errors.shown(heads), num_heads - 1
@@ -344,7 +345,7 @@ def checked_heads(name: str, kind: str, heads: tuple[int, ...] | None, num_heads
 
 
 def taps_by_channel(kind: str, taps: jax.Array, channels: int) -> jax.Array:
-    """The taps of each channel, [k, k, heads channels], for a kind of BY_HEAD."""
+    """The taps of each channel, [k, k, heads channels], for a kind in BY_HEAD."""
     return jnp.repeat(jnp.moveaxis(taps, 0, -1), channels, axis=-1) if kind == "conv" else taps
 
 
@@ -371,7 +372,7 @@ def _columns(layer: dense.Linear, which: Any) -> dense.Linear:
 
 
 def _taps_shape(kind: str, kernel_size: int, heads: int, channels: int) -> tuple[int, int, int]:
-    """The shape of the taps, for a number of heads and of channels in each."""
+    """The shape of the taps, for `heads` heads of `channels` channels."""
     if kind in ("conv", "spvit"):
         return heads, kernel_size, kernel_size
     return kernel_size, kernel_size, channels if kind == "ens_dw" else heads * channels

@@ -1,6 +1,6 @@
-"""Depthwise convolution of tokens on a grid: each channel with a kernel of its own, the "taps".
+"""Depthwise convolution of tokens on a grid; the "taps" are the kernel, one for each channel.
 
-Correlation with stride 1, centred on the token, as in `jax.lax.conv_general_dilated`; the result has the tokens of x.
+It is a correlation with stride 1, centred on the token, as in `jax.lax.conv_general_dilated`.
 """
 
 import math
@@ -17,8 +17,8 @@ from equivit.symmetry.fields import Isotypic
 from kernels.convolution import convolve
 
 Pair = tuple[int, int]
-Grid = Pair | Layout | None  # None, where a block was called without its layout, is refused
-MODES = {"zeros": "zeros", "wrap": "circular"}  # of a convolution, by padding
+Grid = Pair | Layout | None  # None (a block called without its layout) raises
+MODES = {"zeros": "zeros", "wrap": "circular"}  # padding -> mode of a convolution
 PADDINGS = tuple(MODES)
 
 
@@ -29,11 +29,11 @@ def depthwise_conv(x: jax.Array, taps: jax.Array, grid: Grid, *, padding: str = 
 
     Args:
       grid: (h, w), or the layout that blocks get.
-      padding: "zeros" outside the grid, or "wrap", its other side.
+      padding: "zeros", or "wrap" around the torus.
 
     Raises:
       ValueError: even k, taps of another shape, unknown padding, tokens that do not fill the grid, or a grid smaller
-        than the taps that wrap around it.
+        than taps that wrap.
     """
     _check_shape("depthwise_conv", taps, x.shape[-1])
     check_taps("depthwise_conv", taps.shape[0], padding)
@@ -49,13 +49,13 @@ def depthwise_conv(x: jax.Array, taps: jax.Array, grid: Grid, *, padding: str = 
 def isotypic_depthwise_conv(field: Isotypic, taps: jax.Array, grid: Grid, *, padding: str = "zeros") -> Isotypic:
     """Convolve a field channel by channel, commuting with the group.
 
-    In the regular representation, the taps for the channel of the element h are moved by h.  A turned image turns the
-    tokens and permutes these channels, so each channel meets taps that have turned with it.
+    In the regular representation, the taps for the channel of element h are transformed by h.  Rotating the image
+    rotates the tokens and permutes these channels, so each channel meets taps rotated with it.
 
     Shapes: a field of h w tokens, taps [k, k, C] with C = width / order -> the same.
 
     Args:
-      padding: as in `depthwise_conv`; errors too.
+      padding: as in `depthwise_conv`, like the errors.
     """
     values = jnp.moveaxis(fields.to_regular(field), 0, -2)
     _check_shape("isotypic_depthwise_conv", taps, values.shape[-1])
@@ -66,13 +66,13 @@ def isotypic_depthwise_conv(field: Isotypic, taps: jax.Array, grid: Grid, *, pad
 
 
 def _check_shape(name: str, taps: jax.Array, channels: int) -> None:
-    """ValueError unless the taps are [k, k, channels]; other shapes would broadcast, or fail without their name."""
+    """Raise ValueError unless the taps are [k, k, channels]; other shapes would broadcast or fail obscurely."""
     if taps.ndim != 3 or taps.shape != (len(taps), len(taps), channels):
         raise ValueError(f"{name}: taps of shape {taps.shape} must be [k, k, C], with k = 3 here (3, 3, {channels}).")
 
 
 def check_taps(name: str, kernel_size: int, padding: str) -> None:
-    """ValueError for taps without a centre, or an unknown padding."""
+    """Raise ValueError for taps without a centre, or an unknown padding."""
     errors.one_of(f"{name}: padding", padding, PADDINGS)
     if type(kernel_size) is not int:
         shown = errors.shown(kernel_size)
@@ -83,7 +83,7 @@ def check_taps(name: str, kernel_size: int, padding: str) -> None:
 
 
 def check_wrap(grid: Pair, kernel_size: int, padding: str, name: str) -> None:
-    """ValueError where taps that wrap around the grid would meet a token twice."""
+    """Raise ValueError if wrapped taps would read a token twice."""
     if padding == "wrap" and min(grid) < kernel_size:
         raise ValueError(
             f"{name}: padding='wrap' with {kernel_size}x{kernel_size} taps needs a grid at least as large, not "
@@ -92,15 +92,15 @@ def check_wrap(grid: Pair, kernel_size: int, padding: str, name: str) -> None:
 
 
 def filled_grid(grid: Grid, tokens: int, name: str) -> Pair:
-    """The (h, w) that the tokens fill; ValueError if they do not."""
+    """The grid (h, w) that the tokens fill; ValueError if they do not fill it."""
     if isinstance(grid, Layout):
         if grid.prefix:
             raise ValueError(
-                f"{name}: {grid.prefix} tokens stand before the patches and lie on no grid; leave them out "
+                f"{name}: {grid.prefix} tokens before the patches are not on the grid; remove them "
                 "(depthwise.replacement.patches_only)."
             )
         if not grid.grid:
-            raise ValueError(f"{name}: patches were removed, so that those left fill no grid; call without keep=.")
+            raise ValueError(f"{name}: patches were removed, so the others do not fill a grid; call without keep=.")
         sides = grid.grid
     else:
         sides = () if grid is None else grid

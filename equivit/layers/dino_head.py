@@ -1,4 +1,4 @@
-"""The projection head of DINO and iBOT, and the cosine of its output with each prototype."""
+"""The projection head of DINO and iBOT."""
 
 import math
 from typing import NamedTuple
@@ -11,14 +11,14 @@ from equivit.layers.dense import Linear, gelu, uniform
 
 
 class DinoHead(nnx.Module):
-    """Unit vectors from an MLP, times K prototypes g_k v_k / |v_k|; no bias there.
+    """Unit vectors from an MLP, times K prototypes g_k v_k / |v_k|, without bias.
 
-    Losses over many rows take `mlp` and `prototypes` apart, and never hold all logits (`objectives/streams.py`).
+    Losses over many rows use `mlp` and `prototypes` separately, and never hold all logits (`objectives/streams.py`).
 
     Shapes: [*B, N, width] -> [*B, N, prototypes], float32.
 
     Args:
-      prototypes: K, their number.
+      prototypes: K, the number of prototypes.
       hidden: width of the two hidden layers of the MLP.
       bottleneck: width of the unit vectors.
 
@@ -27,7 +27,7 @@ class DinoHead(nnx.Module):
 
     def __init__(self, width: int, prototypes: int, *, hidden: int = 2048, bottleneck: int = 256, rngs: nnx.Rngs):
         self.mlp = Bottleneck(width, hidden, bottleneck, rngs=rngs)
-        # As PyTorch's linear maps start: the official code draws the MLP again, but not this.
+        # PyTorch's default for linear maps: the official code reinitialises the MLP, but not this.
         drawn = uniform(rngs.params(), (prototypes, bottleneck), 1 / math.sqrt(bottleneck))
         self.directions = nnx.Param(drawn, product=True)
         self.gains = nnx.Param(jnp.ones(prototypes), decay=False)
@@ -36,7 +36,7 @@ class DinoHead(nnx.Module):
         return self.prototypes().logits(self.mlp(x))
 
     def prototypes(self) -> "Prototypes":
-        """The prototypes, apart from the MLP."""
+        """The prototypes, without the MLP."""
         directions = self.directions[...]
         squares = jnp.square(directions.astype(jnp.float32)).sum(-1)
         return Prototypes(directions, self.gains[...].astype(jnp.float32) * jax.lax.rsqrt(squares))
@@ -55,7 +55,7 @@ class Bottleneck(nnx.Module):
 
 
 class Prototypes(NamedTuple):
-    """K rows factors_k directions_k.  The product is not written out: with its gradient it is as large as a head.
+    """K rows factors_k directions_k.  The product is not materialised: with its gradient it is as large as a head.
 
     Attributes:
       directions: [K, d], v.

@@ -9,14 +9,14 @@ from equivit.symmetry.fields import Isotypic, Tokens
 
 
 def split(key: jax.Array | None, number: int = 2) -> tuple[jax.Array | None, ...]:
-    """Split a key into `number` keys; None, which means no randomness, gives as many Nones."""
+    """Split a key into `number` keys; None, which means no randomness, gives `number` Nones."""
     return (None,) * number if key is None else tuple(jax.random.split(key, number))
 
 
 def dropout(x: Tokens, rate: float | jax.Array, key: jax.Array | None) -> Any:
     """Zero each entry with probability `rate` and divide the others by 1 - rate; `key=None` returns x.
 
-    The two rows of E are zeroed together, which keeps the symmetry.  A traced rate may be 0: then all entries are kept.
+    The two rows of E are zeroed together, which keeps the symmetry.  A traced rate may be 0, which keeps all entries.
     """
     if key is None or is_zero(rate):
         return x
@@ -38,7 +38,7 @@ def drop_channels(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array
 
 
 def rescaled(x: jax.Array, kept: jax.Array, rate: float | jax.Array) -> jax.Array:
-    """x / (1 - rate) where it is kept, else 0, in the type of x: a traced rate is float32, and a stream may be less."""
+    """x / (1 - rate) where kept, else 0, in the dtype of x: a traced rate is float32, and x may be narrower."""
     return jnp.where(kept, x / (1 - rate), 0).astype(x.dtype)
 
 

@@ -1,4 +1,4 @@
-"""The grid of patch tokens: the layout that blocks are given, and checks of image sizes."""
+"""The grid of patch tokens: the layout passed to blocks, and checks of image sizes."""
 
 import dataclasses
 from typing import NamedTuple
@@ -15,9 +15,9 @@ class Layout(NamedTuple):
     Attributes:
       grid: (h, w) of the patch tokens, in row-major order; (n,) for a series; () if some patches were removed.
       prefix: number of tokens before them: class token and registers, or Jumbo rows.
-      shift: (rows, columns) by which the windows of every second block are shifted, in models that have windows.
-      reads_patches: whether the patch tokens are read after the last block.  Models whose head does not read them skip
-        their last MLP and their norm otherwise.
+      shift: (rows, columns) by which every second block shifts its windows, in models with windows.
+      reads_patches: whether the patch tokens are read after the last block.  If not, models whose head ignores them
+        skip their last MLP and norm.
     """
 
     grid: tuple[int, ...]
@@ -29,7 +29,7 @@ class Layout(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Frame:
-    """Where a map of tokens lies on its image, which is a torus: token (i, j) at offset + (i, j) stride.
+    """The position of a token map on its image, a torus: token (i, j) lies at offset + (i, j) stride.
 
     Attributes:
       offset: [B, 2] int32, (row, column) in pixels modulo the image.
@@ -42,7 +42,7 @@ class Frame:
     image: tuple[int, int] = dataclasses.field(metadata={"static": True})
 
     def rolled(self, tokens: jax.Array) -> "Frame":
-        """The frame of the map rolled by -`tokens` [B, 2], which begins that many tokens further on."""
+        """The frame of the map rolled by -`tokens` [B, 2]; its origin moves forward by `tokens`."""
         size = jnp.array(self.image, jnp.int32)
         return dataclasses.replace(self, offset=(self.offset + tokens * jnp.array(self.stride, jnp.int32)) % size)
 
@@ -63,10 +63,10 @@ def check_grid(image_size: tuple[int, ...], patch_size: tuple[int, int], name: s
 
 
 def check_array(name: str, value, axes: str) -> None:
-    """ValueError unless a value is an array, of NumPy or JAX; `axes` says of which shape, for the error."""
+    """Raise ValueError unless a value is a NumPy or JAX array; `axes` is its shape, for the message."""
     if not hasattr(value, "ndim") or not hasattr(value, "dtype"):
         found = "None" if value is None else f"a {type(value).__name__}"
-        raise ValueError(f"{name} are {found}; they must be an array {axes}, such as jnp.stack makes of a list.")
+        raise ValueError(f"{name} are {found}; they must be an array {axes}, such as the result of jnp.stack.")
 
 
 def check_images(images: jax.Array, in_channels: int, patch_size: tuple[int, int]) -> tuple[int, int]:

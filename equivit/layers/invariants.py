@@ -1,4 +1,4 @@
-"""Invariantizations: from a field to channels that are invariant under the group (octic ViTs, Appendix C).
+"""Invariantizations: maps from a field to channels invariant under the group (octic ViTs, Appendix C).
 
 Each maps a field to a dense array [*B, N, out_features] token by token.  The token axis is optional: a field averaged
 over its tokens, [4, *B, C], is mapped to [*B, out_features].
@@ -73,7 +73,7 @@ class MaxFiltering(nnx.Module):
     """For each learned reference y_k, the largest <g y_k, x> over the group (Eq. 17).
 
     Args:
-      references: their number; None: twice the width, as in the paper.
+      references: the number of references; None: twice the width, as in the paper.
     """
 
     def __init__(self, width: int, *, group: Group, references: int | None = None, rngs: nnx.Rngs):
@@ -92,8 +92,8 @@ class MaxFiltering(nnx.Module):
 class Canonisation(nnx.Module):
     """Transform each token to match a learned reference best: g* x, g* = argmax <y, g x> (Eq. 18); the full width.
 
-    Ties go to the first element in the group's order.  The products use the transformed token, so that all transforms
-    of a token give the same eight numbers bit for bit.
+    Ties go to the first element in the group's order.  The products use the transformed token, so all transforms of a
+    token give bit-identical products.
     """
 
     def __init__(self, width: int, *, group: Group, rngs: nnx.Rngs):
@@ -140,7 +140,7 @@ def _octic_channels(name: str, width: int, group: Group) -> int:
 
 
 def _norm(rows: jax.Array) -> jax.Array:
-    """Norm over the leading axis, with gradient 0 at zero, where a class token starts."""
+    """Norm over the leading axis, with gradient 0 at zero, as in an initial class token."""
     squares = jnp.square(rows).sum(0)
     zero = squares == 0
     return jnp.where(zero, squares, jnp.sqrt(jnp.where(zero, jnp.ones_like(squares), squares)))

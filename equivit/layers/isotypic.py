@@ -1,8 +1,7 @@
 """Equivariant layers, from fields to fields: the isotypic counterparts of `dense.py`.
 
-Shapes are those of `Isotypic` with C = width / order: lines [4, *B, N, C], planes [2, *B, N, 2C]; for FLIP lines
-[2, *B, N, C] alone.
-Source: octic ViTs, Section 3.2; for FLIP, "Flopping for FLOPs" (arXiv 2502.05169).
+Shapes are as in `Isotypic` with C = width / order: lines [4, *B, N, C], planes [2, *B, N, 2C]; for FLIP lines [2, *B,
+N, C] alone.  Source: octic ViTs, Section 3.2; for FLIP, "Flopping for FLOPs" (arXiv 2502.05169).
 """
 
 import dataclasses
@@ -60,7 +59,7 @@ class Linear(nnx.Module):
         lines = WEIGHT_INIT(rngs.params(), (len(group.lines), c, c_out))
         self.lines = nnx.Param(lines, tensors=line_names(group), product=True)
         planes = WEIGHT_INIT(rngs.params(), (2 * c, 2 * c_out)) if group.planes else None
-        # Any: it is None just when fields have no planes, which types cannot express.
+        # Any: it is None exactly when fields have no planes, which types cannot express.
         self.planes: Any = None if planes is None else nnx.Param(planes, tensors="E", product=True)
         self.bias: Any = nnx.Param(jnp.zeros(c_out)) if bias else None
 
@@ -69,20 +68,20 @@ class Linear(nnx.Module):
         return jax.tree.unflatten(structure, linear(tuple(leaves), self.arrays()))
 
     def arrays(self) -> tuple[tuple[jax.Array, ...], jax.Array | None]:
-        """The weights, one array for each of a field, and the bias."""
+        """The weights, one array per leaf of a field, and the bias."""
         weights = (self.lines[...],) if self.planes is None else (self.lines[...], self.planes[...])
         return weights, None if self.bias is None else self.bias[...]
 
 
-ROW_WEIGHTS = {"official": 0.5, "balanced": 2.0}  # of a row of E, by the weighting of the norm
+ROW_WEIGHTS = {"official": 0.5, "balanced": 2.0}  # weight of a row of E, by weighting
 
 
 class LayerNorm(nnx.Module):
-    """Centres each irrep, divides by one common standard deviation; then a scale per channel and an invariant bias.
+    """Centres each irrep and divides by one common standard deviation; then a scale per channel and an invariant bias.
 
     sigma^2 = (sum of weighted variances + eps) / order.  "official" weights a row of E by 1/2, as in the public code
-    and its checkpoints: E counts as one 1-D irrep although it holds half of the channels, so that a field of unit
-    variance gets standard deviation sqrt(8/5).  "balanced" weights a row of E by 2, its share.  For FLIP they agree.
+    and its checkpoints.  E then counts as one 1-D irrep although it holds half of the channels, so a field of unit
+    variance gets standard deviation sqrt(8/5).  "balanced" weights a row of E by 2, its share.  For FLIP both agree.
     """
 
     def __init__(self, width: int, *, group: Group, eps: float = 1e-5, weighting: str = "official"):
@@ -136,7 +135,7 @@ def branch_arrays(norm: LayerNorm, first: Linear, second: Linear, scale: LayerSc
 
 
 def gelu(x: Isotypic) -> Isotypic:
-    """The exact GELU, applied to the field's values on the group, which the group only permutes."""
+    """The exact GELU of the field's values on the group, which the group only permutes."""
     with jax.named_scope("activation"):
         if x.planes is not None:
             return Isotypic(*d8_gelu(x.lines, x.planes))
@@ -196,13 +195,13 @@ class Attention(nnx.Module):
         return head_by_head(tuple(jax.tree.leaves(self.qkv(x))), self.num_heads)
 
     def projected(self, y: jax.Array) -> Isotypic:
-        """The last map, of weighted sums of values [*B, num_heads, N, head channels]."""
+        """The output projection of weighted sums of values [*B, num_heads, N, head channels]."""
         leaves = irrep_by_irrep(y, 1 if self.qkv.planes is None else 2)
         return self.proj(Isotypic(*leaves, *(None,) * (2 - len(leaves))))
 
 
 class PatchEmbed(nnx.Module):
-    """Image to field, by kernels that transform with the patch, unfolded from a fundamental domain of it.
+    """Image to field, by kernels that transform with the patch, unfolded from a fundamental domain.
 
     OCTIC learns six quarter kernels (one for each 1-D irrep and each copy of E), FLIP two half kernels.
 
@@ -244,7 +243,7 @@ class PatchEmbed(nnx.Module):
             return Isotypic(add_to_first(y.lines, self._bias()), y.planes)
 
     def _bias(self) -> jax.Array:
-        """The invariant component's bias; the official FLIP embedding scales it with its kernels, the octic one not."""
+        """The bias of the invariant component, scaled like the kernels for FLIP, as in the official code."""
         return self.bias[...] if self.group is OCTIC else _kernel_scale(FLIP)(1) * self.bias[...]
 
     def affine(self) -> tuple[jax.Array, jax.Array]:
@@ -255,7 +254,7 @@ class PatchEmbed(nnx.Module):
     def filters(self) -> dict[str, jax.Array]:
         """The unfolded kernels [ph, pw, in, C] by feature type: each 1-D irrep, and each copy of E.
 
-        For a copy of E it is the first of the two rows; the second is the same, rotated.
+        A copy of E gives the first of its two rows; the second is the same kernel, rotated.
         """
         full = self.kernels()
         found = dict(zip(line_names(self.group), full.lines, strict=True))
@@ -265,7 +264,7 @@ class PatchEmbed(nnx.Module):
 
 
 def fundamental_domain(size: tuple[int, int], group: Group, name: str = "patch size") -> tuple[int, int]:
-    """The size of the part of a grid whose transforms cover it: a quarter (OCTIC) or the left half (FLIP)."""
+    """The size of the part of a grid whose transforms cover the grid: a quarter (OCTIC) or the left half (FLIP)."""
     h, w = size
     if group is FLIP:
         if w % 2:

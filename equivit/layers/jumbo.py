@@ -1,4 +1,4 @@
-"""The Jumbo token: J tokens of normal width in attention, one token J times as wide in its own MLP.
+"""The Jumbo token: J tokens of normal width in attention, and one token J times as wide in its own MLP.
 
 Source: Jumbo, Section 3.  The token is stored split, as the first J rows of the sequence; merging it is a reshape.
 """
@@ -75,12 +75,12 @@ class JumboBlock(Block):
 
     Args:
       norm3, scale3: parts for the merged token.
-      jumbo_mlp: the wide MLP of this block; None: the one that all blocks share, passed to the call.
+      jumbo_mlp: the wide MLP of this block; None: the shared MLP passed to the call.
       lora: `MlpLora` or `LinearLora`, this block's additions to the shared MLP; or None.
-      normed_residual: the sum uses norm3(u) in place of u, as in the JAX version of Jumbo's MAE.
+      normed_residual: add the branch to norm3(u) instead of u, as in the JAX version of Jumbo's MAE.
       invariant: in a field, the Jumbo token has only the invariant part; `norm3`, `scale3` and the MLP are dense.
-      feeds_patches: False skips the MLP of the patches, unless `layout.reads_patches`; its parameters exist anyway,
-        since the paper's counts and checkpoints include them.
+      feeds_patches: False skips the MLP of the patches, unless `layout.reads_patches`; its parameters exist anyway, as
+        in the paper's counts and checkpoints.
       parts: the arguments of `Block`.
     """
 

@@ -1,4 +1,4 @@
-"""Builds the parts of a block, dense or equivariant, from one set of options."""
+"""Build the parts of a block, dense or equivariant, from one set of options."""
 
 import dataclasses
 from collections.abc import Callable
@@ -13,13 +13,13 @@ from equivit.symmetry.groups import Group
 
 
 def identity(x: TokensT) -> TokensT:
-    """Stands in for a missing layer scale."""
+    """Return x; used for a missing layer scale."""
     return x
 
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """Builds layers that are equivariant under `group`, or dense ones if it is None.
+    """Builds layers equivariant under `group`, or dense layers if it is None.
 
     Attributes:
       rngs: for the initial parameters.
@@ -28,11 +28,11 @@ class Parts:
       layer_scale: initial layer scale; None for none.
       activation: "gelu", "gelu_tanh", "quick_gelu" or "swiglu"; fields support only "gelu".
       qkv_bias: whether queries, keys and values have biases.
-      patch_bias: whether the dense patch embedding has one.
-      init: initializer of dense weights, a key of `dense.INITS`; fields have only one.
+      patch_bias: whether the dense patch embedding has a bias.
+      init: initializer of dense weights, a key of `dense.INITS`; isotypic layers have only one.
       dropout: rate in the branches of a block.
-      torus: the grid (h, w) of relative positions around a torus (`layers/relative.py`); None for no such positions.
-      replace_attention: applied to each attention that is built, such as its replacement by a convolution.
+      torus: the grid (h, w) of relative positions on a torus (`layers/relative.py`); None for no relative positions.
+      replace_attention: applied to each attention, such as its replacement by convolution.
     """
 
     group: Group | None
@@ -56,7 +56,7 @@ class Parts:
     def patch_embed(self, patch_size: tuple[int, int], in_channels: int, width: int) -> nnx.Module:
         """Images to tokens."""
         if self.group is None:
-            init = None if self.init == "normal" else self.weight_init  # normal weights go with PyTorch's convolutions
+            init = None if self.init == "normal" else self.weight_init  # "normal" pairs with PyTorch's uniform here
             options: dict[str, Any] = dict(bias=self.patch_bias, init=init, rngs=self.rngs)
             return dense.PatchEmbed(patch_size, in_channels, width, **options)
         return isotypic.PatchEmbed(patch_size, in_channels, width, group=self.group, rngs=self.rngs)

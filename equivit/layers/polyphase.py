@@ -1,9 +1,9 @@
 """Adaptive polyphase sampling: apply a strided layer at the phase with the largest output norm.
 
-An adaptive layer chooses, for each map on a torus, the phase (row, column) of the lattice at which a strided
-convolution is taken ("Making Vision Transformers Truly Shift-Equivariant", Eq. 13 to 23).  By definition that needs the
-convolution at stride 1, which is stride squared times the arithmetic.  The norms and convolutions here need less, and
-are equal up to rounding.
+For each map on a torus, an adaptive layer chooses the phase (row, column) of the lattice at which to apply a strided
+convolution ("Making Vision Transformers Truly Shift-Equivariant", Eq. 13 to 23).  By definition this needs the
+convolution at stride 1, which costs stride squared times as much.  The norms and convolutions here cost less and agree
+up to rounding.
 """
 
 import functools
@@ -24,14 +24,14 @@ from kernels.convolution import around
 
 Pair = tuple[int, int]
 STRIDE = (2, 2)
-# On accelerators too: two phases often differ by less than TF32 or bfloat16 resolves.
+# Two phases often differ by less than TF32 or bfloat16 resolves.
 EXACT = jax.lax.Precision.HIGHEST
 
-# ---- The phase of the largest norm
+# ---- The phase with the largest norm
 
 
 class Layer(Protocol):
-    """A layer of stride 2, with or without a norm after it, which is an `nnx.Module`."""
+    """An `nnx.Module` of stride 2, with or without a norm after it."""
 
     def at_each_phase(self) -> Callable[[jax.Array], list[jax.Array]]:
         """The layer before its norm: [B, h, w, C] on a torus -> [B, h/2, w/2, D] for each phase, row-major."""
@@ -47,9 +47,9 @@ class Layer(Protocol):
 
 
 def differentiated_at_choice(at: Callable[[Any, Any, Choice], Any]) -> Callable[[Callable], Callable]:
-    """A decorator of `function(layer, x)`, which computes all phases and returns the output at one, and the choice.
+    """Decorate `function(layer, x)`, which computes all phases and returns the output at one phase and the choice.
 
-    The derivative is that of `at(layer, x, choice)`, which takes neither the arithmetic nor the memory of other phases.
+    The derivative is taken through `at(layer, x, choice)`, so other phases cost neither time nor memory.
     """
 
     def decorate(function):
@@ -58,7 +58,7 @@ def differentiated_at_choice(at: Callable[[Any, Any, Choice], Any]) -> Callable[
         @function.defjvp
         def derivative(primals, tangents):
             y, choice = function(*primals)
-            # The gradient starts from the maps; intermediate results of the one phase are computed again.
+            # Intermediate results of the chosen phase are recomputed from the maps.
             one_phase = jax.checkpoint(lambda layer, x: at(layer, x, choice), prevent_cse=False)
             return (y, choice), (jax.jvp(one_phase, primals, tangents)[1], jax.tree.map(zero_slope, choice))
 
@@ -69,7 +69,7 @@ def differentiated_at_choice(at: Callable[[Any, Any, Choice], Any]) -> Callable[
 
 @differentiated_at_choice(lambda layer, x, choice: layer.at(x, choice))
 def largest_phase(layer: Any, x: jax.Array) -> tuple[jax.Array, Choice]:
-    """The layer at the phase of its largest l2 norm: [B, h, w, C] -> [B, h w / 4, D], and the choice.
+    """The layer at the phase with the largest l2 norm: [B, h, w, C] -> [B, h w / 4, D], and the choice.
 
     Args:
       layer: a `Layer`.
@@ -102,11 +102,11 @@ def embedding_norms(
     """The l2 norm of all tokens of a strided convolution, at each phase, in at least float32.
 
     With the taps E_a of the kernel, the squared norm at phase p is the sum of <E_a, E_b> x[p + a + n] x[p + b + n] over
-    all pairs of taps a, b and all n of the lattice, and of 2 <E_a, bias> x[p + a + n] and |bias|^2.  Of the image it
-    needs for each distance d = b - a the sum of x[q + n] x[q + d + n], a function of the place q modulo the stride.
-    All of these are products of blocks of stride x stride pixels with their neighbours: 23 M multiply-adds for patches
-    of 4 x 4 in 224 x 224 pixels, where the convolution at stride 1 takes 231 M.  The sum over a is a correlation of
-    functions on the torus of places, which is a product of their Fourier transforms.
+    all pairs of taps a, b and all n of the lattice, plus the sums of 2 <E_a, bias> x[p + a + n] and |bias|^2.  The
+    image enters through the sums of x[q + n] x[q + d + n] for each distance d = b - a and each place q modulo the
+    stride.  They are products of blocks of stride x stride pixels with their neighbours.  For patches of 4 x 4 in 224 x
+    224 pixels they take 23 M multiply-adds; the convolution at stride 1 takes 231 M.  The sum over a is a correlation
+    on the torus of places, computed as a product of Fourier transforms.
 
     Shapes: [B, H, W, C] -> [B, sh sw], phases in row-major order.
 
@@ -133,9 +133,9 @@ def embedding_norms(
 
 
 def _products_of_blocks(blocks: jax.Array, lags: list[Pair], taps: Pair, stride: Pair) -> jax.Array:
-    """Sums of products of blocks with the blocks `lags` further on; 0 for pixels further apart than taps can be.
+    """Sums of products of blocks with the blocks offset by `lags`; 0 for pixels that no kernel spans.
 
-    Lags of equally many rows share one matrix product: a few wide products are faster than many.
+    Lags with the same number of rows share one matrix product: a few wide products are faster than many narrow ones.
 
     Shapes: [B, h, w, entries] -> [B, lags, entries, entries].
     """
@@ -162,7 +162,7 @@ def _products_of_blocks(blocks: jax.Array, lags: list[Pair], taps: Pair, stride:
 
 
 def _met(lag: int, taps: int, stride: int) -> Pair:
-    """The range of rows of a block that a kernel can span together with rows of the block `lag` before it."""
+    """The range of rows of a block that a kernel can span together with rows of the block `lag` blocks before."""
     return max(0, 1 - taps - stride * lag), min(stride, taps + stride * (1 - lag) - 1)
 
 
@@ -176,7 +176,7 @@ def _blocks_of_taps(kernel: jax.Array, stride: Pair) -> jax.Array:
 
 
 def _products_of_taps(taps: jax.Array, lags: list[Pair]) -> jax.Array:
-    """Products of blocks with the blocks `lags` further on: [gh, gw, entries, D] -> [lags, entries, entries]."""
+    """Products of blocks with the blocks offset by `lags`: [gh, gw, entries, D] -> [lags, entries, entries]."""
     products = []
     for i, j in lags:
         one, other = taps[: len(taps) - i], taps[i:]
@@ -186,7 +186,7 @@ def _products_of_taps(taps: jax.Array, lags: list[Pair]) -> jax.Array:
 
 
 def _spectrum(products: jax.Array, total: jax.Array, pairs: np.ndarray, stride: Pair) -> jax.Array:
-    """Fourier transforms, (real, imaginary), of second and first moments as functions of the place modulo the stride.
+    """Fourier transforms (real, imaginary) of second and first moments over places modulo the stride.
 
     Shapes: products [*B, lags, entries, entries] and total [*B, entries] -> [*B, moments, 2, sh, sw // 2 + 1].
     """
@@ -198,10 +198,10 @@ def _spectrum(products: jax.Array, total: jax.Array, pairs: np.ndarray, stride: 
 
 
 def _waves(stride: Pair, dtype: jax.typing.DTypeLike) -> tuple[jax.Array, jax.Array]:
-    """A Fourier transform along rows, from (real, imaginary) to them, and along columns, from real numbers.
+    """The matrices of a complex Fourier transform along rows and a real one along columns.
 
-    They are matrices, since `jnp.fft` would gather the images of all devices on each.  Along columns, frequencies up to
-    a half are enough.  Shapes: [sh, 2, sh, 2] and [sw, 2, sw // 2 + 1].
+    Matrices, because `jnp.fft` would gather the images of all devices on each.  Columns need only frequencies up to
+    1/2.  Shapes: [sh, 2, sh, 2] and [sw, 2, sw // 2 + 1].
     """
     (sh, sw), number = stride, stride[1] // 2 + 1
     rows, columns = (2 * np.pi * np.outer(range(s), range(n)) / s for s, n in ((sh, sh), (sw, number)))
@@ -212,12 +212,12 @@ def _waves(stride: Pair, dtype: jax.typing.DTypeLike) -> tuple[jax.Array, jax.Ar
 
 @functools.lru_cache
 def _pairs(size: tuple[int, int, int], stride: Pair) -> tuple[list[Pair], np.ndarray, np.ndarray]:
-    """The places of the second moments among the products of blocks.
+    """Index the second moments among the products of blocks.
 
     Returns:
-      The distances of two blocks that are needed; opposite distances are transposes.
-      The index among the products [distances of blocks, entries, entries], for each distance of two taps, pair of
-      channels and place of the first pixel: [moments, sh, sw].  Only one of two opposite distances is there.
+      The required distances between two blocks; opposite distances are transposes.
+      The index into the products [distances of blocks, entries, entries], for each distance of two taps, pair of
+      channels and place of the first pixel: [moments, sh, sw].  Only one of two opposite distances is included.
       The multiplicity of each moment and frequency, divided by the number of places: [moments, 1, 1, sw // 2 + 1].
     """
     (kh, kw, channels), (sh, sw) = size, stride
@@ -242,7 +242,7 @@ def _pairs(size: tuple[int, int, int], stride: Pair) -> tuple[list[Pair], np.nda
 
     twice = np.full((len(pairs) + channels, 1, 1, sw // 2 + 1), 2 / (sh * sw))
     twice[: channels**2] /= 2  # a distance of 0 is its own opposite
-    twice[..., 1 : (sw + 1) // 2] *= 2  # these frequencies are not, and stand for two
+    twice[..., 1 : (sw + 1) // 2] *= 2  # these frequencies count twice
     return lags, pairs, twice
 
 
@@ -274,13 +274,13 @@ def filters(kernel: jax.Array) -> list[list[jax.Array]]:
 def convolved(x: jax.Array, filters: list[list[jax.Array]]) -> list[list[jax.Array]]:
     """A convolution on a torus at the four phases of stride 2, in at least float32.
 
-    Minimal filtering along both axes needs 9/16 of the products for 2 x 2 taps, and 4/9 of them for 3 x 3.
+    Minimal filtering along both axes needs 9/16 of the products for 2 x 2 taps and 4/9 for 3 x 3.
 
     Shapes: [B, h, w, C] -> [B, h/2, w/2, D] for each phase (p, q), whose entry (i, j) has its first tap at row 2 i + p
     and column 2 j + q.
 
     Args:
-      filters: of the kernel, from `filters`; products have their dtype.
+      filters: from `filters(kernel)`; products have their dtype.
     """
     outputs, _, inputs = FILTERING[len(filters) - 1]
     narrow = filters[0][0].dtype
@@ -302,7 +302,7 @@ def _tiles(x: jax.Array, axis: int) -> list[jax.Array]:
 
 
 def _combined(matrix: list[list[float]], terms: Sequence[jax.Array]) -> list[jax.Array]:
-    """The matrix times the terms; few of its entries are neither 0 nor 1 nor -1."""
+    """The matrix times the terms, skipping factors of 0 and 1."""
     sums = []
     for row in matrix:
         signed = [term if factor == 1 else factor * term for factor, term in zip(row, terms, strict=False) if factor]

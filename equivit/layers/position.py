@@ -1,8 +1,8 @@
 """Learned positional tables for any grid, and their resizing.
 
 A table is learned for one grid and resized to the grid of the image, in at least float32, by the bicubic rule that the
-weights expect.  The default, torch's bicubic without antialiasing (a = -0.75, borders clamped), commutes with flips and
-quarter turns up to rounding.
+weights expect.  The default is torch's bicubic without antialiasing (a = -0.75, clamped borders), which commutes with
+flips and quarter turns up to rounding.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ class Position(nnx.Module):
         return table.reshape(-1, table.shape[-1])
 
     def tables(self, grid: tuple[int, int], offset: float = 0.0) -> dict[str, jax.Array]:
-        """The parameters, by name, of this table resized to another grid, with an offset of its own."""
+        """The parameters, by name, of this table resized to another grid with the given offset."""
         return {"table": resize(self.table[...], grid, antialias=self.antialias, offset=offset)}
 
 
@@ -88,13 +88,13 @@ class IsotypicPosition(nnx.Module):
 
         if not octic:
             return {"lines": part(whole.lines)}
-        # The diagonal mirror maps the quarter to itself: unfolding adds a line to its mirror image, which is equal, so
-        # it is halved here; it adds the rows of E to each other.  The two copies of E are concatenated.
+        # The diagonal mirror maps the quarter to itself.  Unfolding adds a line to its equal mirror image, so it is
+        # halved here; it also adds the rows of E to each other.  The two copies of E are concatenated.
         return {"lines": part(whole.lines) / 2, "planes": jnp.stack(jnp.split(part(whole.planes)[0], 2, axis=-1))}
 
 
 def _domain(grid: tuple[int, int], group: Group) -> tuple[int, int]:
-    """The fundamental domain of the grid that the table is learned for."""
+    """The fundamental domain of the grid of a learned table."""
     h, w = grid
     if group is FLIP:
         return h, math.ceil(w / 2)
@@ -102,12 +102,12 @@ def _domain(grid: tuple[int, int], group: Group) -> tuple[int, int]:
     return half, half
 
 
-@dataclasses.dataclass(frozen=True)  # equal tables compare equal, so that equal models share compiled functions
+@dataclasses.dataclass(frozen=True)  # equality lets equal models share compiled functions
 class SinCos:
     """The fixed table of MAE: [sin x, cos x, sin y, cos y], x the column, y the row, width / 4 frequencies each.
 
     Frequency i is 10000^(-i / (width / 4)), or with `inclusive` 10000^(-i / (width / 4 - 1)), as in the JAX version
-    of MAE.  The table is computed for the requested grid, never resized.
+    of MAE.  The table is computed for the requested grid and never resized.
 
     Shapes: (h, w) -> [h w, width], in row-major order.
 
@@ -135,10 +135,10 @@ class SinCos:
 
 @dataclasses.dataclass(frozen=True)
 class FourierCode:
-    """The fixed code of DETR and BiXT: [y, x], for each axis sin and cos in turn of `width` / 4 frequencies.
+    """The fixed code of DETR and BiXT: [y, x], with sin and cos interleaved over `width` / 4 frequencies per axis.
 
-    Row i of h stands at the angle 2 pi (i + 1) / h, columns likewise, and frequency j is 10000^(-j / (width / 4)), so
-    that a code belongs to a share of the image and not to a number of pixels.
+    Row i of h has the angle 2 pi (i + 1) / h, columns likewise, and frequency j is 10000^(-j / (width / 4)).  A code
+    thus depends on the relative position in the image, not on pixels.
 
     Shapes: (h, w) -> [h w, width], in row-major order.
 
@@ -169,7 +169,7 @@ class FourierCode:
 
 
 def resize(table: jax.Array, grid: tuple[int, int], *, antialias: bool = False, offset: float = 0.0) -> jax.Array:
-    """Bicubic resize of [*, rows, columns, C] to `grid`; a table that already has that size is returned."""
+    """Bicubic resize of [*, rows, columns, C] to `grid`; a table of that size is returned unchanged."""
     rows, columns = table.shape[-3:-1]
     if (rows, columns) == tuple(grid):
         return table

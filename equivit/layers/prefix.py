@@ -16,9 +16,9 @@ class Prefix(nnx.Module):
     Shapes: -> [P, width], the class token first.
 
     Args:
-      width: of a token; in fields, of the invariant component, the only one that is learned.
+      width: width of a token; in fields, of the invariant component, which alone is learned.
       class_token, class_position: whether they exist.
-      registers: their number.
+      registers: number of registers.
       token_std, position_std, register_std: initial standard deviations.
     """
 

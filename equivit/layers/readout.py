@@ -1,4 +1,4 @@
-"""After the last block: the final norm, and the features that the head reads.
+"""The final norm, and the features that the head reads.
 
 `readout(x, layout)` returns the head's input, [*B, features].  `normed` returns all tokens after the final norm, and
 `roles` splits tokens into class token, registers and patches, as dense arrays.
@@ -77,7 +77,7 @@ class BlocksReadout(_Readout):
     Called with the tokens of the earlier blocks too.  Shapes: n of [*B, P + N, D] -> [*B, n D], or [*B, (n + 1) D].
 
     Args:
-      patches: whether the mean patch token is there.
+      patches: whether to append the mean patch token.
     """
 
     def __init__(self, norm: Callable, *, patches: bool, class_token: bool):
@@ -91,14 +91,14 @@ class BlocksReadout(_Readout):
 
 
 class FcNormReadout(_Readout):
-    """The norm of the mean patch token (MAE's fine-tuning).  It normalises each token where `layout.reads_patches`."""
+    """The norm of the mean patch token (MAE's fine-tuning).  It normalises each token if `layout.reads_patches`."""
 
     def __init__(self, fc_norm: nnx.Module, *, class_token: bool):
         super().__init__(identity, class_token=class_token)
         self.fc_norm = fc_norm
 
     def normed(self, x: jax.Array, layout: Layout) -> jax.Array:
-        """All tokens, after the norm where the patches are read."""
+        """All tokens, after the norm if the patches are read."""
         return self.fc_norm(x) if layout.reads_patches else x
 
     def __call__(self, x, layout: Layout) -> jax.Array:
@@ -109,8 +109,8 @@ class JumboReadout(nnx.Module):
     """The merged Jumbo token; with `patches`, concatenated with the mean patch token.
 
     Args:
-      norm: of the merged token if `standardise` is given, otherwise of each row.
-      standardise: normalises the patches where `layout.reads_patches`; the head gets their mean as it is.
+      norm: norm of the merged token if `standardise` is given, otherwise of each row.
+      standardise: normalises the patches if `layout.reads_patches`; the head reads their mean unnormalised.
       invariant: the invariantization of a merged token that is a field; or None.
       takes_invariant: in a field, the Jumbo token has only the invariant part.
     """
@@ -161,5 +161,5 @@ Readout = ClassReadout | MeanReadout | BlocksReadout | FcNormReadout | JumboRead
 
 
 def to_dense(x: Tokens) -> jax.Array:
-    """The concatenated components of a field; a dense array is returned as it is."""
+    """The concatenated components of a field; a dense array is returned unchanged."""
     return x if isinstance(x, jax.Array) else fields.to_dense(x)

@@ -1,9 +1,9 @@
-"""Attention over a whole torus, by content and by the distance between tokens.
+"""Attention over a whole torus, by content and relative position.
 
 A table has a vector for each distance (rows, columns) modulo the grid, which is added to the keys: the logit of query i
-and key j is q_i (k_j + R[i - j]) / sqrt(d).  So positions carry direction, and a shift of all tokens changes nothing.
-The distances are those of A-RPE ("Making Vision Transformers Truly Shift-Equivariant", Eq. 24); that queries read them
-is as in MViTv2 (arXiv 2112.01526, Eq. 4).
+and key j is q_i (k_j + R[i - j]) / sqrt(d).  Positions carry direction, and a shift of all tokens changes nothing.
+Distances are defined as in A-RPE ("Making Vision Transformers Truly Shift-Equivariant", Eq. 24), and queries read them
+as in MViTv2 (arXiv 2112.01526, Eq. 4).
 """
 
 import functools
@@ -31,7 +31,7 @@ class Distances(nnx.Module):
     Shapes: (h, w) -> [h w, channels], row by row.
 
     Args:
-      grid: (h, w) of the learned table; for other grids it is resized, around the torus.
+      grid: (h, w) of the learned table, which is resized around the torus for other grids.
       channels: of a head; the heads share the table.
     """
 
@@ -49,14 +49,14 @@ class Distances(nnx.Module):
 
 
 class IsotypicDistances(nnx.Module):
-    """A field of distances that turns with them: R[g d] = g R[d], so that its products with queries are invariant.
+    """An equivariant table of distances: R[g d] = g R[d], so its products with queries are invariant.
 
-    It is the average over the group of a free table: of a square one for OCTIC, as large as the longer side of `grid`.
+    It is the group average of an unconstrained table; for OCTIC a square one with the longer side of `grid`.
 
     Shapes: (h, w) -> [h w, channels], a head's vector as `isotypic.Attention` orders it.
 
     Args:
-      grid: (h, w) that the table is learned for; for other grids it is resized, around the torus.
+      grid: (h, w) of the learned table, which is resized around the torus for other grids.
       channels: of a head, a multiple of the order of the group; the heads share the table.
     """
 
@@ -87,7 +87,7 @@ def _domain(grid: Pair, group: Group) -> Pair:
 
 
 def around(table: jax.Array, grid: Pair) -> jax.Array:
-    """A table [*, rows, columns, C] by distance on a torus, resized to `grid`; linear, and the distance 0 stays 0."""
+    """Linear resize of a table [*, rows, columns, C] of distances on a torus to `grid`; distance 0 stays 0."""
     if table.shape[-3:-1] == tuple(grid):
         return table
     rows, columns = (_linear(*sizes).astype(table.dtype) for sizes in zip(table.shape[-3:-1], grid, strict=True))
@@ -96,7 +96,7 @@ def around(table: jax.Array, grid: Pair) -> jax.Array:
 
 @functools.lru_cache
 def _linear(size: int, target: int) -> np.ndarray:
-    """The matrix [target, size] of linear interpolation around a circle.  It treats both directions alike."""
+    """The matrix [target, size] of linear interpolation around a circle, symmetric in direction."""
     place = np.arange(target) * size / target
     apart = np.abs(place[:, None] - np.arange(size))
     return np.maximum(1 - np.minimum(apart, size - apart), 0)
@@ -104,22 +104,22 @@ def _linear(size: int, target: int) -> np.ndarray:
 
 @functools.lru_cache
 def pairs(grid: Pair) -> np.ndarray:
-    """The distance of each query from each key, modulo the grid, as an index of [h w]: [h w, h w]."""
+    """The distance from each key to each query, modulo the grid, as an index into [h w]: [h w, h w]."""
     h, w = grid
     rows, columns = np.divmod(np.arange(h * w, dtype=np.int32), w)
     return (rows[:, None] - rows) % h * w + (columns[:, None] - columns) % w
 
 
 def attend(q: jax.Array, k: jax.Array, v: jax.Array, vectors: jax.Array, pairs: np.ndarray) -> jax.Array:
-    """softmax(q (k + r)^T / sqrt(d)) v for each head, r being the vector of the distance from key to query.
+    """softmax(q (k + r)^T / sqrt(d)) v for each head, where r is the vector of the distance from key to query.
 
-    The first tokens, which have no place in the grid, have no distances either: there r is 0.
+    For the P prefix tokens, which have no position, r is 0.
 
     Shapes: q, k and v [*B, H, P + n, d], vectors [m, d] -> [*B, H, P + n, d].
 
     Args:
-      pairs: [n, n], the distance of each query from each key among the n tokens of the grid, as an index of vectors;
-        each row is a permutation.
+      pairs: [n, n], the distance of each query from each key among the n tokens of the grid, as an index into
+        `vectors`; each row is a permutation.
     """
     with jax.named_scope("attention"):
         return reference.weighted_sum(_logits(q, k, vectors, pairs), v)
@@ -138,7 +138,7 @@ def _logits(q: jax.Array, k: jax.Array, vectors: jax.Array, pairs: np.ndarray) -
 
 
 def _by_pair(x: jax.Array, pairs: np.ndarray) -> jax.Array:
-    """x[..., i, pairs[i, j]] for each i and j; as rows of pairs are permutations, its gradient reads likewise."""
+    """x[..., i, pairs[i, j]] for each i and j; rows of pairs are permutations, so the gradient is a gather too."""
 
     def reader(pairs):
         return lambda _, x: jnp.take_along_axis(x, pairs.reshape(*(1,) * (x.ndim - 2), *pairs.shape), -1)
@@ -196,5 +196,5 @@ class IsotypicAttention(isotypic.Attention):
 def grid_of(layout: Layout | None) -> Pair:
     """The grid of tokens; ValueError if some of them were removed."""
     if layout is None or len(layout.grid) != 2:
-        raise ValueError("relative positions: patches were removed (keep=), so that those left are on no grid.")
+        raise ValueError("relative positions: patches were removed (keep=), so the others do not fill a grid.")
     return layout.grid[0], layout.grid[1]

@@ -1,7 +1,7 @@
-"""Maps of another size: by linear interpolation, in the plane or around a torus, by index-tracked unpooling, nearest.
+"""Resize maps: linear interpolation in the plane or around a torus, nearest neighbour, and index-tracked unpooling.
 
-Entries are squares, whose centres lie at i + 1/2, so that k fine entries cover one coarse one; in PyTorch's terms
-`align_corners=False`, without antialiasing.
+Entries are squares with centres at i + 1/2, so k fine entries cover a coarse one: PyTorch's `align_corners=False`,
+without antialiasing.
 """
 
 import jax
@@ -12,7 +12,7 @@ import numpy as np
 def bilinear(x: jax.Array, size: tuple[int, int], *, circular: bool = False) -> jax.Array:
     """Linear interpolation along both axes: [*B, h, w, C] -> [*B, H, W, C].
 
-    Beyond the centres of the outer entries lies the outer entry, or with `circular` what is on the other side.
+    Beyond the outer centres the border value is repeated, or with `circular` the map wraps around.
     """
     for axis, length in zip((-3, -2), size, strict=True):
         if x.shape[axis] != length:
@@ -32,26 +32,26 @@ def _linear(x: jax.Array, axis: int, length: int, circular: bool) -> jax.Array:
 
 
 def nearest(labels: jax.Array, size: tuple[int, ...], valid: jax.Array | np.ndarray | None = None) -> jax.Array:
-    """Each new entry is the old one in which its centre lies: [B, H, W] -> [B, h, w].
+    """Nearest-neighbour resize of label maps: [B, H, W] -> [B, h, w].
 
     Args:
       size: (h, w).
-      valid: int [B, 2], of each map the (height, width) that is resized, without what it is filled up with; None: all.
+      valid: int [B, 2], the (height, width) of each map without its padding, which is resized; None: all of it.
     """
     for k, length in enumerate(size):
         old = np.array([labels.shape[k + 1]]) if valid is None else valid[:, k]
-        rows = (2 * np.arange(length) + 1) * old[:, None] // (2 * length)  # in whole numbers, without rounding
+        rows = (2 * np.arange(length) + 1) * old[:, None] // (2 * length)  # in exact integers
         labels = jnp.take_along_axis(labels, jnp.expand_dims(jnp.asarray(rows, jnp.int32), 2 - k), k + 1)
     return labels
 
 
 def unpooled(x: jax.Array, factors: tuple[int, int]) -> jax.Array:
-    """Each entry at the upper left one of those that it was pooled from, the others zero.
+    """Upsample by zero filling: each entry goes to the upper left of its block.
 
     Shapes: [*B, h, w, C] -> [*B, h fh, w fw, C].
 
-    Source: "Making Vision Transformers Truly Shift-Equivariant", Listing A2.2, where the map is rolled to the phase
-    that was pooled (`symmetry/shifts.py: polyphase_up` does both).
+    Source: "Making Vision Transformers Truly Shift-Equivariant", Listing A2.2, where the map is also rolled to the
+    pooled phase (`symmetry/shifts.py: polyphase_up` does both).
     """
     pads = [(0, 0, 0)] * (x.ndim - 3) + [(0, factor - 1, factor - 1) for factor in factors] + [(0, 0, 0)]
     return jax.lax.pad(x, jnp.zeros((), x.dtype), pads)

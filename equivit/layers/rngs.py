@@ -5,10 +5,10 @@ from flax import nnx
 
 
 class Keys(nnx.Rngs):
-    """Draws the keys of `nnx.Rngs(params=key)`, in the same order, for models that are built within a trace.
+    """Draws the same keys as `nnx.Rngs(params=key)`, for models built within a trace.
 
-    `nnx.Rngs` counts its draws in an array.  Where that is traced, each count searches all operations traced before, so
-    that the time to build a model grows with the square of its depth.
+    `nnx.Rngs` counts its draws in an array.  Under tracing, each count searches all earlier operations, so the time to
+    build a model grows with the square of its depth.
 
     Args:
       key: a key of `jax.random.key`, or a seed.

@@ -34,7 +34,7 @@ class Stack(nnx.Module):
     """Blocks 0, 1, ..., grouped into runs of blocks of the same structure.
 
     Each run is one block whose parameters have a leading axis over the blocks of the run.  It is applied by `lax.scan`,
-    so that depth costs no compile time.  `stack[i]` is block i; `stack.replace(i, block)` replaces it by a block of any
+    so depth adds no compile time.  `stack[i]` is block i; `stack.replace(i, block)` replaces it by a block of any
     structure.
 
     A block is called as `block(x, layout, *shared, rate=, phase=, train=, key=)` and returns a value of the shape of x.
@@ -44,9 +44,9 @@ class Stack(nnx.Module):
       runs: pairs (length, make); `make(rngs)` builds one block.
       remat: "none" keeps all activations for the backward pass, "full" recomputes each block, "dots" keeps only the
         results of the large matrix products.
-      unroll: write the blocks out one after the other.  Compile time then grows with depth.  A training step on a CPU
-        is faster, as a scan fills with zeros, writes and reads what it keeps of all blocks; but it takes more memory,
-        as XLA:CPU keeps even what `remat` would compute again.
+      unroll: write the blocks out without a scan.  Compile time then grows with depth.  A training step on a CPU is
+        faster, because a scan zero-fills, writes and reads its saved activations.  It takes more memory, because
+        XLA:CPU keeps even values that `remat` would recompute.
     """
 
     def __init__(
@@ -93,9 +93,9 @@ class Stack(nnx.Module):
         return cls._of_groups(groups, remat, unroll)
 
     def apart(self) -> "Stack":
-        """A stack of the same blocks, written out, each a run of its own, with parameters in arrays of their own.
+        """The same blocks, unrolled, each a separate run with separate parameter arrays.
 
-        A program for a CPU takes these as they are; of stacked ones it copies each row every time that it runs.
+        A CPU program reads these directly; it copies each row of stacked parameters at every run.
         """
         return self._of_groups([[self[i]] for i in range(len(self))], self.remat, unroll=True)
 
@@ -124,19 +124,19 @@ class Stack(nnx.Module):
     ) -> tuple[Any, Any]:
         """Apply blocks start <= i < stop; returns x and the last carry.
 
-        A single block is called outside of a scan, so that it may return a value of another shape.
+        A single block is called without a scan, so it may return a value of another shape.
 
         Args:
           layout: the token layout, passed to every block.
           shared: modules that all blocks use; their gradients add up.
-          rates: [len(self)], the rate of stochastic depth of each block; None: 0.
-          phases: the period with which blocks alternate: block i gets `phase=i % phases`, which is static.
+          rates: [len(self)], the stochastic-depth rate of each block; None: 0.
+          phases: the period of alternating blocks: block i gets the static `phase=i % phases`.
           fold: `carry = fold(carry, index, block, x)` is evaluated before each block, on the block's input x.  The
-            carry passes through the scan, so that what is changed in place needs no second copy.
+            carry passes through the scan, so in-place updates need no second copy.
           carry: the value for the first block.
-          train: passed to every block: whether batch statistics are used and recorded.
+          train: passed to every block: whether to use and record batch statistics.
           key: block i always gets `fold_in(key, i)`, so the result does not depend on how the blocks are divided into
-            runs or calls.  None: no dropout or stochastic depth.
+            runs or calls.  None disables dropout and stochastic depth.
         """
         stop = len(self) if stop is None else stop
         block = functools.partial(_call, phases=phases, layout=layout, shared=shared, fold=fold, train=train, key=key)
@@ -194,10 +194,10 @@ class Stack(nnx.Module):
 
 
 def captured(apply: Callable[[Any, int, int], Any], state: Any, capture: Iterable[int], start: int, stop: int) -> Any:
-    """The state after blocks start <= i < stop, and the states after the blocks in `capture`, by index.
+    """The state after blocks start <= i < stop, and the states after the blocks in `capture` by index.
 
     Args:
-      apply: `apply(state, start, stop)` applies some blocks, such as those of a stack.
+      apply: `apply(state, start, stop)` applies some blocks, such as a part of a stack.
     """
     outputs = {}
     for index in sorted({i for i in capture if start <= i < stop}):
@@ -207,10 +207,10 @@ def captured(apply: Callable[[Any, int, int], Any], state: Any, capture: Iterabl
 
 
 def collecting(look: Callable[[nnx.Module, Any], Any], depth: int, block: nnx.Module, x: Any) -> dict[str, Any]:
-    """The arguments `fold` and `carry` that stack `look(block, x)` of each block and its input: [depth, ...].
+    """The arguments `fold` and `carry` that stack `look(block, x)` over blocks and their inputs: [depth, ...].
 
     Args:
-      block, x: one of the blocks and its input, for the shapes.
+      block, x: any block and its input, for the shapes.
     """
 
     def fold(values, index, block, x):
@@ -221,10 +221,10 @@ def collecting(look: Callable[[nnx.Module, Any], Any], depth: int, block: nnx.Mo
 
 
 def check_blocks(name: str, blocks: Any, depth: int) -> None:
-    """Raise IndexError unless a model, or what `name` says, has these blocks; ValueError if they are no indices."""
+    """Raise IndexError unless the model called `name` has these blocks; ValueError if they are not integers."""
     try:
         indices = [operator.index(block) for block in blocks]
-    except TypeError:  # no collection, or one of something else
+    except TypeError:  # not a collection of integers
         indices = None
     if indices is None or any(isinstance(block, bool) for block in blocks):
         like = (blocks,) if isinstance(blocks, int) and not isinstance(blocks, bool) else (0,)
@@ -235,7 +235,7 @@ def check_blocks(name: str, blocks: Any, depth: int) -> None:
 
 
 def _call(carried, step, *, phase, phases, layout, shared, fold, train, key):
-    """One block as the body of `lax.scan`: x and the carry, then what the block changed."""
+    """One block as the body of `lax.scan`: x and the carry, then the changed variables."""
     (x, carry), (index, rate, block) = carried, step
     options = dict(
         rate=0.0 if rate is None else rate,
@@ -255,7 +255,7 @@ def _call(carried, step, *, phase, phases, layout, shared, fold, train, key):
 
 
 def _written_out(body, carried, steps, length):
-    """`jax.lax.scan` without its loop.  Rows come of one split, whose gradient is one array and not a sum of many."""
+    """`jax.lax.scan` without its loop.  One split gives all rows, so its gradient is one array, not a sum of many."""
     leaves, structure = jax.tree.flatten(steps)
     rows = [[row.squeeze(0) for row in jnp.split(leaf, length)] for leaf in leaves]
     seen = []

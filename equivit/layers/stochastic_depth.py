@@ -1,7 +1,7 @@
-"""Stochastic depth: a residual branch is dropped for some of the images.
+"""Stochastic depth: drop a residual branch for some of the images.
 
-`drop_path` computes a branch for all images and zeroes some of the results.  `on_subset` computes it for a `subset`
-alone: at a rate of 0.3 a block costs about 0.7.  The number of images is exact, so that shapes are static.
+`drop_path` computes a branch for all images and zeroes some results.  `on_subset` computes it for a `subset` only: at a
+rate of 0.3 a block costs about 0.7.  The number of images is fixed, so shapes are static.
 
 Source: Huang et al. 2016; for subsets DINOv2 (arXiv 2304.07193), Section 5, "Efficient stochastic depth".
 """
@@ -23,7 +23,7 @@ def drop_path(x: TokensT, rate: float | jax.Array, key: jax.Array | None, *, axe
     One draw per sample covers all tokens, channels and irreps.
 
     Args:
-      axes: of a sample: 2 for tokens [*B, N, C], 3 for maps [*B, h, w, C].
+      axes: number of axes of a sample: 2 for tokens [*B, N, C], 3 for maps [*B, h, w, C].
     """
     if key is None or is_zero(rate):
         return x
@@ -32,12 +32,12 @@ def drop_path(x: TokensT, rate: float | jax.Array, key: jax.Array | None, *, axe
 
 
 def subset(key: jax.Array, images: int, rate: float, groups: int = 1) -> jax.Array:
-    """The images that a branch is computed for: of every b, max(int(b (1 - rate)), 1), drawn without replacement.
+    """Draw the images to compute a branch for: max(int(b (1 - rate)), 1) of every b, without replacement.
 
     Args:
-      images: in the batch.
-      rate: the share that is left out.
-      groups: number of groups of b consecutive images; each has its own draw.
+      images: number of images in the batch.
+      rate: the share of dropped images.
+      groups: number of groups of b consecutive images, drawn independently.
 
     Returns:
       int [groups, s], indices within the group.
@@ -54,15 +54,15 @@ def subset(key: jax.Array, images: int, rate: float, groups: int = 1) -> jax.Arr
 
 
 def on_subset(branch: Callable[[TokensT], TokensT], x: TokensT, kept: jax.Array) -> TokensT:
-    """x, plus b/s times the branch of the s of b images that are kept, at these images.
+    """Add b/s times the branch of the s kept of b images to these images.
 
-    In the mean over draws this is x + branch(x), if the branch treats images independently.  With groups a multiple of
-    the devices that share the batch no token leaves its device.
+    The expectation is x + branch(x), if the branch treats images independently.  If the number of groups is a multiple
+    of the devices that share the batch, no token leaves its device.
 
     Args:
-      branch: maps s images, or the s of each group one after the other.
+      branch: maps the s images, or the concatenated images of all groups.
       x: dense [*B, b, N, C], or a field; images on axis -3.
-      kept: int [s], or [groups, s] with indices within groups of consecutive images, as `subset` gives them.
+      kept: int [s], or [groups, s] with indices within groups of consecutive images, from `subset`.
     """
     kept = jnp.atleast_2d(kept)
     groups, size = kept.shape
@@ -84,7 +84,7 @@ def on_subset(branch: Callable[[TokensT], TokensT], x: TokensT, kept: jax.Array)
     return jax.tree.map(add, x, branch(jax.tree.map(take, x)))
 
 
-# Gathers and scatters by index arrays would not show the compiler that groups stay apart, and with them devices.
+# With plain index arrays the compiler could not see that groups, and so devices, are independent.
 EXACT: dict[str, Any] = dict(unique_indices=True, mode=jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS)
 
 

@@ -1,7 +1,7 @@
 """Models, one folder or file per architecture.
 
-`create` builds a named model, and `abstract` one with shapes in place of arrays.  `reconfigure` rebuilds a model with
-another configuration, and `fitting_tensors` returns only the tensors for that.  `adapt` makes a model truly
+`create` builds a named model, and `abstract` builds it with shapes instead of arrays.  `reconfigure` rebuilds a model
+with another configuration, and `fitting_tensors` returns the tensors for it.  `adapt` makes a model truly
 shift-equivariant.
 """
 

@@ -1,9 +1,9 @@
-"""Truly shift-equivariant models: the options that all families share ("Making Vision Transformers Truly
-Shift-Equivariant", CVPR 2024, arXiv 2305.16316).
+"""Truly shift-equivariant models: options shared by all families ("Making Vision Transformers Truly Shift-Equivariant",
+CVPR 2024, arXiv 2305.16316).
 
-An adaptive model takes its image for a torus.  Wherever the ordinary model begins a grid at the corner of the image, of
-patches, of windows, of what a stride keeps, the adaptive one begins it where the content decides, so that a circular
-shift of the image shifts all of its maps with it and leaves the logits as they are.
+An adaptive model treats the image as a torus.  The ordinary model begins its grids (patches, windows, strides) at the
+corner of the image; the adaptive model lets the content choose the origin.  A circular shift of the image then shifts
+all maps and leaves the logits unchanged.
 """
 
 import dataclasses
@@ -25,9 +25,9 @@ SELECT = ("output", "input")
 
 
 class AdaptiveConfig:
-    """Base of a configuration with the fields `adaptive` and `anchor`; KNOWN_PARTS are those that its family has.
+    """Base of a configuration with the fields `adaptive` and `anchor`; KNOWN_PARTS are the parts of its family.
 
-    A family whose convolutions pad has the field `padding` too.
+    A family with padded convolutions also has the field `padding`.
     """
 
     KNOWN_PARTS: ClassVar[tuple[str, ...]]
@@ -43,12 +43,12 @@ class AdaptiveConfig:
         return tuple(part for part in self.KNOWN_PARTS if part in self.adaptive)
 
     def mode(self, part: str) -> str:
-        """The padding of a part's convolutions: around the torus where an adaptive part chooses."""
+        """The padding mode of a part's convolutions: circular if the part is adaptive."""
         return "circular" if part in self.parts else self.padding
 
     @property
     def anchored(self) -> bool:
-        """Whether images are rolled into a frame of their content."""
+        """Whether images are rolled into a frame chosen by their content."""
         return self.anchor and self.parts == self.KNOWN_PARTS
 
 
@@ -61,14 +61,14 @@ def placed(
     stride: tuple[int, int],
     padding: tuple[int, int] = (0, 0),
 ) -> tuple[jax.Array, Frame, dict[str, Choice]]:
-    """Images [B, H, W, C] rolled to where their patches begin (A-token, Eq. 13 and 14), and what was chosen for that.
+    """Roll images [B, H, W, C] to the origin of their patches (A-token, Eq. 13 and 14); return frame and choices too.
 
     Args:
-      config: a model's, with `parts`, `anchored` and `select`; if it has a `group`, ties are settled so
-        that a turned or mirrored image begins at the turned or mirrored place.
-      kernel, bias: of the embedding, [kh, kw, C, D] and [D].
-      stride: of it, (rows, columns).
-      padding: so far before a patch lies the first tap of the kernel.
+      config: a model configuration with `parts`, `anchored` and `select`.  If it has a `group`, ties are broken so that
+        the origin of a rotated or mirrored image is rotated or mirrored too.
+      kernel, bias: parameters of the embedding, [kh, kw, C, D] and [D].
+      stride: its stride, (rows, columns).
+      padding: offset of the kernel's first tap before the patch.
     """
     content = jax.lax.stop_gradient(images)
     images, frame = framed(images, config.anchored)
@@ -90,10 +90,10 @@ def placed(
 
 
 def framed(images: jax.Array, anchor: bool) -> tuple[jax.Array, Frame]:
-    """Images [B, H, W, C] in the frame in which a model computes, and that frame.
+    """Roll images [B, H, W, C] into the frame in which the model computes; return the frame too.
 
-    With `anchor` each image is rolled into a frame that its content chooses.  An image and its shifted copies are then
-    the same array, so that whatever follows is equal to the last bit, and choices between equals too.
+    With `anchor`, each image is rolled into a frame chosen by its content.  An image and its shifted copies are then
+    the same array, so all later results are bit-identical, including how ties are broken.
     """
     size = (images.shape[1], images.shape[2])
     if not anchor:
@@ -103,11 +103,11 @@ def framed(images: jax.Array, anchor: bool) -> tuple[jax.Array, Frame]:
 
 
 def check_torus(name: str, size: tuple[int, ...], units: tuple[int, int], why: str) -> None:
-    """ValueError unless an image (height, width) holds whole grids of all strides and windows.
+    """Raise ValueError unless an image (height, width) is divisible by all strides and windows.
 
     Args:
-      units: of the height and of the width, in pixels.
-      why: what the units come from.
+      units: divisors of height and width, in pixels.
+      why: the origin of the units, for the message.
     """
     errors.sides(name, "the images", size, units, f"an adaptive model needs it ({why})")
 
@@ -117,18 +117,18 @@ def adapt(model: ModelModule, **options) -> ModelModule:
 
         model = models.adapt(pretrained.load("timm", "swin_tiny_patch4_window7_224.safetensors"))
 
-    Accuracy falls until it is fine-tuned for some epochs (Table A12 of the paper: 90.1 %, 57.4 % at once, 92.4 % after
-    20 epochs, on CIFAR-10).
+    Accuracy drops until the model is fine-tuned for some epochs.  Table A12 of the paper, on CIFAR-10: 90.1 % before,
+    57.4 % right after, 92.4 % after 20 epochs.
 
     Args:
-      options: fields of its configuration; `adaptive=True` if not given.
+      options: fields of the configuration; `adaptive` defaults to True.
 
     Raises:
-      ValueError: it is no model, the family has no adaptive version, or no such option.
+      ValueError: not a model, a family without an adaptive version, or an unknown option.
     """
     if not hasattr(model, "config"):
         name = errors.shown(model) if isinstance(model, str) else "'swin_t'"
-        raise ValueError(f"adapt: {errors.shown(model)} is no model; give one, such as models.create({name}).")
+        raise ValueError(f"adapt: {errors.shown(model)} is not a model; give one, such as models.create({name}).")
     fields = [field.name for field in dataclasses.fields(model.config)]
     if "adaptive" not in fields:
         raise ValueError(

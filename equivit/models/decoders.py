@@ -1,4 +1,4 @@
-"""Masked autoencoders: an encoder that sees some patches, and a light decoder that predicts the pixels of all.
+"""Masked autoencoders: an encoder of some patches, and a light decoder that predicts the pixels of all patches.
 
 Source: MAE (He et al. 2022, arXiv 2111.06377), Section 3; with a Jumbo token: Jumbo (arXiv 2502.15021), Section 4.3.
 """
@@ -28,8 +28,8 @@ class MaskedAutoencoderConfig:
     """The configuration of a masked autoencoder.
 
     Attributes:
-      encoder: the configuration of the encoder, which has no head.  The decoder takes over `mlp`, `norm_eps`, `init`,
-        the version of the sin-cos table, `remat` and `unroll`.
+      encoder: the configuration of the encoder, which has no head.  The decoder uses its `mlp`, `norm_eps`, `init`,
+        `remat`, `unroll` and version of the sin-cos table.
       decoder_width, decoder_depth, decoder_heads: embedding width, number of blocks, and heads per block.
     """
 
@@ -111,7 +111,7 @@ class MaeDecoder(nnx.Module):
 
 
 class MaskedAutoencoder(nnx.Module):
-    """An encoder, which may be any ViT, and a decoder.
+    """An encoder, any ViT, and a decoder.
 
     Args:
       encoder: a model built from `config.encoder`.
@@ -131,7 +131,7 @@ class MaskedAutoencoder(nnx.Module):
 
         Args:
           keep: int [*B, K], indices of the patches that the encoder sees, row by row over the grid.
-          key: drives drop path and dropout of the encoder; None means neither.
+          key: drives drop path and dropout of the encoder; None disables both.
 
         Raises:
           ValueError: the patch does not divide the image.

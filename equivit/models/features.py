@@ -16,7 +16,7 @@ class Grid:
     """Features on a grid of positions.
 
     On an image, which is a torus, token (i, j) covers the `stride` pixels from offset + (i, j) stride on.  The methods
-    are for images.  Whoever compares tokens with pixels needs one of them, since an adaptive model chooses the offsets.
+    are for images.  Use them to compare tokens with pixels, because adaptive models choose the offsets.
 
     Attributes:
       values: [*B, *grid, D]: two grid axes for images, one for series or for a kept subset of tokens.
@@ -29,26 +29,26 @@ class Grid:
     offset: jax.Array
 
     def placed(self, maps: Any) -> Any:
-        """Move maps of pixels [*B, H, W, ...] that begin where the grid begins to their place on the image.
+        """Move pixel maps [*B, H, W, ...] from the frame of the grid to the frame of the image.
 
         NumPy arrays stay on the host.
         """
         return _rolled(maps, self.offset)
 
     def framed(self, maps: Any) -> Any:
-        """Move maps of the image's pixels [*B, H, W, ...] so that they begin where the grid begins.
+        """Move pixel maps [*B, H, W, ...] from the frame of the image to the frame of the grid.
 
         The inverse of `placed`.  The pixels of token (i, j) are then those from (i, j) stride on.
         """
         return _rolled(maps, -self.offset)
 
     def pixels(self) -> jax.Array:
-        """The values of each pixel's token, on the image: [*B, h sh, w sw, D]."""
+        """The value of each pixel's token, in the frame of the image: [*B, h sh, w sw, D]."""
         values, (height, width) = self.values, self.stride
         return self.placed(values.repeat(height, axis=-3).repeat(width, axis=-2))
 
     def turned(self, element: str) -> "Grid":
-        """The same tokens on the turned or mirrored image, by an element of the octic group."""
+        """The same tokens on the image transformed by an element of the octic group."""
         stride, offset = self.stride, self.offset
         for letter in reversed(element):
             down, right = offset[..., 0], offset[..., 1]

@@ -1,4 +1,4 @@
-"""The base of image models' configurations: values derived from common fields."""
+"""The base class of image model configurations: values derived from common fields."""
 
 from typing import Any
 
@@ -20,6 +20,6 @@ class ImageConfig:
 
     @property
     def rates(self) -> np.ndarray | None:
-        """The rate of stochastic depth of each block, [depth]; None where there is none."""
+        """The stochastic-depth rate of each block, [depth]; None if all are 0."""
         first, last = self.drop_path if isinstance(self.drop_path, tuple) else (self.drop_path,) * 2
         return np.linspace(first, last, self.depth, dtype=np.float32) if first or last else None

@@ -1,9 +1,8 @@
-"""Models for inference: batch norms folded away (`fold`), and forms for exporters and runtimes (`deployed`).
+"""Models for inference: folded batch norms (`fold`), and forms for exporters and runtimes (`deployed`).
 
-By its running statistics a batch norm is y = f x + s for each channel, so a convolution before it takes f into its
-kernel and s into its bias.  A module that holds a batch norm defines its own folded form: `folded()` returns a module
-of the same function up to rounding.  Where a fold would not be exact, as with a shift before zero padding, the norm
-stays.
+With running statistics a batch norm is y = f x + s per channel, so f and s fold into the kernel and bias of a preceding
+convolution.  A module with a batch norm defines its own folded form: `folded()` returns a module of the same function
+up to rounding.  If a fold would not be exact, as with a shift before zero padding, the norm stays.
 
 `deployed` also fixes the image size:
 
@@ -38,10 +37,10 @@ from equivit.models.vit.model import ViT
 
 
 def fold(model: ModelModule) -> ModelModule:
-    """A copy of the model in which every module with a batch norm and a `folded()` method is folded.
+    """Copy the model with every module that has a batch norm and a `folded()` method folded.
 
-    Outer modules are folded first, then the modules left inside them.  Stacks stay scans over their blocks.  A model
-    without batch norms is unchanged.  The copy is for inference: with `train=True` it records no statistics.
+    Outer modules are folded first, then the modules left inside them.  Stacks remain scans.  A model without batch
+    norms is unchanged.  The copy is for inference: with `train=True` it records no statistics.
     """
     return _with_folded_parts(jax.tree.map(lambda leaf: leaf, model))
 
@@ -71,9 +70,9 @@ def _with_parts(module: Any, replacement: Callable[[Any], Any]) -> Any:
 
 
 def deployed(model: ModelModule, image_size: tuple[int, int]) -> ModelModule:
-    """A copy of the model in the forms above, for images of `image_size` (height, width), without drop path or masks.
+    """Copy the model in the forms above, for images of `image_size` (height, width), without drop path or masks.
 
-    Its parameters are those that are exported: `nnx.state(deployed(model, size), nnx.Param)`.
+    The exported parameters are `nnx.state(deployed(model, size), nnx.Param)`.
 
     Raises:
       ValueError: the patch size of a ViT does not divide the image size.
@@ -87,7 +86,7 @@ def deployed_part(module: Any, grid: Any) -> Any:
     """The deployed form of a part of a model, such as an attention, or the part with all its submodules deployed.
 
     Args:
-      grid: (h, w) of its tokens; None without a grid, or with several.
+      grid: (h, w) of its tokens; None without a grid or with several.
     """
     match module:
         case dense.LayerNorm():
@@ -101,7 +100,7 @@ def deployed_part(module: Any, grid: Any) -> Any:
             return ValuesOnGrid(module, grid)
         case Stack():
             return Blocks([deployed_part(module[i], grid) for i in range(len(module))], module.lengths)
-        case _ if type(module) is dense.Attention:  # not those with relative positions
+        case _ if type(module) is dense.Attention:  # not subclasses with relative positions
             return Attention(module.qkv, module.proj, module.num_heads)
         case _ if type(module) is isotypic.Attention:
             return IsotypicAttention(module)
@@ -110,7 +109,7 @@ def deployed_part(module: Any, grid: Any) -> Any:
         case ViT():
             module.mask_token = None
             if module.position is not None:
-                module.position = nnx.data(Table(module.position(grid)))  # a sin-cos table was no data
+                module.position = nnx.data(Table(module.position(grid)))  # a sin-cos table was static
     return _with_parts(module, lambda part: deployed_part(part, grid))
 
 
@@ -121,8 +120,8 @@ class Attention(nnx.Module):
 
     Args:
       qkv: columns (q | k | v) x heads x channels.
-      proj: of all heads.
-      values: of the convolved heads, called with the grid; None without any.
+      proj: the projection of all heads.
+      values: the convolved heads, called with the grid; None if there are none.
     """
 
     def __init__(self, qkv: dense.Linear, proj: dense.Linear, num_heads: int, values: Any = None):
@@ -142,7 +141,7 @@ class Attention(nnx.Module):
 
 
 class ValuesOnGrid(DenseValues):
-    """One dense convolution, with the sum of the biases at each place of one grid."""
+    """One dense convolution, with the sum of the biases at each position of one grid."""
 
     def __init__(self, values: DenseValues, grid: Any):
         self.kernel, self.padding, self.bias = values.kernel, values.padding, nnx.Param(values.bias_on(grid))
@@ -152,7 +151,7 @@ class ValuesOnGrid(DenseValues):
 
 
 class UnfoldedPatchEmbed(isotypic.PatchEmbed):
-    """An equivariant patch embedding that stores all of its kernels, not only those that determine the others."""
+    """An equivariant patch embedding that stores its unfolded kernels."""
 
     def __init__(self, embed: isotypic.PatchEmbed):
         self.unfolded, self.bias = nnx.Param(embed.kernels()), embed.bias
@@ -176,7 +175,7 @@ class Blocks(Stack):
     """The blocks of a stack, each with its own parameters, called like the stack.
 
     Args:
-      lengths: of the runs of the stack.
+      lengths: run lengths of the stack.
     """
 
     def __init__(self, blocks: list[nnx.Module], lengths: tuple[int, ...]):
@@ -199,7 +198,7 @@ class Blocks(Stack):
         carry: Any = None,
         **unused: Any,
     ) -> tuple[Any, Any]:
-        """As in `Stack`; options of training are ignored."""
+        """As in `Stack`; training options are ignored."""
         for i in range(start, len(self) if stop is None else stop):
             carry = carry if fold is None else fold(carry, i, self.blocks[i], x)
             x = self.blocks[i](x, layout, *shared, rate=0.0, phase=i % phases, train=False, key=None)
@@ -207,7 +206,7 @@ class Blocks(Stack):
 
 
 class Table(nnx.Module):
-    """The positions of one grid, called with it like the module that computed them."""
+    """The positions for one grid, with the interface of the module that computed them."""
 
     def __init__(self, positions: Any):
         self.positions = nnx.Param(positions)  # an array, or a field
@@ -217,7 +216,7 @@ class Table(nnx.Module):
 
 
 def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """`kernels.attention.attend` with weights that sum to one before the second product, in the dtype of q."""
+    """`kernels.attention.attend` with weights normalised before the second product, in the dtype of q."""
     weights = jax.nn.softmax(jnp.matmul(q * q.shape[-1] ** -0.5, jnp.swapaxes(k, -1, -2)))
     return jnp.matmul(weights, v)
 

@@ -1,4 +1,4 @@
-"""The interface of all models and their configurations; the rest of the project relies on nothing else."""
+"""The interface of models and configurations that the rest of the project relies on."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -15,7 +15,7 @@ class Model(Protocol):
     """The interface of a model, which is a `nnx.Module`.
 
     Attributes:
-      config: what it was built from; `config.build(rngs)` builds another.
+      config: the configuration it was built from; `config.build(rngs)` builds another model.
       head: maps the output of `pooled` to logits, or None.
       before: names of the attributes that come before the blocks, for layer-wise learning rates.
     """
@@ -44,19 +44,20 @@ class Model(Protocol):
         ...
 
 
-ModelModule = Any  # a `nnx.Module` that is also a Model; Python has no type for both at once
+ModelModule = Any  # an `nnx.Module` that is also a Model; Python has no intersection types
 
 
 class Config(Protocol):
     """The configuration of a model: a frozen dataclass whose fields are plain values or other configurations.
 
     If the model cuts images into patches, its configuration has a `patch_size`, (height, width) in pixels.  If it can
-    be adaptive, it has `parts`, those that are, and `check_torus(size)`, a ValueError for sizes that they do not take.
+    be adaptive, it has `parts`, the adaptive parts, and `check_torus(size)`, which raises ValueError for unsupported
+    sizes.
     """
 
     @property
     def num_classes(self) -> int | None:
-        """Entries of the logits; None for a model without a head."""
+        """Number of logits; None for a model without a head."""
         ...
 
     @property
@@ -69,10 +70,10 @@ class Config(Protocol):
 
 
 def check_input(config: Config, name: str, size: tuple[int, ...], channels: int) -> None:
-    """ValueError unless a model of this configuration takes images (or series) of this size and number of channels.
+    """Raise ValueError unless the model takes images (or series) of this size and number of channels.
 
     Args:
-      name: what the message calls the images.
+      name: the name of the images in the message.
     """
     if len(size) != len(config.input_shape) - 1:
         raise ValueError(f"{name}: a model of {type(config).__name__} takes inputs of {list(config.input_shape)}.")
@@ -88,7 +89,7 @@ def check_input(config: Config, name: str, size: tuple[int, ...], channels: int)
 
 
 def check_head(model: Any) -> None:
-    """ValueError for a model without a head."""
+    """Raise ValueError for a model without a head."""
     if model.head is None:
         raise ValueError(
             f"{type(model).__name__}: the model has no head (num_classes=None); call features, or create it with "
@@ -102,7 +103,7 @@ class Preset(NamedTuple):
     Attributes:
       config: the class of the configuration.
       fields: the fields that differ from their defaults.
-      families: for a `family` that means something else here, the function that computes its fields from the others.
+      families: for a `family` with another meaning here, a function that computes its fields from the others.
     """
 
     config: type

@@ -16,12 +16,12 @@ SHOWN = 4  # names listed in each part of a report
 
 
 class Changes(NamedTuple):
-    """The names of the logical tensors that another configuration changed; all others stayed.
+    """The names of the logical tensors that a new configuration changes; all others are kept.
 
     Attributes:
-      resized: positions, resized to another grid or to another kind of distances.
+      resized: positions resized to another grid or converted to another kind of distances.
       drawn: new tensors, and a head of another shape, initialised at random.
-      dropped: tensors that the new model does not have.
+      dropped: tensors that the new model lacks.
     """
 
     resized: tuple[str, ...]
@@ -34,19 +34,19 @@ class Changes(NamedTuple):
 
 
 def reconfigure(model: ModelModule, *, rngs: nnx.Rngs | None = None, **fields) -> tuple[ModelModule, Changes]:
-    """Replace fields of a model's configuration; returns the new model and the changes to its tensors.
+    """Replace fields of a model's configuration; return the new model and the changes to its tensors.
 
         model, changes = reconfigure(model, class_token=False, pool="mean", num_classes=10)
 
-    Positions are resized to the grid of the new image size, with the `position_antialias` of the weights and the
-    `position_offset` of the new configuration.  A head of another shape and tensors that the old model lacks are
-    initialised at random.  Tensors that the new model lacks are dropped.
+    Positions are resized to the new grid, with the `position_antialias` of the weights and the `position_offset` of the
+    new configuration.  A head of another shape and tensors that the old model lacks are initialised at random.  Tensors
+    that the new model lacks are dropped.
 
     Args:
       rngs: initialises new tensors; seed 0 if None.
 
     Raises:
-      ValueError: an unknown field, incompatible values, or a tensor whose shape changes, such as by another width.
+      ValueError: an unknown field, incompatible values, or a tensor whose shape changes, for example with the width.
     """
     known = [field.name for field in dataclasses.fields(model.config)]
     for name in fields:
@@ -87,12 +87,12 @@ def _resized(model: ModelModule, new: ModelModule) -> dict[str, jax.Array]:
 
 
 def _tables(module: Any, new: Any) -> dict[str, jax.Array]:
-    """The tables of positions that change, as `new` has them; a module in a stack has a table for each block."""
+    """The position tables converted for `new`, if they change; a module in a stack has one table per block."""
     if type(module) is not type(new) and hasattr(new, "taken"):
         return new.taken(module)
     if module.grid == new.grid:
         return {}
-    # The offset is for images of another size than the model's own, so the new configuration decides on it.
+    # The offset applies to sizes other than the model's, so the new configuration decides.
     both = isinstance(module, Position) and isinstance(new, Position)
     return module.tables(new.grid, new.offset) if both else module.tables(new.grid)
 

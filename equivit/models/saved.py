@@ -1,8 +1,8 @@
-"""A model on disk: a directory with `model.json`, its configuration, and `parameters.safetensors`.
+"""Models on disk: a directory with `model.json`, the configuration, and `parameters.safetensors`.
 
-The parameters hold a digest of model.json, so that files of two models are not taken for one; model.json also has the
-training data (`trained_on.py`).  Parameters and running statistics are stored as logical tensors (`logical.py`), so a
-file does not depend on how layers and irreps are stacked in memory.
+The parameters file stores a digest of model.json, to detect files of different models; model.json also records the
+training data (`trained_on.py`).  Parameters and running statistics are stored as logical tensors (`logical.py`), so
+files do not depend on how layers and irreps are stacked in memory.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from equivit.models import zoo
 from equivit.models.model import Config, ModelModule
 from equivit.trained_on import UNKNOWN, TrainedOn, from_json
 
-TRAINED_ON = "trained_on"  # beside the fields of the configuration in model.json
+TRAINED_ON = "trained_on"  # in model.json, next to the configuration's fields
 DIGEST = "model.json"  # in the metadata of the parameters
 T = TypeVar("T")
 
@@ -31,12 +31,12 @@ T = TypeVar("T")
 def save(path: pathlib.Path, model: ModelModule, data: TrainedOn = UNKNOWN) -> None:
     """Write the model to the directory `path`, which is created if needed.
 
-    A process that is killed meanwhile leaves the old model, or one that `load` refuses.
+    A process killed during saving leaves the old model, or one that `load` rejects.
 
     Args:
       path: the directory.
-      model: its arrays are in this process.
-      data: what it was trained on.
+      model: a model whose arrays are in this process.
+      data: its training data.
 
     Raises:
       OSError: a file cannot be written.
@@ -54,8 +54,8 @@ def load(path: pathlib.Path) -> nnx.Module:
 
     Raises:
       FileNotFoundError: there is no saved model in the directory.
-      ValueError: a file is damaged, a tensor is of a type that is not read, or the parameters are not those of the
-        configuration, are not of floating point where they must be, or are not finite.
+      ValueError: a file is damaged, a tensor has an unsupported type, or the parameters do not match the configuration,
+        are not floating point where required, or are not finite.
     """
     path = pathlib.Path(path)
     config, expected, digest = _read(path / "model.json", _configuration)
@@ -72,7 +72,7 @@ def load(path: pathlib.Path) -> nnx.Module:
 
 
 def _check_tensors(path: pathlib.Path, expected: dict, tensors: dict[str, np.ndarray]) -> None:
-    """ValueError unless the tensors have the names and shapes expected, and finite numbers of fitting types."""
+    """Raise ValueError unless the tensors have the expected names, shapes and types, and are finite."""
     wrong = sorted(
         name
         for name in expected.keys() | tensors.keys()
@@ -91,13 +91,13 @@ def _check_tensors(path: pathlib.Path, expected: dict, tensors: dict[str, np.nda
 
 
 def _configuration(found: dict) -> tuple[Config, dict[str, jax.ShapeDtypeStruct], str]:
-    """The configuration, the parameters of its model without values, and the digest of the description."""
+    """The configuration, the shapes of its model's parameters, and the digest of the description."""
     config = _from_description(found)
     return config, jax.eval_shape(lambda: logical.to_logical(_create(config), nnx.Variable)), _digest(found)
 
 
 def _has_type_of(expected: jax.ShapeDtypeStruct, tensor: np.ndarray) -> bool:
-    """Whether a tensor is of the expected type, or both are of floating point."""
+    """Whether a tensor has the expected type, or both types are floating point."""
     floating = all(jnp.issubdtype(dtype, jnp.floating) for dtype in (expected.dtype, tensor.dtype))
     return floating or expected.dtype == tensor.dtype
 
@@ -118,7 +118,7 @@ def trained_on(path: pathlib.Path) -> TrainedOn:
 
 def _read(path: pathlib.Path, parse: Callable[[dict], T]) -> T:
     if not path.is_file():
-        raise FileNotFoundError(f"{path.parent}: is no saved model; there is no {path.name}.")
+        raise FileNotFoundError(f"{path.parent}: is not a saved model; there is no {path.name}.")
     try:
         return parse(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
@@ -126,14 +126,14 @@ def _read(path: pathlib.Path, parse: Callable[[dict], T]) -> T:
 
 
 def _described(config) -> dict:
-    """A configuration as JSON values.  It may contain another, as a masked autoencoder's contains its encoder's."""
+    """A configuration as JSON values.  It may be nested, as in a masked autoencoder."""
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     nested = {name: _described(value) for name, value in fields.items() if dataclasses.is_dataclass(value)}
     return {"kind": zoo.kind(config), **fields, **nested}
 
 
 def _digest(description: dict) -> str:
-    """The same for each layout of the JSON text."""
+    """A digest that is independent of JSON formatting."""
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
 
 

@@ -1,13 +1,13 @@
-"""The base of staged backbones, whose maps get smaller and wider from stage to stage.
+"""The base class of staged backbones, whose maps get smaller and wider from stage to stage.
 
     images -> embed -> (begin -> blocks) of each stage -> pool -> head
 
-A backbone defines three maps: `embed`, of images; `begin`, which changes the shape of a map before the blocks of a
-stage; and `pool`, of the last map.  Where blocks change the shape themselves, it defines their `stride`.  This page
-does the rest: it checks images, walks through the stages, passes keys and rates of stochastic depth on, captures the
-maps after single blocks, and calls the head.
+A backbone defines three functions: `embed` of images; `begin`, which changes the shape of a map before a stage's
+blocks; and `pool` of the last map.  If blocks change the shape, it also defines their `stride`.  The base class checks
+images, runs the stages, passes on keys and stochastic-depth rates, captures maps after single blocks, and calls the
+head.
 
-A map is tokens with the place on the image where they lie (`Map`).  An adaptive backbone moves that place.
+A `Map` is tokens with their position on the image, which an adaptive backbone moves.
 """
 
 import math
@@ -36,11 +36,11 @@ class StagedConfig(ImageConfig):
 
     @property
     def depth(self) -> int:
-        """Blocks of all stages."""
+        """Number of blocks of all stages."""
         return sum(self.depths)
 
     def check_stages(self, *names: str) -> None:
-        """ValueError unless each of these fields has as many entries as `depths`."""
+        """Raise ValueError unless each of these fields has as many entries as `depths`."""
         for name in names:
             if len(value := getattr(self, name)) != len(self.depths):
                 raise ValueError(
@@ -48,14 +48,14 @@ class StagedConfig(ImageConfig):
                 )
 
     def check_heads(self, num_heads: tuple[int, ...], widths: tuple[int, ...]) -> None:
-        """ValueError unless the heads of each stage divide its width."""
+        """Raise ValueError unless the number of heads of each stage divides its width."""
         for stage, (heads, width) in enumerate(zip(num_heads, widths, strict=True)):
             what = f"the width of stage {stage}, {width}"
             errors.divides(f"{_family(self)}: num_heads[{stage}]", heads, width, what)
 
 
 class Map(NamedTuple):
-    """Tokens on a grid, and the place of that grid on the image.
+    """Tokens on a grid, and the position of the grid on the image.
 
     Attributes:
       tokens: [B, prefix + h w, width]; in convolutional backbones [B, h, w, width].
@@ -71,18 +71,18 @@ class Map(NamedTuple):
 
     @classmethod
     def of_images(cls, images: jax.Array) -> "Map":
-        """The pixels of images [B, H, W, C], as a map of stride 1."""
+        """The pixels of images [B, H, W, C] as a map of stride 1."""
         number, height, width, _ = images.shape
         frame = Frame(jnp.zeros((number, 2), jnp.int32), (1, 1), (height, width))
         return cls(images, Layout((height, width)), frame)
 
     def strided(self, tokens: jax.Array, stride: int) -> "Map":
-        """The map [B, h, w, width] that a convolution with this stride computes from this one."""
+        """The map with tokens [B, h, w, width] computed from it by a convolution of this stride."""
         grid = tokens.shape[1], tokens.shape[2]
         return self._replace(tokens=tokens, layout=Layout(grid), frame=self.frame.every((stride, stride)))
 
     def record(self, name: str, choice: Choice, places: tuple[int, int]) -> "Map":
-        """The same tokens, whose grid was rolled to begin at the chosen one of `places` (rows, columns)."""
+        """Record that the grid was rolled to begin at the choice among `places` (rows, columns)."""
         frame = self.frame.rolled(shifts.phases(choice.index, places))
         return self._replace(frame=frame, choices=self.choices | {name: choice})
 
@@ -90,12 +90,12 @@ class Map(NamedTuple):
 class Staged(nnx.Module):
     """Base of a staged backbone.
 
-    Its configuration is an `ImageConfig`; a field `dropout` is the rate before the head, and an adaptive one has
-    `parts` and `check_torus` (`models/adaptive.py`).
+    Its configuration is an `ImageConfig`.  An optional field `dropout` is the rate before the head; an adaptive
+    configuration has `parts` and `check_torus` (`models/adaptive.py`).
 
     Attributes:
-      stages: of each stage its `Stack` of blocks, or a module that has it as `blocks`.
-      norm: of the last map; None where there is none.
+      stages: for each stage a `Stack` of blocks, or a module with the stack as `blocks`.
+      norm: norm of the last map, or None.
       head: reads the pooled map; None for a model without classes.
     """
 
@@ -105,15 +105,15 @@ class Staged(nnx.Module):
     head: Any
 
     def embed(self, images: jax.Array, *, train: bool = False) -> Map:
-        """The map before the first stage, of images [B, H, W, C]."""
+        """The map of images [B, H, W, C] before the first stage."""
         raise NotImplementedError
 
     def begin(self, stage: int, at: Map, *, train: bool = False) -> Map:
-        """The input of a stage's blocks, from the map of the stage before."""
+        """The input of a stage's blocks, from the map of the previous stage."""
         return at
 
     def pool(self, last: Map, *, train: bool = False) -> jax.Array:
-        """The input of the head, [B, features]: by default the class token, or the mean token, after the norm."""
+        """The input of the head, [B, features]: by default the class token or the mean token, after the norm."""
         if last.layout.prefix:
             return self.norm(last.tokens[:, 0])
         return self.norm(last.tokens).mean(1)
@@ -130,10 +130,10 @@ class Staged(nnx.Module):
     def stage(
         self, stage: int, at: Map, *, capture: tuple[int, ...], train: bool, **options: Any
     ) -> tuple[Map, dict[int, Map]]:
-        """The map after a stage, and those after its blocks in `capture`, counted from its first one.
+        """The map after a stage, and the maps after its blocks in `capture`, counted from its first block.
 
         Args:
-          options: `rates` and `key`, as a `Stack` takes them.
+          options: `rates` and `key` of a `Stack`.
         """
         at, blocks = self.begin(stage, at, train=train), self.stack(stage)
 
@@ -152,7 +152,7 @@ class Staged(nnx.Module):
         """Class logits [*B, num_classes] of images [*B, H, W, C].
 
         Args:
-          key: drives stochastic depth and dropout; None means neither.
+          key: drives stochastic depth and dropout; None disables both.
           train: whether batch norms use and record the statistics of these images.
 
         Raises:
@@ -180,14 +180,14 @@ class Staged(nnx.Module):
         key: jax.Array | None = None,
         train: bool = False,
     ) -> Features:
-        """The map after the last block, and after each of `blocks`, counted through all stages.
+        """The map after the last block, and after each of `blocks`, counted over all stages.
 
-        With `norm` the maps of the last stage go through the final norm, if the model has one.  Maps of the stages
-        before have another width, and are as their block left them.
+        With `norm`, maps of the last stage pass through the final norm, if there is one.  Maps of earlier stages have
+        other widths and are not normalised.
 
         Raises:
           IndexError: there is no such block.
-          ValueError: `blocks` are no indices, or the model does not take images of this shape.
+          ValueError: `blocks` are not integers, or the model does not take images of this shape.
         """
         last, seen = self.trunk(images, capture=blocks, key=key, train=train)
         batch, final = images.shape[:-3], self.config.depth - len(self.stack(len(self.stages) - 1))
@@ -197,8 +197,8 @@ class Staged(nnx.Module):
     def selections(self, images: jax.Array) -> dict[str, Choice]:
         """The choices of the adaptive parts for each image: the index, and the relative gap to the second best.
 
-        Both are [B], B being all batch axes in one.  Indices are row-major in the phases of a stride, or in the places
-        of a window.  With an anchor they are indices in the frame of the content, and so the same for each shift.
+        Both are [B], with all batch axes flattened.  Indices are row-major over the phases of a stride or the positions
+        of a window.  With an anchor they refer to the frame chosen by the content, so they do not depend on shifts.
         """
         return self.trunk(images)[0].choices
 
@@ -212,7 +212,7 @@ class Staged(nnx.Module):
     ) -> tuple[Map, dict[int, Map]]:
         """The map after the last block, before any final norm, and the maps after the blocks in `capture`.
 
-        Their batch is one axis, of all images.
+        Their batch axes are flattened into one.
         """
         check_blocks(type(self).__name__, capture, self.config.depth)
         at, seen, first, rates = self.embedded(images, train=train), {}, 0, self.config.rates
@@ -231,7 +231,7 @@ class Staged(nnx.Module):
         return at, seen
 
     def embedded(self, images: jax.Array, *, train: bool = False) -> Map:
-        """`embed`, of images with any batch axes; ValueError for images that the model does not take."""
+        """`embed` of images with any batch axes; ValueError for images that the model does not take."""
         config = self.config
         height, width = check_images(images, config.in_channels, (1, 1))
         if getattr(config, "parts", ()):

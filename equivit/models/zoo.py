@@ -1,6 +1,6 @@
 """Named models.  `create("octic_vit_h14", family="I8")` builds one; overrides are fields of its configuration.
 
-Each file of models lists the names it adds (`NAMES`).
+Each model file lists its names (`NAMES`).
 """
 
 import dataclasses
@@ -55,7 +55,7 @@ NAMES = (
     | shvit.NAMES
     | bixt.NAMES
 )
-# "g14" was the size that is "bigg14" now; `dinov2_vit_g14` is the ViT-g that DINOv2 has under this letter.
+# Size "bigg14" was called "g14"; `dinov2_vit_g14` is DINOv2's ViT-g.
 RENAMED = {name.replace("_bigg14", "_g14"): name for name in NAMES if name.endswith("_bigg14")}
 RENAMED = {old: new for old, new in RENAMED.items() if old not in NAMES}
 
@@ -69,7 +69,7 @@ def configuration(name: str, **overrides) -> Config:
     """The configuration of a named model with some fields replaced.
 
     Raises:
-      ValueError: no such name, no such field, or a field that has no default is missing; the message gives the nearest.
+      ValueError: no such name, no such field (the message gives the nearest), or a missing field without default.
     """
     check_options(name, overrides)
     if name in RENAMED:
@@ -78,12 +78,12 @@ def configuration(name: str, **overrides) -> Config:
     fields = dataclasses.fields(preset.config)
     wanted = [f.name for f in fields if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
     if missing := [key for key in wanted if key not in preset.fields and key not in overrides]:
-        raise ValueError(f"model {name}: {', '.join(missing)} must be given; the data decide them.")
+        raise ValueError(f"model {name}: {', '.join(missing)} must be given; they depend on the data.")
     return preset.configuration(**overrides)
 
 
 def check_options(name: str, options: Iterable[str]) -> None:
-    """ValueError unless a model of that name exists and has these options; "name" itself is allowed among them."""
+    """Raise ValueError unless a model of that name exists and has these options; "name" itself is allowed."""
     if not isinstance(name, str) or name not in NAMES and name not in RENAMED:
         where = "equivit.models.names() lists all"
         raise ValueError(f"model {errors.shown(name)} is not known; {_nearest(str(name), names(), where)}")
@@ -98,7 +98,7 @@ def check_options(name: str, options: Iterable[str]) -> None:
 
 
 def types_of(name: str) -> dict[str, Any]:
-    """The types of the fields of a named model (`constraints.py`); none for a name that is not known."""
+    """The field types of a named model (`constraints.py`); empty for an unknown name."""
     return constraints.types_of(_preset(name).config) if name in NAMES or name in RENAMED else {}
 
 
@@ -113,7 +113,7 @@ def build(config: Config, rngs: nnx.Rngs) -> nnx.Module:
 
 
 def abstract(name: str, **overrides) -> nnx.Module:
-    """The named model with shapes instead of arrays; takes no memory."""
+    """The named model with shapes instead of arrays, which takes no memory."""
     return jax.eval_shape(lambda: create(name, **overrides))
 
 

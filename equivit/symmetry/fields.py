@@ -1,6 +1,6 @@
 """Fields split by irrep, and how a group acts on images, token grids and fields.
 
-Arrays of NumPy stay on the host: acting on them compiles no program.
+NumPy arrays stay on the host: acting on them compiles nothing.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ class Isotypic:
     """A field whose channels carry C copies of the regular representation, split by irrep.
 
     Batch, tokens and channels are the last three axes of every leaf, as in a dense array; the leading axis counts the
-    irreps of one kind, so that residual sums, token gathers and sharding map over leaves.
+    irreps of one kind, so residual sums, token gathers and sharding map over leaves.
 
     Attributes:
       lines: [4, *B, N, C], the 1-D irreps A1, A2, B1, B2 (FLIP: [2, *B, N, C], sym and asym).
@@ -143,7 +143,7 @@ def act_on_grid(element: str, array: jax.Array, axes: tuple[int, int]) -> jax.Ar
 
 
 def act_on_torus(element: str, array: jax.Array, axes: tuple[int, int]) -> jax.Array:
-    """The same about the first entry, which stays: for distances on a torus, and for phases of a lattice of patches."""
+    """As `act_on_grid`, about a fixed first entry: for distances on a torus and phases of a patch lattice."""
     for letter in reversed(element):
         if letter == "r":
             array = _namespace(array).roll(_turn(array, axes), 1, axes[0])
@@ -196,7 +196,7 @@ def act(element: str, field: Isotypic, grid: tuple[int, int], prefix: int = 0) -
 
 
 def unfold(part: Isotypic, scale: Callable[[int], float] = lambda dimension: 1.0) -> Isotypic:
-    """Extend a map from a fundamental domain of the grid to the whole grid, so that it is invariant under the group.
+    """Extend a map from a fundamental domain to the whole grid, invariant under the group.
 
     The part is padded with zeros and summed over the group: full = sum_g D(g) g(part).
 
@@ -216,7 +216,7 @@ def unfold(part: Isotypic, scale: Callable[[int], float] = lambda dimension: 1.0
 
 
 def symmetric(part: Isotypic) -> Isotypic:
-    """The average over the group of a map on a torus, about its first entry: a map by distance that turns with it.
+    """Average a map on a torus over the group, about its first entry, to an equivariant map of distances.
 
     Args:
       part: OCTIC, [4, M, M, C] and, with only the first row of E, [1, M, M, 2C]; FLIP, [2, h, w, C].
@@ -229,7 +229,7 @@ def symmetric(part: Isotypic) -> Isotypic:
 
 
 def _sum_over_group(part: Isotypic, move: Callable) -> Isotypic:
-    """sum_g D(g) g(part), where `move` says how g moves the entries of the grid."""
+    """sum_g D(g) g(part), where `move` applies g to the grid."""
     group = FLIP if part.planes is None else OCTIC
     lines: Any = sum(
         move(g, part.lines, (1, 2))
@@ -263,5 +263,5 @@ def _mirror(array: jax.Array, axes: tuple[int, int]) -> jax.Array:
 
 
 def _namespace(array) -> Any:
-    """numpy for its own arrays, else jax.numpy."""
+    """numpy for NumPy arrays, else jax.numpy."""
     return np if isinstance(array, np.ndarray) else jnp

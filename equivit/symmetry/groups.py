@@ -30,7 +30,7 @@ class Irrep:
         """Size of the matrices."""
         return len(self.generators["m"])
 
-    @functools.cache  # noqa: B019  (there are six of them, for as long as the process lives)
+    @functools.cache  # noqa: B019  (only six instances, which live as long as the process)
     def __call__(self, element: str) -> np.ndarray:
         """The matrix of a word: letters apply from right to left."""
         letters = (self.generators[letter] for letter in element if letter != "e")

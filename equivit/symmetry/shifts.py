@@ -1,12 +1,11 @@
-"""Circular shifts of maps, their polyphase components, and choices among these that do not depend on a shift.
+"""Circular shifts of maps, their polyphase components, and shift-invariant choices among components.
 
-A map [B, H, W, C] lies on a torus: what leaves on one side comes back on the other.  A stride (sh, sw) splits it into
-sh sw components, one for each phase (row, column) of the lattice; the index of a phase is row sw + column.  Each map of
-a batch is shifted by itself, and what is chosen for it holds for all its channels.
+A map [B, H, W, C] lies on a torus.  A stride (sh, sw) splits it into sh sw components, one for each phase (row, column)
+of the lattice; the index of a phase is row sw + column.  Each map of a batch has its own shift and choice, shared by
+its channels.
 
-Which phase is best must not change when the map is shifted, to the last bit.  So the sums that decide are sums of
-integers, in which the order of the terms plays no part, and exact ties are broken by the content of the
-map, never by its index.
+Shifting a map must not change the choice, down to the last bit.  The deciding sums are therefore sums of integers,
+which do not depend on the order of terms, and exact ties are broken by the content of the map, never by the index.
 """
 
 import functools
@@ -31,7 +30,7 @@ class Choice(NamedTuple):
 
     Attributes:
       index: [B] int32, row-major in the phases of the stride.
-      gap: [B] float32, how much less the second best has, relative to the best; 0 where they are equal.
+      gap: [B] float32, relative gap between the best and the second best; 0 if they are equal.
     """
 
     index: jax.Array
@@ -41,9 +40,9 @@ class Choice(NamedTuple):
 def polyphase_down(
     x: jax.Array, stride: Stride, *, order: float = 2, lowpass: int | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """The polyphase component of the largest norm.  Of a shifted map it is the same one, up to a shift of its own.
+    """The polyphase component with the largest norm; a shifted map gives the same component, up to a shift.
 
-    Gradients flow through the chosen component alone.
+    Gradients flow through the chosen component only.
 
     Args:
       x: [B, H, W, C].
@@ -55,8 +54,8 @@ def polyphase_down(
       The component [B, H / sh, W / sw, C], and its phase (row, column) [B, 2], int32.
 
     Raises:
-      ValueError: x is no batch of maps, or has no channels, the stride does not divide its size, or an option that is
-        none.
+      ValueError: x is not a batch of maps or has no channels, the stride does not divide its size, or an invalid
+        option.
 
     Source: adaptive polyphase sampling, "Making Vision Transformers Truly Shift-Equivariant", Eq. 21 to 23.
     """
@@ -69,7 +68,7 @@ def polyphase_down(
         raise ValueError(f"polyphase_down: order={errors.shown(order)} must be a positive number, or math.inf.")
     x = _smooth("polyphase_down", x, lowpass)
     energy, content = energies(x, float(order)), jax.lax.stop_gradient(x)
-    if math.isinf(order):  # the largest of a component, where `choose` adds up
+    if math.isinf(order):  # the maximum of each component, where `choose` would sum
         energy = _lattices(energy, (height, width)).max((1, 3))
     choice = choose(energy, (height, width), view_hashes(content))
     phase = phases(choice.index, (height, width))
@@ -81,15 +80,16 @@ def polyphase_up(values: jax.Array, phase: jax.Array, stride: Stride, *, lowpass
 
     Args:
       values: [B, h, w, C].
-      phase: where each map begins (row, column), [B, 2] integers, modulo the size of the result.
+      phase: the origin (row, column) of each map, [B, 2] integers, modulo the size of the result.
       stride: of both axes, or (rows, columns).
-      lowpass: size of a circular binomial filter after it, with a gain of sh sw; 3 at stride 2 interpolates linearly.
+      lowpass: size of a circular binomial filter applied to the result, with a gain of sh sw; 3 at stride 2
+        interpolates linearly.
 
     Returns:
       [B, h sh, w sw, C].
 
     Raises:
-      ValueError: values are no batch of maps, phase does not fit them, or an option that is none.
+      ValueError: values are not a batch of maps, phase does not match them, or an invalid option.
     """
     height, width = _strides("polyphase_up", stride)
     _check_map("polyphase_up", "values", values)
@@ -107,7 +107,7 @@ def polyphase_up(values: jax.Array, phase: jax.Array, stride: Stride, *, lowpass
 def roll(x: jax.Array, shifts: jax.Array) -> jax.Array:
     """Shift each map by its own (down, right), circularly: [B, H, W, ...] by [B, 2].  `-shifts` undoes it.
 
-    Its gradient is the roll back, where the transpose of an indexed read would add up in a scatter.
+    Its gradient is the inverse roll; the transpose of a gather would be a scatter.
     """
     rows, columns = (jnp.arange(size) - shifts[:, k, None] for k, size in enumerate(x.shape[1:3]))
     return _take(x, rows, columns)
@@ -122,7 +122,7 @@ def _roll_derivative(primals, tangents):
 def component(x: jax.Array, phase: jax.Array, stride: Stride) -> jax.Array:
     """The entries at phase, phase + stride, ... of each map: [B, H, W, ...] to [B, H / sh, W / sw, ...].
 
-    The phase [B, 2] may be any place of the map: the component then begins there and wraps around.
+    The phase [B, 2] may be any position of the map: the component then begins there and wraps around.
     """
     steps = _strides("component", stride)
     _check_divides("component", "x", x, steps)
@@ -135,9 +135,9 @@ def phases(index: jax.Array, stride: Stride) -> jax.Array:
 
 
 def energies(x: jax.Array, order: float = 2) -> jax.Array:
-    """The contribution of each position to its component's norm to the power of `order`: [B, H, W, C] to [B, H, W].
+    """Each position's contribution to its component's norm to the power `order`: [B, H, W, C] to [B, H, W].
 
-    In float32 at least.  Of order `math.inf` it is the largest magnitude.
+    In at least float32.  With order `math.inf`, the largest magnitude.
     """
     x = jnp.abs(x.astype(jnp.promote_types(x.dtype, jnp.float32)))
     if math.isinf(order):
@@ -146,24 +146,24 @@ def energies(x: jax.Array, order: float = 2) -> jax.Array:
 
 
 def choose(energies: jax.Array, stride: Stride, views: jax.Array) -> Choice:
-    """The phase whose energies have the largest sum; of a shifted map, the same one, exactly.
+    """The phase with the largest sum of energies, exactly equivariant to shifts.
 
-    Energies are divided by the largest one of their map, rounded to integers of two limbs, and summed in int32.  Of
-    phases whose sums are equal, that one wins on which the view of the greatest hash lies.  Where this hash is equal
-    too, the map repeats itself, and the phases hold the same component up to a shift.
+    Energies are divided by the largest of their map, rounded to integers of two limbs, and summed in int32.  Ties go to
+    the phase that contains the view with the greatest hash.  If hashes tie too, the map is periodic, and the phases
+    hold the same component up to a shift.
 
-    That rests on energies that are equal to the last bit wherever the surroundings of two positions are.  Elementwise
-    operations, and sums over channels or over a few shifted maps, give such energies.  Convolutions and matrix products
-    of a library do not on every processor, as they add in an order that depends on the position; nor do sums over
+    This requires energies that are bit-identical wherever the surroundings of two positions are.  Elementwise
+    operations, and sums over channels or a few shifted maps, give such energies.  Library convolutions and matrix
+    products do not on every processor, because their summation order depends on the position; neither do sums over
     positions.
 
-    A stride of the whole size chooses one position.  Nothing here has a gradient.
+    A stride of the whole size chooses one position.  There is no gradient.
 
     Args:
       energies: [B, H, W], none negative.
       stride: of both axes, or (rows, columns).
-      views: hashes [B, 2, H', W'] of the content as seen from each position, as `view_hashes` gives them, of these maps
-        or of larger ones that the stride divides too.
+      views: hashes [B, 2, H', W'] of the content as seen from each position, from `view_hashes`, of these maps or of
+        larger maps that the stride divides too.
     """
     stride = _strides("choose", stride)
     _check_divides("choose", "energies", energies, stride)
@@ -179,9 +179,9 @@ def choose(energies: jax.Array, stride: Stride, views: jax.Array) -> Choice:
 
 
 def strongest(scores: jax.Array) -> Choice:
-    """The largest score of each row [B, n], the first one of equals; without gradient.
+    """The largest score of each row [B, n]; ties go to the first; no gradient.
 
-    In a frame that the content of the map chose (`canonical`), the first of equals is a matter of content too.
+    In a frame chosen by the content (`canonical`), this tie-break depends on content only.
     """
     scores = jax.lax.stop_gradient(scores)
     index = scores.argmax(1).astype(jnp.int32)
@@ -191,19 +191,19 @@ def strongest(scores: jax.Array) -> Choice:
 
 
 def settled(scores: jax.Array, hashes: jax.Array) -> Choice:
-    """The largest score of each row [B, n]; of scores that differ by rounding alone, the one with the greatest hash.
+    """The largest score of each row [B, n]; scores that differ only by rounding tie, and the greatest hash wins.
 
     Args:
-      hashes: [B, 2, n], as `oriented_hashes` gives them.
+      hashes: [B, 2, n], from `oriented_hashes`.
     """
     scores = jax.lax.stop_gradient(scores)
-    tolerance = 2.0 ** -(jnp.finfo(scores.dtype).nmant - 6)  # relative, 64 units of the last place: 7.6e-6 in float32
+    tolerance = 2.0 ** -(jnp.finfo(scores.dtype).nmant - 6)  # relative, 64 units in the last place: 7.6e-6 in float32
     tied = scores >= scores.max(1, keepdims=True) * (1 - tolerance)
     return strongest(scores)._replace(index=greatest(hashes, tied))
 
 
 def canonical(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Roll each map into a frame of its own: the position comes first where it changes most, to the right and down.
+    """Roll each map into a frame chosen by its content: the position of the largest change right and down comes first.
 
     A map and its shifted copies become the same array, bit for bit.
 
@@ -217,7 +217,7 @@ def canonical(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _changes(x: jax.Array) -> jax.Array:
-    """Squared differences of each pixel to the next ones below and to the right: [B, H, W, C] to [B, H, W].
+    """Squared differences of each pixel from its lower and right neighbours: [B, H, W, C] to [B, H, W].
 
     Channel by channel: a sum over the last axis of an image, which is short, is slow on a CPU.
     """
@@ -228,13 +228,13 @@ def _changes(x: jax.Array) -> jax.Array:
 
 
 def _sums(energy: jax.Array, stride: tuple[int, int]) -> tuple[jax.Array, jax.Array, float]:
-    """Sums over each phase, [B, sh sw], as high + low unit: integers, so that the order of the terms plays no part.
+    """Sums over each phase, [B, sh sw], as high + low unit: integers, so the order of terms does not matter.
 
     All energies of a phase together stay below 2^30 in each limb.  Infinity counts as a very large number.
     """
     energy = jax.lax.stop_gradient(energy)
     energy = energy.astype(jnp.promote_types(energy.dtype, jnp.float32))
-    energy = jnp.clip(jnp.nan_to_num(energy), 0, jnp.finfo(energy.dtype).max / 8)  # 1 / the largest must not vanish
+    energy = jnp.clip(jnp.nan_to_num(energy), 0, jnp.finfo(energy.dtype).max / 8)  # 1 / largest must not underflow
     largest = energy.max((1, 2), keepdims=True)
     energy = _lattices(energy / jnp.where(largest > 0, largest, 1), stride)
     bits = 30 - (energy.shape[1] * energy.shape[3] - 1).bit_length()
@@ -247,13 +247,13 @@ def _sums(energy: jax.Array, stride: tuple[int, int]) -> tuple[jax.Array, jax.Ar
 
 
 def _relative(behind: jax.Array, best: jax.Array) -> jax.Array:
-    """How far the second is behind, relative to the best; 1 where there is no second."""
+    """The relative gap to the second best; 1 if there is none."""
     gap = jnp.where(behind > 0, jnp.minimum(behind, best) / jnp.where(best > 0, best, 1), 0)
     return jnp.where(jnp.isnan(behind), jnp.nan, gap).astype(jnp.float32)
 
 
 def _of_greatest_view(phases: jax.Array, views: jax.Array, stride: tuple[int, int]) -> jax.Array:
-    """The phase, among those where [B, sh sw] is true, on which the view of the greatest hash lies: [B] int32."""
+    """The phase where `phases` [B, sh sw] is true that contains the view with the greatest hash: [B] int32."""
     b, _, height, width = views.shape
     among = phases.reshape(b, 1, stride[0], 1, stride[1])
     among = jnp.broadcast_to(among, (b, height // stride[0], stride[0], width // stride[1], stride[1]))
@@ -309,7 +309,7 @@ def _take(x: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
 
 
 def _smooth(where: str, x: jax.Array, size: int | None) -> jax.Array:
-    """Convolve with binomial coefficients (1, 2, 1 for 3) along both axes; an even size reaches one further on."""
+    """Convolve with binomial coefficients (1, 2, 1 for 3) along both axes; even sizes reach one entry further on."""
     if size is None:
         return x
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:

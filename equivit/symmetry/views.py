@@ -1,12 +1,12 @@
-"""Hashes of a map as seen from each of its positions, which tell equal views from different ones without sorting.
+"""Hashes of a map as seen from each of its positions, to compare views without sorting.
 
 The view of a position is its map, a torus, rolled until that position comes first.  Its hash has 64 bits, in two words:
-equal views have equal hashes, and two different ones have the same with a probability of about 2^-64.  A shifted map
-has the same hashes, shifted.  All arithmetic is on integers, so neither the order of terms nor the device plays a part,
-and no step depends on what the maps hold.
+equal views have equal hashes, and different views collide with a probability of about 2^-64.  A shifted map has the
+same hashes, shifted.  All arithmetic is on integers, so neither the order of terms nor the device matters, and no step
+depends on the content.
 
-Hashes of pixels become hashes of strips of 4, 16, 64, ... pixels, each from four neighbouring strips, until a strip
-goes around; strips become blocks likewise.
+Hashes of pixels are combined to hashes of strips of 4, 16, 64, ... pixels, each from four neighbouring strips, until a
+strip spans the axis; strips are combined to blocks likewise.
 """
 
 import functools
@@ -19,12 +19,12 @@ import numpy as np
 from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC, Group
 
-# Odd numbers, a row for each word.  Sums and differences of some of them have few factors of two, so that strips of
-# pixels of two kinds differ too.
+# Odd numbers, a row for each word.  Their sums and differences have few factors of two, so strips of two kinds of
+# pixels differ too.
 FACTORS = np.array(
     [[0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F], [0x165667B1, 0xD3A2646D, 0xFD7046C5, 0xB55A4F09]], np.uint32
 )
-JOINED = FACTORS.shape[1]  # strips in one step; by two at once it takes twice the time
+JOINED = FACTORS.shape[1]  # strips per step; with 2 it takes twice the time
 
 
 def view_hashes(x: jax.Array) -> jax.Array:
@@ -36,20 +36,19 @@ def view_hashes(x: jax.Array) -> jax.Array:
 
 
 def oriented_hashes(x: jax.Array, stride: tuple[int, int], group: Group) -> jax.Array:
-    """A hash of each phase of patches that does not depend on the orientation: [B, H, W, C] -> [B, 2, sh, sw] uint32.
+    """An orientation-independent hash of each phase of patches: [B, H, W, C] -> [B, 2, sh, sw] uint32.
 
-    A phase is seen, in each orientation of the map by the group, from the first pixel of each of its patches.  Two
-    phases have the same hash if these views are the same in any order.  So a turned, mirrored or shifted map has the
-    same hashes, turned, mirrored or shifted.
+    The hash combines the views from the first pixel of each patch, in each orientation of the map under the group.
+    Phases with the same set of views have the same hash.  Hashes are thus equivariant to rotations, mirrors and shifts.
 
     Args:
       stride: (rows, columns) of the patches.
     """
     pixels, (b, height, width, _), (sh, sw) = _pixels(x), x.shape, stride
     seen = {g: fields.act_on_grid(g, pixels, (2, 3)) for g in group.elements}
-    # Only views of one shape can be compared: of a map that is not square, take the wide ones.
+    # Only views of one shape are comparable: for non-square maps, take the wide ones.
     seen = {g: view for g, view in seen.items() if group is not OCTIC or view.shape[2] <= view.shape[3]}
-    hashes = jax.lax.map(_blocks, jnp.stack(list(seen.values())))  # all at once leave a processor's cache
+    hashes = jax.lax.map(_blocks, jnp.stack(list(seen.values())))  # all at once would exceed the cache
     steps = (sh, sw) if hashes.shape[3:] == (height, width) else (sw, sh)
     h, w = (size // step for size, step in zip(hashes.shape[3:], steps, strict=True))
     by_view = hashes.reshape(len(seen), b, 2, h, steps[0], w, steps[1]).sum((3, 5), dtype=jnp.uint32)
@@ -58,7 +57,7 @@ def oriented_hashes(x: jax.Array, stride: tuple[int, int], group: Group) -> jax.
 
 
 def greatest(hashes: jax.Array, among: jax.Array) -> jax.Array:
-    """The index of the greatest hash, and of equals the first: [B, 2, n], among those where [B, n] is true -> [B]."""
+    """The index of the greatest hash where `among` [B, n] is true; ties go to the first: [B, 2, n] -> [B]."""
     for word in (0, 1):
         words = hashes[:, word]
         among = among & (words == jnp.where(among, words, 0).max(1, keepdims=True))
@@ -66,7 +65,7 @@ def greatest(hashes: jax.Array, among: jax.Array) -> jax.Array:
 
 
 def _pixels(x: jax.Array) -> jax.Array:
-    """The hash of each pixel by all its channels: [B, H, W, C] -> [B, 2, H, W]."""
+    """The hash of each pixel over its channels: [B, H, W, C] -> [B, 2, H, W]."""
     if jnp.issubdtype(x.dtype, jnp.inexact):
         x = jnp.nan_to_num(x.astype(jnp.promote_types(x.dtype, jnp.float32)))
         x = jax.lax.bitcast_convert_type(jnp.where(x == 0, 0, x), jnp.uint32)
@@ -77,12 +76,12 @@ def _pixels(x: jax.Array) -> jax.Array:
 
 
 def _blocks(hashes: jax.Array) -> jax.Array:
-    """Hashes of blocks that go once or more around both axes, one from each position: [B, 2, H, W] -> [B, 2, H, W]."""
+    """Hashes of blocks that wrap around both axes, one from each position: [B, 2, H, W] -> [B, 2, H, W]."""
     for axis in (3, 2):
         size, length = hashes.shape[axis], 1
         while length < size:
             length *= JOINED
-        # Repeat the map beyond its end: the next strip is then a slice, and no roll has to be written out.
+        # Repeat the map beyond its end, so the next strip is a slice instead of a roll.
         around = jnp.concatenate([hashes] * -(-(size + length - 1) // size), axis)
         hashes = jax.lax.slice_in_dim(around, 0, size + length - 1, axis=axis)
         step = 1
@@ -95,7 +94,7 @@ def _blocks(hashes: jax.Array) -> jax.Array:
 
 
 def _mixed(words: jax.Array) -> jax.Array:
-    """A permutation of 32-bit words after which each bit depends on all."""
+    """A permutation of 32-bit words that makes each bit depend on all bits."""
     for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
         words = (words ^ (words >> shift)) * np.uint32(factor)
     return words ^ (words >> 15)

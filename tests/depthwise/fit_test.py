@@ -138,8 +138,8 @@ def test_damage_is_that_of_each_block_alone():
     "options, message",
     [
         (dict(kind="spvit"), "not linear in its taps; take method='normal'"),
-        (dict(kind="spvit", method="projection"), "no taps of each head to project; take method='normal'"),
-        (dict(kind="ens_dw", method="projection"), "no taps of each head to project; take method='least_squares'"),
+        (dict(kind="spvit", method="projection"), "no taps per head to project; take method='normal'"),
+        (dict(kind="ens_dw", method="projection"), "no taps per head to project; take method='least_squares'"),
         (dict(kernel_size=3.0), r"fit: replaced has \(0, 'dw', 3.0, None\)"),
         (dict(kind="ens_dw", refit=True), "take refit=False"),
         (dict(method="guess"), "method"),

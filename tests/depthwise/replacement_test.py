@@ -182,7 +182,7 @@ def test_a_replaced_block_has_no_attention_weights():
         (((1,), (2,), (1, "conv")), "has block 1 twice; a block is replaced once"),
         (((4,),), "there is no block 4; take 0 to 3"),
         (((1, "dw", 3, (0, 2)),), r"heads=\(0, 2\) must be one or more different heads, 0 to 1"),
-        (((1, "spvit", 3, (0,)),), "'spvit' makes one head of all"),
+        (((1, "spvit", 3, (0,)),), "'spvit' merges all heads"),
     ],
     ids=str,
 )
@@ -223,14 +223,14 @@ def test_blocks_and_heads_are_whole_numbers(where, message):
 
 def test_what_does_not_go_with_the_model():
     with pytest.raises(
-        ValueError, match="1 tokens stand before it; set class_token=False, registers=0 and pool='mean'"
+        ValueError, match="there are 1 tokens before it; set class_token=False, registers=0 and pool='mean'"
     ):
         zoo.configuration("vit_ti16", **SMALL, replaced=((0,),))
-    with pytest.raises(ValueError, match="1 tokens stand before it"):
+    with pytest.raises(ValueError, match="there are 1 tokens before it"):
         replace(zoo.abstract("vit_ti16", **SMALL), {0: None})
     with pytest.raises(ValueError, match="JumboViT: replaced blocks convolve the grid of patches"):
         zoo.configuration("jumbo_vit_s16", replaced=((0,),))
-    with pytest.raises(ValueError, match="block 2 is replaced already"):
+    with pytest.raises(ValueError, match="block 2 is already replaced"):
         replace(mixed(), {1: None, 2: None})
     with pytest.raises(ValueError, match="there is no block 4; take 0 to 3"):
         replace(model(**ALONE), {4: None})

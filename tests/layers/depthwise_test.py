@@ -224,9 +224,9 @@ def near_field(a, b):
         (lambda a: depthwise.replace_attention(a, "conv", heads=(1, 1)), "must be one or more different heads"),
         (
             lambda a: depthwise.replace_attention(a, "spvit", heads=(1,)),
-            "'spvit' makes one head of all; take heads=None",
+            "'spvit' merges all heads; take heads=None",
         ),
-        (lambda a: depthwise.replace_attention(a, "ens_dw", heads=(1,)), "'ens_dw' makes one head of all"),
+        (lambda a: depthwise.replace_attention(a, "ens_dw", heads=(1,)), "'ens_dw' merges all heads"),
         (lambda a: depthwise.replace_attention(replaced("dw"), "dw"), "ReplacedAttention is neither"),
         (
             lambda a: depthwise.replace_attention(RelativeAttention(8, 2, (2, 2), rngs=nnx.Rngs(0)), "dw"),
@@ -238,13 +238,16 @@ def near_field(a, b):
             ),
             r"isotypic_depthwise_conv: taps of shape \(3, 3, 16\) must be .* here \(3, 3, 2\)",
         ),
-        (lambda a: octic("dw").folded(), "has no folded form; models.inference.deployed takes it as it is"),
+        (lambda a: octic("dw").folded(), "has no folded form; models.inference.deployed keeps it unchanged"),
         (lambda a: dense.Attention(48, 5, rngs=nnx.Rngs(0)), "num_heads=5 must divide width=48; the nearest .* is 4"),
         (
             lambda a: replaced("dw")(random(1, 6, WIDTH), (2, 4)),
             r"6 tokens do not fill a 2x4 grid, which has 8; give one such as \(2, 3\)",
         ),
-        (lambda a: replaced("spvit")(random(1, 7, WIDTH), Layout((2, 3), 1)), "1 tokens stand before the patches"),
+        (
+            lambda a: replaced("spvit")(random(1, 7, WIDTH), Layout((2, 3), 1)),
+            "1 tokens before the patches are not on the grid",
+        ),
         (lambda a: replaced("dw", (1,))(random(1, 4, WIDTH), Layout(())), "call without keep="),
         (lambda a: replaced("ens_dw")(random(1, 4, WIDTH)), r"grid=None must be \(rows, columns\)"),
         (
@@ -253,7 +256,7 @@ def near_field(a, b):
         ),
         (lambda a: replaced("spvit", padding="wrap")(random(1, 4, WIDTH), (2, 2)), "needs a grid at least as large"),
         (lambda a: replaced("dw").weights(random(1, 4, WIDTH)), r"replaced by a convolution \(dw\), which has no weig"),
-        (lambda a: octic("conv"), "only 'dw' of all heads is possible; take kind='dw' and heads=None"),
+        (lambda a: octic("conv"), "equivariant blocks support only 'dw' of all heads; take kind='dw' and heads=None"),
     ],
     ids=lambda value: value[:24] if isinstance(value, str) else "",
 )

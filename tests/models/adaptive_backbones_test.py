@@ -104,9 +104,9 @@ def test_adapted_weights_are_the_ordinary_ones(name):
 def test_models_without_an_adaptive_version_are_refused():
     with pytest.raises(ValueError, match="adapt: a PatchTST has no adaptive version; take another model, such as sw"):
         models.adapt(zoo.abstract("patchtst", length=8, channels=1, num_classes=2))
-    with pytest.raises(ValueError, match=r"adapt: 'swin_s' is no model; give one, such as models.create\('swin_s'\)"):
+    with pytest.raises(ValueError, match=r"'swin_s' is not a model; give one, such as models.create\('swin_s'\)"):
         models.adapt("swin_s")
-    with pytest.raises(ValueError, match=r"adapt: None is no model; give one, such as models.create\('swin_t'\)"):
+    with pytest.raises(ValueError, match=r"adapt: None is not a model; give one, such as models.create\('swin_t'\)"):
         models.adapt(None)
     with pytest.raises(ValueError, match="adapt: field='selct' is not one of width, .*; the nearest is 'select'"):
         models.adapt(small("swin_t"), selct="input")

@@ -190,7 +190,7 @@ def test_adapted_from_an_ordinary_model():
         (
             {},
             dict(keep=np.zeros((2, 3), np.int32)),
-            r"patches were removed \(keep=\), so that those left are on no grid",
+            r"patches were removed \(keep=\), so the others do not fill a grid",
         ),
     ],
 )

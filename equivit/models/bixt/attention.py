@@ -1,4 +1,4 @@
-"""Attention between a few latent vectors and many tokens, in both directions by one matrix of scores.
+"""Bidirectional attention between a few latent vectors and many tokens, with one matrix of scores.
 
 Source: BiXT (arXiv 2402.12138).
 """
@@ -18,14 +18,14 @@ from kernels.attention import attend, reference, side_by_side
 
 
 class CrossAttention(nnx.Module):
-    """Latents and tokens attend to each other; neither has queries and keys apart, only references r and values v.
+    """Latents and tokens attend to each other, with references r and values v instead of queries, keys and values.
 
     The columns of both maps are ordered (r | v) x heads x head channels.
 
-    Shapes: latents [*B, L, width] and tokens [*B, N, width] -> the same two; None for the tokens unless `both`.
+    Shapes: latents [*B, L, width] and tokens [*B, N, width] -> the same two; the second is None unless `both`.
 
     Args:
-      both: whether tokens attend to latents too.
+      both: whether tokens also attend to latents.
 
     Raises:
       ValueError: `num_heads` does not divide `width`.
@@ -51,13 +51,13 @@ class CrossAttention(nnx.Module):
         return self.proj_latents(side_by_side(y)), self.proj_tokens(side_by_side(z))
 
     def _heads(self, x: jax.Array, width: int) -> jax.Array:
-        """r, and v if it is there: [*B, N, parts width] -> [parts, *B, num_heads, N, head channels]."""
+        """r, and v if present: [*B, N, parts width] -> [parts, *B, num_heads, N, head channels]."""
         x = x.reshape(*x.shape[:-1], x.shape[-1] // width, self.num_heads, width // self.num_heads)
         return jnp.einsum("...nphd->p...hnd", x)
 
 
 def attend_both(a: jax.Array, b: jax.Array, v_a: jax.Array, v_b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Two sets of tokens that attend to each other by one matrix of scores S = a b^T / sqrt(d), for each head.
+    """Two sets of tokens attend to each other with one matrix of scores S = a b^T / sqrt(d) per head.
 
     The first gets softmax(S) v_b, the second softmax(S^T) v_a.
 
@@ -69,14 +69,14 @@ def attend_both(a: jax.Array, b: jax.Array, v_a: jax.Array, v_b: jax.Array) -> t
 
 
 class CrossBlock(nnx.Module):
-    """Cross-attention and an MLP with norms of their own on either side, all as residual branches.
+    """Cross-attention and MLPs as residual branches, with separate norms for latents and tokens.
 
     Shapes: latents [*B, L, width] and tokens [*B, N, width] -> the same two.
 
     Args:
-      attention: a `CrossAttention`; of one that goes one way the tokens come back as they are.
+      attention: a `CrossAttention`; if it is one-way, the tokens are returned unchanged.
       norm1_latents, norm1_tokens: before the attention.
-      norm2_latents, mlp_latents, norm2_tokens, mlp_tokens: after it; None for the tokens where they do not change.
+      norm2_latents, mlp_latents, norm2_tokens, mlp_tokens: after it; None for tokens that do not change.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class CrossBlock(nnx.Module):
         rate: float | jax.Array = 0.0,
         key: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """Latents and tokens after the block; `rate` and `key` are for stochastic depth, of each branch by itself."""
+        """Latents and tokens after the block; `rate` and `key` are for stochastic depth per branch."""
         keys = split(key, 4)
         to_latents, to_tokens = self.attention(self.norm1_latents(latents), self.norm1_tokens(tokens))
         latents = latents + drop_path(to_latents, rate, keys[0])

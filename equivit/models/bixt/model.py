@@ -1,10 +1,10 @@
-"""BiXT: a few latent vectors that attend to all tokens, and all tokens to them, so that the cost is linear in tokens.
+"""BiXT: a few latent vectors and all tokens attend to each other, at a cost linear in tokens.
 
-A block is bidirectional cross-attention, then self-attention of the latents alone.  The head reads the mean latent,
-so that the last block need not change the tokens.  Positions are a code of the share of the image, computed for any
-grid: one tree of parameters serves all sizes.
+A block is bidirectional cross-attention, then self-attention of the latents alone.  The head reads the mean latent, so
+the last block does not update the tokens.  Positions are a code of the relative place in the image, computed for any
+grid: the parameters serve all sizes.
 
-Source: BiXT (arXiv 2402.12138); what it leaves open is from its public code.
+Source: BiXT (arXiv 2402.12138); details that it omits are from its public code.
 """
 
 import dataclasses
@@ -37,19 +37,19 @@ INIT = nnx.initializers.xavier_uniform()
 
 @dataclasses.dataclass(frozen=True)
 class BiXTConfig(ImageConfig):
-    """The choices that make one BiXT.
+    """The configuration of a BiXT.
 
     Attributes:
       latents: number of latent vectors.
-      num_heads: of both kinds of attention.
-      patch_size: (height, width) in pixels of the patch that a token stands for.
-      kernel: (height, width) of what a token reads, with its patch in the middle; zeros are read around the image.
-      image_size: (height, width); images of any size that patches divide can be used.
+      num_heads: heads of both kinds of attention.
+      patch_size: (height, width) of a token's patch in pixels.
+      kernel: (height, width) of a token's receptive field, centred on its patch; the image is zero-padded.
+      image_size: (height, width); the model takes any size that the patch divides.
       num_classes: None for no head.
       mlp_ratio: hidden width of the MLPs in units of the width.
       norm_eps: epsilon of layer norms.
-      drop_path: probability of dropping a branch of a block for a sample, used when a key is given; a pair grows
-        linearly from the first block to the last.
+      drop_path: probability of dropping a branch of a block for a sample, used when a key is given; a pair gives the
+        rates of the first and the last block, with linear growth between.
       remat, unroll: how blocks are run (`layers/stack.py`).
     """
 
@@ -92,7 +92,7 @@ class BiXTConfig(ImageConfig):
 
     @property
     def padding(self) -> tuple[int, int]:
-        """Rows and columns of zeros on each side of an image."""
+        """Zero padding (rows, columns) on each side of an image."""
         return (self.kernel[0] - self.patch_size[0]) // 2, (self.kernel[1] - self.patch_size[1]) // 2
 
     def build(self, rngs: nnx.Rngs) -> "BiXT":
@@ -146,8 +146,8 @@ class BiXT(nnx.Module):
     ) -> Features:
         """Latents, as `registers`, and patch tokens after the last block, and after each of `blocks`.
 
-        The last block has no tokens of its own: there they are those that its latents read, of the block before.
-        `norm` has no effect, since the model has no norm of single latents or tokens; that of the head is of a mean.
+        The last block does not update the tokens, so its tokens come from the previous block.  `norm` has no effect:
+        the model normalises only the mean latent.
 
         Raises:
           IndexError: there is no such block.
@@ -158,7 +158,7 @@ class BiXT(nnx.Module):
         return self._features(x, layout, {i: self._features(y, layout, {}) for i, y in seen.items()})
 
     def embed(self, images: jax.Array) -> tuple[tuple[jax.Array, jax.Array], Layout]:
-        """The input of the first block: latents [*B, L, width], tokens [*B, h w, width], and the layout of the tokens.
+        """The input of the first block: latents [*B, L, width], tokens [*B, h w, width] and their layout.
 
         Raises:
           ValueError: the patch does not divide the image.
@@ -200,7 +200,7 @@ class BiXTBlock(nnx.Module):
     Shapes: latents [*B, L, width] and tokens [*B, N, width] -> the same two.
 
     Args:
-      both: whether the tokens change too.
+      both: whether the tokens are updated too.
     """
 
     def __init__(self, config: BiXTConfig, both: bool, rngs: nnx.Rngs):
@@ -248,7 +248,7 @@ class BiXTBlock(nnx.Module):
 
 
 def _patch_embed(config: BiXTConfig, rngs: nnx.Rngs) -> dense.PatchEmbed | Conv:
-    """The first convolution; a product of matrices where patches do not overlap."""
+    """The first convolution, a matrix product if patches do not overlap."""
     init, channels, width = nnx.initializers.lecun_normal(), config.in_channels, config.width
     if config.kernel == config.patch_size:
         embed = dense.PatchEmbed(config.kernel, channels, width, init=init, rngs=rngs)
@@ -267,7 +267,7 @@ def _patch_embed(config: BiXTConfig, rngs: nnx.Rngs) -> dense.PatchEmbed | Conv:
 
 
 def _mlp(width: int, hidden: int, rngs: nnx.Rngs) -> dense.Mlp:
-    """An MLP whose biases begin as small noise, as the public code has it."""
+    """An MLP whose biases start as small noise, as in the public code."""
     mlp = dense.Mlp(width, hidden, init=INIT, rngs=rngs)
     for linear in (mlp.fc1, mlp.fc2):
         linear.bias.set_value(1e-6 * jax.random.normal(rngs.params(), linear.bias.shape))

@@ -1,1 +1,1 @@
-"""CvT: the model, and attention of which convolutions make queries, keys and values."""
+"""CvT: the model, and attention with convolved queries, keys and values."""

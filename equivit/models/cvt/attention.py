@@ -1,4 +1,4 @@
-"""Attention whose queries, keys and values are convolved first: the parts of CvT (arXiv 2103.15808, Section 3)."""
+"""Attention with convolved queries, keys and values: the parts of CvT (arXiv 2103.15808, Section 3)."""
 
 import functools
 import operator
@@ -20,7 +20,7 @@ from kernels.attention import attend, side_by_side
 
 
 class ConvEmbed(nnx.Module):
-    """A convolution whose windows overlap, then a layer norm: the beginning of a stage (CvT, Section 3.1).
+    """An overlapping convolution, then a layer norm, at the beginning of a stage (CvT, Section 3.1).
 
     Shapes: [*B, H, W, in_channels] -> [*B, h, w, width].
 
@@ -47,12 +47,12 @@ class ConvEmbed(nnx.Module):
         return self.norm(self.conv(x))
 
     def adaptive(self, x: jax.Array, select: str) -> tuple[jax.Array, Choice]:
-        """The tokens at the phase that the content chooses, [B, h w / stride^2, width], and that choice.
+        """The tokens at the phase chosen by the content, [B, h w / stride^2, width], and the choice.
 
         Args:
           x: [B, h, w, in_channels] on a torus; the stride divides h and w.  With "output" it is 2, the kernel 2 or 3.
-          select: "output" takes the phase whose convolution has the largest norm, "input" that of the largest norm of
-            what the taps begin with, which costs nothing.
+          select: "output" takes the phase with the largest norm of the convolution; "input" takes the phase with the
+            largest norm of the inputs at the first tap, which is almost free.
         """
         if select == "output":
             return polyphase.largest_phase(self, x)
@@ -60,7 +60,7 @@ class ConvEmbed(nnx.Module):
         return self.at(x, choice), choice
 
     def at(self, x: jax.Array, choice: Choice) -> jax.Array:
-        """The tokens at a phase of each map: [B, h, w, in_channels] -> [B, h w / stride^2, width]."""
+        """The tokens at the chosen phase of each map: [B, h, w, in_channels] -> [B, h w / stride^2, width]."""
         y = self.conv.circular(shifts.roll(x, -shifts.phases(choice.index, self.conv.stride)))
         return jax.lax.collapse(self.norm(y), 1, 3)
 
@@ -81,7 +81,7 @@ class ConvEmbed(nnx.Module):
 
 
 class ConvAttention(nnx.Module):
-    """Attention of a map; queries, keys and values are linear maps of what three convolutions make of it (Eq. 2).
+    """Attention over a map; queries, keys and values are linear maps of three convolutions of it (Eq. 2).
 
     Tokens before the map, such as the class token, are not convolved.
 
@@ -90,9 +90,9 @@ class ConvAttention(nnx.Module):
     Args:
       stride: of the convolutions for keys and values; (2, 2) leaves a quarter of them.
       mode: of the convolutions' padding.
-      select: keys and values are taken at a phase that the content chooses, for both the same: that of the largest norm
-        of both after their batch norms ("output"), or of the map ("input"); None: at the first.  Where a phase is
-        chosen the map is a torus for their convolutions, whatever the mode.
+      select: the content chooses one phase for keys and values: the phase with the largest norm of both after their
+        batch norms ("output"), or of the map ("input"); None: the first phase.  If a phase is chosen, their
+        convolutions are circular, whatever the mode.
 
     Raises:
       ValueError: `num_heads` does not divide `width`.
@@ -118,8 +118,8 @@ class ConvAttention(nnx.Module):
             for linear, y in ((self.q, queries), (self.k, keys), (self.v, values))
         )
         with jax.named_scope("attention"):
-            # The official code divides the products by the root of the full width, not of a head's; its weights were
-            # trained so.  `attend` divides by that of a head's.
+            # The official code and weights divide products by the root of the full width; `attend` divides by the root
+            # of a head's width.
             q = q * self.num_heads**-0.5
         y = attend(q, k, v)
         return self.proj(side_by_side(y))
@@ -134,17 +134,17 @@ class ConvAttention(nnx.Module):
         return self.conv_k.circular(x, train=train), self.conv_v.circular(x, train=train)
 
     def choice(self, x: jax.Array) -> Choice:
-        """The phase at which keys and values are taken of maps [B, h, w, width].
+        """The phase of keys and values for maps [B, h, w, width].
 
-        Both share it: apart, a shift could pair keys with the values of others.  Batch norms count by their running
-        statistics, in training too, so that the choice is of each image alone.
+        Both share it: with separate phases, a shift could pair keys with other values.  Batch norms use their running
+        statistics here, in training too, so the choice depends on each image alone.
         """
         if self.select == "output":
             return self._strongest(x)[2]
         return shifts.strongest(polyphase.lattice_norms(jax.lax.stop_gradient(x), self.stride))
 
     def _strongest(self, x: jax.Array) -> tuple[jax.Array, jax.Array, Choice]:
-        """Keys and values at the phase where their norm is the largest, by running statistics, and that choice."""
+        """Keys and values at the phase with the largest norm, by running statistics, and the choice."""
         maps = [part.everywhere(x) for part in (self.conv_k, self.conv_v)]
         squares = (jnp.square(polyphase.lattice_norms(jax.lax.stop_gradient(y), self.stride)) for y in maps)
         choice = shifts.strongest(jnp.sqrt(functools.reduce(operator.add, squares)))
@@ -153,7 +153,7 @@ class ConvAttention(nnx.Module):
         return keys, values, choice
 
     def choice_of(self, x: jax.Array, layout: Layout) -> Choice:
-        """The same of tokens [B, prefix + h w, width]."""
+        """`choice` for tokens [B, prefix + h w, width]."""
         return self.choice(split_prefix(x, layout)[1])
 
     def _heads(self, x: jax.Array) -> jax.Array:
@@ -194,7 +194,7 @@ class ConvBlock(nnx.Module):
           rate: probability of dropping a branch for a sample.
           phase: unused; all blocks are alike.
           train: whether batch norms use and record the statistics of this batch.
-          key: for dropout and stochastic depth; None: neither.
+          key: for dropout and stochastic depth; None disables both.
         """
         keys = split(key)
         branch = self.attention(self.norm1(x), layout, train=train)

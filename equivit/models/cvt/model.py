@@ -1,7 +1,7 @@
-"""CvT: stages that begin with a convolution, of blocks whose attention convolves its queries, keys and values.
+"""CvT: stages that begin with a convolution, then blocks whose attention convolves queries, keys and values.
 
-Source: CvT (arXiv 2103.15808).  Maps are padded with zeros, or around the torus (`padding="circular"`), as the models
-that "Making Vision Transformers Truly Shift-Equivariant" compares with under circular shifts.
+Source: CvT (arXiv 2103.15808).  Maps are padded with zeros, or circularly (`padding="circular"`) like the baselines for
+circular shifts in "Making Vision Transformers Truly Shift-Equivariant".
 """
 
 import dataclasses
@@ -34,32 +34,32 @@ ACTIVATIONS = {"quick_gelu": dense.quick_gelu, "gelu": dense.gelu}
 
 @dataclasses.dataclass(frozen=True)
 class CvTConfig(AdaptiveConfig, StagedConfig):
-    """The choices that make one CvT.
+    """The configuration of a CvT.
 
     Attributes:
       widths, depths, num_heads: width, blocks, and heads per block, of each stage.
-      kernels, strides, paddings: of the convolution at the beginning of each stage, along both axes.  In an adaptive
-        model 2 padding < kernel <= 2 padding + stride, and with `select="output"` "merge" takes kernels of 2 or 3 with
-        a stride of 2.
-      kv_stride: of the convolutions for keys and values, along both axes.
-      class_token: whether the last stage has a class token, which the head reads; without one it reads the mean.
-      activation: of the MLPs: "quick_gelu", with which the official code trained its weights, or the exact "gelu", with
-        which Transformers runs them.
-      padding: of every convolution, but for those of adaptive parts, "zeros" or "circular" (`layers/convolution.py`).
-        Sizes are the same with both.
-      image_size: (height, width); images of any size can be used, as published from 3 pixels on.  Circular shifts need
-        one that all strides together divide, that of keys and values included: 32 pixels as published.
+      kernels, strides, paddings: for the convolution at the beginning of each stage, along both axes.  An adaptive
+        model needs 2 padding < kernel <= 2 padding + stride, and with `select="output"`, "merge" needs kernels of 2 or
+        3 with a stride of 2.
+      kv_stride: stride of the convolutions for keys and values, along both axes.
+      class_token: whether the last stage has a class token, which the head reads; otherwise it reads the mean token.
+      activation: activation of the MLPs: "quick_gelu", which the official weights were trained with, or the exact
+        "gelu", which Transformers uses.
+      padding: "zeros" or "circular" (`layers/convolution.py`), for all convolutions except adaptive ones.  Sizes are
+        the same with both.
+      image_size: (height, width); the model takes any size, from 3 pixels on as published.  Equivariance to circular
+        shifts needs sizes divisible by the product of all strides, including `kv_stride`: 32 as published.
       num_classes: None for no head.
       mlp_ratio: hidden width of the MLP in units of its width.
-      norm_eps: epsilon of layer norms; that of batch norms is 1e-5.
-      drop_path: probability of dropping a branch of a block for a sample, used when a key is given.  With a number for
-        each stage it grows linearly in a stage, from 0 in its first block to that number in its last; the official
+      norm_eps: epsilon of layer norms; batch norms use 1e-5.
+      drop_path: probability of dropping a branch of a block for a sample, used when a key is given.  With one number
+        per stage, it grows linearly from 0 in the first block of the stage to that number in the last; the official
         configurations have (0, 0, 0.1).
-      dropout: the same for single entries.
-      adaptive: True for a truly shift-equivariant model, or some of its parts: "token" (the first convolution begins
-        where the content decides; A-token), "merge" (those between stages too; A-PMerge), "pool" (keys and values too).
-        The convolutions of an adaptive part, of "pool" those for queries too, pad around the torus.  The weights are
-        those of the ordinary model.
+      dropout: the same for individual entries.
+      adaptive: True for a truly shift-equivariant model, or some of its parts: "token" (the content chooses the phase
+        of the first convolution; A-token), "merge" (of convolutions between stages; A-PMerge), "pool" (of keys and
+        values).  The convolutions of an adaptive part are circular; for "pool", also those for queries.  The weights
+        are the same as in the ordinary model.
       select, anchor: as in `SwinConfig`.
       remat, unroll: how blocks are run (`layers/stack.py`).
     """
@@ -83,7 +83,7 @@ class CvTConfig(AdaptiveConfig, StagedConfig):
     norm_eps: PositiveFloat = 1e-5
     drop_path: Below1 | tuple[Below1, ...] = 0.0
     dropout: Below1 = 0.0
-    adaptive: tuple[Annotated[str, OneOf(PARTS)], ...] | bool = False  # in this order a message names the wrong part
+    adaptive: tuple[Annotated[str, OneOf(PARTS)], ...] | bool = False  # tuple first: messages then name the wrong part
     select: Annotated[str, OneOf(SELECT)] = "output"
     anchor: bool = True
     remat: Annotated[str, OneOf(REMAT)] = "none"
@@ -98,7 +98,7 @@ class CvTConfig(AdaptiveConfig, StagedConfig):
         self.grids(self.image_size, "CvT: image_size")
 
     def _check_phases(self) -> None:
-        """ValueError for convolutions that have no phases on a torus, where a model is adaptive."""
+        """Raise ValueError for convolutions without phases on a torus in an adaptive model."""
         for stage, (k, s, p) in enumerate(zip(self.kernels, self.strides, self.paddings, strict=True)):
             if self.parts and not 2 * p < k <= 2 * p + s:
                 fitting = range(max(0, (k - s + 1) // 2), (k + 1) // 2)
@@ -115,14 +115,14 @@ class CvTConfig(AdaptiveConfig, StagedConfig):
                 )
 
     def check_torus(self, image_size: tuple[int, ...]) -> None:
-        """ValueError unless all strides divide an image, as an adaptive model needs it."""
+        """Raise ValueError unless all strides divide the image, as adaptive models need."""
         unit = math.prod(self.strides) * self.kv_stride
         why = f"strides {self.strides}, and {self.kv_stride} of keys and values"
         check_torus("CvT", image_size, (unit, unit), why)
 
     @property
     def rates(self) -> np.ndarray | None:
-        """The rate of stochastic depth of each block, [depth]; None where there is none."""
+        """The stochastic-depth rate of each block, [depth]; None if all are 0."""
         if isinstance(self.drop_path, tuple):
             ends = zip(self.drop_path, self.depths, strict=True)
             rates = np.concatenate([np.linspace(0, last, depth, dtype=np.float32) for last, depth in ends])
@@ -131,7 +131,7 @@ class CvTConfig(AdaptiveConfig, StagedConfig):
         return rates if rates.any() else None
 
     def prefix(self, stage: int) -> int:
-        """Tokens of a stage before its map: the class token of the last one."""
+        """Number of tokens before a stage's map: the class token in the last stage."""
         return int(self.class_token and stage == len(self.depths) - 1)
 
     def grids(self, image_size: Pair, name: str = "image") -> tuple[Pair, ...]:
@@ -147,7 +147,7 @@ class CvTConfig(AdaptiveConfig, StagedConfig):
 
 
 class Stage(nnx.Module):
-    """A convolution, unless it is the first stage, whose own comes before all; a class token in the last; blocks."""
+    """A convolution, except in the first stage (`patch_embed`); a class token in the last stage; blocks."""
 
     def __init__(self, config: CvTConfig, stage: int, *, rngs: nnx.Rngs):
         width, heads, stride = config.widths[stage], config.num_heads[stage], (config.kv_stride, config.kv_stride)
@@ -181,7 +181,7 @@ class Stage(nnx.Module):
 class CvT(Staged):
     """A CvT; see `CvTConfig`.
 
-    The head reads the class token after a norm, or the mean of the last stage's tokens after it.
+    The head reads the class token, or the mean token of the last stage, after the norm.
     """
 
     before = ("patch_embed",)
@@ -203,14 +203,14 @@ class CvT(Staged):
         return Map(tokens, Layout(grid), frame.every(conv.stride), choices)
 
     def begin(self, stage: int, at: Map, *, train: bool = False) -> Map:
-        """Convolve the map, but in the first stage, and put the class token before it."""
+        """Convolve the map, except in the first stage, and prepend the class token."""
         if stage:
             at = self._embedded(stage, at)
         layout = Layout(at.layout.grid, self.config.prefix(stage))
         return at._replace(tokens=self.stages[stage].tokens(at.tokens), layout=layout)
 
     def selections(self, images: jax.Array) -> dict[str, Choice]:
-        """As for any staged backbone; names are "stage0_embed", "stage0_layer0_kv" and so on."""
+        """The choices as in `Staged`; names are "stage0_embed", "stage0_layer0_kv" and so on."""
         at, choices = self.embedded(images), {}
         for number, stage in enumerate(self.stages):
             at = self.begin(number, at)
@@ -236,7 +236,7 @@ class CvT(Staged):
 
 
 def _chosen(layout: Layout, block: Any, x: jax.Array) -> Choice:
-    """The phase that a block chooses for its keys and values."""
+    """The phase chosen by a block for keys and values."""
     return block.attention.choice_of(block.norm1(x), layout)
 
 

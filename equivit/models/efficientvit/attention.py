@@ -1,7 +1,7 @@
-"""Attention that costs as much as a linear map: the token mixer of EfficientViT (arXiv 2205.14756).
+"""Attention of linear cost: the token mixer of EfficientViT (arXiv 2205.14756).
 
-With ReLU in place of the softmax, (relu(q) relu(k)^T) v = relu(q) (relu(k)^T v): the product of keys and values is a
-matrix of d x d for each head, however many positions there are.
+With ReLU instead of softmax, (relu(q) relu(k)^T) v = relu(q) (relu(k)^T v).  The product of keys and values is a d x d
+matrix per head, for any number of positions.
 """
 
 from typing import Any
@@ -17,9 +17,10 @@ EPS = 1e-5
 
 
 def linear_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """relu(q) relu(k)^T v for each head, divided by the sum of its weights relu(q) relu(k)^T plus 1e-5.
+    """relu(q) relu(k)^T v per head, divided by the sum of the weights relu(q) relu(k)^T plus 1e-5.
 
-    In at least float32, products included: sums over all positions overflow in float16, and lose digits in bfloat16.
+    Computed in at least float32, including products: sums over positions overflow in float16 and lose digits in
+    bfloat16.
 
     Shapes: [*B, N, H, d] each -> the same.
     """
@@ -33,16 +34,16 @@ def linear_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
 
 class LinearAttention(nnx.Module):
-    """Linear attention of a map at several scales ("LiteMLA").
+    """Linear attention over a map at several scales ("LiteMLA").
 
-    Queries, keys and values of each head are attended with as they are, and once more after each of some convolutions
-    over their neighbourhood.  The channels of `qkv` are ordered heads x (q | k | v) x head channels.
+    Each head attends with its queries, keys and values, and again with them after each of several convolutions.  The
+    channels of `qkv` are ordered heads x (q | k | v) x head channels.
 
     Shapes: [*B, h, w, width] -> the same.
 
     Args:
-      head_channels: of each head.
-      scales: sides of the convolutions, odd.
+      head_channels: channels per head.
+      scales: kernel sizes of the convolutions, odd.
       statistics_groups: `groups` of the batch norm.
 
     Raises:

@@ -1,6 +1,6 @@
-"""EfficientViT of MIT: inverted bottlenecks, and in the later stages attention of linear cost.
+"""EfficientViT (MIT): inverted bottlenecks, with linear attention in the later stages.
 
-Source: EfficientViT (arXiv 2205.14756), and its classifiers as timm has them.
+Source: EfficientViT (arXiv 2205.14756), with the classifiers of timm.
 """
 
 import dataclasses
@@ -25,24 +25,24 @@ from equivit.models.staged import Map, Staged
 
 STAGES = 4
 ATTENTION = (2, 3)  # stages with attention, whose bottlenecks have fewer norms
-STRIDE = 2  # of the stem's map; each stage halves it
+STRIDE = 2  # of the stem; each stage doubles it
 
 
 @dataclasses.dataclass(frozen=True)
 class EfficientViTConfig(ImageConfig):
-    """The choices that make one EfficientViT.
+    """The configuration of an EfficientViT.
 
     Attributes:
-      widths: of the stem and of each of four stages.
-      depths: residual blocks of the stem; blocks of the first two stages, with the one that halves the map; of the last
-        two, which have attention, without it.
-      neck_widths: of the linear map before the mean, and of that after it, which the head reads.
+      widths: width of the stem and of each of the four stages.
+      depths: number of residual blocks of the stem, and of blocks per stage.  The first two stages count the block that
+        halves the map; the last two, which have attention, do not.
+      neck_widths: widths of the linear maps before and after the mean; the head reads the second.
       head_channels: channels of an attention head.
-      image_size: (height, width); images of any size can be used.
+      image_size: (height, width); the model takes any size.
       num_classes: None for no head.
-      drop_path: probability of dropping a branch of a block for a sample, used when a key is given; a pair grows
-        linearly with depth.  The official classifiers were trained with 0.05.
-      statistics_groups: runs of images that batch norms normalise with statistics of their own (`BatchNorm`).
+      drop_path: probability of dropping a branch of a block for a sample, used when a key is given; a pair gives the
+        rates of the first and the last block, with linear growth between.  The official classifiers used 0.05.
+      statistics_groups: number of runs of images with separate batch statistics (`BatchNorm`).
       remat, unroll: how blocks are run (`layers/stack.py`).
     """
 
@@ -71,12 +71,12 @@ class EfficientViTConfig(ImageConfig):
             errors.divides("EfficientViT: head_channels", self.head_channels, width, what)
 
     def blocks(self, stage: int) -> int:
-        """Blocks of a stage, with the first, which halves the map."""
+        """Number of blocks of a stage, including the first, which halves the map."""
         return self.depths[1 + stage] + (stage in ATTENTION)
 
     @property
     def depth(self) -> int:
-        """Blocks of all stages; those of the stem do not count."""
+        """Number of blocks of all stages, without the stem."""
         return sum(self.blocks(stage) for stage in range(STAGES))
 
     def build(self, rngs: nnx.Rngs) -> "EfficientViT":
@@ -87,7 +87,7 @@ class EfficientViTConfig(ImageConfig):
 class Stem(nnx.Module):
     """A convolution that halves the image, then separable convolutions with residuals.
 
-    These are a list and no `Stack`: published models have one, and it comes before what layers are counted from.
+    They are a list, not a `Stack`: published models have one, and layer counts start after it.
 
     Shapes: [*B, H, W, in_channels] -> [*B, h, w, width].
     """
@@ -109,7 +109,7 @@ class Block(nnx.Module):
 
     The first block of a stage is local(x) alone, which halves the map.
 
-    Shapes: [*B, h, w, width] -> the same; [*B, H, W, in_channels] -> [*B, h, w, width] of the first block.
+    Shapes: [*B, h, w, width] -> the same; for the first block [*B, H, W, in_channels] -> [*B, h, w, width].
     """
 
     def __init__(self, attention: LinearAttention | None, local: InvertedBottleneck, *, residual: bool = True):
@@ -128,7 +128,7 @@ class Block(nnx.Module):
         """The map after the block.
 
         Args:
-          layout, phase: unused: a map has its grid, and blocks of a run are alike.
+          layout, phase: unused; a map has its grid, and blocks do not alternate.
           rate: probability of dropping a branch for a sample.
           train: whether batch norms use and record the statistics of this batch.
           key: for stochastic depth; None: none.
@@ -143,7 +143,7 @@ class Block(nnx.Module):
 class EfficientViT(Staged):
     """An EfficientViT; see `EfficientViTConfig`.
 
-    After the last stage the neck widens the map, takes its mean, and widens that; the head reads the result.
+    After the last stage the neck widens the map, averages it and widens the mean, which the head reads.
     """
 
     before = ("stem",)
@@ -169,12 +169,12 @@ class EfficientViT(Staged):
 
 
 class Neck(nnx.Module):
-    """A linear map of each position, batch norm, hard-swish, the mean; a linear map, layer norm, hard-swish.
+    """Pointwise linear map, batch norm, hard-swish, mean; then linear map, layer norm, hard-swish.
 
     Shapes: [*B, h, w, in_channels] -> [*B, widths[1]].
 
     Args:
-      widths: after both linear maps.
+      widths: output widths of the two linear maps.
     """
 
     def __init__(self, in_channels: int, widths: tuple[int, int], *, statistics_groups: int, rngs: nnx.Rngs):
@@ -189,7 +189,7 @@ class Neck(nnx.Module):
 
 
 def _stage(config: EfficientViTConfig, stage: int, rngs: nnx.Rngs) -> Stack:
-    """A block that halves the map, then like blocks with residuals, as a scan."""
+    """A block that halves the map, then a scan over residual blocks."""
     before, width = config.widths[stage : stage + 2]
     options: dict[str, Any] = dict(norm=stage not in ATTENTION, statistics_groups=config.statistics_groups)
 
@@ -207,7 +207,7 @@ def _stage(config: EfficientViTConfig, stage: int, rngs: nnx.Rngs) -> Stack:
     return Stack(runs, remat=config.remat, unroll=config.unroll, rngs=rngs)
 
 
-# Published sizes (the official code; timm has the same).
+# Published sizes (the official code and timm).
 NAMES = {
     "efficientvit_b0": Preset(
         EfficientViTConfig, dict(widths=(8, 16, 32, 64, 128), depths=(1, 2, 2, 2, 2), neck_widths=(1024, 1280))

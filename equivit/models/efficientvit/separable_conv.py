@@ -1,6 +1,6 @@
-"""Convolutions that are separable: one of each channel by itself, and linear maps of each position.
+"""Separable convolutions: depthwise convolutions and pointwise linear maps.
 
-Source: MobileNetV2 (arXiv 1801.04381), as EfficientViT has them (arXiv 2205.14756).
+Source: MobileNetV2 (arXiv 1801.04381), as used in EfficientViT (arXiv 2205.14756).
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ EXPANSION = 4
 
 
 class SeparableConv(nnx.Module):
-    """A depthwise 3x3 convolution with hard-swish, then a linear map of each position ("DSConv").
+    """A depthwise 3x3 convolution with hard-swish, then a pointwise linear map ("DSConv").
 
     Shapes: [*B, h, w, width] -> the same.
 
@@ -33,15 +33,15 @@ class SeparableConv(nnx.Module):
 
 
 class InvertedBottleneck(nnx.Module):
-    """A linear map to 4 times as many channels, a depthwise 3x3 convolution, and a linear map ("MBConv").
+    """A pointwise linear map to 4 times the channels, a depthwise 3x3 convolution, a pointwise linear map ("MBConv").
 
     Hard-swish follows the first two.
 
     Shapes: [*B, H, W, in_channels] -> [*B, h, w, width].
 
     Args:
-      stride: of the convolution, along both axes.
-      norm: without it the first two have biases in place of batch norms; the last always has one.
+      stride: stride of the convolution, along both axes.
+      norm: if False, the first two have biases instead of batch norms; the last always has a norm.
       statistics_groups: `groups` of the batch norms.
     """
 

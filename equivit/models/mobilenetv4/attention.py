@@ -1,4 +1,4 @@
-"""Attention whose heads share their keys and values: Mobile MQA of MobileNetV4 (arXiv 2404.10518)."""
+"""Attention whose heads share keys and values: Mobile MQA of MobileNetV4 (arXiv 2404.10518)."""
 
 from typing import Any
 
@@ -16,15 +16,15 @@ XAVIER = nnx.initializers.xavier_uniform()
 
 
 class MultiQueryAttention(nnx.Module):
-    """Attention of a map, with queries of every head and one set of keys and values; no biases, no positions.
+    """Attention over a map with queries per head and one set of keys and values; no biases, no positions.
 
-    With a stride keys and values each come from a depthwise 3x3 convolution of their own, with batch norm.
+    With a stride, keys and values come from separate depthwise 3x3 convolutions with batch norm.
 
     Shapes: [*B, h, w, width] -> the same.
 
     Args:
-      head_channels: of a query, and of a key and a value.
-      kv_stride: of the convolutions for keys and values, along both axes; at 1 there are none.
+      head_channels: channels of a query, key or value.
+      kv_stride: stride of the convolutions for keys and values, along both axes; 1: no convolutions.
       statistics_groups: `groups` of their batch norms.
     """
 
@@ -59,7 +59,7 @@ class MultiQueryAttention(nnx.Module):
     def _one_head(self, x: jax.Array) -> jax.Array:
         """[*B, h, w, heads channels] -> [*B, 1, h w heads, channels].
 
-        The heads differ in their queries only: to the keys they are one head of more tokens, without a transpose.
+        The heads differ in their queries only, so they form one head with more tokens, without a transpose.
         """
         *batch, h, w, width = x.shape
         return x.reshape(*batch, 1, h * w * width // self.head_channels, self.head_channels)
@@ -72,7 +72,7 @@ class MobileAttention(ResidualBlock):
 
     Args:
       num_heads, head_channels, kv_stride: of the attention (`MultiQueryAttention`).
-      layer_scale: the factor of each channel of the branch at the start; None for no factors.
+      layer_scale: initial layer scale; None for none.
       statistics_groups: `groups` of the batch norms.
     """
 
@@ -103,10 +103,10 @@ class MobileAttention(ResidualBlock):
         return y if self.scale is None else self.scale(y)
 
     def folded(self) -> "MobileAttention":
-        """The same map by the running statistics, for inference: queries, keys and values take the norm in.
+        """The same map for inference: the norm is folded into queries, keys and values.
 
-        At a stride of keys and values the norm stays: their convolutions, which fold by themselves, pad what it leaves
-        with zeros, and no bias makes up for that.
+        If keys and values have a stride, the norm stays: their convolutions zero-pad its output, which no bias can
+        reproduce.
         """
         block = nnx.clone(self)
         if block.norm is None or block.attention.key_conv is not None:
@@ -114,7 +114,7 @@ class MobileAttention(ResidualBlock):
         factor, shift = block.norm.affine()
         for linear in (block.attention.query, block.attention.key, block.attention.value):
             weight = linear.weight[...]
-            # A sum in float32 everywhere: accelerators round the factors of matrix products.
+            # A float32 sum: accelerators round the factors of matrix products.
             linear.bias = nnx.data(nnx.Param(jnp.sum(shift[:, None] * weight, 0)))
             linear.weight.set_value((factor[:, None] * weight).astype(weight.dtype))
         block.norm = None

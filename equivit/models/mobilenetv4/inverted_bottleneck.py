@@ -1,7 +1,7 @@
-"""Blocks of convolutions that widen a map and narrow it again: the parts of MobileNetV4 (arXiv 2404.10518).
+"""Convolution blocks that widen and narrow a map: the parts of MobileNetV4 (arXiv 2404.10518).
 
-Every convolution has a batch norm, and pads with zeros by half of its kernel, at stride 2 too.  Kernels begin normal
-with variance 2 / fan-out, as in timm.  All blocks are called as `layers/stack.py` calls blocks.
+Every convolution has a batch norm, and zero-pads by half of its kernel, at stride 2 too.  Kernels are initially normal
+with variance 2 / fan-out, as in timm.  All blocks have the interface of `layers/stack.py`.
 """
 
 import math
@@ -17,7 +17,7 @@ from equivit.layers.stochastic_depth import drop_path
 
 
 class ResidualBlock(nnx.Module):
-    """x + path(branch(x)), or the branch alone where it changes the shape of the map.
+    """x + path(branch(x)), or the branch alone if it changes the shape of the map.
 
     Attributes:
       adds: whether x is added.
@@ -42,7 +42,7 @@ class ResidualBlock(nnx.Module):
         """The map after the block.
 
         Args:
-          layout, phase: unused: a map has its grid, and blocks do not alternate.
+          layout, phase: unused; a map has its grid, and blocks do not alternate.
           rate: probability of dropping the branch for an image.
           train: whether batch norms use and record the statistics of this batch.
           key: for stochastic depth; None: none.
@@ -119,11 +119,11 @@ class UniversalInvertedBottleneck(ResidualBlock):
 
     Args:
       start, mid: kernels of the depthwise convolutions, along both axes; 0 for none.
-      layer_scale: the factor of each channel of the branch at the start; None for no factors.
+      layer_scale: initial layer scale; None for none.
       statistics_groups: `groups` of the batch norms.
 
     Raises:
-      ValueError: a stride that no depthwise convolution could take.
+      ValueError: a stride without a depthwise convolution.
     """
 
     def __init__(
@@ -170,11 +170,11 @@ def normed_conv(
     groups: int = 1,
     rngs: nnx.Rngs,
 ) -> NormedConv:
-    """A convolution of a square kernel with batch norm.
+    """A convolution with a square kernel and batch norm.
 
     Args:
-      depthwise: each channel by itself.
-      groups: of images, for the batch norm.
+      depthwise: whether the convolution is depthwise.
+      groups: `groups` of the batch norm.
     """
     channel_groups = in_channels if depthwise else 1
     fan_out = kernel**2 * width // channel_groups

@@ -1,6 +1,6 @@
-"""MobileNetV4: a table of inverted bottlenecks; between them, in the hybrid model, attention with shared keys.
+"""MobileNetV4: a table of inverted bottlenecks, and of attention with shared keys in the hybrid model.
 
-Source: MobileNetV4 (arXiv 2404.10518), with the tables, paddings and epsilons of timm, in which its public weights were
+Source: MobileNetV4 (arXiv 2404.10518), with the tables, paddings and epsilons of timm, where its public weights were
 trained.  "Jumbo" (Section 4.1) compares with it.
 """
 
@@ -36,7 +36,7 @@ CLASSIFIER = nnx.initializers.variance_scaling(1 / 3, "fan_out", "uniform")  # b
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """One block of a table, which writes it as `str` does; 0 where a kind of block has no such number.
+    """One block of a table, written like `str(spec)`; fields that a kind of block lacks are 0.
 
     | written                | block                                                                         |
     |------------------------|-------------------------------------------------------------------------------|
@@ -45,18 +45,17 @@ class Spec:
     | "uib 3/5 s2 e4 80"     | depthwise 3x3, 1x1 to 4 times the channels, depthwise 5x5 at stride 2, to 80  |
     | "mqa 4x64 kv2 160"     | attention of 4 heads of 64 channels, with keys and values at stride 2         |
 
-    A kernel of 0 is a depthwise convolution that is not there, a stride of 1 is not written, and "2x uib ..." in a
-    table are two blocks.
+    A kernel of 0 means no depthwise convolution, a stride of 1 is not written, and "2x uib ..." is two blocks.
 
     Attributes:
       kind: "conv", "fused", "uib" or "mqa".
-      width: channels of its output.
+      width: output channels.
       start: kernel of the first depthwise convolution.
-      kernel: of the convolution, in "uib" of the second depthwise one.
-      stride: of the map.
-      expansion: channels inside, in units of those of its input.
-      heads, channels: of attention: how many, and of one.
-      kv_stride: of the convolutions for keys and values.
+      kernel: kernel of the convolution; in "uib", of the second depthwise convolution.
+      stride: stride of the block.
+      expansion: ratio of hidden to input channels.
+      heads, channels: number of attention heads, and channels per head.
+      kv_stride: stride of the convolutions for keys and values.
     """
 
     kind: str
@@ -87,10 +86,10 @@ _BLOCKS = {
 
 @functools.cache
 def parsed(stage: str) -> tuple[Spec, ...]:
-    """The blocks of a stage, as a table writes them: with commas between.
+    """Parse the blocks of a stage, separated by commas.
 
     Raises:
-      ValueError: a part of it is no block.
+      ValueError: a part is not a block.
     """
     specs = []
     for text in stage.split(","):
@@ -100,28 +99,28 @@ def parsed(stage: str) -> tuple[Spec, ...]:
                 specs += numbers.pop("times", 1) * [Spec(kind, **numbers)]
                 break
         else:
-            raise ValueError(f"MobileNetV4: stages: {text.strip()!r} is no block; write one as 'uib 3/5 s2 e4 80'.")
+            raise ValueError(f"MobileNetV4: stages: {text.strip()!r} is not a block; write it like 'uib 3/5 s2 e4 80'.")
     return tuple(specs)
 
 
 @dataclasses.dataclass(frozen=True)
 class MobileNetV4Config(ImageConfig):
-    """The choices that make one MobileNetV4.
+    """The configuration of a MobileNetV4.
 
     Attributes:
-      stages: the table: the blocks of each stage as `Spec` writes them, with commas between.
+      stages: the table: for each stage its blocks as written by `Spec`, separated by commas.
       stem_width: channels of the convolution before all blocks, 3x3 at stride 2.
       head_width: channels of the 1x1 convolution between the mean of the last map and the head.
-      layer_scale: the factor of each channel of the branches of "uib" and "mqa" at the start; None for no factors.
-      image_size: (height, width); images of any size can be used.
+      layer_scale: initial layer scale of "uib" and "mqa" branches; None for none.
+      image_size: (height, width); the model takes any size.
       num_classes: None for no head.
-      drop_path: probability of dropping the branch of a block for an image, used when a key is given: block i of n
-        has i / n of it, as in timm.
-      statistics_groups: runs of images with batch statistics of their own, such as the devices of the original.
+      drop_path: probability of dropping the branch of a block for an image, used when a key is given; block i of n uses
+        i / n of it, as in timm.
+      statistics_groups: number of runs of images with separate batch statistics, like the devices of the original.
       remat: how blocks are run (`layers/stack.py`).
     """
 
-    norm_eps: ClassVar[float] = 1e-5  # of layer norms that others put on its maps; it has batch norms alone
+    norm_eps: ClassVar[float] = 1e-5  # for layer norms that decoders add; the model has batch norms only
 
     stages: tuple[str, ...]
     stem_width: PositiveInt = 32
@@ -142,7 +141,7 @@ class MobileNetV4Config(ImageConfig):
                     f"MobileNetV4: stages: '{spec}' has no depthwise convolution for its stride; write 'uib 3/0 ...'."
                 )
             if spec.kind == "mqa" and spec.width != before:
-                raise ValueError(f"MobileNetV4: stages: '{spec}' must keep the {before} channels that it is given.")
+                raise ValueError(f"MobileNetV4: stages: '{spec}' must keep its {before} input channels.")
 
     @property
     def blocks(self) -> tuple[tuple[Spec, ...], ...]:
@@ -151,23 +150,23 @@ class MobileNetV4Config(ImageConfig):
 
     @property
     def inputs(self) -> tuple[int, ...]:
-        """Channels of the input of each block, through all stages."""
+        """Input channels of each block, over all stages."""
         return (self.stem_width, *(spec.width for stage in self.blocks for spec in stage))[:-1]
 
     @property
     def depth(self) -> int:
-        """Blocks of all stages."""
+        """Number of blocks of all stages."""
         return sum(map(len, self.blocks))
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Distance in pixels between neighbours of the map after each block, along both axes."""
+        """Stride in pixels of the map after each block, along both axes."""
         steps = (spec.stride for stage in self.blocks for spec in stage)
         return tuple(itertools.accumulate(steps, int.__mul__, initial=2))[1:]
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """Blocks of each resolution, for decoders of dense predictions; those of the published sizes are four."""
+        """Number of blocks of each resolution, for dense-prediction decoders; the published sizes have four."""
         return tuple(len(list(same)) for _, same in itertools.groupby(self.strides))
 
     @property
@@ -183,7 +182,7 @@ class MobileNetV4Config(ImageConfig):
 
     @property
     def rates(self) -> np.ndarray | None:
-        """The rate of stochastic depth of each block, [depth]; None where there is none."""
+        """The stochastic-depth rate of each block, [depth]; None if all are 0."""
         rates = np.arange(self.depth, dtype=np.float32) * np.float32(self.drop_path / self.depth)
         return rates if rates.any() else None
 
@@ -195,7 +194,7 @@ class MobileNetV4Config(ImageConfig):
 class MobileNetV4(Staged):
     """A MobileNetV4; see `MobileNetV4Config`.
 
-    The last map is averaged before the convolution that widens it, so that batch norm has one entry per image there.
+    The last map is averaged before the convolution that widens it, so its batch norm has one entry per image.
     """
 
     before = ("stem",)
@@ -205,7 +204,7 @@ class MobileNetV4(Staged):
         options: dict[str, Any] = dict(groups=config.statistics_groups, rngs=rngs)
         self.stem = normed_conv(config.in_channels, config.stem_width, 3, 2, **options)
         inputs = iter(config.inputs)
-        # Blocks are runs of one each: hardly any two neighbours are alike.
+        # Each block is a separate run: few neighbours are alike.
         makes = [[(1, made(config, next(inputs), spec)) for spec in stage] for stage in config.blocks]
         self.stages = nnx.List([Stack(runs, remat=config.remat, rngs=rngs) for runs in makes])
         self.neck = normed_conv(config.features, config.head_width, 1, **options)
@@ -219,7 +218,7 @@ class MobileNetV4(Staged):
         return math.prod(spec.stride for spec in self.config.blocks[stage][start:stop])
 
     def pool(self, last: Map, *, train: bool = False) -> jax.Array:
-        """The mean of the last map, widened, [B, head_width]."""
+        """The widened mean of the last map, [B, head_width]."""
         return self.neck(last.tokens.mean((1, 2), keepdims=True), train=train)[:, 0, 0]
 
 
@@ -243,7 +242,7 @@ def made(config: MobileNetV4Config, before: int, spec: Spec) -> Callable[[nnx.Rn
             return lambda rngs: MobileAttention(before, **mqa, **groups, **scale, rngs=rngs)
 
 
-# The tables of the paper, as timm has them.
+# The tables of the paper, from timm.
 CONV_SMALL = (
     "conv 3 s2 32, conv 1 32",
     "conv 3 s2 96, conv 1 64",

@@ -1,10 +1,10 @@
-"""Attention among pooled queries, keys and values, and the block around it: MViTv2 (arXiv 2112.01526), Section 4.1.
+"""Pooling attention and its block: MViTv2 (arXiv 2112.01526), Section 4.1.
 
-Tokens are those before the map, which nothing pools, and the map.  Where queries are pooled with a stride, the map that
-leaves the block is smaller, and the shortcut is pooled alike.
+Tokens are a prefix, which is not pooled, and a map.  If queries are pooled with a stride, the block's output map is
+smaller, and the shortcut is pooled likewise.
 
-Adaptive pooling (arXiv 2305.16316) begins where the content of a map decides: queries and the shortcut at one phase of
-their stride, keys and values at another one.
+In adaptive pooling (arXiv 2305.16316) the content chooses the phase of the stride: one for queries and the shortcut,
+another for keys and values.
 """
 
 import functools
@@ -24,27 +24,25 @@ from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
 from kernels.attention import attend, side_by_side
 
-KERNEL, PADDING = (3, 3), (1, 1)  # of all pooling
+KERNEL, PADDING = (3, 3), (1, 1)  # of all pooling convolutions
 
 
 class PoolingAttention(dense.Attention):
-    """Attention among pooled queries, keys and values, with relative positions; the queries are added to its result.
+    """Attention with pooled queries, keys and values and relative positions; the queries are added to the result.
 
-    A depthwise convolution, which all heads share, pools the map of each head, and a norm follows.  The positions are
-    read by queries as they are, before these are scaled.  Tokens before the map are not pooled, and neither their
-    queries nor their keys have a position.
+    A depthwise convolution shared by all heads pools the map of each head, and a norm follows.  Positions are
+    multiplied with unscaled queries.  Tokens before the map are not pooled and have no position.
 
     Shapes: [*B, P + H W, in_features] -> [*B, P + h w, width].
 
     Args:
-      stride, kv_stride: of queries, and of keys and values, (rows, columns).
-      grid: (h, w) that the tables of positions are made for: that of the finer of queries and keys, or around a torus
-        that of the map before pooling.
+      stride, kv_stride: strides of queries, and of keys and values, (rows, columns).
+      grid: (h, w) of the position tables: the finer grid of queries and keys, or on a torus the grid before pooling.
       padding: "zeros" or "circular".
-      eps: of the norms.
-      adaptive: pooling with a stride begins where the content decides, with the rule `select` (`pooling.py`);
-        then there is one batch axis.
-      around: distances go around the torus.
+      eps: epsilon of the norms.
+      adaptive: the content chooses the phase of strided pooling, by the rule `select` (`pooling.py`); inputs then have
+        one batch axis.
+      around: whether distances wrap around the torus.
     """
 
     def __init__(
@@ -80,7 +78,7 @@ class PoolingAttention(dense.Attention):
         return self.attended(x, layout)[0]
 
     def attended(self, x: jax.Array, layout: Layout | None) -> tuple[jax.Array, dict[str, Choice]]:
-        """The attended tokens, and the phases that were chosen for queries ("q") and for keys and values ("kv")."""
+        """The attended tokens, and the chosen phases of queries ("q") and of keys and values ("kv")."""
         assert layout is not None
         first, maps = zip(*(split_prefix(part, layout) for part in self.heads(x)), strict=True)
         (q,), chosen = self._pooled("q", (self.pool_q,), (maps[0],))
@@ -100,14 +98,14 @@ class PoolingAttention(dense.Attention):
     def _pooled(
         self, name: str, pools: tuple[DepthwiseConv, ...], maps: tuple[jax.Array, ...]
     ) -> tuple[tuple[jax.Array, ...], dict[str, Choice]]:
-        """Maps that share a phase, pooled, and under `name` what was chosen for them."""
+        """Pool maps that share a phase; return the choice under `name`."""
         if not self.adaptive or pools[0].stride == (1, 1):
             return tuple(pool(x) for pool, x in zip(pools, maps, strict=True)), {}
         maps, choice = adaptive_pooling.pooled(pools, maps, self.select)
         return maps, {name: choice}
 
     def _ahead(self, chosen: dict[str, Choice]) -> jax.Array | None:
-        """How far the first query lies before the first key, [B, 2]; None where no phase was chosen."""
+        """The phase of the queries minus the phase of the keys, [B, 2]; None if no phase was chosen."""
         if not chosen:
             return None
         strides = {"q": self.pool_q.stride, "kv": self.pool_k.stride}
@@ -118,10 +116,10 @@ class PoolingAttention(dense.Attention):
 class PoolingBlock(nnx.Module):
     """pool(x) + path(attention(norm1(x))), then x + path(mlp(norm2(x))).
 
-    `pool` is a max-pool where queries are pooled with a stride.  A branch that widens has a linear map of its normed
-    input in place of x in the shortcut.  `path` is dropout, then stochastic depth.
+    `pool` is a max-pool if queries are pooled with a stride.  If a branch widens, its shortcut is a linear map of the
+    normed input instead of x.  `path` is dropout, then stochastic depth.
 
-    Shapes: of the tokens, [*B, P + H W, in] -> [*B, P + h w, out].
+    Shapes: tokens [*B, P + H W, in] -> [*B, P + h w, out].
 
     Args:
       norm1, attention, shortcut, norm2, mlp, mlp_shortcut: the parts; shortcuts are None unless the branch widens.
@@ -153,14 +151,14 @@ class PoolingBlock(nnx.Module):
         train: bool = False,
         key: jax.Array | None = None,
     ) -> tuple[jax.Array, dict[str, Choice]]:
-        """The tokens after the block, and the phases that its adaptive pooling chose.
+        """The tokens after the block, and the phases chosen by its adaptive pooling.
 
         Args:
-          state: tokens, and the choices of the block before, which have no effect.
+          state: tokens, and the choices of the previous block, which are ignored.
           layout: of the tokens before it.
           rate: probability of dropping a branch for a sample.
           phase, train: for blocks that alternate or have batch statistics; unused here.
-          key: for dropout and stochastic depth; None: neither.
+          key: for dropout and stochastic depth; None disables both.
         """
         keys, pool = split(key), self.attention.pool_q
         x, _ = state
@@ -179,9 +177,9 @@ class PoolingBlock(nnx.Module):
 
 
 def max_pool(x: jax.Array, stride: Pair, mode: str) -> jax.Array:
-    """The largest of 3 x 3 neighbours, for each channel: [*B, H, W, C] -> [*B, ceil(H / sh), ceil(W / sw), C].
+    """3 x 3 max-pooling: [*B, H, W, C] -> [*B, ceil(H / sh), ceil(W / sw), C].
 
-    Beyond the ends of the map there is nothing, or with the mode "circular" the other end.
+    Padding is ignored, or with mode "circular" the map wraps around.
     """
     for axis, step in zip((-3, -2), stride, strict=True):
         pads = [(0, 0)] * x.ndim

@@ -1,9 +1,9 @@
-"""Multiscale vision transformers, MViTv2: blocks that attend globally among pooled tokens, in stages of half the size.
+"""Multiscale vision transformers, MViTv2: global attention among pooled tokens, in stages of halving size.
 
-The first block of a stage halves the map and doubles the width, and from stage to stage keys and values are pooled by
-half the stride, down to 1, so that attention never has many of them.
+The first block of a stage halves the map and doubles the width.  The pooling stride of keys and values halves from
+stage to stage, down to 1, so their number stays small.
 
-An adaptive one (`MViTConfig.adaptive`) is truly shift-equivariant.
+With `MViTConfig.adaptive` the model is truly shift-equivariant.
 
 Sources: MViTv2 (arXiv 2112.01526); A-MViTv2 (arXiv 2305.16316).
 """
@@ -28,37 +28,38 @@ from equivit.models.mvit.stages import Shape, Stage, map_size
 from equivit.models.staged import Map, Staged, StagedConfig, join_prefix
 
 KERNEL, STRIDE, PADDING = (7, 7), (4, 4), (3, 3)  # of the patch embedding
-KV_STRIDE = 4  # of keys and values in the first stage; half of it in each further one
+KV_STRIDE = 4  # of keys and values in the first stage; halves with each stage
 PARTS = ("token", "pool", "position")
 
 
 @dataclasses.dataclass(frozen=True)
 class MViTConfig(AdaptiveConfig, StagedConfig):
-    """The choices that make one MViTv2.
+    """The configuration of an MViTv2.
 
     Attributes:
-      width: of the first stage; each further stage has twice the width of the one before.
-      depths: blocks of each stage.
-      num_heads: heads per block of each stage; one number is that of the first, and doubles with the width.
-      class_token: the head reads this token, which nothing pools and which has no position, not the mean of all.
-      expand_attn: the attention of a stage's first block doubles the width; else the MLP of the last block before it.
-      padding: what convolutions and max-pools see beyond the ends of a map: "zeros" (max-pools nothing) or "circular".
-        Those of the parts "token" and "pool" are circular in any case where the part is adaptive.
-      image_size: (height, width) that the tables of positions are made for; images of any size can be used.
+      width: width of the first stage; it doubles with each stage.
+      depths: number of blocks of each stage.
+      num_heads: heads per block of each stage; a single number is for the first stage and doubles with the width.
+      class_token: the head reads a class token, which is not pooled and has no position, instead of the mean token.
+      expand_attn: the attention of a stage's first block doubles the width; otherwise the MLP of the previous block
+        does.
+      padding: padding of convolutions and max-pools: "zeros" (max-pools ignore padding) or "circular".  It is always
+        circular in the parts "token" and "pool" if they are adaptive.
+      image_size: (height, width) that determines the position tables; the model takes any size.
       num_classes: None for no head.
       mlp_ratio: hidden width of the MLP in units of its width.
       norm_eps: epsilon of layer norms.
-      drop_path: probability of dropping a branch of a block for a sample, used when a key is given; a pair grows
-        linearly from the first block of all to the last.
-      dropout: the same for single entries.
-      adaptive: True for a truly shift-equivariant model, or some of its parts: "token" (patches begin where the content
-        decides; A-token), "pool" (what a stride keeps of queries, and of keys with their values, too), "position"
-        (distances go around the torus; A-RPE).  The weights are those of the ordinary model, but for positions: a table
-        has as many distances as the map has places.
-      select: how phases are chosen: by the norm of all that comes out ("output", Eq. 15 and 22), or by that of what
-        goes in at the lattice ("input"), which costs nothing.
-      anchor: a model whose every part is adaptive rolls the image into a frame of its content first, which settles ties
-        and rounding (`models/adaptive.py`).
+      drop_path: probability of dropping a branch of a block for a sample, used when a key is given; a pair gives the
+        rates of the first and the last block, with linear growth between.
+      dropout: the same for individual entries.
+      adaptive: True for a truly shift-equivariant model, or some of its parts: "token" (the content chooses the origin
+        of patches; A-token), "pool" (and the phases of pooling), "position" (distances wrap around the torus; A-RPE).
+        The weights are the same as in the ordinary model, except for position tables, which have one distance per
+        position of the map.
+      select: phases are chosen by the norm of the output ("output", Eq. 15 and 22) or of the input on the lattice
+        ("input"), which is almost free.
+      anchor: if all parts are adaptive, first roll the image into a frame chosen by its content, which makes ties and
+        rounding shift-invariant (`models/adaptive.py`).
       remat, unroll: how blocks are run (`layers/stack.py`).
     """
 
@@ -77,7 +78,7 @@ class MViTConfig(AdaptiveConfig, StagedConfig):
     norm_eps: PositiveFloat = 1e-6
     drop_path: Below1 | tuple[Below1, Below1] = 0.0
     dropout: Below1 = 0.0
-    adaptive: tuple[Annotated[str, OneOf(PARTS)], ...] | bool = False  # in this order a message names the wrong part
+    adaptive: tuple[Annotated[str, OneOf(PARTS)], ...] | bool = False  # tuple first: messages then name the wrong part
     select: Annotated[str, OneOf(SELECT)] = "output"
     anchor: bool = True
     remat: Annotated[str, OneOf(REMAT)] = "none"
@@ -103,11 +104,11 @@ class MViTConfig(AdaptiveConfig, StagedConfig):
 
     @property
     def prefix(self) -> int:
-        """Tokens before the map."""
+        """Number of tokens before the map."""
         return int(self.class_token)
 
     def check_torus(self, image_size: tuple[int, ...]) -> None:
-        """ValueError unless patches and all strides divide an image, as an adaptive model needs it."""
+        """Raise ValueError unless patches and all strides divide the image, as adaptive models need."""
         halvings = len(self.depths) - 1
         height, width = (step * max(KV_STRIDE, 2**halvings) for step in STRIDE)
         why = f"patches of {STRIDE}, halved {halvings} times, keys and values at every {KV_STRIDE}th of them"
@@ -142,8 +143,8 @@ class MViTConfig(AdaptiveConfig, StagedConfig):
 class MViT(Staged):
     """An MViTv2; see `MViTConfig`.
 
-    The head reads the class token, or the mean of the last stage's tokens, after a norm.  Choices have the names
-    "patch_embed", "stage0_block0_kv" (keys and values), "stage1_block0_q" (queries and the shortcut) and so on.
+    The head reads the class token or the mean token of the last stage, after a norm.  Choices are called "patch_embed",
+    "stage0_block0_kv" (keys and values), "stage1_block0_q" (queries and the shortcut) and so on.
     """
 
     before = ("patch_embed", "class_token")

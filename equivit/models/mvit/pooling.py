@@ -1,8 +1,8 @@
-"""Pooling with a stride that begins where the content of a map decides.
+"""Strided pooling at a phase chosen by the content.
 
-A depthwise convolution on a torus is taken at one phase (row, column) of its stride: the one whose result has the
-largest norm, in all heads together ("Making Vision Transformers Truly Shift-Equivariant", Eq. 21 to 23, with the
-pooling of MViTv2 in place of merging).  Maps that belong together, as keys and their values do, share a phase.
+A depthwise convolution on a torus is applied at one phase (row, column) of its stride: the phase with the largest
+output norm over all heads ("Making Vision Transformers Truly Shift-Equivariant", Eq. 21 to 23, with the pooling of
+MViTv2 instead of merging).  Related maps, such as keys and values, share a phase.
 """
 
 import jax
@@ -18,15 +18,15 @@ Pools = tuple[DepthwiseConv, ...]
 
 
 def pooled(pools: Pools, maps: Maps, select: str) -> tuple[Maps, Choice]:
-    """Each map pooled by its own convolution, all at the phase that they choose together, and that choice.
+    """Pool each map by its convolution at a phase chosen by all maps; return the choice too.
 
     Shapes: maps [B, heads, H, W, C] on a torus, which the stride divides -> [B, heads, H / sh, W / sw, C].
 
     Args:
-      pools: with one stride, and a padding that keeps the size of a map at stride 1; here it goes around the torus,
-        whatever their mode.
-      select: "output" takes the phase of the largest norm of what comes out; "input" that of what is pooled, at the
-        places of the lattice, which costs nothing.
+      pools: convolutions of equal stride, whose padding keeps the size at stride 1; applied circularly, whatever their
+        mode.
+      select: "output" takes the phase with the largest norm of the output; "input" takes the largest norm of the input
+        on the lattice, which is almost free.
     """
     if select == "output":
         return _largest(pools, maps)
@@ -35,7 +35,7 @@ def pooled(pools: Pools, maps: Maps, select: str) -> tuple[Maps, Choice]:
 
 
 def norms(maps: Maps, stride: Pair) -> jax.Array:
-    """The norm of each phase of all maps and heads together: [B, heads, H, W, C] each -> [B, sh sw]."""
+    """The norm of each phase over all maps and heads: [B, heads, H, W, C] each -> [B, sh sw]."""
     number = stride[0] * stride[1]
     by_head = [lattice_norms(_each_head(x), stride).reshape(*x.shape[:2], number) for x in maps]
     return jnp.sqrt(jnp.square(jnp.concatenate(by_head, axis=1)).sum(1))
@@ -52,7 +52,7 @@ def _phases(choice: Choice, x: jax.Array, stride: Pair) -> jax.Array:
 
 
 def _at(pools: Pools, maps: Maps, choice: Choice) -> Maps:
-    """Each map pooled at the chosen phase alone."""
+    """Pool each map at the chosen phase only."""
 
     def one(pool, x):
         y = pool.circular(shifts.roll(_each_head(x), -_phases(choice, x, pool.stride)))
@@ -63,7 +63,7 @@ def _at(pools: Pools, maps: Maps, choice: Choice) -> Maps:
 
 @differentiated_at_choice(_at)
 def _largest(pools: Pools, maps: Maps) -> tuple[Maps, Choice]:
-    """`pooled` by the norm of the output, which is computed at all phases at once."""
+    """`pooled` with select="output", computed at all phases at once."""
     stride = pools[0].stride
     with jax.named_scope("linear"):
         every = tuple(pool.everywhere(x) for pool, x in zip(pools, maps, strict=True))

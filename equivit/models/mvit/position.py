@@ -1,4 +1,4 @@
-"""Relative positions that queries read: one table for rows and one for columns; on a plane, or around a torus.
+"""Relative positions: one table for rows and one for columns, on a plane or a torus.
 
 Sources: MViTv2 (arXiv 2112.01526), Section 4.1; A-RPE, "Making Vision Transformers Truly Shift-Equivariant", Eq. 24.
 """
@@ -16,16 +16,16 @@ from equivit.layers.relative import around
 
 
 class DecomposedPosition(nnx.Module):
-    """The logits of relative positions: q . (R_rows[distance of rows] + R_columns[distance of columns]).
+    """The logits of relative positions: q . (R_rows[row distance] + R_columns[column distance]).
 
     Queries and keys are maps of the same image and may have different strides; distances are in steps of the finer
-    one.  All heads share the tables.  For maps of other sizes they are resized linearly, as in the authors' code for
-    detection (detectron2); their code for classification takes one size only.
+    one.  All heads share the tables.  For other map sizes they are resized linearly, as in the authors' detection code
+    (detectron2); their classification code takes one size only.
 
     Shapes: q [*B, heads, hq wq, channels] -> [*B, heads, hq wq, hk wk].
 
     Args:
-      grid: (h, w) of the finer of both maps; the tables have 2 h - 1 and 2 w - 1 distances.
+      grid: (h, w) of the finer map; the tables have 2 h - 1 and 2 w - 1 distances.
     """
 
     def __init__(self, grid: Pair, channels: int, *, rngs: nnx.Rngs):
@@ -50,17 +50,16 @@ class DecomposedPosition(nnx.Module):
 
 
 class CircularPosition(nnx.Module):
-    """The same on a torus, where distances go around it: a table has one for each place of the map before pooling.
+    """The same on a torus, with one distance for each position of the map before pooling.
 
-    Query i lies at place s_q i + a_q of that map, and key j at s_k j + a_k, modulo its size; s are strides, and a the
-    phases at which each map was pooled.  So a distance depends on a_q - a_k, which differs between maps of a batch.
+    Query i lies at position s_q i + a_q of that map, and key j at s_k j + a_k, modulo its size, with strides s and
+    pooling phases a.  Distances therefore depend on a_q - a_k, which differs within a batch.
 
     Shapes: q [B, heads, hq wq, channels] -> [B, heads, hq wq, hk wk].
 
     Args:
-      grid: (h, w) of the map before pooling that the tables are learned for; for other maps they are resized, around
-        the torus.
-      stride, kv_stride: of queries and of keys, (rows, columns).
+      grid: (h, w) of the map before pooling; for other sizes the tables are resized around the torus.
+      stride, kv_stride: strides of queries and of keys, (rows, columns).
     """
 
     def __init__(self, grid: Pair, channels: int, *, stride: Pair, kv_stride: Pair, rngs: nnx.Rngs):
@@ -86,7 +85,7 @@ class CircularPosition(nnx.Module):
         apart = step * np.arange(queries)[:, None] - kv_step * np.arange(keys)
         if ahead is None or step == kv_step == 1:
             return table[apart % size]
-        each = np.arange(least, step)[:, None, None]  # of few differences; a vector for each pair of each map is slow
+        each = np.arange(least, step)[:, None, None]  # few phase differences; a gather per pair and map is slow
         return table[(apart + each) % size][ahead[:, axis] - least][:, None]
 
     def tables(self, grid: Pair) -> dict[str, jax.Array]:
@@ -94,7 +93,7 @@ class CircularPosition(nnx.Module):
         return {"rows": resize_around(self.rows[...], grid[0]), "columns": resize_around(self.columns[...], grid[1])}
 
     def taken(self, other: DecomposedPosition) -> dict[str, jax.Array]:
-        """The parameters, by name, that come nearest to positions on a plane; the distance 0 stays what it was."""
+        """The parameters, by name, that approximate positions on a plane; distance 0 is kept."""
         found = {"rows": other.rows[...], "columns": other.columns[...]}
         for (name, table), *sizes in zip(found.items(), self.stride, self.kv_stride, self.grid, strict=True):
             stride, kv_stride, size = sizes
@@ -105,10 +104,10 @@ class CircularPosition(nnx.Module):
 def bias(q: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
     """The products of queries and the vectors of their distances.
 
-    It is two small products and their sum, which XLA adds where it reads the logits.
+    Two small products, whose sum XLA fuses into the logits.
 
     Shapes: q [*B, heads, hq wq, C], rows [*D, hq, hk, C], columns [*D, wq, wk, C] -> [*B, heads, hq wq, hk wk]; the
-    axes D are none, or broadcast to those before hq.
+    axes D are absent or broadcast.
     """
     (*_, hq, hk, _), (*_, wq, wk, _) = rows.shape, columns.shape
     with jax.named_scope("attention"):
@@ -128,8 +127,7 @@ def of_pairs(table: jax.Array, queries: int, keys: int) -> jax.Array:
 def distances(queries: int, keys: int) -> np.ndarray:
     """The row of the table for each pair along one axis, [queries, keys].
 
-    It is 0 from the first query to the last key.  Where one map has not a whole number of places for each of the other,
-    it is rounded down.
+    It is 0 from the first query to the last key.  If one size is not a multiple of the other, it is rounded down.
     """
     i, j = np.arange(queries)[:, None], np.arange(keys)[::-1]
     finer = max(queries, keys)
@@ -137,7 +135,7 @@ def distances(queries: int, keys: int) -> np.ndarray:
 
 
 def resize(table: jax.Array, size: int) -> jax.Array:
-    """Linear resize of [*, distances, C] to `size` distances; a table that already has it is returned."""
+    """Linear resize of [*, distances, C] to `size` distances; a table of that size is returned unchanged."""
     if table.shape[-2] == size:
         return table
     dtype = jnp.promote_types(table.dtype, jnp.float32)
@@ -153,15 +151,15 @@ def linear(size: int, target: int) -> np.ndarray:
 
 
 def resize_around(table: jax.Array, size: int) -> jax.Array:
-    """Linear resize of [*, distances, C] around a circle to `size` distances; the distance 0 stays 0."""
+    """Linear resize of [*, distances, C] around a circle to `size` distances; distance 0 stays 0."""
     return around(table[..., None, :], (size, 1))[..., 0, :]
 
 
 def folded(table: jax.Array, step: int) -> jax.Array:
-    """A table of distances on a line, [*, 2 n - 1, C], as one around a circle of n places, [*, n, C].
+    """Fold a table of distances on a line, [*, 2 n - 1, C], to a circle of n positions, [*, n, C].
 
-    The places d and d - n of a circle are the same: it gets the mean of the two, where both exist.  Distances begin at
-    step - n, that of the first query from the last key, if keys are `step` places apart; no pair is n apart.
+    Distances d and d - n coincide on a circle, which gets the mean of both if both exist.  If keys are `step` apart,
+    distances begin at step - n, from the last key to the first query; no pair is n apart.
     """
     size = (table.shape[-2] + 1) // 2
     distance = np.arange(2 * size - 1) - max(0, size - step)

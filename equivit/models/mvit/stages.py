@@ -1,4 +1,4 @@
-"""The stages of MViTv2: blocks that keep their map, as scans, and those that halve it or change its width."""
+"""The stages of MViTv2: blocks that keep the shape of the map run as scans; others change its size or width."""
 
 import functools
 import itertools
@@ -21,10 +21,10 @@ class Shape(NamedTuple):
     """The fields that determine the shapes of a block's parameters.
 
     Attributes:
-      before, width, after: channels of its input, inside of attention, and of its output.
-      num_heads: of its attention.
-      stride, kv_stride: of queries, and of keys and values.
-      grid: (h, w) that positions are learned for: of the finer of queries and keys, or around a torus of the input.
+      before, width, after: channels of the input, within attention, and of the output.
+      num_heads: heads of its attention.
+      stride, kv_stride: strides of queries, and of keys and values.
+      grid: (h, w) of the position tables: the finer grid of queries and keys, or on a torus the input grid.
     """
 
     before: int
@@ -37,13 +37,13 @@ class Shape(NamedTuple):
 
 
 def map_size(size: tuple[int, ...], stride: Pair) -> Pair:
-    """(h, w) of what pooling leaves of a map or an image: rounded upwards."""
+    """The size (h, w) of a map or image after pooling, rounded up."""
     h, w = (-(-n // step) for n, step in zip(size, stride, strict=True))
     return h, w
 
 
 class Stage(nnx.Module):
-    """The blocks of a stage: those that change the shape of tokens by themselves, the others as a scan.
+    """The blocks of a stage: blocks that change the shape run alone, the others as a scan.
 
     Args:
       config: the `MViTConfig`.
@@ -60,8 +60,8 @@ class Stage(nnx.Module):
         """The map after the last block, and those after the blocks in `capture`.
 
         Args:
-          name: begins the names of choices.
-          options: `rates`, `train` and `key`, as a stack takes them.
+          name: prefix of the names of choices.
+          options: `rates`, `train` and `key` of a `Stack`.
         """
         x, layout = at.tokens, at.layout
         after = layout._replace(grid=map_size(layout.grid, self.stride))
@@ -80,7 +80,7 @@ class Stage(nnx.Module):
     def _span(
         self, x: jax.Array, layout: Layout, start: int, stop: int, capture: tuple[int, ...], options: dict[str, Any]
     ) -> tuple[jax.Array, dict[str, Choice], dict[int, jax.Array]]:
-        """The tokens after like blocks, the choices of all, stacked, and the tokens after those in `capture`."""
+        """The tokens after a run of blocks, their stacked choices, and the tokens after the blocks in `capture`."""
         blocks, shapes = self.blocks, jax.eval_shape(lambda x: self.blocks[start]((x, {}), layout)[1], x)
         none = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
         chosen = jax.tree.map(lambda a: jnp.zeros((stop - start, *a.shape), a.dtype), shapes)
@@ -88,7 +88,7 @@ class Stage(nnx.Module):
         def written(chosen, index, choices):
             return jax.tree.map(lambda a, choice: a.at[index - start].set(choice), chosen, choices)
 
-        def fold(chosen, index, block, x):  # before the first block it writes to the last row
+        def fold(chosen, index, block, x):  # before the first block this writes to the last row, which is overwritten
             return written(chosen, index - 1, x[1])
 
         def apply(state, start, stop):

@@ -1,8 +1,8 @@
 """PatchTST: a transformer over the patches of a time series, plain, with registers, or with a Jumbo token.
 
-Each channel of a series is a separate sequence.  It is cut into patches that overlap by half, embedded, and passed with
-a class token through blocks that all channels share.  The head computes logits from the concatenated class tokens.
-patchtst_public_registers and patchtst_public_jumbo have the global tokens of these in the blocks of patchtst_public.
+Each channel of a series is a separate sequence.  It is cut into half-overlapping patches, embedded, and passed with a
+class token through blocks shared by all channels.  The head reads the concatenated class tokens.
+patchtst_public_registers and patchtst_public_jumbo add these global tokens to the blocks of patchtst_public.
 
 | name               | global tokens of a channel                              | what the head reads          |
 |--------------------|---------------------------------------------------------|------------------------------|
@@ -45,28 +45,28 @@ PADDINGS = {"repeat": "edge", "zero": "constant"}  # the modes of jnp.pad
 class PatchTSTConfig:
     """The configuration of a PatchTST.
 
-    The Jumbo paper "closely follows" PatchTST, but does not say which norm it uses, where the norm is, and whether
-    attention is residual.  The defaults are those of its vision models: layer norms before each branch and at the end,
-    and plain attention.  Public PatchTST has batch norms after each branch and residual attention, and normalises each
-    series by itself, by RevIN without learned factors (`patchtst_public`).
-    Its code applies dropout inside the FFN and twice after attention; ours after the embedding and once after each
-    branch.
+    The Jumbo paper "closely follows" PatchTST, but does not specify the type and place of the norm, or whether
+    attention is residual.  Our defaults follow its vision models: layer norms before each branch and at the end, and
+    plain attention.  Public PatchTST (`patchtst_public`) has batch norms after each branch, residual attention, and
+    per-series normalisation (RevIN without learned factors).  Its code applies dropout inside the FFN and twice after
+    attention; ours after the embedding and once after each branch.
 
     Attributes:
       length, channels: number of steps and of channels of a series.
       num_classes: None for no head.
       patches: patches per channel, which determines their length (`patch_length`).
       width, depth, num_heads, mlp_dim: sizes of the transformer.
-      registers: register tokens per channel; None: as many as cost the same as a Jumbo token of J = 4 (Proposition 1).
-      jumbo: J, the ratio of the global token's width to `width`; with 1 it is a class token, which shares the FFN of
-        the patches.
+      registers: register tokens per channel; None: the number that costs the same as a Jumbo token of J = 4
+        (Proposition 1).
+      jumbo: J, the ratio of the global token's width to `width`; with 1 it is a class token, which uses the FFN of the
+        patches.
       jumbo_mlp: ratio of hidden width to width in the FFN of the Jumbo token.
-      jumbo_ffn: whether that FFN is "shared" by all blocks, or one "per_layer".
+      jumbo_ffn: whether that FFN is "shared" by all blocks or "per_layer".
       norm: "layer", or "batch" over all tokens of all series.
-      norm_first: whether norms come before the branches, with one more at the end; otherwise after each residual sum.
+      norm_first: whether norms come before the branches, with a final norm; otherwise after each residual sum.
       residual_attention: whether attention scores are accumulated over the blocks, before the softmax.
       pool: the head reads the global token ("class"), or the last patch token ("last"); then there is no global token.
-      instance_norm: whether each channel of a series is first taken to mean 0 and variance 1 over its steps.
+      instance_norm: whether each channel of a series is first normalised to mean 0 and variance 1 over its steps.
       padding: how the series is padded to whole patches: "repeat" (the last value, as in PatchTST) or "zero".
       dropout: probability of zeroing an entry of the embedding or a branch, used when a key is given.
     """
@@ -133,7 +133,7 @@ def patch_length(length: int, patches: int) -> int:
 def equal_cost_registers(width: int, patches: int, jumbo: int) -> int:
     """The number of registers with the same cost per block as a Jumbo token: Proposition 1, rounded.
 
-    The proposition has no class token beside the registers; ours costs as much as one more register.
+    The proposition has no class token besides the registers; ours costs as much as one more register.
     """
     total = 2 * width + patches
     return round(math.sqrt(total**2 + (1 + 2 * width) * jumbo**2 + 2 * (width + patches) * jumbo) - total)
@@ -174,12 +174,12 @@ class PatchTST(nnx.Module):
         """Class logits [*B, num_classes] of series [*B, T, channels].
 
         Args:
-          key: drives dropout; None means none.
+          key: drives dropout; None disables it.
           train: whether batch norms use and record the statistics of these series.
           dropout: replaces the rate of the configuration; may be traced.
 
         Raises:
-          ValueError: the series have another length or number of channels, or the model has no head.
+          ValueError: wrong length or number of channels, or the model has no head.
         """
         return self.classify(self.cut(series), key=key, train=train, dropout=dropout)
 
@@ -214,7 +214,7 @@ class PatchTST(nnx.Module):
         train: bool = False,
         dropout: float | jax.Array | None = None,
     ) -> jax.Array:
-        """Class logits [*B, num_classes] of patches [*B, channels, patches, patch_length], such as those of `cut`."""
+        """Class logits [*B, num_classes] of patches [*B, channels, patches, patch_length], as from `cut`."""
         check_head(self)
         return self.head(self._pooled(patches, key, train, dropout))
 
@@ -256,7 +256,7 @@ class PatchTST(nnx.Module):
         dropout: float | jax.Array | None = None,
         keep: int | None = None,
     ) -> tuple[jax.Array, dict[int, jax.Array]]:
-        """Tokens [*B, channels, prefix + patches, D] after all blocks, and after those in `capture`.
+        """Tokens [*B, channels, prefix + patches, D] after all blocks, and after the blocks in `capture`.
 
         With `keep`, only the first `keep` tokens pass through the last FFN and are returned.
         """
@@ -330,7 +330,7 @@ class PatchTSTBlock(nnx.Module):
 
         Args:
           rate: of dropout after each branch.
-          keep: how many of the first tokens pass through the FFN and are returned; None: all.
+          keep: number of leading tokens that pass through the FFN and are returned; None: all.
         """
         keys, products = split(key, 3), None
         add = functools.partial(self._add, train=train, dropout=rate)
@@ -362,7 +362,7 @@ class PatchTSTBlock(nnx.Module):
 
 
 class ResidualAttention(dense.Attention):
-    """Attention whose scores are added to those of the earlier layers, before the softmax (RealFormer).
+    """Attention that accumulates scores over layers, before the softmax (RealFormer).
 
     Shapes: [*B, N, width] and [*B, H, N, N] -> the same two.
     """
@@ -381,7 +381,7 @@ def _without_products(x):
 
 
 def _standardized(x: jax.Array) -> jax.Array:
-    """Series over the last axis at mean 0 and variance 1; a constant one becomes zeros."""
+    """Normalise series to mean 0 and variance 1 over the last axis; constant series become zero."""
     x = x - x.mean(-1, keepdims=True)
     return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-5)
 

@@ -1,4 +1,4 @@
-"""Decoders of label maps: from the maps of a backbone to logits on the finest of them.
+"""Segmentation decoders: from the feature maps of a backbone to logits.
 
 | decoder              | reads                  | logits                   | source                            |
 |----------------------|------------------------|--------------------------|-----------------------------------|
@@ -7,8 +7,8 @@
 | `ConvolutionDecoder` | the last map           | on one 8 times as fine   | depthwise attention, Section A.2  |
 | `OcticDecoder`       | the last map, a field  | on every pixel           | `isotypic.Unpatchify`             |
 
-A map comes as a `Grid`, which says where it lies.  Where the backbone chooses that, decoders are equivariant: they
-resize around the torus and put each map where it belongs.
+Each map is a `Grid`, with its position on the image.  For an adaptive backbone, which chooses that position, decoders
+are equivariant: they resize around the torus and align the maps.
 """
 
 import dataclasses
@@ -32,21 +32,21 @@ from equivit.symmetry.groups import Group
 from kernels.convolution import around
 
 UPSAMPLING = ("interpolate", "unpool")
-DROPOUT = 0.1  # of channels, before the logits
-GROUPS = 32  # of channels, of group norm, or as many of them as divide the width
+DROPOUT = 0.1  # rate for channels, before the logits
+GROUPS = 32  # of group norm; the greatest common divisor with the width is used
 
 
 class UperNet(nnx.Module):
-    """Pyramid pooling of the last stage's map, which is joined top-down with the maps of the stages before.
+    """Pyramid pooling of the last stage's map, merged top-down with the maps of the earlier stages.
 
-    All maps are then resized to the first one, and convolved together.
+    All maps are then resized to the first, concatenated and convolved.
 
     Shapes: grids of decreasing size, [B, h_k, w_k, in_channels[k]] -> logits [B, h_0, w_0, classes].
 
     Args:
-      mode: of all convolutions' padding.
-      equivariant: maps are put where they lie on the torus, and pyramid pooling has no corner.
-      upsampling: of maps of different stages if equivariant, one of UPSAMPLING.
+      mode: padding mode of all convolutions.
+      equivariant: maps are aligned on the torus, and pyramid pooling is circular.
+      upsampling: how maps of different stages are upsampled if equivariant, one of UPSAMPLING.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class UperNet(nnx.Module):
 
 
 class AuxiliaryHead(nnx.Module):
-    """A convolution and logits on one map: what an auxiliary loss is taken of.
+    """A convolution and logits on one map, for an auxiliary loss.
 
     Shapes: [B, h, w, in_channels] -> [B, h, w, classes].
     """
@@ -100,13 +100,13 @@ class AuxiliaryHead(nnx.Module):
 
 
 class LinearDecoder(nnx.Module):
-    """Batch norm and a linear map of each token; a field is made invariant first, so that the logits turn with it.
+    """Batch norm and a linear map of each token; fields are made invariant first, so logits rotate with the image.
 
     Shapes: [B, h, w, in_channels] -> logits [B, h, w, classes].
 
     Args:
-      invariant: an invariantization (`layers/invariants.py`) of the tokens; None: they are no field.
-      group: of the field.
+      invariant: an invariantization (`layers/invariants.py`) of the tokens; None for dense tokens.
+      group: group of the field.
     """
 
     def __init__(self, in_channels: int, classes: int, *, invariant: Any, group: Any, rngs: nnx.Rngs):
@@ -128,8 +128,8 @@ class ConvolutionDecoder(nnx.Module):
 
     Shapes: [B, h, w, in_channels] -> logits [B, 8 h, 8 w, classes].
 
-    The paper has neither widths nor kernels; with 256 channels in the first, half as many in each further one, and
-    kernels of 4 x 4 and 3 x 3, the number of parameters is about that of its Table A.1.
+    The paper gives neither widths nor kernels.  With 256 channels in the first layer, half as many in each further
+    layer, and kernels of 4 x 4 and 3 x 3, the number of parameters is close to its Table A.1.
     """
 
     def __init__(self, in_channels: int, width: int, classes: int, *, mode: str, rngs: nnx.Rngs):
@@ -149,7 +149,7 @@ class ConvolutionDecoder(nnx.Module):
 
 
 class OcticDecoder(nnx.Module):
-    """A linear map of each token's field to the logits of its patch's pixels, which turn with it.
+    """An equivariant linear map from each token's field to the logits of its patch's pixels.
 
     Shapes: a field as dense tokens [B, h, w, in_channels] -> logits [B, h ph, w pw, classes].
     """
@@ -166,12 +166,12 @@ class OcticDecoder(nnx.Module):
 
 
 class Doubling(nnx.Module):
-    """A transposed convolution that makes a map twice as large; group norm; GELU.
+    """A transposed convolution of stride 2, group norm, GELU.
 
     Shapes: [B, h, w, in_channels] -> [B, 2 h, 2 w, width].
 
     Args:
-      mode: of what lies beyond the ends of the map.
+      mode: padding mode of the map.
     """
 
     def __init__(self, in_channels: int, width: int, *, mode: str, rngs: nnx.Rngs):
@@ -202,13 +202,13 @@ class Doubling(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Resizing:
-    """Maps resized to finer ones of the same image."""
+    """Resizes maps to finer maps of the same image."""
 
     equivariant: bool
     upsampling: str
 
     def __call__(self, coarse: Grid, fine: Grid) -> jax.Array:
-        """The values of `coarse` [B, h, w, C] on the positions of `fine` [B, H, W, _], [B, H, W, C]."""
+        """The values of `coarse` [B, h, w, C] at the positions of `fine` [B, H, W, _]: [B, H, W, C]."""
         size = (fine.values.shape[1], fine.values.shape[2])
         if not self.equivariant:
             return bilinear(coarse.values, size)
@@ -222,7 +222,7 @@ class Resizing:
 
 
 def _holding(grid: Grid, values: jax.Array) -> Grid:
-    """Other values of the same map."""
+    """The grid with new values."""
     return dataclasses.replace(grid, values=values)
 
 

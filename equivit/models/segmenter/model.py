@@ -1,4 +1,4 @@
-"""Semantic segmentation: a backbone that gives maps of features, and a decoder that makes logits of every pixel.
+"""Semantic segmentation: a backbone that computes feature maps, and a decoder that computes logits per pixel.
 
 | decoder        | backbones                                 | `models/segmenter/decoders.py` |
 |----------------|-------------------------------------------|-----------------------------------|
@@ -7,9 +7,9 @@
 | "convolutions" | all                                       | `ConvolutionDecoder`              |
 | "octic"        | whose last blocks have fields (D8, D2)    | `OcticDecoder`                    |
 
-With an adaptive backbone, `equivariant=True` makes all of it shift-equivariant: the logits of every pixel move with the
-image ("Making Vision Transformers Truly Shift-Equivariant", Section 4).  With a fully octic backbone "linear" and
-"octic" turn with it.
+With an adaptive backbone, `equivariant=True` makes the whole model shift-equivariant: the logits shift with the image
+("Making Vision Transformers Truly Shift-Equivariant", Section 4).  With a fully octic backbone, "linear" and "octic"
+are equivariant under rotations and mirrors.
 """
 
 import dataclasses
@@ -49,20 +49,20 @@ Backbone = ViTConfig | JumboViTConfig | SwinConfig | CvTConfig | MViTConfig | Mo
 
 @dataclasses.dataclass(frozen=True)
 class SegmenterConfig:
-    """The choices that make one segmentation model.
+    """The configuration of a segmentation model.
 
     Attributes:
       backbone: the configuration of the backbone, which has no head.
-      num_classes: of pixels.
+      num_classes: number of pixel classes.
       decoder: one of DECODERS.
-      width: channels of UperNet, or of the first of the transposed convolutions.
-      padding: of the decoder's convolutions, "zeros" or "circular".
-      equivariant: for an adaptive backbone: the decoder follows circular shifts too, and pads circularly.
-      upsampling: of the maps of an equivariant UperNet: "interpolate", around the torus, or "unpool", which puts zeros
-        between the entries.
-      auxiliary: UperNet has a second head on the last but one stage, which an auxiliary loss trains.
-      own_size: logits stay on the decoder's grid, and labels are resized to it, to be learned and to be compared; else
-        logits are resized to the pixels of the image.
+      width: channels of UperNet, or of the first transposed convolution.
+      padding: padding of the decoder's convolutions, "zeros" or "circular".
+      equivariant: whether the decoder is shift-equivariant too and pads circularly; for adaptive backbones.
+      upsampling: how an equivariant UperNet upsamples maps: "interpolate" (around the torus) or "unpool" (zeros between
+        entries).
+      auxiliary: UperNet has a second head on the penultimate stage, for an auxiliary loss.
+      own_size: logits stay on the decoder's grid, and labels are resized to it for training and evaluation; otherwise
+        logits are resized to the image.
     """
 
     backbone: Backbone
@@ -132,7 +132,7 @@ class SegmenterConfig:
 
     @property
     def patch_size(self) -> tuple[int, int] | None:
-        """(height, width) of the backbone's patches in pixels, None if it has none that must divide an image."""
+        """(height, width) of the backbone's patches in pixels; None if no patch size must divide the image."""
         return getattr(self.backbone, "patch_size", None)
 
     @property
@@ -141,8 +141,8 @@ class SegmenterConfig:
         return getattr(self.backbone, "parts", ())
 
     def check_torus(self, image_size: tuple[int, ...]) -> None:
-        """ValueError for a size that an adaptive backbone does not take."""
-        if (check := getattr(self.backbone, "check_torus", None)) is not None:  # else its patches are all
+        """Raise ValueError for a size that an adaptive backbone does not support."""
+        if (check := getattr(self.backbone, "check_torus", None)) is not None:  # else only patches constrain it
             check(image_size)
 
     @property
@@ -156,7 +156,7 @@ class SegmenterConfig:
 
 
 class Segmenter(nnx.Module):
-    """A backbone and a decoder of label maps; see `SegmenterConfig`.
+    """A backbone and a segmentation decoder; see `SegmenterConfig`.
 
     Args:
       backbone: a model built from `config.backbone`.
@@ -169,7 +169,7 @@ class Segmenter(nnx.Module):
         self.config, self.backbone = config, backbone
         widths = _widths(config)
         pyramid = config.decoder == "upernet"
-        # The last stage's map goes through the backbone's own norm.
+        # The backbone itself normalises the last stage's map.
         self.norms = nnx.List(
             [dense.LayerNorm(width, eps=config.backbone.norm_eps) for width in widths[:-1]] if pyramid else []
         )
@@ -179,12 +179,12 @@ class Segmenter(nnx.Module):
         self.auxiliary = AuxiliaryHead(widths[-2], config.num_classes, **options) if second else None
 
     def __call__(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
-        """Logits of every pixel, [*B, H, W, num_classes], of images [*B, H, W, C] of any size that the backbone takes.
+        """Pixel logits [*B, H, W, num_classes] of images [*B, H, W, C] of any size that the backbone takes.
 
         With `own_size` they are [*B, h, w, num_classes], on the decoder's grid.
 
         Args:
-          key: drives drop path and dropout; None means neither.
+          key: drives drop path and dropout; None disables both.
           train: whether batch norms use and record the statistics of this batch.
         """
         return self.both(images, key=key, train=train)[0]
@@ -192,10 +192,10 @@ class Segmenter(nnx.Module):
     def both(
         self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False, frozen: bool = False
     ) -> tuple[jax.Array, jax.Array | None]:
-        """The logits, and those of the auxiliary head; None if there is none.
+        """The logits, and the logits of the auxiliary head, or None without one.
 
         Args:
-          frozen: the backbone runs as in evaluation, and has no gradient.
+          frozen: the backbone runs as in evaluation, without gradient.
         """
         keys, batch = split(key, 3), images.shape[:-3]
         flat = images.reshape(-1, *images.shape[-3:])
@@ -232,7 +232,7 @@ class Segmenter(nnx.Module):
         return [*normed, last.patches]
 
     def _resized(self, grid: Grid, size: tuple[int, int]) -> jax.Array:
-        """The logits at a size, in at least float32: [B, h, w, classes] -> [B, H, W, classes]."""
+        """Resize logits, in at least float32: [B, h, w, classes] -> [B, H, W, classes]."""
         x = grid.values.astype(jnp.promote_types(grid.values.dtype, jnp.float32))
         if not self.config.equivariant:
             return bilinear(x, size)

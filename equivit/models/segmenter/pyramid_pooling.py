@@ -1,4 +1,4 @@
-"""Pyramid pooling: a map beside what it is like from further away (PSPNet, arXiv 1612.01105, Section 3.2)."""
+"""Pyramid pooling: a map concatenated with its means at several scales (PSPNet, arXiv 1612.01105, Section 3.2)."""
 
 import functools
 
@@ -12,22 +12,22 @@ from equivit.layers.resizing import bilinear
 
 SCALES = (1, 2, 3, 6)
 
-# A convolution of a decoder; weights begin as in MMSegmentation.
+# A decoder convolution, initialised as in MMSegmentation.
 conv_unit = functools.partial(
     NormedConv, activation=jax.nn.relu, init=nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
 )
 
 
 class PyramidPooling(nnx.Module):
-    """Means of a map at each of SCALES, each through a 1 x 1 convolution; beside the map itself, a 3 x 3 one.
+    """Means of a map at SCALES, each through a 1 x 1 convolution; then a 3 x 3 convolution of all and the map.
 
-    At scale k the map is divided into k x k parts, and their means are resized to the map.  These parts begin at its
-    corner.  With `equivariant` each entry has the mean of a part as large that lies around it, on a torus.
+    At scale k the map is divided into k x k parts from its corner on, and their means are resized to the map.  With
+    `equivariant`, each entry instead gets the mean of a part of the same size around it, on a torus.
 
     Shapes: [B, h, w, in_channels] -> [B, h, w, width].
 
     Args:
-      mode: of the last convolution's padding.
+      mode: padding mode of the last convolution.
     """
 
     def __init__(self, in_channels: int, width: int, *, mode: str, equivariant: bool, rngs: nnx.Rngs):
@@ -46,9 +46,9 @@ class PyramidPooling(nnx.Module):
 
 
 def means_of_parts(length: int, scale: int) -> np.ndarray:
-    """The means of `scale` parts of an axis, [scale, length]; where it cannot be divided, parts overlap, as in PyTorch.
+    """The matrix of means of `scale` parts of an axis, [scale, length]; uneven parts overlap, as in PyTorch.
 
-    The k-th one is from floor(k length / scale) to ceil((k + 1) length / scale).
+    Part k spans floor(k length / scale) to ceil((k + 1) length / scale).
     """
     begin = np.arange(scale) * length // scale
     end = -(-(np.arange(scale) + 1) * length // scale)
@@ -58,7 +58,7 @@ def means_of_parts(length: int, scale: int) -> np.ndarray:
 
 
 def means_around(length: int, scale: int) -> np.ndarray:
-    """The mean of a part of an axis around each place of it, [length, length]; the axis is a circle."""
+    """The matrix of means of a part around each position of a circular axis, [length, length]."""
     size = max(1, round(length / scale))
     behind = (np.arange(length) - np.arange(length)[:, None] + size // 2) % length
     return (behind < size) / size

@@ -1,4 +1,4 @@
-"""Attention with one head for some of the channels: the token mixer of SHViT (arXiv 2401.16456)."""
+"""Single-head attention on some of the channels: the token mixer of SHViT (arXiv 2401.16456)."""
 
 from typing import Any
 
@@ -12,9 +12,9 @@ from kernels.attention import attend
 
 
 class GroupNorm(nnx.Module):
-    """Normalises each map to mean 0 and variance 1 over positions and channels together; then scale and bias.
+    """Normalises each map to mean 0 and variance 1 over positions and channels; then applies scale and bias.
 
-    It is group norm with a single group.  A layer norm would have statistics of each position.
+    It is group norm with a single group; a layer norm would use statistics per position.
 
     Shapes: [*B, h, w, C] -> the same.
     """
@@ -33,14 +33,14 @@ class GroupNorm(nnx.Module):
 
 
 class SingleHeadAttention(nnx.Module):
-    """The first `partial` channels attend to each other's positions by one head; then ReLU and a map of all channels.
+    """Single-head attention on the first `partial` channels; then ReLU and a linear map of all channels.
 
-    The other channels are neither normalised nor mixed before that map.  The channels of `qkv` are ordered q, k, v.
+    The other channels bypass norm and attention.  The channels of `qkv` are ordered q, k, v.
 
     Shapes: [*B, h, w, width] -> the same.
 
     Args:
-      partial: channels that attend, and so those of the values.
+      partial: number of channels that attend, also the channels of the values.
       qk_width: channels of queries and of keys.
       statistics_groups: `groups` of the batch norms.
     """
@@ -55,7 +55,7 @@ class SingleHeadAttention(nnx.Module):
     def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
         first, rest = x[..., : self.partial], x[..., self.partial :]
         qkv = self.qkv(self.norm(first), train=train)
-        # The products of attention are in the type of those of linear maps, as everywhere.
+        # Attention products have the dtype of linear maps, as everywhere.
         tokens = jax.lax.collapse(qkv.astype(self.qkv.conv.kernel[...].dtype), x.ndim - 3, x.ndim - 1)
         q, k, v = jnp.split(tokens[..., None, :, :], (self.qk_width, 2 * self.qk_width), axis=-1)
         y = attend(q, k, v)

@@ -1,4 +1,4 @@
-"""Downsampling by convolution, with gates for channels: the patch merging of SHViT (arXiv 2401.16456)."""
+"""Downsampling by convolution with channel gates: the patch merging of SHViT (arXiv 2401.16456)."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ EXPANSION = 4
 
 
 class SqueezeExcitation(nnx.Module):
-    """Each channel times a gate in (0, 1), which a small MLP makes of the means of all channels.
+    """Multiply each channel by a gate in (0, 1), computed by a small MLP from the channel means.
 
     Source: arXiv 1709.01507, Section 3.
 
@@ -33,7 +33,7 @@ class SqueezeExcitation(nnx.Module):
 
 
 class ConvMerging(nnx.Module):
-    """Halves a map, rounding up: a linear map to 4 C channels, a depthwise convolution, gates, and a linear map.
+    """Halves a map, rounding up: linear map to 4 C channels, depthwise convolution, gates, linear map.
 
     Shapes: [*B, H, W, in_channels] -> [*B, h, w, width].
 
@@ -57,5 +57,5 @@ class ConvMerging(nnx.Module):
 
 
 def squeezed(width: int) -> int:
-    """A quarter of a width, rounded to the nearest multiple of 8, halves upwards, and at least 8."""
+    """A quarter of the width, rounded to the nearest multiple of 8 (halves up), at least 8."""
     return max(8, (width + 16) // 32 * 8)

@@ -1,6 +1,6 @@
-"""SHViT: convolutional blocks, of which those of the later stages attend by one head with some of their channels.
+"""SHViT: convolutional blocks, with single-head attention on some channels in the later stages.
 
-Source: SHViT (arXiv 2401.16456), and its code as timm has it.
+Source: SHViT (arXiv 2401.16456), and its code in timm.
 """
 
 import dataclasses
@@ -25,23 +25,23 @@ from equivit.models.shvit.attention import SingleHeadAttention
 from equivit.models.shvit.merging import ConvMerging
 from equivit.models.staged import Map, Staged, StagedConfig
 
-STRIDE = 16  # of the map of the first stage; each further one halves it
-EXPANSION = 2  # of the hidden width of feed-forward parts
+STRIDE = 16  # of the first stage; doubles with each stage
+EXPANSION = 2  # hidden width of feed-forward parts / width
 
 
 @dataclasses.dataclass(frozen=True)
 class SHViTConfig(StagedConfig):
-    """The choices that make one SHViT.
+    """The configuration of an SHViT.
 
     Attributes:
       widths, depths: width and blocks of each stage.  The first width is a multiple of 8.
-      partial_widths: channels that attend, in each stage; 0 for a stage without attention.
+      partial_widths: number of channels that attend in each stage; 0 for no attention.
       qk_width: channels of queries and of keys.
-      image_size: (height, width); images of any size can be used.
+      image_size: (height, width); the model takes any size.
       num_classes: None for no head.
-      drop_path: probability of dropping a branch of a block for a sample, used when a key is given; a pair grows
-        linearly with depth.  The official code has none.
-      statistics_groups: runs of images that batch norms normalise with statistics of their own (`BatchNorm`).
+      drop_path: probability of dropping a branch of a block for a sample, used when a key is given; a pair gives the
+        rates of the first and the last block, with linear growth between.  The official code has none.
+      statistics_groups: number of runs of images with separate batch statistics (`BatchNorm`).
       remat, unroll: how blocks are run (`layers/stack.py`).
     """
 
@@ -62,14 +62,14 @@ class SHViTConfig(StagedConfig):
         self.check_stages("widths", "partial_widths")
         if (width := self.widths[0]) % 8:
             raise ValueError(
-                f"SHViT: widths={self.widths}: the first must be a multiple of 8, of which the convolutions before it "
-                f"have parts; the nearest is {max(8, round(width / 8) * 8)}."
+                f"SHViT: widths={self.widths}: the first must be a multiple of 8, because the stem "
+                f"has fractions of it; the nearest is {max(8, round(width / 8) * 8)}."
             )
         for stage, (width, partial) in enumerate(zip(self.widths, self.partial_widths, strict=True)):
             if partial > width:
                 raise ValueError(
-                    f"SHViT: partial_widths={self.partial_widths}: of the {width} channels of stage {stage} no "
-                    f"{partial} can attend; the most is {width}."
+                    f"SHViT: partial_widths={self.partial_widths}: stage {stage} has {width} channels, so "
+                    f"{partial} cannot attend; the most is {width}."
                 )
 
     def build(self, rngs: nnx.Rngs) -> "SHViT":
@@ -83,7 +83,7 @@ class ResidualConv(nnx.Module):
     Shapes: [*B, h, w, width] -> the same.
 
     Args:
-      scale: of the batch norm at the start.
+      scale: initial scale of the batch norm.
       statistics_groups: `groups` of the batch norm.
     """
 
@@ -105,9 +105,9 @@ class ResidualConv(nnx.Module):
         return x + drop_path(y, rate, key, axes=3) if self.residual else y
 
     def folded(self) -> "ResidualConv":
-        """The same map as one convolution: x itself is what the tap at the centre adds.
+        """The same map as one convolution, with x added through the centre tap.
 
-        That tap carries the stream of residuals, so the kernel is none that "mixed" precision rounds.
+        The centre tap carries the residual stream, so "mixed" precision must not round this kernel.
         """
         module = nnx.clone(self)
         module.conv, module.residual = self.conv.folded(), False
@@ -117,7 +117,7 @@ class ResidualConv(nnx.Module):
 
 
 class FeedForward(nnx.Module):
-    """A linear map to twice the width, ReLU, and a linear map, of each position; with batch norms.
+    """Pointwise linear map to twice the width, ReLU, pointwise linear map; with batch norms.
 
     Shapes: [*B, h, w, width] -> the same.
     """
@@ -160,7 +160,7 @@ class Block(nnx.Module):
         """The map after the block.
 
         Args:
-          layout, phase: unused: a map has its grid, and all blocks are alike.
+          layout, phase: unused; a map has its grid, and blocks do not alternate.
           rate: probability of dropping a branch for a sample.
           train: whether batch norms use and record the statistics of this batch.
           key: for stochastic depth; None: none.
@@ -173,7 +173,7 @@ class Block(nnx.Module):
 
 
 class Downsampling(nnx.Module):
-    """Between stages: the map is halved, and before and after that are a residual convolution and an MLP.
+    """Between stages: halves the map, with a residual convolution and an MLP before and after.
 
     Shapes: [*B, H, W, in_channels] -> [*B, h, w, width].
     """
@@ -211,16 +211,16 @@ class NormedLinear(nnx.Module):
         self.linear = dense.Linear(in_features, out_features, rngs=rngs)
 
     def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
-        flat = x.reshape(-1, x.shape[-1])  # statistics of groups are of images, in however many batch axes
+        flat = x.reshape(-1, x.shape[-1])  # batch-statistics groups are over images, in any batch axes
         y = self.linear(self.norm(flat, train=train))
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
     def folded(self) -> dense.Linear:
-        """The same map as one linear map, by the running statistics, for inference."""
+        """The same map for inference: one linear map, folded from the running statistics."""
         linear, (factor, shift) = nnx.clone(self.linear), self.norm.affine()
         weight = self.linear.weight[...]
         linear.weight.set_value((weight * factor[:, None]).astype(weight.dtype))
-        # As a sum, in float32 everywhere: accelerators round the factors of matrix products.
+        # A float32 sum: accelerators round the factors of matrix products.
         linear.bias.set_value(self.linear.bias[...] + jnp.sum(shift[:, None] * weight, 0))
         return linear
 
@@ -259,7 +259,7 @@ class SHViT(Staged):
         return Map.of_images(images).strided(x, STRIDE)
 
     def begin(self, stage: int, at: Map, *, train: bool = False) -> Map:
-        """Halve the map, but in the first stage."""
+        """Halve the map, except in the first stage."""
         downsampling = self.stages[stage].downsampling
         return at if downsampling is None else at.strided(downsampling(at.tokens, train=train), 2)
 
@@ -281,7 +281,7 @@ def _block(config: SHViTConfig, stage: int, rngs: nnx.Rngs) -> Block:
     )
 
 
-# Published sizes (the official configurations; timm has the same).
+# Published sizes (the official configurations and timm).
 NAMES = {
     "shvit_s1": Preset(SHViTConfig, dict(widths=(128, 224, 320), depths=(2, 4, 5), partial_widths=(0, 48, 68))),
     "shvit_s2": Preset(SHViTConfig, dict(widths=(128, 308, 448), depths=(2, 4, 5), partial_widths=(0, 66, 96))),

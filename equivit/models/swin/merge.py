@@ -1,4 +1,4 @@
-"""Patch merging: between the stages of a Swin transformer the map halves and the width doubles."""
+"""Patch merging: halve the map and double the width between the stages of a Swin transformer."""
 
 import functools
 import operator
@@ -19,8 +19,8 @@ from equivit.symmetry.shifts import Choice
 class PatchMerging(nnx.Module):
     """Four neighbours, 2 x 2, become one token of twice the width (Swin, Section 3.1).
 
-    Norm of the four side by side, then a linear map; with `norm_first=False` the linear map, then the norm (SwinV2).
-    A map of odd sides is filled up with zeros.
+    The norm of the four concatenated tokens, then a linear map; with `norm_first=False`, the linear map, then the norm
+    (SwinV2).  Maps with odd sides are zero-padded.
 
     Shapes: [*B, h w, width] -> [*B, ceil(h / 2) ceil(w / 2), 2 width].
     """
@@ -31,18 +31,18 @@ class PatchMerging(nnx.Module):
         self.norm_first = norm_first
 
     def __call__(self, x: jax.Array, grid: Pair) -> tuple[jax.Array, Pair]:
-        """The merged tokens of a map, and its grid."""
+        """The merged tokens of a map, and their grid."""
         y, merged = neighbours(x, grid)
         y = self.reduction(self.norm(y)) if self.norm_first else self.norm(self.reduction(y).astype(x.dtype))
-        return y.astype(x.dtype), merged  # a linear map computes in the dtype of its weight, the stream keeps its own
+        return y.astype(x.dtype), merged  # linear maps compute in the dtype of their weight; the stream keeps its dtype
 
     def adaptive(self, x: jax.Array, grid: Pair, select: str) -> tuple[jax.Array, Pair, Choice]:
-        """The tokens merged at the phase that the content chooses, and that choice (A-PMerge, Eq. 21 to 23).
+        """The tokens merged at the phase chosen by the content, and the choice (A-PMerge, Eq. 21 to 23).
 
         Args:
           x: [B, h w, width] on a torus.
-          select: "output" takes the phase whose merged tokens have the largest norm, before a norm after them; "input"
-            that of the largest norm of the tokens at the first of the four neighbours, which costs nothing.
+          select: "output" takes the phase with the largest norm of the merged tokens, before a final norm layer;
+            "input" takes the largest norm of the first of the four neighbours, which is almost free.
 
         Raises:
           ValueError: the grid is not even.
@@ -57,20 +57,20 @@ class PatchMerging(nnx.Module):
         return y, (grid[0] // 2, grid[1] // 2), choice
 
     def at(self, x: jax.Array, choice: Choice) -> jax.Array:
-        """Merged at a phase of each map: [B, h, w, width] -> [B, h w / 4, 2 width]."""
+        """The tokens merged at the chosen phase of each map: [B, h, w, width] -> [B, h w / 4, 2 width]."""
         b, h, w, width = x.shape
         rolled = shifts.roll(x, -shifts.phases(choice.index, STRIDE))
         return self(rolled.reshape(b, h * w, width), (h, w))[0]
 
     def normed(self, y: jax.Array) -> jax.Array:
-        """Merged tokens after the norm that comes after the linear map, if one does."""
+        """Merged tokens after the norm, if the norm follows the linear map."""
         return y if self.norm_first else self.norm(y)
 
     def at_each_phase(self) -> Callable[[jax.Array], list[jax.Array]]:
-        """The linear map, after a norm before it, at all phases: [B, h, w, width] -> [B, h/2, w/2, 2 width] for each.
+        """The linear map, with a norm before it, at all phases: [B, h, w, width] -> [B, h/2, w/2, 2 width] for each.
 
-        A norm of mean m and deviation s of four neighbours comes out of the linear map W as (sum of g_k W_k x_k - m sum
-        of g_k W_k) / s + b W: a convolution of x, shifted and scaled after it.
+        With mean m and deviation s of four neighbours, the norm and the linear map W give (sum of g_k W_k x_k - m sum
+        of g_k W_k) / s + b W: a convolution of x, then shifted and scaled.
         """
         weight = self.reduction.weight[...]
         if not self.norm_first:
@@ -91,7 +91,7 @@ class PatchMerging(nnx.Module):
 
 
 def neighbours(x: jax.Array, grid: Pair) -> tuple[jax.Array, Pair]:
-    """The 2 x 2 neighbours side by side, column by column, [*B, h w, C] -> [*B, (h/2) (w/2), 4 C], and the new grid."""
+    """Concatenate 2 x 2 neighbours, column by column: [*B, h w, C] -> [*B, (h/2) (w/2), 4 C], and the new grid."""
     x = fill_up(x.reshape(*x.shape[:-2], *grid, x.shape[-1]), (2, 2))
     *batch, h, w, channels = x.shape
     x = jnp.einsum("...hawbc->...hwbac", x.reshape(*batch, h // 2, 2, w // 2, 2, channels))
@@ -104,7 +104,7 @@ def _kernel(weight: jax.Array) -> jax.Array:
 
 
 def _moments(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Mean and variance of the four neighbours from each place on: [B, h, w, C] -> [B, h, w], in at least float32."""
+    """Mean and variance of the 2 x 2 neighbours at each position: [B, h, w, C] -> [B, h, w], in at least float32."""
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     mean = x.mean(-1)
     means, variances = (

@@ -5,7 +5,7 @@
 | 1       | before each branch           | products of queries and keys                  | a learned table           |
 | 2       | after each branch            | cosines, times a learned factor of each head  | a small MLP of distances  |
 
-An adaptive one (`SwinConfig.adaptive`) is truly shift-equivariant.
+With `SwinConfig.adaptive` the model is truly shift-equivariant.
 
 Sources: Swin (arXiv 2103.14030); SwinV2 (arXiv 2111.09883); A-Swin and A-SwinV2 (arXiv 2305.16316).
 """
@@ -36,33 +36,32 @@ Window = Annotated[tuple[PositiveInt, PositiveInt], Words("(height, width) in to
 
 @dataclasses.dataclass(frozen=True)
 class SwinConfig(AdaptiveConfig, StagedConfig):
-    """The choices that make one Swin transformer.
+    """The configuration of a Swin transformer.
 
-    No convolution of a Swin transformer pads: the patches of its only one do not overlap.
+    There is no padding option: the patches of the only convolution do not overlap.
 
     Attributes:
-      width: of the first stage; each further stage has twice the width of the one before.
-      depths, num_heads: blocks, and heads per block, of each stage.
+      width: width of the first stage; it doubles with each stage.
+      depths, num_heads: number of blocks, and heads per block, of each stage.
       version: 1 or 2, a row of the table above.
-      window_size: (height, width) of a window in tokens; an int for a square.  Along an axis where the map of a stage
-        is smaller, the window is the map.
-      image_size: (height, width) that the windows are chosen for; images of any size that the patch divides can be
-        used.
+      window_size: (height, width) of a window in tokens; an int for a square.  If the map of a stage is smaller along
+        an axis, the window spans the map.
+      image_size: (height, width) that determines the windows; the model takes any size that the patch divides.
       patch_size: (height, width) of a patch in pixels; an int for a square.
       num_classes: None for no head.
       mlp_ratio: hidden width of the MLP in units of its width.
       norm_eps: epsilon of layer norms.
-      drop_path: probability of dropping a branch of a block for a sample, used when a key is given; a pair grows
-        linearly from the first block of all to the last.
-      dropout: the same for single entries.
-      adaptive: True for a truly shift-equivariant model, or some of its parts: "token" (patches begin where the content
-        decides; A-token), "window" (windows too, without a mask between the borders of the map; A-WSA), "merge" (what
-        merging joins too; A-PMerge), "position" (where one window spans the map, distances go around it; A-RPE).  The
-        weights are those of the ordinary model.
-      select: how the phases of patches and of merging are chosen: by the norm of all tokens that come out ("output",
-        Eq. 15 and 22), or by that of what goes in at the lattice ("input"), which costs nothing.
-      anchor: a model whose every part is adaptive rolls the image into a frame of its content first, which settles ties
-        and rounding (`models/adaptive.py`).
+      drop_path: probability of dropping a branch of a block for a sample, used when a key is given; a pair gives the
+        rates of the first and the last block, with linear growth between.
+      dropout: the same for individual entries.
+      adaptive: True for a truly shift-equivariant model, or some of its parts: "token" (the content chooses the origin
+        of patches; A-token), "window" (of windows, without a mask between the borders of the map; A-WSA), "merge" (of
+        merging; A-PMerge), "position" (if one window spans the map, distances wrap around; A-RPE).  The weights are the
+        same as in the ordinary model.
+      select: the phases of patches and merging are chosen by the norm of the output ("output", Eq. 15 and 22) or of the
+        input on the lattice ("input"), which is almost free.
+      anchor: if all parts are adaptive, first roll the image into a frame chosen by its content, which makes ties and
+        rounding shift-invariant (`models/adaptive.py`).
       remat, unroll: how blocks are run (`layers/stack.py`).
     """
 
@@ -81,7 +80,7 @@ class SwinConfig(AdaptiveConfig, StagedConfig):
     norm_eps: PositiveFloat = 1e-5
     drop_path: Below1 | tuple[Below1, Below1] = 0.0
     dropout: Below1 = 0.0
-    adaptive: tuple[Annotated[str, OneOf(PARTS)], ...] | bool = False  # in this order a message names the wrong part
+    adaptive: tuple[Annotated[str, OneOf(PARTS)], ...] | bool = False  # tuple first: messages then name the wrong part
     select: Annotated[str, OneOf(SELECT)] = "output"
     anchor: bool = True
     remat: Annotated[str, OneOf(REMAT)] = "none"
@@ -107,12 +106,12 @@ class SwinConfig(AdaptiveConfig, StagedConfig):
         return max(1, min(h, self.window_size[0])), max(1, min(w, self.window_size[1]))
 
     def shift(self, stage: int, image_size: tuple[int, ...]) -> Pair:
-        """By how much every second block shifts its windows: by half of them, unless the map is one window."""
+        """The shift of the windows in every second block: half a window, unless one window spans the map."""
         (h, w), (p, q) = self._map(image_size, stage), self.window(stage)
         return p // 2 if h > p else 0, q // 2 if w > q else 0
 
     def check_torus(self, image_size: tuple[int, ...]) -> None:
-        """ValueError unless patches, merging and windows divide an image, as an adaptive model needs it."""
+        """Raise ValueError unless patches, merging and windows divide the image, as adaptive models need."""
         sides = []
         for axis, patch in enumerate(self.patch_size):
             windows = [patch * 2**stage * self.window(stage)[axis] for stage in range(len(self.depths))]
@@ -121,9 +120,9 @@ class SwinConfig(AdaptiveConfig, StagedConfig):
         check_torus("Swin", image_size, (sides[0], sides[1]), why)
 
     def _map(self, image_size: tuple[int, ...], stage: int) -> Pair:
-        """The size of a stage's map, odd ones halved downwards.
+        """The size of a stage's map, with halving rounded down.
 
-        The map itself is halved upwards.  timm chooses windows and shifts by this one.
+        The actual map rounds up.  timm chooses windows and shifts by this size.
         """
         h, w = (size // patch // 2**stage for size, patch in zip(image_size, self.patch_size, strict=True))
         return h, w
@@ -134,7 +133,7 @@ class SwinConfig(AdaptiveConfig, StagedConfig):
 
 
 class Stage(nnx.Module):
-    """Patch merging, unless it is the first stage, then blocks; every second one shifts its windows."""
+    """Patch merging, except in the first stage, then blocks; every second block shifts its windows."""
 
     def __init__(self, config: SwinConfig, stage: int, *, rngs: nnx.Rngs):
         first, parts = config.version == 1, config.parts
@@ -144,7 +143,7 @@ class Stage(nnx.Module):
 
         def block(rngs):
             norms = [dense.LayerNorm(width, eps=config.norm_eps) for _ in range(2)]
-            if not first:  # so that each block begins as the identity, as in the official code
+            if not first:  # each block starts as the identity, as in the official code
                 for norm in norms:
                     norm.scale.set_value(jnp.zeros(width))
             return WindowBlock(
@@ -163,8 +162,8 @@ class Stage(nnx.Module):
 class Swin(Staged):
     """A Swin transformer of either version; see `SwinConfig`.
 
-    The head reads the mean token of the last stage, after a norm.  Choices have the names "patch_embed",
-    "stage1_merge", "stage1_window" and so on.
+    The head reads the mean token of the last stage, after a norm.  Choices are called "patch_embed", "stage1_merge",
+    "stage1_window" and so on.
     """
 
     before = ("patch_embed", "patch_norm")
@@ -206,7 +205,7 @@ class Swin(Staged):
         return at._replace(tokens=tokens, layout=Layout(grid), frame=at.frame.every((2, 2)))
 
     def _windowed(self, stage: int, at: Map) -> Map:
-        """The map rolled so that its windows begin where the content decides."""
+        """Roll the map to the origin of windows chosen by its content."""
         x = split_prefix(at.tokens, at.layout)[1]
         scores, places = spread(x, self.config.window(stage))
         if math.prod(places) == 1:

@@ -1,11 +1,11 @@
-"""Attention within windows, which every second block shifts: Swin (arXiv 2103.14030) and SwinV2 (arXiv 2111.09883).
+"""Window attention, shifted in every second block: Swin (arXiv 2103.14030) and SwinV2 (arXiv 2111.09883).
 
-A block cuts the map into windows (`Windows`: roll, pad, cut), attends within each of them with a bias by relative
-position (`RelativeTable`, `ContinuousTable`) and, where the map was rolled, a mask between what is no neighbour
-(`Windows.mask`).  The three do not know of one another.
+A block cuts the map into windows (`Windows`: roll, pad, cut), attends within each window with a bias by relative
+position (`RelativeTable`, `ContinuousTable`) and, if the map was rolled, a mask between tokens that are not adjacent
+(`Windows.mask`).  The three parts are independent.
 
-On a torus ("Making Vision Transformers Truly Shift-Equivariant") the windows begin where the content decides
-(`spread`), all tokens of a window are neighbours, and where one window spans the map distances go around it.
+On a torus ("Making Vision Transformers Truly Shift-Equivariant") the content chooses the origin of the windows
+(`spread`), no mask is needed, and if one window spans the map, distances wrap around it.
 """
 
 import math
@@ -25,16 +25,16 @@ from equivit.models.staged import branch_path
 from kernels.attention import attend, side_by_side
 
 Pair = tuple[int, int]
-APART = -100.0  # the official mask; cosine logits reach 100, so it is no -inf, and files are only reproduced with it
+APART = -100.0  # the official mask; not -inf for cosine logits, which reach 100, so official outputs need this value
 LARGEST_SCALE = math.log(100)  # of cosine logits (SwinV2, Section 3.3)
 STEEPNESS = 16  # continuous biases lie between 0 and this
 
 
 class Windows(NamedTuple):
-    """How a map of tokens is cut into windows.
+    """The partition of a token map into windows.
 
-    The map is rolled by `shift` up and to the left, and then filled up with zeros at the bottom and on the right to
-    whole windows, as timm does.  Zeros take part as keys like any token.
+    The map is rolled by `shift` up and to the left, then zero-padded at the bottom and on the right to whole windows,
+    as in timm.  Padding tokens act as keys like any token.
 
     Attributes:
       grid: (h, w) of the map.
@@ -69,7 +69,7 @@ class Windows(NamedTuple):
     def mask(self) -> jax.Array:
         """The mask added to the logits, [windows, 1, tokens, tokens]: `APART` between tokens that are not adjacent.
 
-        After the roll the last windows of an axis hold tokens of both ends of the map.
+        After the roll, the last windows of an axis hold tokens from both ends of the map.
         """
         (n, m), (p, q) = self.number, self.size
         rows, columns = (_apart(*axis) for axis in zip((n, m), self.size, self.shift, strict=True))
@@ -78,21 +78,21 @@ class Windows(NamedTuple):
 
 
 def roll(x: jax.Array, shift: Pair) -> jax.Array:
-    """A map [*B, h, w, C] rolled down and to the right."""
+    """Roll a map [*B, h, w, C] down and to the right."""
     return jnp.roll(x, shift, axis=(-3, -2)) if any(shift) else x
 
 
 def fill_up(x: jax.Array, unit: Pair) -> jax.Array:
-    """A map [*B, h, w, C] with zeros at the bottom and on the right, up to multiples of `unit`."""
+    """Zero-pad a map [*B, h, w, C] at the bottom and on the right to multiples of `unit`."""
     ends = [(0, -size % u) for size, u in zip(x.shape[-3:-1], unit, strict=True)]
     return jnp.pad(x, [(0, 0)] * (x.ndim - 3) + [*ends, (0, 0)]) if any(map(any, ends)) else x
 
 
 def _apart(number: int, size: int, shift: int) -> np.ndarray:
-    """Along one axis: whether two places of a window are no neighbours, [windows, places, places].
+    """Along one axis: whether two positions of a window are not adjacent, [windows, positions, positions].
 
-    The last `shift` places of the filled-up axis are taken for those that the roll brought there.  Where zeros follow
-    them they are not all of these; this is how timm computes its mask.
+    As in timm's mask, the last `shift` positions of the padded axis count as rolled, although with padding they are not
+    exactly the rolled positions.
     """
     end = np.arange(number * size) >= number * size - shift
     end = end.reshape(number, size)
@@ -100,19 +100,19 @@ def _apart(number: int, size: int, shift: int) -> np.ndarray:
 
 
 def spread(x: jax.Array, size: Pair) -> tuple[jax.Array, Pair]:
-    """How much windows differ in energy, for each place where they may begin: [B, h, w, C] -> [B, p q] (A-WSA).
+    """The variance of window energies for each possible origin of the windows: [B, h, w, C] -> [B, p q] (A-WSA).
 
-    The energy of a window is the mean norm of its tokens (Eq. 17), and the score the variance over all windows.  It is
-    largest where the l2 norm is, since the mean over all windows is the same for all places, and does not round that
-    mean off.  Along an axis that one window spans there is nothing to choose.
+    The energy of a window is the mean norm of its tokens (Eq. 17).  The variance over windows has the same maximum as
+    the l2 norm, because their mean is the same for all origins, but loses no digits to that mean.  An axis spanned by
+    one window offers no choice.
 
     Returns:
-      The scores, places (row, column) in row-major order, and the number of places (p, q) along each axis.
+      The scores of origins (row, column) in row-major order, and the number of origins (p, q) along each axis.
     """
     (h, w), (p, q) = x.shape[1:3], size
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     energy = jnp.sqrt(jnp.square(x).sum(-1))
-    energy = energy - energy.mean((1, 2), keepdims=True)  # what all have alike would only be rounded in each sum
+    energy = energy - energy.mean((1, 2), keepdims=True)  # a common offset would cost digits in each sum
     for axis, length in ((1, p), (2, q)):
         if energy.shape[axis] == length:
             energy = energy.mean(axis, keepdims=True)
@@ -126,7 +126,7 @@ def spread(x: jax.Array, size: Pair) -> tuple[jax.Array, Pair]:
 def _between(size: Pair, around: tuple[bool, bool] = (False, False)) -> np.ndarray:
     """Index of query minus key in a flat table [(2h-1) (2w-1)] for all pairs of a window, [h w, h w].
 
-    Distances are modulo the size of an axis that the window goes around; the table's entries from 0 on are theirs.
+    On an axis in `around`, distances are modulo its size and use the table's entries from 0 on.
     """
     rows, columns = np.divmod(np.arange(size[0] * size[1]), size[1])
     down, right = (
@@ -139,7 +139,7 @@ def _between(size: Pair, around: tuple[bool, bool] = (False, False)) -> np.ndarr
 class RelativeTable(nnx.Module):
     """A learned bias for each distance within a window (Swin, Eq. 4).
 
-    Along an axis that the window goes around, distances are modulo its size (A-RPE, Eq. 24).
+    Along an axis in `around`, distances are modulo its size (A-RPE, Eq. 24).
 
     Shapes: (around) -> [heads, tokens, tokens], queries by keys.
 
@@ -156,15 +156,15 @@ class RelativeTable(nnx.Module):
         return _of_pairs(self.table[...], _between(self.grid, around))
 
     def tables(self, grid: Pair) -> dict[str, jax.Array]:
-        """The parameters, by name, of this table resized to another window: bicubic, as Microsoft's loader does."""
+        """The parameters, by name, of this table resized to another window: bicubic, as in Microsoft's loader."""
         return {"table": resize(self.table[...], (2 * grid[0] - 1, 2 * grid[1] - 1))}
 
 
 class ContinuousTable(nnx.Module):
-    """A bias that a small MLP computes from the distance, on a logarithmic scale (SwinV2, Section 3.3).
+    """A bias computed by a small MLP from the log-spaced distance (SwinV2, Section 3.3).
 
     16 sigmoid(W2 relu(W1 d + b)), d = sign(r) log2(1 + |r|) / 3 with r = 8 for the largest distance of the window.
-    Along an axis that the window goes around it is the shorter of the two ways, and half of the axis is positive.
+    Along an axis in `around`, the distance takes the shorter way, and half of the axis counts as positive.
 
     Shapes: (around) -> [heads, tokens, tokens], queries by keys.
     """
@@ -191,7 +191,7 @@ def _distances(grid: Pair, around: tuple[bool, bool]) -> np.ndarray:
     def axis(size, circular):
         d = np.arange(1 - size, size)
         d = -((size // 2 - d) % size - size // 2) if circular else d
-        r = 8 * d / max(size - 1, 1)  # a window of one token has the distance 0 alone
+        r = 8 * d / max(size - 1, 1)  # a window of one token has only the distance 0
         return np.sign(r) * np.log2(1 + np.abs(r)) / 3
 
     return np.stack(np.meshgrid(*map(axis, grid, around), indexing="ij"), axis=-1)
@@ -210,8 +210,8 @@ class WindowAttention(dense.Attention):
 
     Args:
       window: (h, w) of a window.
-      masked: opposite borders of the map are no neighbours; False on a torus.
-      around: along an axis that one window spans, distances go around the torus.
+      masked: whether to mask tokens from opposite borders of the map; False on a torus.
+      around: whether distances wrap around the torus along axes spanned by one window.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ class WindowAttention(dense.Attention):
         return windows.joined(self.proj(side_by_side(y)))
 
     def attend(self, x: jax.Array, bias: jax.Array) -> jax.Array:
-        """Among the tokens of each window: [*B, windows, tokens, width] -> [*B, windows, heads, tokens, channels]."""
+        """Attend within windows: [*B, windows, tokens, width] -> [*B, windows, heads, tokens, channels]."""
         q, k, v = self.heads(x)
         return attend(q, k, v, bias)
 
@@ -248,8 +248,7 @@ class WindowAttention(dense.Attention):
 class CosineWindowAttention(WindowAttention):
     """Attention within windows by the cosine of queries and keys, times a learned factor per head (SwinV2, Eq. 2).
 
-    Keys have no bias: it would add the same to all logits of a query but for the normalisation, and the official code
-    has none.
+    Keys have no bias, as in the official code; without normalisation it would not change the softmax.
 
     Shapes: [*B, h w, width] -> the same.
     """
@@ -283,7 +282,7 @@ class CosineWindowAttention(WindowAttention):
 
 
 def unit(x: jax.Array, length: jax.Array | float = 1.0) -> jax.Array:
-    """Vectors of the last axis scaled to a length, computed in at least float32; zero stays zero."""
+    """Scale vectors along the last axis to a length, in at least float32; zero stays zero."""
     y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     square = jnp.square(y).sum(-1, keepdims=True)
     return (y * (length * jax.lax.rsqrt(jnp.maximum(square, 1e-24)))).astype(x.dtype)
@@ -324,7 +323,7 @@ class WindowBlock(nnx.Module):
           rate: probability of dropping a branch for a sample.
           phase: 1 in blocks whose windows are shifted.
           train: unused; there are no batch statistics.
-          key: for dropout and stochastic depth; None: neither.
+          key: for dropout and stochastic depth; None disables both.
         """
         keys = split(key)
         x = self._add(x, self.norm1, lambda y: self.attention(y, layout, phase), rate, keys[0])

@@ -8,7 +8,7 @@
 | D8     | octic, k = depth |                                    |            | norm, invariantization, mean, MLP     |
 | D2     | flip, k = depth  |                                    |            | norm, class token's sym part, linear  |
 
-I8 with k = depth is what octic DINOv2 calls D8: every token is invariantized and projected.
+Octic DINOv2 calls I8 with k = depth "D8": every token is invariantized and projected.
 """
 
 import dataclasses
@@ -45,8 +45,8 @@ class Family(NamedTuple):
     """The symmetry of the first blocks, and how it ends.
 
     Attributes:
-      group: of the first k blocks; None for plain models.
-      leaves: after block k - 1 the symmetry is "dropped" or the tokens are made "invariant"; None: the model ends with
+      group: group of the first k blocks; None for plain models.
+      leaves: after block k - 1 the symmetry is "dropped" or tokens are made "invariant"; None: the model ends with
         fields.
     """
 
@@ -84,55 +84,54 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
       equivariant_blocks: k in the table above; None: half of the depth (rounded down) for H and I, all for D.
       invariant: the invariantization of I and D (`layers/invariants.py`); None: the sym part for D2, else the power
         spectrum.
-      pool_first: D8 averages over tokens before the invariantization, not after it.
+      pool_first: D8 averages over tokens before the invariantization instead of after it.
       isotypic_norm: "official" or "balanced" (`layers/isotypic.py`).
       isotypic_eps: epsilon of the isotypic norms.
       num_classes: None for no classifier.
-      projection: entries of the image's embedding: the head is a linear map without a bias, as in CLIP; None for no
-        such head.
-      pool: the head reads the "class" token, the "mean" of the patch tokens or, as DINOv2's linear heads, both, in this
-        order ("class_and_mean"); None: "class" if there is a class token.
-      pool_blocks: of how many of the last blocks the head reads the class token, the earliest first, each after the
-        final norm; of the patches it always reads those of the last block.
-      fc_norm: the final norm is applied after the mean over tokens, as in MAE's fine-tuning, not before it; for
+      projection: size of the image embedding: the head is a linear map without bias, as in CLIP; None for no such head.
+      pool: the head reads the "class" token, the "mean" of the patch tokens, or both in this order ("class_and_mean",
+        as in DINOv2's linear heads); None: "class" if there is a class token.
+      pool_blocks: number of last blocks whose class tokens the head reads, earliest first, each after the final norm.
+        Patches always come from the last block.
+      fc_norm: apply the final norm after the mean over tokens instead of before it, as in MAE's fine-tuning; for
         pool="mean" of dense tokens.
       class_token: whether the model has a class token; None: yes, unless the family is D8.
       class_position: whether the class token has its own position (DINOv2, ViT).
       registers: number of register tokens.
       mask_token: whether the model has a mask token, for `mask=`.
-      register_mlp: the tokens that get their own MLP in each block: None, "registers" or "class_and_registers" (Jumbo,
-        Section 4.7, alternatives 2 and 1).
+      register_mlp: tokens with a separate MLP in each block: None, "registers" or "class_and_registers" (Jumbo, Section
+        4.7, alternatives 2 and 1).
       init: initialisation of the weights of plain models (`dense.INITS`): "normal" with standard deviation 0.02, and
         PyTorch's uniform default for the patch embedding; "truncated_normal", the same truncated at two standard
         deviations (the JAX version of MAE); "xavier_uniform" (MAE).
       head_std: initial standard deviation of the head's weights (of its last layer if it is an MLP).
       head_bias: initial bias of the head: "zero", or "prior", -log(num_classes), for equally likely classes.
       token_std, position_std: initial standard deviations of the class token and of the positions.
-      register_std: initial standard deviation of the registers.  The default is that of the official codes (DINOv2,
-        timm).  Registers then begin almost equal and stay so for a long time: in a short run, all registers act as one.
+      register_std: initial standard deviation of the registers.  The default is from the official codes (DINOv2, timm).
+        Registers then start almost equal and stay so for long: in a short run, all registers act as one.
       position: "learned", or for plain models one of the fixed tables "sincos" (MAE) and "sincos_inclusive" (the JAX
         version of MAE).
       position_antialias, position_offset: how learned positions of plain models are resized (`layers/position.py`);
         pretrained weights expect certain values.
-      patch_bias: whether the patch embedding of a plain model has a bias; CLIP's has none.
+      patch_bias: whether the patch embedding of a plain model has a bias; CLIP has none.
       pre_norm: a layer norm of all tokens before the first block (CLIP).
       qkv_bias: whether queries, keys and values have biases.
       layer_scale: initial layer scale; None for no layer scale.
       drop_path: probability of dropping a residual branch of a block for a sample, used when a key is given; a pair
         gives the rates of the first and the last block, with linear growth in between.
-      drop_path_groups: the number of runs of consecutive images; in each, exactly that share drops a branch, which is
-        computed for the others alone (DINOv2).  None: each sample by itself.
-      drop_path_fields: what equivariant blocks then do: "subsets" as well, or "samples", each by itself, as in the
-        public code of octic ViTs.
+      drop_path_groups: number of runs of consecutive images; in each, exactly the share `drop_path` skips a branch,
+        which is computed only for the others (DINOv2).  None: samples are drawn independently.
+      drop_path_fields: how equivariant blocks then drop: "subsets" too, or independent "samples", as in the public code
+        of octic ViTs.
       dropout: probability of dropping an entry, used when a key is given.
-      adaptive: True for a truly shift-equivariant model, or some of its parts: "token" (patches begin where the content
-        decides) and "position" (in place of positions, attention knows distances around the torus; dense blocks after
-        an invariantization know none).  Of an octic family it is equivariant under all symmetries of p4m.
-      select: how the phase of the patches is chosen, by the norm of their tokens ("output") or of their first pixels
+      adaptive: True for a truly shift-equivariant model, or some of its parts: "token" (the content chooses the origin
+        of patches) and "position" (attention uses distances around the torus instead of positions, except in dense
+        blocks after an invariantization).  Octic families are then equivariant under p4m.
+      select: the phase of the patches is chosen by the norm of their tokens ("output") or of their first pixels
         ("input").
-      anchor: in models of no symmetry group, settles ties and rounding (`models/adaptive.py`).
-      replaced: the blocks with convolution in place of attention, by entries (block, kind, kernel_size, heads), all but
-        the first optional (`replaced.py`); such a model has no tokens before the patches.
+      anchor: in models without a symmetry group, makes ties and rounding shift-invariant (`models/adaptive.py`).
+      replaced: blocks with convolution instead of attention: entries (block, kind, kernel_size, heads), all but the
+        first optional (`replaced.py`).  Such models have no tokens before the patches.
       remat, unroll: how the blocks are run (`layers/stack.py`).
     """
 
@@ -180,7 +179,7 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
     drop_path_groups: PositiveInt | None = None
     drop_path_fields: Literal["subsets", "samples"] = "subsets"
     dropout: Below1 = 0.0
-    adaptive: tuple[Annotated[str, OneOf(PARTS)], ...] | bool = False  # in this order a message names the wrong part
+    adaptive: tuple[Annotated[str, OneOf(PARTS)], ...] | bool = False  # tuple first: messages then name the wrong part
     select: Annotated[str, OneOf(SELECT)] = "output"
     anchor: bool = True
     replaced: tuple[Replaced, ...] | tuple[()] = ()
@@ -243,7 +242,7 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
                 f"{self.family} ends with fields; take pool='class' or 'mean' and pool_blocks=1, or a family H or I."
             )
         if self.pool not in ("class", "class_and_mean"):
-            raise ValueError(f"ViT: pool_blocks={self.pool_blocks} is of class tokens; pool={self.pool!r} takes 1.")
+            raise ValueError(f"ViT: pool_blocks={self.pool_blocks} is for class tokens; pool={self.pool!r} takes 1.")
         if self.pool_blocks > self.depth:
             raise ValueError(f"ViT: pool_blocks={self.pool_blocks} is more than the depth, {self.depth}.")
 
@@ -258,7 +257,7 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
         if self.leaves == "dropped" and k == self.depth:
             whole = "D" + self.family[1]
             raise ValueError(
-                f"ViT: {self.family} with equivariant_blocks={k} of {self.depth} has no dense block; {whole} is that."
+                f"ViT: {self.family} with equivariant_blocks={k} of {self.depth} has no dense block; use {whole}."
             )
         if self.ends_with_fields and k != self.depth:
             raise ValueError(
@@ -275,7 +274,7 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
                 )
         if self.replaced and self.prefix:
             raise ValueError(
-                f"ViT: replaced blocks convolve the grid of patches, and {self.prefix} tokens stand before it; set "
+                f"ViT: replaced blocks convolve the grid of patches, but there are {self.prefix} tokens before it; set "
                 "class_token=False, registers=0 and pool='mean' (depthwise.replacement.patches_only)."
             )
         if self.replaced and "position" in self.parts:
@@ -290,7 +289,7 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
 
     @property
     def leaves(self) -> str | None:
-        """How their symmetry ends; see `Family`."""
+        """How the symmetry of the first k blocks ends; see `Family`."""
         return FAMILIES[self.family].leaves
 
     @property
@@ -309,11 +308,11 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
 
     @property
     def anchored(self) -> bool:
-        """Whether images are rolled into a frame of their content, which would follow no turn and no mirror."""
+        """Whether images are rolled into a frame chosen by content, which does not follow rotations and mirrors."""
         return super().anchored and self.group is None
 
     def torus(self, group: Group | None) -> tuple[int, int] | None:
-        """The grid of the distances that blocks of a group know, None for none."""
+        """The grid of relative positions in blocks of a group, or None."""
         if "position" not in self.parts or (group is None and self.leaves == "invariant"):
             return None
         return check_grid(self.image_size, self.patch_size, "ViT: image_size")
@@ -329,7 +328,7 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
         return self.mlp_dim or 4 * self.width
 
     def subsets(self, group: Group | None) -> Subsets | None:
-        """The subsets of a group's blocks; None if each sample drops branches by itself, or none does."""
+        """The subsets of stochastic depth in a group's blocks; None for independent samples or no dropping."""
         if self.drop_path_groups is None or isinstance(self.drop_path, tuple) or not self.drop_path:
             return None
         if group is not None and self.drop_path_fields == "samples":

@@ -1,6 +1,6 @@
 """ViTs with a Jumbo token, plain or equivariant: a global token J times as wide as a patch token, with its own MLP.
 
-All families of `model.py` can have one.  In equivariant blocks, the Jumbo token is either a wide field ("steerable") or
+All families of `config.py` support it.  In equivariant blocks, the Jumbo token is either a wide field ("steerable") or
 has only the invariant component ("invariant"): J times width / order channels, with a dense MLP.
 
 `PRESETS` has the settings of four public versions: the paper's tables, the released code and checkpoints, the code of
@@ -37,19 +37,19 @@ class JumboViTConfig(ViTConfig):
     """The configuration of a Jumbo ViT: the fields of `ViTConfig` and these.
 
     Attributes:
-      jumbo: J, how many times wider than a patch token the Jumbo token is.
+      jumbo: J, the width of the Jumbo token in patch tokens.
       jumbo_mlp: the MLP of the Jumbo token: "shared" by all layers; one "per_layer"; "none": the J rows use the MLP of
         the patches; "lora" and "linear_lora": shared, with a low-rank update per layer, either of the whole MLP or of
         its linear layers.
       jumbo_multiplier: ratio of hidden width to width in that MLP (Table 12).
       lora_rank: rank of the low-rank updates.
       normed_residual: whether the residual connection of that MLP starts after the norm.
-      last_patch_mlp: whether the last block applies the MLP to the patches too; with pool="jumbo", no logit depends on
-        that.  `features` and `tokens` apply it in any case.
-      wide_norm: whether the final norm is over the merged Jumbo token; otherwise it is over each row.  With it, patches
-        have no learned norm: `features` and `tokens` standardise them.
-      pool: the head reads the "jumbo" token alone, or with "jumbo_and_patches" also the mean patch token.
-      head_std, head_bias: as in the public code, the head starts at zero with equally likely classes.
+      last_patch_mlp: whether the last block also applies the MLP to the patches; with pool="jumbo", logits do not
+        depend on it.  `features` and `tokens` always apply it.
+      wide_norm: whether the final norm is over the merged Jumbo token or over each row.  With it, patches have no
+        learned norm; `features` and `tokens` standardise them.
+      pool: the head reads the "jumbo" token, or with "jumbo_and_patches" also the mean patch token.
+      head_std, head_bias: by default, as in the public code, the head starts at zero with equally likely classes.
       field: the Jumbo token in equivariant blocks, "steerable" or "invariant".
     """
 
@@ -84,7 +84,7 @@ class JumboViTConfig(ViTConfig):
         if not 1 <= self.jumbo_multiplier * self.jumbo * self.width <= LARGEST_INT:
             raise ValueError(
                 f"JumboViT: jumbo_multiplier={self.jumbo_multiplier} of a Jumbo token of {self.jumbo * self.width} "
-                "channels makes no MLP; the paper has 4.0."
+                "channels gives no valid MLP width; the paper uses 4.0."
             )
         if self.jumbo_mlp == "linear_lora" and self.mlp != "gelu":
             raise ValueError(
@@ -165,7 +165,7 @@ def _block(config: JumboViTConfig, parts: Parts, feeds_patches: bool = True) -> 
 
 
 def _merged(config: JumboViTConfig, parts: Parts) -> tuple[Parts, int]:
-    """The parts and the width of the merged Jumbo token, where `parts` are those of the patches."""
+    """The parts and the width of the merged Jumbo token, from the parts of the patches."""
     if parts.group is not None and config.field == "invariant":
         return parts.of(None), config.jumbo * config.width // parts.group.order
     return parts, config.jumbo * config.width
@@ -209,7 +209,7 @@ def _exit(config: JumboViTConfig, parts: Parts) -> dict[str, Any]:
 
 
 # `jumbo_vit_*` is Jumbo as counted in the tables of its paper.  The others are its other public versions, and Jumbo
-# with octic patches.  J is that of the paper: 3 for Base and wider, 6 for smaller models (Tables 1 and 5).
+# with octic patches.  As in the paper, J is 3 for Base and wider, 6 for smaller models (Tables 1 and 5).
 FLAVOURS = {
     "jumbo_vit": PRESETS["paper"],
     "jumbo_vit_release": PRESETS["release"],

@@ -2,7 +2,7 @@
 
     logits = head(readout(trunk(embed(images))))
 
-`parts.py` builds plain, octic and flip models, `jumbo.py` models with a Jumbo token.
+`parts.py` builds plain, octic and flip models; `jumbo.py` builds models with a Jumbo token.
 
 Sources: octic ViTs (arXiv 2505.15441), Sections 3.2 and 4.2; Flopping for FLOPs (arXiv 2502.05169); DeiT III; DINOv2.
 """
@@ -35,15 +35,15 @@ class ViT(nnx.Module):
     Args:
       config: the configuration that the parts were built from.
       patch_embed: maps images to tokens; `affine()` gives its kernel and bias.
-      position: maps a grid (h, w) to the positions of its tokens; None if attention knows them instead.
+      position: maps a grid (h, w) to the positions of its tokens; None if attention uses relative positions.
       prefix: the tokens before the patches, or None.
       mask_token: replaces masked patches, or None.
-      pre_norm: of all tokens before the first block, or None.
+      pre_norm: norm of all tokens before the first block, or None.
       blocks: all blocks.
       transition: maps fields to dense tokens after block k - 1; None if the model ends with fields or has no fields.
-      readout: the final norm, and the selection of what the head reads (`layers/readout.py`).
-      head: computes the logits, or the embedding of the image, or None.
-      jumbo_mlp, isotypic_jumbo_mlp: the Jumbo MLP shared by all dense blocks, and that shared by the equivariant ones.
+      readout: the final norm and the features that the head reads (`layers/readout.py`).
+      head: computes the logits or the image embedding; or None.
+      jumbo_mlp, isotypic_jumbo_mlp: the Jumbo MLPs shared by all dense and by all equivariant blocks.
     """
 
     before = ("patch_embed", "position", "prefix", "mask_token", "pre_norm")
@@ -83,7 +83,7 @@ class ViT(nnx.Module):
         """Class logits [*B, num_classes] of images [*B, H, W, C], or their embeddings [*B, projection].
 
         Args:
-          key: drives drop path and dropout; None means neither.
+          key: drives drop path and dropout; None disables both.
           train: selects batch statistics in models that have them.
           keep: [*B, K], indices of the patch tokens to keep, row by row over the grid; None keeps all.
           mask: [*B, N], True where a patch token is replaced by the mask token.
@@ -130,9 +130,9 @@ class ViT(nnx.Module):
         """Class, register and patch tokens after the last block, and after each block in `blocks`.
 
         With `norm`, the tokens of a block pass through the transition (if it comes later) and the final norm, as if
-        the remaining blocks were the identity.  Patches whose norm and last MLP no logit depends on get them too: a
-        Jumbo model with `wide_norm` standardises them.  Without `norm`, the raw output of the block is returned.  A
-        field is returned as the concatenation of its components, A1 to E22.
+        the remaining blocks were the identity.  Patches pass through norm and last MLP even if no logit depends on
+        them; a Jumbo model with `wide_norm` standardises them.  Without `norm`, the raw output of the block is
+        returned.  A field is returned as the concatenation of its components, A1 to E22.
         """
         images, frame, _ = self.place(images)
         x, layout = self._embed(images, keep, mask)
@@ -142,9 +142,9 @@ class ViT(nnx.Module):
         return self._features(x, layout, frame, norm, each)
 
     def selections(self, images: jax.Array) -> dict[str, Choice]:
-        """Where an adaptive model lets the patches of each image begin: {"patch_embed": (index [B], relative gap [B])}.
+        """The origin of patches chosen for each image: {"patch_embed": (index [B], relative gap [B])}.
 
-        B is all batch axes in one; the index is row-major in the pixels of a patch.
+        Batch axes are flattened into B; the index is row-major in the pixels of a patch.
         """
         return self.place(images)[2]
 
@@ -198,7 +198,7 @@ class ViT(nnx.Module):
 
         Args:
           block: 0 to depth - 1.
-          rows: how many of the first rows to return; None: all N.
+          rows: number of leading rows to return; None: all N.
         """
         self.blocks.check(block)
         x, layout = self.embed(images)
@@ -212,7 +212,7 @@ class ViT(nnx.Module):
         return self._embed(self.place(images)[0], keep, mask)
 
     def place(self, images: jax.Array) -> tuple[jax.Array, Frame, dict[str, Choice]]:
-        """Images as the patch embedding gets them, where they lie, and what an adaptive model chose for that."""
+        """The images for the patch embedding, their frame, and the choices of an adaptive model."""
         config = self.config
         check_images(images, config.in_channels, config.patch_size)
         size = images.shape[-3:]
@@ -252,7 +252,7 @@ class ViT(nnx.Module):
         key: jax.Array | None = None,
         train: bool = False,
     ) -> tuple[Any, Any]:
-        """The tokens after blocks start <= i < stop, and the transition if it comes by then, and the last carry."""
+        """The tokens after blocks start <= i < stop and the transition, if it comes by then; and the last carry."""
         stop = len(self.blocks) if stop is None else stop
         x, carry = self._through(x, layout, start, stop, carry, fold=fold, key=key, train=train)
         return x if stop < self.k else self._dense(x), carry
@@ -260,7 +260,7 @@ class ViT(nnx.Module):
     def captured(
         self, x: Tokens, layout: Layout, capture: tuple[int, ...], **options: Any
     ) -> tuple[Any, dict[int, Any]]:
-        """The tokens after the last block, and those after the blocks in `capture`, by index.
+        """The tokens after the last block, and after the blocks in `capture` by index.
 
         Args:
           options: `key` and `train`.
@@ -274,7 +274,7 @@ class ViT(nnx.Module):
         return self._dense(x), outputs
 
     def _through(self, x, layout: Layout, start: int, stop: int, carry: Any = None, *, key=None, **options: Any):
-        """The tokens as the blocks start <= i < stop leave them, and the last carry."""
+        """The tokens after blocks start <= i < stop, and the last carry."""
         options |= dict(key=key, rates=None if key is None else self.config.rates)
         if start < self.k:
             last, shared = min(self.k, stop), _modules(self.isotypic_jumbo_mlp)
@@ -285,7 +285,7 @@ class ViT(nnx.Module):
         return x, carry
 
     def _dense(self, x):
-        """Applies the transition, unless the tokens are already dense or there is no transition."""
+        """Apply the transition, if there is one and the tokens are not dense yet."""
         return x if self.transition is None or isinstance(x, jax.Array) else self.transition(x)
 
     def _features(self, x, layout: Layout, frame: Frame, norm: bool, blocks) -> Features:
@@ -304,7 +304,7 @@ class ViT(nnx.Module):
         return jax.tree.map(lambda leaf, t: jnp.where(mask[..., None], t, leaf), x, token)
 
     def _lift(self, tokens):
-        """Learned tokens have only the invariant component, so that the group does not change them."""
+        """Learned tokens as fields: they have only the invariant component, which the group does not change."""
         return tokens if self.group is None else fields.invariant_part(tokens, self.group)
 
 

@@ -1,7 +1,7 @@
-"""Names of plain, octic and flip ViTs: sizes, and what the papers choose for each kind; then ViTs with public weights.
+"""Names of plain, octic and flip ViTs: sizes and the papers' settings; then ViTs with public weights.
 
-`dinov2_vit_*14` is the hub's model for images of 518 pixels, `*_reg` that with four registers; `clip_vit_*` are
-OpenAI's image encoders, with the projection as head.  `pretrained.load` finds these configurations from the files.
+`dinov2_vit_*14` is the torch.hub model for images of 518 pixels, and `*_reg` has four registers.  `clip_vit_*` are
+OpenAI's image encoders, with the projection as head.  `pretrained.load` infers these configurations from the files.
 """
 
 from collections.abc import Mapping
@@ -10,8 +10,8 @@ from typing import Any
 from equivit.models.model import Preset
 from equivit.models.vit.config import ViTConfig
 
-# The sizes of octic ViTs, Table 1, and of DeiT III.  "bigg" is the ViT-G of that table, as OpenCLIP calls it: DINOv2's
-# ViT-g is another one (`GIANT`).
+# The sizes of octic ViTs (Table 1) and DeiT III.  "bigg" is the ViT-G of that table, in OpenCLIP's naming; DINOv2's
+# ViT-g is different (`GIANT`).
 SIZES = {
     "pico16": dict(width=96, depth=12, num_heads=3, patch_size=16),
     "nano16": dict(width=128, depth=12, num_heads=4, patch_size=16),
@@ -27,9 +27,9 @@ SIZES = {
 }
 # `vit_*`, `octic_vit_*` and `flip_vit_*` follow DeiT III (no position on the class token, layer scale 1e-4); `dinov2_*`
 # and `octic_dinov2_*` follow DINOv2 (mask token, no head).  The initial standard deviations of positions and class
-# token are those of the official codes.  `register_vit_*` has the head of Jumbo's public code, whose model with
-# registers is not public.  Its `register_std` is larger than the default, with which all registers of a short run act
-# as one.
+# token are from the official codes.  `register_vit_*` has the head of Jumbo's public code, whose model with registers
+# is not public.  Its `register_std` is larger than the default, because with the default all registers act as one in a
+# short run.
 FLAVOURS = {
     "vit": dict(family="plain"),
     "octic_vit": dict(family="H8", token_std=0.16, position_std=0.16 * 2**-0.5),

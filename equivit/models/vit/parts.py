@@ -53,7 +53,7 @@ def build(config: ViTConfig, rngs: nnx.Rngs) -> ViT:
 
 
 def parts_of(config: ViTConfig, rngs: nnx.Rngs) -> Parts:
-    """Makes the layers of the first blocks; `.of(None)` makes those of the dense blocks."""
+    """The parts of the first blocks; `.of(None)` gives the parts of the dense blocks."""
     return Parts(
         config.group,
         rngs,
@@ -75,7 +75,7 @@ def learned_width(config: ViTConfig) -> int:
 
 
 def position(config: ViTConfig, rngs: nnx.Rngs) -> Callable | None:
-    """The positions of the patches; none where attention knows distances."""
+    """The positions of the patches; None if attention uses relative positions."""
     if "position" in config.parts:
         return None
     grid = check_grid(config.image_size, config.patch_size, "ViT: image_size")
@@ -98,7 +98,7 @@ MakeBlock = Callable[[Parts], nnx.Module]
 
 def stack(config: ViTConfig, block: MakeBlock, rngs: nnx.Rngs, last: MakeBlock | None = None) -> Stack:
     """k equivariant blocks, then dense ones; `block` makes a block, and `last`, if given, makes the last one."""
-    replaced = {one.block: one._replace(block=0) for one in config.replaced}  # like blocks share a run
+    replaced = {one.block: one._replace(block=0) for one in config.replaced}  # equal blocks share a run
 
     def sort(i):
         make = block if last is None or i < config.depth - 1 else last
@@ -167,7 +167,7 @@ def _exit(config: ViTConfig, parts: Parts) -> dict[str, Any]:
 
 
 def make_head(config: ViTConfig, features: int, hidden: bool, rngs: nnx.Rngs) -> nnx.Module | None:
-    """The projection or classifier of `features` entries, this with or without a hidden layer; None for neither."""
+    """The projection or the classifier, which may have a hidden layer; None for neither."""
     classes, init = config.num_classes, nnx.initializers.normal(config.head_std)
     if config.projection is not None:
         return dense.Linear(features, config.projection, bias=False, init=init, rngs=rngs)

@@ -1,4 +1,4 @@
-"""The entries of `ViTConfig.replaced`: blocks with convolution in place of attention (`layers/depthwise.py`)."""
+"""The entries of `ViTConfig.replaced`: blocks with convolution instead of attention (`layers/depthwise.py`)."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -14,10 +14,10 @@ class Replaced(NamedTuple):
     """A block whose attention is replaced.
 
     Attributes:
-      block: its index.
+      block: index of the block.
       kind: one of KINDS.
       kernel_size: k, odd.
-      heads: those that are replaced, ascending; None for all.
+      heads: the replaced heads, ascending; None for all.
     """
 
     block: int
@@ -26,7 +26,7 @@ class Replaced(NamedTuple):
     heads: tuple[int, ...] | None = None
 
     def of(self, name: str, depth: int, num_heads: int) -> "Replaced":
-        """Check the entry against a model, and write all of its heads as None; ValueError for other blocks or heads."""
+        """Check the entry against a model, and normalise all heads to None; ValueError for other blocks or heads."""
         name = f"{name}: replaced={tuple(self)}"
         if not 0 <= self.block < depth:
             raise ValueError(f"{name}: there is no block {self.block}; take 0 to {depth - 1}.")
@@ -39,7 +39,7 @@ def as_replaced(name: str, entries: Any) -> tuple[Replaced, ...]:
     Lists, as in JSON, count as tuples.
 
     Raises:
-      ValueError: another form, an unknown kind, even k, or a block listed twice.
+      ValueError: malformed entries, an unknown kind, even k, or a block listed twice.
     """
     if not isinstance(entries, tuple | list) or not all(isinstance(one, tuple | list) for one in entries):
         raise ValueError(f"{name}: replaced={errors.shown(entries)} must be entries such as {EXAMPLE}.")
