@@ -115,21 +115,21 @@ KNN = ["--config.evaluation.suite=knn", "--config.evaluation.knn.ks=(1000,)"]
 REFUSED = {
     "--blocks=4 must lie between 1 and 3": dict(blocks=4),
     "leave out stage2; stage1 and stage2 are both trained": dict(config=f"{CONFIG},stage2"),
-    "has replaced blocks already": dict(source="replaced"),
+    "already has replaced blocks": dict(source="replaced"),
     "--num_heads is only for --weights": dict(more=["--num_heads=3"]),
     "is neither a run nor a saved model": dict(source="nothing"),
     "--images=1 must be a whole number, 2 or more; the nearest is 2": dict(more=["--images=1"]),
     "there is no directory": dict(more=["--config.data.source=folder:nowhere"]),
     "image_size 16x30: the width 30 is not divisible": dict(more=["--config.data.image_size=(16,30)"]),
-    "model.replaced: --blocks says how many are replaced": dict(more=["--config.model.replaced=((0,),)"]),
-    "config.model.width=32: the weights decide this; leave it out": dict(more=["--config.model.width=32"]),
-    "config.model.name='jumbo_vit_s16': the weights decide": dict(more=["--config.model.name=jumbo_vit_s16"]),
-    "config.init='nothing': the weights decide this": dict(more=["--config.init=nothing"]),
+    "model.replaced: --blocks sets their number": dict(more=["--config.model.replaced=((0,),)"]),
+    "config.model.width=32: the weights determine this; leave it out": dict(more=["--config.model.width=32"]),
+    "config.model.name='jumbo_vit_s16': the weights determine": dict(more=["--config.model.name=jumbo_vit_s16"]),
+    "config.init='nothing': the weights determine this": dict(more=["--config.init=nothing"]),
     "stage1, of 2 steps: optimizer.freeze: 'nope.*' matches no parameter": dict(
         more=["--config.optimizer.freeze=nope.*"]
     ),
     "stage2, of 1 steps: schedule: a warm-up of 1 steps": dict(more=["--config.schedule.warmup_steps=1"]),
-    "quickstart.py: it has no stage1 and stage2; take configs/depthwise.py": dict(config="configs/quickstart.py:plain"),
+    "has no stage1 and stage2; use configs/depthwise.py": dict(config="configs/quickstart.py:plain"),
     "config mode='voc' is not one of coco": dict(config="configs/depthwise.py:voc"),
     "k=1000 must be in 1..16": dict(more=["--fit_only", *KNN]),
     "no key 'learning_rate'": dict(more=["--config.learning_rate=1"]),
@@ -158,7 +158,7 @@ def test_a_directory_begun_otherwise_is_refused(place, monkeypatch, capsys):
     for damaged in ("null", "[3]", '{"source":'):
         (place / "begun" / plan.ARGUMENTS).write_text(damaged)
         assert run(place, workdir="begun") == 1
-        assert "begun/arguments.json: is damaged" in capsys.readouterr().err
+        assert "begun/arguments.json is damaged" in capsys.readouterr().err
     (place / "run").mkdir()
     (place / "run" / "config.json").touch()
     assert run(place, workdir="run") == 1
@@ -188,7 +188,7 @@ def test_other_weights_under_the_same_path_are_refused(place, monkeypatch, capsy
     assert run(place, source="changing", workdir="of_one") == 0
     saved.save(place / "changing", other)
     assert run(place, source="changing", workdir="of_one") == 1
-    message = f"of_one was begun with other weights than {place}/changing holds now; give another --workdir."
+    message = f"of_one was begun with other weights than {place}/changing contains now; give another --workdir."
     assert message in capsys.readouterr().err
     arguments = place / "of_one" / "arguments.json"
     before = json.loads(arguments.read_text())
@@ -210,7 +210,7 @@ def test_a_damaged_model_of_a_stage_is_named_and_made_again(tmp_path, damaged):
     stages._saved(tmp_path / "fitted", make, beside=beside)
     file = tmp_path / "fitted" / damaged
     file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(ValueError, match=rf"damaged.*; remove {tmp_path}/fitted, and it is made again\.$"):
+    with pytest.raises(ValueError, match=rf"damaged.*; remove {tmp_path}/fitted to create it again\.$"):
         stages._saved(tmp_path / "fitted", make, beside=beside)
     shutil.rmtree(tmp_path / "fitted")
     stages._saved(tmp_path / "fitted", make, beside=beside)
@@ -240,12 +240,12 @@ def test_as_many_images_are_told_as_there_are(place, monkeypatch, capsys):
 def test_what_a_stage_left_is_whole_or_named(place):
     (place / "fits.json").write_text('{"blocks": [')
     (place / "sigma.npz").write_bytes(b"PK")
-    with pytest.raises(ValueError, match="fits.json: is damaged .*; remove it, and it is made again"):
+    with pytest.raises(ValueError, match="fits.json is damaged .*; remove it to create it again"):
         files.read_json(place / "fits.json")
     (place / "fits.json").write_text('{"blocks": []}')
-    with pytest.raises(ValueError, match="fits.json: is damaged, it has no heads"):
+    with pytest.raises(ValueError, match="fits.json is damaged, it has no heads"):
         files.read_json(place / "fits.json", "blocks", "heads")
-    with pytest.raises(ValueError, match=r"sigma.npz: is damaged .*; remove it, and it is made again\.$"):
+    with pytest.raises(ValueError, match=r"sigma.npz is damaged .*; remove it to create it again\.$"):
         report._maps(place / "sigma.npz")
 
 
@@ -284,9 +284,9 @@ def test_hints_belong_to_what_a_directory_was_begun_with(tmp_path):
 def test_a_config_for_other_pixels_than_those_of_the_weights_is_refused(place):
     made = plan.Plan(plan.patches(model()), *CONFIG.split(":"), (), 1, place)
     plan._check_pixels(made, "dinov2:weights.pth")
-    with pytest.raises(ValueError, match="CLIP normalises pixels otherwise .*names none of CLIP; add clip_b16 to its"):
+    with pytest.raises(ValueError, match="CLIP normalises .*names no CLIP backbone; add clip_b16 to its"):
         plan._check_pixels(made, "clip:weights.pt")
     plan._check_pixels(dataclasses.replace(made, mode="in1k,clip_b16"), "clip:weights.pt")
     plan._check_pixels(dataclasses.replace(made, changes=("data.mean=(0.5,)",)), "clip:weights.pt")
-    with pytest.raises(ValueError, match="names a backbone of CLIP; leave it out"):
+    with pytest.raises(ValueError, match="names a CLIP backbone; leave it out"):
         plan._check_pixels(dataclasses.replace(made, mode="in1k,clip_b16"), "mae:weights.pth")

@@ -22,7 +22,7 @@ from equivit.models.model import ModelModule, check_input
 from equivit.training import build, loading, loop, sharding
 from equivit.training import config as configs
 
-SEVERAL = Annotated[int, Interval(2, words="2 or more")]  # the attention of one image has no deviation
+SEVERAL = Annotated[int, Interval(2, words="2 or more")]  # Sigma is a deviation over images
 STAGES = ("stage1", "stage2", "one_stage", "frozen", "gated")
 ARGUMENTS = "arguments.json"
 HINTS = ("num_heads", "image_size", "mlp", "checkpoint_key")
@@ -35,14 +35,14 @@ class Plan:
     """An acceleration.
 
     Attributes:
-      model: of patch tokens alone; its head is kept if it reads their mean.
-      file, mode: of the config; `mode` without a stage.
-      changes: of the config of stage 1, such as "data.workers=2".
+      model: a model of patch tokens alone; it keeps a head that reads their mean.
+      file, mode: the config's file, and its mode without a stage.
+      changes: overrides for the config of stage 1, such as "data.workers=2".
       blocks: the number of blocks to replace.
       workdir: the directory of all stages.
       images: the largest number of training images for Sigma and fits.
-      fit_only: train nothing.
-      weights: a digest of the weights that were loaded (`fingerprint`).
+      fit_only: skip all training.
+      weights: a digest of the loaded weights (`fingerprint`).
     """
 
     model: ModelModule
@@ -66,7 +66,7 @@ class Plan:
             )
 
     def config(self, stage: str, replaced: Iterable[int] = ()) -> ConfigDict:
-        """The checked config of a stage, for this model; stage 2 has half of the epochs and of the batch of stage 1.
+        """The checked config of a stage, for this model; stage 2 halves the epochs and the batch size of stage 1.
 
         Args:
           replaced: the replaced blocks of stage 2.
@@ -98,10 +98,10 @@ class Plan:
 
 
 def make(options: Any, changes: Iterable[str]) -> Plan:
-    """The plan for the arguments of the command; see `equivit.accelerate`.
+    """Make the plan for the arguments of the command; see `equivit.accelerate`.
 
     Raises:
-      ValueError: a model that is no ViT or has replaced blocks, a number out of range, a config without stages, a
+      ValueError: a model that is not a ViT or has replaced blocks, a number out of range, a config without stages, a
         missing library, an image size that the patch size does not divide, or a stage that cannot be trained.
       FileNotFoundError: the data are missing.
     """
@@ -121,7 +121,7 @@ def make(options: Any, changes: Iterable[str]) -> Plan:
     _check_changes(plan, first := plan.config("stage1"))
     name = protocol(first, model)
     plan.config("stage2", range(plan.blocks))
-    for split in (first.data.split, first.data.eval_split):  # a wrong source must leave no directory behind
+    for split in (first.data.split, first.data.eval_split):  # fail on a wrong source before creating the directory
         opened = loader.evaluate(first.data, batch_size=1, split=split)
         check_input(backbone(model).config, "config.data.image_size", first.data.image_size, opened.channels)
     if not plan.fit_only:
@@ -132,32 +132,32 @@ def make(options: Any, changes: Iterable[str]) -> Plan:
 
 
 def _check_config(plan: Plan) -> None:
-    """ValueError for a config without stages, or with its own choice of replaced blocks."""
+    """ValueError for a config without stages, or one that sets the replaced blocks."""
     if any(change.partition("=")[0] == "model.replaced" for change in plan.changes):
-        raise ValueError("--config.model.replaced: --blocks says how many are replaced, and Sigma which; leave it out.")
+        raise ValueError("--config.model.replaced: --blocks sets their number, and Sigma selects them; leave it out.")
     configs.load(":".join(filter(None, (plan.file, plan.mode))))  # the error names a wrong mode
     try:
         plan.config("stage1")
     except ValueError as error:
         if "config mode='stage1'" not in str(error):
             raise
-        raise ValueError(f"--config={plan.file}: it has no stage1 and stage2; take configs/depthwise.py.") from error
+        raise ValueError(f"--config={plan.file} has no stage1 and stage2; use configs/depthwise.py.") from error
 
 
 def _check_changes(plan: Plan, config: ConfigDict) -> None:
-    """ValueError for a changed key that the weights determine."""
+    """ValueError for overriding a key that the weights determine."""
     for key in (change.partition("=")[0] for change in plan.changes):
         section, _, field = key.rpartition(".")
         if key == "init" or (section == "model" and field not in TRAINING_FIELDS):
             value = errors.shown(config.model[field] if section else config.init)
             raise ValueError(
-                f"--config.{key}={value}: the weights decide this; leave it out.  Of the model only "
-                f"{', '.join(TRAINING_FIELDS)} can be changed."
+                f"--config.{key}={value}: the weights determine this; leave it out.  Only these fields of the model "
+                f"can be changed: {', '.join(TRAINING_FIELDS)}."
             )
 
 
 def _check_training(plan: Plan) -> None:
-    """ValueError if either stage cannot be trained, before the other has been."""
+    """ValueError if either stage cannot be trained; called before any training."""
     for stage, replaced in (("stage1", ()), ("stage2", range(plan.blocks))):
         config = plan.config(stage, replaced)
         pipeline = build.make_pipeline(config)
@@ -176,25 +176,25 @@ def _check_pixels(plan: Plan, weights: str) -> None:
     theirs = any(word.startswith("clip") for word in plan.mode.split(","))
     changed = any(change.startswith(("data.mean=", "data.std=")) for change in plan.changes)
     if (source == "clip") != theirs and not changed:
-        fix = "names a backbone of CLIP; leave it out" if theirs else "names none of CLIP; add clip_b16 to its mode"
+        fix = "names a CLIP backbone; leave it out" if theirs else "names no CLIP backbone; add clip_b16 to its mode"
         raise ValueError(
-            f"--weights={weights}: CLIP normalises pixels otherwise than the others, and --config={plan.file}:"
+            f"--weights={weights}: CLIP normalises pixels differently from other models, and --config={plan.file}:"
             f"{plan.mode} {fix}, or set --config.data.mean and --config.data.std."
         )
 
 
 def protocol(config: ConfigDict, model: ModelModule) -> str | None:
-    """The first protocol of the config, or by default of the model, that fits the model and has a figure; or None."""
+    """The first protocol with a main figure that fits the model, from the config or the model's defaults; or None."""
     names = runner.check(config.evaluation.suite, config) or runner.check(None, config, model)
     fitting = runner.fitting(model)
     return next((name for name in names if name in fitting and runner.PROTOCOLS[name].curve), None)
 
 
 def patches(model: ModelModule) -> ModelModule:
-    """The model on patch tokens alone; unchanged if it has no other tokens."""
+    """Remove all tokens but the patches; unchanged if the model has no others."""
     vit = backbone(model)
     if getattr(vit.config, "replaced", ()):
-        raise ValueError("the model has replaced blocks already; begin with the model before that.")
+        raise ValueError("the model already has replaced blocks; begin with the original model.")
     if getattr(vit.config, "prefix", 1) or vit.config.mask_token:
         vit = replacement.patches_only(vit)
         return with_backbone(model, vit)
@@ -202,7 +202,7 @@ def patches(model: ModelModule) -> ModelModule:
 
 
 def fingerprint(model: ModelModule) -> str:
-    """SHA-256 of the tensors of a model, in hexadecimal digits."""
+    """Compute the SHA-256 digest of a model's tensors, in hexadecimal digits."""
     digest = hashlib.sha256()
     for name, tensor in sorted(logical.to_logical(model, nnx.Variable).items()):
         digest.update(f"{name} {tensor.dtype} {tensor.shape}\n".encode())
@@ -215,11 +215,11 @@ def claim(options: Any, changes: Iterable[str], weights: str) -> None:
 
     Args:
       options: the arguments.
-      changes: of the config.
+      changes: overrides of the config.
       weights: the `fingerprint` of the loaded model; the file at a path may change.
 
     Raises:
-      ValueError: the directory was begun with other arguments or other weights.
+      ValueError: the directory belongs to other arguments or other weights.
     """
     source = options.weights or str(options.input)
     wanted = dict(source=source, config=options.config, changes=list(changes))
@@ -236,7 +236,7 @@ def claim(options: Any, changes: Iterable[str], weights: str) -> None:
                 )
         if before.get("weights", weights) != weights:  # earlier versions wrote none
             raise ValueError(
-                f"--workdir={options.workdir} was begun with other weights than {source} holds now; give another "
+                f"--workdir={options.workdir} was begun with other weights than {source} contains now; give another "
                 "--workdir."
             )
     elif (options.workdir / "config.json").is_file():

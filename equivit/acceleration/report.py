@@ -1,4 +1,4 @@
-"""The report of an acceleration: report.json, and report.md with pictures."""
+"""The report of an acceleration: report.json, and report.md with figures."""
 
 import json
 import pathlib
@@ -10,11 +10,11 @@ from matplotlib.patches import Rectangle
 from equivit import archives, files
 from equivit.acceleration.stages import Result
 
-SIDE = 13  # tokens shown of a map, around the query
+SIDE = 13  # tokens of a map to show, around the query
 
 
 def write(workdir: pathlib.Path, result: Result) -> pathlib.Path:
-    """Write both, draw Sigma, and return the path of report.md."""
+    """Write report.json and report.md, draw Sigma, and return the path of report.md."""
     pairs = dict(milliseconds=result.milliseconds, bytes=result.bytes)
     report: dict = {name: dict(before=before, after=after) for name, (before, after) in pairs.items()}
     metric = None
@@ -35,7 +35,7 @@ def _maps(path: pathlib.Path) -> np.ndarray:
         with archives.Npz(path) as file:
             return file["maps"]
     except (ValueError, LookupError) as error:
-        raise ValueError(f"{path}: is damaged ({error}); remove it, and it is made again.") from error
+        raise ValueError(f"{path} is damaged ({error}); remove it to create it again.") from error
 
 
 def _page(workdir: pathlib.Path, result: Result) -> str:
@@ -45,7 +45,7 @@ def _page(workdir: pathlib.Path, result: Result) -> str:
         name, before, after = result.metric
         rows.append(f"| {name}, % | {100 * before:.2f} | {100 * after:.2f} | {100 * (after - before):+.2f} |")
     (slow, fast), (large, small) = result.milliseconds, result.bytes
-    rows.append(f"| milliseconds an image | {slow:.2f} | {fast:.2f} | {100 * (fast / slow - 1):+.1f} % |")
+    rows.append(f"| milliseconds per image | {slow:.2f} | {fast:.2f} | {100 * (fast / slow - 1):+.1f} % |")
     rows.append(f"| megabytes | {large / 1e6:.2f} | {small / 1e6:.2f} | {100 * (small / large - 1):+.1f} % |")
     fits = ", ".join(f"{block}: {error:.2f}" for block, error in result.errors.items())
     curves = [
@@ -56,8 +56,8 @@ def _page(workdir: pathlib.Path, result: Result) -> str:
     parts = [
         f"# {len(result.blocks)} of {len(result.sigma)} blocks replaced by depthwise convolution",
         "\n".join(["| | before | after | change |", "|---|---|---|---|", *rows]),
-        f"Timed in turn as ONNX files: {result.conditions}.",
-        f"Replaced blocks: {', '.join(map(str, result.blocks))}, the blocks of lowest Sigma.  Relative squared error "
+        f"ONNX files, timed alternately: {result.conditions}.",
+        f"Replaced blocks, with the lowest Sigma: {', '.join(map(str, result.blocks))}.  Relative squared error "
         f"of their least-squares fits, before stage 2: {fits}.",
         "![Sigma of the blocks](sigma.png)",
         "*Above: Sigma of each block; replaced blocks are orange.  Below: the deviation of its attention over images, "
@@ -68,7 +68,7 @@ def _page(workdir: pathlib.Path, result: Result) -> str:
 
 
 def draw(path: pathlib.Path, maps: np.ndarray, result: Result) -> None:
-    """Draw Sigma of the blocks as bars, and the map of each block, [depth, 2 h - 1, 2 w - 1], around the query."""
+    """Draw Sigma of the blocks as bars, and their maps [depth, 2 h - 1, 2 w - 1] around the query."""
     depth, (rows, columns) = len(maps), (size // 2 for size in maps.shape[1:])
     half = min(SIDE // 2, rows, columns)
     wide = min(depth, 8)

@@ -22,19 +22,19 @@ from equivit.models.model import ModelModule
 from equivit.training import checkpoints, sharding
 
 BATCH = 16  # images whose attention is in memory at once
-ROUNDS = 50  # of timing
+ROUNDS = 50  # timing rounds
 
 
 class Result(NamedTuple):
     """The result of an acceleration.
 
     Attributes:
-      metric: the name of the figure, and its values before and after; None without a head.
-      milliseconds, bytes: of the exported models, before and after.
+      metric: the name of the metric, and its values before and after; None without a head.
+      milliseconds, bytes: time per image and size of the exported models, before and after.
       blocks: the replaced blocks.
-      sigma: of all blocks.
-      errors: of the fits, by block.
-      conditions: of the timing.
+      sigma: Sigma of all blocks.
+      errors: the errors of the fits, by block.
+      conditions: the conditions of the timing.
     """
 
     metric: tuple[str, float, float] | None
@@ -67,10 +67,10 @@ def run(plan: Plan) -> Result:
 
 
 def _saved(place: pathlib.Path, make: Callable[[], ModelModule], *, beside: pathlib.Path | None = None) -> ModelModule:
-    """The saved model at a place, computed if it, or the file `beside` it, is missing.
+    """Load the saved model at a place; compute it if it, or the file `beside` it, is missing.
 
     Raises:
-      ValueError: it is damaged; the message names the directory to remove.
+      ValueError: the model is damaged; the message names the directory to remove.
     """
     if not (place / "model.json").is_file() or (beside is not None and not beside.is_file()):
         saved.save(place, make())
@@ -80,15 +80,15 @@ def _saved(place: pathlib.Path, make: Callable[[], ModelModule], *, beside: path
 
 @contextlib.contextmanager
 def _naming_damage(place: pathlib.Path) -> Iterator[None]:
-    """Add to the error of a damaged result the directory to remove."""
+    """Name the directory to remove in errors of damaged results."""
     try:
         yield
     except (ValueError, OSError) as error:
-        raise ValueError(f"{str(error).rstrip('.')}; remove {place}, and it is made again.") from error
+        raise ValueError(f"{str(error).rstrip('.')}; remove {place} to create it again.") from error
 
 
 def _trained(config: ConfigDict, place: pathlib.Path, init: pathlib.Path) -> ModelModule:
-    """The model of a run that starts from a saved model; a finished run is not trained again."""
+    """Train a model that starts from a saved one; a finished run is not trained again."""
     if not (place / "report.json").is_file():
         config = config.copy_and_resolve_references().unlock()
         config.init = str(init)
@@ -103,7 +103,7 @@ def _images(plan: Plan, config: ConfigDict) -> TrainingImages:
 
 
 def _sigma(plan: Plan, config: ConfigDict, model: ModelModule) -> np.ndarray:
-    """Sigma of the blocks; sigma.json stores it with Sigma of the heads, sigma.npz its maps."""
+    """Compute Sigma of the blocks; sigma.json stores it with Sigma of the heads, sigma.npz its maps."""
     path = plan.workdir / "sigma.json"
     if not (path.is_file() and path.with_suffix(".npz").is_file()):
         vit = backbone(model)
@@ -120,7 +120,7 @@ def _sigma(plan: Plan, config: ConfigDict, model: ModelModule) -> np.ndarray:
 
 
 def _fitted(plan: Plan, config: ConfigDict, model: ModelModule, blocks: tuple[int, ...]) -> ModelModule:
-    """The model with blocks replaced and taps fitted; fits.json stores the errors of the fits."""
+    """Replace blocks and fit their taps; fits.json stores the errors of the fits."""
     images = _images(plan, config)
     command.say(f"Least squares: the taps of {len(blocks)} blocks, on {images.found} training images.")
     vit, errors = fit.fit(backbone(model), dict.fromkeys(blocks), images)

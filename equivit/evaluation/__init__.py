@@ -1,1 +1,1 @@
-"""Evaluation: the protocols, one per file in `protocols/`, the measurements they use, and the figures of a run."""
+"""Evaluation: protocols, one per file in `protocols/`, the measurements that they use, and the figures of a run."""

@@ -1,9 +1,9 @@
 """Test-time adaptation by SAR: sharpness-aware and reliable entropy minimisation (Niu et al. 2023).
 
-A classifier gets a stream of unlabelled batches from another distribution.  It predicts each batch, then takes one step
-that makes its confident predictions more confident: gradient descent on the entropy, averaged over images of low
-entropy, with the gradient at the sharper point that a first gradient leads to (SAM).  Only scales and biases of
-LayerNorms change.  A very low average entropy suggests collapse, and resets the model to its original parameters.
+A classifier gets a stream of unlabelled batches from another distribution.  It predicts each batch, then takes one
+gradient step on the mean entropy of its low-entropy predictions.  The gradient is taken at the sharper point that a
+first gradient leads to (SAM).  Only scales and biases of LayerNorms change.  A very low average entropy suggests
+collapse, and resets the model to its original parameters.
 
     state = adaptation.start(model)
     step = functools.partial(adaptation.step, adaptation.Sar(), model)
@@ -41,7 +41,7 @@ class Sar:
     """Settings of SAR; the defaults are its authors'.
 
     The public code differs from the paper, probably by bugs.  The defaults here:
-      a batch with no image left after the filters changes nothing; the public code still applies momentum;
+      a batch without images after the filters changes nothing; the public code still applies momentum;
       a reset also clears momentum and average entropy; the public code keeps both, so the old average resets the model
         again on the next batches, and the old momentum moves the restored parameters;
       `reset_below` is used; the public code always uses 0.2.
@@ -53,8 +53,8 @@ class Sar:
       rho: distance to the sharper point.
       margin: images are used if their entropy is below this fraction of the maximum, log(classes).
       decay: decay of the moving average of the entropy, per batch.
-      reset_below: the average entropy, in nats, below which the model is reset.
-      official: do all of the above as in the public code.
+      reset_below: the model is reset if the average entropy, in nats, falls below this.
+      official: follow the public code in all of the above.
 
     Raises:
       ValueError: an invalid value.
@@ -84,7 +84,7 @@ class Sar:
 
 
 class State(NamedTuple):
-    """The state that SAR carries from batch to batch, for the leaves of the model that hold adapted tensors."""
+    """The state of SAR between batches, for leaves with adapted tensors."""
 
     parameters: logical.Arrays  # float32 at any precision: bfloat16 would lose steps this small
     velocity: logical.Arrays
@@ -94,17 +94,17 @@ class State(NamedTuple):
 def adapted(model: nnx.Module) -> dict[str, np.ndarray]:
     """Masks of the adapted logical tensors: {leaf: bool, which broadcasts against it}, for leaves with any.
 
-    These are the scales and biases of all norms inside the blocks, with Jumbo's, except in the last quarter of the
-    blocks (depth // 4 of them, 9 to 11 of 12), whose features should keep their meaning.  The final norm is not
-    adapted.  The public code excludes blocks 9, 10 and 11 by name, at any depth.
+    These are the scales and biases of all norms inside the blocks, Jumbo's included, except in the last depth // 4
+    blocks (9 to 11 of 12), whose features should keep their meaning.  The final norm is not adapted.  The public code
+    excludes blocks 9, 10 and 11 by name, at any depth.
 
     Raises:
-      ValueError: the model has no such norm in its blocks, but batch norms alone.
+      ValueError: the blocks have no layer norms, for example only batch norms.
     """
     tables = logical.tensors(model)
     if not any(tensor.norm and tensor.block is not None for table in tables.values() for tensor in table.flat):
         raise ValueError(
-            f"sar: {type(model).__name__} has no layer norm inside its blocks, and SAR adapts nothing else; take a ViT."
+            f"sar: {type(model).__name__} has no layer norm inside its blocks, and SAR adapts nothing else; use a ViT."
         )
 
     def moves(tensor):
@@ -144,8 +144,8 @@ def step(
       precision: the precision of the model; the step casts all but the adapted parameters to it.
 
     Returns:
-      The next state; the logits float32 [B, classes] before the step; "entropy" [B] of these predictions, "kept" [B],
-      whether an image passed the first filter, and "reset", whether the step ended in a reset.
+      The next state; the logits float32 [B, classes] before the step; and a dict: "entropy" [B] of these predictions,
+      "kept" [B], whether an image passed the first filter, and "reset", whether the step ended in a reset.
     """
     masks = adapted(model)
 
@@ -178,11 +178,11 @@ def adaptation(
     settings: Sar = Sar(),
     precision: str = "float32",
 ) -> dict[str, float]:
-    """Accuracy on a stream of batches with and without SAR; every image is predicted before the model adapts to it.
+    """Measure accuracy with and without SAR; every image is predicted before the model adapts to it.
 
     Args:
       model: called as `model(images)`.
-      batches: with "image", "label", "weight" as `classification.accuracy` takes them, in the order of the stream.
+      batches: with "image", "label", "weight" as in `classification.accuracy`, in the order of the stream.
       mean, std: per channel (or one for all), of pixel values in 0..1.
       settings: settings of SAR.
       precision: as in `step`.
@@ -218,7 +218,7 @@ def _initial(model) -> logical.Arrays:
 
 
 def _update(settings, batch_size, initial, state, grads, value, counts):
-    """Momentum, average entropy and reset; `counts`: whether any image was left for the gradient."""
+    """Update momentum and average entropy, or reset; `counts`: whether any image was left for the gradient."""
     keep = counts | settings.official
     velocity = jax.tree.map(lambda v, g: jnp.where(keep, settings.momentum * v + g, v), state.velocity, grads)
     rate = settings.rate(batch_size)

@@ -12,8 +12,8 @@ from equivit.models.vit.model import ViT
 def attention_maps(model: ViT, images: jax.Array, block: int = -1) -> jax.Array:
     """Attention weights from the tokens before the patches to each patch, on the grid: [*B, heads, P, h, w].
 
-    The P rows are the class token and the registers, or the J parts of a Jumbo token, in any family that has them.  The
-    softmax is over all tokens, so a map sums to 1 minus the attention on the P tokens themselves.  In equivariant
+    The P rows are the class token and the registers, or the J parts of a Jumbo token, in any family with such tokens.
+    The softmax is over all tokens, so a map sums to 1 minus the attention on the P tokens themselves.  In equivariant
     blocks the maps move with the image.
 
     Args:
@@ -22,7 +22,7 @@ def attention_maps(model: ViT, images: jax.Array, block: int = -1) -> jax.Array:
 
     Raises:
       IndexError: there is no such block.
-      ValueError: the model has only patch tokens, or is adaptive, so that the grid begins elsewhere in each image.
+      ValueError: the model has only patch tokens, or is adaptive, so that each image has a different grid offset.
     """
     config = model.config
     h, w = check_images(images, config.in_channels, config.patch_size)
@@ -30,7 +30,7 @@ def attention_maps(model: ViT, images: jax.Array, block: int = -1) -> jax.Array:
         raise ValueError("attention_maps: the model has only patch tokens; use one with a class token or registers.")
     if "token" in config.parts:
         raise ValueError(
-            "attention_maps: the patches of this adaptive model begin where the content decides; place "
+            "attention_maps: the patches of this adaptive model have an offset that depends on the image; place "
             "model.attention_weights on the images by model.features(images).patches.offset."
         )
     index = block + config.depth if -config.depth <= block < 0 else block

@@ -1,4 +1,4 @@
-"""Counts correct predictions."""
+"""Count correct predictions."""
 
 from collections.abc import Iterable, Mapping
 
@@ -9,12 +9,12 @@ from equivit.evaluation.predictions import Batch, Predict, all_finite, measured
 
 
 def accuracy(predict: Predict, batches: Iterable[Batch]) -> dict[str, float]:
-    """Top-1 and top-5 accuracy.
+    """Measure top-1 and top-5 accuracy.
 
     Args:
       predict: uint8 images [B, H, W, C] to logits [B, classes] (`predictions.predictor`).
-      batches: with "image", "label" and "weight" [B]: 1 for examples, 0 for padding.  Labels are int [B], or, if
-        examples have several, bool [B, classes]; then any of them is correct (ReaL, Beyer et al. 2020).
+      batches: with "image", "label" and "weight" [B]: 1 for examples, 0 for padding.  Labels are int [B]; with several
+        per example, bool [B, classes], any of which is correct (ReaL, Beyer et al. 2020).
 
     Returns:
       "top1", "top5" (of all classes if there are fewer than five), "examples".
@@ -38,7 +38,7 @@ def hits(classes: jax.Array, label: jax.Array) -> jax.Array:
 
 @jax.jit
 def count(logits: jax.Array, label: jax.Array, weight: jax.Array) -> dict[str, jax.Array]:
-    """Counts in a batch: "top1" and "top5" correct, "examples"; and whether the logits are "finite"."""
+    """Count correct "top1" and "top5" predictions and "examples" in a batch; "finite": whether the logits are."""
     best = jax.lax.top_k(logits, min(5, logits.shape[-1]))[1]
     right = hits(best, label) & (weight > 0)[:, None]
     return {

@@ -4,22 +4,22 @@ import functools
 
 import numpy as np
 
-VOID = (0.5, 0.5, 0.5)  # of pixels without a class
+VOID = (0.5, 0.5, 0.5)  # pixels without a class
 LEVELS = np.linspace(0, 1, 16)  # of red, green and blue
-LIGHTNESS, CHROMA = (0.4, 0.88), (0.06, 0.19)  # of classes in OKLab: neither black, white or grey, nor glaring
+LIGHTNESS, CHROMA = (0.4, 0.88), (0.06, 0.19)  # OKLab ranges for classes: not black, white, grey or glaring
 
 
 def of_classes(number: int) -> np.ndarray:
     """The colours of classes 0..number - 1, float64 [number, 3] of red, green and blue in 0..1.
 
-    Each colour is perceptually the farthest from the colours before it and from grey, black and white.
+    Each colour is perceptually farthest from all earlier colours and from grey, black and white.
     """
     colours, seen = _candidates()
     taken = _oklab(np.array([VOID, (0, 0, 0), (1, 1, 1)]))
     gap = np.linalg.norm(seen[:, None] - taken, axis=-1).min(1)
     selected = []
     for _ in range(number):
-        selected.append(int(gap.argmax()) if gap.max() else len(selected) % len(gap))  # all taken: from the first again
+        selected.append(int(gap.argmax()) if gap.max() else len(selected) % len(gap))  # all used: repeat from the first
         gap = np.minimum(gap, np.linalg.norm(seen - seen[selected[-1]], axis=-1))
     return colours[selected]
 

@@ -34,17 +34,15 @@ class ProbeConfig:
     steps: PositiveInt = 12_500
     batch_size: PositiveInt = 1024
     base_rates: tuple[PositiveFloat, ...] = BASE_RATES  # at a batch of 256
-    blocks: tuple[PositiveInt, ...] = (1, 4)  # numbers of last blocks whose class tokens are read
-    averages: tuple[bool, ...] = (False, True)  # whether the mean patch token is read
-    augment: bool = (
-        True  # random crops and mirror images of data.split; False: the images as they are tested, read once
-    )
-    held_out: PositiveInt = 10_000  # images of data.split to choose the head by, at most a tenth of it
+    blocks: tuple[PositiveInt, ...] = (1, 4)  # use the class tokens of this many last blocks
+    averages: tuple[bool, ...] = (False, True)  # whether to use the mean patch token
+    augment: bool = True  # random crops and flips of data.split; False: test-time preprocessing, read once
+    held_out: PositiveInt = 10_000  # images of data.split for choosing the head, at most a tenth of it
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationConfig:
-    """`evaluation`: when, and by which protocols (evaluation/runner.py)."""
+    """`evaluation`: times and protocols (evaluation/runner.py)."""
 
     every_epochs: PositiveFloat | None = None  # this or every_steps; both None: once, at the end
     every_steps: PositiveInt | None = None

@@ -11,7 +11,7 @@ With one pair c_i is 0 or 1, and the standard error is binomial, sqrt(c (1 - c) 
 | "zeros"    | pixels that enter have the mean colour             | -M/2 to M/2             | S-Cons, CIFAR    |
 | "crop"     | another crop of a larger image                     | -M/2 to M/2             | S-Cons, ImageNet |
 
-So M is the largest distance between two copies along each axis.  Offsets are uniform and independent.
+M is the largest distance between two copies along each axis.  Offsets are uniform and independent.
 
 Sources: "Making Vision Transformers Truly Shift-Equivariant" (arXiv 2305.16316), Eq. 25, Section 5 and Table A11; for
 crops, Zhang (arXiv 1904.11486).
@@ -45,19 +45,19 @@ Range = Annotated[str, OneOf((*FRACTIONS, *EARLIER))] | PositiveInt | tuple[NonN
 class Shifts:
     """The shifts to compare.
 
-    FRACTIONS are the ranges of Table A11, the only ones in the paper.  EARLIER is the protocol of its authors' earlier
-    code (learnable polyphase sampling, arXiv 2210.08001): offsets from -m to m - 1, and for crops 0 to m - 1 from the
-    upper left corner; zeros enter after normalisation here too.  It shifts all images of a batch alike.  So the result
-    depends on the batch size, and the standard error, which assumes independent images, is too small.  Its seed is 7;
-    on CIFAR the original has none.  On ImageNet its circular shifts use the whole 256 x 256 pixels
+    FRACTIONS are the ranges of Table A11, the only ones in the paper.  EARLIER is the protocol of the authors' earlier
+    code (learnable polyphase sampling, arXiv 2210.08001).  Its offsets run from -m to m - 1, for crops from 0 to m - 1
+    from the upper left corner; zeros enter after normalisation.  It shifts all images of a batch alike, so the result
+    depends on the batch size, and the standard error, which assumes independent images, is too small.  The seed is 7;
+    the original has none on CIFAR.  On ImageNet its circular shifts use all 256 x 256 pixels
     (data.image_size=(256,256), data.crop_ratio=1.0).
 
     Attributes:
-      kinds: each is measured in each range.
-      ranges: M, as a name of FRACTIONS (of the image; for crops, of the margin around it), as a number of pixels, or as
-        two, (down, right); or a name of EARLIER.  So (8, 12) are two ranges, and ((8, 12),) is one; one alone is (8,).
+      kinds: the kinds of shift; each is measured in each range.
+      ranges: values of M: a name of FRACTIONS (of the image; for crops, of the margin around it), a number of pixels, a
+        pair (down, right), or a name of EARLIER.  (8, 12) are two ranges, ((8, 12),) is one pair.
       pairs: pairs of shifts for each image.
-      seed: seed of the offsets, which depend only on it and on the image's position in the split.
+      seed: the offsets depend only on this seed and on the image's position in the split.
 
     Raises:
       ValueError: an invalid value.
@@ -103,21 +103,22 @@ def consistency(
     source: Size | None = None,
     mean: tuple[float, ...] = (0.0,),
 ) -> dict[str, float]:
-    """Consistency of predictions under shifts, and accuracy without them.
+    """Measure the consistency of predictions under shifts, and the accuracy without shifts.
 
     Args:
       predict: uint8 images [B, H, W, C] to logits [B, classes].
-      batches: with "image", "label" (as `classification.accuracy` takes them), "weight" [B] (0 for padding) and "index"
-        [B], the position in the split.
+      batches: with "image", "label" (as in `classification.accuracy`), "weight" [B] (0 for padding) and "index" [B],
+        the position in the split.
       settings: the shifts.
       size: the size of images for `predict`, the centre of the images in `batches`.
       source: the size of the images in `batches`; None: `size`.
-      mean: per channel (or one for all), of pixel values in 0..1; the colour that enters with "zeros", rounded.
+      mean: per channel (or one for all), of pixel values in 0..1; rounded, it fills the border with "zeros".
 
     Returns:
       "top1" without shifts; "examples".
-      For each kind and range, by a name such as "circular_full" or "zeros_8x12": the consistency.  The ending
-        "_standard_error" has its standard error, "_changed" the number of images whose prediction differs in some pair.
+      For each kind and range, by a name such as "circular_full" or "zeros_8x12": the consistency.  The suffix
+        "_standard_error" adds its standard error, "_changed" the number of images whose prediction differs in some
+        pair.
 
     Raises:
       ValueError: as `check`; there are no examples, or logits are not finite.
@@ -147,13 +148,13 @@ def check(settings: Shifts, size: Size, source: Size | None = None) -> None:
         if kind == "crop" and min(room) < 1:
             raise ValueError(
                 f"config.evaluation.shift.kinds: 'crop' cuts {_shown(size)} pixels out of larger images, which have "
-                f"{_shown(source or size)} here; set config.data.crop_ratio below 1, such as 0.875, or take 'zeros'."
+                f"{_shown(source or size)} here; set config.data.crop_ratio below 1, such as 0.875, or use 'zeros'."
             )
         largest = _largest(kind, range_, room)
         if not any(largest):
             raise ValueError(
                 f"config.evaluation.shift.ranges={errors.shown(range_)}: offsets of 0 move nothing, and so change no "
-                "prediction; the smallest range is 1, or of one axis (1, 0)."
+                "prediction; the smallest range is 1, or (1, 0) along one axis."
             )
         if any(offset > most for offset, most in zip(largest, room, strict=True)):
             where = f"the margin of {_shown(room)} around a crop" if kind == "crop" else f"images of {_shown(room)}"
@@ -228,7 +229,7 @@ def _uniform(settings: Shifts, index: np.ndarray | jax.Array) -> np.ndarray:
 
 
 def _earlier(kind: str, size: int, pairs: int) -> Iterator[np.ndarray]:
-    """Yield offsets [pairs, 2, 2] batch by batch: first of the standard shifts, then of the circular ones."""
+    """Yield offsets [pairs, 2, 2] batch by batch; standard shifts are drawn first, then circular ones."""
     random, shape = np.random.RandomState(EARLIER_SEED), (pairs, 2, 2)
     while True:
         standard = random.randint(-size if kind == "zeros" else 0, size, shape)
@@ -254,7 +255,7 @@ def copies(batch: Batch, settings: Shifts, *, size: Size, mean: tuple[float, ...
 
 @functools.partial(jax.jit, static_argnums=0)
 def centre(size: Size, images: jax.Array) -> jax.Array:
-    """The central part of images [B, H, W, C]; the size must not exceed theirs."""
+    """Crop the centre of images [B, H, W, C]; `size` must not exceed theirs."""
     top, left = (round((whole - part) / 2) for whole, part in zip(images.shape[1:3], size, strict=True))
     return images[:, top : top + size[0], left : left + size[1]]
 
@@ -289,8 +290,8 @@ def statistics(settings: Shifts, shares: np.ndarray) -> dict[str, float]:
 
     Args:
       settings: the shifts.
-      shares: agreement of each pair, from 0 to 1, [measures pairs, N]; NaN if a pair has no information.  An image
-        without information is left out.
+      shares: agreement of each pair, from 0 to 1, [measures pairs, N]; NaN for a pair without information.  Images
+        without any information are left out.
 
     Raises:
       ValueError: no pair of a kind and range has any information.
@@ -302,7 +303,7 @@ def statistics(settings: Shifts, shares: np.ndarray) -> dict[str, float]:
         if not pairs.size:
             raise ValueError(
                 f"config.evaluation.shift.ranges={errors.shown(range_)}: no two copies of kind {kind!r} have a pixel "
-                "in common; take a smaller range, or more pairs."
+                "in common; use a smaller range, or more pairs."
             )
         name, share = f"{kind}_{_named(range_)}", np.where(known, pairs, 0).sum(0) / known.sum(0)
         found[name] = float(share.mean())

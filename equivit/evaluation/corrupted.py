@@ -1,4 +1,4 @@
-"""Runs any protocol on corrupted images: a table of 15 corruptions, and the source of each one's images."""
+"""Run any protocol on images with each of 15 corruptions."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -17,7 +17,7 @@ HEADINGS = (
 
 
 def each(run: Run, measure: Callable[[Run], dict[str, Any]]) -> dict:
-    """`corrupted` for a run: `measure(run)` on every corruption, at `config.evaluation.severities`."""
+    """Apply `measure(run)` to every corruption, at `config.evaluation.severities`."""
 
     def on(data: ConfigDict, name: str) -> dict[str, Any]:
         return measure(run.on(data, name))
@@ -50,17 +50,17 @@ def corrupted(
     severities: Iterable[int],
     crop_ratio: float,
 ) -> dict:
-    """Every corruption at every severity.
+    """Measure every corruption at every severity.
 
     Args:
       measure: `measure(data, name)` evaluates a `data` section; `name` is for display.
       data: the `data` section without corruption.
       severities: from 1 to 5.
-      crop_ratio: of images that are corrupted as they are read.
+      crop_ratio: the crop ratio of images that are corrupted on reading.
 
     Returns:
-      For each number that `measure` returns, such as "top1": {severity: {corruption: number}}; for each fraction also
-      its mean over all of them, such as "mean_top1".
+      For each number from `measure`, such as "top1": {severity: {corruption: number}}; fractions also have their mean,
+      such as "mean_top1".
 
     Source: Hendrycks and Dietterich 2019; Jumbo, Table 2.
     """
@@ -76,9 +76,9 @@ def corrupted(
 def section(data: ConfigDict, name: str, severity: int, crop_ratio: float) -> ConfigDict:
     """The `data` section of one corruption.
 
-    Where the split is a folder of the official files, `<split>/<corruption>/<severity>/<class>/`, those are read.  They
-    are already cropped, so the whole image is used.  Otherwise the images of the split are resized (bilinear), cropped
-    by `crop_ratio` and corrupted, as by the code behind those files, which crops 224 of 256 pixels.
+    If the official files exist, as `<split>/<corruption>/<severity>/<class>/`, they are read.  They are already
+    cropped, so the whole image is used.  Otherwise the images of the split are resized (bilinear), cropped by
+    `crop_ratio` and corrupted, as in the code that made the official files, which crops 224 of 256 pixels.
     """
     data = data.copy_and_resolve_references().unlock()
     kind, _, directory = data.source.partition(":")

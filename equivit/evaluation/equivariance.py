@@ -14,15 +14,15 @@ from equivit.symmetry import fields
 
 
 def has_fields(model: ModelModule) -> bool:
-    """Whether a model has an equivariant block, whose output `model.fields` gives."""
+    """Whether a model has an equivariant block, whose output `model.fields` returns."""
     return hasattr(model, "fields") and model.config.k > 0
 
 
 def field_error(model: ViT, batch: Batch, mean: tuple[float, ...], std: tuple[float, ...]) -> float:
     """The largest deviation of f(g x) from g f(x), relative to the largest entry of f(x), over all elements g.
 
-    f(x) is the field after the last equivariant block.  This measures rounding only, for hybrid models too, whose
-    logits may change.
+    f(x) is the field after the last equivariant block, so only rounding contributes, even in hybrid models, whose
+    logits are not invariant.
 
     Args:
       model: a ViT of any family.

@@ -18,9 +18,9 @@ from equivit import files, metrics_files
 from equivit.evaluation import colours
 
 COMPONENTS = 16  # at most, as in Figure 6
-VISIBLE = 1e-4  # of the variance; components with less are rounding errors
-OPAQUE = 0.65  # of a label map over its image
-TILE, LEGEND_COLUMNS = 3.2, 6  # inches an image is wide
+VISIBLE = 1e-4  # share of the variance; components below it are rounding errors
+OPAQUE = 0.65  # opacity of a label map over its image
+TILE, LEGEND_COLUMNS = 3.2, 6  # width of an image in inches
 TEST_STYLES = (("tab:orange", "o"), ("tab:red", "s"), ("tab:green", "^"), ("tab:purple", "D"), ("tab:brown", "v"))
 
 
@@ -54,13 +54,13 @@ def learning_curves(metrics: pathlib.Path, output: pathlib.Path, curves: Iterabl
 def label_maps(
     examples: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], classes: Sequence[str], output: pathlib.Path
 ) -> None:
-    """Draw images under their true and their predicted label maps, and a legend of the classes.
+    """Draw images with their true and predicted label maps, and a legend of the classes.
 
-    A class has the same colour in every picture; pixels without one are grey.
+    A class has the same colour in every picture; pixels without a class are grey.
 
     Args:
       examples: the image, uint8 [H, W, C], the true and the predicted map, int [h, w], of any size.
-      classes: their names; labels outside 0..len(classes) - 1 are no class.
+      classes: the class names; labels outside 0..len(classes) - 1 are no class.
       output: the PNG to write.
     """
     palette = np.array([*colours.of_classes(len(classes)), colours.VOID])  # the last one is also the colour of -1
@@ -72,7 +72,7 @@ def label_maps(
     grid = figure.subplots(len(examples), 3, squeeze=False)
     for row, (image, true, predicted) in zip(grid, examples, strict=True):
         image = _resized(image, true.shape)
-        grey = 0.25 + 0.5 * image.mean(-1, keepdims=True)  # so that colours look as in the legend
+        grey = 0.25 + 0.5 * image.mean(-1, keepdims=True)  # keeps colours close to the legend's
         for axes, picture in zip(row, (image, *(_over(grey, m, palette) for m in (true, predicted))), strict=True):
             axes.imshow(picture, vmin=0, vmax=1, interpolation="nearest")
             axes.set_axis_off()
@@ -112,8 +112,8 @@ def patch_filters(kernels: dict[str, np.ndarray], output: pathlib.Path) -> None:
 def patch_kernels(model: nnx.Module) -> dict[str, np.ndarray]:
     """Kernels [ph, pw, in, channels] of a model's patch embedding, by feature type.
 
-    They come from `patch_embed.filters()` of the model or, for a masked autoencoder, of its encoder; {} if there is
-    none.  All processes of a run must call this.
+    They come from `patch_embed.filters()` of the model, or of a masked autoencoder's encoder; {} without such a method.
+    All processes of a run must call this.
     """
     embed = next((m for path, m in nnx.iter_modules(model) if path and path[-1] == "patch_embed"), None)
     if not hasattr(embed, "filters"):
@@ -125,7 +125,7 @@ def patch_kernels(model: nnx.Module) -> dict[str, np.ndarray]:
 def principal_components(kernels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Kernels [ph, pw, in, channels] to components [n, ph, pw, in] of norm 1 and their shares of the variance [n].
 
-    The sign of a component makes its largest entry positive.
+    The entry of largest magnitude is positive in each component.
     """
     rows = kernels.reshape(-1, kernels.shape[-1]).T.astype(np.float64)
     _, sizes, components = np.linalg.svd(rows - rows.mean(0), full_matrices=False)
@@ -149,7 +149,7 @@ def _over(grey, labels, palette):
 
 
 def _legend(maps, classes, palette):
-    """The legend of the classes in some maps, in the order of the classes, in colours over a middle grey."""
+    """The legend of the classes in some maps, in class order, with colours over a medium grey."""
     seen = np.unique(np.concatenate([labels.ravel() for labels in maps]))
     known = [k for k in range(len(classes)) if k in seen]
     names = {k: classes[k] for k in known} | ({} if len(known) == len(seen) else {-1: "no class"})

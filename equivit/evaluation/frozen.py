@@ -1,8 +1,8 @@
 """Features of a frozen model, computed once for all protocols of a suite, for upright and turned images.
 
-The features of an image are the class tokens of the last blocks after the final norm, or mean patch tokens in a model
-without a class token, and the mean patch token.  A model that ends with fields has the invariants that its head reads,
-so that no turn changes them.
+The features of an image are the class tokens of the last blocks after the final norm, and the mean patch token.  Models
+without a class token use mean patch tokens.  Models that end with fields use the invariants that their head reads, so
+turns do not change them.
 """
 
 import dataclasses
@@ -74,19 +74,19 @@ class Opened(NamedTuple):
 
 
 def check(config: ConfigDict) -> None:
-    """ValueError if there are no training images besides the test images."""
+    """ValueError if the training split is also the test split, or if images are not read at one size."""
     data = config.data
     if data.split == data.eval_split:
         raise ValueError(
-            f"config.data.eval_split={data.eval_split!r} must not be data.split: features are compared with those of "
-            "the training split; name two splits."
+            f"config.data.eval_split={data.eval_split!r} must not be data.split: test features are compared with "
+            "training features; name two splits."
         )
     if data.eval_crop == "whole":
-        raise ValueError("config.data.eval_crop='whole': features are read at one size; take 'centre' or 'squash'.")
+        raise ValueError("config.data.eval_crop='whole': features are read at one size; use 'centre' or 'squash'.")
 
 
 def inputs(config: ConfigDict, size: Size) -> dict[str, Size]:
-    """The sizes of the images that the model gets, upright and turned."""
+    """The sizes of the model's input images, upright and turned."""
     name, (height, width) = "config.data.image_size", size
     return {name: size, f"{name}, turned by a quarter": (width, height)}
 
@@ -99,7 +99,7 @@ def squashed(config: ConfigDict, interpolation: str) -> ConfigDict:
 
 
 def opens(run: Run, entry: str = "label", least: int = 1) -> Opened:
-    """Open both splits and trace the model, so that a run that ends with this evaluation fails at its start.
+    """Open both splits and trace the model, so that a run fails before training rather than at its evaluation.
 
     Args:
       run: its model may be abstract.
@@ -129,7 +129,7 @@ def _traced(run: Run, entry: str, model: ModelModule, images: jax.Array) -> Any:
 
 
 def images(run: Run, split: str, elements: Iterable[str] = UPRIGHT) -> dict[str, Images]:
-    """The features of a split, by the element of the octic group that turned the images.
+    """Extract the features of a split, by the element of the octic group that turned the images.
 
     Raises ValueError for examples without one label each, or features that are not finite.
     """
@@ -139,7 +139,7 @@ def images(run: Run, split: str, elements: Iterable[str] = UPRIGHT) -> dict[str,
 
 
 def patches(run: Run, split: str, elements: Iterable[str] = UPRIGHT) -> dict[str, Patches]:
-    """The patch features of a split, turned back, by the element that turned the images.
+    """Extract the patch features of a split, turned back, by the element that turned the images.
 
     Raises ValueError for examples without label maps, or features that are not finite.
     """
@@ -159,9 +159,9 @@ def extractor(run: Run) -> Extract:
 def classifier(
     model: ModelModule, weight: np.ndarray, bias: np.ndarray, *, blocks: int, average: bool
 ) -> ModelModule | None:
-    """The model with a linear head that reads features (`Images`); None if it cannot have one.
+    """Add a linear head on features (`Images`) to a model; None if that is impossible.
 
-    Only a ViT with a class token that ends with dense tokens can.
+    The model must be a ViT with a class token that ends with dense tokens.
 
     Args:
       weight, bias: [F, classes] and [classes].
@@ -181,7 +181,7 @@ def classifier(
 
 
 def accuracies(predicted: Mapping[str, np.ndarray], labels: np.ndarray) -> dict[str, Any]:
-    """The accuracies over the orientations of the test images.
+    """Compute the accuracies over the orientations of the test images.
 
     Args:
       predicted: the class of each image [N], by the element that turned it.
@@ -254,7 +254,7 @@ def _patch_features(pixels, model, images, g):
 
 
 def _invariants(model: ModelModule, tokens: jax.Array, readouts: Any = object) -> jax.Array:
-    """The head's readout of tokens that are fields, if it is one of `readouts`; else the tokens as they are."""
+    """Apply the head's readout to tokens that are fields, if it is one of `readouts`; else return them unchanged."""
     readout: Any = getattr(model, "readout", None)
     if getattr(readout, "invariant", None) is None or not isinstance(readout, readouts):
         return tokens
@@ -276,8 +276,7 @@ def _opened(run: Run, split: str, entry: str) -> EvaluationPipeline:
     if shape is None or (entry == "label" and shape.ndim > 1):
         needed = "a label map each" if entry == "map" else "one label each"
         raise ValueError(
-            f"config.data.source={run.data.source!r}: the examples of {split!r} must have {needed} to learn from and "
-            "to compare with; use another source."
+            f"config.data.source={run.data.source!r}: the examples of {split!r} must have {needed}; use another source."
         )
     return pipeline
 

@@ -1,10 +1,11 @@
-"""Classes of cells by frozen features: nearest neighbours and a linear classifier, with intervals of the scores.
+"""Classify cells by frozen features: nearest neighbours and a linear classifier, with confidence intervals.
 
-There are 1 and 20 neighbours by Euclidean distance, each with one vote, the smallest class on ties.  The classifier is
-a multinomial logistic regression with C = M K / 100, for M features and K classes.  Features are not scaled.
+The 1 or 20 nearest neighbours by Euclidean distance have one vote each; ties go to the smallest class.  The linear
+classifier is a multinomial logistic regression with C = M K / 100, for M features and K classes.  Features are not
+scaled.
 
-Rare classes move the balanced accuracy most: with one test image of a class, one answer moves it by 1 / classes.  So
-there is also the balanced accuracy without classes of few test images, and scores have intervals.
+Rare classes dominate the balanced accuracy: for a class with one test image, one prediction changes it by 1 / classes.
+So scores have intervals, and a second balanced accuracy excludes classes with few test images.
 
 Sources: DinoBloom (arXiv 2404.05022); octic ViTs (arXiv 2505.15441), Table 7.
 """
@@ -22,7 +23,7 @@ RESAMPLES, COVERED = 1000, 0.95
 
 
 class Classifiers:
-    """Fitted on features [N, M] and labels int [N]; ValueError for fewer than 20 features, or if one is not finite."""
+    """Classifiers of features [N, M] with labels int [N]; ValueError for fewer than 20 or non-finite features."""
 
     def __init__(self, features: Array, labels: Array):
         features, labels = np.asarray(features, np.float32), np.asarray(labels)
@@ -45,14 +46,14 @@ class Classifiers:
 
 
 def evaluate(features: Array, labels: Array, test_features: Array, test_labels: Array) -> dict[str, dict[str, Any]]:
-    """The scores of each classifier on test images.
+    """Score each classifier on test images.
 
     Args:
       features, test_features: [N, M] and [Q, M].
       labels, test_labels: int [N] and [Q].
 
     Returns:
-      By "knn1", "knn20" and "linear": what `scored` returns, and "predictions", int [Q].
+      By "knn1", "knn20" and "linear": the results of `scored`, and "predictions", int [Q].
 
     Raises:
       ValueError: fewer than 20 features, or one is not finite.
@@ -62,12 +63,12 @@ def evaluate(features: Array, labels: Array, test_features: Array, test_labels: 
 
 
 def scored(true: Array, predicted: Array) -> dict[str, Any]:
-    """Scores with intervals.
+    """Compute scores with bootstrap intervals.
 
     Returns:
-      As `scores.classification`; "balanced_accuracy_common": without classes of fewer than 10 images, None without
-      others; "intervals": [low, high] by name, the middle 95 % of 1000 resamplings of the images.  A resampling leaves
-      out the classes that it lacks.
+      As `scores.classification`; "balanced_accuracy_common": without classes of fewer than 10 images, None if no class
+      is left; "intervals": [low, high] by name, the middle 95 % of 1000 resamplings of the images.  Classes missing
+      from a resampling are left out of it.
     """
     classes, places = np.unique(np.concatenate([true, predicted]), return_inverse=True)
     cells = places[: len(true)] * len(classes) + places[len(true) :]

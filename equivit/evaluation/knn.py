@@ -1,9 +1,8 @@
-"""Classes of images by the nearest neighbours of their features, with weighted votes.
+"""Classify images by the nearest neighbours of their features, with weighted votes.
 
     v_c(q) = sum over the k nearest i with y_i = c of w_i,    w = softmax(cos(q, x_i) / T) over the K nearest
 
-K is the largest k that is asked for, so the votes for a smaller k do not sum to 1; which class has most depends on k
-alone.
+K is the largest requested k, so the votes for a smaller k do not sum to 1; this does not change the winning class.
 
 Sources: Wu et al. (arXiv 1805.01978), Section 3.4; DINOv2 (arXiv 2304.07193), with k = 10, 20, 100, 200 and T = 0.07.
 """
@@ -15,7 +14,7 @@ import numpy as np
 from equivit.evaluation.neighbours import Array, Search, check_ks
 
 TEMPERATURE = 0.07
-CHUNK = 4096  # queries whose votes are held at once
+CHUNK = 4096  # queries per chunk of votes
 
 
 def votes(
@@ -27,10 +26,10 @@ def votes(
     num_classes: int,
     temperature: float = TEMPERATURE,
 ) -> np.ndarray:
-    """The votes for each class, float32 [len(ks), Q, num_classes].
+    """Compute the votes for each class, float32 [len(ks), Q, num_classes].
 
     Args:
-      features: [N, D], of the images whose classes are known; not normalised.
+      features: [N, D], of images with known classes; not normalised.
       labels: int [N].
       queries: [Q, D].
       ks: numbers of neighbours.
@@ -38,14 +37,14 @@ def votes(
       temperature: divides the cosines.
 
     Raises:
-      ValueError: a k above the number of features, a label beyond the classes, or no queries of their width.
+      ValueError: a k above the number of features, a label beyond the classes, no queries, or queries of another width.
     """
     neighbours = Neighbours(features, labels, num_classes=num_classes, ks=ks, temperature=temperature)
     return np.concatenate(list(neighbours.votes(queries)), axis=1)
 
 
 class Neighbours:
-    """Labelled features on the devices of the current mesh, for many queries.  Arguments as of `votes`."""
+    """Labelled features on the devices of the current mesh, for many queries.  Arguments as in `votes`."""
 
     def __init__(
         self,
@@ -62,8 +61,8 @@ class Neighbours:
         self.search = Search(features)
 
     def votes(self, queries: Array) -> Iterator[np.ndarray]:
-        """`votes` of the queries, some at a time."""
-        for start in range(0, max(len(queries), 1), CHUNK):  # the search refuses none
+        """Yield `votes` in chunks of queries."""
+        for start in range(0, max(len(queries), 1), CHUNK):  # without queries, the search raises
             scores, rows = self.search(queries[start : start + CHUNK], max(self.ks))
             weights = np.exp((scores - scores[:, :1]) / self.temperature)  # the first is the largest
             weights /= weights.sum(1, keepdims=True)

@@ -1,12 +1,11 @@
-"""Label maps from a model's logits: for whole images or windows, at several scales, mirrored or not.
+"""Predict label maps from logits: on whole images or sliding windows, at several scales, with optional flips.
 
-A view is the prediction for the images at one scale, mirrored or not, and mirrored back.  The logits of overlapping
-windows are averaged.  Each view is resized to the size of the labels.  With several views, the softmax is then
-averaged, and the largest mean decides the class.
+A view is the prediction at one scale, optionally flipped and flipped back.  The logits of overlapping windows are
+averaged.  Each view is resized to the size of the labels.  With several views, the class has the largest mean softmax.
 
-MMSegmentation evaluates so too: windows from the upper left corner in steps of the stride, the last ones moved back
-into the image, cut to smaller images; softmax before the mean; bilinear resizing without antialiasing
-(align_corners=False).
+This follows MMSegmentation: windows start at the upper left corner in steps of the stride, the last ones are moved back
+into the image, and windows are cut to smaller images; softmax comes before the mean; resizing is bilinear without
+antialiasing (align_corners=False).
 """
 
 import dataclasses
@@ -33,16 +32,16 @@ Array = np.ndarray | jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class Views:
-    """How a model looks at an image.
+    """The views of an image: windows, scales and flips.
 
     Attributes:
       window: (height, width) of the windows in pixels; None: the whole image.
-      stride: from one window to the next, (down, right); None: a window, so that none overlap.
-      scales: the sides of the image are multiplied by each of them, and rounded.
-      flip: also look at the mirror image.
+      stride: from one window to the next, (down, right); None: the window size, without overlap.
+      scales: factors of the image's sides, which are then rounded.
+      flip: also predict the mirror image.
 
     Raises:
-      ValueError: an invalid value, or a stride that leaves gaps or has no window.
+      ValueError: an invalid value, a stride that leaves gaps, or a stride without a window.
     """
 
     window: Size | None = None
@@ -50,7 +49,7 @@ class Views:
     scales: tuple[PositiveFloat, ...] = (1.0,)
     flip: bool = False
 
-    multiple = 1  # it divides the sides of scaled images
+    multiple = 1  # divides the sides of scaled images
 
     def __post_init__(self):
         constraints.check_fields(self, "views")
@@ -80,19 +79,16 @@ class WholeViews(Views):
     """Views of whole images.
 
     Attributes:
-      multiple: the sides of scaled images are rounded up to multiples of it (`data.multiple`).
+      multiple: the sides of scaled images are rounded up to its multiples (`data.multiple`).
     """
 
     multiple: PositiveInt = 1
 
 
 def settings(config: ConfigDict) -> Views:
-    """`config.evaluation.segmentation`, after checking that its windows fit into the images of `config.data`.
+    """The views of `config.evaluation.segmentation`; ValueError if windows do not fit the images of `config.data`.
 
-    Whole images keep their own sizes: windows are cut to them, and scaled sides stay multiples of
-    `config.data.multiple`.
-
-    Raises ValueError for windows that do not fit.
+    Whole images keep their sizes: windows are cut to fit, and scaled sides stay multiples of `config.data.multiple`.
     """
     section, data = config.evaluation.segmentation.to_dict(), config.data
     if data.eval_crop == "whole":
@@ -110,11 +106,11 @@ def settings(config: ConfigDict) -> Views:
 
 
 def check_model(model: nnx.Module, views: Views) -> None:
-    """ValueError for windows or scales with a model that has no logits of pixels (`SegmenterConfig.own_size`)."""
+    """ValueError for windows or scales with a model without logits for pixels (`SegmenterConfig.own_size`)."""
     if _own_size(model) and (views.window is not None or views.scales != (1.0,)):
         raise ValueError(
-            f"config.evaluation.segmentation: window={views.window} and scales={views.scales} do not go with a model "
-            "of own_size=True, whose logits are not of pixels; set window=None and scales=(1.0,)."
+            f"config.evaluation.segmentation: window={views.window} and scales={views.scales} do not fit a model with "
+            "own_size=True, which has no logits for pixels; set window=None and scales=(1.0,)."
         )
 
 
@@ -123,10 +119,7 @@ def _own_size(model):
 
 
 def comparable(model: nnx.Module, predict: Predict, batch: Batch) -> Batch:
-    """The batch with label maps at the size of the comparison.
-
-    This is their own size, or with `SegmenterConfig.own_size` the size of the logits.
-    """
+    """Resize the label maps of a batch to the size of the logits if the model has `own_size`; else keep them."""
     if not _own_size(model):
         return batch
     size = jax.eval_shape(predict, batch["image"]).shape[1:3]
@@ -135,7 +128,7 @@ def comparable(model: nnx.Module, predict: Predict, batch: Batch) -> Batch:
 
 
 def sizes(views: Views, size: Size) -> dict[str, Size]:
-    """The sizes of the images that a model gets, by key of the config: windows, or the image at each scale.
+    """The sizes of the model's input images, by key of the config: windows, or the image at each scale.
 
     Raises ValueError for a scale that makes the image too large.
     """
@@ -157,7 +150,7 @@ def sizes(views: Views, size: Size) -> dict[str, Size]:
 
 
 def logits(predict: Predict, images: Array, views: Views) -> Iterator[jax.Array]:
-    """The logits of each view, [B, h, w, classes] float32; h and w are the size of the image at the view's scale.
+    """Yield the logits of each view, [B, h, w, classes] float32, at the image size of the view's scale.
 
     Args:
       predict: uint8 images [B, H, W, C] to logits [B, H, W, classes].
@@ -174,17 +167,17 @@ def logits(predict: Predict, images: Array, views: Views) -> Iterator[jax.Array]
 def classes(
     views: Iterator[jax.Array], size: tuple[int, ...], valid: Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """The class of each pixel, int32 [B, H, W], and whether an image's logits are finite, bool [B].
+    """Predict the class of each pixel, int32 [B, H, W], and whether each image's logits are finite, bool [B].
 
     Args:
-      views: the logits of one view or more, [B, h, w, classes].
+      views: the logits of one or more views, [B, h, w, classes].
       size: (H, W) of the labels.
       valid: int [B, 2]: the sizes of the labels, if they differ and are padded to `size` on the right and below.
-        Classes of the padding have no meaning.
+        Classes in the padding are meaningless.
     """
     first, second = next(views), next(views, None)
     if second is None:
-        return _largest(size, first, valid)  # without softmax, whose rounding could make unequal logits equal
+        return _largest(size, first, valid)  # no softmax: its rounding could create ties
     total = _added(_shares(size, first, valid), _shares(size, second, valid))
     for view in views:
         total = _added(total, _shares(size, view, valid))
@@ -192,7 +185,7 @@ def classes(
 
 
 def predicted(predict: Predict, batch: Batch, views: Views) -> tuple[jax.Array, jax.Array]:
-    """`classes` of a batch, at the sizes of its labels.
+    """Predict `classes` of a batch, at the sizes of its labels.
 
     Args:
       predict, views: as in `logits`.
@@ -212,7 +205,7 @@ def _within(size: tuple[int, ...], window: Size) -> Size:
 
 
 def _windowed(predict: Predict, images: jax.Array, views: Views) -> jax.Array:
-    """The logits of images [B, H, W, C], averaged over the windows of each pixel."""
+    """Predict the logits of images [B, H, W, C], averaged over the windows of each pixel."""
     size = (images.shape[1], images.shape[2])
     window = size if views.window is None else _within(size, views.window)
     if window == size:
@@ -256,7 +249,7 @@ _added = jax.jit(jnp.add)
 
 @functools.partial(jax.jit, static_argnums=0)
 def _scaled(size, images):
-    """Resized images, rounded to whole levels as in a file."""
+    """Resize images and round them to whole levels."""
     if images.shape[1:3] == size:
         return images
     return jnp.round(resized(images.astype(jnp.float32), size)).astype(images.dtype)
@@ -274,13 +267,13 @@ def _largest(size, scores, valid):
 
 
 def resized(x: jax.Array, size: tuple[int, ...], valid: Array | None = None) -> jax.Array:
-    """Maps [B, h, w, C] resized to [B, H, W, C], bilinearly, without antialiasing (align_corners=False).
+    """Resize maps [B, h, w, C] to [B, H, W, C] bilinearly, without antialiasing (align_corners=False).
 
     Args:
-      x: of a floating-point type.
+      x: floating-point maps.
       size: (H, W).
-      valid: int [B, 2], the size of each resized map, within `size`; None: `size`.  The rest, on the right and
-        below, repeats the border.
+      valid: int [B, 2], the size of each resized map, within `size`; None: `size`.  The rest, on the right and below,
+        repeats the border.
     """
     if valid is None:
         if x.shape[1:3] == size:
@@ -292,7 +285,7 @@ def resized(x: jax.Array, size: tuple[int, ...], valid: Array | None = None) -> 
 
 
 def _interpolated(x, axis, length, valid):
-    """Interpolate along an axis: position i + 1/2 of `length` reads the same share of the old length."""
+    """Interpolate along an axis: position i + 1/2 of `valid` maps to the same fraction of the old length."""
     old = x.shape[axis]
     place = (jnp.arange(length) + 0.5) * (old / valid)[:, None] - 0.5
     place = jnp.clip(place, 0, old - 1)

@@ -1,7 +1,7 @@
-"""Many linear classifiers on frozen features, trained side by side: DINOv2's linear probe.
+"""DINOv2's linear probe: many linear classifiers on frozen features, trained in parallel.
 
-A head reads the class tokens of the last n blocks, the oldest first, and perhaps the mean patch token of the last one.
-For each of these inputs there is a head for each learning rate; they share the input, and nothing else:
+A head reads the class tokens of the last n blocks, earliest first, and optionally the mean patch token of the last one.
+Each of these inputs has one independent head per learning rate:
 
     v <- 0.9 v + g,    w <- w - r_t v,    r_t = base * batch_size / 256 * (1 + cos(pi t / steps)) / 2
 
@@ -28,8 +28,8 @@ from equivit.evaluation.neighbours import Array
 
 BASE_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1)
 MOMENTUM, WEIGHT_STD = 0.9, 0.01
-REFERENCE_BATCH = 256  # the batch of the base rates
-State = Mapping[str, Array]  # "step", "losses", and the arrays of each input by name; np.savez takes it
+REFERENCE_BATCH = 256  # the batch size of the base rates
+State = Mapping[str, Array]  # "step", "losses", and the arrays of each input by name; np.savez can store it
 
 
 class Input(NamedTuple):
@@ -40,7 +40,7 @@ class Input(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Such as "n4_avg1"."""
+        """A name such as "n4_avg1"."""
         return f"n{self.blocks}_avg{int(self.average)}"
 
 
@@ -57,7 +57,7 @@ class Heads:
       averages: whether heads read the mean patch token.
 
     Raises:
-      ValueError: two heads would have one name, or there are no heads or no steps.
+      ValueError: two heads have the same name, or there are no heads or no steps.
     """
 
     num_classes: int
@@ -108,16 +108,16 @@ class Probe:
 
     @property
     def weights(self) -> dict[str, np.ndarray]:
-        """By head, [F, classes]."""
+        """Weights [F, classes] by head."""
         return self._by_name(0)
 
     @property
     def biases(self) -> dict[str, np.ndarray]:
-        """By head, [classes]."""
+        """Biases [classes] by head."""
         return self._by_name(1)
 
     def logits(self, class_tokens: Array, patch_tokens: Array) -> jax.Array:
-        """Float32 [heads, B, classes]; arguments as of `probe_input`."""
+        """Logits, float32 [heads, B, classes]; arguments as in `probe_input`."""
         return _logits(self.heads.inputs, dict(self.stacked), class_tokens, patch_tokens)
 
     def _by_name(self, which: int) -> dict[str, np.ndarray]:
@@ -126,10 +126,10 @@ class Probe:
 
 
 def probe_input(class_tokens: Array, patch_tokens: Array, blocks: int, average: bool) -> jax.Array:
-    """The input of a head, float32 [B, F].
+    """Compute the input of a head, float32 [B, F].
 
     Args:
-      class_tokens: [n, B, D], of the last n blocks, the oldest first.
+      class_tokens: [n, B, D], of the last n blocks, earliest first.
       patch_tokens: [B, N, D], of the last block.
       blocks: the number of last blocks, at most n.
       average: also the mean patch token, after the class tokens.
@@ -160,17 +160,16 @@ def fit(
     """Train all heads.
 
     Args:
-      batches: class tokens, patch tokens (as of `probe_input`) and labels int [B] of at least `steps` batches.
-      num_classes, base_rates, batch_size, steps, blocks, averages: as of `Heads`.
-      initial: the first weights [F, classes] by the names of the heads; None: normal, of standard deviation 0.01.
-        Biases begin at zero.
+      batches: class tokens, patch tokens (as in `probe_input`) and labels int [B] of at least `steps` batches.
+      num_classes, base_rates, batch_size, steps, blocks, averages: as in `Heads`.
+      initial: initial weights [F, classes] by head; None: normal, with standard deviation 0.01.  Biases start at zero.
       key: the key of random weights; None: `jax.random.key(0)`.
-      state: the last state that `watch` got in an interrupted run; `batches` then start at number state["step"].
+      state: the last state passed to `watch` in an interrupted run; `batches` then start at number state["step"].
       watch: `watch(step, state)` is called after each step, for example to save the state with np.savez.
 
     Raises:
-      ValueError: a label beyond the classes, heads of one name, more blocks than tokens, too few batches, or first
-        weights that are missing or of another shape.
+      ValueError: a label beyond the classes, heads with the same name, more blocks than tokens, too few batches, or
+        initial weights that are missing or have another shape.
     """
     heads = Heads(num_classes, tuple(base_rates), batch_size, steps, tuple(blocks), tuple(averages))
     now, step = (None, 0) if state is None else (state, int(state["step"]))
@@ -190,7 +189,7 @@ def fit(
 
 
 def best(accuracies: Sequence[float] | np.ndarray) -> int:
-    """The index of the best head, the first of several."""
+    """The index of the best head, the first on ties."""
     return int(np.argmax(np.asarray(accuracies)))
 
 
@@ -214,7 +213,7 @@ def _start(heads: Heads, class_tokens: Array, patch_tokens: Array, initial: Any,
 
 
 def _initial(initial: Mapping[str, Array], name: str, shape: tuple[int, int]) -> np.ndarray:
-    """The first weights of a head; ValueError if they are missing or of another shape."""
+    """The initial weights of a head; ValueError if they are missing or have another shape."""
     weight = initial.get(name)
     if weight is None or np.shape(weight) != shape:
         found = "missing" if weight is None else f"of shape {list(np.shape(weight))}"

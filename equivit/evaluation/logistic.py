@@ -2,11 +2,11 @@
 
     minimise  sum_i CE_i + |W|^2 / (2 C)
 
-over weights W and free intercepts, from zero, by L-BFGS: at most 1000 iterations, and fewer after 10 without progress.
-Progress is a lower loss or, where float32 resolves no difference, a smaller gradient, which it resolves further.  With
-a large C the end may not be the minimum, which lies far away.
+over weights W and unpenalised intercepts, from zero, by L-BFGS: at most 1000 iterations, stopping after 10 without
+progress.  Progress is a lower loss or, if float32 cannot resolve the difference, a smaller gradient.  With a large C
+the result may not reach the minimum, which lies far away.
 
-Source: CAPI's and DinoBloom's evaluations, which call cuML and scikit-learn; with these minima this one agrees to 1e-3.
+Source: CAPI's and DinoBloom's evaluations, which call cuML and scikit-learn; the minima agree with theirs to 1e-3.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from equivit.data.devices import scattered
 from equivit.evaluation.neighbours import Array
 
 ITERATIONS, PATIENCE = 1000, 10
-NOISE = 4 * float(np.finfo(np.float32).eps)  # of a loss, relative
+NOISE = 4 * float(np.finfo(np.float32).eps)  # relative noise of a loss
 MEMORY, LINE_SEARCH_STEPS = 5, 50
 
 
@@ -32,11 +32,11 @@ class Logistic:
     """A fitted regression.
 
     Attributes:
-      classes: int [K], the labels it knows, in increasing order.
+      classes: int [K], the known labels, in increasing order.
       coef: float32 [K, D].
       intercept: float32 [K], of mean 0.
-      iterations: of L-BFGS.
-      gradient: the norm of the gradient at the end, of the loss per example.
+      iterations: the number of L-BFGS iterations.
+      gradient: the norm of the final gradient, of the loss per example.
     """
 
     classes: np.ndarray
@@ -46,7 +46,7 @@ class Logistic:
     gradient: float
 
     def probabilities(self, features: Array) -> np.ndarray:
-        """Float32 [..., K] of features [..., D]."""
+        """Class probabilities, float32 [..., K], of features [..., D]."""
         logits = self._logits(features)
         shares = np.exp(logits - logits.max(-1, keepdims=True))
         return shares / shares.sum(-1, keepdims=True)
@@ -60,7 +60,7 @@ class Logistic:
 
 
 def fit(features: Array, labels: Array, *, C: float) -> Logistic:
-    """The regression of labels int [N] on features [N, D].
+    """Fit a regression of labels int [N] on features [N, D].
 
     Args:
       C: the inverse strength of the penalty, as in scikit-learn.
@@ -87,7 +87,7 @@ def fit(features: Array, labels: Array, *, C: float) -> Logistic:
 
 @jax.jit
 def _minimum(weight, x, y, penalty, number) -> tuple[Any, jax.Array, jax.Array]:
-    """Weights and intercepts, the iterations and the norm of the gradient; targets of -1 do not count."""
+    """Find weights and intercepts, the iterations and the norm of the gradient; targets of -1 are ignored."""
 
     def loss(parameters):
         weight, intercept = parameters

@@ -1,15 +1,15 @@
-"""The nearest of many keys: an exact search in float32, in chunks, over all devices of the current mesh.
+"""Exact nearest-neighbour search in float32, in chunks, over all devices of the current mesh.
 
-Keys lie on the devices along the mesh's first axis, queries along the others.  Each device keeps the k best of its keys
-while it goes through them; the best of all are among these.  Of equal scores the key that comes first is nearer, so the
-result depends neither on the chunks nor on the devices, but for rounding.
+Keys are split over the mesh's first axis, queries over the others.  Each device keeps the k best of its keys; the
+overall best are among these.  On equal scores the earlier key is nearer, so up to rounding the result is independent of
+chunks and devices.
 
-Both distances are those of vectors from which the mean key is subtracted, in float64: for unit vectors q and k
+The mean key is first subtracted from all vectors, in float64; for unit vectors q and k
 
     cos = 1 - |q - k|^2 / 2 = 1 - |q - m|^2 / 2 + ((q - m) (k - m) - |k - m|^2 / 2)
 
-Features of an untrained model may differ by 1e-5 of their length, and their cosines by 1e-10, which a product of the
-unit vectors in float32 would lose.
+Features of an untrained model may differ by only 1e-5 of their length, and their cosines by 1e-10, which a float32
+product of unit vectors cannot resolve.
 """
 
 import functools
@@ -26,16 +26,16 @@ from equivit.data.devices import scattered
 
 Array = np.ndarray | jax.Array
 DISTANCES = ("cosine", "L2")
-KEYS, QUERIES = 65536, 1024  # at most, in a chunk: 0.3 GB of scores
-SMALLEST_NORM = 1e-12  # what is shorter is divided by this
+KEYS, QUERIES = 65536, 1024  # largest chunk: 0.3 GB of scores
+SMALLEST_NORM = 1e-12  # lower bound of the norm to divide by
 
 
 class Found(NamedTuple):
-    """The nearest keys of each query, the nearest first.
+    """The nearest keys of each query, nearest first.
 
     Attributes:
       scores: float32 [Q, k]: the cosine, or -|q - k|^2 / 2.
-      rows: int32 [Q, k], of the keys.
+      rows: int32 [Q, k], the rows of the keys.
     """
 
     scores: np.ndarray
@@ -43,14 +43,14 @@ class Found(NamedTuple):
 
 
 class Search:
-    """Finds the nearest keys; they are put on the devices once.
+    """A search among keys, which are moved to the devices once.
 
     Args:
       keys: [N, D], finite.
-      distance: "cosine", of the vectors as they are, or "L2".
+      distance: "cosine", of the original vectors, or "L2".
 
     Raises:
-      ValueError: another distance, or keys that are no matrix.
+      ValueError: an unknown distance, or keys that are not a matrix.
     """
 
     def __init__(self, keys: Array, distance: str = "cosine"):
@@ -68,7 +68,7 @@ class Search:
         self.bias = scattered(_chunked(_offset(prepared), shape, -np.inf), spec)
 
     def __call__(self, queries: Array, k: int) -> Found:
-        """The k nearest keys of each query [Q, D]; ValueError if there are fewer keys, or no queries of their width."""
+        """Find the k nearest keys of each query [Q, D]; ValueError for too few keys, or no queries of their width."""
         check_ks((k,), self.number)
         if np.shape(queries)[1:] != (self.width,) or not len(queries):
             raise ValueError(
@@ -90,7 +90,7 @@ class Search:
         return np.concatenate([(part - self.centre).astype(np.float32) for part in self._parts(x)])
 
     def _parts(self, x: Array) -> Iterator[np.ndarray]:
-        """Rows in float64, some at a time, of length 1 for cosines."""
+        """Yield rows in float64, in chunks, with length 1 for cosines."""
         for start in range(0, len(x), KEYS):
             part = np.asarray(x[start : start + KEYS], np.float64)
             length = np.linalg.norm(part, axis=-1, keepdims=True) if self.distance == "cosine" else 1
@@ -103,14 +103,14 @@ def _offset(x: np.ndarray) -> np.ndarray:
 
 
 def check_ks(ks: Iterable[int], number: int) -> None:
-    """ValueError unless there are as many keys as neighbours are asked for."""
+    """ValueError unless there are enough keys for all requested numbers of neighbours."""
     if wrong := [k for k in ks if not 1 <= k <= number]:
         near = min(max(wrong[0], 1), number)
         raise ValueError(f"neighbours: k={wrong[0]} must be in 1..{number}, the number of keys; the nearest is {near}.")
 
 
 def _chunked(x: np.ndarray, shape: tuple[int, int], fill: float) -> np.ndarray:
-    """Rows in chunks [chunks, size, ...], filled up at the end."""
+    """Split rows into chunks [chunks, size, ...], padded at the end."""
     missing = shape[0] * shape[1] - len(x)
     return np.pad(x, ((0, missing), *((0, 0),) * (x.ndim - 1)), constant_values=fill).reshape(*shape, *x.shape[1:])
 
@@ -134,13 +134,13 @@ def _nearest(k: int, mesh: Any, keys: jax.Array, bias: jax.Array, queries: jax.A
 
 
 def _of_one_device(k, keys, bias, queries, first):
-    """The same of this device's keys, whose first is row `first` of all."""
+    """The same for this device's keys, which start at row `first`."""
 
     def step(best, chunk):
         keys, bias, start = chunk
         scores = jnp.matmul(queries, keys.T, precision="highest") + bias
         scores, places = jax.lax.top_k(scores, min(k, len(keys)))
-        both = zip(best, (scores, start + places), strict=True)  # the earlier keys first
+        both = zip(best, (scores, start + places), strict=True)  # earlier keys first
         return _best(k, *(jnp.concatenate(parts, axis=1) for parts in both)), None
 
     shape = (len(queries), k)

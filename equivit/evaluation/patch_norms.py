@@ -1,4 +1,4 @@
-"""Norms of patch tokens, and how many of them stand out.
+"""Norms of patch tokens, and the fraction of outliers.
 
 ViTs without registers store global information in a few patch tokens of large norm, which degrades their attention maps
 (Darcet et al. 2024).  Source: Jumbo, Figure 5.
@@ -16,7 +16,7 @@ from equivit.models.vit.model import ViT
 def patch_norms(model: ViT, images: jax.Array, block: int = -1) -> Grid:
     """L2 norms of the patch tokens after a block, before the final norm: values [*B, h, w, 1].
 
-    `pixels()` of the grid draws them on the images, in an adaptive model too.
+    The grid's `pixels()` places them on the images, in adaptive models too.
 
     Args:
       images: [*B, H, W, C].

@@ -1,4 +1,4 @@
-"""Label maps from frozen patch features: nearest neighbours and a linear classifier, as CAPI evaluates them.
+"""Label maps from frozen patch features: CAPI's evaluation by nearest neighbours and a linear classifier.
 
 A patch has one feature and the labels of its pixels.  Patches whose most frequent label is ignored are left out; others
 keep all their labels.
@@ -6,9 +6,9 @@ keep all their labels.
 - Neighbours: a pixel gets the most frequent label of the same pixel in the k nearest patches.
 - Linear: a patch gets one class, by logistic regression on the most frequent labels.
 
-On ties the smallest label counts.  The official mIoU on a held-out part chooses the settings; predictions there may be
-ignored labels (`scores.of_counts`).  Then the classifier is fitted again on both parts.  The mean and deviation of the
-first part alone standardise features.
+Ties go to the smallest label.  The official mIoU on a held-out part selects the settings; predictions there may be
+ignored labels (`scores.of_counts`).  Then the classifier is refitted on both parts.  Features are standardised by the
+mean and deviation of the first part alone.
 
 Source: CAPI (arXiv 2502.08769), Appendix on evaluation, and its public code.
 """
@@ -71,14 +71,14 @@ def knn(
     distances: Sequence[str] = DISTANCES,
     ignore: Iterable[int] = (),
 ) -> Maps:
-    """Label maps of the queries by their nearest patches, by (distance, k).
+    """Predict label maps of the queries from their nearest patches, by (distance, k).
 
     Args:
       features, labels: as in `Part`.
       queries: [m, h, w, D].
       ks: numbers of neighbours; one search serves all.
       distances: some of "cosine" and "L2".
-      ignore: labels that exclude a patch where they are the most frequent, besides VOID.
+      ignore: labels, besides VOID, that exclude a patch if they are its most frequent.
 
     Returns:
       Maps [m, H, W].
@@ -109,7 +109,7 @@ class Linear(Logistic):
 
 
 def linear(features: Array, labels: Array, *, C: float, ignore: Iterable[int] = ()) -> Linear:
-    """The logistic regression of the patches' most frequent labels.
+    """Fit a logistic regression of the patches' most frequent labels.
 
     Args:
       features, labels: as in `Part`.
@@ -150,7 +150,7 @@ def choose(
     distances: Sequence[str] = DISTANCES,
     Cs: Sequence[float] = CS,
 ) -> Chosen:
-    """The classifier with the best setting; arguments as in `evaluate`."""
+    """Select the classifier with the best setting; arguments as in `evaluate`."""
     errors.one_of("patch segmentation: method", method, METHODS)
     mean, scale = standardise(train[0])
 
@@ -183,14 +183,14 @@ def evaluate(
     distances: Sequence[str] = DISTANCES,
     Cs: Sequence[float] = CS,
 ) -> dict[str, Any]:
-    """Scores on the test part for a classifier with the best setting on the held-out part.
+    """Score, on the test part, the classifier with the best setting on the held-out part.
 
     Args:
       train, val, test: (features, labels), as in `Part`; not standardised.
-      method: nearest neighbours, "knn", or a linear classifier, "linear".
+      method: "knn", nearest neighbours, or "linear", a linear classifier.
       num_classes: labels are 0..num_classes - 1, `ignore` and VOID.
-      ignore: labels that do not count.
-      ks, distances: the settings of neighbours; on ties the smaller k counts, then the first distance.
+      ignore: ignored labels.
+      ks, distances: the settings of neighbours; ties go to the smaller k, then to the first distance.
       Cs: the settings of the linear classifier.
 
     Returns:
@@ -215,7 +215,7 @@ def _maps_of_linear(train: Part, queries: Array, settings: Sequence[Any], ignore
     return {C: linear(*train, C=C, ignore=ignore).predict(queries) for C in settings}
 
 
-METHODS = dict(knn=_maps_of_neighbours, linear=_maps_of_linear)  # the maps of each setting
+METHODS = dict(knn=_maps_of_neighbours, linear=_maps_of_linear)  # functions that return the maps of each setting
 
 
 class _Neighbours:
@@ -254,7 +254,7 @@ def _examples(part: Part, size: Size, ignore: Iterable[int]) -> tuple[np.ndarray
     main = majority(part.labels, size).ravel()
     labelled = ~np.isin(main, [VOID, *ignore])
     if not labelled.any():
-        raise ValueError("patch segmentation: no patch has a label that counts; check the maps and the ignored labels.")
+        raise ValueError("patch segmentation: all patches are ignored; check the maps and the ignored labels.")
     return features.reshape(-1, features.shape[-1])[labelled], main[labelled], labels.reshape(len(main), -1)[labelled]
 
 
@@ -291,5 +291,5 @@ def _most_frequent(labels: np.ndarray) -> np.ndarray:
     labels = np.sort(labels, axis=-1)
     place = np.broadcast_to(np.arange(labels.shape[-1]), labels.shape)
     begins = np.concatenate([np.ones_like(labels[..., :1], bool), labels[..., 1:] != labels[..., :-1]], axis=-1)
-    length = place - np.maximum.accumulate(np.where(begins, place, 0), axis=-1)  # so far, of a run of equal labels
+    length = place - np.maximum.accumulate(np.where(begins, place, 0), axis=-1)  # of the run of equal labels so far
     return np.take_along_axis(labels, length.argmax(-1)[..., None], axis=-1)[..., 0]

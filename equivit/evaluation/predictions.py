@@ -1,4 +1,4 @@
-"""A model as a function from pixels to logits or features."""
+"""Models as functions from pixels to logits or features."""
 
 import collections
 import functools
@@ -17,7 +17,7 @@ from equivit.precision import cast
 Predict = Callable[[jax.Array], jax.Array]
 Extract = Callable[[jax.Array], Features]
 
-IN_FLIGHT = 2  # batches in flight: enough to keep the device busy, few enough to use little memory
+IN_FLIGHT = 2  # batches in flight: enough to keep the device busy, with little memory
 
 
 def predictor(
@@ -28,7 +28,7 @@ def predictor(
     Args:
       model: called as `model(images)`.
       mean, std: per channel (or one for all), of pixel values in 0..1.
-      precision: in which the model computes; it is cast once, here.  Logits are always float32.
+      precision: the precision of the model, which is cast once, here.  Logits are always float32.
     """
     return functools.partial(_forward, tuple(mean), tuple(std), cast(model, precision))
 
@@ -44,7 +44,7 @@ def extractor(
     return functools.partial(_features, tuple(mean), tuple(std), cast(model, precision))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))  # shared by all calls: evaluating again compiles nothing
+@functools.partial(jax.jit, static_argnums=(0, 1))  # shared by all calls, so later evaluations compile nothing
 def _forward(mean, std, model, images):
     return _float32(model(normalize(images, mean, std)))
 
@@ -55,7 +55,7 @@ def _features(mean, std, model, images):
 
 
 def _float32(tree):
-    """Floating point numbers in at least float32; offsets stay integers."""
+    """Cast floating-point numbers to at least float32; offsets stay integers."""
 
     def wide(leaf):
         return (
@@ -66,12 +66,12 @@ def _float32(tree):
 
 
 def measured(measure: Callable[[Batch], dict], batches: Iterable[Batch]) -> Iterator[dict]:
-    """`measure(batch)` of each batch, as numpy arrays.
+    """Yield `measure(batch)` of each batch, as numpy arrays.
 
     Under a mesh, `batches` are this process's rows; `measure` gets global arrays, and every process gets all results.
 
     Raises:
-      ValueError: the entry "finite" of a result is False: the model returns NaN or infinity.
+      ValueError: "finite" is False in a result: the model returned NaN or infinity.
     """
     pending = collections.deque()
     for batch in batches:

@@ -1,4 +1,4 @@
-"""The interface of a protocol: its needs from a model, and its input."""
+"""The interface of a protocol: its requirements on a model, and its input."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ from equivit.evaluation import label_maps, predictions
 from equivit.evaluation.predictions import Batch, Extract, Predict
 from equivit.models.model import ModelModule, check_input
 
-NEEDS = {  # the possible needs of a protocol, and the models that offer them
+NEEDS = {  # the possible requirements of a protocol, and the models that meet them
     "logits": "classifiers",
     "features": "models with features",
     "reconstruction": "masked autoencoders",
@@ -53,19 +53,19 @@ class Protocol:
     """One way to evaluate a model.
 
     Attributes:
-      needs: what a model must offer, a subset of NEEDS.
+      needs: the requirements on a model, a subset of NEEDS.
       run: `run(run)` returns the results for evaluation.json; single numbers also go into the metrics of a run.
       lines: the results as readable (name, value) lines.
       check: raises ValueError for an unfit config; called before anything runs.
-      data: the first `data` section that it reads; it is opened before anything runs.
+      data: the first `data` section that it reads; opened before anything runs.
       opens: `opens(run)` opens its data, and raises ValueError or FileNotFoundError if the data or the model, which may
         be abstract, do not fit; called before anything runs.
-      inputs: `inputs(config, size)`: the sizes of the images for the model, from images of `size`, by key of the
-        config.
+      inputs: `inputs(config, size)` returns the model's input sizes for images of `size`, by key of the config.
       curve: the result to plot over the steps of a run, a fraction or a "loss".
       default: whether it is in the default suite.
       figure: `figure(run, path)` draws a PNG of the results.  All processes call it.
-      blocks: `blocks(config)`: the number of last blocks whose frozen features it reads (`evaluation/frozen.py`).
+      blocks: `blocks(config)` returns the number of last blocks whose frozen features it reads
+        (`evaluation/frozen.py`).
     """
 
     needs: frozenset[str]
@@ -92,14 +92,14 @@ class Run:
     Attributes:
       model: the model, with its trained parameters in float32.
       config: the config of the run; `data`, `evaluation`, `precision`, `batch_size` and `seed` are used.
-      protocol: the protocol that runs.
+      protocol: the protocol.
       data: the `data` section to read, from the config or a variant of it.
       stream: the name of the data, for display.
       track: shows progress.
-      blocks: the number of last blocks with frozen features, the most that a protocol of the suite needs.
-      frozen: the frozen features so far, shared by all protocols of the suite (`evaluation/frozen.py`).
-      directory: where a protocol may keep its state for an interrupted run; None: nowhere.
-      classes: names of the model's classes; (): not known.
+      blocks: the number of last blocks with frozen features, the maximum over the protocols of the suite.
+      frozen: the cached frozen features, shared by all protocols of the suite (`evaluation/frozen.py`).
+      directory: directory for the state of interrupted protocols; None: nothing is stored.
+      classes: names of the model's classes; () if unknown.
     """
 
     model: ModelModule
@@ -119,7 +119,7 @@ class Run:
 
     @property
     def precision(self) -> str:
-        """The precision in which the model computes."""
+        """The precision of the model's computation."""
         return self.config.get("precision", "float32")
 
     @functools.cached_property
@@ -140,16 +140,16 @@ class Run:
         data: ConfigDict | None = None,
         split: str | None = None,
     ) -> EvaluationPipeline:
-        """The evaluation split, or another; the batch size is rounded up to a multiple of the number of devices.
+        """Open the evaluation split, or another; the batch size is rounded up to a multiple of the number of devices.
 
         Whole images (`data.eval_crop`) differ in size, so a batch has one image, and every process reads all.
 
         Args:
-          data: the section to read, if its images are larger than the images for the model.
+          data: the section to read, if its images are larger than the model's input.
 
         Raises:
-          ValueError: the data cannot be read or are of another size than the model takes; or the protocol needs logits
-            or label maps, and the model has other classes or the data no maps.
+          ValueError: the data cannot be read or do not have the model's input size; or the protocol needs logits or
+            label maps, and the model has other classes or the data no maps.
         """
         share: dict[str, Any] = dict(batch_size=1)
         if not self.whole:
@@ -170,14 +170,14 @@ class Run:
         return pipeline
 
     def batches(self, pipeline: EvaluationPipeline | None = None) -> Iterable[Batch]:
-        """The batches of `pipeline`, or of the split as `open` gives it."""
+        """The batches of `pipeline`, by default of the split from `open`."""
         pipeline = pipeline or self.open()
         batches = map(_for_each_device, pipeline.batches()) if self.whole else pipeline.batches()
         return batches if self.track is None else self.track(batches, pipeline.num_batches, self.stream)
 
     @property
     def whole(self) -> bool:
-        """Whether the model sees whole images, each at its size."""
+        """Whether the model sees whole images, each at its original size."""
         return self.data.eval_crop == "whole"
 
     def _inputs(self, pipeline) -> dict[str, Size]:
@@ -195,8 +195,8 @@ class Run:
         if "map" not in (entries := pipeline.shapes()):
             found = ", ".join(name for name in entries if name not in ("weight", "index"))
             raise ValueError(
-                f"evaluation: label maps need maps to compare with, and an example of {self.data.source} has "
-                f"only {found}; set data.source to data with maps, such as an .npz file with `<split>_map`."
+                f"evaluation: this protocol needs label maps, and an example of {self.data.source} has only {found}; "
+                "set data.source to data with maps, such as an .npz file with `<split>_map`."
             )
         pipeline.check_labelled(split or self.data.eval_split, tuple(self.data.void))
 
@@ -217,12 +217,12 @@ class Run:
             pipeline.classes,
             self.classes,
             "the data of the model",
-            "evaluate on data whose classes have the names of the model's, in their order",
+            "evaluate on data with the model's class names, in the same order",
         )
 
 
 def _for_each_device(batch: Batch) -> Batch:
-    """One image for all devices of this process; each gets it, and it counts once."""
+    """Repeat one image for all devices of this process; it counts once."""
     rows = {name: np.repeat(value, jax.local_device_count(), axis=0) for name, value in batch.items()}
     rows["weight"][1 if jax.process_index() == 0 else 0 :] = 0
     return rows

@@ -1,4 +1,4 @@
-"""Runs protocols by name on the evaluation split of a config."""
+"""Run protocols by name on the evaluation split of a config."""
 
 import dataclasses
 import pathlib
@@ -29,18 +29,18 @@ def evaluate(
     Under a mesh (`jax.set_mesh`) batches are split over all its devices; every process gets the results.
 
     Args:
-      model: offers what the protocols need (`protocol.offers`); its arrays are on the mesh, if there is one.
-      config: of the run; `data`, `evaluation`, `precision`, `batch_size` and `seed` are used.
+      model: a model that meets the protocols' needs (`protocol.offers`); its arrays are on the mesh, if there is one.
+      config: the config of the run; `data`, `evaluation`, `precision`, `batch_size` and `seed` are used.
       suite: as in `check`.
       track: shows progress; `track(batches, total, name)` yields the batches.
-      directory: where long protocols keep their state, so that an interrupted evaluation can resume; None: nowhere.
-      classes: names of the model's classes; the data must have the same names.  (): not known, nothing is compared.
+      directory: directory for the state of long protocols, so that they can resume; None: nothing is stored.
+      classes: names of the model's classes, which the data must share; () if unknown.
 
     Returns:
       The results of each protocol by its name; the protocol's file describes them.
 
     Raises:
-      ValueError: as `check`, or the model does not fit the data, or the corruption library is missing.
+      ValueError: as `check`; also if the model does not fit the data, or the corruption library is missing.
       FileNotFoundError: the data are missing.
     """
     runs = prepare(model, config, suite, track=track, directory=directory, classes=classes)
@@ -56,9 +56,9 @@ def prepare(
     directory: pathlib.Path | None = None,
     classes: Sequence[str] = (),
 ) -> dict[str, Run]:
-    """The inputs of `evaluate` by protocol, after opening all data; `model` may be abstract.
+    """Open all data and return the inputs of `evaluate` by protocol; `model` may be abstract.
 
-    Raises as `evaluate` does, so that a run that will end with an evaluation fails before it begins.
+    Raises as `evaluate`, so that an unfit evaluation fails before training.
     """
     suite = check(suite, config, model)
     blocks = max((PROTOCOLS[name].blocks(config) for name in suite), default=1)
@@ -70,13 +70,13 @@ def prepare(
 
 
 def check(suite: Iterable[str] | str | None, config: ConfigDict, model: nnx.Module | None = None) -> tuple[str, ...]:
-    """The names of a suite's protocols, after checking that they can run.
+    """Check that the protocols of a suite can run, and return their names.
 
     Args:
       suite: names of `PROTOCOLS`, as a list or separated by commas; None: the default protocols that fit the model,
         possibly none.
-      config: of the run.
-      model: may be abstract; None: not known yet, so its needs are not checked, and a suite of None is empty.
+      config: the config of the run.
+      model: the model, which may be abstract; None: unknown, so needs are not checked, and a suite of None is empty.
 
     Raises:
       ValueError: no name, an unknown name, or a protocol that cannot run on this config or this model.
@@ -104,7 +104,7 @@ def fitting(model: nnx.Module) -> tuple[str, ...]:
 
 
 def scalars(results: dict[str, dict]) -> dict[str, float]:
-    """The single numbers among the results, such as "orientation/rotated", for logs and for statistics over seeds."""
+    """The scalar results, such as "orientation/rotated", for logs and for statistics over seeds."""
     return {
         f"{protocol}/{name}": float(value)
         for protocol, figures in results.items()
@@ -114,7 +114,7 @@ def scalars(results: dict[str, dict]) -> dict[str, float]:
 
 
 def curves() -> list[str]:
-    """The metrics of a run that are plotted over its steps, such as "eval/accuracy/top1", of all protocols."""
+    """The metrics of all protocols to plot over the steps of a run, such as "eval/accuracy/top1"."""
     return [f"eval/{name}/{protocol.curve}" for name, protocol in PROTOCOLS.items() if protocol.curve]
 
 

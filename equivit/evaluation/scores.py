@@ -1,12 +1,11 @@
-"""Scores of label maps (intersection over union, accuracy) and of the classes of images, from counts.
+"""Scores of label maps (intersection over union, accuracy) and of image classes, from confusion matrices.
 
-All pixels of a data set are counted in one matrix, [true class, predicted class].  Of class k the intersection is the
-pixels that have it in both maps, the union those that have it in either:
+All pixels of a data set are counted in one matrix n [true class, predicted class].  For class k
 
     IoU_k = n_kk / (sum_j n_kj + sum_j n_jk - n_kk)
 
-It is NaN for a class that no map has.  Pixels without a label (VOID) never count, whatever is predicted there.  Of the
-classes of images, n_kk / sum_j n_kj is the recall and 2 n_kk / (sum_j n_kj + sum_j n_jk) the F1 of class k.
+which is NaN for a class in no map.  Pixels without a label (VOID) never count.  For image classes,
+n_kk / sum_j n_kj is the recall and 2 n_kk / (sum_j n_kj + sum_j n_jk) the F1 of class k.
 """
 
 import functools
@@ -23,19 +22,18 @@ Maps = np.ndarray | jax.Array | Sequence[np.ndarray | jax.Array]
 
 
 def segmentation(true: Maps, predicted: Maps, *, num_classes: int, ignore: Iterable[int] = ()) -> dict[str, Any]:
-    """Scores of label maps.
+    """Score label maps.
 
     Args:
       true, predicted: integers of equal shapes, or lists of maps of different sizes.
       num_classes: labels are 0..num_classes - 1, `ignore` and VOID.
-      ignore: classes that are left out, or other numbers of pixels without a class; pixels that have one never count.
+      ignore: classes to leave out, or other labels of pixels without a class; such pixels never count.
 
     Returns:
       As `of_counts`.
 
     Raises:
-      ValueError: maps differ in number or shape, a label is none, `ignore` is no list, or no pixel has a label that
-        counts.
+      ValueError: maps differ in number or shape, a label is invalid, `ignore` is not a list, or all pixels are ignored.
     """
     if not isinstance(ignore, Iterable):
         raise ValueError(f"segmentation: {ignore=} must be a list of numbers, such as ({ignore},).")
@@ -57,29 +55,29 @@ def segmentation(true: Maps, predicted: Maps, *, num_classes: int, ignore: Itera
 
 
 def of_counts(counts: np.ndarray, *, ignore: Iterable[int] = ()) -> dict[str, Any]:
-    """Scores from counts of pixels.
+    """Compute scores from counts of pixels.
 
     Args:
-      counts: int [K, K], rows by true class, columns by predicted class; further columns are numbers that are no class.
-      ignore: classes that are left out.
+      counts: int [K, K], rows by true class, columns by predicted class; further columns are labels without a class.
+      ignore: classes to leave out.
 
     Returns:
-      "miou": the mean IoU of the classes that are in some map, without those of `ignore`.
-      "miou_official": the same as CAPI's code counts it: a class of `ignore`, or a number that is no class, that is
-        predicted where another class is true, is one more class, of IoU 0.
-      "accuracy": the share of pixels with the right class.
+      "miou": the mean IoU of the classes in some map, without `ignore`.
+      "miou_official": mIoU as in CAPI's code: each class of `ignore`, or label without a class, that is predicted where
+        another class is true adds a class with IoU 0.
+      "accuracy": the fraction of pixels with the right class.
       "iou": float64 [K], NaN for a class in no map or in `ignore`.
 
     Raises:
-      ValueError: no pixel has a label that counts.
+      ValueError: all pixels are ignored.
     """
     classes = len(counts)
     left_out = np.isin(np.arange(classes), np.array([*ignore], int))
     counts = np.where(left_out[:, None], 0, np.asarray(counts, np.int64))
     if not (total := counts.sum()):
         raise ValueError(
-            "segmentation: no pixel has a label that counts; check that the maps hold the classes 0 to "
-            f"{classes - 1}, and config.data.void, the numbers that mean no class."
+            "segmentation: all pixels are ignored; check that the maps hold the classes 0 to "
+            f"{classes - 1}, and config.data.void, the labels without a class."
         )
     right, predicted = counts.diagonal(), counts.sum(0)
     union = counts.sum(1) + predicted[:classes] - right
@@ -94,14 +92,14 @@ def of_counts(counts: np.ndarray, *, ignore: Iterable[int] = ()) -> dict[str, An
 
 
 def classification(true: np.ndarray | jax.Array, predicted: np.ndarray | jax.Array) -> dict[str, float]:
-    """Scores of the classes of images.
+    """Score the classes of images.
 
     Args:
       true, predicted: integers [N].
 
     Returns:
       "accuracy"; "weighted_f1": the mean F1 of the true classes, weighted by their images; "balanced_accuracy": their
-      mean recall.  A class that is never true has no share in these two.
+      mean recall.  The last two leave out classes that are never true.
 
     Raises:
       ValueError: there are no images, or the two differ in shape.
@@ -131,10 +129,10 @@ def of_answers(counts: np.ndarray) -> dict[str, float]:
 
 @functools.partial(jax.jit, static_argnums=3)
 def count(true: jax.Array, predicted: jax.Array, weight: jax.Array, num_classes: int) -> jax.Array:
-    """The counts of a batch, int32 [K, K], on its devices: exact up to 2^31 pixels.
+    """Count the pixels of a batch, int32 [K, K], on its devices; exact up to 2^31 pixels.
 
-    A histogram of each image, which devices add up.  A product of one-hot maps would do num_classes^2 multiply-adds for
-    each pixel, on a CPU far more than the histogram takes.
+    Each image has a histogram, and devices add them up.  A product of one-hot maps would need num_classes^2
+    multiply-adds per pixel, which is much slower on a CPU.
 
     Args:
       true, predicted: int [B, H, W]; pixels whose true label is not in 0..K - 1 never count.
@@ -152,7 +150,7 @@ def _listed(maps: Maps) -> list[np.ndarray]:
 
 
 def _places(labels: np.ndarray, numbers: np.ndarray, num_classes: int) -> np.ndarray:
-    """Where each label stands among the sorted numbers; ValueError if it is none of them."""
+    """The index of each label among the sorted numbers; ValueError if it is none of them."""
     places = np.minimum(np.searchsorted(numbers, labels), len(numbers) - 1)
     if (wrong := numbers[places] != labels).any():
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The results of an evaluation as text, and the report at the end of a run."""
+"""Results of an evaluation as text, and the report at the end of a run."""
 
 import contextlib
 import json
@@ -27,17 +27,17 @@ def text(lines: list[tuple[str, str]]) -> str:
 
 
 def conclude(workdir: pathlib.Path, model: nnx.Module, results: dict, config: ConfigDict) -> str:
-    """Write evaluation.json and the figures of a finished run; returns its results and the paths of its files as text.
+    """Write evaluation.json and the figures of a finished run; return its results and the paths of its files as text.
 
     All processes of a run must call it, because the parameters may be sharded over them; the first one writes.
 
     Args:
       workdir: the run directory, with metrics.jsonl.
       model: the trained model, on the current mesh.
-      results: what `runner.evaluate` returned.
-      config: of the run.
+      results: the results of `runner.evaluate`.
+      config: the config of the run.
     """
-    from equivit.evaluation import figures  # here: matplotlib is slow to import and needed only at the end of a run
+    from equivit.evaluation import figures  # local import: matplotlib is slow and needed only at the end of a run
 
     places = {
         "checkpoints": workdir / "checkpoints",
@@ -56,15 +56,15 @@ def conclude(workdir: pathlib.Path, model: nnx.Module, results: dict, config: Co
 def draw(
     directory: pathlib.Path, model: nnx.Module, config: ConfigDict, names: Iterable[str]
 ) -> dict[str, pathlib.Path]:
-    """Draw the patch filters of a model, if it has some, and the figures of protocols; returns what is where.
+    """Draw the patch filters of a model, if any, and the figures of protocols; return the paths by title.
 
     All processes must call it; the first one writes.
 
     Args:
-      directory: of the figures.
-      model: on the current mesh, if there is one.
-      config: of the run.
-      names: of protocols that the model was evaluated by.
+      directory: the directory of the figures.
+      model: the model, on the current mesh if there is one.
+      config: the config of the run.
+      names: the evaluated protocols.
     """
     from equivit.evaluation import figures
 
@@ -82,9 +82,9 @@ def draw(
 
 
 def write(directory: pathlib.Path, results: dict, **about: str) -> pathlib.Path:
-    """Write evaluation.json, with `about` before the results; returns its path.
+    """Write evaluation.json, with `about` before the results; return its path.
 
-    Raises OSError, which names the file, if that cannot be done.
+    Raises OSError with the file's name on failure.
     """
     path = _path(directory)
     with _naming(path):
@@ -93,9 +93,9 @@ def write(directory: pathlib.Path, results: dict, **about: str) -> pathlib.Path:
 
 
 def check_writable(directory: pathlib.Path) -> None:
-    """OSError, which names the file, if evaluation.json cannot be written in a directory."""
+    """OSError, with the file's name, if evaluation.json cannot be written in a directory."""
     path = _path(directory)
-    with _naming(path), tempfile.TemporaryFile(dir=directory):  # beside which it is written, and renamed
+    with _naming(path), tempfile.TemporaryFile(dir=directory):  # files are written in the same directory, then renamed
         pass
 
 

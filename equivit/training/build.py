@@ -28,12 +28,12 @@ class Program(NamedTuple):
     """A compiled run.
 
     Attributes:
-      objective: what is minimised.
-      module: what is trained, with shapes in place of arrays.
+      objective: the training objective.
+      module: the trained module, with shapes in place of arrays.
       abstract: the state as ShapeDtypeStructs with their shardings.
-      teachers: the arrays of the models that the objective uses and does not train, by name.
+      teachers: the arrays of the teachers, by name.
       init: makes the first state; its argument holds arrays by name, of the model or of the objective's additions,
-        that replace the random ones.
+        that replace random initial values.
       compiled: the jitted step of (state, teachers, batch, static); it donates the state.
       lr: the learning rate by step.
       weight_decay: the weight decay by step; None if it is constant.
@@ -62,11 +62,11 @@ class Program(NamedTuple):
         return {name: float(schedule(step)) for name, schedule in changing.items() if schedule is not None}
 
     def static(self, progress: float) -> Hashable:
-        """The static argument of the compiled step after a share `progress` of the run."""
+        """The static argument of the compiled step at `progress`, the fraction of the run that is done."""
         return self.objective.static(self.module, progress)
 
     def exported(self, state: State) -> nnx.Module:
-        """The model that evaluation and other programs use."""
+        """The model for evaluation and other programs."""
         return self.objective.exported(logical.put(self.module, state.arrays), state.extra)
 
 
@@ -123,19 +123,18 @@ def make_program(
     objective: Objective | None = None,
     build_model: Callable[[nnx.Rngs], nnx.Module] | None = None,
 ) -> Program:
-    """The compiled run of a config; a rule places its state on the mesh.
+    """Compile the run of a config, with its state sharded over the mesh.
 
     Args:
       config: a checked config, completed from the data.
       mesh: from `sharding.create_mesh`.
-      total, per_epoch: steps of the run and of an epoch; `schedule.length` replaces `total` where it is set.
-      teachers: models that the objective uses and does not train, by name; they may be abstract if the step is only
-        lowered.
+      total, per_epoch: steps of the run and of an epoch; `schedule.length`, if set, replaces `total`.
+      teachers: models that the objective uses but does not train, by name; abstract models suffice to lower the step.
       objective: None: the config's.
       build_model: None: builds the model of the config.
 
     Raises:
-      ValueError: the schedule does not fit into the run, or optimiser and model do not go together.
+      ValueError: the schedule does not fit the run, or the optimiser does not fit the model.
     """
     total = config.schedule.length or total
     lr = schedules.create(config.schedule, total_steps=total, steps_per_epoch=per_epoch)
@@ -176,7 +175,7 @@ def make_program(
 
 
 def _module_maker(objective, build_model, seed) -> Callable[[Arrays], nnx.Module]:
-    """A function of arrays by name: the module to train, with these arrays in place of random ones."""
+    """A function that builds the module to train; its argument, arrays by name, replaces random initial values."""
 
     def make(arrays):
         model_key, module_key = jax.random.split(jax.random.key(seed))
@@ -196,7 +195,7 @@ def _optimizer(config, objective, module, lr, weight_decay) -> optax.GradientTra
 
 
 def _fast_compile_options(mesh) -> dict[str, int] | None:
-    """Compiler options for a program that runs once; on a CPU it would compile as long as the training step.
+    """Compiler options for a program that runs once; on a CPU it would take as long to compile as the training step.
 
     Level 1 compiles in a quarter of the time, draws the same bits and runs as fast.
     """

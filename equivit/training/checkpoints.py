@@ -34,7 +34,7 @@ class Loaded(NamedTuple):
     Attributes:
       config: of the run.
       model: from the checkpoint.
-      step: the number of steps before the checkpoint.
+      step: the step of the checkpoint.
     """
 
     config: ConfigDict
@@ -47,10 +47,10 @@ class Checkpoints:
 
     Args:
       workdir: the run directory.
-      options: the `checkpoint` section: `every_steps` and `every_seconds` say when to save, `keep` how many stay.
+      options: the `checkpoint` section: the intervals `every_steps` and `every_seconds`, and the number to `keep`.
 
-    Raises ValueError if Orbax cannot use the directory.  `save`, `wait` and the end of the context raise NotSavedError
-    if the last checkpoint could not be written.
+    Raises ValueError if Orbax cannot use the directory.  `save`, `wait` and leaving the context raise NotSavedError if
+    the last checkpoint could not be written.
     """
 
     def __init__(self, workdir: pathlib.Path, options: ConfigDict):
@@ -65,10 +65,10 @@ class Checkpoints:
 
     def __exit__(self, kind, error, trace):
         if isinstance(error, jax.errors.JaxRuntimeError) and jax.process_count() > 1:
-            return  # a process is gone, and a save that is under way would wait for it
+            return  # a process is gone, and a pending save would wait for it
         try:
             with self._saving():
-                self._manager.close()  # waits for a save that is under way
+                self._manager.close()  # waits for a pending save
         except NotSavedError as not_saved:
             if error is None:
                 raise
@@ -87,7 +87,7 @@ class Checkpoints:
         return self._directory / str(self.steps[0]) if self.steps else None
 
     def due(self, step: int, *, clock: bool = True) -> bool:
-        """Whether to save a checkpoint after `step` steps; with `clock` also by time."""
+        """Whether to save a checkpoint after `step` steps; `clock` also allows `every_seconds`."""
         steps, seconds = self._options.every_steps, self._options.every_seconds
         late = bool(clock and seconds and time.monotonic() - self._saved_at >= seconds)
         return bool(steps and step % steps == 0) or _agreed(late, asked=bool(clock and seconds))
@@ -95,7 +95,7 @@ class Checkpoints:
     def save(self, state: State, *, before_failure: bool = False) -> None:
         """Save in the background; do nothing if this step is saved already.
 
-        `before_failure` is noted beside the state (`save_before_failure`).  A removed directory is not made again: it
+        `before_failure` is stored with the state (`save_before_failure`).  A removed directory is not recreated, as it
         would lack the configuration and the metrics of the run.
         """
         step = int(state.step)
@@ -108,9 +108,9 @@ class Checkpoints:
         self._saved_at = time.monotonic()
 
     def save_before_failure(self, state: State) -> None:
-        """Save the state before a failed step; it replaces the state before an earlier failure.
+        """Save the state before a failed step, replacing the state before an earlier failure.
 
-        So a run that fails again and again keeps its checkpoint from before the trouble.
+        So a run that fails repeatedly keeps its checkpoint from before the first failure.
         """
         self.wait()
         latest = self._manager.latest_step()
@@ -129,7 +129,7 @@ class Checkpoints:
         try:
             yield
         except jax.errors.JaxRuntimeError:
-            raise  # of a device, or of another process
+            raise  # from a device or another process
         except Exception as error:
             if not self._directory.is_dir():
                 raise NotSavedError(
@@ -144,14 +144,13 @@ class Checkpoints:
             ) from error
 
     def restore(self, like: State) -> State | None:
-        """The newest whole checkpoint as a state with the shapes and shardings of `like`; None without checkpoints.
+        """Restore the newest intact checkpoint with the shapes and shardings of `like`; None without checkpoints.
 
-        Moves damaged checkpoints aside with a warning, and removes checkpoints beyond the number to keep, which a
-        killed run may leave.
+        Moves damaged checkpoints aside with a warning, and removes surplus checkpoints that a killed run may leave.
 
         Raises:
-          checkpoint_files.OtherModelError: the checkpoint is of another model or optimiser.
-          checkpoint_files.NoWholeCheckpointError: all checkpoints are damaged; they stay where they are.
+          checkpoint_files.OtherModelError: the checkpoint belongs to another model or optimiser.
+          checkpoint_files.NoWholeCheckpointError: all checkpoints are damaged; they stay in place.
           OSError: a checkpoint cannot be read now.
         """
         found = checkpoint_files.newest_whole(self._manager, like, checkpoint_files.parts_of(like))
@@ -174,10 +173,10 @@ class Checkpoints:
 
 
 def load_run(workdir: pathlib.Path, *, weights: str | None = None) -> Loaded:
-    """Config and model of a run directory, from its newest whole checkpoint.
+    """Load config and model of a run directory from its newest intact checkpoint.
 
     Nothing is written, so the run may still be training, and the directory may be read-only.  Damaged checkpoints
-    get a warning and stay where they are.
+    cause a warning and stay in place.
 
     Args:
       workdir: the directory.
@@ -209,7 +208,7 @@ def load_run(workdir: pathlib.Path, *, weights: str | None = None) -> Loaded:
 
 
 def _agreed(late: bool, *, asked: bool) -> bool:
-    """Whether the first process is late: clocks differ, and all processes do the same."""
+    """Whether the first process is late; all processes follow its clock."""
     if not asked or jax.process_count() == 1:
         return late
     return bool(multihost_utils.broadcast_one_to_all(np.int32(late)))

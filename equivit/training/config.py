@@ -32,7 +32,7 @@ from equivit.training import logging, optimizers, schedules, sharding
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-    """`checkpoint`.  It stands here because checkpoints.py imports this file."""
+    """The `checkpoint` section; defined here because checkpoints.py imports this file."""
 
     every_steps: PositiveInt | None = None
     every_seconds: PositiveFloat | None = None
@@ -75,9 +75,9 @@ class Schema:
 
 
 class Missing(str):
-    """A placeholder for a value that a file of `configs/` cannot know; the text says what to give.
+    """A placeholder for a value that a file of `configs/` cannot know; its text describes the value.
 
-    The command line gives the value, of any type.  A configuration without it is refused with this text.
+    The command line must set it, to a value of any type; otherwise an error shows the text.
     """
 
 
@@ -128,7 +128,7 @@ def _types(config: ConfigDict) -> dict[str, Any]:
 
 
 def _name(config: ConfigDict, section: str) -> Any:
-    """Return the `name` in a section; where it is missing, which is refused later, its default."""
+    """Return the `name` in a section, or its default if it is missing (a later check reports that)."""
     found = config.get(section)
     default = "supervised" if section == "objective" else ""
     return found.get("name", default) if isinstance(found, ConfigDict) else default
@@ -169,7 +169,7 @@ def _check_run(config: ConfigDict) -> None:
     if config.checkpoint.teacher_every_steps and "teacher" not in OBJECTIVES[config.objective.name].weights:
         raise ValueError(
             f"config.checkpoint.teacher_every_steps={config.checkpoint.teacher_every_steps}: "
-            f"objective.name={config.objective.name!r} has no teacher of its own; set it to None."
+            f"objective.name={config.objective.name!r} trains no teacher; set it to None."
         )
     if config.batch_size % (parts := config.optimizer.accumulation):
         raise ValueError(
@@ -216,8 +216,8 @@ def _get_config(file: str) -> Callable[..., ConfigDict]:
 def override(config: ConfigDict, text: str, schema: Schema = TRAINING) -> None:
     """Change one key, from text such as "data.workers=2".
 
-    The value may still be invalid; `schema.check` refuses it.  The flags of `ml_collections.config_flags` do not serve:
-    they refuse a key whose default is None, cannot set None, and know no union of types.
+    The value may still be invalid; `schema.check` rejects it later.  `ml_collections.config_flags` is not used: it
+    rejects keys whose default is None, cannot set None, and does not support unions of types.
 
     Raises:
       ValueError: an unknown key, with the nearest; a section, or no value.
@@ -238,10 +238,10 @@ def override(config: ConfigDict, text: str, schema: Schema = TRAINING) -> None:
         raise ValueError(f"--config.{key}: this is a section; set one of {', '.join(old)} in it.")
     value = parse(value, types.get(last, Any))
     if isinstance(old, tuple) and isinstance(value, str):
-        value = tuple(value.split(","))  # the check then names the word that is wrong
+        value = tuple(value.split(","))  # the check then names the wrong word
     if isinstance(old, float) and type(value) is int and abs(value) <= LARGEST:
         value = float(value)
-    section[last] = None  # from here on of any type: epochs=90 in a file leaves the key free for 0.5
+    section[last] = None  # clears the type: a file's epochs=90 can become 0.5
     section[last] = value
 
 
@@ -252,10 +252,10 @@ def _check_known(key: str, name: str, section: ConfigDict) -> None:
 
 
 def parse(text: str, type_: Any) -> Any:
-    """Read a text as None, True, False, a number, a tuple, words with commas between, or text.
+    """Parse a text as None, True, False, a number, a tuple, comma-separated words, or text.
 
-    The first reading that the type allows counts: "none" is a word where the type has that word and not None, as for
-    `model.remat`.  Where it allows no reading, the literal is left for the check to refuse.
+    The first reading that the type allows counts: "none" is a word if the type has that word but not None, as in
+    `model.remat`.  If the type allows none of them, the literal is returned for the check to reject.
     """
     literal = _literal(text)
     readings = [literal]
@@ -263,7 +263,7 @@ def parse(text: str, type_: Any) -> Any:
         words = tuple(text.split(","))
         mixed = tuple(int(word) if word.isdecimal() and len(word) < 10 else word for word in words)  # such as "full,6"
         readings = [text, words, mixed]
-    elif literal is None or type_ is str:  # elsewhere 5 is a number, even where the name of a file may stand
+    elif literal is None or type_ is str:  # for other types 5 is a number, even if they allow file names
         readings = [literal, text]
     return next((reading for reading in readings if constraints.allows(reading, type_)), literal)
 
@@ -273,7 +273,7 @@ def _literal(text: str) -> Any:
         return {"none": None, "true": True, "false": False}[text.lower()]
     try:
         value = ast.literal_eval(text)
-    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):  # all that it raises
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):  # all errors of literal_eval
         return text
     return tuple(value) if isinstance(value, list) else value
 
@@ -281,7 +281,7 @@ def _literal(text: str) -> Any:
 def from_json(path: pathlib.Path) -> ConfigDict:
     """Read the configuration that a run wrote into its directory; ValueError if the file is damaged.
 
-    Keys that this version does not have stay, and have no effect.
+    Keys unknown to this version are kept but have no effect.
     """
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
@@ -311,7 +311,7 @@ def to_json(config: ConfigDict) -> str:
 
 
 def plain(config: ConfigDict) -> dict[str, Any]:
-    """Return the configuration as JSON has it: tuples are lists."""
+    """Return the configuration as JSON values: tuples become lists."""
     return json.loads(config.to_json())
 
 
@@ -333,9 +333,9 @@ def differences(a: ConfigDict, b: ConfigDict) -> list[str]:
 
 
 def page(config: ConfigDict) -> str:
-    """List every key with its value, section by section; other values than the default are marked.
+    """List every key with its value, section by section; values that differ from the default are marked.
 
-    A line `key = value` can be given as --config.key=value.
+    A line `key = value` corresponds to the argument --config.key=value.
     """
     defaults, values = flat(_defaults(config.objective.name)), flat(config)
     place = {key: i for i, key in enumerate(defaults)}

@@ -1,7 +1,7 @@
-"""Frozen parameters: the logical tensors that the objective or `optimizer.freeze` keeps from training.
+"""Frozen parameters: logical tensors that the objective or `optimizer.freeze` excludes from training.
 
-`optimizer.freeze` holds shell patterns of logical names.  The last pattern that matches a name decides; "!" in front
-of it makes the tensor trainable again.  "{replaced}" stands for each block of `model.replaced`:
+`optimizer.freeze` holds shell patterns of logical names.  The last matching pattern decides; a leading "!" makes the
+tensor trainable again.  "{replaced}" expands to each block of `model.replaced`:
 
     patch_embed.*,blocks.[0-5].*            the patches and the first six blocks
     *,!head.*                               all but the head
@@ -31,7 +31,7 @@ REPLACED = "{replaced}"
 
 
 def rule(objective: Objective, tables: Mapping[str, np.ndarray]) -> Callable[[Tensor], Rule]:
-    """The objective's rule for each logical tensor, with the tensors of `optimizer.freeze` frozen.
+    """Combine the objective's rule for each logical tensor with `optimizer.freeze`.
 
     Args:
       tables: the logical tensors of each leaf of the module (`logical.tensors`).
@@ -93,7 +93,7 @@ def masks(
 
 
 def masked(tree: Any, masks: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-    """The arrays with zeros in frozen slices, even in place of NaN."""
+    """Set frozen slices to zero, NaN included."""
     return {k: jnp.where(masks[k], a, 0) if k in masks else a for k, a in tree.items()}
 
 

@@ -23,8 +23,8 @@ from equivit import files, metrics_files
 from equivit.constraints import PositiveInt
 
 _log = logging.getLogger("equivit")
-_messages = cast(Any, event_pb2)  # its classes are made when it is imported
-IN_FLIGHT = 2  # steps the device may be behind: enough to keep it busy, few enough to hold few batches
+_messages = cast(Any, event_pb2)  # its classes are created at import, unknown to the type checker
+IN_FLIGHT = 2  # steps the device may be behind: enough to keep it busy, with few batches in memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Log:
       workdir: the run directory.
       options: the `log` section.
       total: steps of the run.
-      start: finished steps; the lines of later steps, which a killed run left, are dropped.
+      start: finished steps; lines of later steps, left by a killed run, are dropped.
 
-    Unreadable lines are dropped with a warning, and damaged/ gets a copy of the file.
+    Unreadable lines are dropped with a warning, after the file is copied to damaged/.
     """
 
     def __init__(self, workdir: pathlib.Path, options: ConfigDict, *, total: int, start: int):
@@ -115,7 +115,7 @@ class Log:
 class Meter:
     """Collects the metrics of steps while the device works, and times the steps.
 
-    Metrics are fetched `IN_FLIGHT` steps late, when the device has them ready, so that it never waits for the host.
+    Metrics are fetched `IN_FLIGHT` steps late, when they are ready, so that the device never waits for the host.
     """
 
     def __init__(self, batch_size: int):
@@ -128,20 +128,20 @@ class Meter:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Time spent in this context is time spent waiting for data."""
+        """Count the time in this context as waiting for data."""
         begin = time.perf_counter()
         yield
         self._waited += time.perf_counter() - begin
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Time spent in this context does not count."""
+        """Exclude the time in this context."""
         begin = time.perf_counter()
         yield
         self._since += time.perf_counter() - begin
 
     def add(self, metrics: dict[str, jax.Array]) -> bool:
-        """Take the metrics of one step; False if one that has arrived by now was not finite."""
+        """Add the metrics of one step; False if any step fetched so far was not finite."""
         self._pending.append(metrics)
         return self._fetch(IN_FLIGHT)
 
@@ -172,11 +172,11 @@ class Meter:
 
 
 class _Events:
-    """TensorBoard's file of a run, without the thread of `SummaryWriter`, which hangs if the disk is full."""
+    """TensorBoard's file of a run, without the thread of `SummaryWriter`, which hangs on a full disk."""
 
     def __init__(self, workdir, start):
         self._writer = EventsWriter(str(workdir / "events"))
-        # Events of later steps, of an earlier process, do not count.
+        # Discard events of later steps from an earlier process.
         self._write(step=start + 1, session_log=_messages.SessionLog(status=_messages.SessionLog.START))
 
     def write(self, step, metrics):
@@ -202,7 +202,7 @@ def _drop_later_lines(path, step):
 
 
 def _rewrite(path, lines, selects):
-    """Write the readable lines whose rows are selected, unless the file has just these."""
+    """Write the readable lines whose rows are selected, unless the file already equals them."""
     content = b"".join(line.content + b"\n" for line in lines if line.row is not None and selects(line.row))
     if content != (path.read_bytes() if path.exists() else b""):
         files.write_bytes(path, content)

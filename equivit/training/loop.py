@@ -1,4 +1,4 @@
-"""The training loop.  One loop serves every objective."""
+"""The training loop, one for all objectives."""
 
 import contextlib
 import errno
@@ -33,7 +33,7 @@ class Outcome(NamedTuple):
     Attributes:
       report: the final figures, as in report.json.
       model: the trained model.
-      results: what `evaluate` returned for it.
+      results: the results of `evaluate` for it.
     """
 
     report: dict[str, float]
@@ -59,7 +59,7 @@ class NotFiniteError(ArithmeticError):
 
 
 def total_steps(config: ConfigDict, steps_per_epoch: int) -> int:
-    """Steps of the whole run.  ValueError for more steps than int32 counts, or than the schedules have."""
+    """Steps of the whole run.  ValueError if they exceed int32 or `schedule.length`."""
     steps = config.steps if config.steps is not None else max(1, round(config.epochs * steps_per_epoch))
     if steps > LARGEST_INT:
         most = LARGEST_INT // steps_per_epoch
@@ -84,21 +84,20 @@ def train(
 ) -> Outcome:
     """Train in `workdir`, or resume the run there.
 
-    SIGTERM and Ctrl-C save the state and end the run (`run/stopping.py`).
+    On SIGTERM or Ctrl-C, saves the state and stops (`run/stopping.py`).
 
     Args:
       config: a checked config, completed from the data.
       workdir: the run directory.
       pipeline: the training data.
       evaluate: the results of a model by protocol (`runner.evaluate`).
-      initial: the parameters that a fresh run starts from; all others are random.
+      initial: initial parameters of a fresh run; all others are random.
       trained_on: the training data, for run.json and saved models.
       make_program: called as `build.make_program(config, mesh, total=, per_epoch=)`.
 
     Raises:
       NotFiniteError: the loss or a gradient is not finite; the state of the last good step is saved.
-      ValueError: the run in `workdir` has another model, other names of classes, more steps, or only damaged
-        checkpoints.
+      ValueError: the run in `workdir` has another model, other class names, more steps, or only damaged checkpoints.
       OSError: a checkpoint cannot be read or saved.
       stopping.Stopped: a signal ended the run early.
     """
@@ -109,7 +108,7 @@ def train(
     evaluate_every = config.evaluation.every_steps or epochs and max(1, round(epochs * per_epoch))
 
     with jax.set_mesh(mesh), contextlib.ExitStack() as stack:
-        # ---- State: the newest whole checkpoint, or a fresh one.
+        # ---- State: the newest intact checkpoint, or a fresh one.
         signals = stack.enter_context(stopping.Signals(_agreed if jax.process_count() > 1 else None))
         run = make_program(config, mesh, total=total, per_epoch=per_epoch)
         checkpoints = stack.enter_context(Checkpoints(workdir, config.checkpoint))
@@ -125,7 +124,7 @@ def train(
         resuming.check_length(config, start, total)
         conditions = resuming.conditions(mesh, trained_on)
         remarks = resuming.remarks(workdir, config, previous, conditions, start=start)
-        resuming.record(workdir, config, previous, conditions)  # after the checkpoint has proved to be of this model
+        resuming.record(workdir, config, previous, conditions)  # only after the checkpoint is known to fit this model
 
         log = stack.enter_context(Log(workdir, config.log, total=total, start=start))
         batches = stack.enter_context(contextlib.closing(pipeline.batches(start)))
@@ -146,7 +145,7 @@ def train(
                 good, done = meter.add(metrics), step + 1
                 log.advance(done)
 
-                # ---- Every so often.  Nothing is saved before all steps so far are known to be good.
+                # ---- Periodic work.  Nothing is saved before all steps so far are known to be good.
                 logs, evaluates = done % config.log.every_steps == 0, evaluate_every and done % evaluate_every == 0
                 exports, stops = teacher_every and done % teacher_every == 0, signals.asked(done)
                 saves = done == total or stops or checkpoints.due(done, clock=jax.process_count() == 1 or logs)
@@ -187,7 +186,7 @@ def train(
 
 
 def _save_model(place, model, trained_on):
-    """Save a model whose arrays may lie on all devices."""
+    """Save a model whose arrays may be sharded over all devices."""
     arrays = multihost_utils.process_allgather(logical.take(model, nnx.Variable), tiled=True)
     if jax.process_index() == 0:
         saved.save(place, logical.put(model, arrays), trained_on)
@@ -204,7 +203,7 @@ def _figures(results):
 
 
 def _not_finite(state, run, checkpoints, clip):
-    """Save the state before the bad step, which that step left as it was, and return the error."""
+    """Save the state, which the bad step left unchanged, and return the error."""
     step = int(state.step)
     if step:
         checkpoints.save_before_failure(state._replace(good=state.good | True))
@@ -222,7 +221,7 @@ def _not_finite(state, run, checkpoints, clip):
 
 @contextlib.contextmanager
 def _full_disk_errors(checkpoints):
-    """Add the newest checkpoint to the errors of a full disk."""
+    """Name the newest checkpoint in errors of a full disk."""
     try:
         yield
     except OSError as error:
@@ -233,5 +232,5 @@ def _full_disk_errors(checkpoints):
 
 
 def _agreed(step):
-    """Whether all processes of a run stop after this step, because one of them got a SIGTERM."""
+    """Whether all processes of a run stop after this step because one received SIGTERM."""
     return multihost_utils.reached_preemption_sync_point(step)

@@ -1,7 +1,7 @@
-"""LAMB, LARS, AdamW and SGD as optax chains, with every rule stated on logical tensors.
+"""LAMB, LARS, AdamW and SGD as optax chains, with rules for each logical tensor.
 
 A leaf may stack many tensors of a paper (blocks, irreps).  Clip groups, decay, trust ratios and learning-rate
-multipliers are computed for each slice, so that a stacked model is optimised exactly as its unstacked tensors would be.
+multipliers are computed per slice, so a stacked model is optimised exactly like its unstacked tensors.
 """
 
 import dataclasses
@@ -31,13 +31,13 @@ class Rules:
     """The rules of each leaf as arrays that broadcast against it.
 
     Args:
-      rule: of a logical tensor (`Objective.rule`).
+      rule: the rule of a logical tensor (`Objective.rule`).
       tables: the logical tensors of each leaf of the module (`logical.tensors`).
-      trainable: the leaves that are optimised, which may be abstract.
-      no_decay: shell patterns of logical names that get no decay, whatever `rule` says.
+      trainable: the optimised leaves, which may be abstract.
+      no_decay: shell patterns of logical names without weight decay; they override `rule`.
       layer_decay: the layer-wise decay of the learning rate (`layer_factor`); None for none.
 
-    Raises ValueError if a pattern matches no logical tensor, or if there are no blocks whose rate could decay.
+    Raises ValueError if a pattern matches no logical tensor, or if `layer_decay` is set for a model without blocks.
     """
 
     def __init__(
@@ -83,8 +83,8 @@ class Rules:
 def layer_factor(tensor: Tensor, decay: float | None) -> float:
     """The factor of the learning rate, decay^(depth + 1 - layer) (Clark et al. 2020; BEiT, MAE).
 
-    What stands before the blocks is layer 0, block i layer i + 1, norm and head layer depth + 1.  What all blocks use,
-    the MLP of a Jumbo ViT, moves at the mean of their rates; what belongs to no such model, a decoder, at the full one.
+    Layers before the blocks are layer 0, block i is layer i + 1, norm and head are layer depth + 1.  A module shared by
+    all blocks (Jumbo's MLP) uses the mean of their rates; modules outside such a model (a decoder) use the full rate.
     """
     if decay is None or not tensor.layers:
         return 1.0
@@ -92,11 +92,11 @@ def layer_factor(tensor: Tensor, decay: float | None) -> float:
 
 
 def check_layers(tensors: Iterable[Tensor], decay: float) -> None:
-    """ValueError unless some model says what comes before its blocks."""
+    """ValueError unless some model declares the layers before its blocks."""
     if not any(tensor.layers == (0,) for tensor in tensors):
         raise ValueError(
-            f"optimizer.layer_decay={decay}: no part of the model says what comes before its blocks (`before`); set it "
-            "to None."
+            f"optimizer.layer_decay={decay}: no part of the model declares the layers before its blocks (`before`); "
+            "set it to None."
         )
 
 
@@ -108,17 +108,17 @@ def create(
     lr: Schedule,
     weight_decay: Schedule,
 ) -> optax.GradientTransformationExtraArgs:
-    """The optimiser of the `optimizer` section; `rule`, `tables` and `trainable` are those of `Rules`.
+    """Create the optimiser of the `optimizer` section; `rule`, `tables` and `trainable` as in `Rules`.
 
-    LAMB is You et al. (2020) as apex's FusedLAMB and timm's Lamb run it: the trust ratio |p| / |u| belongs to weight
-    decay, and a tensor without decay gets neither.  LARS is You et al. (2017) as the public MAE code runs it for linear
-    probes: the trust ratio 0.001 |p| / |u| belongs to tensors of two axes or more, and momentum gathers u before the
-    learning rate.  "lars_optax" is `optax.lars`: the ratio belongs to all tensors, and momentum gathers u times the
-    rate.  Clipping divides by max(norm / clip, 1).
+    LAMB is You et al. (2020) as in apex's FusedLAMB and timm's Lamb: the trust ratio |p| / |u| applies to tensors with
+    weight decay only.  LARS is You et al. (2017) as in the public MAE code for linear probes: the trust ratio
+    0.001 |p| / |u| applies to tensors of two axes or more, and momentum accumulates u before the learning rate.
+    "lars_optax" is `optax.lars`: the ratio applies to all tensors, and momentum accumulates u times the rate.
+    Clipping divides by max(norm / clip, 1).
 
-    The state goes by the names of the parts, and clipping and trust ratios have none: a run can go on with others.
+    State is stored by part name, and clipping and trust ratios have no state, so a resumed run may change them.
 
-    `update` also takes `good`: whether the step keeps the new state, as it does by default.
+    `update` also takes `good`: whether the step keeps the new state (by default it does).
     """
     rules = Rules(rule, tables, trainable, tuple(config.no_decay), config.layer_decay)
     parts = {"clip": _clip(rules, config.clip)} if config.clip else {}
@@ -157,12 +157,12 @@ def _clip(rules: Rules, largest: float) -> optax.GradientTransformation:
 
 
 def _adam(beta1: float, beta2: float, eps: float) -> optax.GradientTransformationExtraArgs:
-    """As optax.scale_by_adam, with the bias corrections 1 - beta^t exact in float32.
+    """Scale like optax.scale_by_adam, with the bias corrections 1 - beta^t exact in float32.
 
-    Taken as a difference, 1 - 0.999 is off by 1.3e-5 in float32, and so would be the first updates.
+    Computed as a difference, 1 - 0.999 has a relative error of 1.3e-5 in float32, and so would the first updates.
 
-    Updates are of the moments that the step keeps, so that XLA:CPU reads them where they are stored.  Of moments that
-    are kept or not after that, it computes a second pair, from copies of the old ones, which it holds all step long.
+    Updates use the moments that the step keeps, so XLA:CPU reads them in place.  If the choice came later, it would
+    compute a second pair of moments from copies of the old ones, held for the whole step.
     """
 
     def correction(beta, t):
@@ -181,7 +181,7 @@ def _adam(beta1: float, beta2: float, eps: float) -> optax.GradientTransformatio
 
 
 def _decay(rules: Rules, weight_decay: Schedule) -> optax.GradientTransformation:
-    """Add weight_decay * parameter where the rules ask for decay."""
+    """Add weight_decay * parameter to tensors with decay."""
 
     def change(step, updates, params):
         strength = weight_decay(step)
@@ -218,7 +218,7 @@ def _rate(rules: Rules, lr: Schedule) -> optax.GradientTransformation:
 
 
 def _by_step(change: Callable[[jax.Array, Arrays, Arrays], Arrays]) -> optax.GradientTransformation:
-    """`change(step, updates, params)` as a transformation, which counts the steps."""
+    """Turn `change(step, updates, params)` into a transformation that counts the steps."""
 
     def update(updates, state, params: Any = None):
         return change(state.count, updates, params), optax.ScaleByScheduleState(optax.safe_increment(state.count))
@@ -227,7 +227,7 @@ def _by_step(change: Callable[[jax.Array, Arrays, Arrays], Arrays]) -> optax.Gra
 
 
 def _only_trained(chain, rules: Rules) -> optax.GradientTransformationExtraArgs:
-    """Frozen slices of stacked leaves count for nothing and stay as they are."""
+    """Exclude frozen slices of stacked leaves from norms and updates."""
 
     def update(updates, state, params=None, **extra):
         updates, state = chain.update(freezing.masked(updates, rules.masks), state, params, **extra)
@@ -242,13 +242,13 @@ class OptimizerConfig:
 
     name: Literal["lamb", "lars", "lars_optax", "adamw", "sgd"] = "lamb"
     weight_decay: NonNegativeFloat = 0.02
-    weight_decay_end: NonNegativeFloat | None = None  # reached along a cosine over the run; None: constant
+    weight_decay_end: NonNegativeFloat | None = None  # final value of a cosine over the run; None: constant
     betas: tuple[Below1, Below1] = (0.9, 0.999)
     eps: PositiveFloat = 1e-8
-    clip: PositiveFloat | None = 1.0  # largest global norm of the gradients; None: any
+    clip: PositiveFloat | None = 1.0  # largest global norm of the gradients; None: no clipping
     momentum: Below1 = 0.9  # sgd and both kinds of lars only
     accumulation: PositiveInt = 1  # micro-batches per step
-    no_decay: tuple[str, ...] | tuple[()] = ()  # patterns of logical names, such as "head.*", beside the objective's
-    # Patterns of logical names that are not trained (training/freezing.py): ("*", "!head.*") trains the head alone.
+    no_decay: tuple[str, ...] | tuple[()] = ()  # patterns of logical names, such as "head.*", besides the objective's
+    # Patterns of frozen logical names (training/freezing.py): ("*", "!head.*") trains the head alone.
     freeze: tuple[str, ...] | tuple[()] = ()
-    layer_decay: Inside | None = None  # of the learning rate from layer to layer, back from the head; such as 0.75
+    layer_decay: Inside | None = None  # factor of the learning rate per layer, from the head backwards; such as 0.75

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from equivit.constraints import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from equivit.objectives.clock import Clock
 
-Schedule = Callable[[Any], jax.Array]  # of the number of a step, which may be traced
+Schedule = Callable[[Any], jax.Array]  # a function of the step, which may be traced
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,9 +25,9 @@ class ScheduleConfig:
     warmup_epochs: NonNegativeFloat | None = None  # this or warmup_steps
     warmup_steps: NonNegativeInt | None = None
     power: PositiveFloat = 1.0  # of "poly"
-    inclusive: bool = False  # the last step of the warm-up has `lr`, and not the first step after it
-    length: PositiveInt | None = None  # steps of the whole schedule, of which a run may do a part; None: of the run
-    per_epoch: bool = False  # the rate changes from epoch to epoch, not from step to step
+    inclusive: bool = False  # the last step of the warm-up has `lr`, not the first step after it
+    length: PositiveInt | None = None  # steps of the schedule, which may be longer than the run; None: the run's
+    per_epoch: bool = False  # the rate changes each epoch, not each step
 
 
 def create(config: ConfigDict, *, total_steps: int, steps_per_epoch: int) -> Schedule:
@@ -49,13 +49,13 @@ def create(config: ConfigDict, *, total_steps: int, steps_per_epoch: int) -> Sch
 
 
 def warmup_cosine(base: float, final: float, *, total: int, warmup: int = 0, start: float = 0.0) -> Schedule:
-    """Linear from `start` to `base` in `warmup` steps, the last of which has `base`; a cosine to `final`; then `final`.
+    """Rise linearly from `start` to `base` in `warmup` steps, then follow a cosine to `final`, then stay there.
 
-    As DINO and DINOv2 have it: the cosine begins with another step at `base`.  With `warmup` equal to `total` there is
-    no cosine, and `final` follows the warm-up.
+    As in DINO and DINOv2, the last step of the warm-up and the first of the cosine both have `base`.  If `warmup`
+    equals `total`, `final` follows the warm-up without a cosine.
 
     Raises:
-      ValueError: the warm-up is longer than the whole.
+      ValueError: the warm-up is longer than the schedule.
     """
     if not 0 <= warmup <= total:
         raise ValueError(f"warmup_cosine: {warmup=} steps do not fit in {total=}; shorten the warm-up.")
@@ -75,9 +75,9 @@ def weight_decay(config: ConfigDict, *, total_steps: int) -> Schedule:
 
 
 def _by_epoch(config, epochs, steps_per_epoch):
-    """As timm's scheduler when it is stepped after each epoch with the index of the epoch just finished (DeiT III).
+    """Change the rate each epoch, like timm's scheduler stepped with the index of the finished epoch (DeiT III).
 
-    So epochs 0 and 1 both run at `warmup_lr`, and the cosine is counted from epoch 0, not from the end of the warm-up.
+    So epochs 0 and 1 both run at `warmup_lr`, and the cosine starts at epoch 0, not at the end of the warm-up.
     """
 
     def lr(step):
@@ -88,10 +88,9 @@ def _by_epoch(config, epochs, steps_per_epoch):
 
 
 def _poly(config, step, warmup, total_steps):
-    """From `lr` to `min_lr` as a power of the share of the run that is left, counted from its first step.
+    """Decay from `lr` to `min_lr` as a power of the remaining fraction of the run, warm-up included.
 
-    During the warm-up this is multiplied by a factor that rises linearly from `warmup_lr / lr` to 1, as MMSegmentation
-    has it.
+    During the warm-up, a factor rises linearly from `warmup_lr / lr` to 1, as in MMSegmentation.
     """
     left = jnp.clip(1 - step / total_steps, 0, 1) ** config.power
     decayed = config.min_lr + (config.lr - config.min_lr) * left
@@ -101,9 +100,9 @@ def _poly(config, step, warmup, total_steps):
 
 
 def _warmed_up(config, t, warmup, *, decayed):
-    """Linear from `warmup_lr` to `lr` while t < warmup; then what `decayed`, the share of the decay done, gives."""
+    """Rise linearly from `warmup_lr` to `lr` while t < warmup; then decay to the fraction `decayed` of the cosine."""
     rising = config.warmup_lr + (config.lr - config.warmup_lr) * t / max(warmup, 1)
-    # (1 + cos x) / 2 written as cos^2 (x / 2), which keeps its digits near the end of the run.
+    # cos^2 (x / 2) = (1 + cos x) / 2, but accurate near the end of the run.
     cosine = config.min_lr + (config.lr - config.min_lr) * jnp.cos(jnp.pi / 2 * jnp.clip(decayed, 0, 1)) ** 2
     after = cosine if config.name == "cosine" else jnp.float32(config.lr)
     return (jnp.where(t < warmup, rising, after) if warmup else after).astype(jnp.float32)

@@ -1,6 +1,6 @@
-"""One mesh of (data, fsdp), and shardings from shapes by one rule.
+"""The mesh (data, fsdp), and shardings derived from shapes.
 
-The rule covers parameters, optimiser state and averaged weights, so each is sharded like its parameter.
+Optimiser state and averaged weights are sharded like their parameters.
 """
 
 import dataclasses
@@ -21,12 +21,12 @@ BATCH = PartitionSpec(("data", "fsdp"))
 class MeshConfig:
     """The `mesh` section of a configuration."""
 
-    data: Annotated[PositiveInt | Literal[-1], Words("positive, or -1 for the devices that are left")] = -1
+    data: Annotated[PositiveInt | Literal[-1], Words("positive, or -1 for the remaining devices")] = -1
     fsdp: PositiveInt = 1
 
 
 def create_mesh(config: ConfigDict) -> Mesh:
-    """All devices as a mesh [data, fsdp]; `config.data` of -1 takes those that `config.fsdp` leaves.
+    """Arrange all devices in a mesh [data, fsdp]; `config.data=-1` uses the devices that remain after `fsdp`.
 
     Raises ValueError if the sizes do not multiply to the number of devices.
     """
@@ -75,6 +75,6 @@ def _spec(shape, stacked, fsdp):
 
 
 def to_global(mesh: Mesh, batch: dict) -> dict[str, jax.Array]:
-    """This process's rows of a batch as global arrays, split over all devices along the example axis."""
+    """Turn this process's rows of a batch into global arrays, sharded over all devices along the example axis."""
     sharding = NamedSharding(mesh, BATCH)
     return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}

@@ -1,4 +1,4 @@
-"""The train state, and the pure step that takes it forward."""
+"""The train state and the pure train step."""
 
 import types
 from collections.abc import Callable, Hashable, Mapping
@@ -21,11 +21,11 @@ Metrics = dict[str, jax.Array]
 
 
 class State(NamedTuple):
-    """All that a run needs to continue."""
+    """The full state of a run; it suffices to resume."""
 
     step: jax.Array  # int32: finished steps
-    good: jax.Array  # bool: False from the first loss or gradient that is not finite
-    trainable: Arrays  # the parameters that are optimised
+    good: jax.Array  # bool: False from the first non-finite loss or gradient on
+    trainable: Arrays  # the optimised parameters
     frozen: Arrays  # the other parameters, without gradient and optimiser state
     statistics: Arrays  # the other arrays of the module: running statistics, buffers
     extra: Extra  # arrays that the objective keeps from step to step
@@ -40,7 +40,7 @@ class State(NamedTuple):
 def begin(objective: Objective, module: nnx.Module, optimizer: optax.GradientTransformation | None = None) -> State:
     """The state before the first step of training `module`.
 
-    A leaf goes to `frozen` if a rule freezes all its logical tensors; in others the optimiser masks frozen slices.
+    A leaf is in `frozen` if all its logical tensors are frozen; in others the optimiser masks frozen slices.
     """
     tables = logical.tensors(module)
     rule = freezing.rule(objective, tables)
@@ -67,22 +67,22 @@ def make_step(
 ) -> Callable[[State, dict[str, Arrays], Batch, Hashable], tuple[State, Metrics]]:
     """`step(state, arrays of the teachers, batch, static) -> state, metrics`.
 
-    The batch is prepared (mixed, masked) whole and then cut into `accumulation` micro-batches, so that mixing does not
-    depend on their number.  Batch statistics are those of a micro-batch, and the running ones pass from each to the
-    next.  A step whose loss or gradient is not finite changes nothing, nor does any after it: the state stays the last
-    good one, and `metrics["good"]` says so.
+    The whole batch is prepared (mixed, masked) and then split into `accumulation` micro-batches, so that mixing does
+    not depend on their number.  Batch statistics are computed per micro-batch; running statistics pass from each to
+    the next.  From the first non-finite loss or gradient on, steps leave the state unchanged, and `metrics["good"]`
+    is False.
 
     Args:
-      objective: what is minimised.
-      module: what is trained (`objective.module`); it may be abstract, as may `teachers`.
-      optimizer: moves the trainable parameters.
-      seed: of all randomness.
+      objective: the training objective.
+      module: the trained module (`objective.module`); it may be abstract, as may `teachers`.
+      optimizer: the optimiser of the trainable parameters.
+      seed: seed of all randomness.
       total, per_epoch: steps of the run and of an epoch.
       accumulation: number of micro-batches.
-      teachers: models that the objective uses and does not train, by name.
+      teachers: models that the objective uses but does not train, by name.
 
     Raises:
-      ValueError: when traced, if the loss leaves all running statistics of trained parts unchanged.
+      ValueError: during tracing, if the loss leaves all running statistics of trained parts unchanged.
     """
 
     tables = logical.tensors(module)
@@ -119,7 +119,7 @@ def make_step(
 
 
 def _gradients(loss, trainable, carried, batch, key, accumulation):
-    """Means over the micro-batches of loss, metrics and gradients; `carried` passes from one to the next."""
+    """Average loss, metrics and gradients over the micro-batches; `carried` passes from one to the next."""
 
     def one(carried, part):
         index, batch = part
@@ -145,7 +145,7 @@ def _gradients(loss, trainable, carried, batch, key, accumulation):
 
 
 def _cut(rows, parts):
-    """[B, ...] -> [parts, B / parts, ...]; every part takes rows of every device, so that none moves."""
+    """[B, ...] -> [parts, B / parts, ...]; every part has rows of every device, so no row moves."""
     rows = jnp.moveaxis(rows.reshape(rows.shape[0] // parts, parts, *rows.shape[1:]), 1, 0)
     return jax.lax.with_sharding_constraint(rows, PartitionSpec(None, *sharding.BATCH))
 
@@ -153,7 +153,7 @@ def _cut(rows, parts):
 def _check_statistics(objective, module, before, trainable):
     """ValueError if running statistics should have changed and none did.
 
-    Statistics belong to the smallest enclosing part that has parameters; in a frozen part they may stay.
+    Statistics belong to the smallest enclosing part with parameters; in a frozen part they need not change.
     """
     parameters, after = logical.take(module), logical.take(module, nnx.BatchStat)
 

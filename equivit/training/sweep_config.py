@@ -18,13 +18,13 @@ from equivit.models.patchtst import model as patchtst
 from equivit.training import config as configs
 from equivit.training.optimizers import OptimizerConfig
 
-OF_DATA = ("length", "channels", "num_classes", "patches", "dropout")  # fields of a model that are not for `model`
-CHOOSING = ("data.directory", "data.names", "models", "patches")  # choose results, and do not change them
+OF_DATA = ("length", "channels", "num_classes", "patches", "dropout")  # fields of a model excluded from `model`
+CHOOSING = ("data.directory", "data.names", "models", "patches")  # keys that select results, without changing them
 
 
 @dataclasses.dataclass(frozen=True)
 class LargeConfig:
-    """`large`: sets of many series, and their epochs."""
+    """`large`: large data sets, and their epochs."""
 
     names: tuple[str, ...] | tuple[()] = ("Sleep", "Tiselac", "FaceDetection")
     epochs: PositiveInt = 20
@@ -35,9 +35,9 @@ class SeriesConfig:
     """`data`: the sets of time series."""
 
     names: tuple[str, ...] = ("synthetic",)
-    directory: str | None = None  # of .npz, .ts or .tsv files; None: by name through aeon
+    directory: str | None = None  # directory of .npz, .ts or .tsv files; None: aeon, by name
     normalize: Annotated[str, OneOf(NORMALIZE)] = "training"  # open (`data/series.py`)
-    split_seed: Seed = 0  # of the split of the test set into halves; open
+    split_seed: Seed = 0  # splits the test set into halves; open
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ class RunsConfig:
 
 @dataclasses.dataclass(frozen=True)
 class SweepScheduleConfig:
-    """`schedule`: the rate starts at 0, rises to that of the run and falls along a cosine."""
+    """`schedule`: linear warm-up from 0 to the run's learning rate, then a cosine."""
 
     warmup: Below1 = 0.1  # share of the steps
     min_lr: NonNegativeFloat = 1e-8
@@ -58,7 +58,7 @@ class SweepScheduleConfig:
 
 @dataclasses.dataclass(frozen=True)
 class SweepConfig:
-    """The recipe of Jumbo, Appendix A.3.2; "open" is a choice of ours that the paper does not state."""
+    """The recipe of Jumbo, Appendix A.3.2; "open" marks our choices where the paper gives no value."""
 
     seed: Seed = 0
     epochs: PositiveInt = 100
@@ -86,10 +86,10 @@ def validate(config: ConfigDict) -> None:
     configs.check_keys(config, get_base())
     sections.check("config", config, sections.types_of(SweepConfig))
     if (config.optimizer.name, config.optimizer.accumulation) != ("adamw", 1):
-        raise ValueError("config.optimizer: a sweep is run with name='adamw' and accumulation=1.")
+        raise ValueError("config.optimizer: a sweep requires name='adamw' and accumulation=1.")
     for key in OF_DATA:
         if key in config.model:
-            raise ValueError(f"config.model.{key}: the data, `patches` and `runs` say this; leave it out.")
+            raise ValueError(f"config.model.{key}: the data, `patches` and `runs` determine it; leave it out.")
     zoo.configuration("patchtst", length=1, channels=1, num_classes=1, **config.model)
 
 
@@ -101,10 +101,10 @@ SCHEMA = configs.Schema(validate, _types)
 
 
 def epochs(config: ConfigDict, name: str) -> int:
-    """Return the epochs of the runs on a set."""
+    """Return the epochs of the runs on a data set."""
     return config.large.epochs if name in config.large.names else config.epochs
 
 
 def recipe(config: ConfigDict) -> dict[str, Any]:
-    """Return the settings of a result besides the set, the model and the number of patches, as JSON values by key."""
+    """Return the settings of a result except data set, model and number of patches, as JSON values by key."""
     return {key: value for key, value in configs.flat(configs.plain(config)).items() if key not in CHOOSING}

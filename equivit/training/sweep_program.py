@@ -1,9 +1,9 @@
-"""The program of a sweep: one model on one data set with several learning rates and dropout rates.
+"""A sweep: one model on one data set with several learning rates and dropout rates.
 
 A run is a pure function of three arrays: its learning rate, its dropout rate and its seed.  `jax.vmap` over them fills
-an accelerator with twelve small runs.  On a CPU the runs take turns inside the program, an epoch each, because the
-arrays of one run fit into the cache; under `vmap` twelve runs took 2.5 times as long.  All runs see the same batches.
-Each has its own initial weights and dropout, so run k of a sweep equals the same run alone, up to rounding.
+an accelerator with twelve small runs.  On a CPU the program alternates between runs, an epoch each, because the arrays
+of one run fit into the cache; under `vmap` twelve runs took 2.5 times as long.  All runs see the same batches.  Each
+has its own initial weights and dropout, so run k of a sweep equals the same run alone, up to rounding.
 
 Source of the recipe: Jumbo, Appendix A.3.2.
 """
@@ -29,7 +29,7 @@ from equivit.objectives.series import SeriesClassification
 from equivit.training import freezing, optimizers, schedules
 from equivit.training.state import State, begin, make_step
 
-EVALUATED_TOGETHER = 256  # series
+EVALUATED_TOGETHER = 256  # series per evaluation batch
 
 
 class Run(NamedTuple):
@@ -60,9 +60,9 @@ class Sweep:
     Args:
       config: a sweep's configuration (`training/sweep_config.py`).
       make_model: builds the model from its random numbers.
-      examples: training series; an epoch ends with a smaller batch if `batch_size` does not divide them.
+      examples: the number of training series; an epoch ends with a smaller batch if `batch_size` does not divide it.
       epochs: length of a run.
-      together: runs under one `vmap`; None: one on a CPU, elsewhere all.
+      together: runs under one `vmap`; None: one on a CPU, otherwise all.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Sweep:
 
 
 def schedule_section(config: ConfigDict, lr: float | jax.Array, steps: int) -> ConfigDict:
-    """The section of `schedules.create`: linear from 0 for a share `warmup` of the steps, then cosine to `min_lr`."""
+    """The section for `schedules.create`: linear from 0 for the fraction `warmup` of the steps, then cosine."""
     changes = dict(lr=lr, min_lr=config.min_lr, warmup_lr=0.0, warmup_steps=round(config.warmup * steps))
     return ConfigDict({**dataclasses.asdict(schedules.ScheduleConfig()), **changes})
 
@@ -155,8 +155,8 @@ def train(
 ) -> tuple[State, dict[str, Figures]]:
     """Train all runs together; the final states and the figures on validation and test, each leaf [R, ...].
 
-    `seed` decides the order of the series in each epoch, the same for all runs.  `report(epoch, losses [R])` is called
-    after each epoch.
+    `seed` determines the order of the series in each epoch, the same for all runs.  `report(epoch, losses [R])` is
+    called after each epoch.
     """
     splits = {name: _on_device(getattr(data, name)) for name in ("train", "validation", "test")}
     init, epoch, evaluate = program.of_all
@@ -169,7 +169,7 @@ def train(
 
 
 def best(validation: Figures) -> int:
-    """The run to report: the best accuracy on validation, then the lowest loss."""
+    """The run to report: the best validation accuracy, then the lowest loss."""
     accuracy, loss = np.asarray(validation.accuracy), np.asarray(validation.loss)
     return int(np.lexsort((loss, -accuracy))[0])
 

@@ -1,4 +1,4 @@
-"""The teachers of a run: models that its objective uses and does not train (`Step.teachers`)."""
+"""The teachers of a run: models that its objective uses but does not train (`Step.teachers`)."""
 
 from ml_collections import ConfigDict
 
@@ -10,9 +10,9 @@ from equivit.training import loading
 
 
 def load_teachers(config: ConfigDict) -> dict[str, ModelModule]:
-    """The teachers of a config by name: {"teacher": model}, or {} for an objective without one.
+    """Load the teachers of a config by name: {"teacher": model}, or {} for an objective without one.
 
-    `objective.teacher` is a place (`loading.load_model`), or "zoo:<name>", a model with random weights for trials.
+    `objective.teacher` is a place (`loading.load_model`), or "zoo:<name>" for a test with random weights.
 
     Raises:
       FileNotFoundError: the place holds no model.
@@ -30,7 +30,7 @@ def load_teachers(config: ConfigDict) -> dict[str, ModelModule]:
 
 
 def check_teacher_classes(config: ConfigDict, data: TrainedOn) -> None:
-    """ValueError if the classes of a teacher have other names than the classes of the data."""
+    """ValueError if the class names of a teacher differ from those of the data."""
     if (place := config.objective.get("teacher")) is not None:
         thing, fix = f"config.data.source={errors.shown(config.data.source)}", "give a teacher of the same classes"
         theirs = loading.trained_on(place).classes

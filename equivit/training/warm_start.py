@@ -18,20 +18,20 @@ from equivit.objectives.segmentation import Segmentation
 from equivit.pretrained.inference import MissingHint
 from equivit.training import build, loading
 
-FUNCTION_FIELDS = ("num_heads", "mlp", "activation", "norm_eps")  # not determined by the shapes of parameters
-HEAD = ("head.", "readout.norm.", "readout.fc_norm.")  # parameters that may start at random
+FUNCTION_FIELDS = ("num_heads", "mlp", "activation", "norm_eps")  # not determined by parameter shapes
+HEAD = ("head.", "readout.norm.", "readout.fc_norm.")  # parameters that may be initialised randomly
 
 
 def initial_parameters(config: ConfigDict, model: Config) -> dict[str, jax.Array]:
-    """The parameters and statistics of the model at `config.init` (`loading.load_model`); {} if it is None.
+    """Load parameters and statistics of the model at `config.init` (`loading.load_model`); {} if it is None.
 
-    Prints each difference between the two models:
+    Adapts them to the new model and prints each difference:
 
     - Positions are resized, to the exact size of a plain model unless `config.model.position_offset` is set.
-    - A head for other classes is left out, and so is a norm before it that the new model lacks (`fc_norm`).
-    - A masked autoencoder gives its encoder.  A segmenter gives its backbone, and its decoder to an equal one.
-    - A model of patch tokens alone takes no other tokens.
-    - Blocks that only `config.model.replaced` has are replaced.
+    - A head for other classes is dropped, as is a norm before it that the new model lacks (`fc_norm`).
+    - Of a masked autoencoder the encoder is used; of a segmenter the backbone, and the decoder if the new one is equal.
+    - A model without prefix tokens drops the source's prefix tokens.
+    - Blocks listed only in `config.model.replaced` are replaced.
 
     Args:
       config: a checked config, completed from the data.
@@ -39,8 +39,8 @@ def initial_parameters(config: ConfigDict, model: Config) -> dict[str, jax.Array
 
     Raises:
       FileNotFoundError: `config.init` holds no model.
-      ValueError: other parameters do not fit the model, or would compute another function in it; the message names
-        the difference.
+      ValueError: other parameters do not fit the model, or would compute a different function in it; the message
+        names the difference.
     """
     if config.init is None:
         return {}
@@ -58,9 +58,7 @@ def initial_parameters(config: ConfigDict, model: Config) -> dict[str, jax.Array
         raise ValueError(f"config.init={config.init} and config.model: {error}") from None
     others = [name for name in (*changes.drawn, *changes.dropped) if not name.startswith(HEAD)]
     if others:
-        raise ValueError(
-            f"config.init={config.init}: {len(others)} parameters are not those of config.model: {changes}."
-        )
+        raise ValueError(f"config.init={config.init}: {len(others)} parameters do not match config.model: {changes}.")
     messages += [str(changes)] if any(changes) else []
     if messages and jax.process_index() == 0:
         print(f"{config.init}: {'; '.join(messages)}.", flush=True)
@@ -74,7 +72,7 @@ def _without_head(config: ConfigDict, model: Any) -> Any:
 
 
 def _load(place: str, wanted: Any) -> ModelModule:
-    """The model at a place; the wanted configuration gives the hints that a file of weights needs."""
+    """Load the model at a place, with hints for weight files from the wanted configuration."""
     hints: dict[str, Any] = {}
     while True:
         try:
@@ -99,7 +97,7 @@ def _decoder(config: ConfigDict, model: Config, source: ModelModule) -> dict[str
 
 
 def _backbone(source: ModelModule, wanted: Any, keeps_decoder: bool, messages: list[str]) -> ModelModule:
-    """The part of the source that stands for the wanted model: a backbone, an encoder, or all of it."""
+    """The part of the source that corresponds to the wanted model: its backbone, its encoder, or all of it."""
     if isinstance(source, Segmenter):
         messages.append("its decoder is taken too" if keeps_decoder else "its decoder is left out")
         return source.backbone
@@ -110,13 +108,13 @@ def _backbone(source: ModelModule, wanted: Any, keeps_decoder: bool, messages: l
 
 
 def _check_function(place: str, source: Any, wanted: Any) -> None:
-    """ValueError if the weights would fit the wanted model and compute another function in it."""
+    """ValueError if the weights fit the wanted model but would compute a different function in it."""
     for field in FUNCTION_FIELDS if type(source) is type(wanted) else ():
         theirs, ours = (getattr(config, field, None) for config in (source, wanted))
         if None not in (theirs, ours) and theirs != ours:
             raise ValueError(
                 f"config.model.{field}={errors.shown(ours)}: the model of config.init={place} has "
-                f"{errors.shown(theirs)}, and its weights mean something else with another; set config.model.{field}="
+                f"{errors.shown(theirs)}, and its weights require it; set config.model.{field}="
                 f"{errors.shown(theirs)}."
             )
 

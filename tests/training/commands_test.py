@@ -212,4 +212,4 @@ def test_when_one_process_is_killed_the_other_ends_with_a_message(place, victim)
     assert finish(processes[victim])[1] == -9
     output, status = finish(processes[1 - victim])
     assert status == 1, output
-    assert output.count("error: another process of this run has ended; start all of them again") == 1, output
+    assert output.count("error: another process of this run has ended; restart all of them") == 1, output

@@ -125,5 +125,5 @@ def test_what_is_refused(freeze, message):
 def test_a_run_goes_on_with_what_it_trains(tmp_path):
     """A mask within a leaf would not be seen in the shapes of a checkpoint."""
     before, after = (options("lamb", freeze) for freeze in (FREEZE, ("embed.*",)))
-    with pytest.raises(ValueError, match="config.optimizer.freeze=.*what is trained stays as it is; give that value"):
+    with pytest.raises(ValueError, match="optimizer.freeze=.*this setting must not change; give that value"):
         resuming.check(tmp_path, after, before)

@@ -234,7 +234,7 @@ def test_a_run_cannot_end_before_it_goes_on(whole):
 def test_changed_values_are_told_on_resuming(whole, tmp_path, capsys):
     shutil.copytree(whole[0], tmp_path, dirs_exist_ok=True)
     train(tmp_path, options(schedule=dict(lr=2e-2)))
-    assert "Other values than before: schedule.lr." in capsys.readouterr().out
+    assert "Changed values: schedule.lr." in capsys.readouterr().out
 
 
 def test_evaluation_every_so_many_epochs_sees_the_model(tmp_path):

@@ -292,5 +292,5 @@ def test_layer_decay_multiplies_the_rate_of_each_slice():
 
 def test_layer_decay_without_layers_is_refused():
     params = {"head": jnp.zeros(3)}
-    with pytest.raises(ValueError, match="layer_decay=0.5: no part of the model says what comes before its blocks"):
+    with pytest.raises(ValueError, match="layer_decay=0.5: no part of the model declares the layers before its blocks"):
         make(unstacked(params, all_decay), params, layer_decay=0.5)

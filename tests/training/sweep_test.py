@@ -197,8 +197,8 @@ def test_a_set_that_is_not_there_stops_nothing(finished, tmp_path, monkeypatch, 
         ("runs.lr=(0.0,)", "config.runs.lr=0.0 must be positive"),
         ("patches=(8,1.5)", "config.patches=1.5 must be a positive whole number"),
         ("model.widht=3", "'widht' is not one of its options; did you mean width"),
-        ("model.patches=3", "config.model.patches: the data, `patches` and `runs` say this"),
-        ("optimizer.name=lamb", "a sweep is run with name='adamw'"),
+        ("model.patches=3", "config.model.patches: the data, `patches` and `runs` determine it"),
+        ("optimizer.name=lamb", "a sweep requires name='adamw'"),
     ],
 )
 def test_wrong_keys_are_refused(override, message):

@@ -129,7 +129,7 @@ def test_seeds_that_are_one_are_refused(seeds, refused):
         ("log.every_steps=none", "config.log.every_steps=None must be a positive whole number"),
         (
             "mesh.data=True",
-            "mesh.data=True must be positive, or -1 for the devices that are left; True is not a number",
+            "mesh.data=True must be positive, or -1 for the remaining devices; True is not a number",
         ),
         ("init=5", "config.init=5 must be a string, or None"),
         ("batch_size=" + "9" * 5000, "999... (5002 characters)"),

@@ -91,9 +91,7 @@ def test_a_norm_after_the_mean_is_new(plain, capsys):
 def test_what_does_not_fit_is_named(plain, tmp_path):
     with pytest.raises(ValueError, match=r"config.init=.* and config.model: \d+ parameters do not fit: blocks.0"):
         initial_parameters(config(plain[0], image_size=(8, 12), width=32))
-    with pytest.raises(
-        ValueError, match=r"\d+ parameters are not those of config.model: drawn: blocks.1.* and 10 more.$"
-    ):
+    with pytest.raises(ValueError, match=r"\d+ parameters do not match config.model: drawn: blocks.1.* and 10 more.$"):
         initial_parameters(config(plain[0], image_size=(8, 12), depth=2))
 
 

@@ -1,7 +1,7 @@
-"""Evaluation protocols, one per file.  The file's name is the protocol's name, its first line is shown by `--help`.
+"""Evaluation protocols, one per file.  The file's name is the protocol's name; `--help` shows its first line.
 
-A file defines one `PROTOCOL` (`evaluation/protocol.py`); a new protocol changes nothing else.  They are found by
-listing this folder, not by a decorator or a registry: names and first lines are known without importing JAX, and a
+A file defines one `PROTOCOL` (`evaluation/protocol.py`); adding a protocol changes nothing else.  Protocols are found
+by listing this folder, without a decorator or a registry: names and first lines are known without importing JAX, and a
 failed import names its file.
 """
 
@@ -14,7 +14,7 @@ _FILES = sorted(path for path in pathlib.Path(__file__).parent.glob("*.py") if p
 
 
 def about() -> dict[str, str]:
-    """The first line of each protocol's docstring, by the protocol's name; imports none of them."""
+    """The first line of each protocol's docstring, by the protocol's name, without importing any."""
     return {path.stem: (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0] for path in _FILES}
 
 

@@ -1,4 +1,4 @@
-"""The same corruptions with and without SAR, which restarts for each: Table 2 of Jumbo."""
+"""The same corruptions with and without SAR, restarted for each: Table 2 of Jumbo."""
 
 from equivit.evaluation import corrupted
 from equivit.evaluation.protocol import Protocol

@@ -20,7 +20,7 @@ SCORES = {
 
 
 def data(config: ConfigDict) -> ConfigDict:
-    """Images are squashed to `data.image_size`, bilinearly."""
+    """The `data` section with images squashed to `data.image_size`, bilinearly."""
     return frozen.squashed(config, "bilinear")
 
 

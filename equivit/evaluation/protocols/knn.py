@@ -16,11 +16,11 @@ def opens(run: Run) -> None:
 
 
 def run(run: Run) -> dict[str, Any]:
-    """Votes of the training images (`evaluation/knn.py`) for each test image, in all eight orientations.
+    """Classify test images in all eight orientations by votes of the training images (`evaluation/knn.py`).
 
     The feature is the class token after the final norm, or the mean patch token.
 
-    Returns "k", the first of `config.evaluation.knn.ks`, and for it "top1" and "top5" of the upright images, and
+    Returns "k", the first of `config.evaluation.knn.ks`; for this k, "top1" and "top5" of the upright images and
     `frozen.accuracies`; "each": the upright top-1 by k; "keys" and "examples", the numbers of images.
     """
     ks = tuple(run.config.evaluation.knn.ks)
@@ -55,7 +55,7 @@ def lines(result: dict[str, Any]) -> list[Line]:
     others = "  ".join(f"k={k} {percent(top1)}" for k, top1 in result["each"].items())
     return [
         (f"{result['k']} nearest neighbours", f"{top1}, top-5 {top5} ({counts})"),
-        ("... of each number", others),
+        ("... for each k", others),
         *frozen.lines(result),
     ]
 

@@ -27,13 +27,13 @@ from equivit.models import saved
 from equivit.symmetry.groups import OCTIC
 from equivit.trained_on import TrainedOn
 
-CHUNK = 1024  # images whose logits of all heads are held at once
+CHUNK = 1024  # images per chunk of logits
 KEEP_EVERY = 500  # steps
 Batch = tuple[Any, Any, Any]
 
 
 def check(config: ConfigDict) -> None:
-    """ValueError for heads that have one name, or a batch that the devices do not divide."""
+    """ValueError for heads with the same name, or a batch that the devices do not divide."""
     frozen.check(config)
     options, devices = config.evaluation.linear_probe, jax.device_count()
     _heads(config, num_classes=1)
@@ -45,20 +45,20 @@ def check(config: ConfigDict) -> None:
 
 
 def opens(run: Run) -> None:
-    """As `frozen.opens`; also ValueError for a batch of more images than there are to train on."""
+    """As `frozen.opens`; also ValueError for a batch larger than the training set."""
     options, number = run.config.evaluation.linear_probe, frozen.opens(run, least=2).examples
     if options.batch_size > (most := len(_parts(number, options.held_out)[0])):
         raise ValueError(
-            f"config.evaluation.linear_probe.batch_size={options.batch_size} must be at most {most}, the training "
-            "images but for those held out to choose the head by."
+            f"config.evaluation.linear_probe.batch_size={options.batch_size} must be at most {most}, the number of "
+            "training images that are not held out."
         )
 
 
 def run(run: Run) -> dict[str, Any]:
     """Train the heads of `config.evaluation.linear_probe` (`evaluation/linear_probe.py`) and choose one.
 
-    `held_out` images of the training split, at most a tenth of it, choose the head and are not trained on.  The paper
-    chooses on the test images themselves.
+    The head is chosen on `held_out` training images, at most a tenth of the split, which are not trained on.  The paper
+    chooses on the test images.
 
     Returns "head" with its "top1" and `frozen.accuracies`; "held_out", its accuracy on these images; "best_head" and
     "best", for the choice on the test images; "examples"; "classifier", the directory of the model saved with this
@@ -138,31 +138,31 @@ def _fitted(run: Run, train: Images, rows: np.ndarray, heads: linear_probe.Heads
 
 
 def _identity(run: Run, train: Images) -> str:
-    """A digest of all that decides the result: the settings and, by features of some images, the model and the data."""
+    """A digest of all that determines the result: the settings, and features of some images for model and data."""
     settings = (run.data.to_json(), run.config.evaluation.linear_probe.to_json(), run.config.seed, run.precision)
     return hashlib.sha256(repr(settings).encode() + train.tokens[:16].tobytes()).hexdigest()[:12]
 
 
 class Unfinished:
-    """The state of heads in a file, from which an interrupted probe resumes.
+    """A file with the state of the heads, from which an interrupted probe resumes.
 
     Args:
       directory: the directory of the file.
-      identity: the digest of the probe in the file's name; another probe has another file.
+      identity: the digest of the probe, for the file's name.
     """
 
     def __init__(self, directory: pathlib.Path, identity: str):
         self.path = directory / f"linear_probe_{identity}.npz"
 
     def read(self) -> linear_probe.State | None:
-        """The state stored last, or None; ValueError for a damaged file."""
+        """Read the last stored state, or None; ValueError for a damaged file."""
         if not self.path.is_file():
             return None
         with archives.Npz(self.path) as file:
             return {name: file[name] for name in file.keys}
 
     def keep(self, step: int, state: linear_probe.State) -> None:
-        """Write the state, each `KEEP_EVERY` steps; all processes must call it."""
+        """Write the state every `KEEP_EVERY` steps; all processes must call it."""
         if step % KEEP_EVERY:
             return
         whole = multihost_utils.process_allgather(dict(state), tiled=True)
@@ -171,13 +171,13 @@ class Unfinished:
                 np.savez(unfinished, **whole)
 
     def remove(self) -> None:
-        """Remove the file at the end."""
+        """Remove the file."""
         if jax.process_index() == 0:
             self.path.unlink(missing_ok=True)
 
 
 def _unchanged(train: Images, rows: np.ndarray, heads: linear_probe.Heads, seed: int) -> Iterator[Batch]:
-    """Batches of the stored features, in a new order each epoch."""
+    """Yield batches of the stored features, in a new order each epoch."""
     order = TrainOrder(len(rows), heads.batch_size, 1, seed)
     axes = jax.sharding.get_mesh().axis_names
     for step in range(heads.steps):
@@ -187,7 +187,7 @@ def _unchanged(train: Images, rows: np.ndarray, heads: linear_probe.Heads, seed:
 
 
 def _augmented(run: Run, index: np.ndarray, heads: linear_probe.Heads, start: int) -> Iterator[Batch]:
-    """Batches of features of random crops and mirror images, from number `start` on."""
+    """Yield batches of features of random crops and flips, from number `start` on."""
     data = run.data.copy_and_resolve_references().unlock()
     data.update(augment=dataclasses.asdict(data_config.AugmentConfig()), train_image_size=None)
     share: dict[str, Any] = dict(process_index=jax.process_index(), process_count=jax.process_count())

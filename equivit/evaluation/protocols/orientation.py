@@ -1,7 +1,7 @@
 """Accuracy in all eight orientations and under random rotation, consistency, equivariance error.
 
 Every image is evaluated in all eight orientations.  The random-rotation protocol of octic ViTs (Table 2, last column,
-and Appendix D) follows from them: it picks one of the four rotations for each image.
+and Appendix D) uses one of the four rotations for each image.
 """
 
 import itertools
@@ -22,7 +22,7 @@ from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC
 
 TURNS = ("e", "r", "rr", "rrr")
-TIE = 1e-4  # if the best two logits are closer than this, rounding may decide between them
+TIE = 1e-4  # rounding may decide between two best logits that are closer than this
 
 
 def run(run: Run) -> dict[str, Any]:
@@ -53,24 +53,24 @@ def lines(result: dict[str, Any]) -> list[Line]:
 
 
 def orientation(predict: Predict, batches: Iterable[Batch], *, seed: int = 0) -> dict:
-    """Accuracy, consistency and deviation over the eight orientations.
+    """Measure accuracy, consistency and deviation over the eight orientations.
 
     Args:
-      predict: uint8 images [B, H, W, C] to logits [B, classes]; also called on [B, W, H, C], the quarter turns.
-      batches: with "image", "label" (as `classification.accuracy` takes them), "weight" [B] (0 for padding) and "index"
-        [B], the position in the split.
-      seed: of the random rotations; an image's rotation depends only on the seed and its index.
+      predict: uint8 images [B, H, W, C] to logits [B, classes]; also called on quarter turns [B, W, H, C].
+      batches: with "image", "label" (as in `classification.accuracy`), "weight" [B] (0 for padding) and "index" [B],
+        the position in the split.
+      seed: seed of the random rotations; an image's rotation depends only on the seed and its index.
 
     Returns:
       "accuracy": top-1 in each orientation, by element of the group; "accuracy_mean" over the eight.
-      "upright", "rotated", "delta": top-1 of the images as they are, of each rotated by a random multiple of 90
+      "upright", "rotated", "delta": top-1 of the original images, top-1 after rotating each by a random multiple of 90
         degrees, and the difference.
       "consistency": the fraction of images with the same prediction in all eight.
       "ties": indices of the images whose best two logits differ by at most `TIE` in one of the eight.
-      "decided", "identical": the number of other images, and how many of them have the same prediction in all eight; an
+      "decided", "identical": the number of images without ties, and of those with the same prediction in all eight; an
         exactly invariant model has identical = decided.
       "deviation": for each element, the largest change of a logit over all images, relative to the largest logit.
-      "equivariance_error": the largest of these.
+      "equivariance_error": the largest deviation.
 
     Raises:
       ValueError: there are no examples, or logits are not finite.

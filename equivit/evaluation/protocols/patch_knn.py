@@ -1,4 +1,4 @@
-"""Mean IoU of label maps from the nearest patches by frozen features, as CAPI takes them."""
+"""Mean IoU of label maps from the nearest patches by frozen features, as in CAPI."""
 
 from typing import Any
 
@@ -16,13 +16,13 @@ from equivit.symmetry.groups import OCTIC
 
 
 def data(config: ConfigDict) -> ConfigDict:
-    """Images and maps are squashed to `data.image_size`: images bicubic, maps to the nearest label."""
+    """The `data` section with images (bicubic) and maps (nearest) squashed to `data.image_size`."""
     return frozen.squashed(config, "bicubic")
 
 
 def opens(run: Run) -> None:
     """As `frozen.opens`; also ValueError for features on a grid that does not divide the maps."""
-    _, features, maps = frozen.opens(run, "map", least=2)  # one of two chooses the setting
+    _, features, maps = frozen.opens(run, "map", least=2)  # one to train on, one to choose the setting
     patches.patch_size(features, maps)
 
 
@@ -32,12 +32,12 @@ def run(run: Run) -> dict[str, Any]:
 
 
 def measure(run: Run, method: str) -> dict[str, Any]:
-    """Label maps of the test images by a classifier of patches; a tenth of the training images chooses its setting.
+    """Score label maps of the test images by a classifier of patches, chosen on a tenth of the training images.
 
-    Returns "miou", "miou_official" (the paper's) and "accuracy" of the upright images, "iou" by the name of the class;
-    "selected", the setting, and "validation", the official mIoU of each on the tenth; "miou_by_orientation", maps
-    turned back, "miou_mean" of the eight and "delta" against upright; "same", the share of pixels with the same class
-    in all; "examples".
+    Returns "miou", "miou_official" (the paper's) and "accuracy" of the upright images, "iou" by class name;
+    "selected", the setting, and "validation", the official mIoU of each setting on the tenth; "miou_by_orientation",
+    with maps turned back, "miou_mean" over the eight and "delta" against upright; "same", the fraction of pixels with
+    the same class in all orientations; "examples".
     """
     run = run.on(data(run.config), "squashed")
     pipeline = run.open()
@@ -45,7 +45,7 @@ def measure(run: Run, method: str) -> dict[str, Any]:
     train, test = frozen.patches(run, run.data.split)["e"], frozen.patches(run, run.data.eval_split, OCTIC.elements)
     counted: dict[str, Any] = dict(num_classes=pipeline.num_classes, ignore=(void,))
     maps, features = train.grid.framed(np.where(train.maps == VOID, void, train.maps)), train.grid.values
-    rows, tenth = np.random.RandomState(0).permutation(len(maps)), max(1, len(maps) // 10)  # as CAPI draws them
+    rows, tenth = np.random.RandomState(0).permutation(len(maps)), max(1, len(maps) // 10)  # as in CAPI
     parts = (Part(features[some], maps[some]) for some in (np.sort(rows[tenth:]), np.sort(rows[:tenth])))
     classifier = patches.choose(*parts, method=method, **counted)
     true = np.where(test["e"].maps == VOID, void, test["e"].maps)
@@ -65,9 +65,9 @@ def measure(run: Run, method: str) -> dict[str, Any]:
 
 
 def _void(source: sources.Source, classes: int) -> int:
-    """A number for pixels without a class: below the classes where the source has it there, as in ADE20K, else above.
+    """The label of pixels without a class: below the classes if 0 means void in the source (ADE20K), else above.
 
-    It decides ties between it and a class.
+    Its order decides ties with a class.
     """
     legend = sources.legend(source)
     return VOID if legend is not None and 0 in legend.void else classes
@@ -79,7 +79,7 @@ def _name(setting: Any) -> str:
 
 def lines(result: dict[str, Any], by: str = "nearest patches") -> list[Line]:
     """Both means, and the orientations."""
-    official = f"as the paper counts {percent(result['miou_official'])}"
+    official = f"official {percent(result['miou_official'])}"
     right = f"{percent(result['accuracy'])} of the pixels ({result['examples']} images)"
     against = f"{100 * result['delta']:+.1f} points against upright"
     return [

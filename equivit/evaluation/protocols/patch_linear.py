@@ -1,4 +1,4 @@
-"""Mean IoU of label maps from a linear classifier of frozen patch features, as CAPI takes them."""
+"""Mean IoU of label maps from a linear classifier of frozen patch features, as in CAPI."""
 
 import dataclasses
 from typing import Any

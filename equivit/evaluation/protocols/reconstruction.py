@@ -1,4 +1,4 @@
-"""How well a masked autoencoder predicts the patches it does not see."""
+"""Loss of a masked autoencoder on removed patches."""
 
 import functools
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from equivit.objectives import masking
 from equivit.objectives.mae import removed_errors, targets
 from equivit.precision import cast
 
-KEYS = ("ratio", "target", "variance")  # of config.objective: how much is removed, and what is predicted
+KEYS = ("ratio", "target", "variance")  # of config.objective: the masking ratio and the prediction target
 
 
 def check(config: ConfigDict) -> None:
@@ -59,10 +59,9 @@ def reconstruction(
     variance: str,
     seed: int,
 ) -> dict[str, float]:
-    """The mean squared error over removed patches.
+    """Measure the mean squared error over removed patches.
 
-    An example's mask depends only on `seed` and its index, so the result depends neither on the batch size nor on the
-    number of devices.
+    An example's mask depends only on `seed` and its index, so the result is independent of batch size and devices.
 
     Args:
       batches: with "image" uint8 [B, H, W, C], "index" and "weight" [B]: 1 for examples, 0 for padding.
@@ -70,8 +69,8 @@ def reconstruction(
       ratio, target, variance: as in the `objective` section of a masked autoencoder's config.
 
     Returns:
-      "loss"; "explained", 1 - loss / (loss of predicting zeros): the fraction of the variance that is predicted, if the
-      target is normalised; "examples".
+      "loss"; "explained", 1 - loss / (loss of predicting zeros), the explained variance if the target is normalised;
+      "examples".
 
     Raises:
       ValueError: there are no examples, or predictions are not finite.

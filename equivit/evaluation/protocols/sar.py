@@ -7,7 +7,7 @@ from equivit.evaluation.protocol import Line, Protocol, Run, percent
 
 
 def opens(run: Run) -> None:
-    """ValueError for a model that has nothing to adapt."""
+    """ValueError for a model without layer norms to adapt."""
     run.open()
     adaptation.adapted(run.model)
 

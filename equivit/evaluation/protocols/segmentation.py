@@ -14,7 +14,7 @@ from equivit.evaluation import label_maps, scores
 from equivit.evaluation.predictions import measured
 from equivit.evaluation.protocol import Line, Protocol, Run, percent
 
-SHOWN = 4  # examples in the picture
+SHOWN = 4  # examples in the figure
 
 
 def check(config: ConfigDict) -> None:
@@ -23,17 +23,17 @@ def check(config: ConfigDict) -> None:
 
 
 def inputs(config: ConfigDict, size: Size) -> dict[str, Size]:
-    """The sizes of the images that the model gets (`label_maps.sizes`)."""
+    """The sizes of the model's input images (`label_maps.sizes`)."""
     return label_maps.sizes(label_maps.settings(config), size)
 
 
 def run(run: Run) -> dict[str, Any]:
-    """Scores of the predicted maps, each at the size of its label, or of the model's own (`label_maps.comparable`).
+    """Score the predicted maps, each at the size of its label or of the logits (`label_maps.comparable`).
 
-    Returns "miou", "miou_official" and "accuracy" as `scores.of_counts` does; "iou" by the name of the class, None for
-    a class that no map has; "examples".
+    Returns "miou", "miou_official" and "accuracy" as `scores.of_counts`; "iou" by class name, None for a class in no
+    map; "examples".
 
-    Raises ValueError where no pixel has a label, or logits are not finite.
+    Raises ValueError if no pixel has a label, or logits are not finite.
     """
     pipeline, views = run.open(), label_maps.settings(run.config)
 
@@ -54,7 +54,7 @@ def run(run: Run) -> dict[str, Any]:
 
 
 def by_name(found: dict[str, Any], classes: tuple[str, ...]) -> dict[str, Any]:
-    """Scores with "iou" by the name of the class; a name that several have is given its number."""
+    """Key "iou" of the scores by class name; duplicate names get the class number appended."""
     names = [f"{name} ({k})" if classes.count(name) > 1 else name for k, name in enumerate(classes)]
     values = [None if np.isnan(iou) else float(iou) for iou in found["iou"]]
     return found | {"iou": dict(zip(names, values, strict=True))}
@@ -71,10 +71,10 @@ def lines(result: dict[str, Any]) -> list[Line]:
 
 
 def figure(run: Run, path: pathlib.Path) -> None:
-    """Draw some images of the split with their true and predicted maps; the seed of the run picks them."""
-    from equivit.evaluation import figures  # here: matplotlib is slow to import
+    """Draw some images of the split, chosen by the run's seed, with their true and predicted maps."""
+    from equivit.evaluation import figures  # local import: matplotlib is slow
 
-    # In batches as `run` has them, so that what it has compiled serves again.
+    # The same batch shape as in `run` reuses its compiled program.
     pipeline, views = run.open(shuffle=True), label_maps.settings(run.config)
     untracked = dataclasses.replace(run, track=None)
 
@@ -91,7 +91,7 @@ def figure(run: Run, path: pathlib.Path) -> None:
 
 
 def _example(batch, row):
-    """The image [H, W, C], the true and the predicted map, without what maps are filled up with."""
+    """The image [H, W, C], the true and the predicted map, without padding."""
     height, width = batch["map_size"][row] if "map_size" in batch else batch["map"].shape[1:]
     return batch["image"][row], *(batch[name][row, :height, :width] for name in ("map", "predicted"))
 

@@ -1,7 +1,7 @@
-"""Mean IoU in all eight orientations, and the share of pixels of the same class in all of them.
+"""Mean IoU in all eight orientations, and the fraction of pixels with the same class in all of them.
 
-An image is turned, and what is predicted is turned back: so all eight predictions are compared with each other and with
-one label, of any shape.
+Images are turned and predictions are turned back, so all eight predictions are comparable with each other and with one
+label, of any shape.
 """
 
 from collections.abc import Iterator
@@ -24,19 +24,19 @@ from equivit.symmetry.groups import OCTIC
 
 
 def inputs(config: ConfigDict, size: Size) -> dict[str, Size]:
-    """The sizes of the images that the model gets, upright and turned."""
+    """The sizes of the model's input images, upright and turned."""
     upright = segmentation.inputs(config, size)
     return upright | {f"{name}, turned by a quarter": (width, height) for name, (height, width) in upright.items()}
 
 
 def run(run: Run) -> dict[str, Any]:
-    """Scores of the predicted maps in each orientation.
+    """Score the predicted maps in each orientation.
 
-    Returns "miou": by element of the group; "upright": of the images as they are; "miou_mean" of the eight; "same": the
-    share of pixels, those without a label too, whose class is the same in all eight; "changed": the number of images
-    with other pixels; "examples".
+    Returns "miou" by element of the group; "upright", the mIoU of the original images; "miou_mean" over the eight;
+    "same", the fraction of pixels, unlabelled ones included, with the same class in all eight; "changed", the number of
+    images with at least one changing pixel; "examples".
 
-    Raises ValueError where no pixel has a label, or logits are not finite.
+    Raises ValueError if no pixel has a label, or logits are not finite.
     """
     pipeline, views = run.open(), label_maps.settings(run.config)
 
@@ -64,7 +64,7 @@ def run(run: Run) -> dict[str, Any]:
 
 
 def lines(result: dict[str, Any]) -> list[Line]:
-    """Means, then how constant the classes are."""
+    """Means, then the consistency of the classes."""
     each, turns = result["miou"], ("", *TURNS[1:])
     changed = f"{result['changed']} of {result['examples']} images change"
     return [
@@ -76,7 +76,7 @@ def lines(result: dict[str, Any]) -> list[Line]:
 
 
 def _turned_back(run: Run, images: label_maps.Array, views: Views, g: str) -> Iterator[jax.Array]:
-    """The logits of images turned by g, turned back."""
+    """Predict the logits of images turned by g, and turn them back."""
     turned = label_maps.logits(run.predict, _turned(g, images), views.turned if g.count("r") % 2 else views)
     return (_turned(OCTIC.inverse(g), view) for view in turned)
 

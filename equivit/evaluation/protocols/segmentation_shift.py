@@ -1,8 +1,8 @@
-"""How far label maps follow shifts: mASCC (--config.evaluation.shift.KEY=VALUE).
+"""Consistency of label maps under shifts: mASCC (--config.evaluation.shift.KEY=VALUE).
 
     mASCC = mean_i mean_(D1, D2) of the share of pixels u with [S^-D1 f(S^D1 x_i)](u) = [S^-D2 f(S^D2 x_i)](u)
 
-All pixels count after circular shifts; after others, the pixels that both copies show.  `consistency.py` defines kinds,
+For circular shifts all pixels count; for others, the pixels visible in both copies.  `consistency.py` defines kinds,
 ranges and offsets.
 
 Source: "Making Vision Transformers Truly Shift-Equivariant" (arXiv 2305.16316), Eq. 26 and Sections 5.5 and 5.6.
@@ -27,7 +27,7 @@ from equivit.symmetry import shifts
 def check(config: ConfigDict) -> None:
     """ValueError for offsets or windows that do not fit in the images of `config.data`.
 
-    The offsets of whole images are checked when these are read.
+    The offsets of whole images are checked when the images are read.
     """
     shift.checked(config) if config.data.eval_crop == "whole" else shift.check(config)
     segmentation.check(config)
@@ -41,10 +41,10 @@ def opens(run: Run) -> None:
 
 
 def run(run: Run) -> dict[str, Any]:
-    """The consistency of label maps, with the settings of `config.evaluation.shift` and `.segmentation`.
+    """Measure the consistency of label maps, with the settings of `config.evaluation.shift` and `.segmentation`.
 
-    Returns the mASCC for each kind and range, by a name such as "circular_full".  The ending "_standard_error" has its
-    standard error over images, "_changed" the number of images in which some pixel changes.  And "examples".
+    Returns the mASCC for each kind and range, by a name such as "circular_full".  The suffix "_standard_error" adds its
+    standard error over images, "_changed" the number of images in which some pixel changes.  Also "examples".
 
     Raises ValueError if there are no examples, no two copies have a pixel in common, or logits are not finite.
     """
@@ -76,7 +76,7 @@ def run(run: Run) -> dict[str, Any]:
 
 @functools.partial(jax.jit, static_argnums=0)
 def agreeing(kind: str, first: jax.Array, second: jax.Array, offsets: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The number of visible pixels with the same class in two copies, and of all visible ones, int32 [B] each.
+    """Count the visible pixels with the same class in two copies, and all visible pixels, int32 [B] each.
 
     Args:
       kind: one of `consistency.KINDS`.
@@ -89,12 +89,12 @@ def agreeing(kind: str, first: jax.Array, second: jax.Array, offsets: jax.Array)
     if kind != "circular":
         seen = _inside(first.shape, offset)
     if kind == "zeros":
-        seen &= _inside(first.shape, -begin)  # and is not padding
+        seen &= _inside(first.shape, -begin)  # excludes padding
     return (same & seen).sum((1, 2)), seen.sum((1, 2))
 
 
 def _inside(shape, offsets):
-    """Whether a pixel is still in the image when it is moved, [B, H, W]."""
+    """Whether a shifted pixel is still inside the image, [B, H, W]."""
     rows, columns = (jnp.arange(size) + offsets[:, k, None] for k, size in enumerate(shape[1:]))
     return ((rows >= 0) & (rows < shape[1]))[:, :, None] & ((columns >= 0) & (columns < shape[2]))[:, None]
 

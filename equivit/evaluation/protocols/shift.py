@@ -1,4 +1,4 @@
-"""Consistency under shifts: circular, with zeros, of crops (--config.evaluation.shift.KEY=VALUE)."""
+"""Consistency under shifts: circular, zero-padded, or of crops (--config.evaluation.shift.KEY=VALUE)."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -22,12 +22,12 @@ def check(config: ConfigDict) -> None:
 
 
 def checked(config: ConfigDict) -> Shifts:
-    """`config.evaluation.shift`; ValueError for crops of images that are seen whole."""
+    """The settings of `config.evaluation.shift`; ValueError for crops with data.eval_crop='whole'."""
     settings = Shifts(**config.evaluation.shift.to_dict())
     if "crop" in settings.kinds and config.data.eval_crop == "whole":
         raise ValueError(
             "config.evaluation.shift.kinds: 'crop' cuts images out of larger ones, and data.eval_crop='whole' cuts "
-            "nothing; set it to 'centre', or take 'zeros'."
+            "nothing; set it to 'centre', or use 'zeros'."
         )
     return settings
 
@@ -35,7 +35,7 @@ def checked(config: ConfigDict) -> Shifts:
 def run(run: Run) -> dict[str, Any]:
     """The results of `consistency.consistency`, with the settings of `config.evaluation.shift`.
 
-    Where images are cut out of larger ones, these are the images that `data.crop_ratio` makes before its centre crop.
+    Crops are cut from the images before the centre crop of `data.crop_ratio`.
     """
     settings = Shifts(**run.config.evaluation.shift.to_dict())
     return consistency.consistency(
@@ -66,7 +66,7 @@ def each(result: dict[str, Any]) -> list[Line]:
 
 
 def batches(run: Run, settings: Shifts) -> Iterable[Batch]:
-    """The batches of the split, of images as large as the shifts need."""
+    """The batches of the split, with images as large as the shifts need."""
     data, larger = run.data.copy_and_resolve_references().unlock(), source(run.data, settings)
     if larger is not None:
         data.image_size, data.crop_ratio = larger, 1.0
@@ -74,7 +74,7 @@ def batches(run: Run, settings: Shifts) -> Iterable[Batch]:
 
 
 def source(data: ConfigDict, settings: Shifts) -> Size | None:
-    """The size of the images that are read, if crops are cut out of them."""
+    """The size of the images to read if crops are cut out of them, else None."""
     height, width = data.image_size
     return crops.enlarged(height, width, data.crop_ratio) if "crop" in settings.kinds else None
 

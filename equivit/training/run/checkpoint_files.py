@@ -1,7 +1,7 @@
-"""The files of checkpoints (Orbax): reading the newest whole one, and noticing damage.
+"""Checkpoint files (Orbax): reading the newest intact one, and detecting damage.
 
-A checkpoint has the parts "model" and "optimizer", arrays by name, and "about".  That holds the number of the next
-batch, which is the data position, and for each array its shape, its type and the sum of its bits.
+A checkpoint has the parts "model" and "optimizer", arrays by name, and "about".  "about" holds the number of the next
+batch (the data position), and the shape, type and checksum of each array.
 """
 
 import functools
@@ -23,15 +23,15 @@ _log = logging.getLogger("equivit")
 
 
 class OtherModelError(ValueError):
-    """A checkpoint holds other arrays than the run that reads it."""
+    """A checkpoint whose arrays do not match the run that reads it."""
 
 
 class NoWholeCheckpointError(ValueError):
-    """There are checkpoints, and all of them are damaged."""
+    """All existing checkpoints are damaged."""
 
 
 class UnreadableError(OSError):
-    """A checkpoint cannot be read now, and it is not known to be damaged."""
+    """A checkpoint cannot be read now, but may be intact."""
 
 
 class Found(NamedTuple):
@@ -46,8 +46,8 @@ def directory(workdir: pathlib.Path) -> pathlib.Path:
     """The directory of a run's checkpoints.
 
     Raises:
-      ValueError: the locale encodes its name otherwise than in UTF-8.  Python gives a path to the system in the
-        encoding of the locale, TensorStore in UTF-8.
+      ValueError: the locale does not encode its name in UTF-8.  Python encodes paths as the locale does, TensorStore
+        in UTF-8.
     """
     path = pathlib.Path(workdir).absolute() / "checkpoints"
     try:
@@ -56,8 +56,8 @@ def directory(workdir: pathlib.Path) -> pathlib.Path:
         same = False
     if not same:
         raise ValueError(
-            f"--workdir={str(workdir)!a}: this locale does not use UTF-8, in which checkpoints are named; set "
-            "PYTHONUTF8=1, or give a directory with a name in ASCII."
+            f"--workdir={str(workdir)!a}: checkpoints need UTF-8 names, and this locale uses another encoding; set "
+            "PYTHONUTF8=1, or give a directory with an ASCII name."
         )
     return path
 
@@ -66,7 +66,7 @@ def content(state: State, *, before_failure: bool) -> ocp.args.Composite:
     """The parts of a state's checkpoint, for `CheckpointManager.save`.
 
     Args:
-      before_failure: noted in the checkpoint (`Checkpoints.save_before_failure`).
+      before_failure: stored in the checkpoint (`Checkpoints.save_before_failure`).
     """
     step, leaves = int(state.step), _leaves(state)
     about = {"step": step, "next_batch": step, "before_failure": before_failure}
@@ -89,9 +89,9 @@ def is_before_failure(manager: ocp.CheckpointManager, step: int) -> bool:
 
 
 def read_only(place: pathlib.Path, like: State) -> Found | None:
-    """The model in the newest whole checkpoint, as NumPy arrays; None if there are no checkpoints.
+    """Read the model in the newest intact checkpoint, as NumPy arrays; None if there are no checkpoints.
 
-    Nothing is moved; damaged checkpoints get a warning.  Raises as `newest_whole`.
+    Nothing is moved; damaged checkpoints cause a warning.  Raises as `newest_whole`.
     """
     if not place.is_dir():
         return None
@@ -107,7 +107,7 @@ def read_only(place: pathlib.Path, like: State) -> Found | None:
 
 
 def newest_whole(manager: ocp.CheckpointManager, like: State, parts: Mapping[str, Any]) -> Found | None:
-    """The newest checkpoint with the bits that were saved; None if there are no checkpoints.
+    """Read the newest checkpoint whose checksums match; None if there are no checkpoints.
 
     Args:
       manager: the checkpoints.
@@ -115,7 +115,7 @@ def newest_whole(manager: ocp.CheckpointManager, like: State, parts: Mapping[str
       parts: the arrays to read, as from `parts_of`; each process reads NumPy arrays whole.
 
     Raises:
-      OtherModelError: the checkpoint is of another model or optimiser.
+      OtherModelError: the checkpoint belongs to another model or optimiser.
       NoWholeCheckpointError: all checkpoints are damaged.
       OSError: a checkpoint cannot be read now.
     """
@@ -126,10 +126,10 @@ def newest_whole(manager: ocp.CheckpointManager, like: State, parts: Mapping[str
             return Found(step, _read(manager, step, like, parts), damaged)
         except OtherModelError:
             raise
-        except Exception as error:  # whatever a damaged file makes its reader raise
+        except Exception as error:  # readers of damaged files raise many types
             manager.reload()
             if max(manager.all_steps(), default=step) > step and not damaged:
-                return newest_whole(manager, like, parts)  # the run is still training, and has replaced it meanwhile
+                return newest_whole(manager, like, parts)  # the run is still training and has replaced it
             if disk_errors.is_outage(error, path):
                 if isinstance(error, MemoryError | jax.errors.JaxRuntimeError) or getattr(error, "filename", None):
                     raise
@@ -177,15 +177,15 @@ def _leaves(tree):
 
 
 def _fill(tree, leaves):
-    """The tree with the leaves that have a name in `leaves` replaced."""
+    """Replace the leaves of a tree that are named in `leaves`."""
     name = functools.partial(jax.tree_util.keystr, simple=True, separator=".")
     return jax.tree.map_with_path(lambda path, leaf: leaves.get(name(path), leaf), tree)
 
 
 def _bits(leaves):
-    """The sum of each array's bits modulo 2^32, the same for any number of devices and processes.
+    """The checksum of each array: the sum of its words modulo 2^32, for any number of devices and processes.
 
-    NumPy arrays are whole in each process, so no process needs the others.
+    NumPy arrays are whole in each process, so they need no communication.
     """
     sums = np.array([_bit_sum(leaf) for leaf in leaves.values()], np.uint32)
     if jax.process_count() > 1 and any(isinstance(leaf, jax.Array) for leaf in leaves.values()):
@@ -194,7 +194,7 @@ def _bits(leaves):
 
 
 def _bit_sum(array):
-    """This process's part of the sum, by NumPy: compiling a sum for every leaf would cost seconds at the first save."""
+    """This process's part of the sum.  NumPy: compiling a sum for every leaf would cost seconds at the first save."""
     if isinstance(array, np.ndarray):
         shards = [array]
     else:
@@ -216,7 +216,7 @@ def _check_leaves(path, about, like):
 
 
 def _differences(about, like):
-    """A line for each leaf whose shape or type in `about` is not that of `like`."""
+    """A line for each leaf whose shape or type differs between `about` and `like`."""
     wanted = _about_leaves(like)
     lines = [f"{name} is missing" for name in wanted.keys() - about.keys()]
     lines += [f"{name} is not of this model" for name in about.keys() - wanted.keys()]

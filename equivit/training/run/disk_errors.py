@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import jax
 
-# The file is missing or no file, so it is damaged; the disk itself works.
+# The file is missing or is a directory: damage, while the disk works.
 DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
-# TensorStore begins its messages with these if a store is out of reach, or this process cannot read it.
+# TensorStore's messages begin with these if a store is unreachable or unreadable for this process.
 OUTAGE = re.compile(
     "(UNAVAILABLE|RESOURCE_EXHAUSTED|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED|ABORTED|CANCELLED):"
 )
@@ -18,9 +18,9 @@ CODE = re.compile(r"os_error_code='(\d+)'")  # of TensorStore
 
 
 def is_outage(error: BaseException, path: pathlib.Path) -> bool:
-    """Whether reading the files below `path` failed for another reason than their content.
+    """Whether reading the files below `path` failed for a reason other than their content.
 
-    Raises OSError, with the name of the file, if one of them cannot be read now.
+    Raises OSError, with the file's name, if one of them cannot be read now.
     """
     for one in _chain(error):
         code = _code(one)
@@ -28,7 +28,7 @@ def is_outage(error: BaseException, path: pathlib.Path) -> bool:
             return True
         if isinstance(one, MemoryError | jax.errors.JaxRuntimeError) or (code is None and OUTAGE.match(str(one))):
             return True
-    _read_all(path)  # to a reader without permission a file looks missing
+    _read_all(path)  # without permission a file looks missing to TensorStore
     return False
 
 

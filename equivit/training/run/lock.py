@@ -1,4 +1,4 @@
-"""The lock of a run directory, which ends with the process that holds it."""
+"""The lock of a run directory, released when its process ends."""
 
 import contextlib
 import datetime
@@ -20,17 +20,17 @@ _log = logging.getLogger("equivit")
 
 
 class BusyError(ValueError):
-    """Another process uses the directory."""
+    """Another process is using the directory."""
 
 
 @contextlib.contextmanager
 def held(path: pathlib.Path) -> Iterator[None]:
-    """Hold a lock file and remove it in the end; the file of a killed process does not lock.
+    """Hold a lock file and remove it at the end; the file of a killed process does not lock.
 
-    The first process of a run takes the lock for all.  A file system without locks gets a warning.
+    The first process of a run takes the lock for all.  A file system without locks causes a warning.
 
     Raises:
-      BusyError: another process holds it; the message gives its number, its host and since when.
+      BusyError: another process holds it; the message gives its id, its host and its start time.
     """
     if jax.process_index() != 0:
         yield
@@ -43,13 +43,13 @@ def held(path: pathlib.Path) -> Iterator[None]:
         os.write(file, f"process {os.getpid()} on {socket.gethostname()}, since {now}".encode())
         yield
     finally:
-        with contextlib.suppress(OSError):  # the disk is gone, and its error has been raised
+        with contextlib.suppress(OSError):  # if the disk failed, that error is already raised
             path.unlink()
         os.close(file)
 
 
 def _locked(path):
-    """Open and lock the file, once more if its former owner removed it just before."""
+    """Open and lock the file; retry if its former owner has just removed it."""
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:

@@ -1,8 +1,8 @@
-"""Join the processes of a run, and watch them: where one is killed, the others end at once, with one line.
+"""Join the processes of a run, and watch them: if one is killed, the others end at once with one line.
 
-Left to itself, JAX waits `HEARTBEAT_SECONDS` for a dead process, and then aborts the others from a C++ thread that no
-handler reaches.  So every process holds a connection to the first one.  The system closes it when a process ends,
-however it ends; a process that has finished says so before it leaves.
+By itself, JAX waits `HEARTBEAT_SECONDS` for a dead process, then aborts the others from a C++ thread that no handler
+reaches.  So every process holds a connection to the first one, which the system closes whenever a process ends; a
+process that finishes normally announces it first.
 """
 
 import atexit
@@ -16,22 +16,22 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-HEARTBEAT_SECONDS = 30  # JAX takes a process for dead after this silence, and the others end
-LEAVING = b"."  # a process sends it when it has finished
+HEARTBEAT_SECONDS = 30  # JAX considers a process dead after this silence, and ends the others
+LEAVING = b"."  # sent by a process that has finished
 TOKEN = 16  # bytes; only processes of this run know it
 ADDRESSES = 4  # of the first process, at most
 SECONDS = 3.0  # to connect
-ENDED = "another process of this run has ended; start all of them again to go on."
+ENDED = "another process of this run has ended; restart all of them to continue."
 last_word = threading.Lock()  # held by the thread that prints why this process ends
 _finished = threading.Event()
 _log = logging.getLogger("equivit")
 
 
 def join(asked: bool) -> None:
-    """Join the other processes of the run, when asked or when the environment shows a cluster of several.
+    """Join the other processes of the run if `asked`, or if the environment describes several processes.
 
-    SLURM, Open MPI and TPU slices describe themselves.  Elsewhere give each process JAX_COORDINATOR_ADDRESS (host:port
-    of the first), JAX_NUM_PROCESSES and JAX_PROCESS_ID.
+    SLURM, Open MPI and TPU slices are detected.  Otherwise give each process JAX_COORDINATOR_ADDRESS (host:port of the
+    first), JAX_NUM_PROCESSES and JAX_PROCESS_ID.
     """
     import jax
 
@@ -53,9 +53,9 @@ def _several_shown():
 
 
 def watch() -> None:
-    """Watch the other processes of this run from now on; all of them must call it.
+    """Start watching the other processes of this run; all of them must call it.
 
-    If a process cannot connect to the first one, it logs a warning, and JAX's own heartbeat remains.
+    A process that cannot connect to the first one logs a warning and relies on JAX's heartbeat.
     """
     import jax
     import numpy as np
@@ -91,7 +91,7 @@ def _addresses() -> Iterator[str]:
     """Addresses of this machine in the network, the likeliest first."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # no machine has it, and nothing is sent; the system picks a local address
+            probe.connect(("192.0.2.1", 9))  # a reserved address; sends nothing, but the system picks a local address
             yield probe.getsockname()[0]
         except OSError:
             pass
@@ -116,7 +116,7 @@ def _accept(server, token):
 
 
 def _connected(token, port, addresses):
-    """A connection to the first process, which proves itself by the token; None if none succeeds."""
+    """Connect to the first process, identified by the token; None if no address works."""
     coordinator = os.environ.get("JAX_COORDINATOR_ADDRESS", "").rpartition(":")[0]
     hosts = [socket.inet_ntoa(addresses[i : i + 4]) for i in range(0, len(addresses), 4)]
     for host in dict.fromkeys([coordinator, *hosts]):

@@ -1,6 +1,6 @@
-"""Resume a run: check the values that must stay the same, report changes, and record both.
+"""Resume a run: check values that must not change, report changes, and record both.
 
-config.json holds the configuration; run.json holds the training data and the conditions that decide the last bits.
+config.json holds the configuration; run.json holds the training data and the conditions for bit-exact results.
 """
 
 import json
@@ -19,31 +19,31 @@ from equivit.objectives.registry import OBJECTIVES
 from equivit.trained_on import TrainedOn
 from equivit.training import config as configs
 
-EXECUTION = ("remat", "unroll")  # fields of a model that change how its blocks run, not their results
-# Keys and prefixes of keys that change no bit of the trained state.
+EXECUTION = ("remat", "unroll")  # fields of a model that change how its blocks run, but not their results
+# Keys and key prefixes without effect on the trained state.
 HARMLESS = ("data.workers", "data.eval_", "log.", "checkpoint.", "evaluation.")
 
 
 def config_before(workdir: pathlib.Path) -> ConfigDict | None:
-    """The configuration of the last start of the run in a directory; None without config.json."""
+    """The configuration at the last start of the run; None without config.json."""
     path = workdir / "config.json"
     return configs.from_json(path) if path.is_file() else None
 
 
 def data_before(workdir: pathlib.Path) -> TrainedOn:
-    """The training data of the run in a directory; unknown without run.json."""
+    """The training data of the run; unknown without run.json."""
     return _data(workdir, _conditions_before(workdir))
 
 
 def check_classes(workdir: pathlib.Path, config: ConfigDict, data: TrainedOn) -> None:
-    """ValueError if the classes of the data have other names than at the start of the run."""
+    """ValueError if the class names of the data changed since the start of the run."""
     thing, before = f"config.data.source={errors.shown(config.data.source)}", data_before(workdir).classes
     fix = "give the data that the run began with, or another --workdir"
     trained_on.check_classes(thing, data.classes, before, _run_file(workdir), fix)
 
 
 def conditions(mesh: Mesh, data: TrainedOn) -> dict[str, Any]:
-    """The values of run.json: the data and, beside the configuration, all that the last bits of a run depend on."""
+    """The values of run.json: the data, and all other conditions for bit-exact results besides the configuration."""
     device, processes = mesh.devices.flat[0], jax.process_count()
     kind = f"{_processor()}, {_threads()} threads" if device.platform == "cpu" else device.device_kind
     devices = f"{mesh.size} of {device.platform} ({kind})" + (f" in {processes} processes" if processes > 1 else "")
@@ -54,7 +54,7 @@ def conditions(mesh: Mesh, data: TrainedOn) -> dict[str, Any]:
 def remarks(
     workdir: pathlib.Path, config: ConfigDict, before: ConfigDict | None, now: dict[str, Any], *, start: int
 ) -> list[str]:
-    """Lines that report changes since the last start, and whether the result will equal an uninterrupted run.
+    """Report changes since the last start, and whether the result will equal an uninterrupted run.
 
     Args:
       workdir: the run directory.
@@ -73,15 +73,15 @@ def remarks(
     if decisive:
         return [*lines, f"The result will differ from an uninterrupted run, by {errors.listed(decisive)}."]
     if before is None or not _conditions_before(workdir):
-        return [*lines, "It is not known whether data and devices are those of before."]
+        return [*lines, "It is not known whether data and devices are unchanged."]
     return [*lines, f"The run continues as if it had not stopped, {how}."]
 
 
 def _differences(workdir, config, before, now) -> tuple[list[str], list[str]]:
-    """Lines about the values that differ, and the names of those that change the result."""
+    """Lines about changed values, and the names of the values that change the result."""
     keys, past = configs.differences(before, config) if before else [], _conditions_before(workdir)
     old, new = (configs.flat(configs.plain(one)) if one else {} for one in (before, config))
-    lines = [f"Other values than before: {', '.join(keys)}."] if keys else []
+    lines = [f"Changed values: {', '.join(keys)}."] if keys else []
     for key in keys:
         was, is_now = (errors.shown(values[key]) if key in values else "its default" for values in (old, new))
         lines.append(f"  config.{key}: {was} -> {is_now}")
@@ -91,7 +91,7 @@ def _differences(workdir, config, before, now) -> tuple[list[str], list[str]]:
 
 
 def record(workdir: pathlib.Path, config: ConfigDict, before: ConfigDict | None, now: dict[str, Any]) -> None:
-    """Write config.json and run.json; a different configuration before becomes config.1.json, config.2.json, ..."""
+    """Write config.json and run.json; a different earlier config is kept as config.1.json, config.2.json, ..."""
     if jax.process_index() != 0:
         return
     if before is not None and configs.differences(before, config):
@@ -116,11 +116,11 @@ def _data(workdir, found):
     try:
         return trained_on.from_json(found)
     except ValueError as error:
-        raise ValueError(f"{_run_file(workdir)}: is damaged ({error}); remove it, and it is made again.") from error
+        raise ValueError(f"{_run_file(workdir)} is damaged ({error}); remove it to create it again.") from error
 
 
 def _processor() -> str:
-    """The name of the processor, whose vector units decide the order of sums."""
+    """The name of the processor; its vector units determine the order of sums."""
     path = pathlib.Path("/proc/cpuinfo")
     lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -132,7 +132,7 @@ def _threads() -> int:
 
 
 def check(workdir: pathlib.Path, config: ConfigDict, before: ConfigDict | None) -> None:
-    """ValueError if the model, its objective or the frozen parameters changed, even where all arrays would fit."""
+    """ValueError if the model, its objective or the frozen parameters changed, even if all arrays would fit."""
     if before is None:
         return
     fixed = [
@@ -147,15 +147,15 @@ def check(workdir: pathlib.Path, config: ConfigDict, before: ConfigDict | None) 
         if new.get(key) != old.get(key) and key.removeprefix("model.") not in EXECUTION:
             value = repr(new[key]) if key in new else "its default"
             has = repr(old[key]) if key in old else "its default"
-            thing = "what is trained" if key in ("objective.name", "optimizer.freeze") else "a model"
+            thing = "this setting" if key in ("objective.name", "optimizer.freeze") else "the model"
             raise ValueError(
-                f"config.{key}={value}: the run in {workdir} has {has}, and {thing} stays as it is; give that value, "
+                f"config.{key}={value}: the run in {workdir} has {has}, and {thing} must not change; give that value, "
                 "or another --workdir."
             )
 
 
 def _same_model(config, before):
-    """Whether two `model` sections describe one model: defaults may be left out, and sizes be numbers or pairs."""
+    """Whether two `model` sections describe the same model: defaults are optional, sizes are numbers or pairs."""
     sections = [{k: v for k, v in c.model.items() if k not in EXECUTION} for c in (config, before)]
     return sections[0] == sections[1] or zoo.configuration(**sections[0]) == zoo.configuration(**sections[1])
 

@@ -1,6 +1,6 @@
 """Graceful shutdown: SIGTERM and Ctrl-C stop a run after the current step, with its state saved.
 
-The exit status tells a scheduler that the run was stopped: 143 after SIGTERM, 130 after Ctrl-C.
+The exit status shows a scheduler that the run was stopped: 143 after SIGTERM, 130 after Ctrl-C.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
 
 
 class Stopped(SystemExit):
-    """A signal has ended the run; uncaught, it ends the program with the exit status that shells use.
+    """A signal has ended the run; uncaught, it ends the program with the usual exit status of a shell.
 
     Attributes:
       status: 128 plus the signal's number.
@@ -27,14 +27,14 @@ class Stopped(SystemExit):
 
 
 class Signals:
-    """A context that notes SIGTERM and Ctrl-C; a second Ctrl-C ends the process at once.
+    """A context that records SIGTERM and Ctrl-C; a second Ctrl-C ends the process at once.
 
-    A Python handler waits for C code to return, such as a compilation of minutes.  So a thread listens too: it
+    Python runs handlers only after C code returns, such as a compilation of minutes.  So a thread listens too: it
     acknowledges the first Ctrl-C, and ends the process at the second.
 
     Args:
-      agreed: a function of the number of finished steps: whether all processes of the run stop here, because one of
-        them got a SIGTERM.  None for a run of one process.
+      agreed: called with the number of finished steps; whether all processes of the run stop there because one
+        received SIGTERM.  None for a run of one process.
     """
 
     def __init__(self, agreed: Callable[[int], bool] | None = None):
@@ -95,7 +95,7 @@ class Signals:
             yield
         finally:
             self._at_once = False
-        self._check()  # the first exception may be lost, such as in a hook of the garbage collector
+        self._check()  # the first exception may be lost, for example in a hook of the garbage collector
 
     def _check(self):
         if self._number is not None:

@@ -16,7 +16,7 @@ processes.hold(ours)
 {what}
 threading.Event().wait({wait})
 """
-ENDED = (1, "error: another process of this run has ended; start all of them again to go on.\n")
+ENDED = (1, "error: another process of this run has ended; restart all of them to continue.\n")
 
 
 @pytest.mark.parametrize(

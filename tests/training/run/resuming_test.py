@@ -106,13 +106,13 @@ def test_runs_of_earlier_versions_go_on(copy, capsys):
     (copy[0] / "run.json").unlink()
     train(*copy, TrainedOn(("ant", "bee", "fly"), 9))
     said = capsys.readouterr().out
-    assert "It is not known whether data and devices are those of before." in said and "bit for bit" not in said
+    assert "It is not known whether data and devices are unchanged." in said and "bit for bit" not in said
 
 
 @pytest.mark.parametrize("damaged", ["", "[1]", '{"classes": 3}', "[" * 100_000])
 def test_a_damaged_file_is_named(copy, damaged):
     (copy[0] / "run.json").write_text(damaged)
-    with pytest.raises(ValueError, match=r"run\.json: is damaged .*; remove it, and it is made again"):
+    with pytest.raises(ValueError, match=r"run\.json is damaged .*; remove it to create it again"):
         train(*copy)
 
 
