@@ -1,17 +1,17 @@
 """equivit: equivariant and efficient vision transformers in JAX and Flax.  Imports nothing; see README.md.
 
-train, evaluate, convert, summarize, sweep, export, profile and accelerate are the commands, `python -m equivit.<name>`;
-testing has public checks of symmetry.
+Commands, `python -m equivit.<name>`: train, evaluate, convert, summarize, sweep, export, profile and accelerate.
+`testing` has public symmetry checks.
 
     symmetry/     groups and their action on images, grids and fields; circular shifts (mathematics, no Flax)
     layers/       shared by backbones: dense, isotypic, invariants, Jumbo, positions, blocks, stacks of blocks, readouts
-    logical.py    parameters by the names that papers give them; what is declared of each
-    precision.py  which parameters a run rounds to bfloat16
-    models/       a folder for each backbone, with layers of its own; the zoo merges the names of all
-    objectives/   what is minimised: classification, distillation, masked autoencoding, DINOv2, segmentation
+    logical.py    parameters by their names in papers, with declared properties
+    precision.py  parameters that a run rounds to bfloat16
+    models/       one folder per backbone, with its layers; the zoo of all named models
+    objectives/   training objectives: classification, distillation, masked autoencoding, DINOv2, segmentation
     data/         sources, transforms, batches, loader; an example is a dict
     training/     program, step, loop, sweeps, optimisers on logical tensors, sharding, checkpoints, config
-    evaluation/   protocols, one per file; figures; Sigma of attention, and fits of the taps that replace it
+    evaluation/   protocols, one per file; figures
     acceleration/ the stages of accelerate
     pretrained/   official formats, one per file
 

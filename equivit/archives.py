@@ -1,8 +1,8 @@
-"""Zip archives and .npz files that nobody vouches for: read only as far as their sizes agree and are in proportion.
+"""Safe reading of untrusted zip archives and .npz files: sizes are checked before decompressing.
 
-A small file can ask for any amount of memory, by compression, by a header, or by a tensor with strides of zero.  So a
-file may become `RATIO` times its own size, or `FREE` bytes where that is more; sizes are compared before anything is
-inflated.  An uncompressed file of arrays is never refused.
+A small file can demand any amount of memory, by compression, by a header, or by a tensor with zero strides.  So a file
+may expand to `RATIO` times its size or to `FREE` bytes, whichever is larger.  Uncompressed array files are never
+rejected.
 """
 
 import math
@@ -16,24 +16,24 @@ import numpy as np
 from equivit import errors
 
 RATIO = 32  # weights compress about 1.1 times, images 2 to 10 times, and bombs 1000 times
-FREE = 2**26  # bytes that any file may become
+FREE = 2**26  # bytes that any file may expand to
 
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 class Refused(Exception):
-    """A file asks for more than it may have; the message continues after the file's name."""
+    """A file demands too much memory or is invalid; the message follows the file's name."""
 
 
 class Archive:
-    """A zip file, open for reading, and how many bytes may still come out of it.
+    """A zip file open for reading, with a budget of decompressed bytes.
 
     Args:
-      path: of the file.
-      fix: how its owner can make it smaller to read, for the error.
+      path: the path of the file.
+      fix: a remedy for files that are too large, for the error.
 
     Raises:
-      zipfile.BadZipFile: it is damaged.
+      zipfile.BadZipFile: the file is damaged.
     """
 
     def __init__(self, path: str | os.PathLike, fix: str):
@@ -52,25 +52,25 @@ class Archive:
         return self._zip.namelist()
 
     def declared(self, name: str) -> int:
-        """The bytes that an entry says it has."""
+        """The declared size of an entry, in bytes."""
         return self._zip.getinfo(name).file_size
 
     def open(self, name: str):
-        """A stream of the bytes of an entry."""
+        """Open an entry as a stream of bytes."""
         return self._zip.open(name)
 
     def read(self, name: str) -> bytes:
-        """The bytes of an entry; Refused where they are out of proportion."""
+        """Read an entry; Refused if it exceeds the budget."""
         self.claim(errors.shown(name), size := self.declared(name))
         with self.open(name) as stream:
-            return stream.read(size)  # without a size, all is inflated, however much the entry declares
+            return stream.read(size)  # without a size, the whole entry is decompressed, whatever it declares
 
     def claim(self, what: str, size: int) -> None:
-        """Refused unless `size` bytes more are in proportion to the file."""
+        """Take `size` bytes from the budget; Refused if it is exceeded."""
         if size > self._left:
             raise Refused(
-                f"{what} takes {size:,} bytes, and all together more than {max(FREE, RATIO * self.size):,}, the most "
-                f"that a file of {self.size:,} bytes may become; {self.fix}."
+                f"{what} takes {size:,} bytes, and the total exceeds {max(FREE, RATIO * self.size):,}, the most "
+                f"that a file of {self.size:,} bytes may expand to; {self.fix}."
             )
         self._left -= size
 
@@ -79,7 +79,7 @@ class Npz(Archive):
     """An .npz file of plain arrays.
 
     Raises:
-      ValueError: it is damaged or something else.
+      ValueError: the file is damaged or not an .npz file.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -87,16 +87,16 @@ class Npz(Archive):
             super().__init__(path, "write it again with np.savez, which does not compress")
         except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
             raise ValueError(
-                f"{path}: is damaged or not an .npz file ({errors.reason(error)}); np.savez writes them."
+                f"{path} is damaged or not an .npz file ({errors.reason(error)}); np.savez writes such files."
             ) from error
         self.keys = {name.removesuffix(".npy"): name for name in self.names}
 
     def __getitem__(self, key: str) -> np.ndarray:
-        """The array of that name.
+        """Read the array of that name.
 
         Raises:
-          ValueError: it is damaged, holds Python objects, is not of the size that it declares, or does not fit into
-            memory in proportion to the file or at all.
+          ValueError: the array is damaged, holds Python objects, does not have its declared size, exceeds the budget,
+            or does not fit into memory.
         """
         name = self.keys[key]
         try:
@@ -114,16 +114,16 @@ class Npz(Archive):
             ) from error
         except Exception as error:  # damaged bytes make zlib, zipfile and NumPy's parser raise nearly anything
             raise ValueError(
-                f"{self.path}: is damaged, or {errors.shown(key)} is not a plain array ({errors.reason(error)})."
+                f"{self.path} is damaged, or {errors.shown(key)} is not a plain array ({errors.reason(error)})."
             ) from error
 
     def _check_header(self, key: str, name: str) -> None:
-        """Refused unless the header's shape and type make the bytes that the entry declares."""
+        """Refused unless shape and type in the header match the declared size of the entry."""
         with self.open(name) as stream:
             version = np.lib.format.read_magic(stream)
             if version not in _HEADERS:
                 raise Refused(
-                    f"{errors.shown(key)} is of version {version} of NumPy's format, which plain arrays do not need."
+                    f"{errors.shown(key)} has version {version} of NumPy's format, which plain arrays do not need."
                 )
             shape, _, dtype = _HEADERS[version](stream)
             size = self.declared(name) - stream.tell()
@@ -139,9 +139,9 @@ class Npz(Archive):
 
 
 def _check_text(key: str, array: np.ndarray) -> None:
-    """Refused where an array of text has characters that do not exist, of which Python can make no string."""
+    """Refused if an array of text has invalid code points, which Python cannot decode."""
     if array.dtype.kind != "U" or not array.nbytes:
         return
     codes = np.ascontiguousarray(array).view(f"{array.dtype.byteorder}u4")
     if (wrong := codes[(codes > sys.maxunicode) | ((codes >= 0xD800) & (codes <= 0xDFFF))]).size:
-        raise Refused(f"{errors.shown(key)} holds text with the character {wrong.flat[0]:#x}, which does not exist.")
+        raise Refused(f"{errors.shown(key)} holds text with the invalid character {wrong.flat[0]:#x}.")

@@ -1,6 +1,6 @@
-"""The parts that commands share: errors in one line, types of arguments, changes of single keys.
+"""Shared parts of commands: one-line errors, argument types, and overrides of config keys.
 
-Commands import large modules inside functions, so that `--help` answers before JAX is imported.
+Commands import large modules inside functions, so that `--help` does not import JAX.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from equivit.training.run import processes, stopping
 def run(main: Callable[[], None], *, debug: bool) -> int:
     """Run a command and return its exit status.
 
-    Errors become one line and status 1, or a traceback with `debug`.  A run that a signal stopped returns 128 plus the
+    Errors become one line and status 1, or a traceback with `debug`.  A run stopped by a signal returns 128 plus the
     signal's number: 143 for SIGTERM, 130 for Ctrl-C.
     """
     if not debug:
@@ -31,7 +31,7 @@ def run(main: Callable[[], None], *, debug: bool) -> int:
         main()
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at its exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python complains at exit
         return 1
     except stopping.Stopped as stopped:
         return stopped.status
@@ -54,7 +54,7 @@ def run(main: Callable[[], None], *, debug: bool) -> int:
 
 
 def _leave(status):
-    """Return the status; one of several processes ends here, as the usual exit waits for others, which may be gone."""
+    """Return the status; with several processes, exit at once, since a normal exit waits for the others."""
     jax = sys.modules.get("jax")
     if jax is not None and hasattr(jax, "distributed") and jax.distributed.is_initialized():
         os._exit(status)
@@ -62,7 +62,7 @@ def _leave(status):
 
 
 def _silence_threads():
-    """Silence errors in threads of Orbax and TensorStore, since the command prints them in a line."""
+    """Silence errors in threads of Orbax and TensorStore; the command prints them in one line."""
     for name in ("absl", "asyncio"):
         logging.getLogger(name).addFilter(_is_news)
     if sys.unraisablehook is sys.__unraisablehook__:
@@ -90,7 +90,7 @@ def say(text: str) -> None:
 
 
 def at_least(smallest: int) -> Callable[[str], int]:
-    """The `type` of an argument that is a whole number from `smallest` on."""
+    """The `type` of an argument that is a whole number of at least `smallest`."""
 
     def read(text: str) -> int:
         try:
@@ -118,7 +118,7 @@ def size(text: str) -> tuple[int, int]:
 
 
 def check_file(flag: str, path: pathlib.Path) -> None:
-    """OSError unless a file can be written at a path; called before the work that makes its content."""
+    """OSError unless a file can be written at a path; called before its content is computed."""
     if path.is_dir():
         raise IsADirectoryError(f"{flag}={path}: this is a directory; give a file in it, such as {path / path.name}.")
     if not path.parent.is_dir():
@@ -128,7 +128,7 @@ def check_file(flag: str, path: pathlib.Path) -> None:
 
 
 def changes(arguments: list[str], parser: argparse.ArgumentParser, prefix: str = "--config.") -> list[str]:
-    """The `key=value` of the arguments `--config.key=value` that the parser does not know.
+    """Return `key=value` for each unparsed argument `--config.key=value`.
 
     Raises:
       ValueError: any other argument; the message gives the nearest flag of the parser.

@@ -1,12 +1,12 @@
-"""Types that state which values are allowed, and the check of a value against its type.
+"""Types that declare the allowed values, and the check of a value against its type.
 
-The dataclasses of models and of the sections of a configuration (`sections.py`) have them at their fields:
+They annotate fields of models and of config sections (`sections.py`):
 
     drop_path: Below1 | tuple[Below1, Below1] = 0.0
     mlp_dim: PositiveInt | None = None
 
-Allowed are numbers, bool, str, choices (`Literal`, `OneOf`), tuples, classes, and unions of these.  True and False are
-not numbers, a whole number may stand for a float, and a list for a tuple; a `tuple[str, ...]` has at least one entry.
+Types are numbers, bool, str, choices (`Literal`, `OneOf`), tuples, classes, and unions of these.  True and False are
+not numbers, a float may be a whole number, a tuple may be a list, and a `tuple[str, ...]` has at least one entry.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ NOUNS = {bool: "True or False", str: "a string", type(None): "None", tuple[()]: 
 
 
 class OneOf(tuple[Any, ...]):
-    """The known values, where they stand in a constant."""
+    """The allowed values, given as a constant."""
 
 
 class Words(str):
@@ -39,13 +39,13 @@ Share = Annotated[float, Interval(0, 1)]
 Above0 = Annotated[float, Interval(0, 1, "(")]
 Below1 = Annotated[float, Interval(0, 1, ")")]
 Inside = Annotated[float, Interval(0, 1, "()")]
-Depth = Annotated[int, Interval(1, 4096)]  # a logical tensor has a name in each block, and they are listed
-Seed = Annotated[int, Interval(0, 2**32 - 1)]  # JAX takes larger ones modulo 2^32, so that two would be one
+Depth = Annotated[int, Interval(1, 4096)]  # each block adds names of logical tensors to lists
+Seed = Annotated[int, Interval(0, 2**32 - 1)]  # JAX reduces larger seeds modulo 2^32, so two seeds could coincide
 Size = Annotated[tuple[PositiveInt, PositiveInt], Words("(height, width) in pixels")]
 
 
 def check(thing: str, value: Any, type_: Any) -> None:
-    """Raise ValueError unless `value` is of a type, with the thing, the value, the rule and the nearest fix."""
+    """Raise ValueError, with the thing, the value, the rule and the nearest fix, unless `value` is of a type."""
     if allows(value, type_):
         return
     first = typing.get_args(type_)[0] if typing.get_origin(type_) in UNIONS else type_
@@ -58,7 +58,7 @@ def check(thing: str, value: Any, type_: Any) -> None:
 
 
 def check_fields(instance: Any, name: str) -> None:
-    """Raise ValueError unless each field of a frozen dataclass is of its type; make lists tuples, which have a hash."""
+    """Raise ValueError unless each field of a frozen dataclass has its type; turn lists into hashable tuples."""
     for field, type_ in types_of(type(instance)).items():
         if isinstance(value := getattr(instance, field), list):
             object.__setattr__(instance, field, value := tuple(value))
@@ -83,7 +83,7 @@ def _kinds(type_: Any) -> list[Any]:
     if origin in UNIONS:
         return [kind for part in parts for kind in _kinds(part)]
     if origin is Annotated:
-        *base, note = parts  # the last of several notes is about the type with the others
+        *base, note = parts  # the last note applies to the type with all earlier notes
         if isinstance(note, Words):
             return _kinds(Annotated[tuple(base)] if len(base) > 1 else base[0])
         return [note.integers() if isinstance(note, Interval) and base == [int] else note]
@@ -124,7 +124,7 @@ def _rule(value: Any, type_: Any) -> str:
 
 
 def _hint(value: Any, type_: Any) -> str:
-    """Explain why a number is not valid, or name the nearest valid value; "" where neither is known."""
+    """Explain why a number is not valid, or name the nearest valid value; "" if neither is known."""
     why = [kind.hint(value) for kind in _kinds(type_) if isinstance(kind, Interval)]
     near = _nearest(value, type_)
     if any(why) or near is None:

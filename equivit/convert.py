@@ -19,7 +19,7 @@ MLPS = ("gelu", "gelu_tanh", "quick_gelu")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
+    """Run the command and return the exit status."""
     options = _parser().parse_args(arguments)
     return command.run(functools.partial(_write if options.to else _read, options), debug=options.debug)
 
@@ -34,26 +34,24 @@ def _parser() -> argparse.ArgumentParser:
     direction.add_argument("--source", choices=FORMATS, help="the format of --input")
     direction.add_argument("--to", choices=FORMATS, help="the format of --output")
     parser.add_argument(
-        "--input", required=True, type=pathlib.Path, help="official file; with --to a saved model or a run directory"
+        "--input", required=True, type=pathlib.Path, help="official file; with --to, a saved model or a run directory"
     )
-    parser.add_argument("--output", required=True, type=pathlib.Path, help="directory; with --to a file")
+    parser.add_argument("--output", required=True, type=pathlib.Path, help="directory; with --to, a file")
     parser.add_argument(
         "--num_heads",
         type=_numbers,
-        help="heads per block, where no published model has that width; 3,6,12 by stage",
+        help="heads per block, if no published model has that width; 3,6,12 by stage",
     )
     parser.add_argument(
         "--image_size",
         type=command.size,
-        help="HEIGHT,WIDTH of the learned positions or the windows, where not a square",
+        help="HEIGHT,WIDTH of the learned positions or the windows, if not square",
     )
-    parser.add_argument("--window_size", type=command.size, help="HEIGHT,WIDTH of a window in tokens, of SwinV2")
-    parser.add_argument(
-        "--num_classes", type=command.at_least(1), help="another number of classes: the model gets a new head"
-    )
+    parser.add_argument("--window_size", type=command.size, help="HEIGHT,WIDTH of a SwinV2 window in tokens")
+    parser.add_argument("--num_classes", type=command.at_least(1), help="another number of classes, with a new head")
     parser.add_argument("--family", help="H2 or I2, for flip models")
     parser.add_argument("--mlp", choices=MLPS, help="the activation, if no name determines it, as in CLIP")
-    parser.add_argument("--head", type=pathlib.Path, help="official file of a linear head, of DINOv2")
+    parser.add_argument("--head", type=pathlib.Path, help="official file of a DINOv2 linear head")
     parser.add_argument("--checkpoint_key", help="the entry of a checkpoint with the weights, such as model_ema")
     parser.add_argument(
         "--flavour", help="with --to: the spelling, such as deit or dinov2; the default suits the model"

@@ -1,4 +1,4 @@
-"""Count the cost of a function from its jaxpr; nothing is run, compiled or allocated.
+"""Count the cost of a function from its jaxpr, without running, compiling or allocating anything.
 
 A primitive belongs to the innermost of the named scopes "linear", "attention", "depthwise", "activation" and "norm"
 that the layers open, and to "other" outside all of them.  The body of a scan counts once per iteration.
@@ -18,15 +18,15 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
 
 KINDS: tuple[str, ...] = ("linear", "attention", "depthwise", "activation", "norm", "other")
 
-# Primitives by cost, as in the paper's counter: a square root costs 4, the five steps of a softmax cost 5, and a GELU
-# costs 8 (erf at 4, three products and a sign).
+# Costs of primitives, as in the paper's counter: a square root costs 4, a softmax 5 (one per step), and a GELU 8 (erf
+# at 4, three products and a sign).
 _CHEAP = (
     "abs add add_any atan2 ceil clamp cos cosh div exp exp2 expm1 floor integer_pow log log1p max min mul neg rem "
     "round sign sin sinh square sub tan tanh"
 )
 _DEAR = "cbrt erf erf_inv erfc logistic rsqrt sqrt"
 _REDUCTIONS = "cumlogsumexp cummax cummin cumprod cumsum reduce_max reduce_min reduce_prod reduce_sum"
-# Moving, selecting, indexing, communicating and drawing random bits; jaxprs inside them are not counted.
+# Data movement, selection, indexing, communication and random bits; jaxprs inside them are not counted.
 _FREE = (
     "addupdate all_gather all_to_all axis_index bitcast_convert_type broadcast_in_dim concatenate "
     "convert_element_type copy copy_p debug_callback device_put dynamic_slice dynamic_update_slice empty empty2 "
@@ -49,10 +49,10 @@ class Cost:
     """Costs of one kind.
 
     Attributes:
-      macs: multiply-adds of matrix products and convolutions, as written.  A depthwise convolution counts the same when
-        it is written as sums of products.
-      operations: all other arithmetic, by the costs above.  In the activation a matrix product is a Fourier transform
-        of the group; besides its `macs` it adds here the additions of a fast transform, log2(n) per value.
+      macs: multiply-adds of matrix products and convolutions, as written.  A depthwise convolution counts the same if
+        written as sums of products.
+      operations: all other arithmetic, by the costs above.  A matrix product inside the activation is a Fourier
+        transform of the group; besides its `macs` it adds the additions of a fast transform, log2(n) per value.
     """
 
     macs: int = 0
@@ -87,7 +87,7 @@ class Costs:
 
     @property
     def double_macs(self) -> int:
-        """The count of depthwise replacements: two for each multiply-add, and nothing else."""
+        """The count in papers on depthwise replacements: two per multiply-add, and nothing else."""
         return 2 * self.macs
 
     @property
@@ -113,16 +113,16 @@ class Costs:
 
 
 def count(function: Callable, *arguments) -> Costs:
-    """Costs of one call of `function`; arguments may be arrays or abstract (`jax.ShapeDtypeStruct`)."""
+    """Count one call of `function`; arguments may be arrays or abstract (`jax.ShapeDtypeStruct`)."""
     return count_jaxpr(jax.make_jaxpr(function)(*arguments))
 
 
 def count_jaxpr(jaxpr: ClosedJaxpr) -> Costs:
-    """Costs of one evaluation of a jaxpr.
+    """Count one evaluation of a jaxpr.
 
     Nested functions, rematerialised parts and kernels are included; a `shard_map` counts for all its devices.  A `cond`
-    counts as its most expensive branch, a choice by platform as its default.  The body of a `while` loop counts once,
-    with a note, since the number of iterations is unknown.
+    counts as its most expensive branch, a platform-dependent branch as its default.  The body of a `while` loop counts
+    once, with a note, since the number of iterations is unknown.
     """
     costs = _walk(jaxpr.jaxpr, "other")
     return Costs(costs.kinds, tuple(sorted(set(costs.notes))))
@@ -199,7 +199,7 @@ def _bilinear(eqn) -> Cost:
 
 
 def _convolution(eqn) -> Cost:
-    """Counts every tap of every output, with padding but without the zeros of a dilated input."""
+    """Count every tap of every output, with padding but without the zeros of a dilated input."""
     kernel, numbers = eqn.invars[1].aval, eqn.params["dimension_numbers"]
     taps = math.prod(kernel.shape) // kernel.shape[numbers.rhs_spec[0]]
     return Cost(_size(eqn.outvars[0]) * taps // math.prod(eqn.params["lhs_dilation"]))

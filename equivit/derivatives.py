@@ -1,7 +1,7 @@
-"""Gradients written by hand that leave a function its forward-mode derivatives.
+"""Handwritten gradients that keep forward-mode derivatives.
 
-`jax.custom_vjp` refuses `jax.jvp`, and `jax.custom_jvp` derives the gradient by transposing the derivative.  Here a
-linear function is given together with its transpose, and both modes, `jax.vmap` and higher derivatives work.
+`jax.custom_vjp` does not support `jax.jvp`, and `jax.custom_jvp` derives the gradient by transposing the derivative.
+Here a linear function comes with its transpose, so both modes, `jax.vmap` and higher derivatives work.
 """
 
 import functools
@@ -16,7 +16,7 @@ from jax.interpreters import ad, batching, mlir
 
 
 def linear(function: Callable, transpose: Callable, residuals: Any, x: Any) -> Any:
-    """function(residuals, x), linear in the tree x; reverse mode runs transpose(residuals, slope).
+    """Apply function(residuals, x), linear in the tree x; reverse mode runs transpose(residuals, slope).
 
     Neither may close over traced arrays.
     """
@@ -35,11 +35,11 @@ def linear(function: Callable, transpose: Callable, residuals: Any, x: Any) -> A
 
 
 def with_pullback(pullback: Callable[..., tuple], *, static: tuple[int, ...] = ()) -> Callable[[Callable], Any]:
-    """A decorator: the function's gradient is `pullback`, its forward-mode derivative is derived.
+    """Decorate a function whose gradient is `pullback`; its forward-mode derivative is derived.
 
     Args:
       pullback: called as pullback(*static arguments, arrays, slope); returns the slope of each array, in a tuple.
-      static: the positions of arguments that are no arrays; they come last.
+      static: the positions of arguments that are not arrays; they come last.
     """
 
     def decorate(function: Callable) -> Any:
@@ -61,7 +61,7 @@ def with_pullback(pullback: Callable[..., tuple], *, static: tuple[int, ...] = (
 
 
 def zero_slope(x: jax.Array) -> Any:
-    """The slope of an array that does not change: zeros; integers have theirs in JAX's dtype float0."""
+    """The slope of a constant array: zeros, in JAX's dtype float0 for integers."""
     return jnp.zeros_like(x) if jnp.issubdtype(x.dtype, jnp.inexact) else np.zeros(x.shape, jax.dtypes.float0)
 
 
@@ -105,7 +105,7 @@ def _run(*arrays, function, transpose, number):
 _linear = Primitive("linear")
 _linear.multiple_results = True
 _linear.def_impl(_run)
-# Kernels have effects when an interpreter runs them.
+# Interpreted kernels have effects.
 _linear.def_effectful_abstract_eval(lambda *_, function, **__: (function.out_avals, function.effects))
 ad.primitive_jvps[_linear] = _jvp
 ad.primitive_transposes[_linear] = _transpose

@@ -1,6 +1,6 @@
-"""How messages are worded: a value, a choice among names, and what is nearest.
+"""Wording of messages: values, choices among names, and the nearest valid value.
 
-`constraints.py` states which values a field may have.
+`constraints.py` declares the valid values of fields.
 """
 
 import difflib
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 LONGEST = 80  # characters of a value in a message
-LONGEST_WORD = 400  # characters of a word in a line that a command prints, where a path may stand
+LONGEST_WORD = 400  # characters of a word, such as a path, in a line that a command prints
 MOST = 16  # names in a list
 
 
@@ -32,10 +32,10 @@ def is_number(value: Any) -> bool:
 
 
 def shown(value: Any) -> str:
-    """The value as a message shows it: what is long is cut."""
+    """The value for a message, cut if long."""
     try:
         text = " ".join(repr(value).splitlines())
-    except ValueError:  # Python does not write out integers of thousands of digits
+    except ValueError:  # Python does not print integers with thousands of digits
         return f"<an integer of {value.bit_length()} bits>" if isinstance(value, int) else f"<{type(value).__name__}>"
     return _cut(text, LONGEST)
 
@@ -47,12 +47,12 @@ def line(text: str) -> str:
 
 
 def word(text: str) -> str:
-    """A name as a message shows it: on one line, and cut where it is long."""
+    """A name for a message: on one line, cut if long."""
     return _cut(line(text), LONGEST)
 
 
 def brief(text: str) -> str:
-    """A message of another library on one line, cut where it is long."""
+    """A message of another library on one line, cut if long."""
     return _cut(line(text).rstrip(". "), LONGEST_WORD)
 
 
@@ -66,20 +66,20 @@ def _cut(text: str, longest: int) -> str:
 
 
 def listed(names: Iterable[Any]) -> str:
-    """The names with commas between; of many, the first ones and how many there are."""
+    """The names separated by commas; a long list shows the first names and the total."""
     names = [str(name) for name in names]
     return ", ".join(names) if len(names) <= MOST else f"{', '.join(names[: MOST // 2])}, ... ({len(names)} in all)"
 
 
 def nearest(value: Any, known: Iterable[Any]) -> str:
-    """ "; the nearest is 'x'", or nothing where no known name is near."""
+    """ "; the nearest is 'x'", or "" if no known name is near."""
     found = near(str(value), map(str, known), 1)
     return f"; the nearest is {found[0]!r}" if found else ""
 
 
 def near(word: str, known: Iterable[str], most: int) -> list[str]:
-    """The known words that look most like a word, the most alike first."""
-    cutoff = 0.6 if len(word) > 3 else 0.5  # of two letters one may be wrong
+    """The known words most similar to a word, most similar first."""
+    cutoff = 0.6 if len(word) > 3 else 0.5  # allows one wrong letter of two
     return difflib.get_close_matches(word[:LONGEST], list(known), n=most, cutoff=cutoff)
 
 
@@ -91,7 +91,7 @@ def divides(thing: str, value: int, whole: int, what: str) -> None:
 
 
 def _nearest_divisor(value: int, whole: int) -> int:
-    """The divisor of a positive number that is nearest to a value; of two the smaller."""
+    """The divisor of a positive number that is nearest to a value, the smaller on ties."""
     small = [n for n in range(1, math.isqrt(whole) + 1) if whole % n == 0] or [1]
     return min(sorted({*small, *(whole // n for n in small)}), key=lambda n: abs(n - value))
 
@@ -105,6 +105,6 @@ def sides(name: str, what: str, size: Sequence[int], units: Sequence[int], why: 
 
 
 def multiples(value: int, unit: int) -> str:
-    """ "the nearest are 16 and 24": the positive multiples of `unit` around a value that is none."""
+    """ "the nearest are 16 and 24": the positive multiples of `unit` around a value between them."""
     below = value // unit * unit
     return f"the nearest are {below} and {below + unit}" if below > 0 else f"the nearest is {unit}"

@@ -3,9 +3,9 @@
     python -m equivit.evaluate --workdir=runs/quickstart --suite=accuracy,orientation
     python -m equivit.evaluate --model=models/h8_h14 --config=configs/octic_h.py --config.data.source=folder:imagenet
 
-The first command evaluates the newest whole checkpoint of a run; the second a saved model, such as `equivit.convert`
-writes, on the data of a config.  Results go to the terminal, and to evaluation.json in the directory of the run or the
-model.  --config.KEY=VALUE changes keys of the config.
+The first command evaluates the newest intact checkpoint of a run; the second a saved model, for example from
+`equivit.convert`, on the data of a config.  Results go to the terminal, and to evaluation.json in the directory of the
+run or the model.  --config.KEY=VALUE changes keys of the config.
 
 Test sets for models of ImageNet's 1000 classes; append a line to --suite=accuracy:
 
@@ -17,38 +17,38 @@ Test sets for models of ImageNet's 1000 classes; append a line to --suite=accura
               --suite=accuracy,present_classes: among all 1000 classes, and among the 200 in the set
     HR        --config.data.source=folder:<dir>, with the images in <dir>/all/<class>/ and --config.data.eval_split=all
 
-Class folders that lack classes, such as R's, belong beside ImageNet's: <dir>/train/<class>/, <dir>/imagenet-r/<class>/
+Class folders that lack classes, such as R's, belong next to ImageNet's: <dir>/train/<class>/, <dir>/imagenet-r/<class>/
 and --config.data.source=folder:<dir> --config.data.eval_split=imagenet-r.  The released Jumbo models use the whole
 shorter side, resized bilinearly: --config.data.image_size=(224,224) --config.data.crop_ratio=1.0
 --config.data.interpolation=bilinear.
 
---suite=corruptions and corruptions_sar make ImageNet-C's corruptions from the split, with a library (pip install
+--suite=corruptions and corruptions_sar apply ImageNet-C's corruptions to the split, with a library (pip install
 imagecorruptions-imaug), at severity 5; --config.evaluation.severities=(1,2,3,4,5) sets others.  As for ImageNet-C,
-images are first resized to 256 pixels and cropped to 224; --config.evaluation.corruption_crop_ratio=1.0 leaves images
-as small as CIFAR's unchanged.  To use the official files, <dir>/imagenet-c/<corruption>/<severity>/<class>/, add
+images are first resized to 256 pixels and cropped to 224; --config.evaluation.corruption_crop_ratio=1.0 disables this,
+for small images such as CIFAR's.  To use the official files, <dir>/imagenet-c/<corruption>/<severity>/<class>/, add
 --config.data.source=folder:<dir> --config.data.eval_split=imagenet-c.
 
 --suite=shift measures how often two shifted copies of an image get the same class: by default after circular shifts of
 up to the whole image; --config.evaluation.shift.kinds=circular,zeros,crop and
---config.evaluation.shift.ranges=quarter,half set others (evaluation/consistency.py).  Crops need a margin, as
-data.crop_ratio leaves it: at 0.875, 224 of 256 pixels.
+--config.evaluation.shift.ranges=quarter,half set others (evaluation/consistency.py).  Crops need the margin that
+data.crop_ratio leaves: at 0.875, 224 of 256 pixels.
 
---suite=segmentation,segmentation_shift,segmentation_orientation is for models that predict label maps: mean IoU, how
-far maps follow the shifts of config.evaluation.shift (mASCC), and the eight orientations.  By default the model sees
-each image once, whole; --config.evaluation.segmentation.window=(512,512)
+--suite=segmentation,segmentation_shift,segmentation_orientation is for models that predict label maps: mean IoU,
+consistency of the maps under the shifts of config.evaluation.shift (mASCC), and the eight orientations.  By default the
+model sees each image once, whole; --config.evaluation.segmentation.window=(512,512)
 --config.evaluation.segmentation.stride=(341,341) slides a window, --config.evaluation.segmentation.scales=(0.5,1.0,1.5)
 --config.evaluation.segmentation.flip=True averages several views (evaluation/label_maps.py).  --figures draws some of
 the maps.
 
---suite=knn,linear_probe,hematology,patch_knn,patch_linear is for any model with features; they stay frozen and are
-computed once for all protocols.  Classes come from the nearest images of data.split, or from linear classifiers, label
-maps from patches, and each again for test images in all eight orientations.  The linear probe trains 52 heads on 12,500
-batches of 1024 random crops; the same command resumes it.  A small probe takes the features of whole images, in
-minutes: --config.evaluation.linear_probe.augment=False --config.evaluation.linear_probe.steps=1000
+--suite=knn,linear_probe,hematology,patch_knn,patch_linear is for any model with features, which stay frozen and are
+computed once for all protocols.  Classes come from the nearest images of data.split or from linear classifiers, label
+maps from patches; all are evaluated in the eight orientations of test images.  The linear probe trains 52 heads on
+12,500 batches of 1024 random crops; the same command resumes it.  A small probe uses features of uncropped images and
+takes minutes: --config.evaluation.linear_probe.augment=False --config.evaluation.linear_probe.steps=1000
 --config.evaluation.linear_probe.batch_size=128.  This batch size alone gives the probe of the octic ViTs' command, on
-1.6 million images in place of 12.8.
+1.6 million images instead of 12.8 million.
 
-Table 2 of Jumbo follows SAR's public code, also in what is probably a mistake there:
+Table 2 of Jumbo follows SAR's public code, including its probable bugs:
 
     python -m equivit.evaluate --workdir=<run> --suite=corruptions_sar --config.evaluation.sar.official=True \\
         --config.data.source=folder:<dir> --config.data.eval_split=imagenet-c
@@ -73,7 +73,7 @@ FREE = ("data", "batch_size", "seed", "precision", "evaluation")  # the changeab
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
+    """Run the command and return the exit status."""
     options, rest = _parser().parse_known_args(arguments)
     return command.run(functools.partial(_run, options, rest), debug=options.debug)
 
@@ -89,13 +89,13 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--workdir", type=pathlib.Path, help="run directory; evaluates its newest whole checkpoint")
+    what.add_argument("--workdir", type=pathlib.Path, help="run directory; evaluates its newest intact checkpoint")
     what.add_argument("--model", type=pathlib.Path, help="saved model; needs --config for the data")
-    parser.add_argument("--config", help="with --model: a file of configs/, and after a colon its mode")
+    parser.add_argument("--config", help="with --model: configs/FILE.py or configs/FILE.py:MODE")
     parser.add_argument("--suite", help="protocols, separated by commas; by default the suite of the config")
-    parser.add_argument("--weights", help="with --workdir: averaged (objective.ema), or student in place of teacher")
+    parser.add_argument("--weights", help="with --workdir: averaged (objective.ema), or student instead of teacher")
     parser.add_argument(
-        "--figures", action="store_true", help="draw the pictures of the protocols and the patch filters"
+        "--figures", action="store_true", help="draw the figures of the protocols and the patch filters"
     )
     parser.add_argument("--distributed", action="store_true", help="join the other processes of the evaluation")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
@@ -138,7 +138,7 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
         about |= {} if step is None else {"step": str(step)}
         for picture in pictures.values():
             command.say(f"Drawn: {picture}")
-        done = summary.write(place, results, **about) if writes else "the figures above, which are in no file"
+        done = summary.write(place, results, **about) if writes else "results are printed above only"
         command.say(f"Done: {done}")
 
 
@@ -149,7 +149,7 @@ def _can_write(place: pathlib.Path) -> bool:
     try:
         summary.check_writable(place)
     except OSError as error:
-        command.say(f"{error}  The figures are printed, and written nowhere.")
+        command.say(f"{error}  Results are only printed.")
         return False
     return True
 
@@ -187,7 +187,7 @@ def _open(options: argparse.Namespace, changes: list[str]) -> "tuple[ConfigDict,
         raise ValueError("--config is only for --model; a run has its own config, change it with --config.KEY=VALUE.")
     for change in changes:
         if change.partition("=")[0].split(".")[0] not in FREE:
-            raise ValueError(f"--config.{change}: the run is finished; only {', '.join(FREE)} can be changed.")
+            raise ValueError(f"--config.{change}: a run keeps this setting; only {', '.join(FREE)} can be changed.")
     config, model, step = checkpoints.load_run(options.workdir, weights=options.weights)
     with config.unlocked():
         for change in changes:
@@ -197,7 +197,7 @@ def _open(options: argparse.Namespace, changes: list[str]) -> "tuple[ConfigDict,
 
 
 def _track(batches: Iterable, total: int, name: str) -> Iterator:
-    """Yield the batches and show progress, as a bar on a terminal, otherwise as a line for each tenth."""
+    """Yield the batches and show progress, as a bar on a terminal, otherwise as a line for each 10 %."""
     import jax
     import rich.progress
 

@@ -4,9 +4,9 @@
     python -m equivit.export --input=runs/depthwise --output=vit_b.stablehlo --image_size=224,320 --batch=4
 
 The ending of --output selects the format.  The file contains the weights.  Replaced attention is folded into one
-convolution a block, batch norms into the convolutions before them, and positions are resized to --image_size
+convolution per block, batch norms into the convolutions before them, and positions are resized to --image_size
 (`models/inference.py`).  The command runs the file on a random image and compares it with the model.  If it deviates by
-more than 1e-4 of the largest entry (with --half 1e-2), no file is left.
+more than 1e-4 of the largest entry (with --half 1e-2), the file is removed.
 
 The input is "image", the output "logits" ("embedding" for a projection).  A model without a head has the outputs
 "patches" [B, h, w, D] and, if it has a class token, "class" [B, D], both after the final norm.  An adaptive model also
@@ -28,7 +28,7 @@ from equivit import command, errors, files
 FORMATS = (".onnx", ".stablehlo")
 LAYOUTS = ("nhwc", "nchw")
 OPSET = 17
-TOLERANCES = {"float32": 1e-4, "float16": 1e-2}  # of the largest entry
+TOLERANCES = {"float32": 1e-4, "float16": 1e-2}  # relative to the largest entry
 PLATFORMS = ("cpu", "cuda", "tpu")  # of a StableHLO file
 
 
@@ -36,9 +36,9 @@ class Written(NamedTuple):
     """The files and figures of `write`.
 
     Attributes:
-      path: the file.
+      path: the path of the file.
       bytes: its size.
-      parameters: bytes of the deployed parameters.
+      parameters: size of the deployed parameters in bytes.
       deviation: the largest deviation from the model, relative to the model's largest entry.
     """
 
@@ -49,7 +49,7 @@ class Written(NamedTuple):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
+    """Run the command and return the exit status."""
     options = _parser().parse_args(arguments)
     return command.run(functools.partial(_run, options), debug=options.debug)
 
@@ -64,9 +64,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--input", required=True, type=pathlib.Path, help="a saved model or a run directory")
     parser.add_argument("--output", required=True, type=pathlib.Path, help="file ending in .onnx or .stablehlo")
     parser.add_argument("--image_size", required=True, type=command.size, help="HEIGHT,WIDTH in pixels")
-    parser.add_argument("--batch", type=command.at_least(1), default=1, help="images in one call (%(default)s)")
+    parser.add_argument("--batch", type=command.at_least(1), default=1, help="images per call (%(default)s)")
     parser.add_argument("--layout", choices=LAYOUTS, default="nhwc", help="axes of the input (%(default)s)")
-    parser.add_argument("--opset", type=command.at_least(1), help=f"version of ONNX's operations ({OPSET})")
+    parser.add_argument("--opset", type=command.at_least(1), help=f"ONNX opset version ({OPSET})")
     parser.add_argument("--half", action="store_true", help="parameters, input and computation in float16")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser
@@ -106,7 +106,7 @@ def _check_output(path: pathlib.Path, opset: int | None) -> None:
 
 def _check_ending(path: pathlib.Path) -> None:
     if path.suffix not in FORMATS:
-        raise ValueError(f"--output={path}: the ending selects the format, and must be {' or '.join(FORMATS)}.")
+        raise ValueError(f"--output={path}: the ending selects the format and must be {' or '.join(FORMATS)}.")
 
 
 def write(
@@ -120,7 +120,7 @@ def write(
     half: bool = False,
     classes: Sequence[str] = (),
 ) -> Written:
-    """Write the model for inference, and compare the file with it.
+    """Write the model for inference, and compare the file with the model.
 
     Args:
       path: ends in .onnx or .stablehlo.
@@ -129,8 +129,8 @@ def write(
       classes: names of the classes, in the order of the logits; an .onnx file stores them as JSON in its metadata.
 
     Raises:
-      ValueError: an unknown ending, layout or opset; images that the model does not take; operations that cannot be
-        written; ONNX Runtime refuses the file; or it deviates.  Then no file is left.
+      ValueError: an unknown ending, layout or opset; images of a wrong size; operations that cannot be written; ONNX
+        Runtime rejects the file; or the file deviates from the model.  Then no file is left.
     """
     import jax
     import jax.numpy as jnp
@@ -157,7 +157,7 @@ def write(
         return function(form, x if layout == "nhwc" else x.transpose(0, 2, 3, 1))
 
     with files.replacing(path) as part:
-        # Kernels belong to a version of JAX, and the converter to ONNX knows no form but the reference.
+        # Kernels depend on the version of JAX, and the ONNX converter supports only the reference.
         with kernels.using("reference" if onnx else "xla"):
             if onnx:
                 metadata = {"classes": json.dumps(list(classes))} if classes else {}
@@ -178,7 +178,7 @@ def _function(model: Any, image_size: tuple[int, int]) -> tuple[tuple[str, ...],
 
     check_input(model.config, "--image_size", image_size, model.config.input_shape[-1])
     if isinstance(model, MaskedAutoencoder):
-        raise ValueError("--input: a masked autoencoder is not deployed; convert or export its encoder.")
+        raise ValueError("--input: a masked autoencoder cannot be exported; convert or export its encoder.")
     if isinstance(model, Segmenter) or model.head is not None:
         name = "logits" if getattr(model.config, "projection", None) is None else "embedding"
         return (name,), lambda model, images: (model(images),)
@@ -215,8 +215,8 @@ def _through_onnx(
     try:
         session = onnx_files.session(path, threads=os.cpu_count() or 1)
     except onnx_files.Refused as refused:
-        reason = str(refused).replace(str(path), str(target))  # the path that the user gave
-        hint = "write a .stablehlo file" if opset == OPSET else f"leave it out, which is {OPSET}"
+        reason = str(refused).replace(str(path), str(target))  # the user's path
+        hint = "write a .stablehlo file" if opset == OPSET else f"leave it out for the default, {OPSET}"
         raise ValueError(f"--opset={opset}: nothing was written: {hint}.  ({reason})") from refused
     return session.run(list(outputs), {"image": image})
 
@@ -227,7 +227,7 @@ def _through_stablehlo(path: pathlib.Path, call: Callable, image: Any) -> list:
 
     from equivit import onnx_files
 
-    onnx_files.library("flatbuffers")  # JAX needs it to write such a file
+    onnx_files.library("flatbuffers")  # needed by JAX
     exported = export.export(jax.jit(call), platforms=PLATFORMS)(jax.ShapeDtypeStruct(image.shape, image.dtype))
     path.write_bytes(exported.serialize())
     return jax.device_get(export.deserialize(bytearray(path.read_bytes())).call(image))
@@ -244,7 +244,7 @@ def _deviation(found: Any, wanted: Any) -> float:
 
 
 def _check(path: pathlib.Path, deviation: float, tolerance: float) -> None:
-    if not deviation <= tolerance:  # nor where it is not a number
+    if not deviation <= tolerance:  # also catches NaN
         hint = "leave out --half" if tolerance > TOLERANCES["float32"] else "try another --opset, or the other format"
         raise ValueError(
             f"--output={path}: the file deviates from the model by {deviation:.1e} of the largest entry, more than "

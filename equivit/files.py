@@ -1,4 +1,4 @@
-"""Atomic file writes: at every moment a reader finds the old file or the new one, whole."""
+"""Atomic file writes: readers always find the complete old file or the complete new one."""
 
 import contextlib
 import glob
@@ -14,22 +14,22 @@ from equivit import errors
 
 
 def make_directory(path: pathlib.Path) -> None:
-    """Make a directory if it is not there; OSError, which names it, if that cannot be."""
+    """Make a directory if it is missing; OSError, with its name, on failure."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
-        raise NotADirectoryError(f"{path}: it, or what is before it, is a file; give a directory.") from error
+        raise NotADirectoryError(f"{path}: this path or a parent is a file; give a directory.") from error
 
 
 def read_json(path: pathlib.Path, *keys: str) -> dict[str, Any]:
-    """The JSON object in a file; ValueError, which names the file, unless it is whole and has the keys."""
+    """Read the JSON object in a file; ValueError, with the file's name, unless it is valid and has the keys."""
     try:
         found = dict(json.loads(path.read_text(encoding="utf-8")))
         missing = [key for key in keys if key not in found]
     except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path}: is damaged ({errors.reason(error)}); remove it, and it is made again.") from error
+        raise ValueError(f"{path} is damaged ({errors.reason(error)}); remove it to create it again.") from error
     if missing:
-        raise ValueError(f"{path}: is damaged, it has no {', '.join(missing)}; remove it, and it is made again.")
+        raise ValueError(f"{path} is damaged, it has no {', '.join(missing)}; remove it to create it again.")
     return found
 
 
@@ -46,10 +46,10 @@ def write_bytes(path: str | os.PathLike, content: bytes | bytearray) -> None:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike) -> Iterator[pathlib.Path]:
-    """Yield the path of a new file, which takes the place of `path` when the context ends without an error.
+    """Yield the path of a new file, which replaces `path` if the context ends without an error.
 
-    The new file lies in the same directory, which is made if need be, has the same ending, and gets the permissions of
-    the umask, whichever library writes it.  What is no regular file, such as /dev/null, is written in place.
+    The new file is in the same directory, which is created if missing, has the same ending, and gets the permissions of
+    the umask, whichever library writes it.  Special files, such as /dev/null, are written in place.
 
     Raises:
       OSError: the file cannot be written; the error names `path`.
@@ -58,14 +58,14 @@ def replacing(path: str | os.PathLike) -> Iterator[pathlib.Path]:
     if path.exists() and not path.is_file() and not path.is_dir():
         yield path
         return
-    target = pathlib.Path(os.path.realpath(path))  # a link stays a link
+    target = pathlib.Path(os.path.realpath(path))  # keeps links
     make_directory(target.parent)
     unfinished = _aside(target)
     try:
         with unfinished.open("wb") as file:
             permissions = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
         yield unfinished
-        unfinished.chmod(permissions)  # safetensors makes another file, which its owner alone may read
+        unfinished.chmod(permissions)  # safetensors creates a file that only its owner may read
         _sync(unfinished)
         unfinished.replace(target)
     except OSError as error:
@@ -78,13 +78,13 @@ def replacing(path: str | os.PathLike) -> Iterator[pathlib.Path]:
 
 @contextlib.contextmanager
 def replacing_in_directory(path: str | os.PathLike, names: Sequence[str]) -> Iterator[pathlib.Path]:
-    """Yield a new directory, whose files take their places in the directory `path` when the context ends without error.
+    """Yield a new directory, whose files move to the directory `path` if the context ends without an error.
 
-    If there is no such directory, the new one is renamed, so that all of its files are there or none.  An existing
-    directory keeps its other files; the new ones replace files of the same name, one by one in the order of `names`.
+    If `path` does not exist, the new directory is renamed, so either all or none of its files appear.  An existing
+    directory keeps its other files; new files replace files of the same name, one by one in the order of `names`.
 
     Raises:
-      OSError: the directory cannot be made, or a file cannot be written.
+      OSError: the directory cannot be created, or a file cannot be written.
     """
     path = pathlib.Path(path)
     existing = path.exists()
@@ -103,7 +103,7 @@ def replacing_in_directory(path: str | os.PathLike, names: Sequence[str]) -> Ite
 
 
 def _aside(target: pathlib.Path) -> pathlib.Path:
-    """Where this process writes what becomes `target`; removes what processes that were killed have left there."""
+    """The temporary path for writing `target`; also removes temporary files of killed processes."""
     for left in target.parent.glob(f".{glob.escape(target.stem)}-*-unfinished{glob.escape(target.suffix)}"):
         number = left.name.removeprefix(f".{target.stem}-").partition("-")[0]
         if number.isdecimal() and not _is_running(int(number)):
@@ -116,12 +116,12 @@ def _is_running(process: int) -> bool:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:  # of another user
+    except PermissionError:  # another user's process
         return True
     return True
 
 
 def _sync(path: pathlib.Path) -> None:
-    """Have the disk write a file, or a power cut after its renaming may leave it empty."""
+    """Flush a file to disk, so that a power cut after the rename does not leave it empty."""
     with path.open("rb") as file:
         os.fsync(file.fileno())

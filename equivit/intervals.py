@@ -1,4 +1,4 @@
-"""Intervals of numbers that a program holds exactly enough: floats in float32, whole numbers in int32."""
+"""Intervals of numbers that programs can represent: floats in float32, whole numbers in int32."""
 
 import dataclasses
 import math
@@ -16,8 +16,8 @@ class Interval:
     """The numbers from `low` to `high`.
 
     Attributes:
-      open: "(" where `low` is not among them, ")" where `high` is not, "()" where neither is.
-      words: messages say these in place of "in [low, high]".
+      open: "(" excludes `low`, ")" excludes `high`, "()" excludes both.
+      words: a description for messages instead of "in [low, high]".
       whole: whole numbers only.
     """
 
@@ -32,7 +32,7 @@ class Interval:
             return False
         if isinstance(value, int):
             return self.whole or abs(value) <= LARGEST_INT
-        held = _in_float32(value)  # must not become 0, which means "never" for a rate
+        held = _in_float32(value)  # must not underflow to 0, which disables a rate
         return not self.whole and math.isfinite(held) and self._surrounds(held) and bool(held) == bool(value)
 
     def integers(self) -> "Interval":

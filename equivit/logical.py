@@ -12,7 +12,7 @@ Properties of a parameter are declared where it is created, as metadata of `nnx.
     product=True           a factor of matrix products, which low precision may round (`precision.py`)
     norm=True              the scale or bias of a layer norm
 
-A model lists its attributes that come `before` its blocks, and those that all blocks use (`throughout`).
+A model lists its attributes used `before` its blocks, and those that all blocks use (`throughout`).
 """
 
 from collections.abc import Callable, Mapping
@@ -68,7 +68,7 @@ def take_state(module: nnx.Module) -> Arrays:
 
 
 def put(module: nnx.Module, arrays: Mapping[str, jax.Array]) -> nnx.Module:
-    """A copy of `module` (which may be abstract) with `arrays`; other leaves keep their values."""
+    """Copy `module`, which may be abstract, with `arrays`; other leaves keep their values."""
     graph, state = nnx.split(module)
     flat = [(path, v.replace(arrays.get(_name(path), v.get_value()))) for path, v in nnx.to_flat_state(state)]
     return nnx.merge(graph, nnx.from_flat_state(flat))
@@ -96,14 +96,14 @@ def names(module: nnx.Module, kind: Kind = nnx.Param) -> dict[str, np.ndarray]:
 
 
 def stack_axes(module: nnx.Module) -> dict[str, int]:
-    """How many leading axes of each leaf are stacks of logical tensors."""
+    """The number of leading axes of each leaf that stack logical tensors."""
     return {leaf: table.ndim for leaf, table in tensors(module).items()}
 
 
 def to_logical(module: nnx.Module, kind: Kind = nnx.Param) -> dict[str, Any]:
-    """Every variable of `kind` as its logical tensors: {"blocks.7.attention.qkv.B1": [C, 3C], ...}.
+    """Split every variable of `kind` into its logical tensors: {"blocks.7.attention.qkv.B1": [C, 3C], ...}.
 
-    They are on the host, unless the module is being traced: JAX would compile a program for each shape.
+    They are on the host unless the module is being traced, since JAX would compile a program for each shape.
     """
     arrays, result = take(module, kind), {}
     for leaf, table in names(module, kind).items():
@@ -121,7 +121,7 @@ def from_logical(
 
 
 def is_finite(tensor: np.ndarray) -> bool:
-    """Whether a tensor has neither NaN nor infinity in float32; one that is not of floating point has neither."""
+    """Whether a tensor has neither NaN nor infinity in float32; always true for integers."""
     if not jnp.issubdtype(tensor.dtype, jnp.floating):
         return True
     with np.errstate(over="ignore"):  # numbers too large for float32 become infinite
@@ -129,7 +129,7 @@ def is_finite(tensor: np.ndarray) -> bool:
 
 
 def stacked(module: nnx.Module, tensors: Mapping[str, jax.Array], kind: Kind = nnx.Param) -> Arrays:
-    """The leaves of `module`, which may be abstract, all of whose logical tensors are in `tensors`."""
+    """Stack the leaves of `module`, which may be abstract, whose logical tensors are all in `tensors`."""
     tables = names(module, kind)
     whole = {leaf: table for leaf, table in tables.items() if all(str(name) in tensors for name in table.flat)}
     return {leaf: _stacked(table, tensors) for leaf, table in whole.items()}
@@ -152,16 +152,16 @@ def _name(path) -> str:
 def _stacked(table: np.ndarray, tensors: Mapping[str, jax.Array | np.ndarray]) -> jax.Array:
     slices = [tensors[str(name)] for name in table.flat]
     shape = (*table.shape, *slices[0].shape)
-    if all(isinstance(part, np.ndarray | np.generic) for part in slices):  # as from files: one copy, and no program
+    if all(isinstance(part, np.ndarray | np.generic) for part in slices):  # from files: one copy, no compilation
         return jax.device_put(np.stack(slices).reshape(shape))
     return jnp.stack(slices).reshape(shape)
 
 
 class _Places:
-    """Where leaves are in a model: in which stack, and before or after which blocks.
+    """The places of leaves in a model: their stack, and their position relative to the blocks.
 
-    Blocks are numbered across all stacks of the innermost module that has `before`, in the order of their paths; such a
-    stack may stand in a stage of it.
+    Blocks are numbered across all stacks of the innermost module with `before`, in the order of their paths; stacks may
+    be inside stages of that module.
     """
 
     def __init__(self, module: nnx.Module):
@@ -180,10 +180,10 @@ class _Places:
         return above[-1] if above else None
 
     def _stage(self, path, owner):
-        """The stack beside which a leaf stands in a module of the model; patch merging, say, leads to its first block.
+        """The stack in the same stage as a leaf, such as patch merging, which counts with the stage's first block.
 
-        timm groups the parameters of Swin so for layer-wise learning rates; SimMIM's code counts merging to the block
-        before it.
+        timm groups the parameters of Swin like this for layer-wise learning rates; SimMIM's code counts merging with
+        the block before it.
         """
         inside = (stack for stack in self.stacks if len(stack) > len(owner) + 1)
         return next((stack for stack in inside if path[: len(stack) - 1] == stack[:-1]), None)

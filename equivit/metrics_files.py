@@ -1,4 +1,4 @@
-"""Read metrics.jsonl, the metrics of a run: one JSON object a line, with "step" and numbers by name."""
+"""Read metrics.jsonl, the metrics of a run: one JSON object per line, with "step" and numbers by name."""
 
 import json
 import os
@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 
 class Line(NamedTuple):
-    """A line of the file and its row; None for a line that cannot be read."""
+    """A line of the file and its row, None if the line cannot be read."""
 
     content: bytes
     row: dict[str, float] | None
 
 
 def lines(path: str | os.PathLike) -> list[Line]:
-    """The lines of a file, [] if it is missing; a last line that a kill cut short is left out."""
+    """The lines of a file, [] if it is missing; a truncated last line is left out."""
     path = pathlib.Path(path)
     *whole, last = path.read_bytes().split(b"\n") if path.exists() else [b""]
     found = [Line(line, _row(line)) for line in (*whole, last)]
@@ -28,7 +28,7 @@ def rows(path: str | os.PathLike) -> list[dict[str, float]]:
 
 def _row(line: bytes) -> dict[str, float] | None:
     try:
-        row = json.loads(line.decode())  # json would accept surrogates in bytes, which nothing else can write
+        row = json.loads(line.decode())  # json.loads(bytes) accepts surrogates, which cannot be encoded again
         numbers = {name: float(value) for name, value in row.items() if _is_number(value)}
     except (ValueError, AttributeError, OverflowError, RecursionError):
         return None

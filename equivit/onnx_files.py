@@ -1,4 +1,4 @@
-"""ONNX files: written from JAX functions by jax2onnx, and run by ONNX Runtime.  Both are optional."""
+"""ONNX files: write JAX functions with jax2onnx, and run them with ONNX Runtime.  Both are optional."""
 
 import contextlib
 import importlib
@@ -13,25 +13,25 @@ from equivit import files
 
 INSTALL = "make install-export"
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-OLDEST = 13  # opset: in those before, axes of Squeeze and others are no inputs, as jax2onnx writes them
-LARGEST = 2**31 - 1  # bytes of a file: those of a protocol buffer
+OLDEST = 13  # opset; before 13, axes of Squeeze and others are not inputs, but jax2onnx writes them as inputs
+LARGEST = 2**31 - 1  # bytes of a protocol buffer
 
 
 class Refused(ValueError):
-    """ONNX Runtime does not take a file."""
+    """ONNX Runtime rejects a file."""
 
 
 def library(name: str) -> Any:
-    """The optional package of that name; ValueError with the command that installs it."""
+    """Import an optional package; ValueError with the install command if it is missing."""
     try:
         with _quiet():
             return importlib.import_module(name)
     except ImportError as error:
-        raise ValueError(f"{name} is not installed ({error}); {INSTALL} installs what exported files need.") from error
+        raise ValueError(f"{name} is not installed ({error}); {INSTALL} installs it.") from error
 
 
 def check_opset(thing: str, opset: int) -> None:
-    """ValueError for a version of the standard's operations that jax2onnx does not write, or that is not out yet."""
+    """ValueError for an opset version that jax2onnx does not support, or that does not exist yet."""
     newest = library("onnx").defs.onnx_opset_version()
     if not OLDEST <= opset <= newest:
         near = OLDEST if opset < OLDEST else newest
@@ -47,18 +47,18 @@ def write(
     opset: int,
     metadata: Mapping[str, str] = types.MappingProxyType({}),
 ) -> None:
-    """Write a function of one array, with all constants that it uses.
+    """Write a function of one array, including its constants.
 
-    The operations are those of the standard: MatMul, Softmax, LayerNormalization, Conv, ...
+    Only standard operations are used: MatMul, Softmax, LayerNormalization, Conv, ...
 
     Args:
       function: traced here; its results are arrays named by `outputs`.
-      image: shape and dtype of the input, `jax.ShapeDtypeStruct`; in the file it is called "image".
-      opset: version of the standard's operations.
-      metadata: texts by name, kept in the file.
+      image: shape and dtype of the input, a `jax.ShapeDtypeStruct`; its name in the file is "image".
+      opset: the opset version.
+      metadata: texts by name, stored in the file.
 
     Raises:
-      ValueError: jax2onnx is not installed, has no such version or operation, or the file would be too large.
+      ValueError: jax2onnx is not installed, lacks the version or an operation, or the file would be too large.
     """
     import jax
 
@@ -68,29 +68,29 @@ def write(
     try:
         with _quiet():
             proto = to_onnx(function, [image], opset=opset, normalization_mode="prefer_native", **names)
-    except Exception as error:  # NotImplementedError, TypeError and others, by the operation
+    except Exception as error:  # NotImplementedError, TypeError and others
         reason = " ".join(str(error).split())[:200]
         raise ValueError(
             f"jax2onnx cannot write this function at opset {opset}: {reason}; a .stablehlo file has no such limits."
         ) from error
     finally:
-        jax.clear_caches()  # functions traced meanwhile hold operations of jax2onnx, which JAX cannot compile
+        jax.clear_caches()  # functions traced meanwhile contain operations of jax2onnx, which JAX cannot compile
     for name, text in metadata.items():
         proto.metadata_props.add(key=name, value=text)
     if (size := proto.ByteSize()) > LARGEST:
-        raise ValueError(f"an ONNX file of {size / 2**30:.1f} GiB cannot be: 2 GiB is the most; try half precision.")
+        raise ValueError(f"the ONNX file would have {size / 2**30:.1f} GiB; the limit is 2 GiB; try half precision.")
     files.write_bytes(path, proto.SerializeToString())
 
 
 def session(path: str | os.PathLike, *, provider: str = "cpu", threads: int = 1) -> Any:
-    """The file, ready to run.
+    """Open a file to run it.
 
     Args:
       provider: a key of PROVIDERS.
-      threads: those that ONNX Runtime works with.
+      threads: the number of threads of ONNX Runtime.
 
     Raises:
-      ValueError: ONNX Runtime is not installed, has no such provider here, or (`Refused`) does not take the file.
+      ValueError: ONNX Runtime is not installed, lacks the provider here, or rejects the file (`Refused`).
     """
     onnxruntime = library("onnxruntime")
     name = PROVIDERS[provider]
@@ -101,24 +101,24 @@ def session(path: str | os.PathLike, *, provider: str = "cpu", threads: int = 1)
         )
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = threads
-    options.log_severity_level = 3  # warnings tell of constants that were not needed
+    options.log_severity_level = 3  # hides warnings about unused constants
     try:
         found = onnxruntime.InferenceSession(str(path), options, providers=[name])
     except Exception as error:  # its exceptions have no common class
-        raise Refused(f"{path}: ONNX Runtime refuses it: {' '.join(str(error).split())[:300]}") from error
+        raise Refused(f"{path}: ONNX Runtime rejects the file: {' '.join(str(error).split())[:300]}") from error
     if name not in found.get_providers():
-        raise ValueError(f"--provider={provider}: ONNX Runtime has it, but finds no device that it can use.")
+        raise ValueError(f"--provider={provider}: ONNX Runtime has it, but finds no usable device.")
     return found
 
 
 def operations(path: str | os.PathLike) -> list[str]:
-    """The operations of the file, by their names, one for each node."""
+    """The names of the file's operations, one per node."""
     return [node.op_type for node in library("onnx").load(str(path), load_external_data=False).graph.node]
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what jax2onnx says of libraries that are not there, and of names that Flax renames."""
+    """Silence warnings of jax2onnx about missing libraries and about names that Flax renamed."""
     logger = logging.getLogger("jax2onnx")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

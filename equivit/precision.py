@@ -1,9 +1,9 @@
-"""In which type a model computes.  That belongs to a run, not to a model: parameters are stored in float32.
+"""The precision of computation, a property of the run, not of the model: parameters are stored in float32.
 
-"mixed" rounds the factors of matrix products and convolutions to bfloat16, as autocast does in the official codes.  A
+"mixed" rounds the factors of matrix products and convolutions to bfloat16, like autocast in the official codes.  A
 linear map computes in the type of its weight; norms, layer scales, positions, softmax, statistics and the residual
-stream stay in float32.  Rounding the stream too would lose most of what the blocks add at the start of training, when
-layer scales are 1e-4.
+stream stay in float32.  In bfloat16 the stream would lose most of the blocks' contributions at the start of training,
+when layer scales are 1e-4.
 """
 
 import functools
@@ -20,11 +20,11 @@ M = TypeVar("M", bound=nnx.Module)
 
 
 def cast(module: M, precision: str) -> M:
-    """A copy of `module` that computes at a precision.
+    """Copy `module` for computation at a precision.
 
     Args:
-      precision: "float32" leaves every type as it is; "mixed" casts the parameters that declare `product=True`;
-        "bfloat16" casts all parameters, and with them the residual stream.  Statistics and buffers keep their type.
+      precision: "float32" keeps all types; "mixed" casts the parameters that declare `product=True`; "bfloat16" casts
+        all parameters, and with them the residual stream.  Statistics and buffers keep their type.
 
     Raises:
       ValueError: an unknown precision.
@@ -45,6 +45,6 @@ def _is_rounded(variable: nnx.Variable, precision: str) -> bool:
     return floating and (precision == "bfloat16" or variable.get_metadata().get("product", False))
 
 
-@functools.partial(jax.jit, inline=True)  # one program, not one for each shape
+@functools.partial(jax.jit, inline=True)  # one program instead of one per shape
 def _in_bfloat16(arrays):
     return [array.astype(jnp.bfloat16) for array in arrays]

@@ -1,13 +1,13 @@
-"""Time exported models: ONNX files in turn on one thread, as in A.2.2 of "Drop-in Depthwise Convolution".
+"""Time exported models: ONNX files alternately on one thread, as in A.2.2 of "Drop-in Depthwise Convolution".
 
     python -m equivit.profile before.onnx after.onnx --out=profile.json
     python -m equivit.profile before.onnx after.onnx --provider=cuda
 
-ONNX Runtime uses one thread on one core, and a random input of the shape in the file.  Every round calls each file
-once, in alternating order, so that the machine's clock and its other programs affect all files alike.  Times are
-medians over rounds; ratios are to the first file.  On a GPU, input and output stay there.  With --real_time the process
-has real-time priority (FIFO), as in the paper: nothing else runs on its core.  This needs the permission to set it, and
-a machine without other users.
+ONNX Runtime uses one thread on one core, and a random input of the file's shape.  Every round calls each file once, in
+alternating order, so that clock changes and other programs affect all files alike.  Times are medians over rounds;
+ratios are to the first file.  On a GPU, input and output stay there.  With --real_time the process has real-time
+priority (FIFO), as in the paper: nothing else runs on its core.  This needs permission, and a machine without other
+users.
 """
 
 import argparse
@@ -30,7 +30,7 @@ TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16"}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
+    """Run the command and return the exit status."""
     options = _parser().parse_args(arguments)
     return command.run(functools.partial(_run, options), debug=options.debug)
 
@@ -43,11 +43,11 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("files", nargs="+", type=pathlib.Path, help="ONNX files; ratios are to the first")
-    parser.add_argument("--provider", choices=("cpu", "cuda"), default="cpu", help="what runs them (%(default)s)")
+    parser.add_argument("--provider", choices=("cpu", "cuda"), default="cpu", help="execution provider (%(default)s)")
     parser.add_argument("--runs", type=command.at_least(1), default=100, help="timed rounds (%(default)s)")
-    parser.add_argument("--warmup", type=command.at_least(0), default=10, help="rounds before them (%(default)s)")
-    parser.add_argument("--real_time", action="store_true", help="take real-time priority, before all else on the core")
-    parser.add_argument("--out", type=pathlib.Path, help="JSON with all figures")
+    parser.add_argument("--warmup", type=command.at_least(0), default=10, help="untimed first rounds (%(default)s)")
+    parser.add_argument("--real_time", action="store_true", help="use real-time priority on the core")
+    parser.add_argument("--out", type=pathlib.Path, help="JSON file for all results")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser
 
@@ -82,12 +82,12 @@ def profile(
     real_time: bool = False,
     say: Callable[[str], Any] = lambda text: None,
 ) -> dict[str, Any]:
-    """Milliseconds of each file, and the conditions of the measurement.
+    """Time each file in milliseconds, and record the conditions.
 
     Args:
       provider: "cpu" or "cuda".
-      runs: timed rounds, after `warmup` others.
-      real_time: take real-time priority (`alone`).
+      runs: timed rounds, after `warmup` untimed ones.
+      real_time: use real-time priority (`alone`).
       say: prints a line before the work.
 
     Returns:
@@ -95,8 +95,8 @@ def profile(
       and the conditions.
 
     Raises:
-      ValueError: ONNX Runtime is missing, has no such provider here, or refuses a file.
-      PermissionError: the system allows no real-time priority.
+      ValueError: ONNX Runtime is missing, lacks the provider here, or rejects a file.
+      PermissionError: the system does not allow real-time priority.
     """
     from equivit import onnx_files
 
@@ -117,7 +117,7 @@ def profile(
 
 
 def interleaved(calls: Mapping[Any, Callable[[], Any]], *, runs: int, warmup: int) -> dict[Any, list[float]]:
-    """Seconds of each timed call; in each round calls every function once, in alternating order."""
+    """Time calls in seconds; each round calls every function once, in alternating order."""
     seconds: dict[Any, list[float]] = {name: [] for name in calls}
     for turn in range(warmup + runs):
         for name in list(calls)[:: -1 if turn % 2 else 1]:
@@ -129,7 +129,7 @@ def interleaved(calls: Mapping[Any, Callable[[], Any]], *, runs: int, warmup: in
 
 
 def bound(session: Any, provider: str = "cpu") -> Callable[[], None]:
-    """A call of the session on random inputs; inputs and outputs stay where the provider computes."""
+    """Bind a session to random inputs and return its call; inputs and outputs stay on the provider's device."""
     import numpy as np
 
     from equivit import onnx_files
@@ -156,11 +156,11 @@ def alone(*, real_time: bool = False) -> Iterator[str]:
     """Keep the process on one core; yield the conditions in words.
 
     Args:
-      real_time: take real-time priority (FIFO) too, so that nothing else runs on the core.
+      real_time: also use real-time priority (FIFO), so that nothing else runs on the core.
 
     Raises:
       ValueError: the system has no real-time priority.
-      PermissionError: it does not allow this process to take it.
+      PermissionError: this process may not use it.
     """
     if not hasattr(os, "sched_setaffinity"):
         if real_time:
@@ -168,7 +168,7 @@ def alone(*, real_time: bool = False) -> Iterator[str]:
         yield f"one thread; {platform.system()} pins no process to a core"
         return
     cores, policy, parameters = os.sched_getaffinity(0), os.sched_getscheduler(0), os.sched_getparam(0)
-    core = max(cores)  # the first has most of the interrupts
+    core = max(cores)  # the first core handles most interrupts
     os.sched_setaffinity(0, {core})
     try:
         if real_time:
@@ -186,8 +186,8 @@ def _take_real_time() -> None:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))
     except OSError as error:
         raise PermissionError(
-            f"--real_time: the system allows this process no real-time priority ({error.strerror}); leave it out, or "
-            "run as a user who may set it."
+            f"--real_time: this process may not use real-time priority ({error.strerror}); leave it out, or run as a "
+            "user with this permission."
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Safetensors files: safe reading of untrusted ones, and atomic writing."""
+"""Safetensors files: safe reading and atomic writing."""
 
 import os
 from collections.abc import Mapping
@@ -9,15 +9,15 @@ import safetensors.numpy
 
 from equivit import errors, files
 
-# The types that NumPy has too, and BF16.
+# The types of NumPy, and BF16.
 TYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL", "C64")
 
 
 def read(path: str | os.PathLike) -> dict[str, np.ndarray]:
-    """The tensors by name.
+    """Read the tensors by name.
 
     Raises:
-      ValueError: the file is damaged, or a tensor is of a type that is not read.
+      ValueError: the file is damaged, or a tensor has an unsupported type.
     """
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
@@ -26,8 +26,8 @@ def read(path: str | os.PathLike) -> dict[str, np.ndarray]:
                 kind = file.get_slice(name).get_dtype()
                 if kind not in TYPES:
                     raise ValueError(
-                        f"{path}: tensor {errors.shown(name)} is of type {kind}, which is not read; write it as F32, "
-                        f"F16 or BF16 (the types read are {', '.join(TYPES)})."
+                        f"{path}: tensor {errors.shown(name)} has the unsupported type {kind}; write it as F32, F16 or "
+                        f"BF16 (supported: {', '.join(TYPES)})."
                     )
                 tensors[name] = file.get_tensor(name)
             return tensors
@@ -36,7 +36,7 @@ def read(path: str | os.PathLike) -> dict[str, np.ndarray]:
 
 
 def metadata(path: str | os.PathLike) -> dict[str, str]:
-    """The texts by name that were written beside the tensors; ValueError for a damaged file."""
+    """Read the file's metadata, texts by name; ValueError for a damaged file."""
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             return file.metadata() or {}
@@ -45,10 +45,10 @@ def metadata(path: str | os.PathLike) -> dict[str, str]:
 
 
 def write(path: str | os.PathLike, tensors: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None) -> None:
-    """Write tensors by name, atomically (`files.replacing`); OSError, which names the file, if that cannot be done."""
+    """Write tensors by name, atomically (`files.replacing`); OSError, with the file's name, on failure."""
     whole = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
     with files.replacing(path) as unfinished:
         try:
             safetensors.numpy.save_file(whole, unfinished, metadata)
         except safetensors.SafetensorError as error:
-            raise OSError(f"{path}: cannot be written ({error}).") from error
+            raise OSError(f"{path} cannot be written ({error}).") from error

@@ -5,8 +5,8 @@
         every_steps: PositiveInt = 50
         tensorboard: bool = True
 
-A field may be such a dataclass, too: a section within the section.  The defaults are `dataclasses.asdict(LogConfig())`;
-a run keeps its values in a `ConfigDict`.
+A field may be another such dataclass: a subsection.  The defaults are `dataclasses.asdict(LogConfig())`; a run keeps
+its values in a `ConfigDict`.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from equivit import constraints
 
 
 def types_of(section: type) -> dict[str, Any]:
-    """Return the types of the keys (`constraints.py`); a mapping for a section within the section."""
+    """Return the types of the keys (`constraints.py`); a mapping for a subsection."""
     types = constraints.types_of(section)
     is_section = {key: isinstance(type_, type) and dataclasses.is_dataclass(type_) for key, type_ in types.items()}
     return {key: types_of(type_) if is_section[key] else type_ for key, type_ in types.items()}

@@ -3,7 +3,7 @@
     python -m equivit.summarize --config=configs/octic_h.py:H8 --memory
     python -m equivit.summarize --model=octic_vit_h14 --model.family=I8 --json
 
-Everything follows from shapes alone, so any machine can summarize a model of any size.
+Everything is computed from shapes, so any machine can summarize a model of any size.
 """
 
 import argparse
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
+    """Run the command and return the exit status."""
     options, rest = _parser().parse_known_args(arguments)
     return command.run(functools.partial(_run, options, rest), debug=options.debug)
 
@@ -35,9 +35,9 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--config", help="a file of configs/, and after a colon its mode")
+    what.add_argument("--config", help="configs/FILE.py or configs/FILE.py:MODE")
     what.add_argument("--model", help="a name of the zoo, such as octic_vit_h14")
-    parser.add_argument("--memory", action="store_true", help="compile a forward pass and a training step too; slower")
+    parser.add_argument("--memory", action="store_true", help="also compile a forward pass and a training step; slower")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser
@@ -61,7 +61,7 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
 
 
 def _named(name: str, changes: list[str]) -> ConfigDict:
-    """The base config with a model of the zoo, for images of the model's own size."""
+    """The base config with a model of the zoo, for images of the model's default size."""
     from equivit.models import zoo
     from equivit.training import build
     from equivit.training import config as configs
@@ -88,19 +88,19 @@ def _completed(config: ConfigDict) -> tuple[ConfigDict, list[str]]:
             source = sources.open_source(data, data.split)
             known = {"num_classes": len(source.classes), "in_channels": source.channels, **known}
         except FileNotFoundError:
-            notes.append(f"{data.source} is not here; left as the model has it: {', '.join(sorted(missing))}")
+            notes.append(f"{data.source} is not here; the model's defaults are used for {', '.join(sorted(missing))}")
     config = config.copy_and_resolve_references().unlock()
     config.model = {**known, **config.model}
     objective = OBJECTIVES[config.objective.name]
     if objective.module is not Objective.module and not objective.decodes:
         notes.append(
-            f"counts are of the model on whole images, without what the {config.objective.name} objective adds"
+            f"counts are for the model on whole images, without additions of the {config.objective.name} objective"
         )
     return config.lock(), notes
 
 
 def counts(config: ConfigDict) -> dict:
-    """Parameters of the model of a config, and its costs for one image.
+    """Count the parameters of the model of a config, and its costs for one image.
 
     Returns:
       "model" (its section of the config), "image_size", "parameters", "costs" ({kind: {"macs", "operations"}}), "macs",
@@ -129,7 +129,7 @@ def counts(config: ConfigDict) -> dict:
 
 
 def memory(config: ConfigDict) -> dict[str, dict[str, int]]:
-    """Bytes on each device of the compiled forward pass and training step, for the batch and mesh of the config.
+    """Measure the bytes per device of the compiled forward pass and training step, for the config's batch and mesh.
 
     Returns {"forward" or "train": {"arguments", "outputs", "temporaries", "peak"}}.  The training step donates its
     state, so outputs that reuse arguments count once in the peak.
@@ -149,7 +149,7 @@ def memory(config: ConfigDict) -> dict[str, dict[str, int]]:
     complete = config.copy_and_resolve_references().unlock()
     complete.model.num_classes = model.config.num_classes
     with jax.set_mesh(mesh):
-        # The length of the run is a constant in the step; any length that is above the warm-up will do.
+        # The length of the run is a constant in the step; any length above the warm-up works.
         run = build.make_program(complete, mesh, total=10**9, per_epoch=1, teachers=load_teachers(complete))
         return {
             "forward": _bytes(_forward_pass(config, model, mesh, evaluated)),
@@ -158,7 +158,7 @@ def memory(config: ConfigDict) -> dict[str, dict[str, int]]:
 
 
 def _forward_pass(config, model, mesh, batch):
-    """The lowered forward pass of an abstract model, its parameters sharded as in training."""
+    """Lower the forward pass of an abstract model, with parameters sharded as in training."""
     import jax
 
     from equivit import logical, precision
@@ -251,13 +251,13 @@ def _print(summary: dict) -> None:
     if "memory" in summary:
         parts = ("arguments", "outputs", "temporaries", "peak")
         rows = [(step, *(f"{m[part] / 2**20:,.1f}" for part in parts)) for step, m in summary["memory"].items()]
-        _table((f"MiB a device, batch {summary['batch_size']}", *parts), rows)
+        _table((f"MiB per device, batch {summary['batch_size']}", *parts), rows)
     for note in summary["notes"]:
         print(f"note: {note}.")
 
 
 def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    """Print a table: the first column to the left, numbers to the right."""
+    """Print a table: first column left-aligned, numbers right-aligned."""
     if sys.stdout.isatty():
         import rich.box
         import rich.console

@@ -3,8 +3,8 @@
     python -m equivit.sweep --config=configs/timeseries.py --workdir=runs/timeseries \\
         --config.data.directory=/data/ucr --config.data.names=Crop,MelbournePedestrian --config.patches="(8,)"
 
-Each result, of one set, number of patches and model, goes to --workdir at once.  Existing results are not computed
-again, so the same command resumes a sweep.  A set without data is left out and named at the end.
+Each result, for one data set, number of patches and model, is written to --workdir at once.  Existing results are not
+recomputed, so the same command resumes a sweep.  Missing data sets are skipped and listed at the end.
 `experiments/tables/jumbo/timeseries.py` makes the tables.
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
+    """Run the command and return the exit status."""
     options, rest = _parser().parse_known_args(arguments)
     return command.run(functools.partial(_run, options, rest), debug=options.debug)
 
@@ -38,11 +38,11 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m equivit.sweep",
-        description="Sweep learning rates and dropout rates of PatchTST models over sets of time series.",
+        description="Sweep learning rates and dropout rates of PatchTST models on time-series data sets.",
         epilog="Any key of the config can be changed: --config.data.names=Crop,ElectricDevices --config.epochs=20",
         allow_abbrev=False,
     )
-    parser.add_argument("--config", required=True, help="a file of configs/, and after a colon its mode")
+    parser.add_argument("--config", required=True, help="configs/FILE.py or configs/FILE.py:MODE")
     parser.add_argument(
         "--workdir", required=True, type=pathlib.Path, help="directory of the results; resumes the sweep in it"
     )
@@ -60,11 +60,11 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
 
 
 def run(config: ConfigDict, workdir: pathlib.Path) -> list[dict]:
-    """All results of a sweep, read from `workdir` or computed; sets without data are left out.
+    """Read all results of a sweep from `workdir`, or compute them; missing data sets are skipped.
 
     Raises:
       ValueError: a result in `workdir` has another recipe or is damaged, or another process is computing it.
-      Missing: no set has data.
+      Missing: all data sets are missing.
     """
     from equivit.data.series import Missing
 
@@ -83,7 +83,7 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> list[dict]:
 
 
 def _of_set(config: ConfigDict, workdir: pathlib.Path, name: str) -> Iterator[dict]:
-    """The results of one set; its data are read before the first computation."""
+    """Yield the results of one data set; its data are read before the first computation."""
     from equivit import files
     from equivit.data import series
     from equivit.training.run import lock
@@ -97,7 +97,7 @@ def _of_set(config: ConfigDict, workdir: pathlib.Path, name: str) -> Iterator[di
         data = data or series.load(
             name, directory=section.directory, normalize=section.normalize, seed=section.split_seed
         )
-        with lock.held(path.with_suffix(".lock")):  # others may do other sets here
+        with lock.held(path.with_suffix(".lock")):  # other processes may compute other results here
             result = _trained(config, data, model, patches)
             files.write_text(path, json.dumps(result, indent=1) + "\n")
         _say(result)
@@ -105,7 +105,7 @@ def _of_set(config: ConfigDict, workdir: pathlib.Path, name: str) -> Iterator[di
 
 
 def _trained(config: ConfigDict, data: "SeriesData", name: str, patches: int) -> dict:
-    """Train one model on one set with all rates, and return the result."""
+    """Train one model on one data set with all rates, and return the result."""
     import jax
     import numpy as np
 
@@ -148,7 +148,7 @@ def _trained(config: ConfigDict, data: "SeriesData", name: str, patches: int) ->
 
 
 def _rows(config: ConfigDict, figures: "dict[str, sweep_program.Figures]", good: "np.ndarray") -> list[dict]:
-    """The figures run by run; `finite` is False if a loss or gradient was not finite."""
+    """The results of each run; `finite` is False if a loss or gradient was not finite."""
     rows = []
     for k, (lr, dropout) in enumerate(itertools.product(config.runs.lr, config.runs.dropout)):
         rows.append(dict(lr=lr, dropout=dropout, finite=bool(good[k])))
@@ -175,12 +175,12 @@ def _stored(path: pathlib.Path, config: ConfigDict) -> dict:
 
     result, recipe = files.read_json(path, "recipe"), sweep_config.recipe(config)
     if not isinstance(stored := result["recipe"], dict):
-        raise ValueError(f"{path}: is damaged, its recipe is {errors.shown(stored)}; remove it, and it is made again.")
+        raise ValueError(f"{path} is damaged, its recipe is {errors.shown(stored)}; remove it to create it again.")
     if other := sorted(key for key in stored.keys() | recipe.keys() if stored.get(key) != recipe.get(key)):
         key = other[0]
         raise ValueError(
-            f"{path}: a result of another recipe, config.{errors.word(key)}={errors.shown(stored.get(key))} where it "
-            f"is now {errors.shown(recipe.get(key))}; give another --workdir."
+            f"{path} has another recipe, config.{errors.word(key)}={errors.shown(stored.get(key))} instead of "
+            f"{errors.shown(recipe.get(key))}; give another --workdir."
         )
     return result
 

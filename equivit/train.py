@@ -3,8 +3,8 @@
     python -m equivit.train --config=configs/quickstart.py --workdir=/tmp/run
     python -m equivit.train --config=configs/quickstart.py:quicktest --workdir=/tmp/run --config.data.workers=2
 
-The same --workdir resumes a run.  Ctrl-C and SIGTERM save the run; the exit status is
-then 130 or 143, and 0 only at the end of a run.
+The same --workdir resumes a run.  Ctrl-C and SIGTERM save the run and exit with status 130 or 143; only a finished run
+exits with 0.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from equivit import command
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
+    """Run the command and return the exit status."""
     options, rest = _parser().parse_known_args(arguments)
     return command.run(functools.partial(_run, options, rest), debug=options.debug)
 
@@ -34,11 +34,11 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Any key of the config can be changed: --config.data.source=npz:digits.npz --config.epochs=3",
         allow_abbrev=False,
     )
-    parser.add_argument("--config", required=True, help="a file of configs/, and after a colon its mode")
+    parser.add_argument("--config", required=True, help="configs/FILE.py or configs/FILE.py:MODE")
     parser.add_argument("--workdir", type=pathlib.Path, help="run directory (required); resumes the run in it")
-    parser.add_argument("--show", action="store_true", help="print every key of the config and stop")
-    parser.add_argument("--seeds", help="several runs, such as 0,1,2; report.json then has mean and spread")
-    parser.add_argument("--deterministic", action="store_true", help="bit for bit on GPU too; slower")
+    parser.add_argument("--show", action="store_true", help="print every key of the config and exit")
+    parser.add_argument("--seeds", help="one run per seed, such as 0,1,2; report.json then has mean and spread")
+    parser.add_argument("--deterministic", action="store_true", help="bit-exact results on GPUs; slower")
     parser.add_argument("--distributed", action="store_true", help="join the other processes of the run")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser
@@ -61,9 +61,9 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
         os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_deterministic_ops=true"
     processes.join(options.distributed)
     if not jax.distributed.is_initialized():
-        # On a CPU steps then run in this thread, the only one whose large arrays glibc reuses from step to step; other
-        # threads get new ones from the kernel, filled with zeros.  Among several processes JAX would not notice the
-        # end of another one.
+        # On a CPU, steps then run in this thread, the only one in which glibc reuses large arrays between steps; other
+        # threads get new zeroed memory from the kernel.  With several processes, JAX would not notice the end of
+        # another process.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
     if options.seeds is None:
         train(config, options.workdir)
@@ -99,7 +99,7 @@ def _train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
     from equivit.training.teachers import check_teacher_classes, load_teachers
     from equivit.training.warm_start import initial_parameters
 
-    # ---- The data, and the model that they complete.
+    # ---- The data, and the model with fields from the data.
     suite = config.evaluation.suite
     runner.check(suite, config)
     pipeline = build.make_pipeline(config)
@@ -107,7 +107,7 @@ def _train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
     config = loader.complete(config, pipeline)
     model, objective = build.model_configuration(config), build.make_objective(config)
 
-    # ---- Checks of the whole run: an evaluation that cannot run would otherwise fail after the last step.
+    # ---- Check the whole run now: an invalid evaluation would otherwise fail after the last step.
     teachers = load_teachers(config)
     objective.check_model(model, teachers)
     check_teacher_classes(config, data)
@@ -135,7 +135,7 @@ def _train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
 
 
 def aggregate(reports: dict[int, dict[str, float]]) -> dict:
-    """Mean, spread (standard deviation, n - 1) and values of each figure over the seeds."""
+    """Compute mean, spread (standard deviation, n - 1) and values of each metric over the seeds."""
     seeds = list(reports)
     result: dict[str, Any] = {"seeds": seeds}
     for name in reports[seeds[0]]:
@@ -151,11 +151,11 @@ def _seeds(text):
     try:
         seeds = [int(part) for part in text.split(",")]
     except ValueError:
-        raise ValueError(f"--seeds={text}: give integers with commas between, such as --seeds=0,1,2.") from None
+        raise ValueError(f"--seeds={text}: give integers separated by commas, such as --seeds=0,1,2.") from None
     for seed in seeds:
         constraints.check("--seeds", seed, constraints.Seed)
     if len(set(seeds)) < len(seeds):
-        raise ValueError(f"--seeds={text}: a seed occurs twice; each seed is a run.")
+        raise ValueError(f"--seeds={text}: a seed occurs twice; give each seed once.")
     return seeds
 
 

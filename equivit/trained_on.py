@@ -1,4 +1,4 @@
-"""The training data of a model, which its arrays do not show: names of classes, and the number of examples."""
+"""Facts about a model's training data: class names and the number of examples."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ class TrainedOn(NamedTuple):
     examples: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As values of a JSON object."""
+        """Convert to the values of a JSON object."""
         return {"classes": list(self.classes), "examples": self.examples}
 
 
@@ -26,7 +26,7 @@ UNKNOWN = TrainedOn()
 
 
 def from_json(found: Mapping[str, Any]) -> TrainedOn:
-    """The training data from the values of `TrainedOn.to_json`; ValueError for anything else."""
+    """Read the values of `TrainedOn.to_json`; ValueError for anything else."""
     classes, examples = found.get("classes", []), found.get("examples")
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         raise ValueError("'classes' must be a list of names")
@@ -36,9 +36,9 @@ def from_json(found: Mapping[str, Any]) -> TrainedOn:
 
 
 def check_classes(thing: str, classes: Sequence[str], before: Sequence[str], place: object, fix: str) -> None:
-    """ValueError if the classes of data and of a model have other names, so that labels mean other classes.
+    """ValueError if class names of data and model differ, so that labels would mean different classes.
 
-    Names that only count the labels, "0", "1", ..., are not compared.
+    Numeric names "0", "1", ... are not compared.
 
     Args:
       thing: the data, in the message.

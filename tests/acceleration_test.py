@@ -164,7 +164,7 @@ def test_a_directory_begun_otherwise_is_refused(place, monkeypatch, capsys):
     assert run(place, workdir="run") == 1
     assert "this is the directory of a training run; give another" in capsys.readouterr().err
     assert run(place, workdir="begun/arguments.json") == 1
-    assert "begun/arguments.json: it, or what is before it, is a file; give" in capsys.readouterr().err
+    assert "begun/arguments.json: this path or a parent is a file; give" in capsys.readouterr().err
 
 
 def test_a_model_without_a_head_has_no_figure_unless_one_is_named(place):

@@ -197,7 +197,10 @@ def test_bad_ts_files(tmp_path, text, message):
         (dict(train_len=np.array(5)), r"`train_len` must be int \[N\] .* int64 \[\]"),
         (dict(train_len=np.array([5, 5, 0, 6])), r"`train_len` is in 0..6; series of length 5 allow 1..5"),
         (dict(train_x=np.full((4, 2, 5), 1e39)), r"a.npz: `train_x` has values that are infinite in float32"),
-        (dict(classes=np.full(2, 2**31, np.uint32).view("<U1")), r"a.npz: 'classes' holds text with the character"),
+        (
+            dict(classes=np.full(2, 2**31, np.uint32).view("<U1")),
+            r"'classes' holds text with the invalid character",
+        ),
         (dict(test_x=np.zeros((4, 3, 5))), r"the same number of channels, not \[2, 3\]"),
     ],
 )

@@ -53,7 +53,7 @@ def test_no_such_map():
     with pytest.raises(ValueError, match="the model has only patch tokens"):
         jax.eval_shape(maps, m, jnp.zeros((1, 32, 32, 3)))
     adaptive = zoo.abstract("vit_s16", adaptive=True)
-    with pytest.raises(ValueError, match="this adaptive model begin where the content decides; place"):
+    with pytest.raises(ValueError, match="this adaptive model have an offset that depends on the image; place"):
         jax.eval_shape(maps, adaptive, jnp.zeros((1, 32, 32, 3)))
     for block in (2, -3):
         with pytest.raises(IndexError, match=f"there is no block {block}; the blocks are 0 to 1"):

@@ -190,7 +190,7 @@ def test_what_a_probe_has_kept_is_whole_or_named(tmp_path):
     assert state.read()["step"] == 2
     assert protocol.Unfinished(tmp_path, "another").read() is None
     state.path.write_bytes(state.path.read_bytes()[:-30])
-    with pytest.raises(ValueError, match="linear_probe_mine.npz: is damaged"):
+    with pytest.raises(ValueError, match="linear_probe_mine.npz is damaged"):
         state.read()
 
 
@@ -221,7 +221,7 @@ SINGLE = {"data.source": "synthetic_maps", "data.channels": 1, "data.train_examp
     [
         ("knn", {"evaluation.knn.ks": (20, 161)}, r"k=161 must be in 1\.\.160, the number of keys"),
         ("knn", {"data.eval_split": "train"}, "config.data.eval_split='train' must not be data.split"),
-        ("knn", {"data.eval_crop": "whole"}, "features are read at one size; take 'centre' or 'squash'"),
+        ("knn", {"data.eval_crop": "whole"}, "features are read at one size; use 'centre' or 'squash'"),
         ("knn", {"data.image_size": (12, 14)}, "the width 14 is not divisible by the patch width 4"),
         (
             "linear_probe",
@@ -236,7 +236,7 @@ SINGLE = {"data.source": "synthetic_maps", "data.channels": 1, "data.train_examp
         ("linear_probe", {"evaluation.linear_probe.base_rates": (0.1, 0.1)}, "n1_avg0_lr0.1, .* must differ"),
         ("linear_probe", {"evaluation.linear_probe.batch_size": 256}, "batch_size=256 must be at most 144, the"),
         ("hematology", {"data.train_examples": 19}, "needs at least 20 training examples, .* 'digits' has 19"),
-        ("patch_knn", {}, "the examples of 'train' must have a label map each to learn from"),
+        ("patch_knn", {}, "the examples of 'train' must have a label map each; use"),
         ("patch_linear", SINGLE, "patch_linear needs at least 2 training examples, .* 'synthetic_maps' has 1"),
     ],
 )

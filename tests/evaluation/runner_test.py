@@ -136,8 +136,8 @@ def test_where_results_cannot_be_written_they_are_printed(files, capsys, monkeyp
     monkeypatch.setattr(tempfile, "TemporaryFile", read_only)
     assert run(files, "--suite=accuracy", "--config.data.eval_examples=10") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].startswith(f"{path} cannot be written: Read-only file system.  The figures are printed")
-    assert lines[-2].startswith("accuracy  ") and lines[-1] == "Done: the figures above, which are in no file"
+    assert lines[1].startswith(f"{path} cannot be written: Read-only file system.  Results are only printed")
+    assert lines[-2].startswith("accuracy  ") and lines[-1] == "Done: results are printed above only"
     assert not path.exists()
 
 

@@ -102,8 +102,8 @@ def test_each_map_has_a_prediction():
 @pytest.mark.parametrize(
     ("maps", "options", "message"),
     [
-        (([[VOID]], [[0]]), {}, r"no pixel has a label that counts; check that the maps hold the classes 0 to 3"),
-        (([[2]], [[0]]), {"ignore": (2,)}, "no pixel has a label that counts"),
+        (([[VOID]], [[0]]), {}, r"all pixels are ignored; check that the maps hold the classes 0 to 3"),
+        (([[2]], [[0]]), {"ignore": (2,)}, "all pixels are ignored"),
         (([[0, 4]], [[0, 0]]), {}, r"the label 4 is neither in 0..3 nor VOID \(-1\); name it in ignore"),
         (([[0]], [[9]]), {}, "the label 9 is neither"),
         (([[0]], [[0]]), {"ignore": 255}, r"ignore=255 must be a list of numbers, such as \(255,\)"),

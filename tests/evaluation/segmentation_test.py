@@ -139,7 +139,7 @@ def test_a_model_of_its_own_size_is_compared_there(config):
     for key, value in (("window", (3, 4)), ("scales", (1.0, 1.5))):
         config.evaluation.segmentation.update(window=None, scales=(1.0,))
         config.evaluation.segmentation[key] = value
-        with pytest.raises(ValueError, match="do not go with a model of own_size=True.*; set window=None and scales="):
+        with pytest.raises(ValueError, match="do not fit a model with own_size=True.*; set window=None and scales="):
             runner.prepare(model, config, ["segmentation_shift"])
 
 

@@ -120,7 +120,7 @@ def test_a_valid_file_with_a_few_more_bytes_changes_nothing_in_the_process(tmp_p
 def test_objects_are_in_proportion_to_the_file(tmp_path):
     """60 kB would become 4 GB of dictionaries, of a byte each; and the names of a deep tree repeat its path."""
     path = write(tmp_path / "many.pth", b"(" + b"}" * 10**6 + b"l", zipfile.ZIP_DEFLATED)
-    with pytest.raises(ValueError, match="many.pth: an object takes 100 bytes, and all together more than 67,108,864"):
+    with pytest.raises(ValueError, match="many.pth: an object takes 100 bytes, and the total exceeds 67,108,864"):
         reading.read(path)
     step, depth = b"}" + text("n" * 100), 3000
     tree = b"".join(b"c__torch__\nModule\n)\x81" + step for _ in range(depth)) + b"}" + b"sb" * depth

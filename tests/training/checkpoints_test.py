@@ -239,7 +239,7 @@ def test_a_full_disk_is_one_line_that_names_what_is_kept(run, copy, monkeypatch,
 def test_a_directory_whose_name_is_not_utf8_is_refused(tmp_path):
     """As under LC_ALL=C, where Python cannot decode it."""
     workdir = tmp_path / os.fsdecode(b"run-\xfc")
-    with pytest.raises(ValueError, match=r"--workdir='.*run-\\udcfc': this locale does not use UTF-8.*PYTHONUTF8=1"):
+    with pytest.raises(ValueError, match=r"--workdir='.*run-\\udcfc': checkpoints need UTF-8 names.*PYTHONUTF8=1"):
         checkpoints.Checkpoints(workdir, OPTIONS.checkpoint)
     checkpoint_files.directory(tmp_path / "run-ü")
     assert not list(tmp_path.iterdir())

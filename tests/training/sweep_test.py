@@ -163,7 +163,7 @@ def test_a_result_that_is_there_is_kept(finished, monkeypatch, capsys):
     monkeypatch.setattr(sweep_program, "train", lambda *args, **kwargs: pytest.fail("it was computed again"))
     assert command.main([*arguments(workdir), "--config.models=patchtst_jumbo"]) == 0
     assert command.main([*arguments(workdir), "--config.models=patchtst_jumbo", "--config.epochs=3"]) == 1
-    assert "a result of another recipe, config.epochs=2 where it is now 3" in capsys.readouterr().err
+    assert "has another recipe, config.epochs=2 instead of 3" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ['{"recipe": [1]}', '{"recipe": {}}', "[]", '{"recipe": {"a\\nb": 1}}', "[" * 100_000])
