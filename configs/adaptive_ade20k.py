@@ -1,7 +1,7 @@
 """Swin or SwinV2 with UperNet on ADE20K: Table 5 of truly shift-equivariant ViTs.
 
 Source: "Making Vision Transformers Truly Shift-Equivariant" (arXiv 2305.16316), Sections 5.5, 5.6 and A3.2, with the
-schedule of MMSegmentation's Swin and UperNet, to which it refers.
+cited schedule of MMSegmentation's Swin and UperNet.
 Expected, from the paper: mean IoU and, after the comma, mASCC, in %.
 
 | model             | circular     | standard     |
@@ -11,8 +11,8 @@ Expected, from the paper: mean IoU and, after the comma, mASCC, in %.
 | swinv2_t          | 43.86, 88.16 | 44.26, 93.23 |
 | swinv2_t,adaptive | 44.42, 100   | 46.11, 93.59 |
 
-Ours: not trained yet; adaptive ones are at exactly 100 under circular shifts whatever their weights.  Cost: not in the
-paper, which trains on four A100.
+Ours: not trained yet; adaptive models have exactly 100 under circular shifts for any weights.  Cost: not in the paper,
+which trains on four A100.
 
     python -m equivit.train --config=configs/adaptive_ade20k.py:swin_t,adaptive --workdir=/tmp/a_swin_t \
         --config.init=/tmp/a_swin_t_imagenet --config.data.source=pairs:/data/ADEChallengeData2016
@@ -20,24 +20,24 @@ paper, which trains on four A100.
         --config.init=/tmp/swinv2_t_imagenet --config.data.source=pairs:/data/ADEChallengeData2016
     python -m equivit.train --config=configs/adaptive_ade20k.py:quicktest --workdir=/tmp/quicktest
 
-A backbone begins with what configs/adaptive_imagenet.py trained for the same shifts (--config.init), as the paper's do.
+As in the paper, a backbone starts from configs/adaptive_imagenet.py's model for the same shifts (--config.init).
 
-Modes, joined by commas: swin_t or swinv2_t (swin_t by default); adaptive; circular or standard, the shifts (circular by
-default): what the decoder pads with, how images are resized, and what is evaluated; ratio; unpool; quicktest.
+Modes, joined by commas: swin_t or swinv2_t (swin_t by default); adaptive; circular or standard, the kind of shifts
+(circular by default), which sets the decoder's padding, image sizes and evaluation; ratio; unpool; quicktest.
 
 Where the paper contradicts itself or is silent:
-- Tables A6 to A8 resize images to a fixed size; the augmentation of MMSegmentation, which the text takes over, draws a
-  ratio of it from 0.5 to 2.  Here circular shifts have the fixed size, or with `ratio` the drawn one, which standard
-  shifts always have.
-- Table A7 resizes test images to 2042 x 512, the text to 2048 x 512, which is taken here.
-- How features are put back is by unpooling in Listing A2.2, which leaves zeros between them, and Section 4 is open.
-  Here it is interpolation around the torus, or with `unpool` that of the listing; logits are interpolated in either.
-- Pyramid pooling on a fixed grid is not equivariant, and the paper does not say what it has instead
+- Tables A6 to A8 resize images to a fixed size; the augmentation of MMSegmentation, which the text adopts, scales it by
+  a random ratio from 0.5 to 2.  Here circular shifts use the fixed size, or with `ratio` the random one, which standard
+  shifts always use.
+- Table A7 resizes test images to 2042 x 512, the text to 2048 x 512, which is used here.
+- Listing A2.2 restores features by unpooling, which leaves zeros between them; Section 4 does not decide.  Here they
+  are interpolated around the torus, or with `unpool` unpooled; logits are interpolated in both cases.
+- Pyramid pooling on a fixed grid is not equivariant, and the paper names no replacement
   (`equivit/models/segmenter/pyramid_pooling.py`).
 - Adaptive models need sizes that all their grids divide, for standard shifts too: there an adaptive Swin is trained on
-  crops of 448 pixels, the ordinary one of 512, and test images are resized up to the next such size, where the
-  ordinary models take them as they are.
-- Ranges of shifts are not stated: circular ones are of the whole image, others of 32 pixels to either side.
+  crops of 448 pixels, the ordinary one on 512.  Test images are resized up to the next such size for adaptive models
+  only.
+- Ranges of shifts are not given: here circular shifts cover the whole image, others 32 pixels to either side.
 """
 
 from configs import recipes

@@ -1,7 +1,7 @@
 """Hierarchical ViTs on CIFAR-10 or CIFAR-100 at 224 px (SwinV2: 256): Table 1 of truly shift-equivariant ViTs.
 
 Source: "Making Vision Transformers Truly Shift-Equivariant" (arXiv 2305.16316), Section 5, Appendix A3.
-Expected, from the paper: top-1 and, after the comma, the share of images whose class two shifts do not change, in %.
+Expected, from the paper: top-1 and, after the comma, consistency under two shifts, in %.
 
 | model             | CIFAR-10, circular | CIFAR-100, circular | CIFAR-10, standard | CIFAR-100, standard |
 |-------------------|--------------------|---------------------|--------------------|---------------------|
@@ -15,9 +15,9 @@ Expected, from the paper: top-1 and, after the comma, the share of images whose 
 | mvitv2_t,adaptive | 96.41, 100         | 81.39, 100          | 96.61, 98.36       | 81.17, 92.95        |
 | swin_t,da         | 92.32, 94.3        |                     |                    |                     |
 
-They are means of five seeds; those of `da`, which is trained on circular shifts, have no spread and are from Table A10,
-where swin_t has 90.21, 82.69 and swin_t,adaptive 93.53, 100.  Ours: not trained yet; adaptive ones are at exactly 100
-under circular shifts whatever their weights.  Cost: not in the paper, which trains on two RTX 5000.
+Values are means of five seeds, except for `da`, which is trained on circular shifts: Table A10, without spread, where
+swin_t has 90.21, 82.69 and swin_t,adaptive 93.53, 100.  Ours: not trained yet; adaptive models have exactly 100 under
+circular shifts for any weights.  Cost: not in the paper, which trains on two RTX 5000.
 
     python -m equivit.train --config=configs/adaptive_cifar.py:10,swin_t --workdir=/tmp/swin_t --seeds=0,1,2,3,4
     python -m equivit.train --config=configs/adaptive_cifar.py:10,swin_t,adaptive --workdir=/tmp/a_swin_t
@@ -26,40 +26,40 @@ under circular shifts whatever their weights.  Cost: not in the paper, which tra
     python -m equivit.evaluate --workdir=/tmp/swin_t/seed_0 --suite=shift \
         --config.evaluation.shift.ranges=quarter,half,three_quarters,full    # Table A11
 
-Table 6 leaves a part out: without "token" 93.66, 96.29; without "window" 93.24, 95.62; without "merge" 91.67, 94.62.
-"position" is not the paper's in Swin: it settles what a single window leaves open.
+Table 6 leaves out one part: without "token" 93.66, 96.29; without "window" 93.24, 95.62; without "merge" 91.67, 94.62.
+"position" is our addition for Swin: it resolves the ambiguity of a single window.
 
     python -m equivit.train --config=configs/adaptive_cifar.py:10,swin_t,adaptive --workdir=/tmp/no_token \
         --config.model.adaptive=window,merge,position
 
-Table A12 begins with an ordinary model and fine-tunes it as an adaptive one: cvt_13 has 90.12, 76.54, adapted at once
-57.4, 100, after 10 epochs 91.72, 100, after 20 epochs 92.35, 100.
+Table A12 fine-tunes an ordinary model as an adaptive one: cvt_13 has 90.12, 76.54, adapted without training 57.4, 100,
+after 10 epochs 91.72, 100, after 20 epochs 92.35, 100.
 
     python -m equivit.train --config=configs/adaptive_cifar.py:10,swin_t,adapted=20 --workdir=/tmp/adapted \
         --config.init=/tmp/swin_t/seed_0
 
 Modes, joined by commas: 10 or 100 (10 by default); swin_t, swinv2_t, cvt_13 or mvitv2_t (swin_t by default); adaptive;
-adapted=EPOCHS, the same with EPOCHS epochs; circular or standard, the shifts (circular by default): what convolutions
-of ordinary models pad with, and what is evaluated; da; augmented; per_gpu; quicktest.
+adapted=EPOCHS, the same with EPOCHS epochs; circular or standard, the kind of shifts (circular by default), which sets
+the padding of ordinary models and the evaluation; da; augmented; per_gpu; quicktest.
 
 Where the paper contradicts itself or is silent:
-- Augmentation for standard shifts is each model's own by Section 5.2, only flips by Appendix A3.1.  Here it is only
-  flips, as the accuracies of the two settings are so alike; `augmented` adds RandAugment and erasing (Tables A3 to A5).
-- "Batch size 48 on two GPUs": 48 in all, or with `per_gpu` 96.  Rates and warm-up are scaled to batch and epochs.
-- Images are 224 of 256 pixels by Table A2, all pixels by Appendix A5, which --config.data.crop_ratio=1.0 takes.
-- Mixup, cutmix and label smoothing are in no table; they stay here as the models' own codes have them.
-- Ranges of shifts are those of Table A11 for circular ones, here the whole image; for others, 3 of 32 pixels to either
-  side, as in the authors' earlier code (equivit/evaluation/consistency.py).
-- Fine-tuning of Table A12 has no schedule: here that of training, with all its rates, in fewer epochs.
-- Adaptive models pad circularly under standard shifts too, where the paper does not say what they do.
+- Augmentation for standard shifts is each model's own in Section 5.2, only flips in Appendix A3.1.  Here it is flips,
+  as both settings have similar accuracies; `augmented` adds RandAugment and erasing (Tables A3 to A5).
+- "Batch size 48 on two GPUs": 48 in total, or with `per_gpu` 96.  Rates and warm-up are scaled to batch and epochs.
+- Images are 224 of 256 pixels in Table A2, all pixels in Appendix A5 (--config.data.crop_ratio=1.0).
+- Mixup, cutmix and label smoothing are in no table; here they are as in each model's public code.
+- Ranges of shifts: circular ones cover the whole image here (Table A11); others 3 of 32 pixels to either side, as in
+  the authors' earlier code (equivit/evaluation/consistency.py).
+- Table A12 gives no schedule for fine-tuning: here the training schedule, in fewer epochs.
+- Padding of adaptive models under standard shifts is not given: here it is circular.
 """
 
 from configs import recipes
 from equivit.training import config
 
 INIT = config.Missing(
-    "say which ordinary model is fine-tuned, a run or a saved model: --config.init=/tmp/swin_t/seed_0, as the head of "
-    "configs/adaptive_cifar.py shows."
+    "give the ordinary model to fine-tune, a run or a saved model: --config.init=/tmp/swin_t/seed_0, as in the header "
+    "of configs/adaptive_cifar.py."
 )
 
 
@@ -78,7 +78,7 @@ def get_config(mode: str = "10,swin_t"):
     c.model.num_classes = classes
     if adaptive:
         c.model.adaptive = True
-    if w.adapted is not None and not w.quicktest:  # which is of a random model
+    if w.adapted is not None and not w.quicktest:  # quicktest starts from random weights
         c.init = INIT
     c.data.update(source=f"tfds:cifar{classes}", workers=8)
     if w.augmented:

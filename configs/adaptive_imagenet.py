@@ -1,7 +1,7 @@
 """Hierarchical ViTs on ImageNet-1k at 224 px (SwinV2: 256): Table 2 of truly shift-equivariant ViTs.
 
 Source: "Making Vision Transformers Truly Shift-Equivariant" (arXiv 2305.16316), Section 5, Appendix A3.
-Expected, from the paper: top-1 and, after the comma, the share of images whose class two shifts do not change, in %.
+Expected, from the paper: top-1 and, after the comma, consistency under two shifts, in %.
 
 | model             | circular     | standard     |
 |-------------------|--------------|--------------|
@@ -14,7 +14,7 @@ Expected, from the paper: top-1 and, after the comma, the share of images whose 
 | mvitv2_t          | 77.36, 90.03 | 82.21, 93.88 |
 | mvitv2_t,adaptive | 77.46, 100   | 82.4, 94.08  |
 
-They are of one seed.  Ours: not trained yet; adaptive ones are at exactly 100 under circular shifts whatever their
+Values are from one seed.  Ours: not trained yet; adaptive models have exactly 100 under circular shifts for any
 weights.  Cost: not in the paper, which trains on eight A100.
 
     python -m equivit.train --config=configs/adaptive_imagenet.py:swin_t --workdir=/tmp/swin_t
@@ -23,24 +23,24 @@ weights.  Cost: not in the paper, which trains on eight A100.
     python -m equivit.train --config=configs/adaptive_imagenet.py:quicktest --workdir=/tmp/quicktest
 
 Modes, joined by commas: swin_t, swinv2_t, cvt_13 or mvitv2_t (swin_t by default); adaptive; circular or standard, the
-shifts (circular by default): what convolutions of ordinary models pad with, how images are augmented, and what is
-evaluated; da (trained on circular shifts, which the paper does on CIFAR only); quicktest.
+kind of shifts (circular by default), which sets the padding of ordinary models, the augmentation and the evaluation; da
+(trained on circular shifts, in the paper only on CIFAR); quicktest.
 
-Circular: images are flipped, nothing else (Table A2).  Standard: RandAugment and erasing too, still of the centre of an
-image (Tables A3 to A5), where each model's own code crops at random.  Batch size, rates, clipping and precision are
-those of these codes, on eight GPUs.
+Circular: images are only flipped (Table A2).  Standard: RandAugment and erasing are added, still on the image centre
+(Tables A3 to A5), while each model's public code crops at random.  Batch size, rates, clipping and precision are from
+these codes, for eight GPUs.
 
 Where the paper contradicts the codes or is silent:
 - MViTv2's operations have magnitude 10 in Table A4, and 9 in its code.
-- Mixup, cutmix and label smoothing are in no table; they stay here as the codes have them.
-- "Resize 256x256" is taken as the shorter side.
-- Ranges of shifts: circular ones are of the whole image here, others of the whole margin, 32 pixels (SwinV2: 36), as
-  Zhang's (equivit/evaluation/consistency.py).
-- Adaptive models pad circularly under standard shifts too, where the paper does not say what they do.
-- CvT's own code ends with 10 epochs more at the lowest rate, which are left out: here all 300 are of the schedule.
-Another reading of the first two is a key: --config.data.augment.rand_augment=rand-m9-n6-mstd0.5-inc1, or
---config.objective.mixup=0.0, .cutmix=0.0 and .label_smoothing=0.0; of ranges, --config.evaluation.shift.ranges.  Images
-resized to a square, other padding of adaptive models, and the 10 epochs have none and are only described.
+- Mixup, cutmix and label smoothing are in no table; here they are as in the codes.
+- "Resize 256x256" is read as the shorter side.
+- Ranges of shifts: circular ones cover the whole image here, others the whole margin, 32 pixels (SwinV2: 36), as in
+  Zhang (equivit/evaluation/consistency.py).
+- Padding of adaptive models under standard shifts is not given: here it is circular.
+- CvT's code adds 10 epochs at the lowest rate, which are left out: here the schedule covers all 300.
+Keys select the other reading of the first two: --config.data.augment.rand_augment=rand-m9-n6-mstd0.5-inc1, or
+--config.objective.mixup=0.0, .cutmix=0.0 and .label_smoothing=0.0; for ranges, --config.evaluation.shift.ranges.
+Square resizing, other padding of adaptive models, and the 10 epochs have no key.
 """
 
 from configs import recipes

@@ -1,6 +1,6 @@
 """Small ViTs of every family on CIFAR-10 or CIFAR-100 at 32 px, patch 4.  Cost: not measured.
 
-In no paper; the recipe is DeiT III's, shortened, with the augmentation usual at this size.
+From no paper: a shortened DeiT III recipe, with the usual augmentation at this size.
 Ours: only the short runs in experiments/studies/README.md.
 
     python -m equivit.train --config=configs/cifar.py:10,I8 --workdir=/tmp/cifar10

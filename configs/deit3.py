@@ -15,19 +15,19 @@ Ours: not trained yet.
 
 Source: octic ViTs, Appendix D.1 and Table 5a, for L and H at 400 epochs; the public commands of DeiT III
 (arXiv 2204.07118) for 800 epochs; github.com/affjljoo3581/deit3-jax for the drop path of S and B at 400.  Plain models
-of 800 epochs reach 81.4 % (S), 83.8 % (B), 84.9 % (L) and 85.2 % (H) in DeiT III, all but S after fine-tuning at 224 px
-(for L and H configs/octic_finetune.py).
-The public code keeps the weights of the best epoch on the validation images; here those of the last one count.  For H2
-and D2 its script decays tokens and positions too, by an accident of names, which is not followed.  At 800 epochs it
-trains H/14 on crops of 160 px, of which the patches cover the first 154; here the crops have 154 px.
+trained for 800 epochs reach 81.4 % (S), 83.8 % (B), 84.9 % (L) and 85.2 % (H) in DeiT III, all but S after fine-tuning
+at 224 px (for L and H configs/octic_finetune.py).
+The public code selects the best epoch on the validation images; here the last epoch counts.  For H2 and D2 its script
+also decays tokens and positions, by an accident of names; this is not followed.  At 800 epochs it trains H/14 on crops
+of 160 px, of which the patches cover the first 154; here the crops have 154 px.
 
     python -m equivit.train --config=configs/deit3.py --workdir=/tmp/vit_l
     python -m equivit.train --config=configs/deit3.py:L,H8 --workdir=/tmp/octic_l
     python -m equivit.train --config=configs/deit3.py:quicktest --workdir=/tmp/quicktest     # a minute on a laptop CPU
 
-The suite prints what top-1 loses when each image is turned by a random multiple of 90 degrees as "randomly rotated";
-Table 2 has it in points: H8 -13.6, I8 and D8 0.0, plain -13.4.  The paper's plain model there is the public one of 800
-epochs, of github.com/facebookresearch/deit, README_revenge.md (84.9 % upright):
+The suite prints the top-1 after rotating each image by a random multiple of 90 degrees as "randomly rotated".  Changes
+in Table 2, in points: H8 -13.6, I8 and D8 0.0, plain -13.4.  There the paper's plain model is the public one with 800
+epochs, from github.com/facebookresearch/deit, README_revenge.md (84.9 % upright):
 
     python -m equivit.convert --source=timm --input=deit_3_large_224_1k.pth --output=models/deit3_l16
     python -m equivit.evaluate --model=models/deit3_l16 --config=configs/deit3.py:L,plain --suite=orientation
@@ -39,7 +39,7 @@ quicktest.
 from configs import recipes
 from equivit.training import config
 
-# Of 400 and of 800 epochs: the crop in pixels, the drop path, and the groups that are mixed, one for each GPU.
+# For 400 and 800 epochs: the crop in pixels, the drop path, and the number of mixup groups, one for each GPU.
 SIZES = {
     "S": dict(model="s16", side=(224, 224), drop_path=(0.0, 0.05), groups=(8, 8), lr=4e-3),
     "B": dict(model="b16", side=(224, 192), drop_path=(0.1, 0.2), groups=(8, 8), lr=3e-3),
@@ -76,7 +76,7 @@ def recipe(size: str, family: str, *, long: bool, quicktest: bool):
     c.checkpoint.every_steps = 1000
     c.evaluation.update(every_epochs=5, suite=("accuracy", "orientation"))
     if quicktest:
-        # Four patches a side, so that quarter turns move something; the smallest width of sixteen octic channels.
+        # Four patches per side, so that quarter turns move patches; the smallest width with sixteen octic channels.
         side = 4 * (14 if size == "H" else 16)
         tiny = dict(width=64, depth=4, num_heads=2, mlp_dim=128, num_classes=10)
         recipes.small(c, batch_size=12, image_size=(side, side), **tiny)

@@ -1,8 +1,8 @@
-"""Public ViTs fine-tuned, and fine-tuned again with convolution in place of the attention of some blocks.
+"""Public ViTs fine-tuned, then fine-tuned again with convolution in place of attention in some blocks.
 
 Source: "Accelerating Vision Transformers with Drop-in Depthwise Convolution", Sections 3 and A.2.1; no code is public.
-Expected, from its Tables 2 to 5 and A.1: mean IoU on COCO and ADE20K, top-1 accuracy on ImageNet-1k, in %; of stage 2
-with depthwise convolution (dw) in half of the blocks, those of lowest Sigma, unless it is said otherwise.
+Expected, from its Tables 2 to 5 and A.1: mean IoU on COCO and ADE20K, top-1 accuracy on ImageNet-1k, in %.  Stage 2 has
+depthwise convolution (dw) in the half of the blocks with the lowest Sigma, unless stated otherwise.
 
 | backbone   | coco stage1 | stage2 | ade20k stage1 | stage2 | in1k stage1 | stage2 |
 |------------|-------------|--------|---------------|--------|-------------|--------|
@@ -16,7 +16,7 @@ with depthwise convolution (dw) in half of the blocks, those of lowest Sigma, un
 dinov2_l14 on COCO: conv in 12 blocks 65.84, spvit in 10 65.05, ens_dw in 10 64.81 and in 12 63.92, dw in 16 64.64, in
 17 63.77, in the 12 of highest Sigma 61.46, in 192 single heads 65.52; one_stage 65.63; frozen 65.12, which trains
 25.3 M parameters of 284.4 M; gated (DSP-e2e) with 12 blocks 64.15, 17 blocks 58.25, 192 heads 62.32, and stage2 with
-what they chose (DSP-2S) 64.00, 64.20, 65.79.  Ours: not trained yet.  Cost: not in the paper.
+their selection (DSP-2S) 64.00, 64.20, 65.79.  Ours: not trained yet.  Cost: not in the paper.
 
     python -m equivit.train --config=configs/depthwise.py:coco,dinov2_l14,stage1 --workdir=/tmp/stage1 \
         --config.init=dinov2:dinov2_vitl14_pretrain.pth --config.data.source=coco:/data/coco
@@ -27,32 +27,31 @@ what they chose (DSP-2S) 64.00, 64.20, 65.79.  Ours: not trained yet.  Cost: not
 Modes, joined by commas: coco (by default), ade20k or in1k; a backbone of the table (by default dinov2_l14); the stage:
 - stage1 (by default): attention everywhere, from public weights, without the class token.
 - stage2: from stage 1, with its decoder, half of its epochs and half of its batch, at the same learning rate.
-- frozen: stage 2 of which the replaced modules alone are trained.
-- one_stage: blocks replaced in the public weights at once, trained as long as stage 1.
-- gated: stage 2 in which gates learn what is replaced (`equivit/objectives/gated.py`): objective.gates blocks, by
-  default half of them, or single heads with objective.by_head=True.
-All but stage1 and gated need model.replaced, entries (block, kind, kernel size, heads) of which the last may be left
-out, such as ((3,), (5, "ens_dw"), (8, "dw", 3, (0, 2))).  The blocks of lowest Sigma come from training images:
+- frozen: stage 2, training only the replaced modules.
+- one_stage: blocks replaced directly in the public weights, trained as long as stage 1.
+- gated: stage 2 with gates that learn which modules to replace (`equivit/objectives/gated.py`): objective.gates blocks,
+  by default half of them, or single heads with objective.by_head=True.
+All but stage1 and gated need model.replaced, entries (block, kind, kernel size, heads) with optional trailing values,
+such as ((3,), (5, "ens_dw"), (8, "dw", 3, (0, 2))).  The blocks of lowest Sigma come from training images:
 
     from equivit.depthwise import selection
-    selection.select(selection.sigma(model, batches).blocks, 12)  # a ViT, here the backbone that stage 1 trained
+    selection.select(selection.sigma(model, batches).blocks, 12)  # a ViT, here the backbone of stage 1
 
-and those that gates chose from the model of their run, `checkpoints.load_run(path).model.backbone.config.replaced`.
-And quicktest, in which the first of two blocks is replaced.
+and the gates' selection from their run, `checkpoints.load_run(path).model.backbone.config.replaced`.
+And quicktest, which replaces the first of two blocks.
 
-What the paper does not say, and where it is decided here:
-- Learning rate, its warm-up and end, weight decay and clipping (schedule.*, optimizer.*); the batch on ImageNet, 1024.
-- The classes of COCO: 80 things and the background (data/coco.py, which says which of overlapping ones counts).
-- Widths of the decoder, 256, 128 and 64 (objective.width), by the parameters of Table A.1.
-- The share of an image that a crop has, the strength of colours (data.augment), and how an image that is not of the
-  model's shape is evaluated: squashed to it for label maps, cut for ImageNet (data.eval_crop).  Label maps are not
-  mirrored, as Section A.2.1 does not list it.
-- How labels come to the size of the decoder's maps: nearest neighbour.  These have 192x192 entries for patches of 14
-  pixels; for patches of 16 they have 168x168, of which the paper says nothing.
-- The length of one_stage, and the deviation of new taps, 0.02.
-- Where the gates' temperature begins and how long it falls, and their learning rate (objective.temperature, cooling,
-  gate_lr).
-Elsewhere: MAE's positions are not trained, as everywhere here; the last epoch counts.
+Choices that the paper does not give:
+- Learning rate, its warm-up and final value, weight decay and clipping (schedule.*, optimizer.*); batch 1024 on
+  ImageNet.
+- The classes of COCO: 80 things and the background (data/coco.py, also for overlapping objects).
+- Widths of the decoder, 256, 128 and 64 (objective.width), derived from the parameters in Table A.1.
+- Crop scale and colour strength (data.augment); evaluation of images with another shape than the model's: squashed for
+  label maps, cropped for ImageNet (data.eval_crop).  Label maps are not mirrored, as Section A.2.1 does not list it.
+- Resizing of labels to the decoder's maps: nearest neighbour.  The maps have 192x192 entries for patches of 14 pixels;
+  168x168 for patches of 16, which the paper does not give.
+- The length of one_stage, and the standard deviation of new taps, 0.02.
+- Initial temperature, cooling and learning rate of the gates (objective.temperature, cooling, gate_lr).
+Also: MAE's positions are not trained, as in all our recipes; the last epoch counts.
 """
 
 from configs import recipes
@@ -68,11 +67,11 @@ SEGMENTED = {
     "coco": dict(source="coco:coco", split="train2017", eval_split="val2017", image_size=(336, 336)),
     "ade20k": dict(source="pairs:ADEChallengeData2016", split="training", eval_split="validation"),
 }
-HALF = {backbone: 12 if "l1" in backbone else 6 for backbone in BACKBONES}  # of the blocks
+HALF = {backbone: 12 if "l1" in backbone else 6 for backbone in BACKBONES}  # half of the blocks
 ONLY_REPLACED = ("*", "!*blocks.{replaced}.attention.*")
 WANTED = config.Missing(
-    "say which blocks are replaced, such as --config.model.replaced='((3,), (5,))'; train stage1 first, and take the "
-    "blocks of lowest Sigma, as the head of configs/depthwise.py shows."
+    "give the blocks to replace, such as --config.model.replaced='((3,), (5,))'; train stage1 first, and select the "
+    "blocks of lowest Sigma, as in the header of configs/depthwise.py."
 )
 
 

@@ -1,14 +1,14 @@
-"""DINOv2 on unlabelled images of single blood cells, from weights trained on natural images: Table 7 of octic ViTs.
+"""DINOv2 on unlabelled images of single blood cells, starting from natural-image weights: Table 7 of octic ViTs.
 
 | mode  | 1-NN: wF1, Acc, bAcc | 20-NN            | linear           | A100-40GB hours |
 |-------|----------------------|------------------|------------------|-----------------|
 | plain | 78.0, 78.0, 57.6     | 83.1, 83.6, 54.9 | 84.6, 84.7, 62.2 | 5               |
 | I8    | 78.1, 78.0, 61.3     | 83.5, 83.9, 55.7 | 85.0, 85.2, 61.9 | 6               |
 
-The paper's figures, in %, on the test split of BMC, by the protocol `hematology`.  It gives 4,000 steps on 354,000
-images of six data sets (Table 6) and says no more; the rest is DinoBloom's public recipe (Koch et al. 2024, arXiv
-2404.05022) for ViT-L, 8 GPUs of 56 images, which does 4,000 of 100,000 steps: there the learning rate is still rising.
-Ours: not trained yet but for small models (experiments/tables/README.md).
+The paper's values, in %, on the test split of BMC, by the protocol `hematology`.  The paper gives only 4,000 steps on
+354,000 images of six data sets (Table 6); the rest is DinoBloom's public recipe (Koch et al. 2024, arXiv 2404.05022)
+for ViT-L on 8 GPUs of 56 images.  It runs 4,000 of 100,000 steps, so the learning rate is still rising at the end.
+Ours: not trained yet except for small models (experiments/tables/README.md).
 
     python -m equivit.train --config=configs/dinobloom.py:I8 --workdir=/data/cells --config.init=/data/dinov2 \
         --config.data.source=list:cells.txt
@@ -22,12 +22,12 @@ Ours: not trained yet but for small models (experiments/tables/README.md).
 Modes, joined by commas: a family (plain, H8, I8 or D8; I8 by default), public (by default) or ending (all schedules end
 after the 4,000 steps), quicktest.
 
-Images without labels have no test split, so that a run evaluates nothing; `equivit.evaluate` does, on labelled cells.
-Crops are turned and mirrored in all eight ways; the rates of their blur, what decays, and the new order of the images
-in a resumed run are those of DINOv2's public code (configs/dinov2.py).  The public recipe makes one local crop that its
-loss does not use, but counts: the term of global crops has half its weight there.  It resizes images to 224 px
-(Lanczos) before they are cropped, and its backbones drop no branches; here crops are cut from the images as they are,
-and branches are dropped as in configs/dinov2.py, of octic blocks sample by sample.
+Unlabelled images have no test split, so a run evaluates nothing; use `equivit.evaluate` on labelled cells.
+Crops are turned and mirrored in all eight ways.  Blur rates, weight decay, and the new image order of a resumed run
+follow DINOv2's public code (configs/dinov2.py).  The public recipe makes one local crop that its loss counts but does
+not use, which halves the weight of the global term.  It resizes images to 224 px (Lanczos) before cropping, without
+stochastic depth; here crops come from the original images, and branches are dropped as in configs/dinov2.py, in octic
+blocks per sample.
 """
 
 import math

@@ -10,9 +10,9 @@
 | L,H8    | 37.7   | 81.3, 80.8        | 33.6, 29.4          | 69.1, 59.5           | 608             |
 | L,D8    | 13.7   | 72.2, 71.0        | 23.7, 17.6          | 53.2, 42.5           | 736             |
 
-GFLOPs are those of `summarize` (the paper has 38.5 for L,I8, with polynomial invariants, and 13.5 for L,D8, as for its
-supervised D8; the public D8 of DINOv2 makes invariants of every token).  Accuracies and mean IoU, in %, and hours
-are the paper's, of frozen features of the teacher (Tables 3 and 8).  Ours: not trained yet but for small
+GFLOPs are from `summarize` (the paper has 38.5 for L,I8, with polynomial invariants, and 13.5 for L,D8, as for its
+supervised D8; the public D8 of DINOv2 computes invariants of every token).  Accuracies and mean IoU, in %, and hours
+are the paper's, for frozen features of the teacher (Tables 3 and 8).  Ours: not trained yet except for `small`
 (experiments/studies/README.md).
 
     python -m equivit.train --config=configs/dinov2.py:L,H8 --workdir=/data/dinov2
@@ -22,18 +22,18 @@ are the paper's, of frozen features of the teacher (Tables 3 and 8).  Ours: not 
 
 Modes, joined by commas:
 - L (by default), H, both with patches of 16 px, or small: four blocks for images of 48 px, in no paper;
-- a family: plain, H8 (by default), I8, D8 (of which every token passes through an invariantization);
-- official (by default, but for small) or intended.  The public code, and with it the paper, gives the crops' blur the
-  opposite probabilities; lets tokens, positions, the gains of prototypes and octic layer scales decay; drops branches
-  of octic blocks sample by sample; begins octic layer scales at 1e-4, not 1e-5; shifts the resized positions of plain
-  models by a tenth of a token; and begins a new order of the images in a run that is resumed, which therefore is not
-  the uninterrupted one.  `intended` does none of that;
+- a family: plain, H8 (by default), I8, D8 (with an invariantization of every token);
+- official (by default, except for small) or intended.  The public code, and so the paper, inverts the blur
+  probabilities of the crops; decays tokens, positions, the gains of prototypes and octic layer scales; drops branches of octic blocks
+  per sample; starts octic layer scales at 1e-4, not 1e-5; shifts the resized positions of plain models by a tenth of a
+  token; and reshuffles the images when a run resumes, so the result differs from an uninterrupted run.  `intended`
+  does none of this;
 - quicktest.
 
-What is fixed in both: the paper's Table 5b prints an initial momentum of 0.8, the code has 0.992; there is no phase of
-larger images.  Masks, KoLeo and dropped branches are drawn in groups of as many images as a GPU of the original had.
-There the student computes in bfloat16 throughout, here in mixed precision (--config.precision=bfloat16); and the centre
-of patches moved towards the mean of the GPUs' means, here towards that of all masked patches.
+In both versions: the initial momentum is 0.992 as in the code (0.8 in the paper's Table 5b), and there is no phase with
+larger images.  Masks, KoLeo and dropped branches are drawn in groups with the size of the original's per-GPU batch.
+The original student computes in bfloat16 throughout, here in mixed precision (--config.precision=bfloat16).  The
+original moves the patch centre towards the mean of the GPUs' means, here towards the mean of all masked patches.
 """
 
 import math
@@ -81,10 +81,10 @@ def get_config(mode: str = "L,H8"):
 
 
 def small(c):
-    """A model that a CPU trains in minutes, on images without an orientation, such as those of blood cells."""
+    """Shrink to a model that trains on a CPU in minutes, for images without an orientation, such as blood cells."""
     c.steps, c.epochs, c.batch_size, c.precision = None, 6, 64, "float32"
     c.model.update(image_size=(48, 48), patch_size=8, width=96, depth=4, num_heads=3)
-    # The first norm divides a class token without a position by its size: of 1e-6, gradients would be in the thousands.
+    # The first norm divides the class token, which has no position, by its size: at 1e-6, gradients would reach 1000s.
     c.model.update(layer_scale=0.1, token_std=0.02, drop_path=0.0, drop_path_groups=None)
     c.data.update(source="npz:pbc_wbc96.npz", eval_split="test", image_size=(48, 48), crop_ratio=1.0, workers=0)
     c.data.augment.update(scale=(0.4, 1.0), octic=True)

@@ -1,4 +1,4 @@
-"""Fine-tuning of a masked autoencoder on ImageNet-1k, with a learning rate that decays from layer to layer.
+"""Fine-tuning of a masked autoencoder on ImageNet-1k, with layer-wise decay of the learning rate.
 
 Source: MAE (arXiv 2111.06377), Appendix A.1 and its public code, which also gives the expected top-1 of plain models:
 B 83.66, L 85.95.  The paper of Jumbo does not fine-tune.  Ours: not trained yet.
@@ -7,30 +7,30 @@ Cost of the public code: 7 h 11 min for B, 8 h 52 min for L on 32 V100.
     python -m equivit.train --config=configs/finetune.py:B,plain --config.init=/tmp/mae --workdir=/tmp/finetuned
     python -m equivit.train --config=configs/finetune.py:L,plain --config.init=mae:mae_pretrain_vit_large.pth \
         --workdir=/tmp/finetuned_l
-    python -m equivit.train --config=configs/finetune.py:quicktest --workdir=/tmp/quicktest     # of a random model
+    python -m equivit.train --config=configs/finetune.py:quicktest --workdir=/tmp/quicktest     # from random weights
 
---config.init names a run, a saved model or weights; they must be those of the model that configs/mae.py trains for the
-same words.  A plain model's classifier reads a new norm of the mean patch token, as in the public code, which drops the
-norm of the pretraining.  Where the public code differs: it trains the positions, at 0.0037 (B) or 0.00075 (L) of the
-rate, which stay fixed here; and it reports the best epoch, where here the last one counts.
+--config.init names a run, a saved model or weights, for the model of configs/mae.py in the same mode.  A plain model's
+classifier reads the mean patch token through a new norm, as in the public code, which drops the pretrained norm.
+Differences: the public code trains the positions, at 0.0037 (B) or 0.00075 (L) of the rate; here they are fixed.  It
+reports the best epoch; here the last one counts.
 
 fork is the fine-tuning of Jumbo's MAE in the JAX version that its paper used (antofuller/jumbo_mae_tpu, loop_1.sh and
-loop_2.sh of config/), of which no number is published: 110 epochs, a rate that is not scaled by the batch, larger
-crops, no erasing, as much stochastic depth in each block.  Its scripts try rates of 1e-3 and 3e-3 with a weight decay
-of 0.06 to 0.09; here the first of each unless lr= and wd= say else.
+loop_2.sh of config/), without published results: 110 epochs, a rate that is not scaled by the batch, larger crops, no
+erasing, equal stochastic depth in all blocks.  Its scripts try rates of 1e-3 and 3e-3 with a weight decay of 0.06 to
+0.09; here the first of each, unless lr= and wd= set others.
 
     python -m equivit.train --config=configs/finetune.py:B,jumbo,fork --config.init=/tmp/mae_fork \
         --workdir=/tmp/finetuned_fork
     python -m equivit.train --config=configs/finetune.py:B,jumbo,fork,lr=3e-3,wd=0.07 --config.init=/tmp/mae_fork \
         --workdir=/tmp/finetuned_fork_3e-3
 
-Where that code differs: its layers' rates decay to 0.65^12 before the first block, with the last block at the full rate
-as the head is, here to 0.65^13, and the Jumbo tokens and their MLP are at the full rate; it mixes with a random
-permutation; its random keys never advance, so that each step mixes alike; a version of it leaves the decay given to it
-out, at optax's 1e-4; and it reports the best epoch.
+That code differs: its rates decay to 0.65^12 before the first block, with the last block at the head's full rate, here
+to 0.65^13; the Jumbo tokens and their MLP use the full rate; it mixes with a random permutation; its random keys never
+advance, so each step mixes alike; one version ignores the given weight decay and uses optax's 1e-4; and it reports the
+best epoch.
 
-Modes, joined by commas (B,jumbo if none is given): B, L or cifar (default B); plain or jumbo (default plain); fork, of
-which the paper's code has B,jumbo only; lr=..., wd=... (with fork); quicktest.
+Modes, joined by commas (B,jumbo if none is given): B, L or cifar (default B); plain or jumbo (default plain); fork (the
+paper's code has only B,jumbo); lr=..., wd=... (with fork); quicktest.
 """
 
 from configs import recipes
@@ -48,7 +48,7 @@ def get_config(mode: str = "B,jumbo"):
     c = config.get_base()
     c.epochs, c.batch_size, c.precision = (50 if large else 100), 1024, "mixed"
     c.model = recipes.mae_encoder(size, jumbo=w.kind == "jumbo", fork=w.fork)
-    # The rate of stochastic depth grows from block to block.
+    # The rate of stochastic depth grows with depth.
     c.model.update(image_size=(side, side), drop_path=(0.0, 0.2 if large else 0.1), head_std=2e-5)
     if w.kind != "jumbo":
         c.model.update(pool="mean", fc_norm=True)

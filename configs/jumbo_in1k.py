@@ -13,11 +13,10 @@ Expected top-1 from the paper: 128 px with lr 3e-3 / 1e-3 (Tables 7 to 11), then
     BiXT           in no table
 
 Ours: not trained yet; experiments/tables/jumbo/accuracy.py prints the tables.  Cost: not in the paper.
-The training code is not public.  The paper does not give the rate of stochastic depth, 0 here, 0.1 in the public
-constructors of ViTs; nor what is exempt from weight decay, here vectors, tokens and positions.  It trains every family
-by this recipe, far from their own.  Batch norms take their statistics over the whole batch, on any number of devices;
-over N runs of images, as N devices would, with --config.model.statistics_groups=N.  Which it was, the paper does not
-say.
+The training code is not public.  The paper does not give the rate of stochastic depth (here 0; 0.1 in the public
+constructors of ViTs), nor the parameters without weight decay (here vectors, tokens and positions).  It trains every
+family by this recipe, which is far from their own.  Batch norms use statistics of the whole batch, on any number of
+devices; --config.model.statistics_groups=N uses N groups, like N devices.  The paper does not say which it used.
 
     W=configs/jumbo_in1k.py D="--config.data.source=folder:imagenet" T=--config.objective.teacher
     python -m equivit.train --config=$W:tiny,lr=3e-3 $D $T=timm:deit3_base.safetensors --workdir=/tmp/tiny_128
@@ -27,18 +26,18 @@ say.
 
 The teachers are timm's deit3_base_patch16_224.fb_in22k_ft_in1k, and deit3_large for the second stage.
 Modes, joined by commas: pico, nano, tiny, small or base (small by default); registers, and with them r=<their number,
-16>; j=<J>, multiplier=<hidden width of the Jumbo MLP over its width, 4>; or in place of all these a baseline:
+16>; j=<J>, multiplier=<hidden width of the Jumbo MLP over its width, 4>; or instead a baseline:
 efficientvit_b0 or b1, shvit_s1, s2 or s3, mobilenetv4_conv_small, conv_medium or hybrid_medium, bixt_ti_p16.  And 128
 or 224 (pixels, the stage; 128 by default); lr=<peak, by default 1e-3, in the second stage 5e-5>; drop_path=<rate of
-stochastic depth, 0>; quicktest, of a baseline with the smallest of its family.  The text has J=6 for base too, its
-released checkpoint 3, which is the default here.
+stochastic depth, 0>; quicktest, for a baseline with the smallest model of its family.  The text has J=6 for base too;
+the released checkpoint has 3, the default here.
 """
 
 from configs import recipes
 from equivit.training import config
 
 SIZES = {"pico": "pico16", "nano": "nano16", "tiny": "ti16", "small": "s16", "base": "b16"}
-# The smallest model of each family of baselines, with what makes it smaller still for `quicktest`; then all of them.
+# The smallest model of each family of baselines, with fields that shrink it for `quicktest`; then all baselines.
 SMALLEST = {"efficientvit_b0": {}, "shvit_s1": {}, "mobilenetv4_conv_small": {}, "bixt_ti_p16": dict(depth=2)}
 BASELINES = (*SMALLEST, "efficientvit_b1", "shvit_s2", "shvit_s3", "mobilenetv4_conv_medium")
 BASELINES += ("mobilenetv4_hybrid_medium",)
@@ -67,8 +66,8 @@ def get_config(mode: str = "small"):
         source="tfds:imagenet2012",
         eval_split="validation",
         image_size=(side, side),
-        train_image_size=(224, 224),  # what the teacher sees
-        interpolation="bilinear",  # in evaluation, as the released code has it
+        train_image_size=(224, 224),  # the teacher's image size
+        interpolation="bilinear",  # in evaluation, as in the released code
         channels=3,
         workers=16,
     )
@@ -81,7 +80,7 @@ def get_config(mode: str = "small"):
     c.evaluation.every_epochs = 5
     if w.pixels == "224":  # the second stage
         c.epochs, c.batch_size = 20, 512
-        # timm's transform, which the public code takes, leaves colour jitter out beside RandAugment.
+        # timm's transform, used by the public code, disables colour jitter with RandAugment.
         c.data.augment.update(three_augment=False, rand_augment="rand-m9-mstd0.5-inc1", color_jitter=0.0)
         c.objective.teacher = "timm:deit3_large_patch16_224.fb_in22k_ft_in1k.safetensors"
         c.optimizer.weight_decay = 0.1

@@ -10,12 +10,12 @@ Ours: not trained yet.  Cost: not in the paper.
     python -m equivit.train --config=configs/jumbo_in21k.py:quicktest --workdir=/tmp/quicktest
 
 The data are the 10,450 classes of the processed Winter 2021 release (Ridnik et al. 2021), as class folders train/ and
-val/.  The training code is not public.  The paper does not say whether tokens are dropped by step or by epoch, here in
-ten phases; nor the rate of stochastic depth, 0 here, 0.1 in the public constructors; nor label smoothing, 0 here; nor
-what is exempt from weight decay, here vectors, tokens and positions.
+val/.  The training code is not public.  The paper does not say whether the token-drop rate changes by step or by epoch
+(here in ten phases), nor does it give the rate of stochastic depth (here 0; 0.1 in the public constructors), label
+smoothing (here 0), or the parameters without weight decay (here vectors, tokens and positions).
 Modes, joined by commas: small or base (small by default); unshared, no_mlp, lora (rank 8) or linear_lora; j=<J>;
-registers, and with them wide (width 1024), alternative1 (class token and registers have an MLP of their own) or
-alternative2 (registers have); drop_path=<rate of stochastic depth, 0>; quicktest.
+registers, and with them wide (width 1024), alternative1 (a separate MLP for class token and registers) or alternative2
+(a separate MLP for registers); drop_path=<rate of stochastic depth, 0>; quicktest.
 """
 
 from configs import recipes
@@ -54,7 +54,7 @@ def get_config(mode: str = "small"):
     if w.alternative:
         c.model.register_mlp = REGISTERS[w.alternative]
     c.data.update(source="folder:imagenet21k", eval_split="val", image_size=(224, 224), channels=3, workers=16)
-    c.data.interpolation = "bilinear"  # in evaluation, as the released code has it
+    c.data.interpolation = "bilinear"  # in evaluation, as in the released code
     c.data.augment.update(crop="random_resized", scale=(0.08, 1.0), flip=0.5, three_augment=True, color_jitter=0.3)
     c.objective.update(loss="cross_entropy", mixup=0.8, cutmix=0.0, token_drop=(0.9, 0.1))
     c.optimizer.update(name="adamw", weight_decay=0.02, clip=1.0)

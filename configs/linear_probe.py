@@ -7,12 +7,12 @@ Cost of MAE's public code: 2 h 20 min for B on 32 V100.
     python -m equivit.train --config=configs/linear_probe.py:B,jumbo --config.init=/tmp/mae --workdir=/tmp/probe
     python -m equivit.train --config=configs/linear_probe.py:B,plain --config.init=mae:mae_pretrain_vit_base.pth \
         --workdir=/tmp/probe_mae
-    python -m equivit.train --config=configs/linear_probe.py:quicktest --workdir=/tmp/quicktest     # of a random model
+    python -m equivit.train --config=configs/linear_probe.py:quicktest --workdir=/tmp/quicktest    # from random weights
 
---config.init names a run, a saved model or weights; they must be those of the model that configs/mae.py trains for the
-same words.  The classifier reads the class token or the merged Jumbo token; with --config.model.pool=mean, plain models
-only, the mean patch token.  Where MAE's public code differs: its batch statistics are those of each GPU's 512 images,
-here those of the whole batch; and it reports the best epoch, where here the last one counts.
+--config.init names a run, a saved model or weights, for the model of configs/mae.py in the same mode.  The classifier
+reads the class token or the merged Jumbo token; with --config.model.pool=mean (plain models only), the mean patch
+token.  MAE's public code differs: it computes batch statistics over each GPU's 512 images, here over the whole batch;
+and it reports the best epoch, here the last one counts.
 Modes, joined by commas (B,jumbo if none is given): B, L or cifar (default B); plain or jumbo (default plain); fork: the
 head, the crops, the LARS (optax's) and the last learning rate of the JAX version that the paper used; sgd: its
 alternative to LARS; quicktest.

@@ -11,13 +11,13 @@ baselines are those of the JAX version of MAE, B for 1600 epochs and L for 800. 
 
 Modes, joined by commas (B,jumbo if none is given): B, L or cifar (default B; cifar is a small model at 32 px, patch 4,
 in no paper); plain or jumbo (default plain); 800 or 1600 (epochs; default 1600 for B, 800 for L, 100 for cifar); fork:
-what the JAX version that the paper used does differently (raw pixels as targets, one mask for all images of a device,
-of which a TPU v4-64 has 32, truncated normal weights, tokens of zeros, a sin-cos table that includes the last
-frequency, tanh-GELU, and in Jumbo's own MLP a residual after the norm); quicktest.
+differences of the JAX version that the paper used (raw pixels as targets, one mask for all images of a device, with 32
+devices in a TPU v4-64, truncated normal weights, zero tokens, a sin-cos table that includes the last frequency,
+tanh-GELU, and in Jumbo's MLP a residual after the norm); quicktest.
 
-Where MAE's public code differs: its class and mask tokens decay, here no token does.  Where the JAX version differs: it
-counts steps as 1281167 epochs / 4096, so 500,455 for 1600 epochs, here an epoch has 312 whole batches, which makes
-499,200; and the bias of its patches begins at zero.
+MAE's public code differs: its class and mask tokens decay, here no token does.  The JAX version differs: it counts
+steps as 1281167 epochs / 4096, so 500,455 for 1600 epochs, here an epoch has 312 full batches, 499,200 in total; and its
+patch bias starts at zero.
 """
 
 from configs import recipes
@@ -44,7 +44,7 @@ def get_config(mode: str = "B,jumbo"):
         c.objective.update(target="pixels", variance="biased", groups=32)
         c.schedule.update(warmup_lr=1e-6, min_lr=1e-5)
         c.data.crop_ratio = 0.875
-    if cifar:  # short enough for a CPU to make a start
+    if cifar:  # short enough for first results on a CPU
         c.epochs, c.batch_size, c.precision = int(w.epochs or 100), 256, "float32"
         c.model.update(patch_size=4, image_size=(32, 32))
         c.data.update(source="tfds:cifar10", eval_split="test", image_size=(32, 32), crop_ratio=1.0, workers=2)

@@ -1,10 +1,10 @@
-"""Ablations of octic ViTs on ViT-L/16: how many octic blocks (Figure 4b), and which invariantization (Table 4).
+"""Ablations of octic ViTs on ViT-L/16: number of octic blocks (Figure 4b) and invariantization (Table 4).
 
 Table 4, D8, top-1 / top-5 in the paper: linear 79.2 / 94.7, polynomial 79.4 / 94.8, triple_correlation 76.8 / 93.7,
 canonisation 79.5 / 94.9, max_filtering 77.9 / 93.9, power_spectrum 79.5 / 94.9.  Figure 4b, H8 and I8 over k of 24
-blocks: the paper takes k = 12; I8 is worse for small k.  Ours: not trained yet.
-The public code keeps the weights of the best epoch on the validation images; here those of the last one count.
-For H2 and D2 its script decays tokens and positions too, by an accident of names, which is not followed.
+blocks: the paper uses k = 12; I8 is worse for small k.  Ours: not trained yet.
+The public code selects the best epoch on the validation images; here the last epoch counts.
+For H2 and D2 its script also decays tokens and positions, by an accident of names; this is not followed.
 Cost in the paper: 3840 A100-40GB hours for the invariantizations, about 1950 for each family of Figure 4b.
 
     python -m equivit.train --config=configs/octic_ablations.py:I8,k=6 --workdir=/tmp/i8_k6

@@ -1,15 +1,15 @@
 """Fine-tuning at a higher resolution, DeiT III's last stage: 20 epochs of AdamW at 224 px or more.
 
 Source: DeiT III (arXiv 2204.07118), Section 4 and its public commands.  It follows an 800-epoch run, which trains L/16
-at 192 px and H/14 at 154 px; positions are resized once to the new grid and trained there.  As in the public commands
-each image comes once in an epoch, and after the warm-up the rate stays as it is (--min-lr is left at its 1e-5).
+at 192 px and H/14 at 154 px; positions are resized once to the new grid and trained there.  As in the public commands,
+an epoch has each image once, and the rate is constant after the warm-up (--min-lr keeps its default, 1e-5).
 Ours: not trained yet.
 
     python -m equivit.train --config=configs/octic_finetune.py:H,H8 --config.init=/tmp/octic_h --workdir=/tmp/h_224
     python -m equivit.train --config=configs/octic_finetune.py:quicktest --workdir=/tmp/quicktest
 
-The public code also keeps the weights of the best epoch; here those of the last one count.  It has no command for
-H/14 at 378 px, which takes the drop path of 224 px.
+The public code selects the best epoch; here the last epoch counts.  It has no command for H/14 at 378 px, which uses
+the drop path of 224 px.
 Modes, joined by commas (L,H8 if none is given): L or H (default L), a family (default plain), 384 (pixels; H/14: 378),
 quicktest.
 """
@@ -41,7 +41,7 @@ def get_config(mode: str = "L,H8"):
     c.checkpoint.every_steps = 1000
     c.evaluation.update(every_epochs=5, suite=("accuracy", "orientation"))
     if w.quicktest:
-        side = 4 * (14 if huge else 16)  # four patches a side, so that quarter turns move something
+        side = 4 * (14 if huge else 16)  # four patches per side, so that quarter turns move patches
         tiny = dict(width=64, depth=4, num_heads=2, mlp_dim=128, num_classes=10)
         recipes.small(c, batch_size=12, image_size=(side, side), **tiny)
     return c

@@ -11,14 +11,14 @@
 
 `summarize` gives parameters and GFLOPs (H2, D2: attention unfused).  The paper's I8 and D8 have other invariantizations
 (polynomial: 362.3 M; linear: 80.5 M): configs/octic_ablations.py.  Ours: not trained yet.  configs/deit3.py has the
-recipe, its sources, and where the public code differs.
+recipe, its sources, and differences from the public code.
 
     python -m equivit.train --config=configs/octic_h.py:I8 --workdir=/tmp/octic_h
     python -m equivit.train --config=configs/octic_h.py:quicktest --workdir=/tmp/quicktest
 
-The suite prints what top-1 loses when each image is turned by a random multiple of 90 degrees as "randomly rotated";
-Table 2 has it in points: H8 -13.4, I8 and D8 0.0, plain -12.6.  The paper's plain model there is the public one of 800
-epochs, of github.com/facebookresearch/deit, README_revenge.md (85.2 % upright):
+The suite prints the top-1 after rotating each image by a random multiple of 90 degrees as "randomly rotated".  Changes
+in Table 2, in points: H8 -13.4, I8 and D8 0.0, plain -12.6.  There the paper's plain model is the public one with 800
+epochs, from github.com/facebookresearch/deit, README_revenge.md (85.2 % upright):
 
     python -m equivit.convert --source=timm --input=deit_3_huge_224_1k.pth --output=models/deit3_h14
     python -m equivit.evaluate --model=models/deit3_h14 --config=configs/octic_h.py:plain --suite=orientation

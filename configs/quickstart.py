@@ -1,4 +1,4 @@
-"""The first run: an octic ViT on scikit-learn's digits, which need no download.  Two minutes on two CPU cores.
+"""A first run: an octic ViT on scikit-learn's digits, without a download.  Two minutes on two CPU cores.
 
     python -m equivit.train --config=configs/quickstart.py --workdir=runs/quickstart       # what `make quickstart` runs
     python -m equivit.train --config=configs/quickstart.py:plain --workdir=runs/plain      # a plain ViT, for comparison
@@ -28,9 +28,9 @@ def get_config(mode: str = "H8"):
         in_channels=1,
         num_classes=10,
         layer_scale=0.1,
-        unroll=True,  # a CPU is faster with what is kept of each block as an array of its own
+        unroll=True,  # faster on a CPU: each block's saved activations are separate arrays
     )
-    # Mean and deviation of the training images.
+    # Mean and standard deviation of the training images.
     c.data.update(source="digits", image_size=(32, 32), channels=1, mean=(0.305,), std=(0.349,))
     c.data.augment.update(crop="pad", flip=0.0)  # a mirrored 2 is not a 2
     c.objective.update(loss="cross_entropy", label_smoothing=0.1)

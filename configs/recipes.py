@@ -1,6 +1,6 @@
-"""Shared by the configurations: the words of a mode, the `:quicktest` of a recipe, and the names of models.
+"""Shared parts of configs: parsing of modes, the `:quicktest` of a recipe, and names of models.
 
-Other files here import this one, and deit3.py; all else that a run depends on stands in its own configuration.
+Configs import only this file and deit3.py; each config states everything else.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -11,29 +11,29 @@ from ml_collections import ConfigDict
 
 from equivit import errors
 
-# Families of octic ViTs, and the model of the zoo that has them.
+# Families of octic ViTs, and their models in the zoo.
 FAMILIES = {"plain": "vit", "H8": "octic_vit", "I8": "octic_vit", "D8": "octic_vit", "H2": "flip_vit", "D2": "flip_vit"}
 
 
 def words(
     mode: str, *flags: str, values: Mapping[str, Callable[[str], Any]] | None = None, **choices: Iterable[str]
 ) -> SimpleNamespace:
-    """The values of a mode, words joined by commas, such as "I8,k=6,quicktest".
+    """Parse a mode, words joined by commas, such as "I8,k=6,quicktest".
 
         w = words("I8,k=6", "quicktest", family=("H8", "I8"), values=dict(k=int))
         w.family, w.k, w.quicktest  # "I8", 6, False
 
     Args:
       mode: the words.
-      flags: words that are there or not.
-      values: for `name=text`, what reads the text, by name.
-      choices: words of which a mode holds at most one, by the name of the choice.
+      flags: optional words.
+      values: parsers of the text in `name=text`, by name.
+      choices: groups of mutually exclusive words, by name.
 
     Returns:
-      An attribute for each flag (True or False), value and choice (None where the mode says nothing).
+      An attribute for each flag (True or False), value and choice (None if not given).
 
     Raises:
-      ValueError: an unknown word, a value that cannot be read, or two words that exclude each other.
+      ValueError: an unknown word, a value that cannot be parsed, or two words that exclude each other.
     """
     values, choice = values or {}, {word: name for name, group in choices.items() for word in group}
     known = [*choice, *flags, *(f"{name}=..." for name in values)]
@@ -84,11 +84,11 @@ def small(
 
 
 def mae_encoder(size: str, *, jumbo: bool, fork: bool) -> dict[str, Any]:
-    """The encoder that configs/mae.py trains; linear_probe.py and finetune.py begin with it.
+    """The encoder of configs/mae.py, from which linear_probe.py and finetune.py start.
 
-    The decoder needs patches that have been through all of the encoder: Jumbo's `last_patch_mlp`.  Weights begin as in
-    MAE, by Xavier's rule.  `fork` is the JAX version that the paper used: truncated normal weights, tokens of zeros, a
-    sin-cos table that includes the last frequency, tanh-GELU, and in Jumbo's own MLP a residual after the norm.
+    The decoder needs fully encoded patches: Jumbo's `last_patch_mlp`.  Weights use Xavier initialisation, as in MAE.
+    `fork` is the JAX version that the paper used: truncated normal weights, zero tokens, a sin-cos table that includes
+    the last frequency, tanh-GELU, and in Jumbo's MLP a residual after the norm.
     """
     variant = {"B": "b16", "L": "l16", "cifar": "ti16"}[size]
     if jumbo and fork:
@@ -102,11 +102,11 @@ def mae_encoder(size: str, *, jumbo: bool, fork: bool) -> dict[str, Any]:
     return dict(name=f"vit_{variant}", position="sincos", layer_scale=None, init="xavier_uniform")
 
 
-# Hierarchical ViTs as their public codes train them on ImageNet-1k with eight GPUs; `small` is for `:quicktest`.
-# Operations are those of Tables A3 to A5 of "Making Vision Transformers Truly Shift-Equivariant".
+# Hierarchical ViTs as in their public codes for ImageNet-1k on eight GPUs; `small` is for `:quicktest`.
+# RandAugment follows Tables A3 to A5 of "Making Vision Transformers Truly Shift-Equivariant".
 SWIN = dict(
     side=224,  # pixels of an image
-    resized=256,  # pixels of that of which it is the centre
+    resized=256,  # pixels before the centre crop
     batch_size=1024,
     epochs=300,
     precision="mixed",
@@ -114,7 +114,7 @@ SWIN = dict(
     clip=5.0,
     rand_augment="rand-m9-n2-mstd0.5-inc1",
     model=dict(drop_path=(0.0, 0.2)),
-    circular={},  # fields of the model where images are tori: no convolution of Swin pads
+    circular={},  # fields of the model for circular images: no convolution of Swin pads
     small=dict(width=16, depths=(1, 1), num_heads=(1, 2), window_size=(4, 4)),
 )
 CVT = SWIN | dict(
@@ -141,13 +141,12 @@ HIERARCHICAL = {"swin_t": SWIN, "swinv2_t": SWIN | dict(side=256, resized=292), 
 def hierarchical(
     c: ConfigDict, name: str, *, torus: bool, epochs: int | None = None, batch_size: int | None = None
 ) -> None:
-    """Train a hierarchical ViT as its own code does, on the centre of images, flipped at random.
+    """Train a hierarchical ViT as in its public code, on image centres with random flips.
 
-    For another number of epochs the warm-up keeps its share of them; for another batch size learning rates keep their
-    ratio to it.
+    The warm-up scales with the number of epochs, and learning rates scale with the batch size.
 
     Args:
-      torus: convolutions pad around the image instead of with zeros.
+      torus: convolutions pad circularly instead of with zeros.
     """
     own = HIERARCHICAL[name]
     c.epochs, c.batch_size, c.precision = epochs or own["epochs"], batch_size or own["batch_size"], own["precision"]

@@ -1,8 +1,8 @@
 """Semantic segmentation on any label maps: a backbone with a decoder, fine-tuned or frozen.
 
-Sources: UperNet (arXiv 1807.10221) as Swin (arXiv 2103.14030) trains it, Section A2.3; a linear map of frozen features,
-DINOv2 (arXiv 2304.07193); transposed convolutions (`equivit/models/segmenter/decoders.py`).  Expected, cost: it is a
-recipe for one's own data, which no paper has.
+Sources: UperNet (arXiv 1807.10221) as in Swin (arXiv 2103.14030), Section A2.3; a linear map of frozen features as in
+DINOv2 (arXiv 2304.07193); transposed convolutions (`equivit/models/segmenter/decoders.py`).  Expected, cost: unknown;
+this is a recipe for your own data, from no paper.
 
     python -m equivit.train --config=configs/segment.py --workdir=/tmp/ade20k --config.init=/tmp/swin_t \
         --config.data.source=pairs:/data/ADEChallengeData2016 --config.data.split=training \
@@ -12,15 +12,15 @@ recipe for one's own data, which no paper has.
     python -m equivit.train --config=configs/segment.py:quicktest --workdir=/tmp/quicktest
     python -m equivit.evaluate --workdir=/tmp/ade20k --suite=segmentation,segmentation_shift --figures
 
-Label maps come from folders (pairs:<dir>, `equivit/data/pairs.py`) or arrays (npz:<file>); data.void says which numbers
-mean no class.  Training resizes by a random ratio, cuts at random, flips, and changes colours.  Evaluation sees whole
-images, and counts pixels at the labels' own size.
+Label maps come from folders (pairs:<dir>, `equivit/data/pairs.py`) or arrays (npz:<file>); data.void lists labels
+without a class.  Training resizes by a random ratio, crops at random, flips, and changes colours.  Evaluation uses
+whole images, and counts pixels at the original size of the labels.
 
 Modes, joined by commas:
 - the backbone: swin_t (by default), swinv2_t, cvt_13, mvitv2_t, vit_s16, or octic_vit_s16, of family D8;
-- the decoder: upernet (by default, where there are stages), linear (else), convolutions, octic (of octic_vit_s16);
+- the decoder: upernet (default for staged backbones), linear (default otherwise), convolutions, octic (octic_vit_s16);
 - adaptive: backbone and decoder are shift-equivariant;
-- frozen: the decoder alone is trained; quicktest.
+- frozen: only the decoder is trained; quicktest.
 """
 
 from configs import recipes

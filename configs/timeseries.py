@@ -1,4 +1,4 @@
-"""PatchTST, with registers and with a Jumbo token, on sets of the UCR and UEA archives; 12 runs each, trained together.
+"""PatchTST, with registers and with a Jumbo token, on the UCR and UEA archives; 12 runs per result, trained together.
 
 Jumbo, Section 4.5 and Appendix A.3.2: best test accuracy with 8 patches, plain / registers / Jumbo: ElectricDevices
 89.0 / 88.8 / 90.1 %, Crop 80.9 / 81.2 / 82.0 %, MelbournePedestrian 92.1 / 91.5 / 91.0 %; all in its Tables 13 and 14.
@@ -11,14 +11,14 @@ Ours and the cost: experiments/tables/jumbo/timeseries.json.
     python -m equivit.sweep --config=configs/timeseries.py:quicktest --workdir=/tmp/quicktest
 
 The training code is not public.  The paper closely follows PatchTST, whose public code has batch norm after each
-branch, adds the attention scores of the layer before, and normalises each series by itself; the three models here have
-layer norm before each branch and none of the rest; with `public` all three are trained with all of it as well, for
-experiments/studies/timeseries_public.py, which compares their order with the paper's.  The paper does not say what is
-exempt from weight decay: here vectors, tokens and positions.
+branch, adds the attention scores of the previous layer, and normalises each series separately.  Our three models have
+layer norm before each branch and nothing else of this; `public` also trains all three in the public form, for
+experiments/studies/timeseries_public.py, which compares their order with the paper's.  The paper does not list the
+parameters without weight decay: here vectors, tokens and positions.
 
-aeon does not know InsectSound, FruitFlies, RightWhaleCalls, FaultDetectionA and WalkingSittingStanding: those are read
-from --config.data.directory, as <name>_TRAIN.ts and <name>_TEST.ts from timeseriesclassification.com or as .npz, the
-others from there or through aeon.  A set that is nowhere is left out.
+aeon lacks InsectSound, FruitFlies, RightWhaleCalls, FaultDetectionA and WalkingSittingStanding: they are read from
+--config.data.directory, as <name>_TRAIN.ts and <name>_TEST.ts from timeseriesclassification.com or as .npz.  Others are
+read from there or through aeon.  Missing data sets are skipped.
 Modes, joined by commas: univariate (the paper's ten sets; the default), multivariate (its other ten), smallest (six
 small sets of both archives, with 8 patches) or quicktest; public.
 """

@@ -205,9 +205,7 @@ def test_every_word_of_a_mode_counts(name, key, value):
 
 
 def test_a_model_is_not_adapted_from_random_weights():
-    with pytest.raises(
-        ValueError, match=r"config\.init is missing: say which ordinary model is fine-tuned, .*--config"
-    ):
+    with pytest.raises(ValueError, match=r"config\.init is missing: give the ordinary model to fine-tune, .*--config"):
         configs.load(str(ROOT / "adaptive_cifar.py:cvt_13,adapted=20"))
     assert configs.load(str(ROOT / "adaptive_cifar.py:cvt_13,adapted=1,quicktest")).init is None
 

@@ -64,7 +64,7 @@ def test_stages():
 
 
 def test_which_blocks_are_replaced_must_be_said():
-    message = r"config.model.replaced is missing: say which .*='\(\(3,\), \(5,\)\)'; train stage1 first, and take"
+    message = r"config.model.replaced is missing: give .*='\(\(3,\), \(5,\)\)'; train stage1 first, and select"
     with pytest.raises(ValueError, match=message) as raised:
         load("stage2")
     assert "\n" not in str(raised.value)
