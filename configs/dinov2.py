@@ -24,10 +24,10 @@ Modes, joined by commas:
 - L (by default), H, both with patches of 16 px, or small: four blocks for images of 48 px, in no paper;
 - a family: plain, H8 (by default), I8, D8 (with an invariantization of every token);
 - official (by default, except for small) or intended.  The public code, and so the paper, inverts the blur
-  probabilities of the crops; decays tokens, positions, the gains of prototypes and octic layer scales; drops branches of octic blocks
-  per sample; starts octic layer scales at 1e-4, not 1e-5; shifts the resized positions of plain models by a tenth of a
-  token; and reshuffles the images when a run resumes, so the result differs from an uninterrupted run.  `intended`
-  does none of this;
+  probabilities of the crops; decays tokens, positions, the gains of prototypes and octic layer scales; drops branches
+  of octic blocks per sample; starts octic layer scales at 1e-4, not 1e-5; shifts the resized positions of plain models
+  by a tenth of a token; and reshuffles the images when a run resumes, so the result differs from an uninterrupted run.
+  `intended` does none of this;
 - quicktest.
 
 In both versions: the initial momentum is 0.992 as in the code (0.8 in the paper's Table 5b), and there is no phase with

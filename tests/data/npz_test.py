@@ -176,7 +176,7 @@ def test_what_a_file_becomes_is_in_proportion(section, npz, monkeypatch):
         monkeypatch.setattr(archives, "FREE", 10**6)
         with pytest.raises(ValueError) as error:
             sources.open_source(section(source=f"npz:{npz}"), "train")
-        expected = "may become; write it again" if save is np.savez_compressed else "1000000 entries for 5"
+        expected = "may expand to; write it again" if save is np.savez_compressed else "1000000 entries for 5"
         assert expected in str(error.value)
     # The size that the directory of the archive declares is no more than what is inflated.
     write(npz, found | {"train_label.npy": b"0" * 10**6})
