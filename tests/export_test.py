@@ -147,7 +147,7 @@ def test_an_opset_that_the_libraries_do_not_have_is_named(tmp_path, monkeypatch,
 
 
 def test_endings_and_layouts_that_there_are_not_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"model.pb: the ending selects the format, and must be .onnx or .stablehlo"):
+    with pytest.raises(ValueError, match=r"model.pb: the ending selects the format and must be .onnx or .stablehlo"):
         export.write(tmp_path / "model.pb", model(), SIZE)
     with pytest.raises(ValueError, match="--layout='hwc' is not one of nhwc, nchw; the nearest is 'nhwc'"):
         export.write(tmp_path / "model.onnx", model(), SIZE, layout="hwc")
@@ -236,7 +236,7 @@ def test_real_time_priority_is_taken_when_asked_for_and_given_back(allowed, monk
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"output": "model.pb"}, "the ending selects the format, and must be .onnx or .stablehlo"),
+        ({"output": "model.pb"}, "the ending selects the format and must be .onnx or .stablehlo"),
         ({"output": "there/is/no.onnx"}, "there is no directory"),
         ({"image_size": "24,41"}, "the width 41 is not divisible by the patch width 8; the nearest are 40 and 48"),
         ({"output": "model.stablehlo", "opset": "18"}, "--opset=18 is only for .onnx"),
