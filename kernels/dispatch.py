@@ -1,4 +1,4 @@
-"""Chooses the implementation of an operation on octic fields, by name or by platform, and shards it over a mesh.
+"""Choice of an operation's implementation by name or platform, and sharding over a mesh.
 
 A field's arrays have batch, tokens and channels as their last three axes, [k, *B, N, c].  Kernels see the arrays of one
 device; weights are replicated on every device.
@@ -16,11 +16,11 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 
 IMPLEMENTATIONS = ("auto", "reference", "xla", "tpu", "gpu", "cpu", "interpret")
-# The kernels of "auto", by the platform of `jax.lax.platform_dependent`: those that have run on such a chip.
+# The kernels of "auto", by platform of `jax.lax.platform_dependent`: only kernels that have run on such a chip.
 PLATFORMS = {"cuda": "gpu"}
 BATCH_AXES = ("data", "fsdp")  # mesh axes that the batch is sharded over
-AUTO = contextvars.ContextVar("implementation", default="auto")  # what "auto" means, by `using`
-FUSED = ("tpu", "interpret")  # those with kernels of whole branches, which have yet to run on a chip
+AUTO = contextvars.ContextVar("implementation", default="auto")  # the meaning of "auto", set by `using`
+FUSED = ("tpu", "interpret")  # have kernels of whole branches, which have not yet run on a chip
 
 
 @contextlib.contextmanager
@@ -50,7 +50,7 @@ def chosen(name: str, implementation: str) -> str:
 
 
 def lacks(asked: str, chosen: str, kernels: dict[str, Callable | None]) -> bool:
-    """Whether `using` asks for a kernel that there is not: then the operation is the reference."""
+    """Whether `using` asks for a kernel that does not exist; the operation then uses the reference."""
     return asked == "auto" != chosen and kernels.get(chosen) is None
 
 
@@ -79,14 +79,14 @@ def run(
 ) -> tuple[jax.Array, ...]:
     """Apply an operation to `(*fields, *weights)`; the results are arrays of fields.
 
-    It cannot be differentiated: each operation defines its own derivative.  Under `jax.vmap` the new axis becomes a
-    batch axis of the fields, so that a kernel sees one larger batch.
+    It has no derivative: each operation defines its own.  Under `jax.vmap` the new axis becomes a batch axis of the
+    fields, so that a kernel sees one larger batch.
 
     Args:
       name: of the operation, for errors.
       implementation: any but "xla".
       plain: the operation in plain jnp, for any shape and dtype.
-      kernels: by implementation, the kernel for one device, or None if it does not support the shapes or dtypes.
+      kernels: the kernel for one device by implementation, or None if it does not support the shapes or dtypes.
       fields: arrays [k, *B, N, c].
       weights: arrays of any shape.
 
@@ -115,12 +115,12 @@ def run(
 
 
 def select(name: str, implementation: str, plain: Callable, kernels: dict[str, Callable], *arrays: Any) -> Any:
-    """Apply the implementation to arrays, or trees of them; "auto" is the platform's kernel or else `plain`.
+    """Apply the implementation to arrays, or trees of arrays; "auto" is the platform's kernel or else `plain`.
 
-    Kernels for GPUs are for Hopper; a program lowered for one where there is no GPU is taken to be for it.
+    GPU kernels are for Hopper; a program lowered for CUDA on a machine without a GPU is assumed to target Hopper.
 
     Raises:
-      ValueError: it is neither "auto" nor a key of `kernels`.
+      ValueError: the implementation is neither "auto" nor a key of `kernels`.
     """
     if implementation != "auto":
         if implementation not in kernels:
@@ -133,19 +133,19 @@ def select(name: str, implementation: str, plain: Callable, kernels: dict[str, C
 
 @functools.cache
 def _hopper() -> bool:
-    """Whether "auto" may be a kernel for GPUs, which are for Hopper: not where there is a GPU of another kind."""
+    """Whether "auto" may use GPU kernels, which need Hopper: False on a machine with another GPU."""
     device = jax.devices()[0]
     return device.platform != "gpu" or getattr(device, "compute_capability", None) == "9.0"
 
 
 def no_kernel(name: str, implementation: str, arrays: Any, also: str = "") -> ValueError:
-    """The error that the implementation has no kernel for arrays, or trees of them, and what `also` says."""
+    """The error for an implementation without a kernel for these arrays, or trees of arrays; `also` adds details."""
     shapes = ", ".join(f"{a.dtype}{list(a.shape)}" for a in jax.tree.leaves(arrays))
     return ValueError(f"{name}: {implementation=} has no kernel for {shapes}{also}; 'auto' and 'xla' support any.")
 
 
 def on_rows(kernel: Callable, fields: int) -> Callable:
-    """Adapts a kernel, with first `fields` arguments and results [k, M, c], to arrays [k, *B, N, c]."""
+    """Adapt a kernel whose first `fields` arguments and results are [k, M, c] to arrays [k, *B, N, c]."""
 
     def call(*arrays):
         rows = arrays[0].shape[1:-1]
@@ -163,7 +163,7 @@ def _on_shards(kernel, *, plain, fields, weights):
     mesh, batch = jax.sharding.get_abstract_mesh(), fields[0].shape[1:-2]
     if fields[0].size == 0:
         return plain
-    # Inside a shard_map with check_vma=True: kernels do not declare over which axes their results vary.
+    # Inside a shard_map with check_vma=True: kernels do not declare the axes over which their results vary.
     if any(jax.typeof(a).manual_axis_type.varying for a in fields):
         return plain
     if mesh.empty or mesh.size == 1 or all(kind == AxisType.Manual for kind in mesh.axis_types):

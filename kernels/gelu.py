@@ -1,4 +1,4 @@
-"""The exact GELU, x (1 + erf(x / sqrt(2))) / 2, whose backward pass begins from x."""
+"""The exact GELU, x (1 + erf(x / sqrt(2))) / 2, whose backward pass recomputes erf from x."""
 
 import math
 
@@ -17,5 +17,5 @@ def _(primals, tangents):
 
 
 def _mirrored(x: jax.Array) -> jax.Array:
-    """The same, bit for bit, as erf is odd; but XLA would keep the same erf for the backward pass."""
+    """The same values, bit for bit, as erf is odd; otherwise XLA would store erf for the backward pass."""
     return 0.5 * x * (1 - jax.lax.erf(-x * math.sqrt(0.5)))

@@ -16,7 +16,7 @@ Linear = tuple[Field, jax.Array | None]
 
 
 def linear(field: Field, map: Linear) -> Field:
-    """x W + b: one matrix for all rows of an array, [C, F], or one for each, [i, C, F]; b is added to the first row."""
+    """x W + b: one matrix [C, F] for all rows of an array, or one per row [i, C, F]; b is added to the first row."""
     (weights, bias) = map
     with jax.named_scope("linear"):
         first, *others = (kept(_product(x, w)) for x, w in zip(field, weights, strict=True))

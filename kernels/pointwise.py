@@ -1,4 +1,4 @@
-"""Pointwise parts of the octic kernels: the group's fast Fourier transform and its inverse on eight values, and GELU.
+"""Pointwise arithmetic of the octic kernels: the group's fast Fourier transform, its inverse, and the GELU.
 
 Every function is plain arithmetic on arrays of one shape, so that it runs in a Pallas kernel of any backend, in jnp and
 in NumPy.  Components are in the order A1, A2, B1, B2, E11, E12, E21, E22 (Exy: copy x, row y of E).
@@ -21,9 +21,9 @@ LARGEST = 6.0  # where the tail is 1e-9; far beyond it the polynomial increases 
 TAIL = (2.45608595e-5, -6.96318022e-4, 7.84691604e-3, -5.30603817e-2, -4.5902321e-1, -1.15112479, -1.0)
 LOG2_DENSITY = (-0.5 / math.log(2), -0.5 * math.log2(2 * math.pi))  # log2 of phi(x) = this[0] x^2 + this[1]
 
-# Phi(x) = (1 + tanh(x q(x^2))) / 2; q are the coefficients, from the highest, with which x Phi(x) is nearest for
-# |x| <= LARGEST: within 2.6e-5, found by linear programming on the linearised error at 4,001 points.  It takes half as
-# many operations as the tail, and one of the TPU's transcendental ones.
+# Phi(x) = (1 + tanh(x q(x^2))) / 2; q has these coefficients, highest first.  They minimise the error of x Phi(x) for
+# |x| <= LARGEST, to 2.6e-5, found by linear programming on the linearised error at 4,001 points.  It takes half as many
+# operations as the tail, and only one transcendental operation of the TPU.
 TANH = (-3.51521626e-4, 3.70056638e-2, 7.97507874e-1)
 
 
@@ -69,7 +69,7 @@ def gelu(x: jax.Array) -> jax.Array:
 def double_gelu(u: jax.Array, scale: float) -> jax.Array:
     """2 gelu(scale u) / scale, with an error below 6e-5 / scale: less than bfloat16 rounds.
 
-    The factors cost nothing here, and save one multiplication of each argument and one of each result.
+    The factors cost nothing here, and save one multiplication per argument and one per result.
     """
     square = jnp.minimum(u * u, (LARGEST / scale) ** 2)
     fifth, third, first = (c * scale**power for c, power in zip(TANH, (5, 3, 1), strict=True))

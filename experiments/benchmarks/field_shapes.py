@@ -1,14 +1,14 @@
-"""Shapes of octic fields for tests and benchmarks: those of the models, and awkward ones."""
+"""Shapes of octic fields for tests and benchmarks: realistic ones from the models, and awkward ones."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """A field lines [4, *batch, tokens, channels], and its width after the first linear map of the MLP.
+    """The shape of a field, lines [4, *batch, tokens, channels], and its hidden width in the MLP.
 
     Attributes:
-      name: of the model, or of what is awkward.
+      name: the model, or what makes the shape awkward.
       batch: the batch axes.
       tokens: number of tokens.
       channels: per component, width / 8.

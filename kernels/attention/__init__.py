@@ -1,4 +1,4 @@
-"""Softmax attention: `attend` of queries, keys and values head by head, `attention` of all heads side by side."""
+"""Softmax attention: `attend` takes queries, keys and values per head, `attention` takes all heads side by side."""
 
 import jax
 import jax.numpy as jnp
@@ -26,10 +26,10 @@ def attend(
     Shapes: q [*B, H, N, d], k [*B, H, M, d], v [*B, H, M, e] -> [*B, H, N, e].
 
     Args:
-      bias: one that broadcasts to [*B, H, N, M]; None for 0.
+      bias: broadcasts to [*B, H, N, M]; None for 0.
       scale: None for 1 / sqrt(d).
-      implementation: "gpu" is cuDNN's flash attention, in bfloat16 and float16, without a bias, of 8 to 128 channels a
-        head, a multiple of 8; "auto" uses it on an NVIDIA GPU.  Others are the reference.
+      implementation: "gpu" is cuDNN's flash attention, for bfloat16 and float16, no bias, and 8 to 128 channels a head,
+        in multiples of 8.  "auto" uses it on an NVIDIA GPU.  All others use the reference.
 
     Raises:
       ValueError: an unknown implementation, or no kernel for these arrays.
@@ -49,14 +49,14 @@ def attend(
 
 
 def attention(qkv: jax.Array, heads: int, *, implementation: str = "auto") -> jax.Array:
-    """Softmax attention of all heads from the result of one linear map, columns (q | k | v) x heads x head channels.
+    """Softmax attention of all heads, from one linear map with columns (q | k | v) x heads x head channels.
 
     Shapes: [*B, N, 3 H d] -> [*B, N, H d].
 
     Args:
       heads: H.
-      implementation: "tpu" is a kernel that takes the heads as they lie (`tpu.py`), for 100 to 400 tokens, H d a
-        multiple of 128 and d at most 128; "interpret" runs it anywhere, slowly.  Others are those of `attend`.
+      implementation: "tpu" is a kernel that reads the heads in place (`tpu.py`), for 100 to 400 tokens, H d a multiple
+        of 128 and d at most 128.  "interpret" runs it anywhere, slowly.  Others as for `attend`.
 
     Raises:
       ValueError: an unknown implementation, a width that is not 3 H d, or no kernel for this shape or dtype.
@@ -65,7 +65,7 @@ def attention(qkv: jax.Array, heads: int, *, implementation: str = "auto") -> ja
     if qkv.ndim < 2 or qkv.shape[-1] % (3 * heads):
         raise ValueError(f"{NAME}: qkv {qkv.shape} must be [*B, N, 3 H d]; {heads=} needs multiples of {3 * heads}.")
     if chosen in ("tpu", "interpret"):
-        from kernels.attention import arranged  # here: other platforms need no Mosaic
+        from kernels.attention import arranged  # deferred: other platforms need no Mosaic
 
         parts = (qkv.shape[-1] // (3 * heads),)
         if arranged.supported((qkv[None],), parts, heads):
@@ -79,6 +79,6 @@ def attention(qkv: jax.Array, heads: int, *, implementation: str = "auto") -> ja
 
 
 def weights(q: jax.Array, k: jax.Array) -> jax.Array:
-    """The weights in `attend`, softmax(q k^T / sqrt(d)) in at least float32: [*B, H, N, M]."""
+    """Attention weights, softmax(q k^T / sqrt(d)) in at least float32: [*B, H, N, M]."""
     with jax.named_scope("attention"):
         return jax.nn.softmax(reference.logits(q, k))

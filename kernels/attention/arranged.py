@@ -1,4 +1,4 @@
-"""Attention of heads that lie in the lanes of a TPU's registers as `lanes.py` arranges them, and its derivative.
+"""Attention, and its derivative, for heads placed in the lanes of TPU registers by `lanes.py`.
 
 The kernels are in `tpu.py`.  They compute the softmax in float32 and store only q, k and v for the derivative.
 """
@@ -20,7 +20,7 @@ Parts = tuple[int, ...]  # channels of a head in each source
 
 
 def supported(qkv: tuple[jax.Array, ...], parts: Parts, heads: int, backward: bool = False) -> bool:
-    """Whether there is a kernel for `attend` of qkv, or for its derivative."""
+    """Whether there is a kernel for `attend`, or for its derivative."""
     arrangement = arrange(parts, heads)
     if arrangement is None or sum(len(a) * a.shape[-1] for a in qkv) != arrangement.token_widths[0]:
         return False
@@ -28,17 +28,14 @@ def supported(qkv: tuple[jax.Array, ...], parts: Parts, heads: int, backward: bo
 
 
 def fits(x: jax.Array, arrangement: Arrangement, backward: bool = False) -> bool:
-    """Whether the kernel can hold what is so arranged for all tokens of x [k, *B, N, c].
-
-    Not if a size is a symbol (for export).
-    """
+    """Whether the kernel can hold all tokens of x [k, *B, N, c] so arranged; False for symbolic sizes (export)."""
     *batch, tokens, _ = x.shape[1:]
     known = all(isinstance(n, int) for n in (*batch, tokens))
     return known and tpu.buffers(x.dtype, tokens, arrangement.token_widths, backward) is not None
 
 
 def attend(implementation: str, parts: Parts, heads: int, *qkv: jax.Array) -> tuple[jax.Array, ...]:
-    """Attention of heads that have `parts` channels in each source, placed as `lanes.arrange` says.
+    """Attention of heads with `parts` channels in each source, placed by `lanes.arrange`.
 
     Shapes: arrays [k, *B, N, qkv width], each of k sources -> [k, *B, N, width].
     """
@@ -71,7 +68,7 @@ def forward(*qkv: jax.Array, implementation: str, parts: Parts, heads: int) -> t
 
 @functools.partial(jax.jit, static_argnames=("implementation", "parts", "heads"), inline=True)
 def backward(*arrays: jax.Array, implementation: str, parts: Parts, heads: int) -> tuple[jax.Array, ...]:
-    """The gradient at its arguments, from these and the gradients at its results; without a kernel, by XLA."""
+    """The gradient of the arguments, from the arguments and the gradients of the results; without a kernel, by XLA."""
     qkv, plain = arrays[: len(arrays) // 2], _plain(parts, heads)
 
     def plain_backward(*arrays):

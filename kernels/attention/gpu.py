@@ -1,6 +1,6 @@
 """cuDNN's flash attention, for NVIDIA GPUs.
 
-It needs a GPU when a program is traced: one that is lowered for CUDA on a machine without a GPU uses the reference.
+It needs a GPU when a program is traced: a machine without a GPU lowers the reference for CUDA.
 """
 
 import functools
@@ -12,7 +12,7 @@ HEAD_CHANNELS = 128  # the most that cuDNN supports on every GPU; must be a mult
 
 
 def supported(q: jax.Array, k: jax.Array, v: jax.Array) -> bool:
-    """Whether cuDNN has a kernel for these types and head channels, and there is an image."""
+    """Whether cuDNN supports these dtypes and head channels, and the batch is not empty."""
     channels = q.shape[-1]
     if 0 in q.shape or channels > HEAD_CHANNELS or channels % 8 or channels != v.shape[-1]:
         return False
@@ -21,7 +21,7 @@ def supported(q: jax.Array, k: jax.Array, v: jax.Array) -> bool:
 
 @functools.cache
 def available() -> bool:
-    """Whether there is a GPU that cuDNN runs on."""
+    """Whether this machine has a GPU that runs cuDNN."""
     return jax.default_backend() == "gpu" and "cuda" in jax.devices()[0].client.platform_version.lower()
 
 

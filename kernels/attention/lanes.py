@@ -1,16 +1,16 @@
-"""Where the channels of a head lie among the lanes of registers, so that selects make its vector one register.
+"""Placement of a head's channels in register lanes, so that selects gather its vector into one register.
 
-A register has 128 lanes.  A head's d channels may come in parts from several arrays, its sources: a dense layer has
-one, an octic field six, one for each row of an irrep.  Lane n of a source lies in lane n mod 128 of a register, and
-moving it to another one is slow.  So heads are placed such that no two channels of a head share a lane: the select,
-by lane, of the registers that they lie in is then the head's whole vector, in an order that is the same for queries
-and keys, and the same for values and results, and therefore does not matter.
+A register has 128 lanes.  A head's d channels may come in parts from several arrays, its sources: a dense layer has one
+source, an octic field six, one per row of an irrep.  Lane n of a source lies in lane n mod 128 of a register; moving it
+to another lane is slow.  So heads are placed such that no two channels of a head share a lane.  Selecting by lane from
+their registers then gives the head's whole vector.  Its order is the same for queries and keys, and for values and
+results, so it does not matter.
 
 Dense, d = 80: head 1 has lanes 80 to 127 of register 0 and lanes 0 to 31 of register 1.  Nothing needs to move.
-Octic: in the natural order the parts of a head have the same lanes in every source.  So each source gets an order of
-heads of its own, listed in `places`, and the linear maps before and after have their columns and rows in that order.
-With d = 64 two heads share a register, one in each half, and the selects that collect one collect both.
-With d = 72 to 128 the rows of an irrep exchange blocks of lanes before heads are collected (`_exchanging`).
+Octic: in the natural order the parts of a head have the same lanes in every source.  So each source gets a separate
+order of heads, listed in `places`; the linear maps before and after permute their columns and rows accordingly.  With d
+= 64 two heads share a register, one in each half, and the selects that collect one collect both.  With d = 72 to 128
+the rows of an irrep exchange blocks of lanes before heads are collected (`_exchanging`).
 """
 
 import functools
@@ -22,15 +22,15 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-LANES = 128  # of a register
+LANES = 128  # lanes of a register
 HALF = LANES // 2
 LINES, PLANES = 4, 2  # rows of an octic field
 
 
 class Piece(NamedTuple):
-    """Lanes `start` to `stop` of a register of a source; if two heads share a register, of each of its halves.
+    """Lanes `start` to `stop` of a source's register; if two heads share a register, of each half.
 
-    Of sources that exchange blocks, those that the source has after it.
+    For sources that exchange blocks, these are the lanes after the exchange.
     """
 
     source: int
@@ -40,7 +40,7 @@ class Piece(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """Sources that exchange blocks of lanes: of k, 2 or 4, the n-th then has block b of number n ^ (b mod k).
+    """Sources that exchange blocks of lanes: among k = 2 or 4 sources, the n-th gets block b of source n ^ (b mod k).
 
     An exchange is its own inverse.
     """
@@ -53,14 +53,14 @@ Pieces = tuple[Piece, ...]
 
 
 class Arrangement(NamedTuple):
-    """How heads lie in the sources, of which each has one array for q, k and v together, and one for the result y.
+    """Placement of heads in the sources; each has one array for q, k and v together, and one for the result y.
 
     Attributes:
-      period: lanes that a head has: 64 if two share a register, else 128.
-      units: for each register full of heads, that is, for two heads or one, the pieces of its q, k, v and y.
-      places: for each source, and of q, k, v and y, the first lane of the part of every head.
-      qkv_widths, widths: of the arrays of each source in lanes, whole registers.
-      exchanges: what happens before heads are collected, and again after y has been put back.
+      period: lanes per head: 64 if two share a register, else 128.
+      units: for each register full of heads (two heads or one), the pieces of its q, k, v and y.
+      places: for each source, and each of q, k, v and y, the first lane of every head's part.
+      qkv_widths, widths: widths of each source's arrays in lanes, whole registers.
+      exchanges: applied before heads are gathered, and again after y is scattered.
     """
 
     period: int
@@ -72,24 +72,24 @@ class Arrangement(NamedTuple):
 
     @property
     def token_widths(self) -> tuple[int, int]:
-        """Lanes of a token in all sources, of q, k and v together and of y."""
+        """Lanes of a token in all sources, for q, k and v together and for y."""
         return sum(self.qkv_widths), sum(self.widths)
 
     def lanes(self, source: int, part: int) -> np.ndarray:
-        """The lanes [4, heads, part] of a source in which q, k, v and y have the channels of each head."""
+        """The lanes [4, heads, part] of each head's channels of q, k, v and y in a source."""
         return np.array(self.places[source])[..., None] + np.arange(part)
 
     def matrix(self, source: int, channels: int) -> np.ndarray:
-        """Zeros and ones [heads x part, width of the source], which take y in the natural order to its lanes.
+        """0/1 matrix [heads x part, width of the source] that takes y from the natural order to its lanes.
 
-        A product with it is exact, leaves 0 in lanes of no head, and has a derivative without a scatter.
+        A product with it is exact, leaves 0 in unused lanes, and has a derivative without a scatter.
         """
         return _matrix(self._natural(source, channels)[3], self.widths[source])
 
     def qkv_matrices(self, source: int, channels: int) -> np.ndarray:
         """As `matrix`, for q, k and v [3, heads x part, width], or for (q | k | v) [1, 3 x heads x part, qkv width].
 
-        The former where they lie one after the other: with zeros between them the product would take longer.
+        The first form applies where q, k and v are consecutive: zeros between them would slow the product down.
         """
         lanes, width = self._natural(source, channels)[:3], self.qkv_widths[source]
         if width != 3 * self.widths[source]:
@@ -106,7 +106,7 @@ class Arrangement(NamedTuple):
 
 
 def product(subscripts: str, x: jax.Array, matrix: np.ndarray) -> jax.Array:
-    """The product of an array and an `Arrangement.matrix`, or several of one width, in the dtype of the array."""
+    """The product of an array and one or more `Arrangement.matrix`, in the dtype of the array."""
     return jnp.einsum(subscripts, x, matrix.astype(x.dtype), precision=jax.lax.Precision.HIGHEST)
 
 
@@ -118,7 +118,7 @@ def _matrix(lanes, width):
 
 @functools.cache
 def arrange(parts: tuple[int, ...], heads: int) -> Arrangement | None:
-    """Places for heads that have `parts` channels in each source; None if none were found."""
+    """Place heads with `parts` channels in each source; None if no placement was found."""
     packed, exchanging = _packed(parts, heads), _exchanging(parts, heads)
     if packed is None or exchanging is None or sum(exchanging.widths) > sum(packed.widths):
         return packed or exchanging
@@ -126,11 +126,12 @@ def arrange(parts: tuple[int, ...], heads: int) -> Arrangement | None:
 
 
 def _exchanging(parts: tuple[int, ...], heads: int) -> Arrangement | None:
-    """Octic parts in blocks, which the rows of an irrep exchange; None for others, or if 8 does not divide the heads.
+    """Place octic parts in blocks that the rows of an irrep exchange; None for other parts, or if 8 does not divide
+    heads.
 
     A part is a block.  Four blocks of lines, or two of planes, are a group of d / 2 lanes.  After the exchange, a group
-    of one row has all lines, or all planes, of a head, which so has two pieces.  The exchange takes two selects for a
-    register of lines, and one for a register of planes, whatever the number of heads in it.
+    of one row has all lines, or all planes, of a head, so a head has two pieces.  The exchange takes two selects per
+    register of lines and one per register of planes, for any number of heads.
     """
     line, group = parts[0], sum(parts) // 2
     if parts != (line,) * LINES + (2 * line,) * PLANES or not HALF < sum(parts) <= LANES or heads % 8:
@@ -151,11 +152,12 @@ def _exchanging(parts: tuple[int, ...], heads: int) -> Arrangement | None:
 
 
 def _places_of_lines(heads: int, groups: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For q, k, v and y [4, heads]: the register, group and row in which a head's lines are after the exchange.
+    """For q, k, v and y [4, heads]: the register, group and row of a head's lines after the exchange.
 
-    Group and row are a slot, which q and k of a head share, and v and y.  y takes the fewest registers, and in them the
-    fewest slots; v takes these of the last registers, q and k all that is left.  ViT-H has 12 slots: v takes eight of
-    them in registers 2 and 3, q all of register 0, k all of register 1, and the last four heads of q and k the rest.
+    Group and row form a slot.  q and k of a head share one slot, v and y another.  y takes the fewest registers and, in
+    them, the fewest slots; v takes the same slots of the last registers; q and k take the rest.  ViT-H has 12 slots: v
+    takes eight of them in registers 2 and 3, q all of register 0, k all of register 1, and the last four heads of q and
+    k the rest.
     """
     slots = LINES * groups
     y_registers = -(-heads // slots)
@@ -165,16 +167,16 @@ def _places_of_lines(heads: int, groups: int) -> tuple[np.ndarray, np.ndarray, n
     registers = next(n for n in itertools.count(fewest) if ((n - taken) // 2).sum() >= heads)
     pairs = [(i, slot) for i in range(registers // 2) for slot in range(slots) if 2 * i + 1 < registers - taken[slot]]
     pair, q_slot = np.array(pairs[:heads]).T
-    apart = (registers - y_registers) // 2  # pairs of registers without v: those of q come first
+    apart = (registers - y_registers) // 2  # pairs of registers without v: first q, then k
     q, k = np.where(pair < apart, (pair, apart + pair), (2 * pair, 2 * pair + 1))
     slot = np.stack([q_slot, q_slot, v_slot, v_slot])
     return np.stack([q, k, registers - 1 - y_register, y_register]), slot // LINES, slot % LINES
 
 
 def _places_of_planes(groups_of_lines: np.ndarray, groups: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """As `_places_of_lines`; q, k and v have registers of their own, and a head any group but that of its lines.
+    """As `_places_of_lines`, with separate registers for q, k and v; a head's planes avoid the group of its lines.
 
-    There always are such places, as no group has the lines of more than half of the heads.
+    Such places always exist, since no group has the lines of more than half of the heads.
     """
     heads = groups_of_lines.shape[1]
     registers = -(-heads // (PLANES * groups))
@@ -188,16 +190,16 @@ def _places_of_planes(groups_of_lines: np.ndarray, groups: int) -> tuple[np.ndar
 
 
 def _packed(parts: tuple[int, ...], heads: int) -> Arrangement | None:
-    """Parts that lie one after the other in each source, of q, then of k, then of v; None if no order was found.
+    """Place parts consecutively in each source: q, then k, then v; None if no order was found.
 
-    One source, and the first of the longest parts, have the heads in their natural order.
+    A single source, and the first of the longest parts, keep the heads in their natural order.
     """
     period = HALF if 2 * sum(parts) == LANES else LANES
     units, rest = divmod(heads * period, LANES)
     if sum(parts) > LANES or rest:
         return None
     widths = tuple(-(-heads * part // LANES) * LANES for part in parts)
-    used = np.zeros((units, period), int)  # lanes that a unit has so far
+    used = np.zeros((units, period), int)  # lanes taken in each unit so far
     firsts: dict[int, np.ndarray] = {}
     for i in sorted(range(len(parts)), key=lambda i: -parts[i]):  # long parts have the fewest choices
         slots = _slots(parts[i], widths[i], period)
@@ -229,14 +231,14 @@ def _packed(parts: tuple[int, ...], heads: int) -> Arrangement | None:
 
 
 def _slots(part: int, width: int, period: int) -> np.ndarray:
-    """The first lanes of parts that lie one after the other; with two heads in a register, in its first half."""
+    """The first lanes of consecutive parts; with two heads in a register, in its first half."""
     if period == LANES:
         return np.arange(width // part) * part
     return (np.arange(0, width, LANES)[:, None] + np.arange(period // part) * part).ravel()
 
 
 def _pieces(source: int, first: int, part: int, period: int) -> list[Piece]:
-    """The part from lane `first` on; a part that begins in one register may end in the next."""
+    """The pieces of the part at lane `first`; it may begin in one register and end in the next."""
     register, start = divmod(int(first), LANES)
     stop = start + part
     pieces = [Piece(source, register, start, min(stop, period))]

@@ -1,24 +1,24 @@
-"""Attention on a TPU, one program per image: it holds whole rows of the softmax in VMEM.
+"""Attention on a TPU, one program per image, with whole rows of the softmax in VMEM.
 
-The reference, for one head of q, k and v [N, d], and its derivative, from the gradient g of y:
+The reference for one head of q, k and v [N, d], and its derivative from the gradient g of y:
 
     weights = softmax(q k^T / sqrt(d))                               y = weights v
     dw = g v^T      ds = weights * (dw - sum(weights * dw)) / sqrt(d)
     dq = ds k       dk = ds^T q                                      dv = weights^T g
 
-The kernels are these lines, for all heads of an image one after the other in one straight program, in which the
-compiler lets the softmax of one head run beside the products of another.  The matrix units take registers of 128 lanes,
-full or not, and a head has fewer channels.  So the lines are written for a register full of heads, a unit
-(`lanes.py`), which a `_Reader` selects from the arrays and a `_Writer` puts back:
+The kernels compute these lines for all heads of an image in one straight-line program; the compiler overlaps the
+softmax of one head with the products of another.  The matrix units take registers of 128 lanes, full or not, and a head
+has fewer channels.  So the kernels process a register full of heads, a unit (`lanes.py`), which a `_Reader` gathers
+from the arrays and a `_Writer` scatters back:
 
-  - A product over the channels of a head is one over all lanes of its unit, where one factor is 0 in the lanes that are
-    not the head's.  The matrix units take no longer for it, and no lane has to move.
-  - weights v: of two heads in a register, the products are [y | *] and [* | y'], and a select makes [y | y'] of them.
-    With 1 in the other half of v, * are the sums of the weights, which the division needs: the opposite select makes
-    [s' | s] of them, and one rotation by half a register [s | s'].  The matrix units compute these sums at no cost.
-  - N is the whole axis of a block, so the compiler masks what is left of the last register of keys.  A register for a
-    single key, the 129th or the 257th, would cost as much as a full one: that key enters the softmax apart, as a row.
-    The backward pass does not do so.
+  - A product over the channels of a head runs over all lanes of its unit, with one factor 0 outside the head's lanes.
+    This takes the matrix units no longer, and no lane has to move.
+  - weights v: with two heads in a register, the products are [y | *] and [* | y'], and a select gives [y | y'].  With 1
+    in the other half of v, * is the sum of the weights, which the division needs: the opposite select gives [s' | s],
+    and a rotation by half a register gives [s | s'].  The matrix units compute these sums at no cost.
+  - N is the whole axis of a block, so the compiler masks the rest of the last register of keys.  A register for a
+    single key, the 129th or the 257th, would cost as much as a full one.  So the forward pass adds that key to the
+    softmax separately, as a row; the backward pass does not.
 
 `experiments/benchmarks/tpu_compile.py` estimates their cycles.
 """
@@ -39,25 +39,25 @@ from kernels.tpu import blocks
 from kernels.tpu.blocks import up
 
 NAME = "attention"
-# JAX 0.10 has it among what all platforms have.
+# JAX 0.10 moved it from pltpu to pl.
 _reciprocal = getattr(pltpu, "reciprocal", None) or pl.reciprocal
-# Matrices [N, N] of float32 that the compiler is taken to keep: those of one head, and of the next one.
+# Float32 matrices [N, N] that the compiler is assumed to keep, for one head and the next.
 MATRICES = 6
 STRIP = 16  # rows of a register in bfloat16
 
 
 def buffers(dtype: DTypeLike, tokens: int, lanes: tuple[int, int], backward: bool = False) -> int | None:
-    """How many images of the arrays besides q, k and v the kernel holds; None if not even one fits in VMEM.
+    """Number of images the kernel buffers of the arrays other than q, k and v; None if VMEM cannot hold one.
 
-    Of q, k and v it holds two, the next of which is being fetched.  With two of the others as well, nothing waits.  In
-    the backward pass one will do: the results of an image are stored before those of the next are computed.
+    q, k and v have two buffers, one of them being filled.  With two for the other arrays as well, nothing waits.  The
+    backward pass can use one: it stores the results of an image before it computes the next.
 
     Args:
-      lanes: of a token in q, k and v together, and in y.
+      lanes: lanes of a token in q, k and v together, and in y.
     """
     qkv, y = (up(tokens, 16) * n * jnp.dtype(dtype).itemsize for n in lanes)
     free = blocks.VMEM_BYTES - matrix_bytes(tokens) - 2 * qkv
-    # Forward, one saves little, and the compiler also keeps the registers of y that a `_Writer` has open.
+    # Forward, a single buffer saves little, and the compiler also keeps the open registers of y in a `_Writer`.
     needed = {2: 2 * (qkv + y), 1: qkv + y} if backward else {2: 3 * y}
     fitting = (count for count, used in needed.items() if used <= free)
     return next(fitting, None) if dtype in (jnp.float32, jnp.bfloat16) else None
@@ -69,7 +69,7 @@ def matrix_bytes(tokens: int) -> int:
 
 
 def forward(*qkv: jax.Array, arrangement: Arrangement, scale: float, interpret: bool = False) -> tuple[jax.Array, ...]:
-    """Attention of arrays [k, *B, N, qkv width], whose sources lie as `arrangement` says: [k, *B, N, width]."""
+    """Attention of arrays [k, *B, N, qkv width], placed by `arrangement` -> [k, *B, N, width]."""
 
     def body(*refs):
         n = len(refs) // 2
@@ -81,7 +81,7 @@ def forward(*qkv: jax.Array, arrangement: Arrangement, scale: float, interpret: 
 
 
 def attend_image(qkv: Sequence[jax.Ref], y: Sequence[jax.Ref], arrangement: Arrangement, scale: float) -> None:
-    """In a kernel: attention of references [k, N, qkv width] is written to references [k, N, width]."""
+    """In a kernel: write the attention of references [k, N, qkv width] to references [k, N, width]."""
     read, write = _Reader(qkv, arrangement), _Writer(y, arrangement)
     for q, k, v, y_pieces in arrangement.units:
         y_unit = _attend(read.gather(q, 0), read.gather(k), read.gather(v), scale, arrangement.period)
@@ -90,7 +90,7 @@ def attend_image(qkv: Sequence[jax.Ref], y: Sequence[jax.Ref], arrangement: Arra
 
 
 def backward(*arrays: jax.Array, arrangement: Arrangement, scale: float, interpret: bool = False) -> tuple:
-    """The gradient at the arguments of `forward`, from these and the gradients at its results."""
+    """The gradient of the arguments of `forward`, from the arguments and the gradients of the results."""
     n = len(arrays) // 2
     qkv, gradients = arrays[:n], arrays[n:]
 
@@ -122,7 +122,7 @@ def _attend(q, k, v, scale, period):
 
 
 def _exponentials(q, k, scale):
-    """The weights of a head before they are divided by their sum: of all keys, or of all but one and of that one."""
+    """The unnormalised weights of a head: of all keys, or of all but the last and of the last."""
     apart = len(k) - 1 if len(k) % LANES == 1 else len(k)
     if apart in (0, len(k)):
         return [_exponential(_dot(q, k, (1, 1)), scale)]
@@ -133,13 +133,13 @@ def _exponentials(q, k, scale):
 
 
 def _exponential(logits, scale, most=None):
-    """exp(scale (logits - most)) as a power of 2, which the unit computes; with the scale it is one product."""
+    """exp(scale (logits - most)) as a power of 2, which the hardware computes; scale and base share one product."""
     most = logits.max(-1, keepdims=True) if most is None else most
     return jnp.exp2((logits - most) * (scale * math.log2(math.e)))
 
 
 def _inverse(x):
-    """1 / x for sums of weights, which are at least 1: without what a division does for 0, infinity and the like."""
+    """1 / x for sums of weights, which are at least 1, so that special cases such as 0 and infinity can be skipped."""
     return _reciprocal(x, full_range=False)
 
 
@@ -151,7 +151,7 @@ def _weighted(weights, v):
 
 
 def _gradients(q, k, v, g, scale, period):
-    """The gradients at q, k and v of a unit, in float32, from the gradient g at y."""
+    """The gradients of q, k and v of a unit, in float32, from the gradient g of y."""
     if period == LANES:
         return _head_gradients(q, g, k, v, scale)
     first, second = _lanes(q) < period, _lanes(q) >= period
@@ -162,10 +162,9 @@ def _gradients(q, k, v, g, scale, period):
 
 
 def _head_gradients(q, g, k, v, scale):
-    """The gradients at q (in the head's lanes), k and v (0 in all others), for q and g that are 0 in all others.
+    """The gradients of q (in the head's lanes), k and v (0 in other lanes), for q and g that are 0 in other lanes.
 
-    The weights stay as they are before they are divided by their sums, [N, N]: it is q, g and a result that are
-    multiplied by the inverse, and by the scale.
+    The weights [N, N] stay unnormalised: q, g and one result are multiplied by the inverse sum and the scale instead.
     """
     weights = _exponential(_dot(q, k, (1, 1)), scale)
     inverse = _inverse(weights.sum(-1, keepdims=True))
@@ -197,25 +196,25 @@ class _Registers:
         self.exchanges = {i: exchange for exchange in arrangement.exchanges for i in exchange.sources}
 
     def stored(self, source: int, register: int) -> jax.Array:
-        """As it lies there."""
+        """The register as stored."""
         ref, i = self.sources[source]
         return ref[i, :, register * LANES : (register + 1) * LANES]
 
     def store(self, source: int, register: int, x: jax.Array) -> None:
-        """Writes it."""
+        """Write the register."""
         ref, i = self.sources[source]
         ref[i, :, register * LANES : (register + 1) * LANES] = x.astype(ref.dtype)
 
 
 class _Reader(_Registers):
-    """Brings units of heads together from their sources."""
+    """Gathers units of heads from their sources."""
 
     def __init__(self, refs, arrangement):
         super().__init__(refs, arrangement)
-        self.exchanged = {}  # by source and register: of sources that exchange blocks, what they have then
+        self.exchanged = {}  # registers after the exchange, by source and register
 
     def gather(self, pieces: Pieces, rest: int | None = None):
-        """The unit [N, 128] that is selected from its pieces; all other lanes hold `rest`, or anything."""
+        """Select the unit [N, 128] from its pieces; all other lanes hold `rest`, or anything if it is None."""
         value = rest if sum(piece.stop - piece.start for piece in pieces) < self.period else None
         for piece in pieces:
             x = self._register(piece.source, piece.register)
@@ -234,15 +233,14 @@ class _Reader(_Registers):
 
 
 class _Writer(_Registers):
-    """Puts units of heads back where their sources have them.
+    """Scatters units of heads to their sources.
 
-    A register of several units stays open until the last of them: to read it back and write it again, unit by unit,
-    takes more instructions.
+    A register of several units stays open until the last one: reading and writing it for each takes more instructions.
     """
 
     def __init__(self, refs, arrangement):
         super().__init__(refs, arrangement)
-        self.open = {}  # by source and register: what it has so far
+        self.open = {}  # unfinished registers, by source and register
 
     def scatter(self, pieces: Pieces, value: jax.Array) -> None:
         """The inverse of `gather`; lanes of no head become 0."""
@@ -255,7 +253,7 @@ class _Writer(_Registers):
                 self.open[place] = _select(piece, self.period, x, self.open.get(place, 0))
 
     def close(self) -> None:
-        """Writes what is open."""
+        """Write the open registers."""
         for source, register in self.open:
             exchange = self.exchanges.get(source)
             if exchange is not None and source == exchange.sources[0]:
@@ -279,7 +277,7 @@ def _exchanged(exchange: Exchange, arrays: Sequence[jax.Array]) -> Sequence[jax.
 
 
 def _select(piece: Piece, period: int, x: jax.Array, other: jax.Array | int) -> jax.Array:
-    """x in the lanes of a piece, and in others `other`, an array or 0."""
+    """x in the lanes of a piece, `other` (an array or 0) elsewhere."""
 
     def own(lanes):
         lanes = lanes & (period - 1)
@@ -289,9 +287,9 @@ def _select(piece: Piece, period: int, x: jax.Array, other: jax.Array | int) -> 
 
 
 def _select_lanes(own: Callable[[jax.Array], jax.Array], x: jax.Array, other: jax.Array | int) -> jax.Array:
-    """x in the lanes of which `own` is true, and `other` in the others.
+    """x in the lanes where `own` is true, `other` elsewhere.
 
-    Two rows of bfloat16 share 32 bits, which the compiler would take apart to select them; as integers they stay.
+    Two rows of bfloat16 share 32 bits, which the compiler would unpack for a select; as integers they stay packed.
     """
     rows = len(x) // STRIP * STRIP if x.dtype == jnp.bfloat16 else 0
     if rows in (0, len(x)):
@@ -309,12 +307,12 @@ def _selected(own, x, other, packed):
 
 
 def _by_image(body, reads, more, results, arrangement, name, interpret):
-    """Run `body(*read blocks, *written blocks)` once per image, where a block is all of its tokens and lanes.
+    """Run `body(*read blocks, *written blocks)` once per image; a block has all tokens and lanes of the image.
 
     Args:
-      reads: arrays [k, *B, N, w] of which an image is held while the next is fetched.
-      more: those of which one will do if VMEM is short, as of the results.
-      results: shapes, like those of `reads` but for the width.
+      reads: arrays [k, *B, N, w], double-buffered by image.
+      more: further arrays, single-buffered if VMEM is short, like the results.
+      results: shapes, equal to those of `reads` except for the width.
     """
     _, *batch, tokens, _ = reads[0].shape
     images, kinds = math.prod(batch), jax.typeof(reads[0])

@@ -24,16 +24,16 @@ def convolve(
     groups: int = 1,
     implementation: str = "auto",
 ) -> jax.Array:
-    """The convolution of maps, in the dtype of the kernel.
+    """Convolve maps, in the dtype of the kernel.
 
     Shapes: x [*B, H, W, groups C], kernel [kh, kw, C, D] -> [*B, h, w, D].
 
     Args:
       pads: rows before and after a map, and columns before and after it.
-      mode: what they hold, "zeros" or with "circular" the other side of the map.
-      groups: of channels, each of which is convolved by itself.
-      implementation: "cpu" is a form that XLA:CPU compiles well (`cpu.py`), where it has one; "reference" is XLA's
-        convolution.  "auto" and others choose between them when a program is lowered.
+      mode: padding values: "zeros", or "circular" for the opposite side of the map.
+      groups: number of channel groups, convolved independently.
+      implementation: "cpu" is a form that XLA:CPU compiles well (`cpu.py`), if there is one; "reference" is XLA's
+        convolution.  All others choose between the two when a program is lowered.
 
     Raises:
       ValueError: an unknown implementation.

@@ -1,7 +1,7 @@
-"""Convolutions as XLA:CPU computes them fast.
+"""Convolutions in forms that XLA:CPU runs fast.
 
-Of most it has good code.  It is slow at depthwise convolutions, by a factor of 30, at gradients of kernels of one tap,
-at few channels by few taps, and without any padding.
+XLA:CPU runs most convolutions well.  It is slow for depthwise convolutions (by a factor of 30), gradients of 1x1
+kernels, few channels by few taps, and convolutions without padding.
 """
 
 import functools
@@ -19,16 +19,16 @@ from kernels.convolution.reference import around, by_library
 Pair = tuple[int, int]
 Pads = tuple[Pair, Pair]
 NONE = ((0, 0), (0, 0))
-FEW_CHANNELS = 4  # of images
-FEW_TAPS = 9  # of a kernel for them that is summed entry by entry
-# More products than this in one sum, and the loop that XLA:CPU makes of them is ten times slower per tap.
+FEW_CHANNELS = 4  # channels of images
+FEW_TAPS = 9  # largest kernel for FEW_CHANNELS that is summed entry by entry
+# With more products in one sum, XLA:CPU's loop is ten times slower per tap.
 TAPS_IN_A_SUM = 49
 
 
 def form(
     x: jax.Array, kernel: jax.Array, *, stride: Pair, pads: Pads, mode: str, groups: int
 ) -> Callable[[jax.Array, jax.Array], jax.Array] | None:
-    """The convolution of x and a kernel in another form than XLA's own; None where that is as fast."""
+    """A faster form of the convolution than XLA's; None if XLA's is as fast."""
     (rows, columns, inner, _), channels = kernel.shape, x.shape[-1]
     if inner == 1 and kernel.shape[3] == groups == channels:
         return functools.partial(_padded_first, functools.partial(_by_taps, stride=stride), pads, mode, written=True)
@@ -40,10 +40,10 @@ def form(
 
 
 def _padded_first(function, pads, mode, x, kernel, written=False):
-    """`function(x, kernel, pads=)`, of maps that hold the other side of the torus where the mode is circular."""
+    """`function(x, kernel, pads=)`, on maps already padded around the torus if the mode is circular."""
     if mode != "circular":
         return function(x, kernel, pads=pads)
-    if written:  # as an array of its own, which many taps read faster than by indices
+    if written:  # as a separate array: many taps read it faster than by indices
         wrapped = jax.lax.optimization_barrier(jnp.pad(x, [(0, 0), *pads, (0, 0)], mode="wrap"))
     else:
         wrapped = around(x, pads)
@@ -51,7 +51,7 @@ def _padded_first(function, pads, mode, x, kernel, written=False):
 
 
 def _circular(x: jax.Array, kernel: jax.Array, *, stride: Pair, pads: Pads, groups: int) -> jax.Array:
-    """A convolution around a torus of one column more, which a negative padding leaves out.
+    """A circular convolution with one extra column, which negative padding removes.
 
     XLA:CPU's convolution is slower without any padding.
     """
@@ -59,13 +59,13 @@ def _circular(x: jax.Array, kernel: jax.Array, *, stride: Pair, pads: Pads, grou
     return by_library(around(x, (rows, (left, right + 1))), kernel, stride, ((0, 0), (0, -1)), groups)
 
 
-# ---- Kernels of one tap
+# ---- 1x1 kernels
 
 
 def _by_points(x: jax.Array, kernel: jax.Array, *, groups: int) -> jax.Array:
-    """A convolution with kernels of one tap, as the matrix product that it is.
+    """A 1x1 convolution as a matrix product.
 
-    XLA:CPU has no good kernel for the gradient: as convolutions they take up to three times as long.
+    XLA:CPU's convolution gradients take up to three times as long.
     """
     return jnp.matmul(x, kernel[0, 0]) if groups == 1 else _grouped_points(x, kernel, groups)
 
@@ -81,10 +81,10 @@ def _grouped_points_pullback(groups, arrays, slope):
 
 @with_pullback(_grouped_points_pullback, static=(2,))
 def _grouped_points(x: jax.Array, kernel: jax.Array, groups: int) -> jax.Array:
-    """With groups only the gradient consists of matrix products.
+    """A grouped 1x1 convolution whose gradient consists of matrix products.
 
-    In the forward pass they would transpose x, and a compiler would compute the depthwise convolution before them in
-    that order too, ten times slower.
+    In the forward pass, products would transpose x.  XLA would then compute a depthwise convolution before them in that
+    order too, ten times slower.
     """
     return by_library(x, kernel, (1, 1), NONE, groups)
 
@@ -94,9 +94,9 @@ def _grouped_points(x: jax.Array, kernel: jax.Array, groups: int) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnames=("stride", "pads"))
 def _by_entries(x: jax.Array, kernel: jax.Array, *, stride: Pair, pads: Pads) -> jax.Array:
-    """A convolution of images as a sum over the entries of its kernel, each a row of channels times one of an image.
+    """A convolution of images as a sum over kernel entries, each a row of output channels times one image channel.
 
-    XLA:CPU's convolution of few channels by few taps runs on one thread, and takes four times as long.
+    XLA:CPU runs convolutions of few channels by few taps on one thread, which takes four times as long.
     """
     return _summed_entries(x, kernel, stride, pads)
 
@@ -141,7 +141,7 @@ def _summed(x: jax.Array, kernel: jax.Array, stride: Pair, pads: Pads) -> jax.Ar
 
 
 def _sum(products: Sequence[jax.Array]) -> Any:
-    """The sum in one loop; of many products in a few loops, which write partial sums."""
+    """The sum in one loop, or for many products in a few loops that write partial sums."""
     groups = [products[i : i + TAPS_IN_A_SUM] for i in range(0, len(products), TAPS_IN_A_SUM)]
     sums = [functools.reduce(operator.add, group) for group in groups]
     if len(sums) == 1:
@@ -153,13 +153,13 @@ def _sum(products: Sequence[jax.Array]) -> Any:
 
 
 def _spread(y: jax.Array, kernel: jax.Array, shape: tuple[int, ...], stride: Pair, pads: Pads) -> jax.Array:
-    """The transpose of `_summed` by x, of the given shape.
+    """The transpose of `_summed` with respect to x, of the given shape.
 
-    Entry q s + u of a padded axis belongs to the taps A s + u of the outputs q - A.  Each phase u is thus a sum over
-    shifted outputs, where the transpose of strided slices would be a sum of maps that are mostly zeros.
+    Entry q s + u of a padded axis belongs to the taps A s + u of the outputs q - A.  So each phase u is a sum over
+    shifted outputs; the transpose of strided slices would be a sum of maps that are mostly zeros.
     """
     (h, w), (kh, kw), (sh, sw), ((top, below), (ahead, behind)) = y.shape[1:3], kernel.shape[:2], stride, pads
-    if stride == (1, 1) and max(top, below) < kh and max(ahead, behind) < kw:  # a convolution too, by the taps reversed
+    if stride == (1, 1) and max(top, below) < kh and max(ahead, behind) < kw:  # also a convolution, with reversed taps
         turned = (kh - 1 - top, kh - 1 - below), (kw - 1 - ahead, kw - 1 - behind)
         return _summed(y, kernel[::-1, ::-1].astype(y.dtype), stride, turned)
     rows, columns = -(-(shape[1] + top + below) // sh), -(-(shape[2] + ahead + behind) // sw)  # of a phase
@@ -179,10 +179,10 @@ def _spread(y: jax.Array, kernel: jax.Array, shape: tuple[int, ...], stride: Pai
 
 
 def _apart(taps: jax.Array) -> jax.Array:
-    """The taps as an array of their own, which a sum over them reads faster on a CPU.
+    """Copy the taps to a separate array, which a CPU reads faster.
 
-    Under a scan over blocks XLA would read them from the stack of all blocks, by an index that each product computes
-    again.  It does not join a branch with what follows, so that the taps come out of one; both branches are the same.
+    Under a scan over blocks, XLA would read them from the stack of all blocks and recompute the index for each product.
+    XLA does not fuse a conditional with its users, so a conditional with two equal branches forces the copy.
     """
     if not taps.size:
         return taps
@@ -191,7 +191,7 @@ def _apart(taps: jax.Array) -> jax.Array:
 
 
 def _padded(x: jax.Array, pads: Pads) -> jax.Array:
-    """Maps with zeros around them, in which sums are taken: float32 at least."""
+    """Zero-padded maps, in at least float32 for the sums."""
     return jnp.pad(x, [(0, 0), *pads, (0, 0)]).astype(jnp.promote_types(x.dtype, jnp.float32))
 
 

@@ -1,4 +1,4 @@
-"""Convolutions of maps by XLA's own, padded with zeros or around the torus: the definition."""
+"""XLA's convolution of maps, padded with zeros or around the torus: the definition."""
 
 import functools
 
@@ -12,7 +12,7 @@ Pair = tuple[int, int]
 def convolve(
     x: jax.Array, kernel: jax.Array, stride: Pair, pads: tuple[Pair, Pair], mode: str, groups: int
 ) -> jax.Array:
-    """The convolution of maps [n, H, W, groups C] with a kernel [kh, kw, C, D]."""
+    """Convolve maps [n, H, W, groups C] with a kernel [kh, kw, C, D]."""
     if mode == "circular":
         x, pads = around(x, pads), ((0, 0), (0, 0))
     return by_library(x, kernel, stride, pads, groups)
@@ -26,10 +26,10 @@ def by_library(x: jax.Array, kernel: jax.Array, stride: Pair, pads: tuple[Pair, 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def around(x: jax.Array, ends: tuple[Pair, Pair]) -> jax.Array:
-    """Maps with rows and columns from the other side of the torus: [*B, H, W, C] -> [*B, t + H + b, l + W + r, C].
+    """Pad maps around the torus: [*B, H, W, C] -> [*B, t + H + b, l + W + r, C].
 
-    It reads the maps by constant indices, which XLA joins with what follows, where it would write `jnp.pad` out first.
-    The gradient is that of `jnp.pad`; that of indices would be a slow scatter.
+    It reads the maps by constant indices, which XLA fuses with the next operation; `jnp.pad` would write a copy first.
+    The gradient is taken from `jnp.pad`, since the gradient of indexing would be a slow scatter.
 
     Args:
       ends: (t, b) and (l, r).

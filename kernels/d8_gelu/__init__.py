@@ -1,4 +1,4 @@
-"""GELU of an octic field: transform to the eight values on the group, exact GELU, and back, in one pass.
+"""GELU of an octic field in one pass: transform to the eight values on the group, apply the exact GELU, transform back.
 
 Shapes: lines [4, *B, N, C] and planes [2, *B, N, 2C] -> the same.  Source: octic ViTs, Section 3.2.3 and Appendix A.
 """
@@ -20,10 +20,10 @@ def d8_gelu(lines: jax.Array, planes: jax.Array, *, implementation: str = "auto"
     Args:
       lines: [4, *B, N, C], the components A1, A2, B1, B2.
       planes: [2, *B, N, 2C], the rows of E, each with the channels of copy 1, then of copy 2.
-      implementation: "auto" uses the GPU kernel in a program that is lowered for a Hopper GPU, if it supports these
-        shapes and dtypes, and plain XLA otherwise.  "xla", "tpu" and "gpu" force one; "interpret" runs the TPU
-        kernel anywhere, slowly.  On several devices a kernel needs the mesh of `jax.set_mesh`; if that does not divide
-        axis -3 evenly, plain XLA runs.
+      implementation: "auto" uses the GPU kernel in a program lowered for a Hopper GPU, if it supports these shapes and
+        dtypes, and plain XLA otherwise.  "xla", "tpu" and "gpu" force one; "interpret" runs the TPU kernel anywhere,
+        slowly.  On several devices a kernel needs a mesh from `jax.set_mesh`; if it does not divide axis -3 evenly,
+        plain XLA runs.
 
     Returns:
       Arrays like `lines` and `planes`.
@@ -53,7 +53,7 @@ def _derivative(implementation, field, slopes):
     return _d8_gelu(implementation, *field), linear(backward_of, backward_of, field, slopes)
 
 
-# Jitted here: outside of jit, a choice by platform would be recompiled at every call.
+# Jitted: otherwise the choice by platform would be recompiled at every call.
 @functools.partial(jax.jit, static_argnames="implementation", inline=True)
 def forward(lines: jax.Array, planes: jax.Array, *, implementation: str) -> tuple[jax.Array, ...]:
     """The GELU, without a derivative."""
@@ -65,7 +65,7 @@ def forward(lines: jax.Array, planes: jax.Array, *, implementation: str) -> tupl
 def backward(
     lines: jax.Array, planes: jax.Array, d_lines: jax.Array, d_planes: jax.Array, *, implementation: str
 ) -> tuple[jax.Array, ...]:
-    """The gradient at the input, from the input and the gradient at the output; all have the same shapes."""
+    """The gradient of the input, from the input and the gradient of the output; all have the same shapes."""
     kernels = _kernels(lines, kernel="backward", fields=2)
     return dispatch.run(NAME, implementation, _reference_backward, kernels, (lines, planes, d_lines, d_planes))
 
@@ -75,8 +75,8 @@ def _reference_backward(lines, planes, *gradient):
 
 
 def _kernels(lines, *, kernel, fields):
-    """The kernels that support the dtype and width of `lines`; `fields`: how many they read (they write one)."""
-    from kernels.d8_gelu import gpu, tpu  # here: Mosaic is slow to import, and models without fields do not need it
+    """The kernels that support the dtype and width of `lines`; they read `fields` fields and write one."""
+    from kernels.d8_gelu import gpu, tpu  # deferred: Mosaic is slow to import, and models without fields do not need it
 
     width, dtype = lines.shape[-1], lines.dtype
     on_tpu = getattr(tpu, kernel) if tpu.supported(width, dtype, fields) else None

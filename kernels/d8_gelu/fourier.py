@@ -1,8 +1,8 @@
-"""The Fourier transform of the group, of eight stacked arrays: [8, ...] along the first axis, by one matrix product.
+"""The Fourier transform of the group along the first axis of stacked arrays [8, ...], by one matrix product.
 
-In its derivative it is a primitive.  JAX transposes a product to one with the axes in another order, for which XLA:CPU
-copies the whole array; the transpose of the primitive is the other direction, with the axes where they are.  In
-bfloat16 that saves a fifth of a training step of D8(ViT-S).
+Its derivative uses a primitive.  JAX transposes a product to one with the axes in another order, for which XLA:CPU
+copies the whole array; the primitive's transpose is the inverse transform with the axes in place.  In bfloat16 that
+saves a fifth of a training step of D8(ViT-S).
 """
 
 import functools
@@ -14,18 +14,18 @@ from jax.interpreters import ad, batching, mlir
 
 from kernels.pointwise import FOURIER
 
-# Of the matrix, [value, component], and the array.
+# Axes of the matrix, [value, component], and of the array.
 AXES = {"regular": "ri,i...->r...", "isotypic": "ri,r...->i..."}
 INVERSE = {"regular": "isotypic", "isotypic": "regular"}
 
 
 def to_regular(components: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
-    """Eight components to the eight values on the group, by a matrix in their dtype; the result has the given one."""
+    """Eight components to the eight values on the group; the matrix has their dtype, the result `dtype`."""
     return _transformed("regular", components.dtype, jnp.dtype(dtype), components)
 
 
 def to_isotypic(values: jax.Array) -> jax.Array:
-    """Eight values on the group to their components, in their dtype."""
+    """Eight values on the group to their components, in the same dtype."""
     return _transformed("isotypic", values.dtype, values.dtype, values)
 
 
@@ -53,7 +53,7 @@ def _transpose(dy, x, *, to: str, matrix, dtype):
 
 
 def _batched(arrays, at, **choices):
-    """The new axis becomes the last one: nothing depends on the axes after the first."""
+    """Move the new axis to the end: the transform does not depend on the axes after the first."""
     (x,), (axis,) = arrays, at
     return _transform.bind(jnp.moveaxis(x, axis, -1), **choices), x.ndim - 1
 

@@ -18,9 +18,9 @@ from jax.typing import DTypeLike
 from kernels import pointwise
 
 THREADS = 128  # per block: one warpgroup
-MULTIPROCESSORS = 132  # of an H200; on other GPUs the load is less balanced, the result the same
+MULTIPROCESSORS = 132  # of an H200; other GPUs balance the load less evenly, with the same result
 BLOCKS = 4  # per multiprocessor: the registers (at most 128 per thread) and shared memory (51 KB per block) allow four
-SLOTS = 3  # of a block's ring buffer
+SLOTS = 3  # slots of a block's ring buffer
 SLOT_BYTES = 16 * 1024  # a tile of every field the kernel reads
 WIDEST = 128  # most channels in a tile
 
@@ -70,7 +70,7 @@ class _Tiles(NamedTuple):
 
     @classmethod
     def cut(cls, m: int, c: int, points: int):
-        """Tiles of `points` points, the widest that add at most an eighth of work past the last channel."""
+        """The widest tiles of `points` points that add at most an eighth of work past the last channel."""
         width = WIDEST
         while -(-c // width) * width * 8 > c * 9:
             width //= 2
@@ -134,7 +134,7 @@ def _body(point, tiles, *refs):
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(lines_smem.at[slot, last], out_lines.at[at_lines], commit_group=False)
         plgpu.copy_smem_to_gmem(planes_smem.at[slot, last], out_planes.at[at_planes])
-        plgpu.wait_smem_to_gmem(1, wait_read_only=True)  # all but this tile are stored: the slot before it is free
+        plgpu.wait_smem_to_gmem(1, wait_read_only=True)  # all but this tile are stored, so the previous slot is free
         pl.when(step + SLOTS - 1 < steps)(lambda: load(step + SLOTS - 1))
 
     plgpu.wait_smem_to_gmem(0)

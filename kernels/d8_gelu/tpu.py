@@ -10,7 +10,7 @@ NAME = "d8_gelu"
 
 
 def supported(channels: int, dtype: DTypeLike, fields: int) -> bool:
-    """Whether tiles of the `fields` that a kernel reads, and of the one that it writes, fit in VMEM."""
+    """Whether tiles of the `fields` read and the one field written fit in VMEM."""
     return blocks.supported(dtype, [channels] * (fields + 1))
 
 
@@ -25,7 +25,7 @@ def forward(lines: jax.Array, planes: jax.Array, *, interpret: bool = False) -> 
 
 
 def backward(*fields: jax.Array, interpret: bool = False) -> tuple[jax.Array, jax.Array]:
-    """The gradient at the input, from the input and the gradient at the output, arrays as in `forward`."""
+    """The gradient of the input, from the input and the gradient of the output; arrays as in `forward`."""
 
     def tile(rows, lanes, lines, planes, d_lines, d_planes, dx_lines, dx_planes):
         values = to_regular(blocks.read(lines, planes, rows, lanes))

@@ -1,4 +1,4 @@
-"""Self-attention of a field: linear map to queries, keys and values, softmax attention of all heads, and linear map.
+"""Self-attention of a field: linear map to queries, keys and values, softmax attention, and linear map.
 
 Shapes: lines [i, *B, N, C] and, unless the group has only 1-D irreps, planes [2, *B, N, 2C] -> the same.
 Source: octic ViTs, Section 3.2.2.
@@ -24,15 +24,15 @@ def isotypic_attention(field: Field, qkv: Linear, proj: Linear, heads: int, *, i
       field: lines [i, *B, N, C] and planes [2, *B, N, 2C], or lines alone.
       qkv: weights [i, C, 3C] and [2C, 6C], outputs ordered (q | k | v) x heads x channels; bias [3C] or None.
       proj: weights [i, C, C] and [2C, 2C]; bias [C] or None.
-      heads: for a kernel their channels, 1 / heads of all, are at most 128.
-      implementation: "tpu" and "interpret" as for `attention`; others are those of `attend`.
+      heads: kernels support at most 128 channels per head.
+      implementation: "tpu" and "interpret" as for `attention`; others as for `attend`.
 
     Raises:
       ValueError: an unknown implementation, or no kernel for these shapes or dtypes.
     """
     chosen = dispatch.chosen(NAME, implementation)
     if chosen in ("tpu", "interpret"):
-        from kernels.isotypic_attention import tpu  # here: other platforms need no Mosaic
+        from kernels.isotypic_attention import tpu  # deferred: other platforms need no Mosaic
 
         parts = tuple(w.shape[-1] // (3 * heads) for x, w in zip(field, qkv[0], strict=True) for _ in x)
         if tpu.supported(field, parts, heads):
@@ -47,7 +47,7 @@ def isotypic_attention(field: Field, qkv: Linear, proj: Linear, heads: int, *, i
 
 
 def _with_derivative_of_reference(kernel, heads: int):
-    """The kernel, but under differentiation the reference: without a backward kernel XLA would have to move lanes."""
+    """The kernel, with the reference's derivative: without a backward kernel, XLA would have to move lanes."""
     call = jax.custom_jvp(kernel)
     call.defjvp(functools.partial(jax.jvp, functools.partial(reference.isotypic_attention, heads=heads)))
     return call

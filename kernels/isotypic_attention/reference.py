@@ -8,13 +8,13 @@ from kernels.isotypic_linear import Field, Linear, linear
 
 
 def isotypic_attention(field: Field, qkv: Linear, proj: Linear, heads: int, *, implementation: str = "xla") -> Field:
-    """Linear map to queries, keys and values, attention of all heads, linear map; `attend` has the implementation."""
+    """Linear map to queries, keys and values, `attend` with the given implementation, and linear map."""
     q, k, v = head_by_head(linear(field, qkv), heads)
     return linear(irrep_by_irrep(attend(q, k, v, implementation=implementation), len(field)), proj)
 
 
 def head_by_head(field: Field, heads: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """q, k and v, [*B, H, N, d] each, of a field [i, *B, N, 3 H c]: channels (q | k | v) x heads x c in each irrep.
+    """Split a field [i, *B, N, 3 H c], channels (q | k | v) x heads x c in each irrep, into q, k and v [*B, H, N, d].
 
     A head's vector is [A1 | A2 | B1 | B2 | E row 0 | E row 1].
     """
@@ -24,7 +24,7 @@ def head_by_head(field: Field, heads: int) -> tuple[jax.Array, jax.Array, jax.Ar
 
 
 def irrep_by_irrep(y: jax.Array, leaves: int) -> Field:
-    """Vectors of heads [*B, H, N, d] to a field, lines [4, *B, N, H c] and planes [2, *B, N, 2 H c], or lines alone."""
+    """Head vectors [*B, H, N, d] to a field, lines [4, *B, N, H c] and planes [2, *B, N, 2 H c], or lines alone."""
     if leaves == 1:
         return (_from_heads(y, 2),)
     lines, planes = jnp.split(y, 2, axis=-1)

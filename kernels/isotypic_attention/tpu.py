@@ -1,9 +1,8 @@
 """Self-attention of a field on a TPU, by the kernels of `kernels.attention`.
 
 A head's vector has parts from all rows of irreps, which in the natural order of heads lie in the same lanes.  The
-kernel wants them in different ones (`attention/lanes.py`), so the first linear map makes them there: its columns, and
-the rows of the second, are permuted, for every row of irreps in its own way.  The field that comes and goes, and the
-weights that are stored, have the natural order.
+kernel needs them in different lanes (`attention/lanes.py`).  So the columns of the first linear map, and the rows of
+the second, are permuted separately for each row of irreps.  Input, output and stored weights have the natural order.
 """
 
 import jax
@@ -19,7 +18,7 @@ Parts = tuple[int, ...]
 
 
 def attention(implementation: str, parts: Parts, heads: int, field: Field, qkv: Linear, proj: Linear) -> Field:
-    """Self-attention of a field, of heads that have `parts` channels in each row of irreps."""
+    """Self-attention of a field whose heads have `parts` channels in each row of irreps."""
     (three, bias), proj = arranged(qkv, proj, parts, heads)
     side_by_side = tuple(jax.lax.collapse(jnp.moveaxis(w, 1, 2), 2) for w in three)
     arrays = linear(field, (side_by_side, bias))
@@ -29,16 +28,16 @@ def attention(implementation: str, parts: Parts, heads: int, field: Field, qkv: 
 
 
 def supported(field: Field, parts: tuple[int, ...], heads: int, backward: bool = False) -> bool:
-    """Whether there is a kernel for such fields, or for its derivative."""
+    """Whether there is a kernel for such fields, or for the derivative."""
     arrangement = arrange(parts, heads)
     return arrangement is not None and arranged_attention.fits(field[0], arrangement, backward)
 
 
 def arranged(qkv: Linear, proj: Linear, parts: tuple[int, ...], heads: int) -> tuple[Linear, Linear]:
-    """The maps with the columns of the first, and the rows of the second, where the kernel wants the heads.
+    """Permute the columns of the first map and the rows of the second to the kernel's placement of heads.
 
-    The weights of the first are [i, k, C, qkv width / k], of which k = 3, one matrix each for queries, keys and values,
-    unless these share registers: side by side their columns would have to move among the lanes once more.
+    The weights of the first map are [i, k, C, qkv width / k].  k is 3, one matrix each for queries, keys and values,
+    unless these share registers: in one matrix their columns would have to move among the lanes again.
     """
     arrangement = arrange(parts, heads)
     if arrangement is None:

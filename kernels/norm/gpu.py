@@ -1,6 +1,6 @@
 """The norm on a GPU: the standard deviation of lines and planes is computed once.
 
-Left to itself, XLA computes it in the fusion of either, and so reads the whole field twice.
+By default XLA computes it in both fusions, and so reads the whole field twice.
 """
 
 import jax
@@ -11,7 +11,7 @@ from kernels.norm.reference import Norm
 
 
 def normalise(field: Field, scales: Field, bias: jax.Array, norm: Norm) -> Field:
-    """The reference with an array for the inverse of the standard deviation."""
+    """The reference, with the inverse standard deviation stored as an array."""
     centred = reference.centre(field)
     inverse = jax.lax.optimization_barrier(reference.inverse_deviation(field, centred, norm))
     return reference.scaled(field, centred, inverse, scales, bias)

@@ -30,17 +30,17 @@ def octic_attention(
 ) -> tuple[jax.Array, jax.Array]:
     """scale * attention(norm(x)) of an octic field x.
 
-    The kernel is for a TPU and for inference.  Under differentiation the branch is norm, attention and scale apart,
-    with the kernels of `isotypic_attention`: the backward pass needs what is between them.  In bfloat16 the kernel
-    rounds the factors of its products and the result, the reference every step in between too.
+    The kernel is for a TPU and for inference.  Under differentiation, norm, attention and scale run separately, with
+    the kernels of `isotypic_attention`: the backward pass needs the intermediate results.  In bfloat16 the kernel
+    rounds only the factors of its products and the result; the reference rounds every step.
 
     Args:
       lines: [4, *B, N, C].
       planes: [2, *B, N, 2C].
       weights: in at most the precision of the field, so that it keeps its dtype.
-      heads: their channels, 8 C / heads, are at most 128.
-      norm: constants.
-      implementation: "tpu" is the kernel, "interpret" runs it anywhere, slowly; others are the reference.
+      heads: at most 128 channels each, 8 C / heads.
+      norm: the constants.
+      implementation: "tpu" is the kernel, "interpret" runs it anywhere, slowly; others use the reference.
 
     Returns:
       Arrays like `lines` and `planes`.
@@ -73,6 +73,6 @@ def _derivative(implementation, heads, norm, arrays, slopes):
 
 
 def _apart(implementation, heads, norm, *arrays):
-    """The branch in parts, attention with a kernel of its own where there is one."""
+    """The branch in separate parts; attention uses a kernel if there is one."""
     with dispatch.using(implementation):
         return reference.octic_attention(*arrays, heads=heads, norm=norm, implementation="auto")

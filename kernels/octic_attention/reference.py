@@ -11,7 +11,7 @@ from kernels.norm.reference import over_tokens
 
 
 class Weights(NamedTuple):
-    """The parameters of a branch; `reference` says what is done with them.
+    """The parameters of a branch.
 
     Attributes:
       norm_lines, norm_planes, norm_bias: [4, C], [2C] and [C].
@@ -46,7 +46,7 @@ class Weights(NamedTuple):
 def octic_attention(
     lines: jax.Array, planes: jax.Array, *weights: jax.Array, heads: int, norm: Norm, implementation: str = "xla"
 ) -> tuple[jax.Array, jax.Array]:
-    """scale * attention(norm(x)); `implementation` is that of `isotypic_attention`."""
+    """scale * attention(norm(x)); `implementation` as in `isotypic_attention`."""
     w = Weights(*weights)
     normed = normalise((lines, planes), (w.norm_lines, w.norm_planes), w.norm_bias, norm)
     field, qkv, proj = jax.tree.map(lambda a: a.astype(w.qkv_lines.dtype), (normed, w.qkv, w.proj))

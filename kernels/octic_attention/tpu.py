@@ -1,16 +1,16 @@
 """The branch with attention on a TPU (Pallas, Mosaic), in one pass.
 
-The kernel does what the reference does, image by image, so that the field is read once and written once:
+The kernel computes the reference image by image, so that the field is read once and written once:
 
-  - A block is an image, as in `attention/tpu.py`, of which the part in the middle is.  All weights stay in VMEM.
-  - `normed`: the norm of the image, by strips, in the memory that `attended` takes later.
-  - `qkv`: the first map, for 128 of its results at a time.  It makes the heads where attention wants them, in an order
-    of their own for every row of irreps (`isotypic_attention.tpu.arranged`).
+  - A block is an image, as in `attention/tpu.py`, which does the middle part.  All weights stay in VMEM.
+  - `normed`: the norm of the image, by strips, in memory later reused by `attended`.
+  - `qkv`: the first map, 128 results at a time.  It places the heads as attention needs them, in a separate order for
+    every row of irreps (`isotypic_attention.tpu.arranged`).
   - `attended`: attention, a register full of heads at a time.
   - The result: scale * (attended times the second map + bias), where products may be turned (`tpu/products.py`).
 
-Nearly all of it is straight-line code, in which the compiler overlaps the norm with the first map's products, and the
-selects and softmax of a head with the products of another.
+Nearly all of it is straight-line code: the compiler overlaps the norm with the first map's products, and the selects
+and softmax of one head with the products of another.
 """
 
 import functools
@@ -33,7 +33,7 @@ from kernels.tpu.branch import by_strips, norm_strip, prepared, product_dtype
 
 NAME = "octic_attention"
 MAPS = ("qkv_lines", "qkv_planes", "proj_lines", "proj_planes")  # among the weights
-# VMEM that the kernel may use unless it asks for more, and what is left of it for registers that are spilled.
+# Default VMEM limit of a kernel, and the part reserved for spilled registers.
 VMEM_BYTES, SPILLED_BYTES = 16 * 2**20, 2 * 2**20
 
 
@@ -44,7 +44,7 @@ def _parts(lines: jax.Array, heads: int) -> tuple[int, ...]:
 
 
 def supported(lines: jax.Array, weights: Weights, heads: int) -> bool:
-    """Whether there is a kernel: its types, heads that have places, and an image that fits in VMEM with all weights."""
+    """Whether the kernel supports these dtypes and heads, and VMEM holds an image with all weights."""
     *_, tokens, c = lines.shape
     arrangement = None if c % heads else arrange(_parts(lines, heads), heads)
     product = product_dtype(lines, weights, MAPS)
@@ -97,14 +97,14 @@ def forward(
 
 
 def _image(x_lines, x_planes, *refs, arrangement: Any, scale: float, norm: Norm, unroll: bool):
-    """One image; q, k, v and what attention makes of them lie as `arrangement` says."""
+    """One image; `arrangement` places q, k, v and the result of attention."""
     w, refs = Weights(*refs[: len(Weights._fields)]), refs[len(Weights._fields) :]
     x, y, qkv, attended = (x_lines, x_planes), refs[:2], refs[2:4], refs[4:6]
     by_strips(x_lines.shape[1], unroll, functools.partial(norm_strip, x, attended, w, norm))
     _first_map(attended, w, qkv)
     attention.attend_image(qkv, attended, arrangement, scale)
 
-    @pl.when(pl.program_id(0) >= 0)  # always: what is in a condition is scheduled apart, and here that is faster
+    @pl.when(pl.program_id(0) >= 0)  # always true: a conditional is scheduled separately, which is faster here
     def _():
         _second_map(attended, w, y)
 
@@ -113,7 +113,7 @@ def _first_map(normed, w, qkv):
     for field, maps, ref in zip(normed, (w.qkv_lines, w.qkv_planes), qkv, strict=True):
         channels, width = maps.shape[2:]
         for i, lanes in _tiles(ref):
-            which, start = divmod(lanes.start, width)  # of the maps side by side, and the lane in it
+            which, start = divmod(lanes.start, width)  # index of the map, and the lane in it
             z = _dot(field[i, :, :channels], maps[i, which, :, start : start + LANES])
             z = z + w.qkv_bias[:, lanes] if maps is w.qkv_lines and i == 0 else z
             ref[i, :, lanes] = z.astype(ref.dtype)

@@ -1,4 +1,4 @@
-"""The first linear map of an octic MLP with the GELU as its epilogue, so that the hidden field is written once.
+"""The first linear map of an octic MLP with a fused GELU, so that the hidden field is written once.
 
 Shapes: lines [4, *B, N, C] and planes [2, *B, N, 2C] -> lines [4, *B, N, F] and planes [2, *B, N, 2F].
 Source: octic ViTs, Sections 3.2.1 and 3.2.3.
@@ -28,11 +28,11 @@ def octic_linear_gelu(
 ) -> tuple[jax.Array, jax.Array]:
     """GELU of a linear map of an octic field.
 
-    Under differentiation it is the linear map alone, then `d8_gelu`, and the hidden field is stored: the backward pass
+    Under differentiation, the linear map and `d8_gelu` run separately and the hidden field is stored: the backward pass
     needs it, and recomputing it would cost a tenth of a training step's products.
 
-    If the kernel does not support the shapes, "auto" is the linear map, then `d8_gelu`.  In bfloat16 the
-    kernel's GELU sees the sums in float32, the other implementations see them rounded.
+    If the kernel does not support the shapes, "auto" is the linear map, then `d8_gelu`.  In bfloat16, only the kernel
+    applies the GELU to unrounded float32 sums.
 
     Args:
       lines: [4, *B, N, C].
@@ -72,13 +72,13 @@ def _derivative(implementation, arrays, slopes):
 
 
 def _apart(implementation, lines, planes, w_lines, w_planes, bias):
-    """The linear map, then the GELU: a derivative needs what lies between."""
+    """The linear map, then the GELU: the derivative needs the intermediate result."""
     h = linear((lines, planes), ((w_lines, w_planes), bias))
     with jax.named_scope("activation"):
         return d8_gelu(*h, implementation=implementation)
 
 
-# Jitted here: outside of jit, a choice by platform would be recompiled at every call.
+# Jitted: otherwise the choice by platform would be recompiled at every call.
 @functools.partial(jax.jit, static_argnames="implementation", inline=True)
 def _forward(lines, planes, w_lines, w_planes, bias, *, implementation):
     plain = functools.partial(_apart, implementation)
@@ -99,7 +99,7 @@ def _check_weights(c: int, w_lines: jax.Array, w_planes: jax.Array, bias: jax.Ar
 
 def _kernels(lines, *weights):
     """The kernels that support the dtype and widths."""
-    from kernels.octic_linear_gelu import gpu, tpu  # here, as in `d8_gelu`
+    from kernels.octic_linear_gelu import gpu, tpu  # deferred, as in `d8_gelu`
 
     c, f, dtype = *weights[0].shape[1:], lines.dtype
     on_tpu = tpu.forward if tpu.supported(lines, *weights) else None

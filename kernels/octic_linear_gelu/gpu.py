@@ -18,11 +18,11 @@ from jax.typing import DTypeLike
 
 from kernels import pointwise
 
-MULTIPROCESSORS = 132  # of an H200; on other GPUs the load is less balanced, the result the same
+MULTIPROCESSORS = 132  # of an H200; other GPUs balance the load less evenly, with the same result
 CLUSTER = 2  # blocks
 ROWS = 64  # per block, as in one tensor core instruction
-COMPUTE = 2  # warpgroups per block that compute
-WIDTH = 32  # channels of each: eight accumulators [64, 32] take half of its registers
+COMPUTE = 2  # compute warpgroups per block
+WIDTH = 32  # channels per warpgroup: eight accumulators [64, 32] take half of its registers
 RING = 64  # channels of the contraction in the ring buffer, 2 KB each; the staged results take another 64 KB
 
 
@@ -36,7 +36,7 @@ def forward(
 ) -> tuple[jax.Array, jax.Array]:
     """GELU in the regular basis of the linear map.
 
-    TMA needs a multiple of 8 rows in tiled memory; for other numbers the arrays are padded, which is a copy.
+    TMA needs a multiple of 8 rows in tiled memory; other numbers are padded, which costs a copy.
 
     Shapes: lines [4, M, C], planes [2, M, 2C], w_lines [4, C, F], w_planes [2C, 2F], bias [F]
       -> lines [4, M, F], planes [2, M, 2F].
@@ -126,7 +126,7 @@ def _body(tiles, lines, planes, w_lines, w_planes, bias, y_lines, y_planes, *scr
             sources, targets = (lines, planes, w_lines, w_planes), [ref.at[slot] for ref in operands]
             _load(sources, targets, loaded.at[slot], row, channel, step % tiles.depth)
 
-        # The other block of the cluster signals these barriers too: do not exit before it has.
+        # The other block of the cluster also signals these barriers: wait for it before exiting.
         pl.loop(jnp.maximum(total - slots, 0), total)(lambda step: plgpu.barrier_wait(consumed.at[step % slots]))
 
     @pl.when(warpgroup < COMPUTE)
@@ -152,7 +152,7 @@ def _side_by_side(w_planes, f):
 
 
 def _load(sources, slots, barrier, row, channel, step):
-    """Loads one step's operands: [4, rows, depth], [copy, 2, rows, depth], [4, depth, F], [copy, depth, 2F]."""
+    """Load one step's operands: [4, rows, depth], [copy, 2, rows, depth], [4, depth, F], [copy, depth, 2F]."""
     lines, planes, w_lines, w_planes = sources
     lines_smem, planes_smem, w_lines_smem, w_planes_smem = slots
     depth = lines_smem.shape[-1]
@@ -193,7 +193,7 @@ def _contract(depth, first, operands, loaded, consumed, warpgroup):
 
 
 def _store(y, lines_smem, planes_smem, lines, planes, row, channel):
-    plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the tile before this one is stored
+    plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the previous tile is stored
     for i in range(4):
         lines_smem[i] = y[i].astype(lines_smem.dtype)
         planes_smem[i // 2, i % 2] = y[4 + i].astype(planes_smem.dtype)

@@ -9,8 +9,8 @@ from kernels.pointwise import gelu, to_isotypic, to_regular
 from kernels.tpu import blocks
 
 NAME = "octic_linear_gelu"
-# How much of `blocks.VMEM_BYTES` the weights, which stay in VMEM, may use; a third is left for the fields.  The
-# paper's widths fit up to ViT-e (6.6 MiB) in bfloat16, and up to ViT-G (6.5 MiB) in float32.
+# The share of `blocks.VMEM_BYTES` for the weights, which stay in VMEM; a third is left for the fields.  The paper's
+# widths fit up to ViT-e (6.6 MiB) in bfloat16, and up to ViT-G (6.5 MiB) in float32.
 WEIGHT_BYTES = 8 * 2**20
 
 

@@ -1,4 +1,4 @@
-"""The second branch of an octic block: scale * mlp(norm(x)), whose MLP is linear, GELU, linear.
+"""The second branch of an octic block: scale * mlp(norm(x)), where the MLP is linear, GELU, linear.
 
 Shapes: lines [4, *B, N, C] and planes [2, *B, N, 2C] -> the same; F channels per component are hidden.
 Source: octic ViTs, Section 3.2 and Appendix A.
@@ -24,16 +24,16 @@ def octic_mlp(
 ) -> tuple[jax.Array, jax.Array]:
     """scale * mlp(norm(x)) of an octic field x.
 
-    The kernel is for a TPU and for inference.  Under differentiation the branch is norm, maps and scale in XLA, with
-    the kernels of `octic_linear_gelu` and its gradient: the backward pass needs what is between them.  In bfloat16 the
-    kernel rounds the factors of its products and the result, the reference every step in between too.
+    The kernel is for a TPU and for inference.  Under differentiation, norm, maps and scale run in XLA, with the kernels
+    of `octic_linear_gelu` and its gradient: the backward pass needs the intermediate results.  In bfloat16 the kernel
+    rounds only the factors of its products and the result; the reference rounds every step.
 
     Args:
       lines: [4, *B, N, C].
       planes: [2, *B, N, 2C].
       weights: in at most the precision of the field, so that it keeps its dtype.
-      norm: constants.
-      implementation: "tpu" is the kernel, "interpret" runs it anywhere, slowly; others are the reference.
+      norm: the constants.
+      implementation: "tpu" is the kernel, "interpret" runs it anywhere, slowly; others use the reference.
 
     Returns:
       Arrays like `lines` and `planes`.

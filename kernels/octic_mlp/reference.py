@@ -11,12 +11,12 @@ from kernels.octic_linear_gelu import octic_linear_gelu
 
 
 class Weights(NamedTuple):
-    """The parameters of a branch; `reference` says what is done with them.
+    """The parameters of a branch.
 
     Attributes:
       norm_lines, norm_planes, norm_bias: [4, C], [2C] and [C].
-      in_lines, in_planes, in_bias: [4, C, F], [2C, 2F] and [F], of the first map.
-      out_lines, out_planes, out_bias: [4, F, C], [2F, 2C] and [C], of the second map.
+      in_lines, in_planes, in_bias: [4, C, F], [2C, 2F] and [F], the first map.
+      out_lines, out_planes, out_bias: [4, F, C], [2F, 2C] and [C], the second map.
       scale_lines, scale_planes: [4, C] and [2C], the layer scale.
     """
 
@@ -36,7 +36,7 @@ class Weights(NamedTuple):
 def octic_mlp(
     lines: jax.Array, planes: jax.Array, *weights: jax.Array, norm: Norm, implementation: str = "xla"
 ) -> tuple[jax.Array, jax.Array]:
-    """scale * mlp(norm(x)); `implementation` is that of `octic_linear_gelu`."""
+    """scale * mlp(norm(x)); `implementation` as in `octic_linear_gelu`."""
     w = Weights(*weights)
     normed = normalise((lines, planes), (w.norm_lines, w.norm_planes), w.norm_bias, norm)
     arrays = (*normed, w.in_lines, w.in_planes, w.in_bias)

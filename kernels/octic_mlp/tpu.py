@@ -1,23 +1,22 @@
 """The branch with the MLP on a TPU (Pallas, Mosaic), in one pass.
 
-The kernel does what the reference does, token by token, so that the field is read once and written once:
+The kernel computes the reference token by token, so that the field is read once and written once:
 
   - A block is an image (of at most MOST_ROWS tokens; larger ones are divided).  All weights stay in VMEM.  A matrix
-    unit holds 128 x 128 weights at a time, and multiplies all rows of the image by them before it takes the next.
+    unit holds 128 x 128 weights at a time, and multiplies all rows of the image by them before it loads the next.
   - `normed`: the norm of the image, by strips of STRIP rows, which fit in registers.
-  - For every 128 of the F hidden channels: their eight components, from the first map (`hidden`); their GELU, by
-    strips (`active`); and what they add to the results of the second map (`sums`), of which some may be turned
-    (`tpu/products.py`).
+  - For every 128 of the F hidden channels: their eight components, from the first map (`hidden`); their GELU, by strips
+    (`active`); and their contribution to the second map (`sums`), partly transposed (`tpu/products.py`).
   - The result: scale * (sums + bias).
 
-Every loop is unrolled: within straight-line code the compiler overlaps the GELU, which occupies the vector units, with
-some of the products before and after it.  (Two of `hidden` and `active`, or another order of the operations, overlap
-hardly more.)  Most vector operations are those of the GELU and its transforms; this saves some:
+Every loop is unrolled: in straight-line code the compiler overlaps the GELU, on the vector units, with some of the
+products before and after it.  (Double buffers for `hidden` and `active`, or another order of the operations, overlap
+hardly more.)  Most vector operations are in the GELU and its transforms; this saves some:
 
-  - The transforms to the group and back multiply by SCALE.  The first factor goes into the constants of the GELU
-    (`pointwise.double_gelu`), and both into the layer scale at the end.  As SCALE^2 / 2 = 1/16, that rounds nothing.
-  - Where the hidden field is rounded to bfloat16, the GELU is within 2.6e-5, by one tanh and 9 vector operations;
-    `pointwise.gelu`, which is for float32, takes 17 and an exponential.
+  - The transforms to the group and back multiply by SCALE.  The first factor is folded into the constants of the GELU
+    (`pointwise.double_gelu`), and both into the layer scale at the end.  Since SCALE^2 / 2 = 1/16, this is exact.
+  - If the hidden field is rounded to bfloat16, the GELU has an error below 2.6e-5 and takes one tanh and 9 vector
+    operations; the float32 GELU, `pointwise.gelu`, takes 17 and an exponential.
 """
 
 import functools
@@ -37,10 +36,10 @@ from kernels.tpu.branch import STRIP, by_strips, norm_strip, prepared, product_d
 
 NAME = "octic_mlp"
 MAPS = ("in_lines", "in_planes", "out_lines", "out_planes")  # among the weights
-# Rows of a block.  The most are 257 tokens in whole strips; the code, and the time to compile it, grow with it.
+# Most rows of a block: 257 tokens in whole strips.  Code size and compile time grow with it.
 MOST_ROWS = 272
 MOST_TILES = 8  # of 128 hidden channels, for the same reason
-# VMEM that a kernel may use unless it asks for more, and what is left of it for registers that are spilled.
+# Default VMEM limit of a kernel, and the part reserved for spilled registers.
 VMEM_BYTES, SPILLED_BYTES = 16 * 2**20, 3 * 2**20
 
 
@@ -106,7 +105,7 @@ def forward(
 
 
 def _block(x_lines, x_planes, *refs, parts, norm, unroll):
-    """One block; `sums` are 16 times the results of the second map, lines and planes of each part of the rows."""
+    """One block; `sums` are 16 times the results of the second map: lines and planes for each part of the rows."""
     w, refs = Weights(*refs[: len(Weights._fields)]), refs[len(Weights._fields) :]
     y_lines, y_planes, normed_lines, normed_planes, hidden, active, *sums = refs
     x, y, sums = (x_lines, x_planes), (y_lines, y_planes), list(zip(sums[::2], sums[1::2], strict=True))

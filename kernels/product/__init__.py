@@ -1,7 +1,7 @@
 """Products of two arrays.
 
-In bfloat16 a product is a primitive, so that `cpu.py` can say how XLA:CPU computes it; its gradients are products of
-this kind, with their axes in the order of the factor that they belong to.  In float32 that pays for fields alone.
+In bfloat16 a product is a primitive, so that `cpu.py` can control its lowering on XLA:CPU.  Its gradients are such
+products too, with axes ordered like the factor's.  In float32 this pays only for fields.
 """
 
 import functools
@@ -17,20 +17,20 @@ from kernels import dispatch
 from kernels.product import cpu
 
 LINEAR = "...c,cd->...d"  # a linear map of tokens
-# What `remat="dots"` keeps: its policy sees no primitives of our own, and no products with a batch axis, such as those
-# of attention, of which the weighted sums of values are small.
+# Marks products for `remat="dots"`, whose policy skips our own primitives and products with a batch axis, such as the
+# weighted sums of values in attention, which are small.
 kept = functools.partial(checkpoint_name, name="product")
 
 
 def einsum(axes: str, x: jax.Array, y: jax.Array) -> jax.Array:
-    """`jnp.einsum` of two arrays.  An axis that is summed over is one of both; "..." in y is the last of those in x."""
+    """`jnp.einsum` of two arrays.  Both have every summed axis; "..." in y stands for the last axes of "..." in x."""
     if x.dtype == y.dtype == jnp.bfloat16:
         return bilinear(axes, x, y)
-    return jnp.matmul(x, y) if axes == LINEAR else jnp.einsum(axes, x, y)  # which converters know better
+    return jnp.matmul(x, y) if axes == LINEAR else jnp.einsum(axes, x, y)  # which converters support better
 
 
 def bilinear(axes: str, x: jax.Array, y: jax.Array) -> jax.Array:
-    """`einsum` as the primitive in any type; `jnp.einsum` where `using` asks for the reference."""
+    """`einsum` as the primitive in any dtype; `jnp.einsum` if `using` asks for the reference."""
     if dispatch.AUTO.get() == "reference":
         return jnp.matmul(x, y) if axes == LINEAR else jnp.einsum(axes, x, y)
     (of_x, of_y), result = axes.split("->")[0].split(","), axes.split("->")[1]
@@ -72,7 +72,7 @@ def _y_gradient(dz, x, y, *, axes: str, precision: str | None):
 
 
 def _batched(factors, at, *, axes: str, precision: str | None):
-    """One more axis, the first one of each factor that has it and of the result."""
+    """Add the batch axis in front, to each factor that has it and to the result."""
     new = next(letter for letter in string.ascii_letters if letter not in axes)
     moved = [x if i is None else jnp.moveaxis(x, i, 0) for x, i in zip(factors, at, strict=True)]
     of_x, of_y = ("" if i is None else new for i in at)

@@ -1,12 +1,12 @@
-"""Products as XLA:CPU computes them fast.
+"""Products in forms that XLA:CPU runs fast.
 
-A sum over images and tokens, as in the gradient of a weight, is one over a single axis: of two, XLA would make one by
-turning both arrays.  In bfloat16:
+A sum over images and tokens, as in the gradient of a weight, runs over one collapsed axis: XLA would transpose both
+arrays to collapse two.  In bfloat16:
 
-- A product is summed in float32 and rounded once: XLA:CPU has fast code for results in float32 alone.
-- Its factors have the order in memory of their axes.  XLA:CPU chooses its code for a product before it orders axes; if
-  a factor may yet be a transposed one, it has no fast code for many products at once, such as those of attention.
-- The gradient of a weight is computed with more columns than rows, for which XLA:CPU has faster code, and is turned if
+- A product is summed in float32 and rounded once: XLA:CPU has fast code only for float32 results.
+- Its factors have row-major layouts.  XLA:CPU chooses its code for a product before it assigns layouts; if a factor
+  might still be transposed, it has no fast code for batched products, such as those of attention.
+- The gradient of a weight is computed with more columns than rows, for which XLA:CPU has faster code, and transposed if
   the weight has fewer.
 """
 
@@ -20,9 +20,9 @@ from jax.interpreters import mlir
 
 
 def lowered(context: mlir.LoweringRuleContext, x, y, *, axes: str, precision: str | None):
-    """The program of a product, such as "nc,cd->nd"."""
+    """Lower a product, such as "nc,cd->nd"."""
     module = context.module_context
-    # From several devices XLA would gather arrays whose order is prescribed, and `jax.export` takes none.
+    # XLA would gather arrays with a prescribed layout from several devices, and `jax.export` does not support layouts.
     prescribed = getattr(module.axis_context, "num_devices", None) == 1 and not module.lowering_parameters.for_export
     computed: Any = functools.partial(_computed, axes=axes, prescribed=prescribed)
     if not all(aval.dtype == jnp.bfloat16 for aval in context.avals_in):  # pyright: ignore[reportAttributeAccessIssue]
@@ -38,7 +38,7 @@ def split(axes: str) -> tuple[str, str, str]:
 
 
 def _joined(x, y, *, axes: str, precision: str | None):
-    """With the axes that are summed over as one, if they follow each other in both factors."""
+    """Collapse the summed axes into one if they are adjacent in both factors."""
     of_x, of_y, of_z = split(axes)
     summed = _only(of_x, of_z)
     if len(summed) > 1 and summed in of_x and summed in of_y:
@@ -48,7 +48,7 @@ def _joined(x, y, *, axes: str, precision: str | None):
 
 
 def _computed(x, y, *, axes: str, prescribed: bool):
-    """As a matrix of rows of x by columns of y, for each place on the many axes that are of x, y and the result."""
+    """A batched matrix product: rows of x by columns of y; x, y and the result share the batch axes `many`."""
     of_x, of_y, of_z = split(axes)
     rows, columns = _only(of_x, of_y), _only(of_y, of_x)
     many, summed = _only(of_z, rows + columns), _only(of_x, of_z)
@@ -58,9 +58,9 @@ def _computed(x, y, *, axes: str, prescribed: bool):
         turned = _computed(y, x, axes=f"{of_y},{of_x}->{columns + rows}", prescribed=prescribed)
         return _in_order(jnp.einsum(f"{columns + rows}->{of_z}", _in_order(turned)))
     if of_z != many + rows + columns or many and not prescribed:
-        # If XLA gives arrays another order in memory, it finds in the end that it has no code for bfloat16.
+        # With another layout XLA would have no bfloat16 code in the end.
         return jnp.einsum(axes, x.astype(jnp.float32), y.astype(jnp.float32)).astype(jnp.bfloat16)
-    if prescribed:  # into one that is fast
+    if prescribed:  # into a fast layout
         x, of_x = _turned(x, of_x, [many + rows + summed])
         y, of_y = _turned(y, of_y, [many + summed + columns, many + columns + summed])
         x, y = _in_order(x), _in_order(y)
@@ -68,12 +68,12 @@ def _computed(x, y, *, axes: str, prescribed: bool):
 
 
 def _in_order(x):
-    """x, of which the last axis is contiguous in memory, then the one before it, and so on."""
+    """x with a row-major layout."""
     return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
 
 
 def _turned(x, axes: str, orders: list[str]):
-    """With its axes in one of the orders, and that order."""
+    """x transposed to one of the orders of axes, and that order."""
     order = axes if axes in orders else orders[0]
     return jnp.einsum(f"{axes}->{order}", x), order
 

@@ -1,1 +1,1 @@
-"""Shared by the TPU kernels: blocks and tiles of a field, products on the matrix units, branches of an octic block."""
+"""Shared code of the TPU kernels: blocks and tiles of a field, matrix products, branches of an octic block."""

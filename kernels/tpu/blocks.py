@@ -1,4 +1,4 @@
-"""How the TPU kernels iterate over an octic field: blocks of rows in VMEM, and tiles of a block in registers.
+"""Iteration of the TPU kernels over an octic field: blocks of rows in VMEM, tiles of a block in registers.
 
 A block holds some tokens of one image with all channels; the pipeline of `pallas_call` clips it at the edges, so a tile
 may hold rows that are never written.
@@ -14,11 +14,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
-LANES = 128  # of a register
+LANES = 128  # lanes of a register
 # Rows of a tile: enough to hide the latency of a loop iteration, and the fewest that fill registers in both dtypes.
 ROWS, FEWEST_ROWS = 32, 16
-# VMEM that one call may use.  TPUs v2 to v4 have 16 MiB, and later ones give a kernel 16 MiB unless it asks for more;
-# the rest is for the compiler's temporaries.
+# VMEM for one call.  TPUs v2 to v4 have 16 MiB, which is also the default limit of later ones; the rest is for the
+# compiler's temporaries.
 VMEM_BYTES = 12 * 2**20
 
 
@@ -39,15 +39,16 @@ def call(
     """Run `tile(rows, lanes, *fields, *weights, lines, planes)` for slices that cover every block of the result.
 
     Args:
-      tile: gets references to blocks, [4, rows, C] and [2, rows, 2C] of each field; writes its part of the last two.
+      tile: takes references to blocks, [4, rows, C] and [2, rows, 2C] of each field, and writes its part of the last
+        two.
       fields: arrays [4, *B, N, C] and [2, *B, N, 2C] in turn.
-      weights: arrays that are passed whole to every block.
+      weights: arrays passed whole to every block.
       channels: of the result.
       name: of the kernel in the compiled program.
       interpret: whether to run as a JAX program, on any platform.
 
     Returns:
-      lines [4, *B, N, channels] and planes [2, *B, N, 2 channels], of the type of the fields.
+      lines [4, *B, N, channels] and planes [2, *B, N, 2 channels], in the dtype of the fields.
     """
     (_, *batch, tokens, _), dtype = fields[0].shape, fields[0].dtype
     widths = [*(a.shape[-1] for a in fields[::2]), channels]
@@ -102,7 +103,7 @@ def write(lines: jax.Ref, planes: jax.Ref, rows: pl.Slice, lanes: slice, compone
 
 
 def second_copy(lanes: slice, channels: int) -> slice:
-    """The slice of a row of E with the same channels of its second copy."""
+    """The slice with the same channels in the second copy of E."""
     return slice(lanes.start + channels, lanes.stop + channels)
 
 
@@ -115,7 +116,7 @@ def _places(lines, planes, lanes):
 
 
 def plan(batch: Sequence[int], tokens: int, most: int, step: int) -> tuple[int, int, int]:
-    """The division of a field into blocks of at most `most` rows, in steps: images, rows per image and per block."""
+    """Divide a field into blocks of at most `most` rows, in steps: images, rows per image, rows per block."""
     images, n = math.prod(batch), tokens
     # Merge images if that moves no data (registers are 8 rows high) or little.
     if tokens % 8 == 0 or tokens < ROWS:

@@ -1,4 +1,4 @@
-"""Shared by the kernels of the two branches of an octic block: the norm before, and the layer scale after.
+"""Shared code of the two branches of an octic block: the norm before and the layer scale after.
 
 Both are scale * f(norm(x)); f is attention in `octic_attention`, and the MLP in `octic_mlp`.
 
@@ -17,16 +17,16 @@ from jax.experimental import pallas as pl
 from kernels import dispatch
 from kernels.norm import Norm
 
-STRIP = 16  # rows that the norm takes at once, to stay in registers: the height of one in bfloat16
+STRIP = 16  # rows the norm processes at once, to stay in registers: the height of a bfloat16 register
 Arrays = tuple[jax.Array, jax.Array]
 
 
 def check(name: str, lines: jax.Array, planes: jax.Array, weights: Any, first: int, second: int, sizes: str) -> None:
-    """ValueError unless the arrays are a field and the named tuple of parameters of a branch.
+    """ValueError unless the arrays are a field and the parameters of a branch.
 
     Args:
-      first, second: channels per component after the first map, and before the second.
-      sizes: how the message names the numbers of channels.
+      first, second: channels per component after the first map and before the second.
+      sizes: the numbers of channels, for the message.
     """
     dispatch.check_field(name, lines, planes)
     c = lines.shape[-1]
@@ -38,9 +38,9 @@ def check(name: str, lines: jax.Array, planes: jax.Array, weights: Any, first: i
 
 
 def product_dtype(lines: jax.Array, weights: Any, maps: tuple[str, ...]) -> np.dtype | None:
-    """The dtype of the `maps` among the weights.
+    """The common dtype of the `maps` among the weights.
 
-    None unless they have one, kernels take it and the field's, and the field keeps its own.
+    None if they differ, if kernels do not support it or the field's dtype, or if the weights would widen the field's.
     """
     products = {getattr(weights, name).dtype for name in maps}
     floats = {lines.dtype, *products} <= {jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)}
@@ -52,7 +52,7 @@ def product_dtype(lines: jax.Array, weights: Any, maps: tuple[str, ...]) -> np.d
 
 
 def prepared(weights: Any, last_bias: str, factor: float = 1.0) -> Any:
-    """Vectors and rows of vectors of a named tuple of weights as float32 rows, as kernels want them.
+    """Convert the vectors among the weights to float32 rows.
 
     The bias of the last map is multiplied by the layer scale, and then the layer scale by `factor`.
     """
@@ -65,9 +65,9 @@ def prepared(weights: Any, last_bias: str, factor: float = 1.0) -> Any:
 
 
 def by_strips(rows: int, unroll: bool, function: Callable[[Any], None]) -> None:
-    """`function(strip)` for strips of all rows, the last of which may be shorter.
+    """Call `function(strip)` for strips of all rows; the last strip may be shorter.
 
-    A loop for tracing, which is sooner done once; on a TPU it is written out when it is compiled.
+    A loop traces faster; on a TPU the compiler unrolls it.
     """
 
     def step(i, _):
@@ -89,7 +89,7 @@ def norm_strip(x: Arrays, y: Arrays, weights: Any, norm: Norm, strip: Any) -> No
     fields = [*((x[0], i) for i in range(4)), *((x[1], i) for i in range(2))]
     values = [ref[i, strip].astype(jnp.float32) for ref, i in fields]
     values = [a - a.mean(-1, keepdims=True) for a in values]
-    a1, a2, b1, b2, *rows = map(jnp.square, values)  # sums over lanes are the slowest: first over irreps
+    a1, a2, b1, b2, *rows = map(jnp.square, values)  # sums over lanes are the slowest, so sum over irreps first
     total = (a1 + a2 + b1 + b2).mean(-1, keepdims=True) + norm.row_weight * (rows[0] + rows[1]).mean(-1, keepdims=True)
     inverse = jax.lax.rsqrt((total + norm.eps) / 8)
     for i in range(4):

@@ -1,8 +1,8 @@
-"""Products of tokens with a matrix on a TPU, whose matrix units hold one of the factors.
+"""Products of tokens with a matrix on a TPU, where the matrix units hold one of the factors.
 
 A unit holds 128 x 128 numbers of one factor and multiplies rows of the other by them.  If it holds the matrix, the rows
-are tokens, and all of them pass once for every 128 channels of the result.  If it holds tokens, the rows are channels,
-and all of them pass once for every 128 tokens; the result is turned: channels by tokens.  For 128 tokens and 160
+are tokens, and all pass once for every 128 channels of the result.  If it holds tokens, the rows are channels, and all
+pass once for every 128 tokens; the result is transposed ("turned"): channels by tokens.  For 128 tokens and 160
 channels, that is 160 rows instead of 256.
 """
 
@@ -15,13 +15,13 @@ import jax.numpy as jnp
 from kernels.tpu import blocks
 from kernels.tpu.blocks import LANES, up
 
-# Rows that a product has in bfloat16 are a multiple of this; with fewer than the second number, a unit is taken to load
-# what it holds for longer than it multiplies.
+# Rows of a product in bfloat16 are a multiple of STEP; below FEWEST_ROWS, loading a unit is assumed to take longer than
+# multiplying.
 STEP, FEWEST_ROWS = 16, 64
 
 
 class Part(NamedTuple):
-    """Some tokens, and whether their products are turned; if so, at most 128."""
+    """A range of tokens, and whether their products are turned; a turned part has at most 128."""
 
     start: int
     size: int
@@ -34,14 +34,14 @@ class Part(NamedTuple):
 
 
 def parts(tokens: int, products: Sequence[tuple[int, int]]) -> tuple[Part, ...]:
-    """The division of a block into parts whose products are turned, first, and the rest.
+    """Divide a block into parts whose products are turned, and the rest.
 
-    To turn a result back occupies the vector units.  By the compiler's figures it pays where it saves a quarter of the
-    rows, and only for more than 128 channels: with fewer, the matrix units wait for the others anyway.
+    Transposing a result back occupies the vector units.  By the compiler's estimates it pays if it saves a quarter of
+    the rows, and only for more than 128 channels: with fewer, the matrix units wait for the vector units anyway.
 
     Args:
-      tokens: of the block.
-      products: channels of a result, and how many 128 x 128 products there are for every 128 of them.
+      tokens: tokens of the block.
+      products: channels of a result, and the number of 128 x 128 products for every 128 of them.
     """
 
     def turned(size: int) -> bool:
