@@ -32,7 +32,7 @@ def draw_jitter(rng: np.random.Generator, strength: float) -> list[tuple[int, fl
 
 
 def colour_jitter(image: Image.Image, rng: np.random.Generator, strength: float) -> Image.Image:
-    """Changes brightness, contrast and saturation in random order, as torchvision does."""
+    """Change brightness, contrast and saturation in random order, as torchvision does."""
     for index, factor in draw_jitter(rng, strength):
         image = ENHANCERS[index](image).enhance(factor)
     return image
@@ -51,10 +51,10 @@ def draw_distortion(rng: np.random.Generator) -> list[tuple[str, float]]:
 
 
 def photometric_distortion(image: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """Changes brightness, contrast, saturation and hue, as MMSegmentation's training on ADE20K does.
+    """Change brightness, contrast, saturation and hue, as in MMSegmentation's training on ADE20K.
 
-    There the hue moves by 18 of OpenCV's units of two degrees, and values are cut to 8 bits after each step; here they
-    are clipped after each step and rounded once.
+    MMSegmentation moves the hue by up to 18 of OpenCV's two-degree units and truncates to 8 bits after each step; this
+    code clips after each step and rounds once.
     """
     pixels = np.asarray(image).astype(np.float32)
     planes = pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
@@ -65,14 +65,14 @@ def photometric_distortion(image: Image.Image, rng: np.random.Generator) -> Imag
 
 
 def _saturated(planes: np.ndarray, factor: float) -> np.ndarray:
-    """Saturation in HSV, (max - min) / max, times a factor, at most 1; max and hue stay."""
+    """Multiply the HSV saturation, (max - min) / max, by a factor, up to 1; keep max and hue."""
     value = planes.max(0)
     most = value / np.maximum(value - planes.min(0), 1e-6)  # 1 / saturation
     return value - np.minimum(factor, most) * (value - planes)
 
 
 def _turned(planes: np.ndarray, degrees: float) -> np.ndarray:
-    """The hue in HSV moved by an angle.  Along it each channel is high for 120 degrees, falls in 60, is low, rises."""
+    """Rotate the HSV hue.  Each channel is high for 120 degrees, falls over 60, is low for 120, rises over 60."""
     if len(planes) == 1:
         return planes
     red, green, blue = planes
@@ -85,7 +85,7 @@ def _turned(planes: np.ndarray, degrees: float) -> np.ndarray:
     return np.stack([least + chroma * np.clip(high, 0, 1) for high in highs])
 
 
-# Of float32 [C, H, W], C = 1 or 3.
+# Functions of float32 [C, H, W], C = 1 or 3.
 DISTORTIONS: dict[str, Callable[[np.ndarray, float], np.ndarray]] = {
     "brightness": lambda planes, delta: planes + delta,
     "contrast": lambda planes, factor: planes * factor,
@@ -108,10 +108,10 @@ def erasing_box(rng: np.random.Generator, height: int, width: int) -> Box | None
 def random_erasing(
     pixels: np.ndarray, rng: np.random.Generator, probability: float, mean: np.ndarray, std: np.ndarray
 ) -> np.ndarray:
-    """With the given probability, fills a random box with noise (timm's "pixel" mode).
+    """With the given probability, fill a random box with noise (timm's "pixel" mode).
 
-    The noise is standard normal after normalisation by mean and std, which are for pixel values in 0..1; values outside
-    0..255 are clipped, since images stay uint8.
+    The noise is standard normal after normalisation by mean and std (of pixel values in 0..1).  Values outside 0..255
+    are clipped, since images stay uint8.
 
     Shapes: pixels uint8 [H, W, C], mean and std [C] -> uint8 [H, W, C].
     """
@@ -127,7 +127,7 @@ def random_erasing(
 
 
 def circular_shift(row: dict[str, Any], rng: np.random.Generator, largest: float) -> dict[str, Any]:
-    """The row with its "image" [H, W, C], and "map" [H, W] if it has one, rolled by the same offset.
+    """Roll the row's "image" [H, W, C], and its "map" [H, W] if present, by the same offset.
 
     The offset is uniform between -m and m along each axis, where m is the fraction `largest` of the side.
     """

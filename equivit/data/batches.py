@@ -1,11 +1,11 @@
-"""How one process makes its rows of a batch: read, transform, collate.
+"""One process's rows of a batch: read, transform, collate.
 
 A transform turns one example into the arrays of one row, with the given generator for all randomness:
 
     row = transform(example, rng)  # {"image": uint8 [H, W, C], "label": 3, ...}
 
-Several crops are entries of shape [G, H, W, C].  For work on the whole batch (masks whose ratios are spread over it), a
-transform also has
+Several crops are entries of shape [G, H, W, C].  For work on the whole batch, such as masks with ratios spread over it,
+a transform also has
 
     batch = transform.finish(batch, rng, share)
 
@@ -62,7 +62,7 @@ class Share:
 
 @dataclasses.dataclass(frozen=True)
 class TrainBatch:
-    """Makes this process's rows of one training batch; it is sent to the workers."""
+    """Makes this process's rows of a training batch; workers receive a copy."""
 
     source: sources.Source
     channels: int
@@ -91,7 +91,7 @@ class TrainBatch:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationBatch:
-    """Makes this process's rows of one evaluation batch; it is sent to the workers."""
+    """Makes this process's rows of an evaluation batch; workers receive a copy."""
 
     source: sources.Source
     channels: int
@@ -111,12 +111,12 @@ class EvaluationBatch:
         return {**rows, "index": index, "unreadable": list(unreadable.items())}
 
     def blank(self) -> Batch:
-        """This process's rows as padding, with the shapes of the first example."""
+        """A batch of padding, with the shapes of the first example."""
         rows = padded(collate([self._row(0).example]), 0, self.share.size)
         return {**rows, "index": np.full(self.share.size, -1)}
 
     def _row(self, position: int) -> reading.Reading:
-        """The example at a position of the split as it is evaluated, with its weight."""
+        """The transformed example at a position of the split, with its weight."""
         example, missed = reading.read(self.source, position, self.channels, self.max_pixels)
         row = self.transform(example)
         if self.corruption is not None:
@@ -127,7 +127,7 @@ class EvaluationBatch:
         return reading.Reading(row, missed)
 
     def _examples(self, batch: int) -> np.ndarray:
-        """The position in the split of each row's example, -1 for padding, which comes last."""
+        """Each row's position in the split; -1 for padding, which comes last."""
         place = batch * self.share.batch_size + np.arange(self.share.batch_size)[self.share.rows]
         real = place < len(self.source)
         index = np.full(len(place), -1)
@@ -136,7 +136,7 @@ class EvaluationBatch:
 
 
 def collate(rows: list[Row]) -> Batch:
-    """Stacks the rows entry by entry; numbers become int32 or float32.
+    """Stack the rows entry by entry; numbers become int32 or float32.
 
     Raises:
       ValueError: the arrays of an entry differ in shape.

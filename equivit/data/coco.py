@@ -1,4 +1,4 @@
-"""COCO as label maps: the 80 kinds of things and the background, from the official files of instances."""
+"""COCO as label maps: the 80 thing classes and the background, from the official instance annotations."""
 
 import json
 import os
@@ -15,27 +15,27 @@ from equivit.data.label_maps import Legend
 
 PREFIX, SUFFIX = "instances_", ".json"
 JPEG_SIDE = 2**16 - 1  # pixels, at most
-CROSSINGS = 2**20  # of edges and rows, found at once: polygons may have any number of corners
+CROSSINGS = 2**20  # of edges and rows, computed at once: polygons may have any number of corners
 
 
 class Coco:
-    """Images of COCO, and maps of what their annotations outline: 0 is background, 1 to 80 are the categories by id.
+    """COCO's images, with maps painted from their annotations: 0 is background, 1 to 80 are the categories by id.
 
-    The layout is that of the unpacked files: `annotations/instances_<split>.json` and `<split>/<image>`, with the
-    splits `train2017` and `val2017`.
+    The layout is as unpacked: `annotations/instances_<split>.json` and `<split>/<image>`, with the splits `train2017`
+    and `val2017`.
 
-    Annotations are painted in the order of the file, so that of those that overlap the later one counts.  Crowds come
-    before all others and are void: what they cover has no class, but for things outlined one by one.  A pixel belongs
-    to a polygon if its centre does, by the even-odd rule; COCO's own masks round corners to a fifth of a pixel first.
-    Images without annotations are background.
+    Annotations are painted in file order, so later ones cover earlier ones.  Crowds are painted first and are void:
+    their pixels have no class unless another annotation covers them.  A pixel belongs to a polygon if its centre does,
+    by the even-odd rule; COCO's own masks round corners to a fifth of a pixel first.  Images without annotations are
+    background.
 
     Args:
       void: numbers in the maps that mean "no class" (`data.void`); (0, 255) leaves the background out.
-      max_pixels: of a map; one that the file of annotations says is larger counts as unreadable (`data.max_pixels`).
+      max_pixels: the largest map; an image with a larger annotated size counts as unreadable (`data.max_pixels`).
 
     Raises:
       FileNotFoundError: there is no such directory.
-      ValueError: an unknown split, a file that holds no such instances, or images that are missing.
+      ValueError: an unknown split, an invalid annotation file, or missing images.
     """
 
     channels = 3
@@ -79,13 +79,13 @@ class Coco:
 
 
 class Shapes(NamedTuple):
-    """The shapes of all images in a few arrays, which reach workers faster than a million objects.
+    """The shapes of all images in a few arrays, which are sent to workers faster than a million objects.
 
     Attributes:
-      images: the number of shapes in the images before each and in itself, int [images].
-      labels: of the shapes, in the order in which they are painted.
-      runs: whether a shape is run lengths, and no polygon.
-      ends: where its numbers end.
+      images: the cumulative number of shapes, including the image's own, int [images].
+      labels: the label of each shape, in painting order.
+      runs: whether a shape has run lengths instead of a polygon.
+      ends: where each shape's numbers end.
       numbers: x and y of the corners in turn, or the lengths of runs, float32, where whole numbers are exact to 2^24.
     """
 
@@ -119,7 +119,7 @@ def polygon(numbers: np.ndarray, height: int, width: int) -> np.ndarray:
         crossing = x[edge] + share * (x_next[edge] - x[edge])
         column = np.clip(np.ceil(crossing - 0.5), 0, width).astype(int)  # of the first pixel to the right
         np.add.at(crossings, (row, column), 1)
-    return (np.cumsum(crossings, axis=1, dtype=np.uint8)[:, :width] & 1).astype(bool)  # 256 are as even as 0
+    return (np.cumsum(crossings, axis=1, dtype=np.uint8)[:, :width] & 1).astype(bool)  # overflow keeps the parity
 
 
 def run_lengths(numbers: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -129,14 +129,14 @@ def run_lengths(numbers: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def _read(file: pathlib.Path) -> tuple[list[str], list[tuple[str, tuple[int, int]]], Shapes]:
-    """The names of the categories by id, the name and (height, width) of each image, and what is painted."""
+    """The names of the categories by id, the name and (height, width) of each image, and the shapes."""
     try:
         content = json.loads(file.read_bytes())
         kinds, place = (_by_id(content[name], name) for name in ("categories", "images"))
         labels = {number: k for k, number in enumerate(sorted(kinds), 1)}
         pictures = [_picture(image) for image in content["images"]]
         painted = [[] for _ in pictures]
-        for one in sorted(content["annotations"], key=lambda one: not one["iscrowd"]):  # which keeps the order else
+        for one in sorted(content["annotations"], key=lambda one: not one["iscrowd"]):  # a stable sort
             k = place[one["image_id"]]
             label = VOID if one["iscrowd"] else labels[one["category_id"]]
             painted[k] += [(label, *part) for part in _parts(one, pictures[k][1])]
@@ -149,7 +149,7 @@ def _read(file: pathlib.Path) -> tuple[list[str], list[tuple[str, tuple[int, int
 
 
 def _by_id(entries: list[dict[str, Any]], what: str) -> dict[int, int]:
-    """The place of each entry by its id; ValueError unless ids are whole numbers, each there once."""
+    """The index of each entry by its id; ValueError unless ids are distinct whole numbers."""
     places = {}
     for k, entry in enumerate(entries):
         if type(entry["id"]) is not int or entry["id"] in places:
@@ -159,7 +159,7 @@ def _by_id(entries: list[dict[str, Any]], what: str) -> dict[int, int]:
 
 
 def _picture(image: dict[str, Any]) -> tuple[str, tuple[int, int]]:
-    """The name of its file, and (height, width)."""
+    """The file name and (height, width) of an image."""
     name, size = image["file_name"], (image["height"], image["width"])
     if not isinstance(name, str) or any(type(side) is not int or not 0 < side <= JPEG_SIDE for side in size):
         found = errors.shown((name, *size))
@@ -188,7 +188,7 @@ def _parts(annotation: dict[str, Any], size: tuple[int, int]) -> list[tuple[bool
 
 
 def _numbers(values: Any, rule: str) -> np.ndarray:
-    """A list of numbers as float32; ValueError with the rule for anything else, and where one is not finite."""
+    """A list of numbers as float32; ValueError with the rule for anything else, or a number that is not finite."""
     given = np.array(values)
     if given.ndim != 1 or given.dtype.kind not in "iuf":
         raise ValueError(rule)

@@ -1,7 +1,7 @@
-"""Changes of colour in the views of DINOv2: jitter with hue, grey, blur, solarise, as torchvision has them for PIL.
+"""Colour changes for the views of DINOv2: jitter with hue, grey, blur, solarise, as in torchvision for PIL images.
 
-What is drawn is separate from the pixels: `draw` gives the changes of one crop, `changed` makes them, and `packed`
-writes them as numbers for the accelerator (`device_colour.py`).
+Drawing is separate from the pixels: `draw` draws the changes of one crop, `changed` applies them, and `packed` encodes
+them as numbers for the accelerator (`device_colour.py`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,17 +10,17 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageEnhance
 
-REACH = 4  # pixels to each side that the blur looks at: nine taps
+REACH = 4  # pixels that the blur reads on each side: nine taps
 SIGMAS = (0.1, 2.0)  # of the blur, in pixels
-STEPS = 4096  # factors are whole numbers of 1/4096, with which float32 makes no error on 8 bits, here or elsewhere
+STEPS = 4096  # factors are multiples of 1/4096, for which float32 is exact on 8 bits, on host and device
 
 
 class Rates(NamedTuple):
-    """How a crop is changed.
+    """Strengths and probabilities of the changes of a crop.
 
     Attributes:
       jitter: strengths of brightness, contrast and saturation (factors are uniform in 1 -+ strength) and of hue (its
-        shift is uniform in -+ strength, as a share of the circle); what has strength 0 is left alone.
+        shift is uniform in -+ strength, as a share of the circle); 0 means no change.
       jitter_rate, grey, blur, solarise: probabilities of each change.
     """
 
@@ -36,9 +36,9 @@ class Changes(NamedTuple):
 
     Attributes:
       jitter: (name in JITTERS, value) in the order to apply; empty for none.
-      grey: whether the colours are taken away (ITU-R 601).
-      sigma: of the Gaussian blur, in pixels; 0 for none.
-      solarise: whether values of 128 and above are inverted.
+      grey: whether to convert to grey (ITU-R 601).
+      sigma: standard deviation of the Gaussian blur, in pixels; 0 for none.
+      solarise: whether to invert values of 128 and above.
     """
 
     jitter: tuple[tuple[str, float], ...] = ()
@@ -48,7 +48,7 @@ class Changes(NamedTuple):
 
 
 def draw(rng: np.random.Generator, rates: Rates) -> Changes:
-    """The changes of one crop; those of the jitter come in random order."""
+    """Draw the changes of one crop; jitter steps come in random order."""
     jittered, grey, blurs, width, solarises, *rest = rng.random(5 + 2 * MOST).tolist()  # one call is much faster
     jitter = ()
     if jittered < rates.jitter_rate:
@@ -59,7 +59,7 @@ def draw(rng: np.random.Generator, rates: Rates) -> Changes:
 
 
 def _jitter(uniform: list[float], strengths: tuple[float, ...]) -> Iterator[tuple[str, float]]:
-    """The changes in their usual order, from numbers in 0..1."""
+    """The jitter steps in their usual order, from numbers in 0..1."""
     for name, share, strength in zip(JITTERS, uniform, strengths, strict=True):
         low, high = (-strength, strength) if name == "hue" else (max(0.0, 1 - strength), 1 + strength)
         if strength:
@@ -67,7 +67,7 @@ def _jitter(uniform: list[float], strengths: tuple[float, ...]) -> Iterator[tupl
 
 
 def packed(drawn: Sequence[Changes]) -> np.ndarray:
-    """The changes of V crops as numbers, float32 [V, 11].
+    """Encode the changes of V crops as numbers, float32 [V, 11].
 
     Four indices into JITTERS in the order to apply, -1 for none, and four values; then grey (0 or 1), sigma, solarise.
     """
@@ -81,7 +81,7 @@ def packed(drawn: Sequence[Changes]) -> np.ndarray:
 
 
 def changed(image: Image.Image, changes: Changes) -> np.ndarray:
-    """The pixels uint8 [H, W, C] of an image of mode L or RGB after these changes."""
+    """Apply changes to an image of mode L or RGB -> uint8 [H, W, C]."""
     for name, value in changes.jitter:
         image = JITTERS[name](image, value)
     if changes.grey:
@@ -96,12 +96,12 @@ def changed(image: Image.Image, changes: Changes) -> np.ndarray:
 def blurred(pixels: np.ndarray, sigma: float) -> np.ndarray:
     """A Gaussian blur of nine taps along each axis, with reflected borders, rounded once at the end.
 
-    Pillow's own blur is made of boxes and differs by several grey levels.
+    Pillow's blur approximates with boxes and differs by several grey levels.
 
     Shapes: uint8 [H, W, C] -> the same.
     """
     weights = taps(sigma)
-    weights = weights[weights > np.finfo(np.float32).epsneg / 2]  # the others change no sum; a small blur has few taps
+    weights = weights[weights > np.finfo(np.float32).epsneg / 2]  # smaller weights change no sum
     reach, (height, width, channels) = len(weights) - 1, pixels.shape
     padded = np.pad(pixels, ((reach, reach), (reach, reach), (0, 0)), mode="reflect").astype(np.float32)
     rows = _weighted(padded.reshape(len(padded), -1), weights, 1, height)
@@ -110,13 +110,13 @@ def blurred(pixels: np.ndarray, sigma: float) -> np.ndarray:
 
 
 def taps(sigma: float) -> np.ndarray:
-    """The weights of the pixels 0, ..., 4 places away, float32 [5]; those of all nine add up to 1."""
+    """The weights of pixels at distances 0, ..., 4, float32 [5]; all nine taps sum to 1."""
     weights = np.exp(-0.5 * (np.arange(REACH + 1) / sigma) ** 2)
     return (weights / (2 * weights.sum() - 1)).astype(np.float32)
 
 
 def _weighted(values: np.ndarray, weights: np.ndarray, stride: int, length: int) -> np.ndarray:
-    """The `length` symmetric weighted sums along the first axis of values whose neighbours are `stride` apart."""
+    """`length` symmetric weighted sums along the first axis, over neighbours `stride` apart."""
     reach = len(weights) - 1
     shifted = [values[k * stride : k * stride + length] for k in range(2 * reach + 1)]
     total = weights[0] * shifted[reach]
@@ -129,7 +129,7 @@ def _weighted(values: np.ndarray, weights: np.ndarray, stride: int, length: int)
 
 
 def _turned(image: Image.Image, share: float) -> Image.Image:
-    """The image with its hue moved; hues are 8 bits, and go round."""
+    """Rotate the hue of an image, in 8 bits with wrap-around."""
     if image.mode == "L":
         return image
     shift = int(share * 255)  # in Pillow's units of a 256th of the circle

@@ -20,11 +20,11 @@ from equivit.data import corruptions, crops, rand_augment, reading, sources
 from equivit.intervals import Interval
 
 # "random_resized_clipped" draws one box and clips it to the image, where "random_resized" draws until one fits.
-# "scaled" resizes by a random ratio, cuts at random and fills up with the mean colour, with interpolation.
-# "centre" is the crop of evaluation, with its crop_ratio and interpolation.
+# "scaled" resizes by a random ratio with `interpolation`, crops at random and pads with the mean colour.  "centre" is
+# the evaluation crop, with its crop_ratio and interpolation.
 CROPS = ("random_resized", "random_resized_clipped", "simple_random", "pad", "scaled", "centre", "none")
-MOST_VIEWS = 256  # local ones of an image
-LARGEST_SIDE = 2**15  # pixels of an image that a model may be given, or that one is cut from
+MOST_VIEWS = 256  # local views of an image
+LARGEST_SIDE = 2**15  # pixels per side of a model's image, or of the resized image it is cropped from
 Pixels = Annotated[
     int,
     Interval(1, reading.PIL_PIXELS, words=f"positive and at most {reading.PIL_PIXELS}, the most that Pillow opens"),
@@ -41,27 +41,27 @@ FitRatio = Annotated[float, Interval(0, 16, "(")]
 
 @dataclasses.dataclass(frozen=True)
 class AugmentConfig:
-    """`data.augment`: how an image is changed at random for training."""
+    """`data.augment`: random changes of training images."""
 
     crop: Annotated[str, OneOf(CROPS)] = "random_resized"
     scale: tuple[Above0, Above0] = (0.08, 1.0)
     ratio: tuple[PositiveFloat, PositiveFloat] = (3 / 4, 4 / 3)
-    fit_ratio: tuple[FitRatio, FitRatio] = (0.5, 2.0)  # crop="scaled": of `fit`, or of the image's own size
-    max_share: Above0 = 1.0  # crop="scaled": largest share of one class among the labelled pixels, tried ten times
+    fit_ratio: tuple[FitRatio, FitRatio] = (0.5, 2.0)  # crop="scaled": relative to `fit`, or to the image's size
+    max_share: Above0 = 1.0  # crop="scaled": largest share of one class among labelled pixels; ten tries
     flip: Share = 0.5
-    octic: bool = False  # in place of the flip, any of the eight orientations of a square crop
+    octic: bool = False  # instead of flips, any of the eight orientations of a square crop
     three_augment: bool = False
     rand_augment: str | None = None  # such as "rand-m9-mstd0.5-inc1"
     color_jitter: NonNegativeFloat = 0.0
     photometric: bool = False  # brightness, contrast, saturation and hue, as MMSegmentation changes them
     erase: Share = 0.0
-    circular_shift: Share = 0.0  # largest shift either way along each axis, as a fraction of the image
-    device: bool = False  # change the colours of views (data/views.py) on the accelerator (data/device_colour.py)
+    circular_shift: Share = 0.0  # largest shift in either direction along each axis, as a fraction of the image
+    device: bool = False  # change the colours of views on the accelerator (data/device_colour.py)
 
 
 @dataclasses.dataclass(frozen=True)
 class ViewsConfig:
-    """`data.views`: several crops of an image (data/views.py); `data.augment` describes the global two."""
+    """`data.views`: several crops of an image (data/views.py); `data.augment` describes the two global ones."""
 
     locals: Annotated[int, Interval(0, MOST_VIEWS)] = 8  # local views of an image
     local_size: ViewSize = (96, 96)
@@ -75,30 +75,30 @@ class ViewsConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """`data`: the source, and how its images are loaded, for training and for evaluation."""
+    """`data`: the source, and the loading of its images for training and evaluation."""
 
     source: str = "digits"
     split: str = "train"
     eval_split: str = "test"
     image_size: Size = (32, 32)  # height, width
-    train_image_size: Size | None = None  # of the images loaded for training; None: the same
+    train_image_size: Size | None = None  # size of the images loaded for training; None: image_size
     channels: Annotated[Literal[1, 3], Words("1 (grey) or 3 (RGB)")] | None = None  # None: as in the source
     train_examples: PositiveInt | None = None  # None: all
     eval_examples: PositiveInt | None = None
     workers: Annotated[int, Interval(0, 1024)] = 0  # processes that decode and augment; 0: threads
     max_pixels: Pixels = reading.MAX_PIXELS  # of an image file; a larger one counts as unreadable
     repeats: PositiveInt = 1  # copies of an example in one batch (repeated augmentation)
-    resume: Literal["same_order", "new_order"] = "same_order"  # "new_order": a resumed run begins another epoch
-    void: tuple[int, ...] = (255,)  # label values without a class; a name for one in a source's `classes` is left out
-    fit: Sides | None = None  # (longer, shorter side) that images fit in, with crop="scaled" and eval_crop="whole"
-    # "squash": no crop, the aspect is lost; "whole": images differ in size, and label maps keep theirs
+    resume: Literal["same_order", "new_order"] = "same_order"  # "new_order": a resumed run starts a new epoch
+    void: tuple[int, ...] = (255,)  # label values without a class; their names in a source's `classes` are dropped
+    fit: Sides | None = None  # (longer, shorter side) to fit images in, for crop="scaled" and eval_crop="whole"
+    # "squash": no crop, the aspect ratio is lost; "whole": images differ in size, and label maps keep their size
     eval_crop: Literal["centre", "squash", "whole"] = "centre"
     multiple: Side = 1  # eval_crop="whole": each side is resized up to the next multiple
-    crop_ratio: Above0 = 1.0  # evaluation: fraction of the resized side that the centre crop keeps
-    interpolation: Annotated[str, OneOf(crops.INTERPOLATIONS)] = "bicubic"  # evaluation: of the antialiased resizing
+    crop_ratio: Above0 = 1.0  # evaluation: fraction of the resized side kept by the centre crop
+    interpolation: Annotated[str, OneOf(crops.INTERPOLATIONS)] = "bicubic"  # evaluation: antialiased resizing
     corruption: Annotated[str, OneOf(corruptions.NAMES)] | None = None  # evaluation: of ImageNet-C, such as "fog"
     severity: Annotated[int, OneOf(corruptions.SEVERITIES)] = 5  # of the corruption
-    mean: tuple[Share, ...] = (0.485, 0.456, 0.406)  # per channel, of values in 0..1
+    mean: tuple[Share, ...] = (0.485, 0.456, 0.406)  # per channel, for values in 0..1
     std: tuple[Above0, ...] = (0.229, 0.224, 0.225)
     augment: AugmentConfig = AugmentConfig()
     views: ViewsConfig = ViewsConfig()
@@ -130,7 +130,7 @@ def check(section: ConfigDict) -> None:
 
 
 def _check_square(section: ConfigDict) -> None:
-    """Require square crops, since a quarter turn keeps only their size."""
+    """Require square crops: a quarter turn changes the size of others."""
     key = "train_image_size" if section.train_image_size else "image_size"
     sizes = {key: section[key]} | ({"views.local_size": section.views.local_size} if section.views.locals else {})
     for key, (height, width) in sizes.items():

@@ -1,9 +1,9 @@
 """ImageNet-C's 15 corruptions of single images (Hendrycks and Dietterich 2019), computed by a library.
 
 The library, imagecorruptions-imaug, re-implements the code behind the official files and differs from it: motion blur
-and snow do not use ImageMagick, and images are not saved as JPEG of quality 85.  What is cropped before is for the
-`data` section to say (`evaluation/corrupted.py`).  To compare with published figures, use
-the official files, which are class folders (`evaluation/corrupted.py` finds them).
+and snow do not use ImageMagick, and images are not saved as JPEG of quality 85.  The `data` section sets the crop
+before the corruption.  To compare with published figures, use the official files, which are class folders
+(`evaluation/corrupted.py` finds them).
 """
 
 import importlib.metadata
@@ -35,14 +35,14 @@ NAMES = (
 )  # in the order of the tables
 SEVERITIES = (1, 2, 3, 4, 5)
 SMALLEST = 32  # pixels per side
-SEEDED = ("impulse_noise", "glass_blur")  # take a seed for their own generator; the others use numpy's
+SEEDED = ("impulse_noise", "glass_blur")  # take a seed for their own generator; others use numpy's global one
 LIBRARY = "imagecorruptions-imaug"
 
 _ALONE = threading.Lock()  # one thread at a time uses numpy's global generator
 
 
 class Corruption:
-    """One corruption of one severity; it depends only on the seed, the pixels and the position in the split.
+    """One corruption at one severity; the result depends only on the seed, the pixels and the position in the split.
 
     Shapes: uint8 [H, W, C] -> the same; C is 1 or 3, and H and W at least 32.
 
@@ -78,10 +78,10 @@ class Corruption:
 
 
 def create(config: ml_collections.ConfigDict, seed: int) -> Corruption | None:
-    """The corruption that a `data` section asks for, or None.
+    """The corruption of a `data` section, or None.
 
     Raises:
-      ValueError: an unknown corruption or severity, images too small for it, or the library is not installed.
+      ValueError: an unknown corruption or severity, images that are too small, or a missing library.
     """
     if config.corruption is None:
         return None
@@ -95,7 +95,7 @@ def create(config: ml_collections.ConfigDict, seed: int) -> Corruption | None:
 
 
 def _check_library():
-    """Two distributions share the import name; the older one fails on three of the 15 with numpy 2."""
+    """Check the distribution: two share the import name, and the older one fails on three corruptions with numpy 2."""
     try:
         importlib.metadata.version(LIBRARY)
     except importlib.metadata.PackageNotFoundError:

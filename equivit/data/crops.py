@@ -1,9 +1,9 @@
-"""Geometry of one image: where to crop and how to resize.
+"""Crops and resizing of one image.
 
-Random numbers are drawn separately from the pixels: as boxes, so that their distribution can be tested, and as whole
-crop functions, so that an image and its label map are cropped alike.  Images are resized by PIL, antialiased, in random
-crops bicubic, as in the recipes, and maps (PIL images of mode I) by nearest neighbour; an image that already has the
-target size is not resampled.
+Random numbers are drawn separately from the pixels: as boxes, so that tests can check their distribution, and as whole
+crop functions, so that an image and its label map are cropped alike.  PIL resizes images with antialiasing, in random
+crops bicubic as in the recipes, and maps (PIL images of mode I) by nearest neighbour.  An image of the target size is
+not resampled.
 """
 
 import math
@@ -15,12 +15,12 @@ from PIL import Image, ImageOps
 
 from equivit import errors
 
-Geometry = Callable[[Image.Image], Image.Image]  # for images and maps of the size that it was drawn for
+Geometry = Callable[[Image.Image], Image.Image]  # for images and maps of the size it was drawn for
 
 PADDING = 4  # pixels on each side, in the simple random crop (DeiT III) and the padded crop (CIFAR)
-TRIES = 10  # for a crop in which no class has too large a share
+TRIES = 10  # attempts at a crop without a dominant class
 ORIENTATIONS = (None, *Image.Transpose)  # all eight of a square
-VOID = -1  # the label of map pixels that have no class, or lie outside the image
+VOID = -1  # the label of map pixels without a class or outside the image
 INTERPOLATIONS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}  # both antialiased
 FILTERS = {**INTERPOLATIONS, "lanczos": Image.Resampling.LANCZOS, "nearest": Image.Resampling.NEAREST}
 
@@ -40,14 +40,14 @@ def is_map(image: Image.Image) -> bool:
 
 
 def resize(image: Image.Image, height: int, width: int, interpolation: str = "bicubic") -> Image.Image:
-    """By one of INTERPOLATIONS, or nearest neighbour for a map; the image itself if it has that size."""
+    """Resize by one of INTERPOLATIONS, or nearest neighbour for a map; an image of that size is returned as is."""
     if image.size == (width, height):
         return image
     return image.resize((width, height), Image.Resampling.NEAREST if is_map(image) else INTERPOLATIONS[interpolation])
 
 
 def squash(image: Image.Image, height: int, width: int, filter: str = "bicubic") -> Image.Image:
-    """Exactly this size, whatever the aspect ratio; antialiased, but for "nearest" and maps (`is_map`, of mode "I").
+    """Resize to exactly this size, for any aspect ratio; antialiased except for "nearest" and maps (`is_map`).
 
     Args:
       filter: "bicubic", "bilinear", "lanczos" or "nearest".
@@ -67,14 +67,14 @@ def cut(image: Image.Image, box: Box) -> Image.Image:
 
 
 def draw_orientation(rng: np.random.Generator, flip: float, octic: bool) -> Image.Transpose | None:
-    """Mirrored left to right with probability `flip`, or if `octic` one of ORIENTATIONS; None: as it is."""
+    """Draw a left-right flip with probability `flip`, or if `octic` one of ORIENTATIONS; None for no change."""
     if octic:
         return ORIENTATIONS[rng.integers(len(ORIENTATIONS))]
     return Image.Transpose.FLIP_LEFT_RIGHT if rng.random() < flip else None
 
 
 def oriented(image: Image.Image, orientation: Image.Transpose | None) -> Image.Image:
-    """The image mirrored or turned."""
+    """The image in the given orientation."""
     return image if orientation is None else image.transpose(orientation)
 
 
@@ -83,7 +83,7 @@ def random_resized_box(
 ) -> Box:
     """A box with a uniform fraction of the area in `scale` and log-uniform aspect ratio (width / height) in `ratio`.
 
-    After ten boxes that do not fit, as in torchvision, the largest centred box whose aspect ratio is in `ratio`.
+    After ten boxes that do not fit, it is the largest centred box with an aspect ratio in `ratio`, as in torchvision.
     """
     for _ in range(10):
         box_height, box_width = _draw_sides(rng, height, width, scale, ratio)
@@ -97,7 +97,7 @@ def random_resized_box(
 def clipped_random_box(
     rng: np.random.Generator, height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> Box:
-    """As `random_resized_box`, but drawn once: what does not fit is clipped to the image (MAE's linear probe)."""
+    """As `random_resized_box`, but drawn once and clipped to the image (MAE's linear probe)."""
     box_height, box_width = _draw_sides(rng, height, width, scale, ratio)
     return random_box(rng, height, width, min(max(box_height, 1), height), min(max(box_width, 1), width))
 
@@ -105,7 +105,7 @@ def clipped_random_box(
 def _draw_sides(
     rng: np.random.Generator, height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[int, int]:
-    """Height and width of a box of uniform area and log-uniform aspect, which may be larger than the image."""
+    """Height and width of a box of uniform area and log-uniform aspect ratio; it may be larger than the image."""
     area = height * width * rng.uniform(*scale)
     aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
     return round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
@@ -119,7 +119,7 @@ def random_box(rng: np.random.Generator, height: int, width: int, box_height: in
 
 
 def covering(size: tuple[int, int], height: int, width: int) -> tuple[int, int]:
-    """The smallest (height, width) that covers height x width, with the aspect of `size`, PIL's (width, height)."""
+    """The smallest (height, width) that covers height x width with the aspect of `size`, PIL's (width, height)."""
     old_width, old_height = size
     if height * old_width >= width * old_height:
         return height, height * old_width // old_height
@@ -127,19 +127,19 @@ def covering(size: tuple[int, int], height: int, width: int) -> tuple[int, int]:
 
 
 def cover(image: Image.Image, height: int, width: int, interpolation: str = "bicubic") -> Image.Image:
-    """Resized to the smallest size that covers height x width, with the aspect ratio kept."""
+    """Resize to the smallest size that covers height x width, keeping the aspect ratio."""
     return resize(image, *covering(image.size, height, width), interpolation)
 
 
 def enlarged(height: int, width: int, ratio: float) -> tuple[int, int]:
-    """The (height, width) of which height x width are the share `ratio` along each axis."""
+    """(height, width) divided by `ratio`."""
     return int(height / ratio), int(width / ratio)
 
 
 def fitted(size: tuple[int, int], fit: tuple[int, int] | None, ratio: float = 1.0) -> tuple[int, int]:
-    """The largest (height, width) within `ratio` times `fit`, with the aspect of `size`, PIL's (width, height).
+    """The largest (height, width) within `ratio` times `fit`, with the aspect ratio of `size`, PIL's (width, height).
 
-    `fit` bounds the longer and the shorter side (MMSegmentation's scale); None: the sides of the image.
+    `fit` bounds the longer and the shorter side (MMSegmentation's scale); None: the image's sides.
     """
     sides = sorted(size, reverse=True)
     factor = min(int(most * ratio) / side for most, side in zip(fit or sides, sides, strict=True))
@@ -148,12 +148,12 @@ def fitted(size: tuple[int, int], fit: tuple[int, int] | None, ratio: float = 1.
 
 
 def rounded_up(height: int, width: int, multiple: int) -> tuple[int, int]:
-    """Each side as the next multiple, as a (height, width)."""
+    """(height, width) with each side rounded up to the next multiple."""
     return -(-height // multiple) * multiple, -(-width // multiple) * multiple
 
 
 def central(image: Image.Image, height: int, width: int, ratio: float, interpolation: str = "bicubic") -> Image.Image:
-    """Resized to cover the enlarged size, with the aspect ratio kept, and height x width cut from its centre."""
+    """Resize to cover the enlarged size, keeping the aspect ratio, and crop height x width from the centre."""
     return centre(cover(image, *enlarged(height, width, ratio), interpolation), height, width)
 
 
@@ -173,12 +173,12 @@ def random_resized_crop(
     ratio: tuple[float, float],
     clipped: bool = False,
 ) -> Geometry:
-    """A random part, resized to height x width (Inception crop).
+    """Crop a random part and resize it to height x width (Inception crop).
 
     Args:
       size: of the image, PIL's (width, height).
-      scale, ratio: of the part (`random_resized_box`).
-      clipped: the part is drawn once and clipped (`clipped_random_box`).
+      scale, ratio: area and aspect ratio of the part (`random_resized_box`).
+      clipped: whether to draw the part once and clip it (`clipped_random_box`).
     """
     draw = clipped_random_box if clipped else random_resized_box
     box = draw(rng, size[1], size[0], scale, ratio)
@@ -199,7 +199,7 @@ def simple_random_crop(rng: np.random.Generator, size: tuple[int, int], height: 
 
 
 def padded_crop(rng: np.random.Generator, height: int, width: int) -> Geometry:
-    """The CIFAR crop: resize to the size, add 4 black (or void) pixels at each border, crop at a random position."""
+    """The CIFAR crop: resize, add 4 black (or void) pixels at each border, crop at a random position."""
     box = random_box(rng, height + 2 * PADDING, width + 2 * PADDING, height, width)
     return lambda image: cut(ImageOps.expand(resize(image, height, width), PADDING, VOID if is_map(image) else 0), box)
 
@@ -216,15 +216,15 @@ def scaled_crop(
     labels: Image.Image | None = None,
     max_share: float = 1.0,
 ) -> Geometry:
-    """Resized by a random factor, then at most height x width from a random position: MMSegmentation's crop.
+    """MMSegmentation's crop: resize by a random factor, then crop at most height x width at a random position.
 
-    What is smaller than that stays smaller (`padded`).  Unlike there, where OpenCV resizes, images are antialiased.
+    Smaller images stay smaller (`padded`).  Unlike MMSegmentation, which resizes with OpenCV, this antialiases images.
 
     Args:
       fit, ratio: the image is resized to `fitted(size, fit, r)`, with r uniform in `ratio`.
       labels: the image's label map.
-      max_share: the largest share of one class among the labelled pixels of a crop; after ten crops in which one has
-        more, the eleventh is taken.
+      max_share: the largest share of one class among the labelled pixels of a crop; after ten crops above it, the
+        eleventh is taken.
     """
     resized = fitted(image.size, fit, rng.uniform(*ratio))
     box = random_box(rng, *resized, min(height, resized[0]), min(width, resized[1]))
@@ -244,7 +244,7 @@ def largest_share(labels: np.ndarray) -> float:
 
 
 def padded(image: Image.Image, height: int, width: int, fill: tuple[int, ...]) -> Image.Image:
-    """Filled up to height x width, below and on the right: an image with a colour, a map with VOID."""
+    """Pad to height x width at the bottom and right: an image with a colour, a map with VOID."""
     below, right = max(0, height - image.size[1]), max(0, width - image.size[0])
     if not below and not right:
         return image

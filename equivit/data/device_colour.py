@@ -1,15 +1,14 @@
-"""Changes of colour on the accelerator, which on the host take most of the time that views take.
+"""Colour changes on the accelerator; on the host they take most of the time of making views.
 
-With `data.augment.device=True` the host draws the changes and writes them as numbers into the batch, which so stays a
-function of the seed and its number: "global_colours" float32 [B, 2, 11] beside "global_crops" uint8 [B, 2, H, W, C],
-whose colours are those of the image, and "local_colours" [B, L, 11] beside "local_crops".  The objective makes them in
-its `prepare`:
+With `data.augment.device=True` the host draws the changes and writes them as numbers into the batch, which thus still
+depends only on the seed and the batch number: "global_colours" float32 [B, 2, 11] with the unchanged "global_crops"
+uint8 [B, 2, H, W, C], and "local_colours" [B, L, 11] with "local_crops".  The objective applies them in its `prepare`:
 
     crops = device_colour.apply(batch["global_crops"], batch["global_colours"])
 
-Results are those of `colour.changed`, grey level by grey level: each step rounds to 8 bits as Pillow does.  Exceptions
-are ties of the blur, which differ by one level, and hues that are exactly on one of Pillow's 255 steps (3 in 1,000
-colours): there Pillow's float32 may fall one step below, 1.4 degrees or at most 6 levels of the purest colours.
+Results equal those of `colour.changed` exactly: each step rounds to 8 bits as Pillow does.  The exceptions are ties in
+the blur, which differ by one level, and hues exactly on one of Pillow's 255 steps (3 in 1,000 colours): Pillow's
+float32 may fall one step below, which is 1.4 degrees, or at most 6 levels for the purest colours.
 """
 
 import jax
@@ -19,7 +18,7 @@ from equivit.data import colour
 
 
 def apply(crops: jax.Array, numbers: jax.Array) -> jax.Array:
-    """The crops after the changes that `colour.packed` wrote as numbers.  For use inside a compiled function.
+    """Apply the changes encoded by `colour.packed`.  For use inside a compiled function.
 
     Shapes: uint8 [*B, H, W, C], float32 [*B, 11] -> uint8 [*B, H, W, C]; C is 1 or 3.
     """
@@ -32,12 +31,12 @@ def apply(crops: jax.Array, numbers: jax.Array) -> jax.Array:
 
 
 def _per_crop(numbers: jax.Array) -> jax.Array:
-    """[*B, n] as [n, *B, 1, 1, 1], to go with images."""
+    """[*B, n] as [n, *B, 1, 1, 1], to broadcast with images."""
     return jnp.moveaxis(numbers, -1, 0)[..., None, None, None]
 
 
 def _jitter(images: jax.Array, step: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-    """One step of each crop's jitter.  Crops differ in it, so each gets all changes, and one is taken."""
+    """One step of each crop's jitter.  Steps differ between crops, so compute all changes and select one."""
     names, values = step
     changed = images
     for index, name in enumerate(colour.JITTERS):
@@ -50,7 +49,7 @@ def _blended(images: jax.Array, base: jax.Array | float, factor: jax.Array) -> j
 
 
 def _grey(images: jax.Array) -> jax.Array:
-    """ITU-R 601 in 16 bits, which float32 holds: [..., C] -> [..., 1]."""
+    """ITU-R 601 in 16-bit arithmetic, exact in float32: [..., C] -> [..., 1]."""
     if images.shape[-1] == 1:
         return images
     red, green, blue = jnp.split(images, 3, -1)
@@ -58,14 +57,14 @@ def _grey(images: jax.Array) -> jax.Array:
 
 
 def _mean_grey(images: jax.Array) -> jax.Array:
-    """The mean of all pixels as a whole number; sums are exact, in whole numbers."""
+    """The mean of all pixels, rounded; sums are exact integers."""
     pixels = images.shape[-3] * images.shape[-2]
     total = _grey(images).astype(jnp.int32).sum((-3, -2), keepdims=True)
     return ((2 * total + pixels) // (2 * pixels)).astype(jnp.float32)
 
 
 def _turned(images: jax.Array, share: jax.Array) -> jax.Array:
-    """The hue moved, in Pillow's HSV of 8 bits.  A quarter keeps quotients that are whole from falling below."""
+    """Rotate the hue in Pillow's 8-bit HSV.  An added quarter keeps whole quotients from rounding down."""
     if images.shape[-1] == 1:
         return images
     red, green, blue = jnp.split(images, 3, -1)
@@ -76,7 +75,7 @@ def _turned(images: jax.Array, share: jax.Array) -> jax.Array:
     hue = jnp.floor((255 * sixths + 0.25) / jnp.maximum(6 * chroma, 1))
     saturation = jnp.floor((255 * chroma + 0.25) / jnp.maximum(value, 1))
     hue = (hue + jnp.trunc(255 * share)) % 256
-    # Along the circle of 6 x 255 a channel is high, falls in a sixth, is low for a third, and rises.
+    # Along the hue circle of 6 x 255, a channel is high for a third, falls in a sixth, is low for a third, and rises.
     place = (6 * hue - 510 * jnp.arange(3)) % 1530
     fall = jnp.clip(jnp.minimum(place - 255, 1275 - place), 0, 255)
     return value - jnp.round(value * saturation * fall / 65025)
@@ -95,7 +94,7 @@ def _blurred(images: jax.Array, sigma: jax.Array) -> jax.Array:
     return jnp.round(images)
 
 
-# As in `colour.JITTERS`, of float32 [*B, H, W, C] that holds whole numbers.
+# As `colour.JITTERS`, for whole numbers in float32 [*B, H, W, C].
 JITTERS = {
     "brightness": lambda images, factor: _blended(images, 0.0, factor),
     "contrast": lambda images, factor: _blended(images, _mean_grey(images), factor),

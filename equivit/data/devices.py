@@ -20,9 +20,9 @@ def on_devices(batch: Batch) -> Batch:
 
 
 def padded(images: np.ndarray, rows: int) -> Batch:
-    """The `images` on the devices, padded to at least `rows` rows, equally many for each device, and their `weight`.
+    """Put `images` on the devices, padded to at least `rows` rows, the same number per device, with their `weight`.
 
-    Padding has the weight 0, so that one program takes every batch.
+    Padding has weight 0, so that one program serves every batch.
     """
     unit = 1 if jax.sharding.get_mesh().empty else jax.local_device_count()
     rows = -(-rows // unit) * unit
@@ -35,8 +35,8 @@ def check_like_first(name: str, shape: tuple[int, ...], first: tuple[int, ...]) 
     """ValueError if a batch of images does not fit the program compiled for the first batch.
 
     Args:
-      name: of the caller, for the message.
-      shape, first: of the images of both batches.
+      name: the caller, for the message.
+      shape, first: shapes of the images in this batch and the first.
     """
     if shape[1:] != first[1:]:
         raise ValueError(f"{name}: a batch is {shape} after one of {first}; give images of one size.")
@@ -45,7 +45,7 @@ def check_like_first(name: str, shape: tuple[int, ...], first: tuple[int, ...]) 
 
 
 def scattered(array: np.ndarray, spec: PartitionSpec) -> jax.Array:
-    """An array that every process holds whole, split over the current mesh; on the default device if no mesh is set."""
+    """Split an array that every process holds over the current mesh; without a mesh, put it on the default device."""
     mesh = jax.sharding.get_mesh()
     if mesh.empty:
         return jnp.asarray(array)

@@ -1,4 +1,4 @@
-"""The source that is class folders, and what sources share that read files in directories."""
+"""The source of class folders, and shared code of sources that read directories."""
 
 import os
 import pathlib
@@ -10,7 +10,7 @@ import numpy as np
 
 from equivit import errors
 
-# Endings of image files, and Pillow's names of their formats.
+# Extensions of image files, and Pillow's names of their formats.
 FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".ppm": "PPM", ".pgm": "PPM", ".bmp": "BMP", ".webp": "WEBP"}
 FORMATS |= {".tif": "TIFF", ".tiff": "TIFF"}
 EXTENSIONS = tuple(FORMATS)
@@ -19,11 +19,11 @@ EXTENSIONS = tuple(FORMATS)
 class Folder:
     """Image files in one folder per class, or without classes.
 
-    Layout: `<directory>/<split>/<class>/<image>`, or `<directory>/<class>/<image>` without splits, which is read
-    only as split `train` or `all`, so that nobody tests on training images by accident.  Classes are sorted by name, or
-    as numbers if all names are numbers (ImageNet-v2), and taken from `class_split` if that exists, so that labels are
-    the same in a test split that lacks classes: put ImageNet-R next to ImageNet's training split.  Images with no
-    folder beside them, `<directory>/<split>/<image>` or `<directory>/<image>`, have no labels.
+    Layout: `<directory>/<split>/<class>/<image>`, or `<directory>/<class>/<image>` without splits, which is read only
+    as split `train` or `all`, so that nobody tests on training images by accident.  Classes are sorted by name, or as
+    numbers if all names are numbers (ImageNet-v2).  They are taken from `class_split` if it exists, so that a test
+    split without some classes has the same labels: put ImageNet-R next to ImageNet's training split.  Images without
+    sibling folders, `<directory>/<split>/<image>` or `<directory>/<image>`, have no labels.
     """
 
     classes: tuple[str, ...]
@@ -68,18 +68,18 @@ class Folder:
 
 
 def _is_below(split: str) -> bool:
-    """Whether the name of a split leads to a folder inside the directory, and neither to itself nor out of it."""
+    """Whether the name of a split denotes a folder inside the directory, not the directory itself or one outside."""
     path = pathlib.PurePath(split)
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
 
 
 def expanded(path: str) -> pathlib.Path:
-    """The path, a ~ in front as the home directory; where there is no such home, it stays, as in a shell."""
+    """Expand a leading ~ to the home directory; without such a home it stays, as in a shell."""
     return pathlib.Path(os.path.expanduser(path))
 
 
 def root(kind: str, directory: str) -> pathlib.Path:
-    """The directory of a source; FileNotFoundError, with the most similar name beside it, if it does not exist."""
+    """The directory of a source; FileNotFoundError with the most similar name if it does not exist."""
     path = expanded(directory)
     if path.is_dir():
         return path
@@ -89,14 +89,14 @@ def root(kind: str, directory: str) -> pathlib.Path:
 
 
 def content(path: pathlib.Path) -> bytes:
-    """The content of a regular file; reading a pipe would never end."""
+    """The content of a regular file; reading a pipe could block forever."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError("it is no regular file")
     return path.read_bytes()
 
 
 def check_pixels(height: int, width: int, max_pixels: int) -> None:
-    """ValueError for an image of more pixels than the config allows, before memory is set aside for them."""
+    """ValueError for an image with more pixels than the config allows, before memory is allocated."""
     if width * height > max_pixels:
         raise ValueError(
             f"it has {height} x {width} = {height * width:,} pixels, more than config.data.max_pixels={max_pixels}; "
@@ -108,7 +108,7 @@ def text(path: pathlib.Path, errors: str = "strict") -> str:
     """The text of a file in UTF-8, with or without a byte-order mark.
 
     Raises:
-      ValueError: it is not UTF-8, unless `errors` says what becomes of other bytes.
+      ValueError: it is not UTF-8, unless `errors` handles other bytes.
     """
     try:
         return path.read_bytes().decode("utf-8-sig", errors)
@@ -117,13 +117,13 @@ def text(path: pathlib.Path, errors: str = "strict") -> str:
 
 
 def lines(content: str) -> list[str]:
-    """The lines of a text, which end in \\n or \\r\\n; `str.splitlines` cuts names of files at rarer characters too."""
+    """The lines of a text, which end in \\n or \\r\\n; `str.splitlines` also splits at rarer characters."""
     parts = [line.removesuffix("\r") for line in content.split("\n")]
     return parts if parts[-1] else parts[:-1]
 
 
 def folders(path: pathlib.Path) -> list[pathlib.Path]:
-    """The folders in a folder, without hidden ones, sorted by name, or as numbers if all names are numbers."""
+    """The visible folders in a folder, sorted by name, or as numbers if all names are numbers."""
     if not path.is_dir():
         return []
     found = [pathlib.Path(entry.path) for entry in os.scandir(path) if entry.is_dir() and entry.name[0] != "."]
@@ -132,13 +132,13 @@ def folders(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Sorted as numbers if all of them are numbers, 01 before 1, else as text; the order of `names` does not matter."""
+    """Sort as numbers if all are numbers, 01 before 1, else as text; the order of `names` does not matter."""
     names = list(names)
     return sorted(names, key=lambda name: (int(name), name)) if all(map(str.isdecimal, names)) else sorted(names)
 
 
 def array(files: list[str]) -> np.ndarray:
-    """Names of files as an array: a million of them is sent to the workers quickly."""
+    """File names as an array: even a million are sent to workers quickly."""
     return np.array([os.fsencode(file) for file in files], np.bytes_)
 
 

@@ -1,4 +1,4 @@
-"""Which number in the files of label maps stands for which class."""
+"""The mapping from numbers in label map files to classes."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from equivit.data.crops import VOID
 
 
 class MapError(ValueError):
-    """A label map that does not go with its source.  More than one file will be wrong, so it ends a run."""
+    """A label map that does not match its source.  More than one file will be wrong, so it ends a run."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,9 +17,9 @@ class Legend:
     """The meaning of the numbers in a source's label maps.
 
     Attributes:
-      names: of the numbers 0, 1, ...
-      void: the numbers that mean "no class".  They need no name; where they have one, the numbers after it move up, so
-        that labels are 0, 1, ... without gaps.
+      names: the names of the numbers 0, 1, ...
+      void: the numbers that mean "no class".  They need no name; if one has a name, later labels move down, so that
+        labels are 0, 1, ... without gaps.
     """
 
     names: tuple[str, ...]
@@ -33,7 +33,7 @@ class Legend:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The number in the files of each class."""
+        """The number of each class in the files."""
         return tuple(number for number in range(len(self.names)) if number not in self.void)
 
     @property
@@ -42,7 +42,7 @@ class Legend:
         return tuple(self.names[number] for number in self.numbers)
 
     def labels(self, numbers: np.ndarray) -> np.ndarray:
-        """The labels, 0..classes-1 or VOID.  VOID itself is taken as such.
+        """The labels, 0..classes-1 or VOID.  VOID itself is kept.
 
         Shapes: int [H, W] -> int32 [H, W].
 

@@ -1,4 +1,4 @@
-"""Sources that are text files: a path of an image on each line, or a path and a label."""
+"""Sources in text files: on each line the path of an image, or a path and a label."""
 
 import csv
 import os
@@ -10,7 +10,7 @@ import numpy as np
 from equivit import errors
 from equivit.data import directories
 
-SPLIT = "{split}"  # in the name of a file: here stands the split's
+SPLIT = "{split}"  # placeholder for the split in a file name
 
 
 class Line(NamedTuple):
@@ -22,14 +22,14 @@ class Line(NamedTuple):
 
 
 class Paths:
-    """Images without labels: a `.txt` file with a path on each line; empty lines are left out.
+    """Images without labels: a `.txt` file with a path on each line; empty lines are skipped.
 
-    Paths are relative to the folder of the file.  It is read as split `train` or `all`; `lists/{split}.txt` has a file
+    Paths are relative to the folder of the file.  One file is split `train` or `all`; `lists/{split}.txt` names a file
     for each split.
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: another split, or a line that is no path of an image; the message has the file and the line.
+      ValueError: an unknown split, or a line that is not the path of an image; the message has the file and line.
     """
 
     classes: tuple[str, ...] = ()
@@ -64,8 +64,8 @@ class Paths:
 class Table(Paths):
     """Images with labels: a `.csv` file with the columns path and label, with a header or without.
 
-    Classes are sorted by name, or as numbers if all names are numbers, and taken from the file of `class_split` if that
-    exists, so that labels are the same in a test split that lacks classes.  The rest is as in `Paths`.
+    Classes are sorted by name, or as numbers if all names are numbers.  They are taken from the file of `class_split`
+    if it exists, so that a test split without some classes has the same labels.  Otherwise as `Paths`.
 
     Raises:
       ValueError: also for a line without two columns, or a class that `class_split` does not have.
@@ -106,7 +106,7 @@ def _of_split(name: str, split: str) -> str:
 
 
 def _rows(file: pathlib.Path) -> list[Line]:
-    """The lines of a table without its header, which has no path of an image."""
+    """The lines of a table without its header, recognised by having no image path."""
     reader = csv.reader(_lines(file))
     try:
         found = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(map(str.strip, row))]
@@ -121,4 +121,4 @@ def _rows(file: pathlib.Path) -> list[Line]:
 
 
 def _lines(file: pathlib.Path) -> list[str]:
-    return directories.lines(directories.text(file, "surrogateescape"))  # names of files may be any bytes
+    return directories.lines(directories.text(file, "surrogateescape"))  # file names may be any bytes

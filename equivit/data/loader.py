@@ -4,9 +4,9 @@
     for batch in pipeline.batches(start=step):  # endless
         ...  # batch["image"] uint8 [B, H, W, C], batch["label"] int32 [B]
 
-The position in the stream is t, so a checkpoint needs nothing else.  Threads of this process read the images, or with
-`workers=` processes, which the commands start as `data.workers` asks.  Grain runs them; `batches.py` makes the batches.
-An objective can have its own transform: `loader.train(..., transform=MultiCrop)`.
+The position in the stream is t, so a checkpoint needs nothing else.  Threads of this process read the images, or worker
+processes with `workers=` (`data.workers` in the commands).  Grain runs them; `batches.py` makes the batches.  An
+objective can have a separate transform: `loader.train(..., transform=MultiCrop)`.
 """
 
 import copy
@@ -66,10 +66,10 @@ class _Pipeline:
         return {name: jax.ShapeDtypeStruct(value.shape, value.dtype) for name, value in blank.items()}
 
     def check_labelled(self, name: str, void: tuple[int, ...]) -> None:
-        """ValueError unless some pixel of the split's label maps has a class; mostly the first map has one.
+        """ValueError unless some pixel of the split's label maps has a class; usually the first map has one.
 
         Args:
-          name: of the split.
+          name: the split.
           void: `data.void`.
         """
         for position in range(len(self.source)):
@@ -85,7 +85,7 @@ class _Pipeline:
         raise NotImplementedError
 
     def _stream(self, make: Callable[[int], dict[str, Any]], start: int, stop: int) -> Generator[Batch, None, None]:
-        """Yields make(start), ..., make(stop - 1), prefetched by threads or worker processes."""
+        """Yield make(start), ..., make(stop - 1), prefetched by threads or worker processes."""
         if not 0 <= start <= stop:
             raise ValueError(f"start={start} must be in 0..{stop}.")
         return self._run(make, start, stop)
@@ -96,7 +96,7 @@ class _Pipeline:
         workers = min(self.workers, stop - start)
         if not absl.flags.FLAGS.is_parsed():
             absl.flags.FLAGS.mark_as_parsed()  # Grain's workers need parsed flags, even without an absl app
-        grain.config.update("py_traceback_filtering", "off")  # else it adds lines to the messages of errors
+        grain.config.update("py_traceback_filtering", "off")  # otherwise it adds lines to error messages
         # Prefetch few batches: they are large.  PIL releases the GIL, so threads help without workers.
         ahead = grain.ReadOptions(num_threads=1 if workers else 2, prefetch_buffer_size=1 if workers else 2)
         dataset = grain.MapDataset.range(start, stop).map(make).to_iter_dataset(ahead)
@@ -110,7 +110,7 @@ class _Pipeline:
             batches.close()
 
     def _note(self, unreadable: list[tuple[str, str]]) -> None:
-        """Counts unreadable images here, not in the workers, so that each is reported once."""
+        """Count unreadable images here, not in the workers, so that each is reported once."""
         for where, reason in unreadable:
             if where not in self.unreadable:
                 self.unreadable[where] = reason
@@ -120,12 +120,12 @@ class _Pipeline:
 
 
 def _first(batches: Iterator[Any]) -> Any:
-    """The first batch, for which the workers are started: with signals blocked, which they inherit.
+    """The first batch, which starts the workers; signals are blocked, and the workers inherit this.
 
-    Ctrl-C reaches all processes of a terminal.  A worker that dies of it before `_bind_to_parent` would leave this
-    process waiting for it.
+    Ctrl-C reaches all processes of a terminal.  If it killed a worker before `_bind_to_parent`, this process would wait
+    for it forever.
     """
-    multiprocessing.resource_tracker.ensure_running()  # else it is started with the workers, and unblocks signals
+    multiprocessing.resource_tracker.ensure_running()  # otherwise it starts with the workers and unblocks signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         return next(batches)
@@ -134,10 +134,10 @@ def _first(batches: Iterator[Any]) -> Any:
 
 
 def _bind_to_parent(worker: int, workers: int) -> None:
-    """Ties the lifetime of a worker to the training process.
+    """Tie the lifetime of a worker to the training process.
 
-    Not shorter: a signal to the whole process group asks the run to save and stop, and until then it needs batches.
-    Not longer: if its parent is killed, a worker would wait forever and keep its memory.
+    Not shorter: on a signal to the process group, the run saves and stops, and needs batches until then.  Not longer:
+    if the parent is killed, a worker would wait forever and keep its memory.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -166,10 +166,10 @@ class TrainPipeline(_Pipeline):
     def batches(self, start: int = 0) -> Generator[Batch, None, None]:
         """This process's rows of the global batches start, start + 1, ..., endlessly.
 
-        With `resume="new_order"` a start after 0 begins an epoch of another order.
+        With `resume="new_order"`, a start after 0 begins an epoch in a new order.
 
-        Shapes: image uint8 [B, H, W, C], label int32 [B], with B = batch_size / process_count, and other entries of the
-        source and the transform: map int32 [B, H, W], several crops [B, G, H, W, C].
+        Shapes: image uint8 [B, H, W, C], label int32 [B], with B = batch_size / process_count.  Other entries come from
+        the source and the transform: map int32 [B, H, W], several crops [B, G, H, W, C].
         """
         reshuffled = start and self.resume == "new_order"
         pipeline = dataclasses.replace(self, order=self.order.reshuffled(start)) if reshuffled else self
@@ -183,7 +183,7 @@ class TrainPipeline(_Pipeline):
 class EvaluationPipeline(_Pipeline):
     """Batches that contain every example of a split once.  `unreadable` holds the images replaced so far, and why.
 
-    `order` is the order of the examples; None: that of the source.
+    `order` is the order of the examples; None: as in the source.
     """
 
     transform: transforms.Evaluation = dataclasses.field(kw_only=True)
@@ -192,18 +192,18 @@ class EvaluationPipeline(_Pipeline):
 
     @property
     def num_batches(self) -> int:
-        """Global batches, the last one padded."""
+        """Number of global batches; the last one is padded."""
         return -(-self.num_examples // self.share.batch_size)
 
     def batches(self, start: int = 0) -> Generator[Batch, None, None]:
         """This process's rows of the global batches start, ..., num_batches - 1.
 
         Shapes: image uint8 [B, H, W, C], label int32 [B], weight float32 [B], index int64 [B], with
-        B = batch_size / process_count.  `index` is the position in the split.  `weight` is 1, but 0 for padding (index
-        -1) and for an unreadable image, whose row holds the next readable one.  If examples may have any number of
+        B = batch_size / process_count.  `index` is the position in the split.  `weight` is 1, except 0 for padding
+        (index -1) and for an unreadable image, whose row holds the next readable one.  If examples may have several
         labels, label is bool [B, classes], and weight is also 0 for an example without labels.  Other entries of the
-        source, such as map int32 [B, H, W], are 0 in padding.  With `eval_crop="whole"` batches differ in their sizes,
-        and a map from its image; a batch of images of several sizes is refused, so batch_size is 1.
+        source, such as map int32 [B, H, W], are 0 in padding.  With `eval_crop="whole"`, sizes differ between batches
+        and between image and map; one batch cannot mix sizes, so batch_size is 1.
         """
         return self._stream(self._make(self.share), start, self.num_batches)
 
@@ -229,17 +229,17 @@ def train(
     Args:
       config: the `data` section.
       batch_size: rows of a global batch, over all processes.
-      seed: of the order and the augmentation.
-      process_index: this process.
-      process_count: all processes; each gets an equal slice of every batch.
-      workers: processes that make the batches; 0: threads of this one.  Each imports the script that is run, which
-        must then do its work below `if __name__ == "__main__":`.  The batches are the same for any number.
-      entries: the entries that examples must have, such as "label".
+      seed: seed of the order and the augmentation.
+      process_index: index of this process.
+      process_count: number of processes; each gets an equal slice of every batch.
+      workers: number of processes that make the batches; 0: threads of this process.  Each worker imports the main
+        script, which must guard its work with `if __name__ == "__main__":`.  Batches do not depend on the number.
+      entries: required entries of examples, such as "label".
       transform: makes the transform (`batches.py`) from the `data` section and the number of channels.
 
     Raises:
-      ValueError: an invalid value in the config, a batch larger than the data set, examples without `entries`, or
-        label maps no pixel of which has a class.
+      ValueError: an invalid value in the config, a batch larger than the data set, examples without `entries`, or label
+      maps without any class.
       FileNotFoundError: the data are missing.
     """
     source, channels = _open(config, config.split, workers)
@@ -282,8 +282,8 @@ def evaluate(
     """The evaluation pipeline of a `data` section; `split` is `config.eval_split` unless given.  See `train`.
 
     Args:
-      seed: of the corruptions, and of the order of a shuffled split.
-      shuffle: random order of the examples; their content does not depend on it.
+      seed: seed of the corruptions and of the shuffled order.
+      shuffle: whether to shuffle the examples; their content does not depend on it.
     """
     source, channels = _open(config, config.eval_split if split is None else split, workers)
     return EvaluationPipeline(
@@ -299,7 +299,7 @@ def evaluate(
 
 
 def complete(config: ml_collections.ConfigDict, pipeline: TrainPipeline) -> ml_collections.ConfigDict:
-    """The config of a run with its `model` section completed from the data, so that it stands for the whole model.
+    """The config of a run with its `model` section completed from the data.
 
     Raises:
       ValueError: the section contradicts the data; `num_classes=None`, for a model without a head, does not.
@@ -326,14 +326,14 @@ def shapes(
     entries: tuple[str, ...] = ("image", "label"),
     transform: MakeTransform = transforms.Train,
 ) -> Shapes:
-    """The shapes of `train(...).shapes()` or `evaluate(...).shapes()`, without the data; for lowering a step.
+    """The shapes of `train(...).shapes()` or `evaluate(...).shapes()` without the data, to lower a step.
 
     Args:
       config: the `data` section.
       batch_size: rows of a global batch.
-      channels: of the images: 1 (grey) or 3 (RGB).
-      training: of training batches, or of evaluation batches.
-      entries: what the source's examples hold: "image", "label", "map".
+      channels: channels of the images: 1 (grey) or 3 (RGB).
+      training: True for training batches, False for evaluation batches.
+      entries: the entries of the source's examples: "image", "label", "map".
       transform: as in `train`.
     """
     blank = sources.Blank(config.image_size, channels, entries)
@@ -350,7 +350,7 @@ def shapes(
 
 
 def _open(config: ml_collections.ConfigDict, split: str, workers: int) -> tuple[sources.Source, int]:
-    """The source, and the number of channels that its images are decoded to."""
+    """The source, and the number of channels of its decoded images."""
     if workers < 0:
         raise ValueError(f"{workers=} must not be negative; 0 reads in threads of this process.")
     source = sources.open_source(config, split)

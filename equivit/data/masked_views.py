@@ -1,4 +1,4 @@
-"""Crops of an image, with masks for the patches of the global ones: the batches of DINOv2."""
+"""Crops of an image, with patch masks for the global crops: the batches of DINOv2."""
 
 from typing import Any
 
@@ -11,21 +11,21 @@ from equivit.data.views import Views
 
 
 class MaskedViews:
-    """`Views`, and in each batch "masks", bool [B, 2, N], True where a patch is masked.
+    """`Views` with "masks" in each batch, bool [B, 2, N], True where a patch is masked.
 
-    The masks of a group are drawn for all of its crops together, with ratios spread evenly over those that get one
-    (`masking.batch_masks`).  With several micro-batches, each of which takes every so-many-th image, that holds within
-    each of them, so that all have as many masked patches at most.
+    The masks of a group are drawn together, with ratios spread evenly over its masked crops (`masking.batch_masks`).
+    With n micro-batches, each of which takes every n-th image, this holds within each micro-batch, so that all have the
+    same largest number of masked patches.
 
     Args:
       config: the `data` section.
-      channels: of the images.
+      channels: channels of the images.
       grid: (h, w), the patches of a global crop; N = h w.
       share: share of the crops that are masked.
-      ratio: smallest and largest share of the patches of such a crop.
-      groups: runs of consecutive images.
+      ratio: smallest and largest masked share of such a crop's patches.
+      groups: number of groups of consecutive images.
       micro_batches: `optimizer.accumulation`.
-      largest: most patches of one rectangle; None: half of the grid.
+      largest: most patches in one rectangle; None: half of the grid.
     """
 
     def __init__(

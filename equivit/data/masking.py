@@ -1,6 +1,6 @@
-"""Block-wise masks of patches, as BEiT, iBOT and DINOv2 draw them, on the host.
+"""Block-wise masks of patches as in BEiT, iBOT and DINOv2, on the host.
 
-Source: BEiT (arXiv 2106.08254), Algorithm 1; the stratified ratios are DINOv2's (2304.07193), in its public code.
+Source: BEiT (arXiv 2106.08254), Algorithm 1; the stratified ratios are from the public code of DINOv2 (2304.07193).
 """
 
 import math
@@ -10,7 +10,7 @@ import numpy as np
 
 from equivit import errors
 
-ATTEMPTS = 10  # blocks drawn before a mask is left as it is
+ATTEMPTS = 10  # blocks drawn before giving up on a mask
 
 
 def block_mask(
@@ -22,15 +22,15 @@ def block_mask(
     min_patches: int = 4,
     aspect: tuple[float, float] = (0.3, 1 / 0.3),
 ) -> np.ndarray:
-    """Rectangles until `target` patches are masked, or no further block fits; never more.
+    """Add rectangles until `target` patches are masked, or no further block fits; never more.
 
-    The same draws as the official generator in the same order, so that a seed gives the same mask.
+    Draws match the official generator in order, so that a seed gives the same mask.
 
     Args:
       grid: (h, w), in patches.
-      max_patches: the largest area that is drawn.
-      min_patches: the smallest.
-      aspect: range of height over width; their logarithm is uniform.
+      max_patches: the largest area drawn.
+      min_patches: the smallest area drawn.
+      aspect: range of the aspect ratio, height over width; its logarithm is uniform.
 
     Returns:
       bool [h, w].
@@ -45,7 +45,7 @@ def block_mask(
 
 
 def _add_block(rng, mask, most, least, aspect) -> int:
-    """Mask one rectangle that covers 1 to `most` new patches; returns how many, 0 if none was found."""
+    """Mask one rectangle of 1 to `most` new patches; return their number, 0 if none was found."""
     height, width = mask.shape
     for _ in range(ATTEMPTS):
         area = rng.uniform(least, most)
@@ -72,21 +72,21 @@ def batch_masks(
     groups: int = 1,
     max_patches: int | None = None,
 ) -> np.ndarray:
-    """Masks of one batch.  Within each group of consecutive views the ratios are spread evenly over their range.
+    """Masks of one batch.  Within each group of consecutive views, ratios are spread evenly over their range.
 
     Args:
-      views: number of global views; [B, 2] in a row, if groups are of images.
+      views: number of global views; [B, 2] flattened if groups are of images.
       grid: (h, w), in patches.
-      share: of the views of a group that are masked, rounded down; which, is random.
-      ratio: range of the share of patches that a mask covers; it is cut into as many parts as views are masked.
+      share: share of a group's views that are masked, rounded down; the choice is random.
+      ratio: range of the masked share of patches; it is divided into one interval per masked view.
       groups: number of groups of views.
-      max_patches: the largest area of one rectangle; None: half the grid.
+      max_patches: the largest area of a rectangle; None: half the grid.
 
     Returns:
       bool [views, h w].
 
     Raises:
-      ValueError: a share that is none, ratios out of order, or groups that do not divide the views.
+      ValueError: an invalid share, ratios out of order, or groups that do not divide the views.
     """
     edges = _edges(views, share, ratio, groups)
     draw, patches = random.Random(int(rng.integers(2**63))), math.prod(grid)
@@ -108,17 +108,17 @@ def capacity(
     ratio: tuple[float, float] = (0.1, 0.5),
     groups: int = 1,
 ) -> int:
-    """The number of patches that `batch_masks` masks at most, in all groups together: the size of a constant buffer.
+    """The most patches that `batch_masks` masks, in all groups together: the size of a constant buffer.
 
-    The sum of the largest targets, as in the official code.  Each group has the same share of it, which is
-    `capacity(views // groups, ...)`.
+    It is the sum of the largest targets, as in the official code.  The share of each group is `capacity(views //
+    groups, ...)`.
     """
     upper = _edges(views, share, ratio, groups)[1:]
     return groups * sum(int(math.prod(grid) * edge) for edge in upper)
 
 
 def _edges(views, share, ratio, groups) -> list[float]:
-    """The bounds of the ratios of the masked views of a group, one more than there are masked views."""
+    """Interval bounds of the ratios of a group's masked views: one more than masked views."""
     if not 0 <= share <= 1:
         raise ValueError(f"masking: {share=} of the views must lie between 0 and 1.")
     low, high = ratio

@@ -1,4 +1,4 @@
-"""The source that is an `.npz` file.  All that can be wrong with it is found when it is opened, and told by its key."""
+"""The source of an `.npz` file.  All errors are found on opening and reported with the key."""
 
 import functools
 import zipfile
@@ -10,21 +10,21 @@ from equivit import archives, errors
 from equivit.data import directories
 from equivit.data.label_maps import Legend
 
-MAPS = ("map", "mask")  # names of label maps
+MAPS = ("map", "mask")  # key suffixes of label maps
 KINDS = ("jpeg", "offset", "image", "label", *MAPS)
 
 
 class Npz:
     """One split of an `.npz` file.
 
-    Images: `<split>_image` uint8 [N, H, W, C], or uint16, which is read divided by 257; or image files in one blob,
+    Images: `<split>_image` uint8 [N, H, W, C], or uint16, which is divided by 257; or image files in one blob,
     `<split>_jpeg` uint8 [bytes] and `<split>_offset` int [N + 1]; image i is `jpeg[offset[i]:offset[i + 1]]`.  Labels:
     `<split>_label` int [N], or the label of each pixel, `<split>_map` (or `<split>_mask`) int [N, H, W], or both.
     `classes` has the names.  Maps may have the numbers `void` for pixels without a class (`data.void`).
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: it is damaged, a key is missing, or an array is not as above; the message names it.
+      ValueError: it is damaged, a key is missing, or an array has another form; the message names it.
     """
 
     def __init__(self, path: str, split: str, *, void: tuple[int, ...]):
@@ -56,7 +56,7 @@ class Npz:
         self.channels = 3 if self.encoded else self.images.shape[-1]
 
     def _leave_out_void(self, where: str) -> None:
-        """A name in `classes` of a number that is void is no class."""
+        """Drop the names of void numbers from the classes."""
         self.legend = Legend(self.classes, self.void)
         if self.labels is not None and self.legend.classes != self.classes:
             raise ValueError(
@@ -66,7 +66,7 @@ class Npz:
         self.classes = self.legend.classes
 
     def __reduce__(self):
-        # A worker opens the file again instead of being sent its content.
+        # A worker reopens the file instead of receiving its content.
         return functools.partial(Npz, void=self.void), (str(self.path), self.split)
 
     def __len__(self) -> int:
@@ -106,7 +106,7 @@ def _check_keys(where: str, keys: set[str], split: str) -> None:
 
 
 def _splits(keys: set[str]) -> list[str]:
-    """The splits that have images and labels or maps."""
+    """The splits with images and labels or maps."""
     found = {}
     for key in sorted(keys):
         name, _, kind = key.rpartition("_")
@@ -115,7 +115,7 @@ def _splits(keys: set[str]) -> list[str]:
 
 
 def _listed(keys: set[str]) -> str:
-    """The first keys: a file may have any number."""
+    """The first keys; a file may have any number."""
     known = sorted(keys)
     return ", ".join(map(errors.word, known[:20])) + (f" and {len(known) - 20} more" if len(known) > 20 else "")
 
@@ -144,7 +144,7 @@ def _check_images(where: str, images: np.ndarray) -> None:
 
 
 def _check_files(where: str, files: np.ndarray, offset: np.ndarray) -> None:
-    """That `offset` cuts the blob into files that are not empty."""
+    """Check that `offset` divides the blob into files that are not empty."""
     if files.dtype != np.uint8 or files.ndim != 1:
         raise ValueError(f"{where}_jpeg must be uint8 [bytes], not {_kind(files)}.")
     if offset.ndim != 1 or offset.dtype.kind not in "iu" or len(offset) < 2:
@@ -188,7 +188,7 @@ def _labels(where: str, labels: np.ndarray | None, count: int, classes: int) -> 
 
 
 def _check_maps(where: str, maps: np.ndarray, count: int, size: tuple[int, ...] | None) -> None:
-    """That maps go with their images; `size` is (height, width) of those, None where they are files."""
+    """Check that maps match their images; `size` is the images' (height, width), None for files."""
     if maps.ndim != 3 or not np.issubdtype(maps.dtype, np.integer) or 0 in maps.shape[1:]:
         hint = "; take its only channel, [..., 0]" if maps.ndim == 4 and maps.shape[-1] == 1 else ""
         if maps.ndim == 4 and maps.shape[-1] in (3, 4):

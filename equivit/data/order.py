@@ -1,4 +1,4 @@
-"""Which example is in which row of which batch: a function of only the seed and the batch number."""
+"""The assignment of examples to rows and batches, a function of only the seed and the batch number."""
 
 import dataclasses
 import functools
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-# The first word of each seed, so that all streams of random numbers differ.
+# The first word of each seed, so that all random streams differ.
 SHUFFLES, EXAMPLES, CORRUPTIONS, BATCHES, SHIFTS, RESUMED = 1, 2, 3, 4, 5, 6
 
 
@@ -23,8 +23,8 @@ class TrainOrder:
     """Every epoch is a new permutation of the examples, cut into batches; an incomplete last batch is dropped.
 
     With `repeats` r > 1 (repeated augmentation, Hoffer et al. 2020), a batch has ceil(B / r) distinct examples, each r
-    times in consecutive rows; the last one fewer times if r does not divide B.  An epoch is then as long as the DeiT
-    sampler's, floor(n / 256) * 256 samples (n if n < 256), so it sees about 1/r of the examples.
+    times in consecutive rows; the last one fewer times if r does not divide B.  An epoch then has floor(n / 256) * 256
+    samples (n if n < 256), as with the DeiT sampler, so it sees about 1/r of the examples.
     """
 
     num_examples: int
@@ -65,7 +65,7 @@ class TrainOrder:
         return Rows(epoch, examples, step * self.batch_size + np.arange(self.batch_size))
 
     def reshuffled(self, first: int) -> "TrainOrder":
-        """Another order, of which `first` and `seed` are the seed; batch number `first` begins an epoch."""
+        """A fresh shuffle, seeded by `first` and `seed`; batch number `first` begins an epoch."""
         seed = int(np.random.default_rng([RESUMED, self.seed, first]).integers(2**63))
         return dataclasses.replace(self, seed=seed, first=first)
 

@@ -1,4 +1,4 @@
-"""The source that is folders of images and folders of their label maps."""
+"""The source of image folders with matching folders of label maps."""
 
 import os
 import pathlib
@@ -19,11 +19,11 @@ VOC = (
 
 
 class Layout(NamedTuple):
-    """Where the parts of a data set lie in its directory."""
+    """Locations of the parts of a data set in its directory."""
 
     images: str
     maps: str
-    list: str  # of the classes, or a folder with a list of names for each split
+    list: str  # file of class names, or folder with a list of names per split
 
 
 LAYOUTS = {
@@ -34,21 +34,21 @@ LAYOUTS = {
 
 
 class Pairs:
-    """Images and the label map of each, a PNG file (grey or with a palette) of the same name.
+    """Images, each with a label map: a PNG file (grey or with a palette) of the same name.
 
     The folders determine the layout:
     - ADE20K as unpacked: `images/<split>/`, `annotations/<split>/` and `objectInfo150.txt`, with the splits `training`
-      and `validation`.  Numbers 1 to 150 are classes, 0 is none.
+      and `validation`.  Numbers 1 to 150 are classes; 0 means no class.
     - VOC2012 as unpacked: `JPEGImages/`, `SegmentationClass/` and `ImageSets/Segmentation/<split>.txt`.
-    - any other data: `images/<split>/`, `labels/<split>/`, where there may be more folders, the same in both, and
-      `classes.txt`, whose first line names class 0.
+    - any other data: `images/<split>/` and `labels/<split>/`, with the same subfolders if any, and `classes.txt`, whose
+      first line names class 0.
 
     Args:
       void: numbers in the maps that mean "no class" (`data.void`).
 
     Raises:
       FileNotFoundError: there is no such directory.
-      ValueError: another layout, an unknown split, or images and maps that are no pairs.
+      ValueError: an unknown layout or split, or images and maps that do not form pairs.
     """
 
     channels = 3
@@ -112,7 +112,7 @@ def _splits(root: pathlib.Path, kind: str) -> list[str]:
 
 
 def _paired(images: pathlib.Path, maps: pathlib.Path, names: list[str] | None) -> list[tuple[str, str]]:
-    """The files of each pair, below their folders: those with the given names, or all."""
+    """The files of each pair, relative to their folders, for the given names or all."""
     left, right = _files(images, directories.EXTENSIONS), _files(maps, (".png",))
     names = sorted(left.keys() | right.keys()) if names is None else names
     for kind, folder, found in (("image", images, left), ("label map", maps, right)):
@@ -125,7 +125,7 @@ def _paired(images: pathlib.Path, maps: pathlib.Path, names: list[str] | None) -
 
 
 def _files(folder: pathlib.Path, extensions: tuple[str, ...]) -> dict[str, str]:
-    """The files with these extensions, by their path below the folder without extension."""
+    """The files with these extensions, by relative path without the extension."""
     found = {}
     for place, _, files in os.walk(folder):
         for name in files:
@@ -139,7 +139,7 @@ def _files(folder: pathlib.Path, extensions: tuple[str, ...]) -> dict[str, str]:
 
 
 def _lines(path: pathlib.Path) -> list[str]:
-    """The names in a file with one on each line."""
+    """The names in a file, one per line."""
     names = [line.strip() for line in directories.lines(directories.text(path).rstrip())]
     if not names or not all(names):
         raise ValueError(f"{path}: it must have the name of a class on every line, that of class 0 on the first.")
@@ -147,7 +147,7 @@ def _lines(path: pathlib.Path) -> list[str]:
 
 
 def _object_info(path: pathlib.Path) -> list[str]:
-    """The first of the names that ADE20K gives to each class."""
+    """The first of ADE20K's names for each class."""
     rows = [line.split("\t") for line in directories.lines(directories.text(path))[1:] if line.strip()]
     if not rows or any(len(row) != 5 for row in rows):
         raise ValueError(f"{path}: it must have the columns Idx, Ratio, Train, Val and Name, with tabs between them.")

@@ -1,4 +1,4 @@
-"""The source that is a data set of TensorFlow Datasets, prepared as array_record."""
+"""The source of a TensorFlow Datasets data set, prepared as array_record."""
 
 import contextlib
 import json
@@ -17,25 +17,25 @@ _INSTANCES = (
     "what TFDS prepares are maps of 100 kinds of objects (in red) and of instances (in green), not of the 150 classes; "
     "unpack ADEChallengeData2016.zip and take data.source='pairs:<dir>'."
 )
-OF_TFDS = "tensorflow_datasets.core.features."  # the modules of its features
-CLASS_KEYS = ("pythonClassName", "python_class_name", "type")  # of features.json, in its present and its former form
+OF_TFDS = "tensorflow_datasets.core.features."  # module prefix of its features
+CLASS_KEYS = ("pythonClassName", "python_class_name", "type")  # keys in features.json, current and former
 MOST_CLASSES = 1_000_000  # ImageNet-21k has 21,841
 
 
 class Tfds:
     """A TFDS data set with features `image` and `label`, prepared as array_record; TensorFlow is not needed.
 
-    Two other features may stand for `label`.  `real_label` holds any number of classes, all of them correct
-    (imagenet2012_real).  `annotation` holds label maps of ADE20K, where 1 to 150 are classes and 0 is none
-    (scene_parse150, prepared from the scene-parsing maps; TFDS prepares instance maps, which are refused).
+    Two other features may replace `label`.  `real_label` holds any number of classes, all of them correct
+    (imagenet2012_real).  `annotation` holds label maps of ADE20K, where 1 to 150 are classes and 0 means no class
+    (scene_parse150, prepared from the scene-parsing maps; TFDS prepares instance maps, which are rejected).
 
-    `name` is `<name>`, `<name>/<config>` or either with `:<version>`; the newest prepared version is used if none is
-    given.  The directory is the environment variable TFDS_DATA_DIR, or ~/tensorflow_datasets.  A split may be a slice
-    in TFDS syntax: `train[:1%]`.
+    `name` is `<name>`, `<name>/<config>` or either with `:<version>`; without a version, the newest prepared one is
+    used.  The directory is the environment variable TFDS_DATA_DIR, or ~/tensorflow_datasets.  A split may be a slice in
+    TFDS syntax: `train[:1%]`.
 
     Raises:
       FileNotFoundError: nothing is prepared under this name.
-      ValueError: there is no such split, the features are others, or a file is damaged.
+      ValueError: an unknown split, other features, or a damaged file.
     """
 
     def __init__(self, name: str, split: str, *, void: tuple[int, ...]):
@@ -80,10 +80,10 @@ class Tfds:
             self.classes = tuple(label.names)
 
     def _check_split(self, splits: Any) -> None:
-        """ValueError unless the data set has the split, or the split that is sliced."""
+        """ValueError unless the data set has the split, possibly sliced."""
         try:
             splits[self.split]
-        except Exception as error:  # of a name that is no split, or an expression that is none
+        except Exception as error:  # for an unknown name or an invalid expression
             found = errors.listed(map(errors.word, sorted(splits))) or "none"
             raise ValueError(
                 f"tfds:{self.name}: there is no split {self.split!r}; splits: {found} ({self.folder})."
@@ -106,7 +106,7 @@ class Tfds:
 
 @contextlib.contextmanager
 def _damage(folder: pathlib.Path) -> Iterator[None]:
-    """Name the directory in whatever TFDS and its libraries raise on files that are damaged."""
+    """Add the directory to the errors of TFDS and its libraries on damaged files."""
     try:
         yield
     except Exception as error:
@@ -117,7 +117,7 @@ def _damage(folder: pathlib.Path) -> Iterator[None]:
 
 
 def _check_classes(path: pathlib.Path) -> None:
-    """ValueError unless features.json names only features of TFDS, which imports the module of any other name."""
+    """ValueError unless features.json names only TFDS features: TFDS imports the module of any name."""
     try:
         left = [json.loads(path.read_bytes())]
         while left:
@@ -133,7 +133,7 @@ def _check_classes(path: pathlib.Path) -> None:
 
 
 def _scene_parse(name: str, channels: int, void: tuple[int, ...]) -> Legend:
-    """The classes of ADE20K by their numbers: TFDS does not have the names."""
+    """ADE20K's classes by number, since TFDS does not have the names."""
     if channels != 1:
         raise ValueError(f"tfds:{name}: {_INSTANCES}")
     return Legend(("other", *map(str, range(1, 151))), (0, *void))

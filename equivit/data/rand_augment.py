@@ -1,4 +1,4 @@
-"""RandAugment as in timm, with the operations that get stronger as the magnitude grows ("inc1").
+"""RandAugment as in timm, with operations that strengthen with the magnitude ("inc1").
 
 Each of n operations is drawn uniformly, with replacement, and applied with probability 1/2 at a magnitude drawn from a
 normal distribution around m and clipped to 0..10.  Rotations and shears are bicubic.  (Cubuk et al. 2020; the
@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
-MOST = 100  # operations on an image
+MOST = 100  # operations per image
 Fill = tuple[int, ...] | int  # the colour of pixels outside the image
 
 
@@ -67,13 +67,13 @@ OPERATIONS: dict[str, Callable[[Image.Image, float, int, Fill], Image.Image]] = 
 
 @dataclasses.dataclass(frozen=True)
 class RandAugment:
-    """The policy; `fill` is the colour of pixels from outside the image.
+    """A RandAugment policy.
 
     Args:
       magnitude: mean magnitude, 0..10.
       std: standard deviation of the magnitude.
       count: operations drawn per image.
-      fill: one value 0..255 per channel.
+      fill: colour of pixels outside the image, one value 0..255 per channel.
     """
 
     magnitude: float
@@ -82,7 +82,7 @@ class RandAugment:
     fill: tuple[int, ...]
 
     def draw(self, rng: np.random.Generator) -> list[tuple[str, float, int]]:
-        """(name, level in 0..1, sign) of the operations to apply, in order; on average half of `count`."""
+        """Draw (name, level in 0..1, sign) of the operations to apply, in order; on average half of `count`."""
         drawn = []
         for name in rng.choice(list(OPERATIONS), self.count):
             applied, level = rng.random() < 0.5, rng.normal(self.magnitude, self.std) / 10
@@ -92,7 +92,7 @@ class RandAugment:
         return drawn
 
     def __call__(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
-        """The image after a random draw of operations."""
+        """Apply a random draw of operations."""
         fill = self.fill[0] if len(self.fill) == 1 else self.fill
         for name, level, sign in self.draw(rng):
             image = OPERATIONS[name](image, level, sign, fill)

@@ -16,32 +16,32 @@ MODES = {1: "L", 3: "RGB"}  # PIL's names
 MAX_MISSES = 100  # this many unreadable images in a row mean a broken data set
 MAX_PIXELS = 50_000_000  # of an image file, by default: 150 MB as RGB, and more while it is resized
 PIL_PIXELS = 178_956_970  # Pillow opens no larger files
-FORMATS = tuple(set(directories.FORMATS.values()))  # others could start programs, as PostScript starts Ghostscript
+FORMATS = tuple(set(directories.FORMATS.values()))  # other formats could start programs: PostScript starts Ghostscript
 SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N")  # PIL's modes
 
 
-# Pillow warns of each damaged entry of a TIFF file; what cannot be read is reported as such.
+# Pillow warns of each damaged TIFF entry; unreadable files are reported anyway.
 warnings.filterwarnings("ignore", module=r"PIL\.TiffImagePlugin")
 
 
 class Reading(NamedTuple):
-    """One decoded example.  `unreadable` maps each example that it replaces to the error."""
+    """One decoded example.  `unreadable` maps each example it replaces to the error."""
 
     example: dict[str, Any]
     unreadable: dict[str, str]
 
 
 def read(source: Source, index: int, channels: int, max_pixels: int = MAX_PIXELS) -> Reading:
-    """Example `index`, or the next readable one (after the last comes the first), with all its entries.
+    """Read example `index`, or the next readable one (the first follows the last), with all its entries.
 
-    "image" becomes a PIL image of mode L or RGB and "map" one of mode I, of labels 0..classes-1 and VOID; others stay.
-    The number of examples read, and so the size of a batch, does not depend on how many files are damaged.  A file of
-    more than `max_pixels` counts as unreadable.
+    "image" becomes a PIL image of mode L or RGB, and "map" one of mode I with labels 0..classes-1 and VOID; other
+    entries stay.  Damaged files do not change the number of examples or the batch size.  A file of more than
+    `max_pixels` counts as unreadable.
 
     Raises:
       OSError: 100 images in a row, or all of them, are unreadable.
-      MapError: a label map is in colour, of another size than its image, or has numbers that mean nothing.
-      MemoryError: there is not enough memory to decode one.
+      MapError: a label map is in colour, differs in size from its image, or has unknown numbers.
+      MemoryError: there is not enough memory to decode an image.
     """
     unreadable = {}
     for offset in range(min(MAX_MISSES, len(source))):
@@ -50,7 +50,7 @@ def read(source: Source, index: int, channels: int, max_pixels: int = MAX_PIXELS
             return Reading(_decoded(source[position], channels, max_pixels, sources.legend(source)), unreadable)
         except MapError as error:
             raise MapError(f"{errors.line(source.where(position))}: {error}") from None
-        except MemoryError as error:  # no fault of the file: another time it would be read
+        except MemoryError as error:  # not the file's fault
             raise MemoryError(
                 f"there is not enough memory to decode {source.where(position)}; fewer data.workers or a smaller "
                 "batch_size take less."
@@ -62,12 +62,12 @@ def read(source: Source, index: int, channels: int, max_pixels: int = MAX_PIXELS
 
 
 def decode(image: np.ndarray | bytes, channels: int, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """A PIL image with 1 (grey) or 3 (RGB) channels from an array [H, W, C] or the bytes of an image file.
+    """Decode an array [H, W, C] or the bytes of an image file to a PIL image with 1 (grey) or 3 (RGB) channels.
 
-    Values of 16 bits, 0..65535, are divided by 257 and rounded.
+    16-bit values, 0..65535, are divided by 257 and rounded.
 
     Raises:
-      ValueError: no image file, more than `max_pixels`, or values of 32 bits, whose range nobody knows.
+      ValueError: not an image file, more than `max_pixels`, or 32-bit values, whose range is unknown.
     """
     if isinstance(image, bytes):
         with _opened(image, max_pixels) as file:
@@ -77,13 +77,13 @@ def decode(image: np.ndarray | bytes, channels: int, max_pixels: int = MAX_PIXEL
 
 
 def decode_map(labels: np.ndarray | bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """A PIL image of integers (mode I) from an array [H, W] or the bytes of a PNG file, grey or with a palette.
+    """Decode an array [H, W] or the bytes of a PNG file, grey or with a palette, to a PIL image of integers (mode I).
 
     The mode distinguishes a map from an image, so that `crops.resize` never interpolates labels.
 
     Raises:
       MapError: an image of colours, or numbers that are not whole.
-      ValueError: no image file, or more than `max_pixels`.
+      ValueError: not an image file, or more than `max_pixels`.
     """
     mode = ""
     if isinstance(labels, bytes):
@@ -100,7 +100,7 @@ def decode_map(labels: np.ndarray | bytes, max_pixels: int = MAX_PIXELS) -> Imag
 
 
 def _opened(content: bytes, max_pixels: int) -> Image.Image:
-    """The image file, of a format of `directories.FORMATS`, its size checked before its pixels are decoded."""
+    """Open an image file of a format in `directories.FORMATS`, and check its size before decoding pixels."""
     try:
         file = Image.open(io.BytesIO(content), formats=FORMATS)
     except UnidentifiedImageError:
@@ -114,7 +114,7 @@ def _opened(content: bytes, max_pixels: int) -> Image.Image:
 
 
 def _in_mode(image: Image.Image, mode: str) -> Image.Image:
-    """`image.convert(mode)`, without the copy that Pillow makes of one in this mode already."""
+    """`image.convert(mode)`, without Pillow's copy of an image already in this mode."""
     if image.mode != mode:
         return image.convert(mode)
     image.load()  # before its file is closed
@@ -122,8 +122,8 @@ def _in_mode(image: Image.Image, mode: str) -> Image.Image:
 
 
 def _eight_bits(file: Image.Image) -> Image.Image:
-    """The image with values of 8 bits."""
-    # PNG and PGM have no values of more than 16 bits, even where Pillow opens them as I.
+    """The image with 8-bit values."""
+    # PNG and PGM have at most 16 bits, even if Pillow opens them as I.
     if file.mode in SIXTEEN_BIT or (file.mode == "I" and file.format in ("PNG", "PPM")):
         return Image.fromarray(_from_sixteen_bits(file))
     if file.mode in ("I", "F"):
@@ -136,7 +136,7 @@ def _eight_bits(file: Image.Image) -> Image.Image:
 
 
 def _from_sixteen_bits(file: Image.Image) -> np.ndarray:
-    """uint8 [H, W].  Of TIFF files Pillow opens those of 12 bits so too, and does not turn round "white is zero"."""
+    """uint8 [H, W].  Pillow also opens 12-bit TIFF files in these modes, and does not invert "white is zero"."""
     tags = getattr(file, "tag_v2", {})
     if (bits := tags.get(TiffImagePlugin.BITSPERSAMPLE, (16,))) != (16,):
         raise ValueError(
@@ -147,7 +147,7 @@ def _from_sixteen_bits(file: Image.Image) -> np.ndarray:
 
 
 def _scaled(pixels: np.ndarray) -> np.ndarray:
-    """uint8 as it is, and uint16 divided by 257, which takes 65535 to 255, and rounded."""
+    """uint8 unchanged; uint16 divided by 257, so that 65535 becomes 255, and rounded."""
     if pixels.dtype != np.uint16:
         return pixels
     return ((pixels.astype(np.uint32) + 128) // 257).astype(np.uint8)

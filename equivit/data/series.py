@@ -1,11 +1,11 @@
-"""Time series for classification: reads a data set by name and prepares it for a model.
+"""Time series for classification: read a data set by name and prepare it for a model.
 
     data = series.load("Crop", directory="/data/ucr", normalize="training", seed=0)
     data.train.series, data.train.labels  # float32 [N, T, channels], int32 [N]
 
-Unequal lengths and missing values are treated alike, as steps without a value.  They are interpolated linearly in time;
-before the first and after the last value, that value is repeated.  So a short series is padded with its last value, as
-in PatchTST, to the longest length in both splits.
+Unequal lengths and missing values are both steps without a value.  They are interpolated linearly in time; before the
+first and after the last value, that value repeats.  So a short series is padded with its last value, as in PatchTST, to
+the longest length in both splits.
 """
 
 import dataclasses
@@ -39,19 +39,19 @@ class SeriesData:
 
 
 def load(name: str, *, directory: str | None = None, normalize: str = "training", seed: int = 0) -> SeriesData:
-    """The data set `name`: read, normalised, filled, with its test set split in half (Jumbo, Appendix A.3.2).
+    """Read, normalise and fill the data set `name`, and split its test set in half (Jumbo, Appendix A.3.2).
 
     Args:
       name: "synthetic", or the name of the data set and its files.
       directory: holds `<name>.npz`, or `<name>_TRAIN.ts` or `.tsv` and `_TEST` next to it or in a folder `<name>`.
-        A data set that it does not have is read by aeon, which downloads it to there.  None: all are read by aeon.
+        aeon downloads a missing data set to this directory.  None: aeon reads every data set.
       normalize: "training": each channel by mean and standard deviation of the training series, which keeps the scale
-        of a series; "series": each channel of each series by its own; "none".  Missing values are ignored.
-      seed: of the random halves.
+        of a series; "series": each channel of each series separately; "none".  Missing values are ignored.
+      seed: seed of the random halves.
 
     Raises:
-      ValueError: an unknown `normalize`, or files that do not fit together.
-      Missing: the directory does not have the data set, and aeon is not installed or cannot get it.
+      ValueError: an unknown `normalize`, or inconsistent files.
+      Missing: the directory lacks the data set, and aeon is not installed or cannot get it.
     """
     errors.one_of("series: normalize", normalize, NORMALIZE)
     cases = read(name, directory)
@@ -93,7 +93,7 @@ def read(name: str, directory: str | None) -> dict[str, Cases]:
 
 
 def fill(series: np.ndarray) -> np.ndarray:
-    """Replaces each NaN by interpolating its channel in time; a channel without any values becomes zeros.
+    """Replace each NaN by interpolating its channel in time; a channel without values becomes zeros.
 
     Shapes: [N, T, channels] -> the same.
     """
@@ -105,7 +105,7 @@ def fill(series: np.ndarray) -> np.ndarray:
 
 
 def halve(split: Split, seed: int) -> tuple[Split, Split]:
-    """Two random halves, stratified: their numbers of series of a class differ by at most one."""
+    """Two random stratified halves: the number of series per class differs by at most one."""
     order = np.random.default_rng(seed).permutation(len(split.labels))
     order = order[np.argsort(split.labels[order], kind="stable")]
     first, second = (Split(split.series[rows], split.labels[rows]) for rows in (order[::2], order[1::2]))
@@ -138,7 +138,7 @@ def _statistics(series, axis) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _order(label: str):
-    """Sort key: numbers by value, then names."""
+    """A sort key: numbers by value, then names."""
     try:
         return (0, float(label), label)
     except ValueError:

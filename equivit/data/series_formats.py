@@ -1,6 +1,6 @@
-"""Files of the UCR and UEA archives: `.npz`, `.ts` and `.tsv`, and data sets of the archives by name, through aeon.
+"""Files of the UCR and UEA archives: `.npz`, `.ts` and `.tsv`, and archive data sets by name through aeon.
 
-Readers return one split or `{"train": Cases, "test": Cases}`, with the series as published: missing values are NaN, and
+Readers return one split or `{"train": Cases, "test": Cases}` with the series as published: missing values are NaN, and
 lengths may be unequal.
 """
 
@@ -19,7 +19,7 @@ SPLITS = ("train", "test")
 
 
 class Missing(FileNotFoundError):
-    """A data set that is not there and cannot be had."""
+    """A data set that is missing and cannot be downloaded."""
 
 
 class Cases(NamedTuple):
@@ -30,12 +30,12 @@ class Cases(NamedTuple):
 
 
 def read_npz(path: pathlib.Path) -> dict[str, Cases]:
-    """A file with `train_x` [N, channels, T], `train_y` int [N], the same for test, and the names `classes`.
+    """Read a file with `train_x` [N, channels, T], `train_y` int [N], the same for test, and the names `classes`.
 
     `train_len` int [N], if present, gives the length of each series; the rest is padding.
 
     Raises:
-      ValueError: the file is damaged, an array is missing or empty, or types, shapes, labels or lengths do not fit.
+      ValueError: the file is damaged, an array is missing or empty, or types, shapes, labels or lengths are wrong.
     """
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{path}: this is not an .npz file, or it is damaged; np.savez writes such files.")
@@ -80,7 +80,7 @@ def _check_array(where: str, array: np.ndarray, form: str, axes: int, kinds: str
 
 
 def read_ts(path: pathlib.Path) -> Cases:
-    """One split in aeon's format: tags such as `@classLabel true a b`, and after `@data` one series per line.
+    """Read one split in aeon's format: tags such as `@classLabel true a b`, and after `@data` one series per line.
 
     Colons separate channels and the final label, commas separate values; "?" and "NaN" are missing values.
 
@@ -109,7 +109,7 @@ def read_ts(path: pathlib.Path) -> Cases:
 
 
 def read_tsv(path: pathlib.Path) -> Cases:
-    """One split of the UCR archive: on each line a label and the values of one channel, separated by tabs.
+    """Read one split of the UCR archive: on each line a label and the values of one channel, separated by tabs.
 
     NaNs at the end of a line mean a shorter series, as in the archive; other NaNs are missing values.
     """
@@ -123,7 +123,7 @@ def read_tsv(path: pathlib.Path) -> Cases:
 
 
 def read_aeon(name: str, directory: pathlib.Path | None = None) -> dict[str, Cases]:
-    """A data set by its name in the archives: bundled with aeon, in `directory`, or downloaded to it from Zenodo.
+    """Read an archive data set by name: bundled with aeon, in `directory`, or downloaded to it from Zenodo.
 
     Raises:
       Missing: aeon is not installed, or does not know or cannot get the data set.
@@ -169,12 +169,12 @@ def _numbers(words: Iterable[str], path, number) -> np.ndarray:
 
 
 def _in_float32(values: Any) -> np.ndarray:
-    with np.errstate(over="ignore"):  # what does not fit becomes infinite, which is refused
+    with np.errstate(over="ignore"):  # overflow becomes infinite, which is rejected
         return np.asarray(values).astype(np.float32)
 
 
 def _stack(channels: list[np.ndarray], path, number) -> np.ndarray:
-    """Channels [T_c] of one series as [channels, T], the shorter ones padded with NaN."""
+    """Stack channels [T_c] of one series as [channels, T], padding shorter ones with NaN."""
     if not channels or not max(map(len, channels)):
         raise ValueError(f"{path}, line {number}: there are no values; a line needs values and a label.")
     return np.stack([np.pad(x, (0, max(map(len, channels)) - len(x)), constant_values=np.nan) for x in channels])

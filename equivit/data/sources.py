@@ -1,12 +1,12 @@
-"""Images by random access: digits and synthetic discs; the others are in files named after them.
+"""Images by random access: digits and synthetic discs; other sources have separate files.
 
 A source is one split, and an example is a dict.  `reading.py` decodes two of its entries: "image", a uint8 array
 [H, W, C] or the bytes of an image file, and "map", the label of each pixel, an integer array [H, W] or the bytes of a
-PNG file.  What its numbers mean says the source's `legend` (`label_maps.py`); without one they are labels as they are.
-Other entries reach the transform unchanged: "label" is an int or, if examples may have any number of labels, a tuple;
+PNG file.  The source's `legend` maps its numbers to classes (`label_maps.py`); without a legend they are the labels.
+Other entries reach the transform unchanged: "label" is an int, or a tuple if examples may have any number of labels;
 then the source has `label_sets = True`.  Pickled sources are small, since every worker gets a copy.
 
-Sources joined by "+" are one, of images without labels: `folder:cells+list:more/cells.txt`.
+Sources joined by "+" form one source of images without labels: `folder:cells+list:more/cells.txt`.
 """
 
 import re
@@ -44,15 +44,15 @@ class Source(Protocol):
         ...
 
     def where(self, index: int) -> str:
-        """The name of this example in messages."""
+        """The name of an example in messages."""
         ...
 
 
 class Digits:
     """scikit-learn's handwritten digits: 1797 grey images of 8x8, ten classes, no download.
 
-    Splits: a permutation with fixed seed gives 1437 images to `train` and 360 to `test`.  The writers are unknown, so
-    one writer's digits may be in both.  The stored values 0..16 are scaled to 0..255.
+    Splits: a permutation with fixed seed assigns 1437 images to `train` and 360 to `test`.  Writers are unknown, so one
+    writer's digits may be in both.  The stored values 0..16 are scaled to 0..255.
     """
 
     channels = 1
@@ -127,7 +127,7 @@ class SyntheticMaps(Synthetic):
 
 
 class Blank:
-    """One black image with the given entries, from which `loader.shapes` gets the shapes of a batch."""
+    """One black image with the given entries, for the batch shapes in `loader.shapes`."""
 
     classes = ()
 
@@ -169,7 +169,7 @@ class Subset:
 
 
 class Joined:
-    """The images of several sources, one after the other; labels are left out, as each source has its own.
+    """The images of several sources in sequence; labels are dropped, since each source has separate classes.
 
     Images are grey if all sources are.
     """
@@ -198,31 +198,31 @@ class Joined:
 
 
 def parts(source: str) -> list[str]:
-    """The sources that are joined in `data.source`: a "+" divides before a kind, and else belongs to a name."""
+    """The sources joined in `data.source`: a "+" separates only before a kind; otherwise it belongs to a name."""
     return re.split(rf"\+(?=(?:{'|'.join(KINDS)})(?::|\+|$))", source)
 
 
 def forms() -> list[str]:
-    """How a config names each kind of source."""
+    """The form of each kind of source in a config."""
     return [f"{kind}:{argument}" if argument else kind for kind, argument in KINDS.items()]
 
 
 def open_source(config: ml_collections.ConfigDict, split: str) -> Source:
-    """Opens one split of the `data` section's source, limited to `train_examples` or `eval_examples`.
+    """Open one split of the `data` section's source, limited to `train_examples` or `eval_examples`.
 
     Raises:
-      ValueError: for an unknown source or split, or a limit above the size of the split.
-      FileNotFoundError: if a file or directory is missing.
+      ValueError: an unknown source or split, or a limit above the size of the split.
+      FileNotFoundError: a file or directory is missing.
     """
     opened = [_opened(part, config, split) for part in parts(config.source)]
     source = opened[0] if len(opened) == 1 else Joined(opened)
     limits = {config.split: ("train_examples", config.train_examples)}
-    limits[config.eval_split] = ("eval_examples", config.eval_examples)  # last: it wins if both are the same split
+    limits[config.eval_split] = ("eval_examples", config.eval_examples)  # last: wins if both are the same split
     return _limited(source, *limits.get(split, ("", None)))
 
 
 def _opened(name: str, config: ml_collections.ConfigDict, split: str) -> Source:
-    """One source of those in `data.source`."""
+    """Open one of the sources in `data.source`."""
     kind, _, argument = name.partition(":")
     thing = f"config.data.source={config.source!r}"
     if kind not in KINDS:
@@ -263,14 +263,14 @@ def has_label_sets(source: Source) -> bool:
 
 
 def legend(source: Source) -> Legend | None:
-    """The meaning of the numbers in its label maps, if the source defines it."""
+    """The legend of the source's label maps, if it has one."""
     return getattr(source, "legend", None)
 
 
 def present(source: Source) -> np.ndarray:
     """The classes with an example in this split, int [K], sorted.  Reads the split if the source does not list labels.
 
-    ImageNet-R is such a split: 200 of ImageNet's 1000 classes.
+    ImageNet-R, for example, has 200 of ImageNet's 1000 classes.
     """
     rows = slice(None)
     if isinstance(source, Subset):
@@ -283,7 +283,7 @@ def present(source: Source) -> np.ndarray:
 
 
 def check_split(source: str, split: str, known: tuple[str, ...] | list[str]) -> None:
-    """Raises ValueError if `split` is not one of the `known` splits of a source."""
+    """ValueError unless `split` is one of the `known` splits of a source."""
     if split not in known:
         raise ValueError(f"{source}: there is no split {split!r}; splits: {', '.join(known) or 'none'}.")
 

@@ -1,7 +1,7 @@
-"""From one example to one row of a batch: the training augmentation and the evaluation crop of the `data` section.
+"""Transforms from an example to a row of a batch: training augmentation and evaluation crop of the `data` section.
 
-A transform is called with an example, whose "image" and "map" are PIL images, and a generator for all its randomness;
-it returns a new dict.  Unknown entries pass through.  It is small and can be pickled.
+A transform takes an example, whose "image" and "map" are PIL images, and a generator for all randomness; it returns a
+new dict.  Unknown entries pass through.  It is small and can be pickled.
 """
 
 from typing import Any
@@ -15,10 +15,10 @@ from equivit.data import config as data_config
 
 
 class Train:
-    """Crop, flip or turn, changes of colour, random erasing and circular shift, in this order, if enabled.
+    """Crop, orientation, colour changes, random erasing and circular shift, in this order, if enabled.
 
-    Changes of colour are 3-Augment, RandAugment, colour jitter and photometric distortion.  What is filled up after a
-    crop of a smaller image keeps the mean colour.
+    Colour changes are 3-Augment, RandAugment, colour jitter and photometric distortion.  Padding around a smaller crop
+    keeps the mean colour.
 
     Shapes: "image" of any size -> uint8 [H, W, C]; "map" of the same size -> int32 [H, W].
 
@@ -43,7 +43,7 @@ class Train:
             self.policy = rand_augment.parse(options["rand_augment"], self.fill)
 
     def __call__(self, example: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        """The example, augmented; a label map is cropped, turned and shifted with its image.
+        """Augment the example; a label map is cropped, turned and shifted with its image.
 
         Raises:
           ValueError: RandAugment with a label map, which would not follow its geometric changes.
@@ -91,14 +91,13 @@ class Train:
 
 
 class Evaluation:
-    """Resizes to cover image_size / crop_ratio, with the aspect ratio kept, and crops image_size from the centre.
+    """Resizes to cover image_size / crop_ratio, keeping the aspect ratio, and crops image_size from the centre.
 
-    With `eval_crop="squash"` nothing is cut, and the aspect ratio is lost.  With `eval_crop="whole"` nothing is cut
-    either: the image is resized to `fit`, with the aspect ratio kept, and each side to the next multiple of `multiple`,
-    both in one step; its label map stays as it is, so that scores are taken at the
-    size of the labels.
+    With `eval_crop="squash"` nothing is cropped, and the aspect ratio is lost.  With `eval_crop="whole"` nothing is
+    cropped either: one step resizes the image to `fit`, keeping the aspect ratio, with each side rounded up to a
+    multiple of `multiple`.  The label map stays unchanged, so that scores use the size of the labels.
 
-    Shapes: "image" of any size -> uint8 [H, W, C]; "map" of the same size -> int32 [H, W], or of that size, if whole.
+    Shapes: "image" of any size -> uint8 [H, W, C]; "map" of the same size -> int32 [H, W], or its own size if whole.
     """
 
     def __init__(self, config: ml_collections.ConfigDict):
@@ -109,7 +108,7 @@ class Evaluation:
         self.squash = config.eval_crop == "squash"
 
     def __call__(self, example: dict[str, Any], rng: np.random.Generator | None = None) -> dict[str, Any]:
-        """The example as it is evaluated; nothing is random."""
+        """Transform the example; nothing is random."""
         row = {**example, "image": _pixels(self._crop(example["image"]))}
         if "map" in example:
             row["map"] = np.asarray(example["map"] if self.whole else self._crop(example["map"]))

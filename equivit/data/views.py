@@ -1,4 +1,4 @@
-"""Several views of an image, for self-distillation: two global ones and some local ones, each with its own colours.
+"""Views of an image for self-distillation: two global and several local ones, with independent colour changes.
 
 Source: DINO (Caron et al. 2021), DINOv2 (Oquab et al. 2023, arXiv 2304.07193).
 """
@@ -13,15 +13,15 @@ from PIL import Image
 from equivit.data import colour, crops
 from equivit.data import config as data_config
 
-USED_UP = ("image", "map", "label")  # entries of an example that its row does not have
-# Of `data.augment`: what views do not have, and the value that turns it off.
+USED_UP = ("image", "map", "label")  # entries of an example removed from its row
+# Keys of `data.augment` without effect on views, and the values that turn them off.
 WITHOUT_EFFECT = {"three_augment": False, "rand_augment": None, "color_jitter": 0.0, "photometric": False}
 WITHOUT_EFFECT |= {"erase": 0.0, "circular_shift": 0.0}
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """Views of one size; `rates` says how the colours of each are changed."""
+    """Views of one size; `rates` has the colour changes of each."""
 
     name: str
     size: tuple[int, int]
@@ -33,7 +33,7 @@ class Kind:
     device: bool
 
     def views(self, image: Image.Image, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """The entries `<name>_crops`, uint8 [V, H, W, C], and if colours are for the device `<name>_colours`."""
+        """The entries `<name>_crops`, uint8 [V, H, W, C], and `<name>_colours` if the device changes colours."""
         drawn = [self._draw(image.size, rng, rates) for rates in self.rates]  # all before the pixels: caches stay warm
         made = [
             colour.changed(crops.oriented(crop(image), orientation), colour.Changes() if self.device else changes)
@@ -47,7 +47,7 @@ class Kind:
     def _draw(
         self, size: tuple[int, int], rng: np.random.Generator, rates: colour.Rates
     ) -> tuple[crops.Geometry, Image.Transpose | None, colour.Changes]:
-        """Draw one view of an image of PIL's `size`: crop, orientation and changes of its colours."""
+        """Draw one view of an image of PIL's `size`: crop, orientation and colour changes."""
         crop = crops.random_resized_crop(rng, size, *self.size, scale=self.scale, ratio=self.ratio)
         return crop, crops.draw_orientation(rng, self.flip, self.octic), colour.draw(rng, rates)
 
@@ -55,15 +55,15 @@ class Kind:
 class Views:
     """Two global views of an image and `data.views.locals` local ones.
 
-    A view is a random part of the image, resized (bicubic), mirrored or with `data.augment.octic` turned too, and its
-    colours are changed (`colour.py`).  Global views have the size of training images and the scale, ratio and flip of
-    `data.augment`, local ones `local_size` and `local_scale`.  `blur` has a probability for the first global view, the
-    second, and local ones; only the second global view is solarised.  With `data.augment.device` the colours are
+    A view is a random part of the image, resized (bicubic), flipped (with `data.augment.octic` also rotated), with
+    changed colours (`colour.py`).  Global views have the size of training images and the scale, ratio and flip of
+    `data.augment`; local ones have `local_size` and `local_scale`.  `blur` has probabilities for the first global view,
+    the second, and local ones; only the second global view is solarised.  With `data.augment.device` the colours are
     changed later, on the accelerator (`device_colour.py`).
 
     Shapes: "image" of any size -> "global_crops" uint8 [2, H, W, C] and, if there are local views, "local_crops" uint8
     [L, h, w, C]; with `data.augment.device` also "global_colours" float32 [2, 11] and "local_colours" [L, 11].  The
-    image, its map and its label are left out; other entries pass through.
+    image, its map and its label are dropped; other entries pass through.
 
     Raises:
       ValueError: on construction, if a value in the `data` section is invalid or has no effect on views.
