@@ -1,11 +1,11 @@
 """Parameters as plain dicts, and the logical tensors inside them.
 
 A model is stored as a flat dict `{leaf: array}`.  A leaf may stack many of a paper's tensors along leading axes: blocks
-of one kind (`layers/stack.py`) and irreps of one kind (`layers/isotypic.py`).  A *logical tensor* is one of these
-tensors: `blocks.7.attention.qkv.B1`.  Weight decay, trust ratio, learning rate, freezing, clipping and conversion are
-all defined on logical tensors.
+of one kind (`layers/stack.py`) and irreps of one kind (`layers/isotypic.py`).  A *logical tensor* is one of these:
+`blocks.7.attention.qkv.B1`.  Weight decay, trust ratio, learning rate, freezing, clipping and conversion are defined on
+logical tensors.
 
-Properties of a parameter are declared where it is created, as metadata of `nnx.Param(x, ...)`:
+Properties of a parameter are declared on creation, as metadata of `nnx.Param(x, ...)`:
 
     tensors=("A1", "A2")   one logical tensor per entry of axis 0; tensors="E" only renames the leaf
     decay=False            no weight decay, whatever its shape: positions, tokens
@@ -63,7 +63,7 @@ def take(module: nnx.Module, kind: Kind = nnx.Param) -> Arrays:
 
 
 def take_state(module: nnx.Module) -> Arrays:
-    """The arrays that are not trained: running statistics and buffers."""
+    """The untrained arrays: running statistics and buffers."""
     return {leaf: v.get_value() for leaf, v in _variables(module).items() if not isinstance(v, nnx.Param)}
 
 
@@ -136,7 +136,7 @@ def stacked(module: nnx.Module, tensors: Mapping[str, jax.Array], kind: Kind = n
 
 
 def per_tensor(table: np.ndarray, leaf: jax.Array, rule: Callable[[Tensor], float]) -> np.ndarray:
-    """`rule(tensor)` of each logical tensor in a leaf, shaped to broadcast against the leaf."""
+    """`rule(tensor)` for each logical tensor in a leaf, shaped to broadcast against the leaf."""
     values = np.array([rule(tensor) for tensor in table.flat])
     return values.reshape((*table.shape, *(1 for _ in leaf.shape[table.ndim :])))
 

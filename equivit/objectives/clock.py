@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 
 class Clock(NamedTuple):
-    """The position of a step in its run; `step` is traced, so one compiled program is used for all steps.
+    """The position of a step in its run; `step` is traced, so one compiled program serves all steps.
 
     Attributes:
       step: number of finished steps.
@@ -39,5 +39,5 @@ class Clock(NamedTuple):
 
     def cosine(self, begin: float, end: float) -> jax.Array:
         """A half cosine from `begin` to `end` over the run."""
-        # (1 + cos x) / 2 is computed as cos^2 (x / 2), which is more accurate near the end of the run.
+        # cos^2 (x / 2) is more accurate near the end of the run than (1 + cos x) / 2.
         return end + (begin - end) * jnp.cos(jnp.pi / 2 * self.done) ** 2

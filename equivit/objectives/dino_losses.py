@@ -1,7 +1,7 @@
-"""The losses of DINOv2 as functions of arrays: targets, cross-entropies, KoLeo, and all of them together.
+"""DINOv2's losses as functions of arrays: targets, cross-entropies, KoLeo, and their combination.
 
 K prototypes, R rows, B images, D channels; float32 throughout.  `dinov2` is the whole objective; the functions before
-it say in the plainest way what its streamed parts (`streams.py`) compute.
+it are simple references for its streamed parts (`streams.py`).
 
 Source: DINOv2 (arXiv 2304.07193), Section 4; DINO (2104.14294); iBOT (2111.07832); KoLeo is Sablayrolles et al.'s
 (1806.03198); Sinkhorn-Knopp as in SwAV (2006.09882), Section 3.1.
@@ -19,20 +19,20 @@ from equivit.objectives import streams
 from equivit.objectives.streams import Stream, Sums
 
 TARGETS = ("sinkhorn_knopp", "centering")
-LOGITS = 2**23  # of a group that are made at a time
+LOGITS = 2**23  # logits of a group computed at a time
 
 
 def sinkhorn_knopp(
     logits: jax.Array, temperature: float | jax.Array, weights: jax.Array | None = None, iterations: int = 3
 ) -> jax.Array:
-    """Targets that use all prototypes alike: exp(logits / temperature), scaled until all columns have the same sum.
+    """Targets that use all prototypes equally: exp(logits / temperature), scaled until all columns have the same sum.
 
-    Each iteration gives all columns the same sum, then every row the sum 1.  In the log domain, so that no logit
-    overflows.  Sums are over all rows, under `jax.jit` those of all devices.
+    Each iteration normalises all columns to the same sum, then every row to 1.  It works in the log domain, so that no
+    logit overflows.  Sums are over all rows; under `jax.jit`, over all devices.
 
     Args:
       logits: [R, K].
-      weights: [R]; rows of weight 0 are padding and get a row of zeros.  Other weights count alike.
+      weights: [R]; rows of weight 0 are padding and get zeros.  All other weights count equally.
 
     Returns:
       [R, K], no gradient.
@@ -45,7 +45,7 @@ def sinkhorn_knopp(
     def balance(_, x):
         for axis in (0, 1):
             total = jax.nn.logsumexp(x, axis=axis, keepdims=True)
-            x = x - jnp.where(jnp.isneginf(total), 0.0, total)  # padding alone has nothing to share
+            x = x - jnp.where(jnp.isneginf(total), 0.0, total)  # only padding: no sum to divide by
         return x
 
     return jnp.exp(jax.lax.fori_loop(0, iterations, balance, x))
@@ -59,9 +59,9 @@ def centred_targets(logits: jax.Array, center: jax.Array, temperature: float | j
 def moved_center(
     center: jax.Array, logits: jax.Array, weights: jax.Array | None = None, momentum: float | jax.Array = 0.9
 ) -> jax.Array:
-    """The centre [K] moved towards the mean of logits [*B, K]; rows of weight [*B] 0 are in no mean.
+    """Move the centre [K] towards the mean of logits [*B, K], without rows of weight [*B] 0.
 
-    For the next step: the targets of a step have the centre of the steps before it.
+    The result is for the next step: the targets of a step use the centre of the steps before it.
     """
     rows = jax.lax.stop_gradient(logits.astype(jnp.float32))
     present = jnp.ones(rows.shape[:-1]) if weights is None else (weights > 0).astype(jnp.float32)
@@ -76,11 +76,11 @@ def dino(
 ) -> tuple[jax.Array, jax.Array]:
     """Cross-entropies between views of the same image, averaged over images and summed over pairs of views.
 
-    A global view of the student has the target of the other one, a local view those of both.
+    A global view of the student is compared with the other global target, a local view with both.
 
     Args:
-      targets: [2, B, K], of the teacher's global views.
-      global_logits, local_logits: [2, B, K] and [L, B, K], of the student; L may be 0.
+      targets: [2, B, K], from the teacher's global views.
+      global_logits, local_logits: [2, B, K] and [L, B, K], from the student; L may be 0.
 
     Returns:
       The sums over global and over local pairs, both divided by the number of all pairs, 2 + 2 L.
@@ -94,7 +94,7 @@ def dino(
 def ibot(
     targets: jax.Array, logits: jax.Array, weights: jax.Array, views: int, temperature: float | jax.Array = 0.1
 ) -> jax.Array:
-    """The weighted sum of the cross-entropies of masked patches, divided by the number of views, also unmasked ones.
+    """The weighted sum of the cross-entropies of masked patches, divided by the number of views, masked or not.
 
     Shapes: targets and logits [R, K], weights [R]: 1 over the masked patches of the row's view, 0 for padding.
     """
@@ -112,7 +112,7 @@ def koleo(features: jax.Array, groups: int = 1) -> jax.Array:
 
     Args:
       features: [B, D].
-      groups: number of groups of consecutive images; neighbours are looked for within a group.
+      groups: number of groups of consecutive images; neighbours are in the same group.
 
     Raises:
       ValueError: `groups` does not divide the batch, or a group holds one image.
@@ -139,7 +139,7 @@ def check_groups(name: str, images: int, groups: int) -> None:
 
 
 class Spread(NamedTuple):
-    """How targets use the prototypes.  Uniform rows have `rows` 1; if one prototype holds all, `mean` is 0.
+    """The use of prototypes by targets.  Uniform rows have `rows` 1; if one prototype takes all, `mean` is 0.
 
     Attributes:
       rows: mean entropy of a row, over log K.
@@ -192,7 +192,7 @@ def dinov2(
     targets: str = "sinkhorn_knopp",
     **options: Any,
 ) -> dict[str, jax.Array]:
-    """The losses alone of `dinov2_outcome`, which says what the arguments are."""
+    """The losses of `dinov2_outcome`, with the same arguments."""
     options |= dict(teacher_temperature=teacher_temperature, targets=targets)
     return dinov2_outcome(student_heads, teacher_heads, student, teacher, masks, **options).losses
 
@@ -215,27 +215,27 @@ def dinov2_outcome(
     capacity: int | None = None,
     at_once: int | None = None,
 ) -> Outcome:
-    """The objective of DINOv2 on the tokens of one step.
+    """DINOv2's objective on the tokens of one step.
 
-    With `groups` a multiple of the devices that share the batch, no token leaves its device.
+    If `groups` is a multiple of the devices that share the batch, no token leaves its device.
 
     Args:
-      student_heads, teacher_heads: (for class tokens, for patches); the same one twice if they share.
-      student: "cls" [2, B, D] of the masked global views, "local_cls" [L, B, D] or nothing, "patches" [2, B, N, D].
-      teacher: "cls" and "patches" of the same views, not masked.  It gets no gradient, nor do its heads.
+      student_heads, teacher_heads: (head of class tokens, head of patches); twice the same head if shared.
+      student: "cls" [2, B, D] of the masked global views, optionally "local_cls" [L, B, D], "patches" [2, B, N, D].
+      teacher: "cls" and "patches" of the same views, not masked.  It and its heads get no gradient.
       masks: bool [2, B, N], True where the student did not see the patch.
       targets: "sinkhorn_knopp" with its `iterations`, or "centering" with `centers` (class tokens, patches), each [K].
       groups: number of groups of consecutive images, for KoLeo's neighbours and for the rows of patches.
-      capacity: rows of patches that a group has, at least as many as are masked in it: `masking.capacity` of its views;
-        None: all its patches.
-      at_once: rows of a group that meet the prototypes at a time, which changes memory, not values; None: as many as
-        have 8 million logits, which is 128 of 65,536.
+      capacity: patch rows per group, at least its number of masked patches: `masking.capacity` of its views; None: all
+        its patches.
+      at_once: rows of a group compared with the prototypes at a time, which changes memory, not values; None: 8 million
+        logits, which is 128 rows of 65,536.
 
     Returns:
       losses: "global", "local", "koleo" (weighted, summed over both views), "ibot" and "total", the sum of the four.
 
     Raises:
-      ValueError: unknown targets, centering without centres, groups that do not divide the batch or hold one image.
+      ValueError: unknown targets, centering without centres, or groups that do not divide the batch or hold one image.
     """
     errors.one_of("targets", targets, TARGETS)
     if (targets == "centering") != (centers is not None):
@@ -265,14 +265,14 @@ def dinov2_outcome(
 
 
 def masked_rows(masks: jax.Array, groups: int = 1, capacity: int | None = None) -> tuple[jax.Array, jax.Array]:
-    """Where the masked patches of each group are, in a buffer of constant size.
+    """Indices of the masked patches of each group, in a buffer of constant size.
 
     Args:
       masks: bool [V, B, N].
-      capacity: rows of a group's buffer; None: all its patches.  Masked patches beyond it are left out.
+      capacity: rows of a group's buffer; None: all its patches.  Further masked patches are dropped.
 
     Returns:
-      Indices into the group's patches, int [groups, capacity], the masked ones first, by view, image and position; and
+      Indices into the group's patches, int [groups, capacity], masked ones first, by view, image and position; and
       their weights, one over the number of masked patches in the same view of the image, 0 for padding.
     """
     masks = jnp.asarray(masks, bool)

@@ -1,4 +1,4 @@
-"""DINOv2: from masked and small crops of an image, a student predicts the output of its average, the teacher.
+"""DINOv2: from masked and small crops, a student predicts the output of a teacher, its moving average.
 
 Sources: DINOv2 (Oquab et al. 2023, arXiv 2304.07193), Section 4 and its public code; octic ViTs (arXiv 2505.15441),
 Sections 4.4 and D.2.
@@ -48,12 +48,12 @@ from equivit.objectives.objective import (
     usual_rule,
 )
 
-UNIFORM = 0.998  # of log K; runs that learn may reach it for some of their first steps
-ONE_PROTOTYPE = 0.5  # share of the rows
+UNIFORM = 0.998  # of log K; healthy runs may reach it in their first steps
+ONE_PROTOTYPE = 0.5  # share of rows
 
 
 class Student(nnx.Module):
-    """A backbone and its heads: one for the class token and one for masked patches, or one for both.
+    """A backbone with a head for class tokens and one for masked patches, or one for both.
 
     Args:
       backbone: a model with a class token and a mask token.
@@ -81,7 +81,7 @@ class Student(nnx.Module):
           masks: [B, V, N], True where a patch is replaced by the mask token.
           key: for stochastic depth; None for evaluation.
         """
-        # All crops of an image follow each other, so that devices, and groups of images, keep theirs.
+        # All crops of an image are consecutive, so that they stay on its device and in its group.
         images = crops.reshape(-1, *crops.shape[2:])
         masks = None if masks is None else masks.reshape(len(images), -1)
         found = self.backbone.features(images, mask=masks, key=key, train=key is not None)
@@ -96,11 +96,11 @@ def _by_view(leaf, views):
 class DinoV2(Objective):
     """Trains a `Student`, whose backbone is the model of the config, and exports the teacher's backbone.
 
-    The teacher's parameters are averages of the student's; the teacher has the student's running statistics.
+    The teacher's parameters are averages of the student's; its running statistics are copies.
 
-    `groups` runs of consecutive images stand for the devices of the public code: within each, the ratios of the masks
-    are spread evenly, and KoLeo looks for neighbours; `model.drop_path_groups` is the same number.  With
-    `optimizer.accumulation`, each micro-batch has a part of every group, and targets are those of the micro-batch.
+    `groups` of consecutive images correspond to the devices of the public code: mask ratios are spread evenly, and
+    KoLeo finds neighbours, within each group; `model.drop_path_groups` must be the same number.  With
+    `optimizer.accumulation`, each micro-batch has a part of every group and computes its targets separately.
 
     Raises:
       ValueError: the model has a head, no mask token or no class token.
@@ -112,20 +112,20 @@ class DinoV2(Objective):
 
         prototypes: Annotated[int, Interval(2, words="two or more")] = 65536
         hidden: PositiveInt = 2048  # width of the hidden layers of the heads
-        bottleneck: PositiveInt = 256  # width of what prototypes are compared with
+        bottleneck: PositiveInt = 256  # width of the vectors compared with prototypes
         shared_head: bool = True  # one head for class tokens and patches
         fixed_gains: bool = False  # the gains of the prototypes stay 1, as in DINO
         targets: Annotated[str, OneOf(dino_losses.TARGETS)] = "sinkhorn_knopp"
         student_temperature: PositiveFloat = 0.1
         teacher_temperature: tuple[PositiveFloat, PositiveFloat] = (0.04, 0.07)  # rises linearly from first to second
-        temperature_steps: PositiveInt = 37500  # the steps of the warm-up
-        momentum: tuple[Above0, Above0] = (0.992, 1.0)  # of the teacher, from first to last step, along a cosine
+        temperature_steps: PositiveInt = 37500  # warm-up of the teacher temperature
+        momentum: tuple[Above0, Above0] = (0.992, 1.0)  # of the teacher, along a cosine from the first to the last step
         koleo: NonNegativeFloat = 0.1  # weight of the term that spreads class tokens
         groups: PositiveInt = 1
-        mask_share: Above0 = 0.5  # share of the global crops that are masked
-        mask_ratio: tuple[Inside, Inside] = (0.1, 0.5)  # share of the patches of such a crop
-        mask_block: PositiveInt | None = None  # most patches of one rectangle; None: half of the grid
-        prototypes_start: NonNegativeInt = 1250  # first step that moves the prototypes
+        mask_share: Above0 = 0.5  # share of global crops that are masked
+        mask_ratio: tuple[Inside, Inside] = (0.1, 0.5)  # masked share of a crop's patches
+        mask_block: PositiveInt | None = None  # most patches in one rectangle; None: half of the grid
+        prototypes_start: NonNegativeInt = 1250  # first step that updates the prototypes
         patch_lr: NonNegativeFloat = 0.2  # factor of the learning rate of the patch embedding
         # "matrices" decay; "by_name": as in the public code, tokens, positions and the prototypes' gains too
         decay: Literal["matrices", "by_name"] = "matrices"
@@ -136,7 +136,7 @@ class DinoV2(Objective):
 
     @staticmethod
     def check(config: ConfigDict) -> None:
-        """ValueError for incompatible values, or a model that has a head or is no ViT."""
+        """ValueError for incompatible values, or a model that has a head or is not a ViT."""
         check_patches(config)
         options, parts = config.objective, config.optimizer.accumulation
         low, high = options.mask_ratio
@@ -156,7 +156,7 @@ class DinoV2(Objective):
 
     @staticmethod
     def transform_of(config: ConfigDict) -> functools.partial:
-        """Global and local crops, and masks for the patches of the model."""
+        """The transform to global and local crops with patch masks for the model."""
         model: Any = zoo.configuration(**{**_sizes(config.data), **config.model})
         options = config.objective
         return functools.partial(
@@ -170,7 +170,7 @@ class DinoV2(Objective):
         )
 
     def check_model(self, model: Any, teachers: Mapping[str, nnx.Module]) -> None:
-        """As in `Objective`; also ValueError where the model lacks a token, or local crops do not fit it."""
+        """As in `Objective`; also ValueError if the model lacks a token or local crops do not fit it."""
         super().check_model(model, teachers)
         for token in ("class_token", "mask_token"):
             if not getattr(model, token, False):
@@ -196,7 +196,7 @@ class DinoV2(Objective):
         return Student(model, self.options, rngs=Keys(key))
 
     def rule(self, tensor: Tensor) -> Rule:
-        """Clipped part by part; prototypes begin later, patches learn slower."""
+        """Clip each part separately; start prototypes later; slow down the patch embedding."""
         options, part = self.options, tensor.name.split(".")[0]
         decay = usual_rule(tensor).decay
         if options.decay == "by_name":
@@ -218,7 +218,7 @@ class DinoV2(Objective):
         return extra
 
     def prepare(self, module: Student, batch: Batch, key: jax.Array) -> Batch:
-        """The whole batch, normalised, with changed colours if the device changes them."""
+        """Normalise the whole batch, after colour changes if they run on the device."""
         data, prepared = self.config.data, dict(batch)
         for kind in ("global", "local"):
             if (crops := prepared.get(f"{kind}_crops")) is None:
@@ -229,7 +229,7 @@ class DinoV2(Objective):
         return prepared
 
     def loss(self, module: Student, batch: Batch, step: Step) -> Loss:
-        """The sum of the terms; each term is logged, with signs of a collapse."""
+        """The sum of the terms; each term and signs of collapse are logged."""
         options, temperature = self.options, self.temperature(step.clock)
         global_key, local_key = jax.random.split(step.key)
         teacher: Any = self.holding(module, step.extra["teacher"])
@@ -290,7 +290,7 @@ class DinoV2(Objective):
                     f"uniform collapse: the entropy of the targets of {name} is {rows:.4f} of log K; if it stays "
                     "there, lower objective.teacher_temperature or objective.koleo, or take fewer prototypes."
                 )
-            elif (share := metrics[f"{part}/fullest"]) > ONE_PROTOTYPE:  # the first of equal entries leads
+            elif (share := metrics[f"{part}/fullest"]) > ONE_PROTOTYPE:  # among equal entries the first leads
                 warnings.append(
                     f"collapse onto one prototype: it leads the targets of {share:.0%} of all {name}; take "
                     "objective.targets='sinkhorn_knopp', or lower schedule.lr."

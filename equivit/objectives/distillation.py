@@ -1,4 +1,4 @@
-"""Distillation: a classifier learns to predict what another one, the teacher, predicts for the same images.
+"""Distillation: a classifier learns to match a teacher's predictions for the same images.
 
 Source: Beyer et al. 2022 (arXiv 2106.05237); Jumbo (arXiv 2502.15021), Section 4.1.
 """
@@ -18,11 +18,11 @@ from equivit.objectives.supervised import MixingOptions, Supervised
 
 
 class Distillation(Supervised):
-    """KL(teacher || model), the divergence of the model's predictions from the teacher's, on mixed images; no labels.
+    """KL(teacher || model) of predictions on mixed images, without labels.
 
     Both see the same crop and the same mix.  Images are loaded (`data.train_image_size`) and mixed at the teacher's
-    size.  For the model they are then shrunk to `data.image_size`, with the antialiased bicubic filter that evaluation
-    uses.  The teacher is `step.teachers["teacher"]`.
+    size, then shrunk to `data.image_size` for the model, with the antialiased bicubic filter of evaluation.  The
+    teacher is `step.teachers["teacher"]`.
     """
 
     @dataclasses.dataclass(frozen=True)
@@ -30,12 +30,12 @@ class Distillation(Supervised):
         """The `objective` section of a config."""
 
         teacher: str | None = None  # a run, a saved model, "<source>:<file>" of pretrained weights, or "zoo:<name>"
-        teacher_mean: tuple[Share, ...] | None = None  # pixel statistics of its training; None: those of `data`
+        teacher_mean: tuple[Share, ...] | None = None  # pixel statistics of its training; None: as in `data`
         teacher_std: tuple[Above0, ...] | None = None
 
     @staticmethod
     def check(config: ConfigDict) -> None:
-        """ValueError for incompatible values, or no teacher."""
+        """ValueError for incompatible values or a missing teacher."""
         objective, data = config.objective, config.data
         Supervised.check_mixing(config)
         if objective.teacher is None:
@@ -59,7 +59,7 @@ class Distillation(Supervised):
         return tuple(self.config.data.image_size)
 
     def check_model(self, model: Config, teachers: Mapping[str, ModelModule]) -> None:
-        """As in `Objective`; also ValueError if the teacher has other classes or does not take the images."""
+        """As in `Objective`; also ValueError if the teacher has another number of classes or cannot take the images."""
         super().check_model(model, teachers)
         teacher = teachers["teacher"].config
         self._check_classes(teacher.num_classes, model.num_classes)
@@ -74,11 +74,11 @@ class Distillation(Supervised):
             )
 
     def prepare(self, module: nnx.Module, batch: Batch, key: jax.Array) -> Batch:
-        """The batch, mixed at the teacher's size; "image" is for the model and "teacher_image" for the teacher."""
+        """Mix the batch at the teacher's size; "image" is for the model and "teacher_image" for the teacher."""
         batch = super().prepare(module, batch, key)
         options, data, images = self.options, self.config.data, batch["image"]
         teacher_mean, teacher_std = options.teacher_mean or data.mean, options.teacher_std or data.std
-        # The weights of a mix add up to 1, so mixing and normalising can be done in either order.
+        # The weights of a mix sum to 1, so mixing and normalising commute.
         scale = jnp.asarray(data.std) / jnp.asarray(teacher_std)
         shift = (jnp.asarray(data.mean) - jnp.asarray(teacher_mean)) / jnp.asarray(teacher_std)
         return {**batch, "image": shrink(images, tuple(data.image_size)), "teacher_image": images * scale + shift}
@@ -103,6 +103,6 @@ def divergence(logits: jax.Array, teacher_logits: jax.Array) -> jax.Array:
 
 
 def shrink(images: jax.Array, size: tuple[int, int]) -> jax.Array:
-    """Antialiased bicubic resizing; images of that size are unchanged.  Shapes: [B, H, W, C] -> [B, *size, C]."""
+    """Resize with an antialiased bicubic filter; images of that size are unchanged.  [B, H, W, C] -> [B, *size, C]."""
     shape = (images.shape[0], *size, images.shape[-1])
     return images if images.shape == shape else jax.image.resize(images, shape, "cubic", antialias=True)

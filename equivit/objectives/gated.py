@@ -1,10 +1,10 @@
-"""Train a model for its task, and gates that learn where its attention becomes a convolution.
+"""Train a model for its task with gates that learn where a convolution replaces attention.
 
-Each block mixes both by a gate; the gates are a relaxed choice of a given number of blocks or heads
+A gate in each block mixes the two; the gates are a relaxed choice of a given number of blocks or heads
 (`depthwise/gates.py`).  The run exports the model with the hard choice, the largest weights:
 
 - end to end ("DSP-e2e"), this model is the result;
-- in two stages ("DSP-2S"), only its `config.replaced` is used, and stage 2 starts again from the model of stage 1.
+- in two stages ("DSP-2S"), stage 2 uses only its `config.replaced` and restarts from the model of stage 1.
 
 Source: depthwise attention, Section 2.3.2, Eq. 17 and 18; Differentiable Subset Pruning (Li et al. 2021).
 """
@@ -42,8 +42,8 @@ class GatedModel(nnx.Module):
     """A model with gates, and the weights that determine them.
 
     Args:
-      model: as the task trains it, with gates in its ViT.
-      gates: the weights, [depth, heads], or [depth, 1] where the heads of a block share one gate.
+      model: the task's model, with gates in its ViT.
+      gates: the weights, [depth, heads], or [depth, 1] if the heads of a block share a gate.
     """
 
     def __init__(self, model: Any, gates: jax.Array):
@@ -52,28 +52,28 @@ class GatedModel(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class GateOptions:
-    """The keys that gates add to the options of a task."""
+    """Options of gates, added to the options of a task."""
 
-    gates: PositiveInt = 12  # how many blocks, or heads, are replaced in the end
-    by_head: bool = False  # each head has a gate of its own
-    kind: Annotated[str, OneOf(BY_HEAD)] = "dw"  # of the convolution
+    gates: PositiveInt = 12  # number of blocks, or heads, replaced in the end
+    by_head: bool = False  # a separate gate for each head
+    kind: Annotated[str, OneOf(BY_HEAD)] = "dw"  # kind of convolution
     kernel_size: PositiveInt = 3
-    gate_lr: PositiveFloat = 0.5  # at the peak of the schedule, in place of schedule.lr; the paper does not state it
-    temperature: Temperatures = (1000.0, 1e-3)  # at first and at last; the paper states the second
-    cooling: Above0 = 1.0  # the share of the run after which the last one is reached
+    gate_lr: PositiveFloat = 0.5  # peak learning rate of the gates, in place of schedule.lr; not stated in the paper
+    temperature: Temperatures = (1000.0, 1e-3)  # first and last; the paper states the last
+    cooling: Above0 = 1.0  # share of the run until the last temperature
 
 
 class Gated(Objective):
-    """A mixin that adds gates to an objective, which comes after this class among the bases of a subclass.
+    """A mixin that adds gates to an objective; list it before the objective among the bases of a subclass.
 
-    Each step draws new noise.  The temperature falls geometrically over a share of the run.  The weights of the gates
-    start as Xavier's uniform, and have their own learning rate and clip group, and no decay.
+    Each step draws new noise.  The temperature falls geometrically over a share of the run.  The gate weights start
+    from Xavier's uniform distribution, with their own learning rate and clip group, and no decay.
     """
 
     prefix = "model."
 
     def check_model(self, model: Any, teachers: Mapping[str, nnx.Module]) -> None:
-        """Check the task; also ValueError unless a plain ViT on patches alone has that many blocks or heads."""
+        """Check the task; also ValueError unless the model is a plain ViT of patches with enough blocks or heads."""
         super().check_model(model, teachers)
         options, name = self.options, f"config.objective.name={self.options.name!r}"
         check_taps("config.objective", options.kernel_size, "zeros")
@@ -89,7 +89,7 @@ class Gated(Objective):
             raise ValueError(f"config.objective.gates={options.gates} must be at most {most}, the number of gates.")
 
     def module(self, model: Any, key: jax.Array) -> GatedModel:
-        """The module of the task, with gates in its ViT."""
+        """The task's module, with gates in its ViT."""
         task_key, taps_key, gates_key = jax.random.split(key, 3)
         options, config = self.options, model.config
         model = gates.with_gates(model, options.kind, kernel_size=options.kernel_size, rngs=Keys(taps_key))
@@ -97,7 +97,7 @@ class Gated(Objective):
         return GatedModel(super().module(model, task_key), nnx.initializers.xavier_uniform()(gates_key, shape))
 
     def rule(self, tensor: Tensor) -> Rule:
-        """The weights of the gates have their own rate; all other tensors follow the task."""
+        """A separate rule for the gate weights; all other tensors follow the task."""
         if tensor.name == WEIGHTS:
             return Rule(lr=self.options.gate_lr / self.config.schedule.lr, decay=False, clip=WEIGHTS)
         return super().rule(tensor._replace(name=tensor.name.removeprefix(self.prefix)))
@@ -124,16 +124,16 @@ class Gated(Objective):
         return loss._replace(metrics={**loss.metrics, "temperature": temperature})
 
     def exported(self, module: GatedModel, extra: Extra, weights: str | None = None) -> nnx.Module:
-        """The model of the task with the hard choice; all processes of a run must call this.
+        """The task's model with the hard choice; all processes of a run must call this.
 
-        Where only shapes are known, as under `jax.eval_shape`, the first blocks or heads are chosen.
+        For abstract modules, as under `jax.eval_shape`, it chooses the first blocks or heads.
         """
         trained: Any = super().exported(module, extra, weights)
         export = functools.partial(_without_gates, self._selected(trained), self.options.kind, self.options.kernel_size)
         return export(trained.model) if _is_abstract(trained) else jax.jit(export)(trained.model)
 
     def _selected(self, module: GatedModel) -> dict[int, tuple[int, ...] | None]:
-        """The blocks or heads of the largest weights, as `replacement.replace` takes them."""
+        """The blocks or heads with the largest weights, in the form of `replacement.replace`."""
         weights = np.arange(module.gates.size, 0, -1).reshape(module.gates.shape)
         if not _is_abstract(module):
             weights = multihost_utils.process_allgather(module.gates[...], tiled=True)

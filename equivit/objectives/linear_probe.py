@@ -38,7 +38,7 @@ class ProbeHead(nnx.Module):
         return self.linear(self.norm(features, train=train))
 
     def folded(self) -> dense.Linear:
-        """The linear layer that equals this head once its statistics are fixed."""
+        """The linear layer equal to this head with fixed statistics."""
         head, (scale, bias) = jax.tree.map(lambda a: a, self.linear), self.norm.affine()
         head.bias.set_value(self.linear.bias[...] + bias @ self.linear.weight[...])
         head.weight.set_value(self.linear.weight[...] * scale[:, None])
@@ -46,7 +46,7 @@ class ProbeHead(nnx.Module):
 
 
 class Probe(nnx.Module):
-    """A frozen model, and a `ProbeHead` on what the model's own head would read.
+    """A frozen model with a `ProbeHead` on the input of the model's head.
 
     The backbone runs as in evaluation, without drop path.
 
@@ -64,17 +64,17 @@ class Probe(nnx.Module):
         return self.head(self.backbone.pooled(images).astype(jnp.float32), train=train)
 
     def folded(self) -> nnx.Module:
-        """The backbone with one linear layer as its head, into which the normalisation is folded."""
+        """The backbone with a linear head that includes the normalisation."""
         model = jax.tree.map(lambda a: a, self.backbone)
         model.head = nnx.data(self.head.folded())
         return model
 
 
 class LinearProbe(Objective):
-    """Cross-entropy of a `Probe`, in which only the head is trained.
+    """Cross-entropy of a `Probe`, training only the head.
 
-    The statistics are over the whole batch, for any number of devices; with `optimizer.accumulation`, they are over
-    each micro-batch.  The defaults are those of MAE.  The JAX version of Jumbo's MAE has affine=True, eps=1e-5,
+    The statistics are over the whole batch, for any number of devices; with `optimizer.accumulation`, over each
+    micro-batch.  The defaults are those of MAE.  The JAX version of Jumbo's MAE has affine=True, eps=1e-5,
     momentum=0.01 (0.99 in Flax's convention) and weight_std=0.02.  It stores the biased variance; we store the unbiased
     one, as PyTorch does.
 
@@ -88,7 +88,7 @@ class LinearProbe(Objective):
 
         affine: bool = False  # whether the normalisation has a scale and a bias
         eps: PositiveFloat = 1e-6
-        momentum: Share = 0.1  # weight of a new batch in the running statistics
+        momentum: Share = 0.1  # weight of the new batch in the running statistics
         weight_std: NonNegativeFloat = 0.01  # initial standard deviation of the classifier's weights
 
     def __init__(self, config: ConfigDict):
@@ -104,7 +104,7 @@ class LinearProbe(Objective):
         return usual_rule(tensor)._replace(frozen=tensor.name.startswith("backbone."))
 
     def prepare(self, module: Probe, batch: Batch, key: jax.Array) -> Batch:
-        """The batch, normalised."""
+        """Normalise the batch."""
         return {**batch, "image": normalize(batch["image"], self.config.data.mean, self.config.data.std)}
 
     def loss(self, module: Probe, batch: Batch, step: Step) -> Loss:

@@ -36,11 +36,11 @@ class Mae(Objective):
     class Options:
         """The `objective` section of a config."""
 
-        ratio: Inside = 0.75  # fraction of patches that is removed
+        ratio: Inside = 0.75  # fraction of removed patches
         # "normalised_pixels": normalised patch by patch; "pixels": normalised only by `data`
         target: Annotated[str, OneOf(TARGETS)] = "normalised_pixels"
-        variance: Annotated[str, OneOf(VARIANCES)] = "unbiased"  # of a patch; "biased" in the JAX version of MAE
-        groups: PositiveInt | None = None  # number of groups of the batch that share a mask; None: each image its own
+        variance: Annotated[str, OneOf(VARIANCES)] = "unbiased"  # per patch; "biased" in the JAX version of MAE
+        groups: PositiveInt | None = None  # number of groups that share a mask; None: a mask per image
         decoder_width: PositiveInt = 512
         decoder_depth: Depth = 8
         decoder_heads: PositiveInt = 16
@@ -49,7 +49,7 @@ class Mae(Objective):
 
     @staticmethod
     def check(config: ConfigDict) -> None:
-        """ValueError for incompatible values, or a model that has a head or is no ViT."""
+        """ValueError for incompatible values, or a model that has a head or is not a ViT."""
         section = config.objective
         check_patches(config)
         if section.groups is not None:
@@ -62,7 +62,7 @@ class Mae(Objective):
             )
 
     def check_model(self, model: ViTConfig, teachers: Mapping[str, nnx.Module]) -> None:
-        """As in `Objective`; also ValueError if no patch would be kept, or none removed."""
+        """As in `Objective`; also ValueError if no patch would be kept or removed."""
         super().check_model(model, teachers)
         for size in {self.image_size, tuple(self.config.data.image_size)}:  # the second is for evaluation
             masking.number_kept(math.prod(check_grid(size, model.patch_size, "image")), self.options.ratio)
@@ -73,7 +73,7 @@ class Mae(Objective):
         return MaskedAutoencoder(MaskedAutoencoderConfig(model.config, **sizes), model, rngs=Keys(key))
 
     def prepare(self, module: MaskedAutoencoder, batch: Batch, key: jax.Array) -> Batch:
-        """The whole batch, normalised, with new entries `keep` [B, K] and `mask` [B, N]."""
+        """Normalise the whole batch and add `keep` [B, K] and `mask` [B, N]."""
         images = normalize(batch["image"], self.config.data.mean, self.config.data.std)
         h, w = check_grid(images.shape[1:3], module.config.encoder.patch_size, "image")
         kept = masking.number_kept(h * w, self.options.ratio)

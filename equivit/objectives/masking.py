@@ -1,4 +1,4 @@
-"""Random choice of the patches that a masked autoencoder sees, for a whole batch, on the device."""
+"""Random choice of a masked autoencoder's visible patches, for a whole batch, on the device."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ def random_keep(
       batch: B, number of images.
       tokens: N, number of patch tokens per image.
       kept: K, number of tokens that are kept.
-      groups: number of groups of consecutive images that share a choice; None: each image has its own.
+      groups: number of groups of consecutive images that share a choice; None: one choice per image.
 
     Returns:
       The indices of the kept tokens, int [B, K], in random order, and a mask, float [B, N], 1 where a token is removed.
@@ -35,16 +35,16 @@ def random_keep(
 
 
 def from_noise(noise: jax.Array, kept: int) -> tuple[jax.Array, jax.Array]:
-    """The `kept` tokens with the lowest noise, and the mask of the others.  [*B, N] -> int [*B, K], float [*B, N]."""
+    """The `kept` tokens of lowest noise, and the mask of the others.  [*B, N] -> int [*B, K], float [*B, N]."""
     order = jnp.argsort(noise, axis=-1)
     rank = jnp.argsort(order, axis=-1)
     return order[..., :kept], (rank >= kept).astype(jnp.float32)
 
 
 def number_kept(tokens: int, ratio: float) -> int:
-    """The number of tokens kept when a fraction `ratio` of them is removed, rounded down as in MAE.
+    """The number of tokens kept when a fraction `ratio` is removed, rounded down as in MAE.
 
-    Raises ValueError when none would be kept, or none removed.
+    Raises ValueError if none would be kept or none removed.
     """
     kept = int(tokens * (1 - ratio) + 1e-6)  # 10 * (1 - 0.9) is a little less than 1
     if not 1 <= kept < tokens:

@@ -1,13 +1,12 @@
 """Mixup and cutmix of a whole batch, on the device, with one mode and one lambda per group of examples.
 
 Group g of G consists of rows g, g + G, g + 2 G, ... of the batch.  timm mixes on each GPU separately, and its samplers
-distribute rows over GPUs in this way.  Here G is an option, so that results do not depend on the number of devices.
-Consecutive rows belong to different groups, so copies from repeated augmentation are never mixed with each other, as
-long as there are at most G of them.
+distribute rows over GPUs like this.  Here G is an option, so results do not depend on the number of devices.
+Consecutive rows belong to different groups, so repeated augmentation never mixes up to G copies with each other.
 
 An example is mixed with the one at the mirrored position in its group; with one group, example b is mixed with example
-B - 1 - b.  Both methods compute `w x + (1 - w) x[::-1]` within a group, where w is a constant for mixup (Zhang et al.
-2018), and 0 inside a box and 1 outside for cutmix (Yun et al. 2019).  Lambda is the weight of an example in its own
+B - 1 - b.  Both methods compute `w x + (1 - w) x[::-1]` within a group, where w is constant for mixup (Zhang et al.
+2018), and 0 inside a box and 1 outside for cutmix (Yun et al. 2019).  Lambda is the weight of an example in its
 mixture.
 """
 
@@ -37,7 +36,7 @@ def soft_targets(labels: jax.Array, num_classes: int, smoothing: float = 0.0) ->
 
 
 def cutmix_box(lam: jax.Array, row: jax.Array, column: jax.Array, height: int, width: int) -> Box:
-    """The box around (row, column) whose sides are sqrt(1 - lam) of the image's, clipped to the image.
+    """The box around (row, column) with sides sqrt(1 - lam) times the image's, clipped to the image.
 
     Shapes: lam, row and column [*G] -> each side [*G].
     """
@@ -64,7 +63,7 @@ def cutmix_weights(box: Box, height: int, width: int) -> jax.Array:
 
 
 def blend(values: jax.Array, weights: jax.Array) -> jax.Array:
-    """Mixes each example with its partner: w x + (1 - w) x[::-1] within every group.
+    """Mix each example with its partner: w x + (1 - w) x[::-1] within every group.
 
     Shapes: values [B, ...], weights [G, ...], where the remaining axes broadcast against those of values -> [B, ...].
     """
@@ -83,7 +82,7 @@ def draw(
     probability: float,
     switch_probability: float,
 ) -> tuple[jax.Array, jax.Array]:
-    """Lambda [G] and the weights of the pixels [G, H, W], for one batch.  The arguments are those of `mix`."""
+    """Draw lambda [G] and the weights of the pixels [G, H, W] for one batch.  Arguments as in `mix`."""
     mix_key, switch_key, beta_key, row_key, column_key = jax.random.split(key, 5)
     shape = (groups,)
     switch = switch_probability if mixup and cutmix else float(cutmix > 0)
@@ -99,7 +98,7 @@ def draw(
 
 
 def check_groups(thing: str, groups: int, batch: int) -> None:
-    """ValueError unless the batch can be split into this many equal groups of at least two; one always works."""
+    """ValueError unless the batch splits into this number of equal groups of at least two."""
     if groups == 1 or (groups > 1 and batch % groups == 0 and batch >= 2 * groups):
         return
     possible = [1, *(g for g in range(2, batch // 2 + 1) if batch % g == 0)]
@@ -121,7 +120,7 @@ def mix(
     switch_probability: float = 0.5,
     groups: int = 1,
 ) -> tuple[jax.Array, jax.Array]:
-    """Mixes a batch of images and their targets.
+    """Mix a batch of images and their targets.
 
     Args:
       key: the source of all randomness.
@@ -131,13 +130,13 @@ def mix(
       cutmix: the same for cutmix.
       probability: probability that a group is mixed.
       switch_probability: probability that a mixed group uses cutmix, if both are on.
-      groups: G, the number of groups; each has its own mode and lambda, and its examples are mixed with each other.
+      groups: G, the number of groups; each has one mode and one lambda and is mixed within itself.
 
     Returns:
       Mixed images [B, H, W, C] and targets [B, K].
 
     Raises:
-      ValueError: the batch cannot be split into that number of groups of at least two examples.
+      ValueError: the batch does not split into that number of groups of at least two examples.
     """
     if not (mixup or cutmix):
         return images, targets

@@ -1,4 +1,4 @@
-"""The interface of all objectives: the module to train, the loss, and defaults for everything else.
+"""The interface of objectives: the module to train, the loss, and defaults for everything else.
 
 An objective defines the module to train and the loss.  The training step differentiates the loss, keeps running
 statistics and updates the parameters (`training/state.py`).
@@ -23,7 +23,7 @@ from equivit.models.vit.config import ViTConfig
 from equivit.objectives.clock import Clock
 
 Extra = dict[str, Any]  # arrays in nested dicts
-Batch = dict[str, jax.Array]  # the first axis of every array is that of the examples
+Batch = dict[str, jax.Array]  # the first axis of every array is the batch
 
 
 class Rule(NamedTuple):
@@ -31,13 +31,13 @@ class Rule(NamedTuple):
 
     lr: float = 1.0  # multiplies the schedule
     decay: bool = True  # weight decay, and with LAMB the trust ratio
-    clip: str = "all"  # the clip group; its gradients share one global norm
+    clip: str = "all"  # clip group; its gradients share one global norm
     frozen: bool = False
     starts: int = 0  # the first step that updates it; moments are accumulated from step 0
 
 
 def usual_rule(tensor: Tensor) -> Rule:
-    """No decay for vectors, scalars, and tensors declared so, such as positions and tokens."""
+    """No decay for vectors, scalars, and tensors declared without it, such as positions and tokens."""
     return Rule(decay=tensor.decay and len(tensor.shape) > 1)
 
 
@@ -49,7 +49,7 @@ class Step(NamedTuple):
       clock: the progress of the run.
       static: the value of `Objective.static`.
       extra: the current arrays of `Objective.extra`.
-      teachers: models that the run uses but does not train, by name, such as "teacher".
+      teachers: models the run uses but does not train, by name, such as "teacher".
     """
 
     key: jax.Array
@@ -77,8 +77,8 @@ class Objective:
 
     Attributes:
       Options: the keys of the `objective` section of a config, without `name` (`sections.py`).
-      FIXED: the keys that decide what is trained, and so cannot change when a run is resumed.
-      entries: the entries that every example must have.
+      FIXED: the keys that determine the trained module, and so cannot change when a run resumes.
+      entries: the required entries of every example.
       weights: the names of the weights that a run keeps and can export; the first is the default.
       decodes: the exported model takes images and includes the additions of the objective, so costs count it.
       prefix: the prefix of the exported model's parts in the names of the module.
@@ -97,11 +97,11 @@ class Objective:
 
     @staticmethod
     def check(config: ConfigDict) -> None:
-        """ValueError for values of the `objective` section that are valid alone, but not together."""
+        """ValueError for values of the `objective` section that are incompatible."""
 
     @classmethod
     def transform_of(cls, config: ConfigDict) -> MakeTransform:
-        """A function that makes the transform from an example to a row of a batch (`data/batches.py`)."""
+        """A factory of the transform from an example to a row of a batch (`data/batches.py`)."""
         return Train
 
     @property
@@ -111,9 +111,9 @@ class Objective:
         return tuple(data.train_image_size or data.image_size)
 
     def check_model(self, model: Config, teachers: Mapping[str, nnx.Module]) -> None:
-        """ValueError if the images or the batch do not fit the model, or one of the teachers (`Step.teachers`).
+        """ValueError if the images or the batch do not fit the model or a teacher (`Step.teachers`).
 
-        A run calls this before it compiles anything; `config.model.in_channels` is the number in the data.
+        A run calls this before compiling anything; `config.model.in_channels` is set from the data.
         """
         check_input(model, "training images", self.image_size, self.config.model.in_channels)
         _check_statistics(model, self.config.batch_size // self.config.optimizer.accumulation)
@@ -123,11 +123,11 @@ class Objective:
         return model
 
     def rule(self, tensor: Tensor) -> Rule:
-        """How a logical tensor of the module is optimised."""
+        """The optimisation rule of a logical tensor of the module."""
         return usual_rule(tensor)
 
     def extra(self, trainable: Arrays) -> Extra:
-        """The initial values of further arrays that pass from step to step, such as averages."""
+        """The initial values of further arrays carried from step to step, such as averages."""
         return {}
 
     def static(self, module: nnx.Module, progress: float) -> Hashable:
@@ -135,15 +135,15 @@ class Objective:
 
         Args:
           module: has shapes instead of arrays.
-          progress: the fraction of all steps that is done, in [0, 1).
+          progress: the finished fraction of all steps, in [0, 1).
 
         Returns:
-          The value, which is logged when it changes; None: one compiled step serves the whole run.
+          The value, logged when it changes; None: one compiled step serves the whole run.
         """
         return None
 
     def prepare(self, module: nnx.Module, batch: Batch, key: jax.Array) -> Batch:
-        """The whole global batch, normalised and mixed or masked, before it is split into micro-batches.
+        """Normalise, and mix or mask, the whole global batch before it is split into micro-batches.
 
         `module` has shapes instead of arrays.
         """
@@ -154,22 +154,22 @@ class Objective:
         raise NotImplementedError(f"{type(self).__name__} has no loss.")
 
     def after_step(self, trainable: Arrays, extra: Extra, clock: Clock) -> Extra:
-        """`extra` after the update of the parameters, such as new averages; the clock is the same as in the loss."""
+        """`extra` after the update of the parameters, such as new averages; the clock is as in the loss."""
         return extra
 
     def holding(self, module: nnx.Module, arrays: Arrays) -> nnx.Module:
-        """A copy of `module`, which may be abstract, that holds `arrays`, at the precision of the run.
+        """A copy of `module`, which may be abstract, with `arrays` at the precision of the run.
 
         A loss uses it to compute with other parameters, such as averages.
         """
         return precision.cast(logical.put(module, arrays), self.config.get("precision", "float32"))
 
     def remarks(self, metrics: Mapping[str, float]) -> list[str]:
-        """Warnings about the mean metrics since the last call, such as that training has failed."""
+        """Warnings about the mean metrics since the last call, such as failed training."""
         return []
 
     def exported(self, module: nnx.Module, extra: Extra, weights: str | None = None) -> nnx.Module:
-        """The model that evaluation and other programs use.
+        """The model for evaluation and other programs.
 
         Args:
           weights: one of `weights`; None for the first.
@@ -181,10 +181,9 @@ class Objective:
 
 
 def averaged(new: Arrays, old: Arrays, share: float | jax.Array) -> Arrays:
-    """Averages moved by a share towards the new values; averages of frozen slices keep every bit.
+    """Move averages by a share towards the new values; averages of frozen slices keep every bit.
 
-    Only parameters are averaged: a model of averages has the running statistics of the trained one, as PyTorch's
-    `AveragedModel`.
+    Only parameters are averaged; running statistics are copied from the trained model, as in PyTorch's `AveragedModel`.
     """
     moved: Any = optax.incremental_update(new, old, share)
     return {k: jnp.where(new[k] == old[k], old[k], moved[k]) for k in old}
@@ -206,7 +205,7 @@ def _check_statistics(model: Config, images: int) -> None:
 
 
 def check_patches(config: ConfigDict) -> None:
-    """ValueError unless the model of the config has a fixed grid of patches, to be masked: a ViT or Jumbo ViT."""
+    """ValueError unless the config's model has a fixed grid of patches for masking: a ViT or Jumbo ViT."""
     name, adaptive = config.model.get("name"), config.model.get("adaptive", False)
     if name in zoo.NAMES and not issubclass(zoo.NAMES[name].config, ViTConfig):
         raise ValueError(

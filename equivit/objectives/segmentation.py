@@ -1,4 +1,4 @@
-"""Semantic segmentation: cross-entropy of every pixel that has a class."""
+"""Semantic segmentation: cross-entropy over all pixels with a class."""
 
 import dataclasses
 from typing import Annotated, Any
@@ -22,8 +22,8 @@ from equivit.objectives.objective import Batch, Loss, Objective, Rule, Step, che
 class Segmentation(Objective):
     """Trains a `Segmenter`, whose backbone is the model of the config without its head, with a new decoder.
 
-    `model.num_classes` are the classes of pixels.  Pixels that are `crops.VOID` in the label map do not count.  The
-    loss is the mean over all others of the whole batch, however it is split over devices and micro-batches.
+    `model.num_classes` is the number of pixel classes.  Pixels with `crops.VOID` in the label map do not count.  The
+    loss is the mean over all other pixels of the batch, for any split over devices and micro-batches.
 
     Raises:
       ValueError: `model.num_classes` is None.
@@ -39,8 +39,8 @@ class Segmentation(Objective):
         equivariant: bool = False  # the decoder follows circular shifts, as an adaptive backbone does
         upsampling: Annotated[str, OneOf(UPSAMPLING)] = "interpolate"  # of an equivariant UperNet
         auxiliary: NonNegativeFloat = 0.4  # weight of the loss of a second head, which UperNet has; 0.0: none
-        own_size: bool = False  # labels are resized to the decoder's grid, in place of its logits to the image's pixels
-        frozen: bool = False  # the backbone stays as it is
+        own_size: bool = False  # resize labels to the decoder's grid, instead of logits to the image
+        frozen: bool = False  # do not train the backbone
 
     FIXED = ("decoder", "width", "padding", "equivariant", "upsampling", "own_size", "frozen")
     entries = ("image", "map")
@@ -63,11 +63,11 @@ class Segmentation(Objective):
         return Segmenter(config, backbone, rngs=Keys(key))
 
     def rule(self, tensor: Tensor) -> Rule:
-        """A frozen backbone is not trained."""
+        """Freeze the backbone if the options ask for it."""
         return usual_rule(tensor)._replace(frozen=self.options.frozen and tensor.name.startswith("backbone."))
 
     def prepare(self, module: Segmenter, batch: Batch, key: jax.Array) -> Batch:
-        """The whole batch, normalised, maps at the size of the logits; new is `share` [B], a pixel's weight times B."""
+        """Normalise the batch, resize maps to the logits, and add `share` [B], a pixel's weight times B."""
         images, maps = normalize(batch["image"], self.config.data.mean, self.config.data.std), batch["map"]
         if self.options.own_size:
             maps = nearest(maps, jax.eval_shape(lambda model, x: model(x), module, images).shape[1:3])

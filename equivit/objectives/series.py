@@ -16,7 +16,7 @@ class SeriesClassification(Objective):
 
     Args:
       config: the configuration of a sweep (`training/sweep_config.py`).
-      dropout: probability, which replaces that of the model; may be traced, so that one program can run many values.
+      dropout: probability, which overrides the model's; may be traced, so that one program serves many values.
     """
 
     def __init__(self, config: ConfigDict, *, dropout: float | jax.Array):

@@ -1,14 +1,14 @@
-"""Targets and cross-entropies over many prototypes, without holding a whole array of logits.
+"""Targets and cross-entropies over many prototypes, without storing all logits.
 
-Rows meet the K prototypes a few at a time, and their logits are computed again wherever they are needed, also in the
-backward pass: what is kept is small beside [rows, K].
+A few rows at a time are compared with the K prototypes, and logits are recomputed whenever needed, also in the backward
+pass: all stored arrays are small compared with [rows, K].
 
-Rows have three axes: G groups of images, which may lie on different devices; M items (images or patches) of a group;
-V views of an item.  Each step takes a few items of every group, so no row leaves its device.
+Rows have three axes: G groups of images, possibly on different devices; M items (images or patches) of a group; V views
+of an item.  Each step takes a few items of every group, so no row leaves its device.
 
-Both kinds of targets of DINOv2 are softmax(logits / temperature + shift) with one shift [K] for all rows: Sinkhorn and
-Knopp's iterations end with a normalisation of rows, which leaves the factors of the columns to be found, and a centre c
-is the shift -c / temperature.
+Both kinds of DINOv2 targets are softmax(logits / temperature + shift) with one shift [K] for all rows.  Sinkhorn-Knopp
+iterations end with a normalisation of rows, so only the factors of columns, the shift, are unknown; a centre c is the
+shift -c / temperature.
 """
 
 import math
@@ -21,12 +21,12 @@ from jax.sharding import AxisType, PartitionSpec
 
 
 class Stream(NamedTuple):
-    """Rows and what makes logits of them.
+    """Rows and the function that computes their logits.
 
     Attributes:
       rows: [G, M, V, D].
-      weights: arrays that all rows meet.
-      logits: `logits(weights, rows)` of a few rows [..., D]: their logits over the temperature, [..., K], float32.
+      weights: arrays shared by all rows.
+      logits: `logits(weights, rows)` of a few rows [..., D]: logits over the temperature, [..., K], float32.
     """
 
     rows: jax.Array
@@ -38,10 +38,10 @@ class Sums(NamedTuple):
     """Sums over rows of targets.
 
     Attributes:
-      number: of rows, [].
-      entropy: of their entropies, [].
-      targets: of the rows themselves, [K].
-      leads: of the rows in which an entry is the largest, [K].
+      number: the number of rows, [].
+      entropy: the sum of their entropies, [].
+      targets: the sum of the rows, [K].
+      leads: for each entry, the number of rows where it is the largest, [K].
     """
 
     number: jax.Array
@@ -51,13 +51,13 @@ class Sums(NamedTuple):
 
 
 def sinkhorn_shift(stream: Stream, present: jax.Array, size: int, *, iterations: int, at_once: int) -> jax.Array:
-    """The shift [K] at which softmax(logits + shift) is what Sinkhorn and Knopp's iterations end with.
+    """The shift [K] for which softmax(logits + shift) equals the result of Sinkhorn-Knopp iterations.
 
     Args:
       present: bool [G, M]; the other items are padding.
       size: K.
-      iterations: of a normalisation of all columns, then of all rows; at least 1.
-      at_once: rows of a group that are worked on at a time.
+      iterations: normalisations of all columns, then of all rows; at least 1.
+      at_once: rows of a group processed at a time.
     """
 
     def columns(weights, arrays):
@@ -77,7 +77,7 @@ def sinkhorn_shift(stream: Stream, present: jax.Array, size: int, *, iterations:
 
     def balanced(shift):
         total = jax.nn.logsumexp(by_group(columns, (stream.weights, shift), (stream.rows, present)), axis=0)
-        return jnp.where(jnp.isneginf(total), 0.0, -total)  # no row at all: nothing to balance
+        return jnp.where(jnp.isneginf(total), 0.0, -total)  # no rows: nothing to balance
 
     shift = balanced(None)
     for _ in range(iterations - 1):
@@ -93,8 +93,8 @@ def cross_entropies(
     Args:
       teacher: T views of each item; its targets are softmax(logits + shift).
       student: S views.
-      present: bool [G, M]; the other items are padding, and what they get has no meaning.
-      at_once: rows of the student in a group that are worked on at a time.
+      present: bool [G, M]; the other items are padding, with meaningless results.
+      at_once: rows of the student in a group processed at a time.
 
     Returns:
       -sum_k t_k log softmax(s)_k, [G, M, T, S], and sums over the rows of targets.
@@ -118,18 +118,18 @@ def cross_entropies(
         sums, losses = jax.lax.scan(jax.checkpoint(step, prevent_cse=False), zeros, parts)
         return jnp.moveaxis(losses, 0, 1).reshape(groups, -1, *losses.shape[3:])[:, :items], sums
 
-    # Each step computes in the dtype of the weights, but the gradients of all steps are added up in float32.
+    # Each step computes in the dtype of the weights, but gradients accumulate in float32.
     weights = (teacher.weights, jax.tree.map(lambda a: a.astype(jnp.float32), student.weights), shift)
     losses, sums = by_group(compare, weights, (teacher.rows, student.rows, present))
     return losses, jax.tree.map(lambda leaf: jax.lax.stop_gradient(leaf.sum(0)), sums)
 
 
 def by_group(function: Callable[[Any, Any], Any], weights: Any, arrays: Any) -> Any:
-    """`function(weights, arrays)`, where arrays and results [G, ...] lie with their groups and weights are everywhere.
+    """`function(weights, arrays)`, where arrays and results [G, ...] are sharded by group and weights are replicated.
 
-    Under a mesh whose devices G divides among, each device works on its groups alone, and the gradient of the weights
-    is summed over devices once at the end; the compiler would do that after every few rows.  A single device would sum
-    as well, and copy.
+    If the number of devices in the mesh divides G, each device works on its groups alone, and the gradient of the
+    weights is summed over devices once at the end; the compiler would sum after every few rows.  A single device skips
+    this, which would only add a copy.
     """
     mesh, groups = jax.sharding.get_abstract_mesh(), len(jax.tree.leaves(arrays)[0])
     if mesh.empty or mesh.size == 1 or groups % mesh.size or any(kind != AxisType.Auto for kind in mesh.axis_types):
@@ -153,7 +153,7 @@ def _targets(x: jax.Array, present: jax.Array) -> tuple[jax.Array, Sums]:
 
 
 def _parts(arrays: Any, most: int) -> Any:
-    """Arrays [G, M, ...] as [n, G, m, ...] with m <= most, filled up with zeros; at least one item, if M is 0."""
+    """Arrays [G, M, ...] as [n, G, m, ...] with m <= most, padded with zeros; at least one item, even if M is 0."""
     items = max(arrays[-1].shape[1], 1)
     number = math.ceil(items / max(most, 1))
     each = math.ceil(items / number)

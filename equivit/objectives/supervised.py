@@ -28,16 +28,16 @@ Rates = Annotated[tuple[Below1, Below1], Words("two shares in [0, 1), left out a
 
 @dataclasses.dataclass(frozen=True)
 class MixingOptions:
-    """The keys that every objective of mixed images has: mixing, averaged weights, dropped tokens."""
+    """The options of all objectives on mixed images: mixing, averaged weights, dropped tokens."""
 
     mixup: NonNegativeFloat = 0.0  # alpha of the Beta distribution; 0: never
     cutmix: NonNegativeFloat = 0.0
     mix_probability: Share = 1.0
-    switch_probability: Share = 0.5  # of cutmix where both are on
-    mix_groups: PositiveInt = 1  # groups of the batch that are mixed separately; in the original runs each GPU was one
+    switch_probability: Share = 0.5  # probability of cutmix if both are on
+    mix_groups: PositiveInt = 1  # groups of the batch mixed separately; each GPU in the original runs
     ema: Decay | None = None  # decay of the averaged weights
-    token_drop: Rates | None = None  # fractions of patch tokens dropped at the beginning and the end, as (0.9, 0.1)
-    token_drop_phases: PositiveInt = 10  # a training step is compiled for each phase
+    token_drop: Rates | None = None  # fractions of patch tokens dropped at the start and the end, as (0.9, 0.1)
+    token_drop_phases: PositiveInt = 10  # each phase compiles a training step
 
 
 class Supervised(Objective):
@@ -71,7 +71,7 @@ class Supervised(Objective):
 
     @staticmethod
     def check_mixing(config: ConfigDict) -> None:
-        """ValueError if the batch cannot be split into `mixing_groups` groups."""
+        """ValueError if the batch does not split into `mix_groups` groups."""
         objective = config.objective
         if objective.mixup or objective.cutmix:
             mixing.check_groups("config.objective.mix_groups", objective.mix_groups, config.batch_size)
@@ -92,7 +92,7 @@ class Supervised(Objective):
         return {} if self.options.ema is None else {"ema": jax.tree.map(jnp.copy, trainable)}
 
     def static(self, module: ModelModule, progress: float) -> token_drop.Tokens | None:
-        """The number of patch tokens in use; None for all."""
+        """The number of patch tokens used; None for all."""
         options = self.options
         if options.token_drop is None:
             return None
@@ -110,7 +110,7 @@ class Supervised(Objective):
         return math.prod(check_grid(self.image_size, model.patch_size, "training images"))
 
     def prepare(self, module: nnx.Module, batch: Batch, key: jax.Array) -> Batch:
-        """The whole batch, normalised and mixed, with a new entry `target` [B, classes]."""
+        """Normalise and mix the whole batch and add `target` [B, classes]."""
         options, data = self.options, self.config.data
         images, targets = mixing.mix(
             key,
@@ -157,5 +157,5 @@ class Supervised(Objective):
 
 
 def binary_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """One binary decision per class: positive if its target [B, classes] is above 0.  Mean over batch and classes."""
+    """Binary cross-entropy per class, positive if its target [B, classes] is above 0; mean over batch and classes."""
     return optax.sigmoid_binary_cross_entropy(logits, targets > 0).mean()

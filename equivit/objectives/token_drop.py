@@ -1,7 +1,7 @@
-"""Token dropping: training on a subset of the patch tokens, which grows over the run.
+"""Token dropping: train on a subset of the patch tokens that grows over the run.
 
-The fraction of dropped tokens falls linearly over the run.  Each number of tokens is a different shape and needs its
-own compiled step, so the fraction is constant within each of a few phases.
+The fraction of dropped tokens falls linearly over the run.  Each number of tokens needs a separate compiled step, so
+the fraction is constant within each of a few phases.
 
 Source: Jumbo (arXiv 2502.15021), Section 4.2; its code of 2025 for the rounding.
 """
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Tokens(NamedTuple):
-    """The number of patch tokens of an image that are used."""
+    """The number of used patch tokens of an image."""
 
     kept: int
     all: int
@@ -20,12 +20,12 @@ class Tokens(NamedTuple):
 
 
 def tokens_at(progress: float, rates: tuple[float, float], phases: int, tokens: int) -> Tokens:
-    """The number of tokens that are used at a point of the run.
+    """The number of tokens used at a point of the run.
 
     Args:
-      progress: the fraction of all steps that is done, in [0, 1].
-      rates: the fractions that are dropped in the first and in the last phase.
-      phases: number of phases, all of the same length.
+      progress: the finished fraction of all steps, in [0, 1].
+      rates: the dropped fractions in the first and last phase.
+      phases: number of phases of equal length.
       tokens: N, the number of patch tokens of an image; int(rate N) of them are dropped.
     """
     phase = min(int(progress * phases), phases - 1)
