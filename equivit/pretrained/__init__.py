@@ -1,4 +1,4 @@
-"""Weights of the official implementations: loaded into our models, and written from them.
+"""Weights of official implementations: load them into our models, and write ours in their formats.
 
 model = pretrained.load("octic_vits", "hybrid_deit_huge_patch14.pth")
 reading.write("back.safetensors", pretrained.state_dict("octic_vits", model))
@@ -40,7 +40,7 @@ from equivit.pretrained import (
 )
 from equivit.pretrained.format import Format
 
-# A new format: one file of this folder, and its place among these.
+# A new format is one file in this folder and one entry here.
 _ALL = (
     octic_vits.FORMAT,
     flip.FORMAT,
@@ -58,8 +58,8 @@ _ALL = (
     mae.FORMAT,
     mae.AUTOENCODER,
 )
-FORMATS = {format.name: format for format in _ALL if format.mark is None}  # by source, the usual kind of model
-STORED = (nnx.Param, nnx.BatchStat)  # the variables that files hold: parameters and running statistics
+FORMATS = {format.name: format for format in _ALL if format.mark is None}  # the usual kind of model, by source
+STORED = (nnx.Param, nnx.BatchStat)  # variables in files: parameters and running statistics
 
 
 def load(
@@ -76,30 +76,30 @@ def load(
     seed: int = 0,
     **options,
 ) -> ModelModule:
-    """A model with foreign weights, in float32.  Names and shapes tell which model; hints tell the rest.
+    """A model with foreign weights, in float32.  Names and shapes determine the model; hints determine the rest.
 
-    Prints the names of tensors that are left out on purpose: constants, and what the model does not use.  Also prints
-    which entry of a checkpoint it takes where others have the same tensors, such as averages of weights.
+    Prints the names of tensors dropped on purpose: constants and unused tensors.  Also prints the chosen entry of a
+    checkpoint if others have the same tensors, such as averages of weights.
 
     Args:
       source: a key of `FORMATS`: "octic_vits", "flip", "timm" (also Swin, MViTv2, MobileNetV4, EfficientViT and SHViT),
         "dinov2", "clip", "cvt", "bixt", "jumbo", "mae" (the encoder) or "mae_autoencoder".
-      weights: a state dict, or the path of a .safetensors, .npz or .pth file; containers and wrappers are taken off.
-      num_heads: heads per block; for a model with stages, one number each.  None: as in the file, or as in the
+      weights: a state dict, or the path of a .safetensors, .npz or .pth file; containers and wrappers are removed.
+      num_heads: heads per block; for a model with stages, one number per stage.  None: from the file, or from the
         published model of that width.
-      image_size: (height, width) that the table of positions, or the windows, belong to; needed where it is not a
-        square, or where the table may have a row for the class token or none; for Swin where the last map is not one
-        window, and for MViTv2 where the patch does not divide it.
-      window_size: (height, width) of a window in tokens, or the side of a square; of SwinV2, whose files do not tell,
-        8 if None.
-      num_classes: if not the file's number, the model gets a new head, drawn with `seed`.
-      family: "H2" or "I2" for "flip"; else a check.
-      head: a linear head of "dinov2", which is a file of its own, as `weights`; the model is a classifier then.
+      image_size: (height, width) for the table of positions or the windows; required if it is not square, or if the
+        table may or may not have a row for the class token; for Swin if the last map is not one window, and for MViTv2
+        if the patch does not divide it.
+      window_size: (height, width) of a window in tokens, or the side of a square; for SwinV2, whose files do not
+        determine it, 8 if None.
+      num_classes: if it differs from the file's number, the model gets a new head, drawn with `seed`.
+      family: "H2" or "I2" for "flip"; otherwise a check.
+      head: a linear head of "dinov2" from a separate file, given like `weights`; makes the model a classifier.
       checkpoint_key: the entry of a checkpoint that holds the weights, such as "state_dict_ema"; None: the first of
         "model", "teacher", "state_dict" and "model_state".
-      options: other fields of the model's configuration, such as drop_path=0.1; norm_eps=1e-5 for a plain ViT of a
-        code that has it, which no file determines; mlp="gelu" or "quick_gelu", required for a CLIP that is not
-        OpenAI's file; activation= and strides= for a CvT that differs from its flavour.
+      options: other fields of the model's configuration, such as drop_path=0.1; norm_eps=1e-5 for a plain ViT from a
+        code that uses it, which no file determines; mlp="gelu" or "quick_gelu", required for a CLIP file that is not
+        OpenAI's; activation= and strides= for a CvT that differs from its flavour.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -145,10 +145,10 @@ def load(
 
 
 def state_dict(source: str, model: ModelModule, *, flavour: str | None = None) -> dict[str, np.ndarray]:
-    """The model's weights under the names of a foreign format, constants included; the inverse of `load`.
+    """The model's weights under the names of a foreign format, with constants; the inverse of `load`.
 
     Args:
-      flavour: one of the format's `flavours`; None: the one that goes with the model's configuration.
+      flavour: one of the format's `flavours`; None: determined by the model's configuration.
 
     Raises:
       ValueError: no such flavour, or the format has no such model.
@@ -177,9 +177,9 @@ def state_dict(source: str, model: ModelModule, *, flavour: str | None = None) -
 
 
 def describe(config: Any) -> str:
-    """A configuration in one line, by those of the usual fields that it has: "ViT, family H8, width 1280, ..."."""
+    """A configuration in one line, by its usual fields: "ViT, family H8, width 1280, ..."."""
     parts = [type(config).__name__.removesuffix("Config")]
-    own = {field.name for field in dataclasses.fields(config)} | {"k"}  # what is a part's is said with the part
+    own = {field.name for field in dataclasses.fields(config)} | {"k"}  # fields of parts are described with the part
     for field, words in _DESCRIBED.items():
         if field in own and (value := getattr(config, field, None)):
             comma = "x" if field.endswith("_size") else "-"
@@ -210,13 +210,13 @@ _DESCRIBED = {
 
 
 def _kinds(source: str) -> list[Format]:
-    """The formats of a source, one for each kind of model, the usual one last."""
+    """The formats of a source, one per kind of model, the usual one last."""
     errors.one_of("pretrained: source", source, FORMATS)
     return [*(format for format in _ALL if format.mark is not None and format.name == source), FORMATS[source]]
 
 
 def _opened(kinds: list[Format], content: Any) -> tuple[Format, dict[str, np.ndarray], list[str]]:
-    """The format that a file has, its state dict, and the names of what is left out of it."""
+    """The format of a file, its state dict, and the names of dropped tensors."""
     *marked, usual = kinds
     for format in marked:
         state, left_out = reading.state_dict(content, format.rename, format.ignored)
@@ -231,7 +231,7 @@ def _content(weights: Any) -> Any:
 
 @contextlib.contextmanager
 def _naming(weights: Any) -> Iterator[None]:
-    """Put the path of a file in front of an error about its content."""
+    """Prefix errors about a file's content with its path."""
     try:
         yield
     except ValueError as error:
@@ -241,7 +241,7 @@ def _naming(weights: Any) -> Iterator[None]:
 
 
 def _separate_head(format: Format, weights: Any) -> dict[str, np.ndarray]:
-    """The tensors of a head that is a file of its own, named as those of a classifier."""
+    """The tensors of a head in a separate file, with the names of a classifier's head."""
     if format.separate_head is None:
         having = ", ".join(name for name, known in FORMATS.items() if known.separate_head is not None)
         raise ValueError(f"{format.name}: head= is a file of {having}; other classifiers have their head in one file.")
@@ -262,7 +262,7 @@ def _with_options(source: str, config: Any, options: Mapping[str, Any]) -> Any:
 
 
 def _has_own_positions(config: Any) -> bool:
-    """Whether tensors of an adaptive model are not those of the ordinary one, whose files a format describes."""
+    """Whether an adaptive model's tensors differ from the ordinary model's, which the format describes."""
     if not getattr(config, "parts", ()):
         return False
     ordinary = dataclasses.replace(config, adaptive=False)

@@ -1,6 +1,6 @@
 """BiXT's official files.
 
-They hold the Fourier code of their grid, which our model computes: reading checks it, and writing computes it.
+They store the Fourier code of their grid, which our model computes: reading checks it, writing recomputes it.
 """
 
 from typing import Any
@@ -16,18 +16,18 @@ from equivit.pretrained.mapping import Constant, Pair, Table
 NAME = "bixt"
 CODE_NAME = "fourier_pos_encode.pos"
 HEAD_CHANNELS = 32  # of the published models
-IMAGE = (224, 224)  # that they were published for
-ROUNDING = 1e-5  # theirs is computed in float32
+IMAGE = (224, 224)  # of the published models
+ROUNDING = 1e-5  # their code is computed in float32
 
 
 def infer(state: State, hints: Hints) -> tuple[BiXTConfig, str]:
     """The configuration.
 
-    A file determines the input of a token, and the number of tokens.  Without `image_size` it is 224 pixels if patches
-    then overlap by halves or quarters; else patches do not overlap.
+    A file determines the input size of a token and the number of tokens.  Without `image_size`, it is 224 pixels if
+    patches then overlap by halves or quarters; otherwise patches do not overlap.
 
     Raises:
-      ValueError: a tensor that a field follows from is absent, or a hint or the stored code does not go with the rest.
+      ValueError: a required tensor is absent, or a hint or the stored code contradicts the rest.
     """
     width, in_channels, *kernel = inference.shape(state, NAME, "patch_embed.proj.weight", 4)
     _, *grid = inference.shape(state, NAME, CODE_NAME, 3)

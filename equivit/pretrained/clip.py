@@ -1,12 +1,12 @@
 """CLIP's image encoders, in four flavours; the text encoder is left out.
 
-"openai": the official files, which are TorchScript archives in half precision; "openclip": the same names, without the
-numbers that the official files hold too; "transformers": Hugging Face's names; "timm": timm's, whose head has a bias
-of zeros.  OpenAI's models have the quick GELU.  For other files pass the activation to `load`: mlp="quick_gelu"
-(converted from OpenAI's) or mlp="gelu" (nearly all others).
+"openai": the official files, TorchScript archives in half precision; "openclip": the same names, without the numbers
+stored beside the official tensors; "transformers": Hugging Face's names; "timm": timm's names and a head with zero
+bias.  OpenAI's models use the quick GELU.  For other files pass the activation to `load`: mlp="quick_gelu" (converted
+from OpenAI's) or mlp="gelu" (nearly all others).
 
-The model's head is the projection: `model(images)` is the embedding of an image, not yet of unit length, and
-`model.features(images)` has the tokens after `ln_post`.  Positions are resized as OpenCLIP does, with antialiasing.
+The model's head is the projection: `model(images)` is the unnormalised embedding of an image, and
+`model.features(images)` has the tokens after `ln_post`.  Positions are resized with antialiasing, as in OpenCLIP.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from equivit.pretrained.plain import Spelling
 
 NAME = "clip"
 EPS = 1e-5
-OFFICIAL = "input_resolution"  # a number that OpenAI's files hold beside the tensors
+OFFICIAL = "input_resolution"  # a number in OpenAI's files
 BASE = Spelling(registers=None, mask_token=None, patch_bias=False, head=None, class_position=True, batched=False)
 OPENAI = BASE._replace(
     patch_embed="visual.conv1",
@@ -71,7 +71,7 @@ TEXT = (
 
 
 def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
-    """The configuration and the flavour; `image_size` is needed where the grid of positions is not square."""
+    """The configuration and the flavour; `image_size` is required if the grid of positions is not square."""
     flavour = _flavour(state)
     (projection,) = PROJECTIONS[flavour].names
     entries = None
@@ -97,9 +97,9 @@ def table(config: ViTConfig, flavour: str) -> Table:
 
 
 def require(state: State, options: Mapping[str, Any]) -> None:
-    """`MissingHint` where a file of CLIP does not tell the activation and the options do not either."""
+    """`MissingHint` if neither the file nor the options determine the activation."""
     flavour = _flavour(state)
-    known = flavour == "openai" or f"{SPELLINGS[flavour].pre_norm}.weight" not in state  # or it is none of CLIP
+    known = flavour == "openai" or f"{SPELLINGS[flavour].pre_norm}.weight" not in state  # or it is not a CLIP file
     if not known and "mlp" not in options:
         raise inference.MissingHint(
             "mlp",

@@ -1,9 +1,9 @@
-"""CvT in the layouts of its two codes, which name the same tensors differently and have different activations.
+"""CvT in the layouts of two codes, with different names and activations.
 
-"transformers": Hugging Face's names, models with the exact GELU; "microsoft": the official ones, with its quick
-approximation.  A file determines neither activation nor strides: for others give `pretrained.load` `activation=`,
-`strides=`, `paddings=` and `kv_stride=`.  A model may be written under the names of either code, which then
-runs it with an activation of its own.
+"transformers": Hugging Face's names, with the exact GELU; "microsoft": the official names, with the quick GELU.  A file
+determines neither activation nor strides: for others pass `activation=`, `strides=`, `paddings=` and `kv_stride=` to
+`pretrained.load`.  A model may be written under the names of either code, which then runs it with that code's
+activation.
 """
 
 from typing import Any
@@ -17,9 +17,9 @@ from equivit.pretrained.mapping import Pair, Table
 
 NAME = "cvt"
 HEAD_CHANNELS = 64  # of all published models
-OFFICIAL = "stage0.patch_embed.proj.weight"  # the name of a tensor that every official file has
+OFFICIAL = "stage0.patch_embed.proj.weight"  # in every official file
 
-# Names in a stage, a block and the model, by ours.
+# Foreign names in a stage, a block and the model, by our names.
 NAMES = {
     "transformers": {
         "stage": "cvt.encoder.stages.{}",
@@ -66,10 +66,10 @@ ACTIVATIONS = {"transformers": "gelu", "microsoft": "quick_gelu"}
 def infer(state: State, hints: Hints) -> tuple[CvTConfig, str]:
     """The configuration and the flavour, which implies the activation.
 
-    Heads have 64 channels, unless `num_heads` is given; strides are the published ones.
+    Heads have 64 channels unless `num_heads` is given; strides are as published.
 
     Raises:
-      ValueError: a tensor that a field follows from is absent, or a hint is needed or wrong.
+      ValueError: a required tensor is absent, or a hint is missing or wrong.
     """
     flavour = "microsoft" if OFFICIAL in state else "transformers"
     their = NAMES[flavour]
@@ -148,7 +148,7 @@ def _heads(widths: tuple[int, ...], hints: Hints) -> tuple[int, ...]:
 
 
 def _flavour(config: CvTConfig) -> str:
-    """The flavour of the code whose models have this activation."""
+    """The flavour whose models have this activation."""
     return next(flavour for flavour, activation in ACTIVATIONS.items() if activation == config.activation)
 
 

@@ -1,13 +1,13 @@
-"""DINOv2's backbones, in three flavours, with their linear heads; and the heads of its self-supervised training.
+"""DINOv2's backbones, in three flavours, with linear heads, and the heads of its self-supervised training.
 
-"hub": the official files, with or without registers; "transformers": Hugging Face's names, queries, keys and values
-apart; "timm": timm's, without a mask token, and of models with registers without a position of the class token, which
-is part of that token there.  Training checkpoints (`{"teacher": ...}`, DinoBloom's too) are read as "hub", without the
-heads of the training.  Whatever the names, positions are resized as the official code does: by a factor with an offset
-of 0.1, without antialiasing, and with registers to the exact size, with antialiasing.
+"hub": the official files, with or without registers; "transformers": Hugging Face's names, with separate queries, keys
+and values; "timm": timm's names, without a mask token; with registers, the class token includes its position.  Training
+checkpoints (`{"teacher": ...}`, also DinoBloom's) are read as "hub", without the training heads.  For all flavours,
+positions are resized as in the official code: by a factor with an offset of 0.1, without antialiasing; with registers
+to the exact size, with antialiasing.
 
 A linear head makes the backbone a classifier.  It reads the class tokens of the last n blocks and the mean patch token
-of the last one; its width determines n: 1 (`_linear_head.pth`) or 4 (`_linear4_head.pth`).
+of the last block; its width determines n: 1 (`_linear_head.pth`) or 4 (`_linear4_head.pth`).
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from equivit.pretrained.mapping import Pair, Table
 from equivit.pretrained.plain import Spelling
 
 NAME = "dinov2"
-HEAD = "linear_head"  # as the hub's classifiers name it
+HEAD = "linear_head"  # name in the hub's classifiers
 SPELLINGS = {
     "hub": Spelling(registers="register_tokens", swiglu=("mlp.w12", "mlp.w3"), head=HEAD, class_position=True),
     "transformers": Spelling(
@@ -60,7 +60,7 @@ HEAD_TABLE = Table(
 
 
 def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
-    """The configuration and the flavour; `image_size` is needed where the grid of positions is not square."""
+    """The configuration and the flavour; `image_size` is required if the grid of positions is not square."""
     flavour = _flavour(state)
     spelling = SPELLINGS[flavour]
     if flavour == "timm":
@@ -70,7 +70,7 @@ def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
 
 
 def resizing(registers: int) -> dict[str, Any]:
-    """The fields that say how the official code resizes positions."""
+    """The fields for the official code's resizing of positions."""
     return dict(position_antialias=registers > 0, position_offset=0.0 if registers else 0.1)
 
 
@@ -89,8 +89,8 @@ def load_head(weights: Mapping[str, np.ndarray] | str | os.PathLike, name: str =
     """A head of the self-supervised training, in float32.
 
     Args:
-      weights: the tensors of the head, `mlp.0.weight` to `last_layer.weight_v`, or those of a checkpoint, or its file.
-      name: which head of a checkpoint, "dino_head" or "ibot_head".
+      weights: the tensors of the head, `mlp.0.weight` to `last_layer.weight_v`, or a checkpoint's tensors, or its file.
+      name: the head of a checkpoint, "dino_head" or "ibot_head".
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -127,7 +127,7 @@ def _flavour(state):
 
 
 def is_hub(state: State) -> bool:
-    """Whether a file that is spelt as timm's or the hub's is the hub's."""
+    """Whether a file with names of timm or the hub is from the hub."""
     gated = inference.count(state, "mlp.w12.weight") > 0
     return "mask_token" in state or "register_tokens" in state or gated
 

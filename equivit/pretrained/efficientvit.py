@@ -1,4 +1,4 @@
-"""EfficientViT of MIT in the layout of timm.  It is read by the source "timm"."""
+"""MIT's EfficientViT in timm's layout, read by the source "timm"."""
 
 from equivit.models.efficientvit.model import ATTENTION, STAGES, EfficientViTConfig
 from equivit.pretrained import inference, mapping
@@ -14,7 +14,7 @@ def infer(state: State, hints: Hints) -> tuple[EfficientViTConfig, str]:
     """The configuration and the flavour; a file determines all but the image size.
 
     Raises:
-      ValueError: a tensor that a field follows from is absent.
+      ValueError: a required tensor is absent.
     """
 
     def out(name):
@@ -55,7 +55,7 @@ def table(config: EfficientViTConfig, flavour: str) -> Table:
 
 
 def _block(theirs: str, ours: str, attention: bool, index: int) -> list[Pair]:
-    """A block; where there is attention, that is in all but the first, and two parts have biases in place of norms."""
+    """A block; with `attention`, all but the first block attend, and two parts have biases instead of norms."""
     pairs, local = [], "main"
     if attention and index:
         main, local = f"{theirs}.context_module.main", "local_module.main"

@@ -1,7 +1,7 @@
 """The official flip-equivariant ViTs (flopping-for-flops): D2, H2 and I2.
 
-Files of H2 and I2 have the same names and shapes, so the caller has to say which it is.  The official models order
-tokens by halves of the grid, ours row by row, which changes no logits.  Files store that order; it is checked here.
+Files of H2 and I2 have the same names and shapes, so the caller must choose.  The official models order tokens by
+halves of the grid, ours row by row, which does not change logits.  Files store their order; reading checks it.
 """
 
 import numpy as np
@@ -26,7 +26,7 @@ def token_order(grid: tuple[int, int]) -> np.ndarray:
 
 
 def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
-    """The configuration and the flavour; `family` ("H2" or "I2") is needed where there are dense blocks."""
+    """The configuration and the flavour; `family` ("H2" or "I2") is required if there are dense blocks."""
     channels, in_channels, patch, half = inference.shape(state, NAME, "patch_embed.proj_sym.weight", 4)
     width, depth = 2 * channels, inference.depth(state, NAME)
     k = inference.count(state, "attn.qkv.linear_sym.weight")
@@ -88,7 +88,7 @@ def _family(state, k, depth, channels, family) -> dict:
 
 
 def _image_size(state, patch_size):
-    """The image that the stored order of tokens belongs to: its second half begins at the end of the first row."""
+    """The image size of the stored token order, whose second half begins at the end of the first row."""
     (tokens,) = inference.shape(state, NAME, ORDER, 1)
     columns = int(state[ORDER][tokens // 2]) + 1 if state[ORDER].dtype.kind in "iu" else 0
     if columns < 1 or tokens % columns:

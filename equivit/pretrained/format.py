@@ -1,4 +1,4 @@
-"""The description of a foreign format; each format's file ends in a value of `Format`."""
+"""The description of a foreign format; each format's file ends with a `Format`."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ State = Mapping[str, np.ndarray]
 
 
 class Hints(NamedTuple):
-    """Properties of a model that its file may not determine; None where the caller gives no hint."""
+    """Properties of a model that its file may not determine; None without a hint."""
 
     num_heads: int | tuple[int, ...] | None = None
     image_size: tuple[int, int] | None = None
@@ -26,18 +26,18 @@ class Format:
     """One foreign format.
 
     Attributes:
-      name: the source, as `pretrained.load` takes it.
+      name: the source in `pretrained.load`.
       flavours: spellings of the format, the usual one first.
       kind: the class of its configurations.
       configuration: (state, hints) -> (configuration, flavour).
       table: (configuration, flavour) -> all tensors of such a file.
       default_flavour: configuration -> the flavour to write; None: always the first.
-      rename: applied to each name of a file before anything else; takes off wrappers and chunks.
+      rename: applied first to each name of a file; removes wrappers and chunks.
       ignored: patterns (`re.search`) of renamed tensors to leave out, such as r"\\.num_batches_tracked$".
-      require: (state, options of `load`) -> None; ValueError where a file does not tell what the options must.
-      separate_head: where heads are files of their own with the tensors `weight` and `bias`, what their names begin
-        with beside the backbone's.
-      mark: for another kind of model of a source that has one: a pattern of names that only its files have.
+      require: (state, options of `load`) -> None; ValueError if a required option is missing.
+      separate_head: if heads are separate files with the tensors `weight` and `bias`, the prefix of these names in a
+        classifier.
+      mark: for a source's further kind of model: a pattern of names found only in its files.
     """
 
     name: str
@@ -56,11 +56,11 @@ class Format:
         """The configuration and the flavour of a state dict; `hints` are the fields of `Hints`.
 
         Raises:
-          ValueError: names and shapes tell of no model of this format, or a hint does not go with them.
+          ValueError: names and shapes match no model of this format, or a hint contradicts them.
         """
         given = Hints(**hints)
         config, flavour = self.configuration(state, given)
-        vit = getattr(config, "encoder", config)  # of a masked autoencoder the hints are about the encoder
+        vit = getattr(config, "encoder", config)  # for a masked autoencoder, hints apply to the encoder
         for name, value in given._asdict().items():
             if value is None or value == getattr(vit, name, None):
                 continue

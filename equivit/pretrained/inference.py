@@ -1,4 +1,4 @@
-"""Infers a model's configuration from the names and shapes of a state dict."""
+"""Inference of a model's configuration from the names and shapes of a state dict."""
 
 import re
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ import numpy as np
 
 from equivit import constraints
 
-# Heads of the published sizes Pico and Nano (Jumbo), Ti, S, M, B, L, H and DINOv2's g; no file says how many.
+# Heads of the published sizes Pico and Nano (Jumbo), Ti, S, M, B, L, H and DINOv2's g; no file stores them.
 HEADS = {96: 3, 128: 4, 192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1280: 16, 1536: 24}
 
 
@@ -25,7 +25,7 @@ class MissingHint(ValueError):
 
 
 def shape(state: Mapping[str, np.ndarray], source: str, name: str, axes: int) -> tuple[int, ...]:
-    """The shape of a tensor.  ValueError when it is absent, is empty, or has another number of axes."""
+    """The shape of a tensor.  ValueError if it is absent, empty, or has another number of axes."""
     if name not in state:
         raise ValueError(
             f"{source}: no tensor {name!r} among the {len(state)} of the file, such as {', '.join(list(state)[:3])}; "
@@ -39,7 +39,7 @@ def shape(state: Mapping[str, np.ndarray], source: str, name: str, axes: int) ->
 
 
 def depth(state: Mapping[str, np.ndarray], source: str, blocks: str = "blocks") -> int:
-    """Number of blocks, whose tensors are named `<blocks>.<i>.`.  ValueError when there is none, or one is missing."""
+    """The number of blocks, with tensors named `<blocks>.<i>.`.  ValueError if there are none or one is missing."""
     indices = {int(match[1]) for name in state if (match := re.match(rf"{re.escape(blocks)}\.(\d+)\.", name))}
     if not indices:
         raise ValueError(f"{source}: no tensor of the file is named {blocks}.<i>...")
@@ -50,7 +50,7 @@ def depth(state: Mapping[str, np.ndarray], source: str, blocks: str = "blocks") 
 
 
 def count(state: Mapping[str, np.ndarray], name: str, blocks: str = "blocks") -> int:
-    """How many blocks have a tensor of that name."""
+    """The number of blocks with a tensor of that name."""
     return sum(bool(re.fullmatch(rf"{re.escape(blocks)}\.\d+\.{re.escape(name)}", key)) for key in state)
 
 
@@ -69,7 +69,7 @@ def heads(width: int, num_heads: Any, source: str) -> int:
 
 
 def require(config: Any, source: str, **values) -> None:
-    """ValueError when a field of the configuration has a value that the format's own code does not have."""
+    """ValueError if a field of the configuration has a value that the format's code does not support."""
     for name, value in values.items():
         if (found := getattr(config, name)) != value:
             raise ValueError(f"{source}: cannot hold a model with {name}={found!r}; its own code has {value!r}.")

@@ -1,8 +1,8 @@
-"""The official Jumbo ViTs, in three flavours that names tell apart.
+"""The official Jumbo ViTs, in three flavours, recognised by names.
 
-"release": the checkpoints of 2026, with one Jumbo MLP and a class token that their code never uses; "legacy": those of
-2025, with an MLP per block, layer scales, and the Jumbo token under the name of the class token; "plain": the baseline
-of the same code, spelt as in timm.  All of them resize positions with antialiasing and have norms of epsilon 1e-5.
+"release": the checkpoints of 2026, with one Jumbo MLP and an unused class token; "legacy": the checkpoints of 2025,
+with an MLP per block, layer scales, and the Jumbo token named as the class token; "plain": the baseline of the same
+code, with timm's names.  All resize positions with antialiasing and have norms with epsilon 1e-5.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ from equivit.pretrained.plain import Spelling
 
 NAME = "jumbo"
 EPS = 1e-5
-# What the code of a flavour fixes, and its name of the Jumbo token.
+# Fields fixed by each flavour's code, and its name of the Jumbo token.
 VERSIONS = {
     "release": dict(PRESETS["release"], jumbo_mlp="shared"),
     "legacy": PRESETS["legacy"],
@@ -27,7 +27,7 @@ JUMBO = BASELINE._replace(class_token=None, scales=("ls1.gamma", "ls2.gamma", "l
 
 
 def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
-    """The configuration and the flavour; `image_size` is needed where the grid of positions is not square."""
+    """The configuration and the flavour; `image_size` is required if the grid of positions is not square."""
     flavour = _flavour(state)
     if flavour == "plain":
         fields = plain.fields(state, BASELINE, hints, NAME)
@@ -70,15 +70,15 @@ def _flavour(state):
 
 
 def _require(config, flavour):
-    """Refuse a model that the code of the flavour does not have."""
-    version = {"class_token": False, **VERSIONS[flavour]}  # first what sets a Jumbo ViT apart
+    """Reject a model that the flavour's code does not support."""
+    version = {"class_token": False, **VERSIONS[flavour]}  # first the fields specific to a Jumbo ViT
     if version["layer_scale"] is not None and config.layer_scale is not None:
-        del version["layer_scale"]  # where it starts does not matter
+        del version["layer_scale"]  # its initial value does not matter
     inference.require(config, NAME, **version, normed_residual=False, mlp="gelu", norm_eps=EPS)
 
 
 def _block(at, config) -> list[Pair]:
-    """The parameters that a block adds to a plain ViT's."""
+    """A block's parameters beyond a plain ViT's."""
     pairs = mapping.norm(f"{at}.norm3", f"{at}.norm3")
     return pairs + _mlp(f"{at}.jumbo_mlp") if config.jumbo_mlp == "per_layer" else pairs
 

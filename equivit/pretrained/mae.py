@@ -1,7 +1,7 @@
 """The official masked autoencoders (facebookresearch/mae): "mae" is the encoder, "mae_autoencoder" has the decoder too.
 
-Positions are the fixed sin-cos table, which is not a parameter of ours, or, in files that were fine-tuned, a learned
-one with a row for the class token.
+Positions are the fixed sin-cos table, which is not a parameter in our model, or, in fine-tuned files, a learned table
+with a row for the class token.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ DECODER_HEADS = 16  # of the published decoders
 
 
 def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
-    """The configuration of the encoder; `image_size` is needed where the grid of positions is not square."""
+    """The configuration of the encoder; `image_size` is required if the grid of positions is not square."""
     config = ViTConfig(**plain.fields(state, SPELLING, hints, NAME))
     stored = state["pos_embed"]
     if stored.shape[-1] == config.width and _is_fixed(stored, config):
@@ -44,7 +44,7 @@ def table(config: ViTConfig, flavour: str) -> Table:
 
 
 def infer_autoencoder(state: State, hints: Hints) -> tuple[MaskedAutoencoderConfig, str]:
-    """The configuration of both; the option `decoder_heads` is not told by any file."""
+    """The configuration of both; no file determines the option `decoder_heads`."""
     width = inference.shape(state, "mae_autoencoder", "decoder_embed.weight", 2)[0]
     depth = inference.depth(state, "mae_autoencoder", DECODER.blocks)
     return MaskedAutoencoderConfig(infer(state, hints)[0], width, depth, DECODER_HEADS), "autoencoder"
@@ -62,7 +62,7 @@ def autoencoder_table(config: MaskedAutoencoderConfig, flavour: str) -> Table:
 
 
 def _is_fixed(stored: np.ndarray, config: ViTConfig) -> bool:
-    """Whether a table of positions is the sin-cos one."""
+    """Whether a table of positions is the sin-cos table."""
     fixed = _sincos(config.width, config)
     return fixed is not None and stored.shape == fixed.shape and bool(np.abs(stored - fixed).max() < 1e-5)
 
@@ -72,7 +72,7 @@ def _fixed(name: str, width: int, config: ViTConfig) -> Constant:
 
 
 def _sincos(width: int, config: ViTConfig) -> Any:
-    """The table [1, 1 + N, width], the class token's row zero; None where 4 does not divide the width."""
+    """The table [1, 1 + N, width], zero for the class token; None if 4 does not divide the width."""
     if width % 4:
         return None
     rows = SinCos(width).table(check_grid(config.image_size, config.patch_size, "image_size"))

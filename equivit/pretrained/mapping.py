@@ -1,7 +1,7 @@
-"""Foreign names and logical tensors: one table of pairs per format, used to read files and to write them.
+"""Tables of foreign names and logical tensors, one per format, used to read and write files.
 
-A pair only moves entries (transposes, reshapes, splits), so that going there and back is exact to the bit.  `Joined` is
-a pair the other way round: several foreign tensors that are one of ours.
+A pair only moves entries (transposes, reshapes, splits), so a round trip is bit-exact.  `Joined` is the reverse:
+several foreign tensors form one of ours.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from equivit.models.vit.config import ViTConfig
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """One foreign tensor and the logical tensors that it holds.
+    """One foreign tensor and its logical tensors.
 
     Attributes:
       theirs: the foreign name.
@@ -42,7 +42,7 @@ class Pair:
 
 @dataclasses.dataclass(frozen=True)
 class Joined:
-    """One logical tensor whose last axis a foreign format cuts into equal parts: matrices [out, in] or vectors [out].
+    """One logical tensor whose last axis a foreign format splits into equal parts: matrices [out, in] or vectors [out].
 
     Attributes:
       names: the foreign names of the parts.
@@ -63,13 +63,13 @@ class Joined:
 
 @dataclasses.dataclass(frozen=True)
 class Constant:
-    """A foreign tensor that our model does not hold.
+    """A foreign tensor without a counterpart in our model.
 
     Attributes:
       name: the foreign name.
-      value: what is written.
-      what: what it is, for messages.
-      fixed: whether a file must have just this value; a tensor that no output depends on may have any.
+      value: the value to write.
+      what: a description for messages.
+      fixed: whether a file must have exactly this value; a tensor without effect on outputs may have any.
     """
 
     name: str
@@ -83,8 +83,8 @@ class Table:
     """All tensors of one kind of file, or of a part of it; `+` joins parts.
 
     Attributes:
-      pairs: a `Pair` or `Joined` for each.
-      constants: what our model does not hold.
+      pairs: a `Pair` or `Joined` for each tensor.
+      constants: tensors without a counterpart in our model.
     """
 
     pairs: Sequence[Pair | Joined]
@@ -94,7 +94,7 @@ class Table:
         return Table([*self.pairs, *other.pairs], [*self.constants, *other.constants])
 
     def inside(self, module: str) -> "Table":
-        """The table where all of our tensors are those of a module inside the model."""
+        """The same table with our tensors inside a module of the model."""
         pairs = [dataclasses.replace(p, ours=tuple(f"{module}.{name}" for name in p.ours)) for p in self.pairs]
         return dataclasses.replace(self, pairs=pairs)
 
@@ -105,17 +105,17 @@ def named(theirs: str, last: str) -> str:
 
 
 def moved(theirs: str, ours: str, axes: tuple[int, ...]) -> Pair:
-    """Our tensor is theirs with its axes in another order: (1, 0) for a matrix, (2, 3, 1, 0) for a kernel OIHW."""
+    """Our tensor is theirs with permuted axes: (1, 0) for a matrix, (2, 3, 1, 0) for a kernel OIHW."""
     return Pair(theirs, (ours,), lambda x: (x.transpose(axes),), lambda x: x.transpose(np.argsort(axes)))
 
 
 def same(theirs: str, ours: str, ones: int = 0) -> Pair:
-    """Our tensor is theirs without its first `ones` axes, which have one entry."""
+    """Our tensor is theirs without its first `ones` axes, of size one."""
     return Pair(theirs, (ours,), lambda x: (x.reshape(x.shape[ones:]),), lambda x: x.reshape(*(1,) * ones, *x.shape))
 
 
 def grid(theirs: str, ours: str, size: tuple[int, int], ones: int = 1) -> Pair:
-    """A table of positions: [h w, C] after `ones` axes of one <-> [h, w, C]."""
+    """A table of positions: [h w, C] after `ones` axes of size one <-> [h, w, C]."""
     lead = (1,) * ones
     return Pair(theirs, (ours,), lambda x: (x.reshape(*size, -1),), lambda x: x.reshape(*lead, -1, x.shape[-1]))
 
@@ -127,7 +127,7 @@ def linear(theirs: str, ours: str, *, bias: bool = True) -> list[Pair]:
 
 
 def joined(theirs: tuple[str, ...], ours: str, *, bias: bool = True) -> list[Joined]:
-    """Matrices [out, in] and their biases that are one linear map of ours, such as queries, keys and values."""
+    """Matrices [out, in] and biases that form one of our linear maps, such as queries, keys and values."""
     lasts = ("weight", "bias")[: 1 + bias]
     return [Joined(tuple(named(name, last) for name in theirs), (f"{ours}.{last}",)) for last in lasts]
 
@@ -165,7 +165,7 @@ def isotypic_scale(theirs: str, ours: str, irreps: Iterable[str]) -> list[Pair]:
 def isotypic_block(
     index: int, config: ViTConfig, irreps: tuple[str, ...], stem: str, scales: tuple[str, str]
 ) -> list[Pair]:
-    """An isotypic block; `stem` is how the format calls a linear map of one irrep, the trivial irrep comes first."""
+    """An isotypic block; `stem` is the format's name of an irrep's linear map; the trivial irrep comes first."""
     at = f"blocks.{index}"
 
     def maps(theirs, ours, bias=True):
@@ -182,7 +182,7 @@ def isotypic_block(
 
 
 def check(table: Table, names: Iterable[str], what: str) -> None:
-    """ValueError unless the table has the logical tensors of that name and no others."""
+    """ValueError unless the table has exactly the logical tensors of these names."""
     known = {name for pair in table.pairs for name in pair.ours}
     if wrong := sorted(known ^ set(names)):
         raise ValueError(f"{what}: the format has no such model; no counterpart for {', '.join(wrong)}.")
@@ -191,11 +191,11 @@ def check(table: Table, names: Iterable[str], what: str) -> None:
 def read(
     table: Table, state: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]], what: str
 ) -> dict[str, np.ndarray]:
-    """Foreign tensors to logical ones in float32; `shapes` are those of the model's logical tensors.
+    """Convert foreign tensors to logical ones in float32; `shapes` are the shapes of the model's logical tensors.
 
     Raises:
-      ValueError: one message with everything that is missing, unexpected, misshapen, not finite in float32, or not the
-        constant it should be.
+      ValueError: one message with all tensors that are missing, unexpected, misshapen, not finite in float32, or wrong
+      constants.
     """
     expected = {name: shape for pair in table.pairs for name, shape in _foreign_shapes(pair, shapes).items()}
     expected |= {constant.name: constant.value.shape for constant in table.constants}
@@ -234,10 +234,10 @@ def read(
 
 
 def write(table: Table, tensors: Mapping[str, np.ndarray], what: str) -> dict[str, np.ndarray]:
-    """Logical tensors to foreign ones, constants included.
+    """Convert logical tensors to foreign ones, with constants.
 
     Raises:
-      ValueError: the format has no place for a tensor of the model.
+      ValueError: the format cannot hold a tensor of the model.
     """
     check(table, tensors, what)
     state = {}

@@ -1,8 +1,8 @@
-"""MobileNetV4 in the layout of timm, read by the source "timm".
+"""MobileNetV4 in timm's layout, read by the source "timm".
 
-Names and shapes tell the kind, kernels and widths of each block, but neither strides nor the activation, which are
-those of the published model with such blocks, of any width.  timm's variants with blurred strides have the same names:
-read as these they would compute something else.
+Names and shapes determine the kind, kernels and widths of each block, but neither strides nor the activation, which are
+taken from the published model with these blocks, at any width.  timm's variants with blurred strides have the same
+names, but would compute something else.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from equivit.pretrained.mapping import Pair, Table
 
 NAME = "timm"
 PUBLISHED = {name: MobileNetV4Config(**preset.fields) for name, preset in NAMES.items()}
-# The convolutions of blocks by our names, each with their convolution and batch norm.
+# Our names of a block's convolutions, with the foreign convolution and batch norm.
 CONV = {"conv": ("conv", "bn1")}
 FUSED = {"expand": ("conv_exp", "bn1"), "project": ("conv_pwl", "bn2")}
 UIB = {ours: (f"{at}.conv", f"{at}.bn") for ours, at in zip(
@@ -27,7 +27,7 @@ def infer(state: State, hints: Hints) -> tuple[MobileNetV4Config, str]:
     """The configuration, and "timm".
 
     Raises:
-      ValueError: a tensor that a field follows from is absent, or the blocks are those of no published model.
+      ValueError: a required tensor is absent, or no published model has these blocks.
     """
     stem, in_channels, *_ = inference.shape(state, NAME, "conv_stem.weight", 4)
     stages, before = [], stem
@@ -50,10 +50,10 @@ def infer(state: State, hints: Hints) -> tuple[MobileNetV4Config, str]:
 
 
 def _spec(state: State, at: str, before: int) -> Spec:
-    """The specification of a block with `before` input channels, except for the stride of its map."""
+    """The specification of a block with `before` input channels, except for the stride."""
 
     def shape(name):
-        """(width, in, rows, columns) of a kernel, zeros if there is none."""
+        """(width, in, rows, columns) of a kernel; zeros if absent."""
         return inference.shape(state, NAME, f"{at}.{name}.weight", 4) if f"{at}.{name}.weight" in state else (0,) * 4
 
     if f"{at}.attn.query.proj.weight" in state:
@@ -71,7 +71,7 @@ def _spec(state: State, at: str, before: int) -> Spec:
 
 
 def _with_strides(stages: list[list[Spec]]) -> tuple[str, ...]:
-    """The table with the strides of the published model whose blocks are these but for their widths."""
+    """The table with the strides of the published model that has these blocks, at any width."""
     for known in (config.blocks for config in PUBLISHED.values()):
         alike = [[dataclasses.replace(spec, width=1, stride=1) for spec in stage] for stage in known]
         if alike == [[dataclasses.replace(spec, width=1) for spec in stage] for stage in stages]:

@@ -1,7 +1,7 @@
-"""MViTv2 in the layout of timm, in two flavours.
+"""MViTv2 in timm's layout, in two flavours, read by the source "timm".
 
-"timm": timm's own; "facebook": the official files, which number blocks through all stages and have other names for
-shortcuts and the head.  They are read by the source "timm".
+"timm": timm's own; "facebook": the official files, which number blocks across all stages and have other names for
+shortcuts and the head.
 """
 
 import itertools
@@ -21,11 +21,11 @@ ROWS, COLUMNS = "attn.rel_pos_h", "attn.rel_pos_w"
 def infer(state: State, hints: Hints) -> tuple[MViTConfig, str]:
     """The configuration and the flavour.
 
-    Files tell the heads, by the width of their norms, and the image size, by the tables of positions: that of whole
-    patches, unless `image_size` is another one with the same map.
+    The width of the norms determines the heads, and the tables of positions the image size: whole patches, unless
+    `image_size` is another size with the same map.
 
     Raises:
-      ValueError: a tensor that a field follows from is absent, or a hint is wrong.
+      ValueError: a required tensor is absent, or a hint is wrong.
     """
     flavour = "timm" if any(name.startswith("stages.") for name in state) else "facebook"
     width, in_channels, *_ = inference.shape(state, NAME, "patch_embed.proj.weight", 4)
@@ -85,14 +85,14 @@ def _block(theirs: str, ours: str, widens: tuple[bool, bool], flavour: str) -> l
 
 
 def _blocks(depths: tuple[int, ...], flavour: str) -> list[str]:
-    """How a file calls each block."""
+    """The name of each block in a file."""
     if flavour == "facebook":
         return [f"blocks.{i}" for i in range(sum(depths))]
     return [f"stages.{stage}.blocks.{i}" for stage, depth in enumerate(depths) for i in range(depth)]
 
 
 def _depths(state: State, flavour: str) -> tuple[int, ...]:
-    """Blocks of each stage: of the official files, blocks of the same width."""
+    """The number of blocks per stage; in official files, a stage has blocks of one width."""
     if flavour == "facebook":
         widths = [_out(state, f"blocks.{i}.attn.proj") for i in range(inference.depth(state, NAME))]
         return tuple(len(list(stage)) for _, stage in itertools.groupby(widths))
@@ -101,7 +101,7 @@ def _depths(state: State, flavour: str) -> tuple[int, ...]:
 
 
 def _image_size(state: State, block: str, hints: Hints) -> tuple[int, int]:
-    """The size whose map the first block's tables of positions are for."""
+    """The image size that matches the first block's tables of positions."""
     rows, columns = (inference.shape(state, NAME, f"{block}.{name}", 2)[0] for name in (ROWS, COLUMNS))
     h, w = (rows + 1) // 2, (columns + 1) // 2
     if hints.image_size is not None:

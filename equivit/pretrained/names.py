@@ -1,10 +1,10 @@
-"""Names of tensors in files: without what training wrapped around them, and in short for printing."""
+"""Names of tensors in files: without wrappers from training, and in short form for printing."""
 
 import re
 from collections.abc import Iterable
 
 WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module")  # torch.compile, DDP, FSDP
-DINOV2_HEADS = r"^(dino|ibot)_head\."  # of self-supervised training, beside the backbone
+DINOV2_HEADS = r"^(dino|ibot)_head\."  # of self-supervised training
 
 
 def unwrapped(name: str, wrappers: tuple[str, ...] = WRAPPERS) -> str:
@@ -13,15 +13,15 @@ def unwrapped(name: str, wrappers: tuple[str, ...] = WRAPPERS) -> str:
 
 
 def dinov2(name: str) -> str:
-    """Also without the prefix and the chunks of DINOv2's training: `backbone.blocks.1.7.norm1` -> `blocks.7.norm1`.
+    """Also remove the prefix and the chunks of DINOv2's training: `backbone.blocks.1.7.norm1` -> `blocks.7.norm1`.
 
-    A chunk is a run of blocks that FSDP shards together; the second number counts through all of them.
+    A chunk is a run of blocks that FSDP shards together; the second number counts blocks across chunks.
     """
     return re.sub(r"^blocks\.\d+\.(\d+)\.", r"blocks.\1.", unwrapped(name, (*WRAPPERS, "backbone")))
 
 
 def brief(names: Iterable[str]) -> str:
-    """Names in one line: "cls_token.1-4" for a range of numbers at the end, "blocks.*.mask (12)" for others inside."""
+    """Names in one line: "cls_token.1-4" for a range of final numbers, "blocks.*.mask (12)" for numbers inside."""
     stems: dict[str, list[str]] = {}
     for name in names:
         stem, dot, number = name.rpartition(".")

@@ -1,9 +1,8 @@
 """The official octic ViTs (octic-vits), in three flavours.
 
 "deit": the DeiT III classifiers; "dinov2": the DINOv2 backbones; "generic": the constructor with its default blocks.
-They differ in the names of layer scales and in how the zeros of special tokens are stored.  Fully octic models:
-DINOv2's D8 (every token invariantized and projected, our I8 with k = depth), and a classifier with the paper's head,
-our D8.
+They differ in the names of layer scales and the storage of special tokens' zeros.  Fully octic models are DINOv2's D8
+(every token invariantized and projected; our I8 with k = depth), and a classifier with the paper's head, our D8.
 """
 
 import numpy as np
@@ -26,7 +25,7 @@ SCALES = {
     "dinov2": (("ls1", "ls2"), ("ls1.gamma", "ls2.gamma")),
     "generic": (("ls1", "ls2"), ("ls1.gamma", "ls2.gamma")),
 }
-# The invariantization by its number of features in eighths of the width.
+# The invariantization by its number of features, in eighths of the width.
 INVARIANTS = {
     1: "linear",
     6: "power_spectrum",
@@ -38,7 +37,7 @@ INVARIANTS = {
 
 
 def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
-    """The configuration and the flavour that names and shapes tell."""
+    """The configuration and the flavour, from names and shapes."""
     if "patch_embed.proj.weight" in state:
         raise ValueError(f"{NAME}: the file is a plain ViT, one of the baselines; load it with the source 'timm'.")
     channels, in_channels, half, _ = inference.shape(state, NAME, "patch_embed.lift8.conv_A1.weight", 4)
@@ -93,7 +92,7 @@ def _flavour(state):
 
 
 def _family(state, depth, width) -> dict:
-    """The fields of the configuration that depend on what follows the octic blocks."""
+    """The configuration fields that depend on the layers after the octic blocks."""
     k, projection = inference.count(state, "attn.qkv.lin_A1.weight"), "invariant_proj.weight"
     if k == depth and projection not in state:
         features = inference.shape(state, NAME, "head.1.weight", 2)[1]
@@ -138,7 +137,7 @@ def _tokens(config, flavour, channels) -> Table:
 
 
 def _invariant(config) -> Table:
-    """Learned references of an invariantization, and the group's matrices beside them."""
+    """Learned references of an invariantization, and the group's matrices."""
     if config.family == "H8" or config.invariant not in ("max_filtering", "canonisation"):
         return Table([])
     ours = "readout.invariant" if config.ends_with_fields else "transition.invariant"

@@ -1,8 +1,8 @@
-"""Reads the pickle of a torch file without running anything it asks for.
+"""A reader for the pickle of a torch file that never runs code from it.
 
-Python's unpickler looks up methods of what it builds and hashes whatever a file gives as a key.  Here the operations
-that `torch.save` writes make plain values, and functions of the caller make everything else.  Any other operation is
-refused, so that a file can neither reach an object of this process nor keep it busy.
+Python's unpickler looks up methods of the objects it builds and hashes any key in a file.  Here the operations written
+by `torch.save` make plain values, and the caller's functions make everything else.  All other operations are rejected,
+so a file can neither reach an object of this process nor keep it busy.
 """
 
 import pickletools
@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 from equivit.archives import Refused
 from equivit.errors import shown
 
-OBJECT = 100  # bytes that an operation may take in memory, beside the characters of its string
+OBJECT = 100  # bytes that an operation may take in memory, without the characters of its string
 CHARACTER = 4  # bytes
-LARGEST_KEY = 2**48  # optimizers number their states, or once used addresses
-GIVEN = {  # operations whose argument is their value
+LARGEST_KEY = 2**48  # optimizers number their states; old ones used addresses
+GIVEN = {  # operations that push their argument
     *("BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT"),
     *("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
 }
@@ -34,7 +34,7 @@ IGNORED = ("PROTO", "FRAME", "STOP")
 
 
 class Name(NamedTuple):
-    """A class or function that a file names; it is never imported."""
+    """A class or function named by a file; never imported."""
 
     module: str
     name: str
@@ -44,10 +44,10 @@ class Name(NamedTuple):
 
 
 class Shell:
-    """Stands for an object of a class.
+    """Placeholder for an object of a class.
 
     Attributes:
-      attributes: what the file sets, by name; empty where it sets nothing.
+      attributes: the attributes set by the file, by name.
     """
 
     def __init__(self):
@@ -55,13 +55,12 @@ class Shell:
 
 
 class Machine:
-    """Reads one pickle; what it makes is new for each.
+    """Reads one pickle.
 
     Args:
-      find: name -> the function that stands for calling it, or None where it must not be called; `Refused` for an
-        unknown name.
+      find: name -> the function to call in its place, or None if it must not be called; `Refused` for an unknown name.
       stored: persistent id -> value.
-      claim: (what, bytes) -> None; `Refused` where that is more memory than the file may take.
+      claim: (what, bytes) -> None; `Refused` if that exceeds the memory the file may take.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class Machine:
         """The value that a pickle describes.
 
         Raises:
-          Refused: an operation, a name or a key is not read.
+          Refused: an unsupported operation, name or key.
           Exception: nearly any, if the pickle is damaged.
         """
         for opcode, argument, _ in pickletools.genops(content):
@@ -91,7 +90,7 @@ class Machine:
         return self._stack.pop()
 
     def _run(self, operation: str, argument: Any) -> None:
-        """Change the stack as an operation does."""
+        """Apply an operation to the stack."""
         stack = self._stack
         if operation in GIVEN:
             stack.append(argument)
@@ -136,7 +135,7 @@ class Machine:
         self._stack.append(value)
 
     def _take(self, number: int) -> list[Any]:
-        """The values at the top of the stack, taken off."""
+        """Pop the values at the top of the stack."""
         if len(self._stack) < number:
             raise ValueError("its stack is empty")
         values = self._stack[-number:]
@@ -144,20 +143,20 @@ class Machine:
         return values
 
     def _since_mark(self) -> list[Any]:
-        """The values above the last mark, taken off with it."""
+        """Pop the values above the last mark, and the mark."""
         values, self._stack = self._stack, self._below.pop()
         return values
 
 
 def _of_type(value: Any, kind: type) -> Any:
-    """The value; ValueError unless it is of exactly this type."""
+    """The value; ValueError unless it has exactly this type."""
     if type(value) is not kind:
         raise ValueError(f"a {type(value).__name__} is where a {kind.__name__} must be")
     return value
 
 
 def _set(table: dict, pairs: list[Any]) -> None:
-    """Set keys and values, which take turns.  Hashing a tuple of tuples can take for ever, so keys are plain."""
+    """Set alternating keys and values.  Keys must be plain: hashing nested tuples can take forever."""
     if len(pairs) % 2:
         raise ValueError("a key has no value")
     for key, value in zip(pairs[::2], pairs[1::2], strict=True):
@@ -170,10 +169,10 @@ def _set(table: dict, pairs: list[Any]) -> None:
 
 
 def _build(target: Any, state: Any) -> None:
-    """Set the attributes of a shell, once; attributes of a dictionary (torch's `_metadata`) are left out."""
+    """Set the attributes of a shell, once; attributes of a dictionary (torch's `_metadata`) are dropped."""
     if type(target) is dict:
         return
     if not isinstance(target, Shell) or target.attributes or type(state) is not dict:
         what = "class or function" if type(target) is Name else type(target).__name__
         raise Refused(f"sets the state of a {what}; only objects of known classes have one, and it is set once.")
-    target.attributes = state  # no copy, which a file could ask for again and again
+    target.attributes = state  # no copy, which a file could request repeatedly

@@ -1,6 +1,6 @@
-"""Plain ViTs in any spelling: the configuration that a state dict has, and its table.
+"""Plain ViTs in any spelling: the configuration of a state dict, and its table.
 
-A format of plain ViTs is a `Spelling` and the few things that it does differently.
+A format of plain ViTs is a `Spelling` with a few exceptions.
 """
 
 import math
@@ -15,23 +15,23 @@ from equivit.pretrained import inference, mapping
 from equivit.pretrained.format import Hints
 from equivit.pretrained.mapping import Joined, Pair, Table, named
 
-SMALL = 4  # patches on a side; images of one less and one more are too long to be likely
+SMALL = 4  # patches per side; (SMALL - 1) x (SMALL + 1) is too elongated to be likely
 
 
 class Spelling(NamedTuple):
     """The foreign names of a plain ViT's tensors; the defaults are timm's.
 
-    A map or norm "x" has tensors `x.weight` and `x.bias`; where they are joined otherwise, "x_{}" stands for `x_weight`
-    and `x_bias`.  None: the format has none, or its own table has them.
+    A map or norm "x" has tensors `x.weight` and `x.bias`; "x_{}" means `x_weight` and `x_bias`.  None: the format has
+    none, or its table has them.
 
     Attributes:
-      qkv: one map, or those of queries, keys and values.
-      fc, swiglu: the two maps of an MLP, and of a gated one.
+      qkv: one map, or separate maps of queries, keys and values.
+      fc, swiglu: the two maps of an MLP and of a gated MLP.
       scales: the layer scales of a block.
       patch_bias: whether the patch embedding has a bias.
       pre_norm: the norm before the first block.
-      fc_norm: the norm of the mean token, in files that have it in place of `norm`.
-      class_position: whether official files have a row of positions for the class token; None: some do.
+      fc_norm: the norm of the mean token, in files without `norm`.
+      class_position: whether official files have a position row for the class token; None: some do.
       batched: whether tokens and positions have a leading batch axis: a class token [1, 1, D], not [D].
     """
 
@@ -58,10 +58,10 @@ class Spelling(NamedTuple):
 
 
 def fields(state: Mapping[str, np.ndarray], spelling: Spelling, hints: Hints, source: str) -> dict:
-    """The fields of the configuration that follow from names and shapes.
+    """The configuration fields determined by names and shapes.
 
     Raises:
-      ValueError: a tensor they follow from is absent or has the wrong number of axes, or a hint is needed.
+      ValueError: a required tensor is absent or has the wrong number of axes, or a hint is missing.
     """
     width, in_channels, *patch = inference.shape(state, source, named(spelling.patch_embed, "weight"), 4)
     size, class_position = _positions(state, spelling, tuple(patch), hints.image_size, source)
@@ -92,7 +92,7 @@ def fields(state: Mapping[str, np.ndarray], spelling: Spelling, hints: Hints, so
 
 
 def table(config: ViTConfig, spelling: Spelling, source: str) -> Table:
-    """All tensors of a file that the spelling has names for.
+    """All tensors of a file with names in the spelling.
 
     Raises:
       ValueError: the format has no such model.
@@ -145,7 +145,7 @@ def block(index: int, config: ViTConfig, spelling: Spelling) -> list[Pair | Join
 
 
 def _require(config, spelling, source):
-    """Refuse what `mapping.check` cannot: these choices show in no tensor, or in too many to list."""
+    """Reject choices that `mapping.check` cannot detect: they affect no tensor, or too many to list."""
     values: dict[str, Any] = dict(family="plain", class_token=spelling.class_token is not None, pool_blocks=1)
     values |= dict(pool="mean" if config.fc_norm else "class") if spelling.class_token is not None else {}
     values |= dict(position="learned") if spelling.position is not None else {}
@@ -157,7 +157,7 @@ def _require(config, spelling, source):
 
 
 def _mlp(state, spelling, source) -> tuple[str, int]:
-    """Kind and hidden width: a SwiGLU's first map gives gates and values, twice what its second takes."""
+    """Kind and hidden width: a SwiGLU's first map gives gates and values, twice the input of its second."""
 
     def shape(name):
         return inference.shape(state, source, named(f"{spelling.blocks}.0.{name}", "weight"), 2)
@@ -171,7 +171,7 @@ def _mlp(state, spelling, source) -> tuple[str, int]:
 
 
 def _positions(state, spelling, patch, image_size, source) -> tuple[tuple[int, int], bool]:
-    """The image size of the table of positions, and whether its first row is the class token's."""
+    """The image size of the table of positions, and whether its first row belongs to the class token."""
     rows = inference.shape(state, source, spelling.position, 2 + spelling.batched)[-2]
     table = f"{source}: {spelling.position} has {rows} rows"
     for with_class in (False, True) if spelling.class_token is not None else (False,):
@@ -191,15 +191,15 @@ def _positions(state, spelling, patch, image_size, source) -> tuple[tuple[int, i
 
 
 def _class_position(state, spelling) -> bool | None:
-    """Whether official files have a row for the class token; timm's with registers have none, or one for each too."""
+    """Whether official files have a row for the class token; timm's files with registers have none or also one each."""
     return False if spelling.class_position is None and spelling.registers in state else spelling.class_position
 
 
 def _check_square(side: int, patch: tuple[int, int], class_position: bool | None, table: str) -> None:
-    """ValueError where a square of patches may be a class token and patches in one row less and one column more.
+    """ValueError if a square of patches may also be a class token and patches in one row less and one column more.
 
-    Images seldom have an odd number of patches on a side.  So where official files have a row for the class token or
-    none, an even square is taken as patches alone, and this is printed.
+    Images rarely have an odd number of patches per side.  So if some official files have a row for the class token and
+    some do not, an even square is read as patches alone, and a message is printed.
     """
     if side <= SMALL or class_position is False:
         return
@@ -214,7 +214,7 @@ def _check_square(side: int, patch: tuple[int, int], class_position: bool | None
 
 
 def _position(config, name, ones) -> Pair:
-    """[h w, D] <-> [h, w, D], or [1 + h w, D] <-> [D] and [h, w, D], after `ones` axes of one."""
+    """[h w, D] <-> [h, w, D], or [1 + h w, D] <-> [D] and [h, w, D], after `ones` axes of size one."""
     size = check_grid(config.image_size, config.patch_size, "image_size")
     if not config.class_position:
         return mapping.grid(name, "position.table", size, ones)

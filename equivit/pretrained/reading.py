@@ -1,4 +1,4 @@
-"""Files of named tensors: read as a state dict, whatever container they are in, and written."""
+"""Reading files of named tensors as a state dict, from any container, and writing them."""
 
 import os
 import pathlib
@@ -16,13 +16,13 @@ CONTAINERS = ("model", "teacher", "state_dict", "model_state")
 
 
 def read(path: str | os.PathLike) -> Any:
-    """Read a .safetensors, .npz or .pth file, tensors as numpy arrays; no code in a file is ever run.
+    """Read a .safetensors, .npz or .pth file, with tensors as numpy arrays; code in a file never runs.
 
     Raises:
       FileNotFoundError: there is no such file.
       IsADirectoryError: it is a directory.
-      ValueError: another ending, a damaged file, a type of tensors that is not read, or more memory than is in
-        proportion to the file or than there is.
+      ValueError: another ending, a damaged file, an unsupported type of tensors, or memory out of proportion to the
+      file or not available.
     """
     path = pathlib.Path(path)
     if path.is_dir():
@@ -43,7 +43,7 @@ def write(path: str | pathlib.Path, tensors: Mapping[str, np.ndarray], metadata:
     """Write named tensors as .safetensors or .npz, atomically.
 
     Args:
-      metadata: texts by name beside the tensors; a .npz file has none.
+      metadata: texts by name; not stored in .npz files.
 
     Raises:
       ValueError: another ending.
@@ -61,18 +61,18 @@ def write(path: str | pathlib.Path, tensors: Mapping[str, np.ndarray], metadata:
 
 
 def unpacked(content: Any, key: str | None = None) -> tuple[Any, str]:
-    """The named tensors in a checkpoint, and the entry taken, if others have the same tensors: "'model', not 'ema'".
+    """The named tensors in a checkpoint, and the chosen entry if others have the same tensors: "'model', not 'ema'".
 
-    Entries are taken off as long as there is one of `CONTAINERS`.
+    Nested `CONTAINERS` are unwrapped.
 
     Args:
-      key: the entry to take, wherever it is, such as "state_dict_ema"; None: the first of `CONTAINERS`.
+      key: the entry to take, at any depth, such as "state_dict_ema"; None: the first of `CONTAINERS`.
 
     Raises:
       ValueError: there is no such entry.
     """
     seen, known, choice = set(), [], ""
-    while isinstance(content, Mapping) and id(content) not in seen:  # which may contain itself
+    while isinstance(content, Mapping) and id(content) not in seen:  # content may contain itself
         seen.add(id(content))
         inside = {name: value for name, value in content.items() if isinstance(value, Mapping)}
         known += inside
@@ -91,7 +91,7 @@ def unpacked(content: Any, key: str | None = None) -> tuple[Any, str]:
 
 
 def _alike(inside: Mapping[str, Mapping], other: str, taken: str) -> bool:
-    """Whether another entry has half of the tensors of the one that is taken, as averaged weights have."""
+    """Whether another entry has half of the chosen entry's tensors, as averaged weights do."""
     theirs, ours = (
         {names.unwrapped(str(name)) for name, value in inside[entry].items() if hasattr(value, "shape")}
         for entry in (other, taken)
@@ -102,10 +102,10 @@ def _alike(inside: Mapping[str, Mapping], other: str, taken: str) -> bool:
 def state_dict(
     content: Any, rename: Callable[[str], str] = names.unwrapped, ignored: tuple[str, ...] = ()
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-    """The tensors of a model out of their containers, and the names of those left out.
+    """A model's tensors without containers, and the names of dropped tensors.
 
     Containers are {"model": ...}, {"teacher": ...}, {"state_dict": ...} and {"model_state": ...}.  `rename` and
-    `ignored` are those of the format (`format.py`).
+    `ignored` are attributes of the format (`format.py`).
 
     Raises:
       ValueError: no tensors, something that is not a tensor of numbers, or two tensors of one name.

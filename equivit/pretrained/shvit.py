@@ -1,4 +1,4 @@
-"""SHViT in the layout of timm.  It is read by the source "timm"."""
+"""SHViT in timm's layout, read by the source "timm"."""
 
 from equivit.models.shvit.model import SHViTConfig
 from equivit.pretrained import inference, mapping
@@ -12,7 +12,7 @@ def infer(state: State, hints: Hints) -> tuple[SHViTConfig, str]:
     """The configuration and the flavour; a file determines all but the image size.
 
     Raises:
-      ValueError: a tensor that a field follows from is absent.
+      ValueError: a required tensor is absent.
     """
     stages = 1 + max((int(name.split(".")[1]) for name in state if name.startswith("stages.")), default=0)
     partial = tuple(_partial(state, stage) for stage in range(stages))
@@ -83,7 +83,7 @@ def _unit(theirs: str, ours: str) -> list[Pair]:
 
 
 def _partial(state: State, stage: int) -> int:
-    """Channels that attend in a stage: 0 where none do."""
+    """Number of attending channels in a stage; 0 without attention."""
     name = f"stages.{stage}.blocks.0.mixer.m.pre_norm.weight"
     return inference.shape(state, NAME, name, 1)[0] if name in state else 0
 

@@ -1,7 +1,7 @@
-"""Swin transformers of both versions in the layout of timm, in two flavours.
+"""Swin transformers of both versions in timm's layout, in two flavours, read by the source "timm".
 
-"timm": timm's own; "microsoft": the official files, where a stage ends with the merging that follows it, the head has
-another name, and tables that follow from the sizes are stored too.  They are read by the source "timm".
+"timm": timm's own; "microsoft": the official files, where each stage ends with its patch merging, the head has another
+name, and tables that follow from the sizes are also stored.
 """
 
 import math
@@ -14,18 +14,18 @@ from equivit.pretrained.mapping import Pair, Table
 
 NAME = "timm"
 TABLE = "attn.relative_position_bias_table"
-# Files of version 2 determine neither: windows of 8 for images of 256 pixels, as all three sizes were published.
+# Files of version 2 determine neither; all three sizes were published with windows of 8 and images of 256 pixels.
 WINDOW, IMAGE = (8, 8), (256, 256)
 
 
 def infer(state: State, hints: Hints) -> tuple[SwinConfig, str]:
     """The configuration and the flavour.
 
-    Files tell the heads, and those of version 1 the windows by their tables of positions; the image size follows as
-    that whose last map is one window.
+    Files determine the heads, and in version 1 the windows, by their tables of positions; the image size is such that
+    the last map is one window.
 
     Raises:
-      ValueError: a tensor that a field follows from is absent, or a hint is needed or wrong.
+      ValueError: a required tensor is absent, or a hint is missing or wrong.
     """
     width, in_channels, *kernel = inference.shape(state, NAME, "patch_embed.proj.weight", 4)
     patch = kernel[0], kernel[1]
@@ -101,7 +101,7 @@ def _block(theirs: str, ours: str, config: SwinConfig, stage: int) -> list[Pair]
 
 
 def _window(state: State) -> tuple[int, int]:
-    """The square window whose distances the first stage's table has."""
+    """The square window that matches the first stage's table."""
     rows = inference.shape(state, NAME, f"layers.0.blocks.0.{TABLE}", 2)[0]
     side = math.isqrt(rows)
     if side * side != rows or side % 2 == 0:
@@ -113,7 +113,7 @@ def _window(state: State) -> tuple[int, int]:
 
 
 def _check_tables(state: State, config: SwinConfig) -> None:
-    """ValueError unless each stage's table is that of its window."""
+    """ValueError unless each stage's table matches its window."""
     for stage in range(len(config.depths)):
         name, (h, w) = f"layers.{stage}.blocks.0.{TABLE}", config.window(stage)
         if (rows := inference.shape(state, NAME, name, 2)[0]) != (2 * h - 1) * (2 * w - 1):

@@ -1,8 +1,8 @@
-"""Plain ViTs in the layout of timm, in three flavours.
+"""Plain ViTs in timm's layout, in three flavours.
 
 "timm": timm's own; "deit3": the official DeiT III files, with layer scales `gamma_1`; "dinov2": the official DINOv2
-files, with a mask token, `register_tokens`, and `mlp.w12` and `mlp.w3` for the maps of a SwiGLU.  They also differ in
-how positions are resized.
+files, with a mask token, `register_tokens`, and `mlp.w12` and `mlp.w3` for the maps of a SwiGLU.  They also resize
+positions differently.
 """
 
 from equivit.models.vit.config import ViTConfig
@@ -21,7 +21,7 @@ SPELLINGS = {
 
 
 def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
-    """The configuration and the flavour; `image_size` is needed where the grid of positions is not square."""
+    """The configuration and the flavour; `image_size` is required if the grid of positions is not square."""
     flavour = _flavour(state)
     fields = plain.fields(state, SPELLINGS[flavour], hints, NAME)
     if flavour == "dinov2":

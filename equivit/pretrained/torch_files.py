@@ -1,12 +1,12 @@
-"""Tensors out of a .pth file, without torch and without ever running what the file says.
+"""Reading tensors from a .pth file, without torch and without running code from the file.
 
 A .pth file (torch 1.6 and later) is a zip archive: a pickle that describes the objects, and one raw file for each
 storage.  Unpickling can call anything, so only these names are known here: tensors, storages, OrderedDict, and
-argparse.Namespace, whose values are left out.  Any other name is an error.  What a file may become is in proportion to
-its size (`archives.py`), and what reads the pickle has no way to an object of this process (`pickles.py`).
+argparse.Namespace, whose values are dropped.  Any other name is an error.  Memory is bounded in proportion to the
+file's size (`archives.py`), and the pickle reader cannot reach objects of this process (`pickles.py`).
 
-A TorchScript archive has code beside such a pickle, which describes a tree of modules.  The code is not read; the tree
-comes back as a state dict, parameters and buffers by the path of their modules.
+A TorchScript archive has code and such a pickle, which describes a tree of modules.  The code is not read; the tree
+becomes a state dict, with parameters and buffers named by module paths.
 """
 
 import dataclasses
@@ -41,11 +41,11 @@ STORAGES = {
 
 
 def read(path: pathlib.Path) -> Any:
-    """The object that was saved, its tensors as numpy arrays.
+    """Read the saved object, with tensors as numpy arrays.
 
     Raises:
-      ValueError: the file is not such an archive, is damaged, holds anything but tensors and plain containers, or asks
-        for memory out of proportion to its size.
+      ValueError: the file is not such an archive, is damaged, holds anything but tensors and plain containers, or needs
+      memory out of proportion to its size.
     """
     if not zipfile.is_zipfile(path):
         raise ValueError(
@@ -65,16 +65,16 @@ def read(path: pathlib.Path) -> Any:
 
 
 class Namespace(Shell):
-    """Stands for an argparse.Namespace."""
+    """Placeholder for an argparse.Namespace."""
 
 
 class Module(Shell):
-    """Stands for a module of a TorchScript archive, without its code."""
+    """Placeholder for a module of a TorchScript archive, without its code."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Storage:
-    """The entries that tensors show parts of."""
+    """The storage that tensors are views of."""
 
     dtype: np.dtype
     content: bytes
@@ -84,7 +84,7 @@ class Storage:
 
 
 class _Reader:
-    """Knows the few names of the module's docstring."""
+    """Resolves the few names in the module's docstring."""
 
     def __init__(self, archive: Archive):
         (self._pickle,) = [n for n in archive.names if n.endswith("/data.pkl") or n == "data.pkl"]
@@ -94,12 +94,12 @@ class _Reader:
             raise Refused("was written in big-endian byte order; only little-endian is read.")
 
     def load(self) -> Any:
-        """The content of the archive, a tree of modules as a state dict."""
+        """The content of the archive; a tree of modules becomes a state dict."""
         content = Machine(self._find, self._storage, self._archive.claim).load(self._archive.read(self._pickle))
         return self._state_dict(content) if isinstance(content, Module) else content
 
     def _find(self, name: Name) -> Callable | None:
-        """The function that stands for a name, None for a storage; `Refused` for an unknown name."""
+        """The function that replaces a name, None for a storage; `Refused` for an unknown name."""
         if name.module == "__torch__" or name.module.startswith("__torch__."):
             return Module
         match name:
@@ -118,7 +118,7 @@ class _Reader:
         raise Refused(f"asks for {name}; only tensors and plain containers are read, and no code is run.")
 
     def _storage(self, pid: Any) -> Storage:
-        """The storage that a tensor refers to: `pid` is ("storage", type, key, location, number of entries)."""
+        """The storage of a tensor: `pid` is ("storage", type, key, location, number of entries)."""
         kind, name, key, _, length = pid
         if kind != "storage" or type(name) is not Name or name.name not in STORAGES or type(key) is not str:
             raise Refused("refers to something that is not a storage.")
@@ -131,7 +131,7 @@ class _Reader:
         return Storage(dtype, self._contents[key])
 
     def _state_dict(self, root: Module) -> dict[str, np.ndarray]:
-        """The tensors of a tree of modules: "visual.conv1.weight"; `Refused` where a module is there twice."""
+        """The tensors of a tree of modules, named as "visual.conv1.weight"; `Refused` if a module occurs twice."""
         tensors, seen, left = {}, {id(root)}, [("", root)]
         while left:
             path, module = left.pop()
@@ -150,7 +150,7 @@ class _Reader:
 
 
 def _tensor(archive, storage, offset, size, stride, requires_grad=False, hooks=None, metadata=None) -> np.ndarray:
-    """The part of a storage that a tensor shows, copied."""
+    """A copy of a tensor's view of a storage."""
     if type(storage) is not Storage:
         raise Refused("makes a tensor of something that is not a storage.")
     size, stride, (offset,) = (_whole_numbers(n, "the size of a tensor") for n in (size, stride, (offset,)))
@@ -159,23 +159,23 @@ def _tensor(archive, storage, offset, size, stride, requires_grad=False, hooks=N
     last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     if 0 not in size and last >= len(storage):
         raise Refused(f"a tensor of size {shown(size)} reads entry {last} of a storage of {len(storage)}.")
-    # Many tensors may share a storage, and strides of 0 repeat its entries: neither costs the file anything.
+    # Many tensors may share a storage, and strides of 0 repeat entries, at no cost in the file.
     itemsize = storage.dtype.itemsize
     archive.claim(f"a tensor of size {shown(size)}", math.prod(size) * itemsize)
     if 0 in size:
         return np.empty(size, storage.dtype)
     strides = tuple(step * itemsize for step in stride)
-    view = np.ndarray(size, storage.dtype, storage.content, offset * itemsize, strides)  # NumPy checks the places too
+    view = np.ndarray(size, storage.dtype, storage.content, offset * itemsize, strides)  # NumPy also checks the bounds
     return view.copy()
 
 
 def _ordered() -> dict[str, Any]:
-    """An empty dictionary; `dict` itself would hash whatever keys a file gives it."""
+    """An empty dictionary; `dict` itself would hash any key from a file."""
     return {}
 
 
 def _whole_numbers(values: Any, what: str) -> tuple[int, ...]:
-    """The values; `Refused` unless they are a tuple of integers of 64 bits."""
+    """The values; `Refused` unless they are a tuple of 64-bit integers."""
     if type(values) is not tuple or any(type(n) is not int or abs(n) > LARGEST for n in values):
         raise Refused(f"{what} must be whole numbers of 64 bits.")
     return values

@@ -1,4 +1,4 @@
-"""Public checks of symmetry, also for your own layers and models."""
+"""Public symmetry checks, also for your own layers and models."""
 
 from equivit.testing.equivariance import assert_equivariant as assert_equivariant
 from equivit.testing.parameters import randomise as randomise

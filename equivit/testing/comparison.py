@@ -1,4 +1,4 @@
-"""How outputs are compared, and what is said of them."""
+"""Comparison of outputs, with error messages."""
 
 import math
 from typing import Any
@@ -14,22 +14,23 @@ from equivit.symmetry.fields import Isotypic
 
 
 def size_of(where: str, output: Any) -> float:
-    """The largest entry of an output, by which deviations are measured; AssertionError if it is zero or not finite."""
+    """The largest entry of an output, the scale for deviations; AssertionError if it is zero or not finite."""
     if not all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(output)):
         raise AssertionError(
             f"{where}: the output is not finite, so it equals nothing; jax.config.update('jax_debug_nans', True) stops "
             "where a NaN comes from."
         )
-    inexact = [leaf for leaf in jax.tree.leaves(output) if _tolerance(leaf)]  # not measured by labels beside them
+    inexact = [leaf for leaf in jax.tree.leaves(output) if _tolerance(leaf)]  # labels do not set the scale
     if not (size := _largest(inexact or output)):
         raise AssertionError(f"{where}: the output is zero, which proves nothing; use random parameters.")
     return size
 
 
 def compare(what: str, pairs: dict[str, tuple[Any, Any]], size: float, tol: float | None) -> float:
-    """The largest deviation of named pairs, relative to `size`; AssertionError where one is larger than its tolerance.
+    """The largest deviation of named pairs, relative to `size`; AssertionError if one exceeds its tolerance.
 
-    No tolerance means 1e-5 in float32, 1e-10 in float64, 5e-2 in bfloat16 and float16, and 0 for integers and booleans.
+    A `tol` of None means 1e-5 in float32, 1e-10 in float64, 5e-2 in bfloat16 and float16, and 0 for integers and
+    booleans.
     """
     worst = 0.0
     for part, (a, b) in pairs.items():
@@ -39,16 +40,16 @@ def compare(what: str, pairs: dict[str, tuple[Any, Any]], size: float, tol: floa
         try:
             if allowed:
                 chex.assert_trees_all_close(_wide(a), _wide(b), rtol=0, atol=allowed * size)
-            else:  # as they are: float32 does not tell large integers apart
+            else:  # no cast: float32 merges large integers
                 chex.assert_trees_all_equal(a, b)
-        except AssertionError as error:  # its message shows the wrong entries
+        except AssertionError as error:  # which shows the wrong entries
             raise AssertionError(f"{name} deviates by {gap:.2e} (relative; tol={allowed:.0e}).") from error
         worst = max(worst, gap)
     return worst
 
 
 def leaves(y: Any, expected: Any) -> dict[str, tuple[Any, Any]]:
-    """Pairs of the arrays of two trees, by their name in errors."""
+    """Pairs of arrays from two trees, by name for errors."""
     pairs = zip(jax.tree.leaves(y), jax.tree.leaves(expected), strict=True)
     return {"the output" if k == 0 else f"output {k}": pair for k, pair in enumerate(pairs)}
 
@@ -61,7 +62,7 @@ def check_structure(what: str, y: Any, expected: Any) -> None:
 
 
 def check_tolerance(where: str, tol: Any) -> None:
-    """ValueError unless a tolerance is a number, finite and zero or more, or None."""
+    """ValueError unless a tolerance is None or a finite number, zero or more."""
     if tol is None or (
         isinstance(tol, int | float | np.floating | np.integer) and not isinstance(tol, bool) and 0 <= tol < math.inf
     ):
@@ -70,7 +71,7 @@ def check_tolerance(where: str, tol: Any) -> None:
 
 
 def check_arrays(where: str, value: Any) -> None:
-    """ValueError unless a value is an array or holds arrays, and no others; `where` says what must be one."""
+    """ValueError unless a value is an array or holds only arrays; `where` begins the message."""
     every = jax.tree.leaves(value)
     if not every or not all(map(is_array, every)):
         wrong = next((leaf for leaf in every if not is_array(leaf)), value)
@@ -110,7 +111,7 @@ def _largest(tree) -> float:
 
 
 def _wide(tree):
-    """Cast on the host to at least float32, and integers to float64, where two that are large still differ."""
+    """Cast on the host to at least float32, and integers to float64, which keeps large integers distinct."""
 
     def wide(leaf):
         return np.asarray(leaf).astype(jnp.promote_types(leaf.dtype, jnp.float32) if _tolerance(leaf) else np.float64)

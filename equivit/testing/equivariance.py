@@ -1,4 +1,4 @@
-"""A function and the groups of the pixel grid."""
+"""Equivariance check for the groups of the pixel grid."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,9 +30,9 @@ def assert_equivariant(
     Args:
       fn: the function to test.  Give it random parameters, biases included: zeros hide errors.
       x: images [*B, H, W, C], or a field.
-      input: "image" or "field", how g acts on x.
+      input: "image" or "field", the action of g on x.
       output: "invariant" (g does nothing), "image", or "field".
-      prefix: number of class and register tokens in fields, which do not move.
+      prefix: number of class and register tokens in fields; they do not move.
       tol: largest allowed deviation, relative to the largest entry of the output; None: 1e-5 in float32, 1e-10 in
         float64, 5e-2 in bfloat16 and float16, and 0 for integers and booleans, which must agree exactly.
       grid: (h, w) of an input field's tokens.
@@ -43,8 +43,8 @@ def assert_equivariant(
 
     Raises:
       AssertionError: names the element, the irrep and the deviation; also when the output is zero or not finite.
-      ValueError: an unknown kind of input or output, a missing grid, no group, a tolerance that is none, or an x or a
-        result of fn that is not of its kind.
+      ValueError: an unknown kind of input or output, a missing grid, an invalid group or tolerance, or an x or a result
+      of fn of another kind.
     """
     _check_kinds(input, output, grid, output_grid)
     _check_group(group)
@@ -53,7 +53,7 @@ def assert_equivariant(
     upright, worst = fn(x), 0.0
     _check_value("fn(x)", upright, "output", output, group)
     size = comparison.size_of("assert_equivariant", upright)
-    # Everything but `fn` is computed by numpy: JAX would compile a program for each operation, element and shape.
+    # numpy computes everything but `fn`: JAX would compile a program for each operation, element and shape.
     x, upright = jax.tree.map(np.asarray, (x, upright))
     for g in group.elements:
         y = fn(jax.device_put(_act(g, x, input, grid, prefix)))
@@ -83,7 +83,7 @@ def _check_group(group):
 
 
 def _check_value(what, value, role, kind, group):
-    """ValueError unless a value is what its kind says: x and `input`, or what fn returned and `output`."""
+    """ValueError unless x is of the kind `input`, or the result of fn of the kind `output`."""
     where = f"assert_equivariant: {role}={kind!r}, so {what} must be"
     if kind == "field":
         if not isinstance(value, Isotypic) or value.group is not group:
@@ -102,7 +102,7 @@ def _act(g, x, kind, grid, prefix):
 
 
 def _parts(group, y, expected) -> dict[str, tuple[Any, Any]]:
-    """Pairs to compare, by their name in errors."""
+    """Pairs to compare, by name for errors."""
     if isinstance(expected, Isotypic):
         pairs = {f"irrep {i.name}": (y.lines[k], expected.lines[k]) for k, i in enumerate(group.lines)}
         return pairs | {f"irrep {i.name}": (y.planes, expected.planes) for i in group.planes}

@@ -13,14 +13,14 @@ DRAWN = (nnx.Param, nnx.BatchStat)
 
 
 def randomise(module: nnx.Module, key: jax.Array) -> nnx.Module:
-    """A copy with all parameters and running statistics random, so that no zero hides an error.
+    """A copy with random parameters and running statistics, so that no zero hides an error.
 
     Scales and variances are near 1, biases, means and tokens have standard deviation 1/2, matrices have unit gain.
     Arrays keep their dtype.  The module may be abstract, as from `models.abstract`.
     """
 
     def draw(name, index, array):
-        # By numpy: JAX would compile a program for each shape.
+        # Use numpy: JAX would compile a program for each shape.
         noise = np.random.default_rng([*seed, index]).standard_normal(array.shape)
         if array.ndim >= 2:
             noise = noise * math.prod(array.shape[:-1]) ** -0.5

@@ -1,4 +1,4 @@
-"""A function and circular shifts of its images."""
+"""Equivariance check for circular shifts of images."""
 
 import operator
 from collections.abc import Callable, Iterable
@@ -13,8 +13,8 @@ from equivit import errors
 from equivit.models.features import Grid
 from equivit.testing import comparison
 
-SMALL = 64  # pixels of an image of which every shift is tried
-# (down, right): one axis at a time and both, odd and even, forth and back, more and less than a patch or a window.
+SMALL = 64  # most pixels of an image for which every shift is tried
+# (down, right): one axis and both, odd and even, both directions, larger and smaller than a patch or a window.
 NAMED = ((0, 1), (1, 0), (-1, 0), (0, -3), (5, 0), (2, 2), (1, -2), (-4, 7), (13, -6), (-16, 31))
 
 
@@ -28,27 +28,27 @@ def assert_shift_equivariant(
 ) -> float:
     """Check fn(S x) = S fn(x) for circular shifts S of images.
 
-    An image that repeats itself, like a flat one, is its own shifted copy: it suits `output="invariant"`, but shows no
-    function where its grid should begin.
+    A periodic image, such as a flat one, equals its shifted copy: it suits `output="invariant"`, but does not determine
+    where a grid should begin.
 
     Args:
       fn: the function to test.  Give it random parameters, biases included: zeros hide errors.
-      x: images [*B, H, W, C].  Random ones do not meet ties; two equal objects half a patch apart do.
+      x: images [*B, H, W, C].  Random images have no ties; two equal objects half a patch apart do.
       shifts: (down, right) in pixels, each for the whole batch; None: all shifts of images of up to 64 pixels, and for
         larger ones eleven of all kinds, the same in every run.
-      output: "invariant" (fn(x) stays as it is), "image" (it has the size of x and moves with it), or "grid" (it is a
-        `Grid`, whose values, placed on the image where its stride and offset tell, move with it).
+      output: "invariant" (fn(x) does not change), "image" (it has the size of x and moves with it), or "grid" (a `Grid`
+        whose values, placed on the image by its stride and offset, move with it).
       tol: largest allowed deviation, relative to the largest entry of the output; None: 1e-5 in float32, 1e-10 in
-        float64, 5e-2 in bfloat16 and float16, and 0 for integers and booleans, which must agree exactly.  0 asks for
-        the same bits.
+        float64, 5e-2 in bfloat16 and float16, and 0 for integers and booleans, which must agree exactly.  0 requires
+        equal bits.
 
     Returns:
       The largest relative deviation.
 
     Raises:
       AssertionError: names the shift and the deviation; also when the output is zero or not finite.
-      ValueError: an unknown kind of output, a tolerance that is none, shifts that are none or move nothing, or an
-        x or a result of fn that is not of its kind.
+      ValueError: an unknown kind of output, an invalid tolerance, shifts that are invalid or move nothing, or an x or a
+      result of fn of another kind.
     """
     errors.one_of("assert_shift_equivariant: output", output, ("invariant", "image", "grid"))
     comparison.check_tolerance("assert_shift_equivariant", tol)
@@ -78,7 +78,7 @@ def _shifts(shifts: Any, size: tuple[int, int]) -> list[tuple[int, int]]:
         shifts = list(np.ndindex(height, width))[1:] if every else [*NAMED, (height // 2, width // 2)]
     try:
         pairs = [(operator.index(down), operator.index(right)) for down, right in shifts]
-    except (TypeError, ValueError):  # no pairs, or not of integers
+    except (TypeError, ValueError):  # not pairs of integers
         raise ValueError(
             f"assert_shift_equivariant: shifts={errors.shown(shifts)} must be pairs of integers, (down, right)."
         ) from None
@@ -91,7 +91,7 @@ def _shifts(shifts: Any, size: tuple[int, int]) -> list[tuple[int, int]]:
 
 
 def _rolled(x: Any, shift: tuple[int, int]) -> Any:
-    """Images shifted, on the host: JAX would compile a program for each shift."""
+    """Shift images on the host: JAX would compile a program for each shift."""
     moved = np.roll(np.asarray(x), shift, (-3, -2))
     return jax.device_put(moved, x.sharding) if isinstance(x, jax.Array) else moved
 
@@ -113,7 +113,7 @@ def _check_output(value: Any, kind: str, shape: tuple[int, ...]) -> None:
 
 
 def _is_grid(value: Any, shape: tuple[int, ...]) -> bool:
-    """Whether a value is a grid of two axes over all of an image."""
+    """Whether a value is a grid of two axes that covers an image."""
     if not isinstance(value, Grid) or len(value.stride) != 2 or value.values.ndim != len(shape):
         return False
     covered = tuple(n * step for n, step in zip(value.values.shape[-3:-1], value.stride, strict=True))
@@ -125,7 +125,7 @@ def _is_grid(value: Any, shape: tuple[int, ...]) -> bool:
 
 
 def _aligned(what: str, y: Grid, upright: Grid, shift: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Values of both grids, those of y rolled until each lies where the same place of the image does in the other."""
+    """Values of both grids, with y rolled so that equal indices show the same place of the image."""
     for part, one, other in (("values", y.values, upright.values), ("offset", y.offset, upright.offset)):
         chex.assert_equal_shape((one, other), custom_message=f"{what}: the grid has {part} of a different shape.")
     stride = np.array(upright.stride)
