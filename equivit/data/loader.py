@@ -239,7 +239,7 @@ def train(
 
     Raises:
       ValueError: an invalid value in the config, a batch larger than the data set, examples without `entries`, or label
-      maps without any class.
+        maps without any class.
       FileNotFoundError: the data are missing.
     """
     source, channels = _open(config, config.split, workers)

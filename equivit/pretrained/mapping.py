@@ -195,7 +195,7 @@ def read(
 
     Raises:
       ValueError: one message with all tensors that are missing, unexpected, misshapen, not finite in float32, or wrong
-      constants.
+        constants.
     """
     expected = {name: shape for pair in table.pairs for name, shape in _foreign_shapes(pair, shapes).items()}
     expected |= {constant.name: constant.value.shape for constant in table.constants}

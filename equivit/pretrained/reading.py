@@ -22,7 +22,7 @@ def read(path: str | os.PathLike) -> Any:
       FileNotFoundError: there is no such file.
       IsADirectoryError: it is a directory.
       ValueError: another ending, a damaged file, an unsupported type of tensors, or memory out of proportion to the
-      file or not available.
+        file or not available.
     """
     path = pathlib.Path(path)
     if path.is_dir():

@@ -45,7 +45,7 @@ def read(path: pathlib.Path) -> Any:
 
     Raises:
       ValueError: the file is not such an archive, is damaged, holds anything but tensors and plain containers, or needs
-      memory out of proportion to its size.
+        memory out of proportion to its size.
     """
     if not zipfile.is_zipfile(path):
         raise ValueError(

@@ -44,7 +44,7 @@ def assert_equivariant(
     Raises:
       AssertionError: names the element, the irrep and the deviation; also when the output is zero or not finite.
       ValueError: an unknown kind of input or output, a missing grid, an invalid group or tolerance, or an x or a result
-      of fn of another kind.
+        of fn of another kind.
     """
     _check_kinds(input, output, grid, output_grid)
     _check_group(group)

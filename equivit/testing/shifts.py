@@ -48,7 +48,7 @@ def assert_shift_equivariant(
     Raises:
       AssertionError: names the shift and the deviation; also when the output is zero or not finite.
       ValueError: an unknown kind of output, an invalid tolerance, shifts that are invalid or move nothing, or an x or a
-      result of fn of another kind.
+        result of fn of another kind.
     """
     errors.one_of("assert_shift_equivariant: output", output, ("invariant", "image", "grid"))
     comparison.check_tolerance("assert_shift_equivariant", tol)
