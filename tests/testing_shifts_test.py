@@ -175,8 +175,8 @@ OFFSET = np.zeros((2, 2), int)
         (dict(x=RANDOM[:0]), r"x must be not empty, .* it is float64 \[0, 8, 32, 3\]"),
         (dict(shifts=3), r"shifts=3 must be pairs of integers, \(down, right\)"),
         (dict(shifts=[(1, 2), (1, 0.5)]), r"shifts=\[\(1, 2\), \(1, 0.5\)\] must be pairs of integers"),
-        (dict(shifts=[]), r"shifts=\[\] leave images of 8x32 where they are"),
-        (dict(shifts=[(8, -64)]), r"shifts=\[\(8, -64\)\] leave images of 8x32 where they are"),
+        (dict(shifts=[]), r"shifts=\[\] leave images of 8x32 unmoved"),
+        (dict(shifts=[(8, -64)]), r"shifts=\[\(8, -64\)\] leave images of 8x32 unmoved"),
         (dict(x=RANDOM[:, :1, :1]), r"shifts=\[\] leave images of 1x1"),
         (dict(fn=lambda x: None), r"output='invariant', so fn\(x\) must be an array, .*; there is None"),
         (
@@ -200,7 +200,7 @@ def test_what_cannot_be_checked_is_told(arguments, message):
 
 
 def test_outputs_of_another_kind_are_told():
-    with pytest.raises(AssertionError, match=r"shift \(0, 1\): the output has another structure"):
+    with pytest.raises(AssertionError, match=r"shift \(0, 1\): the output has the structure"):
         testing.assert_shift_equivariant(lambda x: (x,) * (1 + (x == RANDOM).all()), RANDOM)
     with pytest.raises(AssertionError, match=r"shift \(0, 1\): the grid has values of a different shape"):
         testing.assert_shift_equivariant(

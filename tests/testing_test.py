@@ -81,7 +81,7 @@ def test_what_is_no_function_of_such_things_is_told(arguments, message):
 
 
 def test_a_structure_that_changes_is_told():
-    with pytest.raises(AssertionError, match="octic element 'r': the output has another structure"):
+    with pytest.raises(AssertionError, match="octic element 'r': the output has the structure"):
         testing.assert_equivariant(lambda x: (x,) * (1 + corner(x)), OCTIC, IMAGES, tol=10.0)
 
 

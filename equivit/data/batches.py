@@ -147,7 +147,7 @@ def collate(rows: list[Row]) -> Batch:
         if isinstance(first, np.ndarray) and len(shapes := {value.shape for value in values}) > 1:
             raise ValueError(
                 f"'{name}': all rows of a batch must have the same shape; there are {sorted(shapes)}; "
-                "of batch_size=1 they may differ."
+                "with batch_size=1 they may differ."
             )
         dtype = {int: np.int32, float: np.float32}.get(type(first))
         batch[name] = np.stack(values) if dtype is None else np.array(values, dtype)

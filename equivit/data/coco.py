@@ -153,7 +153,7 @@ def _by_id(entries: list[dict[str, Any]], what: str) -> dict[int, int]:
     places = {}
     for k, entry in enumerate(entries):
         if type(entry["id"]) is not int or entry["id"] in places:
-            raise ValueError(f"two {what} have one id, or an id is no whole number: {errors.shown(entry['id'])}")
+            raise ValueError(f"two {what} have one id, or an id is not a whole number: {errors.shown(entry['id'])}")
         places[entry["id"]] = k
     return places
 
@@ -171,13 +171,13 @@ def _parts(annotation: dict[str, Any], size: tuple[int, int]) -> list[tuple[bool
     """For each part of an annotation, whether it has run lengths, and its numbers."""
     given, name = annotation["segmentation"], f"annotation {errors.shown(annotation['id'])}"
     if isinstance(given, list):
-        rule = f"{name}: a polygon must be x and y of three corners or more, all finite"
+        rule = f"{name}: a polygon must have x and y of at least three corners, all finite"
         polygons = [_numbers(part, rule) for part in given]
         if any(len(part) < 6 or len(part) % 2 for part in polygons):
             raise ValueError(rule)
         return [(False, part) for part in polygons]
     if isinstance(given["counts"], str):
-        raise ValueError(f"{name}: its run lengths are compressed, and those of the official files are not")
+        raise ValueError(f"{name}: its run lengths are compressed; official files have uncompressed ones")
     rule = f"{name}: its run lengths must be whole numbers from 0"
     counts = _numbers(given["counts"], rule)
     if (counts < 0).any() or (counts % 1).any():

@@ -91,7 +91,7 @@ def root(kind: str, directory: str) -> pathlib.Path:
 def content(path: pathlib.Path) -> bytes:
     """The content of a regular file; reading a pipe could block forever."""
     if not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError("it is no regular file")
+        raise ValueError("it is not a regular file")
     return path.read_bytes()
 
 
@@ -100,7 +100,7 @@ def check_pixels(height: int, width: int, max_pixels: int) -> None:
     if width * height > max_pixels:
         raise ValueError(
             f"it has {height} x {width} = {height * width:,} pixels, more than config.data.max_pixels={max_pixels}; "
-            "make it smaller, or raise that where memory allows"
+            "make it smaller, or raise this limit if memory allows"
         )
 
 

@@ -28,7 +28,7 @@ class Legend:
     def __post_init__(self):
         if not self.numbers:
             raise ValueError(
-                f"data.void={self.void} leaves none of the classes {errors.listed(self.names)}; name fewer."
+                f"data.void={self.void} leaves none of the classes {errors.listed(self.names)}; list fewer."
             )
 
     @property

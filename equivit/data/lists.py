@@ -111,7 +111,7 @@ def _rows(file: pathlib.Path) -> list[Line]:
     try:
         found = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(map(str.strip, row))]
     except csv.Error as error:
-        raise ValueError(f"{file}, line {reader.line_num}: it is no line of a table ({error}).") from error
+        raise ValueError(f"{file}, line {reader.line_num}: it is not a line of a table ({error}).") from error
     if found and not any(cell.lower().endswith(directories.EXTENSIONS) for cell in found[0][1]):
         found = found[1:]
     for number, row in found:

@@ -312,7 +312,7 @@ def complete(config: ml_collections.ConfigDict, pipeline: TrainPipeline) -> ml_c
         if value != right and (key, value) != ("num_classes", None):
             raise ValueError(
                 f"config.model.{key}={errors.shown(value)}: the data ({config.data.source}) have {right} {things}; set "
-                f"it to {right}, or take other data."
+                f"it to {right}, or use other data."
             )
     return config.lock()
 

@@ -61,7 +61,7 @@ class Npz:
         if self.labels is not None and self.legend.classes != self.classes:
             raise ValueError(
                 f"{where}_label: the images have labels of {len(self.classes)} classes, of which data.void={self.void} "
-                f"would leave {len(self.legend.classes)}; leave the labels or the maps out."
+                f"would leave {len(self.legend.classes)}; remove the labels or the maps."
             )
         self.classes = self.legend.classes
 
@@ -158,7 +158,7 @@ def _check_files(where: str, files: np.ndarray, offset: np.ndarray) -> None:
         first = int(wrong[0])
         raise ValueError(
             f"{where}_offset must increase, but image {first} is empty: it goes from {offset[first]} to "
-            f"{offset[first + 1]}; leave empty images out."
+            f"{offset[first + 1]}; remove empty images."
         )
 
 
@@ -167,7 +167,7 @@ def _labels(where: str, labels: np.ndarray | None, count: int, classes: int) -> 
     if labels is None:
         return None
     if labels.ndim != 1 or labels.dtype.kind not in "biuf":
-        hint = "; of rows with one entry per class take argmax(-1)" if labels.ndim == 2 else ""
+        hint = "; for rows with one entry per class, use argmax(-1)" if labels.ndim == 2 else ""
         hint = "; give the index of each name in `classes`" if labels.dtype.kind in "US" else hint
         hint = f"; if it is a map of labels, name it {where.removesuffix('label')}map" if labels.ndim == 3 else hint
         raise ValueError(f"{where} must be int [N], not {_kind(labels)}{hint}.")
@@ -198,7 +198,7 @@ def _check_maps(where: str, maps: np.ndarray, count: int, size: tuple[int, ...] 
         raise ValueError(f"{where} has {len(maps)} entries for {count} images; give one for each.")
     if size is not None and maps.shape[1:] != size:
         here, there = ("{}x{}".format(*shape) for shape in (maps.shape[1:], size))
-        raise ValueError(f"{where} is {here} for images of {there}; they must be of one size.")
+        raise ValueError(f"{where} is {here} for images of {there}; they must have the same size.")
 
 
 def _kind(array: np.ndarray) -> str:

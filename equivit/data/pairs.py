@@ -119,7 +119,7 @@ def _paired(images: pathlib.Path, maps: pathlib.Path, names: list[str] | None) -
         if missing := [name for name in names if name not in found]:
             raise ValueError(
                 f"{folder}: there is no {kind} {errors.shown(missing[0])}; {len(missing)} of {len(names)} are missing. "
-                "An image and its label map, a PNG file, must have one name."
+                "An image and its label map, a PNG file, must have the same name."
             )
     return [(left[name], right[name]) for name in names]
 
@@ -133,7 +133,7 @@ def _files(folder: pathlib.Path, extensions: tuple[str, ...]) -> dict[str, str]:
             if extension.lower() not in extensions or name.startswith("."):
                 continue
             if stem in found:
-                raise ValueError(f"{folder}: {found[stem]} and {stem}{extension} have one name; keep one of them.")
+                raise ValueError(f"{folder}: {found[stem]} and {stem}{extension} have the same name; keep one of them.")
             found[stem] = stem + extension
     return found
 
@@ -142,7 +142,7 @@ def _lines(path: pathlib.Path) -> list[str]:
     """The names in a file, one per line."""
     names = [line.strip() for line in directories.lines(directories.text(path).rstrip())]
     if not names or not all(names):
-        raise ValueError(f"{path}: it must have the name of a class on every line, that of class 0 on the first.")
+        raise ValueError(f"{path}: it must have one class name per line, class 0 first.")
     return names
 
 

@@ -14,8 +14,8 @@ from equivit.data import directories
 from equivit.data.label_maps import Legend
 
 _INSTANCES = (
-    "what TFDS prepares are maps of 100 kinds of objects (in red) and of instances (in green), not of the 150 classes; "
-    "unpack ADEChallengeData2016.zip and take data.source='pairs:<dir>'."
+    "TFDS prepares maps of 100 kinds of objects (in red) and of instances (in green), not of the 150 classes; "
+    "unpack ADEChallengeData2016.zip and use data.source='pairs:<dir>'."
 )
 OF_TFDS = "tensorflow_datasets.core.features."  # module prefix of its features
 CLASS_KEYS = ("pythonClassName", "python_class_name", "type")  # keys in features.json, current and former
@@ -55,7 +55,7 @@ class Tfds:
             kind, channels = np.dtype(features["image"].np_dtype), [features[key].shape[-1] for key in files]
         if kind not in (np.uint8, np.uint16):
             raise ValueError(
-                f"tfds:{name}: images are {kind}, whose range is not known; they must be uint8 or uint16: prepare the "
+                f"tfds:{name}: images are {kind}, whose range is unknown; they must be uint8 or uint16: prepare the "
                 f"data set with images scaled to one of these ({self.folder})."
             )
         if form != "array_record":
@@ -111,7 +111,7 @@ def _damage(folder: pathlib.Path) -> Iterator[None]:
         yield
     except Exception as error:
         raise ValueError(
-            f"{folder}: its features.json, dataset_info.json or records are damaged or not of TFDS "
+            f"{folder}: its features.json, dataset_info.json or records are damaged or not from TFDS "
             f"({errors.reason(error)})."
         ) from error
 
@@ -125,11 +125,11 @@ def _check_classes(path: pathlib.Path) -> None:
             entries = list(value.items()) if isinstance(value, dict) else [("", item) for item in value]
             for key, item in entries:
                 if key in CLASS_KEYS and isinstance(item, str) and not item.startswith(OF_TFDS):
-                    raise ValueError(f"{errors.shown(item)} is no feature of TFDS, and no other module is imported")
+                    raise ValueError(f"{errors.shown(item)} is not a TFDS feature, and no other module is imported")
                 nested = json.loads(item) if key == "json" and isinstance(item, str) else item
                 left += [nested] if isinstance(nested, dict | list) else []
     except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path}: is damaged or not of TFDS ({errors.reason(error)}).") from error
+        raise ValueError(f"{path}: is damaged or not from TFDS ({errors.reason(error)}).") from error
 
 
 def _scene_parse(name: str, channels: int, void: tuple[int, ...]) -> Legend:

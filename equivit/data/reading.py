@@ -105,7 +105,7 @@ def _opened(content: bytes, max_pixels: int) -> Image.Image:
         file = Image.open(io.BytesIO(content), formats=FORMATS)
     except UnidentifiedImageError:
         begin = f"{len(content)} bytes that begin with {content[:8]!r}"
-        raise ValueError(f"it is no image file: {begin}; formats are {', '.join(sorted(FORMATS))}") from None
+        raise ValueError(f"it is not an image file: {begin}; formats are {', '.join(sorted(FORMATS))}") from None
     except Image.DecompressionBombError as error:
         raise ValueError(f"it is too large for any limit; make it smaller ({error})") from None
     width, height = file.size
@@ -129,7 +129,7 @@ def _eight_bits(file: Image.Image) -> Image.Image:
     if file.mode in ("I", "F"):
         kind = {"I": "whole numbers", "F": "floating-point numbers"}[file.mode]
         raise ValueError(
-            f"it has 32-bit {kind} (Pillow's mode {file.mode}), whose range is not known; images have 8 or 16 bits: "
+            f"it has 32-bit {kind} (Pillow's mode {file.mode}), whose range is unknown; images have 8 or 16 bits: "
             "scale it and save it with one of these"
         )
     return file
@@ -168,5 +168,5 @@ def _decoded(example: dict[str, Any], channels: int, max_pixels: int, legend: Le
     labels = decode_map(example["map"], max_pixels)
     if "image" in example and labels.size != (size := example["image"].size):
         here, there = ("{1}x{0}".format(*each) for each in (labels.size, size))
-        raise MapError(f"its label map is {here} for an image of {there}; they must be of one size.")
+        raise MapError(f"its label map is {here} for an image of {there}; they must have the same size.")
     return {**example, "map": labels if legend is None else Image.fromarray(legend.labels(np.asarray(labels)))}

@@ -95,7 +95,7 @@ class Views:
 
 def _check_augment(augment: ml_collections.ConfigDict) -> None:
     if augment.crop != "random_resized":
-        raise ValueError(f"config.data.augment.crop={augment.crop!r}: views are cut by 'random_resized'; take this.")
+        raise ValueError(f"config.data.augment.crop={augment.crop!r}: views need 'random_resized'.")
     for name, off in WITHOUT_EFFECT.items():
         if augment[name] != off:
             raise ValueError(

@@ -148,11 +148,11 @@ class DinoV2(Objective):
         if config.batch_size % unit or config.batch_size < 2 * unit:
             nearest = errors.multiples(max(config.batch_size, 2 * unit), unit)
             raise ValueError(
-                f"config.objective.groups={options.groups} does not cut a micro-batch of {config.batch_size // parts} "
-                f"images into equal groups of two or more; of config.batch_size {nearest}."
+                f"config.objective.groups={options.groups} does not split a micro-batch of "
+                f"{config.batch_size // parts} images into equal groups of two or more; of config.batch_size {nearest}."
             )
         if (classes := config.model.get("num_classes", "not set")) is not None:
-            raise ValueError(f"config.model.num_classes={classes}: DINOv2 trains no classifier; say num_classes=None.")
+            raise ValueError(f"config.model.num_classes={classes}: DINOv2 has no classifier; set num_classes=None.")
 
     @staticmethod
     def transform_of(config: ConfigDict) -> functools.partial:
@@ -175,21 +175,19 @@ class DinoV2(Objective):
         for token in ("class_token", "mask_token"):
             if not getattr(model, token, False):
                 raise ValueError(
-                    f"config.model.{token}=False: DINOv2 trains it; set it to True, or take a model such as "
+                    f"config.model.{token}=False: DINOv2 trains it; set it to True, or use a model such as "
                     "dinov2_vit_s16."
                 )
         if getattr(model, "projection", None) is not None:
             raise ValueError(
-                f"config.model.projection={model.projection}: a head that DINOv2 does not train; say None."
+                f"config.model.projection={model.projection}: DINOv2 does not train this head; set it to None."
             )
         views = self.config.data.views
         if views.locals:
             check_input(model, "config.data.views.local_size", tuple(views.local_size), self.config.model.in_channels)
         wanted = self.options.groups
         if (groups := getattr(model, "drop_path_groups", None)) not in (None, wanted):
-            raise ValueError(
-                f"config.model.drop_path_groups={groups} must be that of the objective, {wanted}; set both alike."
-            )
+            raise ValueError(f"config.model.drop_path_groups={groups} must equal objective.groups={wanted}.")
 
     def module(self, model: nnx.Module, key: jax.Array) -> Student:
         """The model with new heads."""
@@ -288,11 +286,11 @@ class DinoV2(Objective):
             if (rows := metrics[f"{part}/rows"]) > UNIFORM:
                 warnings.append(
                     f"uniform collapse: the entropy of the targets of {name} is {rows:.4f} of log K; if it stays "
-                    "there, lower objective.teacher_temperature or objective.koleo, or take fewer prototypes."
+                    "there, lower objective.teacher_temperature or objective.koleo, or use fewer prototypes."
                 )
             elif (share := metrics[f"{part}/fullest"]) > ONE_PROTOTYPE:  # among equal entries the first leads
                 warnings.append(
-                    f"collapse onto one prototype: it leads the targets of {share:.0%} of all {name}; take "
+                    f"collapse onto one prototype: it leads the targets of {share:.0%} of all {name}; use "
                     "objective.targets='sinkhorn_knopp', or lower schedule.lr."
                 )
         return warnings

@@ -70,7 +70,7 @@ class Distillation(Supervised):
         if teacher != model:
             raise ValueError(
                 f"config.objective.teacher={self.options.teacher}: the teacher has {teacher or 'no'} classes, the "
-                f"model {model}; give a teacher of the same classes."
+                f"model {model}; use a teacher with the same classes."
             )
 
     def prepare(self, module: nnx.Module, batch: Batch, key: jax.Array) -> Batch:

@@ -79,7 +79,7 @@ class Gated(Objective):
         check_taps("config.objective", options.kernel_size, "zeros")
         if not isinstance(model, ViTConfig) or isinstance(model, JumboViTConfig) or model.k or model.prefix:
             raise ValueError(
-                f"{name} needs a plain ViT of patch tokens alone; take one with class_token=False, registers=0 and "
+                f"{name} needs a plain ViT of patch tokens alone; use one with class_token=False, registers=0 and "
                 "pool='mean'."
             )
         if model.replaced or model.parts:

@@ -58,7 +58,7 @@ class Mae(Objective):
         if config.model.get("num_classes", "not set") is not None:
             raise ValueError(
                 f"config.model.num_classes={config.model.get('num_classes', 'not set')}: a masked autoencoder has no "
-                "head to train; say num_classes=None."
+                "head to train; set num_classes=None."
             )
 
     def check_model(self, model: ViTConfig, teachers: Mapping[str, nnx.Module]) -> None:

@@ -194,7 +194,7 @@ def check_head(config: ConfigDict) -> None:
     if config.model.get("num_classes") is None:
         raise ValueError(
             f"config.model.num_classes=None: {config.model.name} has no head, which "
-            f"objective.name={config.objective.name!r} trains; set num_classes, or data.source to data that are there."
+            f"objective.name={config.objective.name!r} trains; set num_classes, or set data.source to existing data."
         )
 
 
@@ -209,11 +209,11 @@ def check_patches(config: ConfigDict) -> None:
     name, adaptive = config.model.get("name"), config.model.get("adaptive", False)
     if name in zoo.NAMES and not issubclass(zoo.NAMES[name].config, ViTConfig):
         raise ValueError(
-            f"config.model.name={name!r}: objective.name={config.objective.name!r} leaves out or masks patches, which "
-            "ViTs alone allow; take one, such as vit_s16."
+            f"config.model.name={name!r}: objective.name={config.objective.name!r} drops or masks patches, which "
+            "only ViTs support; use one, such as vit_s16."
         )
     if adaptive is True or isinstance(adaptive, tuple | list) and "token" in adaptive:
         raise ValueError(
-            f"config.model.adaptive={errors.shown(adaptive)}: its patches begin where the content decides, and "
-            f"objective.name={config.objective.name!r} compares them by their place on a fixed grid; set it to False."
+            f"config.model.adaptive={errors.shown(adaptive)}: the content determines its patch grid, but "
+            f"objective.name={config.objective.name!r} compares patches on a fixed grid; set it to False."
         )

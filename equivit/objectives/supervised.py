@@ -23,7 +23,7 @@ from equivit.objectives.clock import Clock
 from equivit.objectives.objective import Batch, Extra, Loss, Objective, Step, averaged, check_head
 
 Decay = Annotated[Inside, Words("a decay in (0, 1)")]
-Rates = Annotated[tuple[Below1, Below1], Words("two shares in [0, 1), left out at the beginning and at the end")]
+Rates = Annotated[tuple[Below1, Below1], Words("two shares in [0, 1), dropped at the start and at the end")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Supervised(Objective):
         if not isinstance(model, ViTConfig):
             raise ValueError(
                 f"config.objective.token_drop={self.options.token_drop}: {type(model).__name__} has no patch tokens "
-                "that it could leave out; set it to None, or train a ViT."
+                "to drop; set it to None, or train a ViT."
             )
         return math.prod(check_grid(self.image_size, model.patch_size, "training images"))
 

@@ -109,7 +109,7 @@ def load(
     with _naming(weights):
         content, choice = reading.unpacked(_content(weights), checkpoint_key)
         if choice:
-            print(f"{source}: the checkpoint has several sets of weights; taken: {choice} (checkpoint_key= chooses).")
+            print(f"{source}: several sets of weights; using {choice} (choose with checkpoint_key=).")
         format, state, left_out = _opened(kinds, content)
         if head is not None:
             state |= _separate_head(format, head)
@@ -123,7 +123,7 @@ def load(
         if _has_own_positions(config):
             raise ValueError(
                 f"{source}: adaptive={config.adaptive} has positions around the torus, which no file holds; load the "
-                f"model without it, and then take models.adapt(model, adaptive={config.adaptive})."
+                f"model without it, then call models.adapt(model, adaptive={config.adaptive})."
             )
         table, what = format.table(config, flavour), _what(source, flavour, config)
         abstract = _abstract(config)
@@ -140,7 +140,7 @@ def load(
             model, changes = reconfigure(model, rngs=Keys(seed), num_classes=num_classes, **other)
             left_out += [name for pair in table.pairs if pair.ours[0] in changes.drawn for name in pair.names]
         if left_out:
-            print(f"{source}: left out knowingly: {names.brief(left_out)}.")
+            print(f"{source}: dropped on purpose: {names.brief(left_out)}.")
     return model
 
 
@@ -157,7 +157,7 @@ def state_dict(source: str, model: ModelModule, *, flavour: str | None = None) -
     if replaced := getattr(config, "replaced", ()):
         raise ValueError(
             f"{source}: has no names for the taps of {len(replaced)} replaced blocks; keep it as a saved model, or "
-            "convert the one before the replacement."
+            "convert the model before the replacement."
         )
     format = next((format for format in kinds if isinstance(config, format.kind)), None)
     if format is None:
@@ -166,7 +166,7 @@ def state_dict(source: str, model: ModelModule, *, flavour: str | None = None) -
     if _has_own_positions(config):
         raise ValueError(
             f"{source}: has no names for the positions around the torus of an adaptive {type(model).__name__}; keep it "
-            "as a saved model, or convert the one before models.adapt."
+            "as a saved model, or convert the model before models.adapt."
         )
     if flavour is None:
         flavour = format.default_flavour(config) if format.default_flavour else format.flavours[0]
@@ -244,7 +244,7 @@ def _separate_head(format: Format, weights: Any) -> dict[str, np.ndarray]:
     """The tensors of a head in a separate file, with the names of a classifier's head."""
     if format.separate_head is None:
         having = ", ".join(name for name, known in FORMATS.items() if known.separate_head is not None)
-        raise ValueError(f"{format.name}: head= is a file of {having}; other classifiers have their head in one file.")
+        raise ValueError(f"{format.name}: head= is only for {having}; other classifiers include their head.")
     state, _ = reading.state_dict(_content(weights))
     return {f"{format.separate_head}.{name}": tensor for name, tensor in state.items()}
 

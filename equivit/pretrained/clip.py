@@ -103,7 +103,7 @@ def require(state: State, options: Mapping[str, Any]) -> None:
     if not known and "mlp" not in options:
         raise inference.MissingHint(
             "mlp",
-            f"{NAME}: no name of the file determines its activation; give mlp='quick_gelu' (weights of OpenAI) or "
+            f"{NAME}: the file does not determine its activation; give mlp='quick_gelu' (weights of OpenAI) or "
             "mlp='gelu' (nearly all others).",
         )
 

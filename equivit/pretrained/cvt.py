@@ -141,8 +141,8 @@ def _heads(widths: tuple[int, ...], hints: Hints) -> tuple[int, ...]:
         if width % HEAD_CHANNELS:
             raise inference.MissingHint(
                 "num_heads",
-                f"{NAME}: stage {stage} is {width} wide, no multiple of the {HEAD_CHANNELS} channels that heads of "
-                "published models have; give num_heads=, one number per stage, which no file determines.",
+                f"{NAME}: stage {stage} is {width} wide, not a multiple of the {HEAD_CHANNELS} channels per head of "
+                "published models; give num_heads=, one number per stage, which no file determines.",
             )
     return tuple(width // HEAD_CHANNELS for width in widths)
 

@@ -101,7 +101,7 @@ def load_head(weights: Mapping[str, np.ndarray] | str | os.PathLike, name: str =
     if "last_layer.weight_v" not in state:
         state = {key.removeprefix(f"{name}."): x for key, x in state.items() if key.startswith(f"{name}.")}
     if not state:
-        raise ValueError(f"{NAME}: no tensor is one of {name}; where both losses share a head it is dino_head.")
+        raise ValueError(f"{NAME}: there are no tensors of {name}; if both losses share a head, it is dino_head.")
     what = f"{NAME}: {name}"
     width = inference.shape(state, what, "mlp.0.weight", 2)[1]
     hidden = inference.shape(state, what, "mlp.2.weight", 2)[0]

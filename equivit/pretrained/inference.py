@@ -29,7 +29,7 @@ def shape(state: Mapping[str, np.ndarray], source: str, name: str, axes: int) ->
     if name not in state:
         raise ValueError(
             f"{source}: no tensor {name!r} among the {len(state)} of the file, such as {', '.join(list(state)[:3])}; "
-            "is it of another source, or wrapped in an unknown way?"
+            "is it from another source, or wrapped in an unknown way?"
         )
     if state[name].ndim != axes:
         raise ValueError(f"{source}: {name} {state[name].shape} must have {axes} axes.")
@@ -72,4 +72,4 @@ def require(config: Any, source: str, **values) -> None:
     """ValueError if a field of the configuration has a value that the format's code does not support."""
     for name, value in values.items():
         if (found := getattr(config, name)) != value:
-            raise ValueError(f"{source}: cannot hold a model with {name}={found!r}; its own code has {value!r}.")
+            raise ValueError(f"{source}: cannot hold a model with {name}={found!r}; its code has {value!r}.")

@@ -214,7 +214,7 @@ def read(
             for name in pair.names
             if name in fits and not jnp.issubdtype(state[name].dtype, jnp.floating)
         ],
-        "not finite, as weights of a run that diverged": [
+        "not finite, as after a run that diverged": [
             name for pair in table.pairs for name in pair.names if name in fits and not logical.is_finite(state[name])
         ],
         "wrong constants": [

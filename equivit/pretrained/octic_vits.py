@@ -109,7 +109,7 @@ def _family(state, depth, width) -> dict:
 def _kind(features, width):
     if 8 * features % width or 8 * features // width not in INVARIANTS:
         known = ", ".join(f"{n * width // 8} ({kind})" for n, kind in INVARIANTS.items())
-        raise ValueError(f"{NAME}: {features} invariants of width {width} are of no known kind; there are {known}.")
+        raise ValueError(f"{NAME}: {features} invariants of width {width} are of an unknown kind; known are {known}.")
     return INVARIANTS[8 * features // width]
 
 

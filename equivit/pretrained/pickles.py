@@ -85,7 +85,7 @@ class Machine:
             length = len(argument) if isinstance(argument, str | bytes) else 0
             self._claim("an object", OBJECT + CHARACTER * length)
             if opcode.name in REMEMBER and isinstance(argument, int) and argument > len(content):
-                raise Refused(f"is damaged: it remembers an object at place {argument:,}.")
+                raise Refused(f"is damaged: it stores an object at memo index {argument:,}.")
             self._run(opcode.name, argument)
         return self._stack.pop()
 
@@ -121,7 +121,7 @@ class Machine:
         elif operation in ("REDUCE", "NEWOBJ"):
             name, arguments = self._take(2)
             if (make := self._find(_of_type(name, Name))) is None:
-                raise Refused(f"calls {name}, which is no function of tensors.")
+                raise Refused(f"calls {name}, which is not a tensor function.")
             self._put(make(*_of_type(arguments, tuple)))
         elif operation == "BUILD":
             (state,) = self._take(1)
@@ -129,7 +129,7 @@ class Machine:
         elif operation == "BINPERSID":
             self._put(self._stored(*self._take(1)))
         elif operation not in IGNORED:
-            raise Refused(f"has the operation {operation}, which torch.save does not write; save it again with it.")
+            raise Refused(f"has the operation {operation}, unknown to torch.save; save it again with torch.save.")
 
     def _put(self, value: Any) -> None:
         self._stack.append(value)
@@ -162,7 +162,7 @@ def _set(table: dict, pairs: list[Any]) -> None:
     for key, value in zip(pairs[::2], pairs[1::2], strict=True):
         if type(key) is not str and not (type(key) is int and abs(key) <= LARGEST_KEY):
             raise Refused(
-                f"has a dictionary with a key of type {type(key).__name__}; keys are read if they are strings or "
+                f"has a dictionary with a key of type {type(key).__name__}; keys must be strings or "
                 f"whole numbers up to {LARGEST_KEY:,}."
             )
         table[key] = value

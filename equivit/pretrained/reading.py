@@ -123,7 +123,7 @@ def state_dict(
         if any(re.search(pattern, short) for pattern in ignored):
             left_out.append(short)
         elif short in tensors:
-            raise ValueError(f"weights: two tensors are named {short!r} once wrappers are taken off, such as {name!r}.")
+            raise ValueError(f"weights: two tensors are named {short!r} after removing wrappers, such as {name!r}.")
         else:
             tensors[short] = np.asarray(value)
             if not jnp.issubdtype(tensors[short].dtype, np.number) and tensors[short].dtype != bool:

@@ -23,7 +23,7 @@ from equivit.archives import Archive, Refused
 from equivit.errors import shown
 from equivit.pretrained.pickles import Machine, Name, Shell
 
-FIX = "save it again with torch.save, which does not compress, its tensors as .contiguous() copies"
+FIX = "save it again with torch.save, uncompressed, with tensors as .contiguous() copies"
 MOST_AXES = 32
 LARGEST = 2**63 - 1
 STORAGES = {
@@ -143,7 +143,7 @@ class _Reader:
                 elif isinstance(value, Module):
                     if id(value) in seen:
                         place = shown(whole)[1:-1]
-                        raise Refused(f"has the module {place} in two places, which no state dict can say.")
+                        raise Refused(f"has the module {place} in two places, which no state dict can represent.")
                     seen.add(id(value))
                     left.append((f"{whole}.", value))
         return tensors

@@ -58,7 +58,7 @@ def check_structure(what: str, y: Any, expected: Any) -> None:
     """AssertionError unless two trees have the same structure."""
     found, wanted = jax.tree.structure(y), jax.tree.structure(expected)
     if found != wanted:
-        raise AssertionError(f"{what}: the output has another structure, {found}, than {wanted}.")
+        raise AssertionError(f"{what}: the output has the structure {found}, not {wanted}.")
 
 
 def check_tolerance(where: str, tol: Any) -> None:

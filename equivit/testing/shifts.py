@@ -84,7 +84,7 @@ def _shifts(shifts: Any, size: tuple[int, int]) -> list[tuple[int, int]]:
         ) from None
     if not any(down % height or right % width for down, right in pairs):
         raise ValueError(
-            f"assert_shift_equivariant: shifts={errors.shown(shifts)} leave images of {height}x{width} where they are, "
+            f"assert_shift_equivariant: shifts={errors.shown(shifts)} leave images of {height}x{width} unmoved, "
             "which shows nothing."
         )
     return pairs

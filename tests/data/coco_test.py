@@ -114,21 +114,21 @@ def categories(*ids):
         (dict(info={}), r"instances_train2017.json: it must have the images, .* \(KeyError: 'categories'\)"),
         (changed(segmentation=dict(size=[5, 7], counts="abc")), "annotation 2: its run lengths are compressed"),
         (changed(segmentation=dict(size=[5, 7], counts=[3, 4])), "must add up to 5 x 7, the size of its image"),
-        (changed(segmentation=[[0, 0, 1, 1]]), "a polygon must be x and y of three corners or more"),
-        (changed(segmentation=[[0, 0, 1, 1, math.nan, 2]]), "of three corners or more, all finite"),
+        (changed(segmentation=[[0, 0, 1, 1]]), "a polygon must have x and y of at least three corners"),
+        (changed(segmentation=[[0, 0, 1, 1, math.nan, 2]]), "of at least three corners, all finite"),
         (changed(image_id=99), r"\(KeyError: 99\)"),
         (changed(segmentation=dict(size=[5, 7], counts=[17.5, 17.5])), "annotation 2: its run lengths must be whole"),
         (changed(segmentation=dict(size=[5, 7], counts=[-1, 36])), "annotation 2: its run lengths must be whole"),
         (changed(segmentation=dict(size=[5, 7], counts=[10**400, 1])), "annotation 2: its run lengths must be whole"),
-        (changed(segmentation=[[10**400, 0, 1, 1, 1, 2]]), "annotation 2: a polygon must be .* all finite"),
-        (changed(segmentation=[[1e39, 0, 1, 1, 1, 2]]), "annotation 2: a polygon must be .* all finite"),
-        (changed(segmentation=[["0", "0", "1", "1", "1", "2"]]), "annotation 2: a polygon must be .* all finite"),
-        (changed(id="a\nb", segmentation=[[0]]), r"annotation 'a\\nb': a polygon must be"),
-        (pictures(id=5), "two images have one id, or an id is no whole number: 5"),
-        (pictures(id=[1]), r"two images have one id, or an id is no whole number: \[1\]"),
-        (categories(1, 1), "two categories have one id, or an id is no whole number: 1"),
-        (categories(True, 1), "two categories have one id, or an id is no whole number: True"),
-        (categories(math.nan, 1), "two categories have one id, or an id is no whole number: nan"),
+        (changed(segmentation=[[10**400, 0, 1, 1, 1, 2]]), "annotation 2: a polygon must have .* all finite"),
+        (changed(segmentation=[[1e39, 0, 1, 1, 1, 2]]), "annotation 2: a polygon must have .* all finite"),
+        (changed(segmentation=[["0", "0", "1", "1", "1", "2"]]), "annotation 2: a polygon must have .* all finite"),
+        (changed(id="a\nb", segmentation=[[0]]), r"annotation 'a\\nb': a polygon must have"),
+        (pictures(id=5), "two images have one id, or an id is not a whole number: 5"),
+        (pictures(id=[1]), r"two images have one id, or an id is not a whole number: \[1\]"),
+        (categories(1, 1), "two categories have one id, or an id is not a whole number: 1"),
+        (categories(True, 1), "two categories have one id, or an id is not a whole number: True"),
+        (categories(math.nan, 1), "two categories have one id, or an id is not a whole number: nan"),
         (pictures(file_name=7), r"image 7: its file_name, height and width are \(7, 5, 7\)"),
         (pictures(height=None), r"image 7: its .* are \('7.jpg', None, 7\)"),
         (pictures(width=1.5), r"image 7: its .* are \('7.jpg', 5, 1.5\)"),
@@ -150,7 +150,7 @@ def test_an_image_that_is_said_to_be_beyond_max_pixels_counts_as_unreadable(sect
     assert example["image"].getpixel((0, 0)) == 5
     assert list(unreadable.values()) == [
         "it has 5000 x 4000 = 20,000,000 pixels, more than config.data.max_pixels=10000000; make it smaller, or raise "
-        "that where memory allows"
+        "this limit if memory allows"
     ]
     small = sources.open_source(section(**names, max_pixels=34), "train2017")
     with pytest.raises(ValueError, match="it has 5 x 7 = 35 pixels, more than config.data.max_pixels=34"):

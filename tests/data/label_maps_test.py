@@ -93,7 +93,7 @@ def test_indices_of_png_files_are_labels(palette):
         ),
         (png(np.zeros((5, 7, 2))), r"not the shape \[5, 7, 2\] \(mode LA\)"),
         (np.zeros((5, 7)), "must hold whole numbers, not float64"),
-        (png(np.zeros((6, 7))), "its label map is 6x7 for an image of 5x7; they must be of one size"),
+        (png(np.zeros((6, 7))), "its label map is 6x7 for an image of 5x7; they must have the same size"),
     ],
 )
 def test_a_map_that_cannot_be_one_ends_the_run(labels, message):

@@ -82,7 +82,7 @@ JPEG = np.zeros(8, np.uint8)
         ({"a_label": np.array([0, 0.5, 1])}, r"a_label\[1\]=0.5 must be a whole number, .* 1 of 3 labels are not"),
         ({"a_label": np.array([0, np.nan, np.inf])}, r"a_label\[1\]=nan must be a whole number"),
         ({"a_label": np.array(["x", "y", "x"])}, r"a_label must be int \[N\], not <U1 \[3\]; give the index of each"),
-        ({"a_label": np.eye(3, 2)}, r"a_label must be int \[N\], not float64 \[3, 2\]; .* take argmax\(-1\)"),
+        ({"a_label": np.eye(3, 2)}, r"a_label must be int \[N\], not float64 \[3, 2\]; .* use argmax\(-1\)"),
         ({"a_label": np.array([-1, 0, 0])}, r"a_label is in -1\.\.0; .* count from 0"),
         ({"a_image": np.zeros((3, 0, 4, 1), np.uint8)}, r"at least one pixel, not uint8 \[3, 0, 4, 1\]"),
         ({"a_image": np.zeros((0, 4, 4, 1), np.uint8)}, r"at least one pixel, not uint8 \[0, 4, 4, 1\]"),

@@ -102,20 +102,20 @@ def remove(*names):
         (
             remove("labels/train/a.png"),
             ValueError,
-            "labels/train: there is no label map 'a'; 1 of 2 are missing.*one name",
+            "labels/train: there is no label map 'a'; 1 of 2 are missing.*the same name",
         ),
         (remove("images/train/sub/a.jpeg"), ValueError, "images/train: there is no image 'sub/a'; 1 of 2 are missing"),
         (
             lambda root: write(root, ["images/train/a.bmp"]),
             ValueError,
-            "a.jpeg and a.bmp|a.bmp and a.jpeg.* have one name",
+            "a.jpeg and a.bmp|a.bmp and a.jpeg.* have the same name",
         ),
         (
             lambda root: (root / "classes.txt").write_text("\n"),
             ValueError,
-            "classes.txt: it must have the name of a class",
+            "classes.txt: it must have one class name per line",
         ),
-        (lambda root: (root / "classes.txt").write_text("a\n\nb"), ValueError, "classes.txt: .* on every line"),
+        (lambda root: (root / "classes.txt").write_text("a\n\nb"), ValueError, "classes.txt: .* class 0 first"),
         (
             lambda root: (root / "classes.txt").write_bytes(b"caf\xe9"),
             ValueError,
@@ -165,13 +165,13 @@ class SceneParse(tfds.core.GeneratorBasedBuilder):
 def test_scene_parsing_of_tfds_needs_maps_of_its_150_classes(section, tmp_path, monkeypatch, channels):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
     config = section(source="tfds:scene_parse150")
-    with pytest.raises(FileNotFoundError, match="nothing prepared .*100 kinds .* take data.source='pairs:<dir>'"):
+    with pytest.raises(FileNotFoundError, match="nothing prepared .*100 kinds .* use data.source='pairs:<dir>'"):
         sources.open_source(config, "train")
     monkeypatch.setattr(SceneParse, "CHANNELS", channels)
     SceneParse(data_dir=tmp_path, file_format="array_record").download_and_prepare()
     (tmp_path / "scene_parse").rename(tmp_path / "scene_parse150")
     if channels == 3:
-        with pytest.raises(ValueError, match="tfds:scene_parse150: what TFDS prepares .*'pairs:<dir>'"):
+        with pytest.raises(ValueError, match="tfds:scene_parse150: TFDS prepares .*'pairs:<dir>'"):
             sources.open_source(config, "train")
         return
     source = sources.open_source(config, "train")

@@ -102,7 +102,7 @@ def test_only_formats_of_the_endings_are_opened(monkeypatch):
     for content in (script, encoded(image, "EPS"), encoded(image, "GIF"), encoded(image, "PCX"), encoded(image, "TGA")):
         for read in (reading.decode_map, lambda content: reading.decode(content, 3)):
             with pytest.raises(
-                ValueError, match="it is no image file: .*; formats are BMP, JPEG, PNG, PPM, TIFF, WEBP"
+                ValueError, match="it is not an image file: .*; formats are BMP, JPEG, PNG, PPM, TIFF, WEBP"
             ):
                 read(content)
 
@@ -110,8 +110,8 @@ def test_only_formats_of_the_endings_are_opened(monkeypatch):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "it is no image file: 0 bytes that begin with b''"),
-        (b"<html>not found</html>", "it is no image file: 22 bytes that begin with b'<html>no'"),
+        (b"", "it is not an image file: 0 bytes that begin with b''"),
+        (b"<html>not found</html>", "it is not an image file: 22 bytes that begin with b'<html>no'"),
         (
             encoded(Image.new("L", (40, 26))),
             "26 x 40 = 1,040 pixels, more than config.data.max_pixels=1000; make",
@@ -150,5 +150,5 @@ def test_too_little_memory_is_no_damage_of_an_image(section, tmp_path, monkeypat
 def test_a_pipe_is_not_waited_for(section, tmp_path):
     (tmp_path / "a").mkdir()
     os.mkfifo(tmp_path / "a" / "x.png")
-    with pytest.raises(OSError, match="x.png: it is no regular file"):
+    with pytest.raises(OSError, match="x.png: it is not a regular file"):
         reading.read(sources.open_source(section(source=f"folder:{tmp_path}"), "train"), 0, 1)

@@ -246,7 +246,7 @@ def test_whole_images_of_several_sizes_are_evaluated_one_by_one(section, tmp_pat
         (25, 30, 1),
         (20, 31, 2),
     ]
-    with pytest.raises(ValueError, match="'image': all rows .* same shape; .*; of batch_size=1 they may differ"):
+    with pytest.raises(ValueError, match="'image': all rows .* same shape; .*; with batch_size=1 they may differ"):
         next(loader.evaluate(config, batch_size=2).batches())
 
 

@@ -125,7 +125,7 @@ def test_a_prepared_tfds_data_set(section, prepared):
     for old, new in (("uint8", "float32"), ("jpeg", "png"), ('"3"\n', '"1"\n')):  # four bytes of a file are one value
         text = text.replace(old, new, 1)
     features.write_text(text)
-    with pytest.raises(ValueError, match="tfds:tiny: images are float32, whose range is not known; they must be uint8"):
+    with pytest.raises(ValueError, match="tfds:tiny: images are float32, whose range is unknown; they must be uint8"):
         sources.open_source(config, "train")
 
 
@@ -136,7 +136,7 @@ DAMAGES = {
     "version": ("dataset_info.json", lambda text: text.replace("1.10.0", "1."), "Invalid version"),
     "bytes": ("dataset_info.json", lambda text: text.replace("tiny", "\udcff"), "'utf-8' codec can't decode"),
     "classes": ("features.json", lambda text: text.replace('Classes": "3"', 'Classes": "9000000000"'), "damaged"),
-    "module": ("features.json", lambda text: text.replace("tensorflow_datasets", "this"), "no feature of TFDS"),
+    "module": ("features.json", lambda text: text.replace("tensorflow_datasets", "this"), "not a TFDS feature"),
 }
 
 

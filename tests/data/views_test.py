@@ -129,7 +129,7 @@ def test_batches_depend_on_the_seed_and_their_number_alone(section):
 @pytest.mark.parametrize(
     ("augment", "changes", "message"),
     [
-        ({"crop": "pad"}, {}, "data.augment.crop='pad': views are cut by 'random_resized'; take this."),
+        ({"crop": "pad"}, {}, "data.augment.crop='pad': views need 'random_resized'."),
         ({"erase": 0.25}, {}, "data.augment.erase=0.25 has no effect on views; set it to 0.0"),
         ({"rand_augment": "rand-m9-inc1"}, {}, "rand_augment='rand-m9-inc1' has no effect on views; set it to None"),
         ({"octic": True}, {}, r"data.image_size=\(12, 20\) must be square for data.augment.octic=True, as \(20, 20\)"),

@@ -243,11 +243,11 @@ def test_each_collapse_is_named(collapse):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (dict(groups=3), "objective.groups=3 does not cut a micro-batch of 16 images .* nearest are 15 and 18"),
+        (dict(groups=3), "objective.groups=3 does not split a micro-batch of 16 images .* nearest are 15 and 18"),
         (dict(groups=16), "of 16 images into equal groups of two or more; of config.batch_size the nearest are 32"),
         (dict(mask_ratio=(0.5, 0.1)), r"must be \(smallest, largest\), as \(0.1, 0.5\)"),
         (dict(prototypes=1), "objective.prototypes=1 must be a whole number, two or more; the nearest is 2"),
-        (dict(model=SMALL | dict(num_classes=10)), "model.num_classes=10: DINOv2 trains no classifier"),
+        (dict(model=SMALL | dict(num_classes=10)), "model.num_classes=10: DINOv2 has no classifier"),
     ],
 )
 def test_what_a_config_cannot_say(change, message):
@@ -273,5 +273,5 @@ def test_models_that_do_not_fit_are_refused(model, local, message):
 
 def test_other_groups_of_the_model_are_refused():
     config = config_of(groups=4)
-    with pytest.raises(ValueError, match="model.drop_path_groups=8 must be that of the objective, 4"):
+    with pytest.raises(ValueError, match="model.drop_path_groups=8 must equal objective.groups=4"):
         OBJECTIVES["dinov2"](config).check_model(zoo.configuration(**config.model), {})

@@ -108,7 +108,7 @@ def test_a_run_begins_with_the_decoder_that_it_is_given():
         ({}, dict(gates=4), "gates=4 must be at most 3"),
         ({}, dict(gates=7, by_head=True), "gates=7 must be at most 6"),
         ({}, dict(kernel_size=4), "kernel_size=4 must be odd"),
-        (dict(class_token=True), {}, "patch tokens alone; take one with class_token=False"),
+        (dict(class_token=True), {}, "patch tokens alone; use one with class_token=False"),
         (dict(replaced=((1, "dw"),)), {}, r"set model.replaced=\(\)"),
     ],
 )

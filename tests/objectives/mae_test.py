@@ -177,5 +177,5 @@ def test_impossible_values_are_refused(changes, message):
 def test_a_head_is_refused():
     c = options()
     c.model.num_classes = 10
-    with pytest.raises(ValueError, match="config.model.num_classes=10: .* say num_classes=None"):
+    with pytest.raises(ValueError, match="config.model.num_classes=10: .* set num_classes=None"):
         config.validate(c)

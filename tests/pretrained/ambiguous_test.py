@@ -68,7 +68,7 @@ def checkpoint(tmp_path):
 
 def test_which_weights_of_a_checkpoint_are_taken_is_printed_and_chosen(checkpoint, tmp_path, capsys):
     model = pretrained.load("timm", checkpoint, num_heads=2)
-    assert "taken: 'state_dict', not 'state_dict_ema' (checkpoint_key= chooses)" in capsys.readouterr().out
+    assert "using 'state_dict', not 'state_dict_ema' (choose with checkpoint_key=)" in capsys.readouterr().out
     assert model.head.bias[0] == 1
     model = pretrained.load("timm", checkpoint, num_heads=2, checkpoint_key="state_dict_ema")
     assert "taken" not in capsys.readouterr().out and model.head.bias[0] == 2

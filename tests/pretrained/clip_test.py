@@ -48,7 +48,7 @@ def test_all_spellings_hold_the_same_arrays():
     ):
         with pytest.raises(ValueError, match=f"{source}: cannot hold a model with {reason}"):
             pretrained.state_dict(source, written(name)[0])
-    with pytest.raises(ValueError, match="clip: cannot hold a model with mlp='gelu'; its own code has 'quick_gelu'"):
+    with pytest.raises(ValueError, match="clip: cannot hold a model with mlp='gelu'; its code has 'quick_gelu'"):
         pretrained.state_dict("clip", written("OpenCLIP")[0], flavour="openai")
 
 
@@ -59,7 +59,7 @@ def test_the_text_encoder_is_left_out(tmp_path, capsys):
     reading.write(tmp_path / "clip.safetensors", state | text)
     there = ["--source=clip", f"--input={tmp_path / 'clip.safetensors'}", f"--output={tmp_path / 'model'}"]
     assert convert.main([*there, "--num_heads=2"]) == 1
-    assert "clip: no name of the file determines its activation; give mlp=" in capsys.readouterr().err
+    assert "clip: the file does not determine its activation; give mlp=" in capsys.readouterr().err
     assert convert.main([*there, "--num_heads=2", "--mlp=quick_gelu"]) == 0
     said = capsys.readouterr().out
     for name in text:
@@ -135,7 +135,9 @@ def test_modules_in_two_places_are_refused(tmp_path, monkeypatch, kind):
         one.root = root
         del root.b
     script(tmp_path / "model.pt", root, monkeypatch)
-    with pytest.raises(ValueError, match="model.pt: has the module .* in two places, which no state dict can say"):
+    with pytest.raises(
+        ValueError, match="model.pt: has the module .* in two places, which no state dict can represent"
+    ):
         reading.read(tmp_path / "model.pt")
 
 

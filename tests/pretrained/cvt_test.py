@@ -65,7 +65,7 @@ def test_numbers_of_batches_are_left_out(capsys):
     assert len(counts) == 9
     found = pretrained.load("cvt", {"model": {**written, **counts}}, **HINTS)
     listed = ", ".join(f"stage*.blocks.*.attn.conv_proj_{name}.bn.{BATCHES} (3)" for name in "qkv")
-    assert capsys.readouterr().out == f"cvt: left out knowingly: {listed}.\n"
+    assert capsys.readouterr().out == f"cvt: dropped on purpose: {listed}.\n"
     same(logical.to_logical(found), logical.to_logical(m))
 
 
@@ -101,7 +101,7 @@ def test_the_command(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "cvt: stage 0 is 8 wide, no multiple of the 64 channels that heads of published models have; give num_"),
+        ({}, "cvt: stage 0 is 8 wide, not a multiple of the 64 channels per head of published models; give num_"),
         (dict(num_heads=2), "cvt: num_heads=2 must be one or more positive whole numbers"),
         (dict(num_heads=(2, 3, 1)), r"num_heads=\(2, 3, 1\) and depths=\(2, 1\) must have one entry per stage each"),
         (dict(HINTS, window_size=5), r"cvt: window_size=\(5, 5\), but its models have none"),

@@ -87,7 +87,7 @@ def test_a_dialect_of_plain_vits(monkeypatch, capsys):
     for name, tensor in back.items():
         np.testing.assert_array_equal(tensor, state[f"visual.{name}"], err_msg=name)
     fresh = pretrained.load(NAME, state, num_heads=2, num_classes=3)
-    assert "left out knowingly: proj." in capsys.readouterr().out
+    assert "dropped on purpose: proj." in capsys.readouterr().out
     assert fresh(jnp.ones((1, 32, 32, 3))).shape == (1, 3)
 
 
@@ -151,7 +151,7 @@ def net(monkeypatch):
 def test_a_net_with_statistics(net, capsys):
     counts = {"bn1.num_batches_tracked": np.int64(7), "blocks.0.1.bn1.num_batches_tracked": np.int64(7)}
     model = pretrained.load("net", {f"module.{name}": tensor for name, tensor in (net | counts).items()})
-    assert capsys.readouterr().out == f"net: left out knowingly: {', '.join(counts)}.\n"
+    assert capsys.readouterr().out == f"net: dropped on purpose: {', '.join(counts)}.\n"
     for i in range(3):
         np.testing.assert_array_equal(model.blocks[i].norm.mean[...], net[f"blocks.0.{i}.bn1.running_mean"])
         np.testing.assert_array_equal(model.blocks[i].norm.variance[...], net[f"blocks.0.{i}.bn1.running_var"])

@@ -62,7 +62,7 @@ def test_training_checkpoints(tmp_path, capsys):
     model, _, state = written("hub")
     torch_archive.write(tmp_path / "teacher_checkpoint.pth", training_checkpoint(state))
     same_model(pretrained.load("dinov2", tmp_path / "teacher_checkpoint.pth", num_heads=2), model)
-    assert "left out knowingly: dino_head.mlp.*.weight (3), " in capsys.readouterr().out
+    assert "dropped on purpose: dino_head.mlp.*.weight (3), " in capsys.readouterr().out
     for seed, name in enumerate(("dino_head", "ibot_head")):
         head = dinov2.load_head(tmp_path / "teacher_checkpoint.pth", name)
         again, expected = dinov2.head_state(head), random_head(seed)
@@ -75,7 +75,7 @@ def test_training_checkpoints(tmp_path, capsys):
 
 
 def test_heads_that_are_none():
-    with pytest.raises(ValueError, match="dinov2: no tensor is one of ibot_head; where both losses share"):
+    with pytest.raises(ValueError, match="dinov2: there are no tensors of ibot_head; if both losses share"):
         dinov2.load_head({f"dino_head.{name}": x for name, x in random_head().items()}, "ibot_head")
     with pytest.raises(ValueError, match="dinov2: dino_head: the tensors do not fit.  unexpected: mlp.6.weight"):
         dinov2.load_head(random_head() | {"mlp.6.weight": np.ones((2, 2), np.float32)})

@@ -43,7 +43,7 @@ def test_there_and_back_by_the_command(tmp_path, capsys):
     reading.write(tmp_path / "weights.npz", written | counts)
     there = [f"--input={tmp_path / 'weights.npz'}", f"--output={tmp_path / 'model'}", "--source=timm"]
     assert convert.main([*there, "--image_size=49,80"]) == 0
-    assert "left out knowingly" in capsys.readouterr().out
+    assert "dropped on purpose" in capsys.readouterr().out
     back = [f"--input={tmp_path / 'model'}", f"--output={tmp_path / 'back.npz'}", "--to=timm"]
     assert convert.main(back) == 0
     same(reading.read(tmp_path / "back.npz"), written)
@@ -62,7 +62,7 @@ def test_a_new_head_keeps_its_norm(capsys):
     found = pretrained.load("timm", weights, num_classes=3, drop_path=(0.0, 0.2))
     assert found.config.drop_path == (0.0, 0.2) and found.head.linear.weight.shape == (12, 3)
     np.testing.assert_array_equal(found.head.norm.mean[...], weights["head.bn.running_mean"])
-    assert capsys.readouterr().out == "timm: left out knowingly: head.l.weight, head.l.bias.\n"
+    assert capsys.readouterr().out == "timm: dropped on purpose: head.l.weight, head.l.bias.\n"
 
 
 @either

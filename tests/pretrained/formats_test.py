@@ -145,7 +145,7 @@ def test_files_in_wrappers(tmp_path, ending, capsys):
     else:
         reading.write(tmp_path / f"weights{ending}", wrapped)
     same_model(pretrained.load("octic_vits", tmp_path / f"weights{ending}", num_heads=2), model)
-    assert capsys.readouterr().out == "octic_vits: left out knowingly: cls_token.1-4.\n"
+    assert capsys.readouterr().out == "octic_vits: dropped on purpose: cls_token.1-4.\n"
 
 
 def test_half_precision_becomes_float32():
@@ -238,12 +238,12 @@ def test_the_order_of_flip_tokens_is_checked():
         ("Jumbo of 2025", dict(), "jumbo: pos_embed has 12 rows, which form no square grid.* give image_size="),
         ("plain registers", dict(), "no square grid of patches.* give image_size="),
         ("plain", dict(image_size=(64, 64)), "do not fit an image of 64x64 in patches of 8x8"),
-        ("OpenCLIP quick", dict(), "clip: no name of the file determines its activation; give mlp='quick_gelu' .* or"),
-        ("transformers' CLIP", dict(), "clip: no name of the file determines its activation"),
-        ("timm's CLIP", dict(), "clip: no name of the file determines its activation"),
+        ("OpenCLIP quick", dict(), "clip: the file does not determine its activation; give mlp='quick_gelu' .* or"),
+        ("transformers' CLIP", dict(), "clip: the file does not determine its activation"),
+        ("timm's CLIP", dict(), "clip: the file does not determine its activation"),
         ("hub", dict(source="clip"), "clip .*missing: norm_pre.weight.*unexpected: patch_embed.proj.bias, mask"),
         ("timm's CLIP", dict(source="timm"), "timm .*missing: patch_embed.proj.bias; unexpected: norm_pre.weight"),
-        ("H8", dict(head={}), "octic_vits: head= is a file of dinov2; other"),
+        ("H8", dict(head={}), "octic_vits: head= is only for dinov2; other"),
         ("H8", dict(image_size=(64, 64)), r"misshapen: .*pos_embed.0 \(2, 2, 8\), expected \(4, 4, 8\)"),
     ],
 )  # fmt: skip

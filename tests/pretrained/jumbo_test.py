@@ -15,7 +15,7 @@ def test_the_unused_class_token_is_left_out(capsys):
     model, _, weights = written("Jumbo")
     random = weights | {"cls_token": np.random.default_rng(0).normal(size=(1, 1, 64)).astype(np.float32)}
     same_model(pretrained.load("jumbo", random, num_heads=2), model)
-    assert capsys.readouterr().out == "jumbo: left out knowingly: cls_token.\n"
+    assert capsys.readouterr().out == "jumbo: dropped on purpose: cls_token.\n"
     assert not weights["cls_token"].any()
 
 
@@ -32,7 +32,7 @@ def test_heads_of_the_published_sizes(width, heads):
 def test_a_new_head_starts_at_equal_probabilities(capsys):
     model, config, weights = written("Jumbo")
     found = pretrained.load("jumbo", weights, num_heads=2, num_classes=7, drop_path=0.1)
-    assert capsys.readouterr().out == "jumbo: left out knowingly: cls_token, head.weight, head.bias.\n"
+    assert capsys.readouterr().out == "jumbo: dropped on purpose: cls_token, head.weight, head.bias.\n"
     assert found.config.drop_path == 0.1 and found.head.weight.shape == ((config.jumbo + 1) * 64, 7)
     np.testing.assert_allclose(found.head.bias[...], math.log(1 / 7), rtol=1e-6)
     np.testing.assert_array_equal(found.jumbo_mlp.fc1.weight[...], model.jumbo_mlp.fc1.weight[...])

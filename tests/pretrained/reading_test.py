@@ -147,7 +147,7 @@ def test_a_pickle_cannot_set_places_aside(tmp_path):
     path = tmp_path / "weights.pth"
     torch_archive.write(path, {"a": np.zeros(4, np.float32)})
     changed(path, place=(b"q\0", b"r\0\0\0\x7f"))
-    with pytest.raises(ValueError, match="weights.pth: is damaged: it remembers an object at place 2,130,706,432"):
+    with pytest.raises(ValueError, match="weights.pth: is damaged: it stores an object at memo index 2,130,706,432"):
         reading.read(path)
 
 

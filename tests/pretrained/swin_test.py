@@ -66,7 +66,7 @@ def test_tables_that_follow_from_the_sizes_are_left_out(version, capsys):
     extra = {f"{at}.relative_position_index": np.zeros((25, 25), np.int64), "layers.0.blocks.1.attn_mask": np.ones(1)}
     extra |= {f"{at}.relative_coords_table": np.zeros((1, 9, 9, 2))} if version == 2 else {}
     found = pretrained.load("timm", {"model": {**written, **extra}}, **HINTS)
-    assert capsys.readouterr().out == f"timm: left out knowingly: {', '.join(extra)}.\n"
+    assert capsys.readouterr().out == f"timm: dropped on purpose: {', '.join(extra)}.\n"
     same(pretrained.state_dict("timm", found, flavour="microsoft"), written)
 
 

@@ -178,7 +178,7 @@ def test_token_dropping_needs_tokens():
     goal, _ = made("supervised", objective=dict(token_drop=(0.5, 0.0)))
     series = zoo.configuration("patchtst", length=8, channels=3, num_classes=10)
     for config in (series, *map(zoo.configuration, ("bixt_ti_p16", "swin_t", "shvit_s1"))):
-        with pytest.raises(ValueError, match="Config has no patch tokens that it could leave out; set it to None"):
+        with pytest.raises(ValueError, match="Config has no patch tokens to drop; set it to None"):
             goal.static(types.SimpleNamespace(config=config), 0.0)
 
 
@@ -188,7 +188,7 @@ def test_what_masks_patches_needs_a_vit(goal, name):
     """Refused with the config: what comes next asks the model for its patches."""
     config = configs.get_base(goal)
     config.update(epochs=1, model=dict(name=name, num_classes=None))
-    match = f"config.model.name='{name}': objective.name='{goal}' leaves out or masks patches.*; take one"
+    match = f"config.model.name='{name}': objective.name='{goal}' drops or masks patches.*; use one"
     with pytest.raises(ValueError, match=match):
         configs.validate(config)
 
@@ -202,7 +202,7 @@ def test_what_compares_patches_needs_a_fixed_grid(goal):
         config.update(epochs=1, model=dict(name="vit_s16", num_classes=None, adaptive=adaptive))
         configs.validate(config)
 
-    match = rf"config.model.adaptive=.*: .* objective.name='{goal}' compares them .*; set it to False\.$"
+    match = rf"config.model.adaptive=.*: .* objective.name='{goal}' compares patches .*; set it to False\.$"
     for adaptive in (True, ("token",)):
         with pytest.raises(ValueError, match=match):
             validate(adaptive)
