@@ -46,6 +46,7 @@ def fitted(place):
     return json.loads((place / "fitted" / "report.json").read_text())
 
 
+@pytest.mark.slow
 def test_the_report_tells_before_and_after(place, fitted):
     assert len(fitted["blocks"]) == 2 and set(fitted["blocks"]) < {0, 1, 2}
     highest = next(score for block, score in enumerate(fitted["sigma"]) if block not in fitted["blocks"])

@@ -49,6 +49,7 @@ def test_help_imports_nothing_large(name):
     assert not imported(program) & LARGE
 
 
+@pytest.mark.slow
 def test_a_plain_run_imports_no_gpu_kernels_and_draws_at_its_end_alone():
     """All that `equivit.train` imports before the pictures; octic models get the kernels when they are traced."""
     modules = imported(

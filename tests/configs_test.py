@@ -60,6 +60,7 @@ FULL = {
 CIFAR = {"cifar.py:10,H8": 3.02, "cifar.py:100,D8": 0.73}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name,millions", {**FULL, **CIFAR}.items())
 def test_full_configuration(name, millions):
     config = configs.load(str(ROOT / name))

@@ -107,6 +107,7 @@ def test_models_have_forward_mode_derivatives(name):
     assert jax.eval_shape(lambda both: jax.jvp(function, both, both)[1], both).shape == ()
 
 
+@pytest.mark.slow
 def test_both_modes_agree():
     """The derivative along a direction is the gradient times it, but for the rounding of some layers in float32."""
     function, parameters = loss("swin", adaptive=True)

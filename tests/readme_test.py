@@ -33,6 +33,8 @@ from equivit.training import config as configs
 from equivit.training import sweep_config
 from experiments.__main__ import scripts
 
+pytestmark = pytest.mark.slow
+
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 SHARED = ("flags", "studies/several_seeds", "tables/finished_runs")  # flags of several experiments

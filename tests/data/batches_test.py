@@ -79,6 +79,7 @@ def test_a_transform_of_several_crops(many):
     assert len({crop.tobytes() for crop in batch["global"].reshape(128, -1)}) > 120  # 8 x 8 pixels have few boxes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("repeats", [1, 3])
 def test_whole_batches_are_the_same_for_any_workers_processes_and_start(many, workers, repeats):

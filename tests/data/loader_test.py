@@ -35,6 +35,7 @@ def train(config, *, seed=0, **options):
     return loader.train(config, batch_size=32, seed=seed, **options)
 
 
+@pytest.mark.slow
 def test_the_stream_is_the_same_for_any_workers_processes_and_start(random_section):
     pipeline = train(random_section())
     assert pipeline.steps_per_epoch == 8
@@ -162,6 +163,7 @@ def damaged(tmp_path):
     return f"folder:{tmp_path}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_unreadable_image_is_replaced_by_the_next_and_counted_once(section, damaged, workers, caplog):
     config = section(source=damaged, channels=1)

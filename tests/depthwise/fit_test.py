@@ -23,6 +23,7 @@ WHERE = {0: None, 2: (1,)}
 fitted = functools.cache(lambda **options: fit.fit(attending.model(**attending.SMALL), WHERE, BATCHES, **options))
 
 
+@pytest.mark.slow
 def test_each_start_is_nearer_than_the_one_before():
     """For the first block, whose inputs are the same for all; those of the last follow from the first."""
     ways = [dict(method=method) for method in fit.METHODS] + [dict(refit=True)]

@@ -19,6 +19,8 @@ from equivit.training.config import get_base
 from tests.drawing import normal
 from tests.evaluation.predictors import batches, random_model
 
+pytestmark = pytest.mark.slow
+
 ALL, NONE = 1.0, 0.0  # margins: no entropy is above log(classes), none is below 0
 
 

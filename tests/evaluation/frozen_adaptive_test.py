@@ -83,6 +83,7 @@ def test_label_maps_of_an_octic_model_turn_with_the_image(tmp_path):
         assert result["same"] == 1 and result["delta"] == 0
 
 
+@pytest.mark.slow
 def test_offsets_of_extracted_features_are_integers(tmp_path):
     run = runner.prepare(swin(), config_of(written(tmp_path, SIZE, 0), SIZE), ["patch_knn"])["patch_knn"]
     assert run.extract(next(iter(run.batches()))["image"]).patches.offset.dtype == np.int32

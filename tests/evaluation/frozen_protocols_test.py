@@ -22,6 +22,8 @@ from equivit.models.decoders import MaskedAutoencoder, MaskedAutoencoderConfig
 from equivit.training.config import get_base, validate
 from tests.evaluation.predictors import random_model
 
+pytestmark = pytest.mark.slow
+
 IMAGES, MAPS = ("knn", "linear_probe", "hematology"), ("patch_knn", "patch_linear")
 
 

@@ -283,6 +283,7 @@ def test_sar_keeps_float32_masters_of_a_model_that_was_cast():
     assert any((after.parameters[leaf] != array).any() for leaf, array in state.parameters.items())
 
 
+@pytest.mark.slow
 def test_the_sar_protocol_runs_at_a_precision():
     data = batches(IMAGES, np.arange(8), size=8)
     model, settings = random_model("plain", depth=4), adaptation.Sar(lr=0.0)

@@ -101,6 +101,7 @@ def run(files, *arguments):
     return evaluate.main([f"--model={files}/model", f"--config={files}/config.py", *arguments])
 
 
+@pytest.mark.slow
 def test_the_command_on_a_saved_model(files, capsys):
     assert run(files, "--suite=accuracy,orientation", "--config.data.eval_examples=10", "--figures") == 0
     output = capsys.readouterr().out

@@ -178,6 +178,7 @@ def test_the_command_of_table_2_is_there_and_valid():
     assert config.evaluation.sar.official is True
 
 
+@pytest.mark.slow
 def test_every_corruption_is_adapted_to_anew(official):
     model = random_model("plain", in_channels=3, num_classes=2)
     with official.unlocked():

@@ -209,6 +209,7 @@ def test_inside_a_shard_map_only_the_axes_left_are_split(manual):
             np.testing.assert_array_equal(jax.jit(run)(jnp.zeros((4, 8, 5, 3))), expected)
 
 
+@pytest.mark.slow
 def test_a_whole_model_with_one_implementation():
     """With "xla" a model is exported for two platforms at once and for any batch, which Pallas does not allow."""
     options = dict(family="D8", width=16, num_heads=2, depth=1, patch_size=4, image_size=(16, 16), num_classes=3)

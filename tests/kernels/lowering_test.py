@@ -15,6 +15,8 @@ from kernels.norm import Norm
 from kernels.octic_linear_gelu import octic_linear_gelu
 from kernels.octic_mlp import Weights, octic_mlp
 
+pytestmark = pytest.mark.slow
+
 SMALL = Shape("small", (8,), 40, 16, 64)
 WHOLE = Shape("hidden channels in whole tiles", (8,), 37, 16, 256)
 ACCELERATORS = pytest.mark.parametrize("platform", ["tpu", "cuda"])

@@ -320,6 +320,7 @@ def test_logical_tensors_are_slices_and_come_back():
     chex.assert_trees_all_equal(again, logical.take(model))
 
 
+@pytest.mark.slow
 def test_rules_are_computed_per_slice():
     model = Octic()
     table, leaf = logical.tensors(model)["blocks.runs.0.lines"], logical.take(model)["blocks.runs.0.lines"]

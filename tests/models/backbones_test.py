@@ -80,6 +80,7 @@ def both_forms(m, x):
     return run(m, x), run(fold(m), x), logical.to_logical(m, nnx.BatchStat)
 
 
+@pytest.mark.slow
 @convolutional
 def test_folding_and_statistics_in_evaluation(backbone):
     m, x = arrays(backbone, backbone.size, 4)
@@ -103,6 +104,7 @@ def trained(m, x, key):
     return seen[0].tokens, m.classify(m.pool(last, train=True), train=True), logical.to_logical(m, nnx.BatchStat)
 
 
+@pytest.mark.slow
 @several([b for b in BACKBONES.values() if b.dropped[0]])
 def test_training_drops_branches_and_records_statistics(backbone):
     """The first block, at a rate of 0, drops nothing; statistics move by a tenth, with the unbiased variance."""
@@ -344,6 +346,7 @@ def test_bad_calls_are_refused(backbone):
         m.pooled(x[..., :1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "size", "message"),
     [

@@ -28,6 +28,7 @@ def run(model, x):
     return model(x), model.features(x, blocks=(1, 2)), logical.to_logical(model, nnx.BatchStat)
 
 
+@pytest.mark.slow
 def test_a_scan_equals_its_blocks_one_by_one():
     """In training, where each block moves its statistics, those of the map alone; otherwise `run` has to leave them."""
     m, x = model("cvt_13"), images((32, 48))
@@ -168,6 +169,7 @@ def test_layers_take_all_phases_around_the_torus(select):
 ONE = dict(widths=(8,), depths=(1,), num_heads=(1,), kernels=(3,), strides=(2,), paddings=(1,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parts", "options"),
     [

@@ -47,6 +47,7 @@ def test_a_stack_of_convolutions_folds_to_the_same_function(adaptive):
     assert form.stages[0].blocks.runs[0].attention.conv_q.conv.bias.shape == (2, 8)
 
 
+@pytest.mark.slow
 def test_what_is_deployed_is_folded():
     m, x = model("cvt_13"), images(ODD)
     whole, form = jax.jit(lambda m, x: (m(x), deployed(m, ODD)(x)))(m, x)

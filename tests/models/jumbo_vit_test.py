@@ -337,6 +337,7 @@ def test_an_invariant_token_holds_the_invariant_component_alone():
     assert float(jnp.abs(field.lines[0, ..., :2, :]).min()) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -106,6 +106,7 @@ def close(ours, theirs, tolerance=2e-6):
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(np.abs(b).max(), 1e-3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("targets", dino_losses.TARGETS)
 def test_streamed_equals_plain(targets):
     (_, ours), gradients = differentiated(streamed, targets)
@@ -146,6 +147,7 @@ def test_the_teacher_gets_no_gradient():
 MOVING = r"= f32\[([\d,]*)\]\S* (all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("targets", dino_losses.TARGETS)
 def test_eight_devices_equal_one(targets):
     """Each has a group of two images, and shards of the heads; only weights are gathered, outside of every loop."""

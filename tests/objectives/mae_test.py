@@ -64,6 +64,7 @@ def module(c):
     return jax.eval_shape(lambda: mae.Mae(c).module(build.make_model(c, nnx.Rngs(params=0)), jax.random.key(0)))
 
 
+@pytest.mark.slow
 def test_stopped_and_resumed_equals_uninterrupted(run, tmp_path):
     c, workdir, compiled, mesh, whole = run
     (tmp_path / "checkpoints").mkdir()

@@ -68,6 +68,7 @@ def test_normalize():
         supervised.normalize(images, (0.5, 0.5), (0.5, 0.5))
 
 
+@pytest.mark.slow
 def test_prepared_images_are_mixed_with_the_mirrored_batch_and_the_loss_is_their_mean():
     goal = Supervised(tiny.config(objective=dict(mixup=0.8, loss="cross_entropy")))
     model, raw = tiny.Tiny(nnx.Rngs(0)), tiny.batch(0)

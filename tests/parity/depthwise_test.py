@@ -59,6 +59,7 @@ def replaced(attention, data, case):
     return logical.put(module, given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_replacements(path, record_property):
     data = load(path)

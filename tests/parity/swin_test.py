@@ -41,6 +41,7 @@ def everything(model, x, cotangent):
     return *seen, logical.put(model, by_parameter), by_image
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_swin(path, record_property):
     data = load(path)

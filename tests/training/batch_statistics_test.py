@@ -26,6 +26,8 @@ from tests.objectives import dinov2_test
 from tests.training import tiny
 from tests.training.state_test import CLOSE, mesh_of
 
+pytestmark = pytest.mark.slow
+
 WIDTH, IMAGES = 8, 32
 NORMS = ("stem.norm", "blocks.runs.0.norm")
 

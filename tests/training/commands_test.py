@@ -88,6 +88,7 @@ def uninterrupted(place):
     return workdir, output
 
 
+@pytest.mark.slow
 def test_a_run_says_what_it_does_and_leaves_its_results(uninterrupted):
     workdir, output = uninterrupted
     lines = output.strip().splitlines()

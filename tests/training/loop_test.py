@@ -100,6 +100,7 @@ def test_the_objective_knows_the_length_of_the_run(tmp_path):
     assert {(clock.total, clock.per_epoch) for clock in clocks} == {(10, 4)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_saves_and_the_run_goes_on(whole, tmp_path, number, status):
     pipeline = Pipeline(before=lambda t: os.kill(os.getpid(), number) if t == 4 else None)
@@ -193,7 +194,7 @@ def test_a_run_of_another_model_is_left_as_it_is(whole):
 
 
 @pytest.mark.parametrize(("sections", "message"), [
-    (dict(model=dict(num_heads=6)), "config.model.num_heads=6: the run in .* has its default, and a model stays"),
+    (dict(model=dict(num_heads=6)), "config.model.num_heads=6: the run in .* has its default, and the model must"),
     (dict(model=dict(name="vit_s16")), "config.model.name='vit_s16': the run in .* has 'vit_ti16'"),
 ])  # fmt: skip
 def test_a_run_keeps_its_model(whole, sections, message):
@@ -218,7 +219,8 @@ def test_a_run_keeps_its_objective(tmp_path):
     before, after = tiny.config(), tiny.config(model=dict(num_heads=6)).unlock()
     after.objective = configs.get_base("distillation").objective
     with pytest.raises(
-        ValueError, match="config.objective.name='distillation': the run in .* has 'supervised', and what"
+        ValueError,
+        match="config.objective.name='distillation': the run in .* has 'supervised', and this setting must",
     ):
         resuming.check(tmp_path, after, before)
 

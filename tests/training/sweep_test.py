@@ -16,6 +16,8 @@ from equivit.models import zoo
 from equivit.training import config as configs
 from equivit.training import schedules, sweep_config, sweep_program
 
+pytestmark = pytest.mark.slow
+
 CONFIG = "configs/timeseries.py:quicktest"
 EPOCHS = 3
 SMALL = dict(width=16, depth=1, num_heads=2, mlp_dim=16)

@@ -71,6 +71,7 @@ def test_a_second_run_is_refused_before_anything_is_read(tmp_path, capsys, seeds
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_one_result_of_a_sweep_is_computed_once(tmp_path, capsys):
     arguments = ["--config=configs/timeseries.py:quicktest", f"--workdir={tmp_path}", "--config.models=patchtst"]
     with lock.held(tmp_path / "synthetic-patchtst-8.lock"):
