@@ -87,7 +87,7 @@ class Npz(Archive):
             super().__init__(path, "write it again with np.savez, which does not compress")
         except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
             raise ValueError(
-                f"{path} is damaged or not an .npz file ({errors.reason(error)}); np.savez writes such files."
+                f"{path}: is damaged or not an .npz file ({errors.reason(error)}); np.savez writes such files."
             ) from error
         self.keys = {name.removesuffix(".npy"): name for name in self.names}
 
@@ -114,7 +114,7 @@ class Npz(Archive):
             ) from error
         except Exception as error:  # damaged bytes make zlib, zipfile and NumPy's parser raise nearly anything
             raise ValueError(
-                f"{self.path} is damaged, or {errors.shown(key)} is not a plain array ({errors.reason(error)})."
+                f"{self.path}: is damaged, or {errors.shown(key)} is not a plain array ({errors.reason(error)})."
             ) from error
 
     def _check_header(self, key: str, name: str) -> None:

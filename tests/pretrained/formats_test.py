@@ -310,7 +310,7 @@ def test_a_saved_model_that_is_not_whole(tmp_path):
     with pytest.raises(ValueError, match="parameters.safetensors: tensor 'head.bias' has .* F8_E4M3; write it"):
         saved.load(tmp_path)
     (tmp_path / "parameters.safetensors").write_bytes(b"damaged")
-    with pytest.raises(ValueError, match="parameters.safetensors is damaged"):
+    with pytest.raises(ValueError, match="parameters.safetensors: is damaged"):
         saved.load(tmp_path)
     os.remove(tmp_path / "parameters.safetensors")
     with pytest.raises(FileNotFoundError, match="no parameters.safetensors"):
