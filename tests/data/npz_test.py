@@ -143,7 +143,7 @@ def test_damaged_bytes_are_told_by_file_and_key(section, npz):
     content = npz.read_bytes()
     place = content.index(b"train_label.npy") + len("train_label.npy") + 30  # in the compressed data
     npz.write_bytes(content[:place] + bytes(byte ^ 255 for byte in content[place : place + 20]) + content[place + 20 :])
-    with pytest.raises(ValueError, match="data.npz is damaged, or 'train_label' is not a plain array"):
+    with pytest.raises(ValueError, match="data.npz: is damaged, or 'train_label' is not a plain array"):
         sources.open_source(section(source=f"npz:{npz}"), "train")
 
 
