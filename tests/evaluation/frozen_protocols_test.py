@@ -192,7 +192,7 @@ def test_what_a_probe_has_kept_is_whole_or_named(tmp_path):
     assert state.read()["step"] == 2
     assert protocol.Unfinished(tmp_path, "another").read() is None
     state.path.write_bytes(state.path.read_bytes()[:-30])
-    with pytest.raises(ValueError, match="linear_probe_mine.npz is damaged"):
+    with pytest.raises(ValueError, match="linear_probe_mine.npz: is damaged"):
         state.read()
 
 
