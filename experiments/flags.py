@@ -26,7 +26,7 @@ def parser(description: str, script: str) -> argparse.ArgumentParser:
 
 
 def timing_parser(description: str, script: str, *, runs: int = 100, warmup: int = 10, minutes: float = 7):
-    """`parser` with the flags of timing; the defaults are those of octic ViTs, Appendix D.4."""
+    """`parser` with flags for timing; the defaults follow octic ViTs, Appendix D.4."""
     flags = parser(description, script)
     flags.add_argument("--runs", type=at_least(1), default=runs, help="timed rounds (%(default)s)")
     flags.add_argument("--warmup", type=at_least(0), default=warmup, help="rounds before them (%(default)s)")

@@ -6,7 +6,7 @@ uint8 [B, 2, H, W, C], and "local_colours" [B, L, 11] with "local_crops".  The o
 
     crops = device_colour.apply(batch["global_crops"], batch["global_colours"])
 
-Results equal those of `colour.changed` exactly: each step rounds to 8 bits as Pillow does.  The exceptions are ties in
+Results equal `colour.changed` exactly: each step rounds to 8 bits as Pillow does.  The exceptions are ties in
 the blur, which differ by one level, and hues exactly on one of Pillow's 255 steps (3 in 1,000 colours): Pillow's
 float32 may fall one step below, which is 1.4 degrees, or at most 6 levels for the purest colours.
 """

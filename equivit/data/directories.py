@@ -20,7 +20,7 @@ class Folder:
     """Image files in one folder per class, or without classes.
 
     Layout: `<directory>/<split>/<class>/<image>`, or `<directory>/<class>/<image>` without splits, which is read only
-    as split `train` or `all`, so that nobody tests on training images by accident.  Classes are sorted by name, or as
+    as split `train` or `all`, to avoid testing on training images.  Classes are sorted by name, or as
     numbers if all names are numbers (ImageNet-v2).  They are taken from `class_split` if it exists, so that a test
     split without some classes has the same labels: put ImageNet-R next to ImageNet's training split.  Images without
     sibling folders, `<directory>/<split>/<image>` or `<directory>/<image>`, have no labels.

@@ -44,9 +44,8 @@ class Stack(nnx.Module):
       runs: pairs (length, make); `make(rngs)` builds one block.
       remat: "none" keeps all activations for the backward pass, "full" recomputes each block, "dots" keeps only the
         results of the large matrix products.
-      unroll: write the blocks out without a scan.  Compile time then grows with depth.  A training step on a CPU is
-        faster, because a scan zero-fills, writes and reads its saved activations.  It takes more memory, because
-        XLA:CPU keeps even values that `remat` would recompute.
+      unroll: write the blocks out without a scan, which zero-fills, writes and reads its saved activations.  A step is
+        faster; compile time grows with depth, and memory too, where the compiler undoes `remat`.
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class Stack(nnx.Module):
     def apart(self) -> "Stack":
         """The same blocks, unrolled, each a separate run with separate parameter arrays.
 
-        A CPU program reads these directly; it copies each row of stacked parameters at every run.
+        A program reads these directly; it may copy each row of stacked parameters at every run.
         """
         return self._of_groups([[self[i]] for i in range(len(self))], self.remat, unroll=True)
 

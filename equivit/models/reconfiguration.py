@@ -98,7 +98,7 @@ def _tables(module: Any, new: Any) -> dict[str, jax.Array]:
 
 
 def _drawn(config: Config, rngs: nnx.Rngs, names: tuple[str, ...]) -> dict[str, jax.Array]:
-    """The tensors `names`, initialised under jit, so that XLA never computes the rest of the model."""
+    """The tensors `names`, initialised under jit, which leaves out the rest of the model."""
 
     @jax.jit
     def draw(key):

@@ -74,7 +74,7 @@ class LinearProbe(Objective):
     """Cross-entropy of a `Probe`, training only the head.
 
     The statistics are over the whole batch, for any number of devices; with `optimizer.accumulation`, over each
-    micro-batch.  The defaults are those of MAE.  The JAX version of Jumbo's MAE has affine=True, eps=1e-5,
+    micro-batch.  The defaults follow MAE.  The JAX version of Jumbo's MAE has affine=True, eps=1e-5,
     momentum=0.01 (0.99 in Flax's convention) and weight_std=0.02.  It stores the biased variance; we store the unbiased
     one, as PyTorch does.
 

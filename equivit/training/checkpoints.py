@@ -164,7 +164,7 @@ class Checkpoints:
 
     def _set_aside(self, step, why, taken):
         path, aside = self._directory / str(step), self._directory.parent / "damaged" / f"{step}-{time.time_ns()}"
-        _log.warning("checkpoint %s is damaged (%s); moved to %s, that of step %d is taken.", path, why, aside, taken)
+        _log.warning("checkpoint %s is damaged (%s); moved to %s; using the one of step %d.", path, why, aside, taken)
         if jax.process_index() == 0:
             aside.parent.mkdir(exist_ok=True)
             path.rename(aside)

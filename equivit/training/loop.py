@@ -210,7 +210,7 @@ def _not_finite(state, run, checkpoints, clip):
         checkpoints.wait()
     fix = f"lower schedule.lr, or clip gradients with optimizer.clip (now {clip})"
     if earlier := [saved for saved in checkpoints.steps if saved < step]:
-        other = f"delete it if the loss had risen before, to go on from that of step {earlier[0]}"
+        other = f"delete it if the loss had risen before, to continue from the one of step {earlier[0]}"
     else:
         other = "if the loss had risen before, begin again in another --workdir"
     return NotFiniteError(

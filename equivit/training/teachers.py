@@ -30,7 +30,7 @@ def load_teachers(config: ConfigDict) -> dict[str, ModelModule]:
 
 
 def check_teacher_classes(config: ConfigDict, data: TrainedOn) -> None:
-    """ValueError if the class names of a teacher differ from those of the data."""
+    """ValueError if a teacher and the data have different class names."""
     if (place := config.objective.get("teacher")) is not None:
         thing, fix = f"config.data.source={errors.shown(config.data.source)}", "give a teacher of the same classes"
         theirs = loading.trained_on(place).classes

@@ -6,7 +6,7 @@
 
 Variants of an operation: "xla", its reference; "eight", where the components are eight separate arrays from the start
 and XLA fuses freely; "gpu" or "tpu", its kernel; "auto", the choice of `implementation="auto"` where that is neither.
-Bandwidth counts each argument and result once, over that of a copy of 256 MiB timed in the same rounds.  Arithmetic
+Bandwidth counts each argument and result once, relative to a copy of 256 MiB timed in the same rounds.  Arithmetic
 counts multiply-adds as two operations, elementwise ones by the prices of `equivit/costs.py`, over a matrix product of
 8192 x 8192.  Errors are relative to the reference in float32.  A program has four calls, and ten programs are
 dispatched in a row, so that a time is the device's and not the host's.

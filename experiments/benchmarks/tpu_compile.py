@@ -12,8 +12,8 @@ instruction of XLA, or a kernel, takes the largest of
 
 copies between HBM and VMEM that run beside other instructions count by their bundles.  A block takes the sum over its
 instructions, or all its bytes over the bandwidth if that is more.  Stalls are left out, so it is a lower bound; the
-activations of 8 images stay in VMEM, those of 64 would not fit.  XLA's own notes of cycles are listed, too, on another
-scale: for copies and reductions they are 3 to 30 times the bundles.
+activations of 8 images stay in VMEM, activations of 64 would not fit.  The tables also list XLA's cycle estimates, on
+another scale: for copies and reductions they are 3 to 30 times the bundles.
 
 In bfloat16, 8 images; gradients are of all parameters and the input; layouts between blocks are the compiler's choice.
 A block is dense, octic without kernels ("octic, XLA") or octic with them ("octic, kernels").  Claims: every kernel

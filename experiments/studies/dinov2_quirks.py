@@ -1,11 +1,11 @@
-"""The effect of each quirk and choice of the public DINOv2 code on the numbers of one step.
+"""How each quirk and choice of the public DINOv2 code changes the numbers of one step.
 
     python -m experiments studies.dinov2_quirks  # synthetic images, plain and I8
     python -m experiments studies.dinov2_quirks --source=npz:/data/pbc_wbc96.npz
 
 One step of the small recipe (four blocks, 48 px, 16 images in two groups, stochastic depth at 0.3, weight decay at its
 last value), always from the same parameters and images, with one option changed at a time.  The table has loss,
-gradient norm, and the distance of the step's end from that of the small recipe, over the length of that step.
+gradient norm, and how far the step ends from the small recipe's step, relative to its length.
 """
 
 import math
@@ -87,7 +87,7 @@ def step(family: str, texts: list[str]) -> tuple[dict[str, np.ndarray], dict]:
 
 
 def distance(movement: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray]) -> float:
-    """The length of the difference over that of the reference; untrained parameters do not move."""
+    """The difference relative to the reference, both as lengths; untrained parameters do not move."""
     names = movement.keys() | reference.keys()
     squares = (np.square(movement.get(name, 0.0) - reference.get(name, 0.0)).sum() for name in names)
     return math.sqrt(sum(squares) / sum(np.square(step).sum() for step in reference.values()))

@@ -13,9 +13,9 @@ FILES = files("adaptive", "swin*.npz")
 # 100 and whose norms divide branches of few channels.
 LOGITS, MAPS = 8e-6, 5e-5
 GRADIENTS = 2e-4  # norms, of themselves
-# The gradient of a learned scale of logits is a sum over all of them, in which most cancels: in float64 timm's own
-# norms are up to 3e-5 away, that of a norm of 0.0175 included.
-SCALES = 3e-5
+# In this sum over all logits nearly everything cancels: the stored float32 norm, 0.017495, is 1.7e-3 away from the
+# norm in float64, 0.017525, and ours 1.9e-3.
+INEXACT = {("swinv2_geom256", "layers.1.blocks.1.attn.logit_scale"): 2e-3}
 
 
 def hints(path) -> dict:
@@ -63,6 +63,6 @@ def test_swin(path, record_property):
     norms = {key.removeprefix("gradnorm/"): float(value) for key, value in data.items() if key.startswith("gradnorm/")}
     assert norms.keys() == slopes.keys()
     for name, norm in norms.items():
-        allowed = GRADIENTS * norm + (SCALES if name.endswith("logit_scale") else 0)
-        assert abs(np.linalg.norm(slopes[name]) - norm) < allowed, name
+        allowed = INEXACT.get((path.stem, name), GRADIENTS)
+        assert abs(np.linalg.norm(slopes[name]) - norm) < allowed * norm, name
     comparison.finish(record_property, "swin")

@@ -182,7 +182,7 @@ def test_what_is_advised_after_a_loss_that_is_not_finite_works(tmp_path):
         train(tmp_path, config, Poisoned())
     message = str(caught.value)
     assert "clip gradients with optimizer.clip (now None)" in message
-    assert "delete it if the loss had risen before, to go on from that of step 4" in message
+    assert "delete it if the loss had risen before, to continue from the one of step 4" in message
     assert train(tmp_path, options(optimizer=dict(clip=1.0)))["step"] == 10
 
 

@@ -104,7 +104,7 @@ class CircularPosition(nnx.Module):
 def bias(q: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
     """The products of queries and the vectors of their distances.
 
-    Two small products, whose sum XLA fuses into the logits.
+    Two small products, whose sum joins the logits.
 
     Shapes: q [*B, heads, hq wq, C], rows [*D, hq, hk, C], columns [*D, wq, wk, C] -> [*B, heads, hq wq, hk wk]; the
     axes D are absent or broadcast.

@@ -12,6 +12,7 @@ Octic DINOv2 calls I8 with k = depth "D8": every token is invariantized and proj
 """
 
 import dataclasses
+import functools
 from typing import Annotated, Any, Literal, NamedTuple
 
 from flax import nnx
@@ -282,7 +283,7 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
                 "ViT: replaced blocks know no distances around the torus; take adaptive=('token',), or replaced=()."
             )
 
-    @property
+    @functools.cached_property
     def group(self) -> Group | None:
         """The symmetry group of the first k blocks."""
         return FAMILIES[self.family].group
@@ -297,7 +298,7 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
         """Whether the input of the readout is a field (D8, D2)."""
         return self.group is not None and self.leaves is None
 
-    @property
+    @functools.cached_property
     def k(self) -> int:
         """Number of equivariant blocks."""
         if self.equivariant_blocks is not None:

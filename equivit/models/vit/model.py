@@ -30,7 +30,7 @@ from equivit.symmetry.shifts import Choice
 class ViT(nnx.Module):
     """A vision transformer of any family.
 
-    The first k blocks map fields of `group` to fields; the others work on dense tokens.
+    The first `config.k` blocks map fields of `config.group` to fields; the others work on dense tokens.
 
     Args:
       config: the configuration that the parts were built from.
@@ -65,7 +65,7 @@ class ViT(nnx.Module):
         jumbo_mlp: nnx.Module | None = None,
         isotypic_jumbo_mlp: nnx.Module | None = None,
     ):
-        self.config, self.k, self.group = config, config.k, config.group
+        self.config = config
         self.patch_embed, self.position, self.prefix, self.mask_token = patch_embed, position, prefix, mask_token
         self.pre_norm = pre_norm
         self.blocks, self.transition, self.readout, self.head = blocks, transition, readout, head
@@ -174,8 +174,8 @@ class ViT(nnx.Module):
         Raises:
           ValueError: a block is not equivariant.
         """
-        if wrong := [i for i in blocks if not 0 <= i < self.k]:
-            those = f"blocks 0 to {self.k - 1} do" if self.k else "no block of this model does"
+        if wrong := [i for i in blocks if not 0 <= i < self.config.k]:
+            those = f"blocks 0 to {self.config.k - 1} do" if self.config.k else "no block of this model does"
             raise ValueError(f"ViT.fields: blocks {wrong} carry no field; {those}.")
         x, layout = self.embed(images, keep, mask)
         return self.captured(x, layout, blocks, key=key)[1]
@@ -255,7 +255,7 @@ class ViT(nnx.Module):
         """The tokens after blocks start <= i < stop and the transition, if it comes by then; and the last carry."""
         stop = len(self.blocks) if stop is None else stop
         x, carry = self._through(x, layout, start, stop, carry, fold=fold, key=key, train=train)
-        return x if stop < self.k else self._dense(x), carry
+        return x if stop < self.config.k else self._dense(x), carry
 
     def captured(
         self, x: Tokens, layout: Layout, capture: tuple[int, ...], **options: Any
@@ -276,11 +276,11 @@ class ViT(nnx.Module):
     def _through(self, x, layout: Layout, start: int, stop: int, carry: Any = None, *, key=None, **options: Any):
         """The tokens after blocks start <= i < stop, and the last carry."""
         options |= dict(key=key, rates=None if key is None else self.config.rates)
-        if start < self.k:
-            last, shared = min(self.k, stop), _modules(self.isotypic_jumbo_mlp)
+        if start < self.config.k:
+            last, shared = min(self.config.k, stop), _modules(self.isotypic_jumbo_mlp)
             x, carry = self.blocks(x, layout, start=start, stop=last, shared=shared, carry=carry, **options)
-        if stop > self.k:
-            x, start, shared = self._dense(x), max(start, self.k), _modules(self.jumbo_mlp)
+        if stop > self.config.k:
+            x, start, shared = self._dense(x), max(start, self.config.k), _modules(self.jumbo_mlp)
             x, carry = self.blocks(x, layout, start=start, stop=stop, shared=shared, carry=carry, **options)
         return x, carry
 
@@ -305,7 +305,7 @@ class ViT(nnx.Module):
 
     def _lift(self, tokens):
         """Learned tokens as fields: they have only the invariant component, which the group does not change."""
-        return tokens if self.group is None else fields.invariant_part(tokens, self.group)
+        return tokens if self.config.group is None else fields.invariant_part(tokens, self.config.group)
 
 
 def _modules(module: nnx.Module | None) -> tuple[nnx.Module, ...]:

@@ -102,7 +102,7 @@ def read_only(place: pathlib.Path, like: State) -> Found | None:
     if found is not None:
         for step, why in found.damaged.items():
             path = place / str(step)
-            _log.warning("checkpoint %s is damaged (%s); that of step %d is taken.", path, why, found.step)
+            _log.warning("checkpoint %s is damaged (%s); using the one of step %d.", path, why, found.step)
     return found
 
 

@@ -11,8 +11,8 @@ blocks (`remat` in the JSON).  With torch, timm and a GPU, timm's DeiT III under
 is timed, too.
 
 The paper's figures are forward passes on one A100-80GB with `torch.compile` (Appendix D.4).  Its I8 and D8 have other
-invariantizations than the zoo's, hence other parameter counts.  Memory is that of the compiled program; for timm, as in
-the paper, the most that PyTorch's allocator held.  Accuracies are the paper's.
+invariantizations than the zoo's, hence other parameter counts.  Memory is what the compiled program needs; for timm, as
+in the paper, the peak of PyTorch's allocator.  Accuracies are the paper's.
 
 Claims, on a GPU (set for an H200): H8(ViT-H/14) at least 1.5 times plain in the forward pass, D8(ViT-H/14) at least 2.5
 times in the training step, plain not slower than timm.
