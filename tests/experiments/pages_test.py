@@ -1,6 +1,7 @@
 """Figures on the pages of experiments/, to their last digit: from the JSON files, or what their commands print."""
 
 import functools
+import itertools
 import json
 import pathlib
 import re
@@ -49,6 +50,7 @@ def percent(value: float) -> str:
 
 
 spread = several_seeds.spread
+TASKS = {"forward": "forward", "training": "training step"}
 
 
 def constant(values: list[float]) -> str:
@@ -102,9 +104,18 @@ def model_cpu(models: tuple[str, ...], *entries: str):
         for place, row in rows_by("benchmarks/model_cpu", key, "size", "task").items():
             found[place] = row | found.get(place, {})  # the first entry has the ratios
     for size, task in sorted(found, key=lambda place: "tsb".index(place[0][0])):
-        row, words = found[size, task], {"forward": "forward", "training": "training step"}
+        row = found[size, task]
         ratios = [times(row[f"{name}_over_timm"]) for name in ("plain", "D8")]
-        yield [f"ViT-{size.capitalize()}/16, {words[task]}", *(short(row[m]) for m in ("timm", *models)), *ratios]
+        yield [f"ViT-{size.capitalize()}/16, {TASKS[task]}", *(short(row[m]) for m in ("timm", *models)), *ratios]
+
+
+@table("benchmarks", "ViT-S/16, measured last | timm | plain | D8 | plain / timm | D8 / timm")
+def model_cpu_in_both_types():
+    found = rows_by("benchmarks/model_cpu", "s_both_types", "type", "task")
+    for type_, (task, words) in itertools.product(("float32", "bfloat16"), TASKS.items()):
+        row = found[type_, task]
+        ratios = [times(row[f"{name}_over_timm"]) for name in ("plain", "D8")]
+        yield [f"{type_}, {words}", *(short(row[name]) for name in ("timm", "plain", "D8")), *ratios]
 
 
 @table("benchmarks", "operation | XLA | XLA, from eight arrays | kernel | of copy bandwidth | of matmul rate")
