@@ -10,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageEnhance
 
+from equivit.data import crops
+
 REACH = 4  # pixels that the blur reads on each side: nine taps
 SIGMAS = (0.1, 2.0)  # of the blur, in pixels
 STEPS = 4096  # factors are multiples of 1/4096, for which float32 is exact on 8 bits, on host and device
@@ -86,8 +88,7 @@ def changed(image: Image.Image, changes: Changes) -> np.ndarray:
         image = JITTERS[name](image, value)
     if changes.grey:
         image = image.convert("L").convert(image.mode)
-    pixels = np.asarray(image)
-    pixels = pixels if pixels.ndim == 3 else pixels[..., None]
+    pixels = crops.pixels(image)
     if changes.sigma:
         pixels = blurred(pixels, changes.sigma)
     return np.minimum(pixels, 255 - pixels) if changes.solarise else pixels

@@ -6,11 +6,11 @@ import ml_collections
 import numpy as np
 
 from equivit.data import masking
-from equivit.data.batches import Batch, Row, Share
+from equivit.data.batches import Batch, Share
 from equivit.data.views import Views
 
 
-class MaskedViews:
+class MaskedViews(Views):
     """`Views` with "masks" in each batch, bool [B, 2, N], True where a patch is masked.
 
     The masks of a group are drawn together, with ratios spread evenly over its masked crops (`masking.batch_masks`).
@@ -40,12 +40,9 @@ class MaskedViews:
         micro_batches: int = 1,
         largest: int | None = None,
     ):
-        self.views, self.grid, self.groups, self.micro_batches = Views(config, channels), grid, groups, micro_batches
+        super().__init__(config, channels)
+        self.grid, self.groups, self.micro_batches = grid, groups, micro_batches
         self.options: dict[str, Any] = dict(share=share, ratio=ratio, max_patches=largest)
-
-    def __call__(self, example: Row, rng: np.random.Generator) -> Row:
-        """The crops of one image."""
-        return self.views(example, rng)
 
     def finish(self, batch: Batch, rng: np.random.Generator, share: Share) -> Batch:
         """The batch with its masks."""

@@ -102,11 +102,7 @@ def batch_masks(
 
 
 def capacity(
-    views: int,
-    grid: tuple[int, int],
-    share: float = 0.5,
-    ratio: tuple[float, float] = (0.1, 0.5),
-    groups: int = 1,
+    views: int, grid: tuple[int, int], share: float = 0.5, ratio: tuple[float, float] = (0.1, 0.5), groups: int = 1
 ) -> int:
     """The most patches that `batch_masks` masks, in all groups together: the size of a constant buffer.
 

@@ -54,21 +54,18 @@ class Pairs:
     channels = 3
 
     def __init__(self, directory: str, split: str, *, void: tuple[int, ...]):
-        self.root = directories.root("pairs", directory)
-        kind = _kind(self.root)
+        root = directories.root("pairs", directory)
+        kind = _kind(root)
         layout, names = LAYOUTS[kind], None
-        self.images, self.maps = self.root / layout.images, self.root / layout.maps
-        splits = _splits(self.root, kind)
-        if split not in splits:
-            near = errors.nearest(split, splits)
-            raise ValueError(f"pairs:{directory}: there is no split {split!r}; splits: {errors.listed(splits)}{near}.")
+        self.images, self.maps = root / layout.images, root / layout.maps
+        directories.check_split(f"pairs:{directory}", split, _splits(root, kind))
         if kind == "VOC2012":
-            names = directories.text(self.root / layout.list / f"{split}.txt").split()
+            names = directories.text(root / layout.list / f"{split}.txt").split()
             self.legend = Legend(VOC, void)
         else:
             self.images, self.maps = self.images / split, self.maps / split
             first, read = ((), _lines) if kind == "pairs" else (("other",), _object_info)
-            self.legend = Legend((*first, *read(self.root / layout.list)), (0,) * len(first) + void)
+            self.legend = Legend((*first, *read(root / layout.list)), (0,) * len(first) + void)
         self.classes = self.legend.classes
         found = _paired(self.images, self.maps, names)
         self.files = np.array([[os.fsencode(file) for file in pair] for pair in found], np.bytes_)
@@ -81,7 +78,6 @@ class Pairs:
         return {"image": directories.content(image), "map": directories.content(labels)}
 
     def where(self, index: int) -> str:
-        """The paths of the image and its label map."""
         return "{} with {}".format(*self._paths(index))
 
     def _paths(self, index: int) -> tuple[pathlib.Path, pathlib.Path]:

@@ -69,7 +69,9 @@ class Tfds:
             len(self.data)
         self.channels = channels[0] or 3
         if self.label is None:
-            self.legend = _scene_parse(name, channels[1], void)
+            if channels[1] != 1:
+                raise ValueError(f"tfds:{name}: {_INSTANCES}")
+            self.legend = Legend(("other", *map(str, range(1, 151))), (0, *void))  # TFDS does not have the names
             self.classes = self.legend.classes
             return
         self.label_sets = isinstance(features[self.label], tfds.features.Sequence)
@@ -100,7 +102,6 @@ class Tfds:
         return {"image": example["image"], "label": tuple(map(int, label)) if self.label_sets else int(label)}
 
     def where(self, index: int) -> str:
-        """The example's position in the split."""
         return f"tfds:{self.name} {self.split}[{index}] ({self.folder})"
 
 
@@ -130,13 +131,6 @@ def _check_classes(path: pathlib.Path) -> None:
                 left += [nested] if isinstance(nested, dict | list) else []
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path}: is damaged or not from TFDS ({errors.reason(error)}).") from error
-
-
-def _scene_parse(name: str, channels: int, void: tuple[int, ...]) -> Legend:
-    """ADE20K's classes by number, since TFDS does not have the names."""
-    if channels != 1:
-        raise ValueError(f"tfds:{name}: {_INSTANCES}")
-    return Legend(("other", *map(str, range(1, 151))), (0, *void))
 
 
 def _prepared(name: str) -> pathlib.Path:

@@ -55,7 +55,11 @@ def load(name: str, *, directory: str | None = None, normalize: str = "training"
     """
     errors.one_of("series: normalize", normalize, NORMALIZE)
     cases = read(name, directory)
-    shape = _shape(cases, f"series '{name}'" + (f" in {directory}" if directory else ""))
+    shapes = [x.shape for split in cases.values() for x in split.series]
+    if len(channels := {shape[0] for shape in shapes}) > 1:
+        where = f"series '{name}'" + (f" in {directory}" if directory else "")
+        raise ValueError(f"{where}: all series must have the same number of channels, not {sorted(channels)}.")
+    shape = max(shape[1] for shape in shapes), channels.pop()
     classes = sorted({*cases["train"].labels, *cases["test"].labels}, key=_order)
     train, test = (_split(cases[split], classes, shape) for split in ("train", "test"))
     center, scale = _statistics(train.series, axis=(0, 1))
@@ -110,15 +114,6 @@ def halve(split: Split, seed: int) -> tuple[Split, Split]:
     order = order[np.argsort(split.labels[order], kind="stable")]
     first, second = (Split(split.series[rows], split.labels[rows]) for rows in (order[::2], order[1::2]))
     return first, second
-
-
-def _shape(cases, where) -> tuple[int, int]:
-    """(longest length, channels) of both splits."""
-    everything = [x.shape for split in cases.values() for x in split.series]
-    channels = {shape[0] for shape in everything}
-    if len(channels) > 1:
-        raise ValueError(f"{where}: all series must have the same number of channels, not {sorted(channels)}.")
-    return max(shape[1] for shape in everything), channels.pop()
 
 
 def _split(cases: Cases, classes: list[str], shape: tuple[int, int]) -> Split:

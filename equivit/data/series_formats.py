@@ -6,7 +6,6 @@ lengths may be unequal.
 
 import math
 import pathlib
-import zipfile
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -37,8 +36,6 @@ def read_npz(path: pathlib.Path) -> dict[str, Cases]:
     Raises:
       ValueError: the file is damaged, an array is missing or empty, or types, shapes, labels or lengths are wrong.
     """
-    if not zipfile.is_zipfile(path):
-        raise ValueError(f"{path}: this is not an .npz file, or it is damaged; np.savez writes such files.")
     with archives.Npz(path) as file:
         arrays = {key: file[key] for key in file.keys}
     for key in ("classes", *(f"{split}_{kind}" for split in SPLITS for kind in "xy")):

@@ -60,7 +60,7 @@ class Train:
             image = augment.colour_jitter(image, rng, options["color_jitter"])
         if options["photometric"]:
             image = augment.photometric_distortion(image, rng)
-        pixels = _pixels(self._padded(image))
+        pixels = crops.pixels(self._padded(image))
         row = {**example, "image": augment.random_erasing(pixels, rng, options["erase"], self.mean, self.std)}
         if "map" in example:
             if self.policy is not None:
@@ -109,7 +109,7 @@ class Evaluation:
 
     def __call__(self, example: dict[str, Any], rng: np.random.Generator | None = None) -> dict[str, Any]:
         """Transform the example; nothing is random."""
-        row = {**example, "image": _pixels(self._crop(example["image"]))}
+        row = {**example, "image": crops.pixels(self._crop(example["image"]))}
         if "map" in example:
             row["map"] = np.asarray(example["map"] if self.whole else self._crop(example["map"]))
         return row
@@ -119,13 +119,8 @@ class Evaluation:
             size = crops.rounded_up(*crops.fitted(image.size, self.fit), self.multiple)
             return crops.resize(image, *size, self.interpolation)
         if self.squash:
-            return crops.squash(image, self.height, self.width, self.interpolation)
+            return crops.resize(image, self.height, self.width, self.interpolation)
         return crops.central(image, self.height, self.width, self.crop_ratio, self.interpolation)
-
-
-def _pixels(image: Image.Image) -> np.ndarray:
-    pixels = np.asarray(image)
-    return pixels if pixels.ndim == 3 else pixels[..., None]
 
 
 def _statistics(config: ml_collections.ConfigDict, channels: int) -> tuple[np.ndarray, np.ndarray]:

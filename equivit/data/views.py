@@ -34,7 +34,10 @@ class Kind:
 
     def views(self, image: Image.Image, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """The entries `<name>_crops`, uint8 [V, H, W, C], and `<name>_colours` if the device changes colours."""
-        drawn = [self._draw(image.size, rng, rates) for rates in self.rates]  # all before the pixels: caches stay warm
+        drawn = []
+        for rates in self.rates:  # draw everything before the pixels: caches stay warm
+            crop = crops.random_resized_crop(rng, image.size, *self.size, scale=self.scale, ratio=self.ratio)
+            drawn.append((crop, crops.draw_orientation(rng, self.flip, self.octic), colour.draw(rng, rates)))
         made = [
             colour.changed(crops.oriented(crop(image), orientation), colour.Changes() if self.device else changes)
             for crop, orientation, changes in drawn
@@ -43,13 +46,6 @@ class Kind:
         if self.device:
             entries[f"{self.name}_colours"] = colour.packed([changes for *_, changes in drawn])
         return entries
-
-    def _draw(
-        self, size: tuple[int, int], rng: np.random.Generator, rates: colour.Rates
-    ) -> tuple[crops.Geometry, Image.Transpose | None, colour.Changes]:
-        """Draw one view of an image of PIL's `size`: crop, orientation and colour changes."""
-        crop = crops.random_resized_crop(rng, size, *self.size, scale=self.scale, ratio=self.ratio)
-        return crop, crops.draw_orientation(rng, self.flip, self.octic), colour.draw(rng, rates)
 
 
 class Views:

@@ -57,10 +57,10 @@ SPELLINGS = {
     "timm": BASE._replace(pre_norm="norm_pre", batched=True),
 }
 PROJECTIONS = {
-    "openai": mapping.same("visual.proj", "head.weight"),
-    "openclip": mapping.same("visual.proj", "head.weight"),
-    "transformers": mapping.moved("visual_projection.weight", "head.weight", (1, 0)),
-    "timm": mapping.moved("head.weight", "head.weight", (1, 0)),
+    "openai": mapping.same("visual.proj"),
+    "openclip": mapping.same("visual.proj"),
+    "transformers": mapping.moved("visual_projection.weight", (1, 0)),
+    "timm": mapping.moved("head.weight", (1, 0)),
 }
 # The text encoder and the scalars, in the names of all flavours.
 TEXT = (
@@ -73,7 +73,7 @@ TEXT = (
 def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
     """The configuration and the flavour; `image_size` is required if the grid of positions is not square."""
     flavour = _flavour(state)
-    (projection,) = PROJECTIONS[flavour].names
+    (projection,) = PROJECTIONS[flavour].theirs
     entries = None
     if projection in state:
         entries = inference.shape(state, NAME, projection, 2)[1 if projection == "visual.proj" else 0]
@@ -86,14 +86,14 @@ def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
 def table(config: ViTConfig, flavour: str) -> Table:
     """All tensors of an image encoder."""
     inference.require(config, NAME, norm_eps=EPS, class_position=True)
-    whole = plain.table(config, SPELLINGS[flavour], NAME)
+    projection = {} if config.projection is None else {"head.weight": PROJECTIONS[flavour]}
+    constants = []
     if flavour == "openai":
         inference.require(config, NAME, mlp="quick_gelu")
-        whole += Table([], [Constant(OFFICIAL, np.asarray(config.image_size[0]), "the side of the images")])
-    if config.projection is None:
-        return whole
-    zeros = [Constant("head.bias", np.zeros(config.projection, np.float32), "zeros")] if flavour == "timm" else []
-    return whole + Table([PROJECTIONS[flavour]], zeros)
+        constants = [Constant(OFFICIAL, np.asarray(config.image_size[0]), "the side of the images")]
+    if flavour == "timm" and projection:
+        constants = [Constant("head.bias", np.zeros(config.projection, np.float32), "zeros")]
+    return plain.table(config, SPELLINGS[flavour], NAME, projection) + Table([], constants)
 
 
 def require(state: State, options: Mapping[str, Any]) -> None:

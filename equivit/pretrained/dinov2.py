@@ -25,7 +25,7 @@ from equivit.layers.rngs import Keys
 from equivit.models.vit.config import ViTConfig
 from equivit.pretrained import inference, mapping, names, plain, reading
 from equivit.pretrained.format import Format, Hints, State
-from equivit.pretrained.mapping import Pair, Table
+from equivit.pretrained.mapping import Table
 from equivit.pretrained.plain import Spelling
 
 NAME = "dinov2"
@@ -50,13 +50,10 @@ SPELLINGS = {
     "timm": Spelling(mask_token=None, swiglu=Spelling().fc, head=HEAD),
 }
 # A head of the self-supervised training: three maps, and the directions and lengths of the prototypes.
-HEAD_TABLE = Table(
-    [
-        *(pair for i in range(3) for pair in mapping.linear(f"mlp.{2 * i}", f"mlp.fc{i + 1}")),
-        mapping.same("last_layer.weight_v", "directions"),
-        Pair("last_layer.weight_g", ("gains",), lambda x: (x.reshape(-1),), lambda x: x.reshape(-1, 1)),
-    ]
-)
+HEAD_ROWS = {f"mlp.fc{i + 1}": f"mlp.{2 * i}" for i in range(3)} | {
+    "directions": mapping.same("last_layer.weight_v"),
+    "gains": mapping.reshaped("last_layer.weight_g", lambda x: x[:, None]),
+}
 
 
 def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
@@ -96,8 +93,7 @@ def load_head(weights: Mapping[str, np.ndarray] | str | os.PathLike, name: str =
       FileNotFoundError: there is no such file.
       ValueError: there is no such head, or one message with every tensor that is missing, unexpected or misshapen.
     """
-    content = reading.read(weights) if isinstance(weights, str | os.PathLike) else weights
-    state, _ = reading.state_dict(content)
+    state, _ = reading.state_dict(reading.content(weights))
     if "last_layer.weight_v" not in state:
         state = {key.removeprefix(f"{name}."): x for key, x in state.items() if key.startswith(f"{name}.")}
     if not state:
@@ -108,12 +104,14 @@ def load_head(weights: Mapping[str, np.ndarray] | str | os.PathLike, name: str =
     prototypes, bottleneck = inference.shape(state, what, "last_layer.weight_v", 2)
     head = jax.eval_shape(lambda: DinoHead(width, prototypes, hidden=hidden, bottleneck=bottleneck, rngs=Keys(0)))
     shapes = {key: tensor.shape for key, tensor in logical.to_logical(head).items()}
-    return cast(DinoHead, logical.from_logical(head, mapping.read(HEAD_TABLE, state, shapes, what)))
+    table = Table(mapping.pairs(shapes, HEAD_ROWS))
+    return cast(DinoHead, logical.from_logical(head, mapping.read(table, state, shapes, what)))
 
 
 def head_state(head: DinoHead) -> dict[str, np.ndarray]:
     """The tensors of a head under their official names; the inverse of `load_head`."""
-    return mapping.write(HEAD_TABLE, jax.device_get(logical.to_logical(head)), f"{NAME}: head")
+    tensors = jax.device_get(logical.to_logical(head))
+    return mapping.write(Table(mapping.pairs(tensors, HEAD_ROWS)), tensors, f"{NAME}: head")
 
 
 def _rename(name: str) -> str:
@@ -147,12 +145,5 @@ def _pool(state, spelling, width) -> dict:
 
 
 FORMAT = Format(
-    NAME,
-    tuple(SPELLINGS),
-    ViTConfig,
-    infer,
-    table,
-    rename=_rename,
-    ignored=(names.DINOV2_HEADS,),
-    separate_head=HEAD,
+    NAME, tuple(SPELLINGS), ViTConfig, infer, table, rename=_rename, ignored=names.DINOV2_HEADS, separate_head=HEAD
 )

@@ -50,27 +50,18 @@ def table(config: ViTConfig, flavour: str) -> Table:
     """All tensors of a file."""
     inference.require(config, NAME, isotypic_norm="official", isotypic_eps=1e-6, class_token=True, pool="class")
     inference.require(config, NAME, class_position=False, registers=0, mask_token=False)
-    h, w = (size // patch for size, patch in zip(config.image_size, config.patch_size, strict=True))
-    pairs = [
-        mapping.same("cls_token.0", "prefix.class_token", ones=2),
-        mapping.same("patch_embed.proj_sym.bias", "patch_embed.bias"),
-    ]
+    rows = plain.block(Spelling(scales=SCALES)) | mapping.isotypic_blocks(config.k, IRREPS, "linear", SCALES)
+    rows |= {"patch_embed.bias": "patch_embed.proj_sym.bias", "readout.norm": "norm", "head": "head"}
+    rows["prefix.class_token"] = mapping.reshaped("cls_token.0", lambda x: x[None, None])
     for i, irrep in enumerate(IRREPS):
-        pairs.append(mapping.moved(f"patch_embed.proj_{irrep}.weight", f"patch_embed.{irrep}", (2, 3, 1, 0)))
-        pairs.append(mapping.grid(f"pos_embed.{i}", f"position.{irrep}", (h, w // 2)))
-    for i in range(config.k):
-        pairs += mapping.isotypic_block(i, config, IRREPS, "linear", SCALES)
-    for i in range(config.k, config.depth):
-        pairs += plain.block(i, config, Spelling(scales=SCALES))
+        rows[f"patch_embed.{irrep}"] = mapping.moved(f"patch_embed.proj_{irrep}.weight", (2, 3, 1, 0))
+        rows[f"position.{irrep}"] = mapping.reshaped(f"pos_embed.{i}", lambda x: x.reshape(1, -1, x.shape[-1]))
     if config.family == "D2":
-        pairs += mapping.isotypic_norm("norm", "readout.norm", IRREPS)
-    else:
-        pairs += mapping.norm("norm", "readout.norm")
-    if config.num_classes is not None:
-        pairs += mapping.linear("head", "head")
+        rows |= mapping.isotypic_norm("readout.norm", "norm", IRREPS)
+    h, w = (size // patch for size, patch in zip(config.image_size, config.patch_size, strict=True))
     zeros = Constant("cls_token.1", np.zeros((1, 1, config.width // 2), np.float32), "zeros")
     order = Constant(ORDER, token_order((h, w)), f"the token order of the grid {h}x{w}")
-    return Table(pairs, [zeros, order])
+    return mapping.table(config, rows, [zeros, order])
 
 
 def _family(state, k, depth, channels, family) -> dict:

@@ -38,6 +38,11 @@ def shape(state: Mapping[str, np.ndarray], source: str, name: str, axes: int) ->
     return state[name].shape
 
 
+def classes(state: Mapping[str, np.ndarray], source: str, head: str = "head") -> int | None:
+    """The outputs of the head with this name; None if the file has none."""
+    return shape(state, source, f"{head}.weight", 2)[0] if f"{head}.weight" in state else None
+
+
 def depth(state: Mapping[str, np.ndarray], source: str, blocks: str = "blocks") -> int:
     """The number of blocks, with tensors named `<blocks>.<i>.`.  ValueError if there are none or one is missing."""
     indices = {int(match[1]) for name in state if (match := re.match(rf"{re.escape(blocks)}\.(\d+)\.", name))}

@@ -11,19 +11,19 @@ from equivit.models.vit.config import ViTConfig
 from equivit.models.vit.jumbo import PRESETS, JumboViTConfig
 from equivit.pretrained import inference, mapping, plain
 from equivit.pretrained.format import Format, Hints, State
-from equivit.pretrained.mapping import Constant, Pair, Table
+from equivit.pretrained.mapping import Constant, Table
 from equivit.pretrained.plain import Spelling
 
 NAME = "jumbo"
 EPS = 1e-5
 # Fields fixed by each flavour's code, and its name of the Jumbo token.
-VERSIONS = {
-    "release": dict(PRESETS["release"], jumbo_mlp="shared"),
-    "legacy": PRESETS["legacy"],
-}
+VERSIONS = {"release": dict(PRESETS["release"], jumbo_mlp="shared"), "legacy": PRESETS["legacy"]}
 TOKENS = {"release": "jumbo_token", "legacy": "cls_token"}
 BASELINE = Spelling(registers=None, mask_token=None, class_position=False)
 JUMBO = BASELINE._replace(class_token=None, scales=("ls1.gamma", "ls2.gamma", "ls3.gamma"))
+# The modules beyond a plain ViT's, with the same names in all flavours.
+OWN = {"blocks.#.norm3": "blocks.#.norm3"}
+OWN |= {f"{at}jumbo_mlp.{fc}": f"{at}jumbo_mlp.{fc}" for at in ("", "blocks.#.") for fc in ("fc1", "fc2")}
 
 
 def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
@@ -47,14 +47,11 @@ def table(config: ViTConfig, flavour: str) -> Table:
         inference.require(config, NAME, class_token=True, norm_eps=EPS, class_position=False)
         return plain.table(config, BASELINE, NAME)
     _require(config, flavour)
-    jumbo = [mapping.same(TOKENS[flavour], "prefix.jumbo_token", ones=1)]
-    for i in range(config.depth):
-        jumbo += _block(f"blocks.{i}", config)
-    whole = plain.table(config, JUMBO, NAME) + Table(jumbo)
+    token = mapping.reshaped(TOKENS[flavour], lambda x: x[None])
+    whole = plain.table(config, JUMBO, NAME, {"prefix.jumbo_token": token, **OWN})
     if flavour == "legacy":
         return whole
-    unused = Constant("cls_token", np.zeros((1, 1, config.width), np.float32), "unused", fixed=False)
-    return whole + Table(_mlp("jumbo_mlp"), [unused])
+    return whole + Table([], [Constant("cls_token", np.zeros((1, 1, config.width), np.float32), "unused", fixed=False)])
 
 
 def _default_flavour(config):
@@ -75,16 +72,6 @@ def _require(config, flavour):
     if version["layer_scale"] is not None and config.layer_scale is not None:
         del version["layer_scale"]  # its initial value does not matter
     inference.require(config, NAME, **version, normed_residual=False, mlp="gelu", norm_eps=EPS)
-
-
-def _block(at, config) -> list[Pair]:
-    """A block's parameters beyond a plain ViT's."""
-    pairs = mapping.norm(f"{at}.norm3", f"{at}.norm3")
-    return pairs + _mlp(f"{at}.jumbo_mlp") if config.jumbo_mlp == "per_layer" else pairs
-
-
-def _mlp(at) -> list[Pair]:
-    return mapping.linear(f"{at}.fc1", f"{at}.fc1") + mapping.linear(f"{at}.fc2", f"{at}.fc2")
 
 
 FORMAT = Format(NAME, (*VERSIONS, "plain"), ViTConfig, infer, table, default_flavour=_default_flavour)

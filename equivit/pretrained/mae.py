@@ -20,7 +20,8 @@ from equivit.pretrained.plain import Spelling
 
 NAME = "mae"
 SPELLING = Spelling(registers=None, mask_token=None, scales=(), class_position=True)
-DECODER = SPELLING._replace(blocks="decoder_blocks")
+DECODER = {"decoder.embed": "decoder_embed", "decoder.norm": "decoder_norm", "decoder.pixels": "decoder_pred"}
+DECODER |= {"decoder.mask_token": mapping.reshaped("mask_token", lambda x: x[None, None])}
 DECODER_HEADS = 16  # of the published decoders
 
 
@@ -46,19 +47,15 @@ def table(config: ViTConfig, flavour: str) -> Table:
 def infer_autoencoder(state: State, hints: Hints) -> tuple[MaskedAutoencoderConfig, str]:
     """The configuration of both; no file determines the option `decoder_heads`."""
     width = inference.shape(state, "mae_autoencoder", "decoder_embed.weight", 2)[0]
-    depth = inference.depth(state, "mae_autoencoder", DECODER.blocks)
+    depth = inference.depth(state, "mae_autoencoder", "decoder_blocks")
     return MaskedAutoencoderConfig(infer(state, hints)[0], width, depth, DECODER_HEADS), "autoencoder"
 
 
 def autoencoder_table(config: MaskedAutoencoderConfig, flavour: str) -> Table:
     """All tensors of an encoder and its decoder."""
-    encoder, block = table(config.encoder, "encoder"), dataclasses.replace(config.encoder, qkv_bias=True)
-    pairs = mapping.linear("decoder_embed", "embed") + [mapping.same("mask_token", "mask_token", ones=2)]
-    for i in range(config.decoder_depth):
-        pairs += plain.block(i, block, DECODER)
-    pairs += mapping.norm("decoder_norm", "norm") + mapping.linear("decoder_pred", "pixels")
+    rows = mapping.inside("decoder.blocks.#", "decoder_blocks.#", mapping.BLOCK) | DECODER
     position = _fixed("decoder_pos_embed", config.decoder_width, config.encoder)
-    return encoder.inside("encoder") + Table(pairs, [position]).inside("decoder")
+    return table(config.encoder, "encoder").inside("encoder") + mapping.table(config, rows, [position])
 
 
 def _is_fixed(stored: np.ndarray, config: ViTConfig) -> bool:

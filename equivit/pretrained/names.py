@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterable
 
 WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module")  # torch.compile, DDP, FSDP
-DINOV2_HEADS = r"^(dino|ibot)_head\."  # of self-supervised training
+DINOV2_HEADS = (r"^(dino|ibot)_head\.",)  # of self-supervised training
+COUNTS = (r"\.num_batches_tracked$",)  # of batch norms
 
 
 def unwrapped(name: str, wrappers: tuple[str, ...] = WRAPPERS) -> str:

@@ -64,10 +64,7 @@ class Machine:
     """
 
     def __init__(
-        self,
-        find: Callable[[Name], Callable | None],
-        stored: Callable[[Any], Any],
-        claim: Callable[[str, int], None],
+        self, find: Callable[[Name], Callable | None], stored: Callable[[Any], Any], claim: Callable[[str, int], None]
     ):
         self._find, self._stored, self._claim = find, stored, claim
         self._stack: list[Any] = []

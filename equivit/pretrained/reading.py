@@ -39,6 +39,11 @@ def read(path: str | os.PathLike) -> Any:
         raise ValueError(f"{path}: its tensors do not fit into this machine's memory ({error}).") from error
 
 
+def content(weights: Any) -> Any:
+    """The content of a file, given its path, or the given content."""
+    return read(weights) if isinstance(weights, str | os.PathLike) else weights
+
+
 def write(path: str | pathlib.Path, tensors: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None) -> None:
     """Write named tensors as .safetensors or .npz, atomically.
 

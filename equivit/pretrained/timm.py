@@ -48,7 +48,7 @@ FORMAT = Format(
     ViTConfig,
     infer,
     table,
-    default_flavour=lambda config: "dinov2" if config.mask_token else "timm",
     rename=names.dinov2,
-    ignored=(names.DINOV2_HEADS,),
+    ignored=names.DINOV2_HEADS,
+    default_flavour=lambda config: "dinov2" if config.mask_token else "timm",
 )

@@ -215,7 +215,7 @@ def test_bad_npz_files(tmp_path, change, message):
 
 def test_a_damaged_npz_file(tmp_path):
     (tmp_path / "a.npz").write_bytes(b"PK")
-    with pytest.raises(ValueError, match="not an .npz file, or it is damaged"):
+    with pytest.raises(ValueError, match="is damaged or not an .npz file"):
         series.load("a", directory=str(tmp_path))
 
 
