@@ -3,7 +3,7 @@
 import json
 import os
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -190,8 +190,7 @@ def _numbers(values: Any, rule: str) -> np.ndarray:
     return numbers
 
 
-def _shapes(painted: Iterable[list[tuple[int, bool, np.ndarray]]]) -> Shapes:
-    painted = list(painted)
+def _shapes(painted: list[list[tuple[int, bool, np.ndarray]]]) -> Shapes:
     shapes = [shape for image in painted for shape in image]
     return Shapes(
         images=np.cumsum([len(image) for image in painted], dtype=np.int64),

@@ -56,7 +56,9 @@ class Folder(Files):
         self.folder = root("folder", directory)
         found, reference = folders(self.folder), self.folder / class_split
         alone = not found and _images(self.folder)
-        if _is_below(split) and (self.folder / split).is_dir():
+        path = pathlib.PurePath(split)
+        below = bool(path.parts) and not path.is_absolute() and ".." not in path.parts
+        if below and (self.folder / split).is_dir():
             self.folder /= split
         elif split not in ("train", "all") or not (alone or any(map(_images, found))):
             raise ValueError(
@@ -79,12 +81,6 @@ class Folder(Files):
     def where(self, index: int) -> str:
         folder = self.folder if self.labels is None else self.folder / self.classes[self.labels[index]]
         return str(folder / os.fsdecode(self.files[index]))
-
-
-def _is_below(split: str) -> bool:
-    """Whether the name of a split denotes a folder inside the directory, not the directory itself or one outside."""
-    path = pathlib.PurePath(split)
-    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
 
 
 def expanded(path: str) -> pathlib.Path:

@@ -395,5 +395,6 @@ def _open(config: ml_collections.ConfigDict, split: str, workers: int) -> dict[s
         raise ValueError(f"{workers=} must not be negative; 0 reads in threads of this process.")
     source = sources.open_source(config, split)
     channels = source.channels if config.channels is None else config.channels
-    reading.check_channels(channels)
+    if channels not in reading.MODES:
+        raise ValueError(f"config.data.channels={channels} must be 1 (grey) or 3 (RGB); None uses the source's number.")
     return dict(source=source, channels=channels, max_pixels=config.max_pixels, workers=workers)

@@ -35,7 +35,12 @@ class Npz:
             classes = file["classes"]
             arrays = {kind: file[f"{split}_{kind}"] for kind in KINDS if f"{split}_{kind}" in file.keys}
         where = f"npz:{path}: {split}"
-        self.classes = _classes(f"npz:{path}", classes)
+        if classes.ndim != 1 or not len(classes):
+            raise ValueError(
+                f"npz:{path}: `classes` must be a list of names, such as np.array(['cat', 'dog']), not "
+                f"{_kind(classes)}."
+            )
+        self.classes = tuple(map(str, classes))
         self.encoded = "jpeg" in arrays
         self.images = arrays["jpeg" if self.encoded else "image"]
         self.offset: Any = arrays.get("offset")  # jpeg i is images[offset[i] : offset[i + 1]]
@@ -99,14 +104,6 @@ def _splits(keys: set[str]) -> list[str]:
         name, _, kind = key.rpartition("_")
         found.setdefault(name, set()).add(kind)
     return [name for name, kinds in found.items() if kinds & {"image", "jpeg"} and kinds & {"label", *MAPS}]
-
-
-def _classes(where: str, names: np.ndarray) -> tuple[str, ...]:
-    if names.ndim != 1 or not len(names):
-        raise ValueError(
-            f"{where}: `classes` must be a list of names, such as np.array(['cat', 'dog']), not {_kind(names)}."
-        )
-    return tuple(str(name) for name in names)
 
 
 def _check_images(where: str, images: np.ndarray) -> None:

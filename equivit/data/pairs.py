@@ -58,7 +58,11 @@ class Pairs:
         kind = _kind(root)
         layout, names = LAYOUTS[kind], None
         self.images, self.maps = root / layout.images, root / layout.maps
-        directories.check_split(f"pairs:{directory}", split, _splits(root, kind))
+        if kind == "VOC2012":
+            splits = sorted(path.stem for path in (root / layout.list).glob("*.txt"))
+        else:
+            splits = [folder.name for folder in directories.folders(self.images)]
+        directories.check_split(f"pairs:{directory}", split, splits)
         if kind == "VOC2012":
             names = directories.text(root / layout.list / f"{split}.txt").split()
             self.legend = Legend(VOC, void)
@@ -98,13 +102,6 @@ def _kind(root: pathlib.Path) -> str:
 
 def _has(folder: pathlib.Path, parts: Layout) -> bool:
     return all((folder / part).exists() for part in parts)
-
-
-def _splits(root: pathlib.Path, kind: str) -> list[str]:
-    layout = LAYOUTS[kind]
-    if kind == "VOC2012":
-        return sorted(path.stem for path in (root / layout.list).glob("*.txt"))
-    return [folder.name for folder in directories.folders(root / layout.images)]
 
 
 def _paired(images: pathlib.Path, maps: pathlib.Path, names: list[str] | None) -> list[tuple[str, str]]:

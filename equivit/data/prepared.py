@@ -63,7 +63,10 @@ class Tfds:
                 f"tfds:{name}: {self.folder} holds {form} files, which need TensorFlow; prepare it as array_record: "
                 f"{_command(name)}"
             )
-        self._check_split(builder.info.splits)
+        try:
+            builder.info.splits[split]  # by name, or sliced
+        except Exception:  # for an unknown name or an invalid expression
+            directories.check_split(f"tfds:{name}", split, sorted(builder.info.splits), f" ({self.folder}).")
         with _damage(self.folder):
             self.data = builder.as_data_source(split, decoders={key: tfds.decode.SkipDecoding() for key in files})
             len(self.data)
@@ -80,16 +83,6 @@ class Tfds:
             if label.num_classes > MOST_CLASSES:
                 raise ValueError(f"{label.num_classes:,} classes are more than {MOST_CLASSES:,}")
             self.classes = tuple(label.names)
-
-    def _check_split(self, splits: Any) -> None:
-        """ValueError unless the data set has the split, possibly sliced."""
-        try:
-            splits[self.split]
-        except Exception as error:  # for an unknown name or an invalid expression
-            found = errors.listed(map(errors.word, sorted(splits))) or "none"
-            raise ValueError(
-                f"tfds:{self.name}: there is no split {self.split!r}; splits: {found} ({self.folder})."
-            ) from error
 
     def __len__(self) -> int:
         return len(self.data)

@@ -199,7 +199,13 @@ def open_source(config: ml_collections.ConfigDict, split: str) -> Source:
     source = opened[0] if len(opened) == 1 else Joined(opened)
     limits = {config.split: ("train_examples", config.train_examples)}
     limits[config.eval_split] = ("eval_examples", config.eval_examples)  # last: wins if both are the same split
-    return _limited(source, *limits.get(split, ("", None)))
+    key, limit = limits.get(split, ("", None))
+    if limit is None:
+        return source
+    if not 1 <= limit <= len(source):
+        raise ValueError(f"config.data.{key}={limit} must be in 1..{len(source)}, the size of the split.")
+    rows = np.random.default_rng(0).permutation(len(source))[:limit]  # the first examples may all be of one class
+    return Subset(source, np.sort(rows))
 
 
 def _opened(name: str, config: ml_collections.ConfigDict, split: str) -> Source:
@@ -212,25 +218,20 @@ def _opened(name: str, config: ml_collections.ConfigDict, split: str) -> Source:
         form = f"{kind}:{KINDS[kind]}" if KINDS[kind] else kind
         raise ValueError(f"{thing} must have the form {form!r}.")
     void = tuple(config.void)
-    match kind:
-        case "digits":
-            source = Digits(split)
-        case "synthetic" | "synthetic_maps":
-            source = Synthetic(split, config.image_size, config.channels or 3, maps=kind == "synthetic_maps")
-        case "npz":
-            source = Npz(argument, split, void=void)
-        case "folder":
-            source = directories.Folder(argument, split, class_split=config.split)
-        case "list":
-            source = lists.Paths(argument, split)
-        case "csv":
-            source = lists.Table(argument, split, class_split=config.split)
-        case "coco":
-            source = Coco(argument, split, void=void, max_pixels=config.max_pixels)
-        case "pairs":
-            source = Pairs(argument, split, void=void)
-        case _:
-            source = Tfds(argument, split, void=void)
+    small = (split, config.image_size, config.channels or 3)
+    openers = {
+        "digits": lambda: Digits(split),
+        "synthetic": lambda: Synthetic(*small),
+        "synthetic_maps": lambda: Synthetic(*small, maps=True),
+        "npz": lambda: Npz(argument, split, void=void),
+        "folder": lambda: directories.Folder(argument, split, class_split=config.split),
+        "list": lambda: lists.Paths(argument, split),
+        "csv": lambda: lists.Table(argument, split, class_split=config.split),
+        "coco": lambda: Coco(argument, split, void=void, max_pixels=config.max_pixels),
+        "pairs": lambda: Pairs(argument, split, void=void),
+        "tfds": lambda: Tfds(argument, split, void=void),
+    }
+    source = openers[kind]()
     if not len(source):
         raise ValueError(f"config.data.source={name!r}: split {split!r} has no examples.")
     return source
@@ -259,13 +260,3 @@ def present(source: Source) -> np.ndarray:
         return np.unique(known[rows])
     labels = (source[i]["label"] for i in np.arange(len(source))[rows].tolist())
     return np.unique(np.concatenate([np.atleast_1d(np.array(label, int)) for label in labels]))
-
-
-def _limited(source: Source, key: str, limit: int | None) -> Source:
-    """A fixed random subset: the first examples of a source may all be of one class."""
-    if limit is None:
-        return source
-    if not 1 <= limit <= len(source):
-        raise ValueError(f"config.data.{key}={limit} must be in 1..{len(source)}, the size of the split.")
-    rows = np.random.default_rng(0).permutation(len(source))[:limit]
-    return Subset(source, np.sort(rows))

@@ -38,9 +38,8 @@ class Train:
                 "set it to False."
             )
         self.fit, self.fill = config.fit, tuple(min(255, round(255 * float(value))) for value in self.mean)
-        self.policy = None
-        if options["rand_augment"] is not None:
-            self.policy = rand_augment.parse(options["rand_augment"], self.fill)
+        policy = options["rand_augment"]
+        self.policy = None if policy is None else rand_augment.parse(policy, self.fill)
 
     def __call__(self, example: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         """Augment the example; a label map is cropped, turned and shifted with its image.

@@ -67,8 +67,15 @@ class Views:
 
     def __init__(self, config: ml_collections.ConfigDict, channels: int):
         data_config.check(config)
-        _check_augment(config.augment)
         options, augment = config.views, config.augment
+        if augment.crop != "random_resized":
+            raise ValueError(f"config.data.augment.crop={augment.crop!r}: views need 'random_resized'.")
+        for name, off in WITHOUT_EFFECT.items():
+            if augment[name] != off:
+                raise ValueError(
+                    f"config.data.augment.{name}={augment[name]!r} has no effect on views; set it to {off!r} "
+                    "(config.data.views says how their colours change)."
+                )
         jitter = (tuple(options.jitter), options.jitter_rate, options.grey)
         first, second, local = (colour.Rates(*jitter, blur, solarise=0.0) for blur in options.blur)
         second = second._replace(solarise=options.solarise)
@@ -87,14 +94,3 @@ class Views:
         for kind in self.kinds:
             row |= kind.views(example["image"], rng)
         return row
-
-
-def _check_augment(augment: ml_collections.ConfigDict) -> None:
-    if augment.crop != "random_resized":
-        raise ValueError(f"config.data.augment.crop={augment.crop!r}: views need 'random_resized'.")
-    for name, off in WITHOUT_EFFECT.items():
-        if augment[name] != off:
-            raise ValueError(
-                f"config.data.augment.{name}={augment[name]!r} has no effect on views; set it to {off!r} "
-                "(config.data.views says how their colours change)."
-            )

@@ -51,9 +51,6 @@ def infer(state: State, hints: Hints) -> tuple[BiXTConfig, str]:
 
     A file determines the input size of a token and the number of tokens.  Without `image_size`, it is 224 pixels if
     patches then overlap by halves or quarters; otherwise patches do not overlap.
-
-    Raises:
-      ValueError: a required tensor is absent, or a hint or the stored code contradicts the rest.
     """
     width, in_channels, *kernel = inference.shape(state, NAME, "patch_embed.proj.weight", 4)
     _, *grid = inference.shape(state, NAME, CODE_NAME, 3)

@@ -65,9 +65,6 @@ def infer(state: State, hints: Hints) -> tuple[CvTConfig, str]:
     """The configuration and the flavour, which implies the activation.
 
     Heads have 64 channels unless `num_heads` is given; strides are as published.
-
-    Raises:
-      ValueError: a required tensor is absent, or a hint is missing or wrong.
     """
     flavour = "microsoft" if OFFICIAL in state else "transformers"
     their = NAMES[flavour]

@@ -21,11 +21,7 @@ ROWS = {
 
 
 def infer(state: State, hints: Hints) -> tuple[EfficientViTConfig, str]:
-    """The configuration and the flavour; a file determines all but the image size.
-
-    Raises:
-      ValueError: a required tensor is absent.
-    """
+    """The configuration and the flavour; a file determines all but the image size."""
 
     def out(name):
         return inference.shape(state, NAME, f"{name}.weight", 4)[0]

@@ -29,7 +29,7 @@ class Format:
       name: the source in `pretrained.load`.
       flavours: spellings of the format, the usual one first.
       kind: the class of its configurations.
-      configuration: (state, hints) -> (configuration, flavour).
+      configuration: (state, hints) -> (configuration, flavour); ValueError as in `infer`.
       table: (configuration, flavour) -> all tensors of such a file.
       default_flavour: configuration -> the flavour to write; None: always the first.
       rename: applied first to each name of a file; removes wrappers and chunks.
@@ -56,7 +56,7 @@ class Format:
         """The configuration and the flavour of a state dict; `hints` are the fields of `Hints`.
 
         Raises:
-          ValueError: names and shapes match no model of this format, or a hint contradicts them.
+          ValueError: names and shapes match no model of this format, or a hint is missing or contradicts them.
         """
         given = Hints(**hints)
         config, flavour = self.configuration(state, given)

@@ -28,8 +28,8 @@ DECODER_HEADS = 16  # of the published decoders
 def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
     """The configuration of the encoder; `image_size` is required if the grid of positions is not square."""
     config = ViTConfig(**plain.fields(state, SPELLING, hints, NAME))
-    stored = state["pos_embed"]
-    if stored.shape[-1] == config.width and _is_fixed(stored, config):
+    stored, fixed = state["pos_embed"], _sincos(config.width, config)
+    if fixed is not None and stored.shape == fixed.shape and np.abs(stored - fixed).max() < 1e-5:
         config = dataclasses.replace(config, position="sincos", class_position=False)
     return config, "encoder"
 
@@ -56,12 +56,6 @@ def autoencoder_table(config: MaskedAutoencoderConfig, flavour: str) -> Table:
     rows = mapping.inside("decoder.blocks.#", "decoder_blocks.#", mapping.BLOCK) | DECODER
     position = _fixed("decoder_pos_embed", config.decoder_width, config.encoder)
     return table(config.encoder, "encoder").inside("encoder") + mapping.table(config, rows, [position])
-
-
-def _is_fixed(stored: np.ndarray, config: ViTConfig) -> bool:
-    """Whether a table of positions is the sin-cos table."""
-    fixed = _sincos(config.width, config)
-    return fixed is not None and stored.shape == fixed.shape and bool(np.abs(stored - fixed).max() < 1e-5)
 
 
 def _fixed(name: str, width: int, config: ViTConfig) -> Constant:

@@ -170,7 +170,8 @@ def pairs(names: Iterable[str], rows: Rows) -> list[Pair]:
         for key in (name, NUMBER.sub("#", name)):
             module, _, last = key.rpartition(".")
             if key in rows:
-                place, pair = (order[key],), _tensor(rows[key])
+                row = rows[key]
+                place, pair = (order[key],), same(row) if isinstance(row, str) else row
             elif module in rows and last in TENSORS:
                 place, pair = (order[module], order[last]), _in_module(rows[module], TENSORS[last])
             else:
@@ -179,10 +180,6 @@ def pairs(names: Iterable[str], rows: Rows) -> list[Pair]:
             found.append((place, dataclasses.replace(pair, theirs=theirs, ours=(name,))))
             break
     return [pair for _, pair in sorted(found, key=lambda one: one[0])]
-
-
-def _tensor(row: Any) -> Pair:
-    return same(row) if isinstance(row, str) else row
 
 
 def _in_module(row: Any, tensor: Pair) -> Pair:

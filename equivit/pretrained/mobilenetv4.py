@@ -39,11 +39,7 @@ ROWS |= {f"{OURS}.attention.{part}_conv.norm": f"{THEIRS}.attn.{part}.norm" for 
 
 
 def infer(state: State, hints: Hints) -> tuple[MobileNetV4Config, str]:
-    """The configuration, and "timm".
-
-    Raises:
-      ValueError: a required tensor is absent, or no published model has these blocks.
-    """
+    """The configuration, and "timm"."""
     stem, in_channels, *_ = inference.shape(state, NAME, "conv_stem.weight", 4)
     stages, before = [], stem
     for stage in range(inference.depth(state, NAME)):

@@ -27,9 +27,6 @@ def infer(state: State, hints: Hints) -> tuple[MViTConfig, str]:
 
     The width of the norms determines the heads, and the tables of positions the image size: whole patches, unless
     `image_size` is another size with the same map.
-
-    Raises:
-      ValueError: a required tensor is absent, or a hint is wrong.
     """
     flavour = "timm" if any(name.startswith("stages.") for name in state) else "facebook"
     width, in_channels, *_ = inference.shape(state, NAME, "patch_embed.proj.weight", 4)

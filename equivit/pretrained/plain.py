@@ -170,7 +170,9 @@ def _positions(state, spelling, patch, image_size, source) -> tuple[tuple[int, i
         h, w = (image_size[i] // patch[i] for i in (0, 1)) if image_size else (math.isqrt(patches),) * 2
         if patches and h * w == patches:
             if image_size is None and spelling.class_token is not None and not with_class:
-                _check_square(h, patch, _class_position(state, spelling), table)
+                # timm's files with registers have no row for the class token, or also one for each register.
+                official = False if spelling.registers in state else None
+                _check_square(h, patch, official if spelling.class_position is None else spelling.class_position, table)
             return image_size or (h * patch[0], w * patch[1]), with_class
     raise ValueError(
         f"{table}, which form no square grid of patches, with or without a class token; give "
@@ -179,11 +181,6 @@ def _positions(state, spelling, patch, image_size, source) -> tuple[tuple[int, i
         else f"{table}, which do not fit an image of {image_size[0]}x{image_size[1]} in patches of "
         f"{patch[0]}x{patch[1]}."
     )
-
-
-def _class_position(state, spelling) -> bool | None:
-    """Whether official files have a row for the class token; timm's files with registers have none or also one each."""
-    return False if spelling.class_position is None and spelling.registers in state else spelling.class_position
 
 
 def _check_square(side: int, patch: tuple[int, int], class_position: bool | None, table: str) -> None:

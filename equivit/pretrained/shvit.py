@@ -35,11 +35,7 @@ ROWS = mapping.normed(UNITS, conv="c", norm="bn") | {
 
 
 def infer(state: State, hints: Hints) -> tuple[SHViTConfig, str]:
-    """The configuration and the flavour; a file determines all but the image size.
-
-    Raises:
-      ValueError: a required tensor is absent.
-    """
+    """The configuration and the flavour; a file determines all but the image size."""
     stages = [f"stages.{stage}.blocks" for stage in range(inference.depth(state, NAME, "stages"))]
     partial = tuple(_partial(state, f"{blocks}.0.mixer.m.pre_norm.weight") for blocks in stages)
     qk_width = 16

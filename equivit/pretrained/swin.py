@@ -36,9 +36,6 @@ def infer(state: State, hints: Hints) -> tuple[SwinConfig, str]:
 
     Files determine the heads, and in version 1 the windows, by their tables of positions; the image size is such that
     the last map is one window.
-
-    Raises:
-      ValueError: a required tensor is absent, or a hint is missing or wrong.
     """
     width, in_channels, *kernel = inference.shape(state, NAME, "patch_embed.proj.weight", 4)
     patch = kernel[0], kernel[1]
