@@ -52,8 +52,8 @@ def infer(state: State, hints: Hints) -> tuple[BiXTConfig, str]:
     A file determines the input size of a token and the number of tokens.  Without `image_size`, it is 224 pixels if
     patches then overlap by halves or quarters; otherwise patches do not overlap.
     """
-    width, in_channels, *kernel = inference.shape(state, NAME, "patch_embed.proj.weight", 4)
-    _, *grid = inference.shape(state, NAME, CODE_NAME, 3)
+    width, in_channels, *kernel = state.shape("patch_embed.proj.weight", 4)
+    _, *grid = state.shape(CODE_NAME, 3)
     width_fits = state[CODE_NAME].shape[0] == CODE.width
     if not width_fits or not np.abs(state[CODE_NAME] - _code((grid[0], grid[1]))).max() <= ROUNDING:  # or it is NaN
         raise ValueError(
@@ -62,19 +62,19 @@ def infer(state: State, hints: Hints) -> tuple[BiXTConfig, str]:
     image = hints.image_size or _image(grid, kernel)
     if image[0] % grid[0] or image[1] % grid[1]:
         raise ValueError(f"{NAME}: image_size={image} must be a multiple of the file's {grid[0]}x{grid[1]} tokens.")
-    hidden = inference.shape(state, NAME, "blocks.0.self_attention_latents.mlp.fc1.weight", 2)[0]
+    hidden = state.out("blocks.0.self_attention_latents.mlp.fc1")
     heads: Any = max(width // HEAD_CHANNELS, 1) if hints.num_heads is None else hints.num_heads
     constraints.check(f"{NAME}: num_heads", heads, constraints.PositiveInt)
     config = BiXTConfig(
         width=width,
-        depth=inference.depth(state, NAME),
-        latents=inference.shape(state, NAME, "latents", 3)[1],
+        depth=state.depth(),
+        latents=state.shape("latents", 3)[1],
         num_heads=heads,
         patch_size=(image[0] // grid[0], image[1] // grid[1]),
         kernel=(kernel[0], kernel[1]),
         image_size=image,
         in_channels=in_channels,
-        num_classes=inference.classes(state, NAME),
+        num_classes=state.classes(),
         mlp_ratio=hidden / width,
     )
     return config, "official"

@@ -76,8 +76,8 @@ def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
     (projection,) = PROJECTIONS[flavour].theirs
     entries = None
     if projection in state:
-        entries = inference.shape(state, NAME, projection, 2)[1 if projection == "visual.proj" else 0]
-    fields = plain.fields(state, SPELLINGS[flavour], hints, NAME)
+        entries = state.shape(projection, 2)[1 if projection == "visual.proj" else 0]
+    fields = plain.fields(state, SPELLINGS[flavour], hints)
     if flavour == "openai":
         fields |= dict(mlp="quick_gelu")
     return ViTConfig(**fields, projection=entries, norm_eps=EPS, position_antialias=True), flavour

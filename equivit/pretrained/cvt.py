@@ -71,12 +71,12 @@ def infer(state: State, hints: Hints) -> tuple[CvTConfig, str]:
     stages = [their["stage"].format(0)]
     while any(name.startswith(f"{their['stage'].format(len(stages))}.") for name in state):
         stages.append(their["stage"].format(len(stages)))
-    kernels = [inference.shape(state, NAME, f"{stage}.{their['embed.conv']}.weight", 4) for stage in stages]
+    kernels = [state.shape(f"{stage}.{their['embed.conv']}.weight", 4) for stage in stages]
     widths = tuple(kernel[0] for kernel in kernels)
-    hidden = inference.shape(state, NAME, f"{stages[0]}.{their['blocks']}.0.{BLOCKS[flavour]['mlp.fc1']}.weight", 2)[0]
+    hidden = state.out(f"{stages[0]}.{their['blocks']}.0.{BLOCKS[flavour]['mlp.fc1']}")
     config = CvTConfig(
         widths=widths,
-        depths=tuple(inference.depth(state, NAME, f"{stage}.{their['blocks']}") for stage in stages),
+        depths=tuple(state.depth(f"{stage}.{their['blocks']}") for stage in stages),
         num_heads=_heads(widths, hints),
         kernels=tuple(kernel[2] for kernel in kernels),
         strides=(4, *(2 for _ in stages[1:])),
@@ -85,7 +85,7 @@ def infer(state: State, hints: Hints) -> tuple[CvTConfig, str]:
         activation=ACTIVATIONS[flavour],
         image_size=hints.image_size or (224, 224),
         in_channels=kernels[0][1],
-        num_classes=inference.classes(state, NAME, their["head"]),
+        num_classes=state.classes(their["head"]),
         mlp_ratio=hidden / widths[0],
     )
     return config, flavour

@@ -62,7 +62,7 @@ def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
     spelling = SPELLINGS[flavour]
     if flavour == "timm":
         spelling = spelling._replace(class_position=spelling.registers not in state)
-    fields = plain.fields(state, spelling, hints, NAME)
+    fields = plain.fields(state, spelling, hints)
     return ViTConfig(**fields | resizing(fields["registers"]) | _pool(state, spelling, fields["width"])), flavour
 
 
@@ -99,9 +99,10 @@ def load_head(weights: Mapping[str, np.ndarray] | str | os.PathLike, name: str =
     if not state:
         raise ValueError(f"{NAME}: there are no tensors of {name}; if both losses share a head, it is dino_head.")
     what = f"{NAME}: {name}"
-    width = inference.shape(state, what, "mlp.0.weight", 2)[1]
-    hidden = inference.shape(state, what, "mlp.2.weight", 2)[0]
-    prototypes, bottleneck = inference.shape(state, what, "last_layer.weight_v", 2)
+    state = State(state, what)
+    width = state.shape("mlp.0.weight", 2)[1]
+    hidden = state.out("mlp.2")
+    prototypes, bottleneck = state.shape("last_layer.weight_v", 2)
     head = jax.eval_shape(lambda: DinoHead(width, prototypes, hidden=hidden, bottleneck=bottleneck, rngs=Keys(0)))
     shapes = {key: tensor.shape for key, tensor in logical.to_logical(head).items()}
     table = Table(mapping.pairs(shapes, HEAD_ROWS))
@@ -126,7 +127,7 @@ def _flavour(state):
 
 def is_hub(state: State) -> bool:
     """Whether a file with names of timm or the hub is from the hub."""
-    gated = inference.count(state, "mlp.w12.weight") > 0
+    gated = state.count("mlp.w12.weight") > 0
     return "mask_token" in state or "register_tokens" in state or gated
 
 
@@ -135,7 +136,7 @@ def _pool(state, spelling, width) -> dict:
     name = f"{spelling.head}.weight"
     if name not in state:
         return {}
-    features = inference.shape(state, NAME, name, 2)[1]
+    features = state.shape(name, 2)[1]
     if features % width or features == width:
         raise ValueError(
             f"{NAME}: {name} reads {features} entries; the class tokens of n blocks and a mean patch token of width "

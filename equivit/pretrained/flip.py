@@ -27,20 +27,20 @@ def token_order(grid: tuple[int, int]) -> np.ndarray:
 
 def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
     """The configuration and the flavour; `family` ("H2" or "I2") is required if there are dense blocks."""
-    channels, in_channels, patch, half = inference.shape(state, NAME, "patch_embed.proj_sym.weight", 4)
-    width, depth = 2 * channels, inference.depth(state, NAME)
-    k = inference.count(state, "attn.qkv.linear_sym.weight")
+    channels, in_channels, patch, half = state.shape("patch_embed.proj_sym.weight", 4)
+    width, depth = 2 * channels, state.depth()
+    k = state.count("attn.qkv.linear_sym.weight")
     config = ViTConfig(
         width=width,
         depth=depth,
-        num_heads=inference.heads(width, hints.num_heads, NAME),
+        num_heads=state.heads(width, hints.num_heads),
         patch_size=(patch, 2 * half),
         image_size=hints.image_size or _image_size(state, (patch, 2 * half)),
         in_channels=in_channels,
-        mlp_dim=2 * inference.shape(state, NAME, "blocks.0.mlp.fc1.linear_sym.weight", 2)[0],
+        mlp_dim=2 * state.out("blocks.0.mlp.fc1.linear_sym"),
         isotypic_eps=1e-6,
-        qkv_bias=inference.count(state, "attn.qkv.linear_sym.bias") > 0,
-        layer_scale=1e-4 if inference.count(state, "gamma_1.alpha_sym") else None,
+        qkv_bias=state.count("attn.qkv.linear_sym.bias") > 0,
+        layer_scale=1e-4 if state.count("gamma_1.alpha_sym") else None,
         **_family(state, k, depth, channels, hints.family),
     )
     return config, "deit"
@@ -65,7 +65,7 @@ def table(config: ViTConfig, flavour: str) -> Table:
 
 
 def _family(state, k, depth, channels, family) -> dict:
-    classes, features = inference.shape(state, NAME, "head.weight", 2) if "head.weight" in state else (None, channels)
+    classes, features = state.shape("head.weight", 2) if "head.weight" in state else (None, channels)
     if k == depth:
         kind = "power_spectrum" if features == 2 * channels else "linear_signed"
         return dict(family="D2", invariant=kind, num_classes=classes)
@@ -80,7 +80,7 @@ def _family(state, k, depth, channels, family) -> dict:
 
 def _image_size(state, patch_size):
     """The image size of the stored token order, whose second half begins at the end of the first row."""
-    (tokens,) = inference.shape(state, NAME, ORDER, 1)
+    (tokens,) = state.shape(ORDER, 1)
     columns = int(state[ORDER][tokens // 2]) + 1 if state[ORDER].dtype.kind in "iu" else 0
     if columns < 1 or tokens % columns:
         raise ValueError(f"{NAME}: {ORDER} is not the token order of any grid of {tokens} tokens.")

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from equivit.pretrained import names
+from equivit.pretrained.inference import State
 from equivit.pretrained.mapping import Table
-
-State = Mapping[str, np.ndarray]
 
 
 class Hints(NamedTuple):
@@ -48,18 +47,18 @@ class Format:
     default_flavour: Callable[[Any], str] | None = None
     rename: Callable[[str], str] = names.unwrapped
     ignored: tuple[str, ...] = ()
-    require: Callable[[State, Mapping[str, Any]], None] | None = None
+    require: Callable[[Mapping[str, np.ndarray], Mapping[str, Any]], None] | None = None
     separate_head: str | None = None
     mark: str | None = None
 
-    def infer(self, state: State, **hints) -> tuple[Any, str]:
+    def infer(self, state: Mapping[str, np.ndarray], **hints) -> tuple[Any, str]:
         """The configuration and the flavour of a state dict; `hints` are the fields of `Hints`.
 
         Raises:
           ValueError: names and shapes match no model of this format, or a hint is missing or contradicts them.
         """
         given = Hints(**hints)
-        config, flavour = self.configuration(state, given)
+        config, flavour = self.configuration(State(state, self.name), given)
         vit = getattr(config, "encoder", config)  # for a masked autoencoder, hints apply to the encoder
         for name, value in given._asdict().items():
             if value is None or value == getattr(vit, name, None):

@@ -24,53 +24,62 @@ class MissingHint(ValueError):
         self.hint = hint
 
 
-def shape(state: Mapping[str, np.ndarray], source: str, name: str, axes: int) -> tuple[int, ...]:
-    """The shape of a tensor.  ValueError if it is absent, empty, or has another number of axes."""
-    if name not in state:
-        raise ValueError(
-            f"{source}: no tensor {name!r} among the {len(state)} of the file, such as {', '.join(list(state)[:3])}; "
-            "is it from another source, or wrapped in an unknown way?"
-        )
-    if state[name].ndim != axes:
-        raise ValueError(f"{source}: {name} {state[name].shape} must have {axes} axes.")
-    if 0 in state[name].shape:
-        raise ValueError(f"{source}: {name} {state[name].shape} is empty.")
-    return state[name].shape
+class State(dict[str, np.ndarray]):
+    """The tensors of a file by name; errors begin with `source`."""
 
+    def __init__(self, tensors: Mapping[str, np.ndarray], source: str):
+        super().__init__(tensors)
+        self.source = source
 
-def classes(state: Mapping[str, np.ndarray], source: str, head: str = "head") -> int | None:
-    """The outputs of the head with this name; None if the file has none."""
-    return shape(state, source, f"{head}.weight", 2)[0] if f"{head}.weight" in state else None
+    def shape(self, name: str, axes: int) -> tuple[int, ...]:
+        """The shape of a tensor.  ValueError if it is absent, empty, or has another number of axes."""
+        if name not in self:
+            raise ValueError(
+                f"{self.source}: no tensor {name!r} among the {len(self)} of the file, such as "
+                f"{', '.join(list(self)[:3])}; is it from another source, or wrapped in an unknown way?"
+            )
+        if self[name].ndim != axes:
+            raise ValueError(f"{self.source}: {name} {self[name].shape} must have {axes} axes.")
+        if 0 in self[name].shape:
+            raise ValueError(f"{self.source}: {name} {self[name].shape} is empty.")
+        return self[name].shape
 
+    def out(self, module: str, axes: int = 2) -> int:
+        """The outputs of a linear map, of a convolution (4 axes) or of a norm (1)."""
+        return self.shape(f"{module}.weight", axes)[0]
 
-def depth(state: Mapping[str, np.ndarray], source: str, blocks: str = "blocks") -> int:
-    """The number of blocks, with tensors named `<blocks>.<i>.`.  ValueError if there are none or one is missing."""
-    indices = {int(match[1]) for name in state if (match := re.match(rf"{re.escape(blocks)}\.(\d+)\.", name))}
-    if not indices:
-        raise ValueError(f"{source}: no tensor of the file is named {blocks}.<i>...")
-    if (number := len(indices)) <= max(indices):
-        gap = next(i for i in range(number) if i not in indices)
-        raise ValueError(f"{source}: block {gap} is missing; the file has {number} blocks, up to {max(indices)}.")
-    return number
+    def classes(self, head: str = "head") -> int | None:
+        """The outputs of the head with this name; None if the file has none."""
+        return self.out(head) if f"{head}.weight" in self else None
 
+    def depth(self, blocks: str = "blocks") -> int:
+        """The number of blocks, with tensors named `<blocks>.<i>.`.  ValueError if there are none or one is missing."""
+        indices = {int(match[1]) for name in self if (match := re.match(rf"{re.escape(blocks)}\.(\d+)\.", name))}
+        if not indices:
+            raise ValueError(f"{self.source}: no tensor of the file is named {blocks}.<i>...")
+        if (number := len(indices)) <= max(indices):
+            gap = next(i for i in range(number) if i not in indices)
+            raise ValueError(
+                f"{self.source}: block {gap} is missing; the file has {number} blocks, up to {max(indices)}."
+            )
+        return number
 
-def count(state: Mapping[str, np.ndarray], name: str, blocks: str = "blocks") -> int:
-    """The number of blocks with a tensor of that name."""
-    return sum(bool(re.fullmatch(rf"{re.escape(blocks)}\.\d+\.{re.escape(name)}", key)) for key in state)
+    def count(self, name: str, blocks: str = "blocks") -> int:
+        """The number of blocks with a tensor of that name."""
+        return sum(bool(re.fullmatch(rf"{re.escape(blocks)}\.\d+\.{re.escape(name)}", key)) for key in self)
 
-
-def heads(width: int, num_heads: Any, source: str) -> int:
-    """`num_heads`, or the heads of the published model of this width; MissingHint if there is no such model."""
-    if num_heads is not None:
-        constraints.check(f"{source}: num_heads", num_heads, constraints.PositiveInt)
-        return num_heads
-    if width not in HEADS:
-        raise MissingHint(
-            "num_heads",
-            f"{source}: no published model has the width {width} (they have {', '.join(map(str, HEADS))}); "
-            "give num_heads=, which no file determines.",
-        )
-    return HEADS[width]
+    def heads(self, width: int, num_heads: Any) -> int:
+        """`num_heads`, or the heads of the published model of this width; MissingHint if there is no such model."""
+        if num_heads is not None:
+            constraints.check(f"{self.source}: num_heads", num_heads, constraints.PositiveInt)
+            return num_heads
+        if width not in HEADS:
+            raise MissingHint(
+                "num_heads",
+                f"{self.source}: no published model has the width {width} (they have {', '.join(map(str, HEADS))}); "
+                "give num_heads=, which no file determines.",
+            )
+        return HEADS[width]
 
 
 def require(config: Any, source: str, **values) -> None:

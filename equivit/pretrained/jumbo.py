@@ -30,12 +30,12 @@ def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
     """The configuration and the flavour; `image_size` is required if the grid of positions is not square."""
     flavour = _flavour(state)
     if flavour == "plain":
-        fields = plain.fields(state, BASELINE, hints, NAME)
+        fields = plain.fields(state, BASELINE, hints)
         return ViTConfig(**fields, norm_eps=EPS, position_antialias=True), flavour
-    jumbo = inference.shape(state, NAME, TOKENS[flavour], 3)[1]
+    jumbo = state.shape(TOKENS[flavour], 3)[1]
     mlp = "jumbo_mlp" if flavour == "release" else "blocks.0.jumbo_mlp"
-    fields = plain.fields(state, JUMBO, hints, NAME) | VERSIONS[flavour]
-    hidden = inference.shape(state, NAME, f"{mlp}.fc1.weight", 2)[0]
+    fields = plain.fields(state, JUMBO, hints) | VERSIONS[flavour]
+    hidden = state.out(f"{mlp}.fc1")
     return JumboViTConfig(
         **fields, jumbo=jumbo, jumbo_multiplier=hidden / (jumbo * fields["width"]), norm_eps=EPS
     ), flavour
@@ -63,7 +63,7 @@ def _default_flavour(config):
 def _flavour(state):
     if "jumbo_token" in state:
         return "release"
-    return "legacy" if inference.count(state, "norm3.weight") else "plain"
+    return "legacy" if state.count("norm3.weight") else "plain"
 
 
 def _require(config, flavour):

@@ -27,7 +27,7 @@ DECODER_HEADS = 16  # of the published decoders
 
 def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
     """The configuration of the encoder; `image_size` is required if the grid of positions is not square."""
-    config = ViTConfig(**plain.fields(state, SPELLING, hints, NAME))
+    config = ViTConfig(**plain.fields(state, SPELLING, hints))
     stored, fixed = state["pos_embed"], _sincos(config.width, config)
     if fixed is not None and stored.shape == fixed.shape and np.abs(stored - fixed).max() < 1e-5:
         config = dataclasses.replace(config, position="sincos", class_position=False)
@@ -46,8 +46,8 @@ def table(config: ViTConfig, flavour: str) -> Table:
 
 def infer_autoencoder(state: State, hints: Hints) -> tuple[MaskedAutoencoderConfig, str]:
     """The configuration of both; no file determines the option `decoder_heads`."""
-    width = inference.shape(state, "mae_autoencoder", "decoder_embed.weight", 2)[0]
-    depth = inference.depth(state, "mae_autoencoder", "decoder_blocks")
+    width = state.out("decoder_embed")
+    depth = state.depth("decoder_blocks")
     return MaskedAutoencoderConfig(infer(state, hints)[0], width, depth, DECODER_HEADS), "autoencoder"
 
 

@@ -8,7 +8,7 @@ names, but would compute something else.
 import dataclasses
 
 from equivit.models.mobilenetv4.model import NAMES, MobileNetV4Config, Spec
-from equivit.pretrained import inference, mapping, names
+from equivit.pretrained import mapping, names
 from equivit.pretrained.format import Format, Hints, State
 from equivit.pretrained.mapping import Table
 
@@ -40,21 +40,21 @@ ROWS |= {f"{OURS}.attention.{part}_conv.norm": f"{THEIRS}.attn.{part}.norm" for 
 
 def infer(state: State, hints: Hints) -> tuple[MobileNetV4Config, str]:
     """The configuration, and "timm"."""
-    stem, in_channels, *_ = inference.shape(state, NAME, "conv_stem.weight", 4)
+    stem, in_channels, *_ = state.shape("conv_stem.weight", 4)
     stages, before = [], stem
-    for stage in range(inference.depth(state, NAME)):
+    for stage in range(state.depth()):
         stages.append([])
-        for i in range(inference.depth(state, NAME, f"blocks.{stage}")):
+        for i in range(state.depth(f"blocks.{stage}")):
             stages[-1].append(_spec(state, f"blocks.{stage}.{i}", before))
             before = stages[-1][-1].width
     config = MobileNetV4Config(
         stages=_with_strides(stages),
         stem_width=stem,
-        head_width=inference.shape(state, NAME, "conv_head.weight", 4)[0],
+        head_width=state.out("conv_head", 4),
         layer_scale=1e-5 if any(name.endswith(".layer_scale.gamma") for name in state) else None,
         image_size=hints.image_size or (224, 224),
         in_channels=in_channels,
-        num_classes=inference.classes(state, NAME, "classifier"),
+        num_classes=state.classes("classifier"),
     )
     return config, NAME
 
@@ -64,7 +64,7 @@ def _spec(state: State, at: str, before: int) -> Spec:
 
     def shape(name):
         """(width, in, rows, columns) of a kernel; zeros if absent."""
-        return inference.shape(state, NAME, f"{at}.{name}.weight", 4) if f"{at}.{name}.weight" in state else (0,) * 4
+        return state.shape(f"{at}.{name}.weight", 4) if f"{at}.{name}.weight" in state else (0,) * 4
 
     if f"{at}.attn.query.proj.weight" in state:
         channels = shape("attn.key.proj")[0]
@@ -76,7 +76,7 @@ def _spec(state: State, at: str, before: int) -> Spec:
     if f"{at}.conv_exp.weight" in state:
         hidden, _, kernel, _ = shape("conv_exp")
         return Spec("fused", shape("conv_pwl")[0], kernel=kernel, expansion=hidden // before)
-    width, _, kernel, _ = inference.shape(state, NAME, f"{at}.conv.weight", 4)
+    width, _, kernel, _ = state.shape(f"{at}.conv.weight", 4)
     return Spec("conv", width, kernel=kernel)
 
 

@@ -8,7 +8,7 @@ import itertools
 
 from equivit import constraints
 from equivit.models.mvit.model import STRIDE, MViTConfig, map_size
-from equivit.pretrained import inference, mapping
+from equivit.pretrained import mapping
 from equivit.pretrained.format import Format, Hints, State
 from equivit.pretrained.mapping import Table
 
@@ -29,7 +29,7 @@ def infer(state: State, hints: Hints) -> tuple[MViTConfig, str]:
     `image_size` is another size with the same map.
     """
     flavour = "timm" if any(name.startswith("stages.") for name in state) else "facebook"
-    width, in_channels, *_ = inference.shape(state, NAME, "patch_embed.proj.weight", 4)
+    width, in_channels, *_ = state.shape("patch_embed.proj.weight", 4)
     depths = _depths(state, flavour)
     blocks = _blocks(depths, flavour)
     first = [blocks[sum(depths[:stage])] for stage in range(len(depths))]
@@ -37,13 +37,13 @@ def infer(state: State, hints: Hints) -> tuple[MViTConfig, str]:
     config = MViTConfig(
         width=width,
         depths=depths,
-        num_heads=tuple(_out(state, f"{at}.attn.proj") // _norm(state, f"{at}.attn.norm_q") for at in first),
+        num_heads=tuple(state.out(f"{at}.attn.proj") // state.out(f"{at}.attn.norm_q", 1) for at in first),
         class_token="cls_token" in state,
-        expand_attn=_out(state, f"{last}.attn.proj") == _out(state, f"{last}.mlp.fc2"),
+        expand_attn=state.out(f"{last}.attn.proj") == state.out(f"{last}.mlp.fc2"),
         image_size=_image_size(state, first[0], hints),
         in_channels=in_channels,
-        num_classes=inference.classes(state, NAME, HEADS[flavour]),
-        mlp_ratio=_out(state, f"{first[0]}.mlp.fc1") / width,
+        num_classes=state.classes(HEADS[flavour]),
+        mlp_ratio=state.out(f"{first[0]}.mlp.fc1") / width,
     )
     return config, flavour
 
@@ -67,29 +67,21 @@ def _blocks(depths: tuple[int, ...], flavour: str) -> list[str]:
 def _depths(state: State, flavour: str) -> tuple[int, ...]:
     """The number of blocks per stage; in official files, a stage has blocks of one width."""
     if flavour == "facebook":
-        widths = [_out(state, f"blocks.{i}.attn.proj") for i in range(inference.depth(state, NAME))]
+        widths = [state.out(f"blocks.{i}.attn.proj") for i in range(state.depth())]
         return tuple(len(list(stage)) for _, stage in itertools.groupby(widths))
-    stages = range(inference.depth(state, NAME, "stages"))
-    return tuple(inference.depth(state, NAME, f"stages.{stage}.blocks") for stage in stages)
+    stages = range(state.depth("stages"))
+    return tuple(state.depth(f"stages.{stage}.blocks") for stage in stages)
 
 
 def _image_size(state: State, block: str, hints: Hints) -> tuple[int, int]:
     """The image size that matches the first block's tables of positions."""
-    rows, columns = (inference.shape(state, NAME, f"{block}.{name}", 2)[0] for name in TABLES)
+    rows, columns = (state.shape(f"{block}.{name}", 2)[0] for name in TABLES)
     h, w = (rows + 1) // 2, (columns + 1) // 2
     if hints.image_size is not None:
         constraints.check(f"{NAME}: image_size", hints.image_size, constraints.Size)
         if map_size(hints.image_size, STRIDE) == (h, w):
             return hints.image_size
     return STRIDE[0] * h, STRIDE[1] * w
-
-
-def _out(state: State, linear: str) -> int:
-    return inference.shape(state, NAME, f"{linear}.weight", 2)[0]
-
-
-def _norm(state: State, norm: str) -> int:
-    return inference.shape(state, NAME, f"{norm}.weight", 1)[0]
 
 
 FORMAT = Format(NAME, ("timm", "facebook"), MViTConfig, infer, table, mark=r"^(stages\.0\.)?blocks\.0\.attn\.pool_q\.")

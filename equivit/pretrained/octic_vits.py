@@ -51,25 +51,25 @@ def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
     """The configuration and the flavour, from names and shapes."""
     if "patch_embed.proj.weight" in state:
         raise ValueError(f"{NAME}: the file is a plain ViT, one of the baselines; load it with the source 'timm'.")
-    channels, in_channels, half, _ = inference.shape(state, NAME, "patch_embed.lift8.conv_A1.weight", 4)
-    side = 4 * half * inference.shape(state, NAME, "pos_embed.0", 3)[0]
-    width, depth = 8 * channels, inference.depth(state, NAME)
+    channels, in_channels, half, _ = state.shape("patch_embed.lift8.conv_A1.weight", 4)
+    side = 4 * half * state.shape("pos_embed.0", 3)[0]
+    width, depth = 8 * channels, state.depth()
     flavour = _flavour(state)
     octic_scale = f"{SCALES[flavour][0][0]}.alpha_A1"
     config = ViTConfig(
         width=width,
         depth=depth,
-        num_heads=inference.heads(width, hints.num_heads, NAME),
+        num_heads=state.heads(width, hints.num_heads),
         patch_size=(2 * half, 2 * half),
         image_size=hints.image_size or (side, side),
         in_channels=in_channels,
-        mlp_dim=8 * inference.shape(state, NAME, "blocks.0.mlp.fc1.lin_A1.weight", 2)[0],
+        mlp_dim=8 * state.out("blocks.0.mlp.fc1.lin_A1"),
         class_token="cls_token.0" in state,
         pool="class" if "cls_token.0" in state else "mean",
-        registers=inference.shape(state, NAME, "register_tokens.0", 3)[1] if "register_tokens.0" in state else 0,
+        registers=state.shape("register_tokens.0", 3)[1] if "register_tokens.0" in state else 0,
         mask_token="mask_token.0" in state,
-        qkv_bias=inference.count(state, "attn.qkv.lin_A1.bias") + inference.count(state, "attn.qkv.bias") > 0,
-        layer_scale=1e-4 if inference.count(state, octic_scale) else None,
+        qkv_bias=state.count("attn.qkv.lin_A1.bias") + state.count("attn.qkv.bias") > 0,
+        layer_scale=1e-4 if state.count(octic_scale) else None,
         **_family(state, depth, width),
     )
     return config, flavour
@@ -90,22 +90,22 @@ def table(config: ViTConfig, flavour: str) -> Table:
 
 
 def _flavour(state):
-    if not inference.count(state, "ls1.alpha_A1"):
+    if not state.count("ls1.alpha_A1"):
         return "deit"
     return "dinov2" if "cls_token.7" in state or "mask_token.0" in state else "generic"
 
 
 def _family(state, depth, width) -> dict:
     """The configuration fields that depend on the layers after the octic blocks."""
-    k, projection = inference.count(state, "attn.qkv.lin_A1.weight"), "invariant_proj.weight"
+    k, projection = state.count("attn.qkv.lin_A1.weight"), "invariant_proj.weight"
     if k == depth and projection not in state:
-        features = inference.shape(state, NAME, "head.1.weight", 2)[1]
-        classes = inference.shape(state, NAME, "head.3.weight", 2)[0]
+        features = state.shape("head.1.weight", 2)[1]
+        classes = state.out("head.3")
         return dict(family="D8", invariant=_kind(features, width), num_classes=classes)
-    classes = inference.classes(state, NAME)
+    classes = state.classes()
     if projection not in state:
         return dict(family="H8", equivariant_blocks=k, num_classes=classes)
-    kind = _kind(inference.shape(state, NAME, projection, 2)[1], width)
+    kind = _kind(state.shape(projection, 2)[1], width)
     eps = 1e-6 if k == depth else 1e-5
     return dict(family="I8", equivariant_blocks=k, invariant=kind, num_classes=classes, isotypic_eps=eps)
 

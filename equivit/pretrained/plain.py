@@ -4,7 +4,6 @@ A format of plain ViTs is a `Spelling` with a few exceptions.
 """
 
 import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy as np
 from equivit.layers.grid import check_grid
 from equivit.models.vit.config import ViTConfig
 from equivit.pretrained import inference, mapping
-from equivit.pretrained.format import Hints
+from equivit.pretrained.format import Hints, State
 from equivit.pretrained.mapping import Pair, Rows, Table, named
 
 SMALL = 4  # patches per side; (SMALL - 1) x (SMALL + 1) is too elongated to be likely
@@ -57,36 +56,36 @@ class Spelling(NamedTuple):
     batched: bool = True
 
 
-def fields(state: Mapping[str, np.ndarray], spelling: Spelling, hints: Hints, source: str) -> dict:
+def fields(state: State, spelling: Spelling, hints: Hints) -> dict:
     """The configuration fields determined by names and shapes.
 
     Raises:
       ValueError: a required tensor is absent or has the wrong number of axes, or a hint is missing.
     """
-    width, in_channels, *patch = inference.shape(state, source, named(spelling.patch_embed, "weight"), 4)
-    size, class_position = _positions(state, spelling, tuple(patch), hints.image_size, source)
-    mlp, mlp_dim = _mlp(state, spelling, source)
+    width, in_channels, *patch = state.shape(named(spelling.patch_embed, "weight"), 4)
+    size, class_position = _positions(state, spelling, tuple(patch), hints.image_size)
+    mlp, mlp_dim = _mlp(state, spelling)
     registers = spelling.registers or ""
     first = spelling.qkv if isinstance(spelling.qkv, str) else spelling.qkv[0]
     mean = dict(pool="mean", fc_norm=True) if named(spelling.fc_norm, "weight") in state else {}
     return mean | dict(
         width=width,
-        depth=inference.depth(state, source, spelling.blocks),
-        num_heads=inference.heads(width, hints.num_heads, source),
+        depth=state.depth(spelling.blocks),
+        num_heads=state.heads(width, hints.num_heads),
         patch_size=tuple(patch),
         image_size=size,
         in_channels=in_channels,
         mlp=mlp,
         mlp_dim=mlp_dim,
-        num_classes=inference.classes(state, source, spelling.head) if spelling.head else None,
+        num_classes=state.classes(spelling.head) if spelling.head else None,
         class_token=spelling.class_token is not None,
         class_position=class_position,
-        registers=inference.shape(state, source, registers, 2 + spelling.batched)[-2] if registers in state else 0,
+        registers=state.shape(registers, 2 + spelling.batched)[-2] if registers in state else 0,
         mask_token=spelling.mask_token in state,
         patch_bias=spelling.patch_bias,
         pre_norm=spelling.pre_norm is not None,
-        qkv_bias=inference.count(state, named(first, "bias"), spelling.blocks) > 0,
-        layer_scale=1e-4 if spelling.scales and inference.count(state, spelling.scales[0], spelling.blocks) else None,
+        qkv_bias=state.count(named(first, "bias"), spelling.blocks) > 0,
+        layer_scale=1e-4 if spelling.scales and state.count(spelling.scales[0], spelling.blocks) else None,
     )
 
 
@@ -147,11 +146,11 @@ def _require(config, spelling, source):
     inference.require(config, source, **values)
 
 
-def _mlp(state, spelling, source) -> tuple[str, int]:
+def _mlp(state, spelling) -> tuple[str, int]:
     """Kind and hidden width: a SwiGLU's first map gives gates and values, twice the input of its second."""
 
     def shape(name):
-        return inference.shape(state, source, named(f"{spelling.blocks}.0.{name}", "weight"), 2)
+        return state.shape(named(f"{spelling.blocks}.0.{name}", "weight"), 2)
 
     gates = spelling.swiglu is not None and named(f"{spelling.blocks}.0.{spelling.swiglu[0]}", "weight") in state
     first, second = spelling.swiglu if spelling.swiglu and gates else spelling.fc
@@ -161,10 +160,10 @@ def _mlp(state, spelling, source) -> tuple[str, int]:
     return "gelu", width
 
 
-def _positions(state, spelling, patch, image_size, source) -> tuple[tuple[int, int], bool]:
+def _positions(state, spelling, patch, image_size) -> tuple[tuple[int, int], bool]:
     """The image size of the table of positions, and whether its first row belongs to the class token."""
-    rows = inference.shape(state, source, spelling.position, 2 + spelling.batched)[-2]
-    table = f"{source}: {spelling.position} has {rows} rows"
+    rows = state.shape(spelling.position, 2 + spelling.batched)[-2]
+    table = f"{state.source}: {spelling.position} has {rows} rows"
     for with_class in (False, True) if spelling.class_token is not None else (False,):
         patches = rows - with_class
         h, w = (image_size[i] // patch[i] for i in (0, 1)) if image_size else (math.isqrt(patches),) * 2

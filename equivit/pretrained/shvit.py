@@ -1,7 +1,7 @@
 """SHViT in timm's layout, read by the source "timm"."""
 
 from equivit.models.shvit.model import SHViTConfig
-from equivit.pretrained import inference, mapping, names
+from equivit.pretrained import mapping, names
 from equivit.pretrained.format import Format, Hints, State
 from equivit.pretrained.mapping import Table
 
@@ -36,20 +36,20 @@ ROWS = mapping.normed(UNITS, conv="c", norm="bn") | {
 
 def infer(state: State, hints: Hints) -> tuple[SHViTConfig, str]:
     """The configuration and the flavour; a file determines all but the image size."""
-    stages = [f"stages.{stage}.blocks" for stage in range(inference.depth(state, NAME, "stages"))]
+    stages = [f"stages.{stage}.blocks" for stage in range(state.depth("stages"))]
     partial = tuple(_partial(state, f"{blocks}.0.mixer.m.pre_norm.weight") for blocks in stages)
     qk_width = 16
     for blocks, width in zip(stages, partial, strict=True):
         if width:
-            qk_width = (inference.shape(state, NAME, f"{blocks}.0.mixer.m.qkv.c.weight", 4)[0] - width) // 2
+            qk_width = (state.out(f"{blocks}.0.mixer.m.qkv.c", 4) - width) // 2
     config = SHViTConfig(
-        widths=tuple(inference.shape(state, NAME, f"{blocks}.0.conv.m.c.weight", 4)[0] for blocks in stages),
-        depths=tuple(inference.depth(state, NAME, blocks) for blocks in stages),
+        widths=tuple(state.out(f"{blocks}.0.conv.m.c", 4) for blocks in stages),
+        depths=tuple(state.depth(blocks) for blocks in stages),
         partial_widths=partial,
         qk_width=qk_width,
         image_size=hints.image_size or (224, 224),
-        in_channels=inference.shape(state, NAME, "patch_embed.0.c.weight", 4)[1],
-        num_classes=inference.classes(state, NAME, "head.l"),
+        in_channels=state.shape("patch_embed.0.c.weight", 4)[1],
+        num_classes=state.classes("head.l"),
     )
     return config, "timm"
 
@@ -61,7 +61,7 @@ def table(config: SHViTConfig, flavour: str) -> Table:
 
 def _partial(state: State, name: str) -> int:
     """The channels of a norm, which attend; 0 without it."""
-    return inference.shape(state, NAME, name, 1)[0] if name in state else 0
+    return state.shape(name, 1)[0] if name in state else 0
 
 
 FORMAT = Format(NAME, (NAME,), SHViTConfig, infer, table, ignored=names.COUNTS, mark=r"^patch_embed\.0\.c\.weight$")

@@ -8,7 +8,7 @@ import math
 
 from equivit import constraints
 from equivit.models.swin.model import SwinConfig, Window
-from equivit.pretrained import inference, mapping
+from equivit.pretrained import mapping
 from equivit.pretrained.format import Format, Hints, State
 from equivit.pretrained.mapping import Table
 
@@ -37,9 +37,9 @@ def infer(state: State, hints: Hints) -> tuple[SwinConfig, str]:
     Files determine the heads, and in version 1 the windows, by their tables of positions; the image size is such that
     the last map is one window.
     """
-    width, in_channels, *kernel = inference.shape(state, NAME, "patch_embed.proj.weight", 4)
+    width, in_channels, *kernel = state.shape("patch_embed.proj.weight", 4)
     patch = kernel[0], kernel[1]
-    stages = inference.depth(state, NAME, "layers")
+    stages = state.depth("layers")
     version = 2 if "layers.0.blocks.0.attn.logit_scale" in state else 1
     name, axes, axis = (TABLE, 2, 1) if version == 1 else ("attn.logit_scale", 3, 0)
     if hints.window_size is not None:
@@ -49,15 +49,15 @@ def infer(state: State, hints: Hints) -> tuple[SwinConfig, str]:
     official = "layers.0.downsample.reduction.weight" in state or "head.weight" in state
     config = SwinConfig(
         width=width,
-        depths=tuple(inference.depth(state, NAME, f"layers.{i}.blocks") for i in range(stages)),
-        num_heads=tuple(inference.shape(state, NAME, f"layers.{i}.blocks.0.{name}", axes)[axis] for i in range(stages)),
+        depths=tuple(state.depth(f"layers.{i}.blocks") for i in range(stages)),
+        num_heads=tuple(state.shape(f"layers.{i}.blocks.0.{name}", axes)[axis] for i in range(stages)),
         version=version,
         window_size=window,
         image_size=hints.image_size or image,
         patch_size=patch,
         in_channels=in_channels,
-        num_classes=inference.classes(state, NAME, "head" if official else "head.fc"),
-        mlp_ratio=inference.shape(state, NAME, "layers.0.blocks.0.mlp.fc1.weight", 2)[0] / width,
+        num_classes=state.classes("head" if official else "head.fc"),
+        mlp_ratio=state.out("layers.0.blocks.0.mlp.fc1") / width,
     )
     if version == 1:
         _check_tables(state, config)
@@ -76,7 +76,7 @@ def table(config: SwinConfig, flavour: str) -> Table:
 
 def _window(state: State) -> tuple[int, int]:
     """The square window that matches the first stage's table."""
-    rows = inference.shape(state, NAME, f"layers.0.blocks.0.{TABLE}", 2)[0]
+    rows = state.shape(f"layers.0.blocks.0.{TABLE}", 2)[0]
     side = math.isqrt(rows)
     if side * side != rows or side % 2 == 0:
         raise ValueError(
@@ -90,7 +90,7 @@ def _check_tables(state: State, config: SwinConfig) -> None:
     """ValueError unless each stage's table matches its window."""
     for stage in range(len(config.depths)):
         name, (h, w) = f"layers.{stage}.blocks.0.{TABLE}", config.window(stage)
-        if (rows := inference.shape(state, NAME, name, 2)[0]) != (2 * h - 1) * (2 * w - 1):
+        if (rows := state.shape(name, 2)[0]) != (2 * h - 1) * (2 * w - 1):
             size, window = ("x".join(map(str, pair)) for pair in (config.image_size, config.window_size))
             raise ValueError(
                 f"{NAME}: {name} has {rows} rows; with windows of {window} in images of {size} that stage has windows "

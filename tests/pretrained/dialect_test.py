@@ -28,8 +28,8 @@ CLIP = Spelling(
 
 
 def infer(state, hints):
-    fields = plain.fields(state, CLIP, hints, NAME)
-    return ViTConfig(**fields | dict(num_classes=inference.shape(state, NAME, "proj", 2)[1]), norm_eps=1e-5), "openai"
+    fields = plain.fields(state, CLIP, hints)
+    return ViTConfig(**fields | dict(num_classes=state.shape("proj", 2)[1]), norm_eps=1e-5), "openai"
 
 
 def table(config, flavour):
@@ -119,8 +119,7 @@ class Net(nnx.Module):
 
 
 def net_infer(state, hints):
-    width, depth = inference.shape(state, "net", "conv_stem.weight", 4)[0], inference.depth(state, "net", "blocks.0")
-    return NetConfig(width, depth, inference.shape(state, "net", "classifier.weight", 2)[0]), "timm"
+    return NetConfig(state.out("conv_stem", 4), state.depth("blocks.0"), state.classes("classifier")), "timm"
 
 
 NET_ROWS = {"stem": "conv_stem", "stem.norm": "bn1", "head": "classifier"}
