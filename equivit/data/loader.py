@@ -381,12 +381,16 @@ def shapes(
       entries: the entries of the source's examples: "image", "label", "map".
       transform: as in `train`.
     """
-    blank = dict(source=sources.Blank(config.image_size, channels, entries), channels=channels)
-    blank |= dict(max_pixels=config.max_pixels, share=Share(batch_size))
+    for name in entries:
+        errors.one_of("entries", name, ("image", "label", "map"))
+    black = np.zeros((*config.image_size, channels), np.uint8)
+    example = {"image": black, "label": 0, "map": black[..., 0]}
+    source: Any = [{name: example[name] for name in entries}]
+    fields = dict(source=source, channels=channels, max_pixels=config.max_pixels, share=Share(batch_size))
     if not training:
-        return EvaluationPipeline(**blank, transform=transforms.Evaluation(config)).shapes()
+        return EvaluationPipeline(**fields, transform=transforms.Evaluation(config)).shapes()
     order = TrainOrder(batch_size, batch_size, repeats=1, seed=0)
-    return TrainPipeline(**blank, order=order, transform=transform(config, channels)).shapes()
+    return TrainPipeline(**fields, order=order, transform=transform(config, channels)).shapes()
 
 
 def _open(config: ml_collections.ConfigDict, split: str, workers: int) -> dict[str, Any]:

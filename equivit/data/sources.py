@@ -110,28 +110,6 @@ class Synthetic:
         return f"synthetic {self.split}[{index}]"
 
 
-class Blank:
-    """One black image with the given entries, for the batch shapes in `loader.shapes`."""
-
-    classes = ()
-
-    def __init__(self, image_size: tuple[int, int], channels: int, entries: tuple[str, ...]):
-        for name in entries:
-            errors.one_of("entries", name, ("image", "label", "map"))
-        self.image_size, self.channels, self.entries = tuple(image_size), channels, entries
-
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        black = np.zeros((*self.image_size, self.channels), np.uint8)
-        example = {"image": black, "label": 0, "map": black[..., 0]}
-        return {name: example[name] for name in self.entries}
-
-    def where(self, index: int) -> str:
-        return "a black image"
-
-
 class Subset:
     """The examples `rows` of a source."""
 

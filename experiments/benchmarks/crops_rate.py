@@ -19,7 +19,7 @@ from equivit.data import colour, crops
 from equivit.data.batches import Share
 from equivit.data.loader import TrainPipeline
 from equivit.data.order import TrainOrder
-from equivit.data.views import Views
+from equivit.data.views import Kind, Views
 from equivit.training import config as configs
 from experiments import findings, flags, timing
 from experiments.findings import Claim
@@ -100,17 +100,17 @@ def pipeline(images: int, device: bool) -> tuple[TrainPipeline, dict[int, list[V
     plans = {}
     for index, position in zip(examples.tolist(), positions.tolist(), strict=True):
         rng = order.generator(epoch, position)
-        plans[index] = [draw(kind, rates, rng, device) for kind in transform.kinds for rates in kind.rates]
+        plans[index] = [draw(transform, kind, rates, rng) for kind in transform.kinds for rates in kind.rates]
     source = dict(source=Files(images), channels=3, max_pixels=SIZE[0] * SIZE[1], share=Share(images))
     return TrainPipeline(**source, order=order, transform=transform), plans
 
 
-def draw(kind, rates: colour.Rates, rng: np.random.Generator, device: bool) -> View:
+def draw(views: Views, kind: Kind, rates: colour.Rates, rng: np.random.Generator) -> View:
     """Draw one view, in the order of `Views`."""
-    box = crops.random_resized_box(rng, *SIZE, kind.scale, kind.ratio)
-    orientation = crops.draw_orientation(rng, kind.flip, kind.octic)
+    box = crops.random_resized_box(rng, *SIZE, kind.scale, views.ratio)
+    orientation = crops.draw_orientation(rng, views.flip, views.octic)
     changes = colour.draw(rng, rates)
-    return View(box, kind.size, orientation, colour.Changes() if device else changes)
+    return View(box, kind.size, orientation, colour.Changes() if views.device else changes)
 
 
 def alone(source: Files, plans: dict[int, list[View]]) -> dict[int, list[np.ndarray]]:
