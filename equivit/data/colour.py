@@ -101,19 +101,14 @@ def blurred(pixels: np.ndarray, sigma: float) -> np.ndarray:
 
     Shapes: uint8 [H, W, C] -> the same.
     """
-    weights = taps(sigma)
+    weights = np.exp(-0.5 * (np.arange(REACH + 1) / sigma) ** 2)  # of pixels at distances 0, ..., 4
+    weights = (weights / (2 * weights.sum() - 1)).astype(np.float32)  # all nine taps sum to 1
     weights = weights[weights > np.finfo(np.float32).epsneg / 2]  # smaller weights change no sum
     reach, (height, width, channels) = len(weights) - 1, pixels.shape
     padded = np.pad(pixels, ((reach, reach), (reach, reach), (0, 0)), mode="reflect").astype(np.float32)
     rows = _weighted(padded.reshape(len(padded), -1), weights, 1, height)
     columns = _weighted(rows.T, weights, channels, width * channels).T
     return np.rint(columns).astype(np.uint8).reshape(pixels.shape)
-
-
-def taps(sigma: float) -> np.ndarray:
-    """The weights of pixels at distances 0, ..., 4, float32 [5]; all nine taps sum to 1."""
-    weights = np.exp(-0.5 * (np.arange(REACH + 1) / sigma) ** 2)
-    return (weights / (2 * weights.sum() - 1)).astype(np.float32)
 
 
 def _weighted(values: np.ndarray, weights: np.ndarray, stride: int, length: int) -> np.ndarray:

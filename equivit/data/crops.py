@@ -22,8 +22,8 @@ PADDING = 4  # pixels on each side, in the simple random crop (DeiT III) and the
 TRIES = 10  # attempts at a crop without a dominant class
 ORIENTATIONS = (None, *Image.Transpose)  # all eight of a square
 VOID = -1  # the label of map pixels without a class or outside the image
-INTERPOLATIONS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}  # both antialiased
-FILTERS = {**INTERPOLATIONS, "lanczos": Image.Resampling.LANCZOS, "nearest": Image.Resampling.NEAREST}
+INTERPOLATIONS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
+FILTERS = {**INTERPOLATIONS, "lanczos": Image.Resampling.LANCZOS, "nearest": Image.Resampling.NEAREST}  # last: aliased
 
 
 class Box(NamedTuple):
@@ -47,14 +47,7 @@ def pixels(image: Image.Image) -> np.ndarray:
 
 
 def resize(image: Image.Image, height: int, width: int, filter: str = "bicubic") -> Image.Image:
-    """Resize to exactly this size; antialiased except for "nearest" and maps (`is_map`).
-
-    Args:
-      filter: "bicubic", "bilinear", "lanczos" or "nearest".
-
-    Raises:
-      ValueError: another filter.
-    """
+    """Resize to exactly this size by one of FILTERS, else ValueError; maps (`is_map`) always by nearest neighbour."""
     errors.one_of("resize: filter", filter, FILTERS)
     if image.size == (width, height):
         return image

@@ -80,12 +80,7 @@ class _Pipeline:
         return reading.read(self.source, position, self.channels, self.max_pixels)
 
     def check_labelled(self, name: str, void: tuple[int, ...]) -> None:
-        """ValueError unless some pixel of the split's label maps has a class; usually the first map has one.
-
-        Args:
-          name: the split.
-          void: `data.void`.
-        """
+        """ValueError unless a pixel of the split `name` has a class with `data.void`; usually the first map has one."""
         for position in range(len(self.source)):
             if (np.asarray(self.read(position).example["map"]) >= 0).any():
                 return

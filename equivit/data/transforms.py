@@ -103,21 +103,20 @@ class Evaluation:
         data_config.check(config)
         self.height, self.width = config.image_size
         self.crop_ratio, self.interpolation = config.crop_ratio, config.interpolation
-        self.whole, self.fit, self.multiple = config.eval_crop == "whole", config.fit, config.multiple
-        self.squash = config.eval_crop == "squash"
+        self.kind, self.fit, self.multiple = config.eval_crop, config.fit, config.multiple
 
     def __call__(self, example: dict[str, Any], rng: np.random.Generator | None = None) -> dict[str, Any]:
         """Transform the example; nothing is random."""
         row = {**example, "image": crops.pixels(self._crop(example["image"]))}
         if "map" in example:
-            row["map"] = np.asarray(example["map"] if self.whole else self._crop(example["map"]))
+            row["map"] = np.asarray(example["map"] if self.kind == "whole" else self._crop(example["map"]))
         return row
 
     def _crop(self, image: Image.Image) -> Image.Image:
-        if self.whole:
+        if self.kind == "whole":
             size = crops.rounded_up(*crops.fitted(image.size, self.fit), self.multiple)
             return crops.resize(image, *size, self.interpolation)
-        if self.squash:
+        if self.kind == "squash":
             return crops.resize(image, self.height, self.width, self.interpolation)
         return crops.central(image, self.height, self.width, self.crop_ratio, self.interpolation)
 

@@ -6,6 +6,7 @@ reading.write("back.safetensors", pretrained.state_dict("octic_vits", model))
 
 import contextlib
 import dataclasses
+import importlib
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -18,31 +19,15 @@ from equivit import constraints, errors, logical
 from equivit.layers.rngs import Keys
 from equivit.models.model import ModelModule
 from equivit.models.reconfiguration import reconfigure
-from equivit.pretrained import (
-    bixt,
-    clip,
-    cvt,
-    dinov2,
-    efficientvit,
-    flip,
-    jumbo,
-    mae,
-    mapping,
-    mobilenetv4,
-    mvit,
-    names,
-    octic_vits,
-    reading,
-    shvit,
-    swin,
-    timm,
-)
+from equivit.pretrained import mapping, reading
 from equivit.pretrained.format import Format
 from equivit.pretrained.mapping import STORED
 
 # A new format is one file in this folder and one entry here.
-_FILES = (octic_vits, flip, timm, dinov2, clip, mobilenetv4, efficientvit, shvit, mvit, swin, cvt, bixt, jumbo, mae)
-_ALL = (*(file.FORMAT for file in _FILES), mae.AUTOENCODER)
+_FILES = ("octic_vits", "flip", "timm", "dinov2", "clip", "mobilenetv4", "efficientvit", "shvit", "mvit", "swin", "cvt")
+_FILES += ("bixt", "jumbo", "mae")
+_MODULES = [importlib.import_module(f"{__name__}.{file}") for file in _FILES]
+_ALL = [format for module in _MODULES for format in vars(module).values() if isinstance(format, Format)]
 FORMATS = {format.name: format for format in _ALL if format.mark is None}  # the usual kind of model, by source
 
 
@@ -123,7 +108,7 @@ def load(
             model, changes = reconfigure(model, rngs=Keys(seed), num_classes=num_classes, **other)
             left_out += [name for pair in table.pairs if pair.ours[0] in changes.drawn for name in pair.theirs]
         if left_out:
-            print(f"{source}: dropped on purpose: {names.brief(left_out)}.")
+            print(f"{source}: dropped on purpose: {reading.brief(left_out)}.")
     return model
 
 

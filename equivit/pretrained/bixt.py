@@ -9,8 +9,8 @@ import numpy as np
 
 from equivit import constraints
 from equivit.models.bixt.model import CODE, BiXTConfig
-from equivit.pretrained import inference, mapping
-from equivit.pretrained.format import Format, Hints, State
+from equivit.pretrained import mapping
+from equivit.pretrained.format import Format, Hints, State, require
 from equivit.pretrained.mapping import Constant, Table
 
 NAME = "bixt"
@@ -82,7 +82,7 @@ def infer(state: State, hints: Hints) -> tuple[BiXTConfig, str]:
 
 def table(config: BiXTConfig, flavour: str) -> Table:
     """All tensors of a file."""
-    inference.require(config, NAME, norm_eps=1e-6)
+    require(config, NAME, norm_eps=1e-6)
     last = f"blocks.{config.depth - 1}"
     rows = ROWS | mapping.inside(f"{last}.cross", f"{last}.cross_attention_latents_token", LAST_BLOCK)
     (h, w), (ph, pw) = config.image_size, config.patch_size

@@ -11,8 +11,8 @@ from typing import Any
 from equivit import constraints
 from equivit.constraints import PositiveInt
 from equivit.models.cvt.model import CvTConfig
-from equivit.pretrained import inference, mapping, names
-from equivit.pretrained.format import Format, Hints, State
+from equivit.pretrained import mapping, reading
+from equivit.pretrained.format import Format, Hints, MissingHint, State
 from equivit.pretrained.mapping import Table
 
 NAME = "cvt"
@@ -114,7 +114,7 @@ def _heads(widths: tuple[int, ...], hints: Hints) -> tuple[int, ...]:
         return heads
     for stage, width in enumerate(widths):
         if width % HEAD_CHANNELS:
-            raise inference.MissingHint(
+            raise MissingHint(
                 "num_heads",
                 f"{NAME}: stage {stage} is {width} wide, not a multiple of the {HEAD_CHANNELS} channels per head of "
                 "published models; give num_heads=, one number per stage, which no file determines.",
@@ -128,5 +128,5 @@ def _flavour(config: CvTConfig) -> str:
 
 
 FORMAT = Format(
-    NAME, ("transformers", "microsoft"), CvTConfig, infer, table, default_flavour=_flavour, ignored=names.COUNTS
+    NAME, ("transformers", "microsoft"), CvTConfig, infer, table, default_flavour=_flavour, ignored=reading.COUNTS
 )

@@ -23,8 +23,8 @@ from equivit import logical
 from equivit.layers.dino_head import DinoHead
 from equivit.layers.rngs import Keys
 from equivit.models.vit.config import ViTConfig
-from equivit.pretrained import inference, mapping, names, plain, reading
-from equivit.pretrained.format import Format, Hints, State
+from equivit.pretrained import mapping, plain, reading
+from equivit.pretrained.format import Format, Hints, State, require
 from equivit.pretrained.mapping import Table
 from equivit.pretrained.plain import Spelling
 
@@ -73,12 +73,12 @@ def resizing(registers: int) -> dict[str, Any]:
 
 def table(config: ViTConfig, flavour: str) -> Table:
     """All tensors of a file of that flavour."""
-    inference.require(config, NAME, norm_eps=1e-6)
+    require(config, NAME, norm_eps=1e-6)
     if config.num_classes is not None:
-        inference.require(config, NAME, pool="class_and_mean", **dict(pool_blocks=1) if flavour != "hub" else {})
+        require(config, NAME, pool="class_and_mean", **dict(pool_blocks=1) if flavour != "hub" else {})
         config = dataclasses.replace(config, pool="class", pool_blocks=1)
     if flavour == "timm":
-        inference.require(config, NAME, class_position=not config.registers)
+        require(config, NAME, class_position=not config.registers)
     return plain.table(config, SPELLINGS[flavour], NAME)
 
 
@@ -116,7 +116,7 @@ def head_state(head: DinoHead) -> dict[str, np.ndarray]:
 
 
 def _rename(name: str) -> str:
-    return re.sub(r"^dinov2(_with_registers)?\.", "", names.dinov2(name))
+    return re.sub(r"^dinov2(_with_registers)?\.", "", reading.unchunked(name))
 
 
 def _flavour(state):
@@ -146,5 +146,5 @@ def _pool(state, spelling, width) -> dict:
 
 
 FORMAT = Format(
-    NAME, tuple(SPELLINGS), ViTConfig, infer, table, rename=_rename, ignored=names.DINOV2_HEADS, separate_head=HEAD
+    NAME, tuple(SPELLINGS), ViTConfig, infer, table, rename=_rename, ignored=reading.DINOV2_HEADS, separate_head=HEAD
 )

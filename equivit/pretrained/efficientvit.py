@@ -1,7 +1,7 @@
 """MIT's EfficientViT in timm's layout, read by the source "timm"."""
 
 from equivit.models.efficientvit.model import ATTENTION, STAGES, EfficientViTConfig
-from equivit.pretrained import mapping, names
+from equivit.pretrained import mapping, reading
 from equivit.pretrained.format import Format, Hints, State
 from equivit.pretrained.mapping import Table
 
@@ -24,13 +24,12 @@ def infer(state: State, hints: Hints) -> tuple[EfficientViTConfig, str]:
     """The configuration and the flavour; a file determines all but the image size."""
     width, in_channels, *_ = state.shape("stem.in_conv.conv.weight", 4)
     blocks = [state.depth(f"stages.{stage}.blocks") for stage in range(STAGES)]
-    heads = state.shape(f"stages.{ATTENTION[0]}.blocks.1.context_module.main.aggreg.0.1.weight", 4)
     stem = len({name.split(".")[1] for name in state if name.startswith("stem.res")})
     config = EfficientViTConfig(
         widths=(width, *(state.out(f"stages.{stage}.blocks.0.main.point_conv.conv", 4) for stage in range(STAGES))),
         depths=(stem, *(number - (stage in ATTENTION) for stage, number in enumerate(blocks))),
         neck_widths=(state.out("head.in_conv.conv", 4), state.out("head.classifier.0")),
-        head_channels=heads[1],
+        head_channels=state.shape(f"stages.{ATTENTION[0]}.blocks.1.context_module.main.aggreg.0.1.weight", 4)[1],
         image_size=hints.image_size or (224, 224),
         in_channels=in_channels,
         num_classes=state.classes("head.classifier.4"),
@@ -49,5 +48,5 @@ def table(config: EfficientViTConfig, flavour: str) -> Table:
 
 
 FORMAT = Format(
-    NAME, (NAME,), EfficientViTConfig, infer, table, ignored=names.COUNTS, mark=r"^stem\.in_conv\.conv\.weight$"
+    NAME, (NAME,), EfficientViTConfig, infer, table, ignored=reading.COUNTS, mark=r"^stem\.in_conv\.conv\.weight$"
 )

@@ -7,8 +7,8 @@ halves of the grid, ours row by row, which does not change logits.  Files store 
 import numpy as np
 
 from equivit.models.vit.config import ViTConfig
-from equivit.pretrained import inference, mapping, plain
-from equivit.pretrained.format import Format, Hints, State
+from equivit.pretrained import mapping, plain
+from equivit.pretrained.format import Format, Hints, State, require
 from equivit.pretrained.mapping import Constant, Table
 from equivit.pretrained.plain import Spelling
 
@@ -48,8 +48,8 @@ def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
 
 def table(config: ViTConfig, flavour: str) -> Table:
     """All tensors of a file."""
-    inference.require(config, NAME, isotypic_norm="official", isotypic_eps=1e-6, class_token=True, pool="class")
-    inference.require(config, NAME, class_position=False, registers=0, mask_token=False)
+    require(config, NAME, isotypic_norm="official", isotypic_eps=1e-6, class_token=True, pool="class")
+    require(config, NAME, class_position=False, registers=0, mask_token=False)
     rows = plain.block(Spelling(scales=SCALES)) | mapping.isotypic_blocks(config.k, IRREPS, "linear", SCALES)
     rows |= {"patch_embed.bias": "patch_embed.proj_sym.bias", "readout.norm": "norm", "head": "head"}
     rows["prefix.class_token"] = mapping.reshaped("cls_token.0", lambda x: x[None, None])

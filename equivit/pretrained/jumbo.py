@@ -9,8 +9,8 @@ import numpy as np
 
 from equivit.models.vit.config import ViTConfig
 from equivit.models.vit.jumbo import PRESETS, JumboViTConfig
-from equivit.pretrained import inference, mapping, plain
-from equivit.pretrained.format import Format, Hints, State
+from equivit.pretrained import mapping, plain
+from equivit.pretrained.format import Format, Hints, State, require
 from equivit.pretrained.mapping import Constant, Table
 from equivit.pretrained.plain import Spelling
 
@@ -44,7 +44,7 @@ def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
 def table(config: ViTConfig, flavour: str) -> Table:
     """All tensors of a file of that flavour."""
     if flavour == "plain":
-        inference.require(config, NAME, class_token=True, norm_eps=EPS, class_position=False)
+        require(config, NAME, class_token=True, norm_eps=EPS, class_position=False)
         return plain.table(config, BASELINE, NAME)
     _require(config, flavour)
     token = mapping.reshaped(TOKENS[flavour], lambda x: x[None])
@@ -71,7 +71,7 @@ def _require(config, flavour):
     version = {"class_token": False, **VERSIONS[flavour]}  # first the fields specific to a Jumbo ViT
     if version["layer_scale"] is not None and config.layer_scale is not None:
         del version["layer_scale"]  # its initial value does not matter
-    inference.require(config, NAME, **version, normed_residual=False, mlp="gelu", norm_eps=EPS)
+    require(config, NAME, **version, normed_residual=False, mlp="gelu", norm_eps=EPS)
 
 
 FORMAT = Format(NAME, (*VERSIONS, "plain"), ViTConfig, infer, table, default_flavour=_default_flavour)

@@ -13,8 +13,8 @@ from equivit.layers.grid import check_grid
 from equivit.layers.position import SinCos
 from equivit.models.decoders import MaskedAutoencoderConfig
 from equivit.models.vit.config import ViTConfig
-from equivit.pretrained import inference, mapping, plain
-from equivit.pretrained.format import Format, Hints, State
+from equivit.pretrained import mapping, plain
+from equivit.pretrained.format import Format, Hints, State, require
 from equivit.pretrained.mapping import Constant, Table
 from equivit.pretrained.plain import Spelling
 
@@ -36,10 +36,10 @@ def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
 
 def table(config: ViTConfig, flavour: str) -> Table:
     """All tensors of an encoder."""
-    inference.require(config, NAME, mlp="gelu", norm_eps=1e-6)
+    require(config, NAME, mlp="gelu", norm_eps=1e-6)
     if config.position == "learned":
         return plain.table(config, SPELLING, NAME)
-    inference.require(config, NAME, position="sincos", class_position=False)
+    require(config, NAME, position="sincos", class_position=False)
     tokens_and_blocks = plain.table(config, SPELLING._replace(position=None), NAME)
     return tokens_and_blocks + Table([], [_fixed("pos_embed", config.width, config)])
 

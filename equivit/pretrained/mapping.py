@@ -126,16 +126,14 @@ def inside(ours: str, theirs: str, rows: Mapping[str, str | tuple[str, ...]]) ->
 
 def normed(rows: Mapping[str, str], conv: str = "conv", norm: str = "norm") -> dict[str, Any]:
     """Rows of the convolution and the batch norm in each module; `conv` and `norm` are their foreign names."""
-    return {f"{ours}.conv": f"{theirs}.{conv}" for ours, theirs in rows.items()} | {
-        f"{ours}.norm": f"{theirs}.{norm}" for ours, theirs in rows.items()
-    }
+    parts = ((".conv", f".{conv}"), (".norm", f".{norm}"))
+    return {ours + a: theirs + b for ours, theirs in rows.items() for a, b in parts}
 
 
 def isotypic_norm(ours: str, theirs: str, irreps: Iterable[str]) -> dict[str, Any]:
     """Rows of a layer norm between fields."""
-    return {f"{ours}.{irrep}": f"{theirs}.scaling.alpha_{irrep}" for irrep in irreps} | {
-        f"{ours}.bias": f"{theirs}.scaling.beta"
-    }
+    rows = {f"{ours}.{irrep}": f"{theirs}.scaling.alpha_{irrep}" for irrep in irreps}
+    return rows | {f"{ours}.bias": f"{theirs}.scaling.beta"}
 
 
 def isotypic_blocks(depth: int, irreps: tuple[str, ...], stem: str, scales: tuple[str, str]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ names, but would compute something else.
 import dataclasses
 
 from equivit.models.mobilenetv4.model import NAMES, MobileNetV4Config, Spec
-from equivit.pretrained import mapping, names
+from equivit.pretrained import mapping, reading
 from equivit.pretrained.format import Format, Hints, State
 from equivit.pretrained.mapping import Table
 
@@ -16,7 +16,7 @@ NAME = "timm"
 PUBLISHED = {name: MobileNetV4Config(**preset.fields) for name, preset in NAMES.items()}
 # By our names of convolutions and their batch norms, the foreign ones.
 UIB = {"start": "dw_start", "expand": "pw_exp", "mid": "dw_mid", "project": "pw_proj"}
-FUSED = {"expand": ("conv_exp", "bn1"), "project": ("conv_pwl", "bn2")}
+FUSED = {"expand.conv": "conv_exp", "expand.norm": "bn1", "project.conv": "conv_pwl", "project.norm": "bn2"}
 OURS, THEIRS = "stages.#.#", "blocks.#.#"
 ROWS = {
     "stem.conv": "conv_stem",
@@ -99,12 +99,11 @@ def table(config: MobileNetV4Config, flavour: str) -> Table:
     fused = {}
     for stage, specs in enumerate(config.blocks):
         for i, spec in enumerate(specs):
-            for name, (conv, norm) in FUSED.items() if spec.kind == "fused" else ():
-                ours, theirs = f"stages.{stage}.{i}.{name}", f"blocks.{stage}.{i}"
-                fused |= {f"{ours}.conv": f"{theirs}.{conv}", f"{ours}.norm": f"{theirs}.{norm}"}
+            if spec.kind == "fused":
+                fused |= mapping.inside(f"stages.{stage}.{i}", f"blocks.{stage}.{i}", FUSED)
     return mapping.table(config, ROWS | fused)
 
 
 FORMAT = Format(
-    NAME, (NAME,), MobileNetV4Config, infer, table, ignored=names.COUNTS, mark=r"^blocks\.\d+\.\d+\.pw_exp\.conv\."
+    NAME, (NAME,), MobileNetV4Config, infer, table, ignored=reading.COUNTS, mark=r"^blocks\.\d+\.\d+\.pw_exp\.conv\."
 )

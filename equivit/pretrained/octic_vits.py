@@ -8,8 +8,8 @@ They differ in the names of layer scales and the storage of special tokens' zero
 import numpy as np
 
 from equivit.models.vit.config import ViTConfig
-from equivit.pretrained import inference, mapping, names, plain
-from equivit.pretrained.format import Format, Hints, State
+from equivit.pretrained import mapping, plain, reading
+from equivit.pretrained.format import Format, Hints, State, require
 from equivit.pretrained.mapping import Constant, Pair, Table
 from equivit.pretrained.plain import Spelling
 from equivit.symmetry.groups import OCTIC
@@ -78,7 +78,7 @@ def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
 def table(config: ViTConfig, flavour: str) -> Table:
     """All tensors of a file of that flavour."""
     eps = 1e-6 if _is_dinov2_d8(config) else 1e-5
-    inference.require(config, NAME, isotypic_norm="official", class_position=False, isotypic_eps=eps)
+    require(config, NAME, isotypic_norm="official", class_position=False, isotypic_eps=eps)
     octic_scales, dense_scales = SCALES[flavour]
     rows = plain.block(Spelling(scales=dense_scales))
     rows |= mapping.isotypic_blocks(config.k, IRREPS, "lin", octic_scales)
@@ -164,13 +164,10 @@ def _unused(config) -> list[Constant]:
     return [Constant(f"norm.scaling.{name}", value, "unused", fixed=False) for name, value in values.items()]
 
 
+def _default(config):
+    return "dinov2" if config.num_classes is None else "deit"
+
+
 FORMAT = Format(
-    NAME,
-    tuple(SCALES),
-    ViTConfig,
-    infer,
-    table,
-    default_flavour=lambda config: "dinov2" if config.num_classes is None else "deit",
-    rename=names.dinov2,
-    ignored=names.DINOV2_HEADS,
+    NAME, tuple(SCALES), ViTConfig, infer, table, _default, rename=reading.unchunked, ignored=reading.DINOV2_HEADS
 )

@@ -10,8 +10,8 @@ import numpy as np
 
 from equivit.layers.grid import check_grid
 from equivit.models.vit.config import ViTConfig
-from equivit.pretrained import inference, mapping
-from equivit.pretrained.format import Hints, State
+from equivit.pretrained import mapping
+from equivit.pretrained.format import Hints, State, require
 from equivit.pretrained.mapping import Pair, Rows, Table, named
 
 SMALL = 4  # patches per side; (SMALL - 1) x (SMALL + 1) is too elongated to be likely
@@ -29,7 +29,6 @@ class Spelling(NamedTuple):
       scales: the layer scales of a block.
       patch_bias: whether the patch embedding has a bias.
       pre_norm: the norm before the first block.
-      fc_norm: the norm of the mean token, in files without `norm`.
       class_position: whether official files have a position row for the class token; None: some do.
       batched: whether tokens and positions have a leading batch axis: a class token [1, 1, D], not [D].
     """
@@ -50,7 +49,6 @@ class Spelling(NamedTuple):
     swiglu: tuple[str, str] | None = None
     scales: tuple[str, ...] = ("ls1.gamma", "ls2.gamma")
     norm: str = "norm"
-    fc_norm: str = "fc_norm"
     head: str | None = "head"
     class_position: bool | None = None
     batched: bool = True
@@ -67,7 +65,7 @@ def fields(state: State, spelling: Spelling, hints: Hints) -> dict:
     mlp, mlp_dim = _mlp(state, spelling)
     registers = spelling.registers or ""
     first = spelling.qkv if isinstance(spelling.qkv, str) else spelling.qkv[0]
-    mean = dict(pool="mean", fc_norm=True) if named(spelling.fc_norm, "weight") in state else {}
+    mean = dict(pool="mean", fc_norm=True) if "fc_norm.weight" in state else {}
     return mean | dict(
         width=width,
         depth=state.depth(spelling.blocks),
@@ -101,7 +99,7 @@ def table(config: ViTConfig, spelling: Spelling, source: str, rows: Rows | None 
         "patch_embed": spelling.patch_embed,
         "pre_norm": spelling.pre_norm,
         "readout.norm": spelling.norm,
-        "readout.fc_norm": spelling.fc_norm,
+        "readout.fc_norm": "fc_norm",  # of the mean token, in files without `norm`
         "head": spelling.head,
     }
     tensors = {
@@ -143,7 +141,7 @@ def _require(config, spelling, source):
     values |= dict(mlp="gelu") if spelling.swiglu is None and config.mlp == "swiglu" else {}
     values |= dict(patch_bias=spelling.patch_bias, pre_norm=spelling.pre_norm is not None)
     values |= dict(mlp="gelu") if spelling.pre_norm is None and config.mlp == "quick_gelu" else {}
-    inference.require(config, source, **values)
+    require(config, source, **values)
 
 
 def _mlp(state, spelling) -> tuple[str, int]:

@@ -1,7 +1,7 @@
 """SHViT in timm's layout, read by the source "timm"."""
 
 from equivit.models.shvit.model import SHViTConfig
-from equivit.pretrained import mapping, names
+from equivit.pretrained import mapping, reading
 from equivit.pretrained.format import Format, Hints, State
 from equivit.pretrained.mapping import Table
 
@@ -37,7 +37,8 @@ ROWS = mapping.normed(UNITS, conv="c", norm="bn") | {
 def infer(state: State, hints: Hints) -> tuple[SHViTConfig, str]:
     """The configuration and the flavour; a file determines all but the image size."""
     stages = [f"stages.{stage}.blocks" for stage in range(state.depth("stages"))]
-    partial = tuple(_partial(state, f"{blocks}.0.mixer.m.pre_norm.weight") for blocks in stages)
+    norms = [f"{blocks}.0.mixer.m.pre_norm" for blocks in stages]
+    partial = tuple(state.out(norm, 1) if f"{norm}.weight" in state else 0 for norm in norms)  # 0 without attention
     qk_width = 16
     for blocks, width in zip(stages, partial, strict=True):
         if width:
@@ -59,9 +60,4 @@ def table(config: SHViTConfig, flavour: str) -> Table:
     return mapping.table(config, ROWS)
 
 
-def _partial(state: State, name: str) -> int:
-    """The channels of a norm, which attend; 0 without it."""
-    return state.shape(name, 1)[0] if name in state else 0
-
-
-FORMAT = Format(NAME, (NAME,), SHViTConfig, infer, table, ignored=names.COUNTS, mark=r"^patch_embed\.0\.c\.weight$")
+FORMAT = Format(NAME, (NAME,), SHViTConfig, infer, table, ignored=reading.COUNTS, mark=r"^patch_embed\.0\.c\.weight$")

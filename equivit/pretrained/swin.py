@@ -16,6 +16,7 @@ NAME = "timm"
 TABLE = "attn.relative_position_bias_table"
 # Files of version 2 determine neither; all three sizes were published with windows of 8 and images of 256 pixels.
 WINDOW, IMAGE = (8, 8), (256, 256)
+MERGE = {"norm": "norm", "reduction": "reduction"}
 OURS, THEIRS = "stages.#.blocks.#", "layers.#.blocks.#"
 ROWS = {
     "patch_embed": "patch_embed.proj",
@@ -67,11 +68,10 @@ def infer(state: State, hints: Hints) -> tuple[SwinConfig, str]:
 def table(config: SwinConfig, flavour: str) -> Table:
     """All tensors of a file of that flavour."""
     official = flavour == "microsoft"
-    merges = {}
-    for stage in range(1, len(config.depths)):
-        theirs, ours = f"layers.{stage - official}.downsample", f"stages.{stage}.merge"
-        merges |= {f"{ours}.{name}": f"{theirs}.{name}" for name in ("norm", "reduction")}
-    return mapping.table(config, ROWS | merges | {"head": "head" if official else "head.fc"})
+    rows = ROWS | {"head": "head" if official else "head.fc"}
+    for i in range(1, len(config.depths)):
+        rows |= mapping.inside(f"stages.{i}.merge", f"layers.{i - official}.downsample", MERGE)
+    return mapping.table(config, rows)
 
 
 def _window(state: State) -> tuple[int, int]:

@@ -6,7 +6,7 @@ positions differently.
 """
 
 from equivit.models.vit.config import ViTConfig
-from equivit.pretrained import dinov2, names, plain
+from equivit.pretrained import dinov2, plain, reading
 from equivit.pretrained.format import Format, Hints, State
 from equivit.pretrained.mapping import Table
 from equivit.pretrained.plain import Spelling
@@ -42,13 +42,10 @@ def _flavour(state):
     return "dinov2" if dinov2.is_hub(state) else "timm"
 
 
+def _default(config):
+    return "dinov2" if config.mask_token else "timm"
+
+
 FORMAT = Format(
-    NAME,
-    tuple(SPELLINGS),
-    ViTConfig,
-    infer,
-    table,
-    rename=names.dinov2,
-    ignored=names.DINOV2_HEADS,
-    default_flavour=lambda config: "dinov2" if config.mask_token else "timm",
+    NAME, tuple(SPELLINGS), ViTConfig, infer, table, _default, rename=reading.unchunked, ignored=reading.DINOV2_HEADS
 )

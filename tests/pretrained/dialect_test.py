@@ -12,8 +12,8 @@ from equivit import pretrained
 from equivit.layers import dense
 from equivit.layers.batch_norm import BatchNorm
 from equivit.models.vit.config import ViTConfig
-from equivit.pretrained import inference, mapping, plain
-from equivit.pretrained.format import Format
+from equivit.pretrained import mapping, plain
+from equivit.pretrained.format import Format, require
 from equivit.pretrained.mapping import Constant, Pair, Table
 from equivit.pretrained.plain import Spelling
 
@@ -33,7 +33,7 @@ def infer(state, hints):
 
 
 def table(config, flavour):
-    inference.require(config, NAME, norm_eps=1e-5)
+    require(config, NAME, norm_eps=1e-5)
     whole = plain.table(config, CLIP, NAME)
     kept = [pair for pair in whole.pairs if not pair.theirs[0].startswith("conv1.")]
     patches = biasless("conv1.weight", "patch_embed.kernel", "patch_embed.bias", (2, 3, 1, 0))
