@@ -1,13 +1,12 @@
 """Augmentations of one image that keep its geometry, random erasing, and circular shifts."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-from equivit.data.crops import Box, random_box
+from equivit.data.crops import Box, draw_sides, random_box
 
 ENHANCERS = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)  # Color is saturation
 
@@ -97,9 +96,7 @@ DISTORTIONS: dict[str, Callable[[np.ndarray, float], np.ndarray]] = {
 def erasing_box(rng: np.random.Generator, height: int, width: int) -> Box | None:
     """A box of 1/50 to 1/3 of the area and log-uniform aspect ratio in (0.3, 1/0.3); None if ten boxes do not fit."""
     for _ in range(10):
-        area = height * width * rng.uniform(0.02, 1 / 3)
-        aspect = math.exp(rng.uniform(math.log(0.3), -math.log(0.3)))
-        box_height, box_width = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        box_width, box_height = draw_sides(rng, height, width, (0.02, 1 / 3), (0.3, 1 / 0.3))
         if box_height < height and box_width < width:
             return random_box(rng, height, width, box_height, box_width)
     return None

@@ -1,4 +1,4 @@
-"""One process's rows of a batch: read, transform, collate.
+"""One process's rows of a batch: its share, and the arrays of all rows (`loader.py` reads and transforms them).
 
 A transform turns one example into the arrays of one row, with the given generator for all randomness:
 
@@ -15,7 +15,6 @@ This keeps the batch the same for any number of processes.
 """
 
 import dataclasses
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -23,8 +22,6 @@ import ml_collections
 import numpy as np
 
 from equivit import errors
-from equivit.data import corruptions, reading, sources, transforms
-from equivit.data.order import TrainOrder
 
 Batch = dict[str, np.ndarray]
 Row = dict[str, Any]  # arrays, numbers, and for evaluation tuples of labels
@@ -58,81 +55,6 @@ class Share:
     def rows(self) -> slice:
         """This process's slice of the global batch."""
         return slice(self.process_index * self.size, (self.process_index + 1) * self.size)
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainBatch:
-    """Makes this process's rows of a training batch; workers receive a copy."""
-
-    source: sources.Source
-    channels: int
-    max_pixels: int
-    share: Share
-    order: TrainOrder
-    transform: Transform
-
-    def __call__(self, batch: int) -> dict[str, Any]:
-        epoch, examples, positions = self.order.rows(batch)
-        own, made, unreadable = self.share.rows, [], {}
-        places = zip(examples[own].tolist(), positions[own].tolist(), strict=True)
-        for index, copies in itertools.groupby(places, key=lambda place: place[0]):
-            example, missed = reading.read(self.source, index, self.channels, self.max_pixels)  # once for all copies
-            unreadable |= missed
-            made += [self.transform(example, self.order.generator(epoch, position)) for _, position in copies]
-        finished = finish(self.transform, collate(made), self.order.batch_generator(batch), self.share)
-        return {**finished, "unreadable": list(unreadable.items())}
-
-    def blank(self) -> Batch:
-        """A batch of padding, with the shapes of the first example."""
-        rng = np.random.default_rng(0)
-        row = self.transform(reading.read(self.source, 0, self.channels, self.max_pixels).example, rng)
-        return finish(self.transform, padded(collate([row]), 0, self.share.batch_size), rng, self.share)
-
-
-@dataclasses.dataclass(frozen=True)
-class EvaluationBatch:
-    """Makes this process's rows of an evaluation batch; workers receive a copy."""
-
-    source: sources.Source
-    channels: int
-    max_pixels: int
-    share: Share
-    transform: transforms.Evaluation
-    corruption: corruptions.Corruption | None
-    order: np.ndarray | None
-
-    def __call__(self, batch: int) -> dict[str, Any]:
-        index, made, unreadable = self._examples(batch), [], {}
-        for position in index[index >= 0].tolist():
-            row, missed = self._row(position)
-            made.append(row)
-            unreadable |= missed
-        rows = padded(collate(made), len(made), len(index)) if made else self.blank()
-        return {**rows, "index": index, "unreadable": list(unreadable.items())}
-
-    def blank(self) -> Batch:
-        """A batch of padding, with the shapes of the first example."""
-        rows = padded(collate([self._row(0).example]), 0, self.share.size)
-        return {**rows, "index": np.full(self.share.size, -1)}
-
-    def _row(self, position: int) -> reading.Reading:
-        """The transformed example at a position of the split, with its weight."""
-        example, missed = reading.read(self.source, position, self.channels, self.max_pixels)
-        row = self.transform(example)
-        if self.corruption is not None:
-            row["image"] = self.corruption(row["image"], position)
-        row["weight"] = float(not missed and row.get("label") != ())  # the replacement counts at its own position
-        if sources.has_label_sets(self.source):
-            row["label"] = np.isin(np.arange(len(self.source.classes)), row["label"])
-        return reading.Reading(row, missed)
-
-    def _examples(self, batch: int) -> np.ndarray:
-        """Each row's position in the split; -1 for padding, which comes last."""
-        place = batch * self.share.batch_size + np.arange(self.share.batch_size)[self.share.rows]
-        real = place < len(self.source)
-        index = np.full(len(place), -1)
-        index[real] = place[real] if self.order is None else self.order[place[real]]
-        return index
 
 
 def collate(rows: list[Row]) -> Batch:

@@ -3,7 +3,7 @@
 import json
 import os
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ JPEG_SIDE = 2**16 - 1  # pixels, at most
 CROSSINGS = 2**20  # of edges and rows, computed at once: polygons may have any number of corners
 
 
-class Coco:
+class Coco(directories.Files):
     """COCO's images, with maps painted from their annotations: 0 is background, 1 to 80 are the categories by id.
 
     The layout is as unpacked: `annotations/instances_<split>.json` and `<split>/<image>`, with the splits `train2017`
@@ -38,11 +38,9 @@ class Coco:
       ValueError: an unknown split, an invalid annotation file, or missing images.
     """
 
-    channels = 3
-
     def __init__(self, directory: str, split: str, *, void: tuple[int, ...], max_pixels: int):
         root = directories.root("coco", directory)
-        file, self.images = root / "annotations" / f"{PREFIX}{split}{SUFFIX}", root / split
+        file, self.folder = root / "annotations" / f"{PREFIX}{split}{SUFFIX}", root / split
         if not file.is_file():
             splits = [path.name[len(PREFIX) : -len(SUFFIX)] for path in sorted(file.parent.glob(f"{PREFIX}*{SUFFIX}"))]
             raise ValueError(
@@ -52,18 +50,15 @@ class Coco:
         names, pictures, self.shapes = _read(file)
         self.legend = Legend(("background", *names), void)
         self.classes = self.legend.classes
-        found = set(os.listdir(self.images)) if self.images.is_dir() else set()
+        found = set(os.listdir(self.folder)) if self.folder.is_dir() else set()
         if missing := [name for name, _ in pictures if name not in found]:
             raise ValueError(
-                f"coco:{directory}: there is no image {errors.line(str(self.images / missing[0]))}; {len(missing)} of "
+                f"coco:{directory}: there is no image {errors.line(str(self.folder / missing[0]))}; {len(missing)} of "
                 f"{len(pictures)} are missing."
             )
         self.files = directories.array([name for name, _ in pictures])
         self.max_pixels = max_pixels
         self.sizes = np.array([size for _, size in pictures], np.int32).reshape(-1, 2)
-
-    def __len__(self) -> int:
-        return len(self.files)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         height, width = map(int, self.sizes[index])
@@ -71,11 +66,7 @@ class Coco:
         labels = np.zeros((height, width), np.int32)
         for label, mask in self.shapes.of(index, height, width):
             labels[mask] = label
-        return {"image": directories.content(pathlib.Path(self.where(index))), "map": labels}
-
-    def where(self, index: int) -> str:
-        """The path of the image."""
-        return str(self.images / os.fsdecode(self.files[index]))
+        return {**super().__getitem__(index), "map": labels}
 
 
 class Shapes(NamedTuple):
@@ -199,8 +190,7 @@ def _numbers(values: Any, rule: str) -> np.ndarray:
     return numbers
 
 
-def _shapes(painted: Iterable[list[tuple[int, bool, np.ndarray]]]) -> Shapes:
-    painted = list(painted)
+def _shapes(painted: list[list[tuple[int, bool, np.ndarray]]]) -> Shapes:
     shapes = [shape for image in painted for shape in image]
     return Shapes(
         images=np.cumsum([len(image) for image in painted], dtype=np.int64),

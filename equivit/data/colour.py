@@ -10,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageEnhance
 
+from equivit.data import crops
+
 REACH = 4  # pixels that the blur reads on each side: nine taps
 SIGMAS = (0.1, 2.0)  # of the blur, in pixels
 STEPS = 4096  # factors are multiples of 1/4096, for which float32 is exact on 8 bits, on host and device
@@ -86,8 +88,7 @@ def changed(image: Image.Image, changes: Changes) -> np.ndarray:
         image = JITTERS[name](image, value)
     if changes.grey:
         image = image.convert("L").convert(image.mode)
-    pixels = np.asarray(image)
-    pixels = pixels if pixels.ndim == 3 else pixels[..., None]
+    pixels = crops.pixels(image)
     if changes.sigma:
         pixels = blurred(pixels, changes.sigma)
     return np.minimum(pixels, 255 - pixels) if changes.solarise else pixels
@@ -100,19 +101,14 @@ def blurred(pixels: np.ndarray, sigma: float) -> np.ndarray:
 
     Shapes: uint8 [H, W, C] -> the same.
     """
-    weights = taps(sigma)
+    weights = np.exp(-0.5 * (np.arange(REACH + 1) / sigma) ** 2)  # of pixels at distances 0, ..., 4
+    weights = (weights / (2 * weights.sum() - 1)).astype(np.float32)  # all nine taps sum to 1
     weights = weights[weights > np.finfo(np.float32).epsneg / 2]  # smaller weights change no sum
     reach, (height, width, channels) = len(weights) - 1, pixels.shape
     padded = np.pad(pixels, ((reach, reach), (reach, reach), (0, 0)), mode="reflect").astype(np.float32)
     rows = _weighted(padded.reshape(len(padded), -1), weights, 1, height)
     columns = _weighted(rows.T, weights, channels, width * channels).T
     return np.rint(columns).astype(np.uint8).reshape(pixels.shape)
-
-
-def taps(sigma: float) -> np.ndarray:
-    """The weights of pixels at distances 0, ..., 4, float32 [5]; all nine taps sum to 1."""
-    weights = np.exp(-0.5 * (np.arange(REACH + 1) / sigma) ** 2)
-    return (weights / (2 * weights.sum() - 1)).astype(np.float32)
 
 
 def _weighted(values: np.ndarray, weights: np.ndarray, stride: int, length: int) -> np.ndarray:

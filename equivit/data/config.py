@@ -6,16 +6,7 @@ from typing import Annotated, Literal
 from ml_collections import ConfigDict
 
 from equivit import errors, sections
-from equivit.constraints import (
-    Above0,
-    NonNegativeFloat,
-    OneOf,
-    PositiveFloat,
-    PositiveInt,
-    Share,
-    Size,
-    Words,
-)
+from equivit.constraints import Above0, NonNegativeFloat, OneOf, PositiveFloat, PositiveInt, Share, Size, Words
 from equivit.data import corruptions, crops, rand_augment, reading, sources
 from equivit.intervals import Interval
 
@@ -26,8 +17,7 @@ CROPS = ("random_resized", "random_resized_clipped", "simple_random", "pad", "sc
 MOST_VIEWS = 256  # local views of an image
 LARGEST_SIDE = 2**15  # pixels per side of a model's image, or of the resized image it is cropped from
 Pixels = Annotated[
-    int,
-    Interval(1, reading.PIL_PIXELS, words=f"positive and at most {reading.PIL_PIXELS}, the most that Pillow opens"),
+    int, Interval(1, reading.PIL_PIXELS, words=f"positive and at most {reading.PIL_PIXELS}, the most that Pillow opens")
 ]
 Side = Annotated[int, Interval(1, LARGEST_SIDE)]
 Sides = Annotated[tuple[Side, Side], Words(f"(longer, shorter side) in pixels, at most {LARGEST_SIDE}")]

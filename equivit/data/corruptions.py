@@ -6,6 +6,7 @@ before the corruption.  To compare with published figures, use the official file
 (`evaluation/corrupted.py` finds them).
 """
 
+import dataclasses
 import importlib.metadata
 import threading
 
@@ -13,26 +14,11 @@ import ml_collections
 import numpy as np
 from PIL import Image
 
-from equivit import errors
 from equivit.data.order import CORRUPTIONS
 
-NAMES = (
-    "gaussian_noise",
-    "shot_noise",
-    "impulse_noise",
-    "defocus_blur",
-    "glass_blur",
-    "motion_blur",
-    "zoom_blur",
-    "snow",
-    "frost",
-    "fog",
-    "brightness",
-    "contrast",
-    "elastic_transform",
-    "pixelate",
-    "jpeg_compression",
-)  # in the order of the tables
+# In the order of the tables.
+NAMES = ("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur")
+NAMES += ("snow", "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression")
 SEVERITIES = (1, 2, 3, 4, 5)
 SMALLEST = 32  # pixels per side
 SEEDED = ("impulse_noise", "glass_blur")  # take a seed for their own generator; others use numpy's global one
@@ -41,20 +27,16 @@ LIBRARY = "imagecorruptions-imaug"
 _ALONE = threading.Lock()  # one thread at a time uses numpy's global generator
 
 
+@dataclasses.dataclass(frozen=True)
 class Corruption:
-    """One corruption at one severity; the result depends only on the seed, the pixels and the position in the split.
+    """One of NAMES at one severity; the result depends only on the seed, the pixels and the position in the split.
 
     Shapes: uint8 [H, W, C] -> the same; C is 1 or 3, and H and W at least 32.
-
-    Raises:
-      ValueError: an unknown corruption or severity.
     """
 
-    def __init__(self, name: str, severity: int, seed: int):
-        errors.one_of("config.data.corruption", name, NAMES)
-        if severity not in SEVERITIES:
-            raise ValueError(f"config.data.severity={severity!r} must be one of {', '.join(map(str, SEVERITIES))}.")
-        self.name, self.severity, self.seed = name, severity, seed
+    name: str
+    severity: int
+    seed: int
 
     def __call__(self, pixels: np.ndarray, index: int) -> np.ndarray:
         """The corrupted pixels of the example at `index` of the split."""
@@ -78,20 +60,19 @@ class Corruption:
 
 
 def create(config: ml_collections.ConfigDict, seed: int) -> Corruption | None:
-    """The corruption of a `data` section, or None.
+    """The corruption of a valid `data` section, or None.
 
     Raises:
-      ValueError: an unknown corruption or severity, images that are too small, or a missing library.
+      ValueError: images that are too small, or a missing library.
     """
     if config.corruption is None:
         return None
-    corruption = Corruption(config.corruption, config.severity, seed)
     if min(config.image_size) < SMALLEST:
         raise ValueError(
             f"config.data.image_size={tuple(config.image_size)}: corruptions need at least {SMALLEST} pixels per side."
         )
     _check_library()
-    return corruption
+    return Corruption(config.corruption, config.severity, seed)
 
 
 def _check_library():

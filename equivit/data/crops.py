@@ -3,7 +3,7 @@
 Random numbers are drawn separately from the pixels: as boxes, so that tests can check their distribution, and as whole
 crop functions, so that an image and its label map are cropped alike.  PIL resizes images with antialiasing, in random
 crops bicubic as in the recipes, and maps (PIL images of mode I) by nearest neighbour.  An image of the target size is
-not resampled.
+returned as is.
 """
 
 import math
@@ -16,13 +16,14 @@ from PIL import Image, ImageOps
 from equivit import errors
 
 Geometry = Callable[[Image.Image], Image.Image]  # for images and maps of the size it was drawn for
+Range = tuple[float, float]
 
 PADDING = 4  # pixels on each side, in the simple random crop (DeiT III) and the padded crop (CIFAR)
 TRIES = 10  # attempts at a crop without a dominant class
 ORIENTATIONS = (None, *Image.Transpose)  # all eight of a square
 VOID = -1  # the label of map pixels without a class or outside the image
-INTERPOLATIONS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}  # both antialiased
-FILTERS = {**INTERPOLATIONS, "lanczos": Image.Resampling.LANCZOS, "nearest": Image.Resampling.NEAREST}
+INTERPOLATIONS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
+FILTERS = {**INTERPOLATIONS, "lanczos": Image.Resampling.LANCZOS, "nearest": Image.Resampling.NEAREST}  # last: aliased
 
 
 class Box(NamedTuple):
@@ -39,23 +40,17 @@ def is_map(image: Image.Image) -> bool:
     return image.mode == "I"
 
 
-def resize(image: Image.Image, height: int, width: int, interpolation: str = "bicubic") -> Image.Image:
-    """Resize by one of INTERPOLATIONS, or nearest neighbour for a map; an image of that size is returned as is."""
+def pixels(image: Image.Image) -> np.ndarray:
+    """The pixels of an image, [H, W, C]."""
+    values = np.asarray(image)
+    return values if values.ndim == 3 else values[..., None]
+
+
+def resize(image: Image.Image, height: int, width: int, filter: str = "bicubic") -> Image.Image:
+    """Resize to exactly this size by one of FILTERS, else ValueError; maps (`is_map`) always by nearest neighbour."""
+    errors.one_of("resize: filter", filter, FILTERS)
     if image.size == (width, height):
         return image
-    return image.resize((width, height), Image.Resampling.NEAREST if is_map(image) else INTERPOLATIONS[interpolation])
-
-
-def squash(image: Image.Image, height: int, width: int, filter: str = "bicubic") -> Image.Image:
-    """Resize to exactly this size, for any aspect ratio; antialiased except for "nearest" and maps (`is_map`).
-
-    Args:
-      filter: "bicubic", "bilinear", "lanczos" or "nearest".
-
-    Raises:
-      ValueError: another filter.
-    """
-    errors.one_of("squash: filter", filter, FILTERS)
     return image.resize((width, height), Image.Resampling.NEAREST if is_map(image) else FILTERS[filter])
 
 
@@ -78,15 +73,13 @@ def oriented(image: Image.Image, orientation: Image.Transpose | None) -> Image.I
     return image if orientation is None else image.transpose(orientation)
 
 
-def random_resized_box(
-    rng: np.random.Generator, height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
-) -> Box:
+def random_resized_box(rng: np.random.Generator, height: int, width: int, scale: Range, ratio: Range) -> Box:
     """A box with a uniform fraction of the area in `scale` and log-uniform aspect ratio (width / height) in `ratio`.
 
     After ten boxes that do not fit, it is the largest centred box with an aspect ratio in `ratio`, as in torchvision.
     """
     for _ in range(10):
-        box_height, box_width = _draw_sides(rng, height, width, scale, ratio)
+        box_height, box_width = draw_sides(rng, height, width, scale, ratio)
         if 0 < box_height <= height and 0 < box_width <= width:
             return random_box(rng, height, width, box_height, box_width)
     aspect = min(max(width / height, ratio[0]), ratio[1])
@@ -94,17 +87,13 @@ def random_resized_box(
     return Box((height - box_height) // 2, (width - box_width) // 2, box_height, box_width)
 
 
-def clipped_random_box(
-    rng: np.random.Generator, height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
-) -> Box:
+def clipped_random_box(rng: np.random.Generator, height: int, width: int, scale: Range, ratio: Range) -> Box:
     """As `random_resized_box`, but drawn once and clipped to the image (MAE's linear probe)."""
-    box_height, box_width = _draw_sides(rng, height, width, scale, ratio)
+    box_height, box_width = draw_sides(rng, height, width, scale, ratio)
     return random_box(rng, height, width, min(max(box_height, 1), height), min(max(box_width, 1), width))
 
 
-def _draw_sides(
-    rng: np.random.Generator, height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
-) -> tuple[int, int]:
+def draw_sides(rng: np.random.Generator, height: int, width: int, scale: Range, ratio: Range) -> tuple[int, int]:
     """Height and width of a box of uniform area and log-uniform aspect ratio; it may be larger than the image."""
     area = height * width * rng.uniform(*scale)
     aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
@@ -124,11 +113,6 @@ def covering(size: tuple[int, int], height: int, width: int) -> tuple[int, int]:
     if height * old_width >= width * old_height:
         return height, height * old_width // old_height
     return width * old_height // old_width, width
-
-
-def cover(image: Image.Image, height: int, width: int, interpolation: str = "bicubic") -> Image.Image:
-    """Resize to the smallest size that covers height x width, keeping the aspect ratio."""
-    return resize(image, *covering(image.size, height, width), interpolation)
 
 
 def enlarged(height: int, width: int, ratio: float) -> tuple[int, int]:
@@ -154,13 +138,8 @@ def rounded_up(height: int, width: int, multiple: int) -> tuple[int, int]:
 
 def central(image: Image.Image, height: int, width: int, ratio: float, interpolation: str = "bicubic") -> Image.Image:
     """Resize to cover the enlarged size, keeping the aspect ratio, and crop height x width from the centre."""
-    return centre(cover(image, *enlarged(height, width, ratio), interpolation), height, width)
-
-
-def centre(image: Image.Image, height: int, width: int) -> Image.Image:
-    """The central height x width pixels."""
-    top, left = round((image.size[1] - height) / 2), round((image.size[0] - width) / 2)
-    return cut(image, Box(top, left, height, width))
+    image = resize(image, *covering(image.size, *enlarged(height, width, ratio)), interpolation)
+    return cut(image, Box(round((image.height - height) / 2), round((image.width - width) / 2), height, width))
 
 
 def random_resized_crop(
@@ -169,8 +148,8 @@ def random_resized_crop(
     height: int,
     width: int,
     *,
-    scale: tuple[float, float],
-    ratio: tuple[float, float],
+    scale: Range,
+    ratio: Range,
     clipped: bool = False,
 ) -> Geometry:
     """Crop a random part and resize it to height x width (Inception crop).

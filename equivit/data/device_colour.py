@@ -22,17 +22,13 @@ def apply(crops: jax.Array, numbers: jax.Array) -> jax.Array:
 
     Shapes: uint8 [*B, H, W, C], float32 [*B, 11] -> uint8 [*B, H, W, C]; C is 1 or 3.
     """
-    names, values, rest = (_per_crop(part) for part in jnp.split(numbers, (colour.MOST, 2 * colour.MOST), -1))
+    numbers = jnp.moveaxis(numbers, -1, 0)[..., None, None, None]  # [11, *B, 1, 1, 1], to broadcast with images
+    names, values, rest = jnp.split(numbers, (colour.MOST, 2 * colour.MOST))
     images, _ = jax.lax.scan(_jitter, crops.astype(jnp.float32), (names, values))
     grey, sigma, solarise = rest
     images = jnp.where(grey > 0, _grey(images), images)
     images = _blurred(images, sigma)
     return jnp.where(solarise > 0, jnp.minimum(images, 255 - images), images).astype(jnp.uint8)
-
-
-def _per_crop(numbers: jax.Array) -> jax.Array:
-    """[*B, n] as [n, *B, 1, 1, 1], to broadcast with images."""
-    return jnp.moveaxis(numbers, -1, 0)[..., None, None, None]
 
 
 def _jitter(images: jax.Array, step: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:

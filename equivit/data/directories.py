@@ -16,43 +16,20 @@ FORMATS |= {".tif": "TIFF", ".tiff": "TIFF"}
 EXTENSIONS = tuple(FORMATS)
 
 
-class Folder:
-    """Image files in one folder per class, or without classes.
+class Files:
+    """Base of a source of image files below a folder, with a label each or without.
 
-    Layout: `<directory>/<split>/<class>/<image>`, or `<directory>/<class>/<image>` without splits, which is read only
-    as split `train` or `all`, to avoid testing on training images.  Classes are sorted by name, or as
-    numbers if all names are numbers (ImageNet-v2).  They are taken from `class_split` if it exists, so that a test
-    split without some classes has the same labels: put ImageNet-R next to ImageNet's training split.  Images without
-    sibling folders, `<directory>/<split>/<image>` or `<directory>/<image>`, have no labels.
+    Attributes:
+      folder: the folder.
+      files: path of each file below it, as `array` stores it.
+      labels: the index of each image's class, int32, or None.
     """
 
-    classes: tuple[str, ...]
+    classes: tuple[str, ...] = ()
     channels = 3
-
-    def __init__(self, directory: str, split: str, *, class_split: str):
-        self.root = root("folder", directory)
-        found, reference = folders(self.root), self.root / class_split
-        alone = not found and _images(self.root)
-        if _is_below(split) and (self.root / split).is_dir():
-            self.root /= split
-        elif split not in ("train", "all") or not (alone or any(map(_images, found))):
-            raise ValueError(
-                f"folder:{directory}: there is no {self.root}/{split}; folders: {_listed(found)}. Images belong in "
-                "<split>/<class>/, or without splits in <class>/, which is read as split 'train'; images without "
-                "classes belong in a folder without others."
-            )
-        found = folders(self.root)
-        if not found:
-            self.classes, self.labels = (), None
-            self.files = array(_images(self.root))
-            return
-        self.classes = tuple(folder.name for folder in (folders(reference) if reference.is_dir() else found))
-        unknown = [folder for folder in found if folder.name not in self.classes]
-        if unknown:
-            raise ValueError(f"{self.root}: classes that {reference} does not have: {_listed(unknown)}.")
-        files = [(folder.name, file) for folder in found for file in _images(folder)]
-        self.labels = np.array([self.classes.index(name) for name, _ in files], np.int32)
-        self.files = array([file for _, file in files])
+    folder: pathlib.Path
+    files: np.ndarray
+    labels: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.files)
@@ -62,15 +39,48 @@ class Folder:
         return example if self.labels is None else {**example, "label": int(self.labels[index])}
 
     def where(self, index: int) -> str:
-        """The path of the image."""
-        folder = self.root if self.labels is None else self.root / self.classes[self.labels[index]]
+        return str(self.folder / os.fsdecode(self.files[index]))
+
+
+class Folder(Files):
+    """Image files in one folder per class, or without classes.
+
+    Layout: `<directory>/<split>/<class>/<image>`, or `<directory>/<class>/<image>` without splits, which is read only
+    as split `train` or `all`, to avoid testing on training images.  Classes are sorted by name, or as
+    numbers if all names are numbers (ImageNet-v2).  They are taken from `class_split` if it exists, so that a test
+    split without some classes has the same labels: put ImageNet-R next to ImageNet's training split.  Images without
+    sibling folders, `<directory>/<split>/<image>` or `<directory>/<image>`, have no labels.
+    """
+
+    def __init__(self, directory: str, split: str, *, class_split: str):
+        self.folder = root("folder", directory)
+        found, reference = folders(self.folder), self.folder / class_split
+        alone = not found and _images(self.folder)
+        path = pathlib.PurePath(split)
+        below = bool(path.parts) and not path.is_absolute() and ".." not in path.parts
+        if below and (self.folder / split).is_dir():
+            self.folder /= split
+        elif split not in ("train", "all") or not (alone or any(map(_images, found))):
+            raise ValueError(
+                f"folder:{directory}: there is no {self.folder}/{split}; folders: {_listed(found)}. Images belong in "
+                "<split>/<class>/, or without splits in <class>/, which is read as split 'train'; images without "
+                "classes belong in a folder without others."
+            )
+        found = folders(self.folder)
+        if not found:
+            self.files = array(_images(self.folder))
+            return
+        self.classes = tuple(folder.name for folder in (folders(reference) if reference.is_dir() else found))
+        unknown = [folder for folder in found if folder.name not in self.classes]
+        if unknown:
+            raise ValueError(f"{self.folder}: classes that {reference} does not have: {_listed(unknown)}.")
+        files = [(folder.name, file) for folder in found for file in _images(folder)]
+        self.labels = np.array([self.classes.index(name) for name, _ in files], np.int32)
+        self.files = array([file for _, file in files])  # without their folders, which the labels give
+
+    def where(self, index: int) -> str:
+        folder = self.folder if self.labels is None else self.folder / self.classes[self.labels[index]]
         return str(folder / os.fsdecode(self.files[index]))
-
-
-def _is_below(split: str) -> bool:
-    """Whether the name of a split denotes a folder inside the directory, not the directory itself or one outside."""
-    path = pathlib.PurePath(split)
-    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
 
 
 def expanded(path: str) -> pathlib.Path:
@@ -86,6 +96,14 @@ def root(kind: str, directory: str) -> pathlib.Path:
     neighbours = (folder.name for folder in folders(path.parent))
     hint = errors.nearest(path.name, neighbours) or "; set config.data.source to a directory that exists"
     raise FileNotFoundError(f"{kind}:{directory}: there is no directory {path}{hint}.")
+
+
+def check_split(source: str, split: str, known: Iterable[str], more: str = ".") -> None:
+    """ValueError unless `split` is one of the `known` splits of a source; `more` ends the message."""
+    known = list(known)
+    if split not in known:
+        splits = errors.listed(map(errors.word, known)) or "none"
+        raise ValueError(f"{source}: there is no split {split!r}; splits: {splits}{errors.nearest(split, known)}{more}")
 
 
 def content(path: pathlib.Path) -> bytes:
@@ -147,5 +165,4 @@ def _images(folder: pathlib.Path) -> list[str]:
 
 
 def _listed(paths: list[pathlib.Path]) -> str:
-    names = [path.name for path in paths]
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "") if names else "none"
+    return errors.listed(path.name for path in paths) or "none"

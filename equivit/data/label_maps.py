@@ -52,14 +52,12 @@ class Legend:
         outside = np.isin(numbers, (*self.void, VOID))
         known = (numbers >= 0) & (numbers < len(self.names))
         if not (outside | known).all():
-            raise MapError(self._refusal(np.unique(numbers[~(outside | known)]).tolist()))
+            found = np.unique(numbers[~(outside | known)]).tolist()
+            raise MapError(
+                f"its label map holds {errors.listed(found)}, but the {len(self.numbers)} classes are "
+                f"{self.numbers[0]}..{self.numbers[-1]} and data.void={self.void}; a number that means 'no class' "
+                f"belongs there, as data.void={(*self.void, found[0])}."
+            )
         table = np.full(len(self.names), VOID, np.int32)
         table[list(self.numbers)] = np.arange(len(self.numbers))
         return np.where(outside, np.int32(VOID), table[np.where(known, numbers, 0)])
-
-    def _refusal(self, found: list[int]) -> str:
-        return (
-            f"its label map holds {errors.listed(found)}, but the {len(self.numbers)} classes are "
-            f"{self.numbers[0]}..{self.numbers[-1]} and data.void={self.void}; a number that means 'no class' belongs "
-            f"there, as data.void={(*self.void, found[0])}."
-        )

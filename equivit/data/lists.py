@@ -3,7 +3,7 @@
 import csv
 import os
 import pathlib
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ class Line(NamedTuple):
     label: str = ""
 
 
-class Paths:
+class Paths(directories.Files):
     """Images without labels: a `.txt` file with a path on each line; empty lines are skipped.
 
     Paths are relative to the folder of the file.  One file is split `train` or `all`; `lists/{split}.txt` names a file
@@ -31,9 +31,6 @@ class Paths:
       FileNotFoundError: there is no such file.
       ValueError: an unknown split, or a line that is not the path of an image; the message has the file and line.
     """
-
-    classes: tuple[str, ...] = ()
-    channels = 3
 
     def __init__(self, name: str, split: str):
         file = _file(f"list:{name}", name, split)
@@ -49,16 +46,6 @@ class Paths:
                 )
         self.folder = file.parent
         self.files = directories.array([line.path for line in lines])
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"image": directories.content(pathlib.Path(self.where(index)))}
-
-    def where(self, index: int) -> str:
-        """The path of the image."""
-        return str(self.folder / os.fsdecode(self.files[index]))
 
 
 class Table(Paths):
@@ -82,9 +69,6 @@ class Table(Paths):
             near = errors.nearest(unknown.label, self.classes)
             raise ValueError(f"{file}, line {unknown.number}: the class {unknown.label!r} is not in {reference}{near}.")
         self.labels = np.array([places[line.label] for line in lines], np.int32)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {**super().__getitem__(index), "label": int(self.labels[index])}
 
 
 def _file(source: str, name: str, split: str) -> pathlib.Path:

@@ -4,9 +4,9 @@
     for batch in pipeline.batches(start=step):  # endless
         ...  # batch["image"] uint8 [B, H, W, C], batch["label"] int32 [B]
 
-The position in the stream is t, so a checkpoint needs nothing else.  Threads of this process read the images, or worker
-processes with `workers=` (`data.workers` in the commands).  Grain runs them; `batches.py` makes the batches.  An
-objective can have a separate transform: `loader.train(..., transform=MultiCrop)`.
+The position in the stream is t, so a checkpoint needs nothing else.  Grain runs threads of this process, or worker
+processes with `workers=` (`data.workers` in the commands).  An objective can have a separate transform (`batches.py`):
+`loader.train(..., transform=MultiCrop)`.
 """
 
 import copy
@@ -18,7 +18,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import absl.flags
@@ -30,20 +30,22 @@ from absl import logging
 
 from equivit import errors
 from equivit.data import corruptions, reading, sources, transforms
-from equivit.data.batches import Batch, EvaluationBatch, MakeTransform, Share, TrainBatch, Transform
+from equivit.data.batches import Batch, MakeTransform, Share, Transform, collate, finish, padded
 from equivit.data.order import TrainOrder, permutation
 
 Shapes = dict[str, jax.ShapeDtypeStruct]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class _Pipeline:
+    """Batches of a split; workers receive a copy.  `unreadable` holds the images replaced so far, and why."""
+
     source: sources.Source
     channels: int
     max_pixels: int
     share: Share
-    workers: int
-    unreadable: dict[str, str] = dataclasses.field(default_factory=dict)  # replaced so far, and why
+    workers: int = 0
+    unreadable: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def num_examples(self) -> int:
@@ -62,35 +64,38 @@ class _Pipeline:
 
     def shapes(self) -> Shapes:
         """The shapes and dtypes of a global batch, taken from the first example."""
-        blank = self._make(Share(self.share.batch_size)).blank()
+        blank = dataclasses.replace(self, share=Share(self.share.batch_size)).blank()
         return {name: jax.ShapeDtypeStruct(value.shape, value.dtype) for name, value in blank.items()}
 
-    def check_labelled(self, name: str, void: tuple[int, ...]) -> None:
-        """ValueError unless some pixel of the split's label maps has a class; usually the first map has one.
+    def make(self, batch: int) -> dict[str, Any]:
+        """This process's rows of a global batch, and the "unreadable" images among them, with reasons."""
+        raise NotImplementedError
 
-        Args:
-          name: the split.
-          void: `data.void`.
-        """
+    def blank(self) -> Batch:
+        """This process's rows of a batch of padding, with the shapes of the first example."""
+        raise NotImplementedError
+
+    def read(self, position: int) -> reading.Reading:
+        """An example of the split, or the next readable one."""
+        return reading.read(self.source, position, self.channels, self.max_pixels)
+
+    def check_labelled(self, name: str, void: tuple[int, ...]) -> None:
+        """ValueError unless a pixel of the split `name` has a class with `data.void`; usually the first map has one."""
         for position in range(len(self.source)):
-            example = reading.read(self.source, position, self.channels, self.max_pixels).example
-            if (np.asarray(example["map"]) >= 0).any():
+            if (np.asarray(self.read(position).example["map"]) >= 0).any():
                 return
         raise ValueError(
             f"config.data: no pixel of the split {name!r} has a class, with data.void={void}, so that there is nothing "
             "to learn or to compare; correct data.void, or the maps."
         )
 
-    def _make(self, share: Share) -> TrainBatch | EvaluationBatch:
-        raise NotImplementedError
-
-    def _stream(self, make: Callable[[int], dict[str, Any]], start: int, stop: int) -> Generator[Batch, None, None]:
-        """Yield make(start), ..., make(stop - 1), prefetched by threads or worker processes."""
+    def _stream(self, start: int, stop: int) -> Generator[Batch, None, None]:
+        """Yield the batches start, ..., stop - 1, prefetched by threads or worker processes."""
         if not 0 <= start <= stop:
             raise ValueError(f"start={start} must be in 0..{stop}.")
-        return self._run(make, start, stop)
+        return self._run(start, stop)
 
-    def _run(self, make: Callable[[int], dict[str, Any]], start: int, stop: int) -> Generator[Batch, None, None]:
+    def _run(self, start: int, stop: int) -> Generator[Batch, None, None]:
         if start == stop:
             return
         workers = min(self.workers, stop - start)
@@ -99,7 +104,7 @@ class _Pipeline:
         grain.config.update("py_traceback_filtering", "off")  # otherwise it adds lines to error messages
         # Prefetch few batches: they are large.  PIL releases the GIL, so threads help without workers.
         ahead = grain.ReadOptions(num_threads=1 if workers else 2, prefetch_buffer_size=1 if workers else 2)
-        dataset = grain.MapDataset.range(start, stop).map(make).to_iter_dataset(ahead)
+        dataset = grain.MapDataset.range(start, stop).map(self.make).to_iter_dataset(ahead)
         batches = iter(dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers), _bind_to_parent))
         try:
             for batch in itertools.chain([_first(batches)], batches):
@@ -150,13 +155,13 @@ def _bind_to_parent(worker: int, workers: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainPipeline(_Pipeline):
     """Training batches.  `unreadable` holds the images replaced so far, and why."""
 
-    order: TrainOrder = dataclasses.field(kw_only=True)
-    transform: Transform = dataclasses.field(kw_only=True)
-    resume: str = dataclasses.field(default="same_order", kw_only=True)
+    order: TrainOrder
+    transform: Transform
+    resume: str = "same_order"
 
     @property
     def steps_per_epoch(self) -> int:
@@ -173,22 +178,35 @@ class TrainPipeline(_Pipeline):
         """
         reshuffled = start and self.resume == "new_order"
         pipeline = dataclasses.replace(self, order=self.order.reshuffled(start)) if reshuffled else self
-        return self._stream(pipeline._make(self.share), start, sys.maxsize)
+        return pipeline._stream(start, sys.maxsize)
 
-    def _make(self, share: Share) -> TrainBatch:
-        return TrainBatch(self.source, self.channels, self.max_pixels, share, self.order, self.transform)
+    def make(self, batch: int) -> dict[str, Any]:
+        epoch, examples, positions = self.order.rows(batch)
+        own, made, unreadable = self.share.rows, [], {}
+        places = zip(examples[own].tolist(), positions[own].tolist(), strict=True)
+        for index, copies in itertools.groupby(places, key=lambda place: place[0]):
+            example, missed = self.read(index)  # once for all copies
+            unreadable |= missed
+            made += [self.transform(example, self.order.generator(epoch, position)) for _, position in copies]
+        finished = finish(self.transform, collate(made), self.order.batch_generator(batch), self.share)
+        return {**finished, "unreadable": list(unreadable.items())}
+
+    def blank(self) -> Batch:
+        rng = np.random.default_rng(0)
+        row = self.transform(self.read(0).example, rng)
+        return finish(self.transform, padded(collate([row]), 0, self.share.batch_size), rng, self.share)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluationPipeline(_Pipeline):
     """Batches that contain every example of a split once.  `unreadable` holds the images replaced so far, and why.
 
     `order` is the order of the examples; None: as in the source.
     """
 
-    transform: transforms.Evaluation = dataclasses.field(kw_only=True)
-    corruption: corruptions.Corruption | None = dataclasses.field(kw_only=True)
-    order: np.ndarray | None = dataclasses.field(kw_only=True)
+    transform: transforms.Evaluation
+    corruption: corruptions.Corruption | None = None
+    order: np.ndarray | None = None
 
     @property
     def num_batches(self) -> int:
@@ -205,12 +223,39 @@ class EvaluationPipeline(_Pipeline):
         source, such as map int32 [B, H, W], are 0 in padding.  With `eval_crop="whole"`, sizes differ between batches
         and between image and map; one batch cannot mix sizes, so batch_size is 1.
         """
-        return self._stream(self._make(self.share), start, self.num_batches)
+        return self._stream(start, self.num_batches)
 
-    def _make(self, share: Share) -> EvaluationBatch:
-        return EvaluationBatch(
-            self.source, self.channels, self.max_pixels, share, self.transform, self.corruption, self.order
-        )
+    def make(self, batch: int) -> dict[str, Any]:
+        index, made, unreadable = self._positions(batch), [], {}
+        for position in index[index >= 0].tolist():
+            row, missed = self._row(position)
+            made.append(row)
+            unreadable |= missed
+        rows = padded(collate(made), len(made), len(index)) if made else self.blank()
+        return {**rows, "index": index, "unreadable": list(unreadable.items())}
+
+    def blank(self) -> Batch:
+        rows = padded(collate([self._row(0).example]), 0, self.share.size)
+        return {**rows, "index": np.full(self.share.size, -1)}
+
+    def _row(self, position: int) -> reading.Reading:
+        """The transformed example at a position of the split, with its weight."""
+        example, missed = self.read(position)
+        row = self.transform(example)
+        if self.corruption is not None:
+            row["image"] = self.corruption(row["image"], position)
+        row["weight"] = float(not missed and row.get("label") != ())  # the replacement counts at its own position
+        if sources.has_label_sets(self.source):
+            row["label"] = np.isin(np.arange(len(self.source.classes)), row["label"])
+        return reading.Reading(row, missed)
+
+    def _positions(self, batch: int) -> np.ndarray:
+        """Each row's position in the split; -1 for padding, which comes last."""
+        place = batch * self.share.batch_size + np.arange(self.share.batch_size)[self.share.rows]
+        real = place < len(self.source)
+        index = np.full(len(place), -1)
+        index[real] = place[real] if self.order is None else self.order[place[real]]
+        return index
 
 
 def train(
@@ -242,7 +287,8 @@ def train(
         maps without any class.
       FileNotFoundError: the data are missing.
     """
-    source, channels = _open(config, config.split, workers)
+    opened = _open(config, config.split, workers)
+    source, channels = opened["source"], opened["channels"]
     found = reading.read(source, 0, channels, config.max_pixels).example if entries else {}
     if missing := [name for name in entries if name not in found]:
         raise ValueError(
@@ -254,11 +300,8 @@ def train(
     if sources.has_label_sets(source):
         raise ValueError(f"config.data.source={config.source!r}: examples with sets of labels are for evaluation only.")
     pipeline = TrainPipeline(
-        source,
-        channels,
-        config.max_pixels,
-        Share(batch_size, process_index, process_count),
-        workers,
+        **opened,
+        share=Share(batch_size, process_index, process_count),
         order=TrainOrder(len(source), batch_size, config.repeats, seed),
         transform=transform(config, channels),
         resume=config.resume,
@@ -285,16 +328,13 @@ def evaluate(
       seed: seed of the corruptions and of the shuffled order.
       shuffle: whether to shuffle the examples; their content does not depend on it.
     """
-    source, channels = _open(config, config.eval_split if split is None else split, workers)
+    opened = _open(config, config.eval_split if split is None else split, workers)
     return EvaluationPipeline(
-        source,
-        channels,
-        config.max_pixels,
-        Share(batch_size, process_index, process_count),
-        workers,
+        **opened,
+        share=Share(batch_size, process_index, process_count),
         transform=transforms.Evaluation(config),
         corruption=corruptions.create(config, seed),
-        order=permutation(seed, 0, len(source)) if shuffle else None,
+        order=permutation(seed, 0, len(opened["source"])) if shuffle else None,
     )
 
 
@@ -336,24 +376,24 @@ def shapes(
       entries: the entries of the source's examples: "image", "label", "map".
       transform: as in `train`.
     """
-    blank = sources.Blank(config.image_size, channels, entries)
-    share = Share(batch_size)
-    if training:
-        order = TrainOrder(batch_size, batch_size, repeats=1, seed=0)
-        return TrainPipeline(
-            blank, channels, config.max_pixels, share, 0, order=order, transform=transform(config, channels)
-        ).shapes()
-    evaluation = transforms.Evaluation(config)
-    return EvaluationPipeline(
-        blank, channels, config.max_pixels, share, 0, transform=evaluation, corruption=None, order=None
-    ).shapes()
+    for name in entries:
+        errors.one_of("entries", name, ("image", "label", "map"))
+    black = np.zeros((*config.image_size, channels), np.uint8)
+    example = {"image": black, "label": 0, "map": black[..., 0]}
+    source: Any = [{name: example[name] for name in entries}]
+    fields = dict(source=source, channels=channels, max_pixels=config.max_pixels, share=Share(batch_size))
+    if not training:
+        return EvaluationPipeline(**fields, transform=transforms.Evaluation(config)).shapes()
+    order = TrainOrder(batch_size, batch_size, repeats=1, seed=0)
+    return TrainPipeline(**fields, order=order, transform=transform(config, channels)).shapes()
 
 
-def _open(config: ml_collections.ConfigDict, split: str, workers: int) -> tuple[sources.Source, int]:
-    """The source, and the number of channels of its decoded images."""
+def _open(config: ml_collections.ConfigDict, split: str, workers: int) -> dict[str, Any]:
+    """The source and how it is read, as fields of a pipeline."""
     if workers < 0:
         raise ValueError(f"{workers=} must not be negative; 0 reads in threads of this process.")
     source = sources.open_source(config, split)
     channels = source.channels if config.channels is None else config.channels
-    reading.check_channels(channels)
-    return source, channels
+    if channels not in reading.MODES:
+        raise ValueError(f"config.data.channels={channels} must be 1 (grey) or 3 (RGB); None uses the source's number.")
+    return dict(source=source, channels=channels, max_pixels=config.max_pixels, workers=workers)

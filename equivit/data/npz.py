@@ -1,7 +1,6 @@
 """The source of an `.npz` file.  All errors are found on opening and reported with the key."""
 
 import functools
-import zipfile
 from typing import Any
 
 import numpy as np
@@ -31,14 +30,17 @@ class Npz:
         self.path, self.split, self.void = directories.expanded(path), split, void
         if not self.path.is_file():
             raise FileNotFoundError(f"npz:{path}: there is no file {self.path}.")
-        if not zipfile.is_zipfile(self.path):
-            raise ValueError(f"npz:{path}: this is not an .npz file, or it is damaged; np.savez writes such files.")
         with archives.Npz(self.path) as file:
             _check_keys(f"npz:{path}", set(file.keys), split)
             classes = file["classes"]
             arrays = {kind: file[f"{split}_{kind}"] for kind in KINDS if f"{split}_{kind}" in file.keys}
         where = f"npz:{path}: {split}"
-        self.classes = _classes(f"npz:{path}", classes)
+        if classes.ndim != 1 or not len(classes):
+            raise ValueError(
+                f"npz:{path}: `classes` must be a list of names, such as np.array(['cat', 'dog']), not "
+                f"{_kind(classes)}."
+            )
+        self.classes = tuple(map(str, classes))
         self.encoded = "jpeg" in arrays
         self.images = arrays["jpeg" if self.encoded else "image"]
         self.offset: Any = arrays.get("offset")  # jpeg i is images[offset[i] : offset[i + 1]]
@@ -52,18 +54,14 @@ class Npz:
         if self.maps is not None:
             size = None if self.encoded else self.images.shape[1:3]
             _check_maps(f"{where}_{self.map_name}", self.maps, len(self), size)
-            self._leave_out_void(where)
+            self.legend = Legend(self.classes, void)
+            if self.labels is not None and self.legend.classes != self.classes:
+                raise ValueError(
+                    f"{where}_label: the images have labels of {len(self.classes)} classes, of which data.void={void} "
+                    f"would leave {len(self.legend.classes)}; remove the labels or the maps."
+                )
+            self.classes = self.legend.classes
         self.channels = 3 if self.encoded else self.images.shape[-1]
-
-    def _leave_out_void(self, where: str) -> None:
-        """Drop the names of void numbers from the classes."""
-        self.legend = Legend(self.classes, self.void)
-        if self.labels is not None and self.legend.classes != self.classes:
-            raise ValueError(
-                f"{where}_label: the images have labels of {len(self.classes)} classes, of which data.void={self.void} "
-                f"would leave {len(self.legend.classes)}; remove the labels or the maps."
-            )
-        self.classes = self.legend.classes
 
     def __reduce__(self):
         # A worker reopens the file instead of receiving its content.
@@ -73,35 +71,29 @@ class Npz:
         return len(self.offset) - 1 if self.encoded else len(self.images)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        example: dict[str, Any] = {"image": self._file(index) if self.encoded else self.images[index]}
+        example: dict[str, Any] = {"image": self.images[index]}
+        if self.encoded:
+            example["image"] = self.images[self.offset[index] : self.offset[index + 1]].tobytes()
         if self.labels is not None:
             example["label"] = int(self.labels[index])
         if self.maps is not None:
             example["map"] = self.maps[index]
         return example
 
-    def _file(self, index: int) -> bytes:
-        return self.images[self.offset[index] : self.offset[index + 1]].tobytes()
-
     def where(self, index: int) -> str:
-        """The example's position in the file."""
         return f"{self.path} {self.split}[{index}]"
 
 
 def _check_keys(where: str, keys: set[str], split: str) -> None:
-    splits = _splits(keys)
-    if split not in splits:
-        raise ValueError(
-            f"{where}: there is no split {split!r}; splits: {errors.listed(map(errors.word, splits)) or 'none'}"
-            f"{errors.nearest(split, splits)}. A split has `{split}_image` or `{split}_jpeg`, and `{split}_label` or "
-            f"`{split}_map`; keys: {_listed(keys)}."
-        )
+    listed = errors.listed(map(errors.word, sorted(keys)))
+    parts = f"`{split}_image` or `{split}_jpeg`, and `{split}_label` or `{split}_map`"
+    directories.check_split(where, split, _splits(keys), f". A split has {parts}; keys: {listed}.")
     if "classes" not in keys:
-        raise ValueError(f"{where}: `classes`, the names of the classes, is missing; keys: {_listed(keys)}.")
+        raise ValueError(f"{where}: `classes`, the names of the classes, is missing; keys: {listed}.")
     if f"{split}_jpeg" in keys and f"{split}_offset" not in keys:
         raise ValueError(
             f"{where}: `{split}_offset`, int [N + 1], where each file of `{split}_jpeg` begins and the last one ends, "
-            f"is missing; keys: {_listed(keys)}."
+            f"is missing; keys: {listed}."
         )
 
 
@@ -112,20 +104,6 @@ def _splits(keys: set[str]) -> list[str]:
         name, _, kind = key.rpartition("_")
         found.setdefault(name, set()).add(kind)
     return [name for name, kinds in found.items() if kinds & {"image", "jpeg"} and kinds & {"label", *MAPS}]
-
-
-def _listed(keys: set[str]) -> str:
-    """The first keys; a file may have any number."""
-    known = sorted(keys)
-    return ", ".join(map(errors.word, known[:20])) + (f" and {len(known) - 20} more" if len(known) > 20 else "")
-
-
-def _classes(where: str, names: np.ndarray) -> tuple[str, ...]:
-    if names.ndim != 1 or not len(names):
-        raise ValueError(
-            f"{where}: `classes` must be a list of names, such as np.array(['cat', 'dog']), not {_kind(names)}."
-        )
-    return tuple(str(name) for name in names)
 
 
 def _check_images(where: str, images: np.ndarray) -> None:

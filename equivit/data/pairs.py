@@ -54,21 +54,22 @@ class Pairs:
     channels = 3
 
     def __init__(self, directory: str, split: str, *, void: tuple[int, ...]):
-        self.root = directories.root("pairs", directory)
-        kind = _kind(self.root)
+        root = directories.root("pairs", directory)
+        kind = _kind(root)
         layout, names = LAYOUTS[kind], None
-        self.images, self.maps = self.root / layout.images, self.root / layout.maps
-        splits = _splits(self.root, kind)
-        if split not in splits:
-            near = errors.nearest(split, splits)
-            raise ValueError(f"pairs:{directory}: there is no split {split!r}; splits: {errors.listed(splits)}{near}.")
+        self.images, self.maps = root / layout.images, root / layout.maps
         if kind == "VOC2012":
-            names = directories.text(self.root / layout.list / f"{split}.txt").split()
+            splits = sorted(path.stem for path in (root / layout.list).glob("*.txt"))
+        else:
+            splits = [folder.name for folder in directories.folders(self.images)]
+        directories.check_split(f"pairs:{directory}", split, splits)
+        if kind == "VOC2012":
+            names = directories.text(root / layout.list / f"{split}.txt").split()
             self.legend = Legend(VOC, void)
         else:
             self.images, self.maps = self.images / split, self.maps / split
             first, read = ((), _lines) if kind == "pairs" else (("other",), _object_info)
-            self.legend = Legend((*first, *read(self.root / layout.list)), (0,) * len(first) + void)
+            self.legend = Legend((*first, *read(root / layout.list)), (0,) * len(first) + void)
         self.classes = self.legend.classes
         found = _paired(self.images, self.maps, names)
         self.files = np.array([[os.fsencode(file) for file in pair] for pair in found], np.bytes_)
@@ -81,7 +82,6 @@ class Pairs:
         return {"image": directories.content(image), "map": directories.content(labels)}
 
     def where(self, index: int) -> str:
-        """The paths of the image and its label map."""
         return "{} with {}".format(*self._paths(index))
 
     def _paths(self, index: int) -> tuple[pathlib.Path, pathlib.Path]:
@@ -102,13 +102,6 @@ def _kind(root: pathlib.Path) -> str:
 
 def _has(folder: pathlib.Path, parts: Layout) -> bool:
     return all((folder / part).exists() for part in parts)
-
-
-def _splits(root: pathlib.Path, kind: str) -> list[str]:
-    layout = LAYOUTS[kind]
-    if kind == "VOC2012":
-        return sorted(path.stem for path in (root / layout.list).glob("*.txt"))
-    return [folder.name for folder in directories.folders(root / layout.images)]
 
 
 def _paired(images: pathlib.Path, maps: pathlib.Path, names: list[str] | None) -> list[tuple[str, str]]:

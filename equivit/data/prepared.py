@@ -63,13 +63,18 @@ class Tfds:
                 f"tfds:{name}: {self.folder} holds {form} files, which need TensorFlow; prepare it as array_record: "
                 f"{_command(name)}"
             )
-        self._check_split(builder.info.splits)
+        try:
+            builder.info.splits[split]  # by name, or sliced
+        except Exception:  # for an unknown name or an invalid expression
+            directories.check_split(f"tfds:{name}", split, sorted(builder.info.splits), f" ({self.folder}).")
         with _damage(self.folder):
             self.data = builder.as_data_source(split, decoders={key: tfds.decode.SkipDecoding() for key in files})
             len(self.data)
         self.channels = channels[0] or 3
         if self.label is None:
-            self.legend = _scene_parse(name, channels[1], void)
+            if channels[1] != 1:
+                raise ValueError(f"tfds:{name}: {_INSTANCES}")
+            self.legend = Legend(("other", *map(str, range(1, 151))), (0, *void))  # TFDS does not have the names
             self.classes = self.legend.classes
             return
         self.label_sets = isinstance(features[self.label], tfds.features.Sequence)
@@ -78,16 +83,6 @@ class Tfds:
             if label.num_classes > MOST_CLASSES:
                 raise ValueError(f"{label.num_classes:,} classes are more than {MOST_CLASSES:,}")
             self.classes = tuple(label.names)
-
-    def _check_split(self, splits: Any) -> None:
-        """ValueError unless the data set has the split, possibly sliced."""
-        try:
-            splits[self.split]
-        except Exception as error:  # for an unknown name or an invalid expression
-            found = errors.listed(map(errors.word, sorted(splits))) or "none"
-            raise ValueError(
-                f"tfds:{self.name}: there is no split {self.split!r}; splits: {found} ({self.folder})."
-            ) from error
 
     def __len__(self) -> int:
         return len(self.data)
@@ -100,7 +95,6 @@ class Tfds:
         return {"image": example["image"], "label": tuple(map(int, label)) if self.label_sets else int(label)}
 
     def where(self, index: int) -> str:
-        """The example's position in the split."""
         return f"tfds:{self.name} {self.split}[{index}] ({self.folder})"
 
 
@@ -130,13 +124,6 @@ def _check_classes(path: pathlib.Path) -> None:
                 left += [nested] if isinstance(nested, dict | list) else []
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path}: is damaged or not from TFDS ({errors.reason(error)}).") from error
-
-
-def _scene_parse(name: str, channels: int, void: tuple[int, ...]) -> Legend:
-    """ADE20K's classes by number, since TFDS does not have the names."""
-    if channels != 1:
-        raise ValueError(f"tfds:{name}: {_INSTANCES}")
-    return Legend(("other", *map(str, range(1, 151))), (0, *void))
 
 
 def _prepared(name: str) -> pathlib.Path:

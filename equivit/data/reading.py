@@ -153,12 +153,6 @@ def _scaled(pixels: np.ndarray) -> np.ndarray:
     return ((pixels.astype(np.uint32) + 128) // 257).astype(np.uint8)
 
 
-def check_channels(channels: int) -> None:
-    """ValueError unless images can have this number of channels."""
-    if channels not in MODES:
-        raise ValueError(f"config.data.channels={channels} must be 1 (grey) or 3 (RGB); None uses the source's number.")
-
-
 def _decoded(example: dict[str, Any], channels: int, max_pixels: int, legend: Legend | None) -> dict[str, Any]:
     """The example with "image" and "map", if present, as PIL images."""
     if "image" in example:

@@ -61,7 +61,7 @@ class Digits:
     def __init__(self, split: str):
         from sklearn import datasets  # slow to import, and only needed here
 
-        check_split("digits", split, ("train", "test"))
+        directories.check_split("digits", split, ("train", "test"))
         images, labels = datasets.load_digits(return_X_y=True)
         order = np.random.default_rng(0).permutation(len(labels))
         rows = order[:1437] if split == "train" else order[1437:]
@@ -76,22 +76,20 @@ class Digits:
         return {"image": self.images[index], "label": int(self.labels[index])}
 
     def where(self, index: int) -> str:
-        """The example's place in the split."""
         return f"digits {self.split}[{index}]"
 
 
 class Synthetic:
     """Bright discs on noise, made on demand at any size; the radius of the disc is the class, one of ten.
 
-    For quick runs: the label is invariant under flips and rotations of the image, so every model can learn it.
-    Splits: `train` (2048 images) and `test` (512).
+    For quick runs: the label is invariant under flips and rotations of the image, so every model can learn it.  With
+    `maps`, the target is a label map of background and disc.  Splits: `train` (2048 images) and `test` (512).
     """
 
-    classes = tuple(f"radius_{k}" for k in range(10))
-
-    def __init__(self, split: str, image_size: tuple[int, int], channels: int):
-        check_split("synthetic", split, ("train", "test"))
-        self.split, self.image_size, self.channels = split, tuple(image_size), channels
+    def __init__(self, split: str, image_size: tuple[int, int], channels: int, *, maps: bool = False):
+        directories.check_split("synthetic", split, ("train", "test"))
+        self.split, self.image_size, self.channels, self.maps = split, tuple(image_size), channels, maps
+        self.classes = ("background", "disc") if maps else tuple(f"radius_{k}" for k in range(10))
 
     def __len__(self) -> int:
         return {"train": 2048, "test": 512}[self.split]
@@ -106,47 +104,10 @@ class Synthetic:
         rows, columns = np.ogrid[:height, :width]
         disc = np.hypot(rows + 0.5 - top, columns + 0.5 - left) < radius
         image = rng.integers(0, 64, (height, width, self.channels)) + 160 * disc[..., None]
-        return {"image": image.astype(np.uint8), **self._truth(label, disc)}
-
-    def _truth(self, label: int, disc: np.ndarray) -> dict[str, Any]:
-        """The target of an image; `disc` marks the pixels inside."""
-        return {"label": label}
+        return {"image": image.astype(np.uint8), **({"map": disc.astype(np.uint8)} if self.maps else {"label": label})}
 
     def where(self, index: int) -> str:
-        """The example's place in the split."""
         return f"synthetic {self.split}[{index}]"
-
-
-class SyntheticMaps(Synthetic):
-    """The same images with label maps: background and disc."""
-
-    classes = ("background", "disc")
-
-    def _truth(self, label: int, disc: np.ndarray) -> dict[str, Any]:
-        return {"map": disc.astype(np.uint8)}
-
-
-class Blank:
-    """One black image with the given entries, for the batch shapes in `loader.shapes`."""
-
-    classes = ()
-
-    def __init__(self, image_size: tuple[int, int], channels: int, entries: tuple[str, ...]):
-        for name in entries:
-            errors.one_of("entries", name, ("image", "label", "map"))
-        self.image_size, self.channels, self.entries = tuple(image_size), channels, entries
-
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        black = np.zeros((*self.image_size, self.channels), np.uint8)
-        example = {"image": black, "label": 0, "map": black[..., 0]}
-        return {name: example[name] for name in self.entries}
-
-    def where(self, index: int) -> str:
-        """The name of the example in messages."""
-        return "a black image"
 
 
 class Subset:
@@ -164,7 +125,6 @@ class Subset:
         return self.source[int(self.rows[index])]
 
     def where(self, index: int) -> str:
-        """The example's position in the whole source."""
         return self.source.where(int(self.rows[index]))
 
 
@@ -188,7 +148,6 @@ class Joined:
         return {"image": source[row]["image"]}
 
     def where(self, index: int) -> str:
-        """The name of the example in its own source."""
         source, row = self._place(index)
         return source.where(row)
 
@@ -218,7 +177,13 @@ def open_source(config: ml_collections.ConfigDict, split: str) -> Source:
     source = opened[0] if len(opened) == 1 else Joined(opened)
     limits = {config.split: ("train_examples", config.train_examples)}
     limits[config.eval_split] = ("eval_examples", config.eval_examples)  # last: wins if both are the same split
-    return _limited(source, *limits.get(split, ("", None)))
+    key, limit = limits.get(split, ("", None))
+    if limit is None:
+        return source
+    if not 1 <= limit <= len(source):
+        raise ValueError(f"config.data.{key}={limit} must be in 1..{len(source)}, the size of the split.")
+    rows = np.random.default_rng(0).permutation(len(source))[:limit]  # the first examples may all be of one class
+    return Subset(source, np.sort(rows))
 
 
 def _opened(name: str, config: ml_collections.ConfigDict, split: str) -> Source:
@@ -230,28 +195,21 @@ def _opened(name: str, config: ml_collections.ConfigDict, split: str) -> Source:
     if bool(KINDS[kind]) != bool(argument):
         form = f"{kind}:{KINDS[kind]}" if KINDS[kind] else kind
         raise ValueError(f"{thing} must have the form {form!r}.")
-    void, small = tuple(config.void), (split, config.image_size, config.channels or 3)
-    match kind:
-        case "digits":
-            source = Digits(split)
-        case "synthetic":
-            source = Synthetic(*small)
-        case "synthetic_maps":
-            source = SyntheticMaps(*small)
-        case "npz":
-            source = Npz(argument, split, void=void)
-        case "folder":
-            source = directories.Folder(argument, split, class_split=config.split)
-        case "list":
-            source = lists.Paths(argument, split)
-        case "csv":
-            source = lists.Table(argument, split, class_split=config.split)
-        case "coco":
-            source = Coco(argument, split, void=void, max_pixels=config.max_pixels)
-        case "pairs":
-            source = Pairs(argument, split, void=void)
-        case _:
-            source = Tfds(argument, split, void=void)
+    void = tuple(config.void)
+    small = (split, config.image_size, config.channels or 3)
+    openers = {
+        "digits": lambda: Digits(split),
+        "synthetic": lambda: Synthetic(*small),
+        "synthetic_maps": lambda: Synthetic(*small, maps=True),
+        "npz": lambda: Npz(argument, split, void=void),
+        "folder": lambda: directories.Folder(argument, split, class_split=config.split),
+        "list": lambda: lists.Paths(argument, split),
+        "csv": lambda: lists.Table(argument, split, class_split=config.split),
+        "coco": lambda: Coco(argument, split, void=void, max_pixels=config.max_pixels),
+        "pairs": lambda: Pairs(argument, split, void=void),
+        "tfds": lambda: Tfds(argument, split, void=void),
+    }
+    source = openers[kind]()
     if not len(source):
         raise ValueError(f"config.data.source={name!r}: split {split!r} has no examples.")
     return source
@@ -280,19 +238,3 @@ def present(source: Source) -> np.ndarray:
         return np.unique(known[rows])
     labels = (source[i]["label"] for i in np.arange(len(source))[rows].tolist())
     return np.unique(np.concatenate([np.atleast_1d(np.array(label, int)) for label in labels]))
-
-
-def check_split(source: str, split: str, known: tuple[str, ...] | list[str]) -> None:
-    """ValueError unless `split` is one of the `known` splits of a source."""
-    if split not in known:
-        raise ValueError(f"{source}: there is no split {split!r}; splits: {', '.join(known) or 'none'}.")
-
-
-def _limited(source: Source, key: str, limit: int | None) -> Source:
-    """A fixed random subset: the first examples of a source may all be of one class."""
-    if limit is None:
-        return source
-    if not 1 <= limit <= len(source):
-        raise ValueError(f"config.data.{key}={limit} must be in 1..{len(source)}, the size of the split.")
-    rows = np.random.default_rng(0).permutation(len(source))[:limit]
-    return Subset(source, np.sort(rows))

@@ -38,9 +38,8 @@ class Train:
                 "set it to False."
             )
         self.fit, self.fill = config.fit, tuple(min(255, round(255 * float(value))) for value in self.mean)
-        self.policy = None
-        if options["rand_augment"] is not None:
-            self.policy = rand_augment.parse(options["rand_augment"], self.fill)
+        policy = options["rand_augment"]
+        self.policy = None if policy is None else rand_augment.parse(policy, self.fill)
 
     def __call__(self, example: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         """Augment the example; a label map is cropped, turned and shifted with its image.
@@ -60,7 +59,7 @@ class Train:
             image = augment.colour_jitter(image, rng, options["color_jitter"])
         if options["photometric"]:
             image = augment.photometric_distortion(image, rng)
-        pixels = _pixels(self._padded(image))
+        pixels = crops.pixels(self._padded(image))
         row = {**example, "image": augment.random_erasing(pixels, rng, options["erase"], self.mean, self.std)}
         if "map" in example:
             if self.policy is not None:
@@ -104,28 +103,22 @@ class Evaluation:
         data_config.check(config)
         self.height, self.width = config.image_size
         self.crop_ratio, self.interpolation = config.crop_ratio, config.interpolation
-        self.whole, self.fit, self.multiple = config.eval_crop == "whole", config.fit, config.multiple
-        self.squash = config.eval_crop == "squash"
+        self.kind, self.fit, self.multiple = config.eval_crop, config.fit, config.multiple
 
     def __call__(self, example: dict[str, Any], rng: np.random.Generator | None = None) -> dict[str, Any]:
         """Transform the example; nothing is random."""
-        row = {**example, "image": _pixels(self._crop(example["image"]))}
+        row = {**example, "image": crops.pixels(self._crop(example["image"]))}
         if "map" in example:
-            row["map"] = np.asarray(example["map"] if self.whole else self._crop(example["map"]))
+            row["map"] = np.asarray(example["map"] if self.kind == "whole" else self._crop(example["map"]))
         return row
 
     def _crop(self, image: Image.Image) -> Image.Image:
-        if self.whole:
+        if self.kind == "whole":
             size = crops.rounded_up(*crops.fitted(image.size, self.fit), self.multiple)
             return crops.resize(image, *size, self.interpolation)
-        if self.squash:
-            return crops.squash(image, self.height, self.width, self.interpolation)
+        if self.kind == "squash":
+            return crops.resize(image, self.height, self.width, self.interpolation)
         return crops.central(image, self.height, self.width, self.crop_ratio, self.interpolation)
-
-
-def _pixels(image: Image.Image) -> np.ndarray:
-    pixels = np.asarray(image)
-    return pixels if pixels.ndim == 3 else pixels[..., None]
 
 
 def _statistics(config: ml_collections.ConfigDict, channels: int) -> tuple[np.ndarray, np.ndarray]:

@@ -25,8 +25,8 @@ from equivit.constraints import (
     PositiveInt,
 )
 from equivit.data import device_colour, masking
-from equivit.data.masked_views import MaskedViews
 from equivit.data.pixels import normalize
+from equivit.data.views import MaskedViews
 from equivit.intervals import Interval
 from equivit.layers.dino_head import DinoHead
 from equivit.layers.grid import check_grid

@@ -6,6 +6,7 @@ reading.write("back.safetensors", pretrained.state_dict("octic_vits", model))
 
 import contextlib
 import dataclasses
+import importlib
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -13,53 +14,21 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax import nnx
 
 from equivit import constraints, errors, logical
 from equivit.layers.rngs import Keys
 from equivit.models.model import ModelModule
 from equivit.models.reconfiguration import reconfigure
-from equivit.pretrained import (
-    bixt,
-    clip,
-    cvt,
-    dinov2,
-    efficientvit,
-    flip,
-    jumbo,
-    mae,
-    mapping,
-    mobilenetv4,
-    mvit,
-    names,
-    octic_vits,
-    reading,
-    shvit,
-    swin,
-    timm,
-)
+from equivit.pretrained import mapping, reading
 from equivit.pretrained.format import Format
+from equivit.pretrained.mapping import STORED
 
 # A new format is one file in this folder and one entry here.
-_ALL = (
-    octic_vits.FORMAT,
-    flip.FORMAT,
-    timm.FORMAT,
-    dinov2.FORMAT,
-    clip.FORMAT,
-    mobilenetv4.FORMAT,
-    efficientvit.FORMAT,
-    shvit.FORMAT,
-    mvit.FORMAT,
-    swin.FORMAT,
-    cvt.FORMAT,
-    bixt.FORMAT,
-    jumbo.FORMAT,
-    mae.FORMAT,
-    mae.AUTOENCODER,
-)
+_FILES = ("octic_vits", "flip", "timm", "dinov2", "clip", "mobilenetv4", "efficientvit", "shvit", "mvit", "swin", "cvt")
+_FILES += ("bixt", "jumbo", "mae")
+_MODULES = [importlib.import_module(f"{__name__}.{file}") for file in _FILES]
+_ALL = [format for module in _MODULES for format in vars(module).values() if isinstance(format, Format)]
 FORMATS = {format.name: format for format in _ALL if format.mark is None}  # the usual kind of model, by source
-STORED = (nnx.Param, nnx.BatchStat)  # variables in files: parameters and running statistics
 
 
 def load(
@@ -107,7 +76,7 @@ def load(
     """
     kinds = _kinds(source)
     with _naming(weights):
-        content, choice = reading.unpacked(_content(weights), checkpoint_key)
+        content, choice = reading.unpacked(reading.content(weights), checkpoint_key)
         if choice:
             print(f"{source}: several sets of weights; using {choice} (choose with checkpoint_key=).")
         format, state, left_out = _opened(kinds, content)
@@ -126,21 +95,20 @@ def load(
                 f"model without it, then call models.adapt(model, adaptive={config.adaptive})."
             )
         table, what = format.table(config, flavour), _what(source, flavour, config)
-        abstract = _abstract(config)
-        shapes = _shapes(abstract)
+        shapes = mapping.shapes(config)
         mapping.check(table, shapes, what)
         tensors = mapping.read(table, state, shapes, what)
         left_out += [constant.name for constant in table.constants]
-        model = logical.from_logical(abstract, tensors, STORED)
+        model = logical.from_logical(mapping.abstract(config), tensors, STORED)
         if num_classes not in (None, config.num_classes):
             constraints.check(f"{source}: num_classes", num_classes, constraints.PositiveInt)
             if "num_classes" not in (field.name for field in dataclasses.fields(config)):
                 raise ValueError(f"{source}: {num_classes=}, but its models have no head.")
             other = {"projection": None} if getattr(config, "projection", None) is not None else {}  # one head only
             model, changes = reconfigure(model, rngs=Keys(seed), num_classes=num_classes, **other)
-            left_out += [name for pair in table.pairs if pair.ours[0] in changes.drawn for name in pair.names]
+            left_out += [name for pair in table.pairs if pair.ours[0] in changes.drawn for name in pair.theirs]
         if left_out:
-            print(f"{source}: dropped on purpose: {names.brief(left_out)}.")
+            print(f"{source}: dropped on purpose: {reading.brief(left_out)}.")
     return model
 
 
@@ -171,9 +139,8 @@ def state_dict(source: str, model: ModelModule, *, flavour: str | None = None) -
     if flavour is None:
         flavour = format.default_flavour(config) if format.default_flavour else format.flavours[0]
     errors.one_of(f"{source}: flavour", flavour, format.flavours)
-    return mapping.write(
-        format.table(config, flavour), jax.device_get(logical.to_logical(model, STORED)), _what(source, flavour, config)
-    )
+    tensors = jax.device_get(logical.to_logical(model, STORED))
+    return mapping.write(format.table(config, flavour), tensors, _what(source, flavour, config))
 
 
 def describe(config: Any) -> str:
@@ -192,21 +159,11 @@ def describe(config: Any) -> str:
     return ", ".join(parts)
 
 
-_DESCRIBED = {
-    "family": "family {}",
-    "width": "width {}",
-    "widths": "widths {}",
-    "depth": "depth {}",
-    "version": "version {}",
-    "depths": "depths {}",
-    "window_size": "windows {}",
-    "num_heads": "{} heads",
-    "patch_size": "patch {}",
-    "k": "equivariant blocks {}",
-    "decoder_width": "decoder width {}",
-    "decoder_depth": "decoder depth {}",
-    "decoder_heads": "{} decoder heads",
-}
+# The words of a field, by its name.
+_DESCRIBED = {name: f"{name} {{}}" for name in ("family", "width", "widths", "depth", "version", "depths")}
+_DESCRIBED |= {"window_size": "windows {}", "num_heads": "{} heads", "patch_size": "patch {}"}
+_DESCRIBED |= {"k": "equivariant blocks {}", "decoder_width": "decoder width {}", "decoder_depth": "decoder depth {}"}
+_DESCRIBED |= {"decoder_heads": "{} decoder heads"}
 
 
 def _kinds(source: str) -> list[Format]:
@@ -225,10 +182,6 @@ def _opened(kinds: list[Format], content: Any) -> tuple[Format, dict[str, np.nda
     return usual, *reading.state_dict(content, usual.rename, usual.ignored)
 
 
-def _content(weights: Any) -> Any:
-    return reading.read(weights) if isinstance(weights, str | os.PathLike) else weights
-
-
 @contextlib.contextmanager
 def _naming(weights: Any) -> Iterator[None]:
     """Prefix errors about a file's content with its path."""
@@ -245,7 +198,7 @@ def _separate_head(format: Format, weights: Any) -> dict[str, np.ndarray]:
     if format.separate_head is None:
         having = ", ".join(name for name, known in FORMATS.items() if known.separate_head is not None)
         raise ValueError(f"{format.name}: head= is only for {having}; other classifiers include their head.")
-    state, _ = reading.state_dict(_content(weights))
+    state, _ = reading.state_dict(reading.content(weights))
     return {f"{format.separate_head}.{name}": tensor for name, tensor in state.items()}
 
 
@@ -265,16 +218,4 @@ def _has_own_positions(config: Any) -> bool:
     """Whether an adaptive model's tensors differ from the ordinary model's, which the format describes."""
     if not getattr(config, "parts", ()):
         return False
-    ordinary = dataclasses.replace(config, adaptive=False)
-    return _shapes(_abstract(config)) != _shapes(_abstract(ordinary))
-
-
-def _abstract(config: Any) -> nnx.Module:
-    """The model with shapes in place of arrays."""
-    return jax.eval_shape(lambda: config.build(Keys(0)))
-
-
-def _shapes(model: nnx.Module) -> dict[str, tuple[int, ...]]:
-    """The shape of each logical tensor."""
-    tables = logical.tensors(model, STORED).values()
-    return {tensor.name: tensor.shape for table in tables for tensor in table.flat}
+    return mapping.shapes(config) != mapping.shapes(dataclasses.replace(config, adaptive=False))

@@ -9,12 +9,38 @@ import numpy as np
 
 from equivit import constraints
 from equivit.models.bixt.model import CODE, BiXTConfig
-from equivit.pretrained import inference, mapping
-from equivit.pretrained.format import Format, Hints, State
-from equivit.pretrained.mapping import Constant, Pair, Table
+from equivit.pretrained import mapping
+from equivit.pretrained.format import Format, Hints, State, require
+from equivit.pretrained.mapping import Constant, Table
 
 NAME = "bixt"
 CODE_NAME = "fourier_pos_encode.pos"
+# The modules of a cross block; the last block does not update tokens, and has another name for the first linear map.
+CROSS_BLOCK = {
+    "norm1_latents": "norm1_lat",
+    "norm1_tokens": "norm1_pat",
+    "attention.latents": "attn.rv_latents",
+    "attention.tokens": "attn.rv_patches",
+    "attention.proj_latents": "attn.proj_lat",
+    "attention.proj_tokens": "attn.proj_pat",
+    "norm2_latents": "norm2_lat",
+    "norm2_tokens": "norm2_pat",
+    "mlp_latents.fc1": "mlp_lat.fc1",
+    "mlp_latents.fc2": "mlp_lat.fc2",
+    "mlp_tokens.fc1": "mlp_pat.fc1",
+    "mlp_tokens.fc2": "mlp_pat.fc2",
+}
+LAST_BLOCK = CROSS_BLOCK | {"attention.latents": "attn.r_latents"}
+ROWS = {
+    "latents": mapping.reshaped("latents", lambda x: x[None]),
+    "patch_embed": "patch_embed.proj",
+    "position.weight": mapping.pointwise("fourier_pos_encode.token_projection.weight"),
+    "position.bias": "fourier_pos_encode.token_projection.bias",
+    **mapping.inside("blocks.#.cross", "blocks.#.cross_attention_latents_token", CROSS_BLOCK),
+    **mapping.inside("blocks.#.own", "blocks.#.self_attention_latents", mapping.BLOCK),
+    "norm": "fc_norm",
+    "head": "head",
+}
 HEAD_CHANNELS = 32  # of the published models
 IMAGE = (224, 224)  # of the published models
 ROUNDING = 1e-5  # their code is computed in float32
@@ -25,12 +51,9 @@ def infer(state: State, hints: Hints) -> tuple[BiXTConfig, str]:
 
     A file determines the input size of a token and the number of tokens.  Without `image_size`, it is 224 pixels if
     patches then overlap by halves or quarters; otherwise patches do not overlap.
-
-    Raises:
-      ValueError: a required tensor is absent, or a hint or the stored code contradicts the rest.
     """
-    width, in_channels, *kernel = inference.shape(state, NAME, "patch_embed.proj.weight", 4)
-    _, *grid = inference.shape(state, NAME, CODE_NAME, 3)
+    width, in_channels, *kernel = state.shape("patch_embed.proj.weight", 4)
+    _, *grid = state.shape(CODE_NAME, 3)
     width_fits = state[CODE_NAME].shape[0] == CODE.width
     if not width_fits or not np.abs(state[CODE_NAME] - _code((grid[0], grid[1]))).max() <= ROUNDING:  # or it is NaN
         raise ValueError(
@@ -39,19 +62,19 @@ def infer(state: State, hints: Hints) -> tuple[BiXTConfig, str]:
     image = hints.image_size or _image(grid, kernel)
     if image[0] % grid[0] or image[1] % grid[1]:
         raise ValueError(f"{NAME}: image_size={image} must be a multiple of the file's {grid[0]}x{grid[1]} tokens.")
-    hidden = inference.shape(state, NAME, "blocks.0.self_attention_latents.mlp.fc1.weight", 2)[0]
+    hidden = state.out("blocks.0.self_attention_latents.mlp.fc1")
     heads: Any = max(width // HEAD_CHANNELS, 1) if hints.num_heads is None else hints.num_heads
     constraints.check(f"{NAME}: num_heads", heads, constraints.PositiveInt)
     config = BiXTConfig(
         width=width,
-        depth=inference.depth(state, NAME),
-        latents=inference.shape(state, NAME, "latents", 3)[1],
+        depth=state.depth(),
+        latents=state.shape("latents", 3)[1],
         num_heads=heads,
         patch_size=(image[0] // grid[0], image[1] // grid[1]),
         kernel=(kernel[0], kernel[1]),
         image_size=image,
         in_channels=in_channels,
-        num_classes=inference.shape(state, NAME, "head.weight", 2)[0] if "head.weight" in state else None,
+        num_classes=state.classes(),
         mlp_ratio=hidden / width,
     )
     return config, "official"
@@ -59,53 +82,12 @@ def infer(state: State, hints: Hints) -> tuple[BiXTConfig, str]:
 
 def table(config: BiXTConfig, flavour: str) -> Table:
     """All tensors of a file."""
-    inference.require(config, NAME, norm_eps=1e-6)
-    projection = "fourier_pos_encode.token_projection"
-    pairs: list[Pair] = [
-        mapping.same("latents", "latents", ones=1),
-        mapping.moved("patch_embed.proj.weight", "patch_embed.kernel", (2, 3, 1, 0)),
-        mapping.same("patch_embed.proj.bias", "patch_embed.bias"),
-        Pair(f"{projection}.weight", ("position.weight",), lambda x: (x[..., 0, 0].T,), lambda x: x.T[..., None, None]),
-        mapping.same(f"{projection}.bias", "position.bias"),
-    ]
-    for i in range(config.depth):
-        pairs += _block(i, both=i < config.depth - 1)
-    pairs += mapping.norm("fc_norm", "norm")
-    if config.num_classes is not None:
-        pairs += mapping.linear("head", "head")
+    require(config, NAME, norm_eps=1e-6)
+    last = f"blocks.{config.depth - 1}"
+    rows = ROWS | mapping.inside(f"{last}.cross", f"{last}.cross_attention_latents_token", LAST_BLOCK)
     (h, w), (ph, pw) = config.image_size, config.patch_size
-    return Table(pairs, [Constant(CODE_NAME, _code((h // ph, w // pw)), "the Fourier code", fixed=False)])
-
-
-def cross_block(theirs: str, ours: str, *, both: bool) -> list[Pair]:
-    """The tensors of a `CrossBlock`; `both` as in `CrossAttention`."""
-    pairs = mapping.norm(f"{theirs}norm1_lat", f"{ours}norm1_latents")
-    pairs += mapping.norm(f"{theirs}norm1_pat", f"{ours}norm1_tokens")
-    maps = [("rv_latents" if both else "r_latents", "latents"), ("rv_patches", "tokens"), ("proj_lat", "proj_latents")]
-    for name, our_name in maps + [("proj_pat", "proj_tokens")] * both:
-        pairs += mapping.linear(f"{theirs}attn.{name}", f"{ours}attention.{our_name}")
-    for name, our_name in [("lat", "latents")] + [("pat", "tokens")] * both:
-        pairs += mapping.norm(f"{theirs}norm2_{name}", f"{ours}norm2_{our_name}")
-        pairs += mapping.linear(f"{theirs}mlp_{name}.fc1", f"{ours}mlp_{our_name}.fc1")
-        pairs += mapping.linear(f"{theirs}mlp_{name}.fc2", f"{ours}mlp_{our_name}.fc2")
-    return pairs
-
-
-def _block(index: int, *, both: bool) -> list[Pair]:
-    at = f"blocks.{index}"
-    pairs = cross_block(f"{at}.cross_attention_latents_token.", f"{at}.cross.", both=both)
-    theirs, ours = f"{at}.self_attention_latents", f"{at}.own"
-    for name in ("norm1", "norm2"):
-        pairs += mapping.norm(f"{theirs}.{name}", f"{ours}.{name}")
-    maps = (
-        ("attn.qkv", "attention.qkv"),
-        ("attn.proj", "attention.proj"),
-        ("mlp.fc1", "mlp.fc1"),
-        ("mlp.fc2", "mlp.fc2"),
-    )
-    for name, our_name in maps:
-        pairs += mapping.linear(f"{theirs}.{name}", f"{ours}.{our_name}")
-    return pairs
+    code = Constant(CODE_NAME, _code((h // ph, w // pw)), "the Fourier code", fixed=False)
+    return mapping.table(config, rows, [code])
 
 
 def _image(grid: list[int], kernel: list[int]) -> tuple[int, int]:

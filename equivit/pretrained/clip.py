@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from equivit.models.vit.config import ViTConfig
-from equivit.pretrained import inference, mapping, plain
-from equivit.pretrained.format import Format, Hints, State
+from equivit.pretrained import mapping, plain
+from equivit.pretrained.format import Format, Hints, MissingHint, State, require
 from equivit.pretrained.mapping import Constant, Table
 from equivit.pretrained.plain import Spelling
 
@@ -57,10 +57,9 @@ SPELLINGS = {
     "timm": BASE._replace(pre_norm="norm_pre", batched=True),
 }
 PROJECTIONS = {
-    "openai": mapping.same("visual.proj", "head.weight"),
-    "openclip": mapping.same("visual.proj", "head.weight"),
-    "transformers": mapping.moved("visual_projection.weight", "head.weight", (1, 0)),
-    "timm": mapping.moved("head.weight", "head.weight", (1, 0)),
+    **dict.fromkeys(("openai", "openclip"), mapping.same("visual.proj")),
+    "transformers": mapping.moved("visual_projection.weight", (1, 0)),
+    "timm": mapping.moved("head.weight", (1, 0)),
 }
 # The text encoder and the scalars, in the names of all flavours.
 TEXT = (
@@ -73,11 +72,11 @@ TEXT = (
 def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
     """The configuration and the flavour; `image_size` is required if the grid of positions is not square."""
     flavour = _flavour(state)
-    (projection,) = PROJECTIONS[flavour].names
+    (projection,) = PROJECTIONS[flavour].theirs
     entries = None
     if projection in state:
-        entries = inference.shape(state, NAME, projection, 2)[1 if projection == "visual.proj" else 0]
-    fields = plain.fields(state, SPELLINGS[flavour], hints, NAME)
+        entries = state.shape(projection, 2)[1 if projection == "visual.proj" else 0]
+    fields = plain.fields(state, SPELLINGS[flavour], hints)
     if flavour == "openai":
         fields |= dict(mlp="quick_gelu")
     return ViTConfig(**fields, projection=entries, norm_eps=EPS, position_antialias=True), flavour
@@ -85,23 +84,23 @@ def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
 
 def table(config: ViTConfig, flavour: str) -> Table:
     """All tensors of an image encoder."""
-    inference.require(config, NAME, norm_eps=EPS, class_position=True)
-    whole = plain.table(config, SPELLINGS[flavour], NAME)
+    require(config, NAME, norm_eps=EPS, class_position=True)
+    projection = {} if config.projection is None else {"head.weight": PROJECTIONS[flavour]}
+    constants = []
     if flavour == "openai":
-        inference.require(config, NAME, mlp="quick_gelu")
-        whole += Table([], [Constant(OFFICIAL, np.asarray(config.image_size[0]), "the side of the images")])
-    if config.projection is None:
-        return whole
-    zeros = [Constant("head.bias", np.zeros(config.projection, np.float32), "zeros")] if flavour == "timm" else []
-    return whole + Table([PROJECTIONS[flavour]], zeros)
+        require(config, NAME, mlp="quick_gelu")
+        constants = [Constant(OFFICIAL, np.asarray(config.image_size[0]), "the side of the images")]
+    if flavour == "timm" and projection:
+        constants = [Constant("head.bias", np.zeros(config.projection, np.float32), "zeros")]
+    return plain.table(config, SPELLINGS[flavour], NAME, projection) + Table([], constants)
 
 
-def require(state: State, options: Mapping[str, Any]) -> None:
+def check_options(state: State, options: Mapping[str, Any]) -> None:
     """`MissingHint` if neither the file nor the options determine the activation."""
     flavour = _flavour(state)
     known = flavour == "openai" or f"{SPELLINGS[flavour].pre_norm}.weight" not in state  # or it is not a CLIP file
     if not known and "mlp" not in options:
-        raise inference.MissingHint(
+        raise MissingHint(
             "mlp",
             f"{NAME}: the file does not determine its activation; give mlp='quick_gelu' (weights of OpenAI) or "
             "mlp='gelu' (nearly all others).",
@@ -116,13 +115,8 @@ def _flavour(state):
     return "timm"
 
 
-FORMAT = Format(
-    NAME,
-    tuple(SPELLINGS),
-    ViTConfig,
-    infer,
-    table,
-    default_flavour=lambda config: "openai" if config.mlp == "quick_gelu" else "openclip",
-    ignored=TEXT,
-    require=require,
-)
+def _default(config):
+    return "openai" if config.mlp == "quick_gelu" else "openclip"
+
+
+FORMAT = Format(NAME, tuple(SPELLINGS), ViTConfig, infer, table, _default, ignored=TEXT, require=check_options)

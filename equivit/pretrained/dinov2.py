@@ -23,9 +23,9 @@ from equivit import logical
 from equivit.layers.dino_head import DinoHead
 from equivit.layers.rngs import Keys
 from equivit.models.vit.config import ViTConfig
-from equivit.pretrained import inference, mapping, names, plain, reading
-from equivit.pretrained.format import Format, Hints, State
-from equivit.pretrained.mapping import Pair, Table
+from equivit.pretrained import mapping, plain, reading
+from equivit.pretrained.format import Format, Hints, State, require
+from equivit.pretrained.mapping import Table
 from equivit.pretrained.plain import Spelling
 
 NAME = "dinov2"
@@ -50,13 +50,10 @@ SPELLINGS = {
     "timm": Spelling(mask_token=None, swiglu=Spelling().fc, head=HEAD),
 }
 # A head of the self-supervised training: three maps, and the directions and lengths of the prototypes.
-HEAD_TABLE = Table(
-    [
-        *(pair for i in range(3) for pair in mapping.linear(f"mlp.{2 * i}", f"mlp.fc{i + 1}")),
-        mapping.same("last_layer.weight_v", "directions"),
-        Pair("last_layer.weight_g", ("gains",), lambda x: (x.reshape(-1),), lambda x: x.reshape(-1, 1)),
-    ]
-)
+HEAD_ROWS = {f"mlp.fc{i + 1}": f"mlp.{2 * i}" for i in range(3)} | {
+    "directions": mapping.same("last_layer.weight_v"),
+    "gains": mapping.reshaped("last_layer.weight_g", lambda x: x[:, None]),
+}
 
 
 def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
@@ -65,7 +62,7 @@ def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
     spelling = SPELLINGS[flavour]
     if flavour == "timm":
         spelling = spelling._replace(class_position=spelling.registers not in state)
-    fields = plain.fields(state, spelling, hints, NAME)
+    fields = plain.fields(state, spelling, hints)
     return ViTConfig(**fields | resizing(fields["registers"]) | _pool(state, spelling, fields["width"])), flavour
 
 
@@ -76,12 +73,12 @@ def resizing(registers: int) -> dict[str, Any]:
 
 def table(config: ViTConfig, flavour: str) -> Table:
     """All tensors of a file of that flavour."""
-    inference.require(config, NAME, norm_eps=1e-6)
+    require(config, NAME, norm_eps=1e-6)
     if config.num_classes is not None:
-        inference.require(config, NAME, pool="class_and_mean", **dict(pool_blocks=1) if flavour != "hub" else {})
+        require(config, NAME, pool="class_and_mean", **dict(pool_blocks=1) if flavour != "hub" else {})
         config = dataclasses.replace(config, pool="class", pool_blocks=1)
     if flavour == "timm":
-        inference.require(config, NAME, class_position=not config.registers)
+        require(config, NAME, class_position=not config.registers)
     return plain.table(config, SPELLINGS[flavour], NAME)
 
 
@@ -96,28 +93,30 @@ def load_head(weights: Mapping[str, np.ndarray] | str | os.PathLike, name: str =
       FileNotFoundError: there is no such file.
       ValueError: there is no such head, or one message with every tensor that is missing, unexpected or misshapen.
     """
-    content = reading.read(weights) if isinstance(weights, str | os.PathLike) else weights
-    state, _ = reading.state_dict(content)
+    state, _ = reading.state_dict(reading.content(weights))
     if "last_layer.weight_v" not in state:
         state = {key.removeprefix(f"{name}."): x for key, x in state.items() if key.startswith(f"{name}.")}
     if not state:
         raise ValueError(f"{NAME}: there are no tensors of {name}; if both losses share a head, it is dino_head.")
     what = f"{NAME}: {name}"
-    width = inference.shape(state, what, "mlp.0.weight", 2)[1]
-    hidden = inference.shape(state, what, "mlp.2.weight", 2)[0]
-    prototypes, bottleneck = inference.shape(state, what, "last_layer.weight_v", 2)
+    state = State(state, what)
+    width = state.shape("mlp.0.weight", 2)[1]
+    hidden = state.out("mlp.2")
+    prototypes, bottleneck = state.shape("last_layer.weight_v", 2)
     head = jax.eval_shape(lambda: DinoHead(width, prototypes, hidden=hidden, bottleneck=bottleneck, rngs=Keys(0)))
     shapes = {key: tensor.shape for key, tensor in logical.to_logical(head).items()}
-    return cast(DinoHead, logical.from_logical(head, mapping.read(HEAD_TABLE, state, shapes, what)))
+    table = Table(mapping.pairs(shapes, HEAD_ROWS))
+    return cast(DinoHead, logical.from_logical(head, mapping.read(table, state, shapes, what)))
 
 
 def head_state(head: DinoHead) -> dict[str, np.ndarray]:
     """The tensors of a head under their official names; the inverse of `load_head`."""
-    return mapping.write(HEAD_TABLE, jax.device_get(logical.to_logical(head)), f"{NAME}: head")
+    tensors = jax.device_get(logical.to_logical(head))
+    return mapping.write(Table(mapping.pairs(tensors, HEAD_ROWS)), tensors, f"{NAME}: head")
 
 
 def _rename(name: str) -> str:
-    return re.sub(r"^dinov2(_with_registers)?\.", "", names.dinov2(name))
+    return re.sub(r"^dinov2(_with_registers)?\.", "", reading.unchunked(name))
 
 
 def _flavour(state):
@@ -128,7 +127,7 @@ def _flavour(state):
 
 def is_hub(state: State) -> bool:
     """Whether a file with names of timm or the hub is from the hub."""
-    gated = inference.count(state, "mlp.w12.weight") > 0
+    gated = state.count("mlp.w12.weight") > 0
     return "mask_token" in state or "register_tokens" in state or gated
 
 
@@ -137,7 +136,7 @@ def _pool(state, spelling, width) -> dict:
     name = f"{spelling.head}.weight"
     if name not in state:
         return {}
-    features = inference.shape(state, NAME, name, 2)[1]
+    features = state.shape(name, 2)[1]
     if features % width or features == width:
         raise ValueError(
             f"{NAME}: {name} reads {features} entries; the class tokens of n blocks and a mean patch token of width "
@@ -147,12 +146,5 @@ def _pool(state, spelling, width) -> dict:
 
 
 FORMAT = Format(
-    NAME,
-    tuple(SPELLINGS),
-    ViTConfig,
-    infer,
-    table,
-    rename=_rename,
-    ignored=(names.DINOV2_HEADS,),
-    separate_head=HEAD,
+    NAME, tuple(SPELLINGS), ViTConfig, infer, table, rename=_rename, ignored=reading.DINOV2_HEADS, separate_head=HEAD
 )

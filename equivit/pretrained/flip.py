@@ -7,8 +7,8 @@ halves of the grid, ours row by row, which does not change logits.  Files store 
 import numpy as np
 
 from equivit.models.vit.config import ViTConfig
-from equivit.pretrained import inference, mapping, plain
-from equivit.pretrained.format import Format, Hints, State
+from equivit.pretrained import mapping, plain
+from equivit.pretrained.format import Format, Hints, State, require
 from equivit.pretrained.mapping import Constant, Table
 from equivit.pretrained.plain import Spelling
 
@@ -27,20 +27,20 @@ def token_order(grid: tuple[int, int]) -> np.ndarray:
 
 def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
     """The configuration and the flavour; `family` ("H2" or "I2") is required if there are dense blocks."""
-    channels, in_channels, patch, half = inference.shape(state, NAME, "patch_embed.proj_sym.weight", 4)
-    width, depth = 2 * channels, inference.depth(state, NAME)
-    k = inference.count(state, "attn.qkv.linear_sym.weight")
+    channels, in_channels, patch, half = state.shape("patch_embed.proj_sym.weight", 4)
+    width, depth = 2 * channels, state.depth()
+    k = state.count("attn.qkv.linear_sym.weight")
     config = ViTConfig(
         width=width,
         depth=depth,
-        num_heads=inference.heads(width, hints.num_heads, NAME),
+        num_heads=state.heads(width, hints.num_heads),
         patch_size=(patch, 2 * half),
         image_size=hints.image_size or _image_size(state, (patch, 2 * half)),
         in_channels=in_channels,
-        mlp_dim=2 * inference.shape(state, NAME, "blocks.0.mlp.fc1.linear_sym.weight", 2)[0],
+        mlp_dim=2 * state.out("blocks.0.mlp.fc1.linear_sym"),
         isotypic_eps=1e-6,
-        qkv_bias=inference.count(state, "attn.qkv.linear_sym.bias") > 0,
-        layer_scale=1e-4 if inference.count(state, "gamma_1.alpha_sym") else None,
+        qkv_bias=state.count("attn.qkv.linear_sym.bias") > 0,
+        layer_scale=1e-4 if state.count("gamma_1.alpha_sym") else None,
         **_family(state, k, depth, channels, hints.family),
     )
     return config, "deit"
@@ -48,33 +48,24 @@ def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
 
 def table(config: ViTConfig, flavour: str) -> Table:
     """All tensors of a file."""
-    inference.require(config, NAME, isotypic_norm="official", isotypic_eps=1e-6, class_token=True, pool="class")
-    inference.require(config, NAME, class_position=False, registers=0, mask_token=False)
-    h, w = (size // patch for size, patch in zip(config.image_size, config.patch_size, strict=True))
-    pairs = [
-        mapping.same("cls_token.0", "prefix.class_token", ones=2),
-        mapping.same("patch_embed.proj_sym.bias", "patch_embed.bias"),
-    ]
+    require(config, NAME, isotypic_norm="official", isotypic_eps=1e-6, class_token=True, pool="class")
+    require(config, NAME, class_position=False, registers=0, mask_token=False)
+    rows = plain.block(Spelling(scales=SCALES)) | mapping.isotypic_blocks(config.k, IRREPS, "linear", SCALES)
+    rows |= {"patch_embed.bias": "patch_embed.proj_sym.bias", "readout.norm": "norm", "head": "head"}
+    rows["prefix.class_token"] = mapping.reshaped("cls_token.0", lambda x: x[None, None])
     for i, irrep in enumerate(IRREPS):
-        pairs.append(mapping.moved(f"patch_embed.proj_{irrep}.weight", f"patch_embed.{irrep}", (2, 3, 1, 0)))
-        pairs.append(mapping.grid(f"pos_embed.{i}", f"position.{irrep}", (h, w // 2)))
-    for i in range(config.k):
-        pairs += mapping.isotypic_block(i, config, IRREPS, "linear", SCALES)
-    for i in range(config.k, config.depth):
-        pairs += plain.block(i, config, Spelling(scales=SCALES))
+        rows[f"patch_embed.{irrep}"] = mapping.moved(f"patch_embed.proj_{irrep}.weight", (2, 3, 1, 0))
+        rows[f"position.{irrep}"] = mapping.reshaped(f"pos_embed.{i}", lambda x: x.reshape(1, -1, x.shape[-1]))
     if config.family == "D2":
-        pairs += mapping.isotypic_norm("norm", "readout.norm", IRREPS)
-    else:
-        pairs += mapping.norm("norm", "readout.norm")
-    if config.num_classes is not None:
-        pairs += mapping.linear("head", "head")
+        rows |= mapping.isotypic_norm("readout.norm", "norm", IRREPS)
+    h, w = (size // patch for size, patch in zip(config.image_size, config.patch_size, strict=True))
     zeros = Constant("cls_token.1", np.zeros((1, 1, config.width // 2), np.float32), "zeros")
     order = Constant(ORDER, token_order((h, w)), f"the token order of the grid {h}x{w}")
-    return Table(pairs, [zeros, order])
+    return mapping.table(config, rows, [zeros, order])
 
 
 def _family(state, k, depth, channels, family) -> dict:
-    classes, features = inference.shape(state, NAME, "head.weight", 2) if "head.weight" in state else (None, channels)
+    classes, features = state.shape("head.weight", 2) if "head.weight" in state else (None, channels)
     if k == depth:
         kind = "power_spectrum" if features == 2 * channels else "linear_signed"
         return dict(family="D2", invariant=kind, num_classes=classes)
@@ -89,7 +80,7 @@ def _family(state, k, depth, channels, family) -> dict:
 
 def _image_size(state, patch_size):
     """The image size of the stored token order, whose second half begins at the end of the first row."""
-    (tokens,) = inference.shape(state, NAME, ORDER, 1)
+    (tokens,) = state.shape(ORDER, 1)
     columns = int(state[ORDER][tokens // 2]) + 1 if state[ORDER].dtype.kind in "iu" else 0
     if columns < 1 or tokens % columns:
         raise ValueError(f"{NAME}: {ORDER} is not the token order of any grid of {tokens} tokens.")

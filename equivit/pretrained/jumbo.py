@@ -9,33 +9,33 @@ import numpy as np
 
 from equivit.models.vit.config import ViTConfig
 from equivit.models.vit.jumbo import PRESETS, JumboViTConfig
-from equivit.pretrained import inference, mapping, plain
-from equivit.pretrained.format import Format, Hints, State
-from equivit.pretrained.mapping import Constant, Pair, Table
+from equivit.pretrained import mapping, plain
+from equivit.pretrained.format import Format, Hints, State, require
+from equivit.pretrained.mapping import Constant, Table
 from equivit.pretrained.plain import Spelling
 
 NAME = "jumbo"
 EPS = 1e-5
 # Fields fixed by each flavour's code, and its name of the Jumbo token.
-VERSIONS = {
-    "release": dict(PRESETS["release"], jumbo_mlp="shared"),
-    "legacy": PRESETS["legacy"],
-}
+VERSIONS = {"release": dict(PRESETS["release"], jumbo_mlp="shared"), "legacy": PRESETS["legacy"]}
 TOKENS = {"release": "jumbo_token", "legacy": "cls_token"}
 BASELINE = Spelling(registers=None, mask_token=None, class_position=False)
 JUMBO = BASELINE._replace(class_token=None, scales=("ls1.gamma", "ls2.gamma", "ls3.gamma"))
+# The modules beyond a plain ViT's, with the same names in all flavours.
+OWN = {"blocks.#.norm3": "blocks.#.norm3"}
+OWN |= {f"{at}jumbo_mlp.{fc}": f"{at}jumbo_mlp.{fc}" for at in ("", "blocks.#.") for fc in ("fc1", "fc2")}
 
 
 def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
     """The configuration and the flavour; `image_size` is required if the grid of positions is not square."""
     flavour = _flavour(state)
     if flavour == "plain":
-        fields = plain.fields(state, BASELINE, hints, NAME)
+        fields = plain.fields(state, BASELINE, hints)
         return ViTConfig(**fields, norm_eps=EPS, position_antialias=True), flavour
-    jumbo = inference.shape(state, NAME, TOKENS[flavour], 3)[1]
+    jumbo = state.shape(TOKENS[flavour], 3)[1]
     mlp = "jumbo_mlp" if flavour == "release" else "blocks.0.jumbo_mlp"
-    fields = plain.fields(state, JUMBO, hints, NAME) | VERSIONS[flavour]
-    hidden = inference.shape(state, NAME, f"{mlp}.fc1.weight", 2)[0]
+    fields = plain.fields(state, JUMBO, hints) | VERSIONS[flavour]
+    hidden = state.out(f"{mlp}.fc1")
     return JumboViTConfig(
         **fields, jumbo=jumbo, jumbo_multiplier=hidden / (jumbo * fields["width"]), norm_eps=EPS
     ), flavour
@@ -44,17 +44,14 @@ def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
 def table(config: ViTConfig, flavour: str) -> Table:
     """All tensors of a file of that flavour."""
     if flavour == "plain":
-        inference.require(config, NAME, class_token=True, norm_eps=EPS, class_position=False)
+        require(config, NAME, class_token=True, norm_eps=EPS, class_position=False)
         return plain.table(config, BASELINE, NAME)
     _require(config, flavour)
-    jumbo = [mapping.same(TOKENS[flavour], "prefix.jumbo_token", ones=1)]
-    for i in range(config.depth):
-        jumbo += _block(f"blocks.{i}", config)
-    whole = plain.table(config, JUMBO, NAME) + Table(jumbo)
+    token = mapping.reshaped(TOKENS[flavour], lambda x: x[None])
+    whole = plain.table(config, JUMBO, NAME, {"prefix.jumbo_token": token, **OWN})
     if flavour == "legacy":
         return whole
-    unused = Constant("cls_token", np.zeros((1, 1, config.width), np.float32), "unused", fixed=False)
-    return whole + Table(_mlp("jumbo_mlp"), [unused])
+    return whole + Table([], [Constant("cls_token", np.zeros((1, 1, config.width), np.float32), "unused", fixed=False)])
 
 
 def _default_flavour(config):
@@ -66,7 +63,7 @@ def _default_flavour(config):
 def _flavour(state):
     if "jumbo_token" in state:
         return "release"
-    return "legacy" if inference.count(state, "norm3.weight") else "plain"
+    return "legacy" if state.count("norm3.weight") else "plain"
 
 
 def _require(config, flavour):
@@ -74,17 +71,7 @@ def _require(config, flavour):
     version = {"class_token": False, **VERSIONS[flavour]}  # first the fields specific to a Jumbo ViT
     if version["layer_scale"] is not None and config.layer_scale is not None:
         del version["layer_scale"]  # its initial value does not matter
-    inference.require(config, NAME, **version, normed_residual=False, mlp="gelu", norm_eps=EPS)
-
-
-def _block(at, config) -> list[Pair]:
-    """A block's parameters beyond a plain ViT's."""
-    pairs = mapping.norm(f"{at}.norm3", f"{at}.norm3")
-    return pairs + _mlp(f"{at}.jumbo_mlp") if config.jumbo_mlp == "per_layer" else pairs
-
-
-def _mlp(at) -> list[Pair]:
-    return mapping.linear(f"{at}.fc1", f"{at}.fc1") + mapping.linear(f"{at}.fc2", f"{at}.fc2")
+    require(config, NAME, **version, normed_residual=False, mlp="gelu", norm_eps=EPS)
 
 
 FORMAT = Format(NAME, (*VERSIONS, "plain"), ViTConfig, infer, table, default_flavour=_default_flavour)

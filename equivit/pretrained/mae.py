@@ -13,58 +13,49 @@ from equivit.layers.grid import check_grid
 from equivit.layers.position import SinCos
 from equivit.models.decoders import MaskedAutoencoderConfig
 from equivit.models.vit.config import ViTConfig
-from equivit.pretrained import inference, mapping, plain
-from equivit.pretrained.format import Format, Hints, State
+from equivit.pretrained import mapping, plain
+from equivit.pretrained.format import Format, Hints, State, require
 from equivit.pretrained.mapping import Constant, Table
 from equivit.pretrained.plain import Spelling
 
 NAME = "mae"
 SPELLING = Spelling(registers=None, mask_token=None, scales=(), class_position=True)
-DECODER = SPELLING._replace(blocks="decoder_blocks")
+DECODER = {"decoder.embed": "decoder_embed", "decoder.norm": "decoder_norm", "decoder.pixels": "decoder_pred"}
+DECODER |= {"decoder.mask_token": mapping.reshaped("mask_token", lambda x: x[None, None])}
 DECODER_HEADS = 16  # of the published decoders
 
 
 def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
     """The configuration of the encoder; `image_size` is required if the grid of positions is not square."""
-    config = ViTConfig(**plain.fields(state, SPELLING, hints, NAME))
-    stored = state["pos_embed"]
-    if stored.shape[-1] == config.width and _is_fixed(stored, config):
+    config = ViTConfig(**plain.fields(state, SPELLING, hints))
+    stored, fixed = state["pos_embed"], _sincos(config.width, config)
+    if fixed is not None and stored.shape == fixed.shape and np.abs(stored - fixed).max() < 1e-5:
         config = dataclasses.replace(config, position="sincos", class_position=False)
     return config, "encoder"
 
 
 def table(config: ViTConfig, flavour: str) -> Table:
     """All tensors of an encoder."""
-    inference.require(config, NAME, mlp="gelu", norm_eps=1e-6)
+    require(config, NAME, mlp="gelu", norm_eps=1e-6)
     if config.position == "learned":
         return plain.table(config, SPELLING, NAME)
-    inference.require(config, NAME, position="sincos", class_position=False)
+    require(config, NAME, position="sincos", class_position=False)
     tokens_and_blocks = plain.table(config, SPELLING._replace(position=None), NAME)
     return tokens_and_blocks + Table([], [_fixed("pos_embed", config.width, config)])
 
 
 def infer_autoencoder(state: State, hints: Hints) -> tuple[MaskedAutoencoderConfig, str]:
     """The configuration of both; no file determines the option `decoder_heads`."""
-    width = inference.shape(state, "mae_autoencoder", "decoder_embed.weight", 2)[0]
-    depth = inference.depth(state, "mae_autoencoder", DECODER.blocks)
+    width = state.out("decoder_embed")
+    depth = state.depth("decoder_blocks")
     return MaskedAutoencoderConfig(infer(state, hints)[0], width, depth, DECODER_HEADS), "autoencoder"
 
 
 def autoencoder_table(config: MaskedAutoencoderConfig, flavour: str) -> Table:
     """All tensors of an encoder and its decoder."""
-    encoder, block = table(config.encoder, "encoder"), dataclasses.replace(config.encoder, qkv_bias=True)
-    pairs = mapping.linear("decoder_embed", "embed") + [mapping.same("mask_token", "mask_token", ones=2)]
-    for i in range(config.decoder_depth):
-        pairs += plain.block(i, block, DECODER)
-    pairs += mapping.norm("decoder_norm", "norm") + mapping.linear("decoder_pred", "pixels")
+    rows = mapping.inside("decoder.blocks.#", "decoder_blocks.#", mapping.BLOCK) | DECODER
     position = _fixed("decoder_pos_embed", config.decoder_width, config.encoder)
-    return encoder.inside("encoder") + Table(pairs, [position]).inside("decoder")
-
-
-def _is_fixed(stored: np.ndarray, config: ViTConfig) -> bool:
-    """Whether a table of positions is the sin-cos table."""
-    fixed = _sincos(config.width, config)
-    return fixed is not None and stored.shape == fixed.shape and bool(np.abs(stored - fixed).max() < 1e-5)
+    return table(config.encoder, "encoder").inside("encoder") + mapping.table(config, rows, [position])
 
 
 def _fixed(name: str, width: int, config: ViTConfig) -> Constant:

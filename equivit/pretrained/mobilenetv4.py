@@ -6,45 +6,55 @@ names, but would compute something else.
 """
 
 import dataclasses
-import re
 
 from equivit.models.mobilenetv4.model import NAMES, MobileNetV4Config, Spec
-from equivit.pretrained import inference, mapping
+from equivit.pretrained import mapping, reading
 from equivit.pretrained.format import Format, Hints, State
-from equivit.pretrained.mapping import Pair, Table
+from equivit.pretrained.mapping import Table
 
 NAME = "timm"
 PUBLISHED = {name: MobileNetV4Config(**preset.fields) for name, preset in NAMES.items()}
-# Our names of a block's convolutions, with the foreign convolution and batch norm.
-CONV = {"conv": ("conv", "bn1")}
-FUSED = {"expand": ("conv_exp", "bn1"), "project": ("conv_pwl", "bn2")}
-UIB = {ours: (f"{at}.conv", f"{at}.bn") for ours, at in zip(
-    ("start", "expand", "mid", "project"), ("dw_start", "pw_exp", "dw_mid", "pw_proj"), strict=True
-)}  # fmt: skip
+# By our names of convolutions and their batch norms, the foreign ones.
+UIB = {"start": "dw_start", "expand": "pw_exp", "mid": "dw_mid", "project": "pw_proj"}
+FUSED = {"expand.conv": "conv_exp", "expand.norm": "bn1", "project.conv": "conv_pwl", "project.norm": "bn2"}
+OURS, THEIRS = "stages.#.#", "blocks.#.#"
+ROWS = {
+    "stem.conv": "conv_stem",
+    "stem.norm": "bn1",
+    **mapping.normed(mapping.inside(OURS, THEIRS, UIB), norm="bn"),
+    f"{OURS}.conv.conv": f"{THEIRS}.conv",
+    f"{OURS}.conv.norm": f"{THEIRS}.bn1",
+    f"{OURS}.scale.scale": f"{THEIRS}.layer_scale.gamma",
+    f"{OURS}.norm": f"{THEIRS}.norm",
+    "neck.conv": "conv_head",
+    "neck.norm": "norm_head",
+    "head": "classifier",
+}
+ROWS |= {
+    f"{OURS}.attention.{part}.weight": mapping.pointwise(f"{THEIRS}.attn.{part}.proj.weight")
+    for part in ("query", "key", "value", "output")
+}
+ROWS |= {f"{OURS}.attention.{part}_conv.conv": f"{THEIRS}.attn.{part}.down_conv" for part in ("key", "value")}
+ROWS |= {f"{OURS}.attention.{part}_conv.norm": f"{THEIRS}.attn.{part}.norm" for part in ("key", "value")}
 
 
 def infer(state: State, hints: Hints) -> tuple[MobileNetV4Config, str]:
-    """The configuration, and "timm".
-
-    Raises:
-      ValueError: a required tensor is absent, or no published model has these blocks.
-    """
-    stem, in_channels, *_ = inference.shape(state, NAME, "conv_stem.weight", 4)
+    """The configuration, and "timm"."""
+    stem, in_channels, *_ = state.shape("conv_stem.weight", 4)
     stages, before = [], stem
-    for stage in range(1 + max(int(match[1]) for name in state if (match := re.match(r"blocks\.(\d+)\.", name)))):
+    for stage in range(state.depth()):
         stages.append([])
-        for i in range(inference.depth(state, NAME, f"blocks.{stage}")):
+        for i in range(state.depth(f"blocks.{stage}")):
             stages[-1].append(_spec(state, f"blocks.{stage}.{i}", before))
             before = stages[-1][-1].width
-    head = "classifier.weight"
     config = MobileNetV4Config(
         stages=_with_strides(stages),
         stem_width=stem,
-        head_width=inference.shape(state, NAME, "conv_head.weight", 4)[0],
+        head_width=state.out("conv_head", 4),
         layer_scale=1e-5 if any(name.endswith(".layer_scale.gamma") for name in state) else None,
         image_size=hints.image_size or (224, 224),
         in_channels=in_channels,
-        num_classes=inference.shape(state, NAME, head, 2)[0] if head in state else None,
+        num_classes=state.classes("classifier"),
     )
     return config, NAME
 
@@ -54,7 +64,7 @@ def _spec(state: State, at: str, before: int) -> Spec:
 
     def shape(name):
         """(width, in, rows, columns) of a kernel; zeros if absent."""
-        return inference.shape(state, NAME, f"{at}.{name}.weight", 4) if f"{at}.{name}.weight" in state else (0,) * 4
+        return state.shape(f"{at}.{name}.weight", 4) if f"{at}.{name}.weight" in state else (0,) * 4
 
     if f"{at}.attn.query.proj.weight" in state:
         channels = shape("attn.key.proj")[0]
@@ -66,7 +76,7 @@ def _spec(state: State, at: str, before: int) -> Spec:
     if f"{at}.conv_exp.weight" in state:
         hidden, _, kernel, _ = shape("conv_exp")
         return Spec("fused", shape("conv_pwl")[0], kernel=kernel, expansion=hidden // before)
-    width, _, kernel, _ = inference.shape(state, NAME, f"{at}.conv.weight", 4)
+    width, _, kernel, _ = state.shape(f"{at}.conv.weight", 4)
     return Spec("conv", width, kernel=kernel)
 
 
@@ -86,58 +96,14 @@ def _with_strides(stages: list[list[Spec]]) -> tuple[str, ...]:
 
 def table(config: MobileNetV4Config, flavour: str) -> Table:
     """All tensors of a file."""
-    pairs = _normed("conv_stem", "bn1", "stem")
+    fused = {}
     for stage, specs in enumerate(config.blocks):
         for i, spec in enumerate(specs):
-            theirs, ours = f"blocks.{stage}.{i}", f"stages.{stage}.{i}"
-            pairs += _block(spec, theirs, ours)
-            if config.layer_scale is not None and spec.kind in ("uib", "mqa"):
-                pairs.append(mapping.same(f"{theirs}.layer_scale.gamma", f"{ours}.scale.scale"))
-    pairs += _normed("conv_head", "norm_head", "neck")
-    if config.num_classes is not None:
-        pairs += mapping.linear("classifier", "head")
-    return Table(pairs)
-
-
-def _block(spec: Spec, theirs: str, ours: str) -> list[Pair]:
-    """A block without its layer scale."""
-    if spec.kind == "mqa":
-        return _attention(spec, theirs, ours)
-    there = {"start": spec.start > 0, "mid": spec.kernel > 0}
-    convs = {"conv": CONV, "fused": FUSED, "uib": UIB}[spec.kind]
-    pairs = []
-    for name, (conv, norm) in convs.items():
-        if there.get(name, True):
-            pairs += _normed(f"{theirs}.{conv}", f"{theirs}.{norm}", f"{ours}.{name}")
-    return pairs
-
-
-def _attention(spec: Spec, theirs: str, ours: str) -> list[Pair]:
-    pairs = mapping.batch_norm(f"{theirs}.norm", f"{ours}.norm")
-    for name in ("query", "key", "value", "output"):
-        pairs.append(_matrix(f"{theirs}.attn.{name}.proj.weight", f"{ours}.attention.{name}.weight"))
-    for name in ("key", "value") if spec.kv_stride > 1 else ():
-        at = f"{theirs}.attn.{name}"
-        pairs += _normed(f"{at}.down_conv", f"{at}.norm", f"{ours}.attention.{name}_conv")
-    return pairs
-
-
-def _normed(conv: str, norm: str, ours: str) -> list[Pair]:
-    """A convolution and its batch norm."""
-    return [*mapping.conv(conv, f"{ours}.conv", bias=False), *mapping.batch_norm(norm, f"{ours}.norm")]
-
-
-def _matrix(theirs: str, ours: str) -> Pair:
-    """A 1x1 kernel [out, in, 1, 1] as a matrix [in, out]."""
-    return Pair(theirs, (ours,), lambda x: (x[:, :, 0, 0].T,), lambda x: x.T[:, :, None, None])
+            if spec.kind == "fused":
+                fused |= mapping.inside(f"stages.{stage}.{i}", f"blocks.{stage}.{i}", FUSED)
+    return mapping.table(config, ROWS | fused)
 
 
 FORMAT = Format(
-    NAME,
-    (NAME,),
-    MobileNetV4Config,
-    infer,
-    table,
-    ignored=(r"\.num_batches_tracked$",),
-    mark=r"^blocks\.\d+\.\d+\.pw_exp\.conv\.",
+    NAME, (NAME,), MobileNetV4Config, infer, table, ignored=reading.COUNTS, mark=r"^blocks\.\d+\.\d+\.pw_exp\.conv\."
 )

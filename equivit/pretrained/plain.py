@@ -4,16 +4,15 @@ A format of plain ViTs is a `Spelling` with a few exceptions.
 """
 
 import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from equivit.layers.grid import check_grid
 from equivit.models.vit.config import ViTConfig
-from equivit.pretrained import inference, mapping
-from equivit.pretrained.format import Hints
-from equivit.pretrained.mapping import Joined, Pair, Table, named
+from equivit.pretrained import mapping
+from equivit.pretrained.format import Hints, State, require
+from equivit.pretrained.mapping import Pair, Rows, Table, named
 
 SMALL = 4  # patches per side; (SMALL - 1) x (SMALL + 1) is too elongated to be likely
 
@@ -30,7 +29,6 @@ class Spelling(NamedTuple):
       scales: the layer scales of a block.
       patch_bias: whether the patch embedding has a bias.
       pre_norm: the norm before the first block.
-      fc_norm: the norm of the mean token, in files without `norm`.
       class_position: whether official files have a position row for the class token; None: some do.
       batched: whether tokens and positions have a leading batch axis: a class token [1, 1, D], not [D].
     """
@@ -51,97 +49,87 @@ class Spelling(NamedTuple):
     swiglu: tuple[str, str] | None = None
     scales: tuple[str, ...] = ("ls1.gamma", "ls2.gamma")
     norm: str = "norm"
-    fc_norm: str = "fc_norm"
     head: str | None = "head"
     class_position: bool | None = None
     batched: bool = True
 
 
-def fields(state: Mapping[str, np.ndarray], spelling: Spelling, hints: Hints, source: str) -> dict:
+def fields(state: State, spelling: Spelling, hints: Hints) -> dict:
     """The configuration fields determined by names and shapes.
 
     Raises:
       ValueError: a required tensor is absent or has the wrong number of axes, or a hint is missing.
     """
-    width, in_channels, *patch = inference.shape(state, source, named(spelling.patch_embed, "weight"), 4)
-    size, class_position = _positions(state, spelling, tuple(patch), hints.image_size, source)
-    mlp, mlp_dim = _mlp(state, spelling, source)
-    head = named(spelling.head, "weight") if spelling.head else ""
+    width, in_channels, *patch = state.shape(named(spelling.patch_embed, "weight"), 4)
+    size, class_position = _positions(state, spelling, tuple(patch), hints.image_size)
+    mlp, mlp_dim = _mlp(state, spelling)
     registers = spelling.registers or ""
     first = spelling.qkv if isinstance(spelling.qkv, str) else spelling.qkv[0]
-    mean = dict(pool="mean", fc_norm=True) if named(spelling.fc_norm, "weight") in state else {}
+    mean = dict(pool="mean", fc_norm=True) if "fc_norm.weight" in state else {}
     return mean | dict(
         width=width,
-        depth=inference.depth(state, source, spelling.blocks),
-        num_heads=inference.heads(width, hints.num_heads, source),
+        depth=state.depth(spelling.blocks),
+        num_heads=state.heads(width, hints.num_heads),
         patch_size=tuple(patch),
         image_size=size,
         in_channels=in_channels,
         mlp=mlp,
         mlp_dim=mlp_dim,
-        num_classes=inference.shape(state, source, head, 2)[0] if head in state else None,
+        num_classes=state.classes(spelling.head) if spelling.head else None,
         class_token=spelling.class_token is not None,
         class_position=class_position,
-        registers=inference.shape(state, source, registers, 2 + spelling.batched)[-2] if registers in state else 0,
+        registers=state.shape(registers, 2 + spelling.batched)[-2] if registers in state else 0,
         mask_token=spelling.mask_token in state,
         patch_bias=spelling.patch_bias,
         pre_norm=spelling.pre_norm is not None,
-        qkv_bias=inference.count(state, named(first, "bias"), spelling.blocks) > 0,
-        layer_scale=1e-4 if spelling.scales and inference.count(state, spelling.scales[0], spelling.blocks) else None,
+        qkv_bias=state.count(named(first, "bias"), spelling.blocks) > 0,
+        layer_scale=1e-4 if spelling.scales and state.count(spelling.scales[0], spelling.blocks) else None,
     )
 
 
-def table(config: ViTConfig, spelling: Spelling, source: str) -> Table:
-    """All tensors of a file with names in the spelling.
+def table(config: ViTConfig, spelling: Spelling, source: str, rows: Rows | None = None) -> Table:
+    """All tensors of a file with names in the spelling; `rows` has those that a plain ViT does not have.
 
     Raises:
       ValueError: the format has no such model.
     """
     _require(config, spelling, source)
-    ones = int(spelling.batched)
-    pairs: list[Pair | Joined] = [
-        mapping.moved(named(spelling.patch_embed, "weight"), "patch_embed.kernel", (2, 3, 1, 0))
-    ]
-    if spelling.patch_bias:
-        pairs.append(mapping.same(named(spelling.patch_embed, "bias"), "patch_embed.bias"))
-    if config.class_token and spelling.class_token is not None:
-        pairs.append(mapping.same(spelling.class_token, "prefix.class_token", 2 * ones))
-    if spelling.position is not None:
-        pairs.append(_position(config, spelling.position, ones))
-    if config.registers and spelling.registers is not None:
-        pairs.append(mapping.same(spelling.registers, "prefix.registers", ones))
-    if config.mask_token and spelling.mask_token is not None:
-        pairs.append(mapping.same(spelling.mask_token, "mask_token", ones))
-    if spelling.pre_norm is not None:
-        pairs += mapping.norm(spelling.pre_norm, "pre_norm")
-    for i in range(config.depth):
-        pairs += block(i, config, spelling)
-    if config.fc_norm:
-        pairs += mapping.norm(spelling.fc_norm, "readout.fc_norm")
-    else:
-        pairs += mapping.norm(spelling.norm, "readout.norm")
-    if config.num_classes is not None and spelling.head is not None:
-        pairs += mapping.linear(spelling.head, "head")
-    return Table(pairs)
+    ones = (1,) * spelling.batched
+    modules = {
+        "patch_embed": spelling.patch_embed,
+        "pre_norm": spelling.pre_norm,
+        "readout.norm": spelling.norm,
+        "readout.fc_norm": "fc_norm",  # of the mean token, in files without `norm`
+        "head": spelling.head,
+    }
+    tensors = {
+        "prefix.class_token": (spelling.class_token, lambda x: x.reshape(*ones, *ones, -1)),
+        "prefix.registers": (spelling.registers, lambda x: x.reshape(*ones, *x.shape)),
+        "mask_token": (spelling.mask_token, lambda x: x.reshape(*ones, *x.shape)),
+        "position.table": (spelling.position, lambda x: x.reshape(*ones, -1, x.shape[-1])),
+    }
+    whole = block(spelling, config.mlp) | dict(rows or {})
+    whole |= {name: theirs for name, theirs in modules.items() if theirs is not None}
+    whole |= {name: mapping.reshaped(*row) for name, row in tensors.items() if row[0] is not None}
+    if spelling.position is None or not config.class_position:
+        return mapping.table(config, whole)
+    del whole["position.table"]
+    return Table([_position(config, spelling.position, ones)]) + mapping.table(config, whole)
 
 
-def block(index: int, config: ViTConfig, spelling: Spelling) -> list[Pair | Joined]:
-    """One block."""
-    theirs, ours = f"{spelling.blocks}.{index}", f"blocks.{index}"
-    first, second = spelling.swiglu if spelling.swiglu and config.mlp == "swiglu" else spelling.fc
-    pairs: list[Pair | Joined] = [*mapping.norm(f"{theirs}.{spelling.norm1}", f"{ours}.norm1")]
-    if isinstance(spelling.qkv, str):
-        pairs += mapping.linear(f"{theirs}.{spelling.qkv}", f"{ours}.attention.qkv", bias=config.qkv_bias)
-    else:
-        maps = tuple(f"{theirs}.{name}" for name in spelling.qkv)
-        pairs += mapping.joined(maps, f"{ours}.attention.qkv", bias=config.qkv_bias)
-    pairs += mapping.linear(f"{theirs}.{spelling.proj}", f"{ours}.attention.proj")
-    pairs += mapping.norm(f"{theirs}.{spelling.norm2}", f"{ours}.norm2")
-    pairs += mapping.linear(f"{theirs}.{first}", f"{ours}.mlp.fc1")
-    pairs += mapping.linear(f"{theirs}.{second}", f"{ours}.mlp.fc2")
-    if config.layer_scale is not None:
-        pairs += [mapping.same(f"{theirs}.{x}", f"{ours}.scale{i}.scale") for i, x in enumerate(spelling.scales, 1)]
-    return pairs
+def block(spelling: Spelling, mlp: str = "gelu") -> dict[str, Any]:
+    """The rows of all dense blocks."""
+    first, second = spelling.swiglu if spelling.swiglu and mlp == "swiglu" else spelling.fc
+    rows = {
+        "norm1": spelling.norm1,
+        "attention.qkv": spelling.qkv,
+        "attention.proj": spelling.proj,
+        "norm2": spelling.norm2,
+        "mlp.fc1": first,
+        "mlp.fc2": second,
+    }
+    rows |= {f"scale{i}.scale": scale for i, scale in enumerate(spelling.scales, 1)}
+    return mapping.inside("blocks.#", f"{spelling.blocks}.#", rows)
 
 
 def _require(config, spelling, source):
@@ -153,14 +141,14 @@ def _require(config, spelling, source):
     values |= dict(mlp="gelu") if spelling.swiglu is None and config.mlp == "swiglu" else {}
     values |= dict(patch_bias=spelling.patch_bias, pre_norm=spelling.pre_norm is not None)
     values |= dict(mlp="gelu") if spelling.pre_norm is None and config.mlp == "quick_gelu" else {}
-    inference.require(config, source, **values)
+    require(config, source, **values)
 
 
-def _mlp(state, spelling, source) -> tuple[str, int]:
+def _mlp(state, spelling) -> tuple[str, int]:
     """Kind and hidden width: a SwiGLU's first map gives gates and values, twice the input of its second."""
 
     def shape(name):
-        return inference.shape(state, source, named(f"{spelling.blocks}.0.{name}", "weight"), 2)
+        return state.shape(named(f"{spelling.blocks}.0.{name}", "weight"), 2)
 
     gates = spelling.swiglu is not None and named(f"{spelling.blocks}.0.{spelling.swiglu[0]}", "weight") in state
     first, second = spelling.swiglu if spelling.swiglu and gates else spelling.fc
@@ -170,16 +158,18 @@ def _mlp(state, spelling, source) -> tuple[str, int]:
     return "gelu", width
 
 
-def _positions(state, spelling, patch, image_size, source) -> tuple[tuple[int, int], bool]:
+def _positions(state, spelling, patch, image_size) -> tuple[tuple[int, int], bool]:
     """The image size of the table of positions, and whether its first row belongs to the class token."""
-    rows = inference.shape(state, source, spelling.position, 2 + spelling.batched)[-2]
-    table = f"{source}: {spelling.position} has {rows} rows"
+    rows = state.shape(spelling.position, 2 + spelling.batched)[-2]
+    table = f"{state.source}: {spelling.position} has {rows} rows"
     for with_class in (False, True) if spelling.class_token is not None else (False,):
         patches = rows - with_class
         h, w = (image_size[i] // patch[i] for i in (0, 1)) if image_size else (math.isqrt(patches),) * 2
         if patches and h * w == patches:
             if image_size is None and spelling.class_token is not None and not with_class:
-                _check_square(h, patch, _class_position(state, spelling), table)
+                # timm's files with registers have no row for the class token, or also one for each register.
+                official = False if spelling.registers in state else None
+                _check_square(h, patch, official if spelling.class_position is None else spelling.class_position, table)
             return image_size or (h * patch[0], w * patch[1]), with_class
     raise ValueError(
         f"{table}, which form no square grid of patches, with or without a class token; give "
@@ -188,11 +178,6 @@ def _positions(state, spelling, patch, image_size, source) -> tuple[tuple[int, i
         else f"{table}, which do not fit an image of {image_size[0]}x{image_size[1]} in patches of "
         f"{patch[0]}x{patch[1]}."
     )
-
-
-def _class_position(state, spelling) -> bool | None:
-    """Whether official files have a row for the class token; timm's files with registers have none or also one each."""
-    return False if spelling.class_position is None and spelling.registers in state else spelling.class_position
 
 
 def _check_square(side: int, patch: tuple[int, int], class_position: bool | None, table: str) -> None:
@@ -214,10 +199,8 @@ def _check_square(side: int, patch: tuple[int, int], class_position: bool | None
 
 
 def _position(config, name, ones) -> Pair:
-    """[h w, D] <-> [h, w, D], or [1 + h w, D] <-> [D] and [h, w, D], after `ones` axes of size one."""
+    """The table of positions, whose first row is that of the class token: [1 + h w, D] <-> [D] and [h, w, D]."""
     size = check_grid(config.image_size, config.patch_size, "image_size")
-    if not config.class_position:
-        return mapping.grid(name, "position.table", size, ones)
 
     def read(rows):
         rows = rows.reshape(-1, rows.shape[-1])
@@ -225,6 +208,6 @@ def _position(config, name, ones) -> Pair:
 
     def write(token, patches):
         rows = np.concatenate([token[None], patches.reshape(-1, len(token))])
-        return rows.reshape(*(1,) * ones, *rows.shape)
+        return rows.reshape(*ones, *rows.shape)
 
-    return Pair(name, ("prefix.class_position", "position.table"), read, write)
+    return Pair((name,), ("prefix.class_position", "position.table"), write, read)

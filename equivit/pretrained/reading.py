@@ -1,18 +1,49 @@
-"""Reading files of named tensors as a state dict, from any container, and writing them."""
+"""Reading files of named tensors as a state dict, from any container and without wrapped names, and writing them."""
 
 import os
 import pathlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from equivit import archives, errors, files, safetensors_files
-from equivit.pretrained import names, torch_files
+from equivit.pretrained import torch_files
 
 CONTAINERS = ("model", "teacher", "state_dict", "model_state")
+WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module")  # torch.compile, DDP, FSDP
+DINOV2_HEADS = (r"^(dino|ibot)_head\.",)  # of self-supervised training
+COUNTS = (r"\.num_batches_tracked$",)  # of batch norms
+
+
+def unwrapped(name: str, wrappers: tuple[str, ...] = WRAPPERS) -> str:
+    """`module._orig_mod.norm.weight` -> `norm.weight`."""
+    return ".".join(part for part in name.split(".") if part not in wrappers)
+
+
+def unchunked(name: str) -> str:
+    """Also remove the prefix and the chunks of DINOv2's training: `backbone.blocks.1.7.norm1` -> `blocks.7.norm1`.
+
+    A chunk is a run of blocks that FSDP shards together; the second number counts blocks across chunks.
+    """
+    return re.sub(r"^blocks\.\d+\.(\d+)\.", r"blocks.\1.", unwrapped(name, (*WRAPPERS, "backbone")))
+
+
+def brief(names: Iterable[str]) -> str:
+    """Names in one line: "cls_token.1-4" for a range of final numbers, "blocks.*.mask (12)" for numbers inside."""
+    stems: dict[str, list[str]] = {}
+    for name in names:
+        stem, dot, number = name.rpartition(".")
+        if not (dot and number.isdecimal()):
+            stem, number = name, ""
+        stems.setdefault(stem, []).extend([number] if number else [])
+    runs = {stem: f".{n[0]}-{n[-1]}" if len(n) > 1 else "".join(f".{i}" for i in n) for stem, n in stems.items()}
+    alike: dict[str, list[str]] = {}
+    for stem, run in runs.items():
+        alike.setdefault(re.sub(r"\d+", "*", stem) + run, []).append(stem + run)
+    return ", ".join(same[0] if len(same) == 1 else f"{pattern} ({len(same)})" for pattern, same in alike.items())
 
 
 def read(path: str | os.PathLike) -> Any:
@@ -37,6 +68,11 @@ def read(path: str | os.PathLike) -> Any:
         return _READERS[path.suffix](path)
     except MemoryError as error:
         raise ValueError(f"{path}: its tensors do not fit into this machine's memory ({error}).") from error
+
+
+def content(weights: Any) -> Any:
+    """The content of a file, given its path, or the given content."""
+    return read(weights) if isinstance(weights, str | os.PathLike) else weights
 
 
 def write(path: str | pathlib.Path, tensors: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None) -> None:
@@ -93,14 +129,14 @@ def unpacked(content: Any, key: str | None = None) -> tuple[Any, str]:
 def _alike(inside: Mapping[str, Mapping], other: str, taken: str) -> bool:
     """Whether another entry has half of the chosen entry's tensors, as averaged weights do."""
     theirs, ours = (
-        {names.unwrapped(str(name)) for name, value in inside[entry].items() if hasattr(value, "shape")}
+        {unwrapped(str(name)) for name, value in inside[entry].items() if hasattr(value, "shape")}
         for entry in (other, taken)
     )
     return bool(ours) and 2 * len(theirs & ours) >= len(ours)
 
 
 def state_dict(
-    content: Any, rename: Callable[[str], str] = names.unwrapped, ignored: tuple[str, ...] = ()
+    content: Any, rename: Callable[[str], str] = unwrapped, ignored: tuple[str, ...] = ()
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """A model's tensors without containers, and the names of dropped tensors.
 

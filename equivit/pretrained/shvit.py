@@ -1,99 +1,63 @@
 """SHViT in timm's layout, read by the source "timm"."""
 
 from equivit.models.shvit.model import SHViTConfig
-from equivit.pretrained import inference, mapping
+from equivit.pretrained import mapping, reading
 from equivit.pretrained.format import Format, Hints, State
-from equivit.pretrained.mapping import Pair, Table
+from equivit.pretrained.mapping import Table
 
 NAME = "timm"
+BLOCK, DOWN = "stages.#.blocks.#", "stages.#.downsample"
+# Convolutions, each with a batch norm.
+UNITS = {
+    **{f"patch_embed.{i}": f"patch_embed.{2 * i}" for i in range(4)},
+    f"{BLOCK}.conv.conv": f"{BLOCK}.conv.m",
+    f"{BLOCK}.attention.qkv": f"{BLOCK}.mixer.m.qkv",
+    f"{BLOCK}.attention.proj": f"{BLOCK}.mixer.m.proj.1",
+    f"{BLOCK}.mlp.fc1": f"{BLOCK}.ffn.m.pw1",
+    f"{BLOCK}.mlp.fc2": f"{BLOCK}.ffn.m.pw2",
+    "stages.#.downsampling.conv1.conv": f"{DOWN}.0.m",
+    "stages.#.downsampling.mlp1.fc1": f"{DOWN}.1.m.pw1",
+    "stages.#.downsampling.mlp1.fc2": f"{DOWN}.1.m.pw2",
+    "stages.#.downsampling.merge.expand": f"{DOWN}.2.conv1",
+    "stages.#.downsampling.merge.depthwise": f"{DOWN}.2.conv2",
+    "stages.#.downsampling.merge.reduce": f"{DOWN}.2.conv3",
+    "stages.#.downsampling.conv2.conv": f"{DOWN}.3.m",
+    "stages.#.downsampling.mlp2.fc1": f"{DOWN}.4.m.pw1",
+    "stages.#.downsampling.mlp2.fc2": f"{DOWN}.4.m.pw2",
+}
+ROWS = mapping.normed(UNITS, conv="c", norm="bn") | {
+    f"{BLOCK}.attention.norm": f"{BLOCK}.mixer.m.pre_norm",
+    "stages.#.downsampling.merge.gate.fc1": f"{DOWN}.2.se.fc1",
+    "stages.#.downsampling.merge.gate.fc2": f"{DOWN}.2.se.fc2",
+    "head.norm": "head.bn",
+    "head.linear": "head.l",
+}
 
 
 def infer(state: State, hints: Hints) -> tuple[SHViTConfig, str]:
-    """The configuration and the flavour; a file determines all but the image size.
-
-    Raises:
-      ValueError: a required tensor is absent.
-    """
-    stages = 1 + max((int(name.split(".")[1]) for name in state if name.startswith("stages.")), default=0)
-    partial = tuple(_partial(state, stage) for stage in range(stages))
+    """The configuration and the flavour; a file determines all but the image size."""
+    stages = [f"stages.{stage}.blocks" for stage in range(state.depth("stages"))]
+    norms = [f"{blocks}.0.mixer.m.pre_norm" for blocks in stages]
+    partial = tuple(state.out(norm, 1) if f"{norm}.weight" in state else 0 for norm in norms)  # 0 without attention
     qk_width = 16
-    for stage in range(stages):
-        if partial[stage]:
-            qkv = inference.shape(state, NAME, f"stages.{stage}.blocks.0.mixer.m.qkv.c.weight", 4)[0]
-            qk_width = (qkv - partial[stage]) // 2
+    for blocks, width in zip(stages, partial, strict=True):
+        if width:
+            qk_width = (state.out(f"{blocks}.0.mixer.m.qkv.c", 4) - width) // 2
     config = SHViTConfig(
-        widths=tuple(
-            inference.shape(state, NAME, f"stages.{stage}.blocks.0.conv.m.c.weight", 4)[0] for stage in range(stages)
-        ),
-        depths=tuple(inference.depth(state, NAME, f"stages.{stage}.blocks") for stage in range(stages)),
+        widths=tuple(state.out(f"{blocks}.0.conv.m.c", 4) for blocks in stages),
+        depths=tuple(state.depth(blocks) for blocks in stages),
         partial_widths=partial,
         qk_width=qk_width,
         image_size=hints.image_size or (224, 224),
-        in_channels=inference.shape(state, NAME, "patch_embed.0.c.weight", 4)[1],
-        num_classes=inference.shape(state, NAME, "head.l.weight", 2)[0] if "head.l.weight" in state else None,
+        in_channels=state.shape("patch_embed.0.c.weight", 4)[1],
+        num_classes=state.classes("head.l"),
     )
     return config, "timm"
 
 
 def table(config: SHViTConfig, flavour: str) -> Table:
     """All tensors of a file."""
-    pairs = []
-    for i in range(4):
-        pairs += _unit(f"patch_embed.{2 * i}", f"patch_embed.{i}")
-    for stage, depth in enumerate(config.depths):
-        if stage:
-            pairs += _downsampling(f"stages.{stage}.downsample", f"stages.{stage}.downsampling")
-        for i in range(depth):
-            pairs += _block(
-                f"stages.{stage}.blocks.{i}", f"stages.{stage}.blocks.{i}", bool(config.partial_widths[stage])
-            )
-    if config.num_classes is not None:
-        pairs += mapping.batch_norm("head.bn", "head.norm") + mapping.linear("head.l", "head.linear")
-    return Table(pairs)
+    return mapping.table(config, ROWS)
 
 
-def _block(theirs: str, ours: str, attention: bool) -> list[Pair]:
-    pairs = _unit(f"{theirs}.conv.m", f"{ours}.conv.conv") + _mlp(f"{theirs}.ffn.m", f"{ours}.mlp")
-    if not attention:
-        return pairs
-    mixer, ours = f"{theirs}.mixer.m", f"{ours}.attention"
-    pairs += mapping.norm(f"{mixer}.pre_norm", f"{ours}.norm")
-    return pairs + _unit(f"{mixer}.qkv", f"{ours}.qkv") + _unit(f"{mixer}.proj.1", f"{ours}.proj")
-
-
-def _downsampling(theirs: str, ours: str) -> list[Pair]:
-    pairs = _unit(f"{theirs}.0.m", f"{ours}.conv1.conv") + _mlp(f"{theirs}.1.m", f"{ours}.mlp1")
-    for i, name in enumerate(("expand", "depthwise", "reduce"), 1):
-        pairs += _unit(f"{theirs}.2.conv{i}", f"{ours}.merge.{name}")
-    for name in ("fc1", "fc2"):
-        pairs += mapping.conv(f"{theirs}.2.se.{name}", f"{ours}.merge.gate.{name}", bias=True)
-    return pairs + _unit(f"{theirs}.3.m", f"{ours}.conv2.conv") + _mlp(f"{theirs}.4.m", f"{ours}.mlp2")
-
-
-def _mlp(theirs: str, ours: str) -> list[Pair]:
-    return _unit(f"{theirs}.pw1", f"{ours}.fc1") + _unit(f"{theirs}.pw2", f"{ours}.fc2")
-
-
-def _unit(theirs: str, ours: str) -> list[Pair]:
-    """A convolution and its batch norm."""
-    return [
-        *mapping.conv(f"{theirs}.c", f"{ours}.conv", bias=False),
-        *mapping.batch_norm(f"{theirs}.bn", f"{ours}.norm"),
-    ]
-
-
-def _partial(state: State, stage: int) -> int:
-    """Number of attending channels in a stage; 0 without attention."""
-    name = f"stages.{stage}.blocks.0.mixer.m.pre_norm.weight"
-    return inference.shape(state, NAME, name, 1)[0] if name in state else 0
-
-
-FORMAT = Format(
-    NAME,
-    ("timm",),
-    SHViTConfig,
-    infer,
-    table,
-    ignored=(r"\.num_batches_tracked$",),
-    mark=r"^patch_embed\.0\.c\.weight$",
-)
+FORMAT = Format(NAME, (NAME,), SHViTConfig, infer, table, ignored=reading.COUNTS, mark=r"^patch_embed\.0\.c\.weight$")

@@ -6,7 +6,7 @@ positions differently.
 """
 
 from equivit.models.vit.config import ViTConfig
-from equivit.pretrained import dinov2, inference, names, plain
+from equivit.pretrained import dinov2, plain, reading
 from equivit.pretrained.format import Format, Hints, State
 from equivit.pretrained.mapping import Table
 from equivit.pretrained.plain import Spelling
@@ -23,7 +23,7 @@ SPELLINGS = {
 def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
     """The configuration and the flavour; `image_size` is required if the grid of positions is not square."""
     flavour = _flavour(state)
-    fields = plain.fields(state, SPELLINGS[flavour], hints, NAME)
+    fields = plain.fields(state, SPELLINGS[flavour], hints)
     if flavour == "dinov2":
         fields |= dinov2.resizing(fields["registers"])
     else:
@@ -37,18 +37,15 @@ def table(config: ViTConfig, flavour: str) -> Table:
 
 
 def _flavour(state):
-    if inference.count(state, "gamma_1"):
+    if state.count("gamma_1"):
         return "deit3"
     return "dinov2" if dinov2.is_hub(state) else "timm"
 
 
+def _default(config):
+    return "dinov2" if config.mask_token else "timm"
+
+
 FORMAT = Format(
-    NAME,
-    tuple(SPELLINGS),
-    ViTConfig,
-    infer,
-    table,
-    default_flavour=lambda config: "dinov2" if config.mask_token else "timm",
-    rename=names.dinov2,
-    ignored=(names.DINOV2_HEADS,),
+    NAME, tuple(SPELLINGS), ViTConfig, infer, table, _default, rename=reading.unchunked, ignored=reading.DINOV2_HEADS
 )

@@ -15,7 +15,7 @@ from equivit.models.segmenter.model import Segmenter, SegmenterConfig
 from equivit.models.vit.config import ViTConfig
 from equivit.objectives.registry import OBJECTIVES
 from equivit.objectives.segmentation import Segmentation
-from equivit.pretrained.inference import MissingHint
+from equivit.pretrained.format import MissingHint
 from equivit.training import build, loading
 
 FUNCTION_FIELDS = ("num_heads", "mlp", "activation", "norm_eps")  # not determined by parameter shapes

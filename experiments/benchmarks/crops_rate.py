@@ -16,9 +16,10 @@ import numpy as np
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from equivit.data import colour, crops
-from equivit.data.batches import Share, TrainBatch
+from equivit.data.batches import Share
+from equivit.data.loader import TrainPipeline
 from equivit.data.order import TrainOrder
-from equivit.data.views import Views
+from equivit.data.views import Kind, Views
 from equivit.training import config as configs
 from experiments import findings, flags, timing
 from experiments.findings import Claim
@@ -34,9 +35,9 @@ def main(arguments=None) -> int:
     options = options.parse_args(arguments)
     variants = {}
     for name, device in (("crops and colours", False), ("crops", True)):
-        batch, plans = pipeline(options.images, device)
-        variants[name, "pipeline"] = lambda batch=batch: batch(0)
-        variants[name, "Pillow"] = lambda source=batch.source, plans=plans: alone(source, plans)
+        made, plans = pipeline(options.images, device)
+        variants[name, "pipeline"] = lambda made=made: made.make(0)
+        variants[name, "Pillow"] = lambda source=made.source, plans=plans: alone(source, plans)
     seconds = timing.medians(timing.interleaved(variants, warmup=options.warmup, runs=options.runs))
     rates = {key: options.images / value for key, value in seconds.items()}
     rows = [row(name, rates[name, "pipeline"], rates[name, "Pillow"]) for name in ("crops and colours", "crops")]
@@ -92,23 +93,24 @@ def section(device: bool) -> ml_collections.ConfigDict:
     return config
 
 
-def pipeline(images: int, device: bool) -> tuple[TrainBatch, dict[int, list[View]]]:
-    """The function that makes a batch, and the draws for its first batch by image."""
+def pipeline(images: int, device: bool) -> tuple[TrainPipeline, dict[int, list[View]]]:
+    """The pipeline, and the draws for its first batch by image."""
     transform, order = Views(section(device), 3), TrainOrder(images, images, repeats=1, seed=0)
     epoch, examples, positions = order.rows(0)
     plans = {}
     for index, position in zip(examples.tolist(), positions.tolist(), strict=True):
         rng = order.generator(epoch, position)
-        plans[index] = [draw(kind, rates, rng, device) for kind in transform.kinds for rates in kind.rates]
-    return TrainBatch(Files(images), 3, SIZE[0] * SIZE[1], Share(images), order, transform), plans
+        plans[index] = [draw(transform, kind, rates, rng) for kind in transform.kinds for rates in kind.rates]
+    source = dict(source=Files(images), channels=3, max_pixels=SIZE[0] * SIZE[1], share=Share(images))
+    return TrainPipeline(**source, order=order, transform=transform), plans
 
 
-def draw(kind, rates: colour.Rates, rng: np.random.Generator, device: bool) -> View:
+def draw(views: Views, kind: Kind, rates: colour.Rates, rng: np.random.Generator) -> View:
     """Draw one view, in the order of `Views`."""
-    box = crops.random_resized_box(rng, *SIZE, kind.scale, kind.ratio)
-    orientation = crops.draw_orientation(rng, kind.flip, kind.octic)
+    box = crops.random_resized_box(rng, *SIZE, kind.scale, views.ratio)
+    orientation = crops.draw_orientation(rng, views.flip, views.octic)
     changes = colour.draw(rng, rates)
-    return View(box, kind.size, orientation, colour.Changes() if device else changes)
+    return View(box, kind.size, orientation, colour.Changes() if views.device else changes)
 
 
 def alone(source: Files, plans: dict[int, list[View]]) -> dict[int, list[np.ndarray]]:

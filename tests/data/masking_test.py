@@ -1,4 +1,4 @@
-"""Block masks of whole batches: ratios, shares, groups, the buffer they fit in.  Single masks: tests/parity."""
+"""Block masks of a group of views: ratios, shares, the buffer they fit in.  Single masks: tests/parity."""
 
 import random
 
@@ -14,21 +14,20 @@ def masks(seed=0, views=24, **options):
     return batch_masks(np.random.default_rng(seed), views, GRID, **options)
 
 
-@pytest.mark.parametrize(("share", "groups", "masked"), [(0.5, 1, 12), (0.5, 4, 3), (0.6, 2, 7), (0.0, 1, 0)])
-def test_ratios_are_spread_within_each_group(share, groups, masked):
-    drawn = masks(share=share, groups=groups, ratio=(0.2, 0.4))
-    assert drawn.shape == (24, 204) and drawn.dtype == bool
-    for group in drawn.reshape(groups, -1, 204):
-        covered = np.sort(group.sum(-1))[::-1][:masked]
-        assert (group.any(-1).sum() == masked) and not group.sum(-1)[np.argsort(-group.sum(-1))[masked:]].any()
-        upper = 0.2 + 0.2 * np.arange(masked, 0, -1) / max(masked, 1)
-        assert (covered <= 204 * upper + 1e-9).all()
-        assert (covered >= 204 * (upper - 0.2 / max(masked, 1)) - 6).all()  # a mask may end a few patches short
-        assert group.sum() <= capacity(24 // groups, GRID, share, (0.2, 0.4))
+@pytest.mark.parametrize(("share", "views", "masked"), [(0.5, 24, 12), (0.5, 6, 3), (0.6, 12, 7), (0.0, 24, 0)])
+def test_ratios_are_spread(share, views, masked):
+    group = masks(views=views, share=share, ratio=(0.2, 0.4))
+    assert group.shape == (views, 204) and group.dtype == bool
+    covered = np.sort(group.sum(-1))[::-1][:masked]
+    assert (group.any(-1).sum() == masked) and not group.sum(-1)[np.argsort(-group.sum(-1))[masked:]].any()
+    upper = 0.2 + 0.2 * np.arange(masked, 0, -1) / max(masked, 1)
+    assert (covered <= 204 * upper + 1e-9).all()
+    assert (covered >= 204 * (upper - 0.2 / max(masked, 1)) - 6).all()  # a mask may end a few patches short
+    assert group.sum() <= capacity(views, GRID, share, (0.2, 0.4))
 
 
 def test_which_views_are_masked_is_random():
-    often = np.mean([masks(seed, 8, groups=2).any(-1) for seed in range(200)], axis=0)
+    often = np.mean([masks(seed, 8).any(-1) for seed in range(200)], axis=0)
     np.testing.assert_allclose(often, 0.5, atol=0.18)  # five deviations
 
 
@@ -52,9 +51,9 @@ def test_largest_rectangle():
     assert not block_mask(random.Random(0), (1, 9), 5, max_patches=9).any()  # a rectangle is smaller than the grid
 
 
-@pytest.mark.parametrize(("views", "groups", "rows"), [(128, 1, 3771), (64, 1, 1906), (1024, 16, 16 * 1906)])
-def test_capacity_is_the_official_one(views, groups, rows):
-    assert capacity(views, (14, 14), 0.5, (0.1, 0.5), groups) == rows
+@pytest.mark.parametrize(("views", "rows"), [(128, 3771), (64, 1906)])
+def test_capacity_is_the_official_one(views, rows):
+    assert capacity(views, (14, 14), 0.5, (0.1, 0.5)) == rows
 
 
 @pytest.mark.parametrize(
@@ -62,7 +61,6 @@ def test_capacity_is_the_official_one(views, groups, rows):
     [
         (dict(ratio=(0.5, 0.1)), r"ratio=\(0.5, 0.1\) must be two shares of the patches in order"),
         (dict(share=1.5), "share=1.5 of the views must lie between 0 and 1"),
-        (dict(groups=5), "groups=5 must divide the 24 views; .* is 4"),
     ],
 )
 def test_impossible_masks_are_refused(options, message):

@@ -227,7 +227,7 @@ def test_whole_images_are_fitted_and_rounded_up_and_their_maps_kept(section, mul
     options = dict(fit=(60, 37), multiple=multiple, eval_crop="whole", interpolation="bilinear")
     example = pair_of(101, 151)
     row = transforms.Evaluation(section(**options))(example)
-    assert np.array_equal(row["image"][..., 0], crops.squash(example["image"], *expected, "bilinear"))
+    assert np.array_equal(row["image"][..., 0], crops.resize(example["image"], *expected, "bilinear"))
     assert np.array_equal(row["map"], example["map"]) and row["map"].dtype == np.int32
     assert transforms.Evaluation(section(eval_crop="whole"))(example)["image"].shape == (101, 151, 1)
 
@@ -251,23 +251,23 @@ def test_whole_images_of_several_sizes_are_evaluated_one_by_one(section, tmp_pat
 
 
 @pytest.mark.parametrize("filter", ["bicubic", "bilinear", "lanczos", "nearest"])
-def test_squash_gives_exactly_the_size(filter):
+def test_resizing_gives_exactly_the_size(filter):
     image = pair_of(100, 61)["image"]
     for height, width in ((31, 77), (100, 61), (7, 140)):
-        squashed = crops.squash(image, height, width, filter)
-        assert squashed.size == (width, height) and squashed.mode == image.mode
+        resized = crops.resize(image, height, width, filter)
+        assert resized.size == (width, height) and resized.mode == image.mode
         resampled = image.resize((width, height), Image.Resampling[filter.upper()])
-        assert np.array_equal(squashed, resampled)
+        assert np.array_equal(resized, resampled)
     stripes = Image.fromarray(np.tile(np.array([[0, 255]], np.uint8), (8, 64)))  # finer than the result can show
-    spread = np.ptp(np.asarray(crops.squash(stripes, 8, 31, filter))[:, 4:-4].astype(int))
+    spread = np.ptp(np.asarray(crops.resize(stripes, 8, 31, filter))[:, 4:-4].astype(int))
     assert (spread > 100) == (filter == "nearest")  # antialiased: grey all over
 
 
-def test_squash_keeps_labels_and_refuses_unknown_filters():
+def test_resizing_keeps_labels_and_refuses_unknown_filters():
     labels = pair_of(50, 61)["map"]
-    assert set(np.unique(crops.squash(labels, 33, 90))) <= set(np.unique(labels))
-    with pytest.raises(ValueError, match="squash: filter='bicubi' is not one of .*; the nearest is 'bicubic'"):
-        crops.squash(labels, 3, 3, "bicubi")
+    assert set(np.unique(crops.resize(labels, 33, 90))) <= set(np.unique(labels))
+    with pytest.raises(ValueError, match="resize: filter='bicubi' is not one of .*; the nearest is 'bicubic'"):
+        crops.resize(labels, 3, 3, "bicubi")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from equivit.models import zoo
 from equivit.models.bixt.attention import attend_both
 from equivit.models.bixt.model import CODE
 from equivit.pretrained import bixt, mapping
-from equivit.pretrained.format import Hints
 from kernels.attention import attend
 from tests.drawing import normal
 from tests.models.backbones import BIXT, model, near, run, tensors
@@ -166,4 +165,4 @@ def test_what_a_file_tells(name, options):
     config = zoo.configuration(name, **options)
     zeros = {n: np.broadcast_to(np.float32(0), shape) for n, shape in shapes(zoo.abstract(name, **options)).items()}
     weights = mapping.write(bixt.table(config, "official"), zeros, name)
-    assert bixt.infer(weights, Hints()) == (config, "official")
+    assert bixt.FORMAT.infer(weights) == (config, "official")

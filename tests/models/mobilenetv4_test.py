@@ -16,7 +16,6 @@ from equivit.models.mobilenetv4.model import HYBRID_MEDIUM, Spec, parsed
 from equivit.models.segmenter.model import SegmenterConfig
 from equivit.models.staged import Map
 from equivit.pretrained import mapping, mobilenetv4
-from equivit.pretrained.format import Hints
 from tests.drawing import normal
 from tests.models.backbones import MOBILENETV4, model, near, randomised, tensors
 
@@ -58,7 +57,7 @@ def test_names_and_shapes_of_a_file_tell_which_model_it_is(name):
     m = zoo.abstract(f"mobilenetv4_{name}")
     zeros = {t.name: np.broadcast_to(np.float32(0), t.shape) for t in tensors(m, pretrained.STORED)}
     weights = mapping.write(mobilenetv4.table(m.config, "timm"), zeros, name)
-    found, flavour = mobilenetv4.infer(weights, Hints())
+    found, flavour = mobilenetv4.FORMAT.infer(weights)
     assert flavour == "timm" and found.blocks == m.config.blocks
     assert dataclasses.replace(found, stages=m.config.stages) == m.config
 

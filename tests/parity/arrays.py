@@ -85,10 +85,12 @@ def below(pairs: list[mapping.Pair], theirs: str, ours: str) -> list[mapping.Pai
     """The pairs of a part of a model, with names relative to that part."""
     return [
         dataclasses.replace(
-            pair, theirs=pair.theirs.removeprefix(theirs), ours=tuple(name.removeprefix(ours) for name in pair.ours)
+            pair,
+            theirs=tuple(name.removeprefix(theirs) for name in pair.theirs),
+            ours=tuple(name.removeprefix(ours) for name in pair.ours),
         )
         for pair in pairs
-        if pair.theirs.startswith(theirs)
+        if pair.theirs[0].startswith(theirs)
     ]
 
 
@@ -102,9 +104,9 @@ def fill(make: Callable, data: dict[str, np.ndarray], pairs: list[mapping.Pair],
     """The module that `make` builds with the official parameters; a bias that the file does not have is zero."""
     shapes = {name: t.shape for name, t in jax.eval_shape(lambda: logical.to_logical(make(), kind)).items()}
     there = {name: tensor for name, tensor in state(data).items() if "permutation" not in name}
-    absent = [pair for pair in pairs if pair.theirs not in there and pair.theirs.endswith(".bias")]
+    absent = [pair for pair in pairs if pair.theirs[0] not in there and pair.theirs[0].endswith(".bias")]
     pairs = [pair for pair in pairs if pair not in absent]
-    tensors = mapping.read(mapping.Table(pairs, []), there, shapes, "parity")
+    tensors = mapping.read(mapping.Table(pairs), there, shapes, "parity")
     tensors |= {name: np.zeros(shapes[name]) for pair in absent for name in pair.ours if name in shapes}
     return logical.from_logical(jax.eval_shape(make), tensors, kind)
 

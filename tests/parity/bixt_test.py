@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from equivit import pretrained
+from equivit import logical, pretrained
 from equivit.layers.dense import LayerNorm, Mlp
 from equivit.models.bixt.attention import CrossAttention, CrossBlock
 from equivit.models.bixt.model import INIT
-from equivit.pretrained import bixt
+from equivit.pretrained import bixt, mapping
 from tests.parity.arrays import Comparison, blocks, files, fill, images, load, state
 
 # Of the largest entry.  Both sides compute in float32, in different orders; float64 is up to 1e-6 away.
@@ -77,7 +77,9 @@ def test_cross_attention(path, name, record_property):
     data = {key: array for key, array in load(path).items() if key.split("/")[1].startswith((f"{name}.", f"{name}_"))}
     data = {key: array for key, array in data.items() if name != "bixt_cross" or "onesided" not in key}
     both = f"output/{name}_1" in data
-    block = fill(functools.partial(cross_block, both), data, bixt.cross_block(f"{name}.", "", both=both))
+    rows = {ours: f"{name}.{theirs}" for ours, theirs in (bixt.CROSS_BLOCK if both else bixt.LAST_BLOCK).items()}
+    names = jax.eval_shape(lambda: logical.to_logical(cross_block(both)))
+    block = fill(functools.partial(cross_block, both), data, mapping.pairs(names, rows))
     latents, tokens = run(block, data[f"input/{name}_0"], data[f"input/{name}_1"])
     comparison = Comparison(data)
     comparison.array(f"output/{name}_0", latents, TOLERANCE)

@@ -51,7 +51,7 @@ def test_linear_attention(path, name, record_property):
     pairs = below(TABLE, "stages.2.blocks.1.context_module.main.", "stages.2.1.attention.")
     for i in range(1, len(scales)):
         for j, kind in enumerate(("depthwise", "pointwise")):
-            pairs += mapping.conv(f"aggreg.{i}.{j}", f"{kind}.{i}", bias=False)
+            pairs += mapping.pairs([f"{kind}.{i}.kernel"], {f"{kind}.{i}": f"aggreg.{i}.{j}"})
     options = dict(head_channels=8, scales=scales)
     module = fill(lambda: LinearAttention(24, **options, rngs=nnx.Rngs(0)), data, pairs, pretrained.STORED)
     x, comparison = images(data, f"input/{name}"), Comparison(data)

@@ -56,7 +56,7 @@ def linear(c, data, name):
 
 def affine(c, data, name):
     # No layer of ours by itself: the end of a norm, a layer scale and then a bias on the symmetric half.
-    pairs = [pair for pair in below(block_pairs(), "norm1.scaling.", "norm1.") if pair.theirs != "beta"]
+    pairs = [pair for pair in below(block_pairs(), "norm1.scaling.", "norm1.") if pair.theirs != ("beta",)]
     bias = data.pop("param/beta")
     scale = fill(lambda: isotypic.LayerScale(WIDTH, 1.0, group=FLIP), data, pairs)
     c.field("output/", Isotypic(run(scale, field(data, "input/")).lines.at[0].add(bias), None))

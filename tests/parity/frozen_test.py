@@ -206,11 +206,11 @@ def test_resizing_and_turning(record_property):
     image, size = Image.fromarray(file("image").astype(np.uint8)), int(file("size"))
     labels = Image.fromarray(file("labels").astype(np.int32))
     for filter in ("bicubic", "bilinear", "lanczos"):
-        file.equal(f"image_{filter}", np.asarray(crops.squash(image, size, size, filter)))
+        file.equal(f"image_{filter}", np.asarray(crops.resize(image, size, size, filter)))
     larger = image.height + 30, image.width + 19
-    file.equal("image_bicubic_up", np.asarray(crops.squash(image, *larger)))
-    file.equal("label_nearest", np.asarray(crops.squash(labels, size, size)))
-    file.equal("label_nearest_up", np.asarray(crops.squash(labels, *larger)))
+    file.equal("image_bicubic_up", np.asarray(crops.resize(image, *larger)))
+    file.equal("label_nearest", np.asarray(crops.resize(labels, size, size)))
+    file.equal("label_nearest_up", np.asarray(crops.resize(labels, *larger)))
     for turns, g in enumerate(("e", "r", "rr", "rrr")):
         file.equal(f"rotated_{90 * turns}", fields.act_on_image(g, file("square")))
     file.finish(record_property)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from equivit import testing
+from equivit import logical, testing
 from equivit.layers import dense, invariants, isotypic
 from equivit.layers.position import IsotypicPosition
 from equivit.models.vit.config import ViTConfig
@@ -40,7 +40,7 @@ def linear(c, data, name):
 
 def affine(c, data, name):
     # No layer of ours by itself: the end of a norm, a layer scale and then a bias on the invariant part.
-    pairs = [pair for pair in below(block_pairs(), "norm1.scaling.", "norm1.") if pair.theirs != "beta"]
+    pairs = [pair for pair in below(block_pairs(), "norm1.scaling.", "norm1.") if pair.theirs != ("beta",)]
     bias = data.pop("param/beta")
     scale = fill(lambda: isotypic.LayerScale(WIDTH, 1.0, group=OCTIC), data, pairs)
     y = run(scale, field(data, "input/"))
@@ -112,7 +112,7 @@ def pos_embed(c, data, name):
     layer = fill(
         lambda: IsotypicPosition((14, 14), WIDTH, group=OCTIC, std=1.0, rngs=nnx.Rngs(0)),
         data,
-        [p for p in below(pairs, "", "position.") if p.theirs.startswith("pos_embed")],
+        [p for p in below(pairs, "", "position.") if p.theirs[0].startswith("pos_embed")],
     )
     for key, grid in dict(unfolded=(14, 14), interp_6x6=(6, 6), interp_20x20=(20, 20), interp_8x22=(8, 22)).items():
         table = jax.jit(lambda layer, grid=grid: layer(grid))(layer)
@@ -125,7 +125,7 @@ def pos_embed(c, data, name):
 def isotypic_to(c, data, name):
     side, channels = (8, 3) if name == "isotypic_to_image" else (6, 5)
     pairs = [
-        dataclasses.replace(pair, theirs=f"lin8.{pair.theirs}", ours=tuple(f"linear.{name}" for name in pair.ours))
+        dataclasses.replace(pair, theirs=(f"lin8.{pair.theirs[0]}",), ours=(f"linear.{pair.ours[0]}",))
         for pair in below(block_pairs(), "attn.proj.", "attention.proj.")
     ]
     layer = fill(lambda: isotypic.Unpatchify(WIDTH, (side, side), channels, group=OCTIC, rngs=nnx.Rngs(0)), data, pairs)
@@ -166,8 +166,9 @@ def inv(c, data, name):
 
 def invariant_head(c, data, name):
     norm = "norm" in name
-    pairs = mapping.linear("1", "fc1") + mapping.linear("3", "fc2") + (mapping.norm("0", "norm") if norm else [])
-    head = fill(lambda: dense.MlpHead(48, WIDTH, 10, norm=norm, rngs=nnx.Rngs(0)), data, pairs)
+    make = lambda: dense.MlpHead(48, WIDTH, 10, norm=norm, rngs=nnx.Rngs(0))  # noqa: E731
+    names = jax.eval_shape(lambda: logical.to_logical(make()))
+    head = fill(make, data, mapping.pairs(names, {"norm": "0", "fc1": "1", "fc2": "3"}))
     c.array("output/logits", run(head, jnp.asarray(data["input/x"])))
 
 

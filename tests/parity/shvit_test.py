@@ -71,14 +71,14 @@ def folded_table(config):
     """The names of timm's folded model: of a convolution its own without `.c`, or `.m.c` where there was a residual."""
     pairs = []
     for pair in shvit.table(config, "timm").pairs:
-        theirs, (ours,) = pair.theirs, pair.ours
+        (theirs,), (ours,) = pair.theirs, pair.ours
         if theirs.endswith(".c.weight"):
             theirs, ours = theirs.removesuffix(".c.weight"), ours.removesuffix(".kernel")
             if ours.endswith((".conv.conv.conv", "conv1.conv.conv", "conv2.conv.conv")):
                 theirs = theirs.removesuffix(".m")
-            pairs += mapping.conv(theirs, ours, bias=True)
+            pairs += mapping.pairs([f"{ours}.kernel", f"{ours}.bias"], {ours: theirs})
         elif theirs.startswith("head.l."):
-            pairs.append(dataclasses.replace(pair, theirs=f"head.{theirs[7:]}", ours=(f"head.{ours[12:]}",)))
+            pairs.append(dataclasses.replace(pair, theirs=(f"head.{theirs[7:]}",), ours=(f"head.{ours[12:]}",)))
         elif ".bn." not in theirs:
             pairs.append(pair)
     return mapping.Table(pairs)

@@ -9,7 +9,6 @@ from flax import nnx
 from equivit import convert, logical, pretrained
 from equivit.models import zoo
 from equivit.pretrained import cvt, mapping, reading
-from equivit.pretrained.format import Hints
 from tests.parity.arrays import load, state
 from tests.parity.cvt_test import FILES, flavour, hints
 
@@ -75,7 +74,7 @@ def test_what_a_file_tells(name, flavour):
     config = zoo.configuration(name, activation=ACTIVATIONS[flavour])
     zeros = {t.name: np.broadcast_to(np.float32(0), t.shape) for t in tensors(zoo.abstract(name))}
     weights = mapping.write(cvt.table(config, flavour), zeros, name)
-    assert cvt.infer(weights, Hints()) == (config, flavour)
+    assert cvt.FORMAT.infer(weights) == (config, flavour)
     assert len(weights) == 459 - 3 * 13 or name != "cvt_13"  # of the published file, without numbers of batches
 
 

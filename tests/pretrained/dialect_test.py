@@ -12,8 +12,8 @@ from equivit import pretrained
 from equivit.layers import dense
 from equivit.layers.batch_norm import BatchNorm
 from equivit.models.vit.config import ViTConfig
-from equivit.pretrained import inference, mapping, plain
-from equivit.pretrained.format import Format
+from equivit.pretrained import mapping, plain
+from equivit.pretrained.format import Format, require
 from equivit.pretrained.mapping import Constant, Pair, Table
 from equivit.pretrained.plain import Spelling
 
@@ -28,21 +28,21 @@ CLIP = Spelling(
 
 
 def infer(state, hints):
-    fields = plain.fields(state, CLIP, hints, NAME)
-    return ViTConfig(**fields | dict(num_classes=inference.shape(state, NAME, "proj", 2)[1]), norm_eps=1e-5), "openai"
+    fields = plain.fields(state, CLIP, hints)
+    return ViTConfig(**fields | dict(num_classes=state.shape("proj", 2)[1]), norm_eps=1e-5), "openai"
 
 
 def table(config, flavour):
-    inference.require(config, NAME, norm_eps=1e-5)
+    require(config, NAME, norm_eps=1e-5)
     whole = plain.table(config, CLIP, NAME)
-    kept = [pair for pair in whole.pairs if not pair.theirs.startswith("conv1.")]
+    kept = [pair for pair in whole.pairs if not pair.theirs[0].startswith("conv1.")]
     patches = biasless("conv1.weight", "patch_embed.kernel", "patch_embed.bias", (2, 3, 1, 0))
     return Table([*kept, patches, biasless("proj", "head.weight", "head.bias", (0, 1))])
 
 
 def biasless(theirs, ours, bias, axes):
     read = lambda x: (x.transpose(axes), np.zeros(x.shape[axes[-1]], np.float32))  # noqa: E731
-    return Pair(theirs, (ours, bias), read, lambda x, _: x.transpose(np.argsort(axes)))  # our bias is zero
+    return Pair((theirs,), (ours, bias), lambda x, _: x.transpose(np.argsort(axes)), read)  # our bias is zero
 
 
 def rename(name):
@@ -119,19 +119,15 @@ class Net(nnx.Module):
 
 
 def net_infer(state, hints):
-    width, depth = inference.shape(state, "net", "conv_stem.weight", 4)[0], inference.depth(state, "net", "blocks.0")
-    return NetConfig(width, depth, inference.shape(state, "net", "classifier.weight", 2)[0]), "timm"
+    return NetConfig(state.out("conv_stem", 4), state.depth("blocks.0"), state.classes("classifier")), "timm"
+
+
+NET_ROWS = {"stem": "conv_stem", "stem.norm": "bn1", "head": "classifier"}
+NET_ROWS |= {"blocks.#": "blocks.0.#.conv", "blocks.#.norm": "blocks.0.#.bn1"}
 
 
 def net_table(config, flavour):
-    convolutions = [("conv_stem", "bn1", "stem")]
-    convolutions += [(f"blocks.0.{i}.conv", f"blocks.0.{i}.bn1", f"blocks.{i}") for i in range(config.depth)]
-    pairs = mapping.linear("classifier", "head")
-    for kernel, norm, ours in convolutions:
-        pairs += [mapping.moved(f"{kernel}.weight", f"{ours}.kernel", (2, 3, 1, 0))]
-        for theirs, name in dict(weight="scale", bias="bias", running_mean="mean", running_var="variance").items():
-            pairs.append(mapping.same(f"{norm}.{theirs}", f"{ours}.norm.{name}"))
-    return Table(pairs)
+    return mapping.table(config, NET_ROWS)
 
 
 NET = Format("net", ("timm",), NetConfig, net_infer, net_table, ignored=(r"\.num_batches_tracked$",))
@@ -178,14 +174,14 @@ def test_a_new_head_leaves_statistics_alone(net):
 
 def test_a_table_that_does_not_cover_the_model_is_told(net, monkeypatch):
     whole = net_table(NetConfig(4, 3, 5), "timm")
-    lacking = Table([p for p in whole.pairs if "running_mean" not in p.theirs or "blocks" in p.theirs])
+    lacking = Table([p for p in whole.pairs if "running_mean" not in p.theirs[0] or "blocks" in p.theirs[0]])
     monkeypatch.setitem(pretrained.FORMATS, "net", dataclasses.replace(NET, table=lambda config, flavour: lacking))
     with pytest.raises(ValueError, match="the format has no such model; no counterpart for stem.norm.mean"):
         pretrained.load("net", net)
 
 
 def test_parts_of_tables_are_joined():
-    one, two = Table(mapping.norm("a", "b")), Table([], [Constant("c", np.zeros(1), "zeros")])
+    one, two = Table(mapping.pairs(["b.scale", "b.bias"], {"b": "a"})), Table([], [Constant("c", np.zeros(1), "zeros")])
     both = one.inside("encoder") + two
     assert [pair.ours for pair in both.pairs] == [("encoder.b.scale",), ("encoder.b.bias",)]
-    assert [pair.theirs for pair in both.pairs] == ["a.weight", "a.bias"] and both.constants == two.constants
+    assert [pair.theirs for pair in both.pairs] == [("a.weight",), ("a.bias",)] and both.constants == [*two.constants]

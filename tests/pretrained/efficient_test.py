@@ -8,7 +8,6 @@ import pytest
 from equivit import convert, logical, pretrained
 from equivit.models import zoo
 from equivit.pretrained import efficientvit, mapping, reading, shvit
-from equivit.pretrained.format import Hints
 
 SMALL = {
     "shvit_s1": dict(widths=(8, 12), depths=(1, 2), partial_widths=(0, 5), qk_width=4, num_classes=5),
@@ -54,7 +53,7 @@ def test_what_a_file_tells(name, file):
     config = zoo.configuration(name)
     zeros = {t.name: np.broadcast_to(np.float32(0), t.shape) for t in tensors(zoo.abstract(name))}
     weights = mapping.write(file.table(config, "timm"), zeros, name)
-    assert file.infer(weights, Hints()) == (config, "timm")
+    assert file.FORMAT.infer(weights) == (config, "timm")
 
 
 def test_a_new_head_keeps_its_norm(capsys):

@@ -17,7 +17,7 @@ from equivit import convert, logical, pretrained
 from equivit.models import saved, zoo
 from equivit.models.vit.config import ViTConfig
 from equivit.models.vit.jumbo import PRESETS, JumboViTConfig
-from equivit.pretrained import flip, names, reading
+from equivit.pretrained import flip, reading
 from tests.parity.arrays import load, state
 from tests.parity.models_test import FILES, hints
 from tests.pretrained import torch_archive
@@ -352,6 +352,6 @@ def test_a_saved_model_that_diverged_is_named(tmp_path, value):
 
 def test_names_in_brief():
     given = ["cls_token.1", "cls_token.2", "cls_token.3", "permutation", "head.0"]
-    assert names.brief(given) == "cls_token.1-3, permutation, head.0"
+    assert reading.brief(given) == "cls_token.1-3, permutation, head.0"
     given = [f"stage{i}.blocks.{j}.mask" for i in range(2) for j in range(3)]
-    assert names.brief(["mask", *given, "head.0"]) == "mask, stage*.blocks.*.mask (6), head.0"
+    assert reading.brief(["mask", *given, "head.0"]) == "mask, stage*.blocks.*.mask (6), head.0"

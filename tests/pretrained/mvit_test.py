@@ -11,7 +11,6 @@ from equivit import logical, pretrained
 from equivit.models import zoo
 from equivit.models.mvit.model import MViTConfig
 from equivit.pretrained import mapping, mvit
-from equivit.pretrained.format import Hints
 from tests.parity.arrays import load
 from tests.parity.mvit_test import FILES, weights
 from tests.pretrained import torch_archive
@@ -74,7 +73,7 @@ def test_what_a_file_tells():
     zeros = {t.name: np.broadcast_to(np.float32(0), t.shape) for t in tensors(m)}
     for flavour in ("timm", "facebook"):
         theirs = mapping.write(mvit.table(m.config, flavour), zeros, flavour)
-        assert mvit.infer(theirs, Hints()) == (zoo.configuration("mvitv2_t"), flavour) and len(theirs) == 242
+        assert mvit.FORMAT.infer(theirs) == (zoo.configuration("mvitv2_t"), flavour) and len(theirs) == 242
 
 
 def test_positions_around_the_torus_have_no_file():

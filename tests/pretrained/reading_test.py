@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from equivit import archives
-from equivit.pretrained import names, reading, torch_files
+from equivit.pretrained import reading, torch_files
 from tests.pretrained import torch_archive
 
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int64)
@@ -207,7 +207,7 @@ def test_wrappers_and_containers(prefix, container):
     content = {f"{prefix}blocks.0._fsdp_wrapped_module.a": np.ones(2), f"{prefix}blocks.1.7.b": np.ones(3)}
     content["dino_head.mlp.0.weight"] = np.ones(1)
     content = content if container is None else {container: content, "epoch": 3}
-    state, left_out = reading.state_dict(content, names.dinov2, (names.DINOV2_HEADS,))
+    state, left_out = reading.state_dict(content, reading.unchunked, reading.DINOV2_HEADS)
     assert {name: value.shape for name, value in state.items()} == {"blocks.0.a": (2,), "blocks.7.b": (3,)}
     assert left_out == ["dino_head.mlp.0.weight"]
 

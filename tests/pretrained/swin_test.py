@@ -11,7 +11,6 @@ from equivit import convert, logical, pretrained
 from equivit.models import zoo
 from equivit.models.swin.model import SwinConfig
 from equivit.pretrained import mapping, reading, swin
-from equivit.pretrained.format import Hints
 from tests.parity.arrays import load, state
 from tests.parity.swin_test import FILES, hints
 
@@ -76,7 +75,7 @@ def test_what_a_file_tells():
         m = zoo.abstract(name)
         zeros = {t.name: np.broadcast_to(np.float32(0), t.shape) for t in tensors(m)}
         weights = mapping.write(swin.table(m.config, "timm"), zeros, name)
-        assert swin.infer(weights, Hints()) == (zoo.configuration(name), "timm") and len(weights) == number
+        assert swin.FORMAT.infer(weights) == (zoo.configuration(name), "timm") and len(weights) == number
 
 
 def test_a_new_head_and_options(capsys):

@@ -8,9 +8,9 @@ from experiments.benchmarks import crops_rate
 
 
 def test_pillow_alone_makes_the_views_of_the_pipeline_but_for_the_blur():
-    batch, plans = crops_rate.pipeline(2, device=False)
-    made, pillow, compared = batch(0), crops_rate.alone(batch.source, plans), 0
-    order = batch.order.rows(0).examples.tolist()
+    pipeline, plans = crops_rate.pipeline(2, device=False)
+    made, pillow, compared = pipeline.make(0), crops_rate.alone(pipeline.source, plans), 0
+    order = pipeline.order.rows(0).examples.tolist()
     for row, index in enumerate(order):
         ours = [*made["global_crops"][row], *made["local_crops"][row]]
         for view, first, second in zip(plans[index], ours, pillow[index], strict=True):
