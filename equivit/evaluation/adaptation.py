@@ -29,7 +29,7 @@ from equivit import constraints, logical
 from equivit.constraints import NonNegativeFloat, Share
 from equivit.data.pixels import normalize
 from equivit.evaluation import classification
-from equivit.evaluation.predictions import Batch, all_finite, measured, predictor
+from equivit.evaluation.predictions import Batch, by_example, predictor
 from equivit.precision import cast
 
 REFERENCE_BATCH = 64  # the batch size of `Sar.lr`
@@ -195,21 +195,20 @@ def adaptation(
       ValueError: there are no examples, logits are not finite, or the model has nothing to adapt.
     """
     predict, prepare = predictor(model, mean, std, precision), jax.jit(functools.partial(normalize, mean=mean, std=std))
-    state = start(model)
+    state, resets = start(model), 0
 
     def measure(batch):
-        nonlocal state
-        images, weight = prepare(batch["image"]), batch["weight"]
-        state, logits, info = step(settings, model, state, images, weight, precision=precision)
-        counts = classification.count(logits, batch["label"], weight)
-        before = classification.count(predict(batch["image"]), batch["label"], weight)
-        counts |= {"unadapted_top1": before["top1"], "unadapted_top5": before["top5"]}
-        finite = all_finite(logits, weight) & before["finite"]
-        return counts | {"kept": info["kept"].sum(), "resets": info["reset"], "finite": finite}
+        nonlocal state, resets
+        images = prepare(batch["image"])
+        state, logits, info = step(settings, model, state, images, batch["weight"], precision=precision)
+        resets += info["reset"]
+        after, before = (classification.correct(each, batch["label"]) for each in (logits, predict(batch["image"])))
+        unadapted = {f"unadapted_{name}": before[name] for name in ("top1", "top5")}
+        return after | unadapted | {"kept": info["kept"], "finite": after["finite"] & before["finite"]}
 
-    totals = classification.total(measured(measure, batches))
-    resets = totals.pop("resets", 0)
-    return classification.shares(totals) | {"resets": int(resets)}
+    found = by_example(measure, batches)
+    shares = {name: float(rows.mean()) for name, rows in found.items()}
+    return shares | {"examples": len(found["kept"]), "resets": int(resets)}
 
 
 def _initial(model) -> logical.Arrays:

@@ -30,7 +30,7 @@ from equivit import constraints, errors
 from equivit.constraints import NonNegativeInt, OneOf, PositiveInt, Seed
 from equivit.data.order import SHIFTS
 from equivit.evaluation.classification import hits
-from equivit.evaluation.predictions import Batch, Predict, all_finite, measured
+from equivit.evaluation.predictions import Batch, Predict, by_example
 from equivit.symmetry import shifts
 
 Size = tuple[int, int]  # (height, width)
@@ -129,16 +129,11 @@ def consistency(
         logits = [predict(centre(size, batch["image"]))]
         for pair in copies(batch, settings, size=size, mean=mean):
             logits += [predict(pair.first), predict(pair.second)]
-        return _compare(jnp.stack(logits), batch["label"], batch["weight"])
+        return _compare(jnp.stack(logits), batch["label"])
 
-    found = {"right": [], "same": []}
-    for result in measured(compare, with_offsets(batches, settings, size, source)):
-        for name, parts in found.items():
-            parts.append(result[name][..., result["weight"] > 0])
-    right, same = (np.concatenate(parts, axis=-1) for parts in found.values())
-    if not right.size:
-        raise ValueError("consistency: the evaluation split has no readable examples.")
-    return {"top1": float(right.mean()), "examples": right.size} | statistics(settings, same)
+    found = by_example(compare, with_offsets(batches, settings, size, source))
+    right = found["right"]
+    return {"top1": float(right.mean()), "examples": right.size} | statistics(settings, found["same"])
 
 
 def check(settings: Shifts, size: Size, source: Size | None = None) -> None:
@@ -274,14 +269,13 @@ def _shifted(kind, size, fill, images, offsets, number, side):
 
 
 @jax.jit
-def _compare(logits, label, weight):
+def _compare(logits, label):
     """The results for each image, from logits [1 + 2 n, B, classes] of the unshifted image and all copies."""
     prediction = logits.argmax(-1)
     return {
         "right": hits(prediction[0, :, None], label)[:, 0],
         "same": prediction[1::2] == prediction[2::2],
-        "weight": weight,
-        "finite": all_finite(logits, weight),
+        "finite": jnp.isfinite(logits).all(-1),
     }
 
 

@@ -20,7 +20,7 @@ from equivit import logical
 from equivit.constraints import Size
 from equivit.data.loader import EvaluationPipeline
 from equivit.data.pixels import normalize
-from equivit.evaluation.predictions import Batch, measured
+from equivit.evaluation.predictions import Batch, by_example, turned
 from equivit.evaluation.protocol import Line, Run, percent
 from equivit.layers.readout import ClassReadout, MeanReadout
 from equivit.layers.rngs import Keys
@@ -286,25 +286,13 @@ def _read(run: Run, split: str, elements: tuple[str, ...], entry: str, extract: 
     pipeline = _opened(run, split, entry)
 
     def measure(batch: Batch) -> dict[str, Any]:
-        found = {g: extract(_turned(g, batch["image"]), g) for g in elements}
-        rows = {name: batch[name] for name in (entry, "index", "weight")}
-        return rows | {"found": found, "finite": _finite(found, batch["weight"])}
+        found = {g: extract(turned(g, batch["image"]), g) for g in elements}
+        return {"found": found, entry: batch[entry], "index": batch["index"], "finite": _finite(found)}
 
-    parts = [(part, part["weight"] > 0) for part in measured(measure, run.batches(pipeline))]
-    others = tuple(np.concatenate([part[name][real] for part, real in parts]) for name in (entry, "index"))
-    if not len(others[0]):
-        raise ValueError(f"evaluation: the split {split!r} has no readable examples.")
-    whole = {}
-    for g in elements:
-        rows = [jax.tree.map(lambda array, real=real: array[real], part["found"][g]) for part, real in parts]
-        whole[g] = *jax.tree.map(lambda *arrays: np.concatenate(arrays), *rows), *others
-    return whole
-
-
-_turned = jax.jit(fields.act_on_image, static_argnums=0)
+    rows = by_example(measure, run.batches(pipeline), axis=0, split=f"split {split!r}")
+    return {g: (*rows["found"][g], rows[entry], rows["index"]) for g in elements}
 
 
 @jax.jit
-def _finite(tree: Any, weight: jax.Array) -> jax.Array:
-    each = [jnp.isfinite(leaf).all(range(1, leaf.ndim)) for leaf in jax.tree.leaves(tree)]
-    return (jnp.stack(each) | (weight <= 0)).all()
+def _finite(tree: Any) -> jax.Array:
+    return jnp.stack([jnp.isfinite(leaf).all(range(1, leaf.ndim)) for leaf in jax.tree.leaves(tree)]).all(0)

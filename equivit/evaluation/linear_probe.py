@@ -23,8 +23,7 @@ import numpy as np
 import optax
 from jax.experimental import multihost_utils
 
-from equivit.evaluation.knn import check_labels
-from equivit.evaluation.neighbours import Array
+from equivit.evaluation.neighbours import Array, check_labels
 
 BASE_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1)
 MOMENTUM, WEIGHT_STD = 0.9, 0.01

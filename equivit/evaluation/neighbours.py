@@ -109,6 +109,16 @@ def check_ks(ks: Iterable[int], number: int) -> None:
         raise ValueError(f"neighbours: k={wrong[0]} must be in 1..{number}, the number of keys; the nearest is {near}.")
 
 
+def check_labels(labels: np.ndarray, num_classes: int, number: int) -> None:
+    """ValueError unless there are `number` labels, in 0..num_classes - 1."""
+    if labels.shape != (number,):
+        raise ValueError(f"labels of shape {list(labels.shape)} must be one for each of the {number} features.")
+    if (wrong := (labels < 0) | (labels >= num_classes)).any():
+        raise ValueError(
+            f"the label {labels[wrong][0]} is not in 0..{num_classes - 1}; correct the labels or the number of classes."
+        )
+
+
 def _chunked(x: np.ndarray, shape: tuple[int, int], fill: float) -> np.ndarray:
     """Split rows into chunks [chunks, size, ...], padded at the end."""
     missing = shape[0] * shape[1] - len(x)

@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from equivit.evaluation import hematology, knn, linear_probe, logistic, neighbours, scores
+from equivit.evaluation import linear_probe, logistic, neighbours, scores
 from equivit.evaluation import patch_segmentation as patches
 from equivit.evaluation.neighbours import Search
+from equivit.evaluation.protocols import hematology
+from equivit.evaluation.protocols.knn import Neighbours
 
 RNG = np.random.default_rng(0)
 KEYS, QUERIES = RNG.normal(size=(45, 6)).astype(np.float32) + 1, RNG.normal(size=(11, 6)).astype(np.float32) + 1
@@ -50,19 +52,24 @@ def test_what_a_search_refuses():
     with pytest.raises(ValueError, match="distance='l2' is not one of cosine, L2; the nearest is 'L2'"):
         Search(KEYS, "l2")
     with pytest.raises(ValueError, match=r"the label 3 is not in 0\.\.2"):
-        knn.votes(KEYS, LABELS, QUERIES, ks=(1,), num_classes=3)
+        votes(ks=(1,), num_classes=3)
     with pytest.raises(ValueError, match=r"k=100 must be in 1\.\.45"):
-        knn.votes(KEYS, LABELS, QUERIES, ks=(10, 100), num_classes=4)
+        votes(ks=(10, 100))
     for queries in (QUERIES[:, :-1], QUERIES[:0]):
         with pytest.raises(ValueError, match=r"queries of shape .* must be \[Q, \d+\] as the keys"):
-            knn.votes(KEYS, LABELS, queries, ks=(1,), num_classes=4)
+            votes(queries=queries, ks=(1,))
+
+
+def votes(keys=KEYS, queries=QUERIES, *, ks, num_classes=4):
+    (found,) = Neighbours(keys, LABELS, ks=ks, num_classes=num_classes).votes(queries)
+    return found
 
 
 def test_votes_do_not_depend_on_the_length_of_features():
-    votes = knn.votes(KEYS, LABELS, QUERIES, ks=(1, 7), num_classes=4)
-    np.testing.assert_allclose(votes, knn.votes(3 * KEYS, LABELS, QUERIES / 2, ks=(1, 7), num_classes=4), atol=1e-6)
-    np.testing.assert_allclose(votes[1].sum(-1), 1, atol=1e-6)  # of all neighbours that the softmax is over
-    assert (votes[0] > 0).sum() == len(QUERIES) and (votes[0].sum(-1) < 1).all()
+    found = votes(ks=(1, 7))
+    np.testing.assert_allclose(found, votes(3 * KEYS, QUERIES / 2, ks=(1, 7)), atol=1e-6)
+    np.testing.assert_allclose(found[1].sum(-1), 1, atol=1e-6)  # of all neighbours that the softmax is over
+    assert (found[0] > 0).sum() == len(QUERIES) and (found[0].sum(-1) < 1).all()
 
 
 def tokens(steps=6):
@@ -187,7 +194,7 @@ def test_rare_classes_and_intervals():
 
 def test_neighbours_of_cells_vote_alike_and_the_smallest_class_wins():
     features = np.repeat(np.arange(4.0), 10)[:, None]  # the 20 nearest of 0.4 are at 0 and 1: a tie
-    found = hematology.evaluate(features, np.repeat([8, 2, 5, 7], 10), np.array([[0.4], [2.6]]), np.array([8, 7]))
-    assert found["knn1"]["predictions"].tolist() == [8, 7] and found["knn20"]["predictions"].tolist() == [2, 5]
+    found = hematology.Classifiers(features, np.repeat([8, 2, 5, 7], 10)).predict(np.array([[0.4], [2.6]]))
+    assert found["knn1"].tolist() == [8, 7] and found["knn20"].tolist() == [2, 5]
     with pytest.raises(ValueError, match=r"k=20 must be in 1\.\.19"):
-        hematology.evaluate(features[:19], np.arange(19), features[:1], np.arange(1))
+        hematology.Classifiers(features[:19], np.arange(19))

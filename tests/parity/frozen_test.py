@@ -5,8 +5,11 @@ import pytest
 from PIL import Image
 
 from equivit.data import crops
-from equivit.evaluation import hematology, knn, linear_probe, scores
+from equivit.evaluation import linear_probe, scores
 from equivit.evaluation import patch_segmentation as patches
+from equivit.evaluation.neighbours import Search
+from equivit.evaluation.protocols import hematology
+from equivit.evaluation.protocols.knn import Neighbours
 from equivit.symmetry import fields
 from tests.parity.arrays import Comparison, files, load
 
@@ -48,14 +51,15 @@ class Stored:
 @stored("knn_vote")
 def test_votes_of_neighbours(record_property):
     file = Stored("knn_vote")
-    given = file("features"), file.ints("labels"), file("queries")
+    features, labels, queries = file("features"), file.ints("labels"), file("queries")
     options = dict(num_classes=int(file("num_classes")), temperature=float(file("temperature")))
-    found = knn.votes(*given, ks=file.ints("ks_all").tolist(), **options)
+    (found,) = Neighbours(features, labels, ks=file.ints("ks_all").tolist(), **options).votes(queries)
     file.compare("probas_all", found, SEARCH)
-    file.compare("probas_max20", knn.votes(*given, ks=file.ints("ks_max20").tolist(), **options), SEARCH)
-    neighbours = knn.Search(given[0])(given[2], 100)
+    (fewer,) = Neighbours(features, labels, ks=file.ints("ks_max20").tolist(), **options).votes(queries)
+    file.compare("probas_max20", fewer, SEARCH)
+    neighbours = Search(features)(queries, 100)
     file.compare("top100_sims", neighbours.scores, SEARCH)
-    file.equal("top100_labels", given[1][neighbours.rows])
+    file.equal("top100_labels", labels[neighbours.rows])
     best = np.argsort(-found, axis=-1, kind="stable")
     file.equal("pred_all", best[..., 0])
     right = best == file.ints("query_labels")[:, None]
@@ -183,20 +187,20 @@ def objective(fitted, part, C):
 @stored("hematology")
 def test_cells(record_property):
     file = Stored("hematology")
-    given = file("train_features"), file.ints("train_labels"), file("test_features"), file.ints("test_labels")
-    found = hematology.evaluate(*given)
-    for name, result in found.items():
-        file.equal(f"{name}_pred", result["predictions"])
+    labels, test_features, test_labels = file.ints("train_labels"), file("test_features"), file.ints("test_labels")
+    classifiers = hematology.Classifiers(file("train_features"), labels)
+    for name, predicted in classifiers.predict(test_features).items():
+        file.equal(f"{name}_pred", predicted)
         names = {"weighted_f1": "wf1", "accuracy": "acc", "balanced_accuracy": "bacc"}
-        compare_scores(file, result, {key: f"{name}_{stored}" for key, stored in names.items()})
-    classifiers = hematology.Classifiers(*given[:2])
-    rows = classifiers.search(given[2], 20).rows
+        scored = hematology.scored(test_labels, predicted)
+        compare_scores(file, scored, {key: f"{name}_{stored}" for key, stored in names.items()})
+    rows = classifiers.search(test_features, 20).rows
     for k in (1, 20):
-        votes = (given[1][rows[:, :k], None] == np.arange(8)).sum(1)
+        votes = (labels[rows[:, :k], None] == np.arange(8)).sum(1)
         file.equal(f"knn{k}_votes", votes)
     file.compare("linear_coef", classifiers.linear.coef, SOLVED)
     file.compare("linear_intercept", classifiers.linear.intercept, SOLVED)
-    file.compare("linear_probas", classifiers.linear.probabilities(given[2]), SOLVED)
+    file.compare("linear_probas", classifiers.linear.probabilities(test_features), SOLVED)
     file.finish(record_property, "linear_C")
 
 

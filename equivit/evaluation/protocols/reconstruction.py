@@ -6,11 +6,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from ml_collections import ConfigDict
 
 from equivit.data.pixels import normalize
-from equivit.evaluation.classification import total
-from equivit.evaluation.predictions import Batch, all_finite, measured
+from equivit.evaluation.predictions import Batch, by_example
 from equivit.evaluation.protocol import Line, Protocol, Run, percent
 from equivit.layers.grid import check_grid
 from equivit.models.decoders import MaskedAutoencoder
@@ -75,29 +75,24 @@ def reconstruction(
     Raises:
       ValueError: there are no examples, or predictions are not finite.
     """
-    count = functools.partial(_count, (tuple(mean), tuple(std), ratio, target, variance), model, jax.random.key(seed))
-    totals = total(measured(lambda batch: count(batch["image"], batch["index"], batch["weight"]), batches))
-    if not totals.get("examples"):
-        raise ValueError("reconstruction: the evaluation split has no readable examples.")
-    explained = 1 - totals["error"] / totals["of_zeros"] if totals["of_zeros"] else 0.0
-    examples = int(totals["examples"])
-    return {"loss": totals["error"] / examples, "explained": explained, "examples": examples}
+    errors = functools.partial(_errors, (tuple(mean), tuple(std), ratio, target, variance), model, jax.random.key(seed))
+    found = by_example(lambda batch: errors(batch["image"], batch["index"]), batches)
+    loss, of_zeros = (found[name].mean(dtype=np.float64).item() for name in ("error", "of_zeros"))
+    return {"loss": loss, "explained": 1 - loss / of_zeros if of_zeros else 0.0, "examples": len(found["error"])}
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _count(settings, model, key, images, index, weight):
+def _errors(settings, model, key, images, index):
     mean, std, ratio, target, variance = settings
     images, patch_size = normalize(images, mean, std), model.config.encoder.patch_size
     h, w = check_grid(images.shape[1:3], patch_size, "image")
     noise = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i), (h * w,)))(index)
     keep, mask = masking.from_noise(noise, masking.number_kept(h * w, ratio))
     predictions, wanted = model(images, keep=keep), targets(images, patch_size, target, variance)
-    real = weight > 0
     return {
-        "error": jnp.sum(removed_errors(predictions, wanted, mask), where=real),
-        "of_zeros": jnp.sum(removed_errors(jnp.zeros_like(wanted), wanted, mask), where=real),
-        "examples": real.sum(),
-        "finite": all_finite(predictions, weight[:, None]),
+        "error": removed_errors(predictions, wanted, mask),
+        "of_zeros": removed_errors(jnp.zeros_like(wanted), wanted, mask),
+        "finite": jnp.isfinite(predictions).all((1, 2)),
     }
 
 
