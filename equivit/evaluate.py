@@ -81,13 +81,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     about = protocols.about()
     width = max(map(len, about))
-    parser = argparse.ArgumentParser(
-        prog="python -m equivit.evaluate",
-        description=__doc__,
-        epilog="protocols for --suite:\n" + "\n".join(f"  {name:{width}}  {line}" for name, line in about.items()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    protocols_by_name = "\n".join(f"  {name:{width}}  {line}" for name, line in about.items())
+    parser = command.parser("evaluate", __doc__, epilog=f"protocols for --suite:\n{protocols_by_name}")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--workdir", type=pathlib.Path, help="run directory; evaluates its newest intact checkpoint")
     what.add_argument("--model", type=pathlib.Path, help="saved model; needs --config for the data")

@@ -55,12 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m equivit.export",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command.parser("export", __doc__)
     parser.add_argument("--input", required=True, type=pathlib.Path, help="a saved model or a run directory")
     parser.add_argument("--output", required=True, type=pathlib.Path, help="file ending in .onnx or .stablehlo")
     parser.add_argument("--image_size", required=True, type=command.size, help="HEIGHT,WIDTH in pixels")

@@ -36,12 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m equivit.profile",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command.parser("profile", __doc__)
     parser.add_argument("files", nargs="+", type=pathlib.Path, help="ONNX files; ratios are to the first")
     parser.add_argument("--provider", choices=("cpu", "cuda"), default="cpu", help="execution provider (%(default)s)")
     parser.add_argument("--runs", type=command.at_least(1), default=100, help="timed rounds (%(default)s)")

@@ -28,12 +28,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m equivit.summarize",
-        description="Parameters, multiply-adds and memory of a model.",
-        epilog="Keys can be changed: --config.data.image_size=(384,384) with --config, --model.family=I8 with --model",
-        allow_abbrev=False,
-    )
+    example = "Keys can be changed: --config.data.image_size=(384,384) with --config, --model.family=I8 with --model"
+    parser = command.parser("summarize", "Parameters, multiply-adds and memory of a model.", epilog=example)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--config", help="configs/FILE.py or configs/FILE.py:MODE")
     what.add_argument("--model", help="a name of the zoo, such as octic_vit_h14")

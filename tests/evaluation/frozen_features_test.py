@@ -1,5 +1,7 @@
 """Functions of frozen features: exact whatever the chunks and the devices, ties, and probes that go on."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from sklearn import metrics
 
 from equivit.evaluation import linear_probe, logistic, neighbours, scores
 from equivit.evaluation import patch_segmentation as patches
+from equivit.evaluation.linear_probe import Heads
 from equivit.evaluation.neighbours import Search
 from equivit.evaluation.protocols import hematology
 from equivit.evaluation.protocols.knn import Neighbours
@@ -78,30 +81,30 @@ def tokens(steps=6):
     return list(zip(classes.astype(np.float32), means.astype(np.float32), RNG.integers(0, 3, (steps, 8)), strict=True))
 
 
-SETTINGS = dict(num_classes=3, base_rates=(0.1, 1.0), batch_size=256, steps=6)
+HEADS = Heads(num_classes=3, base_rates=(0.1, 1.0), batch_size=256, steps=6)
 
 
 def test_a_probe_that_is_cut_off_goes_on_to_the_same_numbers(tmp_path):
     batches = tokens()
-    whole = linear_probe.fit(batches, **SETTINGS)
+    whole = linear_probe.fit(batches, HEADS)
 
     def save(step, state):
         if step == 3:
             np.savez(tmp_path / "state.npz", **state)
 
     with pytest.raises(ValueError, match="there are 4 batches, and steps=6"):
-        linear_probe.fit(batches[:4], watch=save, **SETTINGS)
+        linear_probe.fit(batches[:4], HEADS, watch=save)
     with np.load(tmp_path / "state.npz") as state:
-        rest = linear_probe.fit(batches[3:], state=state, **SETTINGS)
+        rest = linear_probe.fit(batches[3:], HEADS, state=state)
     np.testing.assert_array_equal(rest.losses, whole.losses)
-    for name in whole.names:
-        np.testing.assert_array_equal(rest.weights[name], whole.weights[name])
-    assert (linear_probe.fit(batches, key=jax.random.key(1), **SETTINGS).losses != whole.losses).all()
+    for number in range(len(HEADS.names)):
+        np.testing.assert_array_equal(rest.head(number)[0], whole.head(number)[0])
+    assert (linear_probe.fit(batches, HEADS, key=jax.random.key(1)).losses != whole.losses).all()
 
 
 def test_a_probe_on_a_mesh_equals_one_device():
     batches = tokens()
-    alone = linear_probe.fit(batches, **SETTINGS).losses
+    alone = linear_probe.fit(batches, HEADS).losses
     mesh = jax.make_mesh((4, 2), ("data", "fsdp"), axis_types=(AUTO, AUTO))
     rows = jax.sharding.PartitionSpec(("data", "fsdp"))
     specs = jax.sharding.PartitionSpec(None, *rows), rows, rows
@@ -110,22 +113,21 @@ def test_a_probe_on_a_mesh_equals_one_device():
         for batch in batches
     ]
     with jax.set_mesh(mesh):
-        np.testing.assert_allclose(linear_probe.fit(placed, **SETTINGS).losses, alone, rtol=1e-5)
+        np.testing.assert_allclose(linear_probe.fit(placed, HEADS).losses, alone, rtol=1e-5)
 
 
 def test_what_a_probe_refuses():
     batches = tokens()
     with pytest.raises(ValueError, match=r"the label 2 is not in 0\.\.1"):
-        linear_probe.fit(batches, **SETTINGS | dict(num_classes=2))
+        linear_probe.fit(batches, dataclasses.replace(HEADS, num_classes=2))
     with pytest.raises(ValueError, match=r"blocks=5 must be in 1\.\.4"):
-        linear_probe.fit(batches, blocks=(1, 5), **SETTINGS)
+        linear_probe.fit(batches, dataclasses.replace(HEADS, blocks=(1, 5)))
     with pytest.raises(ValueError, match=r"n1_avg0_lr0.1, n1_avg0_lr0.1, .* must differ"):
-        linear_probe.fit(batches, **SETTINGS | dict(base_rates=(0.1, 0.1000000001)))
+        dataclasses.replace(HEADS, base_rates=(0.1, 0.1000000001))
     with pytest.raises(ValueError, match=r"base_rates=\(\), blocks=\(1, 4\) and .* make no head"):
-        linear_probe.fit(batches, **SETTINGS | dict(base_rates=()))
+        dataclasses.replace(HEADS, base_rates=())
     with pytest.raises(ValueError, match=r"initial\['n1_avg0_lr.*'\] is missing and must be \[\d+, \d+\]"):
-        linear_probe.fit(batches, **SETTINGS, initial={})
-    assert linear_probe.best([0.5, 0.7, 0.7]) == 1
+        linear_probe.fit(batches, HEADS, initial={})
 
 
 def test_the_regression_is_where_the_gradient_vanishes():

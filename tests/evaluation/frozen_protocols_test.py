@@ -161,8 +161,8 @@ def test_a_probe_of_augmented_images_that_was_cut_off_goes_on(config, monkeypatc
         config.evaluation.linear_probe.update(augment=True, steps=4)
     monkeypatch.setattr(protocol, "KEEP_EVERY", 2)
 
-    def noting(batches, *, watch=None, cut=None, **options):
-        probe = fit(itertools.islice(batches, cut), watch=watch, **options)
+    def noting(batches, heads, *, watch=None, cut=None, **options):
+        probe = fit(itertools.islice(batches, cut), heads, watch=watch, **options)
         seen.append((probe.losses, options.get("state")))
         return probe
 
