@@ -67,15 +67,10 @@ class Cost:
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """Costs by kind, and notes about uncertain counts.
+    """Costs by kind, and notes about uncertain counts."""
 
-    Attributes:
-      kinds: a `Cost` for each of KINDS.
-      notes: one sentence for each uncertainty, empty if the count is exact.
-    """
-
-    kinds: dict[str, Cost]
-    notes: tuple[str, ...] = ()
+    kinds: dict[str, Cost]  # a `Cost` for each of KINDS
+    notes: tuple[str, ...] = ()  # one sentence for each uncertainty, empty if the count is exact
 
     def __getitem__(self, kind: str) -> Cost:
         return self.kinds[kind]

@@ -33,19 +33,12 @@ PLATFORMS = ("cpu", "cuda", "tpu")  # of a StableHLO file
 
 
 class Written(NamedTuple):
-    """The files and figures of `write`.
-
-    Attributes:
-      path: the path of the file.
-      bytes: its size.
-      parameters: size of the deployed parameters in bytes.
-      deviation: the largest deviation from the model, relative to the model's largest entry.
-    """
+    """The files and figures of `write`."""
 
     path: pathlib.Path
-    bytes: int
-    parameters: int
-    deviation: float
+    bytes: int  # size of the file
+    parameters: int  # size of the deployed parameters in bytes
+    deviation: float  # the largest deviation from the model, relative to the model's largest entry
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -7,15 +7,11 @@ from equivit import errors
 
 
 class TrainedOn(NamedTuple):
-    """The training data of a model.
+    """The training data of a model."""
 
-    Attributes:
-      classes: names of the classes, in the order of the logits; () if there are none, or they are unknown.
-      examples: the number of examples; None if unknown.
-    """
-
+    # Names of the classes, in the order of the logits; () if there are none, or they are unknown.
     classes: tuple[str, ...] = ()
-    examples: int | None = None
+    examples: int | None = None  # the number of examples; None if unknown
 
     def to_json(self) -> dict[str, Any]:
         """Convert to the values of a JSON object."""

@@ -26,24 +26,16 @@ ROUNDS = 50  # timing rounds
 
 
 class Result(NamedTuple):
-    """The result of an acceleration.
+    """The result of an acceleration."""
 
-    Attributes:
-      metric: the name of the metric, and its values before and after; None without a head.
-      milliseconds, bytes: time per image and size of the exported models, before and after.
-      blocks: the replaced blocks.
-      sigma: Sigma of all blocks.
-      errors: the errors of the fits, by block.
-      conditions: the conditions of the timing.
-    """
-
+    # The name of the metric, and its values before and after; None without a head.
     metric: tuple[str, float, float] | None
-    milliseconds: tuple[float, float]
-    bytes: tuple[int, int]
-    blocks: tuple[int, ...]
-    sigma: list[float]
-    errors: dict[int, float]
-    conditions: str
+    milliseconds: tuple[float, float]  # time per image of the exported models, before and after
+    bytes: tuple[int, int]  # their sizes
+    blocks: tuple[int, ...]  # the replaced blocks
+    sigma: list[float]  # Sigma of all blocks
+    errors: dict[int, float]  # the errors of the fits, by block
+    conditions: str  # of the timing
 
 
 def run(plan: Plan) -> Result:

@@ -33,16 +33,11 @@ class Moments:
     """Mean and squared deviations of samples of any shape, from batches in any order (Chan et al. 1979).
 
     A difference of sums of squares would lose all digits of a deviation much smaller than the mean.
-
-    Attributes:
-      count: number of samples, [].
-      mean: the mean, with the shape of a sample.
-      squares: the sum of squared deviations from the mean.
     """
 
-    count: jax.Array
-    mean: jax.Array
-    squares: jax.Array
+    count: jax.Array  # number of samples, []
+    mean: jax.Array  # the mean, with the shape of a sample
+    squares: jax.Array  # the sum of squared deviations from the mean
 
     @classmethod
     def zeros(cls, shape: tuple[int, ...]) -> "Moments":

@@ -80,18 +80,12 @@ class Shifts:
 
 
 class Pair(NamedTuple):
-    """Two shifted copies of each image of a batch.
+    """Two shifted copies of each image of a batch."""
 
-    Attributes:
-      kind: one of KINDS.
-      first, second: the copies, uint8 [B, H, W, C].
-      offsets: int32 [B, 2, 2], (down, right) of the first and the second copy.
-    """
-
-    kind: str
-    first: jax.Array
-    second: jax.Array
-    offsets: np.ndarray | jax.Array
+    kind: str  # one of KINDS
+    first: jax.Array  # uint8 [B, H, W, C]
+    second: jax.Array  # of the same shape
+    offsets: np.ndarray | jax.Array  # int32 [B, 2, 2], (down, right) of the first and the second copy
 
 
 def consistency(

@@ -36,33 +36,20 @@ UPRIGHT = ("e",)
 
 
 class Images(NamedTuple):
-    """The features of images.
+    """The features of images."""
 
-    Attributes:
-      tokens: float32 [N, n, D], the class tokens of the last n blocks, the oldest first.
-      average: float32 [N, D], the mean patch token of the last block.
-      labels: int32 [N].
-      index: int64 [N], the positions of the images in the split, without unreadable ones.
-    """
-
-    tokens: np.ndarray
-    average: np.ndarray
-    labels: np.ndarray
-    index: np.ndarray
+    tokens: np.ndarray  # float32 [N, n, D], the class tokens of the last n blocks, the oldest first
+    average: np.ndarray  # float32 [N, D], the mean patch token of the last block
+    labels: np.ndarray  # int32 [N]
+    index: np.ndarray  # int64 [N], the positions of the images in the split, without unreadable ones
 
 
 class Patches(NamedTuple):
-    """The patch tokens of images, and their label maps.
+    """The patch tokens of images, and their label maps."""
 
-    Attributes:
-      grid: float32 [N, h, w, D], of the last block.
-      maps: int32 [N, H, W], on the images; `grid.framed(maps)` has the pixels of each token.
-      index: as of `Images`.
-    """
-
-    grid: Grid
-    maps: np.ndarray
-    index: np.ndarray
+    grid: Grid  # float32 [N, h, w, D], of the last block
+    maps: np.ndarray  # int32 [N, H, W], on the images; `grid.framed(maps)` has the pixels of each token
+    index: np.ndarray  # as of `Images`
 
 
 class Opened(NamedTuple):

@@ -76,13 +76,9 @@ class Views:
 
 @dataclasses.dataclass(frozen=True)
 class WholeViews(Views):
-    """Views of whole images.
+    """Views of whole images."""
 
-    Attributes:
-      multiple: the sides of scaled images are rounded up to its multiples (`data.multiple`).
-    """
-
-    multiple: PositiveInt = 1
+    multiple: PositiveInt = 1  # the sides of scaled images are rounded up to its multiples (`data.multiple`)
 
 
 def settings(config: ConfigDict) -> Views:

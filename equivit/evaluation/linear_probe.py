@@ -45,26 +45,14 @@ class Input(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Heads:
-    """The heads and their training.
+    """The heads and their training; ValueError if two have the same name, or there are no heads or no steps."""
 
-    Attributes:
-      num_classes: labels are 0..num_classes - 1.
-      base_rates: the learning rates at a batch of 256.
-      batch_size: images in a batch, over all devices.
-      steps: steps of the training.
-      blocks: numbers of last blocks whose class tokens heads read.
-      averages: whether heads read the mean patch token.
-
-    Raises:
-      ValueError: two heads have the same name, or there are no heads or no steps.
-    """
-
-    num_classes: int
-    base_rates: tuple[float, ...]
-    batch_size: int
+    num_classes: int  # labels are 0..num_classes - 1
+    base_rates: tuple[float, ...]  # the learning rates at a batch of 256
+    batch_size: int  # images in a batch, over all devices
     steps: int
-    blocks: tuple[int, ...] = (1, 4)
-    averages: tuple[bool, ...] = (False, True)
+    blocks: tuple[int, ...] = (1, 4)  # numbers of last blocks whose class tokens heads read
+    averages: tuple[bool, ...] = (False, True)  # whether heads read the mean patch token
 
     def __post_init__(self):
         if not self.names:
@@ -88,17 +76,12 @@ class Heads:
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """Trained heads.
-
-    Attributes:
-      heads: the heads.
-      stacked: by input, the weights [rates, F, classes] and biases [rates, classes] of its heads.
-      losses: float32 [steps, heads], each before its step.
-    """
+    """Trained heads."""
 
     heads: Heads
+    # By input, the weights [rates, F, classes] and biases [rates, classes] of its heads.
     stacked: Mapping[str, tuple[np.ndarray, np.ndarray]]
-    losses: np.ndarray
+    losses: np.ndarray  # float32 [steps, heads], each before its step
 
     def head(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """The weight [F, classes] and the bias [classes] of a head."""

@@ -31,15 +31,10 @@ SMALLEST_NORM = 1e-12  # lower bound of the norm to divide by
 
 
 class Found(NamedTuple):
-    """The nearest keys of each query, nearest first.
+    """The nearest keys of each query, nearest first."""
 
-    Attributes:
-      scores: float32 [Q, k]: the cosine, or -|q - k|^2 / 2.
-      rows: int32 [Q, k], the rows of the keys.
-    """
-
-    scores: np.ndarray
-    rows: np.ndarray
+    scores: np.ndarray  # float32 [Q, k]: the cosine, or -|q - k|^2 / 2
+    rows: np.ndarray  # int32 [Q, k], the rows of the keys
 
 
 class Search:

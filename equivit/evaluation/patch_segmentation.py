@@ -94,13 +94,9 @@ def knn(
 
 @dataclasses.dataclass(frozen=True)
 class Linear(Logistic):
-    """A logistic regression of patches; all pixels of a patch get its class.
+    """A logistic regression of patches; all pixels of a patch get its class."""
 
-    Attributes:
-      patch: (height, width) of a patch in pixels.
-    """
-
-    patch: Size
+    patch: Size  # (height, width) in pixels
 
     def predict(self, features: Array) -> np.ndarray:
         """Label maps [m, H, W] of features [m, h, w, D]."""
@@ -125,17 +121,11 @@ def linear(features: Array, labels: Array, *, C: float, ignore: Iterable[int] = 
 
 
 class Chosen(NamedTuple):
-    """A classifier with the best setting on the held-out part.
+    """A classifier with the best setting on the held-out part."""
 
-    Attributes:
-      selected: (distance, k), or C.
-      validation: the official mIoU of each setting on the held-out part.
-      predict: features [m, h, w, D] to label maps [m, H, W].
-    """
-
-    selected: Any
-    validation: dict[Any, float]
-    predict: Callable[[Array], np.ndarray]
+    selected: Any  # (distance, k), or C
+    validation: dict[Any, float]  # the official mIoU of each setting on the held-out part
+    predict: Callable[[Array], np.ndarray]  # features [m, h, w, D] to label maps [m, H, W]
 
 
 def choose(
