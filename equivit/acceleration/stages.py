@@ -1,9 +1,8 @@
 """The stages of an acceleration; a stage whose result exists is skipped."""
 
-import contextlib
 import json
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -59,22 +58,11 @@ def run(plan: Plan) -> Result:
 
 
 def _saved(place: pathlib.Path, make: Callable[[], ModelModule], *, beside: pathlib.Path | None = None) -> ModelModule:
-    """Load the saved model at a place; compute it if it, or the file `beside` it, is missing.
-
-    Raises:
-      ValueError: the model is damaged; the message names the directory to remove.
-    """
+    """Load the saved model at a place; compute it if it, or the file `beside` it, is missing."""
     if not (place / "model.json").is_file() or (beside is not None and not beside.is_file()):
         saved.save(place, make())
-    with _naming_damage(place):
-        return saved.load(place)
-
-
-@contextlib.contextmanager
-def _naming_damage(place: pathlib.Path) -> Iterator[None]:
-    """Name the directory to remove in errors of damaged results."""
     try:
-        yield
+        return saved.load(place)
     except (ValueError, OSError) as error:
         raise ValueError(f"{str(error).rstrip('.')}; remove {place} to create it again.") from error
 

@@ -109,10 +109,11 @@ def opens(run: Run, entry: str = "label", least: int = 1) -> Opened:
 
 def _traced(run: Run, entry: str, model: ModelModule, images: jax.Array) -> Any:
     """The features of upright images."""
+    run = dataclasses.replace(run, model=model)
     if entry == "map":
-        (grid,) = _patch_features(_pixels(run), cast(_backbone(model), run.precision), images, "e")
+        (grid,) = _patch_extractor(run)(images, "e")
         return grid.values, grid.offset
-    return extractor(dataclasses.replace(run, model=model))(images)
+    return extractor(run)(images)
 
 
 def images(run: Run, split: str, elements: Iterable[str] = UPRIGHT) -> dict[str, Images]:
@@ -121,8 +122,7 @@ def images(run: Run, split: str, elements: Iterable[str] = UPRIGHT) -> dict[str,
     Raises ValueError for examples without one label each, or features that are not finite.
     """
     extract = extractor(run)
-    read = functools.partial(_read, run, split, tuple(elements), "label", lambda images, g: extract(images))
-    return _once(run, ("images", split, *elements), read, Images)
+    return _read(run, split, tuple(elements), "label", lambda images, g: extract(images), Images)
 
 
 def patches(run: Run, split: str, elements: Iterable[str] = UPRIGHT) -> dict[str, Patches]:
@@ -130,9 +130,7 @@ def patches(run: Run, split: str, elements: Iterable[str] = UPRIGHT) -> dict[str
 
     Raises ValueError for examples without label maps, or features that are not finite.
     """
-    extract = functools.partial(_patch_features, _pixels(run), cast(_backbone(run.model), run.precision))
-    read = functools.partial(_read, run, split, tuple(elements), "map", extract)
-    return _once(run, ("patches", split, *elements), read, Patches)
+    return _read(run, split, tuple(elements), "map", _patch_extractor(run), Patches)
 
 
 def extractor(run: Run) -> Extract:
@@ -209,6 +207,10 @@ def _captured(run: Run) -> tuple[int, ...]:
     return tuple(range(depth - run.blocks, depth - 1))
 
 
+def _patch_extractor(run: Run) -> Callable:
+    return functools.partial(_patch_features, _pixels(run), cast(_backbone(run.model), run.precision))
+
+
 def _pixels(run: Run) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return tuple(run.data.mean), tuple(run.data.std)
 
@@ -248,14 +250,6 @@ def _invariants(model: ModelModule, tokens: jax.Array, readouts: Any = object) -
     return readout.invariant(fields.from_dense(tokens, model.config.group))
 
 
-def _once(run: Run, key: tuple, read: Callable[[], dict], kind: Callable) -> dict[str, Any]:
-    """The results of `read` by element, cached for the other protocols of the suite."""
-    key = (*key, run.data.to_json())
-    if key not in run.frozen:
-        run.frozen[key] = {g: kind(*found) for g, found in read().items()}
-    return run.frozen[key]
-
-
 def _opened(run: Run, split: str, entry: str) -> EvaluationPipeline:
     """A split; ValueError unless its examples have the entry."""
     pipeline = run.open(split=split)
@@ -268,8 +262,13 @@ def _opened(run: Run, split: str, entry: str) -> EvaluationPipeline:
     return pipeline
 
 
-def _read(run: Run, split: str, elements: tuple[str, ...], entry: str, extract: Callable) -> dict[str, tuple]:
-    """The features and the `entry` of all images of a split, by element."""
+def _read(
+    run: Run, split: str, elements: tuple[str, ...], entry: str, extract: Callable, kind: Callable
+) -> dict[str, Any]:
+    """The features and the `entry` of all images of a split, by element; cached for other protocols of the suite."""
+    key = (entry, split, *elements, run.data.to_json())
+    if key in run.frozen:
+        return run.frozen[key]
     pipeline = _opened(run, split, entry)
 
     def measure(batch: Batch) -> dict[str, Any]:
@@ -277,7 +276,8 @@ def _read(run: Run, split: str, elements: tuple[str, ...], entry: str, extract: 
         return {"found": found, entry: batch[entry], "index": batch["index"], "finite": _finite(found)}
 
     rows = by_example(measure, run.batches(pipeline), axis=0, split=f"split {split!r}")
-    return {g: (*rows["found"][g], rows[entry], rows["index"]) for g in elements}
+    run.frozen[key] = {g: kind(*rows["found"][g], rows[entry], rows["index"]) for g in elements}
+    return run.frozen[key]
 
 
 @jax.jit

@@ -26,12 +26,7 @@ def opens(run: Run) -> None:
     patches.patch_size(features, maps)
 
 
-def run(run: Run) -> dict[str, Any]:
-    """`measure` with neighbours."""
-    return measure(run, "knn")
-
-
-def measure(run: Run, method: str) -> dict[str, Any]:
+def measure(run: Run, method: str = "knn") -> dict[str, Any]:
     """Score label maps of the test images by a classifier of patches, chosen on a tenth of the training images.
 
     Returns "miou", "miou_official" (the paper's) and "accuracy" of the upright images, "iou" by class name;
@@ -82,20 +77,17 @@ def lines(result: dict[str, Any], by: str = "nearest patches") -> list[Line]:
     official = f"official {percent(result['miou_official'])}"
     right = f"{percent(result['accuracy'])} of the pixels ({result['examples']} images)"
     against = f"{100 * result['delta']:+.1f} points against upright"
+    same = f"the same class in all for {percent(result['same'])} of the pixels"
     return [
         (f"mean IoU by {by}", f"{percent(result['miou'])}, {official} ({result['selected']})"),
         ("... right class", right),
-        (
-            "... in eight orientations",
-            f"{percent(result['miou_mean'])} in the mean ({against}), the same class in all for "
-            f"{percent(result['same'])} of the pixels",
-        ),
+        ("... in eight orientations", f"{percent(result['miou_mean'])} in the mean ({against}), {same}"),
     ]
 
 
 PROTOCOL = Protocol(
     needs=frozenset({"features"}),
-    run=run,
+    run=measure,
     lines=lines,
     check=frozen.check,
     data=data,
