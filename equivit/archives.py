@@ -78,8 +78,7 @@ class Archive:
 class Npz(Archive):
     """An .npz file of plain arrays.
 
-    Raises:
-      ValueError: the file is damaged or not an .npz file.
+    Raises ValueError if the file is damaged or not an .npz file.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -94,9 +93,8 @@ class Npz(Archive):
     def __getitem__(self, key: str) -> np.ndarray:
         """Read the array of that name.
 
-        Raises:
-          ValueError: the array is damaged, holds Python objects, does not have its declared size, exceeds the budget,
-            or does not fit into memory.
+        Raises ValueError if the array is damaged, holds Python objects, does not have its declared size, exceeds the
+        budget, or does not fit into memory.
         """
         name = self.keys[key]
         try:

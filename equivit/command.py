@@ -137,8 +137,7 @@ def check_file(flag: str, path: pathlib.Path) -> None:
 def changes(arguments: list[str], parser: argparse.ArgumentParser, prefix: str = "--config.") -> list[str]:
     """Return `key=value` for each unparsed argument `--config.key=value`.
 
-    Raises:
-      ValueError: any other argument; the message gives the nearest flag of the parser.
+    Raises ValueError for any other argument; the message gives the nearest flag of the parser.
     """
     for argument in arguments:
         if not argument.startswith(prefix):

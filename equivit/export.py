@@ -116,9 +116,8 @@ def write(
       half: parameters, input and computation in float16.
       classes: names of the classes, in the order of the logits; an .onnx file stores them as JSON in its metadata.
 
-    Raises:
-      ValueError: an unknown ending, layout or opset; images of a wrong size; operations that cannot be written; ONNX
-        Runtime rejects the file; or the file deviates from the model.  Then no file is left.
+    Raises ValueError for an unknown ending, layout or opset, images of a wrong size, or operations that cannot be
+    written; or if ONNX Runtime rejects the file, or the file deviates from the model.  Then no file is left.
     """
     import jax
     import jax.numpy as jnp

@@ -130,8 +130,7 @@ def memory(config: ConfigDict) -> dict[str, dict[str, int]]:
     Returns {"forward" or "train": {"arguments", "outputs", "temporaries", "peak"}}.  The training step donates its
     state, so outputs that reuse arguments count once in the peak.
 
-    Raises:
-      ValueError: the batch does not fit the mesh, or the compiler reports no memory.
+    Raises ValueError if the batch does not fit the mesh, or the compiler reports no memory.
     """
     import jax
 

@@ -207,8 +207,7 @@ def claim(options: Any, changes: Iterable[str], weights: str) -> None:
       changes: overrides of the config.
       weights: the `fingerprint` of the loaded model; the file at a path may change.
 
-    Raises:
-      ValueError: the directory belongs to other arguments or other weights.
+    Raises ValueError if the directory belongs to other arguments or other weights.
     """
     source = options.weights or str(options.input)
     wanted = dict(source=source, config=options.config, changes=list(changes))

@@ -103,8 +103,7 @@ def of_map(features: jax.Array, outputs: jax.Array, weight: jax.Array | float = 
 def streamed(step: Callable, batches: Iterable[Any], *arguments: Any) -> Any:
     """The sum of `step(*arguments, images, weight)` over the batches, in float64.
 
-    Raises:
-      ValueError: there are no images, they differ in size, or a batch is larger than the first.
+    Raises ValueError if there are no images, they differ in size, or a batch is larger than the first.
     """
     total, first = None, None
     for images in map(np.asarray, batches):

@@ -73,8 +73,7 @@ class GatedAttention(dense.Attention):
       kernel_size: k, odd.
       rngs: draws the taps.
 
-    Raises:
-      ValueError: as `replace_attention`, or another kind.
+    Raises ValueError as `replace_attention`, or for another kind.
     """
 
     def __init__(self, attention: dense.Attention, kind: str, *, kernel_size: int = 3, rngs: nnx.Rngs):

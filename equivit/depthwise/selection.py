@@ -92,9 +92,8 @@ def moments(model: ViT, batches: Iterable[Any]) -> Moments:
       batches: images [B, H, W, C], normalised for the model and all of one size; the first batch is the largest.  Under
         a mesh, only the rows of this process.
 
-    Raises:
-      ValueError: there are no images, they differ in size, a batch is larger than the first, or the model has tokens
-        before the patches.
+    Raises ValueError if there are no images, they differ in size, a batch is larger than the first, or the model has
+    tokens before the patches.
     """
     if model.config.prefix:
         raise ValueError(
@@ -136,8 +135,7 @@ def select(scores: np.ndarray, number: int, order: str = "lowest", seed: int = 0
       order: "lowest", "highest" or "random"; equal scores are taken in ascending order of blocks.
       seed: seed of the random selection.
 
-    Raises:
-      ValueError: an unknown order, or fewer finite scores than `number`.
+    Raises ValueError for an unknown order, or fewer finite scores than `number`.
     """
     errors.one_of("select: order", order, ORDERS)
     scores = np.asarray(scores, np.float64)

@@ -47,26 +47,17 @@ class Sar:
       `reset_below` is used; the public code always uses 0.2.
     Dropout and drop path are off; the public code adapts in training mode and needs a model without them.
 
-    Attributes:
-      lr: learning rate for batches of 64 images.  A batch of B images uses lr B / 64, a single image twice that.
-      momentum: v = momentum v + gradient, not Nesterov.
-      rho: distance to the sharper point.
-      margin: images are used if their entropy is below this fraction of the maximum, log(classes).
-      decay: decay of the moving average of the entropy, per batch.
-      reset_below: the model is reset if the average entropy, in nats, falls below this.
-      official: follow the public code in all of the above.
-
-    Raises:
-      ValueError: an invalid value.
+    Raises ValueError for an invalid value.
     """
 
+    # For batches of 64 images.  A batch of B images uses lr B / 64, a single image twice that.
     lr: NonNegativeFloat = 1e-3
-    momentum: Share = 0.9
-    rho: NonNegativeFloat = 0.05
-    margin: Share = 0.4
-    decay: Share = 0.9
-    reset_below: NonNegativeFloat = 0.2
-    official: bool = False
+    momentum: Share = 0.9  # v = momentum v + gradient, not Nesterov
+    rho: NonNegativeFloat = 0.05  # distance to the sharper point
+    margin: Share = 0.4  # images are used if their entropy is below this fraction of the maximum, log(classes)
+    decay: Share = 0.9  # decay of the moving average of the entropy, per batch
+    reset_below: NonNegativeFloat = 0.2  # the model is reset if the average entropy, in nats, falls below this
+    official: bool = False  # follow the public code in all of the above
 
     def __post_init__(self):
         if any(isinstance(getattr(self, field.name), jax.Array | np.ndarray) for field in dataclasses.fields(self)):
@@ -98,8 +89,7 @@ def adapted(model: nnx.Module) -> dict[str, np.ndarray]:
     blocks (9 to 11 of 12), whose features should keep their meaning.  The final norm is not adapted.  The public code
     excludes blocks 9, 10 and 11 by name, at any depth.
 
-    Raises:
-      ValueError: the blocks have no layer norms, for example only batch norms.
+    Raises ValueError if the blocks have no layer norms, for example only batch norms.
     """
     tables = logical.tensors(model)
     if not any(tensor.norm and tensor.block is not None for table in tables.values() for tensor in table.flat):
@@ -191,8 +181,7 @@ def adaptation(
       "top1", "top5" with SAR, "unadapted_top1", "unadapted_top5" without, "examples"; "kept", the fraction of images
       that pass the first filter, and "resets", the number of resets.
 
-    Raises:
-      ValueError: there are no examples, logits are not finite, or the model has nothing to adapt.
+    Raises ValueError if there are no examples, logits are not finite, or the model has nothing to adapt.
     """
     predict, prepare = predictor(model, mean, std, precision), jax.jit(functools.partial(normalize, mean=mean, std=std))
     state, resets = start(model), 0

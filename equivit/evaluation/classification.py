@@ -19,8 +19,7 @@ def accuracy(predict: Predict, batches: Iterable[Batch]) -> dict[str, float]:
     Returns:
       "top1", "top5" (of all classes if there are fewer than five), "examples".
 
-    Raises:
-      ValueError: there are no examples, or logits are not finite.
+    Raises ValueError if there are no examples, or logits are not finite.
     """
     found = by_example(lambda batch: correct(predict(batch["image"]), batch["label"]), batches)
     return {name: float(right.mean()) for name, right in found.items()} | {"examples": len(found["top1"])}

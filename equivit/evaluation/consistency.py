@@ -52,21 +52,15 @@ class Shifts:
     the original has none on CIFAR.  On ImageNet its circular shifts use all 256 x 256 pixels
     (data.image_size=(256,256), data.crop_ratio=1.0).
 
-    Attributes:
-      kinds: the kinds of shift; each is measured in each range.
-      ranges: values of M: a name of FRACTIONS (of the image; for crops, of the margin around it), a number of pixels, a
-        pair (down, right), or a name of EARLIER.  (8, 12) are two ranges, ((8, 12),) is one pair.
-      pairs: pairs of shifts for each image.
-      seed: the offsets depend only on this seed and on the image's position in the split.
-
-    Raises:
-      ValueError: an invalid value.
+    Raises ValueError for an invalid value.
     """
 
-    kinds: tuple[Annotated[str, OneOf(KINDS)], ...] = ("circular",)
+    kinds: tuple[Annotated[str, OneOf(KINDS)], ...] = ("circular",)  # each is measured in each range
+    # Values of M: a name of FRACTIONS (of the image; for crops, of the margin around it), a number of pixels, a pair
+    # (down, right), or a name of EARLIER.  (8, 12) are two ranges, ((8, 12),) is one pair.
     ranges: tuple[Range, ...] = ("full",)
-    pairs: PositiveInt = 1
-    seed: Seed = 0
+    pairs: PositiveInt = 1  # pairs of shifts for each image
+    seed: Seed = 0  # the offsets depend only on this seed and on the image's position in the split
 
     def __post_init__(self):
         constraints.check_fields(self, "shifts")
@@ -114,8 +108,7 @@ def consistency(
         "_standard_error" adds its standard error, "_changed" the number of images whose prediction differs in some
         pair.
 
-    Raises:
-      ValueError: as `check`; there are no examples, or logits are not finite.
+    Raises ValueError as `check`, or if there are no examples or logits are not finite.
     """
     check(settings, size, source)
 
@@ -281,8 +274,7 @@ def statistics(settings: Shifts, shares: np.ndarray) -> dict[str, float]:
       shares: agreement of each pair, from 0 to 1, [measures pairs, N]; NaN for a pair without information.  Images
         without any information are left out.
 
-    Raises:
-      ValueError: no pair of a kind and range has any information.
+    Raises ValueError if no pair of a kind and range has any information.
     """
     found, shares = {}, np.asarray(shares, float)
     for (kind, range_), pairs in zip(settings.measures, np.split(shares, len(settings.measures)), strict=True):

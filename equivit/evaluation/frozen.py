@@ -93,8 +93,7 @@ def opens(run: Run, entry: str = "label", least: int = 1) -> Opened:
       entry: the required entry of each example, "label" or "map".
       least: the smallest number of training examples.
 
-    Raises:
-      ValueError: the examples lack the entry or are too few, or the model lacks a feature.
+    Raises ValueError if the examples lack the entry or are too few, or the model lacks a feature.
     """
     train, test = (_opened(run, split, entry) for split in (run.data.split, run.data.eval_split))
     if train.num_examples < least:

@@ -34,20 +34,13 @@ Array = np.ndarray | jax.Array
 class Views:
     """The views of an image: windows, scales and flips.
 
-    Attributes:
-      window: (height, width) of the windows in pixels; None: the whole image.
-      stride: from one window to the next, (down, right); None: the window size, without overlap.
-      scales: factors of the image's sides, which are then rounded.
-      flip: also predict the mirror image.
-
-    Raises:
-      ValueError: an invalid value, a stride that leaves gaps, or a stride without a window.
+    Raises ValueError for an invalid value, a stride that leaves gaps, or a stride without a window.
     """
 
-    window: Size | None = None
-    stride: Size | None = None
-    scales: tuple[PositiveFloat, ...] = (1.0,)
-    flip: bool = False
+    window: Size | None = None  # (height, width) of the windows in pixels; None: the whole image
+    stride: Size | None = None  # from one window to the next, (down, right); None: the window size, without overlap
+    scales: tuple[PositiveFloat, ...] = (1.0,)  # factors of the image's sides, which are then rounded
+    flip: bool = False  # also predict the mirror image
 
     multiple = 1  # divides the sides of scaled images
 

@@ -103,8 +103,7 @@ def probe_input(class_tokens: Array, patch_tokens: Array, blocks: int, average: 
       blocks: the number of last blocks, at most n.
       average: also the mean patch token, after the class tokens.
 
-    Raises:
-      ValueError: there are fewer blocks.
+    Raises ValueError if there are fewer blocks.
     """
     if not 1 <= blocks <= len(class_tokens):
         raise ValueError(f"linear probe: blocks={blocks} must be in 1..{len(class_tokens)}, those with class tokens.")
@@ -130,9 +129,8 @@ def fit(
       state: the last state passed to `watch` in an interrupted run; `batches` then start at number state["step"].
       watch: `watch(step, state)` is called after each step, for example to save the state with np.savez.
 
-    Raises:
-      ValueError: a label beyond the classes, more blocks than tokens, too few batches, or initial weights that are
-        missing or have another shape.
+    Raises ValueError for a label beyond the classes, more blocks than tokens, too few batches, or initial weights that
+    are missing or have another shape.
     """
     now, step = (None, 0) if state is None else (state, int(state["step"]))
     for class_tokens, patch_tokens, labels in itertools.islice(batches, heads.steps - step):

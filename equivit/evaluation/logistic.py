@@ -57,8 +57,7 @@ def fit(features: Array, labels: Array, *, C: float) -> Logistic:
     Args:
       C: the inverse strength of the penalty, as in scikit-learn.
 
-    Raises:
-      ValueError: C is not positive, there are no features, or they are not finite.
+    Raises ValueError if C is not positive, there are no features, or they are not finite.
     """
     features, labels = np.asarray(features, np.float32), np.asarray(labels)
     if not C > 0:

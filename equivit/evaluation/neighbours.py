@@ -44,8 +44,7 @@ class Search:
       keys: [N, D], finite.
       distance: "cosine", of the original vectors, or "L2".
 
-    Raises:
-      ValueError: an unknown distance, or keys that are not a matrix.
+    Raises ValueError for an unknown distance, or keys that are not a matrix.
     """
 
     def __init__(self, keys: Array, distance: str = "cosine"):

@@ -82,8 +82,7 @@ def knn(
     Returns:
       Maps [m, H, W].
 
-    Raises:
-      ValueError: a k above the number of keys, an unknown distance, or labels that the grid does not divide.
+    Raises ValueError for a k above the number of keys, an unknown distance, or labels that the grid does not divide.
     """
     found = {}
     for distance in distances:
@@ -111,8 +110,7 @@ def linear(features: Array, labels: Array, *, C: float, ignore: Iterable[int] = 
       C: the inverse strength of the penalty (`logistic.py`).
       ignore: labels of excluded patches, besides VOID.
 
-    Raises:
-      ValueError: C is not positive, no patch is left, or labels that the grid does not divide.
+    Raises ValueError if C is not positive, no patch is left, or the grid does not divide the labels.
     """
     features, size = np.asarray(features, np.float32), patch_size(features, labels)
     rows, targets, _ = _examples(Part(features, labels), size, ignore)
@@ -149,8 +147,7 @@ def choose(
       ks, distances: the settings of neighbours; ties go to the smaller k, then to the first distance.
       Cs: the settings of the linear classifier.
 
-    Raises:
-      ValueError: as `knn`, `linear` and `scores.segmentation`, or an unknown method.
+    Raises ValueError as `knn`, `linear` and `scores.segmentation`, or for an unknown method.
     """
     errors.one_of("patch segmentation: method", method, ("knn", "linear"))
     ignore, (mean, scale) = tuple(ignore), standardise(train.features)

@@ -124,9 +124,8 @@ class Run:
         Args:
           data: the section to read, if its images are larger than the model's input.
 
-        Raises:
-          ValueError: the data cannot be read or do not have the model's input size; or the protocol needs logits or
-            label maps, and the model has other classes or the data no maps.
+        Raises ValueError if the data cannot be read or do not have the model's input size; or the protocol needs logits
+        or label maps, and the model has other classes or the data no maps.
         """
         share: dict[str, Any] = dict(batch_size=1)
         if not self.whole:

@@ -69,8 +69,7 @@ def check(suite: Iterable[str] | str | None, config: ConfigDict, model: nnx.Modu
       config: the config of the run.
       model: the model, which may be abstract; None: unknown, so needs are not checked, and a suite of None is empty.
 
-    Raises:
-      ValueError: no name, an unknown name, or a protocol that cannot run on this config or this model.
+    Raises ValueError for no name, an unknown name, or a protocol that cannot run on this config or this model.
     """
     if suite is None:
         suite = () if model is None else tuple(name for name in fitting(model) if PROTOCOLS[name].default)

@@ -32,8 +32,8 @@ def segmentation(true: Maps, predicted: Maps, *, num_classes: int, ignore: Itera
     Returns:
       As `of_counts`.
 
-    Raises:
-      ValueError: maps differ in number or shape, a label is invalid, `ignore` is not a list, or all pixels are ignored.
+    Raises ValueError if maps differ in number or shape, a label is invalid, `ignore` is not a list, or all pixels are
+    ignored.
     """
     if not isinstance(ignore, Iterable):
         raise ValueError(f"segmentation: {ignore=} must be a list of numbers, such as ({ignore},).")
@@ -68,8 +68,7 @@ def of_counts(counts: np.ndarray, *, ignore: Iterable[int] = ()) -> dict[str, An
       "accuracy": the fraction of pixels with the right class.
       "iou": float64 [K], NaN for a class in no map or in `ignore`.
 
-    Raises:
-      ValueError: all pixels are ignored.
+    Raises ValueError if all pixels are ignored.
     """
     classes = len(counts)
     left_out = np.isin(np.arange(classes), np.array([*ignore], int))
@@ -101,8 +100,7 @@ def classification(true: np.ndarray | jax.Array, predicted: np.ndarray | jax.Arr
       "accuracy"; "weighted_f1": the mean F1 of the true classes, weighted by their images; "balanced_accuracy": their
       mean recall.  The last two leave out classes that are never true.
 
-    Raises:
-      ValueError: there are no images, or the two differ in shape.
+    Raises ValueError if there are no images, or the two differ in shape.
     """
     true, predicted = np.asarray(true), np.asarray(predicted)
     if true.shape != predicted.shape or not true.size:

@@ -30,8 +30,7 @@ class Neighbours:
       ks: numbers of neighbours.
       temperature: divides the cosines.
 
-    Raises:
-      ValueError: a k above the number of features, or a label beyond the classes.
+    Raises ValueError for a k above the number of features, or a label beyond the classes.
     """
 
     def __init__(

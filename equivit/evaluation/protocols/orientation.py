@@ -76,8 +76,7 @@ def orientation(predict: Predict, batches: Iterable[Batch], *, seed: int = 0) ->
       "deviation": for each element, the largest change of a logit over all images, relative to the largest logit.
       "equivariance_error": the largest deviation.
 
-    Raises:
-      ValueError: there are no examples, or logits are not finite.
+    Raises ValueError if there are no examples, or logits are not finite.
     """
 
     def compare(batch):
@@ -147,8 +146,7 @@ def field_error(model: ViT, batch: Batch, mean: tuple[float, ...], std: tuple[fl
       batch: "image" uint8 [B, H, W, C].
       mean, std: as in `predictions.predictor`.
 
-    Raises:
-      ValueError: the model has no equivariant block.
+    Raises ValueError if the model has no equivariant block.
     """
     config = model.config
     if not config.k:

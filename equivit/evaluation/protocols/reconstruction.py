@@ -72,8 +72,7 @@ def reconstruction(
       "loss"; "explained", 1 - loss / (loss of predicting zeros), the explained variance if the target is normalised;
       "examples".
 
-    Raises:
-      ValueError: there are no examples, or predictions are not finite.
+    Raises ValueError if there are no examples, or predictions are not finite.
     """
     errors = functools.partial(_errors, (tuple(mean), tuple(std), ratio, target, variance), model, jax.random.key(seed))
     found = by_example(lambda batch: errors(batch["image"], batch["index"]), batches)
