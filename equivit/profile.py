@@ -85,9 +85,8 @@ def profile(
       real_time: use real-time priority (`alone`).
       say: prints a line before the work.
 
-    Returns:
-      The content of the JSON: `files`, each with `file`, `milliseconds` (the median), `quartiles`, `ratio` and `bytes`;
-      and the conditions.
+    Returns the content of the JSON: `files`, each with `file`, `milliseconds` (the median), `quartiles`, `ratio` and
+    `bytes`; and the conditions.
 
     Raises:
       ValueError: ONNX Runtime is missing, lacks the provider here, or rejects a file.

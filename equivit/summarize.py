@@ -98,9 +98,8 @@ def _completed(config: ConfigDict) -> tuple[ConfigDict, list[str]]:
 def counts(config: ConfigDict) -> dict:
     """Count the parameters of the model of a config, and its costs for one image.
 
-    Returns:
-      "model" (its section of the config), "image_size", "parameters", "costs" ({kind: {"macs", "operations"}}), "macs",
-      "fvcore", "fvcore_unfused", "linear_and_norms", "double_macs" (`costs.py`), "notes".
+    Returns "model" (its section of the config), "image_size", "parameters", "costs" ({kind: {"macs", "operations"}}),
+    "macs", "fvcore", "fvcore_unfused", "linear_and_norms", "double_macs" (`costs.py`), "notes".
     """
     import jax
     from flax import nnx

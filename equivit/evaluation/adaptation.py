@@ -133,9 +133,8 @@ def step(
       weight: [B]; images of weight 0 (padding) are ignored.  None: all count.
       precision: the precision of the model; the step casts all but the adapted parameters to it.
 
-    Returns:
-      The next state; the logits float32 [B, classes] before the step; and a dict: "entropy" [B] of these predictions,
-      "kept" [B], whether an image passed the first filter, and "reset", whether the step ended in a reset.
+    Returns the next state; the logits float32 [B, classes] before the step; and a dict: "entropy" [B] of these
+    predictions, "kept" [B], whether an image passed the first filter, and "reset", whether the step ended in a reset.
     """
     masks = adapted(model)
 
@@ -177,11 +176,9 @@ def adaptation(
       settings: settings of SAR.
       precision: as in `step`.
 
-    Returns:
-      "top1", "top5" with SAR, "unadapted_top1", "unadapted_top5" without, "examples"; "kept", the fraction of images
-      that pass the first filter, and "resets", the number of resets.
-
-    Raises ValueError if there are no examples, logits are not finite, or the model has nothing to adapt.
+    Returns "top1", "top5" with SAR, "unadapted_top1", "unadapted_top5" without, "examples"; "kept", the fraction of
+    images that pass the first filter, and "resets", the number of resets.  Raises ValueError if there are no examples,
+    logits are not finite, or the model has nothing to adapt.
     """
     predict, prepare = predictor(model, mean, std, precision), jax.jit(functools.partial(normalize, mean=mean, std=std))
     state, resets = start(model), 0

@@ -16,10 +16,8 @@ def accuracy(predict: Predict, batches: Iterable[Batch]) -> dict[str, float]:
       batches: with "image", "label" and "weight" [B]: 1 for examples, 0 for padding.  Labels are int [B]; with several
         per example, bool [B, classes], any of which is correct (ReaL, Beyer et al. 2020).
 
-    Returns:
-      "top1", "top5" (of all classes if there are fewer than five), "examples".
-
-    Raises ValueError if there are no examples, or logits are not finite.
+    Returns "top1", "top5" (of all classes if there are fewer than five), "examples".  Raises ValueError if there are no
+    examples, or logits are not finite.
     """
     found = by_example(lambda batch: correct(predict(batch["image"]), batch["label"]), batches)
     return {name: float(right.mean()) for name, right in found.items()} | {"examples": len(found["top1"])}

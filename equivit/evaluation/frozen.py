@@ -171,9 +171,8 @@ def accuracies(predicted: Mapping[str, np.ndarray], labels: np.ndarray) -> dict[
       predicted: the class of each image [N], by the element that turned it.
       labels: int [N].
 
-    Returns:
-      "accuracy", by element; "accuracy_mean" over the orientations; "delta", its difference from the upright accuracy;
-      "consistency": the share of images with the same class in all orientations.
+    Returns "accuracy", by element; "accuracy_mean" over the orientations; "delta", its difference from the upright
+    accuracy; "consistency": the share of images with the same class in all orientations.
     """
     each = {g: float((found == labels).mean()) for g, found in predicted.items()}
     mean = float(np.mean(list(each.values())))

@@ -79,10 +79,8 @@ def knn(
       distances: some of "cosine" and "L2".
       ignore: labels, besides VOID, that exclude a patch if they are its most frequent.
 
-    Returns:
-      Maps [m, H, W].
-
-    Raises ValueError for a k above the number of keys, an unknown distance, or labels that the grid does not divide.
+    Returns maps [m, H, W].  Raises ValueError for a k above the number of keys, an unknown distance, or labels that the
+    grid does not divide.
     """
     found = {}
     for distance in distances:

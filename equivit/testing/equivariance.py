@@ -38,8 +38,7 @@ def assert_equivariant(
       grid: (h, w) of an input field's tokens.
       output_grid: (h, w) of an output field's tokens for the untransformed x; None: `grid`.
 
-    Returns:
-      The largest relative deviation.
+    Returns the largest relative deviation.
 
     Raises:
       AssertionError: names the element, the irrep and the deviation; also when the output is zero or not finite.

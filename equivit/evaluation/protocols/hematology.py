@@ -59,10 +59,9 @@ class Classifiers:
 def scored(true: Array, predicted: Array) -> dict[str, Any]:
     """Compute scores with bootstrap intervals.
 
-    Returns:
-      As `scores.classification`; "balanced_accuracy_common": without classes of fewer than 10 images, None if no class
-      is left; "intervals": [low, high] by name, the middle 95 % of 1000 resamplings of the images.  Classes missing
-      from a resampling are left out of it.
+    Returns the scores of `scores.classification`; "balanced_accuracy_common": without classes of fewer than 10 images,
+    None if no class is left; "intervals": [low, high] by name, the middle 95 % of 1000 resamplings of the images.
+    Classes missing from a resampling are left out of it.
     """
     classes, places = np.unique(np.concatenate([true, predicted]), return_inverse=True)
     cells = places[: len(true)] * len(classes) + places[len(true) :]

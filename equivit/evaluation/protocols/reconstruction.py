@@ -68,11 +68,8 @@ def reconstruction(
       mean, std: per channel (or one for all), of pixel values in 0..1.
       ratio, target, variance: as in the `objective` section of a masked autoencoder's config.
 
-    Returns:
-      "loss"; "explained", 1 - loss / (loss of predicting zeros), the explained variance if the target is normalised;
-      "examples".
-
-    Raises ValueError if there are no examples, or predictions are not finite.
+    Returns "loss"; "explained", 1 - loss / (loss of predicting zeros), the explained variance if the target is
+    normalised; "examples".  Raises ValueError if there are no examples, or predictions are not finite.
     """
     errors = functools.partial(_errors, (tuple(mean), tuple(std), ratio, target, variance), model, jax.random.key(seed))
     found = by_example(lambda batch: errors(batch["image"], batch["index"]), batches)
