@@ -26,14 +26,9 @@ class Refused(Exception):
 
 
 class Archive:
-    """A zip file open for reading, with a budget of decompressed bytes.
+    """A zip file open for reading, with a budget of decompressed bytes; `fix` is the remedy in the error beyond it.
 
-    Args:
-      path: the path of the file.
-      fix: a remedy for files that are too large, for the error.
-
-    Raises:
-      zipfile.BadZipFile: the file is damaged.
+    Raises zipfile.BadZipFile if the file is damaged.
     """
 
     def __init__(self, path: str | os.PathLike, fix: str):

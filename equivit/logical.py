@@ -72,12 +72,8 @@ def abstract(module: nnx.Module) -> nnx.Module:
 
 def tensors(module: nnx.Module, kind: Kind = nnx.Param) -> dict[str, np.ndarray]:
     """For each leaf, its logical tensors: an array of `Tensor` whose shape is the leaf's leading stack axes."""
-    places = _Places(module)
-    result = {}
-    for path, variable in nnx.to_flat_state(nnx.state(module)):
-        if isinstance(variable, kind):
-            result[_name(path)] = _logical_tensors(path, variable, places)
-    return result
+    places, state = _Places(module), nnx.to_flat_state(nnx.state(module))
+    return {_name(path): _logical_tensors(path, v, places) for path, v in state if isinstance(v, kind)}
 
 
 def names(module: nnx.Module, kind: Kind = nnx.Param) -> dict[str, np.ndarray]:

@@ -82,11 +82,7 @@ def write(
 
 
 def session(path: str | os.PathLike, *, provider: str = "cpu", threads: int = 1) -> Any:
-    """Open a file to run it.
-
-    Args:
-      provider: a key of PROVIDERS.
-      threads: the number of threads of ONNX Runtime.
+    """Open a file to run it with a provider of PROVIDERS and a number of threads.
 
     Raises ValueError if ONNX Runtime is not installed, lacks the provider here, or rejects the file (`Refused`).
     """

@@ -149,8 +149,7 @@ def bound(session: Any, provider: str = "cpu") -> Callable[[], None]:
 def alone(*, real_time: bool = False) -> Iterator[str]:
     """Keep the process on one core; yield the conditions in words.
 
-    Args:
-      real_time: also use real-time priority (FIFO), so that nothing else runs on the core.
+    With `real_time` nothing else runs on the core: the process also has real-time priority (FIFO).
 
     Raises:
       ValueError: the system has no real-time priority.

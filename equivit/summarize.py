@@ -20,6 +20,8 @@ from equivit import command
 if TYPE_CHECKING:
     from equivit.models.model import ModelModule
 
+FIGURES = ("macs", "fvcore", "fvcore_unfused", "linear_and_norms", "double_macs")  # of `costs.Costs`
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command and return the exit status."""
@@ -114,11 +116,7 @@ def counts(config: ConfigDict) -> dict:
         "image_size": image_size,
         "parameters": sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))),
         "costs": {kind: vars(cost) for kind, cost in counted.kinds.items()},
-        "macs": counted.macs,
-        "fvcore": counted.fvcore,
-        "fvcore_unfused": counted.fvcore_unfused,
-        "linear_and_norms": counted.linear_and_norms,
-        "double_macs": counted.double_macs,
+        **{name: getattr(counted, name) for name in FIGURES},
         "notes": list(counted.notes),
     }
 

@@ -34,14 +34,8 @@ def from_json(found: Mapping[str, Any]) -> TrainedOn:
 def check_classes(thing: str, classes: Sequence[str], before: Sequence[str], place: object, fix: str) -> None:
     """ValueError if class names of data and model differ, so that labels would mean different classes.
 
-    Numeric names "0", "1", ... are not compared.
-
-    Args:
-      thing: the data, in the message.
-      classes: the classes of the data.
-      before: the classes of the model.
-      place: the source of `before`, in the message.
-      fix: a remedy, in the message.
+    Numeric names "0", "1", ... are not compared.  The message has the data `thing` of these classes, the `place` of the
+    model's classes `before`, and a remedy, `fix`.
     """
     if not (_named(classes) and _named(before)) or tuple(classes) == tuple(before):
         return

@@ -200,14 +200,9 @@ def fingerprint(model: ModelModule) -> str:
 
 
 def claim(options: Any, changes: Iterable[str], weights: str) -> None:
-    """Write the arguments of the command into its directory.
+    """Write the arguments of the command into its directory, with the `fingerprint` of the loaded model as weights.
 
-    Args:
-      options: the arguments.
-      changes: overrides of the config.
-      weights: the `fingerprint` of the loaded model; the file at a path may change.
-
-    Raises ValueError if the directory belongs to other arguments or other weights.
+    Raises ValueError if the directory belongs to other arguments or other weights; the file at a path may change.
     """
     source = options.weights or str(options.input)
     wanted = dict(source=source, config=options.config, changes=list(changes))

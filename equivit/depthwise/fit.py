@@ -91,10 +91,7 @@ def damage(model: ViT, batches: Iterable[Any], *, kind: str = "dw", kernel_size:
 
     The error is the squared distance between the branch with the best taps and the attention branch, divided by the
     squared norm of the residual stream before the block.  Two passes over the images measure all blocks.
-
-    Args:
-      batches: as for `fit`.
-      kind: "dw" or "conv".
+    The kind is "dw" or "conv", the batches are as for `fit`.
 
     Raises ValueError for another kind, images that `fit` rejects, or a model with tokens before the patches, with
     replaced blocks, or with both equivariant and dense blocks.

@@ -39,10 +39,7 @@ def patches_only(model: ModelModule, *, num_classes: int | None = None, seed: in
     """The model without class, register and mask tokens and their positions; its head reads the mean patch token.
 
     Everything else stays, including the final norm.  For a masked autoencoder, its encoder is used.
-
-    Args:
-      num_classes: of the new head; None for no head.
-      seed: draws the head.
+    The new head, for `num_classes`, is drawn with `seed`; None: no head.
 
     Raises ValueError if the model is not a ViT, or has a Jumbo token.
     """

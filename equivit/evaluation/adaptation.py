@@ -126,7 +126,6 @@ def step(
     """Predict one batch, then adapt to it.
 
     Args:
-      settings: settings of SAR.
       model: called as `model(images)`; it has its original parameters.
       state: from `start` or the previous batch.
       images: [B, H, W, C], normalised.
@@ -173,7 +172,6 @@ def adaptation(
       model: called as `model(images)`.
       batches: with "image", "label", "weight" as in `classification.accuracy`, in the order of the stream.
       mean, std: per channel (or one for all), of pixel values in 0..1.
-      settings: settings of SAR.
       precision: as in `step`.
 
     Returns "top1", "top5" with SAR, "unadapted_top1", "unadapted_top5" without, "examples"; "kept", the fraction of

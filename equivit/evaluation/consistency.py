@@ -97,7 +97,6 @@ def consistency(
       predict: uint8 images [B, H, W, C] to logits [B, classes].
       batches: with "image", "label" (as in `classification.accuracy`), "weight" [B] (0 for padding) and "index" [B],
         the position in the split.
-      settings: the shifts.
       size: the size of images for `predict`, the centre of the images in `batches`.
       source: the size of the images in `batches`; None: `size`.
       mean: per channel (or one for all), of pixel values in 0..1; rounded, it fills the border with "zeros".
@@ -175,10 +174,8 @@ def with_offsets(
 ) -> Iterator[Batch]:
     """Add "offsets" int32 [B, measures pairs, 2, 2] to batches: (down, right) of the first and the second copy.
 
-    The offsets of a crop are the position of its upper left corner.
-
-    Args:
-      size: as in `consistency`; None: the size of the images in each batch, without crops.
+    The offsets of a crop are the position of its upper left corner.  `size` is as in `consistency`; None: the size of
+    the images in each batch, without crops.
     """
     streams = {
         (kind, range_): _earlier(kind, EARLIER[range_], settings.pairs)
@@ -222,10 +219,7 @@ def _earlier(kind: str, size: int, pairs: int) -> Iterator[np.ndarray]:
 def copies(batch: Batch, settings: Shifts, *, size: Size, mean: tuple[float, ...] = (0.0,)) -> Iterator[Pair]:
     """Yield every pair of shifted copies of a batch of `with_offsets`, in the order of `settings.measures`.
 
-    Args:
-      batch: "image" uint8 [B, H, W, C] and "offsets".
-      settings: the shifts.
-      size, mean: as in `consistency`.
+    The batch has "image" uint8 [B, H, W, C] and "offsets"; `size` and `mean` are as in `consistency`.
     """
     fill = tuple(round(255 * value) for value in mean)
     kinds = [kind for kind, _ in settings.measures for _ in range(settings.pairs)]
@@ -269,12 +263,8 @@ def _compare(logits, label):
 def statistics(settings: Shifts, shares: np.ndarray) -> dict[str, float]:
     """The mean over images, its standard error, and the number of changing images, for each kind and range.
 
-    Args:
-      settings: the shifts.
-      shares: agreement of each pair, from 0 to 1, [measures pairs, N]; NaN for a pair without information.  Images
-        without any information are left out.
-
-    Raises ValueError if no pair of a kind and range has any information.
+    `shares` [measures pairs, N] is the agreement of each pair, from 0 to 1; NaN for a pair without information.  Images
+    without any information are left out.  Raises ValueError if no pair of a kind and range has any information.
     """
     found, shares = {}, np.asarray(shares, float)
     for (kind, range_), pairs in zip(settings.measures, np.split(shares, len(settings.measures)), strict=True):

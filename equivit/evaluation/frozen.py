@@ -145,12 +145,8 @@ def classifier(
 ) -> ModelModule | None:
     """Add a linear head on features (`Images`) to a model; None if that is impossible.
 
-    The model must be a ViT with a class token that ends with dense tokens.
-
-    Args:
-      weight, bias: [F, classes] and [classes].
-      blocks: the number of last blocks whose class tokens the head reads.
-      average: whether the head also reads the mean patch token.
+    The model must be a ViT with a class token that ends with dense tokens.  The head, of weight [F, classes] and bias
+    [classes], reads the class tokens of the last `blocks` blocks and, with `average`, the mean patch token.
     """
     backbone = _backbone(model)
     config = getattr(backbone, "config", None)
@@ -165,11 +161,7 @@ def classifier(
 
 
 def accuracies(predicted: Mapping[str, np.ndarray], labels: np.ndarray) -> dict[str, Any]:
-    """Compute the accuracies over the orientations of the test images.
-
-    Args:
-      predicted: the class of each image [N], by the element that turned it.
-      labels: int [N].
+    """Compute accuracies from the class of each image, [N], by the element of the group that turned it.
 
     Returns "accuracy", by element; "accuracy_mean" over the orientations; "delta", its difference from the upright
     accuracy; "consistency": the share of images with the same class in all orientations.

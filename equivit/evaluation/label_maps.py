@@ -141,10 +141,7 @@ def sizes(views: Views, size: Size) -> dict[str, Size]:
 def logits(predict: Predict, images: Array, views: Views) -> Iterator[jax.Array]:
     """Yield the logits of each view, [B, h, w, classes] float32, at the image size of the view's scale.
 
-    Args:
-      predict: uint8 images [B, H, W, C] to logits [B, H, W, classes].
-      images: uint8 [B, H, W, C].
-      views: the views of the images.
+    The images are uint8 [B, H, W, C]; `predict` maps them to logits [B, H, W, classes].
     """
     for scale in views.scales:
         scaled = _scaled(_times(images.shape[1:3], scale, views.multiple), images)
@@ -176,10 +173,8 @@ def classes(
 def predicted(predict: Predict, batch: Batch, views: Views) -> tuple[jax.Array, jax.Array]:
     """Predict `classes` of a batch, at the sizes of its labels.
 
-    Args:
-      predict, views: as in `logits`.
-      batch: "image" uint8 [B, H, W, C] and "map" [B, H', W']; "map_size" int [B, 2] if maps of different
-        sizes are padded.
+    A batch has "image" uint8 [B, H, W, C] and "map" [B, H', W']; "map_size" int [B, 2] if maps of different sizes are
+    padded.
     """
     return classes(logits(predict, batch["image"], views), batch["map"].shape[1:], batch.get("map_size"))
 

@@ -52,10 +52,7 @@ class Logistic:
 
 
 def fit(features: Array, labels: Array, *, C: float) -> Logistic:
-    """Fit a regression of labels int [N] on features [N, D].
-
-    Args:
-      C: the inverse strength of the penalty, as in scikit-learn.
+    """Fit a regression of labels int [N] on features [N, D]; C is the inverse strength of the penalty.
 
     Raises ValueError if C is not positive, there are no features, or they are not finite.
     """

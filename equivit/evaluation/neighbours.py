@@ -38,13 +38,10 @@ class Found(NamedTuple):
 
 
 class Search:
-    """A search among keys, which are moved to the devices once.
+    """A search among keys [N, D], which are moved to the devices once.
 
-    Args:
-      keys: [N, D], finite.
-      distance: "cosine", of the original vectors, or "L2".
-
-    Raises ValueError for an unknown distance, or keys that are not a matrix.
+    The distance is "cosine", of the original vectors, or "L2".  Raises ValueError for an unknown distance, or keys that
+    are not a matrix.
     """
 
     def __init__(self, keys: Array, distance: str = "cosine"):

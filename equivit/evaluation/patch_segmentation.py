@@ -44,8 +44,7 @@ class Part(NamedTuple):
 def majority(labels: Array, size: Size) -> np.ndarray:
     """The most frequent label of each patch of label maps, [n, H, W] -> [n, h, w]; the smallest on ties.
 
-    Args:
-      size: (height, width) of a patch; ValueError if it does not divide the maps.
+    Raises ValueError if `size`, (height, width) of a patch, does not divide the maps.
     """
     return np.stack([_most_frequent(_patches(each[None], size))[0] for each in np.asarray(labels)])
 

@@ -41,11 +41,7 @@ def predictor(
 def extractor(
     model: nnx.Module, mean: tuple[float, ...], std: tuple[float, ...], precision: str = "float32"
 ) -> Extract:
-    """`extract(images)`: the `Features` of uint8 images [B, H, W, C]; no head is needed.  Otherwise as `predictor`.
-
-    Args:
-      model: called as `model.features(images)`.
-    """
+    """`extract(images)`: the result of `model.features` for uint8 images [B, H, W, C]; otherwise as `predictor`."""
     return functools.partial(_features, tuple(mean), tuple(std), cast(model, precision))
 
 

@@ -59,7 +59,7 @@ class Protocol:
     # These are called before anything runs.  `check` raises ValueError for an unfit config.  `data` returns the first
     # section that the protocol reads.  `opens` opens its data, and raises ValueError or FileNotFoundError if the data
     # or the model, which may be abstract, do not fit.
-    check: Callable[[ConfigDict], None] = lambda config: None
+    check: Callable[[ConfigDict], object] = lambda config: None
     data: Callable[[ConfigDict], ConfigDict] = lambda config: config.data
     opens: Callable[["Run"], object] = lambda run: run.open()
     # The model's input sizes for images of a size, by key of the config.

@@ -66,7 +66,6 @@ def check(suite: Iterable[str] | str | None, config: ConfigDict, model: nnx.Modu
     Args:
       suite: names of `PROTOCOLS`, as a list or separated by commas; None: the default protocols that fit the model,
         possibly none.
-      config: the config of the run.
       model: the model, which may be abstract; None: unknown, so needs are not checked, and a suite of None is empty.
 
     Raises ValueError for no name, an unknown name, or a protocol that cannot run on this config or this model.

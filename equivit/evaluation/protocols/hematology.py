@@ -14,7 +14,6 @@ import functools
 from typing import Any
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from equivit.evaluation import frozen, logistic, scores
 from equivit.evaluation.neighbours import Array, Search, check_ks
@@ -85,9 +84,8 @@ def _scores(cells: np.ndarray, common: np.ndarray) -> dict[str, float | None]:
     return scores.of_answers(counts) | {"balanced_accuracy_common": balanced}
 
 
-def data(config: ConfigDict) -> ConfigDict:
-    """The `data` section with images squashed to `data.image_size`, bilinearly."""
-    return frozen.squashed(config, "bilinear")
+# The `data` section with images squashed to `data.image_size`.
+data = functools.partial(frozen.squashed, interpolation="bilinear")
 
 
 def run(run: Run) -> dict[str, Any]:

@@ -144,12 +144,7 @@ def _identity(run: Run, train: Images) -> str:
 
 
 class Unfinished:
-    """A file with the state of the heads, from which an interrupted probe resumes.
-
-    Args:
-      directory: the directory of the file.
-      identity: the digest of the probe, for the file's name.
-    """
+    """A file with the state of the heads, from which an interrupted probe resumes; a digest is in its name."""
 
     def __init__(self, directory: pathlib.Path, identity: str):
         self.path = directory / f"linear_probe_{identity}.npz"

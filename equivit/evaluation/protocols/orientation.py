@@ -140,11 +140,7 @@ def field_error(model: ViT, batch: Batch, mean: tuple[float, ...], std: tuple[fl
 
     f(x) is the field after the last equivariant block, so only rounding contributes, even in hybrid models, whose
     logits are not invariant.
-
-    Args:
-      model: a ViT of any family.
-      batch: "image" uint8 [B, H, W, C].
-      mean, std: as in `predictions.predictor`.
+    The batch has "image" uint8 [B, H, W, C]; `mean` and `std` are as in `predictions.predictor`.
 
     Raises ValueError if the model has no equivariant block.
     """

@@ -1,9 +1,9 @@
 """Mean IoU of label maps from the nearest patches by frozen features, as in CAPI."""
 
+import functools
 from typing import Any
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from equivit.data import sources
 from equivit.data.crops import VOID
@@ -14,10 +14,8 @@ from equivit.evaluation.protocol import Line, Protocol, Run, percent
 from equivit.evaluation.protocols import segmentation
 from equivit.symmetry.groups import OCTIC
 
-
-def data(config: ConfigDict) -> ConfigDict:
-    """The `data` section with images (bicubic) and maps (nearest) squashed to `data.image_size`."""
-    return frozen.squashed(config, "bicubic")
+# The `data` section with images (bicubic) and maps (nearest) squashed to `data.image_size`.
+data = functools.partial(frozen.squashed, interpolation="bicubic")
 
 
 def opens(run: Run) -> None:

@@ -17,11 +17,6 @@ from equivit.evaluation.protocol import Line, Protocol, Run, percent
 SHOWN = 4  # examples in the figure
 
 
-def check(config: ConfigDict) -> None:
-    """ValueError for windows that do not fit in the images of `config.data`."""
-    label_maps.settings(config)
-
-
 def inputs(config: ConfigDict, size: Size) -> dict[str, Size]:
     """The sizes of the model's input images (`label_maps.sizes`)."""
     return label_maps.sizes(label_maps.settings(config), size)
@@ -97,7 +92,7 @@ PROTOCOL = Protocol(
     needs=frozenset({"maps"}),
     run=run,
     lines=lines,
-    check=check,
+    check=label_maps.settings,
     inputs=inputs,
     curve="miou",
     default=True,

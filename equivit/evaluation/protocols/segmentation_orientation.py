@@ -93,7 +93,7 @@ PROTOCOL = Protocol(
     needs=frozenset({"maps"}),
     run=run,
     lines=lines,
-    check=segmentation.check,
+    check=label_maps.settings,
     inputs=inputs,
     curve="miou_mean",
 )

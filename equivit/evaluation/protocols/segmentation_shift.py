@@ -30,7 +30,7 @@ def check(config: ConfigDict) -> None:
     The offsets of whole images are checked when the images are read.
     """
     shift.checked(config) if config.data.eval_crop == "whole" else shift.check(config)
-    segmentation.check(config)
+    label_maps.settings(config)
 
 
 def opens(run: Run) -> None:
