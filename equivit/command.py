@@ -17,11 +17,13 @@ from equivit.intervals import LARGEST_INT
 from equivit.training.run import processes, stopping
 
 
-def parser(name: str, description: str, **options: str) -> argparse.ArgumentParser:
+def parser(name: str, description: str | None, epilog: str | None = None) -> argparse.ArgumentParser:
     """A parser of the arguments of `python -m equivit.<name>`; a description of several lines keeps its line breaks."""
-    kept = argparse.RawDescriptionHelpFormatter if "\n" in description else argparse.HelpFormatter
-    options |= dict(prog=f"python -m equivit.{name}", description=description)
-    return argparse.ArgumentParser(formatter_class=kept, allow_abbrev=False, **options)
+    lines = argparse.RawDescriptionHelpFormatter if "\n" in (description or "") else argparse.HelpFormatter
+    prog = f"python -m equivit.{name}"
+    return argparse.ArgumentParser(
+        prog=prog, description=description, epilog=epilog, formatter_class=lines, allow_abbrev=False
+    )
 
 
 def run(main: Callable[[], None], *, debug: bool) -> int:

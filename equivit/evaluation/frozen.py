@@ -21,7 +21,7 @@ from equivit.constraints import Size
 from equivit.data.loader import EvaluationPipeline
 from equivit.data.pixels import normalize
 from equivit.evaluation.predictions import Batch, by_example, turned
-from equivit.evaluation.protocol import Line, Run, percent
+from equivit.evaluation.protocol import Line, Protocol, Run, percent
 from equivit.layers.readout import ClassReadout, MeanReadout
 from equivit.layers.rngs import Keys
 from equivit.models.features import Grid
@@ -76,6 +76,9 @@ def inputs(config: ConfigDict, size: Size) -> dict[str, Size]:
     """The sizes of the model's input images, upright and turned."""
     name, (height, width) = "config.data.image_size", size
     return {name: size, f"{name}, turned by a quarter": (width, height)}
+
+
+protocol = functools.partial(Protocol, needs=frozenset({"features"}), check=check, inputs=inputs)
 
 
 def squashed(config: ConfigDict, interpolation: str) -> ConfigDict:

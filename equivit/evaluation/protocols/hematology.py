@@ -17,7 +17,7 @@ import numpy as np
 
 from equivit.evaluation import frozen, logistic, scores
 from equivit.evaluation.neighbours import Array, Search, check_ks
-from equivit.evaluation.protocol import Line, Protocol, Run, percent
+from equivit.evaluation.protocol import Line, Run, percent
 from equivit.symmetry.groups import OCTIC
 
 NEIGHBOURS = {"knn1": 1, "knn20": 20}
@@ -123,13 +123,5 @@ def _with_interval(result: dict[str, Any], score: str, title: str) -> str:
     return f"{title} {percent(result[score])} ({100 * low:.1f} to {100 * high:.1f})"
 
 
-PROTOCOL = Protocol(
-    needs=frozenset({"features"}),
-    run=run,
-    lines=lines,
-    check=frozen.check,
-    data=data,
-    opens=functools.partial(frozen.opens, least=max(NEIGHBOURS.values())),
-    inputs=frozen.inputs,
-    curve="balanced_accuracy",
-)
+opens = functools.partial(frozen.opens, least=max(NEIGHBOURS.values()))
+PROTOCOL = frozen.protocol(run=run, lines=lines, data=data, opens=opens, curve="balanced_accuracy")

@@ -14,7 +14,7 @@ import numpy as np
 
 from equivit.evaluation import frozen
 from equivit.evaluation.neighbours import Array, Search, check_ks, check_labels
-from equivit.evaluation.protocol import Line, Protocol, Run, percent
+from equivit.evaluation.protocol import Line, Run, percent
 from equivit.symmetry.groups import OCTIC
 
 TEMPERATURE = 0.07
@@ -106,12 +106,4 @@ def lines(result: dict[str, Any]) -> list[Line]:
     ]
 
 
-PROTOCOL = Protocol(
-    needs=frozenset({"features"}),
-    run=run,
-    lines=lines,
-    check=frozen.check,
-    opens=opens,
-    inputs=frozen.inputs,
-    curve="top1",
-)
+PROTOCOL = frozen.protocol(run=run, lines=lines, opens=opens, curve="top1")

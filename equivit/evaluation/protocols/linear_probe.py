@@ -22,7 +22,7 @@ from equivit.data.order import TrainOrder, permutation
 from equivit.evaluation import frozen, linear_probe
 from equivit.evaluation.frozen import Images
 from equivit.evaluation.linear_probe import Probe
-from equivit.evaluation.protocol import Line, Protocol, Run, percent
+from equivit.evaluation.protocol import Line, Run, percent
 from equivit.models import saved
 from equivit.symmetry.groups import OCTIC
 from equivit.trained_on import TrainedOn
@@ -211,13 +211,11 @@ def _right(probe: Probe, images: Images) -> np.ndarray:
     return (_predicted(probe, images) == images.labels).mean(1)
 
 
-PROTOCOL = Protocol(
-    needs=frozenset({"features"}),
+PROTOCOL = frozen.protocol(
     run=run,
     lines=lines,
     check=check,
     opens=opens,
-    inputs=frozen.inputs,
     curve="top1",
     blocks=lambda config: max(config.evaluation.linear_probe.blocks),
 )

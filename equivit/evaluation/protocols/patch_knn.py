@@ -10,7 +10,7 @@ from equivit.data.crops import VOID
 from equivit.evaluation import frozen, scores
 from equivit.evaluation import patch_segmentation as patches
 from equivit.evaluation.patch_segmentation import Part
-from equivit.evaluation.protocol import Line, Protocol, Run, percent
+from equivit.evaluation.protocol import Line, Run, percent
 from equivit.evaluation.protocols import segmentation
 from equivit.symmetry.groups import OCTIC
 
@@ -83,13 +83,4 @@ def lines(result: dict[str, Any], by: str = "nearest patches") -> list[Line]:
     ]
 
 
-PROTOCOL = Protocol(
-    needs=frozenset({"features"}),
-    run=measure,
-    lines=lines,
-    check=frozen.check,
-    data=data,
-    opens=opens,
-    inputs=frozen.inputs,
-    curve="miou",
-)
+PROTOCOL = frozen.protocol(run=measure, lines=lines, data=data, opens=opens, curve="miou")
