@@ -78,6 +78,7 @@ def inputs(config: ConfigDict, size: Size) -> dict[str, Size]:
     return {name: size, f"{name}, turned by a quarter": (width, height)}
 
 
+# A protocol on frozen features: images at one size, upright and turned.
 protocol = functools.partial(Protocol, needs=frozenset({"features"}), check=check, inputs=inputs)
 
 
