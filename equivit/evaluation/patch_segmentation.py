@@ -146,7 +146,7 @@ def choose(
 
     Raises ValueError as `knn`, `linear` and `scores.segmentation`, or for an unknown method.
     """
-    errors.one_of("patch segmentation: method", method, ("knn", "linear"))
+    errors.one_of("patch segmentation: method", method, (knn.__name__, linear.__name__))
     ignore, (mean, scale) = tuple(ignore), standardise(train.features)
 
     def ready(features):
