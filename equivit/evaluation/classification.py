@@ -19,7 +19,11 @@ def accuracy(predict: Predict, batches: Iterable[Batch]) -> dict[str, float]:
     Returns "top1", "top5" (of all classes if there are fewer than five), "examples".  Raises ValueError if there are no
     examples, or logits are not finite.
     """
-    found = by_example(lambda batch: correct(predict(batch["image"]), batch["label"]), batches)
+
+    def measure(batch):
+        return correct(predict(batch["image"]), batch["label"])
+
+    found = by_example(measure, batches)
     return {name: float(right.mean()) for name, right in found.items()} | {"examples": len(found["top1"])}
 
 
