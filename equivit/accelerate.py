@@ -35,12 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m equivit.accelerate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command.parser("accelerate", __doc__)
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("--weights", help="pretrained weights, SOURCE:FILE, such as dinov2:dinov2_vitb14_pretrain.pth")
     model.add_argument("--input", type=pathlib.Path, help="a run directory or a saved model")

@@ -26,14 +26,9 @@ class Refused(Exception):
 
 
 class Archive:
-    """A zip file open for reading, with a budget of decompressed bytes.
+    """A zip file open for reading, with a budget of decompressed bytes; `fix` is the remedy in the error beyond it.
 
-    Args:
-      path: the path of the file.
-      fix: a remedy for files that are too large, for the error.
-
-    Raises:
-      zipfile.BadZipFile: the file is damaged.
+    Raises zipfile.BadZipFile if the file is damaged.
     """
 
     def __init__(self, path: str | os.PathLike, fix: str):
@@ -78,8 +73,7 @@ class Archive:
 class Npz(Archive):
     """An .npz file of plain arrays.
 
-    Raises:
-      ValueError: the file is damaged or not an .npz file.
+    Raises ValueError if the file is damaged or not an .npz file.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -94,9 +88,8 @@ class Npz(Archive):
     def __getitem__(self, key: str) -> np.ndarray:
         """Read the array of that name.
 
-        Raises:
-          ValueError: the array is damaged, holds Python objects, does not have its declared size, exceeds the budget,
-            or does not fit into memory.
+        Raises ValueError if the array is damaged, holds Python objects, does not have its declared size, exceeds the
+        budget, or does not fit into memory.
         """
         name = self.keys[key]
         try:

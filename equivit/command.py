@@ -17,6 +17,15 @@ from equivit.intervals import LARGEST_INT
 from equivit.training.run import processes, stopping
 
 
+def parser(name: str, description: str | None, epilog: str | None = None) -> argparse.ArgumentParser:
+    """A parser of the arguments of `python -m equivit.<name>`; a description of several lines keeps its line breaks."""
+    lines = argparse.RawDescriptionHelpFormatter if "\n" in (description or "") else argparse.HelpFormatter
+    prog = f"python -m equivit.{name}"
+    return argparse.ArgumentParser(
+        prog=prog, description=description, epilog=epilog, formatter_class=lines, allow_abbrev=False
+    )
+
+
 def run(main: Callable[[], None], *, debug: bool) -> int:
     """Run a command and return its exit status.
 
@@ -130,8 +139,7 @@ def check_file(flag: str, path: pathlib.Path) -> None:
 def changes(arguments: list[str], parser: argparse.ArgumentParser, prefix: str = "--config.") -> list[str]:
     """Return `key=value` for each unparsed argument `--config.key=value`.
 
-    Raises:
-      ValueError: any other argument; the message gives the nearest flag of the parser.
+    Raises ValueError for any other argument; the message gives the nearest flag of the parser.
     """
     for argument in arguments:
         if not argument.startswith(prefix):

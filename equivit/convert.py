@@ -16,6 +16,7 @@ from equivit import command
 # The sources of pretrained/.
 FORMATS = ("octic_vits", "flip", "timm", "dinov2", "clip", "cvt", "bixt", "jumbo", "mae", "mae_autoencoder")
 MLPS = ("gelu", "gelu_tanh", "quick_gelu")
+HINTS = ("num_heads", "image_size", "window_size", "num_classes", "family", "mlp", "head", "checkpoint_key")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -25,11 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m equivit.convert",
-        description="Convert official weights to a saved model (--source), or back (--to).",
-        allow_abbrev=False,
-    )
+    parser = command.parser("convert", "Convert official weights to a saved model (--source), or back (--to).")
     direction = parser.add_mutually_exclusive_group(required=True)
     direction.add_argument("--source", choices=FORMATS, help="the format of --input")
     direction.add_argument("--to", choices=FORMATS, help="the format of --output")
@@ -37,16 +34,10 @@ def _parser() -> argparse.ArgumentParser:
         "--input", required=True, type=pathlib.Path, help="official file; with --to, a saved model or a run directory"
     )
     parser.add_argument("--output", required=True, type=pathlib.Path, help="directory; with --to, a file")
-    parser.add_argument(
-        "--num_heads",
-        type=_numbers,
-        help="heads per block, if no published model has that width; 3,6,12 by stage",
-    )
-    parser.add_argument(
-        "--image_size",
-        type=command.size,
-        help="HEIGHT,WIDTH of the learned positions or the windows, if not square",
-    )
+    heads = "heads per block, if no published model has that width; 3,6,12 by stage"
+    parser.add_argument("--num_heads", type=_numbers, help=heads)
+    size = "HEIGHT,WIDTH of the learned positions or the windows, if not square"
+    parser.add_argument("--image_size", type=command.size, help=size)
     parser.add_argument("--window_size", type=command.size, help="HEIGHT,WIDTH of a SwinV2 window in tokens")
     parser.add_argument("--num_classes", type=command.at_least(1), help="another number of classes, with a new head")
     parser.add_argument("--family", help="H2 or I2, for flip models")
@@ -75,18 +66,8 @@ def _read(options: argparse.Namespace) -> None:
     if options.flavour is not None:
         raise ValueError("--flavour is only for --to; with --source the file determines it.")
     print(f"Reading {options.input} as {options.source}.", flush=True)
-    model = pretrained.load(
-        options.source,
-        options.input,
-        num_heads=options.num_heads,
-        image_size=options.image_size,
-        window_size=options.window_size,
-        num_classes=options.num_classes,
-        family=options.family,
-        head=options.head,
-        checkpoint_key=options.checkpoint_key,
-        **{} if options.mlp is None else dict(mlp=options.mlp),
-    )
+    hints = {name: getattr(options, name) for name in HINTS}
+    model = pretrained.load(options.source, options.input, **{k: v for k, v in hints.items() if v is not None})
     saved.save(options.output, model)
     number = sum(math.prod(x.shape) for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
     print(f"Done: {pretrained.describe(model.config)}, {number / 1e6:.2f} M parameters, in {options.output}.")
@@ -99,7 +80,7 @@ def _write(options: argparse.Namespace) -> None:
     from equivit.pretrained import reading
     from equivit.training import loading
 
-    for hint in ("num_heads", "image_size", "window_size", "num_classes", "family", "mlp", "head", "checkpoint_key"):
+    for hint in HINTS:
         if getattr(options, hint) is not None:
             raise ValueError(f"--{hint} is only for --source; saved models already contain it.")
     print(f"Reading the model in {options.input}.", flush=True)

@@ -46,16 +46,13 @@ UNKNOWN_TIMES = {"while": "while loop", "core_map": "core_map kernel"}
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Costs of one kind.
+    """Costs of one kind."""
 
-    Attributes:
-      macs: multiply-adds of matrix products and convolutions, as written.  A depthwise convolution counts the same if
-        written as sums of products.
-      operations: all other arithmetic, by the costs above.  A matrix product inside the activation is a Fourier
-        transform of the group; besides its `macs` it adds the additions of a fast transform, log2(n) per value.
-    """
-
+    # Multiply-adds of matrix products and convolutions, as written.  A depthwise convolution counts the same if written
+    # as sums of products.
     macs: int = 0
+    # All other arithmetic, by the costs above.  A matrix product inside the activation is a Fourier transform of the
+    # group; besides its `macs` it adds the additions of a fast transform, log2(n) per value.
     operations: int = 0
 
     def __add__(self, other: "Cost") -> "Cost":
@@ -67,15 +64,10 @@ class Cost:
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """Costs by kind, and notes about uncertain counts.
+    """Costs by kind, and notes about uncertain counts."""
 
-    Attributes:
-      kinds: a `Cost` for each of KINDS.
-      notes: one sentence for each uncertainty, empty if the count is exact.
-    """
-
-    kinds: dict[str, Cost]
-    notes: tuple[str, ...] = ()
+    kinds: dict[str, Cost]  # a `Cost` for each of KINDS
+    notes: tuple[str, ...] = ()  # one sentence for each uncertainty, empty if the count is exact
 
     def __getitem__(self, kind: str) -> Cost:
         return self.kinds[kind]

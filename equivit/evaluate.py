@@ -81,13 +81,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     about = protocols.about()
     width = max(map(len, about))
-    parser = argparse.ArgumentParser(
-        prog="python -m equivit.evaluate",
-        description=__doc__,
-        epilog="protocols for --suite:\n" + "\n".join(f"  {name:{width}}  {line}" for name, line in about.items()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    protocols_by_name = "\n".join(f"  {name:{width}}  {line}" for name, line in about.items())
+    parser = command.parser("evaluate", __doc__, epilog=f"protocols for --suite:\n{protocols_by_name}")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--workdir", type=pathlib.Path, help="run directory; evaluates its newest intact checkpoint")
     what.add_argument("--model", type=pathlib.Path, help="saved model; needs --config for the data")
@@ -155,45 +150,45 @@ def _can_write(place: pathlib.Path) -> bool:
 
 
 def _load(options: argparse.Namespace, changes: list[str]) -> "tuple[ConfigDict, nnx.Module, int | None]":
-    """The changed config, the model, and the step of a run.
+    """The changed and checked config, the model, and the step of a run.
 
     The batch size changes last, without the checks of training, such as the groups of mixup that must divide it.
     """
     from equivit import constraints
-    from equivit.training import config as configs
-
-    sizes = [change for change in changes if change.partition("=")[0] == "batch_size"]
-    config, model, step = _open(options, [change for change in changes if change not in sizes])
-    with config.unlocked():
-        for change in sizes:
-            configs.override(config, change)
-    constraints.check("config.batch_size", config.batch_size, constraints.PositiveInt)
-    return config, model, step
-
-
-def _open(options: argparse.Namespace, changes: list[str]) -> "tuple[ConfigDict, nnx.Module, int | None]":
-    """The changed and checked config, the model, and the step of a run."""
     from equivit.models import saved
     from equivit.training import checkpoints
     from equivit.training import config as configs
 
+    sizes = [change for change in changes if change.partition("=")[0] == "batch_size"]
+    others = [change for change in changes if change not in sizes]
     if options.model:
         if options.weights:
             raise ValueError("--weights is only for --workdir; a saved model has one set of weights.")
         if not options.config:
             raise ValueError(f"--model={options.model} needs --config=FILE, for the data of the evaluation.")
-        return configs.load(options.config, changes), saved.load(options.model), None
-    if options.config:
-        raise ValueError("--config is only for --model; a run has its own config, change it with --config.KEY=VALUE.")
-    for change in changes:
-        if change.partition("=")[0].split(".")[0] not in FREE:
-            raise ValueError(f"--config.{change}: a run keeps this setting; only {', '.join(FREE)} can be changed.")
-    config, model, step = checkpoints.load_run(options.workdir, weights=options.weights)
+        config, model, step = configs.load(options.config, others), saved.load(options.model), None
+    else:
+        if options.config:
+            raise ValueError(
+                "--config is only for --model; a run has its own config, change it with --config.KEY=VALUE."
+            )
+        for change in others:
+            if change.partition("=")[0].split(".")[0] not in FREE:
+                raise ValueError(f"--config.{change}: a run keeps this setting; only {', '.join(FREE)} can be changed.")
+        config, model, step = checkpoints.load_run(options.workdir, weights=options.weights)
+        _override(config, others)
+        configs.validate(config)
+    _override(config, sizes)
+    constraints.check("config.batch_size", config.batch_size, constraints.PositiveInt)
+    return config, model, step
+
+
+def _override(config: ConfigDict, changes: list[str]) -> None:
+    from equivit.training import config as configs
+
     with config.unlocked():
         for change in changes:
             configs.override(config, change)
-    configs.validate(config)
-    return config, model, step
 
 
 def _track(batches: Iterable, total: int, name: str) -> Iterator:

@@ -33,19 +33,12 @@ PLATFORMS = ("cpu", "cuda", "tpu")  # of a StableHLO file
 
 
 class Written(NamedTuple):
-    """The files and figures of `write`.
-
-    Attributes:
-      path: the path of the file.
-      bytes: its size.
-      parameters: size of the deployed parameters in bytes.
-      deviation: the largest deviation from the model, relative to the model's largest entry.
-    """
+    """The files and figures of `write`."""
 
     path: pathlib.Path
-    bytes: int
-    parameters: int
-    deviation: float
+    bytes: int  # size of the file
+    parameters: int  # size of the deployed parameters in bytes
+    deviation: float  # the largest deviation from the model, relative to the model's largest entry
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -55,12 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m equivit.export",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command.parser("export", __doc__)
     parser.add_argument("--input", required=True, type=pathlib.Path, help="a saved model or a run directory")
     parser.add_argument("--output", required=True, type=pathlib.Path, help="file ending in .onnx or .stablehlo")
     parser.add_argument("--image_size", required=True, type=command.size, help="HEIGHT,WIDTH in pixels")
@@ -128,9 +116,8 @@ def write(
       half: parameters, input and computation in float16.
       classes: names of the classes, in the order of the logits; an .onnx file stores them as JSON in its metadata.
 
-    Raises:
-      ValueError: an unknown ending, layout or opset; images of a wrong size; operations that cannot be written; ONNX
-        Runtime rejects the file; or the file deviates from the model.  Then no file is left.
+    Raises ValueError for an unknown ending, layout or opset, images of a wrong size, or operations that cannot be
+    written; or if ONNX Runtime rejects the file, or the file deviates from the model.  Then no file is left.
     """
     import jax
     import jax.numpy as jnp

@@ -51,8 +51,7 @@ def replacing(path: str | os.PathLike) -> Iterator[pathlib.Path]:
     The new file is in the same directory, which is created if missing, has the same ending, and gets the permissions of
     the umask, whichever library writes it.  Special files, such as /dev/null, are written in place.
 
-    Raises:
-      OSError: the file cannot be written; the error names `path`.
+    Raises OSError if the file cannot be written; the error names `path`.
     """
     path = pathlib.Path(path)
     if path.exists() and not path.is_file() and not path.is_dir():
@@ -83,8 +82,7 @@ def replacing_in_directory(path: str | os.PathLike, names: Sequence[str]) -> Ite
     If `path` does not exist, the new directory is renamed, so either all or none of its files appear.  An existing
     directory keeps its other files; new files replace files of the same name, one by one in the order of `names`.
 
-    Raises:
-      OSError: the directory cannot be created, or a file cannot be written.
+    Raises OSError if the directory cannot be created, or a file cannot be written.
     """
     path = pathlib.Path(path)
     existing = path.exists()

@@ -13,19 +13,13 @@ LARGEST, SMALLEST = 2.0**128 - 2.0**104, 2.0**-126  # of float32, without its su
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """The numbers from `low` to `high`.
-
-    Attributes:
-      open: "(" excludes `low`, ")" excludes `high`, "()" excludes both.
-      words: a description for messages instead of "in [low, high]".
-      whole: whole numbers only.
-    """
+    """The numbers from `low` to `high`."""
 
     low: float = -math.inf
     high: float = math.inf
-    open: str = ""
-    words: str = ""
-    whole: bool = False
+    open: str = ""  # "(" excludes `low`, ")" excludes `high`, "()" excludes both
+    words: str = ""  # a description for messages instead of "in [low, high]"
+    whole: bool = False  # whole numbers only
 
     def __contains__(self, value: Any) -> bool:
         if not errors.is_number(value) or not self._surrounds(value):

@@ -31,25 +31,16 @@ Kind = type | tuple[type, ...]  # of `nnx.Variable`
 
 
 class Tensor(NamedTuple):
-    """A logical tensor and its declared properties.
+    """A logical tensor and its declared properties."""
 
-    Attributes:
-      name: "blocks.7.attention.qkv.B1".
-      shape: without stack axes.
-      decay: whether weight decay may apply to it.
-      product: whether it is a factor of matrix products.
-      norm: whether it is the scale or bias of a layer norm.
-      layers: the layers that use it: 0 before the blocks, i + 1 is block i, `last` after them; () if unknown.
-      last: number of blocks + 1.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    decay: bool
-    product: bool
-    norm: bool
+    name: str  # "blocks.7.attention.qkv.B1"
+    shape: tuple[int, ...]  # without stack axes
+    decay: bool  # whether weight decay may apply to it
+    product: bool  # whether it is a factor of matrix products
+    norm: bool  # whether it is the scale or bias of a layer norm
+    # The layers that use it: 0 before the blocks, i + 1 is block i, `last` after them; () if unknown.
     layers: tuple[int, ...]
-    last: int
+    last: int  # number of blocks + 1
 
     @property
     def block(self) -> int | None:
@@ -81,12 +72,8 @@ def abstract(module: nnx.Module) -> nnx.Module:
 
 def tensors(module: nnx.Module, kind: Kind = nnx.Param) -> dict[str, np.ndarray]:
     """For each leaf, its logical tensors: an array of `Tensor` whose shape is the leaf's leading stack axes."""
-    places = _Places(module)
-    result = {}
-    for path, variable in nnx.to_flat_state(nnx.state(module)):
-        if isinstance(variable, kind):
-            result[_name(path)] = _logical_tensors(path, variable, places)
-    return result
+    places, state = _Places(module), nnx.to_flat_state(nnx.state(module))
+    return {_name(path): _logical_tensors(path, v, places) for path, v in state if isinstance(v, kind)}
 
 
 def names(module: nnx.Module, kind: Kind = nnx.Param) -> dict[str, np.ndarray]:

@@ -5,6 +5,8 @@ import os
 import pathlib
 from typing import NamedTuple
 
+from equivit import errors
+
 
 class Line(NamedTuple):
     """A line of the file and its row, None if the line cannot be read."""
@@ -29,11 +31,7 @@ def rows(path: str | os.PathLike) -> list[dict[str, float]]:
 def _row(line: bytes) -> dict[str, float] | None:
     try:
         row = json.loads(line.decode())  # json.loads(bytes) accepts surrogates, which cannot be encoded again
-        numbers = {name: float(value) for name, value in row.items() if _is_number(value)}
+        numbers = {name: float(value) for name, value in row.items() if errors.is_number(value)}
     except (ValueError, AttributeError, OverflowError, RecursionError):
         return None
     return row if len(numbers) == len(row) and isinstance(row.get("step"), int) else None
-
-
-def _is_number(value) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -57,8 +57,7 @@ def write(
       opset: the opset version.
       metadata: texts by name, stored in the file.
 
-    Raises:
-      ValueError: jax2onnx is not installed, lacks the version or an operation, or the file would be too large.
+    Raises ValueError if jax2onnx is not installed, lacks the version or an operation, or the file would be too large.
     """
     import jax
 
@@ -83,14 +82,9 @@ def write(
 
 
 def session(path: str | os.PathLike, *, provider: str = "cpu", threads: int = 1) -> Any:
-    """Open a file to run it.
+    """Open a file to run it with a provider of PROVIDERS and a number of threads.
 
-    Args:
-      provider: a key of PROVIDERS.
-      threads: the number of threads of ONNX Runtime.
-
-    Raises:
-      ValueError: ONNX Runtime is not installed, lacks the provider here, or rejects the file (`Refused`).
+    Raises ValueError if ONNX Runtime is not installed, lacks the provider here, or rejects the file (`Refused`).
     """
     onnxruntime = library("onnxruntime")
     name = PROVIDERS[provider]

@@ -26,8 +26,7 @@ def cast(module: M, precision: str) -> M:
       precision: "float32" keeps all types; "mixed" casts the parameters that declare `product=True`; "bfloat16" casts
         all parameters, and with them the residual stream.  Statistics and buffers keep their type.
 
-    Raises:
-      ValueError: an unknown precision.
+    Raises ValueError for an unknown precision.
     """
     errors.one_of("precision", precision, PRECISIONS)
 

@@ -36,12 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m equivit.profile",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command.parser("profile", __doc__)
     parser.add_argument("files", nargs="+", type=pathlib.Path, help="ONNX files; ratios are to the first")
     parser.add_argument("--provider", choices=("cpu", "cuda"), default="cpu", help="execution provider (%(default)s)")
     parser.add_argument("--runs", type=command.at_least(1), default=100, help="timed rounds (%(default)s)")
@@ -90,9 +85,8 @@ def profile(
       real_time: use real-time priority (`alone`).
       say: prints a line before the work.
 
-    Returns:
-      The content of the JSON: `files`, each with `file`, `milliseconds` (the median), `quartiles`, `ratio` and `bytes`;
-      and the conditions.
+    Returns the content of the JSON: `files`, each with `file`, `milliseconds` (the median), `quartiles`, `ratio` and
+    `bytes`; and the conditions.
 
     Raises:
       ValueError: ONNX Runtime is missing, lacks the provider here, or rejects a file.
@@ -155,8 +149,7 @@ def bound(session: Any, provider: str = "cpu") -> Callable[[], None]:
 def alone(*, real_time: bool = False) -> Iterator[str]:
     """Keep the process on one core; yield the conditions in words.
 
-    Args:
-      real_time: also use real-time priority (FIFO), so that nothing else runs on the core.
+    With `real_time` nothing else runs on the core: the process also has real-time priority (FIFO).
 
     Raises:
       ValueError: the system has no real-time priority.

@@ -16,8 +16,7 @@ TYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "
 def read(path: str | os.PathLike) -> dict[str, np.ndarray]:
     """Read the tensors by name.
 
-    Raises:
-      ValueError: the file is damaged, or a tensor has an unsupported type.
+    Raises ValueError if the file is damaged, or a tensor has an unsupported type.
     """
     try:
         with safetensors.safe_open(path, framework="numpy") as file:

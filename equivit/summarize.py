@@ -20,6 +20,8 @@ from equivit import command
 if TYPE_CHECKING:
     from equivit.models.model import ModelModule
 
+FIGURES = ("macs", "fvcore", "fvcore_unfused", "linear_and_norms", "double_macs")  # of `costs.Costs`
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command and return the exit status."""
@@ -28,12 +30,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m equivit.summarize",
-        description="Parameters, multiply-adds and memory of a model.",
-        epilog="Keys can be changed: --config.data.image_size=(384,384) with --config, --model.family=I8 with --model",
-        allow_abbrev=False,
-    )
+    example = "Keys can be changed: --config.data.image_size=(384,384) with --config, --model.family=I8 with --model"
+    parser = command.parser("summarize", "Parameters, multiply-adds and memory of a model.", epilog=example)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--config", help="configs/FILE.py or configs/FILE.py:MODE")
     what.add_argument("--model", help="a name of the zoo, such as octic_vit_h14")
@@ -102,9 +100,8 @@ def _completed(config: ConfigDict) -> tuple[ConfigDict, list[str]]:
 def counts(config: ConfigDict) -> dict:
     """Count the parameters of the model of a config, and its costs for one image.
 
-    Returns:
-      "model" (its section of the config), "image_size", "parameters", "costs" ({kind: {"macs", "operations"}}), "macs",
-      "fvcore", "fvcore_unfused", "linear_and_norms", "double_macs" (`costs.py`), "notes".
+    Returns "model" (its section of the config), "image_size", "parameters", "costs" ({kind: {"macs", "operations"}}),
+    "macs", "fvcore", "fvcore_unfused", "linear_and_norms", "double_macs" (`costs.py`), "notes".
     """
     import jax
     from flax import nnx
@@ -119,11 +116,7 @@ def counts(config: ConfigDict) -> dict:
         "image_size": image_size,
         "parameters": sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))),
         "costs": {kind: vars(cost) for kind, cost in counted.kinds.items()},
-        "macs": counted.macs,
-        "fvcore": counted.fvcore,
-        "fvcore_unfused": counted.fvcore_unfused,
-        "linear_and_norms": counted.linear_and_norms,
-        "double_macs": counted.double_macs,
+        **{name: getattr(counted, name) for name in FIGURES},
         "notes": list(counted.notes),
     }
 
@@ -134,8 +127,7 @@ def memory(config: ConfigDict) -> dict[str, dict[str, int]]:
     Returns {"forward" or "train": {"arguments", "outputs", "temporaries", "peak"}}.  The training step donates its
     state, so outputs that reuse arguments count once in the peak.
 
-    Raises:
-      ValueError: the batch does not fit the mesh, or the compiler reports no memory.
+    Raises ValueError if the batch does not fit the mesh, or the compiler reports no memory.
     """
     import jax
 

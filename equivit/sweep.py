@@ -36,16 +36,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m equivit.sweep",
-        description="Sweep learning rates and dropout rates of PatchTST models on time-series data sets.",
-        epilog="Any key of the config can be changed: --config.data.names=Crop,ElectricDevices --config.epochs=20",
-        allow_abbrev=False,
-    )
+    description = "Sweep learning rates and dropout rates of PatchTST models on time-series data sets."
+    example = "Any key of the config can be changed: --config.data.names=Crop,ElectricDevices --config.epochs=20"
+    parser = command.parser("sweep", description, epilog=example)
     parser.add_argument("--config", required=True, help="configs/FILE.py or configs/FILE.py:MODE")
-    parser.add_argument(
-        "--workdir", required=True, type=pathlib.Path, help="directory of the results; resumes the sweep in it"
-    )
+    results = "directory of the results; resumes the sweep in it"
+    parser.add_argument("--workdir", required=True, type=pathlib.Path, help=results)
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser
 

@@ -7,15 +7,11 @@ from equivit import errors
 
 
 class TrainedOn(NamedTuple):
-    """The training data of a model.
+    """The training data of a model."""
 
-    Attributes:
-      classes: names of the classes, in the order of the logits; () if there are none, or they are unknown.
-      examples: the number of examples; None if unknown.
-    """
-
+    # Names of the classes, in the order of the logits; () if there are none, or they are unknown.
     classes: tuple[str, ...] = ()
-    examples: int | None = None
+    examples: int | None = None  # the number of examples; None if unknown
 
     def to_json(self) -> dict[str, Any]:
         """Convert to the values of a JSON object."""
@@ -38,14 +34,8 @@ def from_json(found: Mapping[str, Any]) -> TrainedOn:
 def check_classes(thing: str, classes: Sequence[str], before: Sequence[str], place: object, fix: str) -> None:
     """ValueError if class names of data and model differ, so that labels would mean different classes.
 
-    Numeric names "0", "1", ... are not compared.
-
-    Args:
-      thing: the data, in the message.
-      classes: the classes of the data.
-      before: the classes of the model.
-      place: the source of `before`, in the message.
-      fix: a remedy, in the message.
+    Numeric names "0", "1", ... are not compared.  The message has the data `thing` of these classes, the `place` of the
+    model's classes `before`, and a remedy, `fix`.
     """
     if not (_named(classes) and _named(before)) or tuple(classes) == tuple(before):
         return

@@ -17,7 +17,7 @@ ALLOWED = {
     "intervals": {"errors"},
     "constraints": {"errors", "intervals"},
     "sections": {"constraints"},
-    "metrics_files": set(),
+    "metrics_files": {"errors"},
     "precision": {"errors"},
     "trained_on": {"errors"},
     "safetensors_files": {"errors", "files"},

@@ -32,28 +32,17 @@ TRAINING_FIELDS = ("drop_path", "drop_path_groups", "drop_path_fields", "dropout
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """An acceleration.
+    """An acceleration."""
 
-    Attributes:
-      model: a model of patch tokens alone; it keeps a head that reads their mean.
-      file, mode: the config's file, and its mode without a stage.
-      changes: overrides for the config of stage 1, such as "data.workers=2".
-      blocks: the number of blocks to replace.
-      workdir: the directory of all stages.
-      images: the largest number of training images for Sigma and fits.
-      fit_only: skip all training.
-      weights: a digest of the loaded weights (`fingerprint`).
-    """
-
-    model: ModelModule
-    file: str
-    mode: str
-    changes: tuple[str, ...]
-    blocks: int
-    workdir: pathlib.Path
-    images: int = 1000
-    fit_only: bool = False
-    weights: str = ""
+    model: ModelModule  # a model of patch tokens alone; it keeps a head that reads their mean
+    file: str  # the config's file
+    mode: str  # its mode without a stage
+    changes: tuple[str, ...]  # overrides for the config of stage 1, such as "data.workers=2"
+    blocks: int  # the number of blocks to replace
+    workdir: pathlib.Path  # the directory of all stages
+    images: int = 1000  # the largest number of training images for Sigma and fits
+    fit_only: bool = False  # skip all training
+    weights: str = ""  # a digest of the loaded weights (`fingerprint`)
 
     def __post_init__(self):
         constraints.check("--images", self.images, SEVERAL)
@@ -211,15 +200,9 @@ def fingerprint(model: ModelModule) -> str:
 
 
 def claim(options: Any, changes: Iterable[str], weights: str) -> None:
-    """Write the arguments of the command into its directory.
+    """Write the arguments of the command into its directory, with the `fingerprint` of the loaded model as weights.
 
-    Args:
-      options: the arguments.
-      changes: overrides of the config.
-      weights: the `fingerprint` of the loaded model; the file at a path may change.
-
-    Raises:
-      ValueError: the directory belongs to other arguments or other weights.
+    Raises ValueError if the directory belongs to other arguments or other weights; the file at a path may change.
     """
     source = options.weights or str(options.input)
     wanted = dict(source=source, config=options.config, changes=list(changes))

@@ -15,14 +15,11 @@ SIDE = 13  # tokens of a map to show, around the query
 
 def write(workdir: pathlib.Path, result: Result) -> pathlib.Path:
     """Write report.json and report.md, draw Sigma, and return the path of report.md."""
+    names = ("name", "before", "after")
+    metric = None if result.metric is None else dict(zip(names, result.metric, strict=True))
     pairs = dict(milliseconds=result.milliseconds, bytes=result.bytes)
-    report: dict = {name: dict(before=before, after=after) for name, (before, after) in pairs.items()}
-    metric = None
-    if result.metric is not None:
-        name, before, after = result.metric
-        metric = dict(name=name, before=before, after=after)
-    report = dict(metric=metric, **report, blocks=list(result.blocks), sigma=result.sigma, fits=result.errors)
-    report["conditions"] = result.conditions
+    report = dict(metric=metric) | {name: dict(before=old, after=new) for name, (old, new) in pairs.items()}
+    report |= dict(blocks=list(result.blocks), sigma=result.sigma, fits=result.errors, conditions=result.conditions)
     files.write_text(workdir / "report.json", json.dumps(report, indent=1) + "\n")
     draw(workdir / "sigma.png", _maps(workdir / "sigma.npz"), result)
     path = workdir / "report.md"

@@ -1,9 +1,8 @@
 """The stages of an acceleration; a stage whose result exists is skipped."""
 
-import contextlib
 import json
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -26,24 +25,16 @@ ROUNDS = 50  # timing rounds
 
 
 class Result(NamedTuple):
-    """The result of an acceleration.
+    """The result of an acceleration."""
 
-    Attributes:
-      metric: the name of the metric, and its values before and after; None without a head.
-      milliseconds, bytes: time per image and size of the exported models, before and after.
-      blocks: the replaced blocks.
-      sigma: Sigma of all blocks.
-      errors: the errors of the fits, by block.
-      conditions: the conditions of the timing.
-    """
-
+    # The name of the metric, and its values before and after; None without a head.
     metric: tuple[str, float, float] | None
-    milliseconds: tuple[float, float]
-    bytes: tuple[int, int]
-    blocks: tuple[int, ...]
-    sigma: list[float]
-    errors: dict[int, float]
-    conditions: str
+    milliseconds: tuple[float, float]  # time per image of the exported models, before and after
+    bytes: tuple[int, int]  # their sizes
+    blocks: tuple[int, ...]  # the replaced blocks
+    sigma: list[float]  # Sigma of all blocks
+    errors: dict[int, float]  # the errors of the fits, by block
+    conditions: str  # of the timing
 
 
 def run(plan: Plan) -> Result:
@@ -67,22 +58,11 @@ def run(plan: Plan) -> Result:
 
 
 def _saved(place: pathlib.Path, make: Callable[[], ModelModule], *, beside: pathlib.Path | None = None) -> ModelModule:
-    """Load the saved model at a place; compute it if it, or the file `beside` it, is missing.
-
-    Raises:
-      ValueError: the model is damaged; the message names the directory to remove.
-    """
+    """Load the saved model at a place; compute it if it, or the file `beside` it, is missing."""
     if not (place / "model.json").is_file() or (beside is not None and not beside.is_file()):
         saved.save(place, make())
-    with _naming_damage(place):
-        return saved.load(place)
-
-
-@contextlib.contextmanager
-def _naming_damage(place: pathlib.Path) -> Iterator[None]:
-    """Name the directory to remove in errors of damaged results."""
     try:
-        yield
+        return saved.load(place)
     except (ValueError, OSError) as error:
         raise ValueError(f"{str(error).rstrip('.')}; remove {place} to create it again.") from error
 

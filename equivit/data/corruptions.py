@@ -3,7 +3,7 @@
 The library, imagecorruptions-imaug, re-implements the code behind the official files and differs from it: motion blur
 and snow do not use ImageMagick, and images are not saved as JPEG of quality 85.  The `data` section sets the crop
 before the corruption.  To compare with published figures, use the official files, which are class folders
-(`evaluation/corrupted.py` finds them).
+(`evaluation/protocols/corruptions.py` finds them).
 """
 
 import dataclasses

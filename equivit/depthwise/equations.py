@@ -37,17 +37,11 @@ def projection(mean: jax.Array, grid: tuple[int, ...], kernel_size: int) -> jax.
 
 
 class Equations(NamedTuple):
-    """The normal equations of n independent systems with m unknowns each.
+    """The normal equations of n independent systems with m unknowns each."""
 
-    Attributes:
-      gram: [n, m, m], the sum of products of regressors.
-      moment: [n, m], the sum of products of regressors and target.
-      energy: [n], the sum of squares of the target.
-    """
-
-    gram: Any
-    moment: Any
-    energy: Any
+    gram: Any  # [n, m, m], the sum of products of regressors
+    moment: Any  # [n, m], the sum of products of regressors and target
+    energy: Any  # [n], the sum of squares of the target
 
     def solved(self, ridge: float | np.ndarray) -> np.ndarray:
         """The solutions [n, m], in float64; `ridge`, or [n], is added to the diagonal, relative to its mean."""
@@ -80,15 +74,10 @@ def of_channels(near: jax.Array, targets: jax.Array) -> Equations:
 
 
 class Regression(NamedTuple):
-    """The normal equations of a linear map with a bias, its last row.
+    """The normal equations of a linear map with a bias, its last row."""
 
-    Attributes:
-      gram: [C + 1, C + 1].
-      moment: [C + 1, D].
-    """
-
-    gram: Any
-    moment: Any
+    gram: Any  # [C + 1, C + 1]
+    moment: Any  # [C + 1, D]
 
     def solved(self, ridge: float) -> tuple[np.ndarray, np.ndarray]:
         """Weight [C, D] and bias [D], in float64, with `ridge` on the weight's diagonal, relative to its mean."""
@@ -114,8 +103,7 @@ def of_map(features: jax.Array, outputs: jax.Array, weight: jax.Array | float = 
 def streamed(step: Callable, batches: Iterable[Any], *arguments: Any) -> Any:
     """The sum of `step(*arguments, images, weight)` over the batches, in float64.
 
-    Raises:
-      ValueError: there are no images, they differ in size, or a batch is larger than the first.
+    Raises ValueError if there are no images, they differ in size, or a batch is larger than the first.
     """
     total, first = None, None
     for images in map(np.asarray, batches):

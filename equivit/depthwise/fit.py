@@ -60,9 +60,8 @@ def fit(
       ridge: ridge of all fits, relative to the mean of the diagonal.
       rngs: draws normal taps; seed 0 if None.
 
-    Raises:
-      ValueError: an unknown method, a method that the kind or the model does not support, no images, images that differ
-        in size, a batch larger than the first, or as in `replacement.replace`.
+    Raises ValueError for an unknown method, a method that the kind or the model does not support, no images, images
+    that differ in size, a batch larger than the first, or as in `replacement.replace`.
     """
     errors.one_of("fit: method", method, METHODS)
     result: Any = model
@@ -92,14 +91,10 @@ def damage(model: ViT, batches: Iterable[Any], *, kind: str = "dw", kernel_size:
 
     The error is the squared distance between the branch with the best taps and the attention branch, divided by the
     squared norm of the residual stream before the block.  Two passes over the images measure all blocks.
+    The kind is "dw" or "conv", the batches are as for `fit`.
 
-    Args:
-      batches: as for `fit`.
-      kind: "dw" or "conv".
-
-    Raises:
-      ValueError: another kind, images that `fit` rejects, or a model with tokens before the patches, with replaced
-        blocks, or with both equivariant and dense blocks.
+    Raises ValueError for another kind, images that `fit` rejects, or a model with tokens before the patches, with
+    replaced blocks, or with both equivariant and dense blocks.
     """
     errors.one_of("damage: kind", kind, BY_HEAD)
     config = model.config

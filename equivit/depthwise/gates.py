@@ -73,8 +73,7 @@ class GatedAttention(dense.Attention):
       kernel_size: k, odd.
       rngs: draws the taps.
 
-    Raises:
-      ValueError: as `replace_attention`, or another kind.
+    Raises ValueError as `replace_attention`, or for another kind.
     """
 
     def __init__(self, attention: dense.Attention, kind: str, *, kernel_size: int = 3, rngs: nnx.Rngs):
@@ -113,12 +112,11 @@ def set_gates(model: ViT, gates: jax.Array) -> None:
 def without_gates(model: ViT, where: Mapping[int, tuple[int, ...] | None], kind: str, kernel_size: int) -> Any:
     """The model with plain attention where its gates are 0, and convolution with its taps where they are 1.
 
-    Args:
-      where: the heads whose gates are 1, by block; None for all heads of a block.
-      kind, kernel_size: of the model with gates.
+    `where` gives the heads whose gates are 1, by block; None for all heads of a block.
     """
     tensors = logical.to_logical(model, nnx.Variable)
-    inherited = {name: tensor for name, tensor in tensors.items() if not _belongs_to_gates(name)}
+    gated = (".attention.taps", ".attention.gate")  # plain attention has neither
+    inherited = {name: tensor for name, tensor in tensors.items() if not name.endswith(gated)}
     plain: Any = logical.from_logical(jax.eval_shape(lambda: model.config.build(Keys(0))), inherited, nnx.Variable)
     if not where:
         return plain
@@ -128,11 +126,6 @@ def without_gates(model: ViT, where: Mapping[int, tuple[int, ...] | None], kind:
         name = f"blocks.{one.block}.attention.taps"
         new[name] = _taps_of_heads(tensors[name], one.heads, kind, model.config.num_heads)
     return logical.from_logical(after, new, nnx.Variable)
-
-
-def _belongs_to_gates(name: str) -> bool:
-    """Whether a logical tensor exists in gated attention only, not in plain attention."""
-    return name.split(".")[-2] == "attention" and name.split(".")[-1] in ("taps", "gate")
 
 
 def _taps_of_heads(taps: jax.Array, heads: tuple[int, ...] | None, kind: str, num_heads: int) -> jax.Array:

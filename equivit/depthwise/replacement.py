@@ -39,13 +39,9 @@ def patches_only(model: ModelModule, *, num_classes: int | None = None, seed: in
     """The model without class, register and mask tokens and their positions; its head reads the mean patch token.
 
     Everything else stays, including the final norm.  For a masked autoencoder, its encoder is used.
+    The new head, for `num_classes`, is drawn with `seed`; None: no head.
 
-    Args:
-      num_classes: of the new head; None for no head.
-      seed: draws the head.
-
-    Raises:
-      ValueError: the model is not a ViT, or has a Jumbo token.
+    Raises ValueError if the model is not a ViT, or has a Jumbo token.
     """
     model, _ = without_prefix(model)
     if num_classes is None:
@@ -75,9 +71,8 @@ def replace(
       kind, kernel_size: shared by these blocks; call this function again for blocks of another kind.
       rngs: draws the taps, normal with deviation 0.02; seed 0 if None.
 
-    Raises:
-      ValueError: blocks or heads that are not integers or do not exist, an unknown kind, even k, a block that is
-        already replaced, or a model with tokens before the patches.
+    Raises ValueError for blocks or heads that are not integers or do not exist, an unknown kind, even k, a block that
+    is already replaced, or a model with tokens before the patches.
     """
     _check_vit("replace", model)
     config, added = model.config, entries("replace", where, kind, kernel_size)

@@ -33,16 +33,11 @@ class Moments:
     """Mean and squared deviations of samples of any shape, from batches in any order (Chan et al. 1979).
 
     A difference of sums of squares would lose all digits of a deviation much smaller than the mean.
-
-    Attributes:
-      count: number of samples, [].
-      mean: the mean, with the shape of a sample.
-      squares: the sum of squared deviations from the mean.
     """
 
-    count: jax.Array
-    mean: jax.Array
-    squares: jax.Array
+    count: jax.Array  # number of samples, []
+    mean: jax.Array  # the mean, with the shape of a sample
+    squares: jax.Array  # the sum of squared deviations from the mean
 
     @classmethod
     def zeros(cls, shape: tuple[int, ...]) -> "Moments":
@@ -97,9 +92,8 @@ def moments(model: ViT, batches: Iterable[Any]) -> Moments:
       batches: images [B, H, W, C], normalised for the model and all of one size; the first batch is the largest.  Under
         a mesh, only the rows of this process.
 
-    Raises:
-      ValueError: there are no images, they differ in size, a batch is larger than the first, or the model has tokens
-        before the patches.
+    Raises ValueError if there are no images, they differ in size, a batch is larger than the first, or the model has
+    tokens before the patches.
     """
     if model.config.prefix:
         raise ValueError(
@@ -141,8 +135,7 @@ def select(scores: np.ndarray, number: int, order: str = "lowest", seed: int = 0
       order: "lowest", "highest" or "random"; equal scores are taken in ascending order of blocks.
       seed: seed of the random selection.
 
-    Raises:
-      ValueError: an unknown order, or fewer finite scores than `number`.
+    Raises ValueError for an unknown order, or fewer finite scores than `number`.
     """
     errors.one_of("select: order", order, ORDERS)
     scores = np.asarray(scores, np.float64)

@@ -29,7 +29,7 @@ from equivit import constraints, logical
 from equivit.constraints import NonNegativeFloat, Share
 from equivit.data.pixels import normalize
 from equivit.evaluation import classification
-from equivit.evaluation.predictions import Batch, all_finite, measured, predictor
+from equivit.evaluation.predictions import Batch, by_example, predictor
 from equivit.precision import cast
 
 REFERENCE_BATCH = 64  # the batch size of `Sar.lr`
@@ -47,26 +47,17 @@ class Sar:
       `reset_below` is used; the public code always uses 0.2.
     Dropout and drop path are off; the public code adapts in training mode and needs a model without them.
 
-    Attributes:
-      lr: learning rate for batches of 64 images.  A batch of B images uses lr B / 64, a single image twice that.
-      momentum: v = momentum v + gradient, not Nesterov.
-      rho: distance to the sharper point.
-      margin: images are used if their entropy is below this fraction of the maximum, log(classes).
-      decay: decay of the moving average of the entropy, per batch.
-      reset_below: the model is reset if the average entropy, in nats, falls below this.
-      official: follow the public code in all of the above.
-
-    Raises:
-      ValueError: an invalid value.
+    Raises ValueError for an invalid value.
     """
 
+    # For batches of 64 images.  A batch of B images uses lr B / 64, a single image twice that.
     lr: NonNegativeFloat = 1e-3
-    momentum: Share = 0.9
-    rho: NonNegativeFloat = 0.05
-    margin: Share = 0.4
-    decay: Share = 0.9
-    reset_below: NonNegativeFloat = 0.2
-    official: bool = False
+    momentum: Share = 0.9  # v = momentum v + gradient, not Nesterov
+    rho: NonNegativeFloat = 0.05  # distance to the sharper point
+    margin: Share = 0.4  # images are used if their entropy is below this fraction of the maximum, log(classes)
+    decay: Share = 0.9  # decay of the moving average of the entropy, per batch
+    reset_below: NonNegativeFloat = 0.2  # the model is reset if the average entropy, in nats, falls below this
+    official: bool = False  # follow the public code in all of the above
 
     def __post_init__(self):
         if any(isinstance(getattr(self, field.name), jax.Array | np.ndarray) for field in dataclasses.fields(self)):
@@ -98,8 +89,7 @@ def adapted(model: nnx.Module) -> dict[str, np.ndarray]:
     blocks (9 to 11 of 12), whose features should keep their meaning.  The final norm is not adapted.  The public code
     excludes blocks 9, 10 and 11 by name, at any depth.
 
-    Raises:
-      ValueError: the blocks have no layer norms, for example only batch norms.
+    Raises ValueError if the blocks have no layer norms, for example only batch norms.
     """
     tables = logical.tensors(model)
     if not any(tensor.norm and tensor.block is not None for table in tables.values() for tensor in table.flat):
@@ -136,16 +126,14 @@ def step(
     """Predict one batch, then adapt to it.
 
     Args:
-      settings: settings of SAR.
       model: called as `model(images)`; it has its original parameters.
       state: from `start` or the previous batch.
       images: [B, H, W, C], normalised.
       weight: [B]; images of weight 0 (padding) are ignored.  None: all count.
       precision: the precision of the model; the step casts all but the adapted parameters to it.
 
-    Returns:
-      The next state; the logits float32 [B, classes] before the step; and a dict: "entropy" [B] of these predictions,
-      "kept" [B], whether an image passed the first filter, and "reset", whether the step ended in a reset.
+    Returns the next state; the logits float32 [B, classes] before the step; and a dict: "entropy" [B] of these
+    predictions, "kept" [B], whether an image passed the first filter, and "reset", whether the step ended in a reset.
     """
     masks = adapted(model)
 
@@ -184,32 +172,27 @@ def adaptation(
       model: called as `model(images)`.
       batches: with "image", "label", "weight" as in `classification.accuracy`, in the order of the stream.
       mean, std: per channel (or one for all), of pixel values in 0..1.
-      settings: settings of SAR.
       precision: as in `step`.
 
-    Returns:
-      "top1", "top5" with SAR, "unadapted_top1", "unadapted_top5" without, "examples"; "kept", the fraction of images
-      that pass the first filter, and "resets", the number of resets.
-
-    Raises:
-      ValueError: there are no examples, logits are not finite, or the model has nothing to adapt.
+    Returns "top1", "top5" with SAR, "unadapted_top1", "unadapted_top5" without, "examples"; "kept", the fraction of
+    images that pass the first filter, and "resets", the number of resets.  Raises ValueError if there are no examples,
+    logits are not finite, or the model has nothing to adapt.
     """
     predict, prepare = predictor(model, mean, std, precision), jax.jit(functools.partial(normalize, mean=mean, std=std))
-    state = start(model)
+    state, resets = start(model), 0
 
     def measure(batch):
-        nonlocal state
-        images, weight = prepare(batch["image"]), batch["weight"]
-        state, logits, info = step(settings, model, state, images, weight, precision=precision)
-        counts = classification.count(logits, batch["label"], weight)
-        before = classification.count(predict(batch["image"]), batch["label"], weight)
-        counts |= {"unadapted_top1": before["top1"], "unadapted_top5": before["top5"]}
-        finite = all_finite(logits, weight) & before["finite"]
-        return counts | {"kept": info["kept"].sum(), "resets": info["reset"], "finite": finite}
+        nonlocal state, resets
+        images = prepare(batch["image"])
+        state, logits, info = step(settings, model, state, images, batch["weight"], precision=precision)
+        resets += info["reset"]
+        after, before = (classification.correct(each, batch["label"]) for each in (logits, predict(batch["image"])))
+        unadapted = {f"unadapted_{name}": before[name] for name in ("top1", "top5")}
+        return after | unadapted | {"kept": info["kept"], "finite": after["finite"] & before["finite"]}
 
-    totals = classification.total(measured(measure, batches))
-    resets = totals.pop("resets", 0)
-    return classification.shares(totals) | {"resets": int(resets)}
+    found = by_example(measure, batches)
+    shares = {name: float(rows.mean()) for name, rows in found.items()}
+    return shares | {"examples": len(found["kept"]), "resets": int(resets)}
 
 
 def _initial(model) -> logical.Arrays:

@@ -30,7 +30,7 @@ from equivit import constraints, errors
 from equivit.constraints import NonNegativeInt, OneOf, PositiveInt, Seed
 from equivit.data.order import SHIFTS
 from equivit.evaluation.classification import hits
-from equivit.evaluation.predictions import Batch, Predict, all_finite, measured
+from equivit.evaluation.predictions import Batch, Predict, by_example
 from equivit.symmetry import shifts
 
 Size = tuple[int, int]  # (height, width)
@@ -52,21 +52,15 @@ class Shifts:
     the original has none on CIFAR.  On ImageNet its circular shifts use all 256 x 256 pixels
     (data.image_size=(256,256), data.crop_ratio=1.0).
 
-    Attributes:
-      kinds: the kinds of shift; each is measured in each range.
-      ranges: values of M: a name of FRACTIONS (of the image; for crops, of the margin around it), a number of pixels, a
-        pair (down, right), or a name of EARLIER.  (8, 12) are two ranges, ((8, 12),) is one pair.
-      pairs: pairs of shifts for each image.
-      seed: the offsets depend only on this seed and on the image's position in the split.
-
-    Raises:
-      ValueError: an invalid value.
+    Raises ValueError for an invalid value.
     """
 
-    kinds: tuple[Annotated[str, OneOf(KINDS)], ...] = ("circular",)
+    kinds: tuple[Annotated[str, OneOf(KINDS)], ...] = ("circular",)  # each is measured in each range
+    # Values of M: a name of FRACTIONS (of the image; for crops, of the margin around it), a number of pixels, a pair
+    # (down, right), or a name of EARLIER.  (8, 12) are two ranges, ((8, 12),) is one pair.
     ranges: tuple[Range, ...] = ("full",)
-    pairs: PositiveInt = 1
-    seed: Seed = 0
+    pairs: PositiveInt = 1  # pairs of shifts for each image
+    seed: Seed = 0  # the offsets depend only on this seed and on the image's position in the split
 
     def __post_init__(self):
         constraints.check_fields(self, "shifts")
@@ -80,18 +74,12 @@ class Shifts:
 
 
 class Pair(NamedTuple):
-    """Two shifted copies of each image of a batch.
+    """Two shifted copies of each image of a batch."""
 
-    Attributes:
-      kind: one of KINDS.
-      first, second: the copies, uint8 [B, H, W, C].
-      offsets: int32 [B, 2, 2], (down, right) of the first and the second copy.
-    """
-
-    kind: str
-    first: jax.Array
-    second: jax.Array
-    offsets: np.ndarray | jax.Array
+    kind: str  # one of KINDS
+    first: jax.Array  # uint8 [B, H, W, C]
+    second: jax.Array  # of the same shape
+    offsets: np.ndarray | jax.Array  # int32 [B, 2, 2], (down, right) of the first and the second copy
 
 
 def consistency(
@@ -109,7 +97,6 @@ def consistency(
       predict: uint8 images [B, H, W, C] to logits [B, classes].
       batches: with "image", "label" (as in `classification.accuracy`), "weight" [B] (0 for padding) and "index" [B],
         the position in the split.
-      settings: the shifts.
       size: the size of images for `predict`, the centre of the images in `batches`.
       source: the size of the images in `batches`; None: `size`.
       mean: per channel (or one for all), of pixel values in 0..1; rounded, it fills the border with "zeros".
@@ -120,8 +107,7 @@ def consistency(
         "_standard_error" adds its standard error, "_changed" the number of images whose prediction differs in some
         pair.
 
-    Raises:
-      ValueError: as `check`; there are no examples, or logits are not finite.
+    Raises ValueError as `check`, or if there are no examples or logits are not finite.
     """
     check(settings, size, source)
 
@@ -129,16 +115,11 @@ def consistency(
         logits = [predict(centre(size, batch["image"]))]
         for pair in copies(batch, settings, size=size, mean=mean):
             logits += [predict(pair.first), predict(pair.second)]
-        return _compare(jnp.stack(logits), batch["label"], batch["weight"])
+        return _compare(jnp.stack(logits), batch["label"])
 
-    found = {"right": [], "same": []}
-    for result in measured(compare, with_offsets(batches, settings, size, source)):
-        for name, parts in found.items():
-            parts.append(result[name][..., result["weight"] > 0])
-    right, same = (np.concatenate(parts, axis=-1) for parts in found.values())
-    if not right.size:
-        raise ValueError("consistency: the evaluation split has no readable examples.")
-    return {"top1": float(right.mean()), "examples": right.size} | statistics(settings, same)
+    found = by_example(compare, with_offsets(batches, settings, size, source))
+    right = found["right"]
+    return {"top1": float(right.mean()), "examples": right.size} | statistics(settings, found["same"])
 
 
 def check(settings: Shifts, size: Size, source: Size | None = None) -> None:
@@ -193,10 +174,8 @@ def with_offsets(
 ) -> Iterator[Batch]:
     """Add "offsets" int32 [B, measures pairs, 2, 2] to batches: (down, right) of the first and the second copy.
 
-    The offsets of a crop are the position of its upper left corner.
-
-    Args:
-      size: as in `consistency`; None: the size of the images in each batch, without crops.
+    The offsets of a crop are the position of its upper left corner.  `size` is as in `consistency`; None: the size of
+    the images in each batch, without crops.
     """
     streams = {
         (kind, range_): _earlier(kind, EARLIER[range_], settings.pairs)
@@ -240,10 +219,7 @@ def _earlier(kind: str, size: int, pairs: int) -> Iterator[np.ndarray]:
 def copies(batch: Batch, settings: Shifts, *, size: Size, mean: tuple[float, ...] = (0.0,)) -> Iterator[Pair]:
     """Yield every pair of shifted copies of a batch of `with_offsets`, in the order of `settings.measures`.
 
-    Args:
-      batch: "image" uint8 [B, H, W, C] and "offsets".
-      settings: the shifts.
-      size, mean: as in `consistency`.
+    The batch has "image" uint8 [B, H, W, C] and "offsets"; `size` and `mean` are as in `consistency`.
     """
     fill = tuple(round(255 * value) for value in mean)
     kinds = [kind for kind, _ in settings.measures for _ in range(settings.pairs)]
@@ -274,27 +250,21 @@ def _shifted(kind, size, fill, images, offsets, number, side):
 
 
 @jax.jit
-def _compare(logits, label, weight):
+def _compare(logits, label):
     """The results for each image, from logits [1 + 2 n, B, classes] of the unshifted image and all copies."""
     prediction = logits.argmax(-1)
     return {
         "right": hits(prediction[0, :, None], label)[:, 0],
         "same": prediction[1::2] == prediction[2::2],
-        "weight": weight,
-        "finite": all_finite(logits, weight),
+        "finite": jnp.isfinite(logits).all(-1),
     }
 
 
 def statistics(settings: Shifts, shares: np.ndarray) -> dict[str, float]:
     """The mean over images, its standard error, and the number of changing images, for each kind and range.
 
-    Args:
-      settings: the shifts.
-      shares: agreement of each pair, from 0 to 1, [measures pairs, N]; NaN for a pair without information.  Images
-        without any information are left out.
-
-    Raises:
-      ValueError: no pair of a kind and range has any information.
+    `shares` [measures pairs, N] is the agreement of each pair, from 0 to 1; NaN for a pair without information.  Images
+    without any information are left out.  Raises ValueError if no pair of a kind and range has any information.
     """
     found, shares = {}, np.asarray(shares, float)
     for (kind, range_), pairs in zip(settings.measures, np.split(shares, len(settings.measures)), strict=True):

@@ -56,12 +56,8 @@ def label_maps(
 ) -> None:
     """Draw images with their true and predicted label maps, and a legend of the classes.
 
-    A class has the same colour in every picture; pixels without a class are grey.
-
-    Args:
-      examples: the image, uint8 [H, W, C], the true and the predicted map, int [h, w], of any size.
-      classes: the class names; labels outside 0..len(classes) - 1 are no class.
-      output: the PNG to write.
+    An example is an image, uint8 [H, W, C], with a true and a predicted map, int [h, w], of any size.  A class has the
+    same colour in every picture; pixels with a label outside 0..len(classes) - 1 are grey.  `output` is the PNG.
     """
     palette = np.array([*colours.of_classes(len(classes)), colours.VOID])  # the last one is also the colour of -1
     height, width = np.max([true.shape for _, true, _ in examples], axis=0)
@@ -86,11 +82,7 @@ def patch_filters(kernels: dict[str, np.ndarray], output: pathlib.Path) -> None:
     """Plot the principal components of a patch embedding's kernels, one row per feature type.
 
     Up to 16 components each, sorted by variance and labelled with its share.  On small patches the symmetry leaves
-    fewer.
-
-    Args:
-      kernels: from `patch_kernels`.
-      output: the PNG to write.
+    fewer.  The kernels are from `patch_kernels`; `output` is the PNG to write.
 
     Source: octic ViTs, Figure 6 and Appendix B.2.
     """

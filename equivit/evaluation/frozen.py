@@ -20,8 +20,8 @@ from equivit import logical
 from equivit.constraints import Size
 from equivit.data.loader import EvaluationPipeline
 from equivit.data.pixels import normalize
-from equivit.evaluation.predictions import Batch, measured
-from equivit.evaluation.protocol import Line, Run, percent
+from equivit.evaluation.predictions import Batch, by_example, turned
+from equivit.evaluation.protocol import Line, Protocol, Run, percent
 from equivit.layers.readout import ClassReadout, MeanReadout
 from equivit.layers.rngs import Keys
 from equivit.models.features import Grid
@@ -36,33 +36,20 @@ UPRIGHT = ("e",)
 
 
 class Images(NamedTuple):
-    """The features of images.
+    """The features of images."""
 
-    Attributes:
-      tokens: float32 [N, n, D], the class tokens of the last n blocks, the oldest first.
-      average: float32 [N, D], the mean patch token of the last block.
-      labels: int32 [N].
-      index: int64 [N], the positions of the images in the split, without unreadable ones.
-    """
-
-    tokens: np.ndarray
-    average: np.ndarray
-    labels: np.ndarray
-    index: np.ndarray
+    tokens: np.ndarray  # float32 [N, n, D], the class tokens of the last n blocks, the oldest first
+    average: np.ndarray  # float32 [N, D], the mean patch token of the last block
+    labels: np.ndarray  # int32 [N]
+    index: np.ndarray  # int64 [N], the positions of the images in the split, without unreadable ones
 
 
 class Patches(NamedTuple):
-    """The patch tokens of images, and their label maps.
+    """The patch tokens of images, and their label maps."""
 
-    Attributes:
-      grid: float32 [N, h, w, D], of the last block.
-      maps: int32 [N, H, W], on the images; `grid.framed(maps)` has the pixels of each token.
-      index: as of `Images`.
-    """
-
-    grid: Grid
-    maps: np.ndarray
-    index: np.ndarray
+    grid: Grid  # float32 [N, h, w, D], of the last block
+    maps: np.ndarray  # int32 [N, H, W], on the images; `grid.framed(maps)` has the pixels of each token
+    index: np.ndarray  # as of `Images`
 
 
 class Opened(NamedTuple):
@@ -91,6 +78,10 @@ def inputs(config: ConfigDict, size: Size) -> dict[str, Size]:
     return {name: size, f"{name}, turned by a quarter": (width, height)}
 
 
+# A protocol on frozen features: images at one size, upright and turned.
+protocol = functools.partial(Protocol, needs=frozenset({"features"}), check=check, inputs=inputs)
+
+
 def squashed(config: ConfigDict, interpolation: str) -> ConfigDict:
     """The `data` section with images squashed to `image_size`."""
     data = config.data.copy_and_resolve_references().unlock()
@@ -106,8 +97,7 @@ def opens(run: Run, entry: str = "label", least: int = 1) -> Opened:
       entry: the required entry of each example, "label" or "map".
       least: the smallest number of training examples.
 
-    Raises:
-      ValueError: the examples lack the entry or are too few, or the model lacks a feature.
+    Raises ValueError if the examples lack the entry or are too few, or the model lacks a feature.
     """
     train, test = (_opened(run, split, entry) for split in (run.data.split, run.data.eval_split))
     if train.num_examples < least:
@@ -122,10 +112,11 @@ def opens(run: Run, entry: str = "label", least: int = 1) -> Opened:
 
 def _traced(run: Run, entry: str, model: ModelModule, images: jax.Array) -> Any:
     """The features of upright images."""
+    run = dataclasses.replace(run, model=model)
     if entry == "map":
-        (grid,) = _patch_features(_pixels(run), cast(_backbone(model), run.precision), images, "e")
+        (grid,) = _patch_extractor(run)(images, "e")
         return grid.values, grid.offset
-    return extractor(dataclasses.replace(run, model=model))(images)
+    return extractor(run)(images)
 
 
 def images(run: Run, split: str, elements: Iterable[str] = UPRIGHT) -> dict[str, Images]:
@@ -134,8 +125,7 @@ def images(run: Run, split: str, elements: Iterable[str] = UPRIGHT) -> dict[str,
     Raises ValueError for examples without one label each, or features that are not finite.
     """
     extract = extractor(run)
-    read = functools.partial(_read, run, split, tuple(elements), "label", lambda images, g: extract(images))
-    return _once(run, ("images", split, *elements), read, Images)
+    return _read(run, split, tuple(elements), "label", lambda images, g: extract(images), Images)
 
 
 def patches(run: Run, split: str, elements: Iterable[str] = UPRIGHT) -> dict[str, Patches]:
@@ -143,9 +133,7 @@ def patches(run: Run, split: str, elements: Iterable[str] = UPRIGHT) -> dict[str
 
     Raises ValueError for examples without label maps, or features that are not finite.
     """
-    extract = functools.partial(_patch_features, _pixels(run), cast(_backbone(run.model), run.precision))
-    read = functools.partial(_read, run, split, tuple(elements), "map", extract)
-    return _once(run, ("patches", split, *elements), read, Patches)
+    return _read(run, split, tuple(elements), "map", _patch_extractor(run), Patches)
 
 
 def extractor(run: Run) -> Extract:
@@ -161,12 +149,8 @@ def classifier(
 ) -> ModelModule | None:
     """Add a linear head on features (`Images`) to a model; None if that is impossible.
 
-    The model must be a ViT with a class token that ends with dense tokens.
-
-    Args:
-      weight, bias: [F, classes] and [classes].
-      blocks: the number of last blocks whose class tokens the head reads.
-      average: whether the head also reads the mean patch token.
+    The model must be a ViT with a class token that ends with dense tokens.  The head, of weight [F, classes] and bias
+    [classes], reads the class tokens of the last `blocks` blocks and, with `average`, the mean patch token.
     """
     backbone = _backbone(model)
     config = getattr(backbone, "config", None)
@@ -181,15 +165,10 @@ def classifier(
 
 
 def accuracies(predicted: Mapping[str, np.ndarray], labels: np.ndarray) -> dict[str, Any]:
-    """Compute the accuracies over the orientations of the test images.
+    """Compute accuracies from the class of each image, [N], by the element of the group that turned it.
 
-    Args:
-      predicted: the class of each image [N], by the element that turned it.
-      labels: int [N].
-
-    Returns:
-      "accuracy", by element; "accuracy_mean" over the orientations; "delta", its difference from the upright accuracy;
-      "consistency": the share of images with the same class in all orientations.
+    Returns "accuracy", by element; "accuracy_mean" over the orientations; "delta", its difference from the upright
+    accuracy; "consistency": the share of images with the same class in all orientations.
     """
     each = {g: float((found == labels).mean()) for g, found in predicted.items()}
     mean = float(np.mean(list(each.values())))
@@ -220,6 +199,10 @@ def _captured(run: Run) -> tuple[int, ...]:
             f"blocks of config.evaluation must be at most {depth}."
         )
     return tuple(range(depth - run.blocks, depth - 1))
+
+
+def _patch_extractor(run: Run) -> Callable:
+    return functools.partial(_patch_features, _pixels(run), cast(_backbone(run.model), run.precision))
 
 
 def _pixels(run: Run) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -261,14 +244,6 @@ def _invariants(model: ModelModule, tokens: jax.Array, readouts: Any = object) -
     return readout.invariant(fields.from_dense(tokens, model.config.group))
 
 
-def _once(run: Run, key: tuple, read: Callable[[], dict], kind: Callable) -> dict[str, Any]:
-    """The results of `read` by element, cached for the other protocols of the suite."""
-    key = (*key, run.data.to_json())
-    if key not in run.frozen:
-        run.frozen[key] = {g: kind(*found) for g, found in read().items()}
-    return run.frozen[key]
-
-
 def _opened(run: Run, split: str, entry: str) -> EvaluationPipeline:
     """A split; ValueError unless its examples have the entry."""
     pipeline = run.open(split=split)
@@ -281,30 +256,24 @@ def _opened(run: Run, split: str, entry: str) -> EvaluationPipeline:
     return pipeline
 
 
-def _read(run: Run, split: str, elements: tuple[str, ...], entry: str, extract: Callable) -> dict[str, tuple]:
-    """The features and the `entry` of all images of a split, by element."""
+def _read(
+    run: Run, split: str, elements: tuple[str, ...], entry: str, extract: Callable, kind: Callable
+) -> dict[str, Any]:
+    """The features and the `entry` of all images of a split, by element; cached for other protocols of the suite."""
+    key = (entry, split, *elements, run.data.to_json())
+    if key in run.frozen:
+        return run.frozen[key]
     pipeline = _opened(run, split, entry)
 
     def measure(batch: Batch) -> dict[str, Any]:
-        found = {g: extract(_turned(g, batch["image"]), g) for g in elements}
-        rows = {name: batch[name] for name in (entry, "index", "weight")}
-        return rows | {"found": found, "finite": _finite(found, batch["weight"])}
+        found = {g: extract(turned(g, batch["image"]), g) for g in elements}
+        return {"found": found, entry: batch[entry], "index": batch["index"], "finite": _finite(found)}
 
-    parts = [(part, part["weight"] > 0) for part in measured(measure, run.batches(pipeline))]
-    others = tuple(np.concatenate([part[name][real] for part, real in parts]) for name in (entry, "index"))
-    if not len(others[0]):
-        raise ValueError(f"evaluation: the split {split!r} has no readable examples.")
-    whole = {}
-    for g in elements:
-        rows = [jax.tree.map(lambda array, real=real: array[real], part["found"][g]) for part, real in parts]
-        whole[g] = *jax.tree.map(lambda *arrays: np.concatenate(arrays), *rows), *others
-    return whole
-
-
-_turned = jax.jit(fields.act_on_image, static_argnums=0)
+    rows = by_example(measure, run.batches(pipeline), axis=0, split=f"split {split!r}")
+    run.frozen[key] = {g: kind(*rows["found"][g], rows[entry], rows["index"]) for g in elements}
+    return run.frozen[key]
 
 
 @jax.jit
-def _finite(tree: Any, weight: jax.Array) -> jax.Array:
-    each = [jnp.isfinite(leaf).all(range(1, leaf.ndim)) for leaf in jax.tree.leaves(tree)]
-    return (jnp.stack(each) | (weight <= 0)).all()
+def _finite(tree: Any) -> jax.Array:
+    return jnp.stack([jnp.isfinite(leaf).all(range(1, leaf.ndim)) for leaf in jax.tree.leaves(tree)]).all(0)

@@ -34,20 +34,13 @@ Array = np.ndarray | jax.Array
 class Views:
     """The views of an image: windows, scales and flips.
 
-    Attributes:
-      window: (height, width) of the windows in pixels; None: the whole image.
-      stride: from one window to the next, (down, right); None: the window size, without overlap.
-      scales: factors of the image's sides, which are then rounded.
-      flip: also predict the mirror image.
-
-    Raises:
-      ValueError: an invalid value, a stride that leaves gaps, or a stride without a window.
+    Raises ValueError for an invalid value, a stride that leaves gaps, or a stride without a window.
     """
 
-    window: Size | None = None
-    stride: Size | None = None
-    scales: tuple[PositiveFloat, ...] = (1.0,)
-    flip: bool = False
+    window: Size | None = None  # (height, width) of the windows in pixels; None: the whole image
+    stride: Size | None = None  # from one window to the next, (down, right); None: the window size, without overlap
+    scales: tuple[PositiveFloat, ...] = (1.0,)  # factors of the image's sides, which are then rounded
+    flip: bool = False  # also predict the mirror image
 
     multiple = 1  # divides the sides of scaled images
 
@@ -76,13 +69,9 @@ class Views:
 
 @dataclasses.dataclass(frozen=True)
 class WholeViews(Views):
-    """Views of whole images.
+    """Views of whole images."""
 
-    Attributes:
-      multiple: the sides of scaled images are rounded up to its multiples (`data.multiple`).
-    """
-
-    multiple: PositiveInt = 1
+    multiple: PositiveInt = 1  # the sides of scaled images are rounded up to its multiples (`data.multiple`)
 
 
 def settings(config: ConfigDict) -> Views:
@@ -152,10 +141,7 @@ def sizes(views: Views, size: Size) -> dict[str, Size]:
 def logits(predict: Predict, images: Array, views: Views) -> Iterator[jax.Array]:
     """Yield the logits of each view, [B, h, w, classes] float32, at the image size of the view's scale.
 
-    Args:
-      predict: uint8 images [B, H, W, C] to logits [B, H, W, classes].
-      images: uint8 [B, H, W, C].
-      views: the views of the images.
+    The images are uint8 [B, H, W, C]; `predict` maps them to logits [B, H, W, classes].
     """
     for scale in views.scales:
         scaled = _scaled(_times(images.shape[1:3], scale, views.multiple), images)
@@ -187,10 +173,8 @@ def classes(
 def predicted(predict: Predict, batch: Batch, views: Views) -> tuple[jax.Array, jax.Array]:
     """Predict `classes` of a batch, at the sizes of its labels.
 
-    Args:
-      predict, views: as in `logits`.
-      batch: "image" uint8 [B, H, W, C] and "map" [B, H', W']; "map_size" int [B, 2] if maps of different
-        sizes are padded.
+    A batch has "image" uint8 [B, H, W, C] and "map" [B, H', W']; "map_size" int [B, 2] if maps of different sizes are
+    padded.
     """
     return classes(logits(predict, batch["image"], views), batch["map"].shape[1:], batch.get("map_size"))
 

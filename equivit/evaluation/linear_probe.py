@@ -14,7 +14,7 @@ and 13 base rates, which makes 52 heads; 12,500 steps of 1024 images.
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -23,8 +23,7 @@ import numpy as np
 import optax
 from jax.experimental import multihost_utils
 
-from equivit.evaluation.knn import check_labels
-from equivit.evaluation.neighbours import Array
+from equivit.evaluation.neighbours import Array, check_labels
 
 BASE_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1)
 MOMENTUM, WEIGHT_STD = 0.9, 0.01
@@ -33,7 +32,7 @@ State = Mapping[str, Array]  # "step", "losses", and the arrays of each input by
 
 
 class Input(NamedTuple):
-    """The input of heads: the class tokens of `blocks` blocks and, optionally, the mean patch token."""
+    """The input of heads: the class tokens of `blocks` last blocks and, optionally, the mean patch token."""
 
     blocks: int
     average: bool
@@ -46,26 +45,14 @@ class Input(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Heads:
-    """The heads and their training.
+    """The heads and their training; ValueError if two have the same name, or there are no heads or no steps."""
 
-    Attributes:
-      num_classes: labels are 0..num_classes - 1.
-      base_rates: the learning rates at a batch of 256.
-      batch_size: images in a batch, over all devices.
-      steps: steps of the training.
-      blocks: numbers of last blocks whose class tokens heads read.
-      averages: whether heads read the mean patch token.
-
-    Raises:
-      ValueError: two heads have the same name, or there are no heads or no steps.
-    """
-
-    num_classes: int
-    base_rates: tuple[float, ...]
-    batch_size: int
+    num_classes: int  # labels are 0..num_classes - 1
+    base_rates: tuple[float, ...]  # the learning rates at a batch of 256
+    batch_size: int  # images in a batch, over all devices
     steps: int
-    blocks: tuple[int, ...] = (1, 4)
-    averages: tuple[bool, ...] = (False, True)
+    blocks: tuple[int, ...] = (1, 4)  # numbers of last blocks whose class tokens heads read
+    averages: tuple[bool, ...] = (False, True)  # whether heads read the mean patch token
 
     def __post_init__(self):
         if not self.names:
@@ -89,40 +76,22 @@ class Heads:
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """Trained heads.
-
-    Attributes:
-      heads: the heads.
-      stacked: by input, the weights [rates, F, classes] and biases [rates, classes] of its heads.
-      losses: float32 [steps, heads], each before its step.
-    """
+    """Trained heads."""
 
     heads: Heads
+    # By input, the weights [rates, F, classes] and biases [rates, classes] of its heads.
     stacked: Mapping[str, tuple[np.ndarray, np.ndarray]]
-    losses: np.ndarray
+    losses: np.ndarray  # float32 [steps, heads], each before its step
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the heads."""
-        return self.heads.names
-
-    @property
-    def weights(self) -> dict[str, np.ndarray]:
-        """Weights [F, classes] by head."""
-        return self._by_name(0)
-
-    @property
-    def biases(self) -> dict[str, np.ndarray]:
-        """Biases [classes] by head."""
-        return self._by_name(1)
+    def head(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """The weight [F, classes] and the bias [classes] of a head."""
+        place, rate = divmod(number, len(self.heads.base_rates))
+        weight, bias = self.stacked[self.heads.inputs[place].name]
+        return weight[rate], bias[rate]
 
     def logits(self, class_tokens: Array, patch_tokens: Array) -> jax.Array:
         """Logits, float32 [heads, B, classes]; arguments as in `probe_input`."""
         return _logits(self.heads.inputs, dict(self.stacked), class_tokens, patch_tokens)
-
-    def _by_name(self, which: int) -> dict[str, np.ndarray]:
-        arrays = [head for of in self.heads.inputs for head in self.stacked[of.name][which]]
-        return dict(zip(self.names, arrays, strict=True))
 
 
 def probe_input(class_tokens: Array, patch_tokens: Array, blocks: int, average: bool) -> jax.Array:
@@ -134,8 +103,7 @@ def probe_input(class_tokens: Array, patch_tokens: Array, blocks: int, average: 
       blocks: the number of last blocks, at most n.
       average: also the mean patch token, after the class tokens.
 
-    Raises:
-      ValueError: there are fewer blocks.
+    Raises ValueError if there are fewer blocks.
     """
     if not 1 <= blocks <= len(class_tokens):
         raise ValueError(f"linear probe: blocks={blocks} must be in 1..{len(class_tokens)}, those with class tokens.")
@@ -145,13 +113,8 @@ def probe_input(class_tokens: Array, patch_tokens: Array, blocks: int, average: 
 
 def fit(
     batches: Iterable[tuple[Array, Array, Array]],
+    heads: Heads,
     *,
-    num_classes: int,
-    base_rates: Sequence[float],
-    batch_size: int,
-    steps: int,
-    blocks: Sequence[int] = (1, 4),
-    averages: Sequence[bool] = (False, True),
     initial: Mapping[str, Array] | None = None,
     key: jax.Array | None = None,
     state: State | None = None,
@@ -160,37 +123,29 @@ def fit(
     """Train all heads.
 
     Args:
-      batches: class tokens, patch tokens (as in `probe_input`) and labels int [B] of at least `steps` batches.
-      num_classes, base_rates, batch_size, steps, blocks, averages: as in `Heads`.
+      batches: class tokens, patch tokens (as in `probe_input`) and labels int [B] of at least `heads.steps` batches.
       initial: initial weights [F, classes] by head; None: normal, with standard deviation 0.01.  Biases start at zero.
       key: the key of random weights; None: `jax.random.key(0)`.
       state: the last state passed to `watch` in an interrupted run; `batches` then start at number state["step"].
       watch: `watch(step, state)` is called after each step, for example to save the state with np.savez.
 
-    Raises:
-      ValueError: a label beyond the classes, heads with the same name, more blocks than tokens, too few batches, or
-        initial weights that are missing or have another shape.
+    Raises ValueError for a label beyond the classes, more blocks than tokens, too few batches, or initial weights that
+    are missing or have another shape.
     """
-    heads = Heads(num_classes, tuple(base_rates), batch_size, steps, tuple(blocks), tuple(averages))
     now, step = (None, 0) if state is None else (state, int(state["step"]))
-    for class_tokens, patch_tokens, labels in itertools.islice(batches, steps - step):
+    for class_tokens, patch_tokens, labels in itertools.islice(batches, heads.steps - step):
         if not isinstance(labels, jax.Array) or labels.is_fully_addressable:
-            check_labels(np.asarray(labels), num_classes, class_tokens.shape[1])
+            check_labels(np.asarray(labels), heads.num_classes, class_tokens.shape[1])
         if now is None:
             now = _start(heads, class_tokens, patch_tokens, initial, jax.random.key(0) if key is None else key)
         now, step = _step(heads, dict(now), class_tokens, patch_tokens, labels), step + 1
         if watch is not None:
             watch(step, now)
-    if now is None or step < steps:
-        raise ValueError(f"linear probe: there are {step} batches, and steps={steps}; give more of them.")
+    if now is None or step < heads.steps:
+        raise ValueError(f"linear probe: there are {step} batches, and steps={heads.steps}; give more of them.")
     end = multihost_utils.process_allgather(now, tiled=True)
     stacked = {of.name: (end[f"{of.name}/weight"], end[f"{of.name}/bias"]) for of in heads.inputs}
     return Probe(heads, stacked, end["losses"])
-
-
-def best(accuracies: Sequence[float] | np.ndarray) -> int:
-    """The index of the best head, the first on ties."""
-    return int(np.argmax(np.asarray(accuracies)))
 
 
 def _start(heads: Heads, class_tokens: Array, patch_tokens: Array, initial: Any, key: jax.Array) -> dict[str, Array]:

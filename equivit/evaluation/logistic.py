@@ -29,21 +29,13 @@ MEMORY, LINE_SEARCH_STEPS = 5, 50
 
 @dataclasses.dataclass(frozen=True)
 class Logistic:
-    """A fitted regression.
+    """A fitted regression."""
 
-    Attributes:
-      classes: int [K], the known labels, in increasing order.
-      coef: float32 [K, D].
-      intercept: float32 [K], of mean 0.
-      iterations: the number of L-BFGS iterations.
-      gradient: the norm of the final gradient, of the loss per example.
-    """
-
-    classes: np.ndarray
-    coef: np.ndarray
-    intercept: np.ndarray
-    iterations: int
-    gradient: float
+    classes: np.ndarray  # int [K], the known labels, in increasing order
+    coef: np.ndarray  # float32 [K, D]
+    intercept: np.ndarray  # float32 [K], of mean 0
+    iterations: int  # the number of L-BFGS iterations
+    gradient: float  # the norm of the final gradient, of the loss per example
 
     def probabilities(self, features: Array) -> np.ndarray:
         """Class probabilities, float32 [..., K], of features [..., D]."""
@@ -60,13 +52,9 @@ class Logistic:
 
 
 def fit(features: Array, labels: Array, *, C: float) -> Logistic:
-    """Fit a regression of labels int [N] on features [N, D].
+    """Fit a regression of labels int [N] on features [N, D]; C is the inverse strength of the penalty.
 
-    Args:
-      C: the inverse strength of the penalty, as in scikit-learn.
-
-    Raises:
-      ValueError: C is not positive, there are no features, or they are not finite.
+    Raises ValueError if C is not positive, there are no features, or they are not finite.
     """
     features, labels = np.asarray(features, np.float32), np.asarray(labels)
     if not C > 0:

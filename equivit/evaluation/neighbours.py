@@ -31,26 +31,17 @@ SMALLEST_NORM = 1e-12  # lower bound of the norm to divide by
 
 
 class Found(NamedTuple):
-    """The nearest keys of each query, nearest first.
+    """The nearest keys of each query, nearest first."""
 
-    Attributes:
-      scores: float32 [Q, k]: the cosine, or -|q - k|^2 / 2.
-      rows: int32 [Q, k], the rows of the keys.
-    """
-
-    scores: np.ndarray
-    rows: np.ndarray
+    scores: np.ndarray  # float32 [Q, k]: the cosine, or -|q - k|^2 / 2
+    rows: np.ndarray  # int32 [Q, k], the rows of the keys
 
 
 class Search:
-    """A search among keys, which are moved to the devices once.
+    """A search among keys [N, D], which are moved to the devices once.
 
-    Args:
-      keys: [N, D], finite.
-      distance: "cosine", of the original vectors, or "L2".
-
-    Raises:
-      ValueError: an unknown distance, or keys that are not a matrix.
+    The distance is "cosine", of the original vectors, or "L2".  Raises ValueError for an unknown distance, or keys that
+    are not a matrix.
     """
 
     def __init__(self, keys: Array, distance: str = "cosine"):
@@ -107,6 +98,16 @@ def check_ks(ks: Iterable[int], number: int) -> None:
     if wrong := [k for k in ks if not 1 <= k <= number]:
         near = min(max(wrong[0], 1), number)
         raise ValueError(f"neighbours: k={wrong[0]} must be in 1..{number}, the number of keys; the nearest is {near}.")
+
+
+def check_labels(labels: np.ndarray, num_classes: int, number: int) -> None:
+    """ValueError unless there are `number` labels, in 0..num_classes - 1."""
+    if labels.shape != (number,):
+        raise ValueError(f"labels of shape {list(labels.shape)} must be one for each of the {number} features.")
+    if (wrong := (labels < 0) | (labels >= num_classes)).any():
+        raise ValueError(
+            f"the label {labels[wrong][0]} is not in 0..{num_classes - 1}; correct the labels or the number of classes."
+        )
 
 
 def _chunked(x: np.ndarray, shape: tuple[int, int], fill: float) -> np.ndarray:

@@ -22,8 +22,7 @@ def patch_norms(model: ViT, images: jax.Array, block: int = -1) -> Grid:
       images: [*B, H, W, C].
       block: index of the block; negative ones count from the end.
 
-    Raises:
-      IndexError: there is no such block.
+    Raises IndexError if there is no such block.
     """
     index = block + model.config.depth if block < 0 else block
     grid = model.features(images, blocks=(index,), norm=False).blocks[index].patches

@@ -15,7 +15,6 @@ Source: CAPI (arXiv 2502.08769), Appendix on evaluation, and its public code.
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -45,8 +44,7 @@ class Part(NamedTuple):
 def majority(labels: Array, size: Size) -> np.ndarray:
     """The most frequent label of each patch of label maps, [n, H, W] -> [n, h, w]; the smallest on ties.
 
-    Args:
-      size: (height, width) of a patch; ValueError if it does not divide the maps.
+    Raises ValueError if `size`, (height, width) of a patch, does not divide the maps.
     """
     return np.stack([_most_frequent(_patches(each[None], size))[0] for each in np.asarray(labels)])
 
@@ -80,11 +78,8 @@ def knn(
       distances: some of "cosine" and "L2".
       ignore: labels, besides VOID, that exclude a patch if they are its most frequent.
 
-    Returns:
-      Maps [m, H, W].
-
-    Raises:
-      ValueError: a k above the number of keys, an unknown distance, or labels that the grid does not divide.
+    Returns maps [m, H, W].  Raises ValueError for a k above the number of keys, an unknown distance, or labels that the
+    grid does not divide.
     """
     found = {}
     for distance in distances:
@@ -95,13 +90,9 @@ def knn(
 
 @dataclasses.dataclass(frozen=True)
 class Linear(Logistic):
-    """A logistic regression of patches; all pixels of a patch get its class.
+    """A logistic regression of patches; all pixels of a patch get its class."""
 
-    Attributes:
-      patch: (height, width) of a patch in pixels.
-    """
-
-    patch: Size
+    patch: Size  # (height, width) in pixels
 
     def predict(self, features: Array) -> np.ndarray:
         """Label maps [m, H, W] of features [m, h, w, D]."""
@@ -116,8 +107,7 @@ def linear(features: Array, labels: Array, *, C: float, ignore: Iterable[int] = 
       C: the inverse strength of the penalty (`logistic.py`).
       ignore: labels of excluded patches, besides VOID.
 
-    Raises:
-      ValueError: C is not positive, no patch is left, or labels that the grid does not divide.
+    Raises ValueError if C is not positive, no patch is left, or the grid does not divide the labels.
     """
     features, size = np.asarray(features, np.float32), patch_size(features, labels)
     rows, targets, _ = _examples(Part(features, labels), size, ignore)
@@ -126,17 +116,11 @@ def linear(features: Array, labels: Array, *, C: float, ignore: Iterable[int] = 
 
 
 class Chosen(NamedTuple):
-    """A classifier with the best setting on the held-out part.
+    """A classifier with the best setting on the held-out part."""
 
-    Attributes:
-      selected: (distance, k), or C.
-      validation: the official mIoU of each setting on the held-out part.
-      predict: features [m, h, w, D] to label maps [m, H, W].
-    """
-
-    selected: Any
-    validation: dict[Any, float]
-    predict: Callable[[Array], np.ndarray]
+    selected: Any  # (distance, k), or C
+    validation: dict[Any, float]  # the official mIoU of each setting on the held-out part
+    predict: Callable[[Array], np.ndarray]  # features [m, h, w, D] to label maps [m, H, W]
 
 
 def choose(
@@ -150,72 +134,42 @@ def choose(
     distances: Sequence[str] = DISTANCES,
     Cs: Sequence[float] = CS,
 ) -> Chosen:
-    """Select the classifier with the best setting; arguments as in `evaluate`."""
-    errors.one_of("patch segmentation: method", method, METHODS)
-    mean, scale = standardise(train[0])
-
-    def ready(features):
-        return (np.asarray(features, np.float32) - mean) / scale
-
-    train, val = Part(ready(train[0]), np.asarray(train[1])), Part(ready(val[0]), np.asarray(val[1]))
-    settings: Sequence[Any] = Cs if method == "linear" else tuple((d, k) for k, d in itertools.product(ks, distances))
-    maps = METHODS[method](train, val.features, settings, tuple(ignore))
-    counted: dict[str, Any] = dict(num_classes=num_classes, ignore=tuple(ignore))
-    validation = {of: scores.segmentation(val.labels, maps[of], **counted)["miou_official"] for of in settings}
-    selected = max(settings, key=validation.__getitem__)  # the first on ties
-    both = Part(*(np.concatenate(part) for part in zip(train, val, strict=True)))
-    if method == "linear":
-        fitted = linear(*both, C=selected, ignore=ignore)
-        return Chosen(selected, validation, lambda features: fitted.predict(ready(features)))
-    search = _Neighbours(both, selected[0], ignore)
-    return Chosen(selected, validation, lambda features: search.maps(ready(features), selected[1:])[selected[1]])
-
-
-def evaluate(
-    train: Part,
-    val: Part,
-    test: Part,
-    *,
-    method: str,
-    num_classes: int,
-    ignore: Iterable[int] = (),
-    ks: Sequence[int] = KS,
-    distances: Sequence[str] = DISTANCES,
-    Cs: Sequence[float] = CS,
-) -> dict[str, Any]:
-    """Score, on the test part, the classifier with the best setting on the held-out part.
+    """Select the setting that is best on the held-out part, and fit it to both parts.
 
     Args:
-      train, val, test: (features, labels), as in `Part`; not standardised.
+      train, val: not standardised.
       method: "knn", nearest neighbours, or "linear", a linear classifier.
       num_classes: labels are 0..num_classes - 1, `ignore` and VOID.
       ignore: ignored labels.
       ks, distances: the settings of neighbours; ties go to the smaller k, then to the first distance.
       Cs: the settings of the linear classifier.
 
-    Returns:
-      As `scores.segmentation`; "selected": (distance, k), or C.
-
-    Raises:
-      ValueError: as `knn`, `linear` and `scores.segmentation`, or an unknown method.
+    Raises ValueError as `knn`, `linear` and `scores.segmentation`, or for an unknown method.
     """
-    ignore = tuple(ignore)
-    settings: dict[str, Any] = dict(ks=ks, distances=distances, Cs=Cs)
-    classifier = choose(train, val, method=method, num_classes=num_classes, ignore=ignore, **settings)
-    found = scores.segmentation(test[1], classifier.predict(test[0]), num_classes=num_classes, ignore=ignore)
-    return found | {"selected": classifier.selected}
+    errors.one_of("patch segmentation: method", method, (knn.__name__, linear.__name__))
+    ignore, (mean, scale) = tuple(ignore), standardise(train.features)
 
+    def ready(features):
+        return (np.asarray(features, np.float32) - mean) / scale
 
-def _maps_of_neighbours(train: Part, queries: Array, settings: Sequence[Any], ignore: tuple[int, ...]) -> Maps:
-    distances, ks = (tuple(dict.fromkeys(values)) for values in zip(*settings, strict=True))
-    return knn(*train, queries, ks=ks, distances=distances, ignore=ignore)
-
-
-def _maps_of_linear(train: Part, queries: Array, settings: Sequence[Any], ignore: tuple[int, ...]) -> dict:
-    return {C: linear(*train, C=C, ignore=ignore).predict(queries) for C in settings}
-
-
-METHODS = dict(knn=_maps_of_neighbours, linear=_maps_of_linear)  # functions that return the maps of each setting
+    train, val = (Part(ready(features), np.asarray(labels)) for features, labels in (train, val))
+    maps: dict[Any, np.ndarray]
+    if method == "linear":
+        maps = {C: linear(*train, C=C, ignore=ignore).predict(val.features) for C in Cs}
+    else:
+        found = knn(*train, val.features, ks=ks, distances=distances, ignore=ignore)
+        maps = {(distance, k): found[distance, k] for k in ks for distance in distances}
+    counted: dict[str, Any] = dict(num_classes=num_classes, ignore=ignore)
+    scored = {setting: scores.segmentation(val.labels, labels, **counted) for setting, labels in maps.items()}
+    validation = {setting: found["miou_official"] for setting, found in scored.items()}
+    selected = max(validation, key=validation.__getitem__)  # the first on ties
+    both = Part(*(np.concatenate(part) for part in zip(train, val, strict=True)))
+    if method == "linear":
+        fitted = linear(*both, C=selected, ignore=ignore)
+        return Chosen(selected, validation, lambda features: fitted.predict(ready(features)))
+    distance, k = selected
+    search = _Neighbours(both, distance, ignore)
+    return Chosen(selected, validation, lambda features: search.maps(ready(features), (k,))[k])
 
 
 class _Neighbours:

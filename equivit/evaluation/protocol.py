@@ -50,35 +50,24 @@ def offers(model: nnx.Module) -> set[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Protocol:
-    """One way to evaluate a model.
+    """One way to evaluate a model."""
 
-    Attributes:
-      needs: the requirements on a model, a subset of NEEDS.
-      run: `run(run)` returns the results for evaluation.json; single numbers also go into the metrics of a run.
-      lines: the results as readable (name, value) lines.
-      check: raises ValueError for an unfit config; called before anything runs.
-      data: the first `data` section that it reads; opened before anything runs.
-      opens: `opens(run)` opens its data, and raises ValueError or FileNotFoundError if the data or the model, which may
-        be abstract, do not fit; called before anything runs.
-      inputs: `inputs(config, size)` returns the model's input sizes for images of `size`, by key of the config.
-      curve: the result to plot over the steps of a run, a fraction or a "loss".
-      default: whether it is in the default suite.
-      figure: `figure(run, path)` draws a PNG of the results.  All processes call it.
-      blocks: `blocks(config)` returns the number of last blocks whose frozen features it reads
-        (`evaluation/frozen.py`).
-    """
-
-    needs: frozenset[str]
+    needs: frozenset[str]  # the requirements on a model, a subset of NEEDS
+    # Returns the results for evaluation.json; single numbers also go into the metrics of a run.
     run: Callable[["Run"], dict[str, Any]]
-    lines: Callable[[dict[str, Any]], list[Line]]
-    check: Callable[[ConfigDict], None] = lambda config: None
+    lines: Callable[[dict[str, Any]], list[Line]]  # the results as readable (name, value) lines
+    # These are called before anything runs.  `check` raises ValueError for an unfit config.  `data` returns the first
+    # section that the protocol reads.  `opens` opens its data, and raises ValueError or FileNotFoundError if the data
+    # or the model, which may be abstract, do not fit.
+    check: Callable[[ConfigDict], object] = lambda config: None
     data: Callable[[ConfigDict], ConfigDict] = lambda config: config.data
     opens: Callable[["Run"], object] = lambda run: run.open()
+    # The model's input sizes for images of a size, by key of the config.
     inputs: Callable[[ConfigDict, Size], dict[str, Size]] = lambda config, size: {"config.data.image_size": size}
-    curve: str | None = None
-    default: bool = False
-    figure: Callable[["Run", pathlib.Path], None] | None = None
-    blocks: Callable[[ConfigDict], int] = lambda config: 1
+    curve: str | None = None  # the result to plot over the steps of a run, a fraction or a "loss"
+    default: bool = False  # whether it is in the default suite
+    figure: Callable[["Run", pathlib.Path], None] | None = None  # draws a PNG of the results; all processes call it
+    blocks: Callable[[ConfigDict], int] = lambda config: 1  # the number of last blocks with frozen features (frozen.py)
 
     def __post_init__(self):
         if unknown := self.needs - NEEDS.keys():
@@ -87,31 +76,19 @@ class Protocol:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The input of a protocol.
+    """The input of a protocol."""
 
-    Attributes:
-      model: the model, with its trained parameters in float32.
-      config: the config of the run; `data`, `evaluation`, `precision`, `batch_size` and `seed` are used.
-      protocol: the protocol.
-      data: the `data` section to read, from the config or a variant of it.
-      stream: the name of the data, for display.
-      track: shows progress.
-      blocks: the number of last blocks with frozen features, the maximum over the protocols of the suite.
-      frozen: the cached frozen features, shared by all protocols of the suite (`evaluation/frozen.py`).
-      directory: directory for the state of interrupted protocols; None: nothing is stored.
-      classes: names of the model's classes; () if unknown.
-    """
-
-    model: ModelModule
-    config: ConfigDict
+    model: ModelModule  # the model, with its trained parameters in float32
+    config: ConfigDict  # the config of the run; `data`, `evaluation`, `precision`, `batch_size` and `seed` are used
     protocol: Protocol
-    data: ConfigDict
-    stream: str
-    track: Track | None = None
-    blocks: int = 1
+    data: ConfigDict  # the `data` section to read, from the config or a variant of it
+    stream: str  # the name of the data, for display
+    track: Track | None = None  # shows progress
+    blocks: int = 1  # the number of last blocks with frozen features, the maximum over the protocols of the suite
+    # The cached frozen features, shared by all protocols of the suite (`evaluation/frozen.py`).
     frozen: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
-    directory: pathlib.Path | None = None
-    classes: tuple[str, ...] = ()
+    directory: pathlib.Path | None = None  # directory for the state of interrupted protocols; None: nothing is stored
+    classes: tuple[str, ...] = ()  # names of the model's classes; () if unknown
 
     def on(self, data: ConfigDict, name: str) -> "Run":
         """The same run on another `data` section."""
@@ -147,9 +124,8 @@ class Run:
         Args:
           data: the section to read, if its images are larger than the model's input.
 
-        Raises:
-          ValueError: the data cannot be read or do not have the model's input size; or the protocol needs logits or
-            label maps, and the model has other classes or the data no maps.
+        Raises ValueError if the data cannot be read or do not have the model's input size; or the protocol needs logits
+        or label maps, and the model has other classes or the data no maps.
         """
         share: dict[str, Any] = dict(batch_size=1)
         if not self.whole:

@@ -16,35 +16,16 @@ PROTOCOLS: dict[str, Protocol] = protocols.load()
 
 
 def evaluate(
-    model: nnx.Module,
-    config: ConfigDict,
-    suite: Iterable[str] | str | None,
-    *,
-    track: Track | None = None,
-    directory: pathlib.Path | None = None,
-    classes: Sequence[str] = (),
-) -> dict[str, dict]:
-    """Run protocols on the evaluation split of `config.data`.
+    model: nnx.Module, config: ConfigDict, suite: Iterable[str] | str | None, **options: Any
+) -> dict[str, dict[str, Any]]:
+    """Run protocols on the evaluation split of `config.data`; arguments and errors as in `prepare`.
 
-    Under a mesh (`jax.set_mesh`) batches are split over all its devices; every process gets the results.
+    Under a mesh (`jax.set_mesh`) batches are split over all its devices; the model's arrays are on the mesh, and every
+    process gets the results.
 
-    Args:
-      model: a model that meets the protocols' needs (`protocol.offers`); its arrays are on the mesh, if there is one.
-      config: the config of the run; `data`, `evaluation`, `precision`, `batch_size` and `seed` are used.
-      suite: as in `check`.
-      track: shows progress; `track(batches, total, name)` yields the batches.
-      directory: directory for the state of long protocols, so that they can resume; None: nothing is stored.
-      classes: names of the model's classes, which the data must share; () if unknown.
-
-    Returns:
-      The results of each protocol by its name; the protocol's file describes them.
-
-    Raises:
-      ValueError: as `check`; also if the model does not fit the data, or the corruption library is missing.
-      FileNotFoundError: the data are missing.
+    Returns the results of each protocol by its name; the protocol's file describes them.
     """
-    runs = prepare(model, config, suite, track=track, directory=directory, classes=classes)
-    return {name: run.protocol.run(run) for name, run in runs.items()}
+    return {name: run.protocol.run(run) for name, run in prepare(model, config, suite, **options).items()}
 
 
 def prepare(
@@ -56,9 +37,19 @@ def prepare(
     directory: pathlib.Path | None = None,
     classes: Sequence[str] = (),
 ) -> dict[str, Run]:
-    """Open all data and return the inputs of `evaluate` by protocol; `model` may be abstract.
+    """Open all data and return the inputs of protocols, so that an unfit evaluation fails before training.
 
-    Raises as `evaluate`, so that an unfit evaluation fails before training.
+    Args:
+      model: a model that meets the protocols' needs (`protocol.offers`); it may be abstract.
+      config: the config of the run; `data`, `evaluation`, `precision`, `batch_size` and `seed` are used.
+      suite: as in `check`.
+      track: shows progress; `track(batches, total, name)` yields the batches.
+      directory: directory for the state of long protocols, so that they can resume; None: nothing is stored.
+      classes: names of the model's classes, which the data must share; () if unknown.
+
+    Raises:
+      ValueError: as `check`; also if the model does not fit the data, or the corruption library is missing.
+      FileNotFoundError: the data are missing.
     """
     suite = check(suite, config, model)
     blocks = max((PROTOCOLS[name].blocks(config) for name in suite), default=1)
@@ -75,11 +66,9 @@ def check(suite: Iterable[str] | str | None, config: ConfigDict, model: nnx.Modu
     Args:
       suite: names of `PROTOCOLS`, as a list or separated by commas; None: the default protocols that fit the model,
         possibly none.
-      config: the config of the run.
       model: the model, which may be abstract; None: unknown, so needs are not checked, and a suite of None is empty.
 
-    Raises:
-      ValueError: no name, an unknown name, or a protocol that cannot run on this config or this model.
+    Raises ValueError for no name, an unknown name, or a protocol that cannot run on this config or this model.
     """
     if suite is None:
         suite = () if model is None else tuple(name for name in fitting(model) if PROTOCOLS[name].default)

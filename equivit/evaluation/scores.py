@@ -29,11 +29,8 @@ def segmentation(true: Maps, predicted: Maps, *, num_classes: int, ignore: Itera
       num_classes: labels are 0..num_classes - 1, `ignore` and VOID.
       ignore: classes to leave out, or other labels of pixels without a class; such pixels never count.
 
-    Returns:
-      As `of_counts`.
-
-    Raises:
-      ValueError: maps differ in number or shape, a label is invalid, `ignore` is not a list, or all pixels are ignored.
+    Returns the scores as `of_counts`.  Raises ValueError if maps differ in number or shape, a label is invalid,
+    `ignore` is not a list, or all pixels are ignored.
     """
     if not isinstance(ignore, Iterable):
         raise ValueError(f"segmentation: {ignore=} must be a list of numbers, such as ({ignore},).")
@@ -68,8 +65,7 @@ def of_counts(counts: np.ndarray, *, ignore: Iterable[int] = ()) -> dict[str, An
       "accuracy": the fraction of pixels with the right class.
       "iou": float64 [K], NaN for a class in no map or in `ignore`.
 
-    Raises:
-      ValueError: all pixels are ignored.
+    Raises ValueError if all pixels are ignored.
     """
     classes = len(counts)
     left_out = np.isin(np.arange(classes), np.array([*ignore], int))
@@ -97,12 +93,9 @@ def classification(true: np.ndarray | jax.Array, predicted: np.ndarray | jax.Arr
     Args:
       true, predicted: integers [N].
 
-    Returns:
-      "accuracy"; "weighted_f1": the mean F1 of the true classes, weighted by their images; "balanced_accuracy": their
-      mean recall.  The last two leave out classes that are never true.
-
-    Raises:
-      ValueError: there are no images, or the two differ in shape.
+    Returns "accuracy"; "weighted_f1": the mean F1 of the true classes, weighted by their images; "balanced_accuracy":
+    their mean recall.  The last two leave out classes that are never true.  Raises ValueError if there are no images,
+    or the two differ in shape.
     """
     true, predicted = np.asarray(true), np.asarray(predicted)
     if true.shape != predicted.shape or not true.size:

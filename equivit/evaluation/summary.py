@@ -14,6 +14,8 @@ from equivit import files
 from equivit.evaluation import runner
 from equivit.evaluation.protocol import Run
 
+FILE = "evaluation.json"
+
 
 def rows(results: dict) -> list[tuple[str, str]]:
     """The results of `runner.evaluate` as readable (name, value) lines."""
@@ -29,13 +31,8 @@ def text(lines: list[tuple[str, str]]) -> str:
 def conclude(workdir: pathlib.Path, model: nnx.Module, results: dict, config: ConfigDict) -> str:
     """Write evaluation.json and the figures of a finished run; return its results and the paths of its files as text.
 
-    All processes of a run must call it, because the parameters may be sharded over them; the first one writes.
-
-    Args:
-      workdir: the run directory, with metrics.jsonl.
-      model: the trained model, on the current mesh.
-      results: the results of `runner.evaluate`.
-      config: the config of the run.
+    All processes of a run must call it, because the parameters may be sharded over them; the first one writes.  The run
+    directory has metrics.jsonl, the model is on the current mesh, and the results are of `runner.evaluate`.
     """
     from equivit.evaluation import figures  # local import: matplotlib is slow and needed only at the end of a run
 
@@ -43,7 +40,7 @@ def conclude(workdir: pathlib.Path, model: nnx.Module, results: dict, config: Co
         "checkpoints": workdir / "checkpoints",
         "metrics": workdir / "metrics.jsonl",
         "report": workdir / "report.json",
-        "all results": workdir / "evaluation.json",
+        "all results": workdir / FILE,
         "learning curves": workdir / "learning_curves.png",
     }
     if jax.process_index() == 0:
@@ -56,15 +53,9 @@ def conclude(workdir: pathlib.Path, model: nnx.Module, results: dict, config: Co
 def draw(
     directory: pathlib.Path, model: nnx.Module, config: ConfigDict, names: Iterable[str]
 ) -> dict[str, pathlib.Path]:
-    """Draw the patch filters of a model, if any, and the figures of protocols; return the paths by title.
+    """Draw the patch filters of a model, if any, and the figures of the protocols `names`; return the paths by title.
 
-    All processes must call it; the first one writes.
-
-    Args:
-      directory: the directory of the figures.
-      model: the model, on the current mesh if there is one.
-      config: the config of the run.
-      names: the evaluated protocols.
+    All processes must call it; the first one writes.  The model is on the current mesh if there is one.
     """
     from equivit.evaluation import figures
 
@@ -86,7 +77,7 @@ def write(directory: pathlib.Path, results: dict, **about: str) -> pathlib.Path:
 
     Raises OSError with the file's name on failure.
     """
-    path = _path(directory)
+    path = directory / FILE
     with _naming(path):
         files.write_text(path, json.dumps({**about, **results}, indent=2) + "\n")
     return path
@@ -94,13 +85,9 @@ def write(directory: pathlib.Path, results: dict, **about: str) -> pathlib.Path:
 
 def check_writable(directory: pathlib.Path) -> None:
     """OSError, with the file's name, if evaluation.json cannot be written in a directory."""
-    path = _path(directory)
-    with _naming(path), tempfile.TemporaryFile(dir=directory):  # files are written in the same directory, then renamed
+    # Files are written in the same directory, then renamed.
+    with _naming(directory / FILE), tempfile.TemporaryFile(dir=directory):
         pass
-
-
-def _path(directory):
-    return pathlib.Path(directory) / "evaluation.json"
 
 
 @contextlib.contextmanager

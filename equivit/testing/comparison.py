@@ -27,11 +27,7 @@ def size_of(where: str, output: Any) -> float:
 
 
 def compare(what: str, pairs: dict[str, tuple[Any, Any]], size: float, tol: float | None) -> float:
-    """The largest deviation of named pairs, relative to `size`; AssertionError if one exceeds its tolerance.
-
-    A `tol` of None means 1e-5 in float32, 1e-10 in float64, 5e-2 in bfloat16 and float16, and 0 for integers and
-    booleans.
-    """
+    """The largest deviation of named pairs, relative to `size`; AssertionError if one exceeds its tolerance."""
     worst = 0.0
     for part, (a, b) in pairs.items():
         name, allowed = f"{what}: {part}", _tolerance(b) if tol is None else tol

@@ -38,15 +38,19 @@ def assert_equivariant(
       grid: (h, w) of an input field's tokens.
       output_grid: (h, w) of an output field's tokens for the untransformed x; None: `grid`.
 
-    Returns:
-      The largest relative deviation.
+    Returns the largest relative deviation.
 
     Raises:
       AssertionError: names the element, the irrep and the deviation; also when the output is zero or not finite.
       ValueError: an unknown kind of input or output, a missing grid, an invalid group or tolerance, or an x or a result
         of fn of another kind.
     """
-    _check_kinds(input, output, grid, output_grid)
+    errors.one_of("assert_equivariant: input", input, ("image", "field"))
+    errors.one_of("assert_equivariant: output", output, ("invariant", "image", "field"))
+    if input == "field" and grid is None:
+        raise ValueError("assert_equivariant: input='field' needs grid=(h, w), the token grid.")
+    if output == "field" and grid is None and output_grid is None:
+        raise ValueError("assert_equivariant: output='field' needs output_grid=(h, w), the token grid of fn(x).")
     _check_group(group)
     comparison.check_tolerance("assert_equivariant", tol)
     _check_value("x", x, "input", input, group)
@@ -61,17 +65,6 @@ def assert_equivariant(
         comparison.check_structure(what, y, expected)
         worst = max(worst, comparison.compare(what, _parts(group, y, expected), size, tol))
     return worst
-
-
-def _check_kinds(input: str, output: str, grid: tuple[int, int] | None, output_grid: tuple[int, int] | None) -> None:
-    if input not in ("image", "field"):
-        raise ValueError(f"assert_equivariant: {input=} must be 'image' or 'field'.")
-    if output not in ("invariant", "image", "field"):
-        raise ValueError(f"assert_equivariant: {output=} must be 'invariant', 'image' or 'field'.")
-    if input == "field" and grid is None:
-        raise ValueError("assert_equivariant: input='field' needs grid=(h, w), the token grid.")
-    if output == "field" and grid is None and output_grid is None:
-        raise ValueError("assert_equivariant: output='field' needs output_grid=(h, w), the token grid of fn(x).")
 
 
 def _check_group(group):

@@ -42,8 +42,7 @@ def assert_shift_equivariant(
         float64, 5e-2 in bfloat16 and float16, and 0 for integers and booleans, which must agree exactly.  0 requires
         equal bits.
 
-    Returns:
-      The largest relative deviation.
+    Returns the largest relative deviation.
 
     Raises:
       AssertionError: names the shift and the deviation; also when the output is zero or not finite.

@@ -18,7 +18,8 @@ import jax
 import numpy as np
 
 from equivit.data import loader
-from equivit.evaluation import knn, runner
+from equivit.evaluation import runner
+from equivit.evaluation.protocols.knn import Neighbours
 from equivit.objectives import dinov2
 from equivit.training import build, sharding, warm_start
 from equivit.training import config as configs
@@ -111,8 +112,8 @@ def by_pixels(config) -> float:
         parts.append((images.reshape(len(images), -1).astype(np.float32), labels))
     (keys, classes), (queries, wanted) = parts
     number, mean = 1 + int(classes.max()), keys.mean(0)
-    votes = knn.votes(keys - mean, classes, queries - mean, ks=(20,), num_classes=number)[0]
-    return float((votes.argmax(-1) == wanted).mean())
+    best = Neighbours(keys - mean, classes, num_classes=number, ks=(20,)).best(queries - mean)
+    return float((best[0, :, 0] == wanted).mean())
 
 
 def show(name, rows, pixels) -> list[Claim]:

@@ -20,7 +20,8 @@ import numpy as np
 from PIL import Image
 
 from equivit.data import corruptions, loader
-from equivit.evaluation import adaptation, corrupted
+from equivit.evaluation import adaptation
+from equivit.evaluation.protocols.corruptions import HEADINGS
 from equivit.training import checkpoints
 from experiments import findings
 from experiments.studies import several_seeds
@@ -141,7 +142,7 @@ def show(runs: dict, names: tuple[str, ...], options: argparse.Namespace) -> int
     for suffix, figure in (("", "unadapted_top1"), ("+SAR", "top1")):
         for kind, results in runs.items():
             ours[kind + suffix] = {name: [r[figure] for r in results[name]] for name in ("clean", *names)}
-    columns = [corrupted.HEADINGS[corruptions.NAMES.index(name)] for name in names]
+    columns = [HEADINGS[corruptions.NAMES.index(name)] for name in names]
     print(f"{'':22}{'clean':>8}" + "".join(f"{column:>9}" for column in (*columns, "Avg.")))
     for row, figures in ours.items():
         means = [100 * statistics.fmean(figures[name]) for name in ("clean", *names)]

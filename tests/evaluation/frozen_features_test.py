@@ -1,13 +1,18 @@
 """Functions of frozen features: exact whatever the chunks and the devices, ties, and probes that go on."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
 from sklearn import metrics
 
-from equivit.evaluation import hematology, knn, linear_probe, logistic, neighbours, scores
+from equivit.evaluation import linear_probe, logistic, neighbours, scores
 from equivit.evaluation import patch_segmentation as patches
+from equivit.evaluation.linear_probe import Heads
 from equivit.evaluation.neighbours import Search
+from equivit.evaluation.protocols import hematology
+from equivit.evaluation.protocols.knn import Neighbours
 
 RNG = np.random.default_rng(0)
 KEYS, QUERIES = RNG.normal(size=(45, 6)).astype(np.float32) + 1, RNG.normal(size=(11, 6)).astype(np.float32) + 1
@@ -50,19 +55,24 @@ def test_what_a_search_refuses():
     with pytest.raises(ValueError, match="distance='l2' is not one of cosine, L2; the nearest is 'L2'"):
         Search(KEYS, "l2")
     with pytest.raises(ValueError, match=r"the label 3 is not in 0\.\.2"):
-        knn.votes(KEYS, LABELS, QUERIES, ks=(1,), num_classes=3)
+        votes(ks=(1,), num_classes=3)
     with pytest.raises(ValueError, match=r"k=100 must be in 1\.\.45"):
-        knn.votes(KEYS, LABELS, QUERIES, ks=(10, 100), num_classes=4)
+        votes(ks=(10, 100))
     for queries in (QUERIES[:, :-1], QUERIES[:0]):
         with pytest.raises(ValueError, match=r"queries of shape .* must be \[Q, \d+\] as the keys"):
-            knn.votes(KEYS, LABELS, queries, ks=(1,), num_classes=4)
+            votes(queries=queries, ks=(1,))
+
+
+def votes(keys=KEYS, queries=QUERIES, *, ks, num_classes=4):
+    (found,) = Neighbours(keys, LABELS, ks=ks, num_classes=num_classes).votes(queries)
+    return found
 
 
 def test_votes_do_not_depend_on_the_length_of_features():
-    votes = knn.votes(KEYS, LABELS, QUERIES, ks=(1, 7), num_classes=4)
-    np.testing.assert_allclose(votes, knn.votes(3 * KEYS, LABELS, QUERIES / 2, ks=(1, 7), num_classes=4), atol=1e-6)
-    np.testing.assert_allclose(votes[1].sum(-1), 1, atol=1e-6)  # of all neighbours that the softmax is over
-    assert (votes[0] > 0).sum() == len(QUERIES) and (votes[0].sum(-1) < 1).all()
+    found = votes(ks=(1, 7))
+    np.testing.assert_allclose(found, votes(3 * KEYS, QUERIES / 2, ks=(1, 7)), atol=1e-6)
+    np.testing.assert_allclose(found[1].sum(-1), 1, atol=1e-6)  # of all neighbours that the softmax is over
+    assert (found[0] > 0).sum() == len(QUERIES) and (found[0].sum(-1) < 1).all()
 
 
 def tokens(steps=6):
@@ -71,30 +81,30 @@ def tokens(steps=6):
     return list(zip(classes.astype(np.float32), means.astype(np.float32), RNG.integers(0, 3, (steps, 8)), strict=True))
 
 
-SETTINGS = dict(num_classes=3, base_rates=(0.1, 1.0), batch_size=256, steps=6)
+HEADS = Heads(num_classes=3, base_rates=(0.1, 1.0), batch_size=256, steps=6)
 
 
 def test_a_probe_that_is_cut_off_goes_on_to_the_same_numbers(tmp_path):
     batches = tokens()
-    whole = linear_probe.fit(batches, **SETTINGS)
+    whole = linear_probe.fit(batches, HEADS)
 
     def save(step, state):
         if step == 3:
             np.savez(tmp_path / "state.npz", **state)
 
     with pytest.raises(ValueError, match="there are 4 batches, and steps=6"):
-        linear_probe.fit(batches[:4], watch=save, **SETTINGS)
+        linear_probe.fit(batches[:4], HEADS, watch=save)
     with np.load(tmp_path / "state.npz") as state:
-        rest = linear_probe.fit(batches[3:], state=state, **SETTINGS)
+        rest = linear_probe.fit(batches[3:], HEADS, state=state)
     np.testing.assert_array_equal(rest.losses, whole.losses)
-    for name in whole.names:
-        np.testing.assert_array_equal(rest.weights[name], whole.weights[name])
-    assert (linear_probe.fit(batches, key=jax.random.key(1), **SETTINGS).losses != whole.losses).all()
+    for number in range(len(HEADS.names)):
+        np.testing.assert_array_equal(rest.head(number)[0], whole.head(number)[0])
+    assert (linear_probe.fit(batches, HEADS, key=jax.random.key(1)).losses != whole.losses).all()
 
 
 def test_a_probe_on_a_mesh_equals_one_device():
     batches = tokens()
-    alone = linear_probe.fit(batches, **SETTINGS).losses
+    alone = linear_probe.fit(batches, HEADS).losses
     mesh = jax.make_mesh((4, 2), ("data", "fsdp"), axis_types=(AUTO, AUTO))
     rows = jax.sharding.PartitionSpec(("data", "fsdp"))
     specs = jax.sharding.PartitionSpec(None, *rows), rows, rows
@@ -103,22 +113,21 @@ def test_a_probe_on_a_mesh_equals_one_device():
         for batch in batches
     ]
     with jax.set_mesh(mesh):
-        np.testing.assert_allclose(linear_probe.fit(placed, **SETTINGS).losses, alone, rtol=1e-5)
+        np.testing.assert_allclose(linear_probe.fit(placed, HEADS).losses, alone, rtol=1e-5)
 
 
 def test_what_a_probe_refuses():
     batches = tokens()
     with pytest.raises(ValueError, match=r"the label 2 is not in 0\.\.1"):
-        linear_probe.fit(batches, **SETTINGS | dict(num_classes=2))
+        linear_probe.fit(batches, dataclasses.replace(HEADS, num_classes=2))
     with pytest.raises(ValueError, match=r"blocks=5 must be in 1\.\.4"):
-        linear_probe.fit(batches, blocks=(1, 5), **SETTINGS)
+        linear_probe.fit(batches, dataclasses.replace(HEADS, blocks=(1, 5)))
     with pytest.raises(ValueError, match=r"n1_avg0_lr0.1, n1_avg0_lr0.1, .* must differ"):
-        linear_probe.fit(batches, **SETTINGS | dict(base_rates=(0.1, 0.1000000001)))
+        dataclasses.replace(HEADS, base_rates=(0.1, 0.1000000001))
     with pytest.raises(ValueError, match=r"base_rates=\(\), blocks=\(1, 4\) and .* make no head"):
-        linear_probe.fit(batches, **SETTINGS | dict(base_rates=()))
+        dataclasses.replace(HEADS, base_rates=())
     with pytest.raises(ValueError, match=r"initial\['n1_avg0_lr.*'\] is missing and must be \[\d+, \d+\]"):
-        linear_probe.fit(batches, **SETTINGS, initial={})
-    assert linear_probe.best([0.5, 0.7, 0.7]) == 1
+        linear_probe.fit(batches, HEADS, initial={})
 
 
 def test_the_regression_is_where_the_gradient_vanishes():
@@ -187,7 +196,7 @@ def test_rare_classes_and_intervals():
 
 def test_neighbours_of_cells_vote_alike_and_the_smallest_class_wins():
     features = np.repeat(np.arange(4.0), 10)[:, None]  # the 20 nearest of 0.4 are at 0 and 1: a tie
-    found = hematology.evaluate(features, np.repeat([8, 2, 5, 7], 10), np.array([[0.4], [2.6]]), np.array([8, 7]))
-    assert found["knn1"]["predictions"].tolist() == [8, 7] and found["knn20"]["predictions"].tolist() == [2, 5]
+    found = hematology.Classifiers(features, np.repeat([8, 2, 5, 7], 10)).predict(np.array([[0.4], [2.6]]))
+    assert found["knn1"].tolist() == [8, 7] and found["knn20"].tolist() == [2, 5]
     with pytest.raises(ValueError, match=r"k=20 must be in 1\.\.19"):
-        hematology.evaluate(features[:19], np.arange(19), features[:1], np.arange(1))
+        hematology.Classifiers(features[:19], np.arange(19))

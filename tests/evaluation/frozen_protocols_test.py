@@ -14,9 +14,10 @@ from PIL import Image
 
 from equivit import models
 from equivit.data.label_maps import Legend
-from equivit.evaluation import frozen, knn, linear_probe, runner
+from equivit.evaluation import frozen, linear_probe, runner
 from equivit.evaluation.protocols import linear_probe as protocol
 from equivit.evaluation.protocols import patch_knn
+from equivit.evaluation.protocols.knn import Neighbours
 from equivit.models import saved
 from equivit.models.decoders import MaskedAutoencoder, MaskedAutoencoderConfig
 from equivit.training.config import get_base, validate
@@ -93,7 +94,7 @@ def test_votes_are_those_of_the_class_tokens(results, config):
     model = headless("I8")
     run = runner.prepare(model, config, ["knn"])["knn"]
     train, test = (frozen.images(run, split)["e"] for split in ("train", "test"))
-    votes = knn.votes(train.tokens[:, 0], train.labels, test.tokens[:, 0], ks=(20, 5), num_classes=10)
+    (votes,) = Neighbours(train.tokens[:, 0], train.labels, ks=(20, 5), num_classes=10).votes(test.tokens[:, 0])
     top1 = (votes.argmax(-1) == test.labels).mean(1)
     assert results[0]["knn"]["each"] == pytest.approx({"20": top1[0], "5": top1[1]})
     batch = next(iter(run.batches()))
@@ -160,8 +161,8 @@ def test_a_probe_of_augmented_images_that_was_cut_off_goes_on(config, monkeypatc
         config.evaluation.linear_probe.update(augment=True, steps=4)
     monkeypatch.setattr(protocol, "KEEP_EVERY", 2)
 
-    def noting(batches, *, watch=None, cut=None, **options):
-        probe = fit(itertools.islice(batches, cut), watch=watch, **options)
+    def noting(batches, heads, *, watch=None, cut=None, **options):
+        probe = fit(itertools.islice(batches, cut), heads, watch=watch, **options)
         seen.append((probe.losses, options.get("state")))
         return probe
 

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from equivit.evaluation.equivariance import field_error
 from equivit.evaluation.predictions import predictor
-from equivit.evaluation.protocols.orientation import TURNS, orientation
+from equivit.evaluation.protocols.orientation import TURNS, field_error, orientation
 from equivit.models.vit.model import ViT
 from equivit.symmetry.groups import OCTIC
 from tests.evaluation.predictors import batches, brightness, corner, marked, random_model

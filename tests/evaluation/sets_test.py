@@ -13,7 +13,8 @@ from PIL import Image
 
 from equivit import evaluate
 from equivit.data import corruptions, loader, sources, transforms
-from equivit.evaluation import corrupted, runner, summary
+from equivit.evaluation import runner, summary
+from equivit.evaluation.protocols.corruptions import first
 from equivit.training import config as configs
 from equivit.training.config import get_base
 from tests.evaluation.predictors import random_model
@@ -159,13 +160,13 @@ def test_images_are_cropped_as_imagenet_c_before_they_are_corrupted():
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 400, 3), dtype=np.uint8))
     config = config_of("folder:nowhere", crop_ratio=1.0)
     config.data.image_size = (224, 224)
-    data = corrupted.first(config)
+    data = first(config)
     assert data.corruption == "gaussian_noise" and config.data.crop_ratio == 1.0
     found = transforms.Evaluation(data)({"image": image})["image"]
     small = image.resize((341, 256), Image.Resampling.BILINEAR)
     np.testing.assert_array_equal(found, small.crop((58, 16, 282, 240)))
     config.evaluation.corruption_crop_ratio = 1.0
-    assert corrupted.first(config).crop_ratio == 1.0
+    assert first(config).crop_ratio == 1.0
 
 
 def test_the_command_of_table_2_is_there_and_valid():

@@ -5,8 +5,11 @@ import pytest
 from PIL import Image
 
 from equivit.data import crops
-from equivit.evaluation import hematology, knn, linear_probe, scores
+from equivit.evaluation import linear_probe, scores
 from equivit.evaluation import patch_segmentation as patches
+from equivit.evaluation.neighbours import Search
+from equivit.evaluation.protocols import hematology
+from equivit.evaluation.protocols.knn import Neighbours
 from equivit.symmetry import fields
 from tests.parity.arrays import Comparison, files, load
 
@@ -48,14 +51,15 @@ class Stored:
 @stored("knn_vote")
 def test_votes_of_neighbours(record_property):
     file = Stored("knn_vote")
-    given = file("features"), file.ints("labels"), file("queries")
+    features, labels, queries = file("features"), file.ints("labels"), file("queries")
     options = dict(num_classes=int(file("num_classes")), temperature=float(file("temperature")))
-    found = knn.votes(*given, ks=file.ints("ks_all").tolist(), **options)
+    (found,) = Neighbours(features, labels, ks=file.ints("ks_all").tolist(), **options).votes(queries)
     file.compare("probas_all", found, SEARCH)
-    file.compare("probas_max20", knn.votes(*given, ks=file.ints("ks_max20").tolist(), **options), SEARCH)
-    neighbours = knn.Search(given[0])(given[2], 100)
+    (fewer,) = Neighbours(features, labels, ks=file.ints("ks_max20").tolist(), **options).votes(queries)
+    file.compare("probas_max20", fewer, SEARCH)
+    neighbours = Search(features)(queries, 100)
     file.compare("top100_sims", neighbours.scores, SEARCH)
-    file.equal("top100_labels", given[1][neighbours.rows])
+    file.equal("top100_labels", labels[neighbours.rows])
     best = np.argsort(-found, axis=-1, kind="stable")
     file.equal("pred_all", best[..., 0])
     right = best == file.ints("query_labels")[:, None]
@@ -70,20 +74,21 @@ def test_linear_probe(record_property):
     initial = {k[6:-8]: v.T for k, v in file.data.items() if k.endswith("_weight0")}
     batches = list(zip(file("class_tokens"), file("patch_tokens")[:, -1], file.ints("labels"), strict=True))
     rates, size = file("base_lrs").tolist(), int(file("global_batch"))
-    settings = dict(num_classes=6, base_rates=[float(f"{rate:g}") for rate in rates], batch_size=size, steps=8)
-    probe = linear_probe.fit(batches, initial=initial, **settings)
+    heads = linear_probe.Heads(6, tuple(float(f"{rate:g}") for rate in rates), batch_size=size, steps=8)
+    probe = linear_probe.fit(batches, heads, initial=initial)
     file.compare("losses", probe.losses, SEARCH)
     logits = probe.logits(file("val_class_tokens"), file("val_patch_tokens")[-1])
-    for number, name in enumerate(probe.names):
-        file.compare(f"{name}_weight", probe.weights[name].T, SEARCH)
-        file.compare(f"{name}_bias", probe.biases[name], SEARCH)
+    for number, name in enumerate(heads.names):
+        weight, bias = probe.head(number)
+        file.compare(f"{name}_weight", weight.T, SEARCH)
+        file.compare(f"{name}_bias", bias, SEARCH)
         file.compare(f"{name}_val_logits", logits[number], SEARCH)
-    for of in probe.heads.inputs:
+    for of in heads.inputs:
         x = linear_probe.probe_input(file("val_class_tokens"), file("val_patch_tokens")[-1], *of)
         file.compare(f"val_input_{of.name}", x, SEARCH)
     accuracies = (np.asarray(logits).argmax(-1) == file.ints("val_labels")).mean(1)
     file.compare("val_top1", accuracies, ROUNDING)
-    file.equal("best_index", linear_probe.best(accuracies))
+    file.equal("best_index", accuracies.argmax())
     file.finish(record_property, "lr")  # of which the losses and weights are made
 
 
@@ -98,8 +103,12 @@ def standardised(file):
     return mean, scale, parts
 
 
-def raw(file):
-    return [(file(f"features_{name}"), file.ints(f"labels_{name}")) for name in ("train", "val", "test")]
+def chosen_and_scored(file, *, num_classes, ignore, **options):
+    """The classifier chosen from features that are not standardised, and its scores on the test part."""
+    parts = [patches.Part(file(f"features_{name}"), file.ints(f"labels_{name}")) for name in ("train", "val", "test")]
+    chosen = patches.choose(*parts[:2], num_classes=num_classes, ignore=ignore, **options)
+    features, labels = parts[2]
+    return chosen, scores.segmentation(labels, chosen.predict(features), num_classes=num_classes, ignore=ignore)
 
 
 def compare_scores(file, found, names):
@@ -135,8 +144,8 @@ def test_neighbours_of_patches(record_property):
             file.comparison.left.discard(f"output/test_iou_per_class_{setting}")
             held_out = scores.segmentation(parts["val"].labels, validation[distance, k], **counted)
             compare_scores(file, held_out, {"miou_official": f"val_miou_{setting}"})
-        found = patches.evaluate(*raw(file), method="knn", ks=ks, **counted)
-        distance, k = found["selected"]
+        chosen, found = chosen_and_scored(file, method="knn", ks=ks, **counted)
+        distance, k = chosen.selected
         file.equal(f"selected_k_{letter}", k)
         file.equal(f"selected_is_l2_{letter}", distance == "L2")
         assert found["miou_official"] == pytest.approx(file.data[f"output/test_miou_{letter}_{distance}_k{k}"])
@@ -166,8 +175,8 @@ def test_linear_classifier_of_patches(record_property):
             found = scores.segmentation(parts["test"].labels, labels, **counted)
             compare_scores(file, found, {"miou_official": f"test_miou_{setting}", "accuracy": f"test_acc_{setting}"})
         file.equal(f"classes_{letter}", fitted.classes)
-        found = patches.evaluate(*raw(file), method="linear", Cs=Cs, **counted)
-        file.equal(f"selected_C_{letter}", np.float32(found["selected"]))
+        chosen, _ = chosen_and_scored(file, method="linear", Cs=Cs, **counted)
+        file.equal(f"selected_C_{letter}", np.float32(chosen.selected))
     file.finish(record_property)
 
 
@@ -183,20 +192,20 @@ def objective(fitted, part, C):
 @stored("hematology")
 def test_cells(record_property):
     file = Stored("hematology")
-    given = file("train_features"), file.ints("train_labels"), file("test_features"), file.ints("test_labels")
-    found = hematology.evaluate(*given)
-    for name, result in found.items():
-        file.equal(f"{name}_pred", result["predictions"])
+    labels, test_features, test_labels = file.ints("train_labels"), file("test_features"), file.ints("test_labels")
+    classifiers = hematology.Classifiers(file("train_features"), labels)
+    for name, predicted in classifiers.predict(test_features).items():
+        file.equal(f"{name}_pred", predicted)
         names = {"weighted_f1": "wf1", "accuracy": "acc", "balanced_accuracy": "bacc"}
-        compare_scores(file, result, {key: f"{name}_{stored}" for key, stored in names.items()})
-    classifiers = hematology.Classifiers(*given[:2])
-    rows = classifiers.search(given[2], 20).rows
+        scored = hematology.scored(test_labels, predicted)
+        compare_scores(file, scored, {key: f"{name}_{stored}" for key, stored in names.items()})
+    rows = classifiers.search(test_features, 20).rows
     for k in (1, 20):
-        votes = (given[1][rows[:, :k], None] == np.arange(8)).sum(1)
+        votes = (labels[rows[:, :k], None] == np.arange(8)).sum(1)
         file.equal(f"knn{k}_votes", votes)
     file.compare("linear_coef", classifiers.linear.coef, SOLVED)
     file.compare("linear_intercept", classifiers.linear.intercept, SOLVED)
-    file.compare("linear_probas", classifiers.linear.probabilities(given[2]), SOLVED)
+    file.compare("linear_probas", classifiers.linear.probabilities(test_features), SOLVED)
     file.finish(record_property, "linear_C")
 
 

@@ -22,7 +22,7 @@ from equivit.data.order import TrainOrder, permutation
 from equivit.evaluation import frozen, linear_probe
 from equivit.evaluation.frozen import Images
 from equivit.evaluation.linear_probe import Probe
-from equivit.evaluation.protocol import Line, Protocol, Run, percent
+from equivit.evaluation.protocol import Line, Run, percent
 from equivit.models import saved
 from equivit.symmetry.groups import OCTIC
 from equivit.trained_on import TrainedOn
@@ -71,14 +71,14 @@ def run(run: Run) -> dict[str, Any]:
     probe = _fitted(run, train, rows, heads)
     held_out = _right(probe, Images(*(part[left_out] for part in train)))
     on_test, labels = _right(probe, test["e"]), test["e"].labels
-    head, best = linear_probe.best(held_out), linear_probe.best(on_test)
+    head, best = int(held_out.argmax()), int(on_test.argmax())  # the first on ties
     predicted = {g: _predicted(probe, found)[head] for g, found in test.items()}
     return {
         "classifier": _saved(run, probe, head, TrainedOn(pipeline.classes, len(rows))),
-        "head": probe.names[head],
+        "head": heads.names[head],
         "top1": float(on_test[head]),
         "held_out": float(held_out[head]),
-        "best_head": probe.names[best],
+        "best_head": heads.names[best],
         "best": float(on_test[best]),
         "examples": len(labels),
         **frozen.accuracies(predicted, labels),
@@ -100,8 +100,8 @@ def _saved(run: Run, probe: Probe, head: int, data: TrainedOn) -> str | None:
     """Save the model with a head, by its index, and return the directory; None if nothing can be saved."""
     if run.directory is None:
         return None
-    name, of = probe.names[head], probe.heads.inputs[head // len(probe.heads.base_rates)]
-    model = frozen.classifier(run.model, probe.weights[name], probe.biases[name], **of._asdict())
+    of = probe.heads.inputs[head // len(probe.heads.base_rates)]
+    model = frozen.classifier(run.model, *probe.head(head), **of._asdict())
     if model is None:
         return None
     if jax.process_index() == 0:
@@ -124,15 +124,15 @@ def _parts(number: int, held_out: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _fitted(run: Run, train: Images, rows: np.ndarray, heads: linear_probe.Heads) -> Probe:
     """The heads, trained on these rows."""
-    options: dict[str, Any] = dict(dataclasses.asdict(heads), key=jax.random.key(run.config.seed))
+    key = jax.random.key(run.config.seed)
     if not run.config.evaluation.linear_probe.augment:
-        return linear_probe.fit(_unchanged(train, rows, heads, run.config.seed), **options)
+        return linear_probe.fit(_unchanged(train, rows, heads, run.config.seed), heads, key=key)
     if run.directory is None:
-        return linear_probe.fit(_augmented(run, train.index[rows], heads, 0), **options)
+        return linear_probe.fit(_augmented(run, train.index[rows], heads, 0), heads, key=key)
     unfinished = Unfinished(run.directory, _identity(run, train))
     state = unfinished.read()
     batches = _augmented(run, train.index[rows], heads, 0 if state is None else int(state["step"]))
-    probe = linear_probe.fit(batches, **options, state=state, watch=unfinished.keep)
+    probe = linear_probe.fit(batches, heads, key=key, state=state, watch=unfinished.keep)
     unfinished.remove()
     return probe
 
@@ -144,12 +144,7 @@ def _identity(run: Run, train: Images) -> str:
 
 
 class Unfinished:
-    """A file with the state of the heads, from which an interrupted probe resumes.
-
-    Args:
-      directory: the directory of the file.
-      identity: the digest of the probe, for the file's name.
-    """
+    """A file with the state of the heads, from which an interrupted probe resumes; a digest is in its name."""
 
     def __init__(self, directory: pathlib.Path, identity: str):
         self.path = directory / f"linear_probe_{identity}.npz"
@@ -216,13 +211,11 @@ def _right(probe: Probe, images: Images) -> np.ndarray:
     return (_predicted(probe, images) == images.labels).mean(1)
 
 
-PROTOCOL = Protocol(
-    needs=frozenset({"features"}),
+PROTOCOL = frozen.protocol(
     run=run,
     lines=lines,
     check=check,
     opens=opens,
-    inputs=frozen.inputs,
     curve="top1",
     blocks=lambda config: max(config.evaluation.linear_probe.blocks),
 )

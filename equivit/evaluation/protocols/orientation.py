@@ -4,6 +4,7 @@ Every image is evaluated in all eight orientations.  The random-rotation protoco
 and Appendix D) uses one of the four rotations for each image.
 """
 
+import functools
 import itertools
 from collections.abc import Iterable
 from typing import Any
@@ -12,11 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from equivit.data.devices import on_devices
+from equivit.data.pixels import normalize
 from equivit.evaluation import frozen
 from equivit.evaluation.classification import hits
-from equivit.evaluation.equivariance import field_error, has_fields
-from equivit.evaluation.predictions import Batch, Predict, all_finite, measured
+from equivit.evaluation.predictions import Batch, Predict, by_example, turned
 from equivit.evaluation.protocol import Line, Protocol, Run, percent
+from equivit.layers.grid import check_grid
+from equivit.models.vit.model import ViT
 from equivit.precision import cast
 from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC
@@ -26,11 +30,11 @@ TIE = 1e-4  # rounding may decide between two best logits that are closer than t
 
 
 def run(run: Run) -> dict[str, Any]:
-    """The results of `orientation`; if the model has equivariant blocks, also "field_error" (`equivariance.py`)."""
+    """The results of `orientation`; if the model has equivariant blocks, also its "field_error"."""
     batches = iter(run.batches())
     first = next(batches)
     result = orientation(run.predict, itertools.chain([first], batches), seed=run.config.seed)
-    if has_fields(run.model):
+    if hasattr(run.model, "fields") and run.model.config.k > 0:
         model = cast(run.model, run.precision)
         result["field_error"] = field_error(model, first, run.data.mean, run.data.std)
     return result
@@ -72,46 +76,32 @@ def orientation(predict: Predict, batches: Iterable[Batch], *, seed: int = 0) ->
       "deviation": for each element, the largest change of a logit over all images, relative to the largest logit.
       "equivariance_error": the largest deviation.
 
-    Raises:
-      ValueError: there are no examples, or logits are not finite.
+    Raises ValueError if there are no examples, or logits are not finite.
     """
-    rows, changes, sizes = [], [], []
 
     def compare(batch):
-        logits = jnp.stack([predict(_turned(g, batch["image"])) for g in OCTIC.elements])
-        return _compare(logits, batch["label"], batch["weight"], batch["index"], seed)
+        logits = jnp.stack([predict(turned(g, batch["image"])) for g in OCTIC.elements])
+        return _compare(logits, batch["label"], batch["index"], seed)
 
-    for result in measured(compare, batches):
-        real = result["weight"] > 0
-        rows.append({name: result[name][..., real] for name in ("right", "same", "margin", "turn", "index")})
-        changes.append(result["change"])
-        sizes.append(result["size"])
-    if not sum(part["index"].size for part in rows):
-        raise ValueError("orientation: the evaluation split has no readable examples.")
-    images = {name: np.concatenate([part[name] for part in rows], axis=-1) for name in rows[0]}
-    return _accuracies(images) | _constancy(images) | _deviations(np.max(changes, axis=0), np.max(sizes))
-
-
-_turned = jax.jit(fields.act_on_image, static_argnums=0)
+    images = by_example(compare, batches)
+    return _accuracies(images) | _constancy(images) | _deviations(images)
 
 
 @jax.jit
-def _compare(logits, label, weight, index, seed):
+def _compare(logits, label, index, seed):
     """The results for each image, from its logits in all orientations [8, B, classes]."""
     best = jax.lax.top_k(logits, min(2, logits.shape[-1]))[0]
     prediction = logits.argmax(-1)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), index.astype(jnp.uint32))
-    real = logits * (weight > 0)[:, None]
     return {
         "right": hits(prediction[..., None], label)[..., 0],
         "same": (prediction == prediction[0]).all(0),
         "margin": (best[..., 0] - best[..., -1]).min(0),
         "turn": jax.vmap(lambda key: jax.random.randint(key, (), 0, len(TURNS)))(keys),
         "index": index,
-        "weight": weight,
-        "change": jnp.abs(real - real[0]).max((1, 2)),
-        "size": jnp.abs(real[0]).max(),
-        "finite": all_finite(logits, weight),
+        "change": jnp.abs(logits - logits[0]).max(-1),
+        "size": jnp.abs(logits[0]).max(-1),
+        "finite": jnp.isfinite(logits).all(-1),
     }
 
 
@@ -138,10 +128,47 @@ def _constancy(images):
     }
 
 
-def _deviations(change, size):
+def _deviations(images):
+    change, size = images["change"].max(-1), images["size"].max()
     relative = change / size if size else np.where(change > 0, np.inf, 0.0)
     deviation = dict(zip(OCTIC.elements, relative.tolist(), strict=True))
     return {"deviation": deviation, "equivariance_error": max(deviation.values())}
+
+
+def field_error(model: ViT, batch: Batch, mean: tuple[float, ...], std: tuple[float, ...]) -> float:
+    """The largest deviation of f(g x) from g f(x), relative to the largest entry of f(x), over all elements g.
+
+    f(x) is the field after the last equivariant block, so only rounding contributes, even in hybrid models, whose
+    logits are not invariant.
+    The batch has "image" uint8 [B, H, W, C]; `mean` and `std` are as in `predictions.predictor`.
+
+    Raises ValueError if the model has no equivariant block.
+    """
+    config = model.config
+    if not config.k:
+        raise ValueError(f"field_error: a {config.family} model has no equivariant block; use a family such as H8.")
+    images = on_devices({"image": batch["image"]})["image"]
+    grid = check_grid(images.shape[1:3], config.patch_size, "image")
+    field = functools.partial(_field, tuple(mean), tuple(std), model)
+    upright = field(images)
+    gaps = [_gap(g, field(turned(g, images)), upright, grid, config.prefix) for g in config.group.elements]
+    return max(map(float, gaps))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _field(mean, std, model, images):
+    last = model.config.k - 1
+    values = model.fields(normalize(images, mean, std), (last,))[last]
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)), values)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3, 4))
+def _gap(g, found, upright, grid, prefix):
+    difference = jax.tree.map(jnp.subtract, found, fields.act(g, upright, grid, prefix))
+    largest, scale = (
+        jnp.max(jnp.stack([jnp.abs(leaf).max() for leaf in jax.tree.leaves(field)])) for field in (difference, upright)
+    )
+    return largest / scale
 
 
 def _in_words(result):

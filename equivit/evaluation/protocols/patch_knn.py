@@ -1,23 +1,21 @@
 """Mean IoU of label maps from the nearest patches by frozen features, as in CAPI."""
 
+import functools
 from typing import Any
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from equivit.data import sources
 from equivit.data.crops import VOID
 from equivit.evaluation import frozen, scores
 from equivit.evaluation import patch_segmentation as patches
 from equivit.evaluation.patch_segmentation import Part
-from equivit.evaluation.protocol import Line, Protocol, Run, percent
+from equivit.evaluation.protocol import Line, Run, percent
 from equivit.evaluation.protocols import segmentation
 from equivit.symmetry.groups import OCTIC
 
-
-def data(config: ConfigDict) -> ConfigDict:
-    """The `data` section with images (bicubic) and maps (nearest) squashed to `data.image_size`."""
-    return frozen.squashed(config, "bicubic")
+# The `data` section with images (bicubic) and maps (nearest) squashed to `data.image_size`.
+data = functools.partial(frozen.squashed, interpolation="bicubic")
 
 
 def opens(run: Run) -> None:
@@ -26,12 +24,7 @@ def opens(run: Run) -> None:
     patches.patch_size(features, maps)
 
 
-def run(run: Run) -> dict[str, Any]:
-    """`measure` with neighbours."""
-    return measure(run, "knn")
-
-
-def measure(run: Run, method: str) -> dict[str, Any]:
+def measure(run: Run, method: str = "knn") -> dict[str, Any]:
     """Score label maps of the test images by a classifier of patches, chosen on a tenth of the training images.
 
     Returns "miou", "miou_official" (the paper's) and "accuracy" of the upright images, "iou" by class name;
@@ -82,24 +75,12 @@ def lines(result: dict[str, Any], by: str = "nearest patches") -> list[Line]:
     official = f"official {percent(result['miou_official'])}"
     right = f"{percent(result['accuracy'])} of the pixels ({result['examples']} images)"
     against = f"{100 * result['delta']:+.1f} points against upright"
+    same = f"the same class in all for {percent(result['same'])} of the pixels"
     return [
         (f"mean IoU by {by}", f"{percent(result['miou'])}, {official} ({result['selected']})"),
         ("... right class", right),
-        (
-            "... in eight orientations",
-            f"{percent(result['miou_mean'])} in the mean ({against}), the same class in all for "
-            f"{percent(result['same'])} of the pixels",
-        ),
+        ("... in eight orientations", f"{percent(result['miou_mean'])} in the mean ({against}), {same}"),
     ]
 
 
-PROTOCOL = Protocol(
-    needs=frozenset({"features"}),
-    run=run,
-    lines=lines,
-    check=frozen.check,
-    data=data,
-    opens=opens,
-    inputs=frozen.inputs,
-    curve="miou",
-)
+PROTOCOL = frozen.protocol(run=measure, lines=lines, data=data, opens=opens, curve="miou")

@@ -1,19 +1,17 @@
 """Loss of a masked autoencoder on removed patches."""
 
 import functools
-from collections.abc import Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from ml_collections import ConfigDict
 
 from equivit.data.pixels import normalize
-from equivit.evaluation.classification import total
-from equivit.evaluation.predictions import Batch, all_finite, measured
+from equivit.evaluation.predictions import by_example
 from equivit.evaluation.protocol import Line, Protocol, Run, percent
 from equivit.layers.grid import check_grid
-from equivit.models.decoders import MaskedAutoencoder
 from equivit.objectives import masking
 from equivit.objectives.mae import removed_errors, targets
 from equivit.precision import cast
@@ -31,15 +29,18 @@ def check(config: ConfigDict) -> None:
 
 
 def run(run: Run) -> dict[str, Any]:
-    """The results of `reconstruction`."""
-    return reconstruction(
-        cast(run.model, run.precision),
-        run.batches(),
-        mean=run.data.mean,
-        std=run.data.std,
-        seed=run.config.seed,
-        **{key: run.config.objective[key] for key in KEYS},
-    )
+    """Measure the mean squared error over removed patches, with the masks and the target of `config.objective`.
+
+    An example's mask depends only on the seed and its index, so the result is independent of batch size and devices.
+
+    Returns "loss"; "explained", 1 - loss / (loss of predicting zeros), the explained variance if the target is
+    normalised; "examples".  Raises ValueError if there are no examples, or predictions are not finite.
+    """
+    settings = (tuple(run.data.mean), tuple(run.data.std), *(run.config.objective[key] for key in KEYS))
+    errors = functools.partial(_errors, settings, cast(run.model, run.precision), jax.random.key(run.config.seed))
+    found = by_example(lambda batch: errors(batch["image"], batch["index"]), run.batches())
+    loss, of_zeros = (found[name].mean(dtype=np.float64).item() for name in ("error", "of_zeros"))
+    return {"loss": loss, "explained": 1 - loss / of_zeros if of_zeros else 0.0, "examples": len(found["error"])}
 
 
 def lines(result: dict[str, Any]) -> list[Line]:
@@ -48,56 +49,18 @@ def lines(result: dict[str, Any]) -> list[Line]:
     return [("loss on removed patches", f"{loss}, {explained} explained ({result['examples']} images)")]
 
 
-def reconstruction(
-    model: MaskedAutoencoder,
-    batches: Iterable[Batch],
-    *,
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-    ratio: float,
-    target: str,
-    variance: str,
-    seed: int,
-) -> dict[str, float]:
-    """Measure the mean squared error over removed patches.
-
-    An example's mask depends only on `seed` and its index, so the result is independent of batch size and devices.
-
-    Args:
-      batches: with "image" uint8 [B, H, W, C], "index" and "weight" [B]: 1 for examples, 0 for padding.
-      mean, std: per channel (or one for all), of pixel values in 0..1.
-      ratio, target, variance: as in the `objective` section of a masked autoencoder's config.
-
-    Returns:
-      "loss"; "explained", 1 - loss / (loss of predicting zeros), the explained variance if the target is normalised;
-      "examples".
-
-    Raises:
-      ValueError: there are no examples, or predictions are not finite.
-    """
-    count = functools.partial(_count, (tuple(mean), tuple(std), ratio, target, variance), model, jax.random.key(seed))
-    totals = total(measured(lambda batch: count(batch["image"], batch["index"], batch["weight"]), batches))
-    if not totals.get("examples"):
-        raise ValueError("reconstruction: the evaluation split has no readable examples.")
-    explained = 1 - totals["error"] / totals["of_zeros"] if totals["of_zeros"] else 0.0
-    examples = int(totals["examples"])
-    return {"loss": totals["error"] / examples, "explained": explained, "examples": examples}
-
-
 @functools.partial(jax.jit, static_argnums=0)
-def _count(settings, model, key, images, index, weight):
+def _errors(settings, model, key, images, index):
     mean, std, ratio, target, variance = settings
     images, patch_size = normalize(images, mean, std), model.config.encoder.patch_size
     h, w = check_grid(images.shape[1:3], patch_size, "image")
     noise = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i), (h * w,)))(index)
     keep, mask = masking.from_noise(noise, masking.number_kept(h * w, ratio))
     predictions, wanted = model(images, keep=keep), targets(images, patch_size, target, variance)
-    real = weight > 0
     return {
-        "error": jnp.sum(removed_errors(predictions, wanted, mask), where=real),
-        "of_zeros": jnp.sum(removed_errors(jnp.zeros_like(wanted), wanted, mask), where=real),
-        "examples": real.sum(),
-        "finite": all_finite(predictions, weight[:, None]),
+        "error": removed_errors(predictions, wanted, mask),
+        "of_zeros": removed_errors(jnp.zeros_like(wanted), wanted, mask),
+        "finite": jnp.isfinite(predictions).all((1, 2)),
     }
 
 

@@ -17,11 +17,6 @@ from equivit.evaluation.protocol import Line, Protocol, Run, percent
 SHOWN = 4  # examples in the figure
 
 
-def check(config: ConfigDict) -> None:
-    """ValueError for windows that do not fit in the images of `config.data`."""
-    label_maps.settings(config)
-
-
 def inputs(config: ConfigDict, size: Size) -> dict[str, Size]:
     """The sizes of the model's input images (`label_maps.sizes`)."""
     return label_maps.sizes(label_maps.settings(config), size)
@@ -38,18 +33,15 @@ def run(run: Run) -> dict[str, Any]:
     pipeline, views = run.open(), label_maps.settings(run.config)
 
     def measure(batch):
-        batch, weight = label_maps.comparable(run.model, run.predict, batch), batch["weight"]
+        batch = label_maps.comparable(run.model, run.predict, batch)
         labels, finite = label_maps.predicted(run.predict, batch, views)
-        return {
-            "counts": scores.count(batch["map"], labels, weight, pipeline.num_classes),
-            "examples": (weight > 0).sum(),
-            "finite": (finite | (weight <= 0)).all(),
-        }
+        counts = scores.count(batch["map"], labels, batch["weight"], pipeline.num_classes)
+        return {"counts": counts, "finite": finite}
 
     counts, examples = np.zeros((pipeline.num_classes,) * 2, np.int64), 0
     for part in measured(measure, run.batches(pipeline)):
         counts += part["counts"]
-        examples += int(part["examples"])
+        examples += int((part["weight"] > 0).sum())
     return by_name(scores.of_counts(counts), pipeline.classes) | {"examples": examples}
 
 
@@ -80,8 +72,8 @@ def figure(run: Run, path: pathlib.Path) -> None:
 
     def predict(batch):
         labels, finite = label_maps.predicted(run.predict, batch, views)
-        shown = {name: batch[name] for name in ("image", "map", "map_size", "weight") if name in batch}
-        return shown | {"predicted": labels, "finite": (finite | (batch["weight"] <= 0)).all()}
+        shown = {name: batch[name] for name in ("image", "map", "map_size") if name in batch}
+        return shown | {"predicted": labels, "finite": finite}
 
     examples, number = [], -(-SHOWN // pipeline.share.batch_size)
     for found in measured(predict, itertools.islice(untracked.batches(pipeline), number)):
@@ -100,7 +92,7 @@ PROTOCOL = Protocol(
     needs=frozenset({"maps"}),
     run=run,
     lines=lines,
-    check=check,
+    check=label_maps.settings,
     inputs=inputs,
     curve="miou",
     default=True,

@@ -15,11 +15,10 @@ from ml_collections import ConfigDict
 from equivit.constraints import Size
 from equivit.evaluation import label_maps, scores
 from equivit.evaluation.label_maps import Views
-from equivit.evaluation.predictions import measured
+from equivit.evaluation.predictions import measured, turned
 from equivit.evaluation.protocol import Line, Protocol, Run, percent
 from equivit.evaluation.protocols import segmentation
 from equivit.evaluation.protocols.orientation import TURNS
-from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC
 
 
@@ -42,12 +41,11 @@ def run(run: Run) -> dict[str, Any]:
 
     def measure(batch):
         batch = label_maps.comparable(run.model, run.predict, batch)
-        weight, size, valid = batch["weight"], batch["map"].shape[1:], batch.get("map_size")
+        size, valid = batch["map"].shape[1:], batch.get("map_size")
         seen = (label_maps.classes(_turned_back(run, batch["image"], views, g), size, valid) for g in OCTIC.elements)
         labels, finite = (jnp.stack(part) for part in zip(*seen, strict=True))
-        counts = [scores.count(batch["map"], part, weight, pipeline.num_classes) for part in labels]
-        finite = (finite | (weight <= 0)).all()
-        return _same(labels, valid) | {"counts": jnp.stack(counts), "weight": weight, "finite": finite}
+        counts = [scores.count(batch["map"], part, batch["weight"], pipeline.num_classes) for part in labels]
+        return _same(labels, valid) | {"counts": jnp.stack(counts), "finite": finite}
 
     parts = list(measured(measure, run.batches(pipeline)))
     counts = np.array([part["counts"] for part in parts], np.int64).sum(0)
@@ -77,11 +75,8 @@ def lines(result: dict[str, Any]) -> list[Line]:
 
 def _turned_back(run: Run, images: label_maps.Array, views: Views, g: str) -> Iterator[jax.Array]:
     """Predict the logits of images turned by g, and turn them back."""
-    turned = label_maps.logits(run.predict, _turned(g, images), views.turned if g.count("r") % 2 else views)
-    return (_turned(OCTIC.inverse(g), view) for view in turned)
-
-
-_turned = jax.jit(fields.act_on_image, static_argnums=0)
+    logits = label_maps.logits(run.predict, turned(g, images), views.turned if g.count("r") % 2 else views)
+    return (turned(OCTIC.inverse(g), view) for view in logits)
 
 
 @jax.jit
@@ -98,7 +93,7 @@ PROTOCOL = Protocol(
     needs=frozenset({"maps"}),
     run=run,
     lines=lines,
-    check=segmentation.check,
+    check=label_maps.settings,
     inputs=inputs,
     curve="miou_mean",
 )

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from equivit.evaluation import consistency, label_maps
 from equivit.evaluation.consistency import Shifts
-from equivit.evaluation.predictions import measured
+from equivit.evaluation.predictions import by_example
 from equivit.evaluation.protocol import Line, Protocol, Run
 from equivit.evaluation.protocols import segmentation, shift
 from equivit.symmetry import shifts
@@ -30,7 +30,7 @@ def check(config: ConfigDict) -> None:
     The offsets of whole images are checked when the images are read.
     """
     shift.checked(config) if config.data.eval_crop == "whole" else shift.check(config)
-    segmentation.check(config)
+    label_maps.settings(config)
 
 
 def opens(run: Run) -> None:
@@ -52,7 +52,7 @@ def run(run: Run) -> dict[str, Any]:
     crop_size, source = None if run.whole else tuple(run.data.image_size), shift.source(run.data, settings)
 
     def compare(batch):
-        counts, weight, finite = [], batch["weight"], True
+        counts, finite = [], True
         size = crop_size or batch["image"].shape[1:3]
         for pair in consistency.copies(batch, settings, size=size, mean=tuple(run.data.mean)):
             (first, sound), (second, also) = (
@@ -62,15 +62,11 @@ def run(run: Run) -> dict[str, Any]:
             counts.append(agreeing(pair.kind, first, second, pair.offsets))
             finite = finite & sound & also
         same, seen = (jnp.stack(part) for part in zip(*counts, strict=True))
-        return {"same": same, "seen": seen, "weight": weight, "finite": (finite | (weight <= 0)).all()}
+        return {"same": same, "seen": seen, "finite": finite}
 
-    shares = []
-    for part in measured(compare, consistency.with_offsets(shift.batches(run, settings), settings, crop_size, source)):
-        same, seen = (part[name][:, part["weight"] > 0] for name in ("same", "seen"))
-        shares.append(np.where(seen > 0, same / np.maximum(seen, 1), np.nan))
-    shares = np.concatenate(shares, axis=-1)
-    if not shares.size:
-        raise ValueError("consistency: the evaluation split has no readable examples.")
+    batches = consistency.with_offsets(shift.batches(run, settings), settings, crop_size, source)
+    found = by_example(compare, batches)
+    shares = np.where(found["seen"] > 0, found["same"] / np.maximum(found["seen"], 1), np.nan)
     return consistency.statistics(settings, shares) | {"examples": shares.shape[-1]}
 
 
