@@ -102,13 +102,7 @@ class Conv(nnx.Module):
 
 
 class DepthwiseConv(Conv):
-    """A depthwise convolution.
-
-    Shapes: [*B, H, W, channels] -> [*B, h, w, channels].
-
-    Args:
-      options: as in `Conv`.
-    """
+    """A depthwise convolution; options as in `Conv`.  Shapes: [*B, H, W, channels] -> [*B, h, w, channels]."""
 
     def __init__(self, channels: int, *, bias: bool = False, rngs: nnx.Rngs, **options: Any):
         super().__init__(channels, channels, groups=channels, bias=bias, rngs=rngs, **options)

@@ -165,11 +165,7 @@ class _ByDistance:
 
 
 class Attention(_ByDistance, dense.Attention):
-    """`dense.Attention` with a vector for each distance.
-
-    Args:
-      grid: that the distances are learned for.
-    """
+    """`dense.Attention` with a vector for each distance, learned for `grid`."""
 
     def __init__(self, width: int, num_heads: int, grid: Pair, *, rngs: nnx.Rngs, **options):
         super().__init__(width, num_heads, rngs=rngs, **options)
@@ -177,11 +173,7 @@ class Attention(_ByDistance, dense.Attention):
 
 
 class IsotypicAttention(_ByDistance, isotypic.Attention):
-    """`isotypic.Attention` with a field of distances.
-
-    Args:
-      grid: that the distances are learned for.
-    """
+    """`isotypic.Attention` with a field of distances, learned for `grid`."""
 
     def __init__(self, width: int, num_heads: int, grid: Pair, *, group: Group, rngs: nnx.Rngs, **options):
         super().__init__(width, num_heads, group=group, rngs=rngs, **options)

@@ -34,7 +34,6 @@ def save(path: pathlib.Path, model: ModelModule, data: TrainedOn = UNKNOWN) -> N
     A process killed during saving leaves the old model, or one that `load` rejects.
 
     Args:
-      path: the directory.
       model: a model whose arrays are in this process.
       data: its training data.
 

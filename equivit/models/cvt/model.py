@@ -228,16 +228,9 @@ def _embed(config: CvTConfig, stage: int, rngs: nnx.Rngs) -> ConvEmbed:
     """The convolution at the beginning of a stage."""
     channels = (config.in_channels, *config.widths)
     k, s, p = config.kernels[stage], config.strides[stage], config.paddings[stage]
-    return ConvEmbed(
-        channels[stage],
-        channels[stage + 1],
-        kernel=(k, k),
-        stride=(s, s),
-        padding=(p, p),
-        mode=config.mode("merge" if stage else "token"),
-        eps=config.norm_eps,
-        rngs=rngs,
-    )
+    options: dict[str, Any] = dict(kernel=(k, k), stride=(s, s), padding=(p, p))
+    mode = config.mode("merge" if stage else "token")
+    return ConvEmbed(channels[stage], channels[stage + 1], mode=mode, **options, eps=config.norm_eps, rngs=rngs)
 
 
 # Published sizes (CvT, Table 2).

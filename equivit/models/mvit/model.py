@@ -128,15 +128,8 @@ class MViT(Staged):
 
     def __init__(self, config: MViTConfig, *, rngs: nnx.Rngs):
         self.config = config
-        self.patch_embed = Conv(
-            config.in_channels,
-            config.width,
-            kernel=KERNEL,
-            stride=STRIDE,
-            padding=PADDING,
-            mode=config.mode("token"),
-            rngs=rngs,
-        )
+        options: dict[str, Any] = dict(kernel=KERNEL, stride=STRIDE, padding=PADDING, mode=config.mode("token"))
+        self.patch_embed = Conv(config.in_channels, config.width, **options, rngs=rngs)
         self.class_token = token((config.width,), 0.02, rngs) if config.class_token else None
         self.stages = nnx.List([Stage(config, stage, rngs=rngs) for stage in range(len(config.depths))])
         features, classes = config.widths[-1], config.num_classes

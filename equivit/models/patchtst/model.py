@@ -116,7 +116,6 @@ class PatchTSTConfig:
 
     @property
     def input_shape(self) -> tuple[int, int]:
-        """Shape of one series: (steps, channels)."""
         return self.length, self.channels
 
     def build(self, rngs: nnx.Rngs) -> "PatchTST":

@@ -31,15 +31,8 @@ from equivit.models.features import Features, Grid
 from equivit.models.mobilenetv4.model import MobileNetV4Config
 from equivit.models.model import ModelModule, check_headless
 from equivit.models.mvit.model import MViTConfig
-from equivit.models.segmenter.decoders import (
-    UPSAMPLING,
-    AuxiliaryHead,
-    ConvolutionDecoder,
-    LinearDecoder,
-    OcticDecoder,
-    UperNet,
-    holding,
-)
+from equivit.models.segmenter import decoders
+from equivit.models.segmenter.decoders import UPSAMPLING, holding
 from equivit.models.swin.model import SwinConfig
 from equivit.models.vit.config import ViTConfig
 from equivit.models.vit.jumbo import JumboViTConfig
@@ -166,7 +159,7 @@ class Segmenter(nnx.Module):
         self.decoder = _decoder(config, widths, rngs)
         options: dict[str, Any] = dict(mode=config.mode, rngs=rngs)
         second = pyramid and config.auxiliary
-        self.auxiliary = AuxiliaryHead(widths[-2], config.num_classes, **options) if second else None
+        self.auxiliary = decoders.AuxiliaryHead(widths[-2], config.num_classes, **options) if second else None
 
     def __call__(self, images: jax.Array, *, key: Key = None, train: bool = False) -> jax.Array:
         """Pixel logits [*B, H, W, num_classes] of images [*B, H, W, C] of any size that the backbone takes.
@@ -236,11 +229,11 @@ def _decoder(config: SegmenterConfig, widths: list[int], rngs: nnx.Rngs) -> Any:
     match config.decoder:
         case "upernet":
             how: dict[str, Any] = dict(mode=mode, equivariant=config.equivariant, upsampling=config.upsampling)
-            return UperNet(widths, config.width, classes, **how, rngs=rngs)
+            return decoders.UperNet(widths, config.width, classes, **how, rngs=rngs)
         case "linear":
             kind = None if group is None else invariants.create(backbone.invariant, last, group=group, rngs=rngs)
-            return LinearDecoder(last, classes, invariant=kind, group=group, rngs=rngs)
+            return decoders.LinearDecoder(last, classes, invariant=kind, group=group, rngs=rngs)
         case "convolutions":
-            return ConvolutionDecoder(last, config.width, classes, mode=mode, rngs=rngs)
+            return decoders.ConvolutionDecoder(last, config.width, classes, mode=mode, rngs=rngs)
         case _:
-            return OcticDecoder(last, backbone.patch_size, classes, group=backbone.group, rngs=rngs)
+            return decoders.OcticDecoder(last, backbone.patch_size, classes, group=backbone.group, rngs=rngs)

@@ -15,14 +15,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from equivit.layers.dropout import Key, dropout, split
+from equivit.layers.dropout import Key, dropout
 from equivit.layers.grid import Frame, Layout, check_images
 from equivit.layers.prefix import JumboRows, Prefix
 from equivit.layers.readout import BlocksReadout, Readout, to_dense
 from equivit.layers.stack import Fold, Indices, Stack, captured, check_blocks, collecting
 from equivit.models.adaptive import placed
 from equivit.models.features import Features, Grid
-from equivit.models.model import check_head
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Tokens
 from equivit.symmetry.shifts import Choice
@@ -79,9 +78,13 @@ class ViT(nnx.Module):
           key: as in `Model`, like the errors.
           options: for this and the methods below, `train` as in `Model`, `keep` and `mask` as in `embed`.
         """
-        check_head(self)
-        trunk_key, head_key = split(key)
-        return self.head(dropout(self.pooled(images, key=trunk_key, **options), self.config.dropout, head_key))
+        if self.head is None:
+            raise ValueError("ViT: the model has no head (num_classes=None); call features, or create it with classes.")
+        if key is None:
+            return self.head(self.pooled(images, **options))
+        trunk_key, head_key = jax.random.split(key)
+        pooled = self.pooled(images, key=trunk_key, **options)
+        return self.head(dropout(pooled, self.config.dropout, head_key))
 
     def pooled(
         self, images: jax.Array, *, keep: jax.Array | None = None, mask: jax.Array | None = None, **options: Any
