@@ -8,7 +8,7 @@ import jax
 from flax import nnx
 
 from equivit.layers import isotypic
-from equivit.layers.dropout import dropout
+from equivit.layers.dropout import Key, Rate, dropout
 from equivit.layers.grid import Layout
 from equivit.layers.stochastic_depth import drop_path, on_subset, subset
 from equivit.symmetry.fields import Isotypic, Tokens, TokensT
@@ -48,6 +48,14 @@ class Branch(NamedTuple):
         return None
 
 
+def branch_path(branch: Any, entries: float, rate: Rate, key: Key) -> Any:
+    """A residual branch of tokens after dropout of `entries`, then stochastic depth at `rate`."""
+    if key is None:
+        return branch
+    dropout_key, path_key = jax.random.split(key)
+    return drop_path(dropout(branch, entries, dropout_key), rate, path_key)
+
+
 class Subsets(NamedTuple):
     """Stochastic depth by subsets (`layers/stochastic_depth.py`).
 
@@ -83,40 +91,19 @@ class Block(nnx.Module):
         self.dropout, self.subsets = dropout, subsets
 
     def __call__(
-        self,
-        x: TokensT,
-        layout: Layout | None = None,
-        *,
-        rate: float | jax.Array = 0.0,
-        phase: int = 0,
-        train: bool = False,
-        key: jax.Array | None = None,
+        self, x: TokensT, layout: Layout | None = None, *, rate: Rate = 0.0, train: bool = False, key: Key = None
     ) -> TokensT:
-        """The tokens after the block.
-
-        Args:
-          layout: the token layout, for parts that need it.
-          rate: probability of dropping a branch for a sample.
-          phase, train: for blocks that alternate or have batch statistics; unused here.
-          key: for dropout and stochastic depth; None disables both.
-        """
+        """The tokens after the block; arguments as in `Stack`, where `train` is unused here."""
         attention, mlp = self.branches()
         if key is not None and self.subsets is not None:
             return self.on_subsets(x, layout, key, self.subsets)
         keys = (None, None) if key is None else jax.random.split(key)
-        x = x + self.path(attention(x, layout), rate, keys[0])
-        return x + self.path(mlp(x, layout), rate, keys[1])
+        x = x + branch_path(attention(x, layout), self.dropout, rate, keys[0])
+        return x + branch_path(mlp(x, layout), self.dropout, rate, keys[1])
 
     def branches(self) -> tuple[Branch, Branch]:
         """Attention and MLP, each with its norm and scale."""
         return Branch(self.norm1, self.attention, self.scale1), Branch(self.norm2, self.mlp, self.scale2)
-
-    def path(self, branch: Any, rate: float | jax.Array, key: jax.Array | None) -> Any:
-        """A branch after dropout and stochastic depth."""
-        if key is None:
-            return branch
-        dropout_key, path_key = jax.random.split(key)
-        return drop_path(dropout(branch, self.dropout, dropout_key), rate, path_key)
 
     def on_subsets(self, x: Any, layout: Layout | None, key: jax.Array, subsets: Subsets) -> Any:
         """The block, with each branch computed for a subset of the images."""

@@ -102,13 +102,7 @@ class Conv(nnx.Module):
 
 
 class DepthwiseConv(Conv):
-    """A depthwise convolution.
-
-    Shapes: [*B, H, W, channels] -> [*B, h, w, channels].
-
-    Args:
-      options: as in `Conv`.
-    """
+    """A depthwise convolution; options as in `Conv`.  Shapes: [*B, H, W, channels] -> [*B, h, w, channels]."""
 
     def __init__(self, channels: int, *, bias: bool = False, rngs: nnx.Rngs, **options: Any):
         super().__init__(channels, channels, groups=channels, bias=bias, rngs=rngs, **options)
@@ -124,7 +118,7 @@ class NormedConv(nnx.Module):
 
     Args:
       kernel: (rows, columns), both odd.
-      stride, mode, groups, init: of the convolution (`Conv`).
+      options: `stride`, `mode`, `groups` and `init` of the convolution (`Conv`).
       norm: whether there is a batch norm.
       bias: whether the convolution has a bias; by default only without a norm, which would cancel it.
       activation: a function of arrays; None for none.
@@ -138,29 +132,15 @@ class NormedConv(nnx.Module):
         width: int,
         *,
         kernel: Pair,
-        stride: Pair = (1, 1),
-        mode: str = "zeros",
-        groups: int = 1,
         norm: bool = True,
         bias: bool | None = None,
         activation: Callable[[jax.Array], jax.Array] | None = None,
         scale: float = 1.0,
         statistics_groups: int = 1,
-        init: Initializer | None = None,
-        rngs: nnx.Rngs,
+        **options: Any,
     ):
-        self.conv = Conv(
-            in_channels,
-            width,
-            kernel=kernel,
-            stride=stride,
-            padding=(kernel[0] // 2, kernel[1] // 2),
-            mode=mode,
-            groups=groups,
-            bias=not norm if bias is None else bias,
-            init=init,
-            rngs=rngs,
-        )
+        options |= dict(padding=(kernel[0] // 2, kernel[1] // 2), bias=not norm if bias is None else bias)
+        self.conv = Conv(in_channels, width, kernel=kernel, **options)
         self.norm: Any = BatchNorm(width, scale=scale, groups=statistics_groups) if norm else None
         self.activation = activation
 

@@ -18,7 +18,7 @@ from jax.nn.initializers import Initializer
 
 from equivit import errors
 from equivit.layers.grid import Layout
-from kernels.attention import attention, head_by_head, weights
+from kernels.attention import attention, head_by_head, side_by_side, weights
 from kernels.gelu import exact_gelu
 from kernels.product import LINEAR, einsum, kept
 
@@ -47,13 +47,7 @@ class Linear(nnx.Module):
     """
 
     def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        bias: bool = True,
-        init: Initializer = WEIGHT_INIT,
-        rngs: nnx.Rngs,
+        self, in_features: int, out_features: int, *, bias: bool = True, init: Initializer = WEIGHT_INIT, rngs: nnx.Rngs
     ):
         self.weight = nnx.Param(init(rngs.params(), (in_features, out_features)), product=True)
         self.bias: Any = nnx.Param(jnp.zeros(out_features)) if bias else None
@@ -236,6 +230,10 @@ class Attention(nnx.Module):
         # Split, then transpose: the gradient of a split is one concatenation; indexing would give padded sums.
         q, k, v = (head_by_head(part, self.num_heads) for part in jnp.split(self.qkv(x), 3, axis=-1))
         return q, k, v
+
+    def projected(self, y: jax.Array) -> jax.Array:
+        """The output projection of weighted sums of values [*B, num_heads, N, head channels]."""
+        return self.proj(side_by_side(y))
 
 
 class PatchEmbed(nnx.Module):

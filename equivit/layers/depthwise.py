@@ -47,7 +47,9 @@ TAPS_INIT = nnx.initializers.normal(0.02)  # the paper: a zero-mean normal, devi
 class _Replaced(nnx.Module):
     """The base class: values, taps and projection, and the error of `weights`."""
 
-    def __init__(self, value: Any, proj: Any, taps: jax.Array, *, kind: str, num_heads: int, padding: str):
+    def __init__(
+        self, value: Any, proj: Any, taps: jax.Array, *, num_heads: int, kind: str = "dw", padding: str = "zeros"
+    ):
         self.value, self.proj = value, proj
         # Low precision rounds factors of products; spvit taps go through a softmax first.
         self.taps = nnx.Param(taps, decay=False, product=kind != "spvit")
@@ -73,24 +75,14 @@ class ReplacedAttention(_Replaced):
       query_key: queries and keys of the a remaining heads, in_features to 2 a d, with columns (q | k) x heads x
         channels; None if no head remains.
       gamma: [H] for "ens_dw", else None.
-      padding: "zeros", or "wrap" around the torus.
+      options: `kind`, `num_heads`, and `padding`, which is "zeros" or "wrap" around the torus.
     """
 
     def __init__(
-        self,
-        value: dense.Linear,
-        proj: dense.Linear,
-        taps: jax.Array,
-        *,
-        kind: str,
-        num_heads: int,
-        heads: tuple[int, ...] | None = None,
-        query_key: dense.Linear | None = None,
-        gamma: jax.Array | None = None,
-        padding: str = "zeros",
+        self, value, proj, taps, *, heads: tuple[int, ...] | None = None, query_key=None, gamma=None, **options
     ):
-        super().__init__(value, proj, taps, kind=kind, num_heads=num_heads, padding=padding)
-        self.heads = tuple(range(num_heads)) if heads is None else heads
+        super().__init__(value, proj, taps, **options)
+        self.heads = tuple(range(self.num_heads)) if heads is None else heads
         self.query_key: Any = query_key
         self.gamma: Any = None if gamma is None else nnx.Param(gamma, decay=False)
 
@@ -117,9 +109,8 @@ class ReplacedAttention(_Replaced):
         q, k = (head_by_head(part, len(self.attending)) for part in jnp.split(self.query_key(x), 2, axis=-1))
         values = self.value(x)
         v = head_by_head(channels_of_heads(values, self.attending, self.num_heads), len(self.attending))
-        attended = attend(q, k, v)
         convolved = self._convolved(channels_of_heads(values, self.heads, self.num_heads), grid)
-        y = jnp.concatenate([side_by_side(attended), convolved], axis=-1)
+        y = jnp.concatenate([side_by_side(attend(q, k, v)), convolved], axis=-1)
         return channels_of_heads(y, tuple(np.argsort((*self.attending, *self.heads))), self.num_heads)
 
     def folded(self) -> "FoldedAttention":
@@ -130,8 +121,10 @@ class ReplacedAttention(_Replaced):
         """Remaining heads come first."""
         value = _columns(self.value, self._channels(self.heads)) if self.attending else self.value
         if self.kind == "conv":
-            weight, bias = _split(value, len(self.heads))
-            values: Any = _dense_values(weight, bias, self.taps[...], self.padding)
+            weight, bias = _split(value, len(self.heads))  # each head with its taps, as one dense kernel (Eq. 9)
+            kernel = jax.lax.collapse(jnp.einsum("hrs,ihd->rsihd", self.taps[...], weight).astype(weight.dtype), 3)
+            bias = None if bias is None else jax.lax.collapse(jnp.einsum("hrs,hd->rshd", self.taps[...], bias), 2)
+            values: Any = DenseValues(kernel, bias, padding=self.padding)
         else:
             values = DepthwiseValues(value, self.taps[...], padding=self.padding)
         if not self.attending:
@@ -177,13 +170,8 @@ class IsotypicReplacedAttention(_Replaced):
     Args:
       value, proj: of the attention, isotypic.
       taps: [k, k, width / order].
-      padding: as in `ReplacedAttention`.
+      num_heads, padding: as in `ReplacedAttention`.
     """
-
-    def __init__(
-        self, value: isotypic.Linear, proj: isotypic.Linear, taps: jax.Array, *, num_heads: int, padding: str = "zeros"
-    ):
-        super().__init__(value, proj, taps, kind="dw", num_heads=num_heads, padding=padding)
 
     def folded(self) -> "FoldedAttention":
         """Raises: there is no folded form."""
@@ -241,8 +229,9 @@ def replace_attention(
         return IsotypicReplacedAttention(value, attention.proj, taps, **options)
     width = attention.proj.weight.shape[0]
     value = _columns(attention.qkv, slice(2 * width, None))
-    number = attention.num_heads if heads is None else len(heads)
-    taps = TAPS_INIT(rngs.params(), _taps_shape(kind, kernel_size, number, width // attention.num_heads))
+    number, channels = attention.num_heads if heads is None else len(heads), width // attention.num_heads
+    shapes = {"dw": (kernel_size, kernel_size, number * channels), "ens_dw": (kernel_size, kernel_size, channels)}
+    taps = TAPS_INIT(rngs.params(), shapes.get(kind, (number, kernel_size, kernel_size)))
     if heads is not None:
         attending = [h for h in range(attention.num_heads) if h not in heads]
         queries_keys = np.arange(2 * width).reshape(2, attention.num_heads, -1)[:, attending].ravel()
@@ -271,8 +260,7 @@ class FoldedAttention(nnx.Module):
         y = self.values(x, grid)
         if self.qkv is not None:
             q, k, v = (head_by_head(part, self.num_heads) for part in jnp.split(self.qkv(x), 3, axis=-1))
-            attended = attend(q, k, v)
-            y = jnp.concatenate([side_by_side(attended), y], axis=-1)
+            y = jnp.concatenate([side_by_side(attend(q, k, v)), y], axis=-1)
         return self.proj(y)
 
 
@@ -371,13 +359,6 @@ def _columns(layer: dense.Linear, which: Any) -> dense.Linear:
     return linear(layer.weight[...][:, which], None if layer.bias is None else layer.bias[...][which])
 
 
-def _taps_shape(kind: str, kernel_size: int, heads: int, channels: int) -> tuple[int, int, int]:
-    """The shape of the taps, for `heads` heads of `channels` channels."""
-    if kind in ("conv", "spvit"):
-        return heads, kernel_size, kernel_size
-    return kernel_size, kernel_size, channels if kind == "ens_dw" else heads * channels
-
-
 def _array(parameter: Any) -> jax.Array | None:
     return None if parameter is None else parameter[...]
 
@@ -386,10 +367,3 @@ def _split(value: dense.Linear, num_heads: int) -> tuple[jax.Array, jax.Array | 
     """Weight [in, H, d] and bias [H, d] by head."""
     weight, bias = value.weight[...], _array(value.bias)
     return weight.reshape(len(weight), num_heads, -1), None if bias is None else bias.reshape(num_heads, -1)
-
-
-def _dense_values(weight: jax.Array, bias: jax.Array | None, taps: jax.Array, padding: str) -> DenseValues:
-    """Each head with its taps [H, k, k], as one dense kernel (Eq. 9)."""
-    kernel = jax.lax.collapse(jnp.einsum("hrs,ihd->rsihd", taps, weight).astype(weight.dtype), 3)
-    bias = None if bias is None else jax.lax.collapse(jnp.einsum("hrs,hd->rshd", taps, bias), 2)
-    return DenseValues(kernel, bias, padding=padding)

@@ -19,7 +19,6 @@ from kernels.convolution import convolve
 Pair = tuple[int, int]
 Grid = Pair | Layout | None  # None (a block called without its layout) raises
 MODES = {"zeros": "zeros", "wrap": "circular"}  # padding -> mode of a convolution
-PADDINGS = tuple(MODES)
 
 
 def depthwise_conv(x: jax.Array, taps: jax.Array, grid: Grid, *, padding: str = "zeros") -> jax.Array:
@@ -73,7 +72,7 @@ def _check_shape(name: str, taps: jax.Array, channels: int) -> None:
 
 def check_taps(name: str, kernel_size: int, padding: str) -> None:
     """Raise ValueError for taps without a centre, or an unknown padding."""
-    errors.one_of(f"{name}: padding", padding, PADDINGS)
+    errors.one_of(f"{name}: padding", padding, MODES)
     if type(kernel_size) is not int:
         shown = errors.shown(kernel_size)
         raise ValueError(f"{name}: kernel_size={shown} must be a whole number, odd and positive; take 3.")

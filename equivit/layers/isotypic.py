@@ -124,8 +124,8 @@ class LayerScale(nnx.Module):
         self.planes: Any = nnx.Param(jnp.full(2 * c, init, float), tensors="E") if group.planes else None
 
     def __call__(self, x: Isotypic) -> Isotypic:
-        planes = None if x.planes is None else x.planes * self.planes[...]
-        return Isotypic(x.lines * _over_tokens(self.lines[...], x.lines), planes)
+        planes, lines = None if x.planes is None else x.planes * self.planes[...], self.lines[...]
+        return Isotypic(x.lines * lines.reshape(len(lines), *(1,) * (x.lines.ndim - 2), -1), planes)
 
 
 def branch_arrays(norm: LayerNorm, first: Linear, second: Linear, scale: LayerScale) -> list[jax.Array]:
@@ -311,8 +311,3 @@ class Unpatchify(nnx.Module):
             values = values.reshape(*values.shape[:-1], h, w, self.out_channels)
             patches = patches + fields.act_on_image(g, jnp.pad(values, pad))
         return unpatchify(jax.lax.collapse(patches, -3), grid, self.patch_size)
-
-
-def _over_tokens(scale: jax.Array, lines: jax.Array) -> jax.Array:
-    """[4, C] -> [4, 1, ..., 1, C], to multiply `lines`."""
-    return scale.reshape(len(scale), *(1,) * (lines.ndim - 2), -1)

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from equivit.layers import dense, isotypic
-from equivit.layers.block import Block
-from equivit.layers.dropout import split
+from equivit.layers.block import Block, branch_path
+from equivit.layers.dropout import Key, Rate, split
 from equivit.layers.grid import Layout
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic, TokensT, join, rows
@@ -85,45 +85,28 @@ class JumboBlock(Block):
     """
 
     def __init__(
-        self,
-        *,
-        norm3: nnx.Module,
-        scale3: Callable,
-        jumbo_mlp: nnx.Module | None,
-        lora: nnx.Module | None,
-        normed_residual: bool,
-        invariant: bool,
-        feeds_patches: bool,
-        **parts,
+        self, *, norm3, scale3, jumbo_mlp, lora, normed_residual: bool, invariant: bool, feeds_patches: bool, **parts
     ):
         super().__init__(**parts)
         self.norm3, self.scale3, self.jumbo_mlp, self.lora = norm3, scale3, jumbo_mlp, lora
         self.normed_residual, self.invariant, self.feeds_patches = normed_residual, invariant, feeds_patches
 
     def __call__(
-        self,
-        x: TokensT,
-        layout: Layout,
-        shared: Any = None,
-        *,
-        rate: float | jax.Array = 0.0,
-        phase: int = 0,
-        train: bool = False,
-        key: jax.Array | None = None,
+        self, x: TokensT, layout: Layout, shared: Any = None, *, rate: Rate = 0.0, train: bool = False, key: Key = None
     ) -> TokensT:
         keys, (attention, mlp) = split(key, 3), self.branches()
-        x = x + self.path(attention(x, layout), rate, keys[0])
+        x = x + branch_path(attention(x, layout), self.dropout, rate, keys[0])
         token, patches = rows(x, 0, layout.prefix), rows(x, layout.prefix)
         if self.feeds_patches or layout.reads_patches:
-            patches = patches + self.path(mlp(patches, layout._replace(prefix=0)), rate, keys[1])
+            patches = patches + branch_path(mlp(patches, layout._replace(prefix=0)), self.dropout, rate, keys[1])
         return join(self.feed(token, shared if self.jumbo_mlp is None else self.jumbo_mlp, rate, keys[2]), patches)
 
-    def feed(self, token: Any, mlp: nnx.Module, rate: float | jax.Array, key: jax.Array | None) -> Any:
+    def feed(self, token: Any, mlp: nnx.Module, rate: Rate, key: Key) -> Any:
         """The J rows after the wide MLP."""
         number, group = token.shape[-2], token.group if self.invariant and isinstance(token, Isotypic) else None
         merged = merge(token if group is None else fields.take_invariant(token))
         normed = self.norm3(merged)
         branch = mlp(normed) if self.lora is None else self.lora(mlp, normed)
         base = normed if self.normed_residual else merged
-        token = divide(base + self.path(self.scale3(branch), rate, key), number)
+        token = divide(base + branch_path(self.scale3(branch), self.dropout, rate, key), number)
         return token if group is None else fields.invariant_part(token, group)

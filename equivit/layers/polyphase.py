@@ -10,7 +10,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,22 +28,6 @@ STRIDE = (2, 2)
 EXACT = jax.lax.Precision.HIGHEST
 
 # ---- The phase with the largest norm
-
-
-class Layer(Protocol):
-    """An `nnx.Module` of stride 2, with or without a norm after it."""
-
-    def at_each_phase(self) -> Callable[[jax.Array], list[jax.Array]]:
-        """The layer before its norm: [B, h, w, C] on a torus -> [B, h/2, w/2, D] for each phase, row-major."""
-        ...
-
-    def at(self, x: jax.Array, choice: Choice) -> jax.Array:
-        """The whole layer at the phase chosen for each map: [B, h, w, C] -> [B, h w / 4, D]."""
-        ...
-
-    def normed(self, y: jax.Array) -> jax.Array:
-        """The norm after the layer."""
-        ...
 
 
 def differentiated_at_choice(at: Callable[[Any, Any, Choice], Any]) -> Callable[[Callable], Callable]:
@@ -69,10 +53,12 @@ def differentiated_at_choice(at: Callable[[Any, Any, Choice], Any]) -> Callable[
 
 @differentiated_at_choice(lambda layer, x, choice: layer.at(x, choice))
 def largest_phase(layer: Any, x: jax.Array) -> tuple[jax.Array, Choice]:
-    """The layer at the phase with the largest l2 norm: [B, h, w, C] -> [B, h w / 4, D], and the choice.
+    """The layer at the phase with the largest l2 norm: [B, h, w, C] on a torus -> [B, h w / 4, D], and the choice.
 
     Args:
-      layer: a `Layer`.
+      layer: an `nnx.Module` of stride 2.  `at_each_phase()(x)` is the layer before a norm that may follow it, at all
+        phases: [B, h/2, w/2, D] for each, row-major.  `normed(y)` applies this norm.  `at(x, choice)` is the whole
+        layer at the phase chosen for each map.
     """
     with jax.named_scope("linear"):
         maps = layer.at_each_phase()(x)
@@ -81,6 +67,14 @@ def largest_phase(layer: Any, x: jax.Array) -> tuple[jax.Array, Choice]:
         y = functools.reduce(lambda y, k: jnp.where(index == k, maps[k], y), range(1, 4), maps[0])
         y = jax.lax.collapse(y, 1, 3).astype(x.dtype)
     return layer.normed(y), choice
+
+
+def at_chosen_phase(layer: Any, x: jax.Array, stride: Pair, select: str) -> tuple[jax.Array, Choice]:
+    """`largest_phase`, or with select="input" the layer at the largest norm of x on the lattice, for any stride."""
+    if select == "output":
+        return largest_phase(layer, x)
+    choice = shifts.strongest(lattice_norms(x, stride))
+    return layer.at(x, choice), choice
 
 
 # ---- The norm of each phase

@@ -103,11 +103,8 @@ def _domain(grid: tuple[int, int], group: Group) -> tuple[int, int]:
 
 
 @dataclasses.dataclass(frozen=True)  # equality lets equal models share compiled functions
-class SinCos:
-    """The fixed table of MAE: [sin x, cos x, sin y, cos y], x the column, y the row, width / 4 frequencies each.
-
-    Frequency i is 10000^(-i / (width / 4)), or with `inclusive` 10000^(-i / (width / 4 - 1)), as in the JAX version
-    of MAE.  The table is computed for the requested grid and never resized.
+class FixedPosition:
+    """Base of a fixed table, computed for the requested grid and never resized.
 
     Shapes: (h, w) -> [h w, width], in row-major order.
 
@@ -116,17 +113,31 @@ class SinCos:
     """
 
     width: int
-    inclusive: bool = False
 
     def __post_init__(self):
         if self.width % 4:
-            raise ValueError(f"SinCos: width={self.width} must be divisible by 4; {errors.multiples(self.width, 4)}.")
+            name, near = type(self).__name__, errors.multiples(self.width, 4)
+            raise ValueError(f"{name}: width={self.width} must be divisible by 4; {near}.")
 
     def __call__(self, grid: tuple[int, int]) -> jax.Array:
         return jnp.asarray(self.table(grid))
 
     def table(self, grid: tuple[int, int]) -> np.ndarray:
         """The table in float32, computed in float64 as in the originals."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class SinCos(FixedPosition):
+    """The table of MAE: [sin x, cos x, sin y, cos y], x the column, y the row, width / 4 frequencies each.
+
+    Frequency i is 10000^(-i / (width / 4)), or with `inclusive` 10000^(-i / (width / 4 - 1)), as in the JAX version
+    of MAE.
+    """
+
+    inclusive: bool = False
+
+    def table(self, grid: tuple[int, int]) -> np.ndarray:
         number = self.width // 4
         frequencies = 10000.0 ** (-np.arange(number) / max(1, number - self.inclusive))
         y, x = (axis.reshape(-1, 1) * frequencies for axis in np.indices(grid))
@@ -134,31 +145,14 @@ class SinCos:
 
 
 @dataclasses.dataclass(frozen=True)
-class FourierCode:
-    """The fixed code of DETR and BiXT: [y, x], with sin and cos interleaved over `width` / 4 frequencies per axis.
+class FourierCode(FixedPosition):
+    """The code of DETR and BiXT: [y, x], with sin and cos interleaved over width / 4 frequencies per axis.
 
     Row i of h has the angle 2 pi (i + 1) / h, columns likewise, and frequency j is 10000^(-j / (width / 4)).  A code
     thus depends on the relative position in the image, not on pixels.
-
-    Shapes: (h, w) -> [h w, width], in row-major order.
-
-    Raises:
-      ValueError: 4 does not divide the width.
     """
 
-    width: int
-
-    def __post_init__(self):
-        if self.width % 4:
-            raise ValueError(
-                f"FourierCode: width={self.width} must be divisible by 4; {errors.multiples(self.width, 4)}."
-            )
-
-    def __call__(self, grid: tuple[int, int]) -> jax.Array:
-        return jnp.asarray(self.table(grid))
-
     def table(self, grid: tuple[int, int]) -> np.ndarray:
-        """The code in float32, computed in float64."""
         number = self.width // 4
         frequencies = 10000.0 ** (-np.arange(number) / number)
         parts = []

@@ -116,13 +116,7 @@ class JumboReadout(nnx.Module):
     """
 
     def __init__(
-        self,
-        norm: nnx.Module,
-        *,
-        standardise: Callable | None,
-        patches: bool = False,
-        invariant: nnx.Module | None = None,
-        takes_invariant: bool = False,
+        self, norm, *, standardise, patches: bool = False, invariant: Any = None, takes_invariant: bool = False
     ):
         self.norm, self.invariant = norm, invariant
         self.standardise, self.patches, self.takes_invariant = standardise, patches, takes_invariant

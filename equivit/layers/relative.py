@@ -8,6 +8,7 @@ as in MViTv2 (arXiv 2112.01526, Eq. 4).
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ from equivit.layers.grid import Layout
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic
 from equivit.symmetry.groups import OCTIC, Group
-from kernels.attention import reference, side_by_side
+from kernels.attention import reference
 
 Pair = tuple[int, int]
 
@@ -149,48 +150,34 @@ def _by_pair(x: jax.Array, pairs: np.ndarray) -> jax.Array:
     return function(x)
 
 
-class Attention(dense.Attention):
-    """`dense.Attention` with a vector for each distance.
+class _ByDistance:
+    """The methods of an attention with a vector for each distance, `distances`."""
 
-    Args:
-      grid: that the distances are learned for.
-    """
+    def __call__(self: Any, x: Any, layout: Layout | None = None) -> Any:
+        q, k, v = self.heads(x)
+        grid = grid_of(layout)
+        return self.projected(attend(q, k, v, self.distances(grid), pairs(grid)))
+
+    def weights(self: Any, x: Any, rows: int | None = None, layout: Layout | None = None) -> jax.Array:
+        q, k, _ = self.heads(x)
+        grid = grid_of(layout)
+        return weights(q, k, self.distances(grid), pairs(grid))[..., :rows, :]
+
+
+class Attention(_ByDistance, dense.Attention):
+    """`dense.Attention` with a vector for each distance, learned for `grid`."""
 
     def __init__(self, width: int, num_heads: int, grid: Pair, *, rngs: nnx.Rngs, **options):
         super().__init__(width, num_heads, rngs=rngs, **options)
         self.distances = Distances(grid, width // num_heads, rngs=rngs)
 
-    def __call__(self, x: jax.Array, layout: Layout | None = None) -> jax.Array:
-        q, k, v = self.heads(x)
-        grid = grid_of(layout)
-        return self.proj(side_by_side(attend(q, k, v, self.distances(grid), pairs(grid))))
 
-    def weights(self, x: jax.Array, rows: int | None = None, layout: Layout | None = None) -> jax.Array:
-        q, k, _ = self.heads(x)
-        grid = grid_of(layout)
-        return weights(q, k, self.distances(grid), pairs(grid))[..., :rows, :]
-
-
-class IsotypicAttention(isotypic.Attention):
-    """`isotypic.Attention` with a field of distances.
-
-    Args:
-      grid: that the distances are learned for.
-    """
+class IsotypicAttention(_ByDistance, isotypic.Attention):
+    """`isotypic.Attention` with a field of distances, learned for `grid`."""
 
     def __init__(self, width: int, num_heads: int, grid: Pair, *, group: Group, rngs: nnx.Rngs, **options):
         super().__init__(width, num_heads, group=group, rngs=rngs, **options)
         self.distances = IsotypicDistances(grid, width // num_heads, group=group, rngs=rngs)
-
-    def __call__(self, x: Isotypic, layout: Layout | None = None) -> Isotypic:
-        q, k, v = self.heads(x)
-        grid = grid_of(layout)
-        return self.projected(attend(q, k, v, self.distances(grid), pairs(grid)))
-
-    def weights(self, x: Isotypic, rows: int | None = None, layout: Layout | None = None) -> jax.Array:
-        grid = grid_of(layout)
-        q, k, _ = self.heads(x)
-        return weights(q, k, self.distances(grid), pairs(grid))[..., :rows, :]
 
 
 def grid_of(layout: Layout | None) -> Pair:

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -13,6 +14,7 @@ from flax import nnx
 
 from equivit import errors
 from equivit.layers.batch_stats import check_taken, recording
+from equivit.layers.dropout import Key
 from equivit.layers.grid import Layout
 from equivit.layers.rngs import Keys
 
@@ -25,7 +27,8 @@ REMAT = {
     ),
 }
 
-
+Indices = tuple[int, ...]  # of blocks
+Make = Callable[[nnx.Rngs], nnx.Module]
 # (carry, index of the block, the block, its input) -> carry
 Fold = Callable[[Any, Any, nnx.Module, Any], Any]
 
@@ -37,8 +40,15 @@ class Stack(nnx.Module):
     so depth adds no compile time.  `stack[i]` is block i; `stack.replace(i, block)` replaces it by a block of any
     structure.
 
-    A block is called as `block(x, layout, *shared, rate=, phase=, train=, key=)` and returns a value of the shape of x.
-    Its changes to its own variables, such as running statistics, are written back to the stack.
+    A block is called as `block(x, layout, *shared, rate=, train=, key=)`, with `phase=` too if blocks alternate:
+
+    - rate: probability of dropping a branch for a sample.
+    - phase: i % phases for block i.
+    - train: whether batch norms use and record the statistics of this batch.
+    - key: for dropout and stochastic depth; None disables both.
+
+    It returns a value of the shape of x.  Its changes to its own variables, such as running statistics, are written
+    back to the stack.
 
     Args:
       runs: pairs (length, make); `make(rngs)` builds one block.
@@ -48,14 +58,7 @@ class Stack(nnx.Module):
         faster; compile time grows with depth, and memory too, where the compiler undoes `remat`.
     """
 
-    def __init__(
-        self,
-        runs: Iterable[tuple[int, Callable[[nnx.Rngs], nnx.Module]]],
-        *,
-        remat: str = "none",
-        unroll: bool = False,
-        rngs: nnx.Rngs,
-    ):
+    def __init__(self, runs: Iterable[tuple[int, Make]], *, remat: str = "none", unroll: bool = False, rngs: nnx.Rngs):
         errors.one_of("Stack: remat", remat, REMAT)
         runs = [(length, make) for length, make in runs if length]
         self.remat, self.unroll = remat, unroll
@@ -71,7 +74,8 @@ class Stack(nnx.Module):
         return [(sum(self.lengths[:i]), length) for i, length in enumerate(self.lengths)]
 
     def __getitem__(self, index: int) -> Any:
-        run, offset = self._locate(index)
+        self.check(index)
+        run, offset = next((run, index - first) for run, (first, n) in enumerate(self.spans) if index < first + n)
         return jax.tree.map(lambda a: a[offset], self.runs[run])
 
     def replace(self, index: int, block: nnx.Module) -> "Stack":
@@ -83,13 +87,7 @@ class Stack(nnx.Module):
     @classmethod
     def from_blocks(cls, blocks: list[nnx.Module], *, remat: str = "none", unroll: bool = False) -> "Stack":
         """A stack of the given blocks."""
-        groups: list[list[nnx.Module]] = []
-        for block in blocks:
-            if groups and _kind(groups[-1][0]) == _kind(block):
-                groups[-1].append(block)
-            else:
-                groups.append([block])
-        return cls._of_groups(groups, remat, unroll)
+        return cls._of_groups([list(group) for _, group in itertools.groupby(blocks, _kind)], remat, unroll)
 
     def apart(self) -> "Stack":
         """The same blocks, unrolled, each a separate run with separate parameter arrays.
@@ -119,28 +117,27 @@ class Stack(nnx.Module):
         fold: Fold | None = None,
         carry: Any = None,
         train: bool = False,
-        key: jax.Array | None = None,
+        key: Key = None,
     ) -> tuple[Any, Any]:
         """Apply blocks start <= i < stop; returns x and the last carry.
 
         A single block is called without a scan, so it may return a value of another shape.
 
         Args:
-          layout: the token layout, passed to every block.
+          layout, train: passed to every block.
           shared: modules that all blocks use; their gradients add up.
           rates: [len(self)], the stochastic-depth rate of each block; None: 0.
-          phases: the period of alternating blocks: block i gets the static `phase=i % phases`.
+          phases: the period of alternating blocks; if more than 1, block i gets the static `phase=i % phases`.
           fold: `carry = fold(carry, index, block, x)` is evaluated before each block, on the block's input x.  The
             carry passes through the scan, so in-place updates need no second copy.
           carry: the value for the first block.
-          train: passed to every block: whether to use and record batch statistics.
           key: block i always gets `fold_in(key, i)`, so the result does not depend on how the blocks are divided into
             runs or calls.  None disables dropout and stochastic depth.
         """
         stop = len(self) if stop is None else stop
         block = functools.partial(_call, phases=phases, layout=layout, shared=shared, fold=fold, train=train, key=key)
         for run, begin, end, period in self._segments(start, stop, phases):
-            x, carry = self._scan(run, begin, end, period, (x, carry), rates, block)
+            x, carry = self.apply(run, begin, end, period, (x, carry), rates, block)
         return x, carry
 
     def _segments(self, start, stop, phases):
@@ -155,7 +152,8 @@ class Stack(nnx.Module):
                 yield run, whole, end, end - whole
             first += length
 
-    def _scan(self, run, begin, end, period, carried, rates, block):
+    def apply(self, run, begin, end, period, carried, rates, block):
+        """x and the carry after blocks begin <= i < end of a run, `period` of them in a step."""
         taken = recording() if block.keywords["train"] else contextlib.nullcontext()
         offset, length = begin - self.spans[run][0], self.lengths[run]
         chosen, part = slice(offset, offset + end - begin), self.runs[run]
@@ -186,10 +184,6 @@ class Stack(nnx.Module):
     def check(self, *indices: int) -> None:
         """Raise IndexError for an index out of range."""
         check_blocks("Stack", indices, len(self))
-
-    def _locate(self, index: int) -> tuple[int, int]:
-        self.check(index)
-        return next((run, index - first) for run, (first, n) in enumerate(self.spans) if index < first + n)
 
 
 def captured(apply: Callable[[Any, int, int], Any], state: Any, capture: Iterable[int], start: int, stop: int) -> Any:
@@ -236,12 +230,9 @@ def check_blocks(name: str, blocks: Any, depth: int) -> None:
 def _call(carried, step, *, phase, phases, layout, shared, fold, train, key):
     """One block as the body of `lax.scan`: x and the carry, then the changed variables."""
     (x, carry), (index, rate, block) = carried, step
-    options = dict(
-        rate=0.0 if rate is None else rate,
-        phase=phase % phases,
-        train=train,
-        key=None if key is None else jax.random.fold_in(key, index),
-    )
+    key = None if key is None else jax.random.fold_in(key, index)
+    options: dict[str, Any] = dict(rate=0.0 if rate is None else rate, train=train, key=key)
+    options |= dict(phase=phase % phases) if phases > 1 else {}
     carry = carry if fold is None else fold(carry, index, block, x)
     before = _state(block)
     x = block(x, layout, *shared, **options)
@@ -294,7 +285,7 @@ def _write(run, values, chosen: slice | None):
     nnx.update(run, nnx.from_flat_state([(path, written(path, variable)) for path, variable in state]))
 
 
-def _stacked(length: int, make: Callable[[nnx.Rngs], nnx.Module], rngs: nnx.Rngs) -> nnx.Module:
+def _stacked(length: int, make: Make, rngs: nnx.Rngs) -> nnx.Module:
     keys = jax.random.split(rngs.params(), length)
     return jax.vmap(lambda key: make(Keys(key)))(keys)
 

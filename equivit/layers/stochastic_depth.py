@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from equivit import errors
-from equivit.layers.dropout import is_zero, rescaled
+from equivit.layers.dropout import Key, Rate, is_zero, rescaled
 from equivit.symmetry.fields import TokensT
 
 
-def drop_path(x: TokensT, rate: float | jax.Array, key: jax.Array | None, *, axes: int = 2) -> TokensT:
+def drop_path(x: TokensT, rate: Rate, key: Key, *, axes: int = 2) -> TokensT:
     """Zero x for each sample with probability `rate`, and divide the others by 1 - rate; `key=None` returns x.
 
     One draw per sample covers all tokens, channels and irreps.

@@ -7,12 +7,13 @@ all maps and leaves the logits unchanged.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from equivit import errors
+from equivit.constraints import OneOf
 from equivit.layers.grid import Frame
 from equivit.layers.polyphase import embedding_norms, lattice_norms
 from equivit.models.model import ModelModule
@@ -24,25 +25,30 @@ from equivit.symmetry.views import oriented_hashes
 SELECT = ("output", "input")
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class AdaptiveConfig:
-    """Base of a configuration with the fields `adaptive` and `anchor`; KNOWN_PARTS are the parts of its family.
+    """Base of a configuration with a field `adaptive`; a family with padded convolutions also has `padding`.
 
-    A family with padded convolutions also has the field `padding`.
+    Attributes:
+      KNOWN_PARTS: the parts of the family that may be adaptive.
+      select: phases are chosen by the norm of the output ("output", Eq. 15 and 22) or of the input on the lattice
+        ("input"), which is almost free.
+      anchor: if all parts are adaptive, first roll the image into a frame chosen by its content (`placed`), which makes
+        ties and rounding shift-invariant.
     """
 
     KNOWN_PARTS: ClassVar[tuple[str, ...]]
-    adaptive: Any
-    anchor: Any
-    padding: Any
+    select: Annotated[str, OneOf(SELECT)] = "output"
+    anchor: bool = True
 
     @property
-    def parts(self) -> tuple[str, ...]:
+    def parts(self: Any) -> tuple[str, ...]:
         """The parts that are adaptive: all, some, or none."""
         if isinstance(self.adaptive, bool):
             return self.KNOWN_PARTS if self.adaptive else ()
         return tuple(part for part in self.KNOWN_PARTS if part in self.adaptive)
 
-    def mode(self, part: str) -> str:
+    def mode(self: Any, part: str) -> str:
         """The padding mode of a part's convolutions: circular if the part is adaptive."""
         return "circular" if part in self.parts else self.padding
 
@@ -63,6 +69,9 @@ def placed(
 ) -> tuple[jax.Array, Frame, dict[str, Choice]]:
     """Roll images [B, H, W, C] to the origin of their patches (A-token, Eq. 13 and 14); return frame and choices too.
 
+    If `config.anchored`, each image is first rolled into a frame chosen by its content.  An image and its shifted
+    copies are then the same array, so all later results are bit-identical, including how ties are broken.
+
     Args:
       config: a model configuration with `parts`, `anchored` and `select`.  If it has a `group`, ties are broken so that
         the origin of a rotated or mirrored image is rotated or mirrored too.
@@ -71,7 +80,11 @@ def placed(
       padding: offset of the kernel's first tap before the patch.
     """
     content = jax.lax.stop_gradient(images)
-    images, frame = framed(images, config.anchored)
+    if config.anchored:
+        images, first = shifts.canonical(images)
+    else:
+        first = jnp.zeros((len(images), 2), jnp.int32)
+    frame = Frame(first, (1, 1), (images.shape[1], images.shape[2]))
     if "token" not in config.parts:
         return images, frame, {}
     if config.select == "output":
@@ -87,19 +100,6 @@ def placed(
         choice = shifts.settled(norms, jax.lax.collapse(hashes, 2))
     first = shifts.phases(choice.index, stride)
     return shifts.roll(images, -first), frame.rolled(first), {"patch_embed": choice}
-
-
-def framed(images: jax.Array, anchor: bool) -> tuple[jax.Array, Frame]:
-    """Roll images [B, H, W, C] into the frame in which the model computes; return the frame too.
-
-    With `anchor`, each image is rolled into a frame chosen by its content.  An image and its shifted copies are then
-    the same array, so all later results are bit-identical, including how ties are broken.
-    """
-    size = (images.shape[1], images.shape[2])
-    if not anchor:
-        return images, Frame(jnp.zeros((len(images), 2), jnp.int32), (1, 1), size)
-    images, first = shifts.canonical(images)
-    return images, Frame(first, (1, 1), size)
 
 
 def check_torus(name: str, size: tuple[int, ...], units: tuple[int, int], why: str) -> None:

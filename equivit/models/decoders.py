@@ -4,7 +4,7 @@ Source: MAE (He et al. 2022, arXiv 2111.06377), Section 3; with a Jumbo token: J
 """
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +13,14 @@ from flax import nnx
 from equivit import constraints
 from equivit.constraints import Depth, PositiveInt
 from equivit.layers.block import Block
+from equivit.layers.dropout import Key
 from equivit.layers.grid import Layout, check_images
 from equivit.layers.parts import Parts
 from equivit.layers.position import SinCos
 from equivit.layers.prefix import token
 from equivit.layers.stack import Stack
 from equivit.models.features import Features
+from equivit.models.model import check_headless
 from equivit.models.vit.config import ViTConfig
 from equivit.models.vit.model import ViT
 
@@ -40,16 +42,7 @@ class MaskedAutoencoderConfig:
 
     def __post_init__(self):
         constraints.check_fields(self, "MaskedAutoencoder")
-        if self.encoder.num_classes is not None:
-            raise ValueError(
-                f"MaskedAutoencoder: the encoder has a head for {self.encoder.num_classes} classes, which nothing "
-                "would train; create it with num_classes=None."
-            )
-        if self.encoder.projection is not None:
-            raise ValueError(
-                f"MaskedAutoencoder: the encoder has a projection to {self.encoder.projection} entries, which nothing "
-                "would train; create it with projection=None."
-            )
+        check_headless("MaskedAutoencoder", "the encoder", self.encoder)
         if "token" in self.encoder.parts:
             raise ValueError(
                 "MaskedAutoencoder: the patches of this adaptive encoder begin where the content decides, away from "
@@ -65,11 +58,9 @@ class MaskedAutoencoderConfig:
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
-        """Shape of one image: (height, width, channels)."""
         return self.encoder.input_shape
 
     def build(self, rngs: nnx.Rngs) -> "MaskedAutoencoder":
-        """The model, with parameters drawn from `rngs`."""
         return MaskedAutoencoder(self, self.encoder.build(rngs), rngs=rngs)
 
 
@@ -85,14 +76,20 @@ class MaeDecoder(nnx.Module):
     def __init__(self, config: MaskedAutoencoderConfig, *, rngs: nnx.Rngs):
         encoder, width = config.encoder, config.decoder_width
         ph, pw = encoder.patch_size
-        parts = _parts(config, rngs)
-        self.embed = parts.linear(encoder.width, width)
+
+        def parts(rngs):
+            return Parts(None, rngs, norm_eps=encoder.norm_eps, activation=encoder.mlp, init=encoder.init)
+
+        def block(rngs):
+            return Block(**parts(rngs).branches(width, config.decoder_heads, 4 * width))
+
+        self.embed = parts(rngs).linear(encoder.width, width)
         self.mask_token = token((width,), 0.02, rngs)
         self.position = SinCos(width, inclusive=encoder.position == "sincos_inclusive")
-        runs = [(config.decoder_depth, lambda rngs: _block(config, rngs))]
-        self.blocks = Stack(runs, remat=encoder.remat, unroll=encoder.unroll, rngs=rngs)
-        self.norm = parts.norm(width)
-        self.pixels = parts.linear(width, ph * pw * encoder.in_channels)
+        options: dict[str, Any] = dict(remat=encoder.remat, unroll=encoder.unroll, rngs=rngs)
+        self.blocks = Stack([(config.decoder_depth, block)], **options)
+        self.norm = parts(rngs).norm(width)
+        self.pixels = parts(rngs).linear(width, ph * pw * encoder.in_channels)
 
     def __call__(self, rows: jax.Array, keep: jax.Array, grid: tuple[int, int], *, train: bool = False) -> jax.Array:
         tokens, prefix = self.tokens(rows, keep, grid, train=train), rows.shape[-2] - keep.shape[-1]
@@ -124,38 +121,23 @@ class MaskedAutoencoder(nnx.Module):
 
     head = None
 
-    def __call__(
-        self, images: jax.Array, keep: jax.Array, *, key: jax.Array | None = None, train: bool = False
-    ) -> jax.Array:
+    def __call__(self, images: jax.Array, keep: jax.Array, *, key: Key = None, train: bool = False) -> jax.Array:
         """Predicted pixels of all patches, [*B, N, ph pw C], of images [*B, H, W, C] of any size.
 
         Args:
           keep: int [*B, K], indices of the patches that the encoder sees, row by row over the grid.
-          key: drives drop path and dropout of the encoder; None disables both.
-
-        Raises:
-          ValueError: the patch does not divide the image.
+          key, train: of the encoder, as in `Model`, like the errors.
         """
         grid = check_images(images, self.config.encoder.in_channels, self.config.encoder.patch_size)
         return self.decoder(self.encoder.tokens(images, key=key, train=train, keep=keep), keep, grid, train=train)
 
-    def pooled(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
+    def pooled(self, images: jax.Array, *, key: Key = None, train: bool = False) -> jax.Array:
         """The input of a classification head on the encoder."""
         return self.encoder.pooled(images, key=key, train=train)
 
     def features(self, images: jax.Array, **options) -> Features:
         """The features of the encoder, which sees all patches."""
         return self.encoder.features(images, **options)
-
-
-def _parts(config: MaskedAutoencoderConfig, rngs: nnx.Rngs) -> Parts:
-    encoder = config.encoder
-    return Parts(None, rngs, norm_eps=encoder.norm_eps, activation=encoder.mlp, init=encoder.init)
-
-
-def _block(config: MaskedAutoencoderConfig, rngs: nnx.Rngs) -> Block:
-    width = config.decoder_width
-    return Block(**_parts(config, rngs).branches(width, config.decoder_heads, 4 * width))
 
 
 def _put(tokens: jax.Array, places: jax.Array, rows: jax.Array) -> jax.Array:

@@ -31,9 +31,10 @@ from equivit.layers.batch_norm import BatchNorm
 from equivit.layers.depthwise import DenseValues, FoldedAttention, linear
 from equivit.layers.grid import Layout, check_grid
 from equivit.layers.rngs import Keys
-from equivit.layers.stack import Fold, Stack
+from equivit.layers.stack import Stack
 from equivit.models.model import ModelModule
 from equivit.models.vit.model import ViT
+from kernels.attention import head_by_head, side_by_side
 
 
 def fold(model: ModelModule) -> ModelModule:
@@ -129,15 +130,11 @@ class Attention(nnx.Module):
         self.proj, self.values, self.num_heads = proj, values, num_heads
 
     def __call__(self, x: jax.Array, layout: Layout | None = None) -> jax.Array:
-        q, k, v = (self._heads(part(x)) for part in (self.query, self.key, self.value))
-        y = attend(q, k, v)
-        y = jax.lax.collapse(jnp.swapaxes(y, -2, -3), y.ndim - 2)
+        q, k, v = (head_by_head(part(x), self.num_heads) for part in (self.query, self.key, self.value))
+        y = side_by_side(attend(q, k, v))
         if self.values is not None:
             y = jnp.concatenate([y, self.values(x, layout)], axis=-1)
         return self.proj(y)
-
-    def _heads(self, x: jax.Array) -> jax.Array:
-        return jnp.swapaxes(x.reshape(*x.shape[:-1], self.num_heads, x.shape[-1] // self.num_heads), -2, -3)
 
 
 class ValuesOnGrid(DenseValues):
@@ -172,11 +169,7 @@ class IsotypicAttention(nnx.Module):
 
 
 class Blocks(Stack):
-    """The blocks of a stack, each with its own parameters, called like the stack.
-
-    Args:
-      lengths: run lengths of the stack.
-    """
+    """The blocks of a stack with these run lengths, each with its own parameters; training options are ignored."""
 
     def __init__(self, blocks: list[nnx.Module], lengths: tuple[int, ...]):
         self.blocks, self.lengths = nnx.List(blocks), lengths
@@ -185,24 +178,10 @@ class Blocks(Stack):
         self.check(index)
         return self.blocks[index]
 
-    def __call__(
-        self,
-        x: Any,
-        layout: Layout | None = None,
-        *,
-        start: int = 0,
-        stop: int | None = None,
-        shared: tuple = (),
-        phases: int = 1,
-        fold: Fold | None = None,
-        carry: Any = None,
-        **unused: Any,
-    ) -> tuple[Any, Any]:
-        """As in `Stack`; training options are ignored."""
-        for i in range(start, len(self) if stop is None else stop):
-            carry = carry if fold is None else fold(carry, i, self.blocks[i], x)
-            x = self.blocks[i](x, layout, *shared, rate=0.0, phase=i % phases, train=False, key=None)
-        return x, carry
+    def apply(self, run, begin, end, period, carried, rates, block):
+        for i in range(begin, end):
+            carried, _ = block(carried, (i, None, self.blocks[i]), phase=i, train=False, key=None)
+        return carried
 
 
 class Table(nnx.Module):

@@ -7,12 +7,17 @@ from typing import Any, NamedTuple, Protocol
 import jax
 from flax import nnx
 
+from equivit.layers.dropout import Key
 from equivit.layers.grid import check_grid
+from equivit.layers.stack import Indices
 from equivit.models.features import Features
 
 
 class Model(Protocol):
     """The interface of a model, which is a `nnx.Module`.
+
+    `key` drives stochastic depth and dropout; None disables both.  With `train`, batch norms use and record the
+    statistics of these inputs.  All methods raise ValueError for inputs of a shape that the model does not take.
 
     Attributes:
       config: the configuration it was built from; `config.build(rngs)` builds another model.
@@ -23,24 +28,26 @@ class Model(Protocol):
     config: Any
     head: nnx.Module | None
 
-    def __call__(self, inputs: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
+    def __call__(self, inputs: jax.Array, *, key: Key = None, train: bool = False) -> jax.Array:
         """Class logits [*B, num_classes]; ValueError for a model without a head."""
         ...
 
-    def pooled(self, inputs: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
+    def pooled(self, inputs: jax.Array, *, key: Key = None, train: bool = False) -> jax.Array:
         """The input of the head, [*B, features]."""
         ...
 
     def features(
-        self,
-        inputs: jax.Array,
-        *,
-        blocks: tuple[int, ...] = (),
-        norm: bool = True,
-        key: jax.Array | None = None,
-        train: bool = False,
+        self, inputs: jax.Array, *, blocks: Indices = (), norm: bool = True, key: Key = None, train: bool = False
     ) -> Features:
-        """Tokens grouped by role, after the last block and after each block in `blocks`."""
+        """Tokens grouped by role, after the last block and after each block in `blocks`.
+
+        Args:
+          norm: whether they pass through the final norm.
+
+        Raises:
+          IndexError: there is no such block.
+          ValueError: `blocks` are not integers.
+        """
         ...
 
 
@@ -95,6 +102,15 @@ def check_head(model: Any) -> None:
             f"{type(model).__name__}: the model has no head (num_classes=None); call features, or create it with "
             "classes."
         )
+
+
+def check_headless(name: str, part: str, config: Any) -> None:
+    """Raise ValueError if a part of a model, such as "the encoder", has a head."""
+    for field, head in (("num_classes", "a head for {} classes"), ("projection", "a projection to {} entries")):
+        if (number := getattr(config, field, None)) is not None:
+            raise ValueError(
+                f"{name}: {part} has {head.format(number)}, which nothing would train; create it with {field}=None."
+            )
 
 
 class Preset(NamedTuple):

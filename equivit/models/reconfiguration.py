@@ -70,7 +70,7 @@ def fitting_tensors(model: ModelModule, config: Config) -> tuple[dict[str, jax.A
     if wrong := sorted(n for n in wanted.keys() - drawn if tensors[n].shape != wanted[n]):
         lines = [f"{name} is {list(tensors[name].shape)} and should be {list(wanted[name])}" for name in wrong]
         raise ValueError(f"{len(wrong)} parameters do not fit: {_some(lines, '; ')}.")
-    changes = Changes(*map(_sorted, (resized, drawn, tensors.keys() - wanted.keys())))
+    changes = Changes(*(tuple(sorted(names)) for names in (resized, drawn, tensors.keys() - wanted.keys())))
     return {name: tensors[name] for name in wanted.keys() - drawn}, changes
 
 
@@ -110,10 +110,6 @@ def _drawn(config: Config, rngs: nnx.Rngs, names: tuple[str, ...]) -> dict[str, 
 
 def _abstract(config: Config) -> nnx.Module:
     return jax.eval_shape(lambda: config.build(Keys(0)))
-
-
-def _sorted(names) -> tuple[str, ...]:
-    return tuple(sorted(names))
 
 
 def _some(names, comma: str = ", ") -> str:

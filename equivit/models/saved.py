@@ -34,7 +34,6 @@ def save(path: pathlib.Path, model: ModelModule, data: TrainedOn = UNKNOWN) -> N
     A process killed during saving leaves the old model, or one that `load` rejects.
 
     Args:
-      path: the directory.
       model: a model whose arrays are in this process.
       data: its training data.
 
@@ -68,7 +67,7 @@ def load(path: pathlib.Path) -> nnx.Module:
             f"{path}: model.json and parameters.safetensors were not saved together, such as by a save that was "
             "interrupted; save or copy the model again."
         )
-    return logical.from_logical(jax.eval_shape(lambda: _create(config)), tensors, nnx.Variable)
+    return logical.from_logical(jax.eval_shape(lambda: config.build(Keys(0))), tensors, nnx.Variable)
 
 
 def _check_tensors(path: pathlib.Path, expected: dict, tensors: dict[str, np.ndarray]) -> None:
@@ -93,17 +92,13 @@ def _check_tensors(path: pathlib.Path, expected: dict, tensors: dict[str, np.nda
 def _configuration(found: dict) -> tuple[Config, dict[str, jax.ShapeDtypeStruct], str]:
     """The configuration, the shapes of its model's parameters, and the digest of the description."""
     config = _from_description(found)
-    return config, jax.eval_shape(lambda: logical.to_logical(_create(config), nnx.Variable)), _digest(found)
+    return config, jax.eval_shape(lambda: logical.to_logical(config.build(Keys(0)), nnx.Variable)), _digest(found)
 
 
 def _has_type_of(expected: jax.ShapeDtypeStruct, tensor: np.ndarray) -> bool:
     """Whether a tensor has the expected type, or both types are floating point."""
     floating = all(jnp.issubdtype(dtype, jnp.floating) for dtype in (expected.dtype, tensor.dtype))
     return floating or expected.dtype == tensor.dtype
-
-
-def _create(config: Config) -> nnx.Module:
-    return config.build(Keys(0))
 
 
 def trained_on(path: pathlib.Path) -> TrainedOn:

@@ -10,7 +10,9 @@ head.
 A `Map` is tokens with their position on the image, which an adaptive backbone moves.
 """
 
+import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -18,10 +20,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from equivit import errors
-from equivit.layers.dropout import dropout, split
+from equivit.constraints import Below1, PositiveFloat
+from equivit.layers.block import branch_path
+from equivit.layers.dropout import Key, Rate, dropout, split
 from equivit.layers.grid import Frame, Layout, check_images
-from equivit.layers.stack import Stack, captured, check_blocks
-from equivit.layers.stochastic_depth import drop_path
+from equivit.layers.stack import Indices, Stack, captured, check_blocks
+from equivit.models.adaptive import AdaptiveConfig
 from equivit.models.features import Features, Grid
 from equivit.models.image_config import ImageConfig
 from equivit.models.model import check_head
@@ -29,17 +33,18 @@ from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class StagedConfig(ImageConfig):
-    """Base of a configuration with `depths`, the blocks of each stage."""
+    """Base of a configuration with `depths`, the blocks of each stage; `unroll` as in `layers/stack.py`."""
 
-    depths: Any
+    unroll: bool = False
 
     @property
-    def depth(self) -> int:
+    def depth(self: Any) -> int:
         """Number of blocks of all stages."""
         return sum(self.depths)
 
-    def check_stages(self, *names: str) -> None:
+    def check_stages(self: Any, *names: str) -> None:
         """Raise ValueError unless each of these fields has as many entries as `depths`."""
         for name in names:
             if len(value := getattr(self, name)) != len(self.depths):
@@ -52,6 +57,19 @@ class StagedConfig(ImageConfig):
         for stage, (heads, width) in enumerate(zip(num_heads, widths, strict=True)):
             what = f"the width of stage {stage}, {width}"
             errors.divides(f"{_family(self)}: num_heads[{stage}]", heads, width, what)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StagedTransformerConfig(AdaptiveConfig, StagedConfig):
+    """Base of the configuration of a staged transformer, which may be adaptive, and has a `norm_eps` for layer norms.
+
+    Attributes:
+      mlp_ratio: hidden width of the MLP in units of its width.
+      dropout: probability of zeroing an entry of a branch or of the input of the head, used when a key is given.
+    """
+
+    mlp_ratio: PositiveFloat = 4.0
+    dropout: Below1 = 0.0
 
 
 class Map(NamedTuple):
@@ -128,7 +146,7 @@ class Staged(nnx.Module):
         return 1
 
     def stage(
-        self, stage: int, at: Map, *, capture: tuple[int, ...], train: bool, **options: Any
+        self, stage: int, at: Map, *, capture: Indices, train: bool, **options: Any
     ) -> tuple[Map, dict[int, Map]]:
         """The map after a stage, and the maps after its blocks in `capture`, counted from its first block.
 
@@ -148,16 +166,8 @@ class Staged(nnx.Module):
         """The logits of pooled maps [*B, features]."""
         return self.head(pooled)
 
-    def __call__(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
-        """Class logits [*B, num_classes] of images [*B, H, W, C].
-
-        Args:
-          key: drives stochastic depth and dropout; None disables both.
-          train: whether batch norms use and record the statistics of these images.
-
-        Raises:
-          ValueError: the model has no head, or does not take images of this shape.
-        """
+    def __call__(self, images: jax.Array, *, key: Key = None, train: bool = False) -> jax.Array:
+        """Class logits [*B, num_classes] of images [*B, H, W, C]; arguments and errors as in `Model`."""
         check_head(self)
         if (rate := getattr(self.config, "dropout", None)) is None:
             return self.classify(self.pooled(images, key=key, train=train), train=train)
@@ -165,29 +175,18 @@ class Staged(nnx.Module):
         pooled = self.pooled(images, key=trunk_key, train=train)
         return self.classify(dropout(pooled, rate, head_key), train=train)
 
-    def pooled(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
+    def pooled(self, images: jax.Array, *, key: Key = None, train: bool = False) -> jax.Array:
         """The input of the head, [*B, features]."""
         last, _ = self.trunk(images, key=key, train=train)
         pooled = self.pool(last, train=train)
         return pooled.reshape(*images.shape[:-3], pooled.shape[-1])
 
     def features(
-        self,
-        images: jax.Array,
-        *,
-        blocks: tuple[int, ...] = (),
-        norm: bool = True,
-        key: jax.Array | None = None,
-        train: bool = False,
+        self, images: jax.Array, *, blocks: Indices = (), norm: bool = True, key: Key = None, train: bool = False
     ) -> Features:
-        """The map after the last block, and after each of `blocks`, counted over all stages.
+        """The features as in `Model`, with blocks counted over all stages.
 
-        With `norm`, maps of the last stage pass through the final norm, if there is one.  Maps of earlier stages have
-        other widths and are not normalised.
-
-        Raises:
-          IndexError: there is no such block.
-          ValueError: `blocks` are not integers, or the model does not take images of this shape.
+        Maps of stages before the last have other widths, and are not normalised.
         """
         last, seen = self.trunk(images, capture=blocks, key=key, train=train)
         batch, final = images.shape[:-3], self.config.depth - len(self.stack(len(self.stages) - 1))
@@ -203,12 +202,7 @@ class Staged(nnx.Module):
         return self.trunk(images)[0].choices
 
     def trunk(
-        self,
-        images: jax.Array,
-        *,
-        capture: tuple[int, ...] = (),
-        key: jax.Array | None = None,
-        train: bool = False,
+        self, images: jax.Array, *, capture: Indices = (), key: Key = None, train: bool = False
     ) -> tuple[Map, dict[int, Map]]:
         """The map after the last block, before any final norm, and the maps after the blocks in `capture`.
 
@@ -260,10 +254,33 @@ def join_prefix(prefix: jax.Array, maps: jax.Array) -> jax.Array:
     return jnp.concatenate([prefix.astype(maps.dtype), tokens], axis=-2) if prefix.shape[-2] else tokens
 
 
-def branch_path(branch: jax.Array, entries: float, rate: float | jax.Array, key: jax.Array | None) -> jax.Array:
-    """A residual branch of tokens after dropout of `entries`, then stochastic depth at `rate`."""
-    dropout_key, path_key = split(key)
-    return drop_path(dropout(branch, entries, dropout_key), rate, path_key)
+class TokenBlock(nnx.Module):
+    """x + path(attention(norm1(x))), then x + path(mlp(norm2(x))).
+
+    With `norm_first=False` it is x + path(norm(branch(x))), the res-post-norm of SwinV2 (Section 3.2).  `path` is
+    dropout, then stochastic depth.
+
+    Shapes: [*B, prefix + h w, width] -> the same.
+
+    Args:
+      norm1, attention, norm2, mlp: the parts.
+      dropout: probability of zeroing an entry of a branch.
+    """
+
+    def __init__(self, *, norm1, attention: Callable, norm2, mlp, norm_first: bool = True, dropout: float = 0.0):
+        self.norm1, self.attention = norm1, attention
+        self.norm2, self.mlp = norm2, mlp
+        self.norm_first, self.dropout = norm_first, dropout
+
+    def __call__(self, x: jax.Array, layout: Layout, *, rate: Rate = 0.0, key: Key = None, **options: Any) -> jax.Array:
+        """The tokens after the block; arguments as in `Stack`, where `phase` and `train` go to the attention."""
+        keys = split(key)
+        x = self._add(x, self.norm1, lambda y: self.attention(y, layout, **options), rate, keys[0])
+        return self._add(x, self.norm2, self.mlp, rate, keys[1])
+
+    def _add(self, x: jax.Array, norm: Callable, branch: Callable, rate: Rate, key: Key) -> jax.Array:
+        y = branch(norm(x)) if self.norm_first else norm(branch(x).astype(x.dtype))
+        return x + branch_path(y, self.dropout, rate, key)
 
 
 def _family(config: Any) -> str:

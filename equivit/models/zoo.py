@@ -107,11 +107,6 @@ def create(name: str, *, rngs: nnx.Rngs | None = None, **overrides) -> nnx.Modul
     return configuration(name, **overrides).build(rngs or Keys(0))
 
 
-def build(config: Config, rngs: nnx.Rngs) -> nnx.Module:
-    """The model of a configuration."""
-    return config.build(rngs)
-
-
 def abstract(name: str, **overrides) -> nnx.Module:
     """The named model with shapes instead of arrays, which takes no memory."""
     return jax.eval_shape(lambda: create(name, **overrides))

@@ -138,7 +138,7 @@ def join(*parts: TokensT) -> TokensT:
 def act_on_grid(element: str, array: jax.Array, axes: tuple[int, int]) -> jax.Array:
     """Rotate and mirror a pixel or token grid; `axes` are (height, width).  A quarter turn swaps their sizes."""
     for letter in reversed(element):
-        array = {"e": _stay, "r": _turn, "m": _mirror}[letter](array, axes)
+        array = {"e": lambda array, axes: array, "r": _turn, "m": _mirror}[letter](array, axes)
     return array
 
 
@@ -210,8 +210,12 @@ def unfold(part: Isotypic, scale: Callable[[int], float] = lambda dimension: 1.0
 
     Source: octic ViTs, Eq. 11 and Section 3.2.1.
     """
-    group = FLIP if part.planes is None else OCTIC
-    full = _sum_over_group(jax.tree.map(lambda leaf: _pad(leaf, group), part), act_on_grid)
+
+    def padded(leaf):
+        _, h, w, _ = leaf.shape
+        return jnp.pad(leaf, ((0, 0), (0, h if part.group is OCTIC else 0), (0, w), (0, 0)))
+
+    full = _sum_over_group(jax.tree.map(padded, part), act_on_grid)
     return Isotypic(full.lines * scale(1), None if full.planes is None else full.planes * scale(2))
 
 
@@ -230,7 +234,7 @@ def symmetric(part: Isotypic) -> Isotypic:
 
 def _sum_over_group(part: Isotypic, move: Callable) -> Isotypic:
     """sum_g D(g) g(part), where `move` applies g to the grid."""
-    group = FLIP if part.planes is None else OCTIC
+    group = part.group
     lines: Any = sum(
         move(g, part.lines, (1, 2))
         * np.array([irrep(g)[0, 0] for irrep in group.lines], part.dtype).reshape(-1, 1, 1, 1)
@@ -243,15 +247,6 @@ def _sum_over_group(part: Isotypic, move: Callable) -> Isotypic:
         move(g, part.planes, (1, 2)) * plane(g)[:, 0].astype(part.dtype).reshape(2, 1, 1, 1) for g in group.elements
     )
     return Isotypic(lines, planes)
-
-
-def _pad(part: jax.Array, group: Group) -> jax.Array:
-    _, h, w, _ = part.shape
-    return jnp.pad(part, ((0, 0), (0, h if group is OCTIC else 0), (0, w), (0, 0)))
-
-
-def _stay(array: jax.Array, axes: tuple[int, int]) -> jax.Array:
-    return array
 
 
 def _turn(array: jax.Array, axes: tuple[int, int]) -> jax.Array:

@@ -13,6 +13,7 @@ the seeds (1, 1) and (1, -1), so all entries of the octic matrix are +-sqrt(2)/4
 
 import dataclasses
 import functools
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -76,7 +77,7 @@ class Group:
 
     def product(self, g: str, h: str) -> str:
         """The element that applies h first, then g."""
-        return self._by_matrix[_key(self._faithful(g) @ self._faithful(h))]
+        return self._by_key[_key(irrep(self.check(g)) @ irrep(self.check(h)) for irrep in self.irreps)]
 
     def inverse(self, g: str) -> str:
         """The element that undoes g."""
@@ -99,19 +100,9 @@ class Group:
                 columns.extend((values / np.linalg.norm(values[:, 0])).T)
         return np.stack(columns, axis=1)
 
-    def _faithful(self, g: str) -> np.ndarray:
-        """A faithful representation: the direct sum of all irreps, as one block-diagonal matrix."""
-        blocks = [irrep(self.check(g)) for irrep in self.irreps]
-        size = sum(len(b) for b in blocks)
-        matrix, at = np.zeros((size, size)), 0
-        for block in blocks:
-            matrix[at : at + len(block), at : at + len(block)] = block
-            at += len(block)
-        return matrix
-
     @functools.cached_property
-    def _by_matrix(self) -> dict[bytes, str]:
-        return {_key(self._faithful(g)): g for g in self.elements}
+    def _by_key(self) -> dict[bytes, str]:
+        return {_key(irrep(g) for irrep in self.irreps): g for g in self.elements}
 
     def __hash__(self):
         return hash(self.name)
@@ -120,8 +111,9 @@ class Group:
         return isinstance(other, Group) and self.name == other.name
 
 
-def _key(matrix: np.ndarray) -> bytes:
-    return np.rint(matrix).astype(np.int8).tobytes()
+def _key(matrices: Iterable[np.ndarray]) -> bytes:
+    """The matrices of all irreps, which determine an element."""
+    return b"".join(np.rint(matrix).astype(np.int8).tobytes() for matrix in matrices)
 
 
 def _line(name: str, r: int, m: int) -> Irrep:

@@ -17,7 +17,7 @@ from equivit.layers.grid import Layout
 from equivit.models import zoo
 from equivit.models.vit.config import ViTConfig
 from equivit.models.vit.jumbo import JUMBO_MLPS
-from equivit.models.vit.split_mlp import SplitMlp
+from equivit.models.vit.parts import SplitMlp
 from equivit.symmetry.fields import Isotypic, from_dense
 from equivit.training import sharding
 from tests.drawing import cast, normal

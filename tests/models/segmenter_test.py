@@ -1,6 +1,7 @@
 """Segmentation models: parameters, every decoder under shifts and turns, and what is refused."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -93,7 +94,7 @@ def test_logits_move_with_the_image(name, options):
 def test_a_decoder_that_forgets_where_maps_lie_is_caught():
     m = model(configured("swin_t", backbone=dict(adaptive=True, anchor=False), equivariant=True))
     grids = jax.jit(lambda m, x: m.backbone.features(x, blocks=(0,)))
-    resized = segmentation_decoders.Resizing(equivariant=True, upsampling="interpolate")
+    resized = functools.partial(segmentation_decoders.resized, upsampling="interpolate")
     join = jax.jit(lambda coarse, fine: dataclasses.replace(fine, values=resized(coarse, fine)))
 
     def joined(x, forgetful):

@@ -64,8 +64,7 @@ def block(name, data):
     (spec,), scaled = parsed(SPECS[name][0]), SPECS[name][1]
     x = np.moveaxis(data[f"input/{name}"], 1, -1)
     config = MobileNetV4Config(stages=(f"conv 1 {x.shape[-1]}", str(spec)), layer_scale=0.1 if scaled else None)
-    make = mobilenetv4.made(config, x.shape[-1], spec)
-    abstract = jax.eval_shape(lambda: make(nnx.Rngs(0)))
+    abstract = jax.eval_shape(lambda: mobilenetv4.made(config, x.shape[-1], spec, nnx.Rngs(0)))
     table = below(format.table(config, "timm").pairs, "blocks.1.0.", "stages.1.0.")
     shapes = {t.name: t.shape for ts in logical.tensors(abstract, nnx.Variable).values() for t in ts.flat}
     tensors = mapping.read(mapping.Table(table), state(data), shapes, name)

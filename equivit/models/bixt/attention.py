@@ -11,8 +11,8 @@ from flax import nnx
 from jax.nn.initializers import Initializer
 
 from equivit import errors
-from equivit.layers.dense import LayerNorm, Linear, Mlp
-from equivit.layers.dropout import split
+from equivit.layers.dense import Linear
+from equivit.layers.dropout import Key, Rate, split
 from equivit.layers.stochastic_depth import drop_path
 from kernels.attention import attend, reference, side_by_side
 
@@ -79,29 +79,13 @@ class CrossBlock(nnx.Module):
       norm2_latents, mlp_latents, norm2_tokens, mlp_tokens: after it; None for tokens that do not change.
     """
 
-    def __init__(
-        self,
-        *,
-        norm1_latents: LayerNorm,
-        norm1_tokens: LayerNorm,
-        attention: CrossAttention,
-        norm2_latents: LayerNorm,
-        mlp_latents: Mlp,
-        norm2_tokens: LayerNorm | None,
-        mlp_tokens: Mlp | None,
-    ):
+    def __init__(self, *, norm1_latents, norm1_tokens, attention, norm2_latents, mlp_latents, norm2_tokens, mlp_tokens):
         self.norm1_latents, self.norm1_tokens, self.attention = norm1_latents, norm1_tokens, attention
         self.norm2_latents, self.mlp_latents = norm2_latents, mlp_latents
-        self.norm2_tokens: Any = norm2_tokens
-        self.mlp_tokens: Any = mlp_tokens
+        self.norm2_tokens, self.mlp_tokens = norm2_tokens, mlp_tokens
 
     def __call__(
-        self,
-        latents: jax.Array,
-        tokens: jax.Array,
-        *,
-        rate: float | jax.Array = 0.0,
-        key: jax.Array | None = None,
+        self, latents: jax.Array, tokens: jax.Array, *, rate: Rate = 0.0, key: Key = None
     ) -> tuple[jax.Array, jax.Array]:
         """Latents and tokens after the block; `rate` and `key` are for stochastic depth per branch."""
         keys = split(key, 4)

@@ -9,35 +9,36 @@ Source: BiXT (arXiv 2402.12138); details that it omits are from its public code.
 
 import dataclasses
 import functools
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from equivit import constraints, errors
-from equivit.constraints import Below1, Depth, OneOf, PositiveFloat, PositiveInt, Size
+from equivit.constraints import Depth, PositiveFloat, PositiveInt, Size
 from equivit.layers import dense
 from equivit.layers.block import Block
 from equivit.layers.convolution import Conv
-from equivit.layers.dropout import split
+from equivit.layers.dropout import Key, Rate, split
 from equivit.layers.grid import Layout, check_grid, check_images
-from equivit.layers.parts import identity
+from equivit.layers.parts import Parts
 from equivit.layers.position import FourierCode
 from equivit.layers.prefix import token
-from equivit.layers.stack import REMAT, Stack, captured, check_blocks
+from equivit.layers.stack import Indices, Stack, captured, check_blocks
 from equivit.models.bixt.attention import CrossAttention, CrossBlock
 from equivit.models.features import Features, Grid
 from equivit.models.image_config import ImageConfig
 from equivit.models.model import Preset, check_head
 
+Both = tuple[jax.Array, jax.Array]  # latents and tokens
 CODE = FourierCode(64)
 INIT = nnx.initializers.xavier_uniform()
 
 
 @dataclasses.dataclass(frozen=True)
 class BiXTConfig(ImageConfig):
-    """The configuration of a BiXT.
+    """The configuration of a BiXT: the fields of its base and these.
 
     Attributes:
       latents: number of latent vectors.
@@ -45,12 +46,8 @@ class BiXTConfig(ImageConfig):
       patch_size: (height, width) of a token's patch in pixels.
       kernel: (height, width) of a token's receptive field, centred on its patch; the image is zero-padded.
       image_size: (height, width); the model takes any size that the patch divides.
-      num_classes: None for no head.
       mlp_ratio: hidden width of the MLPs in units of the width.
       norm_eps: epsilon of layer norms.
-      drop_path: probability of dropping a branch of a block for a sample, used when a key is given; a pair gives the
-        rates of the first and the last block, with linear growth between.
-      remat, unroll: how blocks are run (`layers/stack.py`).
     """
 
     width: PositiveInt = 192
@@ -59,13 +56,8 @@ class BiXTConfig(ImageConfig):
     num_heads: PositiveInt = 6
     patch_size: Size = (16, 16)
     kernel: Size = (16, 16)
-    image_size: Size = (224, 224)
-    in_channels: PositiveInt = 3
-    num_classes: PositiveInt | None = 1000
     mlp_ratio: PositiveFloat = 4.0
     norm_eps: PositiveFloat = 1e-6
-    drop_path: Below1 | tuple[Below1, Below1] = 0.0
-    remat: Annotated[str, OneOf(REMAT)] = "none"
     unroll: bool = False
 
     def __post_init__(self):
@@ -96,7 +88,6 @@ class BiXTConfig(ImageConfig):
         return (self.kernel[0] - self.patch_size[0]) // 2, (self.kernel[1] - self.patch_size[1]) // 2
 
     def build(self, rngs: nnx.Rngs) -> "BiXT":
-        """The model, with parameters drawn from `rngs`."""
         return BiXT(self, rngs=rngs)
 
 
@@ -117,52 +108,31 @@ class BiXT(nnx.Module):
         zeros = nnx.initializers.zeros
         self.head: Any = None if classes is None else dense.Linear(width, classes, init=zeros, rngs=rngs)
 
-    def __call__(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
-        """Class logits [*B, num_classes] of images [*B, H, W, C].
-
-        Args:
-          key: drives drop path; None means none.
-          train: for models with batch statistics; unused here.
-
-        Raises:
-          ValueError: the patch does not divide the image, or the model has no head.
-        """
+    def __call__(self, images: jax.Array, *, key: Key = None, train: bool = False) -> jax.Array:
+        """Class logits [*B, num_classes] of images [*B, H, W, C]; arguments and errors as in `Model`."""
         check_head(self)
         return self.head(self.pooled(images, key=key, train=train))
 
-    def pooled(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
+    def pooled(self, images: jax.Array, *, key: Key = None, train: bool = False) -> jax.Array:
         """The input of the head, [*B, width]: the norm of the mean latent."""
         (latents, _), _ = self.trunk(*self.embed(images), key=key, train=train)
         return self.norm(latents.mean(-2))
 
     def features(
-        self,
-        images: jax.Array,
-        *,
-        blocks: tuple[int, ...] = (),
-        norm: bool = True,
-        key: jax.Array | None = None,
-        train: bool = False,
+        self, images: jax.Array, *, blocks: Indices = (), norm: bool = True, key: Key = None, train: bool = False
     ) -> Features:
-        """Latents, as `registers`, and patch tokens after the last block, and after each of `blocks`.
+        """The features as in `Model`: latents, as `registers`, and patch tokens.
 
         The last block does not update the tokens, so its tokens come from the previous block.  `norm` has no effect:
         the model normalises only the mean latent.
-
-        Raises:
-          IndexError: there is no such block.
         """
         check_blocks("BiXT", blocks, len(self.blocks))
         x, layout = self.embed(images)
         x, seen = self.trunk(x, layout, capture=blocks, key=key, train=train)
         return self._features(x, layout, {i: self._features(y, layout, {}) for i, y in seen.items()})
 
-    def embed(self, images: jax.Array) -> tuple[tuple[jax.Array, jax.Array], Layout]:
-        """The input of the first block: latents [*B, L, width], tokens [*B, h w, width] and their layout.
-
-        Raises:
-          ValueError: the patch does not divide the image.
-        """
+    def embed(self, images: jax.Array) -> tuple[Both, Layout]:
+        """The input of the first block: latents [*B, L, width], tokens [*B, h w, width] and their layout."""
         grid = check_images(images, self.config.in_channels, self.config.patch_size)
         x = self.patch_embed(images).reshape(*images.shape[:-3], grid[0] * grid[1], self.config.width)
         x = x + self.position(CODE(grid)).astype(x.dtype)
@@ -170,14 +140,8 @@ class BiXT(nnx.Module):
         return (jnp.broadcast_to(latents, (*x.shape[:-2], *latents.shape)), x), Layout(grid)
 
     def trunk(
-        self,
-        x: tuple[jax.Array, jax.Array],
-        layout: Layout,
-        *,
-        capture: tuple[int, ...] = (),
-        key: jax.Array | None = None,
-        train: bool = False,
-    ) -> tuple[tuple[jax.Array, jax.Array], dict[int, tuple[jax.Array, jax.Array]]]:
+        self, x: Both, layout: Layout, *, capture: Indices = (), key: Key = None, train: bool = False
+    ) -> tuple[Both, dict[int, Both]]:
         """Latents and tokens after the last block, and those after the blocks in `capture`."""
         options: dict[str, Any] = dict(rates=self.config.rates, train=train, key=key)
 
@@ -216,32 +180,13 @@ class BiXTBlock(nnx.Module):
             norm2_tokens=norm() if both else None,
             mlp_tokens=mlp() if both else None,
         )
-        self.own = Block(
-            norm1=norm(),
-            attention=dense.Attention(width, heads, init=INIT, rngs=rngs),
-            scale1=identity,
-            norm2=norm(),
-            mlp=mlp(),
-            scale2=identity,
-        )
+        parts = Parts(None, rngs, norm_eps=config.norm_eps, init="xavier_uniform")
+        self.own = Block(**parts.branches(width, heads, config.hidden, mlp))
 
     def __call__(
-        self,
-        x: tuple[jax.Array, jax.Array],
-        layout: Layout | None = None,
-        *,
-        rate: float | jax.Array = 0.0,
-        phase: int = 0,
-        train: bool = False,
-        key: jax.Array | None = None,
-    ) -> tuple[jax.Array, jax.Array]:
-        """Latents and tokens after the block.
-
-        Args:
-          rate: probability of dropping a branch for a sample.
-          layout, phase, train: for blocks that need them; unused here.
-          key: for stochastic depth; None: none.
-        """
+        self, x: Both, layout: Layout | None = None, *, rate: Rate = 0.0, train: bool = False, key: Key = None
+    ) -> Both:
+        """Latents and tokens after the block; arguments as in `Stack`, where `layout` and `train` are unused here."""
         cross_key, own_key = split(key)
         latents, tokens = self.cross(*x, rate=rate, key=cross_key)
         return self.own(latents, rate=rate, key=own_key), tokens
@@ -253,15 +198,8 @@ def _patch_embed(config: BiXTConfig, rngs: nnx.Rngs) -> dense.PatchEmbed | Conv:
     if config.kernel == config.patch_size:
         embed = dense.PatchEmbed(config.kernel, channels, width, init=init, rngs=rngs)
     else:
-        embed = Conv(
-            channels,
-            width,
-            kernel=config.kernel,
-            stride=config.patch_size,
-            padding=config.padding,
-            init=init,
-            rngs=rngs,
-        )
+        options: dict[str, Any] = dict(kernel=config.kernel, stride=config.patch_size, padding=config.padding)
+        embed = Conv(channels, width, **options, init=init, rngs=rngs)
     embed.bias = nnx.Param(jnp.zeros(width))
     return embed
 

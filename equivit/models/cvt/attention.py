@@ -3,6 +3,7 @@
 import functools
 import operator
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +12,11 @@ from flax import nnx
 from equivit import errors
 from equivit.layers import dense, polyphase
 from equivit.layers.convolution import Conv, NormedConv, Pair
-from equivit.layers.dropout import split
 from equivit.layers.grid import Layout
-from equivit.models.staged import branch_path, join_prefix, split_prefix
+from equivit.models.staged import join_prefix, split_prefix
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
-from kernels.attention import attend, side_by_side
+from kernels.attention import attend, head_by_head, side_by_side
 
 
 class ConvEmbed(nnx.Module):
@@ -25,22 +25,12 @@ class ConvEmbed(nnx.Module):
     Shapes: [*B, H, W, in_channels] -> [*B, h, w, width].
 
     Args:
-      kernel, stride, padding, mode: of the convolution.
+      eps: epsilon of the norm.
+      options: kernel, stride, padding and mode of the convolution (`Conv`).
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        width: int,
-        *,
-        kernel: Pair,
-        stride: Pair,
-        padding: Pair,
-        mode: str,
-        eps: float,
-        rngs: nnx.Rngs,
-    ):
-        self.conv = Conv(in_channels, width, kernel=kernel, stride=stride, padding=padding, mode=mode, rngs=rngs)
+    def __init__(self, in_channels: int, width: int, *, eps: float, rngs: nnx.Rngs, **options: Any):
+        self.conv = Conv(in_channels, width, rngs=rngs, **options)
         self.norm = dense.LayerNorm(width, eps=eps)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -51,13 +41,9 @@ class ConvEmbed(nnx.Module):
 
         Args:
           x: [B, h, w, in_channels] on a torus; the stride divides h and w.  With "output" it is 2, the kernel 2 or 3.
-          select: "output" takes the phase with the largest norm of the convolution; "input" takes the phase with the
-            largest norm of the inputs at the first tap, which is almost free.
+          select: takes the largest norm of the convolution ("output") or of the inputs at the first tap ("input").
         """
-        if select == "output":
-            return polyphase.largest_phase(self, x)
-        choice = shifts.strongest(polyphase.lattice_norms(x, self.conv.stride))
-        return self.at(x, choice), choice
+        return polyphase.at_chosen_phase(self, x, self.conv.stride, select)
 
     def at(self, x: jax.Array, choice: Choice) -> jax.Array:
         """The tokens at the chosen phase of each map: [B, h, w, in_channels] -> [B, h w / stride^2, width]."""
@@ -76,7 +62,6 @@ class ConvEmbed(nnx.Module):
         return at_each_phase
 
     def normed(self, y: jax.Array) -> jax.Array:
-        """Convolved tokens after the norm."""
         return self.norm(y)
 
 
@@ -114,7 +99,7 @@ class ConvAttention(nnx.Module):
         queries = self.conv_q(grid, train=train)
         keys, values = self.keys_and_values(grid, train=train)
         q, k, v = (
-            self._heads(linear(join_prefix(prefix, y)))
+            head_by_head(linear(join_prefix(prefix, y)), self.num_heads)
             for linear, y in ((self.q, queries), (self.k, keys), (self.v, values))
         )
         with jax.named_scope("attention"):
@@ -151,52 +136,3 @@ class ConvAttention(nnx.Module):
         phase = shifts.phases(choice.index, self.stride)
         keys, values = (shifts.component(y, phase, self.stride) for y in maps)
         return keys, values, choice
-
-    def choice_of(self, x: jax.Array, layout: Layout) -> Choice:
-        """`choice` for tokens [B, prefix + h w, width]."""
-        return self.choice(split_prefix(x, layout)[1])
-
-    def _heads(self, x: jax.Array) -> jax.Array:
-        """[*B, N, width] -> [*B, num_heads, N, head channels]."""
-        return jnp.einsum("...nhd->...hnd", x.reshape(*x.shape[:-1], self.num_heads, x.shape[-1] // self.num_heads))
-
-
-class ConvBlock(nnx.Module):
-    """x + path(attention(norm1(x))), then x + path(mlp(norm2(x))).
-
-    `path` is dropout, then stochastic depth.
-
-    Shapes: [*B, prefix + h w, width] -> the same.
-
-    Args:
-      norm1, attention, norm2, mlp: the parts.
-      dropout: probability of zeroing an entry of a branch.
-    """
-
-    def __init__(self, *, norm1, attention: ConvAttention, norm2, mlp, dropout: float = 0.0):
-        self.norm1, self.attention = norm1, attention
-        self.norm2, self.mlp = norm2, mlp
-        self.dropout = dropout
-
-    def __call__(
-        self,
-        x: jax.Array,
-        layout: Layout,
-        *,
-        rate: float | jax.Array = 0.0,
-        phase: int = 0,
-        train: bool = False,
-        key: jax.Array | None = None,
-    ) -> jax.Array:
-        """The tokens after the block.
-
-        Args:
-          rate: probability of dropping a branch for a sample.
-          phase: unused; all blocks are alike.
-          train: whether batch norms use and record the statistics of this batch.
-          key: for dropout and stochastic depth; None disables both.
-        """
-        keys = split(key)
-        branch = self.attention(self.norm1(x), layout, train=train)
-        x = x + branch_path(branch, self.dropout, rate, keys[0])
-        return x + branch_path(self.mlp(self.norm2(x)), self.dropout, rate, keys[1])

@@ -15,17 +15,17 @@ import numpy as np
 from flax import nnx
 
 from equivit import constraints
-from equivit.constraints import Below1, Depth, NonNegativeInt, OneOf, PositiveFloat, PositiveInt, Size
+from equivit.constraints import Below1, Depth, NonNegativeInt, OneOf, PositiveFloat, PositiveInt
 from equivit.layers import dense
 from equivit.layers.convolution import MODES, Pair, output_size
 from equivit.layers.grid import Layout
 from equivit.layers.polyphase import FILTERING
 from equivit.layers.prefix import token
-from equivit.layers.stack import REMAT, Stack, collecting
-from equivit.models.adaptive import SELECT, AdaptiveConfig, check_torus, placed
-from equivit.models.cvt.attention import ConvAttention, ConvBlock, ConvEmbed
+from equivit.layers.stack import Stack, collecting
+from equivit.models.adaptive import check_torus, placed
+from equivit.models.cvt.attention import ConvAttention, ConvEmbed
 from equivit.models.model import Preset
-from equivit.models.staged import Map, Staged, StagedConfig, split_prefix
+from equivit.models.staged import Map, Staged, StagedTransformerConfig, TokenBlock, split_prefix
 from equivit.symmetry.shifts import Choice
 
 PARTS = ("token", "merge", "pool")  # that may be adaptive
@@ -33,8 +33,8 @@ ACTIVATIONS = {"quick_gelu": dense.quick_gelu, "gelu": dense.gelu}
 
 
 @dataclasses.dataclass(frozen=True)
-class CvTConfig(AdaptiveConfig, StagedConfig):
-    """The configuration of a CvT.
+class CvTConfig(StagedTransformerConfig):
+    """The configuration of a CvT: the fields of its bases and these.
 
     Attributes:
       widths, depths, num_heads: width, blocks, and heads per block, of each stage.
@@ -49,19 +49,13 @@ class CvTConfig(AdaptiveConfig, StagedConfig):
         the same with both.
       image_size: (height, width); the model takes any size, from 3 pixels on as published.  Equivariance to circular
         shifts needs sizes divisible by the product of all strides, including `kv_stride`: 32 as published.
-      num_classes: None for no head.
-      mlp_ratio: hidden width of the MLP in units of its width.
       norm_eps: epsilon of layer norms; batch norms use 1e-5.
-      drop_path: probability of dropping a branch of a block for a sample, used when a key is given.  With one number
-        per stage, it grows linearly from 0 in the first block of the stage to that number in the last; the official
-        configurations have (0, 0, 0.1).
-      dropout: the same for individual entries.
+      drop_path: one rate for all blocks, or one per stage, to which it grows linearly from 0 in the first block of the
+        stage; the official configurations have (0, 0, 0.1).
       adaptive: True for a truly shift-equivariant model, or some of its parts: "token" (the content chooses the phase
         of the first convolution; A-token), "merge" (of convolutions between stages; A-PMerge), "pool" (of keys and
         values).  The convolutions of an adaptive part are circular; for "pool", also those for queries.  The weights
         are the same as in the ordinary model.
-      select, anchor: as in `SwinConfig`.
-      remat, unroll: how blocks are run (`layers/stack.py`).
     """
 
     KNOWN_PARTS = PARTS
@@ -76,18 +70,10 @@ class CvTConfig(AdaptiveConfig, StagedConfig):
     class_token: bool = True
     activation: Annotated[str, OneOf(ACTIVATIONS)] = "quick_gelu"
     padding: Annotated[str, OneOf(MODES)] = "zeros"
-    image_size: Size = (224, 224)
-    in_channels: PositiveInt = 3
-    num_classes: PositiveInt | None = 1000
-    mlp_ratio: PositiveFloat = 4.0
     norm_eps: PositiveFloat = 1e-5
+    _: dataclasses.KW_ONLY
     drop_path: Below1 | tuple[Below1, ...] = 0.0
-    dropout: Below1 = 0.0
     adaptive: tuple[Annotated[str, OneOf(PARTS)], ...] | bool = False  # tuple first: messages then name the wrong part
-    select: Annotated[str, OneOf(SELECT)] = "output"
-    anchor: bool = True
-    remat: Annotated[str, OneOf(REMAT)] = "none"
-    unroll: bool = False
 
     def __post_init__(self):
         constraints.check_fields(self, "CvT")
@@ -122,7 +108,6 @@ class CvTConfig(AdaptiveConfig, StagedConfig):
 
     @property
     def rates(self) -> np.ndarray | None:
-        """The stochastic-depth rate of each block, [depth]; None if all are 0."""
         if isinstance(self.drop_path, tuple):
             ends = zip(self.drop_path, self.depths, strict=True)
             rates = np.concatenate([np.linspace(0, last, depth, dtype=np.float32) for last, depth in ends])
@@ -142,7 +127,6 @@ class CvTConfig(AdaptiveConfig, StagedConfig):
         return tuple(sizes[1:])
 
     def build(self, rngs: nnx.Rngs) -> "CvT":
-        """The model, with parameters drawn from `rngs`."""
         return CvT(self, rngs=rngs)
 
 
@@ -156,7 +140,7 @@ class Stage(nnx.Module):
 
         def block(rngs):
             hidden, activation = round(config.mlp_ratio * width), ACTIVATIONS[config.activation]
-            return ConvBlock(
+            return TokenBlock(
                 norm1=dense.LayerNorm(width, eps=config.norm_eps),
                 attention=ConvAttention(
                     width, heads, stride=stride, mode=config.mode("pool"), select=select, rngs=rngs
@@ -237,23 +221,16 @@ class CvT(Staged):
 
 def _chosen(layout: Layout, block: Any, x: jax.Array) -> Choice:
     """The phase chosen by a block for keys and values."""
-    return block.attention.choice_of(block.norm1(x), layout)
+    return block.attention.choice(split_prefix(block.norm1(x), layout)[1])
 
 
 def _embed(config: CvTConfig, stage: int, rngs: nnx.Rngs) -> ConvEmbed:
     """The convolution at the beginning of a stage."""
     channels = (config.in_channels, *config.widths)
     k, s, p = config.kernels[stage], config.strides[stage], config.paddings[stage]
-    return ConvEmbed(
-        channels[stage],
-        channels[stage + 1],
-        kernel=(k, k),
-        stride=(s, s),
-        padding=(p, p),
-        mode=config.mode("merge" if stage else "token"),
-        eps=config.norm_eps,
-        rngs=rngs,
-    )
+    options: dict[str, Any] = dict(kernel=(k, k), stride=(s, s), padding=(p, p))
+    mode = config.mode("merge" if stage else "token")
+    return ConvEmbed(channels[stage], channels[stage + 1], mode=mode, **options, eps=config.norm_eps, rngs=rngs)
 
 
 # Published sizes (CvT, Table 2).

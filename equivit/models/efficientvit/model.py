@@ -4,18 +4,18 @@ Source: EfficientViT (arXiv 2205.14756), with the classifiers of timm.
 """
 
 import dataclasses
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 from flax import nnx
 
 from equivit import constraints, errors
-from equivit.constraints import Below1, Depth, OneOf, PositiveInt, Size
+from equivit.constraints import Depth, PositiveInt
 from equivit.layers import dense
 from equivit.layers.convolution import NormedConv
-from equivit.layers.dropout import split
+from equivit.layers.dropout import Key, Rate, split
 from equivit.layers.grid import Layout
-from equivit.layers.stack import REMAT, Stack
+from equivit.layers.stack import Stack
 from equivit.layers.stochastic_depth import drop_path
 from equivit.models.efficientvit.attention import LinearAttention
 from equivit.models.efficientvit.separable_conv import InvertedBottleneck, SeparableConv
@@ -30,7 +30,7 @@ STRIDE = 2  # of the stem; each stage doubles it
 
 @dataclasses.dataclass(frozen=True)
 class EfficientViTConfig(ImageConfig):
-    """The configuration of an EfficientViT.
+    """The configuration of an EfficientViT: the fields of its base and these.  Official classifiers had drop_path=0.05.
 
     Attributes:
       widths: width of the stem and of each of the four stages.
@@ -38,24 +38,14 @@ class EfficientViTConfig(ImageConfig):
         halves the map; the last two, which have attention, do not.
       neck_widths: widths of the linear maps before and after the mean; the head reads the second.
       head_channels: channels of an attention head.
-      image_size: (height, width); the model takes any size.
-      num_classes: None for no head.
-      drop_path: probability of dropping a branch of a block for a sample, used when a key is given; a pair gives the
-        rates of the first and the last block, with linear growth between.  The official classifiers used 0.05.
       statistics_groups: number of runs of images with separate batch statistics (`BatchNorm`).
-      remat, unroll: how blocks are run (`layers/stack.py`).
     """
 
     widths: tuple[PositiveInt, ...]
     depths: tuple[Depth, ...]
     neck_widths: tuple[PositiveInt, PositiveInt]
     head_channels: PositiveInt = 16
-    image_size: Size = (224, 224)
-    in_channels: PositiveInt = 3
-    num_classes: PositiveInt | None = 1000
-    drop_path: Below1 | tuple[Below1, Below1] = 0.0
     statistics_groups: PositiveInt = 1
-    remat: Annotated[str, OneOf(REMAT)] = "none"
     unroll: bool = False
 
     def __post_init__(self):
@@ -80,7 +70,6 @@ class EfficientViTConfig(ImageConfig):
         return sum(self.blocks(stage) for stage in range(STAGES))
 
     def build(self, rngs: nnx.Rngs) -> "EfficientViT":
-        """The model, with parameters drawn from `rngs`."""
         return EfficientViT(self, rngs=rngs)
 
 
@@ -89,11 +78,10 @@ class Stem(nnx.Module):
 
     They are a list, not a `Stack`: published models have one, and layer counts start after it.
 
-    Shapes: [*B, H, W, in_channels] -> [*B, h, w, width].
+    Shapes: [*B, H, W, in_channels] -> [*B, h, w, width].  Options: `statistics_groups` and `rngs` of `NormedConv`.
     """
 
-    def __init__(self, in_channels: int, width: int, depth: int, *, statistics_groups: int, rngs: nnx.Rngs):
-        options: dict[str, Any] = dict(statistics_groups=statistics_groups, rngs=rngs)
+    def __init__(self, in_channels: int, width: int, depth: int, **options: Any):
         self.conv = NormedConv(in_channels, width, kernel=(3, 3), stride=(2, 2), activation=dense.hard_swish, **options)
         self.blocks = nnx.List([SeparableConv(width, **options) for _ in range(depth)])
 
@@ -116,23 +104,9 @@ class Block(nnx.Module):
         self.attention, self.local, self.residual = attention, local, residual
 
     def __call__(
-        self,
-        x: jax.Array,
-        layout: Layout | None = None,
-        *,
-        rate: float | jax.Array = 0.0,
-        phase: int = 0,
-        train: bool = False,
-        key: jax.Array | None = None,
+        self, x: jax.Array, layout: Layout | None = None, *, rate: Rate = 0.0, train: bool = False, key: Key = None
     ) -> jax.Array:
-        """The map after the block.
-
-        Args:
-          layout, phase: unused; a map has its grid, and blocks do not alternate.
-          rate: probability of dropping a branch for a sample.
-          train: whether batch norms use and record the statistics of this batch.
-          key: for stochastic depth; None: none.
-        """
+        """The map after the block; arguments as in `Stack`, where `layout` is unused: a map has its grid."""
         keys = split(key)
         if self.attention is not None:
             x = x + drop_path(self.attention(x, train=train), rate, keys[0], axes=3)

@@ -17,14 +17,10 @@ EXPANSION = 4
 class SeparableConv(nnx.Module):
     """A depthwise 3x3 convolution with hard-swish, then a pointwise linear map ("DSConv").
 
-    Shapes: [*B, h, w, width] -> the same.
-
-    Args:
-      statistics_groups: `groups` of the batch norms.
+    Shapes: [*B, h, w, width] -> the same.  Options: `statistics_groups` and `rngs` of `NormedConv`.
     """
 
-    def __init__(self, width: int, *, statistics_groups: int = 1, rngs: nnx.Rngs):
-        options: dict[str, Any] = dict(statistics_groups=statistics_groups, rngs=rngs)
+    def __init__(self, width: int, **options: Any):
         self.depthwise = NormedConv(width, width, kernel=(3, 3), groups=width, activation=dense.hard_swish, **options)
         self.reduce = NormedConv(width, width, kernel=(1, 1), **options)
 
@@ -42,21 +38,11 @@ class InvertedBottleneck(nnx.Module):
     Args:
       stride: stride of the convolution, along both axes.
       norm: if False, the first two have biases instead of batch norms; the last always has a norm.
-      statistics_groups: `groups` of the batch norms.
+      options: `statistics_groups` and `rngs` of `NormedConv`.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        width: int,
-        *,
-        stride: int = 1,
-        norm: bool = True,
-        statistics_groups: int = 1,
-        rngs: nnx.Rngs,
-    ):
+    def __init__(self, in_channels: int, width: int, *, stride: int = 1, norm: bool = True, **options: Any):
         hidden = EXPANSION * in_channels
-        options: dict[str, Any] = dict(statistics_groups=statistics_groups, rngs=rngs)
         inner: dict[str, Any] = dict(norm=norm, activation=dense.hard_swish, **options)
         self.expand = NormedConv(in_channels, hidden, kernel=(1, 1), **inner)
         self.depthwise = NormedConv(hidden, hidden, kernel=(3, 3), stride=(stride, stride), groups=hidden, **inner)

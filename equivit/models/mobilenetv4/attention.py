@@ -71,31 +71,14 @@ class MobileAttention(ResidualBlock):
     Shapes: [*B, h, w, width] -> the same.
 
     Args:
-      num_heads, head_channels, kv_stride: of the attention (`MultiQueryAttention`).
       layer_scale: initial layer scale; None for none.
       statistics_groups: `groups` of the batch norms.
+      options: of `MultiQueryAttention`.
     """
 
-    def __init__(
-        self,
-        width: int,
-        *,
-        num_heads: int,
-        head_channels: int,
-        kv_stride: int = 1,
-        layer_scale: float | None = None,
-        statistics_groups: int = 1,
-        rngs: nnx.Rngs,
-    ):
+    def __init__(self, width: int, *, layer_scale: float | None = None, statistics_groups: int = 1, **options: Any):
         self.norm: Any = BatchNorm(width, groups=statistics_groups)
-        self.attention = MultiQueryAttention(
-            width,
-            num_heads=num_heads,
-            head_channels=head_channels,
-            kv_stride=kv_stride,
-            statistics_groups=statistics_groups,
-            rngs=rngs,
-        )
+        self.attention = MultiQueryAttention(width, statistics_groups=statistics_groups, **options)
         self.scale: Any = None if layer_scale is None else dense.LayerScale(width, layer_scale)
 
     def branch(self, x: jax.Array, *, train: bool) -> jax.Array:

@@ -4,6 +4,7 @@ Every convolution has a batch norm, and zero-pads by half of its kernel, at stri
 with variance 2 / fan-out, as in timm.  All blocks have the interface of `layers/stack.py`.
 """
 
+import functools
 import math
 from typing import Any
 
@@ -12,6 +13,7 @@ from flax import nnx
 
 from equivit.layers import dense
 from equivit.layers.convolution import NormedConv
+from equivit.layers.dropout import Key, Rate
 from equivit.layers.grid import Layout
 from equivit.layers.stochastic_depth import drop_path
 
@@ -30,23 +32,9 @@ class ResidualBlock(nnx.Module):
         raise NotImplementedError
 
     def __call__(
-        self,
-        x: jax.Array,
-        layout: Layout | None = None,
-        *,
-        rate: float | jax.Array = 0.0,
-        phase: int = 0,
-        train: bool = False,
-        key: jax.Array | None = None,
+        self, x: jax.Array, layout: Layout | None = None, *, rate: Rate = 0.0, train: bool = False, key: Key = None
     ) -> jax.Array:
-        """The map after the block.
-
-        Args:
-          layout, phase: unused; a map has its grid, and blocks do not alternate.
-          rate: probability of dropping the branch for an image.
-          train: whether batch norms use and record the statistics of this batch.
-          key: for stochastic depth; None: none.
-        """
+        """The map after the block; arguments as in `Stack`, where `layout` is unused: a map has its grid."""
         y = self.branch(x, train=train)
         return x + drop_path(y, rate, key, axes=3) if self.adds else y
 
@@ -58,15 +46,13 @@ class PlainConv(ResidualBlock):
 
     Args:
       kernel, stride: along both axes.
-      statistics_groups: `groups` of the batch norm.
+      options: `statistics_groups` and `rngs` of `NormedConv`.
     """
 
     adds = False
 
-    def __init__(
-        self, in_channels: int, width: int, *, kernel: int, stride: int = 1, statistics_groups: int = 1, rngs: nnx.Rngs
-    ):
-        self.conv = normed_conv(in_channels, width, kernel, stride, groups=statistics_groups, rngs=rngs)
+    def __init__(self, in_channels: int, width: int, *, kernel: int, stride: int = 1, **options: Any):
+        self.conv = normed_conv(in_channels, width, kernel, stride, **options)
 
     def branch(self, x: jax.Array, *, train: bool) -> jax.Array:
         return self.conv(x, train=train)
@@ -79,21 +65,10 @@ class FusedInvertedBottleneck(ResidualBlock):
 
     Args:
       kernel, stride: of the first convolution, along both axes.
-      statistics_groups: `groups` of the batch norms.
+      options: `statistics_groups` and `rngs` of `NormedConv`.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        width: int,
-        *,
-        hidden: int,
-        kernel: int,
-        stride: int = 1,
-        statistics_groups: int = 1,
-        rngs: nnx.Rngs,
-    ):
-        options: dict[str, Any] = dict(groups=statistics_groups, rngs=rngs)
+    def __init__(self, in_channels: int, width: int, *, hidden: int, kernel: int, stride: int = 1, **options: Any):
         self.expand = normed_conv(in_channels, hidden, kernel, stride, **options)
         self.project = normed_conv(hidden, width, 1, activation=None, **options)
         self.adds = stride == 1 and in_channels == width
@@ -120,7 +95,7 @@ class UniversalInvertedBottleneck(ResidualBlock):
     Args:
       start, mid: kernels of the depthwise convolutions, along both axes; 0 for none.
       layer_scale: initial layer scale; None for none.
-      statistics_groups: `groups` of the batch norms.
+      options: `statistics_groups` and `rngs` of `NormedConv`.
 
     Raises:
       ValueError: a stride without a depthwise convolution.
@@ -136,17 +111,14 @@ class UniversalInvertedBottleneck(ResidualBlock):
         mid: int = 0,
         stride: int = 1,
         layer_scale: float | None = None,
-        statistics_groups: int = 1,
-        rngs: nnx.Rngs,
+        **options: Any,
     ):
         if stride > 1 and not start and not mid:
             raise ValueError(f"UniversalInvertedBottleneck: {stride=} needs a depthwise convolution; set start or mid.")
         first, second = (1, stride) if mid else (stride, 1)
-        options: dict[str, Any] = dict(groups=statistics_groups, rngs=rngs)
         depthwise: dict[str, Any] = dict(depthwise=True, **options)
-        self.start: Any = (
-            normed_conv(in_channels, in_channels, start, first, activation=None, **depthwise) if start else None
-        )
+        before = functools.partial(normed_conv, in_channels, in_channels, start, first, activation=None, **depthwise)
+        self.start: Any = before() if start else None
         self.expand = normed_conv(in_channels, hidden, 1, **options)
         self.mid: Any = normed_conv(hidden, hidden, mid, second, **depthwise) if mid else None
         self.project = normed_conv(hidden, width, 1, activation=None, **options)
@@ -167,25 +139,10 @@ def normed_conv(
     *,
     depthwise: bool = False,
     activation: Any = jax.nn.relu,
-    groups: int = 1,
-    rngs: nnx.Rngs,
+    **options: Any,
 ) -> NormedConv:
-    """A convolution with a square kernel and batch norm.
-
-    Args:
-      depthwise: whether the convolution is depthwise.
-      groups: `groups` of the batch norm.
-    """
-    channel_groups = in_channels if depthwise else 1
-    fan_out = kernel**2 * width // channel_groups
-    return NormedConv(
-        in_channels,
-        width,
-        kernel=(kernel, kernel),
-        stride=(stride, stride),
-        groups=channel_groups,
-        activation=activation,
-        statistics_groups=groups,
-        init=nnx.initializers.normal(math.sqrt(2 / fan_out)),
-        rngs=rngs,
-    )
+    """A convolution with a square kernel and batch norm, depthwise or not; options are of `NormedConv`."""
+    groups = in_channels if depthwise else 1
+    init = nnx.initializers.normal(math.sqrt(2 / (kernel**2 * width // groups)))
+    options |= dict(kernel=(kernel, kernel), stride=(stride, stride), groups=groups, activation=activation, init=init)
+    return NormedConv(in_channels, width, **options)

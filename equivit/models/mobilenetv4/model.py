@@ -9,17 +9,16 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Callable
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
 from flax import nnx
 
 from equivit import constraints
-from equivit.constraints import Below1, OneOf, PositiveFloat, PositiveInt, Size
+from equivit.constraints import Below1, PositiveFloat, PositiveInt
 from equivit.layers import dense
-from equivit.layers.stack import REMAT, Stack
+from equivit.layers.stack import Stack
 from equivit.models.image_config import ImageConfig
 from equivit.models.mobilenetv4.attention import MobileAttention
 from equivit.models.mobilenetv4.inverted_bottleneck import (
@@ -105,19 +104,15 @@ def parsed(stage: str) -> tuple[Spec, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class MobileNetV4Config(ImageConfig):
-    """The configuration of a MobileNetV4.
+    """The configuration of a MobileNetV4: the fields of its base and these.
 
     Attributes:
       stages: the table: for each stage its blocks as written by `Spec`, separated by commas.
       stem_width: channels of the convolution before all blocks, 3x3 at stride 2.
       head_width: channels of the 1x1 convolution between the mean of the last map and the head.
       layer_scale: initial layer scale of "uib" and "mqa" branches; None for none.
-      image_size: (height, width); the model takes any size.
-      num_classes: None for no head.
-      drop_path: probability of dropping the branch of a block for an image, used when a key is given; block i of n uses
-        i / n of it, as in timm.
+      drop_path: a single rate; block i of n uses i / n of it, as in timm.
       statistics_groups: number of runs of images with separate batch statistics, like the devices of the original.
-      remat: how blocks are run (`layers/stack.py`).
     """
 
     norm_eps: ClassVar[float] = 1e-5  # for layer norms that decoders add; the model has batch norms only
@@ -126,12 +121,9 @@ class MobileNetV4Config(ImageConfig):
     stem_width: PositiveInt = 32
     head_width: PositiveInt = 1280
     layer_scale: PositiveFloat | None = None
-    image_size: Size = (224, 224)
-    in_channels: PositiveInt = 3
-    num_classes: PositiveInt | None = 1000
-    drop_path: Below1 = 0.0
     statistics_groups: PositiveInt = 1
-    remat: Annotated[str, OneOf(REMAT)] = "none"
+    _: dataclasses.KW_ONLY
+    drop_path: Below1 = 0.0
 
     def __post_init__(self):
         constraints.check_fields(self, "MobileNetV4")
@@ -182,12 +174,10 @@ class MobileNetV4Config(ImageConfig):
 
     @property
     def rates(self) -> np.ndarray | None:
-        """The stochastic-depth rate of each block, [depth]; None if all are 0."""
         rates = np.arange(self.depth, dtype=np.float32) * np.float32(self.drop_path / self.depth)
         return rates if rates.any() else None
 
     def build(self, rngs: nnx.Rngs) -> "MobileNetV4":
-        """The model, with parameters drawn from `rngs`."""
         return MobileNetV4(self, rngs=rngs)
 
 
@@ -201,11 +191,13 @@ class MobileNetV4(Staged):
 
     def __init__(self, config: MobileNetV4Config, *, rngs: nnx.Rngs):
         self.config = config
-        options: dict[str, Any] = dict(groups=config.statistics_groups, rngs=rngs)
+        options: dict[str, Any] = dict(statistics_groups=config.statistics_groups, rngs=rngs)
         self.stem = normed_conv(config.in_channels, config.stem_width, 3, 2, **options)
         inputs = iter(config.inputs)
         # Each block is a separate run: few neighbours are alike.
-        makes = [[(1, made(config, next(inputs), spec)) for spec in stage] for stage in config.blocks]
+        makes = [
+            [(1, functools.partial(made, config, next(inputs), spec)) for spec in stage] for stage in config.blocks
+        ]
         self.stages = nnx.List([Stack(runs, remat=config.remat, rngs=rngs) for runs in makes])
         self.neck = normed_conv(config.features, config.head_width, 1, **options)
         classes = config.num_classes
@@ -222,24 +214,20 @@ class MobileNetV4(Staged):
         return self.neck(last.tokens.mean((1, 2), keepdims=True), train=train)[:, 0, 0]
 
 
-def made(config: MobileNetV4Config, before: int, spec: Spec) -> Callable[[nnx.Rngs], nnx.Module]:
-    """The function that builds a block with `before` input channels."""
-    groups: dict[str, Any] = dict(statistics_groups=config.statistics_groups)
-    conv: dict[str, Any] = dict(stride=spec.stride, **groups)
+def made(config: MobileNetV4Config, before: int, spec: Spec, rngs: nnx.Rngs) -> nnx.Module:
+    """A block with `before` input channels."""
+    options: dict[str, Any] = dict(statistics_groups=config.statistics_groups, rngs=rngs)
     scale: dict[str, Any] = dict(layer_scale=config.layer_scale)
-    hidden = spec.expansion * before
-    match spec.kind:
-        case "conv":
-            return lambda rngs: PlainConv(before, spec.width, kernel=spec.kernel, **conv, rngs=rngs)
-        case "fused":
-            fused: dict[str, Any] = dict(hidden=hidden, kernel=spec.kernel)
-            return lambda rngs: FusedInvertedBottleneck(before, spec.width, **fused, **conv, rngs=rngs)
-        case "uib":
-            uib: dict[str, Any] = dict(hidden=hidden, start=spec.start, mid=spec.kernel)
-            return lambda rngs: UniversalInvertedBottleneck(before, spec.width, **uib, **conv, **scale, rngs=rngs)
-        case _:
-            mqa: dict[str, Any] = dict(num_heads=spec.heads, head_channels=spec.channels, kv_stride=spec.kv_stride)
-            return lambda rngs: MobileAttention(before, **mqa, **groups, **scale, rngs=rngs)
+    if spec.kind == "mqa":
+        options |= dict(num_heads=spec.heads, head_channels=spec.channels, kv_stride=spec.kv_stride)
+        return MobileAttention(before, **scale, **options)
+    options |= dict(stride=spec.stride)
+    if spec.kind == "conv":
+        return PlainConv(before, spec.width, kernel=spec.kernel, **options)
+    options |= dict(hidden=spec.expansion * before)
+    if spec.kind == "fused":
+        return FusedInvertedBottleneck(before, spec.width, kernel=spec.kernel, **options)
+    return UniversalInvertedBottleneck(before, spec.width, start=spec.start, mid=spec.kernel, **scale, **options)
 
 
 # The tables of the paper, from timm.

@@ -14,16 +14,19 @@ import jax.numpy as jnp
 from flax import nnx
 
 from equivit.layers import dense
+from equivit.layers.block import branch_path
 from equivit.layers.convolution import DepthwiseConv, Pair
-from equivit.layers.dropout import split
+from equivit.layers.dropout import Key, Rate, split
 from equivit.layers.grid import Layout
 from equivit.models.mvit import pooling as adaptive_pooling
+from equivit.models.mvit.pooling import Maps, Pools
 from equivit.models.mvit.position import CircularPosition, DecomposedPosition
-from equivit.models.staged import branch_path, join_prefix, split_prefix
+from equivit.models.staged import join_prefix, split_prefix
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
-from kernels.attention import attend, side_by_side
+from kernels.attention import attend
 
+State = tuple[jax.Array, dict[str, Choice]]  # tokens, and the chosen phases by name
 KERNEL, PADDING = (3, 3), (1, 1)  # of all pooling convolutions
 
 
@@ -77,7 +80,7 @@ class PoolingAttention(dense.Attention):
     def __call__(self, x: jax.Array, layout: Layout | None = None) -> jax.Array:
         return self.attended(x, layout)[0]
 
-    def attended(self, x: jax.Array, layout: Layout | None) -> tuple[jax.Array, dict[str, Choice]]:
+    def attended(self, x: jax.Array, layout: Layout | None) -> State:
         """The attended tokens, and the chosen phases of queries ("q") and of keys and values ("kv")."""
         assert layout is not None
         first, maps = zip(*(split_prefix(part, layout) for part in self.heads(x)), strict=True)
@@ -85,19 +88,14 @@ class PoolingAttention(dense.Attention):
         (k, v), others = self._pooled("kv", (self.pool_k, self.pool_v), (maps[1], maps[2]))
         chosen |= others
         queries, keys = (q.shape[-3], q.shape[-2]), (k.shape[-3], k.shape[-2])
-        q, k, v = (
-            self.norm_q(join_prefix(first[0], q)),
-            self.norm_k(join_prefix(first[1], k)),
-            self.norm_v(join_prefix(first[2], v)),
-        )
+        norms = (self.norm_q, self.norm_k, self.norm_v)
+        q, k, v = (norm(join_prefix(*part)) for norm, *part in zip(norms, first, (q, k, v), strict=True))
         bias = self.position(q[..., layout.prefix :, :], queries, keys, self._ahead(chosen))
         if layout.prefix:
             bias = jnp.pad(bias, [(0, 0)] * (bias.ndim - 2) + [(layout.prefix, 0)] * 2)
-        return self.proj(side_by_side(attend(q, k, v, bias) + q)), chosen
+        return self.projected(attend(q, k, v, bias) + q), chosen
 
-    def _pooled(
-        self, name: str, pools: tuple[DepthwiseConv, ...], maps: tuple[jax.Array, ...]
-    ) -> tuple[tuple[jax.Array, ...], dict[str, Choice]]:
+    def _pooled(self, name: str, pools: Pools, maps: Maps) -> tuple[Maps, dict[str, Choice]]:
         """Pool maps that share a phase; return the choice under `name`."""
         if not self.adaptive or pools[0].stride == (1, 1):
             return tuple(pool(x) for pool, x in zip(pools, maps, strict=True)), {}
@@ -126,39 +124,17 @@ class PoolingBlock(nnx.Module):
       dropout: probability of zeroing an entry of a branch.
     """
 
-    def __init__(
-        self,
-        *,
-        norm1: dense.LayerNorm,
-        attention: PoolingAttention,
-        shortcut: dense.Linear | None,
-        norm2: dense.LayerNorm,
-        mlp: dense.Mlp,
-        mlp_shortcut: dense.Linear | None,
-        dropout: float = 0.0,
-    ):
+    def __init__(self, *, norm1, attention: PoolingAttention, shortcut, norm2, mlp, mlp_shortcut, dropout: float = 0.0):
         self.norm1, self.attention, self.shortcut = norm1, attention, shortcut
         self.norm2, self.mlp, self.mlp_shortcut = norm2, mlp, mlp_shortcut
         self.dropout = dropout
 
     def __call__(
-        self,
-        state: tuple[jax.Array, dict[str, Choice]],
-        layout: Layout,
-        *,
-        rate: float | jax.Array = 0.0,
-        phase: int = 0,
-        train: bool = False,
-        key: jax.Array | None = None,
-    ) -> tuple[jax.Array, dict[str, Choice]]:
+        self, state: State, layout: Layout, *, rate: Rate = 0.0, train: bool = False, key: Key = None
+    ) -> State:
         """The tokens after the block, and the phases chosen by its adaptive pooling.
 
-        Args:
-          state: tokens, and the choices of the previous block, which are ignored.
-          layout: of the tokens before it.
-          rate: probability of dropping a branch for a sample.
-          phase, train: for blocks that alternate or have batch statistics; unused here.
-          key: for dropout and stochastic depth; None disables both.
+        Arguments as in `Stack`, where `train` and the choices of the previous block are unused here.
         """
         keys, pool = split(key), self.attention.pool_q
         x, _ = state

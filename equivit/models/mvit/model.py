@@ -16,16 +16,15 @@ import jax.numpy as jnp
 from flax import nnx
 
 from equivit import constraints
-from equivit.constraints import Below1, Depth, OneOf, PositiveFloat, PositiveInt, Size
+from equivit.constraints import Depth, OneOf, PositiveFloat, PositiveInt
 from equivit.layers import dense
 from equivit.layers.convolution import MODES, Conv, Pair
 from equivit.layers.grid import Layout
 from equivit.layers.prefix import token
-from equivit.layers.stack import REMAT
-from equivit.models.adaptive import SELECT, AdaptiveConfig, check_torus, placed
+from equivit.models.adaptive import check_torus, placed
 from equivit.models.model import Preset
 from equivit.models.mvit.stages import Shape, Stage, map_size
-from equivit.models.staged import Map, Staged, StagedConfig, join_prefix
+from equivit.models.staged import Map, Staged, StagedTransformerConfig, join_prefix
 
 KERNEL, STRIDE, PADDING = (7, 7), (4, 4), (3, 3)  # of the patch embedding
 KV_STRIDE = 4  # of keys and values in the first stage; halves with each stage
@@ -33,8 +32,8 @@ PARTS = ("token", "pool", "position")
 
 
 @dataclasses.dataclass(frozen=True)
-class MViTConfig(AdaptiveConfig, StagedConfig):
-    """The configuration of an MViTv2.
+class MViTConfig(StagedTransformerConfig):
+    """The configuration of an MViTv2: the fields of its bases and these.
 
     Attributes:
       width: width of the first stage; it doubles with each stage.
@@ -46,21 +45,10 @@ class MViTConfig(AdaptiveConfig, StagedConfig):
       padding: padding of convolutions and max-pools: "zeros" (max-pools ignore padding) or "circular".  It is always
         circular in the parts "token" and "pool" if they are adaptive.
       image_size: (height, width) that determines the position tables; the model takes any size.
-      num_classes: None for no head.
-      mlp_ratio: hidden width of the MLP in units of its width.
-      norm_eps: epsilon of layer norms.
-      drop_path: probability of dropping a branch of a block for a sample, used when a key is given; a pair gives the
-        rates of the first and the last block, with linear growth between.
-      dropout: the same for individual entries.
       adaptive: True for a truly shift-equivariant model, or some of its parts: "token" (the content chooses the origin
         of patches; A-token), "pool" (and the phases of pooling), "position" (distances wrap around the torus; A-RPE).
         The weights are the same as in the ordinary model, except for position tables, which have one distance per
         position of the map.
-      select: phases are chosen by the norm of the output ("output", Eq. 15 and 22) or of the input on the lattice
-        ("input"), which is almost free.
-      anchor: if all parts are adaptive, first roll the image into a frame chosen by its content, which makes ties and
-        rounding shift-invariant (`models/adaptive.py`).
-      remat, unroll: how blocks are run (`layers/stack.py`).
     """
 
     KNOWN_PARTS = PARTS
@@ -71,18 +59,8 @@ class MViTConfig(AdaptiveConfig, StagedConfig):
     class_token: bool = False
     expand_attn: bool = True
     padding: Annotated[str, OneOf(MODES)] = "zeros"
-    image_size: Size = (224, 224)
-    in_channels: PositiveInt = 3
-    num_classes: PositiveInt | None = 1000
-    mlp_ratio: PositiveFloat = 4.0
     norm_eps: PositiveFloat = 1e-6
-    drop_path: Below1 | tuple[Below1, Below1] = 0.0
-    dropout: Below1 = 0.0
     adaptive: tuple[Annotated[str, OneOf(PARTS)], ...] | bool = False  # tuple first: messages then name the wrong part
-    select: Annotated[str, OneOf(SELECT)] = "output"
-    anchor: bool = True
-    remat: Annotated[str, OneOf(REMAT)] = "none"
-    unroll: bool = False
 
     def __post_init__(self):
         constraints.check_fields(self, "MViT")
@@ -136,7 +114,6 @@ class MViTConfig(AdaptiveConfig, StagedConfig):
         return [shape(i) for i in range(depth)]
 
     def build(self, rngs: nnx.Rngs) -> "MViT":
-        """The model, with parameters drawn from `rngs`."""
         return MViT(self, rngs=rngs)
 
 
@@ -151,15 +128,8 @@ class MViT(Staged):
 
     def __init__(self, config: MViTConfig, *, rngs: nnx.Rngs):
         self.config = config
-        self.patch_embed = Conv(
-            config.in_channels,
-            config.width,
-            kernel=KERNEL,
-            stride=STRIDE,
-            padding=PADDING,
-            mode=config.mode("token"),
-            rngs=rngs,
-        )
+        options: dict[str, Any] = dict(kernel=KERNEL, stride=STRIDE, padding=PADDING, mode=config.mode("token"))
+        self.patch_embed = Conv(config.in_channels, config.width, **options, rngs=rngs)
         self.class_token = token((config.width,), 0.02, rngs) if config.class_token else None
         self.stages = nnx.List([Stage(config, stage, rngs=rngs) for stage in range(len(config.depths))])
         features, classes = config.widths[-1], config.num_classes

@@ -35,12 +35,7 @@ class DecomposedPosition(nnx.Module):
         self.grid = grid
 
     def __call__(self, q: jax.Array, queries: Pair, keys: Pair, ahead: jax.Array | None = None) -> jax.Array:
-        """The bias of all pairs.
-
-        Args:
-          queries, keys: (h, w) of the maps.
-          ahead: for positions around a torus; unused here.
-        """
+        """The bias of all pairs, for maps of queries and keys of (h, w); `ahead` is for a torus, and unused here."""
         tables = (self.rows[...], self.columns[...])
         return bias(q, *map(of_pairs, tables, queries, keys))
 
@@ -69,12 +64,7 @@ class CircularPosition(nnx.Module):
         self.grid, self.stride, self.kv_stride = grid, stride, kv_stride
 
     def __call__(self, q: jax.Array, queries: Pair, keys: Pair, ahead: jax.Array | None = None) -> jax.Array:
-        """The bias of all pairs.
-
-        Args:
-          queries, keys: (h, w) of the maps.
-          ahead: [B, 2], the phases a_q - a_k; None: 0.
-        """
+        """The bias of all pairs, for maps of queries and keys of (h, w); `ahead` [B, 2] is a_q - a_k, or None for 0."""
         return bias(q, *(self._vectors(axis, queries[axis], keys[axis], ahead) for axis in (0, 1)))
 
     def _vectors(self, axis: int, queries: int, keys: int, ahead: jax.Array | None) -> jax.Array:

@@ -100,23 +100,13 @@ class Stage(nnx.Module):
 
 def _block(config: Any, shape: Shape, rngs: nnx.Rngs) -> PoolingBlock:
     norm = functools.partial(dense.LayerNorm, eps=config.norm_eps)
+    strides: dict[str, Any] = dict(stride=shape.stride, kv_stride=shape.kv_stride, grid=shape.grid)
+    options: dict[str, Any] = dict(padding=config.mode("pool"), eps=config.norm_eps, select=config.select)
+    options |= dict(adaptive="pool" in config.parts, around="position" in config.parts)
     widens = shape.before != shape.width, shape.width != shape.after
     return PoolingBlock(
         norm1=norm(shape.before),
-        attention=PoolingAttention(
-            shape.before,
-            shape.width,
-            shape.num_heads,
-            stride=shape.stride,
-            kv_stride=shape.kv_stride,
-            grid=shape.grid,
-            padding=config.mode("pool"),
-            eps=config.norm_eps,
-            adaptive="pool" in config.parts,
-            select=config.select,
-            around="position" in config.parts,
-            rngs=rngs,
-        ),
+        attention=PoolingAttention(shape.before, shape.width, shape.num_heads, **strides, **options, rngs=rngs),
         shortcut=dense.Linear(shape.before, shape.width, rngs=rngs) if widens[0] else None,
         norm2=norm(shape.width),
         mlp=dense.Mlp(shape.width, round(config.mlp_ratio * shape.width), out=shape.after, rngs=rngs),

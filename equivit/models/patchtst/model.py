@@ -27,15 +27,14 @@ from equivit import constraints
 from equivit.constraints import Below1, Depth, NonNegativeInt, OneOf, PositiveInt
 from equivit.layers import dense
 from equivit.layers.batch_norm import BatchNorm
+from equivit.layers.dropout import Key, Rate, split
 from equivit.layers.dropout import dropout as drop
-from equivit.layers.dropout import split
 from equivit.layers.grid import Layout, check_array
 from equivit.layers.jumbo import divide, merge
 from equivit.layers.prefix import token
-from equivit.layers.stack import Stack, captured, check_blocks
+from equivit.layers.stack import Indices, Stack, captured, check_blocks
 from equivit.models.features import Features, Grid
 from equivit.models.model import Preset, check_head
-from kernels.attention import side_by_side
 
 NORMS = {"layer": dense.LayerNorm, "batch": BatchNorm}
 PADDINGS = {"repeat": "edge", "zero": "constant"}  # the modes of jnp.pad
@@ -104,8 +103,11 @@ class PatchTSTConfig:
 
     @property
     def patch_length(self) -> int:
-        """Number of time steps in a patch."""
-        return patch_length(self.length, self.patches)
+        """Steps in a patch: the smallest even p such that n patches, overlapping by half, cover T steps.
+
+        The patches span p (n + 1) / 2 >= T steps; the steps after the end of the series are padding.
+        """
+        return 2 * math.ceil(self.length / (self.patches + 1))
 
     @property
     def prefix(self) -> int:
@@ -114,20 +116,10 @@ class PatchTSTConfig:
 
     @property
     def input_shape(self) -> tuple[int, int]:
-        """Shape of one series: (steps, channels)."""
         return self.length, self.channels
 
     def build(self, rngs: nnx.Rngs) -> "PatchTST":
-        """The model, with parameters drawn from `rngs`."""
         return PatchTST(self, rngs=rngs)
-
-
-def patch_length(length: int, patches: int) -> int:
-    """The patch length p such that n patches, overlapping by half, cover T steps: the smallest even p >= 2 T / (n + 1).
-
-    The patches span p (n + 1) / 2 steps; the steps after the end of the series are padding.
-    """
-    return 2 * math.ceil(length / (patches + 1))
 
 
 def equal_cost_registers(width: int, patches: int, jumbo: int) -> int:
@@ -163,25 +155,14 @@ class PatchTST(nnx.Module):
         classes = config.num_classes
         self.head: Any = None if classes is None else dense.Linear(config.channels * width, classes, rngs=rngs)
 
-    def __call__(
-        self,
-        series: jax.Array,
-        *,
-        key: jax.Array | None = None,
-        train: bool = False,
-        dropout: float | jax.Array | None = None,
-    ) -> jax.Array:
-        """Class logits [*B, num_classes] of series [*B, T, channels].
+    def __call__(self, series: jax.Array, **options: Any) -> jax.Array:
+        """Class logits [*B, num_classes] of series [*B, T, channels]; errors as in `Model`.
 
         Args:
-          key: drives dropout; None disables it.
-          train: whether batch norms use and record the statistics of these series.
-          dropout: replaces the rate of the configuration; may be traced.
-
-        Raises:
-          ValueError: wrong length or number of channels, or the model has no head.
+          options: for this and the methods below, `key` and `train` as in `Model`, and `dropout`, which replaces the
+            rate of the configuration and may be traced.
         """
-        return self.classify(self.cut(series), key=key, train=train, dropout=dropout)
+        return self.classify(self.cut(series), **options)
 
     def cut(self, series: jax.Array) -> jax.Array:
         """The patches [*B, channels, patches, patch_length] of series [*B, T, channels], overlapping by half."""
@@ -195,65 +176,42 @@ class PatchTST(nnx.Module):
         halves = jnp.pad(x, ends, PADDINGS[config.padding]).reshape(*x.shape[:-1], config.patches + 1, half)
         return jnp.concatenate([halves[..., :-1, :], halves[..., 1:, :]], axis=-1)
 
-    def pooled(
-        self,
-        series: jax.Array,
-        *,
-        key: jax.Array | None = None,
-        train: bool = False,
-        dropout: float | jax.Array | None = None,
-    ) -> jax.Array:
+    def pooled(self, series: jax.Array, **options: Any) -> jax.Array:
         """The input of the head, [*B, channels width]: the global token or the last patch token of each channel."""
-        return self._pooled(self.cut(series), key, train, dropout)
+        return self._pooled(self.cut(series), **options)
 
-    def classify(
-        self,
-        patches: jax.Array,
-        *,
-        key: jax.Array | None = None,
-        train: bool = False,
-        dropout: float | jax.Array | None = None,
-    ) -> jax.Array:
+    def classify(self, patches: jax.Array, **options: Any) -> jax.Array:
         """Class logits [*B, num_classes] of patches [*B, channels, patches, patch_length], as from `cut`."""
         check_head(self)
-        return self.head(self._pooled(patches, key, train, dropout))
+        return self.head(self._pooled(patches, **options))
 
     def features(
-        self,
-        series: jax.Array,
-        *,
-        blocks: tuple[int, ...] = (),
-        norm: bool = True,
-        key: jax.Array | None = None,
-        train: bool = False,
-        dropout: float | jax.Array | None = None,
+        self, series: jax.Array, *, blocks: Indices = (), norm: bool = True, train: bool = False, **options: Any
     ) -> Features:
-        """Tokens after the last block and after each block in `blocks`; `norm` applies the final norm, if there is one.
+        """The features as in `Model`.
 
         The channels are one more batch axis: `cls` [*B, channels, D] is what the head reads, `registers` is
-        [*B, channels, R, D], and the grid of patches has one axis.  Raises IndexError for a block that does not exist.
+        [*B, channels, R, D], and the grid of patches has one axis.
         """
         check_blocks("PatchTST", blocks, len(self.blocks))
-        x, seen = self.tokens(self.cut(series), capture=blocks, key=key, train=train, dropout=dropout)
+        x, seen = self.tokens(self.cut(series), capture=blocks, train=train, **options)
         finish = functools.partial(self._finish, train=train) if norm else lambda x: x
         return self._features(finish(x), {i: self._features(finish(y), {}) for i, y in seen.items()})
 
-    def _pooled(self, patches, key, train, dropout):
+    def _pooled(self, patches: jax.Array, *, train: bool = False, **options: Any) -> jax.Array:
         # The head reads only the global token of the last block, but a batch norm needs all tokens.
         whole = self.config.pool == "last" or self.config.norm == "batch"
-        keep = None if whole else self.config.jumbo
-        x, _ = self.tokens(patches, key=key, train=train, dropout=dropout, keep=keep)
-        pooled = self._pool(self._finish(x, train))
-        return jax.lax.collapse(pooled, -2)
+        x, _ = self.tokens(patches, train=train, keep=None if whole else self.config.jumbo, **options)
+        return jax.lax.collapse(self._pool(self._finish(x, train)), -2)
 
     def tokens(
         self,
         patches: jax.Array,
         *,
-        capture: tuple[int, ...] = (),
-        key: jax.Array | None = None,
+        capture: Indices = (),
+        key: Key = None,
         train: bool = False,
-        dropout: float | jax.Array | None = None,
+        dropout: Rate | None = None,
         keep: int | None = None,
     ) -> tuple[jax.Array, dict[int, jax.Array]]:
         """Tokens [*B, channels, prefix + patches, D] after all blocks, and after the blocks in `capture`.
@@ -320,13 +278,12 @@ class PatchTSTBlock(nnx.Module):
         layout: Layout,
         shared: nnx.Module | None = None,
         *,
-        rate: float | jax.Array = 0.0,
-        phase: int = 0,
+        rate: Rate = 0.0,
         train: bool = False,
-        key: jax.Array | None = None,
+        key: Key = None,
         keep: int | None = None,
     ) -> Any:
-        """The tokens after the block, and with residual attention the accumulated scores.
+        """The tokens after the block, and with residual attention the accumulated scores; arguments as in `Stack`.
 
         Args:
           rate: of dropout after each branch.
@@ -373,7 +330,7 @@ class ResidualAttention(dense.Attention):
             products = products + jnp.einsum("...nd,...md->...nm", q / math.sqrt(q.shape[-1]), k).astype(products.dtype)
             weights = jax.nn.softmax(products.astype(jnp.promote_types(x.dtype, jnp.float32)), axis=-1)
             y = jnp.einsum("...nm,...md->...nd", weights.astype(v.dtype), v)
-        return self.proj(side_by_side(y)), products
+        return self.projected(y), products
 
 
 def _without_products(x):

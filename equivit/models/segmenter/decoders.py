@@ -23,7 +23,7 @@ from flax import nnx
 from equivit.layers import dense, isotypic
 from equivit.layers.batch_norm import BatchNorm
 from equivit.layers.convolution import Conv, Pair
-from equivit.layers.dropout import drop_channels
+from equivit.layers.dropout import Key, drop_channels
 from equivit.layers.resizing import bilinear, unpooled
 from equivit.models.features import Grid
 from equivit.models.segmenter.pyramid_pooling import PyramidPooling, conv_unit
@@ -69,19 +69,19 @@ class UperNet(nnx.Module):
         self.smoothing = units([width] * len(finer), 3)
         self.joint = conv_unit(len(in_channels) * width, width, kernel=(3, 3), mode=mode, rngs=rngs)
         self.logits = _logits(width, classes, rngs)
-        self.resized = Resizing(equivariant, upsampling)
+        self.upsampling = upsampling if equivariant else None
 
-    def __call__(self, grids: Sequence[Grid], *, key: jax.Array | None = None, train: bool = False) -> Grid:
-        maps = [_holding(g, unit(g.values, train=train)) for g, unit in zip(grids[:-1], self.laterals, strict=True)]
-        maps.append(_holding(grids[-1], self.pooling(grids[-1].values, train=train)))
+    def __call__(self, grids: Sequence[Grid], *, key: Key = None, train: bool = False) -> Grid:
+        maps = [holding(g, unit(g.values, train=train)) for g, unit in zip(grids[:-1], self.laterals, strict=True)]
+        maps.append(holding(grids[-1], self.pooling(grids[-1].values, train=train)))
         for k in range(len(maps) - 1, 0, -1):
-            maps[k - 1] = _holding(maps[k - 1], maps[k - 1].values + self.resized(maps[k], maps[k - 1]))
+            maps[k - 1] = holding(maps[k - 1], maps[k - 1].values + resized(maps[k], maps[k - 1], self.upsampling))
         for k, unit in enumerate(self.smoothing):
-            maps[k] = _holding(maps[k], unit(maps[k].values, train=train))
+            maps[k] = holding(maps[k], unit(maps[k].values, train=train))
         first = maps[0]
-        joined = jnp.concatenate([first.values, *(self.resized(grid, first) for grid in maps[1:])], axis=-1)
+        joined = jnp.concatenate([first.values, *(resized(grid, first, self.upsampling) for grid in maps[1:])], axis=-1)
         x = drop_channels(self.joint(joined, train=train), DROPOUT, key)
-        return _holding(first, self.logits(x))
+        return holding(first, self.logits(x))
 
 
 class AuxiliaryHead(nnx.Module):
@@ -95,8 +95,8 @@ class AuxiliaryHead(nnx.Module):
         self.unit = conv_unit(in_channels, width, kernel=(3, 3), mode=mode, rngs=rngs)
         self.logits = _logits(width, classes, rngs)
 
-    def __call__(self, grid: Grid, *, key: jax.Array | None = None, train: bool = False) -> Grid:
-        return _holding(grid, self.logits(drop_channels(self.unit(grid.values, train=train), DROPOUT, key)))
+    def __call__(self, grid: Grid, *, key: Key = None, train: bool = False) -> Grid:
+        return holding(grid, self.logits(drop_channels(self.unit(grid.values, train=train), DROPOUT, key)))
 
 
 class LinearDecoder(nnx.Module):
@@ -115,12 +115,12 @@ class LinearDecoder(nnx.Module):
         self.norm = BatchNorm(width)
         self.logits = _logits(width, classes, rngs)
 
-    def __call__(self, grids: Sequence[Grid], *, key: jax.Array | None = None, train: bool = False) -> Grid:
+    def __call__(self, grids: Sequence[Grid], *, key: Key = None, train: bool = False) -> Grid:
         (grid,) = grids
         x = grid.values
         if self.invariant is not None:
             x = self.invariant(fields.from_dense(x, self.group))
-        return _holding(grid, self.logits(self.norm(x, train=train)))
+        return holding(grid, self.logits(self.norm(x, train=train)))
 
 
 class ConvolutionDecoder(nnx.Module):
@@ -140,12 +140,12 @@ class ConvolutionDecoder(nnx.Module):
         self.conv = Conv(widths[-1], widths[-1], **same)
         self.logits = Conv(widths[-1], classes, **same)
 
-    def __call__(self, grids: Sequence[Grid], *, key: jax.Array | None = None, train: bool = False) -> Grid:
+    def __call__(self, grids: Sequence[Grid], *, key: Key = None, train: bool = False) -> Grid:
         (grid,) = grids
         x = grid.values
         for layer in self.doubling:
             x = layer(x)
-        return _holding(grid, self.logits(dense.gelu(self.conv(x))))
+        return holding(grid, self.logits(dense.gelu(self.conv(x))))
 
 
 class OcticDecoder(nnx.Module):
@@ -158,11 +158,11 @@ class OcticDecoder(nnx.Module):
         self.logits = isotypic.Unpatchify(in_channels, patch_size, classes, group=group, rngs=rngs)
         self.group = group
 
-    def __call__(self, grids: Sequence[Grid], *, key: jax.Array | None = None, train: bool = False) -> Grid:
+    def __call__(self, grids: Sequence[Grid], *, key: Key = None, train: bool = False) -> Grid:
         (grid,) = grids
         *batch, h, w, channels = grid.values.shape
         field = fields.from_dense(grid.values.reshape(*batch, h * w, channels), self.group)
-        return _holding(grid, self.logits(field, (h, w)))
+        return holding(grid, self.logits(field, (h, w)))
 
 
 class Doubling(nnx.Module):
@@ -200,28 +200,23 @@ class Doubling(nnx.Module):
             return (y * self.scale[...] + self.shift[...]).astype(x.dtype)
 
 
-@dataclasses.dataclass(frozen=True)
-class Resizing:
-    """Resizes maps to finer maps of the same image."""
+def resized(coarse: Grid, fine: Grid, upsampling: str | None) -> jax.Array:
+    """The values of `coarse` [B, h, w, C] at the positions of the finer map `fine` [B, H, W, _]: [B, H, W, C].
 
-    equivariant: bool
-    upsampling: str
-
-    def __call__(self, coarse: Grid, fine: Grid) -> jax.Array:
-        """The values of `coarse` [B, h, w, C] at the positions of `fine` [B, H, W, _]: [B, H, W, C]."""
-        size = (fine.values.shape[1], fine.values.shape[2])
-        if not self.equivariant:
-            return bilinear(coarse.values, size)
-        factors = (coarse.stride[0] // fine.stride[0], coarse.stride[1] // fine.stride[1])
-        if self.upsampling == "unpool":
-            values = unpooled(coarse.values, factors)
-        else:
-            values = bilinear(coarse.values, size, circular=True)
-        ahead = (coarse.offset - fine.offset) // jnp.array(fine.stride, jnp.int32)
-        return shifts.roll(values, ahead)
+    Args:
+      upsampling: one of UPSAMPLING, around the torus; None: linear interpolation in the plane.
+    """
+    size = (fine.values.shape[1], fine.values.shape[2])
+    if upsampling is None:
+        return bilinear(coarse.values, size)
+    if upsampling == "unpool":
+        values = unpooled(coarse.values, (coarse.stride[0] // fine.stride[0], coarse.stride[1] // fine.stride[1]))
+    else:
+        values = bilinear(coarse.values, size, circular=True)
+    return shifts.roll(values, (coarse.offset - fine.offset) // jnp.array(fine.stride, jnp.int32))
 
 
-def _holding(grid: Grid, values: jax.Array) -> Grid:
+def holding(grid: Grid, values: jax.Array) -> Grid:
     """The grid with new values."""
     return dataclasses.replace(grid, values=values)
 

@@ -24,21 +24,15 @@ from equivit import constraints, errors
 from equivit.constraints import OneOf, PositiveInt
 from equivit.layers import dense, invariants
 from equivit.layers.convolution import MODES
-from equivit.layers.dropout import split
+from equivit.layers.dropout import Key, split
 from equivit.layers.resizing import bilinear
 from equivit.models.cvt.model import CvTConfig
 from equivit.models.features import Features, Grid
 from equivit.models.mobilenetv4.model import MobileNetV4Config
-from equivit.models.model import ModelModule
+from equivit.models.model import ModelModule, check_headless
 from equivit.models.mvit.model import MViTConfig
-from equivit.models.segmenter.decoders import (
-    UPSAMPLING,
-    AuxiliaryHead,
-    ConvolutionDecoder,
-    LinearDecoder,
-    OcticDecoder,
-    UperNet,
-)
+from equivit.models.segmenter import decoders
+from equivit.models.segmenter.decoders import UPSAMPLING, holding
 from equivit.models.swin.model import SwinConfig
 from equivit.models.vit.config import ViTConfig
 from equivit.models.vit.jumbo import JumboViTConfig
@@ -78,16 +72,7 @@ class SegmenterConfig:
     def __post_init__(self):
         constraints.check_fields(self, "Segmenter")
         backbone, name = self.backbone, type(self.backbone).__name__.removesuffix("Config")
-        if backbone.num_classes is not None:
-            raise ValueError(
-                f"Segmenter: the backbone has a head for {backbone.num_classes} classes, which nothing would train; "
-                "create it with num_classes=None."
-            )
-        if (entries := getattr(backbone, "projection", None)) is not None:
-            raise ValueError(
-                f"Segmenter: the backbone has a projection to {entries} entries, which nothing would train; create it "
-                "with projection=None."
-            )
+        check_headless("Segmenter", "the backbone", backbone)
         if self.decoder == "upernet" and len(self.ends) < 2:
             raise ValueError(
                 f"Segmenter: decoder='upernet' joins the maps of stages, and a {name} has one map; take 'linear' or "
@@ -147,11 +132,9 @@ class SegmenterConfig:
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
-        """The shape of one image: (height, width, channels)."""
         return self.backbone.input_shape
 
     def build(self, rngs: nnx.Rngs) -> "Segmenter":
-        """The model, with parameters drawn from `rngs`."""
         return Segmenter(self, self.backbone.build(rngs), rngs=rngs)
 
 
@@ -176,21 +159,17 @@ class Segmenter(nnx.Module):
         self.decoder = _decoder(config, widths, rngs)
         options: dict[str, Any] = dict(mode=config.mode, rngs=rngs)
         second = pyramid and config.auxiliary
-        self.auxiliary = AuxiliaryHead(widths[-2], config.num_classes, **options) if second else None
+        self.auxiliary = decoders.AuxiliaryHead(widths[-2], config.num_classes, **options) if second else None
 
-    def __call__(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
+    def __call__(self, images: jax.Array, *, key: Key = None, train: bool = False) -> jax.Array:
         """Pixel logits [*B, H, W, num_classes] of images [*B, H, W, C] of any size that the backbone takes.
 
-        With `own_size` they are [*B, h, w, num_classes], on the decoder's grid.
-
-        Args:
-          key: drives drop path and dropout; None disables both.
-          train: whether batch norms use and record the statistics of this batch.
+        With `own_size` they are [*B, h, w, num_classes], on the decoder's grid.  `key` and `train` are as in `Model`.
         """
         return self.both(images, key=key, train=train)[0]
 
     def both(
-        self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False, frozen: bool = False
+        self, images: jax.Array, *, key: Key = None, train: bool = False, frozen: bool = False
     ) -> tuple[jax.Array, jax.Array | None]:
         """The logits, and the logits of the auxiliary head, or None without one.
 
@@ -216,19 +195,17 @@ class Segmenter(nnx.Module):
         """The features of the backbone."""
         return self.backbone.features(images, **options)
 
-    def pooled(self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False) -> jax.Array:
+    def pooled(self, images: jax.Array, *, key: Key = None, train: bool = False) -> jax.Array:
         """The input of a classification head on the backbone."""
         return self.backbone.pooled(images, key=key, train=train)
 
-    def _grids(self, images: jax.Array, *, key: jax.Array | None, train: bool, frozen: bool) -> list[Grid]:
+    def _grids(self, images: jax.Array, *, key: Key, train: bool, frozen: bool) -> list[Grid]:
         """The maps that the decoder reads, of images [B, H, W, C]."""
         ends = self.config.ends[:-1] if len(self.norms) else ()
         last = self.backbone.features(images, blocks=ends, norm=True, key=key, train=train)
         last = jax.lax.stop_gradient(last) if frozen else last
         grids = [last.blocks[end].patches for end in ends]
-        normed = [
-            dataclasses.replace(grid, values=norm(grid.values)) for grid, norm in zip(grids, self.norms, strict=True)
-        ]
+        normed = [holding(grid, norm(grid.values)) for grid, norm in zip(grids, self.norms, strict=True)]
         return [*normed, last.patches]
 
     def _resized(self, grid: Grid, size: tuple[int, int]) -> jax.Array:
@@ -252,11 +229,11 @@ def _decoder(config: SegmenterConfig, widths: list[int], rngs: nnx.Rngs) -> Any:
     match config.decoder:
         case "upernet":
             how: dict[str, Any] = dict(mode=mode, equivariant=config.equivariant, upsampling=config.upsampling)
-            return UperNet(widths, config.width, classes, **how, rngs=rngs)
+            return decoders.UperNet(widths, config.width, classes, **how, rngs=rngs)
         case "linear":
             kind = None if group is None else invariants.create(backbone.invariant, last, group=group, rngs=rngs)
-            return LinearDecoder(last, classes, invariant=kind, group=group, rngs=rngs)
+            return decoders.LinearDecoder(last, classes, invariant=kind, group=group, rngs=rngs)
         case "convolutions":
-            return ConvolutionDecoder(last, config.width, classes, mode=mode, rngs=rngs)
+            return decoders.ConvolutionDecoder(last, config.width, classes, mode=mode, rngs=rngs)
         case _:
-            return OcticDecoder(last, backbone.patch_size, classes, group=backbone.group, rngs=rngs)
+            return decoders.OcticDecoder(last, backbone.patch_size, classes, group=backbone.group, rngs=rngs)

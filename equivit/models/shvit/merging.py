@@ -44,10 +44,9 @@ class ConvMerging(nnx.Module):
     def __init__(self, in_channels: int, width: int, *, statistics_groups: int = 1, rngs: nnx.Rngs):
         hidden = EXPANSION * in_channels
         options: dict[str, Any] = dict(statistics_groups=statistics_groups, rngs=rngs)
-        self.expand = NormedConv(in_channels, hidden, kernel=(1, 1), activation=dense.relu, **options)
-        self.depthwise = NormedConv(
-            hidden, hidden, kernel=(3, 3), stride=(2, 2), groups=hidden, activation=dense.relu, **options
-        )
+        inner: dict[str, Any] = dict(activation=dense.relu, **options)
+        self.expand = NormedConv(in_channels, hidden, kernel=(1, 1), **inner)
+        self.depthwise = NormedConv(hidden, hidden, kernel=(3, 3), stride=(2, 2), groups=hidden, **inner)
         self.gate = SqueezeExcitation(hidden, squeezed(hidden), rngs=rngs)
         self.reduce = NormedConv(hidden, width, kernel=(1, 1), **options)
 

@@ -5,20 +5,20 @@ Source: SHViT (arXiv 2401.16456), and its code in timm.
 
 import dataclasses
 import functools
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from equivit import constraints
-from equivit.constraints import Below1, Depth, NonNegativeInt, OneOf, PositiveInt, Size
+from equivit.constraints import Depth, NonNegativeInt, PositiveInt
 from equivit.layers import dense
 from equivit.layers.batch_norm import BatchNorm
 from equivit.layers.convolution import NormedConv
-from equivit.layers.dropout import split
+from equivit.layers.dropout import Key, Rate, split
 from equivit.layers.grid import Layout
-from equivit.layers.stack import REMAT, Stack
+from equivit.layers.stack import Stack
 from equivit.layers.stochastic_depth import drop_path
 from equivit.models.model import Preset
 from equivit.models.shvit.attention import SingleHeadAttention
@@ -31,31 +31,20 @@ EXPANSION = 2  # hidden width of feed-forward parts / width
 
 @dataclasses.dataclass(frozen=True)
 class SHViTConfig(StagedConfig):
-    """The configuration of an SHViT.
+    """The configuration of an SHViT: the fields of its bases and these.  The official code has no drop path.
 
     Attributes:
       widths, depths: width and blocks of each stage.  The first width is a multiple of 8.
       partial_widths: number of channels that attend in each stage; 0 for no attention.
       qk_width: channels of queries and of keys.
-      image_size: (height, width); the model takes any size.
-      num_classes: None for no head.
-      drop_path: probability of dropping a branch of a block for a sample, used when a key is given; a pair gives the
-        rates of the first and the last block, with linear growth between.  The official code has none.
       statistics_groups: number of runs of images with separate batch statistics (`BatchNorm`).
-      remat, unroll: how blocks are run (`layers/stack.py`).
     """
 
     widths: tuple[PositiveInt, ...]
     depths: tuple[Depth, ...]
     partial_widths: tuple[NonNegativeInt, ...]
     qk_width: PositiveInt = 16
-    image_size: Size = (224, 224)
-    in_channels: PositiveInt = 3
-    num_classes: PositiveInt | None = 1000
-    drop_path: Below1 | tuple[Below1, Below1] = 0.0
     statistics_groups: PositiveInt = 1
-    remat: Annotated[str, OneOf(REMAT)] = "none"
-    unroll: bool = False
 
     def __post_init__(self):
         constraints.check_fields(self, "SHViT")
@@ -73,34 +62,20 @@ class SHViTConfig(StagedConfig):
                 )
 
     def build(self, rngs: nnx.Rngs) -> "SHViT":
-        """The model, with parameters drawn from `rngs`."""
         return SHViT(self, rngs=rngs)
 
 
 class ResidualConv(nnx.Module):
     """x + path(convolution of x): depthwise, 3x3, with batch norm.
 
-    Shapes: [*B, h, w, width] -> the same.
-
-    Args:
-      scale: initial scale of the batch norm.
-      statistics_groups: `groups` of the batch norm.
+    Shapes: [*B, h, w, width] -> the same.  Options: those of `NormedConv`.
     """
 
-    def __init__(self, width: int, *, scale: float = 1.0, statistics_groups: int = 1, rngs: nnx.Rngs):
-        self.conv = NormedConv(
-            width, width, kernel=(3, 3), groups=width, scale=scale, statistics_groups=statistics_groups, rngs=rngs
-        )
+    def __init__(self, width: int, **options: Any):
+        self.conv = NormedConv(width, width, kernel=(3, 3), groups=width, **options)
         self.residual = True
 
-    def __call__(
-        self,
-        x: jax.Array,
-        *,
-        rate: float | jax.Array = 0.0,
-        train: bool = False,
-        key: jax.Array | None = None,
-    ) -> jax.Array:
+    def __call__(self, x: jax.Array, *, rate: Rate = 0.0, train: bool = False, key: Key = None) -> jax.Array:
         y = self.conv(x, train=train)
         return x + drop_path(y, rate, key, axes=3) if self.residual else y
 
@@ -119,12 +94,12 @@ class ResidualConv(nnx.Module):
 class FeedForward(nnx.Module):
     """Pointwise linear map to twice the width, ReLU, pointwise linear map; with batch norms.
 
-    Shapes: [*B, h, w, width] -> the same.
+    Shapes: [*B, h, w, width] -> the same.  Options: `statistics_groups` and `rngs` of `NormedConv`.
     """
 
-    def __init__(self, width: int, *, statistics_groups: int = 1, rngs: nnx.Rngs):
+    def __init__(self, width: int, **options: Any):
         hidden = EXPANSION * width
-        options: dict[str, Any] = dict(kernel=(1, 1), statistics_groups=statistics_groups, rngs=rngs)
+        options |= dict(kernel=(1, 1))
         self.fc1 = NormedConv(width, hidden, activation=dense.relu, **options)
         self.fc2 = NormedConv(hidden, width, scale=0.0, **options)
 
@@ -139,32 +114,18 @@ class Block(nnx.Module):
 
     Args:
       partial: channels that attend; 0 for none.
+      options: `statistics_groups` and `rngs` of `NormedConv`.
     """
 
-    def __init__(self, width: int, partial: int, *, qk_width: int, statistics_groups: int, rngs: nnx.Rngs):
-        options: dict[str, Any] = dict(statistics_groups=statistics_groups, rngs=rngs)
+    def __init__(self, width: int, partial: int, *, qk_width: int, **options: Any):
         self.conv = ResidualConv(width, scale=0.0, **options)
         self.attention: Any = SingleHeadAttention(width, partial, qk_width=qk_width, **options) if partial else None
         self.mlp = FeedForward(width, **options)
 
     def __call__(
-        self,
-        x: jax.Array,
-        layout: Layout | None = None,
-        *,
-        rate: float | jax.Array = 0.0,
-        phase: int = 0,
-        train: bool = False,
-        key: jax.Array | None = None,
+        self, x: jax.Array, layout: Layout | None = None, *, rate: Rate = 0.0, train: bool = False, key: Key = None
     ) -> jax.Array:
-        """The map after the block.
-
-        Args:
-          layout, phase: unused; a map has its grid, and blocks do not alternate.
-          rate: probability of dropping a branch for a sample.
-          train: whether batch norms use and record the statistics of this batch.
-          key: for stochastic depth; None: none.
-        """
+        """The map after the block; arguments as in `Stack`, where `layout` is unused: a map has its grid."""
         keys = split(key, 3)
         x = self.conv(x, rate=rate, train=train, key=keys[0])
         if self.attention is not None:
@@ -175,11 +136,10 @@ class Block(nnx.Module):
 class Downsampling(nnx.Module):
     """Between stages: halves the map, with a residual convolution and an MLP before and after.
 
-    Shapes: [*B, H, W, in_channels] -> [*B, h, w, width].
+    Shapes: [*B, H, W, in_channels] -> [*B, h, w, width].  Options: `statistics_groups` and `rngs` of `NormedConv`.
     """
 
-    def __init__(self, in_channels: int, width: int, *, statistics_groups: int, rngs: nnx.Rngs):
-        options: dict[str, Any] = dict(statistics_groups=statistics_groups, rngs=rngs)
+    def __init__(self, in_channels: int, width: int, **options: Any):
         self.conv1, self.mlp1 = ResidualConv(in_channels, **options), FeedForward(in_channels, **options)
         self.merge = ConvMerging(in_channels, width, **options)
         self.conv2, self.mlp2 = ResidualConv(width, **options), FeedForward(width, **options)
@@ -195,11 +155,13 @@ class Stage(nnx.Module):
     """A downsampling, unless it is the first stage, then blocks."""
 
     def __init__(self, config: SHViTConfig, stage: int, *, rngs: nnx.Rngs):
-        before, groups = config.widths[stage - 1], config.statistics_groups
-        self.downsampling: Any = (
-            Downsampling(before, config.widths[stage], statistics_groups=groups, rngs=rngs) if stage else None
-        )
-        block = functools.partial(_block, config, stage)
+        before, width, groups = config.widths[stage - 1], config.widths[stage], config.statistics_groups
+
+        def block(rngs):
+            options: dict[str, Any] = dict(qk_width=config.qk_width, statistics_groups=groups, rngs=rngs)
+            return Block(width, config.partial_widths[stage], **options)
+
+        self.downsampling: Any = Downsampling(before, width, statistics_groups=groups, rngs=rngs) if stage else None
         self.blocks = Stack([(config.depths[stage], block)], remat=config.remat, unroll=config.unroll, rngs=rngs)
 
 
@@ -234,20 +196,9 @@ class SHViT(Staged):
         self.config = config
         groups, width = config.statistics_groups, config.widths[0]
         widths = (config.in_channels, width // 8, width // 4, width // 2, width)
-        self.patch_embed = nnx.List(
-            [
-                NormedConv(
-                    widths[i],
-                    widths[i + 1],
-                    kernel=(3, 3),
-                    stride=(2, 2),
-                    activation=dense.relu if i < 3 else None,
-                    statistics_groups=groups,
-                    rngs=rngs,
-                )
-                for i in range(4)
-            ]
-        )
+        conv = functools.partial(NormedConv, kernel=(3, 3), stride=(2, 2), statistics_groups=groups, rngs=rngs)
+        activations = (dense.relu, dense.relu, dense.relu, None)
+        self.patch_embed = nnx.List([conv(*widths[i : i + 2], activation=activations[i]) for i in range(4)])
         self.stages = nnx.List([Stage(config, stage, rngs=rngs) for stage in range(len(config.depths))])
         width, classes = config.widths[-1], config.num_classes
         self.head: Any = None if classes is None else NormedLinear(width, classes, statistics_groups=groups, rngs=rngs)
@@ -269,16 +220,6 @@ class SHViT(Staged):
 
     def classify(self, pooled: jax.Array, *, train: bool = False) -> jax.Array:
         return self.head(pooled, train=True) if train else self.head(pooled)  # the head of a folded model is linear
-
-
-def _block(config: SHViTConfig, stage: int, rngs: nnx.Rngs) -> Block:
-    return Block(
-        config.widths[stage],
-        config.partial_widths[stage],
-        qk_width=config.qk_width,
-        statistics_groups=config.statistics_groups,
-        rngs=rngs,
-    )
 
 
 # Published sizes (the official configurations and timm).

@@ -41,19 +41,14 @@ class PatchMerging(nnx.Module):
 
         Args:
           x: [B, h w, width] on a torus.
-          select: "output" takes the phase with the largest norm of the merged tokens, before a final norm layer;
-            "input" takes the largest norm of the first of the four neighbours, which is almost free.
+          select: takes the largest norm of the merged tokens, before a final norm layer ("output"), or of the first of
+            the four neighbours ("input").
 
         Raises:
           ValueError: the grid is not even.
         """
         errors.sides("PatchMerging", "the map", grid, STRIDE, "an adaptive layer needs it")
-        x = x.reshape(len(x), *grid, x.shape[-1])
-        if select == "input":
-            choice = shifts.strongest(polyphase.lattice_norms(x, STRIDE))
-            y = self.at(x, choice)
-        else:
-            y, choice = polyphase.largest_phase(self, x)
+        y, choice = polyphase.at_chosen_phase(self, x.reshape(len(x), *grid, x.shape[-1]), STRIDE, select)
         return y, (grid[0] // 2, grid[1] // 2), choice
 
     def at(self, x: jax.Array, choice: Choice) -> jax.Array:
@@ -63,7 +58,6 @@ class PatchMerging(nnx.Module):
         return self(rolled.reshape(b, h * w, width), (h, w))[0]
 
     def normed(self, y: jax.Array) -> jax.Array:
-        """Merged tokens after the norm, if the norm follows the linear map."""
         return y if self.norm_first else self.norm(y)
 
     def at_each_phase(self) -> Callable[[jax.Array], list[jax.Array]]:

@@ -19,15 +19,15 @@ import jax.numpy as jnp
 from flax import nnx
 
 from equivit import constraints
-from equivit.constraints import Below1, Depth, OneOf, PositiveFloat, PositiveInt, Size, Words
+from equivit.constraints import Depth, OneOf, PositiveFloat, PositiveInt, Size, Words
 from equivit.layers import dense
 from equivit.layers.grid import Layout, check_grid
-from equivit.layers.stack import REMAT, Stack
-from equivit.models.adaptive import SELECT, AdaptiveConfig, check_torus, placed
+from equivit.layers.stack import Stack
+from equivit.models.adaptive import check_torus, placed
 from equivit.models.model import Preset
-from equivit.models.staged import Map, Staged, StagedConfig, split_prefix
+from equivit.models.staged import Map, Staged, StagedTransformerConfig, TokenBlock, split_prefix
 from equivit.models.swin.merge import PatchMerging
-from equivit.models.swin.window import CosineWindowAttention, Pair, WindowAttention, WindowBlock, spread
+from equivit.models.swin.window import CosineWindowAttention, Pair, WindowAttention, spread
 from equivit.symmetry import shifts
 
 PARTS = ("token", "window", "merge", "position")
@@ -35,8 +35,8 @@ Window = Annotated[tuple[PositiveInt, PositiveInt], Words("(height, width) in to
 
 
 @dataclasses.dataclass(frozen=True)
-class SwinConfig(AdaptiveConfig, StagedConfig):
-    """The configuration of a Swin transformer.
+class SwinConfig(StagedTransformerConfig):
+    """The configuration of a Swin transformer: the fields of its bases and these.
 
     There is no padding option: the patches of the only convolution do not overlap.
 
@@ -48,21 +48,10 @@ class SwinConfig(AdaptiveConfig, StagedConfig):
         an axis, the window spans the map.
       image_size: (height, width) that determines the windows; the model takes any size that the patch divides.
       patch_size: (height, width) of a patch in pixels; an int for a square.
-      num_classes: None for no head.
-      mlp_ratio: hidden width of the MLP in units of its width.
-      norm_eps: epsilon of layer norms.
-      drop_path: probability of dropping a branch of a block for a sample, used when a key is given; a pair gives the
-        rates of the first and the last block, with linear growth between.
-      dropout: the same for individual entries.
       adaptive: True for a truly shift-equivariant model, or some of its parts: "token" (the content chooses the origin
         of patches; A-token), "window" (of windows, without a mask between the borders of the map; A-WSA), "merge" (of
         merging; A-PMerge), "position" (if one window spans the map, distances wrap around; A-RPE).  The weights are the
         same as in the ordinary model.
-      select: the phases of patches and merging are chosen by the norm of the output ("output", Eq. 15 and 22) or of the
-        input on the lattice ("input"), which is almost free.
-      anchor: if all parts are adaptive, first roll the image into a frame chosen by its content, which makes ties and
-        rounding shift-invariant (`models/adaptive.py`).
-      remat, unroll: how blocks are run (`layers/stack.py`).
     """
 
     KNOWN_PARTS = PARTS
@@ -72,19 +61,9 @@ class SwinConfig(AdaptiveConfig, StagedConfig):
     num_heads: tuple[PositiveInt, ...]
     version: Literal[1, 2] = 1
     window_size: Window = (7, 7)
-    image_size: Size = (224, 224)
     patch_size: Size = (4, 4)
-    in_channels: PositiveInt = 3
-    num_classes: PositiveInt | None = 1000
-    mlp_ratio: PositiveFloat = 4.0
     norm_eps: PositiveFloat = 1e-5
-    drop_path: Below1 | tuple[Below1, Below1] = 0.0
-    dropout: Below1 = 0.0
     adaptive: tuple[Annotated[str, OneOf(PARTS)], ...] | bool = False  # tuple first: messages then name the wrong part
-    select: Annotated[str, OneOf(SELECT)] = "output"
-    anchor: bool = True
-    remat: Annotated[str, OneOf(REMAT)] = "none"
-    unroll: bool = False
 
     def __post_init__(self):
         for name in ("window_size", "patch_size"):
@@ -128,7 +107,6 @@ class SwinConfig(AdaptiveConfig, StagedConfig):
         return h, w
 
     def build(self, rngs: nnx.Rngs) -> "Swin":
-        """The model, with parameters drawn from `rngs`."""
         return Swin(self, rngs=rngs)
 
 
@@ -146,7 +124,7 @@ class Stage(nnx.Module):
             if not first:  # each block starts as the identity, as in the official code
                 for norm in norms:
                     norm.scale.set_value(jnp.zeros(width))
-            return WindowBlock(
+            return TokenBlock(
                 norm1=norms[0],
                 attention=attention(width, heads, window, **torus, rngs=rngs),
                 norm2=norms[1],

@@ -9,8 +9,7 @@ On a torus ("Making Vision Transformers Truly Shift-Equivariant") the content ch
 """
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +17,9 @@ import numpy as np
 from flax import nnx
 
 from equivit.layers import dense
-from equivit.layers.dropout import split
 from equivit.layers.grid import Layout
 from equivit.layers.position import resize
-from equivit.models.staged import branch_path
-from kernels.attention import attend, side_by_side
+from kernels.attention import attend
 
 Pair = tuple[int, int]
 APART = -100.0  # the official mask; not -inf for cosine logits, which reach 100, so official outputs need this value
@@ -214,22 +211,18 @@ class WindowAttention(dense.Attention):
       around: whether distances wrap around the torus along axes spanned by one window.
     """
 
+    TABLE: Any = RelativeTable
+    QKV_BIAS = True
+
     def __init__(
-        self,
-        width: int,
-        num_heads: int,
-        window: Pair,
-        *,
-        masked: bool = True,
-        around: bool = False,
-        rngs: nnx.Rngs,
+        self, width: int, num_heads: int, window: Pair, *, masked: bool = True, around: bool = False, rngs: nnx.Rngs
     ):
-        super().__init__(width, num_heads, rngs=rngs)
-        self.position = RelativeTable(window, num_heads, rngs=rngs)
+        super().__init__(width, num_heads, qkv_bias=self.QKV_BIAS, rngs=rngs)
+        self.position = self.TABLE(window, num_heads, rngs=rngs)
         self.window, self.masked, self.around = window, masked, around
 
-    def __call__(self, x: jax.Array, layout: Layout | None = None, phase: int = 0) -> jax.Array:
-        """The attended tokens; `phase` 1 shifts the windows by `layout.shift`."""
+    def __call__(self, x: jax.Array, layout: Layout | None = None, phase: int = 0, *, train: bool = False) -> jax.Array:
+        """The attended tokens; `phase` 1 shifts the windows by `layout.shift`, and `train` is unused."""
         assert layout is not None
         h, w = layout.grid
         windows = Windows((h, w), self.window, layout.shift if phase else (0, 0))
@@ -237,7 +230,7 @@ class WindowAttention(dense.Attention):
         if self.masked and any(windows.shift):
             bias = bias + windows.mask()
         y = self.attend(windows.cut(x), bias)
-        return windows.joined(self.proj(side_by_side(y)))
+        return windows.joined(self.projected(y))
 
     def attend(self, x: jax.Array, bias: jax.Array) -> jax.Array:
         """Attend within windows: [*B, windows, tokens, width] -> [*B, windows, heads, tokens, channels]."""
@@ -253,21 +246,13 @@ class CosineWindowAttention(WindowAttention):
     Shapes: [*B, h w, width] -> the same.
     """
 
-    def __init__(
-        self,
-        width: int,
-        num_heads: int,
-        window: Pair,
-        *,
-        masked: bool = True,
-        around: bool = False,
-        rngs: nnx.Rngs,
-    ):
-        dense.Attention.__init__(self, width, num_heads, qkv_bias=False, rngs=rngs)
+    TABLE = ContinuousTable
+    QKV_BIAS = False
+
+    def __init__(self, width: int, num_heads: int, window: Pair, *, rngs: nnx.Rngs, **options: bool):
+        super().__init__(width, num_heads, window, rngs=rngs, **options)
         self.q_bias, self.v_bias = nnx.Param(jnp.zeros(width)), nnx.Param(jnp.zeros(width))
         self.logit_scale = nnx.Param(jnp.full(num_heads, math.log(10.0), float), decay=False)
-        self.position = ContinuousTable(window, num_heads, rngs=rngs)
-        self.window, self.masked, self.around = window, masked, around
 
     def attend(self, x: jax.Array, bias: jax.Array) -> jax.Array:
         q, k, v = self.heads(x)
@@ -286,49 +271,3 @@ def unit(x: jax.Array, length: jax.Array | float = 1.0) -> jax.Array:
     y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     square = jnp.square(y).sum(-1, keepdims=True)
     return (y * (length * jax.lax.rsqrt(jnp.maximum(square, 1e-24)))).astype(x.dtype)
-
-
-class WindowBlock(nnx.Module):
-    """x + path(attention(norm1(x))), then x + path(mlp(norm2(x))).
-
-    With `norm_first=False` it is x + path(norm(branch(x))), the res-post-norm of SwinV2 (Section 3.2).  `path` is
-    dropout, then stochastic depth.
-
-    Shapes: [*B, h w, width] -> the same.
-
-    Args:
-      norm1, attention, norm2, mlp: the parts.
-      dropout: probability of zeroing an entry of a branch.
-    """
-
-    def __init__(self, *, norm1, attention: WindowAttention, norm2, mlp, norm_first: bool, dropout: float = 0.0):
-        self.norm1, self.attention = norm1, attention
-        self.norm2, self.mlp = norm2, mlp
-        self.norm_first, self.dropout = norm_first, dropout
-
-    def __call__(
-        self,
-        x: jax.Array,
-        layout: Layout,
-        *,
-        rate: float | jax.Array = 0.0,
-        phase: int = 0,
-        train: bool = False,
-        key: jax.Array | None = None,
-    ) -> jax.Array:
-        """The tokens after the block.
-
-        Args:
-          layout: the map, and the shift of windows.
-          rate: probability of dropping a branch for a sample.
-          phase: 1 in blocks whose windows are shifted.
-          train: unused; there are no batch statistics.
-          key: for dropout and stochastic depth; None disables both.
-        """
-        keys = split(key)
-        x = self._add(x, self.norm1, lambda y: self.attention(y, layout, phase), rate, keys[0])
-        return self._add(x, self.norm2, self.mlp, rate, keys[1])
-
-    def _add(self, x, norm: Callable, branch: Callable, rate, key) -> jax.Array:
-        y = branch(norm(x)) if self.norm_first else norm(branch(x).astype(x.dtype))
-        return x + branch_path(y, self.dropout, rate, key)

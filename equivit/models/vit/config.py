@@ -18,21 +18,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 from flax import nnx
 
 from equivit import constraints
-from equivit.constraints import (
-    Below1,
-    Depth,
-    NonNegativeFloat,
-    NonNegativeInt,
-    OneOf,
-    PositiveFloat,
-    PositiveInt,
-    Size,
-)
+from equivit.constraints import Below1, Depth, NonNegativeFloat, NonNegativeInt, OneOf, PositiveFloat, PositiveInt, Size
 from equivit.layers import dense, invariants
 from equivit.layers.block import Subsets
 from equivit.layers.grid import check_grid
-from equivit.layers.stack import REMAT
-from equivit.models.adaptive import SELECT, AdaptiveConfig
+from equivit.models.adaptive import AdaptiveConfig
 from equivit.models.image_config import ImageConfig
 from equivit.models.vit import parts as vit_parts
 from equivit.models.vit.model import ViT
@@ -70,7 +60,7 @@ PARTS = ("token", "position")  # that may be adaptive
 
 @dataclasses.dataclass(frozen=True)
 class ViTConfig(AdaptiveConfig, ImageConfig):
-    """The configuration of a ViT.
+    """The configuration of a ViT: the fields of its bases and these.
 
     Attributes:
       width, depth, num_heads: embedding width, number of blocks, heads per block.
@@ -88,7 +78,6 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
       pool_first: D8 averages over tokens before the invariantization instead of after it.
       isotypic_norm: "official" or "balanced" (`layers/isotypic.py`).
       isotypic_eps: epsilon of the isotypic norms.
-      num_classes: None for no classifier.
       projection: size of the image embedding: the head is a linear map without bias, as in CLIP; None for no such head.
       pool: the head reads the "class" token, the "mean" of the patch tokens, or both in this order ("class_and_mean",
         as in DINOv2's linear heads); None: "class" if there is a class token.
@@ -118,8 +107,6 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
       pre_norm: a layer norm of all tokens before the first block (CLIP).
       qkv_bias: whether queries, keys and values have biases.
       layer_scale: initial layer scale; None for no layer scale.
-      drop_path: probability of dropping a residual branch of a block for a sample, used when a key is given; a pair
-        gives the rates of the first and the last block, with linear growth in between.
       drop_path_groups: number of runs of consecutive images; in each, exactly the share `drop_path` skips a branch,
         which is computed only for the others (DINOv2).  None: samples are drawn independently.
       drop_path_fields: how equivariant blocks then drop: "subsets" too, or independent "samples", as in the public code
@@ -128,12 +115,9 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
       adaptive: True for a truly shift-equivariant model, or some of its parts: "token" (the content chooses the origin
         of patches) and "position" (attention uses distances around the torus instead of positions, except in dense
         blocks after an invariantization).  Octic families are then equivariant under p4m.
-      select: the phase of the patches is chosen by the norm of their tokens ("output") or of their first pixels
-        ("input").
-      anchor: in models without a symmetry group, makes ties and rounding shift-invariant (`models/adaptive.py`).
+      anchor: without effect in models with a symmetry group.
       replaced: blocks with convolution instead of attention: entries (block, kind, kernel_size, heads), all but the
         first optional (`replaced.py`).  Such models have no tokens before the patches.
-      remat, unroll: how the blocks are run (`layers/stack.py`).
     """
 
     KNOWN_PARTS = PARTS
@@ -142,8 +126,6 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
     depth: Depth
     num_heads: PositiveInt
     patch_size: Size = (16, 16)
-    image_size: Size = (224, 224)
-    in_channels: PositiveInt = 3
     mlp_dim: PositiveInt | None = None
     mlp: Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu"] = "gelu"
     norm_eps: PositiveFloat = 1e-6
@@ -153,7 +135,6 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
     pool_first: bool = False
     isotypic_norm: Literal["official", "balanced"] = "official"
     isotypic_eps: PositiveFloat = 1e-5
-    num_classes: PositiveInt | None = 1000
     projection: PositiveInt | None = None
     pool: Annotated[str, OneOf(("class", "mean", "class_and_mean"))] = BY_FAMILY
     pool_blocks: PositiveInt = 1
@@ -176,15 +157,11 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
     pre_norm: bool = False
     qkv_bias: bool = True
     layer_scale: NonNegativeFloat | None = 1e-4
-    drop_path: Below1 | tuple[Below1, Below1] = 0.0
     drop_path_groups: PositiveInt | None = None
     drop_path_fields: Literal["subsets", "samples"] = "subsets"
     dropout: Below1 = 0.0
     adaptive: tuple[Annotated[str, OneOf(PARTS)], ...] | bool = False  # tuple first: messages then name the wrong part
-    select: Annotated[str, OneOf(SELECT)] = "output"
-    anchor: bool = True
     replaced: tuple[Replaced, ...] | tuple[()] = ()
-    remat: Annotated[str, OneOf(REMAT)] = "none"
     unroll: bool = False
 
     def __post_init__(self):
@@ -337,9 +314,5 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
         return Subsets(self.drop_path, self.drop_path_groups)
 
     def build(self, rngs: nnx.Rngs) -> ViT:
-        """The model, with parameters drawn from `rngs`.
-
-        Raises:
-          ValueError: the order of the group does not divide a width, the patch size or the heads.
-        """
+        """As in `Config`; ValueError if the order of the group does not divide a width, the patch size or the heads."""
         return vit_parts.build(self, rngs)

@@ -103,7 +103,6 @@ class JumboViTConfig(ViTConfig):
         return self.jumbo
 
     def build(self, rngs: nnx.Rngs) -> ViT:
-        """The model, with parameters drawn from `rngs`; raises ValueError as in `ViTConfig`."""
         return build(self, rngs)
 
 

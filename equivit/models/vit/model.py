@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from equivit.layers.dropout import dropout
+from equivit.layers.dropout import Key, dropout
 from equivit.layers.grid import Frame, Layout, check_images
 from equivit.layers.prefix import JumboRows, Prefix
 from equivit.layers.readout import BlocksReadout, Readout, to_dense
-from equivit.layers.stack import Fold, Stack, captured, check_blocks, collecting
+from equivit.layers.stack import Fold, Indices, Stack, captured, check_blocks, collecting
 from equivit.models.adaptive import placed
 from equivit.models.features import Features, Grid
 from equivit.symmetry import fields
@@ -71,63 +71,43 @@ class ViT(nnx.Module):
         self.blocks, self.transition, self.readout, self.head = blocks, transition, readout, head
         self.jumbo_mlp, self.isotypic_jumbo_mlp = jumbo_mlp, isotypic_jumbo_mlp
 
-    def __call__(
-        self,
-        images: jax.Array,
-        *,
-        key: jax.Array | None = None,
-        train: bool = False,
-        keep: jax.Array | None = None,
-        mask: jax.Array | None = None,
-    ) -> jax.Array:
+    def __call__(self, images: jax.Array, *, key: Key = None, **options: Any) -> jax.Array:
         """Class logits [*B, num_classes] of images [*B, H, W, C], or their embeddings [*B, projection].
 
         Args:
-          key: drives drop path and dropout; None disables both.
-          train: selects batch statistics in models that have them.
-          keep: [*B, K], indices of the patch tokens to keep, row by row over the grid; None keeps all.
-          mask: [*B, N], True where a patch token is replaced by the mask token.
-
-        Raises:
-          ValueError: the patch does not divide the image, or the model has no head.
+          key: as in `Model`, like the errors.
+          options: for this and the methods below, `train` as in `Model`, `keep` and `mask` as in `embed`.
         """
         if self.head is None:
             raise ValueError("ViT: the model has no head (num_classes=None); call features, or create it with classes.")
         if key is None:
-            return self.head(self.pooled(images, train=train, keep=keep, mask=mask))
+            return self.head(self.pooled(images, **options))
         trunk_key, head_key = jax.random.split(key)
-        pooled = self.pooled(images, key=trunk_key, train=train, keep=keep, mask=mask)
+        pooled = self.pooled(images, key=trunk_key, **options)
         return self.head(dropout(pooled, self.config.dropout, head_key))
 
     def pooled(
-        self,
-        images: jax.Array,
-        *,
-        key: jax.Array | None = None,
-        train: bool = False,
-        keep: jax.Array | None = None,
-        mask: jax.Array | None = None,
+        self, images: jax.Array, *, keep: jax.Array | None = None, mask: jax.Array | None = None, **options: Any
     ) -> jax.Array:
         """The input of the head, [*B, features]."""
         x, layout = self.embed(images, keep, mask)
         if not isinstance(self.readout, BlocksReadout):
-            return self.readout(self.trunk(x, layout, key=key, train=train)[0], layout)
+            return self.readout(self.trunk(x, layout, **options)[0], layout)
         earlier = range(len(self.blocks) - self.config.pool_blocks, len(self.blocks) - 1)
-        x, seen = self.captured(x, layout, tuple(earlier), key=key, train=train)
+        x, seen = self.captured(x, layout, tuple(earlier), **options)
         return self.readout(x, layout, [self._dense(seen[i]) for i in earlier])
 
     def features(
         self,
         images: jax.Array,
         *,
-        blocks: tuple[int, ...] = (),
+        blocks: Indices = (),
         norm: bool = True,
-        key: jax.Array | None = None,
-        train: bool = False,
         keep: jax.Array | None = None,
         mask: jax.Array | None = None,
+        **options: Any,
     ) -> Features:
-        """Class, register and patch tokens after the last block, and after each block in `blocks`.
+        """The features as in `Model`.
 
         With `norm`, the tokens of a block pass through the transition (if it comes later) and the final norm, as if
         the remaining blocks were the identity.  Patches pass through norm and last MLP even if no logit depends on
@@ -137,7 +117,7 @@ class ViT(nnx.Module):
         images, frame, _ = self.place(images)
         x, layout = self._embed(images, keep, mask)
         layout = layout._replace(reads_patches=norm)
-        x, seen = self.captured(x, layout, blocks, key=key, train=train)
+        x, seen = self.captured(x, layout, blocks, **options)
         each = {i: self._features(y, layout, frame, norm, {}) for i, y in seen.items()}
         return self._features(x, layout, frame, norm, each)
 
@@ -148,16 +128,14 @@ class ViT(nnx.Module):
         """
         return self.place(images)[2]
 
-    def tokens(
-        self, images: jax.Array, *, key: jax.Array | None = None, train: bool = False, keep: jax.Array | None = None
-    ) -> jax.Array:
+    def tokens(self, images: jax.Array, *, keep: jax.Array | None = None, **options: Any) -> jax.Array:
         """All tokens after the last block and the final norm, as dense tokens [*B, prefix + N or K, width].
 
         The order is class token, registers (in a Jumbo model the J rows), patches.
         """
         x, layout = self.embed(images, keep)
         layout = layout._replace(reads_patches=True)
-        x, _ = self.trunk(x, layout, key=key, train=train)
+        x, _ = self.trunk(x, layout, **options)
         return to_dense(self.readout.normed(x, layout))
 
     def fields(
@@ -165,7 +143,7 @@ class ViT(nnx.Module):
         images: jax.Array,
         blocks: tuple[int, ...],
         *,
-        key: jax.Array | None = None,
+        key: Key = None,
         keep: jax.Array | None = None,
         mask: jax.Array | None = None,
     ) -> dict[int, fields.Isotypic]:
@@ -208,7 +186,12 @@ class ViT(nnx.Module):
     def embed(
         self, images: jax.Array, keep: jax.Array | None = None, mask: jax.Array | None = None
     ) -> tuple[Any, Layout]:
-        """The input tokens of the first block, and their layout."""
+        """The input tokens of the first block, and their layout.
+
+        Args:
+          keep: [*B, K], indices of the patch tokens to keep, row by row over the grid; None keeps all.
+          mask: [*B, N], True where a patch token is replaced by the mask token.
+        """
         return self._embed(self.place(images)[0], keep, mask)
 
     def place(self, images: jax.Array) -> tuple[jax.Array, Frame, dict[str, Choice]]:
@@ -249,7 +232,7 @@ class ViT(nnx.Module):
         stop: int | None = None,
         fold: Fold | None = None,
         carry: Any = None,
-        key: jax.Array | None = None,
+        key: Key = None,
         train: bool = False,
     ) -> tuple[Any, Any]:
         """The tokens after blocks start <= i < stop and the transition, if it comes by then; and the last carry."""
@@ -257,14 +240,8 @@ class ViT(nnx.Module):
         x, carry = self._through(x, layout, start, stop, carry, fold=fold, key=key, train=train)
         return x if stop < self.config.k else self._dense(x), carry
 
-    def captured(
-        self, x: Tokens, layout: Layout, capture: tuple[int, ...], **options: Any
-    ) -> tuple[Any, dict[int, Any]]:
-        """The tokens after the last block, and after the blocks in `capture` by index.
-
-        Args:
-          options: `key` and `train`.
-        """
+    def captured(self, x: Tokens, layout: Layout, capture: Indices, **options: Any) -> tuple[Any, dict[int, Any]]:
+        """The tokens after the last block, and after the blocks in `capture` by index; options are `key`, `train`."""
         check_blocks("ViT", capture, len(self.blocks))
 
         def apply(x, start, stop):

@@ -1,4 +1,4 @@
-"""Builds the parts of a ViT from its configuration (`config.py`)."""
+"""The parts of a ViT: how they are built from its configuration (`config.py`), and those that only ViTs have."""
 
 import dataclasses
 import functools
@@ -7,13 +7,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from equivit.layers import dense, invariants
 from equivit.layers.block import Block
 from equivit.layers.depthwise import replace_attention
-from equivit.layers.grid import check_grid
+from equivit.layers.grid import Layout, check_grid
 from equivit.layers.isotypic import channels
 from equivit.layers.parts import Parts
 from equivit.layers.position import IsotypicPosition, Position, SinCos
@@ -21,8 +22,8 @@ from equivit.layers.prefix import Prefix, token
 from equivit.layers.readout import BlocksReadout, ClassReadout, FcNormReadout, MeanReadout
 from equivit.layers.stack import Stack
 from equivit.models.vit.model import ViT
-from equivit.models.vit.split_mlp import SplitMlp
-from equivit.models.vit.transition import Invariantize, components, values
+from equivit.symmetry import fields
+from equivit.symmetry.fields import Isotypic, TokensT, join, rows
 from equivit.symmetry.groups import FLIP, OCTIC
 
 ViTConfig = Any  # `config.ViTConfig`, whose `build` calls this file
@@ -32,14 +33,8 @@ def build(config: ViTConfig, rngs: nnx.Rngs) -> ViT:
     """A ViT, with or without class token and registers."""
     parts = parts_of(config, rngs)
     width = learned_width(config)
-    prefix: dict[str, Any] = dict(
-        class_token=config.class_token,
-        class_position=config.class_position,
-        registers=config.registers,
-        token_std=config.token_std,
-        position_std=config.position_std,
-        register_std=config.register_std,
-    )
+    names = ("class_token", "class_position", "registers", "token_std", "position_std", "register_std")
+    prefix = {name: getattr(config, name) for name in names}
     return ViT(
         config,
         patch_embed=parts.patch_embed(config.patch_size, config.in_channels, config.width),
@@ -54,19 +49,9 @@ def build(config: ViTConfig, rngs: nnx.Rngs) -> ViT:
 
 def parts_of(config: ViTConfig, rngs: nnx.Rngs) -> Parts:
     """The parts of the first blocks; `.of(None)` gives the parts of the dense blocks."""
-    return Parts(
-        config.group,
-        rngs,
-        norm_eps=config.norm_eps,
-        isotypic_eps=config.isotypic_eps,
-        isotypic_norm=config.isotypic_norm,
-        layer_scale=config.layer_scale,
-        activation=config.mlp,
-        qkv_bias=config.qkv_bias,
-        patch_bias=config.patch_bias,
-        init=config.init,
-        dropout=config.dropout,
-    )
+    names = ("norm_eps", "isotypic_eps", "isotypic_norm", "layer_scale", "qkv_bias", "patch_bias", "init", "dropout")
+    options = {name: getattr(config, name) for name in names}
+    return Parts(config.group, rngs, activation=config.mlp, **options)
 
 
 def learned_width(config: ViTConfig) -> int:
@@ -83,14 +68,8 @@ def position(config: ViTConfig, rngs: nnx.Rngs) -> Callable | None:
         return IsotypicPosition(grid, config.width, group=config.group, std=config.position_std, rngs=rngs)
     if config.position != "learned":
         return SinCos(config.width, inclusive=config.position == "sincos_inclusive")
-    return Position(
-        grid,
-        config.width,
-        std=config.position_std,
-        antialias=config.position_antialias,
-        offset=config.position_offset,
-        rngs=rngs,
-    )
+    resizing: dict[str, Any] = dict(antialias=config.position_antialias, offset=config.position_offset)
+    return Position(grid, config.width, std=config.position_std, **resizing, rngs=rngs)
 
 
 MakeBlock = Callable[[Parts], nnx.Module]
@@ -122,13 +101,48 @@ def transition(config: ViTConfig, parts: Parts) -> Callable | None:
     """The layer between the equivariant and the dense blocks, if there is one."""
     match config.leaves:
         case "dropped":
-            return components if config.group is OCTIC else values
+            return fields.to_dense if config.group is OCTIC else _values
         case "invariant" if config.group is not None:
             invariant = invariants.create(config.invariant, config.width, group=config.group, rngs=parts.rngs)
             if config.group is FLIP and invariant.out_features == config.width:
                 return Invariantize(invariant, None)
             return Invariantize(invariant, parts.of(None).linear(invariant.out_features, config.width))
     return None
+
+
+def _values(x: Isotypic) -> jax.Array:
+    """The concatenated values on the group, as in the official H2."""
+    return jnp.concatenate(list(fields.to_regular(x)), axis=-1)
+
+
+class Invariantize(nnx.Module):
+    """Maps every token to invariants, and projects them if their number is not the width (I8, I2).
+
+    Shapes: a field of [*B, N, width] -> [*B, N, width].
+    """
+
+    def __init__(self, invariant: nnx.Module, projection: nnx.Module | None):
+        self.invariant, self.projection = invariant, projection
+
+    def __call__(self, x: Isotypic) -> jax.Array:
+        y = self.invariant(x)
+        return y if self.projection is None else self.projection(y).astype(y.dtype)
+
+
+class SplitMlp(nnx.Module):
+    """Prefix tokens from index `first` on go through `special`, all other tokens through `common`.
+
+    Shapes: [*B, N, C] or a field -> the same.  Source: Jumbo, Section 4.7.
+    """
+
+    def __init__(self, common: nnx.Module, special: nnx.Module, first: int):
+        self.common, self.special, self.first = common, special, first
+
+    def __call__(self, x: TokensT, layout: Layout) -> TokensT:
+        first, stop = self.first, layout.prefix
+        special = self.special(rows(x, first, stop))
+        others = self.common(join(rows(x, 0, first), rows(x, stop)))
+        return join(rows(others, 0, first), special, rows(others, first))
 
 
 def _block(config: ViTConfig, parts: Parts) -> nnx.Module:
