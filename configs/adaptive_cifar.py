@@ -74,20 +74,13 @@ def get_config(mode: str = "10,swin_t"):
         raise ValueError(f"config mode={mode!r}: adapted={w.adapted} must be positive, a number of epochs.")
     adaptive, epochs = w.adaptive or w.adapted is not None, w.adapted or 100
     c = config.get_base()
-    recipes.hierarchical(c, name, torus=adaptive or not standard, epochs=epochs, batch_size=96 if w.per_gpu else 48)
+    kind = dict(torus=adaptive or not standard, adaptive=adaptive, augmented=w.augmented, shifted=w.da)
+    recipes.hierarchical(c, name, **kind, epochs=epochs, batch_size=96 if w.per_gpu else 48)
     c.model.num_classes = classes
-    if adaptive:
-        c.model.adaptive = True
     if w.adapted is not None and not w.quicktest:  # quicktest starts from random weights
         c.init = INIT
     c.data.update(source=f"tfds:cifar{classes}", workers=8)
-    if w.augmented:
-        c.data.augment.update(rand_augment=recipes.HIERARCHICAL[name]["rand_augment"], erase=0.25)
-    if w.da:
-        c.data.augment.circular_shift = 1.0
     c.objective.mix_groups = 2  # one for each GPU of the original
-    c.checkpoint.every_steps = 1000
-    c.evaluation.update(every_epochs=10, suite=("accuracy", "shift"))
     if standard:
         c.evaluation.shift.update(kinds=("zeros",), ranges=(6 * c.data.image_size[0] // 32,))
     if w.quicktest:

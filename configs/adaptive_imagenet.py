@@ -48,21 +48,14 @@ from equivit.training import config
 
 
 def get_config(mode: str = "swin_t"):
-    shifts = ("circular", "standard")
-    w = recipes.words(mode, "adaptive", "da", "quicktest", model=recipes.HIERARCHICAL, shifts=shifts)
+    choices = dict(model=recipes.HIERARCHICAL, shifts=("circular", "standard"))
+    w = recipes.words(mode, "adaptive", "da", "quicktest", **choices)
     name, standard = w.model or "swin_t", w.shifts == "standard"
     c = config.get_base()
-    recipes.hierarchical(c, name, torus=w.adaptive or not standard)
-    if w.adaptive:
-        c.model.adaptive = True
+    kind = dict(torus=w.adaptive or not standard, adaptive=w.adaptive, augmented=standard, shifted=w.da)
+    recipes.hierarchical(c, name, **kind)
     c.data.update(source="tfds:imagenet2012", eval_split="validation", workers=16)
-    if standard:
-        c.data.augment.update(rand_augment=recipes.HIERARCHICAL[name]["rand_augment"], erase=0.25)
-    if w.da:
-        c.data.augment.circular_shift = 1.0
     c.objective.mix_groups = 8  # one for each GPU of the original
-    c.checkpoint.every_steps = 1000
-    c.evaluation.update(every_epochs=10, suite=("accuracy", "shift"))
     if standard:
         c.evaluation.shift.kinds = ("crop",)
     if w.quicktest:

@@ -39,26 +39,18 @@ from equivit.training import config
 
 def get_config(mode: str = "B,jumbo"):
     values = dict(lr=float, wd=float)
-    w = recipes.words(mode, "fork", "quicktest", values=values, size=("B", "L", "cifar"), kind=("plain", "jumbo"))
+    w = recipes.words(mode, "fork", "quicktest", values=values, **recipes.MAE)
     if not w.fork and (w.lr, w.wd) != (None, None):
         raise ValueError(f"config mode={mode!r}: lr= and wd= are for the scripts of the fork; add 'fork'.")
-    size = w.size or "B"
-    large, cifar = size == "L", size == "cifar"
-    side = 32 if cifar else 224
+    large, cifar = w.size == "L", w.size == "cifar"
     c = config.get_base()
     c.epochs, c.batch_size, c.precision = (50 if large else 100), 1024, "mixed"
-    c.model = recipes.mae_encoder(size, jumbo=w.kind == "jumbo", fork=w.fork)
-    # The rate of stochastic depth grows with depth.
-    c.model.update(image_size=(side, side), drop_path=(0.0, 0.2 if large else 0.1), head_std=2e-5)
+    recipes.mae_encoder(c, w, crop_ratio=0.875)
+    c.model.update(drop_path=(0.0, 0.2 if large else 0.1), head_std=2e-5)  # stochastic depth grows with depth
     if w.kind != "jumbo":
         c.model.update(pool="mean", fc_norm=True)
-    c.data.update(source="tfds:imagenet2012", eval_split="validation", image_size=(side, side), channels=3, workers=16)
-    c.data.crop_ratio = 0.875
     if cifar:
-        c.batch_size, c.precision = 256, "float32"
-        c.model.patch_size = 4
-        c.data.update(source="tfds:cifar10", eval_split="test", crop_ratio=1.0, workers=2)
-        c.evaluation.corruption_crop_ratio = 1.0
+        c.batch_size, c.evaluation.corruption_crop_ratio = 256, 1.0
     c.data.augment.update(crop="random_resized", rand_augment="rand-m9-mstd0.5-inc1", erase=0.25)
     c.objective.update(loss="cross_entropy", mixup=0.8, cutmix=1.0, label_smoothing=0.1)
     c.objective.mix_groups = 1 if cifar else 32  # one for each GPU of the original

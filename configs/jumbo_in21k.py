@@ -27,40 +27,27 @@ REGISTERS = {"alternative1": "class_and_registers", "alternative2": "registers"}
 
 
 def get_config(mode: str = "small"):
-    values = dict(j=int, drop_path=float)
-    w = recipes.words(
-        mode, "registers", "wide", "quicktest", size=SIZES, jumbo=JUMBO, alternative=REGISTERS, values=values
-    )
+    choices = dict(values=dict(j=int, drop_path=float), size=SIZES, jumbo=JUMBO, alternative=REGISTERS)
+    w = recipes.words(mode, "registers", "wide", "quicktest", **choices)
     if w.registers and (w.jumbo or w.j is not None):
         raise ValueError(f"config mode={mode!r}: {w.jumbo or 'j='!r} is for the Jumbo token; leave out 'registers'.")
     if not w.registers and (w.wide or w.alternative):
         raise ValueError(f"config mode={mode!r}: {w.alternative or 'wide'!r} is for registers; add 'registers'.")
     c = config.get_base()
     c.epochs, c.batch_size, c.precision = 50, 1024, "mixed"
-    c.model.update(
-        name=f"{'register' if w.registers else 'jumbo'}_vit_{SIZES[w.size or 'small']}",
-        image_size=(224, 224),
-        num_classes=10450,
-        position_antialias=True,
-    )
-    if w.jumbo:
-        c.model.jumbo_mlp = JUMBO[w.jumbo]
-    if w.j is not None:
-        c.model.jumbo = w.j
-    if w.drop_path is not None:
-        c.model.drop_path = w.drop_path
+    c.model.update(name=f"{'register' if w.registers else 'jumbo'}_vit_{SIZES[w.size or 'small']}")
+    c.model.update(image_size=(224, 224), num_classes=10450, position_antialias=True)
+    mlps = dict(jumbo_mlp=JUMBO.get(w.jumbo), register_mlp=REGISTERS.get(w.alternative))
+    c.model.update(recipes.given(jumbo=w.j, drop_path=w.drop_path, **mlps))
     if w.wide:
         c.model.update(width=1024, num_heads=16)
-    if w.alternative:
-        c.model.register_mlp = REGISTERS[w.alternative]
     c.data.update(source="folder:imagenet21k", eval_split="val", image_size=(224, 224), channels=3, workers=16)
     c.data.interpolation = "bilinear"  # in evaluation, as in the released code
     c.data.augment.update(crop="random_resized", scale=(0.08, 1.0), flip=0.5, three_augment=True, color_jitter=0.3)
     c.objective.update(loss="cross_entropy", mixup=0.8, cutmix=0.0, token_drop=(0.9, 0.1))
     c.optimizer.update(name="adamw", weight_decay=0.02, clip=1.0)
     c.schedule.update(lr=3e-3, warmup_lr=1e-6, min_lr=1e-5, warmup_epochs=5)
-    c.checkpoint.every_steps = 1000
-    c.evaluation.every_epochs = 1
+    c.checkpoint.every_steps, c.evaluation.every_epochs = 1000, 1
     if w.quicktest:
         recipes.small(c, image_size=(64, 64), width=48, depth=2, num_heads=3, num_classes=10)
         c.objective.token_drop_phases = 2

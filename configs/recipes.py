@@ -1,4 +1,4 @@
-"""Shared parts of configs: parsing of modes, the `:quicktest` of a recipe, and names of models.
+"""Shared parts of configs: modes, `:quicktest`, names of models, and recipes' common settings.
 
 Configs import only this file and deit3.py; each config states everything else.
 """
@@ -42,7 +42,11 @@ def words(
     for word in mode.split(","):
         name, equals, text = word.partition("=")
         if equals and name in values:
-            value = _read(word, text, values[name])
+            try:
+                value = values[name](text)
+            except ValueError:
+                kind = "a whole number" if values[name] is int else "a number"
+                raise ValueError(f"config mode={word!r}: {text!r} is not {kind}.") from None
         else:
             errors.one_of("config mode", word, known)
             name, value = choice.get(word, word), (word if word in choice else True)
@@ -53,21 +57,13 @@ def words(
     return result
 
 
-def _read(word: str, value: str, read: Callable[[str], Any]) -> Any:
-    try:
-        return read(value)
-    except ValueError:
-        kind = "a whole number" if read is int else "a number"
-        raise ValueError(f"config mode={word!r}: {value!r} is not {kind}.") from None
+def given(**fields: Any) -> dict[str, Any]:
+    """The fields that are not None, from words that were given."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def small(
-    c: ConfigDict,
-    *,
-    batch_size: int = 8,
-    image_size: tuple[int, int] = (32, 32),
-    source: str = "synthetic",
-    **model: Any,
+    c: ConfigDict, *, batch_size: int = 8, image_size: tuple[int, int] = (32, 32), source: str = "synthetic", **model: Any
 ) -> None:
     """Shrink a recipe for `:quicktest`: two steps of a small model on synthetic images, within a minute on a laptop.
 
@@ -83,23 +79,32 @@ def small(
     c.checkpoint.every_steps, c.log.every_steps, c.evaluation.every_epochs = 1, 1, None
 
 
-def mae_encoder(size: str, *, jumbo: bool, fork: bool) -> dict[str, Any]:
-    """The encoder of configs/mae.py, from which linear_probe.py and finetune.py start.
+MAE = dict(size=("B", "L", "cifar"), kind=("plain", "jumbo"))  # choices of words for `mae_encoder`
+
+
+def mae_encoder(c: ConfigDict, w: SimpleNamespace, *, crop_ratio: float) -> None:
+    """The encoder of configs/mae.py, from which linear_probe.py and finetune.py start, and its images.
 
     The decoder needs fully encoded patches: Jumbo's `last_patch_mlp`.  Weights use Xavier initialisation, as in MAE.
-    `fork` is the JAX version that the paper used: truncated normal weights, zero tokens, a sin-cos table that includes
-    the last frequency, tanh-GELU, and in Jumbo's MLP a residual after the norm.
+    `w.fork` is the JAX version that the paper used: truncated normal weights, zero tokens, a sin-cos table that
+    includes the last frequency, tanh-GELU, and in Jumbo's MLP a residual after the norm.
     """
-    variant = {"B": "b16", "L": "l16", "cifar": "ti16"}[size]
-    if jumbo and fork:
-        return dict(name=f"jumbo_vit_mae_{variant}", init="truncated_normal")
-    if jumbo:
-        whole = dict(last_patch_mlp=True, wide_norm=False, norm_eps=1e-6)
-        return dict(name=f"jumbo_vit_{variant}", position="sincos", layer_scale=None, init="xavier_uniform", **whole)
-    if fork:
-        begin = dict(init="truncated_normal", token_std=0.0)
-        return dict(name=f"vit_{variant}", position="sincos_inclusive", mlp="gelu_tanh", layer_scale=None, **begin)
-    return dict(name=f"vit_{variant}", position="sincos", layer_scale=None, init="xavier_uniform")
+    cifar, jumbo = w.size == "cifar", w.kind == "jumbo"
+    variant, side = {"L": "l16", "cifar": "ti16"}.get(w.size, "b16"), 32 if cifar else 224
+    if jumbo and w.fork:
+        c.model = dict(name=f"jumbo_vit_mae_{variant}", init="truncated_normal")
+    elif w.fork:
+        c.model = dict(name=f"vit_{variant}", position="sincos_inclusive", mlp="gelu_tanh", layer_scale=None)
+        c.model.update(init="truncated_normal", token_std=0.0)
+    else:
+        c.model = dict(name=f"vit_{variant}", position="sincos", layer_scale=None, init="xavier_uniform")
+    if jumbo and not w.fork:
+        c.model.update(name=f"jumbo_vit_{variant}", last_patch_mlp=True, wide_norm=False, norm_eps=1e-6)
+    c.model.image_size = c.data.image_size = (side, side)
+    c.data.update(source="tfds:imagenet2012", eval_split="validation", channels=3, crop_ratio=crop_ratio, workers=16)
+    if cifar:
+        c.precision, c.model.patch_size = "float32", 4
+        c.data.update(source="tfds:cifar10", eval_split="test", crop_ratio=1.0, workers=2)
 
 
 # Hierarchical ViTs as in their public codes for ImageNet-1k on eight GPUs; `small` is for `:quicktest`.
@@ -139,7 +144,15 @@ HIERARCHICAL = {"swin_t": SWIN, "swinv2_t": SWIN | dict(side=256, resized=292), 
 
 
 def hierarchical(
-    c: ConfigDict, name: str, *, torus: bool, epochs: int | None = None, batch_size: int | None = None
+    c: ConfigDict,
+    name: str,
+    *,
+    torus: bool,
+    adaptive: bool = False,
+    augmented: bool = False,
+    shifted: bool = False,
+    epochs: int | None = None,
+    batch_size: int | None = None,
 ) -> None:
     """Train a hierarchical ViT as in its public code, on image centres with random flips.
 
@@ -147,6 +160,9 @@ def hierarchical(
 
     Args:
       torus: convolutions pad circularly instead of with zeros.
+      adaptive: the model is shift-equivariant.
+      augmented: RandAugment and erasing in training.
+      shifted: circular shifts in training.
     """
     own = HIERARCHICAL[name]
     c.epochs, c.batch_size, c.precision = epochs or own["epochs"], batch_size or own["batch_size"], own["precision"]
@@ -158,3 +174,11 @@ def hierarchical(
     warmup, scale = own["schedule"]["warmup_epochs"] * c.epochs / own["epochs"], c.batch_size / own["batch_size"]
     rates = {rate: own["schedule"][rate] * scale for rate in ("lr", "warmup_lr", "min_lr")}
     c.schedule.update(warmup_epochs=warmup, **rates)
+    if adaptive:
+        c.model.adaptive = True
+    if augmented:
+        c.data.augment.update(rand_augment=own["rand_augment"], erase=0.25)
+    if shifted:
+        c.data.augment.circular_shift = 1.0
+    c.checkpoint.every_steps = 1000
+    c.evaluation.update(every_epochs=10, suite=("accuracy", "shift"))

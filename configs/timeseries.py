@@ -27,41 +27,13 @@ from configs import recipes
 from equivit.training import sweep_config
 
 SETS = {
-    "univariate": (
-        "Sleep",
-        "InsectSound",
-        "FruitFlies",
-        "RightWhaleCalls",
-        "FaultDetectionA",
-        "ElectricDevices",
-        "Crop",
-        "FordB",
-        "FordA",
-        "MelbournePedestrian",
-    ),
-    "multivariate": (
-        "Tiselac",
-        "WalkingSittingStanding",
-        "SpokenArabicDigits",
-        "FaceDetection",
-        "PhonemeSpectra",
-        "LSST",
-        "UWaveGestureLibrary",
-        "CharacterTrajectories",
-        "AsphaltPavementTypeCoordinates",
-        "MotorImagery",
-    ),
-    "smallest": (
-        "ItalyPowerDemand",
-        "SyntheticControl",
-        "BasicMotions",
-        "MelbournePedestrian",
-        "Adiac",
-        "ECG5000",
-    ),
-    "quicktest": ("synthetic",),
+    "univariate": "Sleep InsectSound FruitFlies RightWhaleCalls FaultDetectionA ElectricDevices Crop FordB FordA "
+    "MelbournePedestrian",
+    "multivariate": "Tiselac WalkingSittingStanding SpokenArabicDigits FaceDetection PhonemeSpectra LSST "
+    "UWaveGestureLibrary CharacterTrajectories AsphaltPavementTypeCoordinates MotorImagery",
+    "smallest": "ItalyPowerDemand SyntheticControl BasicMotions MelbournePedestrian Adiac ECG5000",
+    "quicktest": "synthetic",
 }
-
 PUBLIC = ("patchtst_public", "patchtst_public_registers", "patchtst_public_jumbo")
 
 
@@ -69,7 +41,7 @@ def get_config(mode: str = "univariate"):
     w = recipes.words(mode, "public", sets=SETS)
     chosen = w.sets or "univariate"
     c = sweep_config.get_base()
-    c.data.names = SETS[chosen]
+    c.data.names = tuple(SETS[chosen].split())
     if w.public:
         c.models += PUBLIC
     if chosen == "smallest":

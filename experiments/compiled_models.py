@@ -72,6 +72,14 @@ def random_model(name: str, **options):
     return testing.randomise(zoo.abstract(name, **options), jax.random.key(0))
 
 
+def call(function: Callable, *arguments) -> Callable[[], Any]:
+    """The call of a function compiled for these arguments, passed as a flat list: a module is slow to flatten."""
+    leaves, structure = jax.tree.flatten(arguments)
+    leaves = jax.device_put(leaves)
+    compiled = jax.jit(lambda leaves: function(*jax.tree.unflatten(structure, leaves))).lower(leaves).compile()
+    return lambda: compiled(leaves)
+
+
 def _stored(make, precision):
     return cast(make(), "bfloat16") if precision == "bfloat16" else make()
 

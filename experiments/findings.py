@@ -43,6 +43,19 @@ def _bounds(claim):
     return ("at least", claim.at_least), ("at most", claim.at_most)
 
 
+def measured(
+    measure: Callable[..., dict], variants: Mapping[str, tuple], columns: Mapping[str, str], budget: Budget
+) -> list[dict]:
+    """`measure` of the arguments of each variant, unless it does not fit into the budget or fails; prints each row."""
+    rows = []
+    for name, arguments in variants.items():
+        if budget.allows(name):
+            with budget.trying(name):
+                rows.append(measure(*arguments))
+                print(table(rows[-1:], columns), flush=True)
+    return rows
+
+
 def finish(options, results: Mapping[str, Any], claims: Sequence[Claim], budget: Budget | None = None) -> int:
     """Write the results and print every claim.
 

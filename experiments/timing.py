@@ -57,6 +57,12 @@ def second_of_two(call: Callable[[], Any]) -> Callable[[], float]:
     return run
 
 
+def milliseconds(variants: Mapping[str, Callable[[], Any]], options) -> dict[str, float]:
+    """Median milliseconds of each of the `interleaved` variants, by the flags of `flags.timing_parser`."""
+    times = medians(interleaved(variants, warmup=options.warmup, runs=options.runs))
+    return {name: 1e3 * seconds for name, seconds in times.items()}
+
+
 def medians(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """The median of each variant."""
     return {name: statistics.median(times) for name, times in seconds.items()}

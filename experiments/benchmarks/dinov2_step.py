@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from equivit import models, testing
+from equivit import logical, models, testing
 from equivit.data import batches, masking
 from equivit.layers.block import Subsets
 from equivit.layers.dino_head import DinoHead
@@ -41,16 +41,10 @@ RATE = 0.3
 
 def main(arguments=None) -> int:
     options = _options(arguments)
-    budget, rows, subsets = timing.Budget(options.minutes), [], []
-    for family in options.families:
-        if budget.allows(family):
-            with budget.trying(family):
-                rows.append(step(family, options))
-                print(findings.table(rows[-1:], STEP), flush=True)
-    for kind in ("dense", "octic"):
-        if budget.allows(f"{kind} blocks"):
-            with budget.trying(f"{kind} blocks"):
-                subsets.append(blocks(kind, options))
+    budget = timing.Budget(options.minutes)
+    rows = findings.measured(step, {family: (family, options) for family in options.families}, STEP, budget)
+    kinds = {f"{kind} blocks": (kind, options) for kind in ("dense", "octic")}
+    subsets = findings.measured(blocks, kinds, SUBSETS, budget)
     plain = next((row["step"] for row in rows if row["family"] == "plain"), None)
     for row in rows:
         row["over_plain"] = timing.ratio(row["step"], plain)
@@ -90,7 +84,7 @@ def step(family: str, options) -> dict:
     with jax.set_mesh(mesh):
         run = build.make_program(config, mesh, total=1000, per_epoch=100)
         state = run.init({})
-        module = nnx.merge(*nnx.split(jax.tree.map(jnp.copy, _module(run, state))))
+        module = nnx.merge(*nnx.split(jax.tree.map(jnp.copy, logical.put(run.module, state.arrays))))
         batch = sharding.to_global(mesh, batch_of(run, config, options))
         prepared = jax.jit(lambda batch: run.objective.prepare(run.module, batch, jax.random.key(0)))(batch)
 
@@ -100,31 +94,21 @@ def step(family: str, options) -> dict:
             return metrics
 
         variants = {"step": whole, **parts(run.objective, module, prepared)}
-        seconds = timing.medians(timing.interleaved(variants, warmup=options.warmup, runs=options.runs))
-    milliseconds = {name: 1000 * s for name, s in seconds.items()}
+        milliseconds = timing.milliseconds(variants, options)
     together = sum(milliseconds[name] for name in ("student", "teacher", "losses"))
     return dict(family=family, **milliseconds, over_parts=milliseconds["step"] / together)
 
 
-def _module(run, state):
-    from equivit import logical
-
-    return logical.put(run.module, state.arrays)
-
-
 def config_of(family, options):
     """The small recipe at the sizes of the flags."""
-    texts = [f"model.name={'octic_' if family != 'plain' else ''}dinov2_vit_{options.size}", "model.layer_scale=1e-2"]
-    texts += [f"{key}=({options.image},{options.image})" for key in ("model.image_size", "data.image_size")]
-    texts += [f"data.views.local_size=({options.local},{options.local})", "data.source=synthetic"]
-    texts += [f"batch_size={options.batch}", f"objective.prototypes={options.prototypes}"]
-    texts += ["model.drop_path=0.3", "model.drop_path_groups=1", "objective.hidden=2048", "objective.bottleneck=256"]
-    config = configs.load(f"configs/dinov2.py:small,{family}").unlock()
+    config = configs.load(f"configs/dinov2.py:small,{family}", ["data.source=synthetic"]).unlock()
     for key in ("patch_size", "width", "depth", "num_heads"):
         del config.model[key]
-    for text in texts:
-        configs.override(config, text)
-    config.model.update(in_channels=3)
+    config.batch_size, config.data.image_size = options.batch, (options.image, options.image)
+    config.data.views.local_size = (options.local, options.local)
+    config.objective.update(prototypes=options.prototypes, hidden=2048, bottleneck=256)
+    config.model.update(name=f"{'octic_' if family != 'plain' else ''}dinov2_vit_{options.size}", in_channels=3)
+    config.model.update(image_size=config.data.image_size, layer_scale=1e-2, drop_path=0.3, drop_path_groups=1)
     return config.lock()
 
 
@@ -154,15 +138,9 @@ def parts(objective, module: Student, batch):
     capacity = objective.capacity(len(batch["masks"]), module.backbone.config.patch_size)
 
     def loss(heads, seen):
-        return dino_losses.dinov2(
-            heads,
-            heads,
-            seen,
-            {"cls": cls, "patches": patches},
-            jnp.moveaxis(batch["masks"], 1, 0),
-            teacher_temperature=0.025,
-            capacity=capacity,
-        )["total"]
+        masks, teacher = jnp.moveaxis(batch["masks"], 1, 0), {"cls": cls, "patches": patches}
+        settings = dict(teacher_temperature=0.025, capacity=capacity)
+        return dino_losses.dinov2(heads, heads, seen, teacher, masks, **settings)["total"]
 
     losses = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), allow_int=True))
     return {
@@ -194,8 +172,7 @@ def blocks(kind: str, options) -> dict:
         for block in made:
             block.subsets = subsets
         variants[way] = gradient(Stack.from_blocks(made))
-    seconds = timing.medians(timing.interleaved(variants, warmup=options.warmup, runs=options.runs))
-    milliseconds = {way: 1000 * s for way, s in seconds.items()}
+    milliseconds = timing.milliseconds(variants, options)
     return dict(kind=kind, **milliseconds, ratio=milliseconds["subsets"] / milliseconds["sample"])
 
 

@@ -8,6 +8,8 @@ Jumbo quotes 2.8 to 4.1 times from MAE, for larger encoders, whose decoder has a
 faster.
 """
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -42,19 +44,14 @@ def main(arguments=None) -> int:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--pixels", type=int, default=224)
     options = parser.parse_args(arguments)
-    budget, rows = timing.Budget(options.minutes), []
-    for encoder in ENCODERS:
-        for depth in DEPTHS:
-            name = f"{encoder} {options.size}, {depth} decoder blocks"
-            if budget.allows(name):
-                with budget.trying(name):
-                    rows.append(measured(encoder, depth, options))
+    budget, each = timing.Budget(options.minutes), itertools.product(ENCODERS, DEPTHS)
+    name = "{} {}, {} decoder blocks"
+    variants = {name.format(encoder, options.size, depth): (encoder, depth, options) for encoder, depth in each}
+    rows = findings.measured(measured, variants, COLUMNS, budget)
     print(f"{options.size}, {options.batch} images of {options.pixels}x{options.pixels}; paper, larger: {PAPER}")
     print(findings.table(rows, COLUMNS))
-    claims = [
-        Claim(f"{row['encoder']}, {row['decoder_depth']} decoder blocks: speed-up of the step", row["speed_up"], 1.0)
-        for row in rows
-    ]
+    text = "{encoder}, {decoder_depth} decoder blocks: speed-up of the step"
+    claims = [Claim(text.format(**row), row["speed_up"], at_least=1.0) for row in rows]
     about = dict(size=options.size, batch=options.batch, pixels=options.pixels, runs=options.runs, paper=PAPER)
     return findings.finish(options, {**about, "rows": rows}, claims, budget)
 
@@ -65,20 +62,12 @@ def measured(encoder: str, depth: int, options) -> dict:
     objectives = {"masked": None, "all": EncodesAll(config)}
     steps = {name: compiled_models.training_step(config, objective) for name, objective in objectives.items()}
     calls = {name: program.start() for name, program in steps.items()}
-    seconds = timing.medians(timing.interleaved(calls, warmup=options.warmup, runs=options.runs))
+    milliseconds = timing.milliseconds(calls, options)
     macs, (kept, every) = forward_macs(config)
     memory = {f"{name}_mib": program.memory and program.memory.peak / 2**20 for name, program in steps.items()}
-    return dict(
-        encoder=encoder,
-        decoder_depth=depth,
-        kept=kept,
-        all=every,
-        masked_ms=1e3 * seconds["masked"],
-        all_ms=1e3 * seconds["all"],
-        speed_up=seconds["all"] / seconds["masked"],
-        macs=macs[1] / macs[0],
-        **memory,
-    )
+    times = {f"{name}_ms": time for name, time in milliseconds.items()}
+    row = dict(encoder=encoder, decoder_depth=depth, kept=kept, all=every, **times)
+    return row | dict(speed_up=times["all_ms"] / times["masked_ms"], macs=macs[1] / macs[0], **memory)
 
 
 def configuration(encoder: str, depth: int, options):

@@ -16,6 +16,7 @@ Claims: in float32, plain takes at most as long as timm's; D8's training step at
 """
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable
 
@@ -25,7 +26,6 @@ from equivit.precision import cast
 from equivit.training import config as configs
 from experiments import compiled_models, findings, flags, timing
 from experiments.benchmarks import processes
-from experiments.benchmarks.processes import Peer
 from experiments.findings import Claim
 
 SIZES = {"ti": "vit_tiny_patch16_224", "s": "vit_small_patch16_224", "b": "vit_base_patch16_224"}  # timm's names
@@ -51,17 +51,11 @@ LIMITS |= {(task, "bfloat16", size, "D8"): 1.0 for task in TASKS for size in SIZ
 
 def main(arguments=None) -> int:
     options = _options(arguments)
-    budget, rows = timing.Budget(options.minutes), []
+    budget, each = timing.Budget(options.minutes), itertools.product(options.sizes, options.types, options.tasks)
     columns = dict(size="", task="", type="", load="load", timm="timm") | {name: name for name in options.models}
     columns |= {f"{name}_over_timm": f"{name}/timm" for name in options.models}
-    for size in options.sizes:
-        for dtype in options.types:
-            for task in options.tasks:
-                title = f"{size}, {task}, {dtype}"
-                if budget.allows(title):
-                    with budget.trying(title):
-                        rows.append(measure(size, task, dtype, options))
-                        print(findings.table(rows[-1:], columns), flush=True)
+    variants = {f"{size}, {task}, {dtype}": (size, task, dtype, options) for size, dtype, task in each}
+    rows = findings.measured(measure, variants, columns, budget)
     print(f"\nmilliseconds for {options.batch} images of {options.image_size} px, on {THREADS} threads")
     print(findings.table(rows, columns))
     facts = dict(batch=options.batch, image_size=options.image_size, runs=options.runs, threads=THREADS)
@@ -95,30 +89,25 @@ def measure(size: str, task: str, dtype: str, options) -> dict:
         if options.peer:
             shape = (options.batch, options.image_size, options.image_size, 3)
             question = dict(model=SIZES[size], shape=shape, task=task, type=dtype)
-            peer = stack.enter_context(contextlib.closing(Peer(options.peer, "timm_models.py", question)))
+            peer = stack.enter_context(contextlib.closing(processes.Peer(options.peer, "timm_models.py", question)))
             variants[TIMM] = peer.variant("contiguous", THREADS, parameters.get("plain"))
-        seconds = timing.medians(timing.in_turn(variants, warmup=options.warmup, runs=options.runs))
-    times = {name: 1e3 * value for name, value in seconds.items()}
+        times = processes.milliseconds(variants, options)
     ratios = {f"{name}_over_timm": timing.ratio(times[name], times.get(TIMM)) for name in options.models}
     return dict(size=size, task=task, type=dtype, load=load, **times, **ratios)
 
 
 def forward(name: str, precision: str, batch: int, fields: dict) -> tuple[None, Callable]:
     """The call of a compiled forward pass, every parameter random, and each block's in arrays of its own."""
-    _as_train_does()
+    jax.config.update("jax_cpu_enable_async_dispatch", False)  # as equivit.train does
     model = compiled_models.random_model(name, **fields)
     model.blocks = model.blocks.apart()
-    leaves, structure = jax.tree.flatten(model)  # a module is slow to flatten
     images = jax.random.normal(jax.random.key(1), (batch, *fields["image_size"], 3))
-    arguments = jax.device_put(leaves), images
-    function = jax.jit(lambda leaves, x: cast(jax.tree.unflatten(structure, leaves), precision)(x))
-    compiled = function.lower(*arguments).compile()
-    return None, lambda: compiled(*arguments)
+    return None, compiled_models.call(lambda model, x: cast(model, precision)(x), model, images)
 
 
 def training_step(name: str, precision: str, batch: int, fields: dict) -> tuple[None, Callable]:
     """The call of a compiled training step; each call begins where the last one ended."""
-    _as_train_does()
+    jax.config.update("jax_cpu_enable_async_dispatch", False)  # as equivit.train does
     config = configs.get_base()
     with config.unlocked():
         config.epochs, config.batch_size, config.precision = 1, batch, precision
@@ -128,10 +117,6 @@ def training_step(name: str, precision: str, batch: int, fields: dict) -> tuple[
         config.optimizer.update(name="adamw", weight_decay=0.05)
         config.schedule.lr = 1e-3
     return None, compiled_models.training_step(config).start()
-
-
-def _as_train_does() -> None:
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
 def claims_of(rows: list[dict]) -> list[Claim]:

@@ -5,9 +5,11 @@ import json
 import multiprocessing
 import pathlib
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
+
+import numpy as np
 
 from experiments import timing
 
@@ -52,6 +54,32 @@ def _serve(questions: Connection, make: Callable, arguments: tuple) -> None:
     with contextlib.suppress(EOFError):
         while questions.recv():
             questions.send(run())
+
+
+def milliseconds(variants: Mapping[str, Callable[[], float]], options) -> dict[str, float]:
+    """Median milliseconds of each variant, which returns its own seconds, by the flags of `flags.timing_parser`."""
+    times = timing.medians(timing.in_turn(variants, warmup=options.warmup, runs=options.runs))
+    return {name: 1e3 * seconds for name, seconds in times.items()}
+
+
+def beside_torch(pairs: Mapping[str, tuple], tolerance: float, options) -> dict[str, float | None]:
+    """Milliseconds of each operation, of torch's ("torch_<name>"), and their ratio ("<name>_over_torch").
+
+    Args:
+      pairs: by name, our result, our call, and None or torch's side: a function for `started` and its arguments.
+      tolerance: largest deviation of the results, of the largest entry; RuntimeError where it is exceeded.
+    """
+    variants = {}
+    with contextlib.ExitStack() as stack:
+        for name, (result, call, peer) in pairs.items():
+            variants[name] = timing.second_of_two(call)
+            if peer:
+                expected, variants[f"torch_{name}"] = stack.enter_context(started(f"torch, {name}", *peer))
+                error = np.abs(result - expected).max() / np.abs(expected).max()
+                if not error < tolerance:
+                    raise RuntimeError(f"{name}: ours and torch's differ by {error:.1e}.")
+        times = milliseconds(variants, options)
+    return times | {f"{name}_over_torch": timing.ratio(times[name], times.get(f"torch_{name}")) for name in pairs}
 
 
 class Peer:

@@ -32,16 +32,14 @@ def main(arguments=None) -> int:
     parser.add_argument("--override", action="append", default=[], help="a key=value of the config; may be repeated")
     options = parser.parse_args(arguments)
     config = config_of(options)
-    rounds = dict(warmup=options.warmup, runs=options.runs)
     mesh = sharding.create_mesh(config.mesh)
     with jax.set_mesh(mesh):
-        whole = timing.medians(timing.interleaved(evaluations(config), **rounds))
-        step = timing.medians(timing.interleaved(steps(config, mesh), **rounds))
-    seconds = {**whole, **step}
+        milliseconds = [timing.milliseconds(calls, options) for calls in (evaluations(config), steps(config, mesh))]
+    seconds = {name: time / 1e3 for times in milliseconds for name, time in times.items()}
     print(findings.table([dict(name=name, seconds=f"{s:.4f}") for name, s in seconds.items()], COLUMNS))
     claims = [
-        Claim("evaluation over forward passes", whole["evaluation"] / whole["forward passes"], at_most=1.15),
-        Claim("counting over a training step", step["counting"] / step["training step"], at_most=0.02),
+        Claim("evaluation over forward passes", seconds["evaluation"] / seconds["forward passes"], at_most=1.15),
+        Claim("counting over a training step", seconds["counting"] / seconds["training step"], at_most=0.02),
     ]
     settings = dict(runs=options.runs, batch_size=config.batch_size, image_size=list(config.data.image_size))
     return findings.finish(options, dict(seconds=seconds, **settings), claims)

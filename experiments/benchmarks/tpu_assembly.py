@@ -10,6 +10,7 @@ program can need more cycles for its rows than it has bundles.
 """
 
 import collections
+import math
 import operator
 import pathlib
 import re
@@ -71,7 +72,11 @@ class Work(NamedTuple):
 def work(folder: pathlib.Path) -> dict[str, Work]:
     """The work of each instruction of the program dumped in a folder, by its name in HLO."""
     assembly, details = (_first(folder, f"*-TLP-*-{name}.txt") for name in ("assembly-pre-overlay", "hlo-details"))
-    bundles = [_operations(line) for line in assembly.splitlines()]
+    bundles = []
+    for line in assembly.splitlines():
+        if not (match := _LINE.match(line)):
+            raise ValueError(f"a line of assembly that is no bundle: {line[:80]!r}")
+        bundles.append(match[1].split("; "))
     times, unread = walk(bundles)
     instructions = sorted((int(m[3], 16), int(m[4], 16), m[1], m[2]) for m in _INSTRUCTION.finditer(details))
     places = _places(instructions, len(bundles))
@@ -79,8 +84,8 @@ def work(folder: pathlib.Path) -> dict[str, Work]:
     for _, _, name, text in instructions:
         units = [0] * 4
         for i in places[name]:
-            for unit, rows in filter(None, map(_rows, bundles[i])):
-                units[unit] += times[i] * rows
+            for product in filter(None, map(_PRODUCT.search, bundles[i])):
+                units[int(product[1])] += times[i] * (PACKED_ROWS if product[2] == "bf16" else ROWS)
         issued = sum(times[i] for i in places[name])
         result[name] = Work(issued, max(units), *hbm_bytes(text), read=unread.isdisjoint(places[name]))
     return result
@@ -109,13 +114,6 @@ def _first(folder, pattern):
     return files[0].read_text()
 
 
-def _operations(line: str) -> list[str]:
-    match = _LINE.match(line)
-    if not match:
-        raise ValueError(f"a line of assembly that is no bundle: {line[:80]!r}")
-    return match[1].split("; ")
-
-
 def hbm_bytes(text: str) -> tuple[int, bool]:
     """Bytes that an instruction moves between HBM and the core, and whether it does so while others run.
 
@@ -133,18 +131,7 @@ def hbm_bytes(text: str) -> tuple[int, bool]:
 def _sizes(text, everywhere=False) -> Iterator[int]:
     for kind, shape, layout in _SHAPE.findall(text):
         if kind in ITEMSIZE and (everywhere or "S(" not in layout):
-            size = ITEMSIZE[kind]
-            for extent in filter(None, shape.split(",")):
-                size *= int(extent)
-            yield size
-
-
-def _rows(operation: str) -> tuple[int, int] | None:
-    """Matrix unit and rows of a product."""
-    match = _PRODUCT.search(operation)
-    if not match:
-        return None
-    return int(match[1]), PACKED_ROWS if match[2] == "bf16" else ROWS
+            yield ITEMSIZE[kind] * math.prod(map(int, filter(None, shape.split(","))))
 
 
 def walk(bundles: list[list[str]]) -> tuple[list[int], set[int]]:
