@@ -63,7 +63,7 @@ def given(**fields: Any) -> dict[str, Any]:
 
 
 def small(
-    c: ConfigDict, *, batch_size: int = 8, image_size: tuple[int, int] = (32, 32), source: str = "synthetic", **model: Any
+    c: ConfigDict, *, batch_size: int = 8, image_size: tuple[int, int] = (32, 32), source: str = "synthetic", **model
 ) -> None:
     """Shrink a recipe for `:quicktest`: two steps of a small model on synthetic images, within a minute on a laptop.
 
