@@ -11,7 +11,6 @@ circular shifts.  An image is undecided, and rounding may decide, where the best
 1e-4.  Claim: no decided image changes its class in the model with both symmetries.
 """
 
-import json
 import pathlib
 from collections.abc import Mapping
 
@@ -37,10 +36,11 @@ SHARED = ["data.image_size=(48,48)", "model.image_size=(48,48)", "model.patch_si
 SHARED += ["model.width=64", "model.depth=4", "model.num_heads=2", "model.layer_scale=0.1", "schedule.lr=2e-3"]
 SHARED += ["evaluation.suite=accuracy,orientation", *several_seeds.SMALL, *several_seeds.QUIET]
 SHIFTS = 64
-COPIES = "copies.json"  # in the directory of a run
 BATCH = 16  # images whose copies are compared at once: an image with a tie slows all of its batch
 FIGURES = dict(upright="eval/orientation/upright", eight="eval/orientation/accuracy_mean")
 FIGURES |= dict(turned="eval/orientation/consistency")
+COLUMNS = dict(upright="upright, %", eight="eight orientations, %", turned="same in eight, %")
+COLUMNS |= dict(constant="never changes, %")
 
 
 def main(arguments=None) -> int:
@@ -52,27 +52,21 @@ def main(arguments=None) -> int:
     rows = {name: row(name, options) for name in options.rows}
     pairs = ((name, "plain") for name in rows if name != "plain")
     gains = several_seeds.gains(rows, pairs, ("upright", "eight", "constant"))
-    several_seeds.show({name: {**found, "counts": counts(found)} for name, found in rows.items()}, COLUMNS, gains, MORE)
+    shown = {name: {**found, "counts": counts(found)} for name, found in rows.items()}
+    several_seeds.show(shown, COLUMNS, gains, dict(counts="of the decided"))
     settings = dict(epochs=options.epochs, shared=[*SHARED, *options.override], images=options.images)
     findings.write(options, dict(rows=rows, gains=gains, **settings))
     return int("p4m" in rows and rows["p4m"]["identical"] != rows["p4m"]["decided"])
-
-
-COLUMNS = dict(
-    upright="upright, %", eight="eight orientations, %", turned="same in eight, %", constant="never changes, %"
-)
-MORE = dict(counts="of the decided")
 
 
 def row(name: str, options) -> dict[str, list[float]]:
     """The figures of a model, one for each seed."""
     family, keys = VARIANTS[name]
     texts = [*SHARED, *keys, f"epochs={options.epochs}", f"schedule.warmup_epochs={max(1, options.epochs // 10)}"]
-    found = []
-    for seed, trained in several_seeds.reports(options, f"configs/cifar.py:10,{family}", texts, name).items():
-        place = options.workdir / name / f"seed_{seed}"
-        found.append({figure: trained[key] for figure, key in FIGURES.items()} | copies(place, options.images))
-    return {figure: [one[figure] for one in found] for figure in found[0]}
+    found = several_seeds.reports(options, f"configs/cifar.py:10,{family}", texts, name)
+    same = [copies(options.workdir / name / f"seed_{seed}", options.images) for seed in found]
+    figures = {figure: [one[figure] for one in same] for figure in ("constant", "decided", "identical")}
+    return several_seeds.by_seed(found.values(), FIGURES) | figures
 
 
 def counts(found: Mapping[str, list[float]]) -> str:
@@ -82,16 +76,15 @@ def counts(found: Mapping[str, list[float]]) -> str:
 
 def copies(run: pathlib.Path, images: int) -> dict[str, float]:
     """The results of `compared` for a run, cached in its directory."""
-    path = run / COPIES
-    known = json.loads(path.read_text()) if path.is_file() else {}
-    if known.get("images") != images:
+
+    def compute():
         config, model, _ = checkpoints.load_run(run)
         predict = predictions.predictor(model, config.data.mean, config.data.std, config.precision)
         data = config.data.copy_and_resolve_references().unlock()
         data.eval_examples = images
-        known = compared(predict, loader.evaluate(data, batch_size=BATCH, seed=config.seed).batches())
-        path.write_text(json.dumps(known, indent=1) + "\n")
-    return {figure: known[figure] for figure in ("constant", "decided", "identical")}
+        return compared(predict, loader.evaluate(data, batch_size=BATCH, seed=config.seed).batches())
+
+    return findings.cached(run / f"copies_of_{images}.json", compute)
 
 
 def compared(predict, batches) -> dict[str, float]:
@@ -103,8 +96,7 @@ def compared(predict, batches) -> dict[str, float]:
     """
     same, decided = [], []
     for batch in batches:
-        real = batch["weight"] > 0
-        # Without the black images that fill a batch.
+        real = batch["weight"] > 0  # others are black images that fill a batch
         logits = np.stack([np.asarray(predict(copy)) for copy in all_copies(batch["image"][real])])
         classes, best = logits.argmax(-1), np.sort(logits, axis=-1)
         same.append((classes == classes[0]).all(0))

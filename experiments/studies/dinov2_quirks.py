@@ -45,8 +45,7 @@ FAMILIES = {"plain": EVERY | PLAIN, "H8": EVERY | OCTIC, "I8": EVERY | OCTIC}
 def main(arguments=None) -> int:
     parser = flags.parser(__doc__, __file__)
     parser.add_argument("--source", default="synthetic", help="of the images (%(default)s)")
-    known = flags.one_of(list(FAMILIES))
-    parser.add_argument("--families", default=["plain", "I8"], type=known, help="(plain,I8)")
+    parser.add_argument("--families", default=["plain", "I8"], type=flags.one_of(list(FAMILIES)), help="(plain,I8)")
     options = parser.parse_args(arguments)
     found = {family: quirks(family, options.source) for family in options.families}
     results = dict(source=pathlib.PurePath(options.source).name, base=BASE, families=found)

@@ -16,14 +16,7 @@ from equivit import models, testing
 from experiments import findings, flags
 from experiments.findings import Claim
 
-FAMILIES = {
-    "H8": "octic_vit",
-    "I8": "octic_vit",
-    "D8": "octic_vit",
-    "H2": "flip_vit",
-    "I2": "flip_vit",
-    "D2": "flip_vit",
-}
+FAMILIES = dict.fromkeys(("H8", "I8", "D8"), "octic_vit") | dict.fromkeys(("H2", "I2", "D2"), "flip_vit")
 DTYPES = ("float64", "float32", "bfloat16")
 LIMITS = {"float64": 1e-10, "float32": 1e-5}
 ANY = 1e6  # tolerance: deviations are returned, not judged
@@ -38,11 +31,10 @@ def main(arguments=None) -> int:
         for family, name in FAMILIES.items():
             errors = {dtype: max(error(family, name, dtype, size) for size in SIZES) for dtype in DTYPES}
             rows.append(dict(family=family, measured="field" if family[0] == "H" else "logits", **errors))
-            claims += [
-                Claim(f"{family}, {dtype}: deviation", errors[dtype], at_most=most) for dtype, most in LIMITS.items()
-            ]
+            for dtype, most in LIMITS.items():
+                claims.append(Claim(f"{family}, {dtype}: deviation", errors[dtype], at_most=most))
     shown = [{**row, **{dtype: f"{row[dtype]:.1e}" for dtype in DTYPES}} for row in rows]
-    print(findings.table(shown, dict(family="family", measured="measured") | {dtype: dtype for dtype in DTYPES}))
+    print(findings.table(shown, {name: name for name in ("family", "measured", *DTYPES)}))
     return findings.finish(options, dict(rows=rows), claims)
 
 

@@ -39,6 +39,7 @@ PAPER = {
     "Registers+SAR": (38.9, 39.2, 41.5, 48.2, 48.7, 56.5, 32.1, 62.0, 59.4, 68.9, 76.1, 61.5, 59.1, 65.5, 66.1),
     "Jumbo+SAR": (45.2, 49.6, 51.2, 53.3, 53.2, 61.1, 44.5, 66.2, 58.5, 71.7, 77.5, 67.1, 65.2, 69.0, 69.0),
 }
+PAIRS = [("Jumbo", "Registers"), ("Jumbo+SAR", "Registers+SAR"), ("Registers+SAR", "Registers"), ("Jumbo+SAR", "Jumbo")]
 Draw = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 
@@ -84,31 +85,27 @@ def jpeg_compression(x, rng):
     return np.asarray(Image.open(file)) / 255
 
 
-OWN = {f.__name__: f for f in (gaussian_noise, shot_noise, impulse_noise, defocus_blur, brightness, contrast, pixelate,
-                               jpeg_compression)}  # fmt: skip
+NOISE = (gaussian_noise, shot_noise, impulse_noise)
+OWN = {f.__name__: f for f in (*NOISE, defocus_blur, brightness, contrast, pixelate, jpeg_compression)}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = _options(arguments)
+    parser = several_seeds.parser(__doc__, __file__)
+    parser.add_argument("--library", action="store_true", help="all 15 corruptions, by imagecorruptions-imaug")
+    parser.add_argument("--lr", type=float, default=adaptation.Sar.lr, help="of SAR, for batches of 64")
+    parser.set_defaults(epochs=4, seeds=[0])
+    options = parser.parse_args(arguments)
     names = corruptions.NAMES if options.library else tuple(name for name in corruptions.NAMES if name in OWN)
     settings, runs = adaptation.Sar(lr=options.lr), {}
     for kind, model in MODELS.items():
         overrides = [*SHARED, f"model.name={model}", f"epochs={options.epochs}"]
-        several_seeds.reports(options, "configs/cifar.py:10,plain", overrides, kind)
-        places = [options.workdir / kind / f"seed_{seed}" for seed in options.seeds]
+        seeds = several_seeds.reports(options, "configs/cifar.py:10,plain", overrides, kind)
+        places = [options.workdir / kind / f"seed_{seed}" for seed in seeds]
         runs[kind] = {
             name: [evaluate(place, name, settings, library=options.library) for place in places]
             for name in ("clean", *names)
         }
     return show(runs, names, options)
-
-
-def _options(arguments):
-    parser = several_seeds.parser(__doc__, __file__)
-    parser.add_argument("--library", action="store_true", help="all 15 corruptions, by imagecorruptions-imaug")
-    parser.add_argument("--lr", type=float, default=adaptation.Sar.lr, help="of SAR, for batches of 64")
-    parser.set_defaults(epochs=4, seeds=[0])
-    return parser.parse_args(arguments)
 
 
 def evaluate(workdir: pathlib.Path, name: str, settings: adaptation.Sar, *, library: bool) -> dict:
@@ -121,9 +118,8 @@ def evaluate(workdir: pathlib.Path, name: str, settings: adaptation.Sar, *, libr
     stream = loader.evaluate(config.data, **size).batches()
     if not library and name != "clean":
         stream = (corrupt(batch, OWN[name], config.seed) for batch in stream)
-    return adaptation.adaptation(
-        model, stream, mean=tuple(config.data.mean), std=tuple(config.data.std), settings=settings
-    )
+    pixels = dict(mean=tuple(config.data.mean), std=tuple(config.data.std))
+    return adaptation.adaptation(model, stream, **pixels, settings=settings)
 
 
 def corrupt(batch: dict[str, np.ndarray], draw: Draw, seed: int) -> dict[str, np.ndarray]:
@@ -152,21 +148,15 @@ def show(runs: dict, names: tuple[str, ...], options: argparse.Namespace) -> int
         kept = statistics.fmean(r["kept"] for name in names for r in results[name])
         print(f"{kind}: SAR adapted to {100 * kept:.0f} % of the images, those whose prediction is confident")
     averages = {row: [statistics.fmean(v) for v in zip(*map(f.get, names), strict=True)] for row, f in ours.items()}
-    for a, b in (("Jumbo", "Registers"), ("Jumbo+SAR", "Registers+SAR"), ("Registers+SAR", "Registers"),
-                 ("Jumbo+SAR", "Jumbo")):  # fmt: skip
-        print(f"{a} - {b}, mean over the corruptions: {verdict(averages[a], averages[b])}")
+    for a, b in PAIRS:
+        gaps = [x - y for x, y in zip(averages[a], averages[b], strict=True)]  # of paired seeds
+        error = statistics.stdev(gaps) / math.sqrt(len(gaps)) if len(gaps) > 1 else None
+        verdict = several_seeds.verdict(statistics.fmean(gaps), error)
+        print(f"{a} - {b}, mean over the corruptions: {verdict}")
     about = dict(library=options.library, lr=options.lr, seeds=options.seeds, overrides=[*SHARED, *options.override])
     findings.write(options, {**about, "paper": PAPER, "runs": runs})
     means = {row: statistics.fmean(values) for row, values in averages.items()}
     return int(any(means[f"{kind}+SAR"] < means[kind] for kind in runs))
-
-
-def verdict(a: list[float], b: list[float]) -> str:
-    """The mean difference of paired seeds, and whether they resolve it."""
-    gaps = [x - y for x, y in zip(a, b, strict=True)]
-    if len(gaps) < 2:
-        return several_seeds.verdict(gaps[0], None)
-    return several_seeds.verdict(statistics.fmean(gaps), statistics.stdev(gaps) / math.sqrt(len(gaps)))
 
 
 def _cells(values) -> str:

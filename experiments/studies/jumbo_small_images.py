@@ -28,7 +28,10 @@ ACCURACY = "eval/accuracy/top1"
 
 
 def main(arguments=None) -> int:
-    options = _options(arguments)
+    parser = several_seeds.parser(__doc__, __file__)
+    parser.add_argument("--models", default=["plain", "registers", "jumbo"], type=flags.one_of(list(MODELS)))
+    parser.add_argument("--widths", default=["96", "128", "192"], type=flags.one_of(list(map(str, HEADS))))
+    options = parser.parse_args(arguments)
     rows = {}
     for width in options.widths:
         size = [f"model.width={width}", f"model.num_heads={HEADS[int(width)]}", *SHAPE]
@@ -37,19 +40,10 @@ def main(arguments=None) -> int:
             found = several_seeds.aggregate(options, "configs/cifar.py:10,plain", overrides, f"{model}_{width}")
             rows[f"{model} {width}"] = found
     gains = gains_of(rows)
-    several_seeds.show({name: {"top1": row[ACCURACY]["values"]} for name, row in rows.items()}, COLUMNS, gains)
+    shown = {name: {"top1": row[ACCURACY]["values"]} for name, row in rows.items()}
+    several_seeds.show(shown, dict(top1="top-1, %"), gains)
     findings.write(options, dict(data="cifar10", rows=rows, gains=gains))
     return 0
-
-
-COLUMNS = dict(top1="top-1, %")
-
-
-def _options(arguments):
-    parser = several_seeds.parser(__doc__, __file__)
-    parser.add_argument("--models", default=["plain", "registers", "jumbo"], type=flags.one_of(list(MODELS)))
-    parser.add_argument("--widths", default=["96", "128", "192"], type=flags.one_of(list(map(str, HEADS))))
-    return parser.parse_args(arguments)
 
 
 def gains_of(rows) -> dict[str, dict]:

@@ -15,7 +15,7 @@ mASCC is the share of pixels whose class follows a circular shift (Eq. 26 of shi
 changes a label of an adaptive model.
 """
 
-from experiments import findings, flags
+from experiments import flags
 from experiments.studies import several_seeds
 
 # Windows that divide both sides, for turned images too.
@@ -33,14 +33,8 @@ SHARED = ["data.image_size=(96,128)", "model.image_size=(96,128)", "data.void=(1
 SHARED += ["data.eval_crop=centre", "data.augment.crop=none", "data.augment.photometric=False", "data.workers=0"]
 SHARED += ["model.drop_path=0.0", "precision=float32", "batch_size=8", "schedule.lr=1e-3", "schedule.warmup_lr=1e-5"]
 SHARED += ["evaluation.suite=segmentation,segmentation_shift,segmentation_orientation", *several_seeds.QUIET]
-FIGURES = {
-    "miou": "segmentation/miou",
-    "mascc": "segmentation_shift/circular_full",
-    "eight": "segmentation_orientation/miou_mean",
-    "same": "segmentation_orientation/same",
-}
-
-
+FIGURES = {"miou": "eval/segmentation/miou", "mascc": "eval/segmentation_shift/circular_full"}
+FIGURES |= {"eight": "eval/segmentation_orientation/miou_mean", "same": "eval/segmentation_orientation/same"}
 PAIRS = (("D8", "plain"), ("adaptive", "swin"), ("adaptive unpool", "adaptive"))
 COLUMNS = dict(miou="mIoU, %", mascc="mASCC, %", eight="mIoU of eight, %", same="same in eight, %")
 
@@ -51,10 +45,8 @@ def main(arguments=None) -> int:
     parser.set_defaults(epochs=40)
     options = parser.parse_args(arguments)
     rows = {name: row(name, options) for name in options.rows}
-    gains = several_seeds.gains(rows, PAIRS, FIGURES)
-    several_seeds.show(rows, COLUMNS, gains)
     settings = dict(epochs=options.epochs, shared=[*SHARED, *options.override], variants=VARIANTS)
-    findings.write(options, dict(rows=rows, gains=gains, **settings))
+    several_seeds.conclude(options, rows, COLUMNS, PAIRS, FIGURES, **settings)
     return int(any(min(found["mascc"]) < 1 for name, found in rows.items() if name.startswith("adaptive")))
 
 
@@ -63,4 +55,4 @@ def row(name: str, options) -> dict[str, list[float]]:
     mode, keys = VARIANTS[name]
     texts = [*SHARED, *keys, f"epochs={options.epochs}", f"schedule.warmup_epochs={options.epochs / 20:g}"]
     found = several_seeds.reports(options, f"configs/segment.py:{mode}", texts, name.replace(" ", "_"))
-    return {figure: [one[f"eval/{key}"] for one in found.values()] for figure, key in FIGURES.items()}
+    return several_seeds.by_seed(found.values(), FIGURES)
