@@ -41,16 +41,14 @@ and the gates' selection from their run, `checkpoints.load_run(path).model.backb
 And quicktest, which replaces the first of two blocks.
 
 Choices that the paper does not give:
-- Learning rate, its warm-up and final value, weight decay and clipping (schedule.*, optimizer.*); batch 1024 on
-  ImageNet.
+- Learning rate, its warm-up and final value, weight decay, clipping (schedule.*, optimizer.*); batch 1024 on ImageNet.
 - The classes of COCO: 80 things and the background (data/coco.py, also for overlapping objects).
 - Widths of the decoder, 256, 128 and 64 (objective.width), derived from the parameters in Table A.1.
 - Crop scale and colour strength (data.augment); evaluation of images with another shape than the model's: squashed for
   label maps, cropped for ImageNet (data.eval_crop).  Label maps are not mirrored, as Section A.2.1 does not list it.
-- Resizing of labels to the decoder's maps: nearest neighbour.  The maps have 192x192 entries for patches of 14 pixels;
-  168x168 for patches of 16, which the paper does not give.
-- The length of one_stage, and the standard deviation of new taps, 0.02.
-- Initial temperature, cooling and learning rate of the gates (objective.temperature, cooling, gate_lr).
+- Resizing of labels to the decoder's maps, of 192x192 entries for patches of 14 pixels and 168x168 for 16: nearest.
+- The length of one_stage, the standard deviation of new taps, 0.02, and temperature, cooling and learning rate of the
+  gates (objective.temperature, cooling, gate_lr).
 Also: MAE's positions are not trained, as in all our recipes; the last epoch counts.
 """
 

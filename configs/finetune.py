@@ -4,7 +4,6 @@ Source: MAE (arXiv 2111.06377), Appendix A.1 and its public code, which also giv
 B 83.66, L 85.95.  The paper of Jumbo does not fine-tune.  Ours: not trained yet.
 Cost of the public code: 7 h 11 min for B, 8 h 52 min for L on 32 V100.
 
-    python -m equivit.train --config=configs/finetune.py:B,plain --config.init=/tmp/mae --workdir=/tmp/finetuned
     python -m equivit.train --config=configs/finetune.py:L,plain --config.init=mae:mae_pretrain_vit_large.pth \
         --workdir=/tmp/finetuned_l
     python -m equivit.train --config=configs/finetune.py:quicktest --workdir=/tmp/quicktest     # from random weights
@@ -19,15 +18,12 @@ loop_2.sh of config/), without published results: 110 epochs, a rate that is not
 erasing, equal stochastic depth in all blocks.  Its scripts try rates of 1e-3 and 3e-3 with a weight decay of 0.06 to
 0.09; here the first of each, unless lr= and wd= set others.
 
-    python -m equivit.train --config=configs/finetune.py:B,jumbo,fork --config.init=/tmp/mae_fork \
-        --workdir=/tmp/finetuned_fork
     python -m equivit.train --config=configs/finetune.py:B,jumbo,fork,lr=3e-3,wd=0.07 --config.init=/tmp/mae_fork \
         --workdir=/tmp/finetuned_fork_3e-3
 
 That code differs: its rates decay to 0.65^12 before the first block, with the last block at the head's full rate, here
-to 0.65^13; the Jumbo tokens and their MLP use the full rate; it mixes with a random permutation; its random keys never
-advance, so each step mixes alike; one version ignores the given weight decay and uses optax's 1e-4; and it reports the
-best epoch.
+to 0.65^13; the Jumbo tokens and their MLP use the full rate; it mixes with one random permutation, the same in each
+step; one version ignores the given weight decay and uses optax's 1e-4; and it reports the best epoch.
 
 Modes, joined by commas (B,jumbo if none is given): B, L or cifar (default B); plain or jumbo (default plain); fork (the
 paper's code has only B,jumbo); lr=..., wd=... (with fork); quicktest.

@@ -11,8 +11,8 @@ Cost of MAE's public code: 2 h 20 min for B on 32 V100.
 
 --config.init names a run, a saved model or weights, for the model of configs/mae.py in the same mode.  The classifier
 reads the class token or the merged Jumbo token; with --config.model.pool=mean (plain models only), the mean patch
-token.  MAE's public code differs: it computes batch statistics over each GPU's 512 images, here over the whole batch;
-and it reports the best epoch, here the last one counts.
+token.  Here batch statistics are of the whole batch and the last epoch counts; in MAE's public code statistics are of
+each GPU's 512 images, and the best epoch counts.
 Modes, joined by commas (B,jumbo if none is given): B, L or cifar (default B); plain or jumbo (default plain); fork: the
 head, the crops, the LARS (optax's) and the last learning rate of the JAX version that the paper used; sgd: its
 alternative to LARS; quicktest.

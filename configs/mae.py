@@ -15,9 +15,8 @@ differences of the JAX version that the paper used (raw pixels as targets, one m
 devices in a TPU v4-64, truncated normal weights, zero tokens, a sin-cos table that includes the last frequency,
 tanh-GELU, and in Jumbo's MLP a residual after the norm); quicktest.
 
-MAE's public code differs: its class and mask tokens decay, here no token does.  The JAX version differs: it counts
-steps as 1281167 epochs / 4096, so 500,455 for 1600 epochs, here an epoch has 312 full batches, 499,200 in total; and
-its patch bias starts at zero.
+Differences: in MAE's public code class and mask tokens decay, here no token does.  The JAX version has 1281167 / 4096
+steps an epoch, here 312 full batches (for 1600 epochs 500,455 and 499,200 steps); its patch bias starts at zero.
 """
 
 from configs import recipes

@@ -109,37 +109,19 @@ def mae_encoder(c: ConfigDict, w: SimpleNamespace, *, crop_ratio: float) -> None
 
 # Hierarchical ViTs as in their public codes for ImageNet-1k on eight GPUs; `small` is for `:quicktest`.
 # RandAugment follows Tables A3 to A5 of "Making Vision Transformers Truly Shift-Equivariant".
-SWIN = dict(
-    side=224,  # pixels of an image
-    resized=256,  # pixels before the centre crop
-    batch_size=1024,
-    epochs=300,
-    precision="mixed",
-    schedule=dict(lr=1e-3, warmup_lr=1e-6, min_lr=1e-5, warmup_epochs=20),
-    clip=5.0,
-    rand_augment="rand-m9-n2-mstd0.5-inc1",
-    model=dict(drop_path=(0.0, 0.2)),
-    circular={},  # fields of the model for circular images: no convolution of Swin pads
-    small=dict(width=16, depths=(1, 1), num_heads=(1, 2), window_size=(4, 4)),
-)
-CVT = SWIN | dict(
-    batch_size=2048,
-    schedule=dict(lr=2e-3, warmup_lr=1e-6, min_lr=1e-5, warmup_epochs=5),
-    clip=None,
-    model=dict(drop_path=(0.0, 0.0, 0.1)),  # of the last block of each stage
-    circular=dict(padding="circular"),
-    small=dict(widths=(8, 16, 32), depths=(1, 1, 1), num_heads=(1, 1, 2)),
-)
-MVIT = SWIN | dict(
-    batch_size=256,
-    precision="float32",
-    schedule=dict(lr=2.5e-4, warmup_lr=1e-8, min_lr=1e-6, warmup_epochs=70),
-    clip=1.0,
-    rand_augment="rand-m10-n6-mstd0.5-inc1",
-    model=dict(drop_path=(0.0, 0.1)),
-    circular=dict(padding="circular"),
-    small=dict(width=16, depths=(1, 1), num_heads=(1, 2)),
-)
+SWIN = dict(side=224, resized=256)  # pixels of an image, and of its shorter side before the centre crop
+SWIN |= dict(batch_size=1024, epochs=300, precision="mixed", clip=5.0, rand_augment="rand-m9-n2-mstd0.5-inc1")
+SWIN |= dict(schedule=dict(lr=1e-3, warmup_lr=1e-6, min_lr=1e-5, warmup_epochs=20))
+SWIN |= dict(small=dict(width=16, depths=(1, 1), num_heads=(1, 2), window_size=(4, 4)))
+SWIN |= dict(model=dict(drop_path=(0.0, 0.2)), circular={})  # fields for circular images: no convolution of Swin pads
+CVT = SWIN | dict(batch_size=2048, clip=None)
+CVT |= dict(schedule=dict(lr=2e-3, warmup_lr=1e-6, min_lr=1e-5, warmup_epochs=5))
+CVT |= dict(small=dict(widths=(8, 16, 32), depths=(1, 1, 1), num_heads=(1, 1, 2)))
+CVT |= dict(model=dict(drop_path=(0.0, 0.0, 0.1)), circular=dict(padding="circular"))  # of each stage's last block
+MVIT = SWIN | dict(batch_size=256, precision="float32", clip=1.0, rand_augment="rand-m10-n6-mstd0.5-inc1")
+MVIT |= dict(schedule=dict(lr=2.5e-4, warmup_lr=1e-8, min_lr=1e-6, warmup_epochs=70))
+MVIT |= dict(small=dict(width=16, depths=(1, 1), num_heads=(1, 2)))
+MVIT |= dict(model=dict(drop_path=(0.0, 0.1)), circular=dict(padding="circular"))
 HIERARCHICAL = {"swin_t": SWIN, "swinv2_t": SWIN | dict(side=256, resized=292), "cvt_13": CVT, "mvitv2_t": MVIT}
 
 

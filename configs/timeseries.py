@@ -6,8 +6,6 @@ Ours and the cost: experiments/tables/jumbo/timeseries.json.
 
     python -m equivit.sweep --config=configs/timeseries.py --workdir=runs/timeseries --config.data.directory=/data/ucr
     python -m equivit.sweep --config=configs/timeseries.py:multivariate --workdir=runs/timeseries   # through aeon
-    python -m equivit.sweep --config=configs/timeseries.py:smallest,public --workdir=runs/smallest \
-        --config.data.directory=/data/ucr
     python -m equivit.sweep --config=configs/timeseries.py:quicktest --workdir=/tmp/quicktest
 
 The training code is not public.  The paper closely follows PatchTST, whose public code has batch norm after each

@@ -4,7 +4,6 @@ They are compiled from shapes alone, so that their memory is known before anythi
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -40,18 +39,18 @@ class Compiled:
 
 def forward(name: str, *, batch: int, precision: str, folded: bool = False, **options) -> Compiled:
     """Logits of a batch of images by a model of the zoo; `folded`: its batch norms folded into convolutions."""
-    create = (lambda: fold(zoo.create(name, **options))) if folded else lambda: zoo.create(name, **options)
-    make = functools.partial(_stored, create, precision)
     shape = (batch, *zoo.configuration(name, **options).input_shape)
-    return _compiled(
-        lambda model, images: cast(model, precision)(images), make, lambda: jax.random.normal(jax.random.key(1), shape)
-    )
+
+    def model():
+        made = zoo.create(name, **options)
+        return fold(made) if folded else made
+
+    return _compiled(model, lambda: jax.random.normal(jax.random.key(1), shape), precision)
 
 
 def block(name: str, *, batch: int, precision: str, **options) -> Compiled:
     """The first block of a model of the zoo, on as many tokens as the model has."""
     config = zoo.configuration(name, **options)
-    make = functools.partial(_stored, lambda: zoo.create(name, **{**options, "depth": 1}).blocks[0], precision)
     h, w = check_grid(config.image_size, config.patch_size, "image_size")
 
     def tokens():
@@ -59,7 +58,7 @@ def block(name: str, *, batch: int, precision: str, **options) -> Compiled:
         x = jax.random.normal(jax.random.key(1), (batch, config.prefix + h * w, config.width), stream)
         return x if config.group is None else fields.from_dense(x, config.group)
 
-    return _compiled(lambda block, x: cast(block, precision)(x), make, tokens)
+    return _compiled(lambda: zoo.create(name, **{**options, "depth": 1}).blocks[0], tokens, precision)
 
 
 def parameters(name: str, **options) -> int:
@@ -80,18 +79,20 @@ def call(function: Callable, *arguments) -> Callable[[], Any]:
     return lambda: compiled(leaves)
 
 
-def _stored(make, precision):
-    return cast(make(), "bfloat16") if precision == "bfloat16" else make()
-
-
-def _compiled(apply, *makers) -> Compiled:
-    """`apply` compiled for the values of `makers`, passed as a flat list: a module is slow to flatten."""
+def _compiled(module, x, precision) -> Compiled:
+    """The module that `module` makes, compiled for what `x` makes; both are passed as a flat list (see `call`)."""
 
     def make():
-        return [maker() for maker in makers]
+        made = module()
+        return cast(made, "bfloat16") if precision == "bfloat16" else made, x()
 
     leaves, structure = jax.tree.flatten(jax.eval_shape(make))
-    compiled = jax.jit(lambda leaves: apply(*jax.tree.unflatten(structure, leaves))).lower(leaves).compile()
+
+    def apply(leaves):
+        module, x = jax.tree.unflatten(structure, leaves)
+        return cast(module, precision)(x)
+
+    compiled = jax.jit(apply).lower(leaves).compile()
 
     def start():
         arguments = jax.block_until_ready(jax.jit(lambda: jax.tree.leaves(make()))())

@@ -8,10 +8,10 @@ files of 500 x 375 pixels, views two of 224 and eight of 96 as in DINOv2.  Both 
 `data.augment.device=True`.  Claims: the pipeline has at least 0.9 times the rate of Pillow alone.
 """
 
+import functools
 import io
 from typing import NamedTuple
 
-import ml_collections
 import numpy as np
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
@@ -26,6 +26,7 @@ from experiments.findings import Claim
 SIZE, QUALITY = (375, 500), 90
 LEAST = 0.9  # of Pillow's rate
 ENHANCERS = dict(brightness=ImageEnhance.Brightness, contrast=ImageEnhance.Contrast, saturation=ImageEnhance.Color)
+CASES = {"crops and colours": False, "crops": True}  # data.augment.device
 
 
 def main(arguments=None) -> int:
@@ -33,20 +34,17 @@ def main(arguments=None) -> int:
     options.add_argument("--images", type=int, default=16, help="images in a batch (%(default)s)")
     options = options.parse_args(arguments)
     variants = {}
-    for name, device in (("crops and colours", False), ("crops", True)):
+    for name, device in CASES.items():
         batch, plans = pipeline(options.images, device)
-        variants[name, "pipeline"] = lambda batch=batch: batch(0)
-        variants[name, "Pillow"] = lambda source=batch.source, plans=plans: alone(source, plans)
-    seconds = timing.medians(timing.interleaved(variants, warmup=options.warmup, runs=options.runs))
-    rates = {key: options.images / value for key, value in seconds.items()}
-    rows = [row(name, rates[name, "pipeline"], rates[name, "Pillow"]) for name in ("crops and colours", "crops")]
+        variants[name, "pipeline"] = functools.partial(batch, 0)
+        variants[name, "Pillow"] = functools.partial(alone, batch.source, plans)
+    rates = {key: 1e3 * options.images / time for key, time in timing.milliseconds(variants, options).items()}
+    rows = [dict(name=name, pipeline=rates[name, "pipeline"], pillow=rates[name, "Pillow"]) for name in CASES]
+    for row in rows:
+        row["ratio"] = row["pipeline"] / row["pillow"]
     print(findings.table(rows, dict(name="", pipeline="images/s", pillow="Pillow alone", ratio="ratio")))
     claims = [Claim(f"{each['name']}: pipeline over Pillow", each["ratio"], at_least=LEAST) for each in rows]
     return findings.finish(options, dict(runs=options.runs, images=options.images, rows=rows), claims)
-
-
-def row(name: str, pipeline: float, pillow: float) -> dict:
-    return dict(name=name, pipeline=pipeline, pillow=pillow, ratio=timing.ratio(pipeline, pillow))
 
 
 class Files:
@@ -55,14 +53,13 @@ class Files:
     classes, channels = (), 3
 
     def __init__(self, count: int):
-        self.files = [self._file(np.random.default_rng(i)) for i in range(count)]
-
-    def _file(self, rng: np.random.Generator) -> bytes:
-        layers = [rng.integers(0, 256, (side, side, 3), np.uint8) for side in (4, 16, 64, 256)]
-        pixels = [np.asarray(Image.fromarray(layer).resize(SIZE[::-1])) for layer in layers]
-        buffer = io.BytesIO()
-        Image.fromarray(np.mean(pixels, 0).astype(np.uint8)).save(buffer, "JPEG", quality=QUALITY)
-        return buffer.getvalue()
+        self.files = []
+        for i in range(count):
+            rng, buffer = np.random.default_rng(i), io.BytesIO()
+            layers = [rng.integers(0, 256, (side, side, 3), np.uint8) for side in (4, 16, 64, 256)]
+            pixels = [np.asarray(Image.fromarray(layer).resize(SIZE[::-1])) for layer in layers]
+            Image.fromarray(np.mean(pixels, 0).astype(np.uint8)).save(buffer, "JPEG", quality=QUALITY)
+            self.files.append(buffer.getvalue())
 
     def __len__(self) -> int:
         return len(self.files)
@@ -84,17 +81,12 @@ class View(NamedTuple):
     changes: colour.Changes
 
 
-def section(device: bool) -> ml_collections.ConfigDict:
-    """The `data` section of DINOv2."""
-    config = configs.get_base().data
-    config.image_size, config.augment.scale, config.augment.device = (224, 224), (0.32, 1.0), device
-    config.views.blur = (0.0, 0.9, 0.5)  # as the official code had them
-    return config
-
-
 def pipeline(images: int, device: bool) -> tuple[TrainBatch, dict[int, list[View]]]:
-    """The function that makes a batch, and the draws for its first batch by image."""
-    transform, order = Views(section(device), 3), TrainOrder(images, images, repeats=1, seed=0)
+    """The function that makes a batch by the `data` section of DINOv2, and the draws for its first batch by image."""
+    section = configs.get_base().data
+    section.image_size, section.augment.scale, section.augment.device = (224, 224), (0.32, 1.0), device
+    section.views.blur = (0.0, 0.9, 0.5)  # as the official code had them
+    transform, order = Views(section, 3), TrainOrder(images, images, repeats=1, seed=0)
     epoch, examples, positions = order.rows(0)
     plans = {}
     for index, position in zip(examples.tolist(), positions.tolist(), strict=True):
