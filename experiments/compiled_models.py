@@ -26,11 +26,9 @@ PRECISIONS = ("mixed", "bfloat16")
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """A compiled function.
+    """A compiled function, and the memory that its program takes.
 
-    Attributes:
-      start: allocates random arguments and returns the call to time; without references to it they are freed.
-      memory: what the compiled program takes.
+    `start` allocates random arguments and returns the call to time; without references to it they are freed.
     """
 
     start: Callable[[], Callable[[], Any]]

@@ -126,21 +126,13 @@ def with_gradient(function: Callable) -> Callable:
 
 
 class Operation(NamedTuple):
-    """One operation.
+    """One operation."""
 
-    Attributes:
-      arguments: a letter for each: x, the field; w, the weights; h, a field of the hidden width.
-      moved: bytes that have to move, from the bytes of x, w and h.
-      call: by implementation, a function of the arguments.
-      eight: the same of arguments of eight arrays.
-      more: implementations to time besides "xla" and the platform's kernel.
-    """
-
-    arguments: str
-    moved: Callable[[int, int, int], int]
-    call: Callable[[str], Callable]
-    eight: Callable
-    more: tuple[str, ...] = ()
+    arguments: str  # a letter for each: x, the field; w, the weights; h, a field of the hidden width
+    moved: Callable[[int, int, int], int]  # bytes that have to move, from the bytes of x, w and h
+    call: Callable[[str], Callable]  # by implementation, a function of the arguments
+    eight: Callable  # the same of arguments of eight arrays
+    more: tuple[str, ...] = ()  # implementations to time besides "xla" and the platform's kernel
 
 
 OPERATIONS = {

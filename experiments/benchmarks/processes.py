@@ -19,14 +19,10 @@ PEERS = pathlib.Path(__file__).with_name("torch_peers")
 
 @contextlib.contextmanager
 def started(name: str, make: Callable[..., tuple[Any, Callable]], *arguments) -> Iterator[tuple[Any, Callable]]:
-    """Run `make(*arguments)` in a new process, which ends with the context.
+    """Run `make(*arguments)`, which returns a result and the call to time, in a process that ends with the context.
 
-    Args:
-      name: of the program, for messages.
-      make: a function of a module; returns a result and the call to time.
-
-    Yields:
-      The result, and a call that has the process run twice and returns the seconds of the second run.
+    Yields the result, and a call that has the process run twice and returns the seconds of the second run.  `make` is
+    a function of a module; messages have the `name`.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -83,12 +79,9 @@ def beside_torch(pairs: Mapping[str, tuple], tolerance: float, options) -> dict[
 
 
 class Peer:
-    """A script of torch_peers/ run by a Python with torch: it reads a line of JSON and answers with one.
+    """A script of torch_peers/, run by the interpreter `python` with torch: it answers a line of JSON with one.
 
-    Args:
-      python: the interpreter.
-      script: the name of the file.
-      question: its description of the model, with the model's name.
+    `question` describes the model, and has its name.
     """
 
     def __init__(self, python: str, script: str, question: dict):

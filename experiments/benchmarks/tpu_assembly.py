@@ -52,21 +52,13 @@ _SHAPE = re.compile(r"\b(\w+)\[([\d,]*)\](\{[^}]*\})?")
 
 
 class Work(NamedTuple):
-    """The work of one instruction on the chip.
+    """The work of one instruction on the chip."""
 
-    Attributes:
-      bundles: issued, every trip of every loop counted.
-      rows: that the busiest matrix unit takes, one per cycle.
-      bytes: that it moves between HBM and the core, each operand and result there once.
-      asynchronous: whether it moves them while other instructions run.
-      read: whether every branch in it was followed; if not, the numbers above are too small.
-    """
-
-    bundles: int
-    rows: int
-    bytes: int
-    asynchronous: bool
-    read: bool
+    bundles: int  # issued, every trip of every loop counted
+    rows: int  # that the busiest matrix unit takes, one per cycle
+    bytes: int  # that it moves between HBM and the core, each operand and result there once
+    asynchronous: bool  # whether it moves them while other instructions run
+    read: bool  # whether every branch in it was followed; if not, the numbers above are too small
 
 
 def work(folder: pathlib.Path) -> dict[str, Work]:

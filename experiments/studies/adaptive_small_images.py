@@ -40,21 +40,13 @@ WARMUP = 0.1  # of the epochs
 
 
 class Variant(NamedTuple):
-    """A row of the table.
+    """A row of the table."""
 
-    Attributes:
-      model: its shape, of MODELS.
-      words: of the mode of configs/adaptive_cifar.py.
-      keys: of the config, such as "model.select=input".
-      against: the row that it is compared with.
-      tuned: None, or the number of epochs for which the default model, once trained, is tuned as an adaptive one.
-    """
-
-    model: str
-    words: str = ""
-    keys: tuple[str, ...] = ()
-    against: str | None = None
-    tuned: int | None = None
+    model: str  # of MODELS
+    words: str = ""  # of the mode of configs/adaptive_cifar.py
+    keys: tuple[str, ...] = ()  # of the config, such as "model.select=input"
+    against: str | None = None  # the row that it is compared with
+    tuned: int | None = None  # epochs for which the default model, once trained, is tuned as an adaptive one
 
     @property
     def exact(self) -> bool:
