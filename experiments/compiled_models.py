@@ -119,6 +119,20 @@ def training_step(config, objective=None) -> Compiled:
     return Compiled(start, machine.memory(compiled))
 
 
+def first_step(config, mesh):
+    """The program of a config, its state at the start and its first batch of training images, on the mesh in use."""
+    from equivit.data import loader
+    from equivit.training import build, sharding
+
+    objective = build.make_objective(config)
+    options = dict(batch_size=config.batch_size, seed=config.seed, entries=objective.entries)
+    pipeline = loader.train(config.data, **options, transform=objective.transform_of(config))
+    with config.unlocked():
+        config.model.in_channels = pipeline.channels
+    run = build.make_program(config, mesh, total=100, per_epoch=10)
+    return run, run.init({}), sharding.to_global(mesh, next(iter(pipeline.batches())))
+
+
 class Lowered(NamedTuple):
     """A training step that is not compiled yet, the shapes of its batch, and how its state begins."""
 

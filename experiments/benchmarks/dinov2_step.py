@@ -22,7 +22,7 @@ import numpy as np
 from flax import nnx
 
 from equivit import logical, models, testing
-from equivit.data import batches, masking
+from equivit.data import masking
 from equivit.layers.block import Subsets
 from equivit.layers.dino_head import DinoHead
 from equivit.layers.stack import Stack
@@ -30,9 +30,9 @@ from equivit.objectives import dino_losses
 from equivit.objectives.dinov2 import Student
 from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC
-from equivit.training import build, sharding
 from equivit.training import config as configs
-from experiments import findings, flags, machine, timing
+from equivit.training import sharding
+from experiments import compiled_models, findings, flags, machine, timing
 from experiments.findings import Claim
 
 FAMILIES = ("plain", "H8", "I8", "D8")
@@ -82,10 +82,8 @@ def step(family: str, options) -> dict:
     config = config_of(family, options)
     mesh = sharding.create_mesh(config.mesh)
     with jax.set_mesh(mesh):
-        run = build.make_program(config, mesh, total=1000, per_epoch=100)
-        state = run.init({})
+        run, state, batch = compiled_models.first_step(config, mesh)
         module = nnx.merge(*nnx.split(jax.tree.map(jnp.copy, logical.put(run.module, state.arrays))))
-        batch = sharding.to_global(mesh, batch_of(run, config, options))
         prepared = jax.jit(lambda batch: run.objective.prepare(run.module, batch, jax.random.key(0)))(batch)
 
         def whole():
@@ -107,19 +105,9 @@ def config_of(family, options):
     config.batch_size, config.data.image_size = options.batch, (options.image, options.image)
     config.data.views.local_size = (options.local, options.local)
     config.objective.update(prototypes=options.prototypes, hidden=2048, bottleneck=256)
-    config.model.update(name=f"{'octic_' if family != 'plain' else ''}dinov2_vit_{options.size}", in_channels=3)
+    config.model.name = f"{'octic_' if family != 'plain' else ''}dinov2_vit_{options.size}"
     config.model.update(image_size=config.data.image_size, layer_scale=1e-2, drop_path=0.3, drop_path_groups=1)
     return config.lock()
-
-
-def batch_of(run, config, options):
-    rng = np.random.default_rng(0)
-    views = config.data.views
-    sizes = {"global_crops": (2, options.image, options.image, 3)}
-    sizes["local_crops"] = (views.locals, options.local, options.local, 3)
-    crops = {name: rng.integers(0, 256, (options.batch, *size), np.uint8) for name, size in sizes.items()}
-    transform = run.objective.transform_of(config)(config.data, 3)
-    return transform.finish(crops, rng, batches.Share(options.batch))
 
 
 def parts(objective, module: Student, batch):

@@ -21,7 +21,7 @@ from equivit.data import loader
 from equivit.evaluation import runner, scores
 from equivit.training import build, sharding
 from equivit.training import config as configs
-from experiments import findings, flags, timing
+from experiments import compiled_models, findings, flags, timing
 from experiments.findings import Claim
 from experiments.studies import segmentation_camvid
 
@@ -72,16 +72,7 @@ def evaluations(config):
 
 def steps(config, mesh):
     """A training step, and the counts of a batch."""
-    run = build.make_program(config, mesh, total=1000, per_epoch=100)
-    pipeline = loader.train(
-        config.data,
-        batch_size=config.batch_size,
-        seed=config.seed,
-        entries=run.objective.entries,
-        transform=run.objective.transform_of(config),
-    )
-    batch = sharding.to_global(mesh, next(pipeline.batches()))
-    state = run.init({})
+    run, state, batch = compiled_models.first_step(config, mesh)
     labels, weight = batch["map"], np.ones(config.batch_size, np.float32)
 
     def step():
