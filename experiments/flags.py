@@ -12,12 +12,7 @@ from equivit import errors
 
 
 def parser(description: str, script: str) -> argparse.ArgumentParser:
-    """The parser of a script; its results go into a JSON file beside the script.
-
-    Args:
-      description: the script's docstring.
-      script: its `__file__`.
-    """
+    """The parser of a script, by its docstring and its `__file__`; results go into a JSON file beside the script."""
     flags = argparse.ArgumentParser(description=description.split("\n")[0])
     beside = pathlib.Path(script).with_suffix(".json")
     flags.add_argument("--output", type=pathlib.Path, default=beside, help="JSON file of the results")

@@ -31,7 +31,7 @@ from experiments.benchmarks.field_shapes import Shape
 from experiments.findings import Claim
 from kernels.d8_gelu import d8_gelu
 from kernels.octic_linear_gelu import octic_linear_gelu
-from kernels.pointwise import gelu, gelu_gradient, to_isotypic, to_regular
+from kernels.pointwise import gelu, to_isotypic, to_regular
 
 DEFAULT_SHAPES = ("ViT-H", "ViT-L", "ViT-22B", "ViT-H, class token")
 QUICK = Shape("quick", (2,), 8, 16, 64)
@@ -76,21 +76,10 @@ def _options(arguments):
     return options
 
 
-@jax.custom_vjp
 def eight_gelu(components: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
     """`d8_gelu` on eight arrays, in the order of `kernels/pointwise.py`."""
     values = to_regular([c.astype(jnp.float32) for c in components])
     return tuple(y.astype(components[0].dtype) for y in to_isotypic([gelu(v) for v in values]))
-
-
-def eight_gelu_gradient(components, gradients):
-    """The input's gradient from the input and the output's gradient."""
-    values, slopes = (to_regular([a.astype(jnp.float32) for a in field]) for field in (components, gradients))
-    products = [gelu_gradient(v) * g for v, g in zip(values, slopes, strict=True)]
-    return tuple(y.astype(components[0].dtype) for y in to_isotypic(products))
-
-
-eight_gelu.defvjp(lambda x: (eight_gelu(x), x), lambda x, dy: (eight_gelu_gradient(x, dy),))
 
 
 def eight_linear_gelu(field, weights):
@@ -113,6 +102,11 @@ def plain_gelu(implementation: str) -> Callable:
 
 def plain_linear(implementation: str) -> Callable:
     return lambda x, weights: octic_linear_gelu(*x, *weights, implementation=implementation)
+
+
+def gradient(function: Callable) -> Callable:
+    """The gradient of the field from the result's gradient."""
+    return lambda x, gradient: jax.vjp(function, x)[1](gradient)[0]
 
 
 def with_gradient(function: Callable) -> Callable:
@@ -138,16 +132,13 @@ class Operation(NamedTuple):
 OPERATIONS = {
     "d8_gelu": Operation("h", lambda x, w, h: 2 * h, plain_gelu, eight_gelu),
     "d8_gelu gradient": Operation(
-        "hh",
-        lambda x, w, h: 3 * h,
-        lambda implementation: lambda hidden, slope: jax.vjp(plain_gelu(implementation), hidden)[1](slope)[0],
-        eight_gelu_gradient,
+        "hh", lambda x, w, h: 3 * h, lambda word: gradient(plain_gelu(word)), gradient(eight_gelu)
     ),
     "octic_linear_gelu": Operation("xw", lambda x, w, h: x + w + h, plain_linear, eight_linear_gelu, ("auto",)),
     "octic_linear_gelu and gradient": Operation(
         "xwh",
         lambda x, w, h: 3 * x + 3 * w + 2 * h,  # forward x, w to h; backward x, w, h to x, w
-        lambda implementation: with_gradient(plain_linear(implementation)),
+        lambda word: with_gradient(plain_linear(word)),
         with_gradient(eight_linear_gelu),
         ("auto",),
     ),

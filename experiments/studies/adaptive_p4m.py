@@ -14,17 +14,15 @@ circular shifts.  An image is undecided, and rounding may decide, where the best
 import pathlib
 from collections.abc import Mapping
 
-import jax
 import numpy as np
 
 from equivit.data import loader
 from equivit.evaluation import predictions
 from equivit.evaluation.protocols.orientation import TIE
-from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC
 from equivit.training import checkpoints
 from experiments import findings, flags
-from experiments.studies import several_seeds
+from experiments.studies import adaptive_exactness, several_seeds
 
 VARIANTS = {
     "plain": ("plain", []),
@@ -111,10 +109,4 @@ def all_copies(images: np.ndarray):
     """Square images [B, H, H, C] in eight orientations, each rolled by SHIFTS offsets; the first are as they are."""
     offsets = np.random.default_rng(0).integers(0, images.shape[1], (SHIFTS, 2))
     offsets[0] = 0
-    for element in OCTIC.elements:
-        turned = np.asarray(_turned(element, images))
-        for offset in offsets:
-            yield np.roll(turned, tuple(offset), (1, 2))
-
-
-_turned = jax.jit(fields.act_on_image, static_argnums=0)
+    yield from adaptive_exactness.copies(images, offsets, OCTIC.elements)

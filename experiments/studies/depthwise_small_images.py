@@ -10,22 +10,7 @@ with a new one.
 
 The stages are the paper's (configs/depthwise.py).  A model with a class token is pretrained on the same data for as
 long as stage 1, which continues with patch tokens alone.  Sigma of that model is measured on 1000 training images, half
-of the blocks are replaced, and stage 2 trains for half of the epochs with half of the batch.
-
-| row           | blocks                                              | otherwise                                  |
-|---------------|-----------------------------------------------------|--------------------------------------------|
-| stage 1       | none                                                | no stage 2                                 |
-| attention     | none                                                | stage 2 all the same                       |
-| lowest        | lowest Sigma                                        |                                            |
-| highest       | highest Sigma                                       |                                            |
-| random        | random, others with each seed                       |                                            |
-| damage        | least damage to the residual stream (`fit.damage`)  |                                            |
-| DSP-2S        | those that gates chose in a stage 2 of their own    |                                            |
-| least squares | lowest Sigma                                        | taps fitted to the attention, not Gaussian |
-| one-stage     | lowest Sigma                                        | the pretrained model is replaced at once   |
-| frozen        | lowest Sigma                                        | the replaced modules alone are trained     |
-| ens_dw        | lowest Sigma                                        | heads ensembled, in place of dw            |
-
+of the blocks are replaced, and stage 2 trains for half of the epochs with half of the batch.  ROWS has the choices.
 The rows of a seed share its stage 1; differences are judged as if they did not, which is cautious.  Prints accuracy or
 mean IoU of test images, the chosen blocks, and each difference beside the paper's on COCO.
 
@@ -87,15 +72,15 @@ class Row(NamedTuple):
 ROWS = {
     "stage 1": Row("stage1", None),
     "attention": Row(blocks=None),
-    "lowest": Row(),
+    "lowest": Row(),  # Sigma
     "highest": Row(blocks="highest"),
-    "random": Row(blocks="random"),
-    "damage": Row(blocks="damage"),
-    "DSP-2S": Row(blocks="gates"),
-    "least squares": Row(fitted=True),
-    "one-stage": Row("one_stage"),
-    "frozen": Row("frozen"),
-    "ens_dw": Row(kind="ens_dw"),
+    "random": Row(blocks="random"),  # others with each seed
+    "damage": Row(blocks="damage"),  # the least to the residual stream (`fit.damage`)
+    "DSP-2S": Row(blocks="gates"),  # that gates chose in a stage 2 of their own
+    "least squares": Row(fitted=True),  # taps fitted to the attention, not Gaussian
+    "one-stage": Row("one_stage"),  # the pretrained model is replaced at once
+    "frozen": Row("frozen"),  # the replaced modules alone are trained
+    "ens_dw": Row(kind="ens_dw"),  # heads ensembled
 }
 IMAGES = ["data.eval_split=test", "data.crop_ratio=1.0", "data.augment.crop=pad"]
 CIFAR10 = [*IMAGES, "data.source=npz:cifar10.npz", "data.image_size=(32,32)", "model.image_size=(32,32)"]

@@ -2,14 +2,6 @@
 
     python -m experiments studies.segmentation_camvid --source=npz:/data/camvid_240x180.npz
 
-| row               | backbone               | decoder                                               |
-|-------------------|------------------------|-------------------------------------------------------|
-| plain             | ViT                    | linear                                                |
-| D8                | D8 ViT, as wide        | linear; all of it turns with the image                |
-| swin              | Swin                   | UperNet, zero padding                                 |
-| adaptive          | adaptive Swin          | equivariant UperNet, interpolation around the torus   |
-| adaptive, unpool  | adaptive Swin          | equivariant UperNet, unpooling (Listing A2.2)         |
-
 Frames of 240 x 180 pixels are resized to 128 x 96; training mirrors and does not crop; no backbone is pretrained.
 mASCC is the share of pixels whose class follows a circular shift (Eq. 26 of shift-equivariant ViTs).  Claim: no shift
 changes a label of an adaptive model.
@@ -24,10 +16,10 @@ SWIN += ["model.patch_size=4", "objective.width=48"]
 VIT = ["model.width=96", "model.depth=4", "model.num_heads=3", "model.patch_size=8", "model.layer_scale=0.1"]
 VARIANTS = {
     "plain": ("vit_s16,linear", VIT),
-    "D8": ("octic_vit_s16,linear", VIT),
-    "swin": ("swin_t", SWIN),
-    "adaptive": ("swin_t,adaptive", SWIN),
-    "adaptive unpool": ("swin_t,adaptive", [*SWIN, "objective.upsampling=unpool"]),
+    "D8": ("octic_vit_s16,linear", VIT),  # all of it turns with the image
+    "swin": ("swin_t", SWIN),  # UperNet, zero padding
+    "adaptive": ("swin_t,adaptive", SWIN),  # equivariant UperNet, interpolation around the torus
+    "adaptive unpool": ("swin_t,adaptive", [*SWIN, "objective.upsampling=unpool"]),  # Listing A2.2
 }
 SHARED = ["data.image_size=(96,128)", "model.image_size=(96,128)", "data.void=(11,)", "data.eval_split=test"]
 SHARED += ["data.eval_crop=centre", "data.augment.crop=none", "data.augment.photometric=False", "data.workers=0"]
