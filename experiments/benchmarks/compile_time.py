@@ -33,8 +33,8 @@ def main(arguments=None) -> int:
     options = flags.timing_parser(__doc__, __file__, runs=3, warmup=1, minutes=20)
     options.add_argument("--depths", type=int, nargs="+", default=DEPTHS)
     options = options.parse_args(arguments)
-    budget, rows, depths = timing.Budget(options.minutes), {}, options.depths
-    variants = [(family, remat, depth) for family in FAMILIES for remat in REMAT for depth in depths]
+    budget, rows = timing.Budget(options.minutes), {}
+    variants = list(itertools.product(FAMILIES, REMAT, options.depths))
     for _ in range(options.warmup):  # of Python, not of caches
         compile_once(*variants[0])
     for turn in range(options.runs):
@@ -43,7 +43,7 @@ def main(arguments=None) -> int:
                 rows.setdefault(variant, []).append(compile_once(*variant))
     rows = [summary(*variant, rows[variant]) for variant in variants if variant in rows]
     print(findings.table(rows, COLUMNS))
-    return findings.finish(options, dict(runs=options.runs, rows=rows), claims_of(rows, depths), budget)
+    return findings.finish(options, dict(runs=options.runs, rows=rows), claims_of(rows, options.depths), budget)
 
 
 COLUMNS = dict(family="", remat="remat", depth="blocks", cpu_seconds="s, processors", seconds="s, elapsed")
@@ -75,11 +75,9 @@ def compile_once(family: str, remat: str, depth: int) -> dict:
 
 def summary(family: str, remat: str, depth: int, rounds: list[dict]) -> dict:
     elapsed = [one["seconds"] for one in rounds]
-    return {
-        **dict(family=family, remat=remat, depth=depth, rounds=len(rounds)),
-        **{key: statistics.median(one[key] for one in rounds) for key in rounds[0]},
-        **dict(fastest=min(elapsed), slowest=max(elapsed)),
-    }
+    medians = {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
+    row = dict(family=family, remat=remat, depth=depth, rounds=len(rounds), **medians)
+    return row | dict(fastest=min(elapsed), slowest=max(elapsed))
 
 
 def claims_of(rows: list[dict], depths) -> list[Claim]:

@@ -37,10 +37,20 @@ from experiments.findings import Claim
 
 FAMILIES = ("plain", "H8", "I8", "D8")
 RATE = 0.3
+STEP = dict(family="", step="step", student="student", teacher="teacher", losses="losses", over_parts="step / parts")
+STEP |= dict(over_plain="step / plain")
+SUBSETS = dict(kind="two blocks", sample="per image", subsets="subsets", ratio="ratio")
 
 
 def main(arguments=None) -> int:
-    options = _options(arguments)
+    parser = flags.timing_parser(__doc__, __file__, runs=7, warmup=2, minutes=10)
+    parser.add_argument("--families", default=list(FAMILIES), type=flags.one_of(FAMILIES), help="(all)")
+    parser.add_argument("--size", default="ti16", help="of the model (%(default)s)")
+    parser.add_argument("--batch", type=int, default=16, help="images (%(default)s)")
+    parser.add_argument("--image", type=int, default=96, help="side of global crops (%(default)s)")
+    parser.add_argument("--local", type=int, default=48, help="side of local crops (%(default)s)")
+    parser.add_argument("--prototypes", type=int, default=4096, help="(%(default)s)")
+    options = parser.parse_args(arguments)
     budget = timing.Budget(options.minutes)
     rows = findings.measured(step, {family: (family, options) for family in options.families}, STEP, budget)
     kinds = {f"{kind} blocks": (kind, options) for kind in ("dense", "octic")}
@@ -59,22 +69,6 @@ def main(arguments=None) -> int:
     settings = {name: getattr(options, name) for name in ("size", "batch", "image", "local", "prototypes", "runs")}
     results = dict(settings=settings, step=rows, subsets=subsets, head_arrays=arrays)
     return findings.finish(options, results, claims, budget)
-
-
-def _options(arguments):
-    parser = flags.timing_parser(__doc__, __file__, runs=7, warmup=2, minutes=10)
-    parser.add_argument("--families", default=list(FAMILIES), type=flags.one_of(FAMILIES), help="(all)")
-    parser.add_argument("--size", default="ti16", help="of the model (%(default)s)")
-    parser.add_argument("--batch", type=int, default=16, help="images (%(default)s)")
-    parser.add_argument("--image", type=int, default=96, help="side of global crops (%(default)s)")
-    parser.add_argument("--local", type=int, default=48, help="side of local crops (%(default)s)")
-    parser.add_argument("--prototypes", type=int, default=4096, help="(%(default)s)")
-    return parser.parse_args(arguments)
-
-
-STEP = dict(family="", step="step", student="student", teacher="teacher", losses="losses", over_parts="step / parts")
-STEP |= dict(over_plain="step / plain")
-SUBSETS = dict(kind="two blocks", sample="per image", subsets="subsets", ratio="ratio")
 
 
 def step(family: str, options) -> dict:

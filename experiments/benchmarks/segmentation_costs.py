@@ -36,16 +36,14 @@ def main(arguments=None) -> int:
     with jax.set_mesh(mesh):
         milliseconds = [timing.milliseconds(calls, options) for calls in (evaluations(config), steps(config, mesh))]
     seconds = {name: time / 1e3 for times in milliseconds for name, time in times.items()}
-    print(findings.table([dict(name=name, seconds=f"{s:.4f}") for name, s in seconds.items()], COLUMNS))
+    rows = [dict(name=name, seconds=f"{s:.4f}") for name, s in seconds.items()]
+    print(findings.table(rows, dict(name="", seconds="seconds")))
     claims = [
         Claim("evaluation over forward passes", seconds["evaluation"] / seconds["forward passes"], at_most=1.15),
         Claim("counting over a training step", seconds["counting"] / seconds["training step"], at_most=0.02),
     ]
     settings = dict(runs=options.runs, batch_size=config.batch_size, image_size=list(config.data.image_size))
     return findings.finish(options, dict(seconds=seconds, **settings), claims)
-
-
-COLUMNS = dict(name="", seconds="seconds")
 
 
 def config_of(options):

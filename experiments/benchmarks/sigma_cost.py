@@ -49,11 +49,7 @@ def cost(model, images: np.ndarray, options) -> dict[str, float]:
 
     variants = {"plain": lambda: plain(model, given["images"]), "sigma": measure}
     times = timing.milliseconds(variants, options)
+    row = {f"{name}_ms": time for name, time in times.items()} | dict(ratio=times["sigma"] / times["plain"])
+    row["buffers_mb"] = sum(leaf.nbytes for leaf in jax.tree.leaves(held[0])) / 1e6
     memory = machine.memory(selection.step.lower(model, held[0], **given).compile())
-    return dict(
-        plain_ms=times["plain"],
-        sigma_ms=times["sigma"],
-        ratio=times["sigma"] / times["plain"],
-        buffers_mb=sum(leaf.nbytes for leaf in jax.tree.leaves(held[0])) / 1e6,
-        temporary_mb=memory.temporary / 1e6 if memory else None,
-    )
+    return row | dict(temporary_mb=memory.temporary / 1e6 if memory else None)

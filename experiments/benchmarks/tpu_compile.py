@@ -126,12 +126,8 @@ def kernel_programs():
         field, weights = abstract(shape.field(shape.channels)), abstract(shape.weights())
         yield "octic_linear_gelu", shape, octic_linear_gelu.octic_linear_gelu, (*field, *weights)
         attention = functools.partial(octic_attention.octic_attention, heads=heads, norm=NORM)
-        yield (
-            "octic_attention",
-            shape,
-            attention,
-            (*field, octic_attention.Weights(*abstract(shape.attention_branch()))),
-        )
+        weights = octic_attention.Weights(*abstract(shape.attention_branch()))
+        yield "octic_attention", shape, attention, (*field, weights)
         mlp = functools.partial(octic_mlp.octic_mlp, norm=NORM)
         yield "octic_mlp", shape, mlp, (*field, octic_mlp.Weights(*abstract(shape.mlp_branch())))
         yield from attention_programs(shape, heads)

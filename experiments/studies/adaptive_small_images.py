@@ -36,6 +36,7 @@ SHARED += ["evaluation.shift.kinds=circular,zeros", "evaluation.shift.ranges=('f
 SHARED += ["objective.label_smoothing=0.0"]
 SHARED += [*several_seeds.SMALL, *several_seeds.CIFAR10, *several_seeds.QUIET]
 FIGURES = {"top1": "accuracy/top1", "circular": "shift/circular_full", "zeros": "shift/zeros_6"}
+COLUMNS = dict(top1="top-1, %", circular="C-Cons, %", zeros="S-Cons, %")
 WARMUP = 0.1  # of the epochs
 
 
@@ -71,9 +72,9 @@ def main(arguments=None) -> int:
     parser.set_defaults(epochs=5)
     options = parser.parse_args(arguments)
     rows = {name: row(name, options) for name in options.rows}
-    pairs, columns = ((name, VARIANTS[name].against) for name in rows), dict(top1="top-1, %", circular="C-Cons, %")
+    pairs = ((name, VARIANTS[name].against) for name in rows)
     settings = dict(epochs=options.epochs, shared=[*SHARED, *options.override], models=MODELS)
-    several_seeds.conclude(options, rows, columns | dict(zeros="S-Cons, %"), pairs, FIGURES, **settings)
+    several_seeds.conclude(options, rows, COLUMNS, pairs, FIGURES, **settings)
     return int(any(VARIANTS[name].exact and min(found["circular"]) < 1 for name, found in rows.items()))
 
 

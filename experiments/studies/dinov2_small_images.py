@@ -88,18 +88,11 @@ def at_start(config, place) -> dict[str, float]:
 
 def by_pixels(config) -> float:
     """Accuracy of 20 nearest neighbours by the pixels of the images, centred, by cosine."""
-    parts = []
-    for split in (config.data.split, config.data.eval_split):
-        data = config.data.copy_and_resolve_references().unlock()
-        data.update(eval_split=split, eval_examples=data.train_examples if split == data.split else data.eval_examples)
-        batches = loader.evaluate(data, batch_size=config.batch_size, seed=config.seed).batches()
-        kept = [(batch["image"], batch["label"], batch["weight"] > 0) for batch in batches]
-        images, labels, real = (np.concatenate(arrays) for arrays in zip(*kept, strict=True))
-        parts.append((images[real].reshape(real.sum(), -1).astype(np.float32), labels[real]))
-    (keys, classes), (queries, wanted) = parts
-    number, mean = 1 + int(classes.max()), keys.mean(0)
-    votes = knn.votes(keys - mean, classes, queries - mean, ks=(20,), num_classes=number)[0]
-    return float((votes.argmax(-1) == wanted).mean())
+    known, asked = (several_seeds.decoded(config.data, split) for split in (config.data.split, config.data.eval_split))
+    keys, queries = (part["image"].reshape(len(part["image"]), -1).astype(np.float32) for part in (known, asked))
+    number, mean = 1 + int(known["label"].max()), keys.mean(0)
+    votes = knn.votes(keys - mean, known["label"], queries - mean, ks=(20,), num_classes=number)[0]
+    return float((votes.argmax(-1) == asked["label"]).mean())
 
 
 def show(name, rows, pixels) -> list[Claim]:

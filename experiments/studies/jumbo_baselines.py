@@ -13,7 +13,6 @@ step times measured in turn.  The plan is kept in --workdir; with --plan it is p
 on ImageNet-1k (Figure 4).
 """
 
-import functools
 import pathlib
 import time
 from collections.abc import Mapping
@@ -52,8 +51,7 @@ COLUMNS |= {f"{rule}, epochs": f"epochs, {rule}" for rule in RULES}
 def main(arguments=None) -> int:
     options = _options(arguments)
     settings = dict(epochs=options.epochs, override=options.override, models={m: MODELS[m] for m in options.models})
-    compute = functools.partial(planned, options)
-    plan = several_seeds.planned(options.workdir / "plan.json", settings, compute)
+    plan = several_seeds.planned(options.workdir / "plan.json", settings, lambda: planned(options))
     announce(plan, options)
     if options.plan:
         return 0
@@ -141,22 +139,18 @@ def row(name: str, one: Mapping[str, Any], options) -> dict[str, Any]:
     """Costs of a model, and its accuracies by rule, one for each seed."""
     found = {key: value for key, value in one.items() if key != "steps"}
     for rule, steps in one["steps"].items():
-        found[f"{rule}, epochs"] = steps / one["epoch"]
+        found[f"{rule}, epochs"], found[rule] = steps / one["epoch"], []
         if rule == RULES[1] and name == FIRST:
             found[rule] = found[RULES[0]]
-        else:
-            found[rule] = [accuracy(name, rule, steps, seed, options) for seed in options.seeds]
+            continue
+        for seed in options.seeds:
+            place = options.workdir / rule.replace(" ", "_") / name / f"seed_{seed}"
+            start = time.monotonic()
+            accuracy = several_seeds.trained(config_of(name, options, steps=steps, seed=seed), place)[ACCURACY]
+            minutes = (time.monotonic() - start) / 60
+            print(f"{name}, {rule}, seed {seed}: {100 * accuracy:.2f} % in {minutes:.1f} minutes", flush=True)
+            found[rule].append(accuracy)
     return found
-
-
-def accuracy(name: str, rule: str, steps: int, seed: int, options) -> float:
-    """Train or resume a run; its accuracy."""
-    place = options.workdir / rule.replace(" ", "_") / name / f"seed_{seed}"
-    start = time.monotonic()
-    found = several_seeds.trained(config_of(name, options, steps=steps, seed=seed), place)
-    minutes = (time.monotonic() - start) / 60
-    print(f"{name}, {rule}, seed {seed}: {100 * found[ACCURACY]:.2f} % in {minutes:.1f} minutes", flush=True)
-    return found[ACCURACY]
 
 
 def gains_of(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict]:

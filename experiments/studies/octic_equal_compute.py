@@ -47,6 +47,8 @@ HEAD = 32  # channels of a head, within a factor of two
 HELD_OUT = 0.2  # of the training images
 FLAT = 0.02  # of the fall of the training loss, at most, in the last tenth of the steps
 ROUNDS = dict(warmup=3, runs=25)
+FIGURES = dict(upright="eval/orientation/upright", eight="eval/orientation/accuracy_mean")
+FIGURES |= dict(constant="eval/orientation/consistency")
 PLAN = dict(model="model", width="width", heads="heads", macs="M multiply-adds", macs_ratio="of plain's")
 PLAN |= dict(milliseconds="ms a step", time_ratio="of plain's")
 COLUMNS = dict(data="data", model="model", width="width", macs="multiply-adds", time="step time", rate="rate")
@@ -193,20 +195,15 @@ def prepare(data, path: pathlib.Path) -> None:
 
     Splits: "train" is "fit" and "held_out" together; "test".
     """
-    arrays = {}
-    for split, into in ((data.split, "train"), (data.eval_split, "test")):
-        pipeline = loader.evaluate(data, batch_size=64, split=split)
-        batches = list(pipeline.batches())
-        real = np.concatenate([batch["weight"] for batch in batches]) > 0  # others are padding or unreadable
-        for kind in ("image", "label"):
-            arrays[f"{into}_{kind}"] = np.concatenate([batch[kind] for batch in batches])[real]
-        arrays["classes"] = np.array(pipeline.source.classes)
-    order = np.random.default_rng(0).permutation(len(arrays["train_label"]))
+    splits = {"train": several_seeds.decoded(data, data.split), "test": several_seeds.decoded(data, data.eval_split)}
+    order = np.random.default_rng(0).permutation(len(splits["train"]["label"]))
     held_out = round(HELD_OUT * len(order))
     for into, rows in (("held_out", order[:held_out]), ("fit", order[held_out:])):
-        arrays |= {f"{into}_{kind}": arrays[f"train_{kind}"][np.sort(rows)] for kind in ("image", "label")}
+        splits[into] = {kind: array[np.sort(rows)] for kind, array in splits["train"].items()}
+    arrays = {f"{split}_{kind}": array for split, kinds in splits.items() for kind, array in kinds.items()}
+    classes = loader.evaluate(data, batch_size=1).source.classes
     with files.replacing(path) as unfinished:
-        np.savez(unfinished, **arrays)
+        np.savez(unfinished, classes=np.array(classes), **arrays)
 
 
 def _row(name: str, model: Model, entry: dict, data: pathlib.Path, options: argparse.Namespace) -> dict:
@@ -226,13 +223,8 @@ def _row(name: str, model: Model, entry: dict, data: pathlib.Path, options: argp
     rate = best(held_out) if held_out else options.rates[0]
     reports = [run(rate, seed, "data.split=train", "evaluation.suite=('orientation',)") for seed in options.seeds]
     done = [report for report in reports if report is not None]
-    figures = {
-        key: [report[f"eval/orientation/{figure}"] for report in done]
-        for key, figure in dict(upright="upright", eight="accuracy_mean", constant="consistency").items()
-    }
-    costs = {key: value for key, value in entry.items() if key != "model"}
-    row = dict(data=name, model=str(model), family=model.family, rule=model.rule, width=model.width, **costs)
-    row |= dict(rate=rate, held_out=held_out, diverged=len(reports) - len(done), **figures)
+    row = dict(data=name) | entry | model._asdict() | dict(model=str(model), rate=rate, held_out=held_out)
+    row |= dict(diverged=len(reports) - len(done), **several_seeds.by_seed(done, FIGURES))
     return row | dict(late_fall=[late_fall(report["losses"]) for report in done])
 
 
@@ -308,9 +300,9 @@ def cells(row: Mapping, rates: Sequence[float]) -> dict:
     )
 
 
-def gains_of(rows: Iterable[Mapping]) -> dict[str, dict]:
+def gains_of(rows: Sequence[Mapping]) -> dict[str, dict]:
     """The difference of each model to the plain one of the same data, and its standard error."""
-    gains, rows = {}, list(rows)
+    gains = {}
     plain = {row["data"]: row for row in rows if row["rule"] is None}
     for row in rows:
         reference = plain[row["data"]]

@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
 from equivit import files, train
+from equivit.data import loader
 from equivit.training import config as configs
 from experiments import findings, flags
 
@@ -105,6 +107,13 @@ def planned(path: pathlib.Path, settings: Mapping[str, Any], compute: Callable[[
     if keep and not known:
         files.write_text(path, json.dumps(dict(settings=settings, plan=plan), indent=1) + "\n")
     return plan
+
+
+def decoded(data: ConfigDict, split: str) -> dict[str, np.ndarray]:
+    """All images and labels of a split as arrays, "image" and "label"; without padding and unreadable ones."""
+    batches = list(loader.evaluate(data, batch_size=64, split=split).batches())
+    real = np.concatenate([batch["weight"] for batch in batches]) > 0
+    return {kind: np.concatenate([batch[kind] for batch in batches])[real] for kind in ("image", "label")}
 
 
 def difference(a: Sequence[float], b: Sequence[float]) -> dict[str, float | None]:
