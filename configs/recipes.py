@@ -18,19 +18,15 @@ FAMILIES = {"plain": "vit", "H8": "octic_vit", "I8": "octic_vit", "D8": "octic_v
 def words(
     mode: str, *flags: str, values: Mapping[str, Callable[[str], Any]] | None = None, **choices: Iterable[str]
 ) -> SimpleNamespace:
-    """Parse a mode, words joined by commas, such as "I8,k=6,quicktest".
+    """Parse a mode, words joined by commas: an attribute for each flag, value and choice (None if not given).
 
         w = words("I8,k=6", "quicktest", family=("H8", "I8"), values=dict(k=int))
         w.family, w.k, w.quicktest  # "I8", 6, False
 
     Args:
-      mode: the words.
       flags: optional words.
       values: parsers of the text in `name=text`, by name.
       choices: groups of mutually exclusive words, by name.
-
-    Returns:
-      An attribute for each flag (True or False), value and choice (None if not given).
 
     Raises:
       ValueError: an unknown word, a value that cannot be parsed, or two words that exclude each other.

@@ -4,11 +4,9 @@
 
 The step is the training loop's (LAMB, mixing, averaged weights), of plain and D8 models so narrow that only the
 compiler has work.  A time is from Python to the executable, with empty caches: elapsed, and of all processors together.
-Sizes are lines of the program before XLA optimises it (StableHLO) and instructions after (HLO).
-
-Claims: 48 blocks take at most twice the processors' time of 2, for each family and each way to recompute activations,
-and the program before optimisation grows by at most a tenth.  Elapsed times are not judged: beside other programs they
-varied threefold.
+Sizes are lines of the program before XLA optimises it (StableHLO) and instructions after (HLO).  Claims: 48 blocks take
+at most twice the processors' time of 2, and the program before optimisation grows by at most a tenth.  Elapsed times
+are not judged: beside other programs they varied threefold.
 """
 
 import itertools

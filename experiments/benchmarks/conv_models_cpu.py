@@ -2,15 +2,13 @@
 
     python -m experiments benchmarks.conv_models_cpu --peer=torch-venv/bin/python  # about half an hour
     python -m experiments benchmarks.conv_models_cpu  # without torch
-    python -m experiments benchmarks.conv_models_cpu --peer=... --models=shvit_s1,efficientvit_b0 --runs=5
 
 The peer is a Python that has torch and timm (`torch_peers/timm_models.py` says how to make one); BiXT, which timm does
 not have, is plain torch (`torch_peers/bixt.py`).  Forward passes of 8 images of 224 px in float32, every parameter
 random, on 2 threads, in turn.  The peer's maps are in torch's usual layout and channels last, and the faster one
 counts.  Both models must have the same number of parameters, and both BiXTs the same logits.  The JSON has the load of
-the machine before each model.
-
-Claims: as it is, each convolutional model takes at most 1.5 times as long as the peer's, and BiXT at most 1.1 times.
+the machine before each model.  Claims: each convolutional model as it is takes at most 1.5 times the time of the
+peer, BiXT at most 1.1 times.
 """
 
 import contextlib

@@ -3,12 +3,10 @@
     python -m experiments benchmarks.depthwise_module  # about ten minutes
     python -m experiments benchmarks.depthwise_module --peer=none  # without torch
 
-Two linear maps and a k x k depthwise convolution, float32, one image, medians, the variants in turn within each round;
-torch, if it is importable, in a process of its own, channels last, with as many threads (`--threads`).  Both results
-are compared before anything is timed.  Timed are the forward pass; the two linear maps alone, which depend on matrix
-products only; and forward with the gradients of x and all parameters.
-
-Claim: at k = 3 the forward pass takes at most 1.1 times torch's time.  Exits 1 when it fails.
+Two linear maps and a k x k depthwise convolution, float32, one image; torch, if it is importable, in a process of its
+own, channels last, with as many threads (`--threads`).  Both results are compared before anything is timed: the forward
+pass; the two linear maps alone; and forward with the gradients of x and all parameters.  Claim: at k = 3 the forward
+pass takes at most 1.1 times torch's time.
 """
 
 import importlib.util

@@ -5,9 +5,9 @@
 
 - step: a whole step of the small recipe (student, teacher, heads, losses, AdamW, average) over the sum of its parts
   timed alone: the student's gradient on both sizes of crops, the teacher's forward pass, heads and losses with their
-  gradient; plain, H8, I8 and D8 at equal width, and each family's step over that of the plain model;
-- subsets: the gradient of two blocks at rate 0.3, computed on the kept images, over that with a draw per image,
-  dense and octic, width 384, 197 tokens, 16 images;
+  gradient; each family at equal width, also over the plain model;
+- subsets: the gradient of two blocks at rate 0.3, on the kept images, over a draw per image; width 384, 197 tokens, 16
+  images;
 - memory: temporary memory of value and gradient of heads and losses, in float32 arrays of [masked rows, prototypes], at
   64 images of 224 px and 65,536 prototypes; only compiled.
 

@@ -1,7 +1,6 @@
 """Every octic kernel: its time, the bandwidth and arithmetic it reaches, and plain XLA beside it.
 
     python -m experiments benchmarks.kernel_speed  # on a GPU or TPU; at most 7 minutes (--minutes)
-    python -m experiments benchmarks.kernel_speed --shape ViT-H --operation d8_gelu
     python -m experiments benchmarks.kernel_speed --quick  # small shapes on any machine; tries the script
 
 Variants of an operation: "xla", its reference; "eight", where the components are eight separate arrays from the start
@@ -9,10 +8,9 @@ and XLA fuses freely; "gpu" or "tpu", its kernel; "auto", the choice of `impleme
 Bandwidth counts each argument and result once, relative to a copy of 256 MiB timed in the same rounds.  Arithmetic
 counts multiply-adds as two operations, elementwise ones by the prices of `equivit/costs.py`, over a matrix product of
 8192 x 8192.  Errors are relative to the reference in float32.  A program has four calls, and ten programs are
-dispatched in a row, so that a time is the device's and not the host's.
-
-Claims, on a GPU (set for an H200): `d8_gelu` at 85 % of the copy's bandwidth or better where its field takes 64 MiB or
-more; kernels within 1e-2 (float32: 2e-3, products in TF32) of the reference.
+dispatched in a row, so that a time is the device's and not the host's.  Claims, on a GPU (set for an H200): `d8_gelu`
+at 85 % of the copy's bandwidth or better where its field takes 64 MiB or more; kernels within 1e-2 (float32: 2e-3,
+products in TF32) of the reference.
 """
 
 import functools

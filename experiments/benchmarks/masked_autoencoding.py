@@ -4,8 +4,7 @@
     python -m experiments benchmarks.masked_autoencoding --size=s16 --batch=8 --runs=5 --warmup=1  # a CPU: float32
 
 Both steps have the same objective, decoder and optimizer; in the second the encoder takes the removed patches, too.
-Jumbo quotes 2.8 to 4.1 times from MAE, for larger encoders, whose decoder has a smaller share.  Claim: a step is
-faster.
+Jumbo quotes 2.8 to 4.1 times from MAE, for larger encoders with a lighter decoder.  Claim: a step is faster.
 """
 
 import itertools

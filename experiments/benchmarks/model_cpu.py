@@ -9,10 +9,8 @@ of 224 px on 2 threads, in turn, each model in a process of its own.  No model h
 plain has as many parameters as timm's.  A training step is cross-entropy, gradient and AdamW; ours also normalises the
 images and computes the norm of the gradient.  Our blocks are unrolled, and in a forward pass their parameters lie
 apart.  With "bfloat16" products are in bfloat16: ours with precision "mixed", torch's by autocast.  The JSON has the
-load of the machine before each row.
-
-Claims: in float32, plain takes at most as long as timm's; D8's training step at most 0.6 of timm's time (Ti) and 0.45
-(S, B), its forward pass at most half (S, B).  In bfloat16, plain and D8 take at most as long as timm's.
+load of the machine before each row.  Claims, of timm's time: plain and D8 at most 1; in float32, D8's training step at
+most 0.6 (Ti) and 0.45 (S, B), its forward pass at most 0.5 (S, B).
 """
 
 import contextlib

@@ -2,13 +2,10 @@
 
     python -m experiments benchmarks.segmentation_costs --source=npz:/data/camvid_240x180.npz  # about four minutes
 
-Swin-T with UperNet, with random weights, on frames of studies/segmentation_camvid.py, 128 x 96 pixels.
-
-- evaluation: the protocol `segmentation` on the test frames, from the file to the scores, over the bare forward passes
-  of the same model on the same frames, decoded before and on the device;
-- counting: the confusion matrix of a batch over a training step of that batch.
-
-Claims: evaluation at most 1.15 times the forward passes, counting at most 2 % of a step.
+Swin-T with UperNet, with random weights, on frames of studies/segmentation_camvid.py, 128 x 96 pixels.  Claims: the
+protocol `segmentation` on the test frames, from the file to the scores, takes at most 1.15 times the bare forward
+passes on the same frames, decoded before and on the device; counting the confusion matrix of a batch at most 2 % of a
+training step.
 """
 
 import functools

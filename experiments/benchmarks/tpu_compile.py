@@ -4,15 +4,11 @@
     python -m experiments benchmarks.tpu_compile  # half an hour or more on two cores
 
 Nothing runs: the script shows that the compiler takes the kernels, and estimates cycles from the compiled code.  An
-instruction of XLA, or a kernel, takes the largest of
-
-  - the bundles that it issues, every trip of every loop counted in the final assembly (tpu_assembly.py),
-  - the rows that the busiest of the four matrix units takes, one per cycle,
-  - the bytes of its operands and results in HBM, over the bandwidth;
-
-copies between HBM and VMEM that run beside other instructions count by their bundles.  A block takes the sum over its
-instructions, or all its bytes over the bandwidth if that is more.  Stalls are left out, so it is a lower bound; the
-activations of 8 images stay in VMEM, activations of 64 would not fit.
+instruction of XLA, or a kernel, takes the largest of the bundles that it issues, every trip of every loop counted in
+the final assembly (tpu_assembly.py); the rows that the busiest of the four matrix units takes, one per cycle; and the
+bytes of its operands and results in HBM, over the bandwidth.  Copies between HBM and VMEM that run beside other
+instructions count by their bundles.  A block takes the sum over its instructions, or all its bytes over the bandwidth
+if that is more.  Stalls are left out, so it is a lower bound; activations of 64 images would not fit into VMEM.
 
 In bfloat16, 8 images; gradients are of all parameters and the input; layouts between blocks are the compiler's choice.
 A block is dense, octic without kernels ("octic, XLA") or octic with them ("octic, kernels").  Claims: every kernel

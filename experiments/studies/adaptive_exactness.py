@@ -3,15 +3,11 @@
     python -m experiments studies.adaptive_exactness --cifar10=npz:cifar10.npz --blood_cells=npz:pbc_wbc96.npz
 
 Small variants of the four families with random weights, and of a D8 ViT, which also follows the eight orientations
-(p4m); its images are turned, too.  All images have 64 px and are rolled by the same random shifts.  Measured are:
-
-- float32, bfloat16: the share of copies with equal logits, to the last bit, and the largest deviation;
-- float64 with `anchor=False`, the layers alone: the largest deviation, and the smallest gap between the best and the
-  second best choice;
-- the ordinary model: the largest deviation, and the share of copies of another class.
-
-Deviations are relative to the largest logit, gaps to the best choice.  The D8 ViT has no anchor: hashes of all views of
-an image settle norms that are closer than rounding; "settled" is the share of images that need them in float32.
+(p4m); its images are turned, too.  All images have 64 px and are rolled by the same random shifts.  Columns: the share
+of copies with equal logits, to the last bit; the largest deviation, relative to the largest logit, in float64 of the
+layers alone (`anchor=False`); there the smallest gap between the best and the second best choice, relative to the best;
+and the share of copies to which the ordinary model gives another class.  The D8 ViT has no anchor: hashes of all views
+of an image settle norms that are closer than rounding; "settled" is the share of images that need them in float32.
 
 Claims: equal bits in float32 and bfloat16, for the D8 ViT at most 1e-5 in float32; at most 1e-10 in float64 unless a
 gap is below 1e-9.

@@ -3,12 +3,10 @@
     python -m experiments studies.adaptive_p4m --source=npz:/data/pbc_wbc96.npz
 
 Blood cells have no canonical orientation and no canonical place.  A D8 ViT is invariant to the eight orientations, an
-adaptive ViT to circular shifts, an adaptive D8 ViT to both: to the wallpaper group p4m.  Images of 48 px in patches of
-8 are mirrored and shifted in training, for all models alike.
-
-"Never changes" is the share of the first test images (--images) with one class for all copies: eight orientations of 64
-circular shifts.  An image is undecided, and rounding may decide, where the best two logits of a copy are closer than
-1e-4.  Claim: no decided image changes its class in the model with both symmetries.
+adaptive ViT to circular shifts, an adaptive D8 ViT to both: to the wallpaper group p4m.  "Never changes" is the share
+of the first test images (--images) with one class for all copies: eight orientations of 64 circular shifts.  An image
+is undecided, and rounding may decide, where the best two logits of a copy are closer than 1e-4.  Claim: no decided
+image changes its class in the model with both symmetries.
 """
 
 import pathlib

@@ -2,13 +2,10 @@
 
     python -m experiments studies.adaptive_small_images --source=npz:/data/cifar10.npz
 
-Small Swin, SwinV2, CvT and MViTv2 on images of 32 px in the circular setting of "Making Vision Transformers Truly
-Shift-Equivariant" (arXiv 2305.16316), all at one untuned learning rate:
-
-- default, adaptive, and adaptive with phases chosen by a module's input (`select="input"`): Table 1;
-- Swin without one of the adaptive parts: Table 6;
-- Swin trained on circular shifts, the strongest augmentation (Swin-T DA): Table A10;
-- CvT made adaptive after its training, at once and after one or two more epochs: Table A12.
+Small models on images of 32 px in the circular setting of arXiv 2305.16316, all at one untuned learning rate: default,
+adaptive, and adaptive with phases chosen by a module's input (Table 1); Swin without one of the adaptive parts (Table
+6); Swin trained on circular shifts (Swin-T DA, Table A10); CvT made adaptive after its training, at once and after one
+or two more epochs (Table A12).
 
 Consistency is the share of test images whose class is the same after two random shifts: circular ones of the whole
 image (C-Cons), and of up to 3 px to either side with zeros (S-Cons).  Claim: no circular shift changes a class of a

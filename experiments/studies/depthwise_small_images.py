@@ -5,17 +5,15 @@
     python -m experiments studies.depthwise_small_images --data=camvid --source=npz:/data/camvid_240x180.npz
 
 The same command resumes its runs: for each seed as many as rows, the pretraining, and the gates of DSP-2S.  On CamVid
-the models segment by a decoder of transposed convolutions; the pretraining has a linear decoder, so that stage 1 begins
-with a new one.
+the decoder has transposed convolutions, in the pretraining a linear map, so that stage 1 begins with a new decoder.
 
 The stages are the paper's (configs/depthwise.py).  A model with a class token is pretrained on the same data for as
 long as stage 1, which continues with patch tokens alone.  Sigma of that model is measured on 1000 training images, half
 of the blocks are replaced, and stage 2 trains for half of the epochs with half of the batch.  ROWS has the choices.
 The rows of a seed share its stage 1; differences are judged as if they did not, which is cautious.  Prints accuracy or
 mean IoU of test images, the chosen blocks, and each difference beside the paper's on COCO.
-
 Claim: before stage 2, the squared error of the replaced modules with taps of least squares is at most 0.6 of the error
-with Gaussian taps.  Exits 1 when it fails.
+with Gaussian taps.
 """
 
 import argparse

@@ -5,8 +5,7 @@
 
 10,000 images; models of 9 to 19 million multiply-adds; one untuned learning rate, no distillation.  jumbo and registers
 are ViTs of width 64 with four blocks and patches of 8, with a Jumbo token of J = 6, or a class token and 5 registers;
-bixt has the same width, depth and patches, and 16 latents; MobileNetV4 conv-small, SHViT S1 and EfficientViT-B0 are
-unchanged.
+bixt has the same width, depth and patches, and 16 latents; the other models are unchanged.
 
 By one rule every model gets --epochs epochs, by the other the time that jumbo takes for them: the steps that fit, by
 step times measured in turn.  The plan is kept in --workdir; with --plan it is printed only.  The paper's comparison is

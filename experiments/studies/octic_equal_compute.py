@@ -2,16 +2,13 @@
 
     python -m experiments studies.octic_equal_compute --blood_cells=npz:pbc_wbc96.npz --cifar10=npz:cifar10.npz
 
-At equal width an octic model does less arithmetic (`octic_small_images.py`).  Here a plain ViT sets two budgets:
-
-- equal multiply-adds: of all matrix products of a forward pass;
-- equal step time: of a training step on this machine, measured in turn with the plain one in one process.
+At equal width an octic model does less arithmetic (`octic_small_images.py`).  Here a plain ViT sets two budgets: the
+multiply-adds of a forward pass, and the time of a training step on this machine, measured in turn in one process.
 
 Each octic model gets the legal width that is nearest to a budget, a multiple of 8 with heads of 16 to 64 channels.
 Each model gets the learning rate, of three, with the best accuracy on a held-out fifth of the training images, for one
 seed; it is then trained on all training images with three seeds.  All runs are equally long.  "Late fall" is the share
-of the fall of the training loss in the last tenth of the steps.  --plan measures and prints the plan, and trains
-nothing.
+of the fall of the training loss in the last tenth of the steps.  --plan measures and prints the plan alone.
 """
 
 import argparse

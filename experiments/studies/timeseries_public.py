@@ -5,11 +5,9 @@
 
 The paper "closely follows" PatchTST.  Public PatchTST has batch norms after each branch, residual attention and series
 normalised one by one; ours has layer norms before each branch.  Both are trained plain, with registers and with a Jumbo
-token, by configs/timeseries.py, on six small sets.  A seed changes weights, dropout and the order of series, not the
-validation set.
-
-The JSON file holds the results of all sweeps; missing ones are computed, and the same command resumes.  For each seed
-the script prints mean ranks over the sets and whether their order is the paper's, and differences between models.
+token, by configs/timeseries.py, on six small sets.  A seed changes weights, dropout and the order of series.  The JSON
+file holds the results of all sweeps; missing ones are computed, and the same command resumes.  Printed are, for each
+seed, mean ranks over the sets and whether their order is the paper's, and differences between models.
 """
 
 import itertools

@@ -4,10 +4,8 @@ Its tensors have the names of the official files, in which equivit writes its ow
 cross-attention need the same scores, which `scaled_dot_product_attention` does not give: it serves where attention goes
 one way.  Source: BiXT (arXiv 2402.12138).
 
-It imports nothing of equivit.  A question for a model (`serve.py`) has the .npz file with its tensors, with images
-[B, H, W, C], and with the logits that it must find:
-
-    {"file": path, "heads": number, ...}
+It imports nothing of equivit.  A question for a model (`serve.py`), {"file": path, "heads": number, ...}, has the .npz
+file with its tensors, with images [B, H, W, C], and with the logits that it must find.
 """
 
 import numpy as np
