@@ -13,10 +13,10 @@ Expected top-1 from the paper: 128 px with lr 3e-3 / 1e-3 (Tables 7 to 11), then
     BiXT           in no table
 
 Ours: not trained yet; experiments/tables/jumbo/accuracy.py prints the tables.  Cost: not in the paper.
-The training code is not public.  The paper does not give the rate of stochastic depth (here 0; 0.1 in the public
-constructors of ViTs), nor the parameters without weight decay (here vectors, tokens and positions).  It trains every
-family by this recipe, which is far from their own.  Batch norms use statistics of the whole batch, on any number of
-devices; --config.model.statistics_groups=N uses N groups, like N devices.  The paper does not say which it used.
+The training code is not public.  Not in the paper: the rate of stochastic depth (here 0; 0.1 in the public constructors
+of ViTs), the parameters without weight decay (here vectors, tokens and positions), and the statistics of batch norms
+(here of the whole batch, on any number of devices; --config.model.statistics_groups=N uses N groups, like N devices).
+It trains every family by this recipe, which is far from their own.
 
     W=configs/jumbo_in1k.py D="--config.data.source=folder:imagenet" T=--config.objective.teacher
     python -m equivit.train --config=$W:tiny,lr=3e-3 $D $T=timm:deit3_base.safetensors --workdir=/tmp/tiny_128

@@ -10,9 +10,8 @@ Ours and the cost: experiments/tables/jumbo/timeseries.json.
 
 The training code is not public.  The paper closely follows PatchTST, whose public code has batch norm after each
 branch, adds the attention scores of the previous layer, and normalises each series separately.  Our three models have
-layer norm before each branch and nothing else of this; `public` also trains all three in the public form, for
-experiments/studies/timeseries_public.py, which compares their order with the paper's.  The paper does not list the
-parameters without weight decay: here vectors, tokens and positions.
+layer norm before each branch instead; `public` also trains the public form (experiments/studies/timeseries_public.py).
+The paper does not list the parameters without weight decay: here vectors, tokens and positions.
 
 aeon lacks InsectSound, FruitFlies, RightWhaleCalls, FaultDetectionA and WalkingSittingStanding: they are read from
 --config.data.directory, as <name>_TRAIN.ts and <name>_TEST.ts from timeseriesclassification.com or as .npz.  Others are

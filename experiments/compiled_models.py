@@ -5,7 +5,7 @@ They are compiled from shapes alone, so that their memory is known before anythi
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -127,24 +127,15 @@ def first_step(config, mesh):
     objective = build.make_objective(config)
     options = dict(batch_size=config.batch_size, seed=config.seed, entries=objective.entries)
     pipeline = loader.train(config.data, **options, transform=objective.transform_of(config))
-    with config.unlocked():
-        config.model.in_channels = pipeline.channels
-    run = build.make_program(config, mesh, total=100, per_epoch=10)
+    run = build.make_program(loader.complete(config, pipeline), mesh, total=100, per_epoch=10)
     return run, run.init({}), sharding.to_global(mesh, next(iter(pipeline.batches())))
 
 
-class Lowered(NamedTuple):
-    """A training step that is not compiled yet, the shapes of its batch, and how its state begins."""
-
-    step: jax.stages.Lowered
-    batch: dict[str, jax.ShapeDtypeStruct]
-    init: Callable[[], Any]
-
-
-def lower_training_step(config, objective=None) -> Lowered:
+def lower_training_step(config, objective=None) -> tuple[jax.stages.Lowered, dict, Callable[[], Any]]:
     """The training step of a config, as `equivit/training/loop.py` runs it, traced and lowered for one device.
 
-    Raises ImportError without ml_collections, which forward passes do not need.
+    Also the shapes of its batch, and a function that makes its first state.  Raises ImportError without ml_collections,
+    which forward passes do not need.
     """
     from equivit.data import loader
     from equivit.training import build, sharding
@@ -156,7 +147,7 @@ def lower_training_step(config, objective=None) -> Lowered:
     batch = {name: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where) for name, a in shapes.items()}
     with jax.set_mesh(mesh):
         step = run.lower(batch)
-    return Lowered(step, batch, lambda: run.init({}))
+    return step, batch, lambda: run.init({})
 
 
 def _random(shape, dtype):

@@ -4,7 +4,7 @@
     python -m experiments benchmarks.block_cpu --peer=none  # without torch
 
 Forward passes of one block of ViT-S, L and H, every parameter random, in turn; torch runs in a process of its own
-(`torch_peers/block.py` says how to install it).  Ours and torch's results are compared before anything is timed.
+(an error says how to install it).  Ours and torch's results are compared before anything is timed.
 Claims, in float32: octic takes at most the peer's time, dense at most 1.3 times it.
 """
 
@@ -63,10 +63,8 @@ def pair(kind: str, width: int, heads: int, x: np.ndarray, dtype: str, peer: str
     block = testing.randomise(models.create(name, family=family, **options).blocks[0], jax.random.key(0))
     theirs = None
     if peer == "torch":
-        from experiments.benchmarks.torch_peers import block as torch_block
-
         tensors = {name: np.asarray(array) for name, array in logical.to_logical(block).items()}
-        theirs = (torch_block.make, kind, tensors, heads, x, dtype)
+        theirs = (processes.torch_peer("block").make, kind, tensors, heads, x, dtype)
     stack, x = Stack.from_blocks([jax.tree.map(lambda a: a.astype(dtype), block)]), jnp.asarray(x, dtype)
     x = fields.from_dense(x, OCTIC) if kind == "octic" else x
     call = compiled_models.call(lambda stack, x: stack(x)[0], stack, x)

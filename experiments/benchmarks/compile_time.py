@@ -57,7 +57,7 @@ def compile_once(family: str, remat: str, depth: int) -> dict:
     config.objective.update(mixup=0.8, cutmix=1.0, ema=0.999)
     jax.clear_caches()
     start, cpu = time.perf_counter(), time.process_time()
-    lowered = compiled_models.lower_training_step(config).step
+    lowered, _, _ = compiled_models.lower_training_step(config)
     traced = time.perf_counter()
     compiled = lowered.compile()
     done = time.perf_counter()

@@ -74,10 +74,8 @@ def pair(module: nnx.Module, x: np.ndarray, grid: tuple[int, int], what: str, op
 
     theirs = None
     if options.peer == "torch":
-        from experiments.benchmarks.torch_peers import depthwise as torch_module
-
         tensors = {name: np.asarray(array) for name, array in logical.to_logical(module).items()}
-        theirs = (torch_module.make, tensors, x, grid, what, options.threads)
+        theirs = (processes.torch_peer("depthwise").make, tensors, x, grid, what, options.threads)
     arguments = (logical.take(module), jnp.asarray(x))
     call = compiled_models.call(jax.grad(total, (0, 1)) if what == "gradients" else forward, *arguments)
     return np.asarray(jax.jit(forward)(*arguments)), call, theirs

@@ -9,8 +9,8 @@ of 224 px on 2 threads, in turn, each model in a process of its own.  No model h
 plain has as many parameters as timm's.  A training step is cross-entropy, gradient and AdamW; ours also normalises the
 images and computes the norm of the gradient.  Our blocks are unrolled, and in a forward pass their parameters lie
 apart.  With "bfloat16" products are in bfloat16: ours with precision "mixed", torch's by autocast.  The JSON has the
-load of the machine before each row.  Claims, of timm's time: plain and D8 at most 1; in float32, D8's training step at
-most 0.6 (Ti) and 0.45 (S, B), its forward pass at most 0.5 (S, B).
+load of the machine before each row.  Claims, of timm's time: plain at most 1; D8 at most 1 in bfloat16, and in float32
+0.6 (Ti) and 0.45 (S, B) for a training step and 0.5 (S, B) for a forward pass.
 """
 
 import contextlib

@@ -1,12 +1,14 @@
 """Programs timed in processes of their own: threads of one library that spin while they wait slow another one down."""
 
 import contextlib
+import importlib
 import json
 import multiprocessing
 import pathlib
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -50,6 +52,17 @@ def _serve(questions: Connection, make: Callable, arguments: tuple) -> None:
     with contextlib.suppress(EOFError):
         while questions.recv():
             questions.send(run())
+
+
+def torch_peer(name: str) -> ModuleType:
+    """A module of torch_peers/ for a process of this Python; ImportError, with the remedy, where torch is missing."""
+    try:
+        return importlib.import_module(f"experiments.benchmarks.torch_peers.{name}")
+    except ImportError as error:
+        raise ImportError(
+            "the peer of this experiment needs torch, which is no requirement of equivit: in a virtual environment of "
+            "its own, `pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu`."
+        ) from error
 
 
 def milliseconds(variants: Mapping[str, Callable[[], float]], options) -> dict[str, float]:

@@ -28,7 +28,10 @@ def main(arguments=None) -> int:
     parser.add_argument("--source", required=True, help="label maps, such as npz:<file>")
     parser.add_argument("--override", action="append", default=[], help="a key=value of the config; may be repeated")
     options = parser.parse_args(arguments)
-    config = config_of(options)
+    texts = [*segmentation_camvid.SHARED, f"data.source={options.source}", "evaluation.suite=segmentation"]
+    texts += ["epochs=1", "data.eval_examples=40", *options.override]
+    config = configs.load("configs/segment.py:swin_t", texts)
+    config = loader.complete(config, loader.evaluate(config.data, batch_size=config.batch_size))
     mesh = sharding.create_mesh(config.mesh)
     with jax.set_mesh(mesh):
         milliseconds = [timing.milliseconds(calls, options) for calls in (evaluations(config), steps(config, mesh))]
@@ -41,15 +44,6 @@ def main(arguments=None) -> int:
     ]
     settings = dict(runs=options.runs, batch_size=config.batch_size, image_size=list(config.data.image_size))
     return findings.finish(options, dict(seconds=seconds, **settings), claims)
-
-
-def config_of(options):
-    texts = [*segmentation_camvid.SHARED, f"data.source={options.source}", "evaluation.suite=segmentation"]
-    texts += ["epochs=1", "data.eval_examples=40", *options.override]
-    config = configs.load("configs/segment.py:swin_t", texts).unlock()
-    pipeline = loader.evaluate(config.data, batch_size=config.batch_size, seed=0)
-    config.model.update(num_classes=pipeline.num_classes, in_channels=pipeline.channels)
-    return config.lock()
 
 
 def evaluations(config):

@@ -14,7 +14,7 @@ import math
 import operator
 import pathlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 FLAGS = "--xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=assembly-pre-overlay|hlo-details"
@@ -22,26 +22,15 @@ DELAY = 4  # bundles after a branch that are issued whether it is taken or not
 ROWS, PACKED_ROWS = 8, 16  # that one product takes: a register of 32-bit numbers, or of 16-bit ones
 ITEMSIZE = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f32": 4, "s32": 4, "u32": 4}
 
-ARITHMETIC: Mapping[str, Callable[..., int]] = {
+ARITHMETIC: dict[str, Callable[..., int]] = {f"s{word}.s32": getattr(operator, word) for word in ("add", "sub")}
+ARITHMETIC |= {f"s{word}.s32": getattr(operator, word) for word in ("lt", "le", "gt", "ge", "eq", "ne")}
+ARITHMETIC |= {"sand.u32": operator.and_, "sor.u32": operator.or_, "sxor.u32": operator.xor, "smul.u32": operator.mul}
+ARITHMETIC |= {"sshll.u32": operator.lshift, "sshra.s32": operator.rshift, "sshrl.u32": lambda a, b: a % 2**32 >> b}
+ARITHMETIC |= {
     "simm.u32": lambda a: a,
     "smov.u32": lambda a: a,
-    "sadd.s32": operator.add,
-    "ssub.s32": operator.sub,
-    "smul.u32": operator.mul,
     "smulhi.u32": lambda a, b: (a % 2**32) * (b % 2**32) >> 32,
     "smin.u32": lambda a, b: min(a, b, key=lambda value: value % 2**32),
-    "sand.u32": operator.and_,
-    "sor.u32": operator.or_,
-    "sxor.u32": operator.xor,
-    "sshll.u32": operator.lshift,
-    "sshrl.u32": lambda a, b: a % 2**32 >> b,
-    "sshra.s32": operator.rshift,
-    "slt.s32": operator.lt,
-    "sle.s32": operator.le,
-    "sgt.s32": operator.gt,
-    "sge.s32": operator.ge,
-    "seq.s32": operator.eq,
-    "sne.s32": operator.ne,
 }
 
 _LINE = re.compile(r"0:0x[0-9a-f]+ *: \{(.*)\}")

@@ -84,11 +84,10 @@ def copies(run: pathlib.Path, images: int) -> dict[str, float]:
 
 
 def compared(predict, batches) -> dict[str, float]:
-    """How many images have one class in all copies.
+    """Compare the classes of all copies of the images.
 
-    Returns:
-      "images"; "constant": the share with one class in all copies; "decided": the number of those whose best two logits
-      differ by more than TIE in every copy; "identical": how many of these have one class.
+    "constant" is the share of images with one class, "decided" the number whose best two logits differ by more than TIE
+    in every copy, "identical" the number of these with one class.
     """
     same, decided = [], []
     for batch in batches:
@@ -98,9 +97,8 @@ def compared(predict, batches) -> dict[str, float]:
         same.append((classes == classes[0]).all(0))
         decided.append(((best[..., -1] - best[..., -2]) > TIE).all(0))
     same, decided = np.concatenate(same), np.concatenate(decided)
-    return dict(
-        images=len(same), constant=float(same.mean()), decided=int(decided.sum()), identical=int((same & decided).sum())
-    )
+    numbers = dict(images=len(same), decided=int(decided.sum()), identical=int((same & decided).sum()))
+    return numbers | dict(constant=float(same.mean()))
 
 
 def all_copies(images: np.ndarray):

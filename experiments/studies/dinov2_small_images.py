@@ -30,6 +30,7 @@ FAMILIES = ("plain", "H8", "I8")
 CIFAR10 = ["data.image_size=(32,32)", "model.image_size=(32,32)", "model.patch_size=4"]
 CIFAR10 += ["data.views.local_size=(16,16)", "data.augment.octic=False", *several_seeds.CIFAR10]
 SETS = {"blood_cells": ["data.train_examples=None"], "cifar10": CIFAR10}
+ENTROPIES = ("classes/rows", "classes/mean", "patches/rows", "patches/mean")
 FIGURES = ("knn/top1", "linear_probe/top1", "knn/accuracy_mean", "linear_probe/accuracy_mean", "knn/consistency")
 
 
@@ -63,8 +64,7 @@ def runs(family, options) -> dict[str, list]:
         last = [json.loads(line) for line in lines if "classes/rows" in line][-1]
         row = {f"start {figure}": before[figure] for figure in FIGURES}
         row |= {figure: after[f"eval/{figure}"] for figure in FIGURES}
-        row |= {key: last[key] for key in ("classes/rows", "classes/mean", "patches/rows", "patches/mean")}
-        found.append(row)
+        found.append(row | {key: last[key] for key in ENTROPIES})
     return {key: [row[key] for row in found] for key in found[0]}
 
 
@@ -72,9 +72,7 @@ def at_start(config, place) -> dict[str, float]:
     """The scores of frozen features before training, cached beside the run."""
 
     def evaluate():
-        started = config.copy_and_resolve_references().unlock()
-        pipeline = loader.evaluate(started.data, batch_size=started.batch_size, seed=started.seed)
-        started.model.in_channels = pipeline.channels
+        started = loader.complete(config, loader.evaluate(config.data, batch_size=config.batch_size))
         mesh = sharding.create_mesh(started.mesh)
         with jax.set_mesh(mesh):
             run = build.make_program(started, mesh, total=100, per_epoch=10)

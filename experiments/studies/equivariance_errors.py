@@ -33,7 +33,7 @@ def main(arguments=None) -> int:
             rows.append(dict(family=family, measured="field" if family[0] == "H" else "logits", **errors))
             for dtype, most in LIMITS.items():
                 claims.append(Claim(f"{family}, {dtype}: deviation", errors[dtype], at_most=most))
-    shown = [{**row, **{dtype: f"{row[dtype]:.1e}" for dtype in DTYPES}} for row in rows]
+    shown = [row | {dtype: f"{row[dtype]:.1e}" for dtype in DTYPES} for row in rows]
     print(findings.table(shown, {name: name for name in ("family", "measured", *DTYPES)}))
     return findings.finish(options, dict(rows=rows), claims)
 
@@ -44,9 +44,8 @@ def error(family: str, name: str, dtype: str, size: tuple[int, int]) -> float:
     group, grid = model.config.group, (size[0] // 4, size[1] // 4)
     if family[0] != "H":
         return testing.assert_equivariant(lambda x: logits(model, x), group, images, tol=ANY)
-    return testing.assert_equivariant(
-        lambda x: field(model, x), group, images, output="field", prefix=3, output_grid=grid, tol=ANY
-    )
+    output = dict(output="field", prefix=3, output_grid=grid)
+    return testing.assert_equivariant(lambda x: field(model, x), group, images, **output, tol=ANY)
 
 
 @functools.cache

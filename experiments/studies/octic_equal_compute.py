@@ -155,26 +155,18 @@ def planned(name: str, options: argparse.Namespace) -> list[dict]:
 
 def measured(name: str, models: Sequence[Model], options: argparse.Namespace) -> list[dict]:
     """The costs of each model; all step times are of the same rounds."""
-    calls, compile_seconds = {}, {}
+    calls, entries = {}, []
     for model in models:
         begin = time.perf_counter()
-        calls[model] = compiled_models.training_step(_config(name, model, options)).start()
-        compile_seconds[model] = time.perf_counter() - begin
-    seconds = timing.medians(timing.interleaved({str(m): call for m, call in calls.items()}, **ROUNDS))
-    counts = {model: _counts(name, model, options) for model in models}
-    plain = models[0]
-    return [
-        dict(
-            model=list(model),
-            heads=heads_of(model.width),
-            **{key: counts[model][key] for key in ("parameters", "macs", "fvcore")},
-            macs_ratio=counts[model]["macs"] / counts[plain]["macs"],
-            step_seconds=seconds[str(model)],
-            time_ratio=seconds[str(model)] / seconds[str(plain)],
-            compile_seconds=compile_seconds[model],
-        )
-        for model in models
-    ]
+        calls[str(model)] = compiled_models.training_step(_config(name, model, options)).start()
+        compile_seconds, counted = time.perf_counter() - begin, _counts(name, model, options)
+        entry = {key: counted[key] for key in ("parameters", "macs", "fvcore")} | dict(compile_seconds=compile_seconds)
+        entries.append(dict(model=list(model), heads=heads_of(model.width), **entry))
+    seconds = timing.medians(timing.interleaved(calls, **ROUNDS))
+    plain, plain_seconds = entries[0], seconds[str(models[0])]
+    for entry, step in zip(entries, seconds.values(), strict=True):
+        entry |= dict(step_seconds=step, time_ratio=step / plain_seconds, macs_ratio=entry["macs"] / plain["macs"])
+    return entries
 
 
 def estimate(entries: Iterable[Mapping], options: argparse.Namespace, steps: int) -> float:

@@ -36,15 +36,12 @@ def main(arguments=None) -> int:
     parser.add_argument("--rows", default=list(VARIANTS), type=flags.one_of(list(VARIANTS)), help="(all)")
     parser.set_defaults(epochs=40)
     options = parser.parse_args(arguments)
-    rows = {name: row(name, options) for name in options.rows}
+    rows = {}
+    for name in options.rows:
+        mode, keys = VARIANTS[name]
+        texts = [*SHARED, *keys, f"epochs={options.epochs}", f"schedule.warmup_epochs={options.epochs / 20:g}"]
+        found = several_seeds.reports(options, f"configs/segment.py:{mode}", texts, name.replace(" ", "_"))
+        rows[name] = several_seeds.by_seed(found.values(), FIGURES)
     settings = dict(epochs=options.epochs, shared=[*SHARED, *options.override], variants=VARIANTS)
     several_seeds.conclude(options, rows, COLUMNS, PAIRS, FIGURES, **settings)
     return int(any(min(found["mascc"]) < 1 for name, found in rows.items() if name.startswith("adaptive")))
-
-
-def row(name: str, options) -> dict[str, list[float]]:
-    """The figures of a variant, one for each seed."""
-    mode, keys = VARIANTS[name]
-    texts = [*SHARED, *keys, f"epochs={options.epochs}", f"schedule.warmup_epochs={options.epochs / 20:g}"]
-    found = several_seeds.reports(options, f"configs/segment.py:{mode}", texts, name.replace(" ", "_"))
-    return several_seeds.by_seed(found.values(), FIGURES)

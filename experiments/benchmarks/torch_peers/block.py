@@ -8,17 +8,10 @@ import functools
 from collections.abc import Callable, Mapping
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 
 from kernels.pointwise import to_isotypic, to_regular
-
-try:
-    import torch
-    import torch.nn.functional as F
-except ImportError as error:
-    raise ImportError(
-        "the peer of this experiment needs torch, which is no requirement of equivit: in a virtual environment of its "
-        "own, `pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu`."
-    ) from error
 
 LINES = ("A1", "A2", "B1", "B2")
 IRREPS = (*LINES, "E")
@@ -27,14 +20,10 @@ IRREPS = (*LINES, "E")
 def make(
     kind: str, parameters: Mapping[str, np.ndarray], heads: int, x: np.ndarray, dtype: str
 ) -> tuple[np.ndarray, Callable[[], object]]:
-    """A compiled block's result, a dense array, and the call that runs it.
+    """A compiled block's result for x [B, N, D], a dense array, and the call that runs it.
 
-    Args:
-      kind: "dense" or "octic".
-      parameters: by logical name; matrices are [in, out].
-      heads: of the attention.
-      x: [B, N, D]; for the octic block its eight components side by side.
-      dtype: of parameters and features.
+    `kind` is "dense", or "octic", whose x has the eight components side by side.  `parameters` have logical names;
+    matrices are [in, out].
     """
     cast = getattr(torch, dtype)
     tensors = {name: torch.tensor(array).to(cast) for name, array in parameters.items()}
